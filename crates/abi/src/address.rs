@@ -1,0 +1,81 @@
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Address family as the boundary knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Family {
+    /// IPv4.
+    V4 = 4,
+    /// IPv6.
+    V6 = 6,
+}
+
+/// An IP address and port in the form that requests and events carry: family, port, 16 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Address {
+    /// 0 (none), or a [`Family`].
+    pub family: u8,
+    /// Port in host order.
+    pub port: u16,
+    /// Address in network order; IPv4 uses the first four bytes, the rest are zero.
+    pub bytes: [u8; 16],
+}
+
+impl Address {
+    /// No address.
+    pub const NONE: Self = Self { family: 0, port: 0, bytes: [0; 16] };
+
+    /// The standard library's form, or none if the family is not one we know.
+    pub fn to_socket_addr(self) -> Option<SocketAddr> {
+        let ip = match self.family {
+            4 => {
+                let [a, b, c, d, ..] = self.bytes;
+                IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+            }
+            6 => IpAddr::V6(Ipv6Addr::from(self.bytes)),
+            _ => return None,
+        };
+        Some(SocketAddr::new(ip, self.port))
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(addr: SocketAddr) -> Self {
+        let mut bytes = [0; 16];
+        let family = match addr.ip() {
+            IpAddr::V4(ip) => {
+                bytes[..4].copy_from_slice(&ip.octets());
+                Family::V4
+            }
+            IpAddr::V6(ip) => {
+                bytes = ip.octets();
+                Family::V6
+            }
+        };
+        Self { family: family as u8, port: addr.port(), bytes }
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.to_socket_addr() {
+            Some(addr) => write!(f, "{addr}"),
+            None => write!(f, "(family {})", self.family),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip() {
+        for text in ["10.1.2.3:80", "[fd00::1]:65535", "0.0.0.0:0", "[::ffff:1.2.3.4]:9"] {
+            let addr: SocketAddr = text.parse().unwrap();
+            assert_eq!(Address::from(addr).to_socket_addr(), Some(addr));
+        }
+        assert_eq!(Address { family: 5, ..Address::NONE }.to_socket_addr(), None);
+    }
+}

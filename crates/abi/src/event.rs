@@ -1,0 +1,92 @@
+use crate::{Address, SocketId};
+use core::mem::{offset_of, size_of};
+
+/// One entry of an event ring: what the driver tells a client. 32 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Event {
+    /// An [`EventKind`].
+    pub kind: u8,
+    /// Of the address: 0, 4 or 6.
+    pub family: u8,
+    /// Of the address, host order.
+    pub port: u16,
+    /// A [`SocketId`].
+    pub socket: u32,
+    /// `Answer`: the request's tag. `Ready`: the event's number on this socket, for `event_ack`.
+    pub tag: u32,
+    /// `Answer`: 0, or an errno.
+    pub errno: u32,
+    /// Of the address, or a number in its first eight bytes, little endian.
+    pub payload: [u8; 16],
+}
+
+const _: () = {
+    assert!(size_of::<Event>() == 32);
+    assert!(offset_of!(Event, kind) == 0);
+    assert!(offset_of!(Event, family) == 1);
+    assert!(offset_of!(Event, port) == 2);
+    assert!(offset_of!(Event, socket) == 4);
+    assert!(offset_of!(Event, tag) == 8);
+    assert!(offset_of!(Event, errno) == 12);
+    assert!(offset_of!(Event, payload) == 16);
+};
+
+impl Event {
+    /// The answer to a request.
+    pub fn answer(socket: SocketId, tag: u32, errno: u32) -> Self {
+        Self { kind: EventKind::Answer as u8, socket: socket.0, tag, errno, ..Self::default() }
+    }
+
+    /// "Look at this socket's status line."
+    pub fn ready(socket: SocketId, number: u32) -> Self {
+        Self { kind: EventKind::Ready as u8, socket: socket.0, tag: number, ..Self::default() }
+    }
+
+    /// The event with an address.
+    #[must_use]
+    pub fn with_address(mut self, address: Address) -> Self {
+        (self.family, self.port, self.payload) = (address.family, address.port, address.bytes);
+        self
+    }
+
+    /// The event with a number.
+    #[must_use]
+    pub fn with_number(mut self, number: u64) -> Self {
+        self.payload[..8].copy_from_slice(&number.to_le_bytes());
+        self
+    }
+
+    /// The address.
+    pub fn address(&self) -> Address {
+        Address { family: self.family, port: self.port, bytes: self.payload }
+    }
+
+    /// The number.
+    pub fn number(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.payload;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
+/// What an [`Event`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum EventKind {
+    /// A request was carried out, or not.
+    Answer = 1,
+    /// A subscribed socket may have become readable, writable or closed. Reactive: no second one
+    /// before the client has acknowledged the first (`event_ack`).
+    Ready = 2,
+}
+
+impl EventKind {
+    /// The kind of a raw byte.
+    pub const fn from_raw(raw: u8) -> Option<Self> {
+        match raw {
+            1 => Some(Self::Answer),
+            2 => Some(Self::Ready),
+            _ => None,
+        }
+    }
+}

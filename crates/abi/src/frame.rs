@@ -1,0 +1,172 @@
+use crate::{MAGIC, VERSION};
+use core::mem::{offset_of, size_of};
+
+/// One message on the attach socket (Unix, sequenced packets): 128 bytes and perhaps file
+/// descriptors. Attaching, new channels and new regions go this way; nothing else does.
+///
+/// A session, client on the left:
+///
+/// ```text
+/// Hello                         →
+///                               ←  Welcome   + control memfd, status memfd
+/// Mapped (region CONTROL)       →            the control region is mapped: seal it
+///                               ←  Ready (region CONTROL)
+/// Channel                       →
+///                               ←  Channel (id) + doorbell eventfd
+/// SendRegion (bytes)            →
+///                               ←  SendRegion (id, bytes, page_bytes) + memfd
+/// Mapped (id)                   →
+///                               ←  Ready (id)          now spans of it may be sent
+///                               ←  ReceiveRegion (id, bytes, page_bytes) + memfd   at any time
+/// WakePipe (channel)            →
+///                               ←  WakePipe (channel) + read end of a pipe
+///                               ←  Error (errno, text)   instead of any answer
+///                               ←  Goodbye (errno, text) before the driver cuts a client off
+/// ```
+///
+/// Answers come in the order of the questions; `ReceiveRegion` and `Goodbye` come unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Frame {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// [`VERSION`].
+    pub version: u32,
+    /// A [`FrameKind`].
+    pub kind: u32,
+    /// Region or channel.
+    pub id: u32,
+    /// An errno, or 0.
+    pub errno: u32,
+    /// Size of the region, or the size wanted.
+    pub bytes: u64,
+    /// Page size of the region's memory.
+    pub page_bytes: u64,
+    /// Why, in UTF-8, padded with zeros.
+    pub text: [u8; 88],
+}
+
+const _: () = {
+    assert!(size_of::<Frame>() == 128);
+    assert!(offset_of!(Frame, version) == 8);
+    assert!(offset_of!(Frame, kind) == 12);
+    assert!(offset_of!(Frame, id) == 16);
+    assert!(offset_of!(Frame, errno) == 20);
+    assert!(offset_of!(Frame, bytes) == 24);
+    assert!(offset_of!(Frame, page_bytes) == 32);
+    assert!(offset_of!(Frame, text) == 40);
+};
+
+/// What a [`Frame`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum FrameKind {
+    /// Client: I would like to attach.
+    Hello = 1,
+    /// Driver: you are attached; `id` is the client's number.
+    Welcome = 2,
+    /// Client: I have mapped region `id`, seal it.
+    Mapped = 3,
+    /// Driver: region `id` is sealed and in use.
+    Ready = 4,
+    /// Client: one more channel. Driver: here it is.
+    Channel = 5,
+    /// Client: a send region of at least `bytes`. Driver: here it is.
+    SendRegion = 6,
+    /// Driver: a receive region.
+    ReceiveRegion = 7,
+    /// Client: a pipe that becomes readable with events on channel `id`. Driver: here it is.
+    WakePipe = 8,
+    /// Driver: no, and why.
+    Error = 9,
+    /// Driver: you are cut off, and why.
+    Goodbye = 10,
+}
+
+/// `Frame::id` of the control region in `Mapped` and `Ready`.
+pub const REGION_CONTROL: u32 = u32::MAX;
+
+impl Frame {
+    /// `REGION_CONTROL`, see there.
+    pub const REGION_CONTROL: u32 = REGION_CONTROL;
+
+    /// A frame of `kind`, everything else zero.
+    pub fn new(kind: FrameKind) -> Self {
+        Self {
+            magic: MAGIC,
+            version: VERSION,
+            kind: kind as u32,
+            id: 0,
+            errno: 0,
+            bytes: 0,
+            page_bytes: 0,
+            text: [0; 88],
+        }
+    }
+
+    /// The frame with an id.
+    #[must_use]
+    pub fn with_id(mut self, id: u32) -> Self {
+        self.id = id;
+        self
+    }
+
+    /// The frame with a size.
+    #[must_use]
+    pub fn with_bytes(mut self, bytes: u64, page_bytes: u64) -> Self {
+        (self.bytes, self.page_bytes) = (bytes, page_bytes);
+        self
+    }
+
+    /// The frame with an errno and its reason, cut at 88 bytes.
+    #[must_use]
+    pub fn with_error(mut self, errno: u32, text: &str) -> Self {
+        self.errno = errno;
+        let mut len = text.len().min(self.text.len());
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        self.text[..len].copy_from_slice(&text.as_bytes()[..len]);
+        self
+    }
+
+    /// The reason; empty if it is not UTF-8.
+    pub fn reason(&self) -> &str {
+        let len = self.text.iter().position(|&b| b == 0).unwrap_or(self.text.len());
+        core::str::from_utf8(&self.text[..len]).unwrap_or("")
+    }
+
+    /// The kind, if magic, version and kind are ones we know.
+    pub fn checked_kind(&self) -> Option<FrameKind> {
+        if self.magic != MAGIC || self.version != VERSION {
+            return None;
+        }
+        Some(match self.kind {
+            1 => FrameKind::Hello,
+            2 => FrameKind::Welcome,
+            3 => FrameKind::Mapped,
+            4 => FrameKind::Ready,
+            5 => FrameKind::Channel,
+            6 => FrameKind::SendRegion,
+            7 => FrameKind::ReceiveRegion,
+            8 => FrameKind::WakePipe,
+            9 => FrameKind::Error,
+            10 => FrameKind::Goodbye,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_is_cut_at_a_character() {
+        let long = "ä".repeat(60);
+        let frame = Frame::new(FrameKind::Error).with_error(1, &long);
+        assert_eq!(frame.reason(), "ä".repeat(44));
+        assert_eq!(frame.checked_kind(), Some(FrameKind::Error));
+        assert_eq!(Frame { version: 0, ..frame }.checked_kind(), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! The control region and the status region of one client.
+//!
+//! Both have the same shape: a header page, [`CHANNELS_MAX`] channels, then one line per socket.
+//! The **control region** is written by the client and only read by the driver; the **status
+//! region** is written by the driver, and the client can map it read-only and no other way.
+//! All numbers are little endian and naturally aligned. Indices are free-running and masked on use.
+//!
+//! Words ending in `_wake_at` are requests for a wake-up: 0 asks for none, any other value asks for
+//! one when the counter named reaches it. The waiter reads the doorbell, writes `_wake_at`, fences,
+//! looks at the counter once more and then sleeps on the doorbell (a futex); the other side writes
+//! the counter, fences, looks at `_wake_at`, and if it is reached increments the doorbell and wakes.
+use crate::limits::{
+    CHANNELS_MAX, EVENT_RING_ENTRIES, LINE_BYTES, PAGE_BYTES, REQUEST_RING_ENTRIES, SOCKETS_MAX,
+};
+use crate::{Event, Request};
+use core::mem::size_of;
+
+/// Words of the header of the status region.
+pub mod header {
+    /// u64: [`crate::MAGIC`].
+    pub const MAGIC: usize = 0;
+    /// u32: [`crate::VERSION`].
+    pub const VERSION: usize = 8;
+    /// u32: the client's number.
+    pub const CLIENT: usize = 12;
+}
+
+/// Words of a channel in the control region, which the client writes.
+pub mod channel_control {
+    /// u64: requests written.
+    pub const REQUEST_PRODUCER: usize = 0;
+    /// u64: events read.
+    pub const EVENT_CONSUMER: usize = 64;
+    /// u64: ring `event_doorbell` when `event_producer` reaches this.
+    pub const EVENT_WAKE_AT: usize = 72;
+    /// u32: not 0: also write the wake pipe when `event_wake_at` is reached.
+    pub const PIPE_WANTED: usize = 80;
+    /// [`crate::Request`] × [`crate::limits::REQUEST_RING_ENTRIES`].
+    pub const REQUESTS: usize = 256;
+}
+
+/// Words of a channel in the status region, which the driver writes.
+pub mod channel_status {
+    /// u64: requests taken.
+    pub const REQUEST_CONSUMER: usize = 0;
+    /// u32: 0: the driver is looking; otherwise the number of its present sleep: write the doorbell
+    /// eventfd once for each.
+    pub const NEED_WAKEUP: usize = 64;
+    /// u64: events written.
+    pub const EVENT_PRODUCER: usize = 128;
+    /// u32, futex: incremented with each wake-up.
+    pub const EVENT_DOORBELL: usize = 136;
+    /// u32: not 0: events wait for room; write the doorbell after reading some.
+    pub const EVENTS_WAITING: usize = 140;
+    /// [`crate::Event`] × [`crate::limits::EVENT_RING_ENTRIES`].
+    pub const EVENTS: usize = 256;
+}
+
+/// Words of a socket's line in the control region, which the client writes.
+///
+/// The driver ignores the line until `generation` is the socket's: a slot is used again and again.
+pub mod socket_control {
+    /// u64: bytes given back by `pd_recv_done`; of a listener: connections accepted.
+    pub const RECV_CONSUMER: usize = 0;
+    /// u64: ring `recv_doorbell` when `recv_producer` reaches this, and when the stream ends.
+    pub const RECV_WAKE_AT: usize = 8;
+    /// u64: ring `send_doorbell` when `send_consumer` reaches this, and when the socket fails.
+    pub const SEND_WAKE_AT: usize = 16;
+    /// u32: not 0: post a `Ready` event with every such ring, and with everything received.
+    pub const SUBSCRIBED: usize = 24;
+    /// u32: number of the last `Ready` event taken note of.
+    pub const EVENT_ACK: usize = 28;
+    /// u32: the socket's generation, written last when a socket is taken into use.
+    pub const GENERATION: usize = 32;
+}
+
+/// Words of a socket's line in the status region, which the driver writes.
+pub mod socket_status {
+    /// u64: bytes delivered to the receive ring; of a listener: connections that ever entered the
+    /// backlog. Byte n of the stream lies at offset n modulo the ring's size.
+    pub const RECV_PRODUCER: usize = 0;
+    /// u64: send requests whose span may be reused.
+    pub const SEND_CONSUMER: usize = 8;
+    /// u64: write `Operation::Space` when `recv_consumer` reaches this; 0: no need.
+    pub const SPACE_WAKE_AT: usize = 16;
+    /// u32, futex.
+    pub const RECV_DOORBELL: usize = 24;
+    /// u32, futex.
+    pub const SEND_DOORBELL: usize = 28;
+    /// u32: how receiving ended: 0 it did not, [`super::ENDED`] in order, otherwise an errno.
+    pub const RECV_END: usize = 32;
+    /// u32: how sending ended, likewise.
+    pub const SEND_END: usize = 36;
+    /// u32: number of the last `Ready` event posted.
+    pub const EVENT_NUMBER: usize = 40;
+    /// u32: region that the receive ring lies in. Valid while `recv_producer` > `recv_consumer`.
+    pub const RING_REGION: usize = 44;
+    /// u32: first page of the receive ring in that region.
+    pub const RING_PAGE: usize = 48;
+    /// u32: pages of the receive ring; a power of two.
+    pub const RING_PAGES: usize = 52;
+    /// u32: the socket's generation; 0: no socket.
+    pub const GENERATION: usize = 56;
+}
+
+/// `recv_end`, `send_end`: ended in order. Above every errno.
+pub const ENDED: u32 = 1 << 16;
+
+/// Distance from one channel to the next.
+pub const CHANNEL_STRIDE: usize = 9 * PAGE_BYTES;
+/// First channel.
+pub const CHANNELS_OFFSET: usize = PAGE_BYTES;
+/// First socket line.
+pub const SOCKETS_OFFSET: usize = CHANNELS_OFFSET + CHANNELS_MAX * CHANNEL_STRIDE;
+/// Distance from one socket line to the next.
+pub const SOCKET_STRIDE: usize = LINE_BYTES;
+/// Size of the control region and of the status region. Pages come into being when they are used.
+pub const REGION_BYTES: usize = SOCKETS_OFFSET + SOCKETS_MAX * SOCKET_STRIDE;
+
+/// Offset of channel `index`.
+pub const fn channel_offset(index: usize) -> usize {
+    CHANNELS_OFFSET + index * CHANNEL_STRIDE
+}
+
+/// Offset of the line of socket `slot`.
+pub const fn socket_offset(slot: u16) -> usize {
+    SOCKETS_OFFSET + slot as usize * SOCKET_STRIDE
+}
+
+const _: () = {
+    assert!(
+        channel_control::REQUESTS + REQUEST_RING_ENTRIES as usize * size_of::<Request>() <= CHANNEL_STRIDE
+    );
+    assert!(channel_status::EVENTS + EVENT_RING_ENTRIES as usize * size_of::<Event>() <= CHANNEL_STRIDE);
+    assert!(SOCKETS_OFFSET % PAGE_BYTES == 0 && REGION_BYTES % PAGE_BYTES == 0);
+    // Producer and consumer words of one channel never share a cache line.
+    assert!(channel_control::EVENT_CONSUMER - channel_control::REQUEST_PRODUCER >= LINE_BYTES);
+    assert!(channel_status::EVENT_PRODUCER - channel_status::REQUEST_CONSUMER >= 2 * LINE_BYTES);
+    assert!(socket_status::GENERATION + 4 <= SOCKET_STRIDE);
+    assert!(socket_control::GENERATION + 4 <= SOCKET_STRIDE);
+};

@@ -1,0 +1,40 @@
+//! Every byte that two parties of PipeDevice share: layouts, limits, version.
+//!
+//! Parties are the trusted driver, the untrusted clients, and the engines. They share
+//!
+//! - the engine's command queues ([`Command`], the paper's Figure 6);
+//! - per client, a *control region*, which the client writes and the driver only reads, and a
+//!   *status region*, which the driver writes and the client can only read ([`layout`]): every
+//!   shared page has one writer. They hold the request rings ([`Request`]), the event rings
+//!   ([`Event`]) and one line per socket ([`layout::socket_status`], [`layout::socket_control`]);
+//! - send regions (client writes) and receive regions (driver writes), which hold payload only;
+//! - fixed-size messages on the attach socket ([`Frame`]), which carry file descriptors.
+//!
+//! Nothing here allocates, dereferences a pointer or trusts a value. The C header of constants and
+//! every other description of these bytes is generated from this crate ([`cheader`]).
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+mod address;
+pub mod cheader;
+mod command;
+mod event;
+mod frame;
+pub mod layout;
+pub mod limits;
+mod request;
+
+pub use address::{Address, Family};
+pub use command::{Command, CommandStatus, CommandType, TableId};
+pub use event::{Event, EventKind};
+pub use frame::{Frame, FrameKind};
+pub use request::{Operation, Request, SocketId, SocketOption, Span};
+
+/// Version of everything in this crate. A driver refuses a client of another version.
+pub const VERSION: u32 = 1;
+
+/// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");

@@ -1,0 +1,212 @@
+use crate::Address;
+use core::mem::{offset_of, size_of};
+
+/// One entry of a request ring: what a client asks of the driver. 32 bytes.
+///
+/// Any bytes may arrive here. The driver copies the entry out once, then checks the copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Request {
+    /// An [`Operation`].
+    pub operation: u8,
+    /// Of an address: 0, 4 or 6 (see [`Address`]).
+    pub family: u8,
+    /// Of an address, host order.
+    pub port: u16,
+    /// A [`SocketId`], of the client that asks.
+    pub socket: u32,
+    /// Chosen by the client; the answer carries it.
+    pub tag: u32,
+    /// Small argument of the operation (a [`SocketOption`]).
+    pub value: u32,
+    /// An address's bytes, or two little-endian numbers.
+    pub payload: [u8; 16],
+}
+
+const _: () = {
+    assert!(size_of::<Request>() == 32);
+    assert!(offset_of!(Request, operation) == 0);
+    assert!(offset_of!(Request, family) == 1);
+    assert!(offset_of!(Request, port) == 2);
+    assert!(offset_of!(Request, socket) == 4);
+    assert!(offset_of!(Request, tag) == 8);
+    assert!(offset_of!(Request, value) == 12);
+    assert!(offset_of!(Request, payload) == 16);
+};
+
+impl Request {
+    /// A request without an argument.
+    pub fn new(operation: Operation, socket: SocketId, tag: u32) -> Self {
+        Self { operation: operation as u8, socket: socket.0, tag, ..Self::default() }
+    }
+
+    /// The request with `address` as its argument.
+    #[must_use]
+    pub fn with_address(mut self, address: Address) -> Self {
+        (self.family, self.port, self.payload) = (address.family, address.port, address.bytes);
+        self
+    }
+
+    /// The request with two numbers as its argument.
+    #[must_use]
+    pub fn with_numbers(mut self, first: u64, second: u64) -> Self {
+        self.payload[..8].copy_from_slice(&first.to_le_bytes());
+        self.payload[8..].copy_from_slice(&second.to_le_bytes());
+        self
+    }
+
+    /// The address argument, unchecked.
+    pub fn address(&self) -> Address {
+        Address { family: self.family, port: self.port, bytes: self.payload }
+    }
+
+    /// The two numbers.
+    pub fn numbers(&self) -> (u64, u64) {
+        let [a, b, c, d, e, f, g, h, rest @ ..] = self.payload;
+        (u64::from_le_bytes([a, b, c, d, e, f, g, h]), u64::from_le_bytes(rest))
+    }
+
+    /// A send of `span` on `socket`. Not answered: the socket's `send_consumer` counts it when the
+    /// span may be reused.
+    pub fn send(socket: SocketId, span: Span) -> Self {
+        Self::new(Operation::Send, socket, 0).with_numbers(span.to_word(), span.len)
+    }
+
+    /// The span of a send request.
+    pub fn span(&self) -> Span {
+        let (word, len) = self.numbers();
+        Span { region: (word >> 48) as u16, offset: word & ((1 << 48) - 1), len }
+    }
+}
+
+/// What a [`Request`] asks for. Those marked *answered* are answered by one [`crate::Event`] of kind
+/// `Answer` with the same tag, in any order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Operation {
+    /// Move a span of a send region to the peer (paper, section III-E). Unanswered.
+    Send = 1,
+    /// The client has given back receive ring bytes that the driver said it waits for
+    /// (`space_wake_at`). Unanswered.
+    Space = 2,
+    /// A new socket; `family` says IPv4 or IPv6. Answered with its id.
+    Socket = 3,
+    /// Bind to an address. Answered with the address bound.
+    Bind = 4,
+    /// Listen; numbers: backlog. Answered with the local address.
+    Listen = 5,
+    /// Connect to an address. Answered with the local address.
+    Connect = 6,
+    /// Take one connection from the backlog. Answered with the new socket's id and the peer's
+    /// address, or `EAGAIN`.
+    Accept = 7,
+    /// No more use of the socket; what it has sent is still delivered. Unanswered.
+    Close = 8,
+    /// Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered.
+    Shutdown = 9,
+    /// Set a [`SocketOption`] to a number. Answered with the value taken, in the address bytes.
+    SetOption = 10,
+    /// The socket's events shall come to the channel of this request. Answered.
+    Adopt = 11,
+}
+
+impl Operation {
+    /// The operation of a raw byte.
+    pub const fn from_raw(raw: u8) -> Option<Self> {
+        Some(match raw {
+            1 => Self::Send,
+            2 => Self::Space,
+            3 => Self::Socket,
+            4 => Self::Bind,
+            5 => Self::Listen,
+            6 => Self::Connect,
+            7 => Self::Accept,
+            8 => Self::Close,
+            9 => Self::Shutdown,
+            10 => Self::SetOption,
+            11 => Self::Adopt,
+            _ => return None,
+        })
+    }
+}
+
+/// Socket options that the driver keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SocketOption {
+    /// Send ring, bytes: how much may be sent and not yet delivered.
+    SendRingBytes = 1,
+    /// Receive ring, bytes. Takes effect when the next ring is attached.
+    ReceiveRingBytes = 2,
+    /// A second listener may bind the port once the first is closed: always so; kept for programs
+    /// that set it.
+    ReuseAddress = 3,
+    /// An IPv6 socket takes no IPv4 connections.
+    V6Only = 4,
+    /// A question, not a setting: the answer carries the socket's local address.
+    LocalAddress = 5,
+}
+
+impl SocketOption {
+    /// The option of a raw number.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            1 => Self::SendRingBytes,
+            2 => Self::ReceiveRingBytes,
+            3 => Self::ReuseAddress,
+            4 => Self::V6Only,
+            5 => Self::LocalAddress,
+            _ => return None,
+        })
+    }
+}
+
+/// A client's name for one of its sockets: the slot (line in the control and status regions) and
+/// the slot's generation, so that a stale id never reaches a later socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct SocketId(pub u32);
+
+impl SocketId {
+    /// The id of `slot` in its `generation` (never 0 for a live socket).
+    pub const fn new(slot: u16, generation: u16) -> Self {
+        Self((generation as u32) << 16 | slot as u32)
+    }
+    /// Line of the control and status regions.
+    pub const fn slot(self) -> u16 {
+        self.0 as u16
+    }
+    /// How often the slot had been used.
+    pub const fn generation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+}
+
+/// A piece of a region: what crosses the boundary instead of a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The region, numbered per client.
+    pub region: u16,
+    /// First byte; 48 bits.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl Span {
+    fn to_word(self) -> u64 {
+        (self.region as u64) << 48 | (self.offset & ((1 << 48) - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn span_and_id_round_trip() {
+        let span = Span { region: 65_535, offset: (1 << 48) - 1, len: u64::MAX };
+        assert_eq!(Request::send(SocketId::new(7, 9), span).span(), span);
+        let id = SocketId::new(65_535, 3);
+        assert_eq!((id.slot(), id.generation()), (65_535, 3));
+    }
+}

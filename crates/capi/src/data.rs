@@ -1,0 +1,76 @@
+//! Sending, receiving, and the memory for it.
+use crate::guard::guard;
+use libc::{c_int, c_void, size_t, ssize_t};
+use pd_client::core::{free, malloc, with_socket};
+use pd_client::{Error, Result};
+use std::ptr;
+
+/// See `pd_send(3)`.
+#[no_mangle]
+pub extern "C" fn pd_send(sid: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+    // The bytes are not touched here: what `buf` points to is looked up, never read.
+    guard(-1, || with_socket(sid, |socket| Ok(socket.send(buf.cast(), len)? as ssize_t)))
+}
+
+/// See `pd_recv(3)`.
+///
+/// # Safety
+/// `buf` points to a pointer.
+#[no_mangle]
+pub unsafe extern "C" fn pd_recv(sid: c_int, len: size_t, buf: *mut *mut c_void) -> ssize_t {
+    guard(-1, || {
+        if buf.is_null() {
+            return Err(Error::with_errno(libc::EFAULT, "the place for the pointer is NULL"));
+        }
+        let handout = with_socket(sid, |socket| socket.recv(len))?;
+        let ptr = if handout.len == 0 { ptr::null_mut() } else { handout.ptr.as_ptr().cast() };
+        // SAFETY: not null; a pointer's place, the caller says.
+        unsafe { buf.write(ptr) };
+        Ok(handout.len as ssize_t)
+    })
+}
+
+/// See `pd_recv_done(3)`.
+#[no_mangle]
+pub extern "C" fn pd_recv_done(sid: c_int, len: size_t) -> c_int {
+    guard(-1, || with_socket(sid, |socket| socket.recv_done(len).map(|()| 0)))
+}
+
+/// See `pd_buf_refresh(3)`.
+///
+/// # Safety
+/// `bufs` points to `n` pointers.
+#[no_mangle]
+pub unsafe extern "C" fn pd_buf_refresh(sid: c_int, bufs: *mut *mut c_void, n: c_int) -> c_int {
+    guard(-1, || {
+        let count = usize::try_from(n).map_err(|_| Error::invalid("a negative number of buffers"))?;
+        with_socket(sid, |socket| {
+            if count == 0 {
+                return Ok(0);
+            }
+            if bufs.is_null() {
+                return Err(Error::with_errno(libc::EFAULT, "the list of buffers is NULL"));
+            }
+            // SAFETY: `n` pointers of the caller's, which nobody else touches during the call.
+            let bufs = unsafe { std::slice::from_raw_parts_mut(bufs.cast::<*mut u8>(), count) };
+            Ok(socket.buf_refresh(bufs)? as c_int)
+        })
+    })
+}
+
+/// See `pd_malloc(3)`.
+#[no_mangle]
+pub extern "C" fn pd_malloc(size: size_t) -> *mut c_void {
+    guard(ptr::null_mut(), || Ok(malloc(size)?.as_ptr().cast()))
+}
+
+/// See `pd_malloc(3)`.
+#[no_mangle]
+pub extern "C" fn pd_free(ptr: *mut c_void) -> c_int {
+    guard(-1, || -> Result<c_int> {
+        if !ptr.is_null() {
+            free(ptr.cast())?;
+        }
+        Ok(0)
+    })
+}

@@ -1,0 +1,9 @@
+//! libpd: the C API, over the same core as the Rust API. Declared in `include/pd.h`, described in
+//! `docs/man`. Calls return -1 (or NULL) and set `errno`; `pd_errmsg` tells more. No panic leaves the
+//! library.
+mod address;
+mod data;
+mod epoll;
+mod guard;
+mod options;
+mod socket;

@@ -1,0 +1,185 @@
+//! Socket options.
+use crate::guard::guard;
+use libc::{c_int, c_void, linger, socklen_t, timeval};
+use pd_client::core::{with_socket, Socket};
+use pd_client::{Error, Result};
+use std::mem::size_of;
+use std::time::Duration;
+
+/// Level of PipeDevice's own options (`SOL_PD`).
+const SOL_PD: c_int = 0x5044;
+/// int: calls return `EAGAIN` instead of waiting.
+const PD_NONBLOCK: c_int = 1;
+/// string, read only: the path that the connection's bytes take.
+const PD_PATH: c_int = 2;
+
+/// A value as bytes.
+enum Value {
+    Int(c_int),
+    Time(Option<Duration>),
+    Linger,
+    Text(&'static [u8]),
+}
+
+fn unknown(level: c_int, option: c_int) -> Error {
+    Error::with_errno(libc::ENOPROTOOPT, format!("option {option} of level {level} is not supported"))
+}
+
+/// Reads a value of type `T`.
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes. Any bytes are a valid `T`.
+unsafe fn read<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T> {
+    if value.is_null() {
+        return Err(Error::with_errno(libc::EFAULT, "the option's value is NULL"));
+    }
+    if (len as usize) < size_of::<T>() {
+        return Err(Error::invalid("the option's value is too short"));
+    }
+    // SAFETY: long enough, the caller says so; read unaligned.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}
+
+/// Reads a time-out; 0 means none.
+///
+/// # Safety
+/// As for [`read`].
+unsafe fn read_time(value: *const c_void, len: socklen_t) -> Result<Option<Duration>> {
+    // SAFETY: passed on; any bytes are a valid `timeval`.
+    let time = unsafe { read::<timeval>(value, len) }?;
+    let (Ok(seconds), Ok(micros @ 0..=999_999)) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_usec))
+    else {
+        return Err(Error::with_errno(libc::EDOM, "the time-out is not a time"));
+    };
+    let time = Duration::new(seconds, micros * 1000);
+    Ok((!time.is_zero()).then_some(time))
+}
+
+fn bytes(value: c_int) -> Result<u64> {
+    u64::try_from(value).map_err(|_| Error::invalid("a negative size"))
+}
+
+/// Sets an option.
+///
+/// # Safety
+/// `value` is null or points to `len` readable bytes.
+unsafe fn set(socket: &Socket, level: c_int, option: c_int, value: *const c_void, len: socklen_t) -> Result<()> {
+    // SAFETY: passed on; any bytes are a valid `int`.
+    let int = || unsafe { read::<c_int>(value, len) };
+    match (level, option) {
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => socket.set_send_ring_bytes(bytes(int()?)?).map(drop),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => socket.set_receive_ring_bytes(bytes(int()?)?).map(drop),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => socket.set_recv_lowat(bytes(int()?)?),
+        // SAFETY: passed on.
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => socket.set_recv_timeout(unsafe { read_time(value, len) }?),
+        // SAFETY: passed on.
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => socket.set_send_timeout(unsafe { read_time(value, len) }?),
+        // A port is free as soon as its listener is closed, and sends are delivered after a close.
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int().map(drop),
+        // SAFETY: passed on; any bytes are a valid `linger`.
+        (libc::SOL_SOCKET, libc::SO_LINGER) => unsafe { read::<linger>(value, len) }.map(drop),
+        // Bytes are never held back.
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int().map(drop),
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => socket.set_v6_only(int()? != 0),
+        (SOL_PD, PD_NONBLOCK) => {
+            socket.set_nonblocking(int()? != 0);
+            Ok(())
+        }
+        _ => Err(unknown(level, option)),
+    }
+}
+
+fn get(socket: &Socket, level: c_int, option: c_int) -> Result<Value> {
+    let size = |bytes: u64| Value::Int(c_int::try_from(bytes).unwrap_or(c_int::MAX));
+    Ok(match (level, option) {
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => size(socket.ring_bytes().0),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => size(socket.ring_bytes().1),
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => size(socket.recv_lowat()),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Value::Time(socket.recv_timeout()),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => Value::Time(socket.send_timeout()),
+        (libc::SOL_SOCKET, libc::SO_ERROR) => Value::Int(socket.take_error()?),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => Value::Int(libc::SOCK_STREAM),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => Value::Int(socket.is_listening().into()),
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) | (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Value::Int(1),
+        (libc::SOL_SOCKET, libc::SO_LINGER) => Value::Linger,
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Value::Int(socket.v6_only().into()),
+        (SOL_PD, PD_NONBLOCK) => Value::Int(socket.nonblocking().into()),
+        (SOL_PD, PD_PATH) => Value::Text(b"offloaded\0"),
+        _ => return Err(unknown(level, option)),
+    })
+}
+
+/// Writes a value, cut at `*len`, and sets `*len` to what was written.
+///
+/// # Safety
+/// `len` points to a length, and `place` to so many writable bytes; or one of them is null.
+unsafe fn write(value: &Value, place: *mut c_void, len: *mut socklen_t) -> Result<()> {
+    if place.is_null() || len.is_null() {
+        return Err(Error::with_errno(libc::EFAULT, "the place for the option's value is NULL"));
+    }
+    let time;
+    let linger = linger { l_onoff: 0, l_linger: 0 };
+    let (from, size): (*const u8, usize) = match value {
+        Value::Int(value) => ((value as *const c_int).cast(), size_of::<c_int>()),
+        Value::Time(value) => {
+            let value = value.unwrap_or_default();
+            time = timeval {
+                tv_sec: value.as_secs() as libc::time_t,
+                tv_usec: value.subsec_micros() as libc::suseconds_t,
+            };
+            ((&raw const time).cast(), size_of::<timeval>())
+        }
+        Value::Linger => ((&raw const linger).cast(), size_of_val(&linger)),
+        Value::Text(text) => (text.as_ptr(), text.len()),
+    };
+    // SAFETY: the caller's places, neither null; `from` points to `size` bytes of a local or constant.
+    unsafe {
+        let size = size.min(len.read_unaligned() as usize);
+        std::ptr::copy_nonoverlapping(from, place.cast::<u8>(), size);
+        len.write_unaligned(size as socklen_t);
+    }
+    Ok(())
+}
+
+/// See `pd_setsockopt(3)`.
+///
+/// # Safety
+/// `value` points to `len` readable bytes.
+#[no_mangle]
+pub unsafe extern "C" fn pd_setsockopt(
+    sid: c_int,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    guard(-1, || {
+        with_socket(sid, |socket| {
+            // SAFETY: passed on from the caller.
+            unsafe { set(socket, level, option, value, len) }?;
+            Ok(0)
+        })
+    })
+}
+
+/// See `pd_setsockopt(3)`.
+///
+/// # Safety
+/// `value` points to `*len` writable bytes.
+#[no_mangle]
+pub unsafe extern "C" fn pd_getsockopt(
+    sid: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    guard(-1, || {
+        with_socket(sid, |socket| {
+            let got = get(socket, level, option)?;
+            // SAFETY: passed on from the caller.
+            unsafe { write(&got, value, len) }?;
+            Ok(0)
+        })
+    })
+}

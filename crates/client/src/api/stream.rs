@@ -1,0 +1,168 @@
+use super::buffer::SendBuffer;
+use crate::control::Shutdown;
+use crate::error::{Error, Result};
+use crate::recv::Handout;
+use crate::socket::Socket;
+use std::net::SocketAddr;
+use std::ops::{Bound, Deref, RangeBounds};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A connection. Closed when dropped; what was sent is still delivered.
+#[derive(Debug)]
+pub struct Stream {
+    pub(crate) socket: Arc<Socket>,
+}
+
+impl Stream {
+    /// Connects.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED`, `ENETUNREACH`, `EACCES` by policy, `ENETDOWN` without a driver.
+    pub fn connect(addr: SocketAddr) -> Result<Self> {
+        let stream = Self { socket: Socket::new(addr.is_ipv6())? };
+        stream.socket.connect(addr)?;
+        Ok(stream)
+    }
+
+    /// Sends part of a buffer. The bytes are moved out of it later: it cannot be written until then.
+    /// A blocking stream sends all; a non-blocking one what there is room for.
+    ///
+    /// # Errors
+    /// `EPIPE`, `ECONNRESET`, `EAGAIN`, `EINVAL` for a range outside the buffer.
+    pub fn send(&self, buffer: &SendBuffer, range: impl RangeBounds<usize>) -> Result<usize> {
+        let start = match range.start_bound() {
+            Bound::Included(&start) => start,
+            Bound::Excluded(&start) => start + 1,
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&end) => end + 1,
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => buffer.len(),
+        };
+        if start > end || end > buffer.len() {
+            return Err(Error::invalid(format!("{start}..{end} is outside a buffer of {}", buffer.len())));
+        }
+        buffer.sent_on(&self.socket);
+        self.socket.send(buffer.as_ptr().wrapping_add(start), end - start)
+    }
+
+    /// Lends at most `max` received bytes; waits for the first. Empty: the stream has ended (or `max`
+    /// is 0). Several lendings may be held at a time and given back in any order.
+    ///
+    /// # Errors
+    /// `ECONNRESET`, `EAGAIN`; `ENOBUFS` if the whole receive ring is lent out.
+    pub fn recv(&self, max: usize) -> Result<Received<'_>> {
+        Ok(Received { handout: self.socket.recv(max)?, stream: self })
+    }
+
+    /// Ends one direction or both.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        self.socket.shutdown(how)
+    }
+
+    /// Makes calls return `EAGAIN` instead of waiting, or wait.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.socket.set_nonblocking(nonblocking);
+    }
+
+    /// Wishes for a send ring of so many bytes; returns the size taken.
+    ///
+    /// # Errors
+    /// Those of asking the driver.
+    pub fn set_send_ring_bytes(&self, bytes: u64) -> Result<u64> {
+        self.socket.set_send_ring_bytes(bytes)
+    }
+
+    /// Wishes for a receive ring of so many bytes; returns the size taken.
+    ///
+    /// # Errors
+    /// Those of asking the driver.
+    pub fn set_recv_ring_bytes(&self, bytes: u64) -> Result<u64> {
+        self.socket.set_receive_ring_bytes(bytes)
+    }
+
+    /// Longest wait of [`Self::recv`]; none: no limit.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> Result<()> {
+        self.socket.set_recv_timeout(timeout)
+    }
+
+    /// Longest wait of [`Self::send`]; none: no limit.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> Result<()> {
+        self.socket.set_send_timeout(timeout)
+    }
+
+    /// The local address.
+    ///
+    /// # Errors
+    /// Those of asking the driver.
+    pub fn local_addr(&self) -> Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    pub fn peer_addr(&self) -> Result<SocketAddr> {
+        self.socket.peer_addr()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // It fails only in a forked child, where there is nothing to close.
+        let _ = self.socket.close();
+    }
+}
+
+/// Received bytes, lent out of the receive ring; given back when dropped.
+#[derive(Debug)]
+pub struct Received<'a> {
+    handout: Handout,
+    stream: &'a Stream,
+}
+
+// SAFETY: read-only memory that any thread may read; giving it back takes the socket's lock.
+unsafe impl Send for Received<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Received<'_> {}
+
+impl Received<'_> {
+    /// Gives the first `len` bytes back (all, if there are fewer) and keeps the rest.
+    pub fn give_back(&mut self, len: usize) {
+        let len = len.min(self.handout.len);
+        self.stream.socket.give_back(self.handout.start, len as u64);
+        self.handout.start += len as u64;
+        self.handout.len -= len;
+        // SAFETY: at most the end of the bytes lent.
+        self.handout.ptr = unsafe { self.handout.ptr.add(len) };
+    }
+}
+
+impl Deref for Received<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the receive ring is written by the driver alone, which is trusted and writes to a
+        // byte that was delivered only after it was given back, which happens in `drop`. The mapping
+        // is read-only here and kept by the socket, which the stream keeps.
+        unsafe { std::slice::from_raw_parts(self.handout.ptr.as_ptr(), self.handout.len) }
+    }
+}
+
+impl Drop for Received<'_> {
+    fn drop(&mut self) {
+        self.stream.socket.give_back(self.handout.start, self.handout.len as u64);
+    }
+}

@@ -1,0 +1,373 @@
+//! The attachment to the driver: the attach socket, the control and status regions, the channels and
+//! the receive regions. The attach socket serves slow paths only, one thread at a time.
+use crate::channel::Channel;
+use crate::error::{dead, Error, Result};
+use crate::process::forks;
+use crate::turn::lock;
+use pd_abi::layout::{header, REGION_BYTES};
+use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, RING_BYTES_MAX};
+use pd_abi::{Frame, FrameKind};
+use pd_shm::{attach, Mapping, Protection};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    connect, socket_with, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+/// Where the driver listens unless `PD_SOCKET` says otherwise.
+pub const SOCKET_PATH_DEFAULT: &str = "/run/pipedevice/driver.sock";
+/// How long an answer on the attach socket may take.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// Ring mappings kept although no socket uses them.
+const RINGS_KEPT_MAX: usize = 1024;
+
+/// An attachment. Dead once the driver has gone; then a new one is made.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    socket: OwnedFd,
+    wire: Mutex<Wire>,
+    dead: AtomicBool,
+    reason: OnceLock<String>,
+    pub(crate) control: Arc<Mapping>,
+    pub(crate) status: Arc<Mapping>,
+    channels: Mutex<Channels>,
+    rings: Mutex<HashMap<RingWords, Arc<Mapping>>>,
+}
+
+/// Where a receive ring lies: region, first page, pages.
+pub(crate) type RingWords = (u32, u32, u32);
+
+#[derive(Debug, Default)]
+struct Wire {
+    receive_regions: HashMap<u32, (OwnedFd, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct Channels {
+    all: Vec<Arc<Channel>>,
+    free: Vec<usize>,
+    shared: usize,
+}
+
+/// A region as the driver sent it.
+pub(crate) struct SentRegion {
+    pub(crate) id: u32,
+    pub(crate) bytes: usize,
+    pub(crate) fd: OwnedFd,
+}
+
+impl Attachment {
+    /// Attaches.
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let path = std::env::var_os("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from);
+        let unreachable = |errno: Errno| {
+            let known = if errno == Errno::ACCESS || errno == Errno::PERM { errno } else { Errno::NETDOWN };
+            Error::new(
+                known,
+                format!(
+                    "cannot attach to the driver at {}: {}; start it with `pd driver`, or set PD_SOCKET",
+                    path.display(),
+                    std::io::Error::from(errno)
+                ),
+            )
+        };
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(unreachable)?;
+        let address = SocketAddrUnix::new(path.as_path()).map_err(unreachable)?;
+        connect(&socket, &address).map_err(unreachable)?;
+
+        let mut wire = Wire::default();
+        let (_, mut fds) = wire.ask(&socket, &Frame::new(FrameKind::Hello), FrameKind::Welcome)?;
+        let (Some(status), Some(control), true) = (fds.pop(), fds.pop(), fds.is_empty()) else {
+            return Err(unreachable(Errno::PROTO));
+        };
+        let control = Mapping::new(control, REGION_BYTES, Protection::ReadWrite).map_err(unreachable)?;
+        let status = Mapping::new(status, REGION_BYTES, Protection::Read).map_err(unreachable)?;
+        if status.load_u64(header::MAGIC, Ordering::Relaxed) != pd_abi::MAGIC {
+            return Err(unreachable(Errno::PROTO));
+        }
+        wire.ask(&socket, &Frame::new(FrameKind::Mapped).with_id(Frame::REGION_CONTROL), FrameKind::Ready)?;
+        Ok(Arc::new(Self {
+            socket,
+            wire: Mutex::new(wire),
+            dead: AtomicBool::new(false),
+            reason: OnceLock::new(),
+            control: Arc::new(control),
+            status: Arc::new(status),
+            channels: Mutex::default(),
+            rings: Mutex::default(),
+        }))
+    }
+
+    /// Whether the driver is there, as far as is known.
+    #[inline]
+    pub(crate) fn alive(&self) -> bool {
+        !self.dead.load(Ordering::Relaxed)
+    }
+
+    /// The error of calls on what the driver has taken with it.
+    pub(crate) fn dead_error(&self) -> Error {
+        match self.reason.get() {
+            Some(reason) => {
+                Error::new(Errno::CONNRESET, format!("the driver has cut this process off: {reason}"))
+            }
+            None => dead(),
+        }
+    }
+
+    /// The other side broke the protocol, or said goodbye.
+    pub(crate) fn die(&self, reason: Option<&str>) {
+        if let Some(reason) = reason.filter(|reason| !reason.is_empty()) {
+            let _ = self.reason.set(reason.to_owned());
+        }
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Asks the kernel whether the driver is still there. One or two system calls.
+    pub(crate) fn check_alive(&self) -> bool {
+        if self.alive() && wait_readable(&self.socket, Duration::ZERO) {
+            if let Ok(mut wire) = self.wire.try_lock() {
+                self.take_unasked(&mut wire);
+            }
+        }
+        self.alive()
+    }
+
+    /// The attach socket, to be watched for a hang-up.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn take_unasked(&self, wire: &mut Wire) {
+        loop {
+            match attach::receive(&self.socket, RecvFlags::DONTWAIT) {
+                Ok(Some((frame, fds))) => {
+                    if let Err(error) = wire.unasked(&frame, fds) {
+                        return self.die(Some(error.message()));
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
+                Ok(None) | Err(_) => return self.die(None),
+            }
+        }
+    }
+
+    fn ask(&self, wire: &mut Wire, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
+        if !self.alive() {
+            return Err(self.dead_error());
+        }
+        let answer = wire.ask(&self.socket, frame, expected);
+        if let Err(error) = &answer {
+            if error.errno() == libc::ECONNRESET {
+                self.die(None);
+            }
+        }
+        answer
+    }
+
+    /// A new send region of at least `bytes` bytes, mapped.
+    pub(crate) fn send_region(&self, bytes: u64) -> Result<(u32, Mapping)> {
+        let mut wire = lock(&self.wire);
+        let wish = Frame::new(FrameKind::SendRegion).with_bytes(bytes, 0);
+        let (frame, fds) = self.ask(&mut wire, &wish, FrameKind::SendRegion)?;
+        let region = sent_region(&frame, fds)?;
+        if (region.bytes as u64) < bytes || region.id > u32::from(u16::MAX) {
+            return Err(Error::new(Errno::PROTO, "the driver sent a send region that cannot be"));
+        }
+        let map = Mapping::new(&region.fd, region.bytes, Protection::ReadWrite).map_err(|errno| {
+            Error::new(Errno::NOMEM, format!("cannot map a send region of {} bytes: {errno}", region.bytes))
+        })?;
+        self.ask(&mut wire, &Frame::new(FrameKind::Mapped).with_id(region.id), FrameKind::Ready)?;
+        Ok((region.id, map))
+    }
+
+    /// The mapping of a receive ring. Slow the first time, a look-up after that.
+    pub(crate) fn ring(&self, words: RingWords) -> Result<Arc<Mapping>> {
+        if let Some(ring) = lock(&self.rings).get(&words) {
+            return Ok(ring.clone());
+        }
+        let (region, page, pages) = words;
+        let bytes = pages as usize * PAGE_BYTES;
+        if !pages.is_power_of_two() || bytes as u64 > RING_BYTES_MAX {
+            return Err(Error::new(Errno::PROTO, "the driver described a receive ring that cannot be"));
+        }
+        let mut wire = lock(&self.wire);
+        while !wire.receive_regions.contains_key(&region) {
+            if !wait_readable(&self.socket, ANSWER_WAIT) {
+                return Err(Error::new(Errno::TIMEDOUT, "the driver did not pass on a receive region"));
+            }
+            self.take_unasked(&mut wire);
+            if !self.alive() {
+                return Err(self.dead_error());
+            }
+        }
+        let (fd, page_bytes) = &wire.receive_regions[&region];
+        let offset = u64::from(page) * PAGE_BYTES as u64;
+        let map = || Mapping::twice(fd, offset, bytes, *page_bytes as usize);
+        let map = map().or_else(|_| {
+            self.drop_unused_rings(0);
+            map()
+        });
+        let ring = Arc::new(map.map_err(|errno| {
+            Error::new(Errno::NOMEM, format!("cannot map a receive ring of {bytes} bytes: {errno}"))
+        })?);
+        drop(wire);
+        self.drop_unused_rings(RINGS_KEPT_MAX);
+        lock(&self.rings).insert(words, ring.clone());
+        Ok(ring)
+    }
+
+    fn drop_unused_rings(&self, kept: usize) {
+        let mut rings = lock(&self.rings);
+        if rings.len() > kept {
+            rings.retain(|_, ring| Arc::strong_count(ring) > 1);
+        }
+    }
+
+    /// The pipe that becomes readable with events on `channel`.
+    pub(crate) fn wake_pipe(&self, channel: u32) -> Result<OwnedFd> {
+        let mut wire = lock(&self.wire);
+        let wish = Frame::new(FrameKind::WakePipe).with_id(channel);
+        let (_, mut fds) = self.ask(&mut wire, &wish, FrameKind::WakePipe)?;
+        fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake pipe"))
+    }
+
+    /// The calling thread's channel; made, or taken over from a thread that ended, at first use.
+    pub(crate) fn channel(self: &Arc<Self>) -> Result<Arc<Channel>> {
+        // A thread that is being torn down has no channel of its own any more and shares one.
+        MINE.try_with(|mine| {
+            let mut mine = mine.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
+            if let Some(mine) = mine.as_ref().filter(|mine| mine.is_of(self)) {
+                return Ok(mine.channel.clone());
+            }
+            let channel = self.take_channel()?;
+            *mine = Some(Mine { forks: forks(), attachment: Arc::downgrade(self), channel: channel.clone() });
+            Ok(channel)
+        })
+        .unwrap_or_else(|_| self.shared_channel())
+    }
+
+    fn take_channel(self: &Arc<Self>) -> Result<Arc<Channel>> {
+        let mut channels = lock(&self.channels);
+        if let Some(index) = channels.free.pop() {
+            return Ok(channels.all[index].clone());
+        }
+        if channels.all.len() == CHANNELS_MAX {
+            drop(channels);
+            return self.shared_channel();
+        }
+        let mut wire = lock(&self.wire);
+        let (frame, mut fds) = self.ask(&mut wire, &Frame::new(FrameKind::Channel), FrameKind::Channel)?;
+        drop(wire);
+        let (Some(doorbell), true) = (fds.pop(), (frame.id as usize) < CHANNELS_MAX) else {
+            return Err(Error::new(Errno::PROTO, "the driver sent a channel that cannot be"));
+        };
+        let channel = Arc::new(Channel::new(frame.id, channels.all.len(), doorbell, self));
+        channels.all.push(channel.clone());
+        Ok(channel)
+    }
+
+    fn shared_channel(&self) -> Result<Arc<Channel>> {
+        let mut channels = lock(&self.channels);
+        channels.shared += 1;
+        let index = channels.shared.checked_rem(channels.all.len());
+        let index = index.ok_or_else(|| Error::new(Errno::AGAIN, "the thread is ending"))?;
+        Ok(channels.all[index].clone())
+    }
+}
+
+/// The calling thread's channel. Given to the next thread when this one ends.
+struct Mine {
+    forks: u32,
+    attachment: Weak<Attachment>,
+    channel: Arc<Channel>,
+}
+
+thread_local! {
+    static MINE: RefCell<Option<Mine>> = const { RefCell::new(None) };
+}
+
+impl Mine {
+    fn is_of(&self, attachment: &Arc<Attachment>) -> bool {
+        self.forks == forks() && self.attachment.as_ptr() == Arc::as_ptr(attachment)
+    }
+}
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        if self.forks == forks() {
+            if let Some(attachment) = self.attachment.upgrade() {
+                lock(&attachment.channels).free.push(self.channel.place());
+            }
+        }
+    }
+}
+
+impl Wire {
+    fn ask(
+        &mut self,
+        socket: &OwnedFd,
+        frame: &Frame,
+        expected: FrameKind,
+    ) -> Result<(Frame, Vec<OwnedFd>)> {
+        attach::send(socket, frame, &[], SendFlags::empty()).map_err(|_| dead())?;
+        loop {
+            if !wait_readable(socket, ANSWER_WAIT) {
+                return Err(Error::new(Errno::CONNRESET, "the driver does not answer; see its log"));
+            }
+            let (answer, fds) = match attach::receive(socket, RecvFlags::empty()) {
+                Ok(Some(answer)) => answer,
+                Err(Errno::INTR) => continue,
+                Ok(None) | Err(_) => return Err(dead()),
+            };
+            match answer.checked_kind() {
+                Some(FrameKind::Error) => {
+                    return Err(Error::new(
+                        Errno::from_raw_os_error(answer.errno.clamp(1, 4095) as i32),
+                        format!("the driver refuses: {}", answer.reason()),
+                    ));
+                }
+                Some(kind) if kind == expected => return Ok((answer, fds)),
+                _ => self.unasked(&answer, fds)?,
+            }
+        }
+    }
+
+    fn unasked(&mut self, frame: &Frame, fds: Vec<OwnedFd>) -> Result<()> {
+        match frame.checked_kind() {
+            Some(FrameKind::ReceiveRegion) => {
+                let region = sent_region(frame, fds)?;
+                self.receive_regions.insert(region.id, (region.fd, frame.page_bytes));
+                Ok(())
+            }
+            Some(FrameKind::Goodbye) => Err(Error::new(Errno::CONNRESET, frame.reason().to_owned())),
+            _ => Err(Error::new(Errno::CONNRESET, "the driver speaks another version; update this program")),
+        }
+    }
+}
+
+fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRegion> {
+    let (Some(fd), true, Ok(bytes)) = (fds.pop(), fds.is_empty(), usize::try_from(frame.bytes)) else {
+        return Err(Error::new(Errno::PROTO, "the driver sent a region without its memory"));
+    };
+    Ok(SentRegion { id: frame.id, bytes, fd })
+}
+
+fn wait_readable(socket: &OwnedFd, timeout: Duration) -> bool {
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    loop {
+        match poll(&mut fds, Some(&timeout)) {
+            Err(Errno::INTR) => {}
+            result => return result.is_ok_and(|count| count > 0),
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! A channel: a request ring and an event ring. Each thread has its own; its lock is contended only
+//! where threads share a socket.
+use crate::attachment::Attachment;
+use crate::epoll::Watch;
+use crate::error::{Error, Result};
+use crate::turn::{lock, sleep_in_turn, HasTurn, Turn, SLEEP_MAX};
+use pd_abi::layout::{channel_control, channel_offset, channel_status, socket_control, socket_offset};
+use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
+use pd_abi::{Event, EventKind, Request, SocketId};
+use pd_shm::ring::{Broken, Consumer, Producer, SharedCells};
+use pd_shm::{wait, Mapping};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{fence, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::Duration;
+
+/// A channel.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    index: u32,
+    place: usize,
+    at: usize,
+    doorbell: OwnedFd,
+    pipe: OnceLock<OwnedFd>,
+    control: Arc<Mapping>,
+    status: Arc<Mapping>,
+    attachment: Weak<Attachment>,
+    inner: Mutex<Inner>,
+    turn: Condvar,
+}
+
+#[derive(Debug)]
+struct Inner {
+    requests: Producer<SharedCells<Request>>,
+    events: Consumer<SharedCells<Event>>,
+    /// Sleep of the driver that the doorbell was last rung for.
+    rung: u32,
+    tag: u32,
+    /// Tags waited for, and their answers.
+    answers: Vec<(u32, Option<Event>)>,
+    /// By slot: who wants to know about `Ready` events.
+    watches: Vec<Option<(SocketId, Arc<Watch>)>>,
+    /// Epoll instances that want every event written to the wake pipe as well.
+    pipe_users: u32,
+    turn: Turn,
+}
+
+impl HasTurn for Inner {
+    fn turn(&mut self) -> &mut Turn {
+        &mut self.turn
+    }
+}
+
+impl Channel {
+    pub(crate) fn new(index: u32, place: usize, doorbell: OwnedFd, attachment: &Arc<Attachment>) -> Self {
+        let at = channel_offset(index as usize);
+        let (control, status) = (attachment.control.clone(), attachment.status.clone());
+        let requests = SharedCells::new(
+            (control.clone(), at + channel_control::REQUEST_PRODUCER, at + channel_control::REQUESTS),
+            (status.clone(), at + channel_status::REQUEST_CONSUMER),
+            REQUEST_RING_ENTRIES,
+        );
+        let events = SharedCells::new(
+            (status.clone(), at + channel_status::EVENT_PRODUCER, at + channel_status::EVENTS),
+            (control.clone(), at + channel_control::EVENT_CONSUMER),
+            EVENT_RING_ENTRIES,
+        );
+        let inner = Inner {
+            requests: Producer::new(requests),
+            events: Consumer::new(events),
+            rung: 0,
+            tag: 0,
+            answers: Vec::new(),
+            watches: Vec::new(),
+            pipe_users: 0,
+            turn: Turn::new(),
+        };
+        Self {
+            index,
+            place,
+            at,
+            doorbell,
+            pipe: OnceLock::new(),
+            control,
+            status,
+            attachment: Arc::downgrade(attachment),
+            inner: Mutex::new(inner),
+            turn: Condvar::new(),
+        }
+    }
+
+    /// Place in the attachment's list of channels.
+    pub(crate) fn place(&self) -> usize {
+        self.place
+    }
+
+    /// Number of the channel.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The attachment, unless it is gone.
+    pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
+        self.attachment.upgrade()
+    }
+
+    fn ring_doorbell(&self) {
+        // A full counter means that the driver has not yet looked: nothing more to tell it.
+        let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+    }
+
+    /// Publishes requests and wakes the driver if it sleeps.
+    #[inline]
+    fn publish(&self, inner: &mut Inner) {
+        inner.requests.publish();
+        // SYNC POINT: need-wakeup (the driver stores `need_wakeup`, fences, looks at the rings)
+        fence(Ordering::SeqCst);
+        let sleep = self.status.load_u32(self.at + channel_status::NEED_WAKEUP, Ordering::Relaxed);
+        if sleep != 0 && sleep != inner.rung {
+            inner.rung = sleep;
+            self.ring_doorbell();
+        }
+    }
+
+    /// Writes an unanswered request. Waits only if the ring is full, which the driver always empties.
+    #[inline]
+    pub(crate) fn submit(&self, request: Request) -> Result<()> {
+        let mut inner = lock(&self.inner);
+        match inner.requests.write(request) {
+            Ok(true) => {
+                self.publish(&mut inner);
+                Ok(())
+            }
+            full => drop_and(inner, || self.submit_slowly(full, request)),
+        }
+    }
+
+    #[cold]
+    fn submit_slowly(&self, mut result: std::result::Result<bool, Broken>, request: Request) -> Result<()> {
+        let mut rounds = 0u32;
+        loop {
+            match result {
+                Ok(true) => return Ok(()),
+                Ok(false) => self.wait_for_room(&mut rounds)?,
+                Err(Broken) => return Err(self.broken()),
+            }
+            let mut inner = lock(&self.inner);
+            result = inner.requests.write(request);
+            self.publish(&mut inner);
+        }
+    }
+
+    fn wait_for_room(&self, rounds: &mut u32) -> Result<()> {
+        *rounds += 1;
+        if *rounds < 64 {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let attachment = self.attachment.upgrade().ok_or_else(crate::error::dead)?;
+        if !attachment.alive() || (*rounds % 1024 == 0 && !attachment.check_alive()) {
+            return Err(attachment.dead_error());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn broken(&self) -> Error {
+        if let Some(attachment) = self.attachment.upgrade() {
+            attachment.die(Some("a ring of the driver is broken"));
+        }
+        Error::new(Errno::CONNRESET, "the driver broke a ring; see its log")
+    }
+
+    /// Asks and waits for the answer, whatever its errno.
+    pub(crate) fn call(&self, attachment: &Attachment, mut request: Request) -> Result<Event> {
+        let mut inner = lock(&self.inner);
+        inner.tag = inner.tag.wrapping_add(1);
+        let tag = inner.tag;
+        request.tag = tag;
+        inner.answers.push((tag, None));
+        let mut written = inner.requests.write(request);
+        self.publish(&mut inner);
+        if written != Ok(true) {
+            drop(inner);
+            if let Err(error) = self.submit_slowly(written, request) {
+                lock(&self.inner).answers.retain(|answer| answer.0 != tag);
+                return Err(error);
+            }
+            written = Ok(true);
+            inner = lock(&self.inner);
+        }
+        debug_assert_eq!(written, Ok(true));
+        loop {
+            let drained = self.drain(&mut inner);
+            let place = inner.answers.iter().position(|answer| answer.0 == tag);
+            if let Some(place) = place.filter(|&place| inner.answers[place].1.is_some()) {
+                let (_, answer) = inner.answers.swap_remove(place);
+                return answer.ok_or_else(|| self.broken());
+            }
+            if drained.is_err() || !attachment.alive() {
+                inner.answers.retain(|answer| answer.0 != tag);
+                return Err(attachment.dead_error());
+            }
+            let timed_out;
+            (inner, timed_out) = self.sleep(inner, SLEEP_MAX, || false);
+            if timed_out {
+                drop(inner);
+                attachment.check_alive();
+                inner = lock(&self.inner);
+            }
+        }
+    }
+
+    /// Takes all events. Says whether there were any.
+    pub(crate) fn take_events(&self) -> Result<bool> {
+        let mut inner = lock(&self.inner);
+        self.drain(&mut inner)
+    }
+
+    fn drain(&self, inner: &mut Inner) -> Result<bool> {
+        let mut any = false;
+        loop {
+            let mut ready: Vec<Arc<Watch>> = Vec::new();
+            let mut more = false;
+            while let Some(event) = inner.events.read().map_err(|Broken| self.broken())? {
+                more = true;
+                match EventKind::from_raw(event.kind) {
+                    Some(EventKind::Answer) => {
+                        if let Some(answer) = inner.answers.iter_mut().find(|answer| answer.0 == event.tag) {
+                            answer.1 = Some(event);
+                        }
+                    }
+                    Some(EventKind::Ready) => ready.extend(self.acknowledge(inner, &event)),
+                    None => {}
+                }
+            }
+            if !more {
+                break;
+            }
+            any = true;
+            inner.events.release();
+            // SYNC POINT: event-ack (the driver delivers, fences, looks at the acknowledgement)
+            fence(Ordering::SeqCst);
+            if self.status.load_u32(self.at + channel_status::EVENTS_WAITING, Ordering::Relaxed) != 0 {
+                self.ring_doorbell();
+            }
+            for watch in ready {
+                watch.notify();
+            }
+            if inner.pipe_users == 0 || !self.arm(inner) {
+                break;
+            }
+        }
+        if any && inner.turn.contended() {
+            self.turn.notify_all();
+        }
+        Ok(any)
+    }
+
+    fn acknowledge(&self, inner: &Inner, event: &Event) -> Option<Arc<Watch>> {
+        let id = SocketId(event.socket);
+        let (known, watch) = inner.watches.get(usize::from(id.slot()))?.as_ref()?;
+        if *known != id {
+            return None;
+        }
+        let ack = socket_offset(id.slot()) + socket_control::EVENT_ACK;
+        self.control.store_u32(ack, event.tag, Ordering::Release);
+        Some(watch.clone())
+    }
+
+    /// Asks for the next event to be written to the pipe. Says whether there is one already.
+    fn arm(&self, inner: &Inner) -> bool {
+        let position = inner.events.position();
+        self.control.store_u32(self.at + channel_control::PIPE_WANTED, 1, Ordering::Relaxed);
+        self.control.store_u64(self.at + channel_control::EVENT_WAKE_AT, position + 1, Ordering::Relaxed);
+        // SYNC POINT: wake-dekker
+        fence(Ordering::SeqCst);
+        inner.events.cells().producer_beyond(position)
+    }
+
+    /// From now on every event is also written to the pipe; takes those that are there.
+    pub(crate) fn use_pipe(&self) -> Result<()> {
+        let mut inner = lock(&self.inner);
+        inner.pipe_users += 1;
+        if self.arm(&inner) {
+            self.drain(&mut inner)?;
+        }
+        Ok(())
+    }
+
+    /// Takes back one [`Self::use_pipe`].
+    pub(crate) fn leave_pipe(&self) {
+        let mut inner = lock(&self.inner);
+        inner.pipe_users = inner.pipe_users.saturating_sub(1);
+        if inner.pipe_users == 0 {
+            self.control.store_u32(self.at + channel_control::PIPE_WANTED, 0, Ordering::Relaxed);
+        }
+    }
+
+    /// The read end of the wake pipe, asked for at first use.
+    pub(crate) fn pipe(&self) -> Result<BorrowedFd<'_>> {
+        if let Some(pipe) = self.pipe.get() {
+            return Ok(pipe.as_fd());
+        }
+        let attachment = self.attachment.upgrade().ok_or_else(crate::error::dead)?;
+        let fd = attachment.wake_pipe(self.index())?;
+        let flags = rustix::fs::fcntl_getfl(&fd).unwrap_or(rustix::fs::OFlags::empty());
+        let _ = rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK);
+        Ok(self.pipe.get_or_init(|| fd).as_fd())
+    }
+
+    /// Empties the wake pipe.
+    pub(crate) fn empty_pipe(&self) {
+        if let Some(pipe) = self.pipe.get() {
+            let mut bytes = [0u8; 64];
+            while rustix::io::read(pipe, &mut bytes) == Ok(bytes.len()) {}
+        }
+    }
+
+    fn sleep<'a>(
+        &'a self,
+        inner: MutexGuard<'a, Inner>,
+        timeout: Duration,
+        mut ready: impl FnMut() -> bool,
+    ) -> (MutexGuard<'a, Inner>, bool) {
+        let position = inner.events.position();
+        let cells = wait::SharedCells {
+            wake_at: (&self.control, self.at + channel_control::EVENT_WAKE_AT),
+            doorbell: (&self.status, self.at + channel_status::EVENT_DOORBELL),
+        };
+        let producer = self.at + channel_status::EVENT_PRODUCER;
+        let (mut inner, timed_out) =
+            sleep_in_turn(&self.inner, &self.turn, inner, cells, position + 1, timeout, || {
+                self.status.load_u64(producer, Ordering::Acquire) != position || ready()
+            });
+        // The sleep took back the request for a wake-up that the pipe needs.
+        if inner.pipe_users > 0 && self.arm(&inner) {
+            // A broken ring shows itself to the next who reads it.
+            let _ = self.drain(&mut inner);
+        }
+        (inner, timed_out)
+    }
+
+    /// Takes the events that come within `timeout`; returns early for no reason, or when `ready`.
+    /// Says whether the time was over.
+    pub(crate) fn wait_events(&self, timeout: Duration, mut ready: impl FnMut() -> bool) -> Result<bool> {
+        let mut inner = lock(&self.inner);
+        if self.drain(&mut inner)? || ready() {
+            return Ok(false);
+        }
+        let (mut inner, timed_out) = self.sleep(inner, timeout, ready);
+        self.drain(&mut inner)?;
+        Ok(timed_out)
+    }
+
+    /// Makes threads of this process that sleep in [`Self::wait_events`] look again.
+    pub(crate) fn kick(&self) {
+        self.status.futex_wake(self.at + channel_status::EVENT_DOORBELL);
+        self.turn.notify_all();
+    }
+
+    /// Passes `Ready` events of socket `id` on to `watch`, or (none) to nobody.
+    pub(crate) fn set_watch(&self, id: SocketId, watch: Option<Arc<Watch>>) {
+        let mut inner = lock(&self.inner);
+        let slot = usize::from(id.slot());
+        if inner.watches.len() <= slot {
+            if watch.is_none() {
+                return;
+            }
+            inner.watches.resize(slot + 1, None);
+        }
+        // A later socket may have the slot by now.
+        let place = &mut inner.watches[slot];
+        if watch.is_some() || place.as_ref().is_some_and(|(known, _)| *known == id) {
+            *place = watch.map(|watch| (id, watch));
+        }
+    }
+}
+
+fn drop_and<G, T>(guard: G, then: impl FnOnce() -> T) -> T {
+    drop(guard);
+    then()
+}

@@ -1,0 +1,253 @@
+//! Control calls: bind, listen, connect, shutdown, options, addresses. Each is one request and one
+//! answer on the calling thread's channel (or the socket's, where order with sends matters).
+use crate::error::{Error, Result};
+use crate::socket::{check, Control, Socket, State};
+use crate::turn::lock;
+use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
+use pd_abi::{Address, Event, Operation, Request, SocketOption};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Which direction to shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// No more receiving.
+    Read,
+    /// No more sending: the peer reads the end of the stream.
+    Write,
+    /// Neither.
+    Both,
+}
+
+impl Control {
+    /// Asks on the socket's own channel.
+    pub(crate) fn call(&self, request: Request, what: impl FnOnce() -> String) -> Result<Event> {
+        check(self.link.home.call(&self.link.attachment, request)?, what)
+    }
+
+    fn check_family(&self, addr: SocketAddr) -> Result<()> {
+        if self.v6 != addr.is_ipv6() {
+            return Err(Error::new(
+                Errno::AFNOSUPPORT,
+                format!("{addr} is not an address of the socket's family; make the socket with the other"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Socket {
+    /// Binds to an address that the network namespace holds.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`; `EINVAL` if bound already.
+    pub fn bind(&self, addr: SocketAddr) -> Result<()> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        control.check_family(addr)?;
+        if control.state != State::New {
+            return Err(Error::invalid("the socket has an address already"));
+        }
+        let request = control.link.request(Operation::Bind).with_address(Address::from(addr));
+        let answer = control.call(request, || format!("cannot bind to {addr}"))?;
+        control.local = answer.address().to_socket_addr().or(Some(addr));
+        control.state = State::Bound;
+        Ok(())
+    }
+
+    /// Takes connections from now on; at most `backlog` wait to be accepted.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`; `EINVAL` on a connected socket.
+    pub fn listen(&self, backlog: u32) -> Result<()> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        if control.state == State::Connected {
+            return Err(Error::invalid("a connected socket cannot listen"));
+        }
+        let backlog = backlog.clamp(1, BACKLOG_MAX);
+        let request = control.link.request(Operation::Listen).with_numbers(backlog.into(), 0);
+        let answer = control.call(request, || match control.local {
+            Some(local) => format!("cannot listen on {local}"),
+            None => "cannot listen".to_owned(),
+        })?;
+        control.local = answer.address().to_socket_addr().or(control.local);
+        control.backlog = backlog;
+        control.state = State::Listening;
+        lock(&self.recv).listening = true;
+        Ok(())
+    }
+
+    /// Connects to a listener. It is enough that the listener's backlog has room: no need for it to
+    /// accept.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EACCES` by policy, `EISCONN`.
+    pub fn connect(&self, addr: SocketAddr) -> Result<()> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        control.check_family(addr)?;
+        match control.state {
+            State::New | State::Bound => {}
+            State::Connected => return Err(Error::new(Errno::ISCONN, "the socket is connected already")),
+            State::Listening => {
+                return Err(Error::new(Errno::OPNOTSUPP, "a listening socket cannot connect; make another"))
+            }
+        }
+        let request = control.link.request(Operation::Connect).with_address(Address::from(addr));
+        let answer = control.call(request, || format!("cannot connect to {addr}"));
+        let answer = answer.inspect_err(|error| control.error = error.errno())?;
+        control.local = answer.address().to_socket_addr().or(control.local);
+        control.peer = Some(addr);
+        control.state = State::Connected;
+        lock(&self.send).connected = true;
+        lock(&self.recv).connected = true;
+        drop(control);
+        self.watch.notify();
+        Ok(())
+    }
+
+    /// Stops receiving, sending, or both.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    pub fn shutdown(&self, how: Shutdown) -> Result<()> {
+        self.check_usable()?;
+        let control = lock(&self.control);
+        if control.state != State::Connected {
+            return Err(not_connected());
+        }
+        let (read, write) = (how != Shutdown::Write, how != Shutdown::Read);
+        if write {
+            lock(&self.send).shut = true;
+        }
+        let mask = u64::from(read) | u64::from(write) << 1;
+        let request = control.link.request(Operation::Shutdown).with_numbers(mask, 0);
+        control.call(request, || "cannot shut the connection down".to_owned())?;
+        if read {
+            lock(&self.recv).shut = true;
+        }
+        control.link.kick();
+        drop(control);
+        self.watch.notify();
+        Ok(())
+    }
+
+    /// Where the socket is bound; port 0 of the unspecified address if nowhere.
+    ///
+    /// # Errors
+    /// `EBADF`; those of asking the driver.
+    pub fn local_addr(&self) -> Result<SocketAddr> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        if control.local_inexact {
+            let answer = control.set_option(SocketOption::LocalAddress, 0)?;
+            control.local = answer.address().to_socket_addr().or(control.local);
+            control.local_inexact = false;
+        }
+        let nowhere = if control.v6 { SocketAddr::from(([0u16; 8], 0)) } else { SocketAddr::from(([0u8; 4], 0)) };
+        Ok(control.local.unwrap_or(nowhere))
+    }
+
+    /// Whom the socket is connected to.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    pub fn peer_addr(&self) -> Result<SocketAddr> {
+        self.check_usable()?;
+        lock(&self.control).peer.ok_or_else(not_connected)
+    }
+
+    /// Wishes for a send ring of so many bytes: how much may be sent and not yet delivered. Returns
+    /// the size taken: a power of two within the limits.
+    ///
+    /// # Errors
+    /// Those of asking the driver.
+    pub fn set_send_ring_bytes(&self, bytes: u64) -> Result<u64> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        let taken = control.set_option(SocketOption::SendRingBytes, bytes)?.number();
+        let taken = taken.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+        control.send_ring_bytes = taken;
+        lock(&self.send).ring_bytes = taken;
+        Ok(taken)
+    }
+
+    /// Wishes for a receive ring of so many bytes; takes effect with the next ring. Returns the size
+    /// taken.
+    ///
+    /// # Errors
+    /// Those of asking the driver.
+    pub fn set_receive_ring_bytes(&self, bytes: u64) -> Result<u64> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        let taken = control.set_option(SocketOption::ReceiveRingBytes, bytes)?.number();
+        control.receive_ring_bytes = taken.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
+        Ok(control.receive_ring_bytes)
+    }
+
+    /// Sizes of the send ring and the receive ring.
+    pub fn ring_bytes(&self) -> (u64, u64) {
+        let control = lock(&self.control);
+        (control.send_ring_bytes, control.receive_ring_bytes)
+    }
+
+    /// Makes an IPv6 socket take no IPv4 connections, or take them.
+    ///
+    /// # Errors
+    /// `EINVAL` on an IPv4 socket or a bound one.
+    pub fn set_v6_only(&self, only: bool) -> Result<()> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        if !control.v6 || control.state != State::New {
+            return Err(Error::invalid("IPV6_V6ONLY is for IPv6 sockets that are not yet bound"));
+        }
+        control.set_option(SocketOption::V6Only, only.into())?;
+        control.v6_only = only;
+        Ok(())
+    }
+
+    /// See [`Self::set_v6_only`].
+    pub fn v6_only(&self) -> bool {
+        lock(&self.control).v6_only
+    }
+
+    /// Whether the socket listens.
+    pub fn is_listening(&self) -> bool {
+        lock(&self.control).state == State::Listening
+    }
+
+    /// Moves a fresh accepted socket to the calling thread's channel, so that threads that were handed
+    /// a connection do not share the acceptor's.
+    pub(crate) fn adopt(&self) -> Result<()> {
+        let mut control = lock(&self.control);
+        {
+            let mut side = lock(&self.send);
+            if !std::mem::take(&mut side.adoptable) || side.has_sent() {
+                return Ok(());
+            }
+        }
+        let link = control.link.clone();
+        let channel = link.attachment.channel()?;
+        if Arc::ptr_eq(&channel, &link.home) {
+            return Ok(());
+        }
+        let answer = channel.call(&link.attachment, link.request(Operation::Adopt))?;
+        check(answer, || "cannot move the socket to this thread".to_owned())?;
+        self.set_link(&mut control, Arc::new(link.with_home(channel)));
+        Ok(())
+    }
+}
+
+impl Control {
+    pub(crate) fn set_option(&self, option: SocketOption, value: u64) -> Result<Event> {
+        let mut request = self.link.request(Operation::SetOption).with_numbers(value, 0);
+        request.value = option as u32;
+        self.call(request, || format!("cannot set {option:?} to {value}"))
+    }
+}
+
+pub(crate) fn not_connected() -> Error {
+    Error::new(Errno::NOTCONN, "the socket is not connected")
+}

@@ -1,0 +1,96 @@
+//! The descriptor of an epoll instance: a kernel epoll instance that holds the wake pipes of its
+//! channels, an eventfd for what happens inside the process, and the attach sockets.
+use crate::channel::Channel;
+use crate::error::{Error, Result};
+use rustix::event::{epoll, eventfd, EventfdFlags, Timespec};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+const SIGNAL: u64 = u64::MAX;
+const ATTACH: u64 = u64::MAX - 1;
+
+#[derive(Debug)]
+pub(super) struct Kernel {
+    epoll: OwnedFd,
+    signal: OwnedFd,
+}
+
+/// What a poll found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Channels whose pipes are readable, by number.
+    pub(super) pipes: Vec<u32>,
+    /// An attach socket hung up.
+    pub(super) hang_up: bool,
+    /// Nothing came in time.
+    pub(super) timed_out: bool,
+}
+
+impl Kernel {
+    pub(super) fn new() -> Result<Self> {
+        let make = || -> rustix::io::Result<Self> {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            epoll::add(&epoll, &signal, epoll::EventData::new_u64(SIGNAL), epoll::EventFlags::IN)?;
+            Ok(Self { epoll, signal })
+        };
+        make().map_err(|errno| Error::new(errno, format!("cannot make an epoll descriptor: {errno}")))
+    }
+
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    pub(super) fn add(&self, channel: &Channel) -> Result<()> {
+        let data = epoll::EventData::new_u64(channel.index().into());
+        self.add_fd(channel.pipe()?, data, epoll::EventFlags::IN)?;
+        if let Some(attachment) = channel.attachment() {
+            self.add_fd(attachment.fd(), epoll::EventData::new_u64(ATTACH), epoll::EventFlags::RDHUP)?;
+        }
+        channel.use_pipe()
+    }
+
+    fn add_fd(&self, fd: impl AsFd, data: epoll::EventData, events: epoll::EventFlags) -> Result<()> {
+        match epoll::add(&self.epoll, fd, data, events) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(errno) => Err(Error::new(errno, format!("cannot watch a channel: {errno}"))),
+        }
+    }
+
+    pub(super) fn remove(&self, channel: &Channel) {
+        if let Ok(pipe) = channel.pipe() {
+            let _ = epoll::delete(&self.epoll, pipe);
+        }
+        channel.leave_pipe();
+    }
+
+    pub(super) fn remove_attachment(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    pub(super) fn set_signal(&self) {
+        let _ = rustix::io::write(&self.signal, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn clear_signal(&self) {
+        let _ = rustix::io::read(&self.signal, &mut [0u8; 8]);
+    }
+
+    pub(super) fn poll(&self, timeout: Duration) -> Found {
+        let limit = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [nothing; 16];
+        // Interrupted by a signal: nothing found.
+        let count = epoll::wait(&self.epoll, &mut events, Some(&limit)).unwrap_or_default();
+        let mut found = Found { timed_out: count == 0 && !timeout.is_zero(), ..Found::default() };
+        for event in &events[..count] {
+            match event.data.u64() {
+                SIGNAL => {}
+                ATTACH => found.hang_up = true,
+                channel => found.pipes.push(channel as u32),
+            }
+        }
+        found
+    }
+}

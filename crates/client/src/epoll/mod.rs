@@ -1,0 +1,324 @@
+//! Waiting for many sockets at once.
+mod kernel;
+pub mod ready;
+mod watch;
+
+pub(crate) use watch::Watch;
+
+use crate::channel::Channel;
+use crate::error::{bad_socket, Error, Result};
+use crate::process::forks;
+use crate::socket::Socket;
+use crate::turn::{lock, SLEEP_MAX};
+use kernel::Kernel;
+use ready::{collect, Interest, Item, Queue, Source};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// How often a change looks whether a waiting thread has noticed it.
+const KICKS_MAX: u32 = 200;
+
+/// An epoll instance.
+#[derive(Debug)]
+pub struct Epoll {
+    forks: u32,
+    this: Weak<Self>,
+    items: Mutex<HashMap<u64, Arc<Item>>>,
+    queue: Mutex<Queue>,
+    /// Channels that events of its sockets come to, and how many of its sockets each has.
+    homes: Mutex<Vec<Home>>,
+    kernel: OnceLock<Kernel>,
+    /// Counts what was queued, so that a thread about to sleep notices.
+    changes: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Home {
+    channel: Arc<Channel>,
+    sockets: Vec<u64>,
+    /// In the kernel's epoll instance.
+    registered: bool,
+}
+
+impl Epoll {
+    /// A new instance, without sockets.
+    pub fn new() -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            forks: forks(),
+            this: this.clone(),
+            items: Mutex::default(),
+            queue: Mutex::default(),
+            homes: Mutex::default(),
+            kernel: OnceLock::new(),
+            changes: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+        })
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        if self.forks == forks() { Ok(()) } else { Err(bad_socket()) }
+    }
+
+    /// Adds a socket: `events` of [`ready`], `data` comes back with them.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EBADF`.
+    pub fn add(&self, socket: &Arc<Socket>, events: u32, data: u64) -> Result<()> {
+        self.check_usable()?;
+        socket.check_usable()?;
+        socket.adopt()?;
+        let source: Arc<dyn Source> = socket.clone();
+        let item = Item::new(Arc::downgrade(&source), self.this.clone(), Interest::new(events, data));
+        let control = lock(&socket.control);
+        {
+            let mut items = lock(&self.items);
+            if items.contains_key(&socket.serial()) {
+                return Err(Error::new(Errno::EXIST, "the socket is in this epoll instance already; modify it"));
+            }
+            items.insert(socket.serial(), item.clone());
+        }
+        if let Err(error) = self.settle(socket.serial(), &control.link.home) {
+            lock(&self.items).remove(&socket.serial());
+            return Err(error);
+        }
+        socket.watch(&control, item.clone());
+        drop(control);
+        self.queue(&item);
+        self.kick();
+        Ok(())
+    }
+
+    /// Changes what is wanted of a socket, and enables it again if it was one-shot.
+    ///
+    /// # Errors
+    /// `ENOENT`.
+    pub fn modify(&self, socket: &Socket, events: u32, data: u64) -> Result<()> {
+        self.check_usable()?;
+        let item = lock(&self.items).get(&socket.serial()).cloned().ok_or_else(absent)?;
+        *lock(&item.interest) = Interest::new(events, data);
+        self.queue(&item);
+        self.kick();
+        Ok(())
+    }
+
+    /// Takes a socket out. Closing it does so, too.
+    ///
+    /// # Errors
+    /// `ENOENT`.
+    pub fn remove(&self, socket: &Socket) -> Result<()> {
+        self.check_usable()?;
+        if self.forget(socket) { Ok(()) } else { Err(absent()) }
+    }
+
+    pub(crate) fn forget(&self, socket: &Socket) -> bool {
+        let control = lock(&socket.control);
+        let Some(item) = lock(&self.items).remove(&socket.serial()) else { return false };
+        item.removed.store(true, Ordering::Release);
+        socket.unwatch(&control, &item);
+        self.unsettle(socket.serial());
+        true
+    }
+
+    /// Takes all sockets out and ends the instance.
+    pub fn close(&self) {
+        if self.check_usable().is_err() {
+            return;
+        }
+        let items: Vec<_> = lock(&self.items).drain().collect();
+        for (serial, item) in items {
+            item.removed.store(true, Ordering::Release);
+            if let Some(socket) = item.source.upgrade() {
+                socket.leave(&item);
+            }
+            self.unsettle(serial);
+        }
+    }
+
+    /// The socket's events now come to another channel.
+    pub(crate) fn rehome(&self, socket: &Socket, home: &Arc<Channel>) {
+        self.unsettle(socket.serial());
+        // Without the pipe a wait still looks at the channel every 250 ms.
+        let _ = self.settle(socket.serial(), home);
+    }
+
+    fn settle(&self, serial: u64, channel: &Arc<Channel>) -> Result<()> {
+        let mut homes = lock(&self.homes);
+        if let Some(home) = homes.iter_mut().find(|home| Arc::ptr_eq(&home.channel, channel)) {
+            home.sockets.push(serial);
+            return Ok(());
+        }
+        let mut home = Home { channel: channel.clone(), sockets: vec![serial], registered: false };
+        if let Some(kernel) = self.kernel.get() {
+            kernel.add(channel)?;
+            home.registered = true;
+        }
+        homes.push(home);
+        Ok(())
+    }
+
+    fn unsettle(&self, serial: u64) {
+        let mut homes = lock(&self.homes);
+        for place in 0..homes.len() {
+            let home = &mut homes[place];
+            if let Some(at) = home.sockets.iter().position(|&known| known == serial) {
+                home.sockets.swap_remove(at);
+                if home.sockets.is_empty() {
+                    let home = homes.swap_remove(place);
+                    if let Some(kernel) = self.kernel.get().filter(|_| home.registered) {
+                        kernel.remove(&home.channel);
+                    }
+                }
+                return;
+            }
+        }
+    }
+
+    /// Queues an item to be looked at in the next wait.
+    pub(crate) fn queue(&self, item: &Arc<Item>) {
+        let mut queue = lock(&self.queue);
+        queue.push(item);
+        self.changes.fetch_add(1, Ordering::Release);
+        self.signal(&mut queue);
+    }
+
+    fn signal(&self, queue: &mut Queue) {
+        if let Some(kernel) = self.kernel.get() {
+            match (queue.is_empty(), queue.signalled) {
+                (false, false) => kernel.set_signal(),
+                (true, true) => kernel.clear_signal(),
+                _ => return,
+            }
+            queue.signalled = !queue.signalled;
+        }
+    }
+
+    /// Makes waiting threads look at what was queued outside of the driver's events. They may be just
+    /// about to sleep: hence more than once.
+    fn kick(&self) {
+        for _ in 0..KICKS_MAX {
+            if self.sleepers.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            for home in lock(&self.homes).iter() {
+                home.channel.kick();
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// A descriptor that is readable whenever [`Self::wait`] may have something to report; to be
+    /// nested in an ordinary epoll, poll or select. It belongs to the instance: never read from it and
+    /// never close it. After it was readable call [`Self::wait`] with a time-out of zero.
+    ///
+    /// # Errors
+    /// `EMFILE`; those of asking the driver for wake pipes.
+    pub fn fd(&self) -> Result<RawFd> {
+        self.check_usable()?;
+        Ok(self.kernel()?.raw_fd())
+    }
+
+    fn kernel(&self) -> Result<&Kernel> {
+        let mut homes = lock(&self.homes);
+        if self.kernel.get().is_none() {
+            let _ = self.kernel.set(Kernel::new()?);
+        }
+        let kernel = self.kernel.get().ok_or_else(bad_socket)?;
+        for home in homes.iter_mut().filter(|home| !home.registered) {
+            kernel.add(&home.channel)?;
+            home.registered = true;
+        }
+        drop(homes);
+        self.signal(&mut lock(&self.queue));
+        Ok(kernel)
+    }
+
+    /// Reports at most `max` events, `(events, data)` each; waits for the first, at most `timeout`
+    /// (none: for ever). Returns how many.
+    ///
+    /// # Errors
+    /// `EINVAL` if `max` is 0; `EBADF`.
+    pub fn wait(&self, max: usize, timeout: Option<Duration>, report: &mut dyn FnMut(u32, u64)) -> Result<usize> {
+        self.check_usable()?;
+        if max == 0 {
+            return Err(Error::invalid("a wait needs room for at least one event"));
+        }
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut found = self.kernel.get().map(|kernel| kernel.poll(Duration::ZERO)).unwrap_or_default();
+        loop {
+            let seen = self.changes.load(Ordering::Acquire);
+            self.take_events(&found);
+            let count = collect(&self.queue, max, report);
+            self.signal(&mut lock(&self.queue));
+            if count > 0 {
+                return Ok(count);
+            }
+            let left = match (timeout, until) {
+                (None, _) | (_, None) => SLEEP_MAX,
+                (Some(_), Some(until)) => match until.checked_duration_since(Instant::now()) {
+                    Some(left) if !left.is_zero() => left.min(SLEEP_MAX),
+                    _ => return Ok(0),
+                },
+            };
+            found = self.sleep(left, seen)?;
+        }
+    }
+
+    fn take_events(&self, found: &kernel::Found) {
+        let mut lost = false;
+        for home in lock(&self.homes).iter() {
+            if found.pipes.contains(&home.channel.index()) {
+                home.channel.empty_pipe();
+            }
+            lost |= home.channel.take_events().is_err();
+            if found.hang_up || found.timed_out {
+                lost |= home.channel.attachment().is_none_or(|attachment| !attachment.check_alive());
+            }
+        }
+        if lost {
+            self.lose();
+        }
+    }
+
+    /// A driver has gone: every socket tells for itself how it is.
+    fn lose(&self) {
+        if let Some(kernel) = self.kernel.get() {
+            for attachment in lock(&self.homes).iter().filter_map(|home| home.channel.attachment()) {
+                if !attachment.alive() {
+                    kernel.remove_attachment(attachment.fd());
+                }
+            }
+        }
+        let items: Vec<_> = lock(&self.items).values().cloned().collect();
+        for item in items {
+            self.queue(&item);
+        }
+    }
+
+    fn sleep(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
+        let only = match lock(&self.homes).as_slice() {
+            [home] => Some(home.channel.clone()),
+            _ => None,
+        };
+        let Some(channel) = only else { return Ok(self.kernel()?.poll(timeout)) };
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let result = channel.wait_events(timeout, || self.changes.load(Ordering::Acquire) != seen);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        // A broken channel is found out by the look at its attachment.
+        Ok(kernel::Found { timed_out: result.unwrap_or(true), ..kernel::Found::default() })
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn absent() -> Error {
+    Error::new(Errno::NOENT, "the socket is not in this epoll instance; add it")
+}

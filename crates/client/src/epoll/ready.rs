@@ -1,0 +1,273 @@
+//! The state machine of readiness: what is wanted, what is reported, what is looked at again.
+//!
+//! It is the kernel's: something that may have become ready is queued; a wait takes it from the queue
+//! and looks at it; if there is something to report, level-triggered items go back into the queue,
+//! edge-triggered ones wait for the next event, one-shot ones for the next `modify`.
+use super::Epoll;
+use crate::turn::lock;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Readable, or a connection can be accepted.
+pub const IN: u32 = libc::EPOLLIN as u32;
+/// Writable.
+pub const OUT: u32 = libc::EPOLLOUT as u32;
+/// The connection has failed. Always reported.
+pub const ERR: u32 = libc::EPOLLERR as u32;
+/// Both directions have ended. Always reported.
+pub const HUP: u32 = libc::EPOLLHUP as u32;
+/// The peer has ended its stream.
+pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+/// Report once, then not until modified.
+pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+/// Report when something happens, not while something is there.
+pub const EDGE: u32 = libc::EPOLLET as u32;
+
+/// Something that can be ready.
+pub(crate) trait Source: Send + Sync {
+    /// The events that hold now. Of `OUT` it must be correct only if `wanted`, and then it makes sure
+    /// that an event comes when it changes.
+    fn readiness(&self, wanted: u32) -> u32;
+
+    /// The item's epoll instance has ended.
+    fn leave(&self, item: &Arc<Item>);
+}
+
+/// What a program wants to know about one source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Interest {
+    pub(crate) events: u32,
+    pub(crate) data: u64,
+    pub(crate) enabled: bool,
+}
+
+impl Interest {
+    pub(crate) fn new(events: u32, data: u64) -> Self {
+        Self { events, data, enabled: true }
+    }
+
+    /// The events to report of those that hold, and whether to look again in the next wait.
+    fn report(&mut self, ready: u32) -> Option<(u32, bool)> {
+        let report = ready & (self.events | ERR | HUP);
+        if !self.enabled || report == 0 {
+            return None;
+        }
+        if self.events & ONESHOT != 0 {
+            self.enabled = false;
+        }
+        Some((report, self.events & (ONESHOT | EDGE) == 0))
+    }
+}
+
+/// One source in one epoll instance.
+pub(crate) struct Item {
+    pub(crate) source: Weak<dyn Source>,
+    pub(crate) epoll: Weak<Epoll>,
+    pub(crate) interest: Mutex<Interest>,
+    pub(crate) removed: AtomicBool,
+    /// In the queue. Changes under the queue's lock only.
+    queued: AtomicBool,
+}
+
+impl std::fmt::Debug for Item {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Item").field("interest", &self.interest).finish_non_exhaustive()
+    }
+}
+
+impl Item {
+    pub(crate) fn new(source: Weak<dyn Source>, epoll: Weak<Epoll>, interest: Interest) -> Arc<Self> {
+        Arc::new(Self {
+            source,
+            epoll,
+            interest: Mutex::new(interest),
+            removed: AtomicBool::new(false),
+            queued: AtomicBool::new(false),
+        })
+    }
+
+    /// What to report now, and whether to look again.
+    fn look(&self) -> Option<(u32, u64, bool)> {
+        if self.removed.load(Ordering::Acquire) {
+            return None;
+        }
+        let source = self.source.upgrade()?;
+        let wanted = *lock(&self.interest);
+        if !wanted.enabled {
+            return None;
+        }
+        let ready = source.readiness(wanted.events);
+        let mut interest = lock(&self.interest);
+        let (report, again) = interest.report(ready)?;
+        Some((report, interest.data, again))
+    }
+}
+
+/// The queue of what may be ready.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    items: VecDeque<Arc<Item>>,
+    /// The instance's own descriptor says that the queue is not empty.
+    pub(crate) signalled: bool,
+}
+
+impl Queue {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Queues an item, if it is not yet.
+    pub(crate) fn push(&mut self, item: &Arc<Item>) {
+        if !item.queued.swap(true, Ordering::Relaxed) {
+            self.items.push_back(item.clone());
+        }
+    }
+
+    fn pop(&mut self) -> Option<Arc<Item>> {
+        let item = self.items.pop_front()?;
+        item.queued.store(false, Ordering::Relaxed);
+        Some(item)
+    }
+}
+
+/// Looks once at everything queued; reports at most `max` events. Returns how many. The queue is not
+/// locked while an item is looked at.
+pub(crate) fn collect(queue: &Mutex<Queue>, max: usize, report: &mut dyn FnMut(u32, u64)) -> usize {
+    let mut count = 0;
+    let mut again: Vec<Arc<Item>> = Vec::new();
+    let waiting = lock(queue).items.len();
+    for _ in 0..waiting {
+        if count == max {
+            break;
+        }
+        let Some(item) = lock(queue).pop() else { break };
+        if let Some((events, data, look_again)) = item.look() {
+            report(events, data);
+            count += 1;
+            if look_again {
+                again.push(item);
+            }
+        }
+    }
+    if !again.is_empty() {
+        let mut queue = lock(queue);
+        for item in &again {
+            queue.push(item);
+        }
+    }
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::atomic::AtomicU32;
+
+    struct Fake(AtomicU32);
+
+    impl Source for Fake {
+        fn readiness(&self, _wanted: u32) -> u32 {
+            self.0.load(Ordering::Relaxed)
+        }
+
+        fn leave(&self, _item: &Arc<Item>) {}
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// Something happens to a source: this holds from now on.
+        Happen(usize, u32),
+        /// The program takes what was there; nothing is told.
+        Take(usize),
+        Modify(usize, u32),
+        Wait(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let flags = (0u32..16).prop_map(|bits| {
+            let bit = |n: u32, flag: u32| if bits >> n & 1 == 1 { flag } else { 0 };
+            IN | bit(0, OUT) | bit(1, EDGE) | bit(2, ONESHOT) | bit(3, RDHUP)
+        });
+        let events = prop_oneof![Just(IN), Just(OUT), Just(IN | OUT), Just(IN | RDHUP), Just(HUP), Just(ERR | IN)];
+        let step = prop_oneof![
+            (0..3usize, events).prop_map(|(i, e)| Step::Happen(i, e)),
+            (0..3usize).prop_map(Step::Take),
+            (0..3usize, flags).prop_map(|(i, f)| Step::Modify(i, f)),
+            (1..4usize).prop_map(Step::Wait),
+        ];
+        proptest::collection::vec(step, 1..120)
+    }
+
+    /// What epoll(7) promises of one item, without a queue.
+    #[derive(Clone, Copy, Default)]
+    struct Model {
+        wanted: u32,
+        holds: u32,
+        happened: bool,
+        disabled: bool,
+    }
+
+    impl Model {
+        fn due(&self) -> u32 {
+            let report = self.holds & (self.wanted | ERR | HUP);
+            let level = self.wanted & (EDGE | ONESHOT) == 0;
+            if self.disabled || !(level || self.happened) { 0 } else { report }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn reports_what_is_promised(steps in steps()) {
+            let sources: Vec<_> = (0..3).map(|_| Arc::new(Fake(AtomicU32::new(0)))).collect();
+            let items: Vec<_> = sources.iter().enumerate().map(|(i, source)| {
+                let source: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
+                Item::new(source, Weak::new(), Interest::new(IN, i as u64))
+            }).collect();
+            let mut model = [Model { wanted: IN, ..Model::default() }; 3];
+            let queue = Mutex::new(Queue::default());
+            for step in steps {
+                match step {
+                    Step::Happen(i, events) => {
+                        sources[i].0.fetch_or(events, Ordering::Relaxed);
+                        lock(&queue).push(&items[i]);
+                        model[i].holds |= events;
+                        model[i].happened |= !model[i].disabled;
+                    }
+                    Step::Take(i) => {
+                        sources[i].0.store(0, Ordering::Relaxed);
+                        model[i].holds = 0;
+                    }
+                    Step::Modify(i, wanted) => {
+                        *lock(&items[i].interest) = Interest::new(wanted, i as u64);
+                        lock(&queue).push(&items[i]);
+                        model[i] = Model { wanted, happened: true, disabled: false, ..model[i] };
+                    }
+                    Step::Wait(max) => {
+                        let mut got = Vec::new();
+                        let count = collect(&queue, max, &mut |events, data| got.push((events, data as usize)));
+                        prop_assert_eq!(count, got.len());
+                        let due = model.iter().filter(|item| item.due() != 0).count();
+                        prop_assert_eq!(count, due.min(max), "{} due", due);
+                        for &(events, i) in &got {
+                            prop_assert_eq!(events, model[i].due());
+                            model[i].happened = false;
+                            model[i].disabled |= model[i].wanted & ONESHOT != 0;
+                        }
+                        // What was looked at and had nothing to say has used its event up.
+                        if count < max {
+                            for item in &mut model {
+                                item.happened = false;
+                            }
+                        } else {
+                            for (i, item) in model.iter_mut().enumerate() {
+                                item.happened &= items[i].queued.load(Ordering::Relaxed);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

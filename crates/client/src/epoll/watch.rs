@@ -1,0 +1,152 @@
+//! What an epoll instance sees of a socket.
+use super::ready::{Item, Source, ERR, HUP, IN, OUT, RDHUP};
+use crate::socket::{Control, Socket};
+use crate::turn::lock;
+use pd_abi::layout::ENDED;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// The epoll items of one socket.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    items: Mutex<Vec<Arc<Item>>>,
+    subscribed: AtomicBool,
+}
+
+impl Watch {
+    /// Something may have happened to the socket.
+    pub(crate) fn notify(&self) {
+        for item in lock(&self.items).iter() {
+            if let Some(epoll) = item.epoll.upgrade() {
+                epoll.queue(item);
+            }
+        }
+    }
+
+    /// Whether the driver posts `Ready` events for the socket.
+    #[inline]
+    pub(crate) fn subscribed(&self) -> bool {
+        self.subscribed.load(Ordering::Relaxed)
+    }
+}
+
+impl Socket {
+    /// Adds an item; the first one subscribes to the driver's events. The caller holds the control
+    /// lock, so that items come and go one at a time.
+    pub(crate) fn watch(&self, control: &Control, item: Arc<Item>) {
+        let first = {
+            let mut items = lock(&self.watch.items);
+            items.push(item);
+            items.len() == 1
+        };
+        if first {
+            self.subscribe(control);
+        }
+    }
+
+    fn subscribe(&self, control: &Control) {
+        control.link.home.set_watch(control.link.id, Some(self.watch.clone()));
+        self.watch.subscribed.store(true, Ordering::Relaxed);
+        control.link.store_subscribed(true);
+    }
+
+    /// Takes an item away, and the subscription with the last one.
+    pub(crate) fn unwatch(&self, control: &Control, item: &Arc<Item>) {
+        let last = {
+            let mut items = lock(&self.watch.items);
+            items.retain(|known| !Arc::ptr_eq(known, item));
+            items.is_empty()
+        };
+        if last && self.watch.subscribed.swap(false, Ordering::Relaxed) {
+            control.link.store_subscribed(false);
+            control.link.home.set_watch(control.link.id, None);
+        }
+    }
+
+    /// Leaves all epoll instances.
+    pub(crate) fn unwatch_all(&self) {
+        let items = lock(&self.watch.items).clone();
+        for item in items {
+            if let Some(epoll) = item.epoll.upgrade() {
+                epoll.forget(self);
+            }
+        }
+    }
+
+    /// Subscribes again after the link was replaced.
+    pub(crate) fn rewatch(&self, control: &Control) {
+        let items = lock(&self.watch.items).clone();
+        if items.is_empty() {
+            return;
+        }
+        self.subscribe(control);
+        for epoll in items.iter().filter_map(|item| item.epoll.upgrade()) {
+            epoll.rehome(self, &control.link.home);
+        }
+    }
+
+    fn listener_readiness(&self) -> u32 {
+        if !self.keep_listening() {
+            return 0;
+        }
+        if lock(&self.recv).poll().0 > 0 { IN } else { 0 }
+    }
+
+    fn out_readiness(&self) -> u32 {
+        let mut side = lock(&self.send);
+        loop {
+            side.reap();
+            if side.writable() || side.end().is_err() {
+                return OUT;
+            }
+            // If something was done while asking to be told, look again instead.
+            if !side.arm() {
+                return 0;
+            }
+        }
+    }
+}
+
+impl Source for Socket {
+    fn leave(&self, item: &Arc<Item>) {
+        self.unwatch(&lock(&self.control), item);
+    }
+
+    fn readiness(&self, wanted: u32) -> u32 {
+        if self.check_usable().is_err() {
+            return 0;
+        }
+        let mut side = lock(&self.recv);
+        if side.listening {
+            drop(side);
+            return self.listener_readiness();
+        }
+        if !side.connected {
+            return OUT | HUP;
+        }
+        let (there, recv_end) = side.poll();
+        let send_end = side.link.send_end();
+        let (shut, lowat) = (side.shut, side.lowat);
+        drop(side);
+
+        let received_all = recv_end != 0 || shut;
+        let failed = |end: u32| end != 0 && end != ENDED;
+        let mut ready = 0;
+        if there >= lowat || received_all {
+            ready |= IN;
+        }
+        if received_all {
+            ready |= RDHUP;
+        }
+        if failed(recv_end) || failed(send_end) {
+            ready |= ERR;
+        }
+        if received_all && (send_end != 0 || failed(recv_end) || lock(&self.send).shut) {
+            ready |= HUP;
+        }
+        if wanted & OUT != 0 {
+            ready |= self.out_readiness();
+        }
+        ready
+    }
+}

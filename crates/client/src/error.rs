@@ -1,0 +1,75 @@
+use rustix::io::Errno;
+use std::borrow::Cow;
+use std::fmt;
+
+/// Why a call failed: the errno that the C API sets, and a sentence that names what failed, on what,
+/// and what to do about it.
+#[derive(Clone, Debug)]
+pub struct Error {
+    errno: Errno,
+    message: Cow<'static, str>,
+}
+
+/// Result of a call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn new(errno: Errno, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { errno, message: message.into() }
+    }
+
+    /// The error of an errno that the driver sent.
+    pub(crate) fn from_driver(errno: u32, message: impl FnOnce() -> String) -> Self {
+        let known = i32::try_from(errno).ok().filter(|raw| (1..4096).contains(raw));
+        let errno = known.map_or(Errno::IO, Errno::from_raw_os_error);
+        Self::new(errno, format!("{}: {}", message(), std::io::Error::from(errno)))
+    }
+
+    /// The error of a call on an argument that makes no sense.
+    pub fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Errno::INVAL, message)
+    }
+
+    /// An error with the errno given.
+    pub fn with_errno(errno: i32, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(Errno::from_raw_os_error(errno), message)
+    }
+
+    /// The errno.
+    pub fn errno(&self) -> i32 {
+        self.errno.raw_os_error()
+    }
+
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Whether the call would have had to wait.
+    pub fn would_block(&self) -> bool {
+        self.errno == Errno::AGAIN
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        let kind = std::io::Error::from(error.errno).kind();
+        Self::new(kind, error)
+    }
+}
+
+pub(crate) fn bad_socket() -> Error {
+    Error::new(Errno::BADF, "the socket is closed, or belongs to the process that forked this one")
+}
+
+pub(crate) fn dead() -> Error {
+    Error::new(Errno::CONNRESET, "the driver has gone, and the connection with it; connect again")
+}

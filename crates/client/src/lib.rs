@@ -1,0 +1,57 @@
+//! PipeDevice sockets: connected programs on one host exchange bytes without copying them
+//! themselves and, in steady state, without system calls.
+//!
+//! A process attaches to the driver at first use (`PD_SOCKET`, or `/run/pipedevice/driver.sock`).
+//! [`SendBuffer`] is memory that can be sent from; [`Stream::send`] hands it to the driver until the
+//! bytes are moved; [`Stream::recv`] lends the received bytes where the driver put them.
+//!
+//! ```no_run
+//! use pd_client::{Listener, SendBuffer, Stream};
+//!
+//! # fn main() -> pd_client::Result<()> {
+//! let mut listener = Listener::bind("10.1.0.2:7000".parse().unwrap())?;
+//! let stream = Stream::connect("10.1.0.2:7000".parse().unwrap())?;
+//! let mut buffer = SendBuffer::new(4096)?;
+//! buffer.wait_mut()?.fill(7);
+//! stream.send(&buffer, ..)?;
+//! let peer = listener.accept()?;
+//! assert_eq!(peer.recv(1)?[0], 7);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Signals interrupt no call: waits go on after a handler has run. A forked child starts without an
+//! attachment; the parent's sockets are closed in it. A normal exit waits up to five seconds until
+//! what was sent is delivered. Nothing here copies payload.
+//!
+//! [`core`] is what the C API is built on.
+
+mod api;
+mod arena;
+mod attachment;
+mod channel;
+mod control;
+mod epoll;
+mod error;
+mod link;
+mod listen;
+mod process;
+mod recv;
+mod send;
+mod sids;
+mod socket;
+mod turn;
+
+pub use api::{Epoll, Event, Incoming, Interest, Listener, ListenerOptions, Received, SendBuffer, Stream};
+pub use attachment::SOCKET_PATH_DEFAULT;
+pub use control::Shutdown;
+pub use error::{Error, Result};
+
+/// The calls as the C API needs them: raw pointers, sockets by number.
+pub mod core {
+    pub use crate::arena::{free, malloc};
+    pub use crate::epoll::{ready, Epoll};
+    pub use crate::recv::Handout;
+    pub use crate::sids::{insert, remove, with, with_socket, Named};
+    pub use crate::socket::Socket;
+}

@@ -1,0 +1,137 @@
+//! A socket's name at the driver: its id, its line in the control and status regions, and the channel
+//! its requests go through.
+use crate::attachment::Attachment;
+use crate::channel::Channel;
+use crate::error::Result;
+use pd_abi::layout::{socket_control as control, socket_offset, socket_status as status};
+use pd_abi::{Operation, Request, SocketId};
+use pd_shm::wait::SharedCells;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+
+/// A live id and where its words are.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) attachment: Arc<Attachment>,
+    pub(crate) id: SocketId,
+    /// The channel that the socket's requests go through, in order, and its events come to.
+    pub(crate) home: Arc<Channel>,
+    at: usize,
+}
+
+impl Link {
+    /// Takes a new id into use: clears its control line, then says so.
+    pub(crate) fn new(attachment: Arc<Attachment>, id: SocketId, home: Arc<Channel>) -> Self {
+        let at = socket_offset(id.slot());
+        let link = Self { attachment, id, home, at };
+        let map = &link.attachment.control;
+        for word in [control::RECV_CONSUMER, control::RECV_WAKE_AT, control::SEND_WAKE_AT] {
+            map.store_u64(at + word, 0, Ordering::Relaxed);
+        }
+        for word in [control::SUBSCRIBED, control::EVENT_ACK] {
+            map.store_u32(at + word, 0, Ordering::Relaxed);
+        }
+        // SYNC POINT: line-in-use (the driver reads the generation, acquire, before any other word)
+        map.store_u32(at + control::GENERATION, u32::from(id.generation()), Ordering::Release);
+        fence(Ordering::SeqCst);
+        link
+    }
+
+    /// The same id with another home.
+    pub(crate) fn with_home(&self, home: Arc<Channel>) -> Self {
+        Self { home, ..self.clone() }
+    }
+
+    #[inline]
+    pub(crate) fn submit(&self, request: Request) -> Result<()> {
+        self.home.submit(request)
+    }
+
+    /// A request without an argument, on this socket.
+    pub(crate) fn request(&self, operation: Operation) -> Request {
+        Request::new(operation, self.id, 0)
+    }
+
+    #[inline]
+    pub(crate) fn recv_producer(&self) -> u64 {
+        self.attachment.status.load_u64(self.at + status::RECV_PRODUCER, Ordering::Acquire)
+    }
+
+    /// Load before [`Self::recv_producer`] to decide whether the stream has ended.
+    #[inline]
+    pub(crate) fn recv_end(&self) -> u32 {
+        self.attachment.status.load_u32(self.at + status::RECV_END, Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn send_consumer(&self) -> u64 {
+        self.attachment.status.load_u64(self.at + status::SEND_CONSUMER, Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn send_end(&self) -> u32 {
+        self.attachment.status.load_u32(self.at + status::SEND_END, Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn space_wake_at(&self) -> u64 {
+        self.attachment.status.load_u64(self.at + status::SPACE_WAKE_AT, Ordering::Relaxed)
+    }
+
+    /// Region, first page and pages of the receive ring.
+    #[inline]
+    pub(crate) fn ring_words(&self) -> (u32, u32, u32) {
+        let load = |word| self.attachment.status.load_u32(self.at + word, Ordering::Relaxed);
+        (load(status::RING_REGION), load(status::RING_PAGE), load(status::RING_PAGES))
+    }
+
+    /// Whether the driver still keeps the line for this id.
+    pub(crate) fn line_is_ours(&self) -> bool {
+        let generation = self.attachment.status.load_u32(self.at + status::GENERATION, Ordering::Acquire);
+        generation == u32::from(self.id.generation())
+    }
+
+    #[inline]
+    pub(crate) fn store_recv_consumer(&self, value: u64) {
+        self.attachment.control.store_u64(self.at + control::RECV_CONSUMER, value, Ordering::Release);
+    }
+
+    /// Asks for a wake-up (and a `Ready` event) when `send_consumer` reaches `value`.
+    pub(crate) fn store_send_wake_at(&self, value: u64) {
+        self.attachment.control.store_u64(self.at + control::SEND_WAKE_AT, value, Ordering::Relaxed);
+        // SYNC POINT: wake-dekker
+        fence(Ordering::SeqCst);
+    }
+
+    /// Starts or stops `Ready` events. Counts all earlier ones as taken note of.
+    pub(crate) fn store_subscribed(&self, subscribed: bool) {
+        let number = self.attachment.status.load_u32(self.at + status::EVENT_NUMBER, Ordering::Acquire);
+        let map = &self.attachment.control;
+        map.store_u32(self.at + control::EVENT_ACK, number, Ordering::Relaxed);
+        map.store_u32(self.at + control::SUBSCRIBED, u32::from(subscribed), Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The words of a sleep until something is received.
+    pub(crate) fn recv_cells(&self) -> SharedCells<'_> {
+        SharedCells {
+            wake_at: (&self.attachment.control, self.at + control::RECV_WAKE_AT),
+            doorbell: (&self.attachment.status, self.at + status::RECV_DOORBELL),
+        }
+    }
+
+    /// The words of a sleep until sends are done.
+    pub(crate) fn send_cells(&self) -> SharedCells<'_> {
+        SharedCells {
+            wake_at: (&self.attachment.control, self.at + control::SEND_WAKE_AT),
+            doorbell: (&self.attachment.status, self.at + status::SEND_DOORBELL),
+        }
+    }
+
+    /// Makes threads of this process that sleep on the socket look again.
+    pub(crate) fn kick(&self) {
+        for doorbell in [status::RECV_DOORBELL, status::SEND_DOORBELL] {
+            self.attachment.status.futex_wake(self.at + doorbell);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Accepting, and listening on through a restart of the driver.
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::process::process;
+use crate::recv::IDLE_CALLS;
+use crate::socket::{check, would_block, Control, Socket, State};
+use crate::turn::{lock, Deadline, SLEEP_MAX};
+use pd_abi::{Address, Operation, SocketId, SocketOption};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Socket {
+    /// Takes a connection from the backlog; waits for one unless the socket is non-blocking. While
+    /// the driver is away a blocking listener waits for it and goes on listening.
+    ///
+    /// # Errors
+    /// `EAGAIN`; `EINVAL` if the socket does not listen; `EMFILE` with too many sockets.
+    pub fn accept(&self) -> Result<Arc<Socket>> {
+        self.check_usable()?;
+        let mut deadline = None;
+        loop {
+            let result = self.try_accept();
+            match &result {
+                Err(error) if error.would_block() && !self.is_nonblocking() => {}
+                _ => return result,
+            }
+            let side = lock(&self.recv);
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
+            let Some(timeout) = deadline.next_sleep() else { return result };
+            let wake_at = side.consumer + 1;
+            if side.link.attachment.alive() {
+                drop(self.sleep_for_recv(side, wake_at, timeout));
+            } else {
+                drop(side);
+                std::thread::sleep(timeout);
+            }
+            self.check_usable()?;
+        }
+    }
+
+    fn try_accept(&self) -> Result<Arc<Socket>> {
+        // One at a time: the count of connections taken must not run ahead of those that came.
+        let _turn = lock(&self.accepting);
+        if !self.is_listening() {
+            return Err(Error::invalid("the socket does not listen; call pd_listen first"));
+        }
+        if !self.keep_listening() {
+            return Err(would_block());
+        }
+        let (link, came) = {
+            let mut side = lock(&self.recv);
+            let came = side.link.recv_producer();
+            if came <= side.consumer {
+                side.idle_calls = side.idle_calls.wrapping_add(1);
+                if side.idle_calls % IDLE_CALLS == 0 {
+                    side.link.attachment.check_alive();
+                }
+                return Err(would_block());
+            }
+            (side.link.clone(), came)
+        };
+        let channel = link.attachment.channel()?;
+        let answer = channel.call(&link.attachment, link.request(Operation::Accept));
+        let answer = match answer {
+            Ok(answer) => answer,
+            // The driver has gone: the next round attaches again.
+            Err(_) if !link.attachment.alive() => return Err(would_block()),
+            Err(error) => return Err(error),
+        };
+        let mut side = lock(&self.recv);
+        if answer.errno == Errno::AGAIN.raw_os_error() as u32 {
+            // Those that came have left again.
+            side.consumer = side.consumer.max(came);
+        } else if answer.errno == 0 {
+            side.consumer += 1;
+        }
+        side.link.store_recv_consumer(side.consumer);
+        drop(side);
+        let answer = check(answer, || "cannot accept".to_owned())?;
+        let accepted = Link::new(link.attachment.clone(), SocketId(answer.socket), channel);
+        Ok(self.accepted(accepted, answer.address()))
+    }
+
+    fn accepted(&self, link: Link, peer: Address) -> Arc<Socket> {
+        let listener = lock(&self.control);
+        let control = Control {
+            link: Arc::new(link),
+            state: State::Connected,
+            v6: listener.v6,
+            v6_only: listener.v6_only,
+            local: listener.local,
+            local_inexact: listener.local.is_none_or(|local| local.ip().is_unspecified()),
+            peer: peer.to_socket_addr(),
+            backlog: 0,
+            send_ring_bytes: listener.send_ring_bytes,
+            receive_ring_bytes: listener.receive_ring_bytes,
+            error: 0,
+            attach_tried: None,
+        };
+        drop(listener);
+        Socket::assemble(control, true)
+    }
+
+    /// Attaches and listens again if the driver has gone; tries at most every 250 ms. Says whether
+    /// the socket listens.
+    pub(crate) fn keep_listening(&self) -> bool {
+        let mut control = lock(&self.control);
+        if control.link.attachment.alive() {
+            return true;
+        }
+        if control.attach_tried.is_some_and(|tried| tried.elapsed() < SLEEP_MAX) {
+            return false;
+        }
+        control.attach_tried = Some(Instant::now());
+        self.listen_again(&mut control).is_ok()
+    }
+
+    fn listen_again(&self, control: &mut Control) -> Result<()> {
+        let attachment = process().attachment()?;
+        let link = Arc::new(Socket::open(&attachment, control.v6)?);
+        let old = std::mem::replace(&mut control.link, link.clone());
+        let result = self.repeat_calls(control);
+        if let Err(error) = result {
+            control.link = old;
+            let _ = link.submit(link.request(Operation::Close));
+            return Err(error);
+        }
+        self.set_link(control, link);
+        lock(&self.recv).restart();
+        self.rewatch(control);
+        Ok(())
+    }
+
+    fn repeat_calls(&self, control: &Control) -> Result<()> {
+        if control.v6_only {
+            control.set_option(SocketOption::V6Only, 1)?;
+        }
+        control.set_option(SocketOption::SendRingBytes, control.send_ring_bytes)?;
+        control.set_option(SocketOption::ReceiveRingBytes, control.receive_ring_bytes)?;
+        if let Some(local) = control.local {
+            let bind = control.link.request(Operation::Bind).with_address(Address::from(local));
+            control.call(bind, || format!("cannot bind to {local} again"))?;
+        }
+        let listen = control.link.request(Operation::Listen).with_numbers(control.backlog.into(), 0);
+        control.call(listen, || "cannot listen again".to_owned())?;
+        Ok(())
+    }
+}

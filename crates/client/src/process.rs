@@ -1,0 +1,159 @@
+//! What one process holds: its attachment, its sockets, its memory. A forked child starts with
+//! nothing: the parent's objects are unreachable from it.
+use crate::arena::Arenas;
+use crate::attachment::Attachment;
+use crate::error::Result;
+use crate::sids::Sids;
+use crate::socket::Socket;
+use crate::turn::lock;
+use std::collections::{HashMap, VecDeque};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a normal exit waits for what was sent.
+const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
+
+static FORKS: AtomicU32 = AtomicU32::new(0);
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+static HOOKED: AtomicBool = AtomicBool::new(false);
+
+/// Everything that a process holds. Leaked: lives until the process ends.
+#[derive(Debug, Default)]
+pub(crate) struct Process {
+    attachment: Mutex<Option<Arc<Attachment>>>,
+    pub(crate) sids: Sids,
+    pub(crate) arenas: Arenas,
+    sockets: Mutex<HashMap<u64, Weak<Socket>>>,
+    lingering: Mutex<VecDeque<Arc<Socket>>>,
+    serial: AtomicU64,
+}
+
+/// How often this process is a child of one that used the library. Objects remember it: theirs
+/// differing from this means that they belong to the parent.
+#[inline]
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// The process's state, made at first use.
+#[inline]
+pub(crate) fn process() -> &'static Process {
+    let current = PROCESS.load(Ordering::Acquire);
+    if current.is_null() {
+        return start();
+    }
+    // SAFETY: not null, and what was stored is leaked, never freed.
+    unsafe { &*current }
+}
+
+#[cold]
+fn start() -> &'static Process {
+    if !HOOKED.swap(true, Ordering::AcqRel) {
+        // SAFETY: the handlers are functions without arguments that live as long as the program.
+        unsafe {
+            libc::pthread_atfork(None, None, Some(in_child));
+            libc::atexit(at_exit);
+        }
+    }
+    let fresh = Box::into_raw(Box::<Process>::default());
+    match PROCESS.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: leaked just now, never freed.
+        Ok(_) => unsafe { &*fresh },
+        Err(other) => {
+            // SAFETY: `fresh` was never shared; `other` is leaked as above.
+            unsafe {
+                drop(Box::from_raw(fresh));
+                &*other
+            }
+        }
+    }
+}
+
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    PROCESS.store(ptr::null_mut(), Ordering::Release);
+}
+
+extern "C" fn at_exit() {
+    let current = PROCESS.load(Ordering::Acquire);
+    if current.is_null() {
+        return;
+    }
+    // SAFETY: as in `process`.
+    let process = unsafe { &*current };
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| process.wait_for_sends()));
+}
+
+impl Process {
+    /// The attachment; attaches if there is none or the driver of the last one has gone.
+    pub(crate) fn attachment(&self) -> Result<Arc<Attachment>> {
+        let mut slot = lock(&self.attachment);
+        if let Some(attachment) = slot.as_ref().filter(|attachment| attachment.alive()) {
+            return Ok(attachment.clone());
+        }
+        let attachment = Attachment::new()?;
+        *slot = Some(attachment.clone());
+        self.arenas.release_dead();
+        Ok(attachment)
+    }
+
+    /// Looks whether the driver is still there.
+    pub(crate) fn check_driver(&self) {
+        let attachment = lock(&self.attachment).clone();
+        if let Some(attachment) = attachment {
+            attachment.check_alive();
+        }
+    }
+
+    pub(crate) fn next_serial(&self) -> u64 {
+        self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn register(&self, serial: u64, socket: &Arc<Socket>) {
+        lock(&self.sockets).insert(serial, Arc::downgrade(socket));
+    }
+
+    /// Takes a closed socket out; one with sends in flight is looked after until they are done.
+    pub(crate) fn retire(&self, serial: u64, socket: &Arc<Socket>) {
+        lock(&self.sockets).remove(&serial);
+        let mut lingering = lock(&self.lingering);
+        if socket.sends_in_flight() {
+            lingering.push_back(socket.clone());
+        }
+        for _ in 0..lingering.len().min(8) {
+            let Some(socket) = lingering.pop_front() else { break };
+            if socket.sends_in_flight() {
+                lingering.push_back(socket);
+            }
+        }
+    }
+
+    /// Looks which sends of any socket are done, so that their memory can be used again.
+    pub(crate) fn reap_all(&self) -> bool {
+        let sockets: Vec<_> = lock(&self.sockets).values().filter_map(Weak::upgrade).collect();
+        let mut pending = false;
+        for socket in sockets {
+            pending |= socket.sends_in_flight();
+        }
+        let mut lingering = lock(&self.lingering);
+        lingering.retain(|socket| socket.sends_in_flight());
+        pending | !lingering.is_empty()
+    }
+
+    fn wait_for_sends(&self) {
+        let until = Instant::now() + EXIT_WAIT_MAX;
+        let mut pause = Duration::from_micros(20);
+        let mut slept = Duration::ZERO;
+        while self.reap_all() && Instant::now() < until {
+            std::thread::sleep(pause);
+            slept += pause;
+            pause = (pause * 2).min(Duration::from_millis(5));
+            if slept >= Duration::from_millis(250) {
+                slept = Duration::ZERO;
+                self.check_driver();
+            }
+        }
+    }
+}

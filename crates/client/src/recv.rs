@@ -1,0 +1,299 @@
+//! Receiving: a pointer into the receive ring, and giving the bytes back.
+use crate::attachment::RingWords;
+use crate::control::not_connected;
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::socket::{would_block, Socket};
+use crate::turn::{lock, sleep_in_turn, Deadline, HasTurn, Turn};
+use pd_abi::layout::ENDED;
+use pd_abi::Operation;
+use pd_shm::Mapping;
+use rustix::io::Errno;
+use std::ptr::NonNull;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+/// How many fruitless non-blocking calls go by before one looks whether the driver is there.
+pub(crate) const IDLE_CALLS: u32 = 1024;
+
+/// The receiving half of a socket; of a listener: its count of connections.
+#[derive(Debug)]
+pub(crate) struct RecvSide {
+    pub(crate) link: Arc<Link>,
+    pub(crate) connected: bool,
+    pub(crate) listening: bool,
+    pub(crate) shut: bool,
+    pub(crate) lowat: u64,
+    pub(crate) timeout: Option<Duration>,
+    /// Bytes given back; connections taken.
+    pub(crate) consumer: u64,
+    /// Bytes handed out.
+    cursor: u64,
+    /// Bytes delivered, as last seen.
+    producer: u64,
+    ring: Option<(RingWords, Arc<Mapping>)>,
+    space_answered: u64,
+    /// Given back before what came earlier.
+    early: Vec<(u64, u64)>,
+    pub(crate) idle_calls: u32,
+    turn: Turn,
+}
+
+impl HasTurn for RecvSide {
+    fn turn(&mut self) -> &mut Turn {
+        &mut self.turn
+    }
+}
+
+/// Bytes handed out: where they are, and where in the stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Handout {
+    /// First byte. Dangling if `len` is 0.
+    pub ptr: NonNull<u8>,
+    /// Bytes; 0: the stream has ended.
+    pub len: usize,
+    /// Position of the first byte in the stream.
+    pub start: u64,
+}
+
+impl RecvSide {
+    pub(crate) fn new(link: Arc<Link>, connected: bool) -> Self {
+        Self {
+            link,
+            connected,
+            listening: false,
+            shut: false,
+            lowat: 1,
+            timeout: None,
+            consumer: 0,
+            cursor: 0,
+            producer: 0,
+            ring: None,
+            space_answered: 0,
+            early: Vec::new(),
+            idle_calls: 0,
+            turn: Turn::new(),
+        }
+    }
+
+    pub(crate) fn forget_ring(&mut self) {
+        self.ring = None;
+    }
+
+    /// Starts counting anew, on another link.
+    pub(crate) fn restart(&mut self) {
+        (self.consumer, self.cursor, self.producer) = (0, 0, 0);
+    }
+
+    /// Looks for what was delivered. Returns the bytes that can be handed out.
+    #[inline]
+    fn refresh(&mut self) -> Result<u64> {
+        let producer = self.link.recv_producer();
+        if producer != self.producer {
+            self.take_delivery(producer)?;
+        }
+        Ok(self.producer - self.cursor)
+    }
+
+    fn take_delivery(&mut self, producer: u64) -> Result<()> {
+        // With everything given back the driver may have attached another ring meanwhile.
+        if self.consumer == self.producer || self.ring.is_none() {
+            let words = self.link.ring_words();
+            if self.ring.as_ref().is_none_or(|(known, _)| *known != words) {
+                self.ring = Some((words, self.link.attachment.ring(words)?));
+            }
+        }
+        let ring_bytes = self.ring.as_ref().map_or(0, |(_, ring)| ring.len() as u64 / 2);
+        if producer.wrapping_sub(self.consumer) > ring_bytes || producer < self.producer {
+            self.link.attachment.die(Some("a receive counter of the driver is broken"));
+            return Err(self.link.attachment.dead_error());
+        }
+        self.producer = producer;
+        Ok(())
+    }
+
+    /// Bytes or connections to be had, and how the stream ended (0: it did not).
+    pub(crate) fn poll(&mut self) -> (u64, u32) {
+        let end = self.link.recv_end();
+        let there = if self.listening {
+            self.link.recv_producer().saturating_sub(self.consumer)
+        } else {
+            self.link.recv_producer().saturating_sub(self.cursor)
+        };
+        let dead = if self.link.attachment.alive() { 0 } else { libc::ECONNRESET as u32 };
+        (there, if end == 0 { dead } else { end })
+    }
+
+    /// Hands out what is there, or says why nothing comes any more; none: nothing yet.
+    #[inline]
+    fn take(&mut self, max: usize) -> Result<Option<Handout>> {
+        let mut there = self.producer - self.cursor;
+        let mut end = 0;
+        if there < self.lowat.max(max as u64) {
+            // The end is loaded first: what was delivered before it is then seen.
+            end = self.link.recv_end();
+            there = self.refresh()?;
+        }
+        if there > 0 && (there >= self.lowat || end != 0 || self.ring_is_full()) {
+            let len = there.min(max as u64);
+            let start = self.cursor;
+            self.cursor += len;
+            return Ok(Some(self.handout(start, len)));
+        }
+        if there > 0 {
+            return Ok(None);
+        }
+        if !self.connected {
+            return Err(not_connected());
+        }
+        if end == ENDED || self.shut {
+            return Ok(Some(Handout { ptr: NonNull::dangling(), len: 0, start: self.cursor }));
+        }
+        if end != 0 {
+            return Err(Error::from_driver(end, || "the connection has failed".to_owned()));
+        }
+        if !self.link.attachment.alive() {
+            return Err(self.link.attachment.dead_error());
+        }
+        if self.ring_is_full() {
+            return Err(Error::new(
+                Errno::NOBUFS,
+                "all of the receive ring is handed out; give bytes back with pd_recv_done first",
+            ));
+        }
+        Ok(None)
+    }
+
+    fn ring_is_full(&self) -> bool {
+        let bytes = self.producer - self.consumer;
+        bytes > 0 && self.ring.as_ref().is_some_and(|(_, ring)| bytes == ring.len() as u64 / 2)
+    }
+
+    fn handout(&self, start: u64, len: u64) -> Handout {
+        let (_, ring) = self.ring.as_ref().expect("bytes come with a ring");
+        let offset = start as usize & (ring.len() / 2 - 1);
+        Handout { ptr: ring.address(offset, len as usize), len: len as usize, start }
+    }
+
+    /// Gives back everything before `consumer`.
+    #[inline]
+    fn give_back(&mut self, consumer: u64) -> Result<()> {
+        self.consumer = consumer;
+        self.link.store_recv_consumer(consumer);
+        // SYNC POINT: space (the driver stores `space_wake_at`, fences, looks at `recv_consumer`)
+        fence(Ordering::SeqCst);
+        let wanted = self.link.space_wake_at();
+        if wanted != 0 && consumer >= wanted && wanted != self.space_answered {
+            self.space_answered = wanted;
+            if self.link.attachment.alive() {
+                self.link.submit(self.link.request(Operation::Space))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Socket {
+    /// Hands out at most `max` bytes of the receive ring; they stay as they are until they are given
+    /// back. Waits for the first unless the socket is non-blocking. Length 0: the stream has ended.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `ENOTCONN`, `ECONNRESET`; `ENOBUFS` if the ring is full of bytes handed out.
+    pub fn recv(&self, max: usize) -> Result<Handout> {
+        self.check_usable()?;
+        let mut side = lock(&self.recv);
+        if max == 0 {
+            return Ok(Handout { ptr: NonNull::dangling(), len: 0, start: side.cursor });
+        }
+        let mut deadline = None;
+        loop {
+            if let Some(handout) = side.take(max)? {
+                return Ok(handout);
+            }
+            if self.is_nonblocking() {
+                side.idle_calls = side.idle_calls.wrapping_add(1);
+                if side.idle_calls % IDLE_CALLS == 0 && !side.link.attachment.check_alive() {
+                    continue;
+                }
+                return Err(would_block());
+            }
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
+            let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
+            let wake_at = side.cursor + side.lowat;
+            side = self.sleep_for_recv(side, wake_at, timeout);
+            self.check_usable()?;
+        }
+    }
+
+    /// Sleeps until the producer reaches `wake_at` or the stream ends.
+    pub(crate) fn sleep_for_recv<'a>(
+        &'a self,
+        side: MutexGuard<'a, RecvSide>,
+        wake_at: u64,
+        timeout: Duration,
+    ) -> MutexGuard<'a, RecvSide> {
+        let link = side.link.clone();
+        let (side, timed_out) =
+            sleep_in_turn(&self.recv, &self.recv_turn, side, link.recv_cells(), wake_at, timeout, || {
+                link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err()
+            });
+        if timed_out {
+            drop(side);
+            link.attachment.check_alive();
+            return lock(&self.recv);
+        }
+        side
+    }
+
+    /// Gives back the first `len` bytes handed out and not yet given back.
+    ///
+    /// # Errors
+    /// `EINVAL` if there are not so many.
+    pub fn recv_done(&self, len: usize) -> Result<()> {
+        self.check_usable()?;
+        let mut side = lock(&self.recv);
+        let out = side.cursor - side.consumer;
+        if len as u64 > out || !side.early.is_empty() {
+            return Err(Error::invalid(format!(
+                "{len} bytes cannot be given back: {out} are handed out and not yet given back"
+            )));
+        }
+        let consumer = side.consumer + len as u64;
+        side.give_back(consumer)
+    }
+
+    /// Gives back `len` bytes from `start` on, in any order of handouts.
+    pub(crate) fn give_back(&self, start: u64, len: u64) {
+        if len == 0 || self.check_usable().is_err() {
+            return;
+        }
+        let mut side = lock(&self.recv);
+        let mut end = start + len;
+        if start != side.consumer {
+            side.early.push((start, end));
+            return;
+        }
+        while let Some(place) = side.early.iter().position(|early| early.0 == end) {
+            end = side.early.swap_remove(place).1;
+        }
+        // It fails only together with the connection, which the next call tells.
+        let _ = side.give_back(end);
+    }
+
+    /// Fewest bytes that a receive waits for and that make the socket readable.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn set_recv_lowat(&self, bytes: u64) -> Result<()> {
+        self.check_usable()?;
+        let ring = self.ring_bytes().1;
+        lock(&self.recv).lowat = bytes.clamp(1, ring / 2);
+        Ok(())
+    }
+
+    /// See [`Self::set_recv_lowat`].
+    pub fn recv_lowat(&self) -> u64 {
+        lock(&self.recv).lowat
+    }
+}

@@ -1,0 +1,342 @@
+//! Sending: spans of send regions, without a copy. The span belongs to the driver until the socket's
+//! `send_consumer` has counted it.
+use crate::arena::{self, Block};
+use crate::control::not_connected;
+use crate::error::{bad_socket, Error, Result};
+use crate::link::Link;
+use crate::process::process;
+use crate::socket::{would_block, Socket};
+use crate::turn::{lock, sleep_in_turn, Deadline, HasTurn, Turn, SLEEP_MAX};
+use pd_abi::layout::ENDED;
+use pd_abi::limits::{MESSAGE_BYTES_MAX, SENDS_IN_FLIGHT_MAX};
+use pd_abi::{Request, Span};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+/// The sending half of a socket.
+#[derive(Debug)]
+pub(crate) struct SendSide {
+    pub(crate) link: Arc<Link>,
+    pub(crate) connected: bool,
+    pub(crate) shut: bool,
+    /// Accepted, and not yet claimed by a thread.
+    pub(crate) adoptable: bool,
+    pub(crate) ring_bytes: u64,
+    pub(crate) timeout: Option<Duration>,
+    posted: u64,
+    completed: u64,
+    bytes: u64,
+    flights: VecDeque<(Block, u32)>,
+    turn: Turn,
+}
+
+impl HasTurn for SendSide {
+    fn turn(&mut self) -> &mut Turn {
+        &mut self.turn
+    }
+}
+
+impl SendSide {
+    pub(crate) fn new(link: Arc<Link>, connected: bool, adoptable: bool, ring_bytes: u64) -> Self {
+        Self {
+            link,
+            connected,
+            shut: false,
+            adoptable,
+            ring_bytes,
+            timeout: None,
+            posted: 0,
+            completed: 0,
+            bytes: 0,
+            flights: VecDeque::new(),
+            turn: Turn::new(),
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    pub(crate) fn has_sent(&self) -> bool {
+        self.posted > 0
+    }
+
+    /// Counts what the driver has done with and frees it.
+    #[inline]
+    pub(crate) fn reap(&mut self) {
+        if self.flights.is_empty() {
+            return;
+        }
+        if !self.link.attachment.alive() {
+            self.land(self.posted);
+        } else {
+            self.land(self.link.send_consumer());
+        }
+    }
+
+    /// [`Self::reap`] after the close: the line belongs to a later socket once the driver is done.
+    pub(crate) fn reap_closed(&mut self) {
+        let consumer = self.link.send_consumer();
+        fence(Ordering::Acquire);
+        let done = !self.link.attachment.alive() || !self.link.line_is_ours();
+        self.land(if done { self.posted } else { consumer });
+    }
+
+    fn land(&mut self, completed: u64) {
+        // A counter that cannot be is no counter.
+        if completed.wrapping_sub(self.completed) > self.posted - self.completed {
+            return;
+        }
+        for _ in self.completed..completed {
+            if let Some((block, len)) = self.flights.pop_front() {
+                self.bytes -= u64::from(len);
+                block.land();
+            }
+        }
+        self.completed = completed;
+    }
+
+    /// Bytes that may be sent now.
+    fn room(&self) -> u64 {
+        if self.flights.len() as u64 >= SENDS_IN_FLIGHT_MAX {
+            return 0;
+        }
+        self.ring_bytes.saturating_sub(self.bytes)
+    }
+
+    /// Whether a poll says that the socket is writable: half of the ring, so that wake-ups are few.
+    pub(crate) fn writable(&self) -> bool {
+        self.connected
+            && self.bytes <= self.ring_bytes / 2
+            && self.flights.len() as u64 <= SENDS_IN_FLIGHT_MAX / 2
+    }
+
+    /// The counter at which a waiter wants to be woken: half of what is in flight.
+    fn wake_at(&self) -> u64 {
+        self.completed + (self.flights.len() as u64 / 2).max(1)
+    }
+
+    /// Asks for a `Ready` event when there is room. Says whether something has been done meanwhile.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.link.store_send_wake_at(self.wake_at());
+        let before = self.completed;
+        self.reap();
+        self.completed != before || self.end().is_err()
+    }
+
+    /// Why nothing can be sent any more.
+    pub(crate) fn end(&self) -> Result<()> {
+        let end = self.link.send_end();
+        if end == 0 && !self.shut && self.connected && self.link.attachment.alive() {
+            return Ok(());
+        }
+        if !self.connected {
+            return Err(not_connected());
+        }
+        if self.shut {
+            return Err(Error::new(Errno::PIPE, "the socket was shut down for sending"));
+        }
+        if end == ENDED {
+            return Err(Error::new(Errno::PIPE, "the peer has closed the connection"));
+        }
+        if end != 0 {
+            return Err(Error::from_driver(end, || "the connection has failed".to_owned()));
+        }
+        Err(self.link.attachment.dead_error())
+    }
+
+    /// Posts one request for `len` bytes of `block` from `offset` on.
+    #[inline]
+    fn post(&mut self, block: Block, offset: u64, len: u64) -> Result<()> {
+        if !block.take_off() {
+            return Err(foreign());
+        }
+        let span = Span { region: block.region(), offset, len };
+        if let Err(error) = self.link.submit(Request::send(self.link.id, span)) {
+            block.land();
+            return Err(error);
+        }
+        self.posted += 1;
+        self.bytes += len;
+        self.flights.push_back((block, len as u32));
+        Ok(())
+    }
+}
+
+impl Socket {
+    /// Sends `len` bytes at `ptr`, which lie in one block of `pd_malloc`'s. They must not be written
+    /// until the send is done (see [`Self::buf_refresh`]). A blocking socket sends all; a
+    /// non-blocking one sends what there is room for.
+    ///
+    /// # Errors
+    /// `EFAULT` if the bytes are not in one block of this attachment, `EPIPE`, `ECONNRESET`,
+    /// `ENOTCONN`, `EAGAIN`.
+    pub fn send(&self, ptr: *const u8, len: usize) -> Result<usize> {
+        self.check_usable()?;
+        if len == 0 {
+            return Ok(0);
+        }
+        let (block, mut offset) = arena::find(ptr, len).ok_or_else(foreign)?;
+        let mut side = lock(&self.send);
+        if side.adoptable {
+            drop(side);
+            self.adopt()?;
+            side = lock(&self.send);
+        }
+        if !block.is_of(&side.link.attachment) {
+            return Err(stale());
+        }
+        let mut left = len as u64;
+        let mut deadline = None;
+        loop {
+            side.reap();
+            let part = left.min(side.room()).min((side.ring_bytes / 2).min(MESSAGE_BYTES_MAX));
+            // A blocking send waits until its whole part fits: splinters cost more than the wait.
+            let part_wanted = left.min(side.ring_bytes / 2);
+            let step = match side.end() {
+                Err(error) => Err(error),
+                Ok(()) if part == 0 || (part < part_wanted && !self.is_nonblocking()) => Ok(false),
+                Ok(()) => side.post(block, offset, part).map(|()| true),
+            };
+            match step {
+                Ok(true) => {
+                    left -= part;
+                    offset += part;
+                    if left == 0 {
+                        return Ok(len);
+                    }
+                    continue;
+                }
+                Ok(false) => {}
+                Err(error) => return partial(len, left, error),
+            }
+            if self.is_nonblocking() {
+                if self.watch.subscribed() && side.arm() {
+                    continue;
+                }
+                return partial(len, left, would_block());
+            }
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
+            let Some(timeout) = deadline.next_sleep() else { return partial(len, left, would_block()) };
+            side = self.sleep_for_sends(side, timeout);
+            if let Err(error) = self.check_usable() {
+                return partial(len, left, error);
+            }
+        }
+    }
+
+    fn sleep_for_sends<'a>(
+        &'a self,
+        side: MutexGuard<'a, SendSide>,
+        timeout: Duration,
+    ) -> MutexGuard<'a, SendSide> {
+        let link = side.link.clone();
+        let wake_at = side.wake_at();
+        let (mut side, timed_out) =
+            sleep_in_turn(&self.send, &self.send_turn, side, link.send_cells(), wake_at, timeout, || {
+                link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err()
+            });
+        if self.watch.subscribed() {
+            // The sleep took back the request for a `Ready` event.
+            side.arm();
+        }
+        if timed_out {
+            drop(side);
+            link.attachment.check_alive();
+            return lock(&self.send);
+        }
+        side
+    }
+
+    /// Moves those of the buffers that may be written again to the front, in their order, and returns
+    /// how many they are. A blocking socket waits until all may.
+    ///
+    /// # Errors
+    /// `EAGAIN` if none may (non-blocking), `EFAULT` if one is not of `pd_malloc`.
+    pub fn buf_refresh(&self, buffers: &mut [*mut u8]) -> Result<usize> {
+        self.check_usable()?;
+        let blocks = |buffers: &[*mut u8]| -> Result<Vec<Block>> {
+            buffers.iter().map(|&ptr| Ok(arena::find(ptr, 1).ok_or_else(foreign)?.0)).collect()
+        };
+        let blocks = blocks(buffers)?;
+        let mut deadline = None;
+        let mut side = lock(&self.send);
+        loop {
+            side.reap();
+            let free = blocks.iter().filter(|block| !block.in_flight()).count();
+            if free == blocks.len() {
+                return Ok(free);
+            }
+            if self.is_nonblocking() {
+                if free == 0 {
+                    return Err(would_block());
+                }
+                return Ok(front(buffers, &blocks));
+            }
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
+            let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
+            if side.in_flight() > 0 {
+                side = self.sleep_for_sends(side, timeout);
+            } else {
+                // In flight on another socket.
+                drop(side);
+                process().reap_all();
+                std::thread::sleep(Duration::from_micros(100));
+                side = lock(&self.send);
+            }
+            if self.check_usable().is_err() {
+                return Err(bad_socket());
+            }
+        }
+    }
+
+    /// Whether no send of `block` through this socket is in flight any more.
+    pub(crate) fn reap_for(&self, block: &Block) -> bool {
+        lock(&self.send).reap();
+        !block.in_flight()
+    }
+
+    /// Waits until no send of `block` through this socket is in flight.
+    pub(crate) fn wait_for(&self, block: &Block) -> Result<()> {
+        let mut side = lock(&self.send);
+        loop {
+            side.reap();
+            if !block.in_flight() || side.in_flight() == 0 {
+                return Ok(());
+            }
+            side = self.sleep_for_sends(side, SLEEP_MAX);
+            self.check_usable()?;
+        }
+    }
+}
+
+/// Stable partition: buffers not in flight first.
+fn front(buffers: &mut [*mut u8], blocks: &[Block]) -> usize {
+    let busy: Vec<bool> = blocks.iter().map(Block::in_flight).collect();
+    let pick = |wanted: bool| {
+        let pairs = buffers.iter().zip(&busy);
+        pairs.filter(move |(_, &busy)| busy == wanted).map(|(&ptr, _)| ptr).collect::<Vec<_>>()
+    };
+    let (free, rest) = (pick(false), pick(true));
+    buffers[..free.len()].copy_from_slice(&free);
+    buffers[free.len()..].copy_from_slice(&rest);
+    free.len()
+}
+
+fn partial(len: usize, left: u64, error: Error) -> Result<usize> {
+    match len - left as usize {
+        0 => Err(error),
+        sent => Ok(sent),
+    }
+}
+
+fn foreign() -> Error {
+    Error::new(Errno::FAULT, "the bytes do not lie in one block of pd_malloc; send from such memory only")
+}
+
+fn stale() -> Error {
+    Error::new(Errno::FAULT, "the memory is of an attachment that has ended; pd_free it and pd_malloc again")
+}

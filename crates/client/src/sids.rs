@@ -1,0 +1,194 @@
+//! Small integers that name sockets and epoll instances, for the C API. The lowest free one is given
+//! out, as the kernel does with descriptors. Looking one up takes no lock in the usual case: each
+//! thread remembers the few it used last.
+use crate::epoll::Epoll;
+use crate::error::{Error, Result};
+use crate::process::{forks, process};
+use crate::socket::Socket;
+use crate::turn::lock;
+use rustix::io::Errno;
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+const CHUNK: usize = 1024;
+const CHUNKS: usize = 80;
+/// The lowest; 0 would let forgotten initialisations name a socket.
+const FIRST: usize = 1;
+const REMEMBERED: usize = 8;
+
+/// What a number names.
+#[derive(Clone, Debug)]
+pub enum Named {
+    /// A socket.
+    Socket(Arc<Socket>),
+    /// An epoll instance.
+    Epoll(Arc<Epoll>),
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    /// Changes whenever the number changes its meaning.
+    serial: AtomicU64,
+    named: Mutex<Option<Named>>,
+}
+
+/// The numbers of a process.
+#[derive(Debug)]
+pub(crate) struct Sids {
+    chunks: [OnceLock<Box<[Place]>>; CHUNKS],
+    free: Mutex<Free>,
+}
+
+#[derive(Debug)]
+struct Free {
+    returned: BinaryHeap<Reverse<usize>>,
+    next: usize,
+}
+
+impl Default for Sids {
+    fn default() -> Self {
+        Self {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            free: Mutex::new(Free { returned: BinaryHeap::new(), next: FIRST }),
+        }
+    }
+}
+
+struct Remembered {
+    sid: i32,
+    forks: u32,
+    serial: u64,
+    named: Named,
+}
+
+thread_local! {
+    static REMEMBER: RefCell<[Option<Remembered>; REMEMBERED]> = const { RefCell::new([const { None }; REMEMBERED]) };
+}
+
+impl Sids {
+    fn place(&self, sid: i32) -> Option<&Place> {
+        let sid = usize::try_from(sid).ok()?;
+        Some(&self.chunks.get(sid / CHUNK)?.get()?[sid % CHUNK])
+    }
+
+    /// Gives a number out.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn insert(&self, named: Named) -> Result<i32> {
+        let mut free = lock(&self.free);
+        let sid = match free.returned.pop() {
+            Some(Reverse(sid)) => sid,
+            None if free.next == CHUNK * CHUNKS => {
+                return Err(Error::new(Errno::MFILE, "too many sockets in this process; close some"))
+            }
+            None => {
+                free.next += 1;
+                free.next - 1
+            }
+        };
+        drop(free);
+        let chunk = self.chunks[sid / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Place::default()).collect());
+        let place = &chunk[sid % CHUNK];
+        *lock(&place.named) = Some(named);
+        place.serial.fetch_add(1, Ordering::Release);
+        Ok(sid as i32)
+    }
+
+    /// Takes a number back.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub(crate) fn remove(&self, sid: i32) -> Result<Named> {
+        let place = self.place(sid).ok_or_else(|| unknown(sid))?;
+        let named = lock(&place.named).take().ok_or_else(|| unknown(sid))?;
+        place.serial.fetch_add(1, Ordering::Release);
+        lock(&self.free).returned.push(Reverse(sid as usize));
+        Ok(named)
+    }
+
+    fn get(&self, sid: i32) -> Result<(u64, Named)> {
+        let place = self.place(sid).ok_or_else(|| unknown(sid))?;
+        let named = lock(&place.named);
+        let serial = place.serial.load(Ordering::Acquire);
+        Ok((serial, named.clone().ok_or_else(|| unknown(sid))?))
+    }
+}
+
+/// Gives a number to a socket or an epoll instance.
+///
+/// # Errors
+/// `EMFILE`.
+pub fn insert(named: Named) -> Result<i32> {
+    process().sids.insert(named)
+}
+
+/// Takes a number back. What it named is not closed by that.
+///
+/// # Errors
+/// `EBADF`.
+pub fn remove(sid: i32) -> Result<Named> {
+    process().sids.remove(sid)
+}
+
+/// Runs `call` on what `sid` names.
+///
+/// # Errors
+/// `EBADF`; those of `call`.
+#[inline]
+pub fn with<R>(sid: i32, call: impl FnOnce(&Named) -> Result<R>) -> Result<R> {
+    let sids = &process().sids;
+    let mut call = Some(call);
+    // Not available in a thread that ends, and not where this is called from within itself.
+    let quick = REMEMBER.try_with(|table| {
+        let table = table.try_borrow().ok()?;
+        let known = table[sid as usize % REMEMBERED].as_ref()?;
+        if known.sid != sid || known.forks != forks() {
+            return None;
+        }
+        if sids.place(sid)?.serial.load(Ordering::Acquire) != known.serial {
+            return None;
+        }
+        call.take().map(|call| call(&known.named))
+    });
+    match (quick, call) {
+        (Ok(Some(result)), _) => result,
+        (_, Some(call)) => {
+            let (serial, named) = sids.get(sid)?;
+            remember(Remembered { sid, forks: forks(), serial, named: named.clone() });
+            call(&named)
+        }
+        // `call` is taken only together with a result.
+        (_, None) => Err(unknown(sid)),
+    }
+}
+
+fn remember(entry: Remembered) {
+    // What was remembered before is dropped after the table is released.
+    let _before = REMEMBER.try_with(|table| {
+        let mut table = table.try_borrow_mut().ok()?;
+        table[entry.sid as usize % REMEMBERED].replace(entry)
+    });
+}
+
+/// Runs `call` on the socket that `sid` names.
+///
+/// # Errors
+/// `EBADF`, `ENOTSOCK`; those of `call`.
+#[inline]
+pub fn with_socket<R>(sid: i32, call: impl FnOnce(&Arc<Socket>) -> Result<R>) -> Result<R> {
+    with(sid, |named| match named {
+        Named::Socket(socket) => call(socket),
+        Named::Epoll(_) => {
+            Err(Error::new(Errno::NOTSOCK, format!("{sid} is an epoll instance, not a socket")))
+        }
+    })
+}
+
+#[cold]
+fn unknown(sid: i32) -> Error {
+    Error::new(Errno::BADF, format!("{sid} is not an open socket of this process"))
+}

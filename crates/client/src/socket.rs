@@ -1,0 +1,250 @@
+//! A socket: what control calls, sends and receives share. Each side has a lock of its own, so that
+//! one thread may send while another receives; no lock is held while a thread sleeps.
+use crate::attachment::Attachment;
+use crate::epoll::Watch;
+use crate::error::{bad_socket, Error, Result};
+use crate::link::Link;
+use crate::process::{forks, process};
+use crate::recv::RecvSide;
+use crate::send::SendSide;
+use crate::turn::lock;
+use pd_abi::layout::ENDED;
+use pd_abi::limits::RING_BYTES_DEFAULT;
+use pd_abi::{Event, Operation, Request, SocketId};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// A socket. Closed by [`Socket::close`], never by dropping it.
+#[derive(Debug)]
+pub struct Socket {
+    forks: u32,
+    serial: u64,
+    pub(crate) nonblocking: AtomicBool,
+    closed: AtomicBool,
+    pub(crate) control: Mutex<Control>,
+    pub(crate) accepting: Mutex<()>,
+    pub(crate) send: Mutex<SendSide>,
+    pub(crate) send_turn: Condvar,
+    pub(crate) recv: Mutex<RecvSide>,
+    pub(crate) recv_turn: Condvar,
+    pub(crate) watch: Arc<Watch>,
+}
+
+/// How far a socket has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    New,
+    Bound,
+    Listening,
+    Connected,
+}
+
+/// What control calls know.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) link: Arc<Link>,
+    pub(crate) state: State,
+    pub(crate) v6: bool,
+    pub(crate) v6_only: bool,
+    pub(crate) local: Option<SocketAddr>,
+    /// The local address is the listener's wildcard: the driver knows the real one.
+    pub(crate) local_inexact: bool,
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) backlog: u32,
+    pub(crate) send_ring_bytes: u64,
+    pub(crate) receive_ring_bytes: u64,
+    pub(crate) error: i32,
+    /// When a listener last tried to attach again.
+    pub(crate) attach_tried: Option<Instant>,
+}
+
+impl Socket {
+    /// A new socket of the family given. Attaches the process if it is not.
+    ///
+    /// # Errors
+    /// `ENETDOWN` without a driver, `EMFILE` with too many sockets, `EACCES` by policy.
+    pub fn new(v6: bool) -> Result<Arc<Self>> {
+        let attachment = process().attachment()?;
+        let link = Self::open(&attachment, v6)?;
+        let control = Control {
+            link: Arc::new(link),
+            state: State::New,
+            v6,
+            v6_only: false,
+            local: None,
+            local_inexact: false,
+            peer: None,
+            backlog: 0,
+            send_ring_bytes: RING_BYTES_DEFAULT,
+            receive_ring_bytes: RING_BYTES_DEFAULT,
+            error: 0,
+            attach_tried: None,
+        };
+        Ok(Self::assemble(control, false))
+    }
+
+    /// Asks the driver for a socket.
+    pub(crate) fn open(attachment: &Arc<Attachment>, v6: bool) -> Result<Link> {
+        let channel = attachment.channel()?;
+        let mut request = Request::new(Operation::Socket, SocketId(0), 0);
+        request.family = if v6 { 6 } else { 4 };
+        let answer = check(channel.call(attachment, request)?, || "cannot make a socket".to_owned())?;
+        Ok(Link::new(attachment.clone(), SocketId(answer.socket), channel))
+    }
+
+    /// A socket object around a link.
+    pub(crate) fn assemble(control: Control, adoptable: bool) -> Arc<Self> {
+        let connected = control.state == State::Connected;
+        let serial = process().next_serial();
+        let socket = Arc::new(Self {
+            forks: forks(),
+            serial,
+            nonblocking: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            accepting: Mutex::new(()),
+            send: Mutex::new(SendSide::new(control.link.clone(), connected, adoptable, control.send_ring_bytes)),
+            send_turn: Condvar::new(),
+            recv: Mutex::new(RecvSide::new(control.link.clone(), connected)),
+            recv_turn: Condvar::new(),
+            control: Mutex::new(control),
+            watch: Arc::default(),
+        });
+        process().register(serial, &socket);
+        socket
+    }
+
+    /// Refuses closed sockets and those of a parent process.
+    #[inline]
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        if self.forks != forks() || self.closed.load(Ordering::Relaxed) {
+            return Err(bad_socket());
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Whether calls return `EAGAIN` instead of waiting.
+    pub fn nonblocking(&self) -> bool {
+        self.is_nonblocking()
+    }
+
+    /// Makes calls return `EAGAIN` instead of waiting, or wait.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    /// Longest wait of a receive or accept; none: no limit.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn set_recv_timeout(&self, timeout: Option<Duration>) -> Result<()> {
+        self.check_usable()?;
+        lock(&self.recv).timeout = timeout;
+        Ok(())
+    }
+
+    /// See [`Self::set_recv_timeout`].
+    pub fn recv_timeout(&self) -> Option<Duration> {
+        lock(&self.recv).timeout
+    }
+
+    /// Longest wait of a send; none: no limit.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn set_send_timeout(&self, timeout: Option<Duration>) -> Result<()> {
+        self.check_usable()?;
+        lock(&self.send).timeout = timeout;
+        Ok(())
+    }
+
+    /// See [`Self::set_send_timeout`].
+    pub fn send_timeout(&self) -> Option<Duration> {
+        lock(&self.send).timeout
+    }
+
+    /// Replaces the link on both sides.
+    pub(crate) fn set_link(&self, control: &mut Control, link: Arc<Link>) {
+        lock(&self.send).link = link.clone();
+        lock(&self.recv).link = link.clone();
+        control.link = link;
+    }
+
+    /// Gives the socket up. What was sent is still delivered. Never blocks.
+    ///
+    /// # Errors
+    /// `EBADF` if it was closed before.
+    pub fn close(self: &Arc<Self>) -> Result<()> {
+        if self.forks != forks() || self.closed.swap(true, Ordering::AcqRel) {
+            return Err(bad_socket());
+        }
+        self.unwatch_all();
+        let link = lock(&self.control).link.clone();
+        if link.attachment.alive() {
+            // A driver that has gone has closed everything already.
+            let _ = link.submit(link.request(Operation::Close));
+        }
+        lock(&self.recv).forget_ring();
+        link.kick();
+        self.send_turn.notify_all();
+        self.recv_turn.notify_all();
+        process().retire(self.serial, self);
+        Ok(())
+    }
+
+    /// Whether sends of this socket are not yet done. Frees the memory of those that are.
+    pub(crate) fn sends_in_flight(&self) -> bool {
+        let mut side = lock(&self.send);
+        if self.closed.load(Ordering::Acquire) {
+            side.reap_closed();
+        } else {
+            side.reap();
+        }
+        side.in_flight() > 0 && side.link.attachment.alive()
+    }
+
+    /// The pending error (`SO_ERROR`), which is then none.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn take_error(&self) -> Result<i32> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        let error = std::mem::take(&mut control.error);
+        if error != 0 {
+            return Ok(error);
+        }
+        if control.state != State::Connected {
+            return Ok(0);
+        }
+        if !control.link.attachment.alive() {
+            return Ok(libc::ECONNRESET);
+        }
+        let ends = [control.link.recv_end(), control.link.send_end()];
+        Ok(ends.into_iter().find(|&end| end != 0 && end != ENDED).map_or(0, |end| end as i32))
+    }
+
+    /// The process's number of this socket, never used again.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+}
+
+/// The answer, unless it is an error.
+pub(crate) fn check(answer: Event, what: impl FnOnce() -> String) -> Result<Event> {
+    if answer.errno != 0 {
+        return Err(Error::from_driver(answer.errno, what));
+    }
+    Ok(answer)
+}
+
+pub(crate) fn would_block() -> Error {
+    Error::new(Errno::AGAIN, "the call would have to wait, and the socket is non-blocking or its time is over")
+}

@@ -1,0 +1,88 @@
+//! One sleeper per wake word: the first thread that waits sleeps on the shared word, further threads
+//! of the process wait for their turn on a condition variable.
+use pd_shm::wait::{self, SharedCells};
+use pd_shm::Spin;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest sleep before a waiter looks whether the driver is still there.
+pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(250);
+
+/// Locks, also after a panic of another holder: no state here is left half changed by one.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who sleeps on a word. Lives under the lock of the state that the word is about.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    sleeping: bool,
+    waiting: u32,
+    spin: Spin,
+}
+
+impl Turn {
+    pub(crate) fn new() -> Self {
+        Self { sleeping: false, waiting: 0, spin: Spin::new(Spin::PAUSES_DEFAULT) }
+    }
+
+    /// Whether other threads wait for their turn.
+    pub(crate) fn contended(&self) -> bool {
+        self.waiting > 0
+    }
+}
+
+/// State that has a [`Turn`].
+pub(crate) trait HasTurn {
+    fn turn(&mut self) -> &mut Turn;
+}
+
+/// A deadline, or none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(crate) fn after(timeout: Option<Duration>) -> Self {
+        Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
+    }
+
+    /// How long to sleep at most; `None` when the time is over.
+    pub(crate) fn next_sleep(&self) -> Option<Duration> {
+        let Some(at) = self.0 else { return Some(SLEEP_MAX) };
+        let left = at.checked_duration_since(Instant::now())?;
+        (!left.is_zero()).then(|| left.min(SLEEP_MAX))
+    }
+}
+
+/// Gives up the lock, sleeps until the wake word is reached or the time is over or for no reason,
+/// and takes the lock again. Says whether the time was over: then look after the driver.
+pub(crate) fn sleep_in_turn<'a, T: HasTurn>(
+    mutex: &'a Mutex<T>,
+    condvar: &Condvar,
+    mut guard: MutexGuard<'a, T>,
+    cells: SharedCells<'_>,
+    wake_at: u64,
+    timeout: Duration,
+    ready: impl FnMut() -> bool,
+) -> (MutexGuard<'a, T>, bool) {
+    if guard.turn().sleeping {
+        guard.turn().waiting += 1;
+        let (mut guard, result) =
+            condvar.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner);
+        guard.turn().waiting -= 1;
+        return (guard, result.timed_out());
+    }
+    guard.turn().sleeping = true;
+    let mut spin = guard.turn().spin.clone();
+    drop(guard);
+    let start = Instant::now();
+    wait::sleep(&cells, wake_at, &mut spin, timeout, ready);
+    let timed_out = start.elapsed() >= timeout;
+    let mut guard = lock(mutex);
+    let turn = guard.turn();
+    (turn.sleeping, turn.spin) = (false, spin);
+    if turn.waiting > 0 {
+        condvar.notify_all();
+    }
+    (guard, timed_out)
+}

@@ -1,0 +1,147 @@
+//! What the conductor knows of one client.
+use crate::identity::Identity;
+use crate::memory::{ClientMemory, Region, Slot, Space};
+use crate::messages::MoverId;
+use pd_abi::limits::SOCKETS_MAX;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// How far a client has come.
+#[derive(Debug)]
+pub enum Phase {
+    /// Connected; has to say hello.
+    Greeting,
+    /// Has to map its control region, which is then sealed.
+    Mapping(OwnedFd),
+    /// Attached.
+    Attached,
+    /// Dead or cut off; waits for its mover to forget it.
+    Leaving,
+}
+
+#[derive(Debug)]
+pub struct Client {
+    pub identity: Identity,
+    pub socket: OwnedFd,
+    pub phase: Phase,
+    pub memory: Option<Arc<ClientMemory>>,
+    pub mover: MoverId,
+    pub channels: usize,
+    pub regions: Vec<RegionUse>,
+    /// Bytes of all its regions.
+    pub region_bytes: u64,
+    slots: Vec<SlotUse>,
+    free_slots: Vec<Slot>,
+}
+
+/// What a region is for.
+#[derive(Debug)]
+pub enum RegionUse {
+    /// The client writes it; until it is sealed, its descriptor.
+    Send(Region, Option<OwnedFd>),
+    /// Receive rings are carved from it.
+    Receive(Region, Space),
+}
+
+#[derive(Debug, Default)]
+struct SlotUse {
+    generation: u16,
+    socket: Option<Socket>,
+}
+
+#[derive(Debug)]
+pub struct Socket {
+    pub v6: bool,
+    pub v6_only: bool,
+    pub channel: usize,
+    /// Explicitly bound, hence to be unbound.
+    pub bound: Option<SocketAddr>,
+    pub state: SocketState,
+    pub send_ring_bytes: u64,
+    pub receive_ring_bytes: u64,
+}
+
+/// Paper, section III-D.
+#[derive(Debug)]
+pub enum SocketState {
+    Active,
+    Listen(Listener),
+    Connected(Connected),
+    /// Closed by its client; flows still drain.
+    Closing,
+}
+
+#[derive(Debug)]
+pub struct Listener {
+    pub backlog_max: usize,
+    pub backlog: VecDeque<Slot>,
+    /// Connections that ever entered the backlog.
+    pub arrived: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Connected {
+    pub connection: u32,
+    /// 0: connected; 1: accepted.
+    pub side: usize,
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+}
+
+impl Client {
+    pub fn new(identity: Identity, socket: OwnedFd, mover: MoverId) -> Self {
+        Self {
+            identity,
+            socket,
+            phase: Phase::Greeting,
+            memory: None,
+            mover,
+            channels: 0,
+            regions: Vec::new(),
+            region_bytes: 0,
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+        }
+    }
+
+    /// Takes a slot for a socket. Returns it and its generation.
+    pub fn open(&mut self, socket: Socket) -> Option<(Slot, u16)> {
+        let slot = match self.free_slots.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() < SOCKETS_MAX => {
+                self.slots.push(SlotUse::default());
+                (self.slots.len() - 1) as Slot
+            }
+            None => return None,
+        };
+        let entry = &mut self.slots[slot as usize];
+        entry.generation = entry.generation.wrapping_add(1).max(1);
+        entry.socket = Some(socket);
+        Some((slot, entry.generation))
+    }
+
+    pub fn close(&mut self, slot: Slot) -> Option<Socket> {
+        let socket = self.slots.get_mut(slot as usize)?.socket.take()?;
+        self.free_slots.push(slot);
+        Some(socket)
+    }
+
+    pub fn generation(&self, slot: Slot) -> u16 {
+        self.slots.get(slot as usize).map_or(0, |s| s.generation)
+    }
+
+    pub fn socket(&self, slot: Slot) -> Option<&Socket> {
+        self.slots.get(slot as usize)?.socket.as_ref()
+    }
+
+    pub fn socket_mut(&mut self, slot: Slot) -> Option<&mut Socket> {
+        self.slots.get_mut(slot as usize)?.socket.as_mut()
+    }
+
+    /// Slots in use.
+    pub fn slots(&self) -> Vec<Slot> {
+        (0..self.slots.len() as u32).map(|s| s as Slot).filter(|&s| self.socket(s).is_some()).collect()
+    }
+}

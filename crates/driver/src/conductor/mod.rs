@@ -1,0 +1,346 @@
+//! The control agent: clients, sockets, addresses, connections, memory (paper, section III-D).
+//!
+//! It never touches payload. It learns of requests and flows from the movers, of new and dead clients
+//! from the kernel, and answers through the movers, so that an answer never overtakes the command that
+//! makes it true.
+mod attach;
+mod client;
+mod names;
+mod report;
+mod rings;
+mod sockets;
+
+pub use names::Registration;
+
+use crate::clock::Clock;
+use crate::identity::NamespaceId;
+use crate::mailbox::Mailbox;
+use crate::memory::{Exhausted, Pool, Slot};
+use crate::messages::{
+    ClientId, Endpoint, Finish, FlowCounters, FlowId, MoverId, ToConductor, ToMover, Violation,
+};
+use crate::metrics::Metrics;
+use crate::settings::Settings;
+use crate::StartError;
+use client::{Client, Phase, SocketState};
+use names::Names;
+use pd_abi::layout::ENDED;
+use pd_abi::{Frame, FrameKind};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use std::collections::{HashMap, VecDeque};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a dead client's flows may go on delivering what it had sent.
+const GRACE: Duration = Duration::from_millis(500);
+/// How often flows that wait for memory are tried again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// See the module.
+pub struct Conductor {
+    settings: Settings,
+    clock: Arc<dyn Clock>,
+    inbox: Arc<Mailbox<ToConductor>>,
+    movers: Vec<Arc<Mailbox<ToMover>>>,
+    metrics: Arc<Metrics>,
+    pool: Arc<Pool>,
+    names: Names,
+    clients: Vec<Option<Client>>,
+    attached: usize,
+    connections: Vec<Option<Connection>>,
+    free_connections: Vec<u32>,
+    waiting_rings: Vec<FlowId>,
+    warned_exhausted: Option<Duration>,
+    registered: HashMap<NamespaceId, OwnedFd>,
+    next_mover: MoverId,
+
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    admin: OwnedFd,
+    messages: VecDeque<ToConductor>,
+}
+
+/// An entry of the connection table. Side 0 connected, side 1 accepted.
+struct Connection {
+    sides: [Option<(ClientId, Slot)>; 2],
+    movers: [MoverId; 2],
+    done: [bool; 2],
+    counters: [Arc<FlowCounters>; 2],
+}
+
+const TOKEN_INBOX: u64 = 0;
+const TOKEN_LISTENER: u64 = 1;
+const TOKEN_ADMIN: u64 = 2;
+const TOKEN_REGISTERED: u64 = 3;
+const TOKEN_SOCKET: u64 = 4;
+const TOKEN_PIDFD: u64 = 5;
+
+fn token(kind: u64, client: ClientId) -> epoll::EventData {
+    epoll::EventData::new_u64(kind << 32 | u64::from(client))
+}
+
+impl Conductor {
+    /// A conductor that listens on the sockets of its settings.
+    ///
+    /// # Errors
+    /// If they cannot be made.
+    pub fn new(
+        settings: Settings,
+        clock: Arc<dyn Clock>,
+        inbox: Arc<Mailbox<ToConductor>>,
+        movers: Vec<Arc<Mailbox<ToMover>>>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, StartError> {
+        let (listener, admin) = attach::listen(&settings)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, 0), edge)?;
+        epoll::add(&epoll, &listener, token(TOKEN_LISTENER, 0), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &admin, token(TOKEN_ADMIN, 0), epoll::EventFlags::IN)?;
+        Ok(Self {
+            pool: Pool::new(settings.budget_bytes, settings.hugepages),
+            settings,
+            clock,
+            inbox,
+            movers,
+            metrics,
+            names: Names::default(),
+            clients: Vec::new(),
+            attached: 0,
+            connections: Vec::new(),
+            free_connections: Vec::new(),
+            waiting_rings: Vec::new(),
+            warned_exhausted: None,
+            registered: HashMap::new(),
+            next_mover: 0,
+            epoll,
+            listener,
+            admin,
+            messages: VecDeque::new(),
+        })
+    }
+
+    /// Carries out what the movers have sent. Says whether there was anything.
+    pub fn step(&mut self) -> bool {
+        if !self.inbox.is_filled() {
+            return false;
+        }
+        let mut messages = std::mem::take(&mut self.messages);
+        self.inbox.drain(&mut messages);
+        for message in messages.drain(..) {
+            self.carry_out(message);
+        }
+        self.messages = messages;
+        true
+    }
+
+    /// Looks at the kernel's news: new clients, messages on attach sockets, deaths. Waits at most
+    /// `timeout` for some, or for the inbox.
+    pub fn poll(&mut self, timeout: Option<Duration>) {
+        let timeout =
+            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
+        let mut space = [MaybeUninit::uninit(); 64];
+        // An interrupted wait is a wake-up like any other.
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) else { return };
+        for event in ready {
+            let word = event.data.u64();
+            let client = word as ClientId;
+            match word >> 32 {
+                TOKEN_LISTENER => self.welcome_clients(),
+                TOKEN_ADMIN => self.answer_admin(),
+                TOKEN_SOCKET => self.read_frames(client),
+                TOKEN_PIDFD => self.bury(client, None),
+                TOKEN_REGISTERED => self.forget_registered(),
+                _ => {}
+            }
+        }
+    }
+
+    /// When [`Self::tick`] wants to be called; never, if none.
+    pub fn wake_by(&self) -> Option<Duration> {
+        (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY)
+    }
+
+    /// Tries again what waits for memory.
+    pub fn tick(&mut self) {
+        self.retry_rings();
+    }
+
+    /// The inbox.
+    pub fn inbox(&self) -> &Arc<Mailbox<ToConductor>> {
+        &self.inbox
+    }
+
+    /// Readable when [`Self::poll`] has something to look at.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn carry_out(&mut self, message: ToConductor) {
+        match message {
+            ToConductor::Control { client, channel, request } => self.control(client, channel, &request),
+            ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
+            ToConductor::NeedRing { flow } => self.need_ring(flow),
+            ToConductor::FreeRing { flow, ring } => self.free_ring(flow, &ring),
+            ToConductor::FlowDone { flow } => self.flow_done(flow),
+            ToConductor::ClientGone { client } => {
+                if let Some(entry) = self.clients.get_mut(client as usize) {
+                    *entry = None;
+                    self.retry_rings();
+                }
+            }
+        }
+    }
+
+    fn client(&self, id: ClientId) -> Option<&Client> {
+        self.clients.get(id as usize)?.as_ref()
+    }
+
+    fn client_mut(&mut self, id: ClientId) -> Option<&mut Client> {
+        self.clients.get_mut(id as usize)?.as_mut()
+    }
+
+    fn connection(&self, index: u32) -> Option<&Connection> {
+        self.connections.get(index as usize)?.as_ref()
+    }
+
+    /// The receiving socket of a flow, if its client lives.
+    fn destination(&self, flow: FlowId) -> Option<(ClientId, Slot)> {
+        self.connection(flow / 2)?.sides[1 - flow as usize % 2]
+    }
+
+    fn source_mover(&self, flow: FlowId) -> Option<MoverId> {
+        Some(self.connection(flow / 2)?.movers[flow as usize % 2])
+    }
+
+    fn endpoint(&self, client: ClientId, slot: Slot) -> Option<Endpoint> {
+        let state = self.client(client)?;
+        let memory = Arc::clone(state.memory.as_ref()?);
+        Some(Endpoint { client, slot, generation: state.generation(slot), memory, mover: state.mover })
+    }
+
+    fn flow_done(&mut self, flow: FlowId) {
+        let index = flow / 2;
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        connection.done[flow as usize % 2] = true;
+        if connection.done != [true, true] {
+            return;
+        }
+        let sides = connection.sides;
+        self.connections[index as usize] = None;
+        self.free_connections.push(index);
+        for (client, slot) in sides.into_iter().flatten() {
+            self.release_slot(client, slot);
+        }
+    }
+
+    fn release_slot(&mut self, id: ClientId, slot: Slot) {
+        let Some(client) = self.client_mut(id) else { return };
+        let mover = client.mover;
+        if let Some(memory) = &client.memory {
+            memory.close_slot(slot);
+        }
+        if client.close(slot).is_some() {
+            self.movers[mover].send(ToMover::CloseSocket { client: id, slot });
+        }
+    }
+
+    /// Ends one side of a connection.
+    fn hang_up(&mut self, connection: u32, side: usize, ending: Ending) {
+        let Some(Some(entry)) = self.connections.get_mut(connection as usize) else { return };
+        let (outgoing, incoming) = (connection * 2 + side as u32, connection * 2 + (1 - side) as u32);
+        let late_errno = Errno::CONNRESET.raw_os_error() as u32;
+        let (finish, send_end) = match ending {
+            Ending::Closed => (Finish { late_errno, deadline: None, source_gone: false }, ENDED),
+            Ending::Died(deadline) => {
+                entry.sides[side] = None;
+                (Finish { late_errno, deadline: Some(deadline), source_gone: true }, late_errno)
+            }
+        };
+        let movers = entry.movers;
+        self.movers[movers[side]].send(ToMover::Finish { flow: outgoing, finish });
+        self.movers[movers[1 - side]].send(ToMover::Abort { flow: incoming, send_end, recv_end: None });
+    }
+
+    /// A client has died, or is cut off.
+    fn bury(&mut self, id: ClientId, violation: Option<Violation>) {
+        let Some(client) = self.client_mut(id) else { return };
+        if matches!(client.phase, Phase::Leaving) {
+            return;
+        }
+        let attached = client.memory.is_some();
+        client.phase = Phase::Leaving;
+        let (mover, pid, namespace) = (client.mover, client.identity.pid, client.identity.namespace);
+        if let Some(violation) = violation {
+            Metrics::add(&self.metrics.clients_cut_off, 1);
+            tracing::warn!(client = id, pid, reason = %violation, "client cut off");
+            let errno = Errno::PROTO.raw_os_error() as u32;
+            let frame = Frame::new(FrameKind::Goodbye).with_error(errno, &violation.to_string());
+            self.send_frame(id, &frame, &[]);
+        }
+        if let Some(Some(client)) = self.clients.get(id as usize) {
+            let _ = epoll::delete(&self.epoll, &client.socket);
+            let _ = epoll::delete(&self.epoll, &client.identity.pidfd);
+            let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
+        }
+        self.attached -= 1;
+        let now = self.clock.now();
+        let deadline = if violation.is_some() { now } else { now + GRACE };
+        if attached {
+            self.movers[mover].send(ToMover::Drain { client: id });
+        }
+        for slot in self.client(id).map(Client::slots).unwrap_or_default() {
+            self.close_socket(id, slot, Ending::Died(deadline));
+        }
+        self.names.leave(namespace);
+        if attached {
+            self.movers[mover].send(ToMover::RemoveClient { client: id });
+        } else {
+            self.clients[id as usize] = None;
+        }
+    }
+
+    /// A client uses a socket no more.
+    fn close_socket(&mut self, id: ClientId, slot: Slot, ending: Ending) {
+        let Some(client) = self.client_mut(id) else { return };
+        let namespace = client.identity.namespace;
+        let Some(socket) = client.socket_mut(slot) else { return };
+        let bound = socket.bound.take();
+        let state = std::mem::replace(&mut socket.state, SocketState::Closing);
+        if let Some(bound) = bound {
+            self.names.unbind(namespace, bound.port(), (id, slot));
+        }
+        match state {
+            SocketState::Active => self.release_slot(id, slot),
+            SocketState::Closing => {}
+            SocketState::Connected(connected) => self.hang_up(connected.connection, connected.side, ending),
+            SocketState::Listen(listener) => {
+                for waiting in listener.backlog {
+                    self.close_socket(id, waiting, ending);
+                }
+                self.release_slot(id, slot);
+            }
+        }
+    }
+
+    fn warn_exhausted(&mut self, exhausted: &Exhausted) {
+        let now = self.clock.now();
+        if self.warned_exhausted.is_none_or(|at| now.saturating_sub(at) > Duration::from_secs(10)) {
+            self.warned_exhausted = Some(now);
+            tracing::warn!(%exhausted, "a receive ring is smaller than asked for, or has to wait");
+        }
+    }
+}
+
+/// Why a socket ends.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    /// Its client closed it.
+    Closed,
+    /// Its client died; what it had sent is delivered until then.
+    Died(Duration),
+}

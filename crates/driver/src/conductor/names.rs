@@ -1,0 +1,401 @@
+//! Addresses and ports: which namespace holds what, and who listens where.
+//!
+//! A client may bind only what its network namespace holds. An address other than loopback belongs to
+//! the first namespace that claims it, so that a container that gives itself a neighbour's address
+//! gains nothing; a namespace registered by `pd run` claims its addresses before it runs anything.
+use crate::identity::NamespaceId;
+use crate::memory::Slot;
+use crate::messages::ClientId;
+use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+/// How old a namespace's address list may be when an address is not found in it.
+const ADDRESSES_FRESH: Duration = Duration::from_millis(50);
+
+/// Reads the addresses of a namespace.
+pub type ReadAddresses = Box<dyn Fn() -> HashMap<IpAddr, u8> + Send>;
+
+/// What `pd run` says of a namespace.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Registration {
+    /// The container's name.
+    pub name: String,
+    /// Its tenant.
+    pub tenant: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+#[derive(Default)]
+pub struct Names {
+    namespaces: HashMap<NamespaceId, Namespace>,
+    owners: HashMap<IpAddr, NamespaceId>,
+    ports: HashMap<(NamespaceId, u16), Vec<Binding>>,
+}
+
+struct Namespace {
+    users: usize,
+    read: ReadAddresses,
+    addresses: HashMap<IpAddr, u8>,
+    read_at: Option<Duration>,
+    registration: Option<Registration>,
+    next_port: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Binding {
+    ip: IpAddr,
+    v6_only: bool,
+    client: ClientId,
+    slot: Slot,
+    listening: bool,
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Names")
+            .field("owners", &self.owners)
+            .field("ports", &self.ports)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Names {
+    /// A client of this namespace attached (or `pd run` registered it).
+    pub fn enter(&mut self, id: NamespaceId, read: impl FnOnce() -> ReadAddresses) {
+        let namespace = self.namespaces.entry(id).or_insert_with(|| Namespace {
+            users: 0,
+            read: read(),
+            addresses: HashMap::new(),
+            read_at: None,
+            registration: None,
+            next_port: EPHEMERAL_PORT_FIRST,
+        });
+        namespace.users += 1;
+    }
+
+    /// The opposite of [`Self::enter`].
+    pub fn leave(&mut self, id: NamespaceId) {
+        let Some(namespace) = self.namespaces.get_mut(&id) else { return };
+        namespace.users -= 1;
+        if namespace.users == 0 {
+            self.namespaces.remove(&id);
+            self.owners.retain(|_, owner| *owner != id);
+        }
+    }
+
+    /// Takes note of what `pd run` says. The namespace must have been entered.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` if another namespace holds one of the addresses.
+    pub fn register(&mut self, id: NamespaceId, registration: Registration) -> Result<(), Errno> {
+        if registration.addresses.iter().any(|ip| self.owners.get(ip).is_some_and(|&owner| owner != id)) {
+            return Err(Errno::ADDRINUSE);
+        }
+        self.owners.extend(registration.addresses.iter().map(|&ip| (ip, id)));
+        if let Some(namespace) = self.namespaces.get_mut(&id) {
+            namespace.registration = Some(registration);
+        }
+        Ok(())
+    }
+
+    /// What `pd run` said of the namespace.
+    pub fn registration(&self, id: NamespaceId) -> Option<&Registration> {
+        self.namespaces.get(&id)?.registration.as_ref()
+    }
+
+    fn refresh(&mut self, id: NamespaceId, now: Duration) {
+        let Some(namespace) = self.namespaces.get_mut(&id) else { return };
+        if namespace.read_at.is_some_and(|at| now.saturating_sub(at) < ADDRESSES_FRESH) {
+            return;
+        }
+        namespace.read_at = Some(now);
+        namespace.addresses = (namespace.read)();
+        if let Some(registration) = &namespace.registration {
+            namespace.addresses.retain(|ip, _| is_local(*ip) || registration.addresses.contains(ip));
+        }
+        for &ip in namespace.addresses.keys().filter(|ip| !is_local(**ip)) {
+            self.owners.entry(ip).or_insert(id);
+        }
+        let held = &namespace.addresses;
+        self.owners.retain(|ip, owner| *owner != id || held.contains_key(ip));
+    }
+
+    /// Whether the namespace may use the address: it holds it, and held it first.
+    fn holds(&mut self, id: NamespaceId, ip: IpAddr, now: Duration) -> bool {
+        if is_loopback(ip) {
+            return true;
+        }
+        if self.owners.get(&ip) != Some(&id) {
+            self.refresh(id, now);
+        }
+        self.owners.get(&ip) == Some(&id)
+            || (is_local(ip) && self.namespaces.get(&id).is_some_and(|n| n.addresses.contains_key(&ip)))
+    }
+
+    /// Binds a socket. Port 0 asks for any free port. Returns the address bound.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` if the namespace does not hold the address, `EADDRINUSE` if the port is taken.
+    pub fn bind(
+        &mut self,
+        id: NamespaceId,
+        wanted: SocketAddr,
+        v6_only: bool,
+        (client, slot): (ClientId, Slot),
+        now: Duration,
+    ) -> Result<SocketAddr, Errno> {
+        let ip = canonical(wanted.ip());
+        if !ip.is_unspecified() && !self.holds(id, ip, now) {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        if ip.is_unspecified() {
+            self.refresh(id, now);
+        }
+        let mut binding = Binding { ip, v6_only, client, slot, listening: false };
+        if wanted.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+            binding.ip = wanted.ip();
+        }
+        let port = match wanted.port() {
+            0 => self.free_port(id, &binding).ok_or(Errno::ADDRINUSE)?,
+            port => port,
+        };
+        let taken = self.ports.entry((id, port)).or_default();
+        if taken.iter().any(|other| other.overlaps(&binding)) {
+            return Err(Errno::ADDRINUSE);
+        }
+        taken.push(binding);
+        Ok(SocketAddr::new(wanted.ip(), port))
+    }
+
+    fn free_port(&mut self, id: NamespaceId, binding: &Binding) -> Option<u16> {
+        for _ in EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST {
+            let port = self.next_port(id);
+            let taken = self.ports.get(&(id, port));
+            if !taken.is_some_and(|list| list.iter().any(|other| other.overlaps(binding))) {
+                return Some(port);
+            }
+        }
+        None
+    }
+
+    fn next_port(&mut self, id: NamespaceId) -> u16 {
+        let Some(namespace) = self.namespaces.get_mut(&id) else { return EPHEMERAL_PORT_FIRST };
+        let port = namespace.next_port;
+        namespace.next_port = if port == EPHEMERAL_PORT_LAST { EPHEMERAL_PORT_FIRST } else { port + 1 };
+        port
+    }
+
+    /// The bound socket takes connections from now on.
+    pub fn listen(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) {
+        if let Some(binding) = self.binding_mut(id, port, owner) {
+            binding.listening = true;
+        }
+    }
+
+    fn binding_mut(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) -> Option<&mut Binding> {
+        self.ports.get_mut(&(id, port))?.iter_mut().find(|b| (b.client, b.slot) == owner)
+    }
+
+    /// Takes a binding back.
+    pub fn unbind(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) {
+        if let Some(list) = self.ports.get_mut(&(id, port)) {
+            list.retain(|b| (b.client, b.slot) != owner);
+            if list.is_empty() {
+                self.ports.remove(&(id, port));
+            }
+        }
+    }
+
+    /// The listener that a connection from `id` to `to` reaches.
+    ///
+    /// # Errors
+    /// `EHOSTUNREACH` if no container holds the address, `ECONNREFUSED` if nothing listens there.
+    pub fn listener(
+        &mut self,
+        id: NamespaceId,
+        to: SocketAddr,
+        now: Duration,
+    ) -> Result<(ClientId, Slot), Errno> {
+        let ip = canonical(to.ip());
+        let target = if is_loopback(ip) || ip.is_unspecified() || self.holds(id, ip, now) {
+            id
+        } else {
+            if !self.owners.contains_key(&ip) {
+                let all: Vec<_> = self.namespaces.keys().copied().collect();
+                all.into_iter().for_each(|other| self.refresh(other, now));
+            }
+            *self.owners.get(&ip).ok_or(Errno::HOSTUNREACH)?
+        };
+        let list = self.ports.get(&(target, to.port())).ok_or(Errno::CONNREFUSED)?;
+        let found =
+            list.iter().filter(|b| b.listening && b.accepts(ip)).max_by_key(|b| !b.ip.is_unspecified());
+        found.map(|b| (b.client, b.slot)).ok_or(Errno::CONNREFUSED)
+    }
+
+    /// The address that a socket of `id` gets when it connects to `to` without being bound.
+    pub fn local_for(&mut self, id: NamespaceId, to: IpAddr, now: Duration) -> SocketAddr {
+        let port = self.next_port(id);
+        let ip = canonical(to);
+        if is_loopback(ip) || ip.is_unspecified() || self.owners.get(&ip) == Some(&id) {
+            let own = if ip.is_unspecified() { loopback(ip) } else { ip };
+            return SocketAddr::new(own, port);
+        }
+        self.refresh(id, now);
+        let owners = &self.owners;
+        let best = self.namespaces.get(&id).and_then(|namespace| {
+            let usable = namespace.addresses.iter().filter(|(own, _)| {
+                own.is_ipv4() == ip.is_ipv4() && !is_local(**own) && owners.get(own) == Some(&id)
+            });
+            usable.max_by_key(|(own, prefix)| (same_prefix(**own, ip, **prefix), **own)).map(|(own, _)| *own)
+        });
+        SocketAddr::new(best.unwrap_or_else(|| unspecified(ip)), port)
+    }
+}
+
+impl Binding {
+    fn overlaps(&self, other: &Self) -> bool {
+        self.accepts(other.ip)
+            || other.accepts(self.ip)
+            || (self.ip.is_unspecified()
+                && other.ip.is_unspecified()
+                && self.ip.is_ipv4() == other.ip.is_ipv4())
+    }
+
+    /// Whether a connection to `ip` may reach this binding.
+    fn accepts(&self, ip: IpAddr) -> bool {
+        match self.ip {
+            IpAddr::V4(own) if own.is_unspecified() => ip.is_ipv4(),
+            IpAddr::V6(own) if own.is_unspecified() => ip.is_ipv6() || !self.v6_only,
+            own => own == ip,
+        }
+    }
+}
+
+/// An IPv4 address in IPv6 clothes is that IPv4 address.
+pub fn canonical(ip: IpAddr) -> IpAddr {
+    ip.to_canonical()
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.is_loopback()
+}
+
+/// Addresses that mean something else in each namespace.
+fn is_local(ip: IpAddr) -> bool {
+    ip.is_loopback() || matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+fn loopback(ip: IpAddr) -> IpAddr {
+    if ip.is_ipv4() {
+        Ipv4Addr::LOCALHOST.into()
+    } else {
+        Ipv6Addr::LOCALHOST.into()
+    }
+}
+
+fn unspecified(ip: IpAddr) -> IpAddr {
+    if ip.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    }
+}
+
+fn same_prefix(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => (u128::from(ip.to_bits()) << 96, 32),
+        IpAddr::V6(ip) => (ip.to_bits(), 128),
+    };
+    let ((a, _), (b, _)) = (bits(a), bits(b));
+    prefix == 0 || (a ^ b).leading_zeros() >= u32::from(prefix.min(128))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(inode: u64) -> NamespaceId {
+        NamespaceId::for_test(inode)
+    }
+
+    fn names(list: &[(u64, &[&str])]) -> Names {
+        let mut names = Names::default();
+        for &(inode, addresses) in list {
+            let held: HashMap<IpAddr, u8> = addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect();
+            names.enter(id(inode), move || Box::new(move || held.clone()));
+        }
+        names
+    }
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn binds_only_what_the_namespace_holds() {
+        let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
+        let now = Duration::ZERO;
+        assert_eq!(names.bind(id(1), at("10.0.0.2:5"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(names.bind(id(1), at("10.0.0.1:5"), false, (1, 1), now), Ok(at("10.0.0.1:5")));
+        assert_eq!(names.bind(id(1), at("0.0.0.0:5"), false, (1, 2), now), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind(id(2), at("0.0.0.0:5"), false, (2, 1), now), Ok(at("0.0.0.0:5")));
+        names.unbind(id(1), 5, (1, 1));
+        assert_eq!(names.bind(id(1), at("0.0.0.0:5"), false, (1, 2), now), Ok(at("0.0.0.0:5")));
+        assert_eq!(names.bind(id(1), at("[::]:5"), false, (1, 3), now), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind(id(1), at("[::]:5"), true, (1, 3), now), Ok(at("[::]:5")));
+        let any = names.bind(id(1), at("127.0.0.1:0"), false, (1, 4), now).unwrap();
+        assert!((EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST).contains(&any.port()));
+    }
+
+    #[test]
+    fn loopback_stays_at_home_and_addresses_cross() {
+        let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2", "fd00::2"])]);
+        let now = Duration::from_secs(1);
+        names.bind(id(2), at("0.0.0.0:80"), false, (2, 1), now).unwrap();
+        assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Err(Errno::CONNREFUSED), "not listening");
+        names.listen(id(2), 80, (2, 1));
+        assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Ok((2, 1)));
+        assert_eq!(names.listener(id(1), at("[::ffff:10.0.0.2]:80"), now), Ok((2, 1)));
+        assert_eq!(names.listener(id(1), at("127.0.0.1:80"), now), Err(Errno::CONNREFUSED));
+        assert_eq!(names.listener(id(2), at("127.0.0.1:80"), now), Ok((2, 1)));
+        assert_eq!(names.listener(id(1), at("10.0.0.9:80"), now), Err(Errno::HOSTUNREACH));
+        assert_eq!(names.listener(id(1), at("[fd00::2]:80"), now), Err(Errno::CONNREFUSED), "IPv4 only");
+        assert_eq!(names.local_for(id(1), at("10.0.0.2:80").ip(), now).ip(), at("10.0.0.1:0").ip());
+    }
+
+    #[test]
+    fn a_stolen_address_gains_nothing() {
+        let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.1"])]);
+        let now = Duration::from_secs(1);
+        names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), now).unwrap();
+        names.listen(id(1), 80, (1, 1));
+        assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
+        names.bind(id(2), at("0.0.0.0:80"), false, (2, 2), now).unwrap();
+        names.listen(id(2), 80, (2, 2));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now), Ok((1, 1)));
+        names.leave(id(1));
+        names.unbind(id(1), 80, (1, 1));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now + Duration::from_secs(1)), Ok((2, 2)));
+    }
+
+    #[test]
+    fn registered_addresses_are_taken() {
+        let mut names = names(&[(1, &["10.0.0.1", "10.0.0.7"]), (2, &["10.0.0.1"])]);
+        let now = Duration::from_secs(1);
+        let registration = |addresses: &[&str]| Registration {
+            name: "a".into(),
+            tenant: "t".into(),
+            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        };
+        names.register(id(1), registration(&["10.0.0.1"])).unwrap();
+        assert_eq!(names.register(id(2), registration(&["10.0.0.1"])), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(names.bind(id(1), at("10.0.0.7:80"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
+        assert!(names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), now).is_ok());
+    }
+}

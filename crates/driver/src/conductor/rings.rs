@@ -1,0 +1,125 @@
+//! Receive rings: carved from a client's receive regions on first use, given back when idle.
+use super::client::{Client, RegionUse};
+use super::Conductor;
+use crate::memory::{Exhausted, Region, Space};
+use crate::messages::{ClientId, FlowId, Ring, ToMover};
+use crate::metrics::Metrics;
+use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES, REGIONS_MAX, RING_BYTES_MIN};
+use pd_abi::{Frame, FrameKind};
+use std::sync::Arc;
+
+/// Smallest region for rings that are smaller than a hugepage.
+const SMALL_REGION_BYTES: u64 = 1 << 20;
+
+impl Conductor {
+    /// A flow has something to deliver and no ring.
+    pub(super) fn need_ring(&mut self, flow: FlowId) {
+        let Some((client, slot)) = self.destination(flow) else { return };
+        let Some(mover) = self.source_mover(flow) else { return };
+        let Some(wanted) = self.client(client).and_then(|c| c.socket(slot)).map(|s| s.receive_ring_bytes)
+        else {
+            return;
+        };
+        let ring = self.allocate_ring(client, wanted);
+        if ring.is_none() {
+            Metrics::add(&self.metrics.rings_denied, 1);
+            self.waiting_rings.push(flow);
+        }
+        self.movers[mover].send(ToMover::Ring { flow, ring });
+    }
+
+    fn allocate_ring(&mut self, id: ClientId, wanted: u64) -> Option<Ring> {
+        let mut bytes = wanted.next_power_of_two().max(RING_BYTES_MIN);
+        while bytes >= RING_BYTES_MIN {
+            if let Some(ring) = self.client_mut(id).and_then(|client| client.carve(bytes)) {
+                return Some(ring);
+            }
+            match self.grow(id, bytes) {
+                Ok(()) => {}
+                Err(exhausted) => {
+                    self.warn_exhausted(&exhausted);
+                    bytes /= 2;
+                }
+            }
+        }
+        None
+    }
+
+    /// Makes a receive region with room for a ring of `bytes` bytes.
+    fn grow(&mut self, id: ClientId, bytes: u64) -> Result<(), Exhausted> {
+        let budget = self.settings.client_budget_bytes;
+        let pool = Arc::clone(&self.pool);
+        let Some(client) = self.client_mut(id) else { return Err(Exhausted::Budget { budget: 0 }) };
+        let generous = if bytes >= HUGEPAGE_BYTES as u64 {
+            bytes
+        } else {
+            // Half as much again as there is, so that regions stay few.
+            (client.region_bytes / 2)
+                .clamp(SMALL_REGION_BYTES, HUGEPAGE_BYTES as u64 - 1)
+                .next_multiple_of(bytes)
+        };
+        let make =
+            |bytes: u64| match client.region_bytes + bytes <= budget && client.regions.len() < REGIONS_MAX {
+                true => pool.receive_region(bytes),
+                false => Err(Exhausted::Budget { budget }),
+            };
+        let (region, fd) = make(generous).or_else(|_| make(bytes))?;
+        let number = client.regions.len() as u32;
+        let len = region.map.len() as u64;
+        let frame =
+            Frame::new(FrameKind::ReceiveRegion).with_id(number).with_bytes(len, region.pages.bytes() as u64);
+        client.region_bytes += len;
+        let space = Space::new((len / region.pages.bytes() as u64) as u32);
+        client.regions.push(RegionUse::Receive(region, space));
+        self.tell_client(id, &frame, &[fd]);
+        Ok(())
+    }
+
+    /// A flow gives its ring back.
+    pub(super) fn free_ring(&mut self, flow: FlowId, ring: &Ring) {
+        let Some((client, _)) = self.destination(flow) else { return };
+        let Some(client) = self.client_mut(client) else { return };
+        if let Some(RegionUse::Receive(region, space)) = client.regions.get_mut(ring.region as usize) {
+            let unit = units(region);
+            space.give(ring.page / unit, ring.pages / unit);
+        }
+        self.retry_rings();
+    }
+
+    /// Lets flows that wait for a ring ask again.
+    pub(super) fn retry_rings(&mut self) {
+        for flow in std::mem::take(&mut self.waiting_rings) {
+            if let Some(mover) = self.source_mover(flow) {
+                self.movers[mover].send(ToMover::Resume { flow });
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Whether a ring could be carved without more memory.
+    pub(super) fn has_free_ring_pages(&self) -> bool {
+        self.regions.iter().any(|entry| {
+            matches!(entry, RegionUse::Receive(region, space)
+            if (space.taken() as usize) < region.map.len() / region.pages.bytes())
+        })
+    }
+
+    fn carve(&mut self, bytes: u64) -> Option<Ring> {
+        let pages = (bytes / PAGE_BYTES as u64) as u32;
+        self.regions.iter_mut().enumerate().find_map(|(number, entry)| {
+            let RegionUse::Receive(region, space) = entry else { return None };
+            let unit = units(region);
+            if pages % unit != 0 {
+                return None;
+            }
+            let page = space.take(pages / unit)? * unit;
+            Some(Ring { region: number as u16, page, pages, map: Arc::clone(&region.map) })
+        })
+    }
+}
+
+/// Ordinary pages per page of the region.
+fn units(region: &Region) -> u32 {
+    (region.pages.bytes() / PAGE_BYTES) as u32
+}

@@ -1,0 +1,375 @@
+//! Requests other than sends: sockets, addresses, connections.
+use super::client::{Client, Connected, Listener, Socket, SocketState};
+use super::names::canonical;
+use super::{Conductor, Connection, Ending};
+use crate::memory::Slot;
+use crate::messages::{ClientId, ToMover};
+use crate::metrics::Metrics;
+use pd_abi::layout::ENDED;
+use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
+use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+/// An answer without its tag.
+type Answer = Result<Event, Errno>;
+
+fn done(socket: SocketId) -> Event {
+    Event::answer(socket, 0, 0)
+}
+
+impl Conductor {
+    pub(super) fn control(&mut self, id: ClientId, channel: usize, request: &Request) {
+        let Some(operation) = Operation::from_raw(request.operation) else { return };
+        let Some(client) = self.client(id) else { return };
+        let mover = client.mover;
+        let socket = SocketId(request.socket);
+        let live = client.socket(socket.slot()).is_some_and(|s| !matches!(s.state, SocketState::Closing));
+        let live = live && client.generation(socket.slot()) == socket.generation();
+        let answer = match operation {
+            Operation::Socket => self.open(id, channel, request),
+            Operation::Close => {
+                if live {
+                    self.close_socket(id, socket.slot(), Ending::Closed);
+                }
+                return;
+            }
+            Operation::Send | Operation::Space => return,
+            _ if !live => Err(Errno::BADF),
+            Operation::Bind => self.bind(id, socket, request.address()),
+            Operation::Listen => self.listen(id, socket, request.numbers().0),
+            Operation::Connect => self.connect(id, socket, request.address()),
+            Operation::Accept => self.accept(id, socket, channel),
+            Operation::Shutdown => self.shutdown(id, socket, request.numbers().0),
+            Operation::SetOption => self.set_option(id, socket, request),
+            Operation::Adopt => {
+                self.home(id, socket.slot(), channel);
+                Ok(done(socket))
+            }
+        };
+        let event = answer.unwrap_or_else(|errno| {
+            if errno != Errno::AGAIN {
+                Metrics::add(&self.metrics.requests_refused, 1);
+            }
+            Event::answer(socket, 0, errno.raw_os_error() as u32)
+        });
+        let event = Event { tag: request.tag, ..event };
+        self.movers[mover].send(ToMover::Post { client: id, channel, event });
+    }
+
+    fn open(&mut self, id: ClientId, channel: usize, request: &Request) -> Answer {
+        let v6 = match request.family {
+            4 => false,
+            6 => true,
+            _ => return Err(Errno::AFNOSUPPORT),
+        };
+        let socket = self.fresh_socket(v6, channel, SocketState::Active);
+        let (slot, generation) = self.open_slot(id, socket)?;
+        Ok(done(SocketId::new(slot, generation)))
+    }
+
+    fn fresh_socket(&self, v6: bool, channel: usize, state: SocketState) -> Socket {
+        Socket {
+            v6,
+            v6_only: false,
+            channel,
+            bound: None,
+            state,
+            send_ring_bytes: self.settings.ring_bytes_default,
+            receive_ring_bytes: self.settings.ring_bytes_default,
+        }
+    }
+
+    fn open_slot(&mut self, id: ClientId, socket: Socket) -> Result<(Slot, u16), Errno> {
+        let client = self.client_mut(id).ok_or(Errno::BADF)?;
+        let memory = client.memory.clone().ok_or(Errno::BADF)?;
+        let (mover, channel) = (client.mover, socket.channel);
+        let (slot, generation) = client.open(socket).ok_or(Errno::MFILE)?;
+        if let Err(errno) = memory.populate_slot(slot) {
+            client.close(slot);
+            return Err(errno);
+        }
+        memory.open_slot(slot, generation);
+        self.movers[mover].send(ToMover::OpenSocket { client: id, slot, generation, channel });
+        Ok((slot, generation))
+    }
+
+    fn home(&mut self, id: ClientId, slot: Slot, channel: usize) {
+        let Some(client) = self.client_mut(id) else { return };
+        let mover = client.mover;
+        if let Some(socket) = client.socket_mut(slot) {
+            socket.channel = channel;
+            self.movers[mover].send(ToMover::Home { client: id, slot, channel });
+        }
+    }
+
+    fn bind(&mut self, id: ClientId, socket: SocketId, address: Address) -> Answer {
+        let now = self.clock.now();
+        let wanted = address.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let namespace = client.identity.namespace;
+        let state = client.socket(socket.slot()).ok_or(Errno::BADF)?;
+        if state.bound.is_some() || !matches!(state.state, SocketState::Active) {
+            return Err(Errno::INVAL);
+        }
+        let wanted = family_of(state, wanted)?;
+        let bound = self.names.bind(namespace, wanted, state.v6_only, (id, socket.slot()), now)?;
+        if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
+            state.bound = Some(bound);
+        }
+        Ok(done(socket).with_address(bound.into()))
+    }
+
+    fn listen(&mut self, id: ClientId, socket: SocketId, backlog: u64) -> Answer {
+        let backlog_max = backlog.clamp(1, BACKLOG_MAX.into()) as usize;
+        let slot = socket.slot();
+        let client = self.client_mut(id).ok_or(Errno::BADF)?;
+        let namespace = client.identity.namespace;
+        let state = client.socket_mut(slot).ok_or(Errno::BADF)?;
+        match &mut state.state {
+            SocketState::Active => {}
+            SocketState::Listen(listener) => {
+                listener.backlog_max = backlog_max;
+                let bound = state.bound.ok_or(Errno::INVAL)?;
+                return Ok(done(socket).with_address(bound.into()));
+            }
+            _ => return Err(Errno::INVAL),
+        }
+        if state.bound.is_none() {
+            let ip: IpAddr =
+                if state.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+            self.bind(id, socket, SocketAddr::new(ip, 0).into())?;
+        }
+        let state = self.client_mut(id).and_then(|c| c.socket_mut(slot)).ok_or(Errno::BADF)?;
+        let bound = state.bound.ok_or(Errno::INVAL)?;
+        state.state = SocketState::Listen(Listener { backlog_max, backlog: VecDeque::new(), arrived: 0 });
+        self.names.listen(namespace, bound.port(), (id, slot));
+        Ok(done(socket).with_address(bound.into()))
+    }
+
+    fn connect(&mut self, id: ClientId, socket: SocketId, address: Address) -> Answer {
+        let now = self.clock.now();
+        let to = address.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let (namespace, mover) = (client.identity.namespace, client.mover);
+        let state = client.socket(socket.slot()).ok_or(Errno::BADF)?;
+        match state.state {
+            SocketState::Active => {}
+            SocketState::Connected(_) => return Err(Errno::ISCONN),
+            _ => return Err(Errno::OPNOTSUPP),
+        }
+        let to = family_of(state, to)?;
+        let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
+        let (peer, peer_listener) = self.names.listener(namespace, to, now)?;
+        if self.connections.len() - self.free_connections.len() >= self.settings.connections_max {
+            return Err(Errno::NOBUFS);
+        }
+        let (used, budget) = self.pool.usage();
+        if used + RING_BYTES_MIN > budget && !self.has_ring_space(peer) {
+            return Err(Errno::NOBUFS);
+        }
+        let local = match bound {
+            Some(bound) if !bound.ip().is_unspecified() => bound,
+            Some(bound) => SocketAddr::new(self.names.local_for(namespace, to.ip(), now).ip(), bound.port()),
+            None => self.names.local_for(namespace, to.ip(), now),
+        };
+        let remote = if to.ip().is_unspecified() { SocketAddr::new(local.ip(), to.port()) } else { to };
+
+        let listening = self.client(peer).and_then(|c| c.socket(peer_listener)).ok_or(Errno::CONNREFUSED)?;
+        let SocketState::Listen(listener) = &listening.state else { return Err(Errno::CONNREFUSED) };
+        if listener.backlog.len() >= listener.backlog_max {
+            return Err(Errno::CONNREFUSED);
+        }
+        let (peer_v6, peer_channel) = (listening.v6, listening.channel);
+        let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
+        let index = match self.free_connections.pop() {
+            Some(index) => index,
+            None => {
+                self.connections.push(None);
+                (self.connections.len() - 1) as u32
+            }
+        };
+        let accepted = Socket {
+            send_ring_bytes: peer_send,
+            receive_ring_bytes: peer_receive,
+            ..self.fresh_socket(
+                peer_v6,
+                peer_channel,
+                SocketState::Connected(Connected {
+                    connection: index,
+                    side: 1,
+                    local: dressed(remote, peer_v6),
+                    remote: dressed(local, peer_v6),
+                }),
+            )
+        };
+        let (peer_slot, _) = self.open_slot(peer, accepted).map_err(|_| {
+            self.free_connections.push(index);
+            Errno::CONNREFUSED
+        })?;
+        if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
+            let local = dressed(local, v6);
+            state.state = SocketState::Connected(Connected { connection: index, side: 0, local, remote });
+        }
+        let (Some(source), Some(destination)) =
+            (self.endpoint(id, socket.slot()), self.endpoint(peer, peer_slot))
+        else {
+            return Err(Errno::CONNREFUSED);
+        };
+        let counters: [Arc<_>; 2] = Default::default();
+        let movers = [mover, destination.mover];
+        let (there, back) = (index * 2, index * 2 + 1);
+        for (flow, from, to, at, send_ring_bytes) in
+            [(there, &source, &destination, 0, send_ring_bytes), (back, &destination, &source, 1, peer_send)]
+        {
+            self.movers[movers[1 - at]].send(ToMover::Incoming {
+                client: to.client,
+                slot: to.slot,
+                flow,
+                mover: movers[at],
+            });
+            self.movers[movers[at]].send(ToMover::AddFlow {
+                flow,
+                source: from.clone(),
+                destination: to.clone(),
+                send_ring_bytes,
+                counters: Arc::clone(&counters[at]),
+            });
+        }
+        self.connections[index as usize] = Some(Connection {
+            sides: [Some((id, socket.slot())), Some((peer, peer_slot))],
+            movers,
+            done: [false; 2],
+            counters,
+        });
+        Metrics::add(&self.metrics.connections_made, 1);
+        self.queue(peer, peer_listener, peer_slot);
+        Ok(done(socket).with_address(dressed(local, v6).into()))
+    }
+
+    /// Whether the client has free room for a small ring.
+    fn has_ring_space(&self, id: ClientId) -> bool {
+        self.client(id).is_some_and(Client::has_free_ring_pages)
+    }
+
+    /// Puts a connection into a listener's backlog.
+    fn queue(&mut self, id: ClientId, listener_slot: Slot, slot: Slot) {
+        let Some(client) = self.client_mut(id) else { return };
+        let mover = client.mover;
+        let Some(SocketState::Listen(listener)) = client.socket_mut(listener_slot).map(|s| &mut s.state)
+        else {
+            return;
+        };
+        listener.backlog.push_back(slot);
+        listener.arrived += 1;
+        let count = listener.arrived;
+        self.movers[mover].send(ToMover::Backlog { client: id, slot: listener_slot, count });
+    }
+
+    fn accept(&mut self, id: ClientId, socket: SocketId, channel: usize) -> Answer {
+        let client = self.client_mut(id).ok_or(Errno::BADF)?;
+        let state = client.socket_mut(socket.slot()).ok_or(Errno::BADF)?;
+        let SocketState::Listen(listener) = &mut state.state else { return Err(Errno::INVAL) };
+        let slot = listener.backlog.pop_front().ok_or(Errno::AGAIN)?;
+        let generation = client.generation(slot);
+        let remote = match client.socket(slot).map(|s| &s.state) {
+            Some(SocketState::Connected(connected)) => connected.remote.into(),
+            _ => Address::NONE,
+        };
+        self.home(id, slot, channel);
+        Ok(done(SocketId::new(slot, generation)).with_address(remote))
+    }
+
+    fn connected(&self, id: ClientId, slot: Slot) -> Result<Connected, Errno> {
+        match self.client(id).and_then(|c| c.socket(slot)).map(|s| &s.state) {
+            Some(SocketState::Connected(connected)) => Ok(*connected),
+            _ => Err(Errno::NOTCONN),
+        }
+    }
+
+    fn shutdown(&mut self, id: ClientId, socket: SocketId, how: u64) -> Answer {
+        if how == 0 || how > 3 {
+            return Err(Errno::INVAL);
+        }
+        let Connected { connection, side, .. } = self.connected(id, socket.slot())?;
+        let Some(movers) = self.connection(connection).map(|c| c.movers) else { return Err(Errno::NOTCONN) };
+        let outgoing = connection * 2 + side as u32;
+        let incoming = connection * 2 + (1 - side) as u32;
+        if how & 2 != 0 {
+            let finish = crate::messages::Finish { late_errno: 0, deadline: None, source_gone: false };
+            self.movers[movers[side]].send(ToMover::Finish { flow: outgoing, finish });
+        }
+        if how & 1 != 0 {
+            self.movers[movers[1 - side]].send(ToMover::Abort {
+                flow: incoming,
+                send_end: ENDED,
+                recv_end: Some(ENDED),
+            });
+        }
+        Ok(done(socket))
+    }
+
+    fn set_option(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
+        let option = SocketOption::from_raw(request.value).ok_or(Errno::NOPROTOOPT)?;
+        let (value, _) = request.numbers();
+        let slot = socket.slot();
+        let ring = value.clamp(RING_BYTES_MIN, RING_BYTES_MAX).next_power_of_two();
+        if option == SocketOption::SendRingBytes {
+            if let Ok(connected) = self.connected(id, slot) {
+                let flow = connected.connection * 2 + connected.side as u32;
+                if let Some(mover) = self.source_mover(flow) {
+                    self.movers[mover].send(ToMover::SetSendRing { flow, bytes: ring });
+                }
+            }
+        }
+        let state = self.client_mut(id).and_then(|c| c.socket_mut(slot)).ok_or(Errno::BADF)?;
+        let taken = match option {
+            SocketOption::SendRingBytes => {
+                state.send_ring_bytes = ring;
+                ring
+            }
+            SocketOption::ReceiveRingBytes => {
+                state.receive_ring_bytes = ring;
+                ring
+            }
+            SocketOption::ReuseAddress => value.min(1),
+            SocketOption::V6Only => {
+                if !state.v6 || state.bound.is_some() {
+                    return Err(Errno::INVAL);
+                }
+                state.v6_only = value != 0;
+                value.min(1)
+            }
+            SocketOption::LocalAddress => {
+                let local = match &state.state {
+                    SocketState::Connected(connected) => Some(connected.local),
+                    _ => state.bound,
+                };
+                return Ok(done(socket).with_address(local.map_or(Address::NONE, Into::into)));
+            }
+        };
+        Ok(done(socket).with_number(taken))
+    }
+}
+
+/// The address as a socket of its family means it.
+fn family_of(socket: &Socket, address: SocketAddr) -> Result<SocketAddr, Errno> {
+    match (socket.v6, address) {
+        (false, SocketAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
+        (true, SocketAddr::V4(_)) => Err(Errno::INVAL),
+        (true, SocketAddr::V6(v6)) if socket.v6_only && v6.ip().to_ipv4_mapped().is_some() => {
+            Err(Errno::NETUNREACH)
+        }
+        _ => Ok(address),
+    }
+}
+
+/// The address in the clothes of the socket's family.
+fn dressed(address: SocketAddr, v6: bool) -> SocketAddr {
+    match (v6, canonical(address.ip())) {
+        (true, IpAddr::V4(ip)) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        (_, ip) => SocketAddr::new(ip, address.port()),
+    }
+}

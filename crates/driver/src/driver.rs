@@ -1,0 +1,187 @@
+//! Conductor and movers on threads.
+use crate::clock::Clock;
+use crate::conductor::Conductor;
+use crate::mailbox::Mailbox;
+use crate::metrics::Metrics;
+use crate::mover::{Mover, MoverSettings};
+use crate::settings::Settings;
+use pd_engine::{Engine, EngineError};
+use rustix::io::Errno;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often a thread that never sleeps looks at the kernel's news.
+const BUSY_POLL: Duration = Duration::from_millis(1);
+/// Longest sleep: how soon a stop is noticed.
+const STOP_POLL: Duration = Duration::from_millis(200);
+
+/// Why a driver did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A socket.
+    #[error(
+        "cannot make the socket {path}: {errno}; choose another path or start as a user who may write there"
+    )]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// Another driver.
+    #[error("a driver is running on {path} already: stop it, or give this one a socket of its own")]
+    Running {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The kernel.
+    #[error("the kernel refused: {0}")]
+    Kernel(#[from] Errno),
+    /// A thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// A running driver. Stops when dropped; its clients then see `ECONNRESET`.
+#[derive(Debug)]
+pub struct Driver {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    settings: Settings,
+    metrics: Arc<Metrics>,
+}
+
+impl Driver {
+    /// Starts a driver: one thread with the conductor and its mover, or one for the conductor and one
+    /// for each of several movers.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(settings: Settings, clock: Arc<dyn Clock>, engine: &dyn Engine) -> Result<Self, StartError> {
+        let metrics = Arc::new(Metrics::default());
+        let inboxes = (0..settings.movers.max(1)).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
+        let conductor_inbox = Mailbox::new()?;
+        let mut conductor = Conductor::new(
+            settings.clone(),
+            Arc::clone(&clock),
+            Arc::clone(&conductor_inbox),
+            inboxes.clone(),
+            Arc::clone(&metrics),
+        )?;
+        let mut movers = Vec::new();
+        for id in 0..inboxes.len() {
+            let of_mover =
+                MoverSettings { id, spin_pauses: settings.spin_pauses, ring_idle: settings.ring_idle };
+            movers.push(Mover::new(
+                of_mover,
+                Arc::clone(&clock),
+                engine,
+                &inboxes,
+                Arc::clone(&conductor_inbox),
+                Arc::clone(&metrics),
+            )?);
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        let mut spawn = |name: String, run: Box<dyn FnOnce(&AtomicBool) + Send>| {
+            let stop = Arc::clone(&stop);
+            let thread = std::thread::Builder::new().name(name).spawn(move || run(&stop))?;
+            threads.push(thread);
+            Ok::<_, std::io::Error>(())
+        };
+        if movers.len() == 1 {
+            let mut mover = movers.remove(0);
+            mover.watch(conductor.fd())?;
+            spawn("pd-driver".into(), Box::new(move |stop| run_shared(conductor, mover, &*clock, stop)))?;
+        } else {
+            for (id, mover) in movers.into_iter().enumerate() {
+                let clock = Arc::clone(&clock);
+                spawn(format!("pd-mover-{id}"), Box::new(move |stop| run_mover(mover, &*clock, stop)))?;
+            }
+            spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(&mut conductor, stop)))?;
+        }
+        Ok(Self { stop, threads, settings, metrics })
+    }
+
+    /// Its counters.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Whether all of its threads run; false after a bug of the driver ended one.
+    pub fn is_running(&self) -> bool {
+        self.threads.iter().all(|t| !t.is_finished())
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the driver panicked");
+            }
+        }
+        let _ = std::fs::remove_file(&self.settings.socket);
+        let _ = std::fs::remove_file(&self.settings.admin_socket);
+    }
+}
+
+fn run_shared(mut conductor: Conductor, mut mover: Mover, clock: &dyn Clock, stop: &AtomicBool) {
+    let inbox = Arc::clone(conductor.inbox());
+    let mut next_tick = None;
+    while !stop.load(Ordering::Acquire) {
+        let mut worked = mover.step();
+        worked |= conductor.step();
+        if mover.take_watched() {
+            conductor.poll(Some(Duration::ZERO));
+            worked = true;
+        }
+        if let Some(at) = next_tick.or_else(|| conductor.wake_by()) {
+            next_tick = Some(at);
+            if clock.now() >= at {
+                conductor.tick();
+                next_tick = None;
+            }
+        }
+        if !worked {
+            let by = next_tick.unwrap_or(Duration::MAX).min(clock.now() + STOP_POLL);
+            mover.idle(Some(by), |asleep| inbox.set_asleep(asleep), || inbox.is_filled());
+        }
+    }
+}
+
+fn run_mover(mut mover: Mover, clock: &dyn Clock, stop: &AtomicBool) {
+    while !stop.load(Ordering::Acquire) {
+        if !mover.step() {
+            mover.idle(Some(clock.now() + STOP_POLL), |_| {}, || false);
+        }
+    }
+}
+
+fn run_conductor(conductor: &mut Conductor, stop: &AtomicBool) {
+    let inbox = Arc::clone(conductor.inbox());
+    while !stop.load(Ordering::Acquire) {
+        if conductor.step() {
+            conductor.poll(Some(Duration::ZERO));
+            continue;
+        }
+        inbox.set_asleep(true);
+        let timeout = match (inbox.is_filled(), conductor.wake_by()) {
+            (true, _) => Duration::ZERO,
+            (false, Some(_)) => BUSY_POLL * 100,
+            (false, None) => STOP_POLL,
+        };
+        conductor.poll(Some(timeout));
+        inbox.set_asleep(false);
+        if conductor.wake_by().is_some() {
+            conductor.tick();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Who a client is, from the kernel and never from the client.
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{fstat, open, Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::net::sockopt;
+use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// A network namespace: device and inode of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NamespaceId {
+    device: u64,
+    inode: u64,
+}
+
+#[cfg(test)]
+impl NamespaceId {
+    /// A namespace that does not exist.
+    pub const fn for_test(inode: u64) -> Self {
+        Self { device: 0, inode }
+    }
+}
+
+/// A client's identity at the moment it attached.
+#[derive(Debug)]
+pub struct Identity {
+    /// Process id in the driver's pid namespace.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// Readable when the process has died.
+    pub pidfd: OwnedFd,
+    /// Its network namespace.
+    pub namespace: NamespaceId,
+    /// Holds the namespace, so that its id is not reused.
+    pub namespace_fd: OwnedFd,
+}
+
+impl Identity {
+    /// The identity of the process at the other end of a Unix socket.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has died already; those of the calls.
+    pub fn of_peer(socket: impl AsFd) -> Result<Self> {
+        let credentials = sockopt::socket_peercred(&socket)?;
+        let pidfd = pidfd_open(credentials.pid, PidfdFlags::NONBLOCK)?;
+        let (namespace, namespace_fd) = network_namespace(credentials.pid)?;
+        // The process id named this very process all along only if it is alive now: a dead one's id
+        // may have gone to another before its namespace was opened.
+        if has_exited(&pidfd)? {
+            return Err(Errno::SRCH);
+        }
+        Ok(Self {
+            pid: credentials.pid.as_raw_nonzero().get() as u32,
+            uid: credentials.uid.as_raw(),
+            pidfd,
+            namespace,
+            namespace_fd,
+        })
+    }
+}
+
+fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
+    let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+}
+
+/// The network namespace of a process.
+///
+/// # Errors
+/// Those of opening its file in `/proc`.
+pub fn network_namespace(pid: Pid) -> Result<(NamespaceId, OwnedFd)> {
+    let path = format!("/proc/{}/ns/net", pid.as_raw_nonzero());
+    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&fd)?;
+    Ok((NamespaceId { device: stat.st_dev, inode: stat.st_ino }, fd))
+}
+
+/// The addresses that a network namespace holds, with the length of each one's prefix. Enters the
+/// namespace in a thread of its own.
+///
+/// # Errors
+/// Those of `setns` and `getifaddrs`.
+pub fn addresses(namespace: &OwnedFd) -> std::io::Result<HashMap<IpAddr, u8>> {
+    let namespace = namespace.try_clone()?;
+    let list = std::thread::Builder::new().name("pd-addresses".into()).spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        interface_addresses()
+    })?;
+    list.join().unwrap_or_else(|_| Err(std::io::Error::other("the address reader panicked")))
+}
+
+fn interface_addresses() -> std::io::Result<HashMap<IpAddr, u8>> {
+    let mut head = std::ptr::null_mut();
+    // SAFETY: `head` is a valid place for the list's head.
+    if unsafe { libc::getifaddrs(&mut head) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let mut found = HashMap::new();
+    let mut at = head;
+    while !at.is_null() {
+        // SAFETY: `at` is an entry of the list, which lives until `freeifaddrs`.
+        let entry = unsafe { &*at };
+        let address = socket_address(entry.ifa_addr);
+        if let Some(address) = address {
+            let prefix = match socket_address(entry.ifa_netmask) {
+                Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
+                Some(IpAddr::V6(mask)) => mask.to_bits().count_ones(),
+                None => 128,
+            };
+            found.insert(address, prefix as u8);
+        }
+        at = entry.ifa_next;
+    }
+    // SAFETY: the list that `getifaddrs` returned, freed once.
+    unsafe { libc::freeifaddrs(head) };
+    Ok(found)
+}
+
+fn socket_address(address: *const libc::sockaddr) -> Option<IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: `getifaddrs` gives addresses of the size that their family says.
+    unsafe {
+        match i32::from((*address).sa_family) {
+            libc::AF_INET => {
+                let v4 = address.cast::<libc::sockaddr_in>().read_unaligned();
+                Some(IpAddr::V4(u32::from_be(v4.sin_addr.s_addr).into()))
+            }
+            libc::AF_INET6 => {
+                let v6 = address.cast::<libc::sockaddr_in6>().read_unaligned();
+                Some(IpAddr::V6(v6.sin6_addr.s6_addr.into()))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_namespace_holds_loopback() {
+        let (id, fd) = network_namespace(rustix::process::getpid()).unwrap();
+        assert_eq!(network_namespace(rustix::process::getpid()).unwrap().0, id);
+        let Ok(found) = addresses(&fd) else { return }; // setns needs CAP_SYS_ADMIN
+        assert_eq!(found.get(&IpAddr::from([127, 0, 0, 1])), Some(&8));
+    }
+}

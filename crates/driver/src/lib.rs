@@ -1,0 +1,30 @@
+//! The trusted driver of PipeDevice as a library: conductor, movers, tables, memory.
+//!
+//! The **conductor** attaches clients, owns sockets, addresses, connections and memory, and notices
+//! deaths. **Movers** own the rings of their clients and the flows between sockets, and drive the
+//! copy engines. They share no state and talk by mailboxes ([`messages`]). Clock and engines are
+//! passed in. [`Driver`] runs them on threads: one for both where one mover is enough.
+//!
+//! Everything a client can write is hostile: requests are copied once, checked against private
+//! tables, and then used; state is never read back from shared memory.
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+pub mod admin;
+mod clock;
+mod conductor;
+mod driver;
+mod identity;
+mod mailbox;
+mod memory;
+mod messages;
+mod metrics;
+mod mover;
+mod settings;
+
+pub use clock::{Clock, SystemClock};
+pub use driver::{Driver, StartError};
+pub use memory::HugepageUse;
+pub use messages::Violation;
+pub use metrics::Metrics;
+pub use mover::{BufferTable, Entry, ENTRIES_MAX};
+pub use settings::Settings;

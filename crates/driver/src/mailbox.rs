@@ -1,0 +1,73 @@
+//! Commands from one agent to another: unbounded, in order, at control rates only.
+use rustix::event::{eventfd, EventfdFlags};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where an agent finds its commands. Any thread may send; the owner drains.
+#[derive(Debug)]
+pub struct Mailbox<T> {
+    queue: Mutex<VecDeque<T>>,
+    filled: AtomicBool,
+    asleep: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl<T> Mailbox<T> {
+    /// An empty mailbox.
+    ///
+    /// # Errors
+    /// Those of `eventfd`.
+    pub fn new() -> rustix::io::Result<Arc<Self>> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Self {
+            queue: Mutex::new(VecDeque::new()),
+            filled: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            wake,
+        }))
+    }
+
+    /// Adds a command and wakes the owner if it sleeps.
+    pub fn send(&self, item: T) {
+        self.lock().push_back(item);
+        self.filled.store(true, Ordering::Release);
+        // SYNC POINT: mailbox-dekker
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            // Fails only when the counter is full, which wakes as well.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether there is something to drain.
+    pub fn is_filled(&self) -> bool {
+        self.filled.load(Ordering::Acquire)
+    }
+
+    /// Moves all commands into `into`.
+    pub fn drain(&self, into: &mut VecDeque<T>) {
+        if self.is_filled() {
+            let mut queue = self.lock();
+            self.filled.store(false, Ordering::Relaxed);
+            into.append(&mut queue);
+        }
+    }
+
+    /// The owner is about to sleep on [`Self::fd`]. Look at [`Self::is_filled`] after this.
+    pub fn set_asleep(&self, asleep: bool) {
+        self.asleep.store(asleep, Ordering::Relaxed);
+        // SYNC POINT: mailbox-dekker
+        fence(Ordering::SeqCst);
+    }
+
+    /// Readable, edge-triggered, when a command came while the owner slept.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

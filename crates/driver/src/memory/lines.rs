@@ -1,0 +1,188 @@
+//! A client's control and status regions as the driver uses them.
+use pd_abi::layout::{
+    self, channel_control, channel_offset, channel_status, header, socket_control, socket_offset,
+    socket_status,
+};
+use pd_abi::limits::{EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
+use pd_abi::{Event, Request, MAGIC, VERSION};
+use pd_shm::memfd::{self, Pages};
+use pd_shm::ring::{Consumer, Producer, SharedCells as RingCells};
+use pd_shm::wait::SharedCells as WaitCells;
+use pd_shm::{Mapping, Protection};
+use rustix::io::Result;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::Arc;
+
+/// A slot: a socket's line in both regions.
+pub type Slot = u16;
+
+/// The driver's mappings of one client's control region (read only) and status region.
+///
+/// Loads of the control region return what the client wrote: anything. Each accessor says what its
+/// caller must check.
+#[derive(Debug)]
+pub struct ClientMemory {
+    control: Arc<Mapping>,
+    status: Arc<Mapping>,
+}
+
+impl ClientMemory {
+    /// Makes both regions. The status region is sealed; seal the control region when the client has
+    /// mapped it. Returns the descriptors in the order of the `Welcome` frame.
+    ///
+    /// # Errors
+    /// Those of making memory.
+    pub fn new(client: u32) -> Result<(Self, [OwnedFd; 2])> {
+        let bytes = layout::REGION_BYTES;
+        let control_fd = memfd::create("pd-control", bytes, Pages::Ordinary)?;
+        let status_fd = memfd::create("pd-status", bytes, Pages::Ordinary)?;
+        let control = Mapping::new(&control_fd, bytes, Protection::Read)?;
+        let status = Mapping::new(&status_fd, bytes, Protection::ReadWrite)?;
+        memfd::seal_against_all(&status_fd)?;
+        status.populate(0, PAGE_BYTES)?;
+        status.store_u64(header::MAGIC, MAGIC, Relaxed);
+        status.store_u32(header::VERSION, VERSION, Relaxed);
+        status.store_u32(header::CLIENT, client, Relaxed);
+        Ok((Self { control: Arc::new(control), status: Arc::new(status) }, [control_fd, status_fd]))
+    }
+
+    /// Brings the pages of a channel into being and returns its rings.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    #[allow(clippy::type_complexity)]
+    pub fn channel(
+        &self,
+        index: usize,
+    ) -> Result<(Consumer<RingCells<Request>>, Producer<RingCells<Event>>)> {
+        let at = channel_offset(index);
+        self.control.populate(at, layout::CHANNEL_STRIDE)?;
+        self.status.populate(at, layout::CHANNEL_STRIDE)?;
+        let requests = RingCells::new(
+            (
+                Arc::clone(&self.control),
+                at + channel_control::REQUEST_PRODUCER,
+                at + channel_control::REQUESTS,
+            ),
+            (Arc::clone(&self.status), at + channel_status::REQUEST_CONSUMER),
+            REQUEST_RING_ENTRIES,
+        );
+        let events = RingCells::new(
+            (Arc::clone(&self.status), at + channel_status::EVENT_PRODUCER, at + channel_status::EVENTS),
+            (Arc::clone(&self.control), at + channel_control::EVENT_CONSUMER),
+            EVENT_RING_ENTRIES,
+        );
+        Ok((Consumer::new(requests), Producer::new(events)))
+    }
+
+    /// Brings the page of a slot's lines into being.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn populate_slot(&self, slot: Slot) -> Result<()> {
+        let page = socket_offset(slot) / PAGE_BYTES * PAGE_BYTES;
+        self.control.populate(page, PAGE_BYTES)?;
+        self.status.populate(page, PAGE_BYTES)
+    }
+
+    /// Takes a slot into use: its status line is zero but for the generation.
+    pub fn open_slot(&self, slot: Slot, generation: u16) {
+        let at = socket_offset(slot);
+        for word in (0..layout::SOCKET_STRIDE).step_by(8) {
+            if word == socket_status::RECV_DOORBELL {
+                continue; // the two doorbells go on counting: an old sleeper may still look
+            }
+            self.status.store_u64(at + word, 0, Relaxed);
+        }
+        self.status.store_u32(at + socket_status::GENERATION, generation.into(), Release);
+    }
+
+    /// Takes a slot out of use.
+    pub fn close_slot(&self, slot: Slot) {
+        self.status.store_u32(socket_offset(slot) + socket_status::GENERATION, 0, Release);
+    }
+
+    /// Whether the client has taken the slot into use for this generation. Until then its control
+    /// line means nothing.
+    pub fn slot_taken(&self, slot: Slot, generation: u16) -> bool {
+        let word = self.control.load_u32(socket_offset(slot) + socket_control::GENERATION, Acquire);
+        word == u32::from(generation)
+    }
+
+    /// Bytes given back, as the client says. Check against what was delivered.
+    pub fn recv_consumer(&self, slot: Slot) -> u64 {
+        self.control.load_u64(socket_offset(slot) + socket_control::RECV_CONSUMER, Acquire)
+    }
+
+    /// Whether the client wants `Ready` events of the socket.
+    pub fn subscribed(&self, slot: Slot) -> bool {
+        self.control.load_u32(socket_offset(slot) + socket_control::SUBSCRIBED, Relaxed) != 0
+    }
+
+    /// The last `Ready` event that the client says it took note of.
+    pub fn event_ack(&self, slot: Slot) -> u32 {
+        self.control.load_u32(socket_offset(slot) + socket_control::EVENT_ACK, Relaxed)
+    }
+
+    /// The last `Ready` event posted.
+    pub fn event_number(&self, slot: Slot) -> u32 {
+        self.status.load_u32(socket_offset(slot) + socket_status::EVENT_NUMBER, Relaxed)
+    }
+
+    /// Stores a 64-bit word of the slot's status line.
+    pub fn publish_u64(&self, slot: Slot, word: usize, value: u64) {
+        self.status.store_u64(socket_offset(slot) + word, value, Release);
+    }
+
+    /// Stores a 32-bit word of the slot's status line.
+    pub fn publish_u32(&self, slot: Slot, word: usize, value: u32) {
+        self.status.store_u32(socket_offset(slot) + word, value, Release);
+    }
+
+    /// The words by which a receiver is woken.
+    pub fn recv_wait(&self, slot: Slot) -> WaitCells<'_> {
+        let at = socket_offset(slot);
+        WaitCells {
+            wake_at: (&self.control, at + socket_control::RECV_WAKE_AT),
+            doorbell: (&self.status, at + socket_status::RECV_DOORBELL),
+        }
+    }
+
+    /// The words by which a sender is woken.
+    pub fn send_wait(&self, slot: Slot) -> WaitCells<'_> {
+        let at = socket_offset(slot);
+        WaitCells {
+            wake_at: (&self.control, at + socket_control::SEND_WAKE_AT),
+            doorbell: (&self.status, at + socket_status::SEND_DOORBELL),
+        }
+    }
+
+    /// The words by which a reader of events is woken.
+    pub fn event_wait(&self, channel: usize) -> WaitCells<'_> {
+        let at = channel_offset(channel);
+        WaitCells {
+            wake_at: (&self.control, at + channel_control::EVENT_WAKE_AT),
+            doorbell: (&self.status, at + channel_status::EVENT_DOORBELL),
+        }
+    }
+
+    /// Whether the channel's wake pipe shall be written as well.
+    pub fn pipe_wanted(&self, channel: usize) -> bool {
+        self.control.load_u32(channel_offset(channel) + channel_control::PIPE_WANTED, Relaxed) != 0
+    }
+
+    /// Tells the client whether to ring: 0, or the number of the driver's sleep.
+    pub fn set_need_wakeup(&self, channel: usize, number: u32) {
+        self.status.store_u32(channel_offset(channel) + channel_status::NEED_WAKEUP, number, Relaxed);
+    }
+
+    /// Tells the client whether events wait for room in its ring.
+    pub fn set_events_waiting(&self, channel: usize, waiting: bool) {
+        self.status.store_u32(
+            channel_offset(channel) + channel_status::EVENTS_WAITING,
+            waiting.into(),
+            Relaxed,
+        );
+    }
+}

@@ -1,0 +1,93 @@
+//! Which pages of a receive region are taken by rings.
+use std::collections::BTreeMap;
+
+/// Free pages of one region as maximal runs; first fit, aligned to the size asked for.
+#[derive(Debug)]
+pub struct Space {
+    free: BTreeMap<u32, u32>,
+    pages: u32,
+    taken: u32,
+}
+
+impl Space {
+    /// `pages` pages, all free.
+    pub fn new(pages: u32) -> Self {
+        Self { free: BTreeMap::from([(0, pages)]), pages, taken: 0 }
+    }
+
+    /// Takes `count` consecutive pages; returns the first.
+    pub fn take(&mut self, count: u32) -> Option<u32> {
+        let (&at, &run) = self.free.iter().find(|(_, &run)| run >= count)?;
+        self.free.remove(&at);
+        if run > count {
+            self.free.insert(at + count, run - count);
+        }
+        self.taken += count;
+        Some(at)
+    }
+
+    /// Gives pages back that [`Self::take`] returned.
+    ///
+    /// # Panics
+    /// If any of them is free already or does not exist.
+    pub fn give(&mut self, mut at: u32, mut count: u32) {
+        assert!(count > 0 && at + count <= self.pages, "pages {at}+{count} of {}", self.pages);
+        self.taken -= count;
+        if let Some((&before, &run)) = self.free.range(..at).next_back() {
+            assert!(before + run <= at, "pages {at}+{count} are free already");
+            if before + run == at {
+                self.free.remove(&before);
+                (at, count) = (before, count + run);
+            }
+        }
+        if let Some((&after, &run)) = self.free.range(at..).next() {
+            assert!(at + count <= after, "pages {at}+{count} are free already");
+            if at + count == after {
+                self.free.remove(&after);
+                count += run;
+            }
+        }
+        self.free.insert(at, count);
+    }
+
+    /// Pages taken.
+    pub fn taken(&self) -> u32 {
+        self.taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn rings_never_overlap(steps in prop::collection::vec((any::<bool>(), 1u32..9, any::<usize>()), 1..300)) {
+            let mut space = Space::new(64);
+            let mut taken: Vec<(u32, u32)> = Vec::new();
+            for (take, count, pick) in steps {
+                if take {
+                    if let Some(at) = space.take(count) {
+                        prop_assert!(at + count <= 64);
+                        for &(other, run) in &taken {
+                            prop_assert!(at + count <= other || other + run <= at);
+                        }
+                        taken.push((at, count));
+                    } else {
+                        // No run of that length is free.
+                        let mut free = [true; 64];
+                        for &(at, run) in &taken {
+                            free[at as usize..(at + run) as usize].fill(false);
+                        }
+                        prop_assert!(!free.windows(count as usize).any(|w| w.iter().all(|&f| f)));
+                    }
+                } else if !taken.is_empty() {
+                    let (at, run) = taken.swap_remove(pick % taken.len());
+                    space.give(at, run);
+                }
+                prop_assert_eq!(space.taken(), taken.iter().map(|t| t.1).sum::<u32>());
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What conductor and movers tell each other.
+use crate::memory::{ClientMemory, Slot};
+use pd_abi::{Event, Request};
+use pd_shm::ring::{Consumer, Producer, SharedCells};
+use pd_shm::Mapping;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Number of a client: index in the conductor's table, reused when every mover has forgotten it.
+pub type ClientId = u16;
+/// Number of a flow, one direction of a connection: twice the connection's index, plus 1 for the
+/// direction from the accepted socket to the connecting one.
+pub type FlowId = u32;
+/// Index of a mover.
+pub type MoverId = usize;
+
+/// A socket as a mover needs it.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Whose it is.
+    pub client: ClientId,
+    /// Its line.
+    pub slot: Slot,
+    /// The line's generation.
+    pub generation: u16,
+    /// The client's lines.
+    pub memory: Arc<ClientMemory>,
+    /// The mover that serves the client.
+    pub mover: MoverId,
+}
+
+/// A receive ring handed to a flow.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    /// Region that it lies in, of the receiving client.
+    pub region: u16,
+    /// First page (of 4 KiB) in the region.
+    pub page: u32,
+    /// Pages; a power of two.
+    pub pages: u32,
+    /// The driver's mapping of the region.
+    pub map: Arc<Mapping>,
+}
+
+/// What a flow has moved. Written by its mover, read by anyone.
+#[derive(Debug, Default)]
+pub struct FlowCounters {
+    /// Bytes delivered.
+    pub bytes: AtomicU64,
+    /// Sends completed.
+    pub messages: AtomicU64,
+}
+
+/// How a flow's sending side ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Finish {
+    /// What the receiver learns if bytes are left at the deadline: an errno.
+    pub late_errno: u32,
+    /// When to give up delivering; never, if none.
+    pub deadline: Option<Duration>,
+    /// The sending client has gone: nothing of it may be touched once the flow has ended.
+    pub source_gone: bool,
+}
+
+/// Conductor (or another mover) to mover.
+#[derive(Debug)]
+pub enum ToMover {
+    /// A client attached.
+    AddClient { client: ClientId, memory: Arc<ClientMemory> },
+    /// One more channel of a client.
+    AddChannel {
+        client: ClientId,
+        channel: usize,
+        requests: Consumer<SharedCells<Request>>,
+        events: Producer<SharedCells<Event>>,
+        doorbell: OwnedFd,
+    },
+    /// Write this pipe when the channel's reader asks for it.
+    AddPipe { client: ClientId, channel: usize, pipe: OwnedFd },
+    /// Spans of this region may be sent.
+    AddRegion { client: ClientId, region: u16, map: Arc<Mapping> },
+    /// A socket exists; its events go to `channel`.
+    OpenSocket { client: ClientId, slot: Slot, generation: u16, channel: usize },
+    /// Its events go to another channel.
+    Home { client: ClientId, slot: Slot, channel: usize },
+    /// The socket is no more.
+    CloseSocket { client: ClientId, slot: Slot },
+    /// So many connections have entered the listener's backlog.
+    Backlog { client: ClientId, slot: Slot, count: u64 },
+    /// A direction of a connection; this mover serves its source.
+    AddFlow {
+        flow: FlowId,
+        source: Endpoint,
+        destination: Endpoint,
+        send_ring_bytes: u64,
+        counters: Arc<FlowCounters>,
+    },
+    /// `flow`, served by `mover`, brings data to this socket.
+    Incoming { client: ClientId, slot: Slot, flow: FlowId, mover: MoverId },
+    /// The send ring's size.
+    SetSendRing { flow: FlowId, bytes: u64 },
+    /// A receive ring, or none for now: ask again when told to.
+    Ring { flow: FlowId, ring: Option<Ring> },
+    /// The source sends no more.
+    Finish { flow: FlowId, finish: Finish },
+    /// The destination takes no more; the source learns `send_end`. With `recv_end`, so does the
+    /// destination.
+    Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
+    /// Post an event.
+    Post { client: ClientId, channel: usize, event: Event },
+    /// The socket has news (from another mover).
+    Ready { client: ClientId, slot: Slot },
+    /// The flow's receiver has given bytes back, or there is memory again.
+    Resume { flow: FlowId },
+    /// Take what the client has sent and look at its channels no more.
+    Drain { client: ClientId },
+    /// Forget the client as soon as no flow needs it.
+    RemoveClient { client: ClientId },
+}
+
+/// Mover to conductor.
+#[derive(Debug)]
+pub enum ToConductor {
+    /// A request other than a send.
+    Control { client: ClientId, channel: usize, request: Request },
+    /// The client broke the protocol.
+    Violation { client: ClientId, violation: Violation },
+    /// The flow has something to deliver and no ring.
+    NeedRing { flow: FlowId },
+    /// The flow needs its ring no more for now.
+    FreeRing { flow: FlowId, ring: Ring },
+    /// The flow is over and forgotten.
+    FlowDone { flow: FlowId },
+    /// The mover has forgotten the client.
+    ClientGone { client: ClientId },
+}
+
+/// Why a client is cut off.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Violation {
+    /// Request ring.
+    #[error("impossible counter in its request ring")]
+    RequestRing,
+    /// Event ring.
+    #[error("impossible counter in its event ring")]
+    EventRing,
+    /// Operation.
+    #[error("unknown operation {0} requested")]
+    Operation(u8),
+    /// Span.
+    #[error("send of a span outside its send regions")]
+    Span,
+    /// More in flight than agreed.
+    #[error("sends beyond its send ring")]
+    SendRing,
+    /// Receive ring.
+    #[error("gave back bytes that were never delivered")]
+    ReceiveRing,
+    /// Attach socket.
+    #[error("unexpected message on the attach socket")]
+    Frame,
+    /// Attach socket not read.
+    #[error("does not read its attach socket")]
+    Deaf,
+}

@@ -1,0 +1,169 @@
+//! What the conductor tells a mover to do.
+use super::channel::Channel;
+use super::flow::Flow;
+use super::{channel_of, flow_of, put, token, Client, Mover, Socket};
+use crate::memory::Slot;
+use crate::messages::{ClientId, FlowId, Ring, ToConductor, ToMover};
+use pd_abi::layout::socket_status;
+use pd_abi::Operation;
+use pd_shm::wait::Waker;
+use rustix::event::epoll;
+
+impl Mover {
+    pub(super) fn take_commands(&mut self) -> bool {
+        if !self.inbox.is_filled() {
+            return false;
+        }
+        let mut commands = std::mem::take(&mut self.commands);
+        self.inbox.drain(&mut commands);
+        for command in commands.drain(..) {
+            self.carry_out(command);
+        }
+        self.commands = commands;
+        true
+    }
+
+    pub(super) fn carry_out(&mut self, command: ToMover) {
+        match command {
+            ToMover::AddClient { client, memory } => {
+                let state = Client {
+                    memory,
+                    channels: Vec::new(),
+                    regions: Vec::new(),
+                    sockets: Vec::new(),
+                    removing: false,
+                    cut_off: false,
+                };
+                put(&mut self.clients, client as usize, state);
+            }
+            ToMover::AddChannel { client, channel, requests, events, doorbell } => {
+                let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                let data = epoll::EventData::new_u64(token(client, channel));
+                if let Err(error) = epoll::add(&self.epoll, &doorbell, data, edge) {
+                    tracing::error!(client, channel, %error, "cannot watch a doorbell");
+                }
+                let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+                put(&mut state.channels, channel, Channel::new(requests, events, doorbell));
+                self.activate(client, channel);
+            }
+            ToMover::AddPipe { client, channel, pipe } => {
+                if let Some(channel) = channel_of(&mut self.clients, client, channel) {
+                    channel.pipe = Some(pipe);
+                }
+            }
+            ToMover::AddRegion { client, region, map } => {
+                if let Some(Some(state)) = self.clients.get_mut(client as usize) {
+                    put(&mut state.regions, region as usize, map);
+                }
+            }
+            ToMover::OpenSocket { client, slot, generation, channel } => {
+                if let Some(socket) = self.socket_mut(client, slot) {
+                    *socket = Socket { generation, channel: channel as u8, outgoing: None, incoming: None };
+                }
+            }
+            ToMover::Home { client, slot, channel } => {
+                if let Some(socket) = self.socket_mut(client, slot) {
+                    socket.channel = channel as u8;
+                }
+            }
+            ToMover::CloseSocket { client, slot } => {
+                if let Some(socket) = self.socket_mut(client, slot) {
+                    *socket = Socket::default();
+                }
+            }
+            ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
+            ToMover::AddFlow { flow, source, destination, send_ring_bytes, counters } => {
+                let (client, slot) = (source.client, source.slot);
+                let added = Flow::new(flow, source, destination, send_ring_bytes, counters, self.now);
+                put(&mut self.flows, flow as usize, Box::new(added));
+                if let Some(socket) = self.socket_mut(client, slot) {
+                    socket.outgoing = Some(flow);
+                }
+            }
+            ToMover::Incoming { client, slot, flow, mover } => {
+                if let Some(socket) = self.socket_mut(client, slot) {
+                    socket.incoming = Some((mover, flow));
+                }
+            }
+            ToMover::SetSendRing { flow, bytes } => {
+                if let Some(flow) = flow_of(&mut self.flows, flow) {
+                    flow.set_send_ring(bytes);
+                }
+            }
+            ToMover::Ring { flow: id, ring } => self.take_ring(id, ring),
+            ToMover::Finish { flow: id, finish } => {
+                if let Some(flow) = flow_of(&mut self.flows, id) {
+                    flow.finish(finish);
+                    self.ticking = true;
+                    self.touch(id);
+                }
+            }
+            ToMover::Abort { flow: id, send_end, recv_end } => {
+                if let Some(flow) = flow_of(&mut self.flows, id) {
+                    let news = flow.abort(send_end, recv_end);
+                    self.tell(id, news);
+                    self.touch(id);
+                }
+            }
+            ToMover::Post { client, channel, event } => self.post(client, channel, event),
+            ToMover::Ready { client, slot } => self.post_ready(client, slot),
+            ToMover::Resume { flow } => self.resume(flow),
+            ToMover::Drain { client } => self.drain(client),
+            ToMover::RemoveClient { client } => {
+                if let Some(Some(state)) = self.clients.get_mut(client as usize) {
+                    state.removing = true;
+                    self.forget_client(client);
+                }
+            }
+        }
+    }
+
+    pub(super) fn take_ring(&mut self, id: FlowId, ring: Option<Ring>) {
+        let Some(flow) = flow_of(&mut self.flows, id) else {
+            if let Some(ring) = ring {
+                self.conductor.send(ToConductor::FreeRing { flow: id, ring });
+            }
+            return;
+        };
+        match ring {
+            Some(ring) => {
+                flow.set_ring(ring);
+                self.ticking = true;
+                self.resume(id);
+            }
+            None => flow.ring_asked = false,
+        }
+    }
+
+    pub(super) fn publish_backlog(&mut self, client: ClientId, slot: Slot, count: u64) {
+        let Some(Some(state)) = self.clients.get(client as usize) else { return };
+        state.memory.publish_u64(slot, socket_status::RECV_PRODUCER, count);
+        Waker::default().wake(&state.memory.recv_wait(slot), count);
+        self.post_ready(client, slot);
+    }
+
+    /// Takes the sends that a client has left behind, and stops looking at its channels.
+    pub(super) fn drain(&mut self, client: ClientId) {
+        let channels = match self.clients.get(client as usize) {
+            Some(Some(state)) => state.channels.len(),
+            _ => return,
+        };
+        for index in 0..channels {
+            for _ in 0..pd_abi::limits::REQUEST_RING_ENTRIES {
+                let Some(channel) = channel_of(&mut self.clients, client, index) else { break };
+                let Ok(Some(request)) = channel.requests.read() else { break };
+                let is_send = Operation::from_raw(request.operation) == Some(Operation::Send);
+                if is_send && self.take_send(client, &request).is_err() {
+                    break;
+                }
+            }
+        }
+        if let Some(Some(state)) = self.clients.get_mut(client as usize) {
+            for channel in state.channels.drain(..).flatten() {
+                // The client's end may live on in another process: its doorbell is heard no more.
+                let _ = epoll::delete(&self.epoll, &channel.doorbell);
+            }
+        }
+        self.active.retain(|&(id, _)| id != client);
+    }
+}

@@ -1,0 +1,125 @@
+//! A mover's engines: the one chosen, and `cpu` for what it fails to do.
+use crate::metrics::Metrics;
+use crate::StartError;
+use pd_abi::{Command, CommandStatus, CommandType};
+use pd_engine::{Cpu, Engine, QueuePair};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Failures in a row after which an engine is not used any more.
+const FAILURES_MAX: u32 = 16;
+
+pub struct Engines {
+    chosen: Box<dyn QueuePair>,
+    cpu: Box<dyn QueuePair>,
+    name: &'static str,
+    chunk_bytes_max: u32,
+    /// Commands that the submission queue had no room for.
+    backlog: VecDeque<Command>,
+    redone: Vec<Command>,
+    failures: u32,
+    quarantined: bool,
+    metrics: Arc<Metrics>,
+}
+
+impl Engines {
+    pub fn new(engine: &dyn Engine, metrics: Arc<Metrics>) -> Result<Self, StartError> {
+        let cpu = Cpu::new();
+        let capability = engine.capability();
+        Ok(Self {
+            chosen: engine.queue_pair()?,
+            name: capability.name,
+            chunk_bytes_max: capability.chunk_bytes_max.min(cpu.capability().chunk_bytes_max),
+            cpu: cpu.queue_pair()?,
+            backlog: VecDeque::new(),
+            redone: Vec::new(),
+            failures: 0,
+            quarantined: false,
+            metrics,
+        })
+    }
+
+    pub fn chunk_bytes_max(&self) -> u32 {
+        self.chunk_bytes_max
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.chosen.in_flight() + self.cpu.in_flight() + self.backlog.len()
+    }
+
+    /// Whether commands wait for room in a submission queue.
+    pub fn is_full(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// Hands commands to the engine; those that do not fit are handed over in [`Self::reap`].
+    pub fn submit(&mut self, commands: &[Command]) {
+        let accepted = if self.backlog.is_empty() { self.hand_over(commands) } else { 0 };
+        self.backlog.extend(&commands[accepted..]);
+    }
+
+    fn hand_over(&mut self, commands: &[Command]) -> usize {
+        let pair = if self.quarantined { &mut self.cpu } else { &mut self.chosen };
+        // SAFETY: every command's source lies in a send region and its destination in a receive
+        // ring, both mapped by the driver: a client's send regions stay in its mover's table, and a
+        // flow keeps its ring, until no command of theirs is under way (`Flow::is_drained`). A ring
+        // is reserved for one command at a time, and send and receive regions never overlap.
+        unsafe { pair.submit(commands) }
+    }
+
+    /// Takes completions; those that failed are done again by the `cpu` engine first.
+    pub fn reap(&mut self, completions: &mut [Command]) -> usize {
+        let mut count = 0;
+        while count < completions.len() {
+            let mut got = self.chosen.reap(&mut completions[count..]);
+            got = self.redo_failed(&mut completions[count..count + got]);
+            got += self.cpu.reap(&mut completions[count + got..]);
+            count += got;
+            if !self.backlog.is_empty() {
+                let waiting = self.backlog.make_contiguous().to_vec();
+                let accepted = self.hand_over(&waiting);
+                self.backlog.drain(..accepted);
+                if accepted > 0 {
+                    continue;
+                }
+            }
+            if got == 0 {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Moves failed completions out of the way and submits them again. Returns how many went well.
+    fn redo_failed(&mut self, completions: &mut [Command]) -> usize {
+        let mut good = 0;
+        for at in 0..completions.len() {
+            let completion = completions[at];
+            if CommandStatus::from_raw(completion.status) == CommandStatus::Ok {
+                completions[good] = completion;
+                good += 1;
+                self.failures = 0;
+                continue;
+            }
+            Metrics::add(&self.metrics.commands_redone, 1);
+            self.failures += 1;
+            if self.failures >= FAILURES_MAX && !self.quarantined {
+                self.quarantined = true;
+                Metrics::add(&self.metrics.engines_quarantined, 1);
+                tracing::error!(
+                    engine = self.name,
+                    "engine quarantined after {FAILURES_MAX} failures in a row; the cpu engine goes on"
+                );
+            }
+            let again = Command { request_type: CommandType::GeneralSend as u8, status: 0, ..completion };
+            self.redone.push(again);
+        }
+        if !self.redone.is_empty() {
+            let redone = std::mem::take(&mut self.redone);
+            // SAFETY: as in `hand_over`: a failed command is still under way for its flow.
+            let accepted = unsafe { self.cpu.submit(&redone) };
+            self.backlog.extend(&redone[accepted..]);
+        }
+        good
+    }
+}

@@ -1,0 +1,83 @@
+//! What clients are told: events written, published, and kept while a ring is full.
+use super::flow::wants_event;
+use super::{channel_of, Mover};
+use crate::memory::Slot;
+use crate::messages::{ClientId, MoverId, ToMover};
+use pd_abi::layout::socket_status;
+use pd_abi::{Event, SocketId};
+use std::sync::atomic::{fence, Ordering};
+
+impl Mover {
+    pub(super) fn ready_at(&mut self, (mover, client, slot): (MoverId, ClientId, Slot)) {
+        if mover == self.settings.id {
+            self.post_ready(client, slot);
+        } else {
+            self.peers[mover].send(ToMover::Ready { client, slot });
+        }
+    }
+
+    pub(super) fn post_ready(&mut self, client: ClientId, slot: Slot) {
+        let Some(Some(state)) = self.clients.get(client as usize) else { return };
+        let Some(socket) = state.sockets.get(slot as usize) else { return };
+        fence(Ordering::SeqCst);
+        if socket.generation == 0
+            || !state.memory.slot_taken(slot, socket.generation)
+            || !wants_event(&state.memory, slot)
+        {
+            return;
+        }
+        let number = state.memory.event_number(slot).wrapping_add(1);
+        state.memory.publish_u32(slot, socket_status::EVENT_NUMBER, number);
+        let event = Event::ready(SocketId::new(slot, socket.generation), number);
+        let channel = socket.channel.into();
+        self.post(client, channel, event);
+    }
+
+    pub(super) fn post(&mut self, client: ClientId, index: usize, event: Event) {
+        let Some(channel) = channel_of(&mut self.clients, client, index) else { return };
+        match channel.post(event) {
+            Ok(fits) => {
+                if !fits && !channel.overflowing {
+                    channel.overflowing = true;
+                    self.overflowing.push((client, index));
+                }
+                if !channel.dirty {
+                    channel.dirty = true;
+                    self.dirty.push((client, index));
+                }
+            }
+            Err(violation) => self.cut_off(client, violation),
+        }
+    }
+
+    pub(super) fn flush_events(&mut self) {
+        if !self.overflowing.is_empty() {
+            self.retry_overflow();
+        }
+        while let Some((client, index)) = self.dirty.pop() {
+            let Some(Some(state)) = self.clients.get_mut(client as usize) else { continue };
+            let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { continue };
+            channel.publish(&state.memory, index);
+        }
+    }
+
+    pub(super) fn retry_overflow(&mut self) {
+        let mut list = std::mem::take(&mut self.overflowing);
+        list.retain(|&(client, index)| {
+            let Some(Some(state)) = self.clients.get_mut(client as usize) else { return false };
+            let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return false };
+            match channel.retry() {
+                Ok(moved) => {
+                    if moved && !channel.dirty {
+                        channel.dirty = true;
+                        self.dirty.push((client, index));
+                    }
+                    state.memory.set_events_waiting(index, channel.overflowing);
+                    channel.overflowing
+                }
+                Err(_) => false,
+            }
+        });
+        self.overflowing = list;
+    }
+}

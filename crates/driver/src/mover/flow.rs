@@ -1,0 +1,418 @@
+//! One direction of a connection: from the sends of one socket to the receive ring of another
+//! (paper, section III-E).
+use super::table::BufferTable;
+use crate::memory::ClientMemory;
+use crate::messages::{Endpoint, Finish, FlowCounters, FlowId, Ring, Violation};
+use pd_abi::layout::{socket_status, ENDED};
+use pd_abi::limits::PAGE_BYTES;
+use pd_abi::{Command, CommandType, TableId};
+use pd_shm::wait::Waker;
+use rustix::io::Errno;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A flow. All of its state is private to one mover; shared memory only ever gets copies.
+#[derive(Debug)]
+pub struct Flow {
+    pub id: FlowId,
+    pub source: Endpoint,
+    pub destination: Endpoint,
+    counters: Arc<FlowCounters>,
+
+    /// Sends accepted and not yet completed, oldest first.
+    sbt: BufferTable,
+    /// Number of the send to be copied next, and how much of it is already under way.
+    cursor: (u64, u64),
+    /// Bytes of the oldest send that are delivered.
+    oldest_delivered: u64,
+    /// Bytes accepted and not yet under way.
+    pub pending: u64,
+    sends_accepted: u64,
+    sends_done: u64,
+
+    pub ring: Option<Ring>,
+    pub ring_asked: bool,
+    /// Copies under way in the receive ring, in order of the stream.
+    rbt: BufferTable,
+    /// Bytes ever reserved, delivered and given back; the ring holds what lies between.
+    reserved: u64,
+    delivered: u64,
+    consumed: u64,
+    destination_taken: bool,
+
+    published: (u64, u64),
+    recv_waker: Waker,
+    send_waker: Waker,
+
+    /// In the mover's run queue or list of blocked flows.
+    pub queued: bool,
+    pub blocked: bool,
+    pub touched: bool,
+    finish: Option<Finish>,
+    aborted: bool,
+    destination_gone: bool,
+    end_published: bool,
+    pub last_active: Duration,
+}
+
+/// What [`Flow::pump`] ran into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pump {
+    /// Nothing left to copy.
+    Drained,
+    /// More to copy when its turn comes again.
+    More,
+    /// The receive ring is full.
+    Full,
+    /// There is no receive ring.
+    NoRing,
+}
+
+/// News for one side of the flow, to be turned into `Ready` events.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct News {
+    pub source: bool,
+    pub destination: bool,
+}
+
+impl Flow {
+    pub fn new(
+        id: FlowId,
+        source: Endpoint,
+        destination: Endpoint,
+        send_ring_bytes: u64,
+        counters: Arc<FlowCounters>,
+        now: Duration,
+    ) -> Self {
+        Self {
+            id,
+            source,
+            destination,
+            counters,
+            sbt: BufferTable::new(send_ring_bytes),
+            cursor: (0, 0),
+            oldest_delivered: 0,
+            pending: 0,
+            sends_accepted: 0,
+            sends_done: 0,
+            ring: None,
+            ring_asked: false,
+            rbt: BufferTable::new(u64::MAX),
+            reserved: 0,
+            delivered: 0,
+            consumed: 0,
+            destination_taken: false,
+            published: (0, 0),
+            recv_waker: Waker::default(),
+            send_waker: Waker::default(),
+            queued: false,
+            blocked: false,
+            touched: false,
+            finish: None,
+            aborted: false,
+            destination_gone: false,
+            end_published: false,
+            last_active: now,
+        }
+    }
+
+    /// Accepts a send of `len` bytes at `address` in the driver's mapping.
+    ///
+    /// # Errors
+    /// If the client sends more than its send ring holds.
+    pub fn accept(&mut self, address: u64, len: u64) -> Result<(), Violation> {
+        self.sends_accepted += 1;
+        if self.aborted || self.finish.is_some() {
+            // Nobody will read it. Its span may be reused once those before it may.
+            if self.sbt.is_empty() {
+                self.sends_done = self.sends_accepted;
+            }
+            return Ok(());
+        }
+        self.sbt.insert(address, len).ok_or(Violation::SendRing)?;
+        self.pending += len;
+        Ok(())
+    }
+
+    pub fn set_send_ring(&mut self, bytes: u64) {
+        self.sbt.set_bytes_max(bytes.max(self.sbt.used()));
+    }
+
+    pub fn set_ring(&mut self, ring: Ring) {
+        let memory = &self.destination.memory;
+        let slot = self.destination.slot;
+        memory.publish_u32(slot, socket_status::RING_REGION, ring.region.into());
+        memory.publish_u32(slot, socket_status::RING_PAGE, ring.page);
+        memory.publish_u32(slot, socket_status::RING_PAGES, ring.pages);
+        self.ring = Some(ring);
+        self.ring_asked = false;
+    }
+
+    /// Writes commands for at most `budget` bytes.
+    ///
+    /// # Errors
+    /// If the receiving client broke the protocol.
+    pub fn pump(
+        &mut self,
+        mut budget: u64,
+        chunk_bytes_max: u32,
+        commands: &mut Vec<Command>,
+        commands_max: usize,
+    ) -> Result<Pump, Violation> {
+        if self.pending == 0 || self.aborted {
+            return Ok(Pump::Drained);
+        }
+        let Some(ring) = &self.ring else { return Ok(Pump::NoRing) };
+        let ring_bytes = u64::from(ring.pages) * PAGE_BYTES as u64;
+        let ring_address = ring.map.address(ring.page as usize * PAGE_BYTES, ring_bytes as usize);
+        let base = ring_address.as_ptr() as u64;
+        while self.pending > 0 {
+            if budget == 0 || commands.len() >= commands_max {
+                return Ok(Pump::More);
+            }
+            let (number, under_way) = self.cursor;
+            let Some(&entry) = self.sbt.get(number) else { return Ok(Pump::Drained) };
+            let want = (entry.size - under_way).min(budget).min(chunk_bytes_max.into());
+            let mut room = ring_bytes - (self.reserved - self.consumed);
+            if room < want {
+                self.refresh_consumed()?;
+                room = ring_bytes - (self.reserved - self.consumed);
+            }
+            if room == 0 {
+                return Ok(Pump::Full);
+            }
+            let position = self.reserved & (ring_bytes - 1);
+            let len = want.min(room).min(ring_bytes - position);
+            let Some(seq) = self.rbt.insert(position, len) else { return Ok(Pump::More) };
+            commands.push(Command {
+                request_type: CommandType::GeneralSend as u8,
+                cid: self.source.client,
+                data_len: len as u32,
+                src_addr: entry.pointer + under_way,
+                dst_addr: base + position,
+                conn_id: self.id,
+                table_id: TableId::Rbt as u8,
+                entry_seq: seq as u16,
+                ..Command::default()
+            });
+            self.reserved += len;
+            self.pending -= len;
+            budget -= len;
+            self.cursor =
+                if under_way + len == entry.size { (number + 1, 0) } else { (number, under_way + len) };
+        }
+        Ok(Pump::Drained)
+    }
+
+    fn refresh_consumed(&mut self) -> Result<(), Violation> {
+        let Endpoint { slot, generation, ref memory, .. } = self.destination;
+        if !self.destination_taken {
+            self.destination_taken = memory.slot_taken(slot, generation);
+            if !self.destination_taken {
+                return Ok(());
+            }
+        }
+        let consumed = memory.recv_consumer(slot);
+        if consumed < self.consumed || consumed > self.published.0 {
+            return Err(Violation::ReceiveRing);
+        }
+        self.consumed = consumed;
+        Ok(())
+    }
+
+    /// Whether a full ring has room by now.
+    ///
+    /// # Errors
+    /// If the receiving client broke the protocol.
+    pub fn has_room(&mut self) -> Result<bool, Violation> {
+        self.refresh_consumed()?;
+        let ring_bytes = self.ring.as_ref().map_or(0, |r| u64::from(r.pages) * PAGE_BYTES as u64);
+        Ok(self.reserved - self.consumed < ring_bytes)
+    }
+
+    /// Asks the receiver to say when half of a full ring, or what is pending, is given back. Look at
+    /// [`Self::has_room`] after this and a fence.
+    pub fn ask_for_room(&self) {
+        let ring_bytes = self.ring.as_ref().map_or(0, |r| u64::from(r.pages) * PAGE_BYTES as u64);
+        let want = self.pending.min(ring_bytes / 2).max(1);
+        let target = (self.reserved + want).saturating_sub(ring_bytes).max(self.consumed + 1);
+        self.destination.memory.publish_u64(self.destination.slot, socket_status::SPACE_WAKE_AT, target);
+    }
+
+    /// The receiver need not say anything.
+    pub fn ask_for_nothing(&self) {
+        self.destination.memory.publish_u64(self.destination.slot, socket_status::SPACE_WAKE_AT, 0);
+    }
+
+    /// A command of this flow has ended well.
+    pub fn complete(&mut self, entry_seq: u16) {
+        let finished = self.rbt.number(entry_seq).is_some_and(|number| self.rbt.finish(number));
+        debug_assert!(finished, "completion of a command that is not under way");
+        while let Some(entry) = self.rbt.remove_finished() {
+            if self.aborted {
+                continue;
+            }
+            self.delivered += entry.size;
+            self.oldest_delivered += entry.size;
+            let Some(oldest) = self.sbt.get(self.sends_done) else { continue };
+            if self.oldest_delivered == oldest.size {
+                self.sbt.finish(self.sends_done);
+                self.sbt.remove_finished();
+                self.sends_done += 1;
+                self.oldest_delivered = 0;
+            }
+        }
+        if self.aborted && self.rbt.is_empty() {
+            self.drop_sends();
+        }
+    }
+
+    /// Tells both sides what has happened since the last time.
+    pub fn publish(&mut self, now: Duration) -> News {
+        let mut news = News::default();
+        if self.delivered != self.published.0 {
+            self.counters.bytes.store(self.delivered, Ordering::Relaxed);
+            self.published.0 = self.delivered;
+            self.last_active = now;
+            let Endpoint { slot, generation, ref memory, .. } = self.destination;
+            memory.publish_u64(slot, socket_status::RECV_PRODUCER, self.delivered);
+            if !self.destination_taken {
+                fence(Ordering::SeqCst);
+                self.destination_taken = memory.slot_taken(slot, generation);
+            }
+            if self.destination_taken {
+                let woke = self.recv_waker.wake(&memory.recv_wait(slot), self.delivered);
+                news.destination = woke || wants_event(memory, slot);
+            }
+        }
+        if self.sends_done != self.published.1 {
+            self.counters.messages.store(self.sends_done, Ordering::Relaxed);
+            self.published.1 = self.sends_done;
+            let Endpoint { slot, ref memory, .. } = self.source;
+            if !self.source_gone() {
+                memory.publish_u64(slot, socket_status::SEND_CONSUMER, self.sends_done);
+                news.source = self.send_waker.wake(&memory.send_wait(slot), self.sends_done);
+            }
+        }
+        if !self.end_published && self.is_drained() {
+            if let (Some(_), false) = (self.finish, self.aborted) {
+                news.destination |= self.publish_recv_end(ENDED);
+            }
+        }
+        news
+    }
+
+    /// The source sends no more. What it has sent is still delivered, until the deadline.
+    pub fn finish(&mut self, finish: Finish) {
+        if finish.source_gone || self.finish.is_none() {
+            self.finish = Some(finish);
+        }
+    }
+
+    /// Gives up delivering if the deadline has passed. Returns news of it.
+    pub fn check_deadline(&mut self, now: Duration) -> News {
+        let late = self.finish.is_some_and(|f| f.deadline.is_some_and(|d| d <= now));
+        if !late || self.aborted || self.is_drained() {
+            return News::default();
+        }
+        let errno = self.finish.map_or(0, |f| f.late_errno);
+        self.abort(errno, Some(errno))
+    }
+
+    /// The destination takes no more: it has gone (no `recv_end`), or shall read what was delivered and
+    /// then learn `recv_end`.
+    pub fn abort(&mut self, send_end: u32, recv_end: Option<u32>) -> News {
+        let mut news = News::default();
+        self.destination_gone |= recv_end.is_none();
+        if let (Some(errno), false) = (recv_end, self.end_published) {
+            news.destination = self.publish_recv_end(errno);
+        }
+        self.end_published = true;
+        if !self.aborted {
+            self.aborted = true;
+            self.pending = 0;
+            if self.rbt.is_empty() {
+                self.drop_sends();
+            }
+            if !self.source_gone() {
+                let Endpoint { slot, ref memory, .. } = self.source;
+                memory.publish_u32(slot, socket_status::SEND_END, send_end);
+                self.send_waker.wake_always(&memory.send_wait(slot));
+                news.source = true;
+            }
+        }
+        news
+    }
+
+    fn drop_sends(&mut self) {
+        self.sbt.clear();
+        self.sends_done = self.sends_accepted;
+    }
+
+    fn publish_recv_end(&mut self, end: u32) -> bool {
+        self.end_published = true;
+        let Endpoint { slot, ref memory, .. } = self.destination;
+        memory.publish_u32(slot, socket_status::RECV_END, end);
+        self.recv_waker.wake_always(&memory.recv_wait(slot));
+        // So that the ring can be given back when the receiver has read to the end.
+        memory.publish_u64(slot, socket_status::SPACE_WAKE_AT, self.delivered.max(1));
+        true
+    }
+
+    fn source_gone(&self) -> bool {
+        self.finish.is_some_and(|f| f.source_gone)
+    }
+
+    /// Nothing pending and nothing under way.
+    pub fn is_drained(&self) -> bool {
+        self.pending == 0 && self.rbt.is_empty()
+    }
+
+    /// Whether the flow touches nothing of its source any more.
+    pub fn is_done_with_source(&self) -> bool {
+        self.is_drained() && self.finish.is_some()
+    }
+
+    /// Whether the ring can be given back: all that was delivered has been given back, or will be
+    /// read by nobody.
+    ///
+    /// # Errors
+    /// If the receiving client broke the protocol.
+    pub fn is_ring_idle(&mut self) -> Result<bool, Violation> {
+        if !self.is_drained() {
+            return Ok(false);
+        }
+        if self.destination_gone {
+            return Ok(true);
+        }
+        self.refresh_consumed()?;
+        Ok(self.consumed == self.published.0)
+    }
+
+    /// Whether the flow can be forgotten, given that its ring is idle.
+    pub fn is_over(&self) -> bool {
+        self.is_drained() && self.finish.is_some() && self.end_published
+    }
+
+    /// Whether its ring may fall idle, or it is ending.
+    pub fn needs_ticks(&self) -> bool {
+        self.ring.is_some() || self.finish.is_some()
+    }
+
+    pub fn shrink(&mut self) {
+        self.sbt.shrink();
+        self.rbt.shrink();
+    }
+
+    /// The errno that both sides get when the flow fails for reasons of the driver.
+    pub fn failure() -> u32 {
+        Errno::CONNRESET.raw_os_error() as u32
+    }
+}
+
+/// Whether the client waits for a `Ready` event of the socket and has taken note of the last one. A
+/// fence has to lie between the news and this.
+pub fn wants_event(memory: &ClientMemory, slot: u16) -> bool {
+    memory.subscribed(slot) && memory.event_ack(slot) == memory.event_number(slot)
+}

@@ -1,0 +1,175 @@
+//! What clients ask for: requests copied once, checked, taken.
+use super::{channel_of, flow_of, Mover, Socket};
+use crate::memory::Slot;
+use crate::messages::{ClientId, ToConductor, Violation};
+use crate::metrics::Metrics;
+use pd_abi::{Operation, Request, SocketId};
+use std::sync::atomic::{fence, Ordering};
+
+/// Requests taken from one channel before the next gets its turn.
+const REQUESTS_PER_TURN: usize = 64;
+/// Turns without a request after which a channel is no longer looked at until it rings.
+const QUIET_TURNS_MAX: u32 = 4096;
+
+impl Mover {
+    pub(super) fn activate(&mut self, client: ClientId, index: usize) {
+        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return };
+        channel.quiet_turns = 0;
+        if !channel.active {
+            channel.active = true;
+            state.memory.set_need_wakeup(index, 0);
+            self.active.push((client, index));
+        }
+    }
+
+    pub(super) fn poll_channels(&mut self) -> bool {
+        let mut worked = false;
+        let mut at = 0;
+        while at < self.active.len() {
+            let (client, index) = self.active[at];
+            match self.poll_channel(client, index) {
+                Some(true) => worked = true,
+                Some(false) => {}
+                None => {
+                    self.active.swap_remove(at);
+                    continue;
+                }
+            }
+            at += 1;
+        }
+        worked
+    }
+
+    /// Takes requests of one channel. None: the channel shall not be looked at any more.
+    pub(super) fn poll_channel(&mut self, client: ClientId, index: usize) -> Option<bool> {
+        let mut taken = 0;
+        let result = loop {
+            let channel = channel_of(&mut self.clients, client, index)?;
+            match channel.requests.read() {
+                Ok(Some(request)) => {
+                    taken += 1;
+                    if let Err(violation) = self.take_request(client, index, &request) {
+                        break Err(violation);
+                    }
+                    if taken == REQUESTS_PER_TURN {
+                        break Ok(());
+                    }
+                }
+                Ok(None) => break Ok(()),
+                Err(_) => break Err(Violation::RequestRing),
+            }
+        };
+        let quiet = {
+            let channel = channel_of(&mut self.clients, client, index)?;
+            if taken > 0 {
+                channel.requests.release();
+                channel.quiet_turns = 0;
+            } else {
+                channel.quiet_turns += 1;
+            }
+            channel.quiet_turns > QUIET_TURNS_MAX && self.active.len() > 1
+        };
+        if let Err(violation) = result {
+            self.cut_off(client, violation);
+            return None;
+        }
+        if quiet && self.look_away(client, index) {
+            return None;
+        }
+        Some(taken > 0)
+    }
+
+    /// Stops looking at a quiet channel, which has to ring from now on; unless it has requests after
+    /// all. Says whether it did.
+    pub(super) fn look_away(&mut self, client: ClientId, index: usize) -> bool {
+        self.sleeps = self.sleeps.wrapping_add(1).max(1);
+        let number = self.sleeps;
+        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return true };
+        state.memory.set_need_wakeup(index, number);
+        // SYNC POINT: need-wakeup-dekker
+        fence(Ordering::SeqCst);
+        let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return true };
+        channel.quiet_turns = 0;
+        if channel.has_requests() {
+            state.memory.set_need_wakeup(index, 0);
+            return false;
+        }
+        channel.active = false;
+        true
+    }
+
+    pub(super) fn take_request(
+        &mut self,
+        client: ClientId,
+        index: usize,
+        request: &Request,
+    ) -> Result<(), Violation> {
+        let operation =
+            Operation::from_raw(request.operation).ok_or(Violation::Operation(request.operation))?;
+        match operation {
+            Operation::Send => self.take_send(client, request),
+            Operation::Space => {
+                let socket = self.socket(client, SocketId(request.socket));
+                if let Some((mover, flow)) = socket.and_then(|s| s.incoming) {
+                    self.resume_at(mover, flow);
+                }
+                Ok(())
+            }
+            _ => {
+                self.conductor.send(ToConductor::Control { client, channel: index, request: *request });
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn take_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {
+        let span = request.span();
+        let state = self.clients[client as usize].as_ref().ok_or(Violation::Span)?;
+        let region =
+            state.regions.get(span.region as usize).and_then(Option::as_ref).ok_or(Violation::Span)?;
+        let end = span.offset.checked_add(span.len).ok_or(Violation::Span)?;
+        if span.len == 0 || span.len > pd_abi::limits::MESSAGE_BYTES_MAX || end > region.len() as u64 {
+            return Err(Violation::Span);
+        }
+        let address = region.address(span.offset as usize, span.len as usize).as_ptr() as u64;
+        let Some(id) = self.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing) else {
+            // Not connected, or closed by now: nobody waits for it.
+            Metrics::add(&self.metrics.sends_dropped, 1);
+            return Ok(());
+        };
+        let Some(flow) = flow_of(&mut self.flows, id) else { return Ok(()) };
+        flow.accept(address, span.len)?;
+        if flow.pending == 0 {
+            self.touch(id);
+        } else if !flow.queued && !flow.blocked {
+            flow.queued = true;
+            self.run.push_back(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn socket(&self, client: ClientId, id: SocketId) -> Option<Socket> {
+        let state = self.clients.get(client as usize)?.as_ref()?;
+        state
+            .sockets
+            .get(id.slot() as usize)
+            .copied()
+            .filter(|s| s.generation != 0 && s.generation == id.generation())
+    }
+
+    pub(super) fn socket_mut(&mut self, client: ClientId, slot: Slot) -> Option<&mut Socket> {
+        let state = self.clients.get_mut(client as usize)?.as_mut()?;
+        if state.sockets.len() <= slot as usize {
+            state.sockets.resize(slot as usize + 1, Socket::default());
+        }
+        Some(&mut state.sockets[slot as usize])
+    }
+
+    pub(super) fn cut_off(&mut self, client: ClientId, violation: Violation) {
+        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        if !std::mem::replace(&mut state.cut_off, true) {
+            self.conductor.send(ToConductor::Violation { client, violation });
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Buffer tables: which blocks of a ring are in use (paper, section III-C, Figure 5).
+use std::collections::VecDeque;
+
+/// One block in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// First byte: an address for the engine (send buffer table) or an offset in the ring (receive
+    /// buffer table).
+    pub pointer: u64,
+    /// Bytes of the block.
+    pub size: u64,
+    /// Bytes inserted up to and with this block since the table was made: the difference between
+    /// the youngest and the oldest entry is what the ring holds.
+    pub total: u64,
+    done: bool,
+}
+
+/// A send or receive buffer table: blocks are inserted in order, finished in any order, and removed in
+/// order. Entries are numbered freely, modulo 65,536 in engine commands.
+#[derive(Debug)]
+pub struct BufferTable {
+    entries: VecDeque<Entry>,
+    first: u64,
+    inserted: u64,
+    removed: u64,
+    bytes_max: u64,
+}
+
+/// Entries of one table; a command's `entry_seq` (16 bits) must be unambiguous.
+pub const ENTRIES_MAX: usize = 1 << 15;
+
+impl BufferTable {
+    /// An empty table of a ring of `bytes_max` bytes. Allocates nothing until the first block.
+    pub const fn new(bytes_max: u64) -> Self {
+        Self { entries: VecDeque::new(), first: 0, inserted: 0, removed: 0, bytes_max }
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> u64 {
+        self.inserted - self.removed
+    }
+
+    /// Bytes not in use.
+    pub fn room(&self) -> u64 {
+        self.bytes_max.saturating_sub(self.used())
+    }
+
+    /// Blocks in use.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no block is in use.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Size of the ring from now on. Blocks in use stay.
+    pub fn set_bytes_max(&mut self, bytes_max: u64) {
+        self.bytes_max = bytes_max;
+    }
+
+    /// Inserts a block behind the others and returns its number, or none if it does not fit.
+    pub fn insert(&mut self, pointer: u64, size: u64) -> Option<u64> {
+        if size == 0 || size > self.room() || self.entries.len() == ENTRIES_MAX {
+            return None;
+        }
+        self.inserted += size;
+        self.entries.push_back(Entry { pointer, size, total: self.inserted, done: false });
+        Some(self.first + self.entries.len() as u64 - 1)
+    }
+
+    /// The block with this number.
+    pub fn get(&self, number: u64) -> Option<&Entry> {
+        self.entries.get(number.checked_sub(self.first)? as usize)
+    }
+
+    /// The full number of the entry in use that a command's 16 bits mean.
+    pub fn number(&self, entry_seq: u16) -> Option<u64> {
+        let ahead = entry_seq.wrapping_sub(self.first as u16);
+        ((ahead as usize) < self.entries.len()).then(|| self.first + u64::from(ahead))
+    }
+
+    /// Marks a block as finished. Says whether it was in use and not yet finished.
+    pub fn finish(&mut self, number: u64) -> bool {
+        let Some(index) = number.checked_sub(self.first) else { return false };
+        match self.entries.get_mut(index as usize) {
+            Some(entry) if !entry.done => {
+                entry.done = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes the oldest block out if it is finished.
+    pub fn remove_finished(&mut self) -> Option<Entry> {
+        if !self.entries.front()?.done {
+            return None;
+        }
+        let entry = self.entries.pop_front()?;
+        self.first += 1;
+        self.removed += entry.size;
+        Some(entry)
+    }
+
+    /// Takes all blocks out. Returns how many there were.
+    pub fn clear(&mut self) -> u64 {
+        let count = self.entries.len() as u64;
+        self.first += count;
+        self.removed = self.inserted;
+        self.entries = VecDeque::new();
+        count
+    }
+
+    /// Gives the memory of an empty table back.
+    pub fn shrink(&mut self) {
+        if self.entries.is_empty() {
+            self.entries = VecDeque::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn figure_5() {
+        let mut sbt = BufferTable::new(9);
+        let numbers: Vec<_> = [3, 2, 3, 1].iter().map(|&size| sbt.insert(0, size).unwrap()).collect();
+        let totals: Vec<_> = numbers.iter().map(|&n| sbt.get(n).unwrap().total).collect();
+        assert_eq!(totals, [3, 5, 8, 9]);
+        assert_eq!(sbt.insert(0, 1), None, "full");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(u64),
+        Finish(usize),
+        Remove,
+        Clear,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (0u64..40).prop_map(Step::Insert),
+            4 => (0usize..64).prop_map(Step::Finish),
+            4 => Just(Step::Remove),
+            1 => Just(Step::Clear),
+        ];
+        prop::collection::vec(step, 1..400)
+    }
+
+    proptest! {
+        /// Full, out-of-order finish, and numbers beyond 16 bits, against a list.
+        #[test]
+        fn behaves_like_a_list(steps in steps(), capacity in 1u64..200, start in prop_oneof![Just(0u64), Just(65_530)]) {
+            let mut table = BufferTable::new(capacity);
+            table.first = start;
+            let mut model: Vec<(u64, u64, bool)> = Vec::new();
+            let mut next = start;
+            for step in steps {
+                match step {
+                    Step::Insert(size) => {
+                        let used: u64 = model.iter().map(|e| e.1).sum();
+                        let fits = size > 0 && used + size <= capacity;
+                        let got = table.insert(next * 7, size);
+                        prop_assert_eq!(got, fits.then_some(next));
+                        if fits {
+                            model.push((next, size, false));
+                            next += 1;
+                        }
+                    }
+                    Step::Finish(index) => {
+                        let number = start + index as u64;
+                        let entry = model.iter_mut().find(|e| e.0 == number && !e.2);
+                        let expected = entry.map(|e| e.2 = true).is_some();
+                        prop_assert_eq!(table.finish(number), expected);
+                    }
+                    Step::Remove => {
+                        let expected = model.first().filter(|e| e.2).map(|e| (e.0 * 7, e.1));
+                        let got = table.remove_finished().map(|e| (e.pointer, e.size));
+                        prop_assert_eq!(got, expected);
+                        if expected.is_some() {
+                            model.remove(0);
+                        }
+                    }
+                    Step::Clear => {
+                        prop_assert_eq!(table.clear(), model.len() as u64);
+                        model.clear();
+                    }
+                }
+                prop_assert_eq!(table.used(), model.iter().map(|e| e.1).sum::<u64>());
+                prop_assert_eq!(table.room(), capacity - table.used());
+                prop_assert_eq!(table.len(), model.len());
+                for &(number, size, _) in &model {
+                    prop_assert_eq!(table.number(number as u16), Some(number));
+                    prop_assert_eq!(table.get(number).unwrap().size, size);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Flows in turn: copies submitted and reaped, both sides told, flows ended and forgotten.
+use super::flow::{Flow, News, Pump};
+use super::{flow_of, Mover, COMMANDS_PER_TURN};
+use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover, Violation};
+use std::sync::atomic::{fence, Ordering};
+use std::time::Duration;
+
+/// Bytes that one flow may move before the next gets its turn.
+const BYTES_PER_TURN: u64 = 256 << 10;
+/// Flows with a full receive ring that are looked at before each sleep; more than these ask their
+/// receivers for a request at once.
+const BLOCKED_POLLED_MAX: usize = 32;
+
+impl Mover {
+    pub(super) fn poll_blocked(&mut self) -> bool {
+        let mut worked = false;
+        let mut at = 0;
+        while at < self.blocked.len() {
+            let id = self.blocked[at];
+            let room = match flow_of(&mut self.flows, id) {
+                Some(flow) if flow.blocked => flow.has_room(),
+                _ => Ok(true),
+            };
+            match room {
+                Ok(false) => at += 1,
+                room => {
+                    self.blocked.swap_remove(at);
+                    if let Err(violation) = room {
+                        self.destination_broke(id, violation);
+                    }
+                    self.resume(id);
+                    worked = true;
+                }
+            }
+        }
+        worked
+    }
+
+    pub(super) fn run_flows(&mut self) -> bool {
+        if self.run.is_empty() || self.engines.is_full() {
+            return false;
+        }
+        for _ in 0..self.run.len().min(COMMANDS_PER_TURN) {
+            let Some(id) = self.run.pop_front() else { break };
+            let Some(flow) = flow_of(&mut self.flows, id) else { continue };
+            flow.queued = false;
+            self.batch.clear();
+            let chunk = self.engines.chunk_bytes_max();
+            let pumped = flow.pump(BYTES_PER_TURN, chunk, &mut self.batch, COMMANDS_PER_TURN);
+            match pumped {
+                Ok(Pump::More) => {
+                    flow.queued = true;
+                    self.run.push_back(id);
+                }
+                Ok(Pump::Full) => {
+                    flow.blocked = true;
+                    if self.blocked.len() < BLOCKED_POLLED_MAX {
+                        self.blocked.push(id);
+                    } else {
+                        self.park(id);
+                    }
+                }
+                Ok(Pump::NoRing) => {
+                    flow.blocked = true;
+                    if !flow.ring_asked {
+                        flow.ring_asked = true;
+                        self.conductor.send(ToConductor::NeedRing { flow: id });
+                    }
+                }
+                Ok(Pump::Drained) => {}
+                Err(violation) => self.destination_broke(id, violation),
+            }
+            if !self.batch.is_empty() {
+                self.engines.submit(&self.batch);
+                self.reap();
+                self.publish();
+                if self.engines.is_full() {
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    /// Asks the receiver for a request when there is room; the flow is not looked at until then.
+    pub(super) fn park(&mut self, id: FlowId) {
+        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        flow.ask_for_room();
+        // SYNC POINT: space-dekker
+        fence(Ordering::SeqCst);
+        if flow.has_room().unwrap_or(true) {
+            flow.ask_for_nothing();
+            self.resume(id);
+        }
+    }
+
+    pub(super) fn resume_at(&mut self, mover: MoverId, flow: FlowId) {
+        if mover == self.settings.id {
+            self.resume(flow);
+        } else {
+            self.peers[mover].send(ToMover::Resume { flow });
+        }
+    }
+
+    pub(super) fn resume(&mut self, id: FlowId) {
+        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        flow.blocked = false;
+        if flow.pending > 0 && !flow.queued {
+            flow.queued = true;
+            self.run.push_back(id);
+        }
+        self.touch(id);
+    }
+
+    pub(super) fn touch(&mut self, id: FlowId) {
+        if let Some(flow) = flow_of(&mut self.flows, id) {
+            if !flow.touched {
+                flow.touched = true;
+                self.touched.push(id);
+            }
+        }
+    }
+
+    pub(super) fn reap(&mut self) -> bool {
+        let mut worked = false;
+        loop {
+            let count = self.engines.reap(&mut self.completions);
+            for at in 0..count {
+                let completion = self.completions[at];
+                let Some(flow) = flow_of(&mut self.flows, completion.conn_id) else { continue };
+                flow.complete(completion.entry_seq);
+                self.touch(completion.conn_id);
+            }
+            worked |= count > 0;
+            if count < self.completions.len() {
+                return worked;
+            }
+        }
+    }
+
+    pub(super) fn publish(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for id in touched.drain(..) {
+            let Some(flow) = flow_of(&mut self.flows, id) else { continue };
+            flow.touched = false;
+            let news = flow.publish(self.now);
+            self.tell(id, news);
+            self.settle(id);
+        }
+        // Nothing above touches a flow again, so the list is empty and keeps its capacity.
+        std::mem::swap(&mut self.touched, &mut touched);
+        self.touched.append(&mut touched);
+    }
+
+    /// Turns news of a flow into events.
+    pub(super) fn tell(&mut self, id: FlowId, news: News) {
+        if !news.source && !news.destination {
+            return;
+        }
+        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let source = (flow.source.mover, flow.source.client, flow.source.slot);
+        let destination = (flow.destination.mover, flow.destination.client, flow.destination.slot);
+        if news.source && !flow.is_done_with_source() {
+            self.ready_at(source);
+        }
+        if news.destination {
+            self.ready_at(destination);
+        }
+    }
+
+    /// Gives back the ring of a flow that needs it no more, and forgets a flow that is over.
+    pub(super) fn settle(&mut self, id: FlowId) {
+        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        if !flow.is_over() {
+            if flow.is_done_with_source() {
+                let client = flow.source.client;
+                self.forget_client(client);
+            }
+            return;
+        }
+        match flow.is_ring_idle() {
+            Ok(true) => self.forget_flow(id),
+            Ok(false) => {
+                let client = flow.source.client;
+                self.forget_client(client);
+            }
+            Err(violation) => self.destination_broke(id, violation),
+        }
+    }
+
+    pub(super) fn forget_flow(&mut self, id: FlowId) {
+        let Some(mut flow) = self.flows.get_mut(id as usize).and_then(Option::take) else { return };
+        if let Some(ring) = flow.ring.take() {
+            self.conductor.send(ToConductor::FreeRing { flow: id, ring });
+        }
+        self.conductor.send(ToConductor::FlowDone { flow: id });
+        let client = flow.source.client;
+        if let Some(socket) = self.socket_mut(client, flow.source.slot) {
+            if socket.outgoing == Some(id) {
+                socket.outgoing = None;
+            }
+        }
+        self.forget_client(client);
+    }
+
+    pub(super) fn forget_client(&mut self, client: ClientId) {
+        let Some(entry) = self.clients.get_mut(client as usize) else { return };
+        if !entry.as_ref().is_some_and(|state| state.removing) {
+            return;
+        }
+        let needed = self.flows.iter().flatten().any(|f| f.source.client == client && !f.is_drained());
+        if !needed {
+            *entry = None;
+            for flow in self.flows.iter_mut().flatten().filter(|f| f.source.client == client) {
+                flow.source.client = ClientId::MAX;
+            }
+            self.conductor.send(ToConductor::ClientGone { client });
+        }
+    }
+
+    pub(super) fn destination_broke(&mut self, id: FlowId, violation: Violation) {
+        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let client = flow.destination.client;
+        let news = flow.abort(Flow::failure(), None);
+        self.tell(id, news);
+        self.touch(id);
+        self.conductor.send(ToConductor::Violation { client, violation });
+    }
+
+    /// Deadlines, idle rings, flows over.
+    pub(super) fn tick(&mut self) {
+        self.next_tick = self.now
+            + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
+        self.ticking = false;
+        for id in 0..self.flows.len() as FlowId {
+            let Some(flow) = flow_of(&mut self.flows, id) else { continue };
+            self.ticking |= flow.needs_ticks();
+            let news = flow.check_deadline(self.now);
+            if news.source || news.destination {
+                self.tell(id, news);
+                self.touch(id);
+                continue;
+            }
+            if flow.blocked && flow.ring.is_some() && flow.has_room().unwrap_or(true) {
+                self.resume(id);
+                continue;
+            }
+            let idle =
+                flow.ring.is_some() && self.now.saturating_sub(flow.last_active) > self.settings.ring_idle;
+            if !idle && !flow.is_over() {
+                continue;
+            }
+            match flow.is_ring_idle() {
+                Ok(true) => {
+                    flow.shrink();
+                    if let Some(ring) = flow.ring.take() {
+                        self.conductor.send(ToConductor::FreeRing { flow: id, ring });
+                    }
+                    self.settle(id);
+                }
+                Ok(false) => {}
+                Err(violation) => self.destination_broke(id, violation),
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! What a driver can be told.
+use crate::HugepageUse;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Settings of a driver. Every one has a sensible default.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Unix socket that clients attach to.
+    pub socket: PathBuf,
+    /// Unix socket for `pd ls` and `pd run`; mode 0600.
+    pub admin_socket: PathBuf,
+    /// Mode of `socket`.
+    pub socket_mode: u32,
+    /// Group of `socket`, if not the driver's.
+    pub socket_group: Option<u32>,
+    /// Bytes that all regions of all clients may have.
+    pub budget_bytes: u64,
+    /// Bytes that the regions of one client may have.
+    pub client_budget_bytes: u64,
+    /// What regions are made of.
+    pub hugepages: HugepageUse,
+    /// Send and receive ring of a socket that does not say.
+    pub ring_bytes_default: u64,
+    /// Threads that move bytes.
+    pub movers: usize,
+    /// Pauses of a spin before a sleep.
+    pub spin_pauses: u32,
+    /// How long an empty receive ring stays with an idle connection.
+    pub ring_idle: Duration,
+    /// Connections in all; `ENOBUFS` beyond.
+    pub connections_max: usize,
+    /// Clients in all; refused beyond.
+    pub clients_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            socket: "/run/pipedevice/driver.sock".into(),
+            admin_socket: "/run/pipedevice/admin.sock".into(),
+            socket_mode: 0o660,
+            socket_group: None,
+            budget_bytes: 4 << 30,
+            client_budget_bytes: 2 << 30,
+            hugepages: HugepageUse::Auto,
+            ring_bytes_default: pd_abi::limits::RING_BYTES_DEFAULT,
+            movers: 1,
+            spin_pauses: pd_shm::Spin::PAUSES_DEFAULT,
+            ring_idle: Duration::from_secs(1),
+            connections_max: 131_072,
+            clients_max: 4096,
+        }
+    }
+}

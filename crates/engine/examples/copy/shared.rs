@@ -1,0 +1,109 @@
+//! A producer, a copier and a consumer, each pinned to a core, that pass windows of two rings on.
+
+use crate::memory::Memory;
+use rustix::thread::{sched_setaffinity, CpuSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// GB/s of payload of each of the three, and of the three one after the other.
+pub struct Rates {
+    pub write: f64,
+    pub copy: f64,
+    pub read: f64,
+    pub all: f64,
+}
+
+/// The rates with their names, in the order of a table's lines.
+type Column = (&'static str, fn(&Rates) -> f64);
+pub const COLUMNS: [Column; 4] =
+    [("copy", |r| r.copy), ("write", |r| r.write), ("read", |r| r.read), ("all", |r| r.all)];
+
+/// Copies a window: destination, source, bytes.
+pub type Copy<'a> = Box<dyn FnMut(*mut u8, *const u8, usize) + Send + 'a>;
+
+/// Lets windows of `window` bytes go around two rings of `ring` bytes, with each of `copies` in turn, as
+/// often as `repeats` says; medians, in the order of `copies`.
+pub fn run(ring: usize, window: usize, repeats: usize, copies: &mut [Copy]) -> Vec<Rates> {
+    let memory = Memory::new(2 * ring);
+    let mut runs = vec![Vec::new(); copies.len()];
+    for _ in 0..repeats {
+        for (copy, runs) in copies.iter_mut().zip(&mut runs) {
+            runs.push(once(&memory, ring, window, copy).map(|time| time.as_nanos() as f64));
+        }
+    }
+    let bytes = (rounds(ring, window) * window) as f64;
+    let rates = |mut runs: Vec<[f64; 3]>| {
+        let mut middle = |key: fn(&[f64; 3]) -> f64| {
+            runs.sort_by(|a, b| key(a).total_cmp(&key(b)));
+            bytes / key(&runs[repeats / 2])
+        };
+        Rates {
+            write: middle(|r| r[0]),
+            copy: middle(|r| r[1]),
+            read: middle(|r| r[2]),
+            all: middle(|r| r.iter().sum()),
+        }
+    };
+    runs.into_iter().map(rates).collect()
+}
+
+/// Eight times around the ring.
+fn rounds(ring: usize, window: usize) -> usize {
+    8 * ring / window
+}
+
+fn once(memory: &Memory, ring: usize, window: usize, copy: &mut Copy) -> [Duration; 3] {
+    let turn = AtomicUsize::new(0);
+    let (src, dst) = (memory.start() as usize, memory.at(ring) as usize);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let stage = |place: usize, core: usize, work: &mut dyn FnMut(usize)| {
+        let mut set = CpuSet::new();
+        set.set(core % cores);
+        let _ = sched_setaffinity(None, &set);
+        let mut busy = Duration::ZERO;
+        for round in 0..rounds(ring, window) {
+            wait(&turn, 3 * round + place);
+            let start = Instant::now();
+            work(round * window % ring);
+            busy += start.elapsed();
+            turn.store(3 * round + place + 1, Ordering::Release);
+        }
+        busy
+    };
+    let consumer_core = if cores > 2 { 2 } else { 1 };
+    thread::scope(|scope| {
+        let producer = scope.spawn(|| stage(0, 1, &mut |at| write((src + at) as *mut u64, window / 8)));
+        let copier = scope
+            .spawn(|| stage(1, 0, &mut |at| copy((dst + at) as *mut u8, (src + at) as *const u8, window)));
+        let consumer =
+            scope.spawn(|| stage(2, consumer_core, &mut |at| read((dst + at) as *const u64, window / 8)));
+        [producer, copier, consumer].map(|thread| thread.join().expect("a measuring thread"))
+    })
+}
+
+fn wait(turn: &AtomicUsize, mine: usize) {
+    let mut spins = 0u32;
+    while turn.load(Ordering::Acquire) != mine {
+        spins += 1;
+        if spins % 64 == 0 {
+            thread::yield_now();
+        }
+        std::hint::spin_loop();
+    }
+}
+
+fn write(start: *mut u64, words: usize) {
+    // SAFETY: the window lies in the source ring, and it is this thread's turn.
+    let words = unsafe { std::slice::from_raw_parts_mut(start, words) };
+    for (value, word) in (1u64..).zip(words) {
+        *word = value;
+    }
+    std::hint::black_box(start);
+}
+
+fn read(start: *const u64, words: usize) {
+    // SAFETY: the window lies in the destination ring, and it is this thread's turn.
+    let words = unsafe { std::slice::from_raw_parts(start, words) };
+    std::hint::black_box(words.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
+}

@@ -1,0 +1,149 @@
+use pd_abi::Command;
+use std::sync::Arc;
+
+/// What an engine can do; constant over its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// The name that [`by_name`](crate::by_name), metrics and logs use.
+    pub name: &'static str,
+    /// Most bytes of one command. Longer transfers are split by the driver.
+    pub chunk_bytes_max: u32,
+    /// Most commands in flight in one queue pair:
+    /// [`QUEUE_DEPTH`](pd_abi::limits::QUEUE_DEPTH).
+    pub queue_depth: usize,
+    /// Completions of one queue pair come in the order of submission. Says nothing of two pairs, nor of
+    /// when the bytes of a command move relative to those of another command in flight.
+    pub ordered: bool,
+    /// The caller's CPU copies, inside [`submit`](QueuePair::submit) or [`reap`](QueuePair::reap), and
+    /// a reap with something in flight and room for it always returns something. Otherwise a reap may
+    /// return 0 until the engine has got there.
+    pub synchronous: bool,
+}
+
+/// Something that copies.
+///
+/// Threads: an engine is shared; any thread may call it at any time. Neither method is for the data
+/// path: both may allocate, lock and call the kernel.
+///
+/// Lifetime: a queue pair holds what it needs of its engine, so the two may be dropped in any order.
+pub trait Engine: Send + Sync {
+    /// What this engine can do.
+    fn capability(&self) -> Capability;
+
+    /// A new, empty queue pair, independent of all others: it neither waits for them nor shares
+    /// their depth, and a command that fails in one does nothing to another.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::Exhausted`] when the engine has no queue pair left, and
+    /// [`EngineError::Unavailable`] when its hardware or its library is not there.
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>, EngineError>;
+}
+
+impl<E: Engine + ?Sized> Engine for Arc<E> {
+    fn capability(&self) -> Capability {
+        (**self).capability()
+    }
+
+    fn queue_pair(&self) -> Result<Box<dyn QueuePair>, EngineError> {
+        (**self).queue_pair()
+    }
+}
+
+/// A submission queue and a completion queue, owned by one thread at a time (paper, section III-E:
+/// one pair per core, so that nobody locks).
+///
+/// ```text
+///   free ──submit──▶ in flight ──(engine: check, copy, set status)──▶ done ──reap──▶ free
+///          at most queue_depth are in flight or done; in_flight() counts both
+/// ```
+///
+/// Who owns what when: from `submit` until its completion is reaped, the bytes of a command are the
+/// engine's. It may read the source and write the destination at any moment in between, in any order
+/// and, where the command ends in an error, in part. After the reap they are the caller's, and the
+/// whole destination is visible to the reaping thread and to whomever it then tells with a
+/// release store. Commands are copied on submission and completions on reaping; the engine keeps
+/// no reference to either slice.
+///
+/// Dropping a pair ends its use of memory: commands in flight are abandoned, carried out in full, in
+/// part or not at all, and once `drop` has returned nothing of theirs is read or written any more.
+///
+/// `submit` and `reap` never allocate, lock, sleep or call the kernel, and nothing interrupts:
+/// whoever has something in flight polls.
+pub trait QueuePair: Send {
+    /// Submits commands in order, as many as there is room for, and returns how many that were: a
+    /// prefix of the slice, 0 when the queue is full. A batch costs less than its commands one by one.
+    ///
+    /// A command that cannot be carried out is accepted like any other and completes with an error:
+    /// [`BadType`](pd_abi::CommandStatus::BadType), [`BadLength`](pd_abi::CommandStatus::BadLength) for
+    /// 0 and for more than the chunk size, [`BadAddress`](pd_abi::CommandStatus::BadAddress) for an
+    /// address known to be wrong, null among them.
+    ///
+    /// # Safety
+    ///
+    /// For every command that has the right type, a length in bounds and no null address, until its
+    /// completion is reaped or the pair is dropped:
+    ///
+    /// - `data_len` bytes at `src_addr` are mapped and readable, and as many at `dst_addr` are mapped and
+    ///   writable, both exposed (pointers cast to integers);
+    /// - the two are disjoint, and the destination is disjoint from the source and the destination
+    ///   of every other command in flight in any pair;
+    /// - nothing that Rust code holds a reference to is written.
+    ///
+    /// Another process may write the source meanwhile: the destination then gets a mixture of
+    /// old and new bytes, and nothing else happens.
+    unsafe fn submit(&mut self, commands: &[Command]) -> usize;
+
+    /// Takes completions, at most as many as fit, and returns how many.
+    ///
+    /// Each is its command with `request_type` =
+    /// [`GeneralCompleted`](pd_abi::CommandType::GeneralCompleted) and `status` set; every other field
+    /// comes back as it went in. Entries beyond the returned count are left alone.
+    ///
+    /// One call does a bounded amount of copying; it may return less than there is, so call again while
+    /// [`in_flight`](Self::in_flight) is not 0.
+    fn reap(&mut self, completions: &mut [Command]) -> usize;
+
+    /// Commands submitted and not reaped.
+    fn in_flight(&self) -> usize;
+}
+
+/// Why there is no engine, or no queue pair.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// No engine has this name.
+    #[error("unknown engine \"{name}\"; known engines: {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: &'static str,
+    },
+    /// The part after the colon of an engine's name is wrong.
+    #[error("engine \"{engine}\": bad option \"{option}\"; expected {expected}")]
+    BadOption {
+        /// The engine's name.
+        engine: &'static str,
+        /// The option as it was written.
+        option: String,
+        /// What would have been right.
+        expected: &'static str,
+    },
+    /// The hardware or the library that the engine needs is not there.
+    #[error("engine \"{engine}\" is not available: {reason}")]
+    Unavailable {
+        /// The engine's name.
+        engine: &'static str,
+        /// What is missing.
+        reason: String,
+    },
+    /// The engine has no queue pair left.
+    #[error("engine \"{engine}\" has no queue pair left; it has {limit}")]
+    Exhausted {
+        /// The engine's name.
+        engine: &'static str,
+        /// How many it has.
+        limit: usize,
+    },
+}

@@ -1,0 +1,75 @@
+//! The line protocol between the `pd` that holds a container and the two helpers inside it: one JSON
+//! message a line over a Unix socket. Each helper makes a connection of its own and dies when the
+//! other end closes, which is how a container ends when its `pd` is killed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+
+use anyhow::{bail, Context, Result};
+use serde::{Deserialize, Serialize};
+
+/// What goes over the socket.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "kebab-case")]
+pub enum Message {
+    /// Helper: the namespaces exist.
+    Unshared,
+    /// Holder: the link is in place, go on.
+    Proceed,
+    /// Helper: the command runs.
+    Started,
+    /// Helper: it cannot go on.
+    Failed {
+        /// What failed, and the remedy.
+        reason: String,
+    },
+    /// Holder: send this signal to the command.
+    Signal {
+        /// Its number.
+        signal: i32,
+    },
+}
+
+/// One end of the protocol.
+pub struct Channel {
+    reader: BufReader<UnixStream>,
+}
+
+impl Channel {
+    /// The protocol over a connected socket.
+    pub fn new(stream: UnixStream) -> Channel {
+        Channel { reader: BufReader::new(stream) }
+    }
+
+    /// The socket.
+    pub fn stream(&self) -> &UnixStream {
+        self.reader.get_ref()
+    }
+
+    /// Sends one message.
+    pub fn send(&self, message: &Message) -> Result<()> {
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        self.stream().write_all(&line).context("the other end of the container's control socket is gone")
+    }
+
+    /// The next message; `None` when the other end is closed.
+    pub fn receive(&mut self) -> Result<Option<Message>> {
+        let mut line = String::new();
+        match self.reader.read_line(&mut line) {
+            Ok(0) => Ok(None),
+            Ok(_) => Ok(Some(serde_json::from_str(&line).context("garbage on the control socket")?)),
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => Ok(None),
+            Err(e) => Err(e).context("cannot read the control socket"),
+        }
+    }
+
+    /// Waits for one message in particular; a failure reported instead becomes the error.
+    pub fn expect(&mut self, wanted: &Message) -> Result<()> {
+        match self.receive()? {
+            Some(message) if message == *wanted => Ok(()),
+            Some(Message::Failed { reason }) => bail!("{reason}"),
+            other => bail!("expected {wanted:?} on the container's control socket, got {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The first process of a container's pid namespace: mounts `/proc`, starts the command, forwards
+//! signals to it, reaps orphans, and ends with the command. When it ends, the kernel kills all others.
+
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
+use rustix::process::{kill_process, set_parent_process_death_signal, wait, Pid, Signal, WaitOptions};
+
+use super::control::{Channel, Message};
+
+/// Arguments of the hidden subcommand.
+#[derive(Debug, clap::Args)]
+pub struct InitArgs {
+    /// Control socket of the holder.
+    #[arg(long)]
+    pub control: PathBuf,
+    /// The command.
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
+}
+
+/// Runs the helper; returns the status to exit with.
+pub fn main(args: &InitArgs) -> Result<i32> {
+    // Without its parent, which passes the exit status on, the container has no one to end for.
+    set_parent_process_death_signal(Some(Signal::KILL)).context("prctl failed")?;
+    let stream = UnixStream::connect(&args.control)
+        .with_context(|| format!("cannot reach the holder at {}", args.control.display()))?;
+    let mut channel = Channel::new(stream);
+    // The holder answers once it has written down who this container is, for the driver to find.
+    channel.expect(&Message::Proceed)?;
+    match start(args) {
+        Ok(child) => {
+            channel.send(&Message::Started)?;
+            std::thread::spawn(move || forward_signals(channel, child));
+            reap_until(child)
+        }
+        Err(e) => {
+            channel.send(&Message::Failed { reason: format!("{e:#}") })?;
+            Ok(127)
+        }
+    }
+}
+
+fn start(args: &InitArgs) -> Result<Pid> {
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+        .context("cannot separate the mount namespace")?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("proc", "/proc", "proc", flags, None).context("cannot mount /proc")?;
+    crate::sys::unblock_signals();
+    let (program, arguments) = args.command.split_first().expect("clap requires one");
+    let child = Command::new(program)
+        .args(arguments)
+        .spawn()
+        .with_context(|| format!("cannot run '{}'; check the path", program.to_string_lossy()))?;
+    Ok(Pid::from_raw(child.id() as i32).expect("a child has a number"))
+}
+
+/// Ends this process, and with it the container, when the holder is gone.
+fn forward_signals(mut channel: Channel, child: Pid) {
+    while let Ok(Some(message)) = channel.receive() {
+        if let Message::Signal { signal } = message {
+            if let Some(signal) = Signal::from_named_raw(signal) {
+                let _ = kill_process(child, signal);
+            }
+        }
+    }
+    std::process::exit(128 + libc::SIGKILL);
+}
+
+fn reap_until(child: Pid) -> Result<i32> {
+    loop {
+        match wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid == child => {
+                let signalled = status.terminating_signal().map(|signal| 128 + signal);
+                return Ok(status.exit_status().or(signalled).unwrap_or(1));
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot wait for the command"),
+        }
+    }
+}

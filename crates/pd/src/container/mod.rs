@@ -1,0 +1,321 @@
+//! Containers: a command with network, pid, mount, uts and ipc namespaces of its own, an address on a
+//! bridge, and its CPU time counted. No image: the file system is the host's.
+//!
+//! [`Container::start`] returns when the command runs. Dropping the container kills it and removes
+//! its link, its control group, its record, and the bridge if it was the last on a bridge made here.
+//! If this process is killed, the container's processes die with it, and the next [`Container::start`]
+//! of any process removes the rest.
+
+pub mod address;
+pub mod cgroup;
+mod control;
+pub mod init;
+pub mod links;
+pub mod run_cmd;
+pub mod stage;
+pub mod state;
+
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::process::{pidfd_open, pidfd_send_signal, Pid, PidfdFlags, Signal};
+
+use address::{InterfaceAddress, DEFAULT_SUBNET};
+use cgroup::Cgroup;
+use control::{Channel, Message};
+use state::{Lock, ProcessId, Record};
+
+const START_TIMEOUT_S: i64 = 10;
+
+/// What a container is to be.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Its name and host name: letters, digits and `-`, unique on this machine.
+    pub name: String,
+    /// Its address; the lowest free one if `None`.
+    pub address: Option<InterfaceAddress>,
+    /// The tenant it belongs to.
+    pub tenant: String,
+    /// The bridge it is on, made if absent.
+    pub bridge: String,
+    /// The driver's socket, passed to the command as `PD_SOCKET`.
+    pub socket: PathBuf,
+}
+
+/// What a container runs.
+#[derive(Debug)]
+pub struct Invocation {
+    /// Program and arguments.
+    pub command: Vec<OsString>,
+    /// Standard input.
+    pub stdin: Stdio,
+    /// Standard output.
+    pub stdout: Stdio,
+}
+
+/// A running container.
+pub struct Container {
+    stage: Child,
+    stage_fd: OwnedFd,
+    init_fd: OwnedFd,
+    channel: Channel,
+    addresses: (Ipv4Addr, Ipv6Addr),
+    parts: Parts,
+}
+
+/// What exists outside the container's processes and must be removed after them.
+struct Parts {
+    record: Record,
+    cgroup: Option<Cgroup>,
+}
+
+impl Container {
+    /// Starts a container; returns once its command runs.
+    pub fn start(spec: &Spec, invocation: Invocation) -> Result<Container> {
+        ensure!(rustix::process::getuid().is_root(), "containers need root; run pd as root (sudo)");
+        check_name(&spec.name)?;
+        links::check_bridge_name(&spec.bridge)?;
+        let lock = Lock::acquire()?;
+        state::sweep(&lock)?;
+        let records = state::records()?;
+        if let Some(other) = records.iter().find(|r| r.name == spec.name) {
+            bail!(
+                "a container named '{}' is running (held by process {}); choose another --name or end it",
+                other.name,
+                other.owner.pid
+            );
+        }
+        let wanted = spec.address.map_or(DEFAULT_SUBNET, |a| a.subnet);
+        let (subnet, created) = links::ensure_bridge(&spec.bridge, wanted)?;
+        if created {
+            state::claim_bridge(&spec.bridge, &lock)?;
+        }
+        let taken: Vec<_> = records
+            .iter()
+            .filter(|r| r.bridge == spec.bridge)
+            .filter_map(|r| Some((r.ipv4()?, r.name.clone())))
+            .collect();
+        let started = address::choose(subnet, &spec.bridge, spec.address, &taken)
+            .and_then(|address| Container::start_at(spec, address, invocation, &lock));
+        if started.is_err() {
+            state::release_bridges(&lock);
+        }
+        started
+    }
+
+    fn start_at(
+        spec: &Spec,
+        address: InterfaceAddress,
+        invocation: Invocation,
+        lock: &Lock,
+    ) -> Result<Container> {
+        let address6 = address.subnet.address6(address.address);
+        let cgroup = Cgroup::create(&spec.name);
+        let record = Record {
+            name: spec.name.clone(),
+            tenant: spec.tenant.clone(),
+            bridge: spec.bridge.clone(),
+            address: address.to_string(),
+            address6: format!("{address6}/64"),
+            link: links::host_name(&spec.name),
+            init: ProcessId::default(),
+            netns_inode: 0,
+            owner: ProcessId::own(),
+            cgroup: cgroup.as_ref().map(|c| c.path().to_owned()),
+            socket: spec.socket.clone(),
+            command: invocation.command.iter().map(|c| c.to_string_lossy().into_owned()).collect(),
+        };
+        let mut parts = Parts { record, cgroup };
+        match Starting::run(&mut parts, invocation, lock) {
+            Ok(s) => Ok(Container {
+                stage: s.stage,
+                stage_fd: s.stage_fd,
+                init_fd: s.init_fd,
+                channel: s.channel,
+                addresses: (address.address, address6),
+                parts,
+            }),
+            Err(e) => {
+                parts.remove(lock);
+                Err(e.context(format!("container '{}' did not start", spec.name)))
+            }
+        }
+    }
+
+    /// Waits until the command has ended and returns its exit status, 128 + n if signal n ended it.
+    pub fn wait(&mut self) -> Result<i32> {
+        Ok(stage::exit_code(self.stage.wait()?))
+    }
+
+    /// Sends a signal to the command; `SIGKILL` ends the whole container.
+    pub fn kill(&self, signal: Signal) -> Result<()> {
+        if signal == Signal::KILL {
+            return match pidfd_send_signal(&self.init_fd, signal) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+                Err(e) => Err(e).context("cannot kill the container"),
+            };
+        }
+        self.channel.send(&Message::Signal { signal: signal.as_raw() })
+    }
+
+    /// CPU time of all its processes so far; `None` where nothing counts it.
+    pub fn cpu_usage(&self) -> Option<Duration> {
+        self.parts.cgroup.as_ref()?.cpu_usage()
+    }
+
+    /// Its first process, as the host sees it.
+    pub fn pid(&self) -> u32 {
+        self.parts.record.init.pid
+    }
+
+    /// Its addresses on the bridge.
+    pub fn addresses(&self) -> (Ipv4Addr, Ipv6Addr) {
+        self.addresses
+    }
+
+    /// The command's standard input, once, if it was asked to be a pipe.
+    pub fn take_stdin(&mut self) -> Option<ChildStdin> {
+        self.stage.stdin.take()
+    }
+
+    /// The command's standard output, once, if it was asked to be a pipe.
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.stage.stdout.take()
+    }
+}
+
+/// Readable once the container has ended.
+impl AsFd for Container {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stage_fd.as_fd()
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.kill(Signal::KILL);
+        let _ = self.stage.wait();
+        match Lock::acquire() {
+            Ok(lock) => self.parts.remove(&lock),
+            Err(e) => eprintln!("pd: warning: container '{}' left traces: {e:#}", self.parts.record.name),
+        }
+    }
+}
+
+impl Parts {
+    fn remove(&mut self, lock: &Lock) {
+        links::delete(&self.record.link);
+        self.cgroup = None;
+        self.record.remove(lock);
+        state::release_bridges(lock);
+    }
+}
+
+/// The pieces of a container whose command has just started.
+struct Starting {
+    stage: Child,
+    stage_fd: OwnedFd,
+    init_fd: OwnedFd,
+    channel: Channel,
+}
+
+impl Starting {
+    fn run(parts: &mut Parts, invocation: Invocation, lock: &Lock) -> Result<Starting> {
+        let record = &mut parts.record;
+        record.write(lock)?;
+        let control = state::control_socket(&record.name);
+        let _ = std::fs::remove_file(&control);
+        let listener = UnixListener::bind(&control)
+            .with_context(|| format!("cannot make the control socket {}", control.display()))?;
+        let mut stage = Command::new(crate::own_exe())
+            .arg("internal-container")
+            .args(["--name", &record.name, "--address", &record.address, "--address6", &record.address6])
+            .arg("--control")
+            .arg(&control)
+            .arg("--")
+            .args(&invocation.command)
+            .env("PD_SOCKET", &record.socket)
+            .env("PD_CONTAINER", &record.name)
+            .env("PD_ADDRESS", record.ipv4().context("a record has an address")?.to_string())
+            .stdin(invocation.stdin)
+            .stdout(invocation.stdout)
+            .spawn()
+            .context("cannot start a copy of pd")?;
+        let connected = Starting::connect(&stage, &listener, record, parts.cgroup.as_ref(), lock);
+        let _ = std::fs::remove_file(&control);
+        let (stage_fd, init_fd, channel) = connected.inspect_err(|_| {
+            let _ = stage.kill();
+            let _ = stage.wait();
+        })?;
+        Ok(Starting { stage, stage_fd, init_fd, channel })
+    }
+
+    fn connect(
+        stage: &Child,
+        listener: &UnixListener,
+        record: &mut Record,
+        cgroup: Option<&Cgroup>,
+        lock: &Lock,
+    ) -> Result<(OwnedFd, OwnedFd, Channel)> {
+        let stage_fd = open_pid(stage.id())?;
+        let (mut first, pid) = accept(listener, &stage_fd)?;
+        ensure!(pid == stage.id(), "process {pid} answered in place of the container's helper");
+        if let Some(cgroup) = cgroup {
+            cgroup.add(stage.id())?;
+        }
+        first.send(&Message::Proceed)?;
+        first.expect(&Message::Unshared)?;
+        links::delete(&record.link);
+        links::create_pair(&record.link, &record.bridge, stage.id())?;
+        first.send(&Message::Proceed)?;
+        let (mut channel, init_pid) = match accept(listener, &stage_fd) {
+            Ok(accepted) => accepted,
+            // The helper says why, if it could, before it ends.
+            Err(e) => return first.expect(&Message::Started).and(Err(e)),
+        };
+        let init_fd = open_pid(init_pid)?;
+        record.init = ProcessId::of(init_pid).context("the container's first process ended early")?;
+        record.netns_inode = state::netns_inode(stage.id())?;
+        record.write(lock)?;
+        channel.send(&Message::Proceed)?;
+        channel.expect(&Message::Started)?;
+        Ok((stage_fd, init_fd, channel))
+    }
+}
+
+fn open_pid(pid: u32) -> Result<OwnedFd> {
+    let pid = Pid::from_raw(pid as i32).context("process number zero")?;
+    pidfd_open(pid, PidfdFlags::empty()).context("cannot open a pidfd; Linux 5.3 or later is needed")
+}
+
+/// Accepts a helper's connection, unless the helper ends or takes too long.
+fn accept(listener: &UnixListener, stage: &OwnedFd) -> Result<(Channel, u32)> {
+    let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(stage, PollFlags::IN)];
+    let timeout = Timespec { tv_sec: START_TIMEOUT_S, tv_nsec: 0 };
+    while let Err(e) = poll(&mut fds, Some(&timeout)) {
+        ensure!(e == rustix::io::Errno::INTR, "poll failed: {e}");
+    }
+    if fds[0].revents().is_empty() {
+        ensure!(fds[1].revents().is_empty(), "the container's helper ended early");
+        bail!("the container's helper did not answer within {START_TIMEOUT_S} s");
+    }
+    let (stream, _) = listener.accept().context("cannot accept the container's helper")?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).context("cannot identify the helper")?;
+    Ok((Channel::new(stream), peer.pid.as_raw_nonzero().get() as u32))
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    ensure!(
+        (1..=63).contains(&name.len()) && name.chars().all(good) && !name.starts_with('-'),
+        "container name '{name}' is not usable; use 1 to 63 letters, digits or '-', the first no '-'"
+    );
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! `pd run`: a command in a container of its own, in the foreground.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::Result;
+use rustix::process::Signal;
+
+use super::address::InterfaceAddress;
+use super::{Container, Invocation, Spec};
+use crate::signals::{Signals, Wake};
+
+/// Runs a command in a container of its own.
+///
+/// The command gets the driver's socket in PD_SOCKET, its own name in PD_CONTAINER and its own IPv4
+/// address in PD_ADDRESS. Exits with the command's status (128 + n if signal n ended it), or 125 if the
+/// container could not be started.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Name and host name of the container: letters, digits and '-'
+    #[arg(long)]
+    name: String,
+    /// Address on the bridge, as 10.88.0.2/24 [default: the lowest free one]
+    #[arg(long)]
+    ip: Option<InterfaceAddress>,
+    /// Tenant that the container belongs to, for policy and accounting
+    #[arg(long, default_value = "default")]
+    tenant: String,
+    /// Bridge, created if absent and removed again with its last container
+    #[arg(long, default_value = "pd0")]
+    bridge: String,
+    /// Socket of the driver
+    #[arg(long, default_value = crate::driver_cmd::DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Runs it; returns the status to exit with.
+pub fn main(args: RunArgs) -> Result<i32> {
+    let signals = Signals::watch()?;
+    let spec = Spec {
+        name: args.name,
+        address: args.ip,
+        tenant: args.tenant,
+        bridge: args.bridge,
+        socket: args.socket,
+    };
+    let invocation = Invocation { command: args.command, stdin: Stdio::inherit(), stdout: Stdio::inherit() };
+    let mut container = Container::start(&spec, invocation)?;
+    loop {
+        use std::os::fd::AsFd;
+        match signals.wait(container.as_fd(), None)? {
+            Wake::Ready => return container.wait(),
+            // What the terminal sends, the command has received from the terminal.
+            Wake::Signal(caught) if caught.from_terminal => {}
+            Wake::Signal(caught) => {
+                if let Some(signal) = Signal::from_named_raw(caught.signal) {
+                    // Fails only when the command is ending already.
+                    let _ = container.kill(signal);
+                }
+            }
+            Wake::TimedOut => {}
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The first helper of a container: enters the cgroup and namespaces, sets up the network, starts
+//! [`super::init`] as the first process of the new pid namespace and passes its exit status on.
+
+use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result};
+use rustix::thread::UnshareFlags;
+
+use super::control::{Channel, Message};
+use super::links;
+use crate::sys::unshare;
+
+/// Arguments of the hidden subcommands that start a container.
+#[derive(Debug, clap::Args)]
+pub struct StageArgs {
+    /// Control socket of the holder.
+    #[arg(long)]
+    pub control: PathBuf,
+    /// Host name.
+    #[arg(long)]
+    pub name: String,
+    /// IPv4 address and prefix.
+    #[arg(long)]
+    pub address: String,
+    /// IPv6 address and prefix.
+    #[arg(long)]
+    pub address6: String,
+    /// The command.
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
+}
+
+/// Runs the helper; returns the status to exit with.
+pub fn main(args: &StageArgs) -> Result<i32> {
+    let stream = UnixStream::connect(&args.control)
+        .with_context(|| format!("cannot reach the holder at {}", args.control.display()))?;
+    let mut channel = Channel::new(stream);
+    match prepare(args, &mut channel).and_then(|()| start_init(args)) {
+        Ok(mut init) => Ok(exit_code(init.wait()?)),
+        Err(e) => {
+            channel.send(&Message::Failed { reason: format!("{e:#}") })?;
+            Ok(125)
+        }
+    }
+}
+
+fn prepare(args: &StageArgs, channel: &mut Channel) -> Result<()> {
+    // The holder answers once this process is in its control group.
+    channel.expect(&Message::Proceed)?;
+    unshare(UnshareFlags::NEWNET | UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC)
+        .context("cannot make namespaces; run as root with CAP_SYS_ADMIN")?;
+    channel.send(&Message::Unshared)?;
+    channel.expect(&Message::Proceed)?;
+    rustix::system::sethostname(args.name.as_bytes()).context("cannot set the host name")?;
+    links::configure_inside(&args.address, &args.address6).context("cannot set up the container's network")
+}
+
+fn start_init(args: &StageArgs) -> Result<std::process::Child> {
+    // Last, for the next child becomes the first process in there, and everything ends with it.
+    unshare(UnshareFlags::NEWPID).context("cannot make a pid namespace")?;
+    let mut command = Command::new(crate::own_exe());
+    command.arg("internal-init").arg("--control").arg(&args.control).arg("--");
+    command.args(&args.command).spawn().context("cannot start the container's first process")
+}
+
+/// The status a shell would report: 128 + n for a process that signal n ended.
+pub fn exit_code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}

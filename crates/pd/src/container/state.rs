@@ -1,0 +1,294 @@
+//! What is written down about running containers, so that other programs can list them and so that
+//! what a killed `pd` left behind can be removed by the next one.
+//!
+//! Everything lives under [`RUN_DIR`]. Whoever changes it, or makes or removes links and control
+//! groups, holds the [`Lock`].
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::fs::{flock, FlockOperation};
+use rustix::process::{kill_process, Pid, Signal};
+use serde::{Deserialize, Serialize};
+
+use super::{address::InterfaceAddress, cgroup, links};
+
+/// Where this program keeps its state.
+pub const RUN_DIR: &str = "/run/pipedevice";
+
+/// A process that cannot be mistaken for a later one with the same number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl ProcessId {
+    /// The process `pid`, or `None` if there is none.
+    pub fn of(pid: u32) -> Option<ProcessId> {
+        let start_ticks = start_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        Some(ProcessId { pid, start_ticks })
+    }
+
+    /// This process.
+    pub fn own() -> ProcessId {
+        ProcessId::of(std::process::id()).unwrap_or_default()
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(self) -> bool {
+        self.pid != 0 && ProcessId::of(self.pid) == Some(self)
+    }
+
+    /// Kills it and waits, for at most two seconds, until it is gone.
+    fn end(self) {
+        let Some(pid) = Pid::from_raw(self.pid as i32) else { return };
+        let end = Instant::now() + Duration::from_secs(2);
+        while self.is_alive() && Instant::now() < end {
+            let _ = kill_process(pid, Signal::KILL);
+            sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The start time in a line of `/proc/PID/stat`; `None` for a zombie, which holds nothing any more.
+fn start_ticks(stat: &str) -> Option<u64> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if matches!(fields.first(), Some(&"Z" | &"X")) {
+        return None;
+    }
+    fields.get(19)?.parse().ok()
+}
+
+/// One container, as written to `containers/NAME.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name, which is also its host name.
+    pub name: String,
+    /// The tenant it belongs to.
+    pub tenant: String,
+    /// The bridge it is on.
+    pub bridge: String,
+    /// Its IPv4 address and prefix.
+    pub address: String,
+    /// Its IPv6 address and prefix.
+    pub address6: String,
+    /// The host end of its link.
+    pub link: String,
+    /// Its first process; zero while it starts.
+    pub init: ProcessId,
+    /// Inode of its network namespace; zero while it starts.
+    pub netns_inode: u64,
+    /// The `pd` that holds it.
+    pub owner: ProcessId,
+    /// Its control group, if CPU time is counted.
+    pub cgroup: Option<PathBuf>,
+    /// The driver's socket that it was given.
+    pub socket: PathBuf,
+    /// The command it runs.
+    pub command: Vec<String>,
+}
+
+impl Record {
+    /// Its IPv4 address alone.
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        self.address.parse::<InterfaceAddress>().ok().map(|a| a.address)
+    }
+
+    fn path(name: &str) -> PathBuf {
+        containers_dir().join(format!("{name}.json"))
+    }
+
+    /// Writes it, replacing an earlier version at once.
+    pub fn write(&self, _lock: &Lock) -> Result<()> {
+        write_json(&Record::path(&self.name), self)
+    }
+
+    /// Removes it.
+    pub fn remove(&self, _lock: &Lock) {
+        let _ = fs::remove_file(Record::path(&self.name));
+        let _ = fs::remove_file(control_socket(&self.name));
+    }
+}
+
+/// Where the control socket of a starting container is.
+pub fn control_socket(name: &str) -> PathBuf {
+    containers_dir().join(format!("{name}.sock"))
+}
+
+fn containers_dir() -> PathBuf {
+    Path::new(RUN_DIR).join("containers")
+}
+
+fn bridges_dir() -> PathBuf {
+    Path::new(RUN_DIR).join("bridges")
+}
+
+fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    let fresh = path.with_extension("tmp");
+    fs::write(&fresh, serde_json::to_vec_pretty(value)?)
+        .and_then(|()| fs::rename(&fresh, path))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The right to change what is under [`RUN_DIR`]; given back when dropped or when its holder dies.
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Waits for it.
+    pub fn acquire() -> Result<Lock> {
+        let make = |path: &Path, mode| {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(mode)
+                .create(path)
+                .with_context(|| format!("cannot create {}; run as root", path.display()))
+        };
+        make(Path::new(RUN_DIR), 0o755)?;
+        make(&containers_dir(), 0o700)?;
+        make(&bridges_dir(), 0o755)?;
+        let path = Path::new(RUN_DIR).join("lock");
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.with_context(|| format!("cannot open {}; run as root", path.display()))?;
+        flock(&file, FlockOperation::LockExclusive)
+            .with_context(|| format!("cannot lock {}", path.display()))?;
+        Ok(Lock { _file: file })
+    }
+}
+
+/// The containers on record. One whose `pd` was killed is among them until the next [`sweep`].
+pub fn records() -> Result<Vec<Record>> {
+    let entries = match fs::read_dir(containers_dir()) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.with_context(|| format!("cannot read {}; run as root", containers_dir().display()))?,
+    };
+    let mut records: Vec<Record> = entries
+        .flatten()
+        .filter(|entry| entry.path().extension().is_some_and(|e| e == "json"))
+        .filter_map(|entry| serde_json::from_slice(&fs::read(entry.path()).ok()?).ok())
+        .collect();
+    records.sort_by(|a: &Record, b| a.name.cmp(&b.name));
+    Ok(records)
+}
+
+/// Writes down that `bridge` was made by this program, which will remove it with its last container.
+pub fn claim_bridge(bridge: &str, _lock: &Lock) -> Result<()> {
+    write_json(&bridges_dir().join(format!("{bridge}.json")), &bridge)
+}
+
+/// Removes the bridges made by this program that no container is on.
+pub fn release_bridges(_lock: &Lock) {
+    let used: Vec<String> = records().unwrap_or_default().into_iter().map(|r| r.bridge).collect();
+    let Ok(entries) = fs::read_dir(bridges_dir()) else { return };
+    for path in entries.flatten().map(|e| e.path()) {
+        let Some(bridge) = path.file_stem().and_then(|s| s.to_str()) else { continue };
+        if !used.iter().any(|u| u == bridge) {
+            links::delete(bridge);
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Removes everything that a killed `pd` left: processes, links, control groups, directories,
+/// bridges, hugepages.
+pub fn sweep(lock: &Lock) -> Result<()> {
+    for record in records()?.into_iter().filter(|r| !r.owner.is_alive()) {
+        record.init.end();
+        links::delete(&record.link);
+        record.remove(lock);
+    }
+    cgroup::sweep();
+    release_bridges(lock);
+    sweep_dirs();
+    crate::hugepages::sweep(lock);
+    Ok(())
+}
+
+/// A directory under [`RUN_DIR`] for one process; removed when dropped, or by the next sweep.
+pub struct ScratchDir {
+    path: PathBuf,
+}
+
+impl ScratchDir {
+    /// Creates it for this process.
+    pub fn create(_lock: &Lock) -> Result<ScratchDir> {
+        let own = ProcessId::own();
+        let path = Path::new(RUN_DIR).join(format!("scratch-{}-{}", own.pid, own.start_ticks));
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(ScratchDir { path })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ScratchDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn sweep_dirs() {
+    let Ok(entries) = fs::read_dir(RUN_DIR) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(owner) = name.to_str().and_then(scratch_owner) else { continue };
+        if !owner.is_alive() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn scratch_owner(name: &str) -> Option<ProcessId> {
+    let (pid, start_ticks) = name.strip_prefix("scratch-")?.split_once('-')?;
+    Some(ProcessId { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
+}
+
+/// The inode that names the network namespace of a process.
+pub fn netns_inode(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/ns/net");
+    Ok(fs::metadata(&path).with_context(|| format!("cannot read {path}"))?.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_found_behind_an_odd_name() {
+        let mut fields = vec!["S".to_owned()];
+        fields.extend((4..=30).map(|n: u32| n.to_string()));
+        assert_eq!(start_ticks(&format!("7 (a) b (c) {}", fields.join(" "))), Some(22));
+        fields[0] = "Z".to_owned();
+        assert_eq!(start_ticks(&format!("7 (x) {}", fields.join(" "))), None);
+    }
+
+    #[test]
+    fn this_process_is_alive_and_an_earlier_one_of_its_number_is_not() {
+        let own = ProcessId::own();
+        assert!(own.is_alive());
+        assert!(!ProcessId { start_ticks: own.start_ticks + 1, ..own }.is_alive());
+        assert!(!ProcessId::default().is_alive());
+    }
+
+    #[test]
+    fn a_scratch_name_carries_its_owner() {
+        assert_eq!(scratch_owner("scratch-12-34"), Some(ProcessId { pid: 12, start_ticks: 34 }));
+        assert_eq!(scratch_owner("driver.sock"), None);
+    }
+}

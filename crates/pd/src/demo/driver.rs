@@ -1,0 +1,117 @@
+//! The demo's own driver: a child with its own socket and its own configuration.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use rustix::process::{kill_process, Pid, Signal};
+
+use crate::container::cgroup::Cgroup;
+use crate::container::stage::exit_code;
+use crate::container::state::Lock;
+use crate::driver_cmd::{Config, Engine, LogLevel};
+use crate::signals::Signals;
+use crate::size::Bytes;
+
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A running driver; stopped when dropped.
+pub struct DemoDriver {
+    child: Child,
+    socket: PathBuf,
+    cgroup: Option<Cgroup>,
+}
+
+impl DemoDriver {
+    /// Starts one with its files in `dir`; returns once it answers.
+    pub fn start(
+        dir: &Path,
+        engine: Engine,
+        ring_bytes: u64,
+        budget_bytes: u64,
+        lock: &Lock,
+        signals: &Signals,
+    ) -> Result<DemoDriver> {
+        let mut config = Config {
+            socket: dir.join("driver.sock"),
+            admin_socket: dir.join("admin.sock"),
+            ..Config::default()
+        };
+        config.driver.engine = engine;
+        config.memory.budget_bytes = Bytes(budget_bytes);
+        config.memory.client_budget_bytes = Bytes(budget_bytes / 2);
+        config.memory.ring_bytes_default = Bytes(ring_bytes);
+        config.log.level = LogLevel::Warn;
+        let file = dir.join("driver.toml");
+        let text = toml::to_string(&config)?;
+        Config::parse(&text).context("the demo's options make no usable driver configuration")?;
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+
+        let exe = crate::own_exe();
+        let child = Command::new(&exe)
+            .args(["internal-tied", "--parent", &std::process::id().to_string(), "--"])
+            .arg(&exe)
+            .args(["driver", "--config"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start the driver")?;
+        let mut driver = DemoDriver { child, socket: config.socket, cgroup: None };
+        // Its first process comes while the lock is held, or a sweep might take an empty group.
+        let _ = lock;
+        if let Some(cgroup) = Cgroup::create(&format!(".driver-{}", std::process::id())) {
+            cgroup.add(driver.child.id())?;
+            driver.cgroup = Some(cgroup);
+        }
+        driver.await_answer(signals)?;
+        Ok(driver)
+    }
+
+    fn await_answer(&mut self, signals: &Signals) -> Result<()> {
+        let end = Instant::now() + START_TIMEOUT;
+        while UnixStream::connect(&self.socket).is_err() {
+            signals.check()?;
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the driver ended with status {} before it answered", exit_code(status));
+            }
+            if Instant::now() > end {
+                bail!("the driver did not answer at {} within {START_TIMEOUT:?}", self.socket.display());
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Where clients attach.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its CPU time so far; `None` where nothing counts it.
+    pub fn cpu_usage(&self) -> Option<Duration> {
+        self.cgroup.as_ref()?.cpu_usage()
+    }
+}
+
+impl Drop for DemoDriver {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            // The child is not reaped yet, so the number is still its own.
+            if matches!(self.child.try_wait(), Ok(None)) {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+        let end = Instant::now() + STOP_TIMEOUT;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+            sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,64 @@
+//! What machine the figures are from.
+
+use std::fs;
+
+use serde::Serialize;
+
+use crate::hugepages::Pool;
+
+/// A machine, as far as it matters here.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// Kernel release.
+    pub kernel: String,
+    /// Processor.
+    pub cpu: String,
+    /// Cores this process may use.
+    pub cores: usize,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Hugepages of 2 MB while measuring.
+    pub hugepages: u64,
+    /// The kernel's limits for TCP send buffers: least, initial, most.
+    pub tcp_wmem: String,
+    /// The same for receive buffers.
+    pub tcp_rmem: String,
+    /// Congestion control.
+    pub tcp_congestion_control: String,
+    /// Whether bridged packets pass iptables, which slows TCP down.
+    pub bridge_netfilter: bool,
+}
+
+impl Machine {
+    /// This one.
+    pub fn describe() -> Machine {
+        Machine {
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            cpu: field("/proc/cpuinfo", "model name").unwrap_or_default(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: memory_bytes("MemTotal"),
+            hugepages: Pool::system().counts().map_or(0, |c| c.total),
+            tcp_wmem: setting("tcp_wmem"),
+            tcp_rmem: setting("tcp_rmem"),
+            tcp_congestion_control: setting("tcp_congestion_control"),
+            bridge_netfilter: crate::doctor::bridge_netfilter(),
+        }
+    }
+}
+
+/// A line of `/proc/meminfo`, in bytes; zero if it is not there.
+pub fn memory_bytes(name: &str) -> u64 {
+    let kib = field("/proc/meminfo", name).and_then(|v| v.trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+fn field(file: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find(|line| line.split(':').next().is_some_and(|n| n.trim() == name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn setting(name: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,340 @@
+//! `pd demo`: real files from one container to another, through kernel TCP over the bridge and through
+//! PipeDevice, interleaved, verified and measured.
+//!
+//! The demo is one thread that tells two endpoints in containers what to do ([`peer`], [`endpoint`]).
+//! All that it makes (containers, bridge, driver, directory, hugepages) belongs to values that remove
+//! it when dropped, on errors and on signals too; what a SIGKILL leaves, the next `pd` removes.
+
+mod digest;
+mod driver;
+pub mod endpoint;
+mod machine;
+mod peer;
+mod pipedevice;
+mod plot;
+mod protocol;
+mod report;
+mod rounds;
+mod source;
+mod tcp;
+pub mod tied;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use sha2::{Digest as _, Sha256};
+
+use crate::container::state::{self, Lock, ScratchDir};
+use crate::container::Spec;
+use crate::driver_cmd::Engine;
+use crate::hugepages::Guard;
+use crate::measure::cpu::MachineTimes;
+use crate::signals::Signals;
+use crate::size::Bytes;
+use driver::DemoDriver;
+use endpoint::{EndpointArgs, Role};
+use peer::Peer;
+use protocol::{Part, Scheme};
+use report::{FileRow, Report, Verified};
+use rounds::Bench;
+use source::Source;
+
+/// A round moves at least this much, over as many passes as that takes.
+const ROUND_BYTES_MIN: u64 = 1_000_000_000;
+/// A timed round moves at most this much of a larger source; the verifying pass moves all.
+const ROUND_BYTES_MAX: u64 = 2_000_000_000;
+
+/// Streams real files between two containers, through kernel TCP and through PipeDevice.
+///
+/// Prints a table and writes demo.json and demo.svg. Needs root and iproute2; removes all it makes.
+#[derive(Debug, clap::Args)]
+pub struct DemoArgs {
+    /// File to stream; may be given several times [default: large files of this machine, 1 GB in all]
+    #[arg(long = "file")]
+    files: Vec<PathBuf>,
+    /// Rounds of every scheme
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Parts to run
+    #[arg(long, value_delimiter = ',', default_values = ["file", "bulk"])]
+    parts: Vec<Part>,
+    /// Schemes to run [default: all that this build has]
+    #[arg(long, value_delimiter = ',')]
+    schemes: Vec<Scheme>,
+    /// Bytes of one message
+    #[arg(long, default_value = "65536")]
+    message_bytes: Bytes,
+    /// PipeDevice's send and receive rings
+    #[arg(long, default_value = "4M")]
+    ring_bytes: Bytes,
+    /// Memory that senders send from
+    #[arg(long, default_value = "2M")]
+    window_bytes: Bytes,
+    /// Bytes that the PipeDevice sender reads from a file at a time
+    #[arg(long, default_value = "1M")]
+    read_bytes: Bytes,
+    /// PipeDevice's engine
+    #[arg(long, default_value = "cpu")]
+    engine: Engine,
+    /// Where the figures go
+    #[arg(long, default_value = "demo.json")]
+    out: PathBuf,
+    /// Where the picture goes
+    #[arg(long, default_value = "demo.svg")]
+    plot: PathBuf,
+    /// Print JSON in place of the table
+    #[arg(long)]
+    json: bool,
+}
+
+impl DemoArgs {
+    fn schemes(&self) -> Vec<Scheme> {
+        let all = [Scheme::Tcp, Scheme::TcpSendfile, Scheme::TcpSendfileUntouched, Scheme::Pipedevice];
+        all.into_iter()
+            .filter(|s| match self.schemes.is_empty() {
+                true => *s != Scheme::Pipedevice || pipedevice::AVAILABLE,
+                false => self.schemes.contains(s),
+            })
+            .collect()
+    }
+
+    fn check(&self) -> Result<()> {
+        let message = self.message_bytes.0;
+        let within = |option: &str, value: Bytes, low: u64, high: u64| -> Result<()> {
+            ensure!(
+                (low..=high).contains(&value.0),
+                "{option} {value} is out of range; use {} to {}",
+                Bytes(low),
+                Bytes(high)
+            );
+            Ok(())
+        };
+        within("--message-bytes", self.message_bytes, 64, 16 << 20)?;
+        within("--ring-bytes", self.ring_bytes, 64 << 10, 1 << 30)?;
+        within("--window-bytes", self.window_bytes, 2 * message, self.ring_bytes.0)?;
+        within("--read-bytes", self.read_bytes, message, self.window_bytes.0 / 2)?;
+        for (option, value) in [("--window-bytes", self.window_bytes), ("--read-bytes", self.read_bytes)] {
+            ensure!(value.0 % message == 0, "{option} {value} is no multiple of --message-bytes {message}");
+        }
+        ensure!(
+            self.parts.iter().any(|part| self.schemes().iter().any(|s| s.fits(*part))),
+            "none of the --schemes runs in any of the --parts; add tcp"
+        );
+        Ok(())
+    }
+}
+
+/// Runs the subcommand; returns the status to exit with.
+pub fn main(args: &DemoArgs) -> Result<i32> {
+    args.check()?;
+    ensure!(rustix::process::getuid().is_root(), "the demo makes containers; run pd as root (sudo)");
+    for path in [&args.out, &args.plot] {
+        fs::File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let signals = Signals::watch()?;
+    let report = run(args, &signals)?;
+    let json = serde_json::to_string_pretty(&report)?;
+    fs::write(&args.out, format!("{json}\n"))
+        .with_context(|| format!("cannot write {}", args.out.display()))?;
+    plot::write(&args.plot, &report.summary)?;
+    if args.json {
+        println!("{json}");
+    } else {
+        println!("{}", report.tables());
+        println!("\nfigures: {}   picture: {}", args.out.display(), args.plot.display());
+    }
+    Ok(0)
+}
+
+fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
+    let paths = match args.files.is_empty() {
+        false => args.files.clone(),
+        true => source::find(ROUND_BYTES_MIN).into_iter().map(|c| c.path).collect(),
+    };
+    let paths: Vec<PathBuf> = paths
+        .iter()
+        .map(|p| fs::canonicalize(p).with_context(|| format!("cannot open {}", p.display())))
+        .collect::<Result<_>>()?;
+    let source = Source::open(&paths)?;
+    announce(&source);
+    let schemes = args.schemes();
+    let parts: Vec<(Part, Vec<Scheme>)> =
+        args.parts.iter().map(|&p| (p, schemes.iter().copied().filter(|s| s.fits(p)).collect())).collect();
+    let verified_schemes: Vec<Scheme> = match args.parts.contains(&Part::File) {
+        true => schemes.iter().copied().filter(|s| *s != Scheme::TcpSendfileUntouched).collect(),
+        false => Vec::new(),
+    };
+    let rounds_in_all: usize = parts.iter().map(|(_, s)| s.len() * (args.rounds as usize + 1)).sum();
+    let bar = progress((verified_schemes.len() + rounds_in_all) as u64);
+
+    bar.set_message("reading the files");
+    let sha256 = sha256(&source, signals)?;
+    let stand = Stand::set_up(args, &schemes, &paths, signals)?;
+    let mut bench = stand.bench;
+    let background_cores = background_cores(signals)?;
+    let machine = machine::Machine::describe();
+    let mut transports: Vec<_> = schemes.iter().map(|s| s.transport()).collect();
+    transports.dedup();
+    for transport in transports {
+        bench.connect(transport)?;
+    }
+    let mut verified = Vec::new();
+    for scheme in verified_schemes {
+        bar.set_message(format!("verifying {}", scheme.name()));
+        let received = bench.verify(scheme, source.bytes())?;
+        ensure!(
+            received == sha256,
+            "{}: the receiver got SHA-256 {received}, the files have {sha256}; do they change meanwhile?",
+            scheme.name()
+        );
+        verified.push(Verified { scheme, sha256: received });
+        bar.inc(1);
+    }
+    let bytes = source.bytes().clamp(ROUND_BYTES_MIN, ROUND_BYTES_MAX);
+    let mut rounds = Vec::new();
+    for (part, schemes) in parts {
+        bar.set_message(format!("measuring {}", part.name()));
+        rounds.extend(bench.rounds(part, &schemes, args.rounds, bytes, || bar.inc(1))?);
+    }
+    bench.quit()?;
+    bar.finish_and_clear();
+    let summary = report::summarise(&rounds);
+    Ok(Report {
+        machine,
+        message_bytes: args.message_bytes.0,
+        window_bytes: args.window_bytes.0,
+        ring_bytes: args.ring_bytes.0,
+        engine: args.engine,
+        background_cores,
+        files: source.files().iter().map(|f| FileRow { path: f.path.clone(), bytes: f.bytes }).collect(),
+        sha256,
+        verified,
+        comparisons: report::compare(&rounds, &summary),
+        summary,
+        rounds,
+    })
+}
+
+/// All that the demo makes on the machine. Fields are dropped in this order.
+struct Stand<'a> {
+    bench: Bench<'a>,
+    _hugepages: Option<Guard>,
+    _dir: ScratchDir,
+}
+
+impl<'a> Stand<'a> {
+    fn set_up(
+        args: &DemoArgs,
+        schemes: &[Scheme],
+        files: &[PathBuf],
+        signals: &'a Signals,
+    ) -> Result<Stand<'a>> {
+        let lock = Lock::acquire()?;
+        state::sweep(&lock)?;
+        let dir = ScratchDir::create(&lock)?;
+        let (mut driver, mut hugepages) = (None, None);
+        if schemes.contains(&Scheme::Pipedevice) {
+            let budget_bytes = (16 * args.ring_bytes.0).max(64 << 20);
+            hugepages = Some(Guard::raise(budget_bytes, &lock));
+            let started =
+                DemoDriver::start(dir.path(), args.engine, args.ring_bytes.0, budget_bytes, &lock, signals);
+            // What was made so far takes the lock to be removed.
+            drop(lock);
+            driver = Some(started?);
+        } else {
+            drop(lock);
+        }
+        let socket = match &driver {
+            Some(driver) => driver.socket().to_owned(),
+            None => dir.path().join("driver.sock"),
+        };
+        let receiver = Peer::start(&spec("recv", &socket), &endpoint_args(args, Role::Recv, Vec::new()))?;
+        let sender = Peer::start(&spec("send", &socket), &endpoint_args(args, Role::Send, files.to_vec()))?;
+        Ok(Stand { bench: Bench { sender, receiver, driver, signals }, _hugepages: hugepages, _dir: dir })
+    }
+}
+
+fn spec(role: &str, socket: &Path) -> Spec {
+    Spec {
+        name: format!("demo-{}-{role}", std::process::id()),
+        address: None,
+        tenant: format!("demo-{role}"),
+        bridge: "pd0".to_owned(),
+        socket: socket.to_owned(),
+    }
+}
+
+fn endpoint_args(args: &DemoArgs, role: Role, files: Vec<PathBuf>) -> EndpointArgs {
+    EndpointArgs {
+        role,
+        message_bytes: args.message_bytes.0 as usize,
+        window_bytes: args.window_bytes.0 as usize,
+        read_bytes: args.read_bytes.0 as usize,
+        files,
+    }
+}
+
+fn announce(source: &Source) {
+    for file in source.files() {
+        eprintln!("streaming {} ({:.0} MB)", file.path.display(), file.bytes as f64 / 1e6);
+    }
+    let available = machine::memory_bytes("MemAvailable");
+    if source.bytes() > available / 2 {
+        eprintln!(
+            "pd: warning: the files have {:.1} GB and {:.1} GB of memory are available: the page cache may \
+             not hold them, and disks will be measured",
+            source.bytes() as f64 / 1e9,
+            available as f64 / 1e9
+        );
+    }
+}
+
+fn progress(steps: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({elapsed}, {eta} left)");
+    let bar = ProgressBar::new(steps);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
+/// Hashes the whole source, which also brings it into the page cache.
+fn sha256(source: &Source, signals: &Signals) -> Result<String> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    for piece in source.files() {
+        let mut offset = 0;
+        while offset < piece.bytes {
+            signals.check()?;
+            let max = (piece.bytes - offset).min(buffer.len() as u64) as usize;
+            let n = piece.file.read_at(&mut buffer[..max], offset);
+            let n = n.with_context(|| format!("cannot read {}", piece.path.display()))?;
+            if n == 0 {
+                bail!("{} became shorter while it was read", piece.path.display());
+            }
+            hash.update(&buffer[..n]);
+            offset += n as u64;
+        }
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// How many cores others keep busy; says so if it is enough to spoil the figures.
+fn background_cores(signals: &Signals) -> Result<f64> {
+    const INTERVAL: Duration = Duration::from_millis(500);
+    let before = MachineTimes::now()?;
+    sleep(INTERVAL);
+    signals.check()?;
+    let cores = (MachineTimes::now()? - before).busy_s / INTERVAL.as_secs_f64();
+    if cores > 0.1 {
+        eprintln!("pd: warning: other programs keep {cores:.1} cores busy; the figures will be noisy");
+    }
+    Ok(cores)
+}

@@ -1,0 +1,239 @@
+//! PipeDevice as the demo uses it: two small traits over the client library, and the sender and
+//! receiver written against them.
+//!
+//! The file part reads straight into send-buffer memory; the bulk part rewrites messages in place in
+//! send-buffer memory. Neither side copies payload.
+#![cfg_attr(not(test), expect(dead_code, reason = "used once AVAILABLE is true"))]
+
+use std::net::SocketAddr;
+use std::ops::Range;
+
+use anyhow::{bail, ensure, Result};
+
+use super::digest::{rewrite, Digest};
+use super::endpoint::{EndpointArgs, Listening, Receiving, Sending};
+use super::protocol::{Order, Part};
+use super::source::{Cursor, Source};
+
+/// Whether this build can attach to a driver.
+pub const AVAILABLE: bool = false;
+
+const UNAVAILABLE: &str = "this build of pd has no client library; use --schemes tcp";
+
+/// Attaches to the driver and listens on the endpoint's own address.
+pub fn listen(_args: &EndpointArgs) -> Result<Box<dyn Listening>> {
+    bail!(UNAVAILABLE)
+}
+
+/// Attaches to the driver and connects to the receiver.
+pub fn connect(_args: &EndpointArgs, _to: SocketAddr) -> Result<Box<dyn Sending>> {
+    bail!(UNAVAILABLE)
+}
+
+/// One end of a connection that sends from memory of the region.
+pub trait PdSender {
+    /// Memory in the send ring.
+    type Buffer;
+    /// Allocates `len` contiguous bytes.
+    fn buffer(&mut self, len: usize) -> Result<Self::Buffer>;
+    /// Waits until everything sent from `buffer` is out of it, then lets `f` write to it.
+    fn with_mut<R>(&mut self, buffer: &mut Self::Buffer, f: impl FnOnce(&mut [u8]) -> R) -> Result<R>;
+    /// Sends a part of `buffer`, without a copy.
+    fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>) -> Result<()>;
+    /// Ends the connection in order.
+    fn finish(self) -> Result<()>;
+}
+
+/// One end of a connection that reads bytes where the engine put them.
+pub trait PdReceiver {
+    /// Calls `f` with the next bytes, at most `max`, contiguous, and gives them back. Zero at the end.
+    fn recv(&mut self, max: usize, f: impl FnMut(&[u8])) -> Result<usize>;
+}
+
+/// The demo's sender over a [`PdSender`].
+pub struct PipedeviceSending<S: PdSender> {
+    sender: S,
+    message_bytes: usize,
+    window_bytes: usize,
+    read_bytes: usize,
+    buffers: Vec<S::Buffer>,
+}
+
+impl<S: PdSender> PipedeviceSending<S> {
+    /// Sends messages of `message_bytes` from a window of `window_bytes`; files are read `read_bytes`
+    /// at a time.
+    pub fn new(sender: S, message_bytes: usize, window_bytes: usize, read_bytes: usize) -> Self {
+        PipedeviceSending { sender, message_bytes, window_bytes, read_bytes, buffers: Vec::new() }
+    }
+
+    fn send_bulk(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
+        let mut left = bytes;
+        for lap in 0.. {
+            for buffer in &mut self.buffers {
+                let len = self.message_bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
+                self.sender.with_mut(buffer, |memory| {
+                    let message = &mut memory[..len];
+                    rewrite(message, lap);
+                    digest.update(message);
+                })?;
+                self.sender.send(buffer, 0..len)?;
+                left -= len as u64;
+                if left == 0 {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send_file(&mut self, bytes: u64, source: &Source, digest: &mut Digest) -> Result<()> {
+        let (mut left, mut at) = (bytes, Cursor::default());
+        loop {
+            for buffer in &mut self.buffers {
+                let len = self.read_bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
+                self.sender.with_mut(buffer, |memory| {
+                    source.fill(&mut at, &mut memory[..len])?;
+                    digest.update(&memory[..len]);
+                    anyhow::Ok(())
+                })??;
+                for start in (0..len).step_by(self.message_bytes) {
+                    self.sender.send(buffer, start..len.min(start + self.message_bytes))?;
+                }
+                left -= len as u64;
+                if left == 0 {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+impl<S: PdSender> Sending for PipedeviceSending<S> {
+    fn prepare(&mut self, order: &Order, source: &Source) -> Result<()> {
+        let bytes = match order.part {
+            Part::File => self.read_bytes,
+            Part::Bulk => self.message_bytes,
+        };
+        // Given back first, for the ring need not hold both sets.
+        self.buffers.clear();
+        for _ in 0..(self.window_bytes / bytes).max(2) {
+            let buffer = self.sender.buffer(bytes)?;
+            self.buffers.push(buffer);
+        }
+        if order.part == Part::Bulk {
+            let mut at = Cursor::default();
+            for buffer in &mut self.buffers {
+                self.sender.with_mut(buffer, |memory| source.fill(&mut at, &mut memory[..bytes]))??;
+            }
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self, order: &Order, source: &Source, digest: &mut Digest) -> Result<()> {
+        match order.part {
+            Part::File => self.send_file(order.bytes, source, digest),
+            Part::Bulk => self.send_bulk(order.bytes, digest),
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        let PipedeviceSending { sender, buffers, .. } = *self;
+        drop(buffers);
+        sender.finish()
+    }
+}
+
+/// The demo's receiver over a [`PdReceiver`].
+pub struct PipedeviceReceiving<R: PdReceiver> {
+    receiver: R,
+    recv_bytes: usize,
+}
+
+impl<R: PdReceiver> PipedeviceReceiving<R> {
+    /// Takes at most `recv_bytes` at a time.
+    pub fn new(receiver: R, recv_bytes: usize) -> Self {
+        PipedeviceReceiving { receiver, recv_bytes }
+    }
+}
+
+impl<R: PdReceiver> Receiving for PipedeviceReceiving<R> {
+    fn stream(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
+        let mut left = bytes;
+        while left > 0 {
+            let max = self.recv_bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
+            let n = self.receiver.recv(max, |bytes| digest.update(bytes))?;
+            ensure!(n > 0, "the sender closed the connection with {left} bytes missing");
+            left -= n as u64;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::demo::protocol::{Scheme, Touch};
+
+    /// Keeps what is sent; refuses to lend a buffer larger than asked for.
+    #[derive(Default)]
+    struct Kept(VecDeque<Vec<u8>>);
+
+    impl PdSender for &mut Kept {
+        type Buffer = Vec<u8>;
+        fn buffer(&mut self, len: usize) -> Result<Vec<u8>> {
+            Ok(vec![0; len])
+        }
+        fn with_mut<R>(&mut self, buffer: &mut Vec<u8>, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+            Ok(f(buffer))
+        }
+        fn send(&mut self, buffer: &Vec<u8>, range: Range<usize>) -> Result<()> {
+            self.0.push_back(buffer[range].to_vec());
+            Ok(())
+        }
+        fn finish(self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    impl PdReceiver for &mut Kept {
+        fn recv(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> Result<usize> {
+            let Some(mut message) = self.0.pop_front() else { return Ok(0) };
+            if message.len() > max {
+                self.0.push_front(message.split_off(max));
+            }
+            f(&message);
+            Ok(message.len())
+        }
+    }
+
+    fn round(part: Part, bytes: u64, recv_bytes: usize) -> (String, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, (0..10_007u32).map(|n| (n >> 2) as u8).collect::<Vec<_>>()).unwrap();
+        let source = Source::open(&[path]).unwrap();
+        let order = Order { scheme: Scheme::Pipedevice, part, bytes, touch: Touch::Checksum };
+        let mut kept = Kept::default();
+        let mut sent = Digest::new(Touch::Checksum, 1024);
+        let mut sending = PipedeviceSending::new(&mut kept, 1024, 8192, 4096);
+        sending.prepare(&order, &source).unwrap();
+        sending.stream(&order, &source, &mut sent).unwrap();
+        Box::new(sending).finish().unwrap();
+        let mut received = Digest::new(Touch::Checksum, 1024);
+        let mut receiving = PipedeviceReceiving::new(&mut kept, recv_bytes);
+        receiving.stream(bytes, &mut received).unwrap();
+        assert!(receiving.stream(1, &mut Digest::Nothing).is_err());
+        (sent.finish(), received.finish())
+    }
+
+    #[test]
+    fn both_sides_agree_on_every_part_and_split() {
+        for part in [Part::File, Part::Bulk] {
+            for (bytes, recv_bytes) in [(1, 1024), (20_480, 1024), (20_481, 700), (9_999, 65536)] {
+                let (sent, received) = round(part, bytes, recv_bytes);
+                assert_eq!(sent, received, "{part:?} {bytes} {recv_bytes}");
+            }
+        }
+    }
+}

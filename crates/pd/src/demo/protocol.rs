@@ -1,0 +1,172 @@
+//! What the demo and its two endpoints say to each other: one JSON request a line on an endpoint's
+//! standard input, one JSON reply a line on its standard output.
+
+use std::net::SocketAddr;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// A way to move the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheme {
+    /// Kernel TCP; in the file part with read() and send().
+    Tcp,
+    /// Kernel TCP with sendfile(), the sender's checksum taken through a mapping of the file.
+    TcpSendfile,
+    /// The same without the sender's checksum: for information, for it does less than the others.
+    TcpSendfileUntouched,
+    /// PipeDevice.
+    Pipedevice,
+}
+
+impl Scheme {
+    /// As it is written on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scheme::Tcp => "tcp",
+            Scheme::TcpSendfile => "tcp-sendfile",
+            Scheme::TcpSendfileUntouched => "tcp-sendfile-untouched",
+            Scheme::Pipedevice => "pipedevice",
+        }
+    }
+
+    /// What carries it.
+    pub fn transport(self) -> Transport {
+        match self {
+            Scheme::Tcp | Scheme::TcpSendfile | Scheme::TcpSendfileUntouched => Transport::Tcp,
+            Scheme::Pipedevice => Transport::Pipedevice,
+        }
+    }
+
+    /// Whether it is kernel TCP with both sides touching every byte: a baseline.
+    pub fn is_baseline(self) -> bool {
+        matches!(self, Scheme::Tcp | Scheme::TcpSendfile)
+    }
+
+    /// What its sender does with the bytes in timed rounds.
+    pub fn sender_touch(self) -> Touch {
+        match self {
+            Scheme::TcpSendfileUntouched => Touch::Nothing,
+            _ => Touch::Checksum,
+        }
+    }
+
+    /// Whether it makes sense for bytes already in memory.
+    pub fn fits(self, part: Part) -> bool {
+        part == Part::File || matches!(self, Scheme::Tcp | Scheme::Pipedevice)
+    }
+}
+
+/// A kind of connection; one of each is open at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// Kernel TCP.
+    Tcp,
+    /// PipeDevice.
+    Pipedevice,
+}
+
+/// A part of the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// From the page cache to the receiver's memory.
+    File,
+    /// From the sender's memory, rewritten before each send, to the receiver's memory.
+    Bulk,
+}
+
+impl Part {
+    /// As it is written on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::File => "file",
+            Part::Bulk => "bulk",
+        }
+    }
+}
+
+/// What a side does with every byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Touch {
+    /// A fast checksum.
+    Checksum,
+    /// SHA-256.
+    Sha256,
+    /// Nothing.
+    Nothing,
+}
+
+/// One side's orders for one round.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// How the bytes move.
+    pub scheme: Scheme,
+    /// Where they come from.
+    pub part: Part,
+    /// How many.
+    pub bytes: u64,
+    /// What this side does with them.
+    pub touch: Touch,
+}
+
+/// From the demo to an endpoint.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "cmd", rename_all = "kebab-case")]
+pub enum Request {
+    /// Receiver: listen. Answered with [`Reply::Listening`].
+    Listen {
+        /// On what.
+        transport: Transport,
+    },
+    /// Sender: connect. Answered with [`Reply::Done`].
+    Connect {
+        /// With what.
+        transport: Transport,
+        /// Where to.
+        to: SocketAddr,
+    },
+    /// Receiver: accept the connection. Answered with [`Reply::Done`].
+    Accept {
+        /// Of which.
+        transport: Transport,
+    },
+    /// Both: allocate and fill what the round needs. Answered with [`Reply::Done`].
+    Prepare(Order),
+    /// Both: stream. Answered with [`Reply::Round`].
+    Round(Order),
+    /// Both: close the connections in order and end. Answered with [`Reply::Done`].
+    Quit,
+}
+
+/// From an endpoint to the demo.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "kebab-case")]
+pub enum Reply {
+    /// It listens.
+    Listening {
+        /// There.
+        at: SocketAddr,
+    },
+    /// It did what was asked.
+    Done,
+    /// It streamed.
+    Round {
+        /// So many bytes.
+        bytes: u64,
+        /// With this checksum.
+        checksum: String,
+        /// Monotonic clock before the first byte.
+        start_ns: u64,
+        /// Monotonic clock after the last was sent, or received and checksummed.
+        end_ns: u64,
+    },
+    /// It could not.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}

@@ -1,0 +1,283 @@
+//! What the demo found: medians and spreads per scheme, PipeDevice against the best of kernel TCP, and
+//! whether the bars are reached.
+
+use std::path::PathBuf;
+
+use comfy_table::{presets, CellAlignment, Table};
+use serde::Serialize;
+
+use super::protocol::{Part, Scheme};
+use super::rounds::Sample;
+use crate::measure::stats::Summary;
+
+/// What PipeDevice must reach against the best of kernel TCP.
+struct Bar {
+    part: Part,
+    throughput_min: f64,
+    cpu_max: f64,
+}
+
+const BARS: [Bar; 2] = [
+    Bar { part: Part::File, throughput_min: 4.0, cpu_max: 0.40 },
+    Bar { part: Part::Bulk, throughput_min: 6.0, cpu_max: 0.25 },
+];
+
+/// One scheme over all rounds of a part.
+#[derive(Clone, Debug, Serialize)]
+pub struct SchemeSummary {
+    /// Part of the demo.
+    pub part: Part,
+    /// How the bytes moved.
+    pub scheme: Scheme,
+    /// Throughput.
+    pub gbit_per_s: Summary,
+    /// CPU time of the whole machine for every 10^9 bytes.
+    pub cpu_s_per_gb: Summary,
+    /// Cores busy at that throughput.
+    pub cores: Summary,
+}
+
+/// PipeDevice over the best of kernel TCP, taken round by round.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// Part of the demo.
+    pub part: Part,
+    /// `throughput` or `cpu_s_per_gb`.
+    pub figure: &'static str,
+    /// The best of kernel TCP.
+    pub baseline: Scheme,
+    /// The ratio.
+    pub ratio: Summary,
+    /// What it is to be, at least for throughput, at most for CPU.
+    pub bar: f64,
+    /// Whether the median is.
+    pub reached: bool,
+}
+
+/// A file that was streamed.
+#[derive(Clone, Debug, Serialize)]
+pub struct FileRow {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// A scheme that brought every byte of the source unchanged.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verified {
+    /// Which.
+    pub scheme: Scheme,
+    /// SHA-256 of what the receiver got.
+    pub sha256: String,
+}
+
+/// Everything the demo found, as written to `demo.json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The machine.
+    pub machine: super::machine::Machine,
+    /// Bytes of one message.
+    pub message_bytes: u64,
+    /// Memory that senders send from.
+    pub window_bytes: u64,
+    /// PipeDevice's rings.
+    pub ring_bytes: u64,
+    /// PipeDevice's engine.
+    pub engine: crate::driver_cmd::Engine,
+    /// Cores that others kept busy before the first round.
+    pub background_cores: f64,
+    /// What was streamed.
+    pub files: Vec<FileRow>,
+    /// SHA-256 of all of it.
+    pub sha256: String,
+    /// Schemes whose receiver got that SHA-256.
+    pub verified: Vec<Verified>,
+    /// Every round of every scheme.
+    pub rounds: Vec<Sample>,
+    /// Medians and spreads.
+    pub summary: Vec<SchemeSummary>,
+    /// Ratios and bars.
+    pub comparisons: Vec<Comparison>,
+}
+
+/// Medians and spreads per part and scheme, in the order of the enumerations.
+pub fn summarise(samples: &[Sample]) -> Vec<SchemeSummary> {
+    let mut keys: Vec<(Part, Scheme)> = samples.iter().map(|s| (s.part, s.scheme)).collect();
+    keys.sort();
+    keys.dedup();
+    keys.into_iter()
+        .filter_map(|(part, scheme)| {
+            let figures = |figure: fn(&Sample) -> f64| {
+                Summary::of(samples.iter().filter(|s| (s.part, s.scheme) == (part, scheme)).map(figure))
+            };
+            Some(SchemeSummary {
+                part,
+                scheme,
+                gbit_per_s: figures(|s| s.gbit_per_s)?,
+                cpu_s_per_gb: figures(|s| s.cpu_s_per_gb)?,
+                cores: figures(|s| s.cores)?,
+            })
+        })
+        .collect()
+}
+
+/// PipeDevice against the best of kernel TCP in every part that has both.
+pub fn compare(samples: &[Sample], summary: &[SchemeSummary]) -> Vec<Comparison> {
+    BARS.iter().flat_map(|bar| compare_part(bar, samples, summary).into_iter().flatten()).collect()
+}
+
+fn compare_part(bar: &Bar, samples: &[Sample], summary: &[SchemeSummary]) -> Option<[Comparison; 2]> {
+    let baseline = best_baseline(summary, bar.part)?;
+    let figures = |scheme: Scheme, figure: fn(&Sample) -> f64| -> Vec<f64> {
+        let mut rounds: Vec<&Sample> =
+            samples.iter().filter(|s| s.part == bar.part && s.scheme == scheme).collect();
+        rounds.sort_by_key(|s| s.round);
+        rounds.into_iter().map(figure).collect()
+    };
+    let ratio = |figure| Summary::of_ratios(&figures(Scheme::Pipedevice, figure), &figures(baseline, figure));
+    let (throughput, cpu) = (ratio(|s| s.gbit_per_s)?, ratio(|s| s.cpu_s_per_gb)?);
+    Some([
+        Comparison {
+            part: bar.part,
+            figure: "throughput",
+            baseline,
+            ratio: throughput,
+            bar: bar.throughput_min,
+            reached: throughput.median >= bar.throughput_min,
+        },
+        Comparison {
+            part: bar.part,
+            figure: "cpu_s_per_gb",
+            baseline,
+            ratio: cpu,
+            bar: bar.cpu_max,
+            reached: cpu.median <= bar.cpu_max,
+        },
+    ])
+}
+
+/// The fastest form of kernel TCP in a part, by median throughput.
+pub fn best_baseline(summary: &[SchemeSummary], part: Part) -> Option<Scheme> {
+    summary
+        .iter()
+        .filter(|s| s.part == part && s.scheme.is_baseline())
+        .max_by(|a, b| a.gbit_per_s.median.total_cmp(&b.gbit_per_s.median))
+        .map(|s| s.scheme)
+}
+
+impl Report {
+    /// The tables for people to read.
+    pub fn tables(&self) -> String {
+        let mut text = self.scheme_table().to_string();
+        if !self.comparisons.is_empty() {
+            text.push_str("\n\n");
+            text.push_str(&self.comparison_table().to_string());
+        }
+        text
+    }
+
+    fn scheme_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header(["part", "scheme", "Gbit/s", "(min..max)", "CPU s/GB", "(min..max)", "cores"]);
+        for row in &self.summary {
+            let best = best_baseline(&self.summary, row.part) == Some(row.scheme);
+            let marked = if best { format!("{} *", row.scheme.name()) } else { row.scheme.name().to_owned() };
+            table.add_row([
+                row.part.name().to_owned(),
+                marked,
+                format!("{:.1}", row.gbit_per_s.median),
+                format!("{:.1}..{:.1}", row.gbit_per_s.min, row.gbit_per_s.max),
+                format!("{:.3}", row.cpu_s_per_gb.median),
+                format!("{:.3}..{:.3}", row.cpu_s_per_gb.min, row.cpu_s_per_gb.max),
+                format!("{:.2}", row.cores.median),
+            ]);
+        }
+        align_right(&mut table, &[2, 3, 4, 5, 6]);
+        table
+    }
+
+    fn comparison_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header(["part", "PipeDevice over best TCP (*)", "ratio", "(min..max)", "bar", ""]);
+        for row in &self.comparisons {
+            let (name, sign) = match row.figure {
+                "throughput" => ("throughput", ">="),
+                _ => ("CPU seconds per GB", "<="),
+            };
+            table.add_row([
+                row.part.name().to_owned(),
+                name.to_owned(),
+                format!("{:.2}", row.ratio.median),
+                format!("{:.2}..{:.2}", row.ratio.min, row.ratio.max),
+                format!("{sign} {:.2}", row.bar),
+                if row.reached { "reached" } else { "NOT reached" }.to_owned(),
+            ]);
+        }
+        align_right(&mut table, &[2, 3, 4]);
+        table
+    }
+}
+
+fn align_right(table: &mut Table, columns: &[usize]) {
+    for &column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(scheme: Scheme, round: u32, gbit_per_s: f64, cpu_s_per_gb: f64) -> Sample {
+        Sample {
+            part: Part::File,
+            scheme,
+            round,
+            bytes: 1,
+            seconds: 1.0,
+            gbit_per_s,
+            cpu_s: 1.0,
+            cpu_s_per_gb,
+            cores: 1.0,
+            steal_s: 0.0,
+            sender_cpu_s: None,
+            receiver_cpu_s: None,
+            driver_cpu_s: None,
+            checksum: String::new(),
+        }
+    }
+
+    #[test]
+    fn the_faster_tcp_is_the_baseline_and_the_untouched_one_never_is() {
+        let samples = [
+            sample(Scheme::Tcp, 1, 10.0, 1.0),
+            sample(Scheme::TcpSendfile, 1, 12.0, 0.8),
+            sample(Scheme::TcpSendfileUntouched, 1, 20.0, 0.5),
+            // Rounds are paired by number, not by position.
+            sample(Scheme::Pipedevice, 2, 30.0, 0.2),
+            sample(Scheme::Pipedevice, 1, 60.0, 0.2),
+            sample(Scheme::TcpSendfile, 2, 6.0, 0.8),
+            sample(Scheme::TcpSendfile, 3, 12.0, 0.8),
+            sample(Scheme::Pipedevice, 3, 60.0, 0.4),
+        ];
+        let summary = summarise(&samples);
+        assert_eq!(summary.len(), 4);
+        let comparisons = compare(&samples, &summary);
+        assert_eq!(comparisons.len(), 2);
+        assert_eq!(comparisons[0].baseline, Scheme::TcpSendfile);
+        assert_eq!((comparisons[0].ratio.min, comparisons[0].ratio.max), (5.0, 5.0));
+        assert!(comparisons[0].reached);
+        assert!((comparisons[1].ratio.median - 0.25).abs() < 1e-9 && comparisons[1].reached);
+    }
+
+    #[test]
+    fn without_pipedevice_nothing_is_compared() {
+        let samples = [sample(Scheme::Tcp, 1, 10.0, 1.0)];
+        assert!(compare(&samples, &summarise(&samples)).is_empty());
+    }
+}

@@ -1,0 +1,192 @@
+//! Interleaved rounds: every scheme once per round, so that what disturbs the machine disturbs all.
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use serde::Serialize;
+
+use super::driver::DemoDriver;
+use super::peer::Peer;
+use super::protocol::{Order, Part, Request, Scheme, Touch, Transport};
+use crate::measure::cpu::MachineTimes;
+use crate::signals::Signals;
+
+/// A round lasts about this long at least, for CPU time is counted in ticks of 10 ms.
+const ROUND_S: f64 = 0.8;
+
+/// One scheme in one round.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    /// Part of the demo.
+    pub part: Part,
+    /// How the bytes moved.
+    pub scheme: Scheme,
+    /// Which round, from 1; 0 is the warm-up.
+    pub round: u32,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// From before the first byte to the last one checksummed by the receiver.
+    pub seconds: f64,
+    /// Throughput.
+    pub gbit_per_s: f64,
+    /// CPU time of the whole machine.
+    pub cpu_s: f64,
+    /// The same for every 10^9 bytes.
+    pub cpu_s_per_gb: f64,
+    /// Cores busy on average.
+    pub cores: f64,
+    /// CPU time that the hypervisor took.
+    pub steal_s: f64,
+    /// CPU time of the sender's container.
+    pub sender_cpu_s: Option<f64>,
+    /// CPU time of the receiver's container.
+    pub receiver_cpu_s: Option<f64>,
+    /// CPU time of the driver, for PipeDevice.
+    pub driver_cpu_s: Option<f64>,
+    /// Checksum on which both sides agree.
+    pub checksum: String,
+}
+
+/// The two endpoints and, for PipeDevice, the driver between them.
+pub struct Bench<'a> {
+    /// The sending container.
+    pub sender: Peer,
+    /// The receiving container.
+    pub receiver: Peer,
+    /// The driver.
+    pub driver: Option<DemoDriver>,
+    /// What may interrupt.
+    pub signals: &'a Signals,
+}
+
+/// CPU time at one moment.
+struct Clocks {
+    machine: MachineTimes,
+    sender: Option<Duration>,
+    receiver: Option<Duration>,
+    driver: Option<Duration>,
+}
+
+impl Bench<'_> {
+    /// Connects the two endpoints.
+    pub fn connect(&mut self, transport: Transport) -> Result<()> {
+        self.receiver.ask(&Request::Listen { transport })?;
+        let to = self.receiver.listening(self.signals)?;
+        let (address, _) = self.receiver.container().addresses();
+        ensure!(to.ip() == address, "the receiver listens on {to}, not on its container's {address}");
+        self.receiver.ask(&Request::Accept { transport })?;
+        self.sender.ask(&Request::Connect { transport, to })?;
+        self.sender.done(self.signals)?;
+        self.receiver.done(self.signals)
+    }
+
+    /// Ends both endpoints in order.
+    pub fn quit(&mut self) -> Result<()> {
+        for peer in [&mut self.sender, &mut self.receiver] {
+            peer.ask(&Request::Quit)?;
+            peer.done(self.signals)?;
+        }
+        Ok(())
+    }
+
+    /// The SHA-256 of `bytes` of the source as the receiver got them.
+    pub fn verify(&mut self, scheme: Scheme, bytes: u64) -> Result<String> {
+        let order = Order { scheme, part: Part::File, bytes, touch: Touch::Nothing };
+        self.sender.ask(&Request::Prepare(order))?;
+        self.sender.done(self.signals)?;
+        self.receiver.ask(&Request::Round(Order { touch: Touch::Sha256, ..order }))?;
+        self.sender.ask(&Request::Round(order))?;
+        self.sender.streamed(self.signals)?;
+        Ok(self.receiver.streamed(self.signals)?.checksum)
+    }
+
+    /// Runs all `schemes` `rounds` times after a warm-up, `bytes` or more each time. `tick` is called
+    /// after each.
+    pub fn rounds(
+        &mut self,
+        part: Part,
+        schemes: &[Scheme],
+        rounds: u32,
+        bytes: u64,
+        mut tick: impl FnMut(),
+    ) -> Result<Vec<Sample>> {
+        let mut volumes = Vec::new();
+        for &scheme in schemes {
+            let warm_up = self.sample(part, scheme, 0, bytes)?;
+            tick();
+            let enough = bytes as f64 / warm_up.seconds * ROUND_S;
+            volumes.push((scheme, bytes.max(enough as u64)));
+        }
+        let mut samples = Vec::new();
+        for round in 1..=rounds {
+            // Every other round backwards, so that none always follows the same one.
+            let order: Vec<_> = match round % 2 {
+                1 => volumes.clone(),
+                _ => volumes.iter().rev().copied().collect(),
+            };
+            for (scheme, bytes) in order {
+                samples.push(self.sample(part, scheme, round, bytes)?);
+                tick();
+            }
+        }
+        Ok(samples)
+    }
+
+    fn sample(&mut self, part: Part, scheme: Scheme, round: u32, bytes: u64) -> Result<Sample> {
+        let order = Order { scheme, part, bytes, touch: Touch::Checksum };
+        let sender_order = Order { touch: scheme.sender_touch(), ..order };
+        self.sender.ask(&Request::Prepare(sender_order))?;
+        self.sender.done(self.signals)?;
+        let before = self.clocks()?;
+        self.receiver.ask(&Request::Round(order))?;
+        self.sender.ask(&Request::Round(sender_order))?;
+        let sent = self.sender.streamed(self.signals)?;
+        let received = self.receiver.streamed(self.signals)?;
+        let after = self.clocks()?;
+        let name = scheme.name();
+        ensure!(
+            sent.bytes == received.bytes,
+            "{name}: {} bytes sent, {} received",
+            sent.bytes,
+            received.bytes
+        );
+        if sender_order.touch == Touch::Checksum && sent.checksum != received.checksum {
+            bail!(
+                "{name}: checksum {} was sent and {} received: the bytes differ, or a file changed meanwhile",
+                sent.checksum,
+                received.checksum
+            );
+        }
+        let ns = received.end_ns.checked_sub(sent.start_ns).context("the clock went backwards")?;
+        let seconds = ns as f64 / 1e9;
+        let machine = after.machine - before.machine;
+        let spent = |after: Option<Duration>, before: Option<Duration>| {
+            Some(after?.saturating_sub(before?).as_secs_f64())
+        };
+        Ok(Sample {
+            part,
+            scheme,
+            round,
+            bytes,
+            seconds,
+            gbit_per_s: bytes as f64 * 8.0 / 1e9 / seconds,
+            cpu_s: machine.busy_s,
+            cpu_s_per_gb: machine.busy_s / (bytes as f64 / 1e9),
+            cores: machine.busy_s / seconds,
+            steal_s: machine.steal_s,
+            sender_cpu_s: spent(after.sender, before.sender),
+            receiver_cpu_s: spent(after.receiver, before.receiver),
+            driver_cpu_s: spent(after.driver, before.driver).filter(|_| scheme == Scheme::Pipedevice),
+            checksum: received.checksum,
+        })
+    }
+
+    fn clocks(&self) -> Result<Clocks> {
+        Ok(Clocks {
+            machine: MachineTimes::now()?,
+            sender: self.sender.container().cpu_usage(),
+            receiver: self.receiver.container().cpu_usage(),
+            driver: self.driver.as_ref().and_then(DemoDriver::cpu_usage),
+        })
+    }
+}

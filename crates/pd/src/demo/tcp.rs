@@ -1,0 +1,214 @@
+//! Kernel TCP at its best: the baseline.
+//!
+//! The sender writes whole messages; the receiver reads up to 256 KB at a time into one reused buffer.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use anyhow::{ensure, Context, Result};
+use memmap2::Mmap;
+use rustix::fs::sendfile;
+
+use super::digest::{rewrite, Digest};
+use super::endpoint::{own_address, EndpointArgs, Listening, Receiving, Sending};
+use super::protocol::{Order, Part, Scheme};
+use super::source::{Cursor, Source};
+
+fn env(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+
+const PAGE_BYTES: usize = 4096;
+
+/// Memory that starts on a page.
+struct PageAligned {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl PageAligned {
+    fn new(len: usize) -> PageAligned {
+        let bytes = vec![0; len + PAGE_BYTES];
+        let start = bytes.as_ptr().align_offset(PAGE_BYTES);
+        PageAligned { bytes, start, len }
+    }
+
+    fn get(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+fn tune(stream: &TcpStream) -> Result<()> {
+    let b = env("T_SOCKBUF", 0);
+    if b > 0 {
+        rustix::net::sockopt::set_socket_send_buffer_size_force(stream, b)?;
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(stream, b)?;
+    }
+    Ok(())
+}
+
+/// Listens on the endpoint's own address.
+pub fn listen(args: &EndpointArgs) -> Result<Box<dyn Listening>> {
+    let address = own_address()?;
+    let listener = TcpListener::bind((address, 0)).with_context(|| format!("cannot listen on {address}"))?;
+    Ok(Box::new(TcpListening { listener, message_bytes: args.message_bytes }))
+}
+
+struct TcpListening {
+    listener: TcpListener,
+    message_bytes: usize,
+}
+
+impl Listening for TcpListening {
+    fn port(&self) -> Result<u16> {
+        Ok(self.listener.local_addr()?.port())
+    }
+
+    fn accept(self: Box<Self>) -> Result<Box<dyn Receiving>> {
+        let (stream, _) = self.listener.accept().context("cannot accept")?;
+        tune(&stream)?;
+        let messages = (env("T_RECV", 256 << 10) / self.message_bytes).max(1);
+        let buffer = PageAligned::new(messages * self.message_bytes);
+        Ok(Box::new(TcpReceiving { stream, buffer, message_bytes: self.message_bytes }))
+    }
+}
+
+struct TcpReceiving {
+    stream: TcpStream,
+    buffer: PageAligned,
+    message_bytes: usize,
+}
+
+impl Receiving for TcpReceiving {
+    fn stream(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
+        let buffer = self.buffer.get();
+        let (mut left, mut filled, mut digested) = (bytes, 0, 0);
+        while left > 0 {
+            let max = (buffer.len() - filled).min(usize::try_from(left).unwrap_or(usize::MAX));
+            let n = self.stream.read(&mut buffer[filled..filled + max]).context("cannot receive")?;
+            ensure!(n > 0, "the sender closed the connection with {left} bytes missing");
+            filled += n;
+            left -= n as u64;
+            // Whole messages, each contiguous, for the buffer's size is a multiple of a message's.
+            let whole = if left == 0 { filled } else { filled - filled % self.message_bytes };
+            digest.update(&buffer[digested..whole]);
+            digested = whole;
+            if filled == buffer.len() {
+                (filled, digested) = (0, 0);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Connects to the receiver.
+pub fn connect(args: &EndpointArgs, to: SocketAddr) -> Result<Box<dyn Sending>> {
+    let stream = TcpStream::connect(to).with_context(|| format!("cannot connect to {to}"))?;
+    tune(&stream)?;
+    Ok(Box::new(TcpSending {
+        stream,
+        message_bytes: args.message_bytes,
+        window_bytes: args.window_bytes,
+        buffer: PageAligned::new(0),
+        maps: Vec::new(),
+    }))
+}
+
+struct TcpSending {
+    stream: TcpStream,
+    message_bytes: usize,
+    window_bytes: usize,
+    buffer: PageAligned,
+    maps: Vec<Mmap>,
+}
+
+impl Sending for TcpSending {
+    fn prepare(&mut self, order: &Order, source: &Source) -> Result<()> {
+        match (order.part, order.scheme) {
+            (Part::Bulk, _) => {
+                self.buffer = PageAligned::new(self.window_bytes);
+                source.fill(&mut Cursor::default(), self.buffer.get())?;
+            }
+            (Part::File, Scheme::Tcp) => self.buffer = PageAligned::new(env("T_READ", self.message_bytes)),
+            (Part::File, _) if self.maps.is_empty() => {
+                for piece in source.files() {
+                    let map = crate::sys::map_file(&piece.file);
+                    self.maps.push(map.with_context(|| format!("cannot map {}", piece.path.display()))?);
+                }
+            }
+            (Part::File, _) => {}
+        }
+        Ok(())
+    }
+
+    fn stream(&mut self, order: &Order, source: &Source, digest: &mut Digest) -> Result<()> {
+        match (order.part, order.scheme) {
+            (Part::Bulk, _) => self.send_bulk(order.bytes, digest),
+            (Part::File, Scheme::Tcp) => self.send_file(order.bytes, source, digest),
+            (Part::File, _) => self.sendfile(order.bytes, source, digest),
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl TcpSending {
+    fn send_bulk(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
+        let mut left = bytes;
+        for lap in 0.. {
+            for message in self.buffer.get().chunks_mut(self.message_bytes) {
+                let len = message.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                let message = &mut message[..len];
+                rewrite(message, lap);
+                digest.update(message);
+                self.stream.write_all(message).context("cannot send")?;
+                left -= len as u64;
+                if left == 0 {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send_file(&mut self, bytes: u64, source: &Source, digest: &mut Digest) -> Result<()> {
+        let buffer = self.buffer.get();
+        let (mut left, mut at) = (bytes, Cursor::default());
+        while left > 0 {
+            let len = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            source.fill(&mut at, &mut buffer[..len])?;
+            for message in buffer[..len].chunks(self.message_bytes) {
+                digest.update(message);
+                self.stream.write_all(message).context("cannot send")?;
+            }
+            left -= len as u64;
+        }
+        Ok(())
+    }
+
+    fn sendfile(&mut self, bytes: u64, source: &Source, digest: &mut Digest) -> Result<()> {
+        let sendfile_bytes = env("T_SENDFILE", 64 << 10) as u64;
+        let (mut left, mut at) = (bytes, Cursor::default());
+        while left > 0 {
+            let some = source.contiguous(at, left.min(sendfile_bytes));
+            if !matches!(digest, Digest::Nothing) {
+                let (start, end) = (at.offset as usize, (at.offset + some) as usize);
+                digest.update(&self.maps[at.file][start..end]);
+            }
+            let file = &source.files()[at.file];
+            let (mut offset, end) = (at.offset, at.offset + some);
+            while offset < end {
+                let max = (end - offset) as usize;
+                let n =
+                    sendfile(&self.stream, &file.file, Some(&mut offset), max).context("cannot sendfile")?;
+                ensure!(n > 0, "{} became shorter while it was sent", file.path.display());
+            }
+            source.advance(&mut at, some);
+            left -= some;
+        }
+        Ok(())
+    }
+}

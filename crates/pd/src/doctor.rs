@@ -1,0 +1,215 @@
+//! `pd doctor`: what this machine has and lacks, and what to do about it.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+use comfy_table::{presets, Table};
+use rustix::fs::{memfd_create, MemfdFlags};
+use serde::Serialize;
+
+use crate::container::{cgroup, links};
+use crate::hugepages::Pool;
+
+/// Checks what PipeDevice needs from this machine.
+///
+/// Exits with 1 if a check fails.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Socket of the driver
+    #[arg(long, default_value = crate::driver_cmd::DEFAULT_SOCKET)]
+    socket: PathBuf,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Ok,
+    /// It works without, but less well.
+    Warn,
+    /// Something will not work.
+    Fail,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    check: &'static str,
+    verdict: Verdict,
+    found: String,
+    remedy: String,
+}
+
+fn ok(check: &'static str, found: impl Into<String>) -> Row {
+    Row { check, verdict: Verdict::Ok, found: found.into(), remedy: String::new() }
+}
+
+fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Row {
+    Row { check, verdict: Verdict::Warn, found: found.into(), remedy: remedy.into() }
+}
+
+fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Row {
+    Row { check, verdict: Verdict::Fail, found: found.into(), remedy: remedy.into() }
+}
+
+/// Runs the subcommand; returns the status to exit with.
+pub fn main(args: &DoctorArgs) -> Result<i32> {
+    let rows = [
+        kernel(),
+        permissions(),
+        cores(),
+        hugepages(),
+        memfd(),
+        namespaces(),
+        cgroups(),
+        iproute2(),
+        bridge_filter(),
+        engines(),
+        driver(&args.socket),
+    ];
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "checks": rows }))?);
+    } else {
+        print_table(&rows);
+    }
+    Ok(i32::from(rows.iter().any(|row| row.verdict == Verdict::Fail)))
+}
+
+fn print_table(rows: &[Row]) {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["", "CHECK", "FOUND", "WHAT TO DO"]);
+    for row in rows {
+        let verdict = match row.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Warn => "warn",
+            Verdict::Fail => "FAIL",
+        };
+        table.add_row([verdict, row.check, &row.found, &row.remedy]);
+    }
+    println!("{table}");
+}
+
+fn kernel() -> Row {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < (5, 14) {
+        return fail("kernel", format!("Linux {release}"), "use Linux 5.14 or later");
+    }
+    ok("kernel", format!("Linux {release}"))
+}
+
+fn permissions() -> Row {
+    if rustix::process::getuid().is_root() {
+        return ok("permissions", "root");
+    }
+    let found = format!("user {}", rustix::process::getuid().as_raw());
+    warn("permissions", found, "pd run, pd demo and hugepages need root: use sudo")
+}
+
+fn cores() -> Row {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        1 => warn("cores", "1", "two or more let sender, driver and receiver overlap"),
+        n => ok("cores", n.to_string()),
+    }
+}
+
+fn hugepages() -> Row {
+    match Pool::system().counts() {
+        Err(_) => warn("hugepages", "no pool of 2 MB pages", "ordinary pages are used, which is slower"),
+        Ok(counts) if counts.free == 0 => warn(
+            "hugepages",
+            format!("{} of 2 MB, none free", counts.total),
+            "sysctl vm.nr_hugepages=512 (1 GiB); pd demo adds what it needs for itself",
+        ),
+        Ok(counts) => ok("hugepages", format!("{} of 2 MB, {} free", counts.total, counts.free)),
+    }
+}
+
+fn memfd() -> Row {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create("pd-doctor", flags) {
+        Ok(_) => ok("memfd", "with seals"),
+        Err(e) => fail("memfd", e.to_string(), "regions need memfd_create; allow it in the seccomp profile"),
+    }
+}
+
+fn namespaces() -> Row {
+    let missing: Vec<&str> = ["net", "pid", "mnt", "uts", "ipc"]
+        .into_iter()
+        .filter(|kind| !Path::new("/proc/self/ns").join(kind).exists())
+        .collect();
+    if missing.is_empty() {
+        return ok("namespaces", "net, pid, mnt, uts, ipc");
+    }
+    fail("namespaces", format!("missing: {}", missing.join(", ")), "use a kernel with CONFIG_NAMESPACES")
+}
+
+fn cgroups() -> Row {
+    let check = "cgroup2";
+    let Some(path) = cgroup::mount_point() else {
+        let remedy =
+            "mount -t cgroup2 none /sys/fs/cgroup/unified; until then CPU per container is not counted";
+        return warn(check, "not mounted", remedy);
+    };
+    match rustix::fs::access(&path, rustix::fs::Access::WRITE_OK) {
+        Ok(()) => ok(check, path.display().to_string()),
+        Err(_) => warn(
+            check,
+            format!("{} is not writable", path.display()),
+            "CPU per container is not counted; use root",
+        ),
+    }
+}
+
+fn iproute2() -> Row {
+    let remedy = "pd run and pd demo need it: apt-get install iproute2";
+    let Some(program) = links::ip_program() else {
+        return fail("iproute2", "no program 'ip'", remedy);
+    };
+    match Command::new(&program).args(["-j", "link", "show", "lo"]).output() {
+        Ok(output) if output.status.success() && output.stdout.starts_with(b"[") => {
+            ok("iproute2", program.display().to_string())
+        }
+        _ => fail("iproute2", format!("{} lacks -j", program.display()), remedy),
+    }
+}
+
+/// Whether bridged packets pass iptables.
+pub fn bridge_netfilter() -> bool {
+    let read = fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
+    read.is_ok_and(|value| value.trim() == "1")
+}
+
+fn bridge_filter() -> Row {
+    if !bridge_netfilter() {
+        return ok("bridge filter", "off");
+    }
+    let remedy =
+        "TCP between containers is slower and may be blocked: sysctl net.bridge.bridge-nf-call-iptables=0";
+    warn("bridge filter", "iptables sees bridged packets", remedy)
+}
+
+fn engines() -> Row {
+    ok("engines", "cpu")
+}
+
+fn driver(socket: &Path) -> Row {
+    match UnixStream::connect(socket) {
+        Ok(_) => ok("driver", format!("answers at {}", socket.display())),
+        Err(e) if !socket.exists() => {
+            warn("driver", format!("{}: {}", socket.display(), e.kind()), "start it: pd driver")
+        }
+        Err(e) => fail(
+            "driver",
+            format!("{}: {}", socket.display(), e.kind()),
+            "start it (pd driver), or join the socket's group",
+        ),
+    }
+}

@@ -1,0 +1,96 @@
+//! Signals as something to read: a descriptor that is polled beside others, so that nothing runs in
+//! a signal handler and clean-up is ordinary code.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+/// A signal that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caught {
+    /// Its number.
+    pub signal: i32,
+    /// Whether the terminal sent it, in which case every process of the foreground group has it.
+    pub from_terminal: bool,
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// The descriptor is readable, or its other end is closed.
+    Ready,
+    /// A signal arrived first.
+    Signal(Caught),
+    /// The time is over.
+    TimedOut,
+}
+
+/// The signals that ask a program to end, blocked from their default action while this exists.
+pub struct Signals {
+    fd: OwnedFd,
+}
+
+const WATCHED: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+const SI_KERNEL: i32 = 0x80;
+
+impl Signals {
+    /// Starts watching. To be called before the first thread is started.
+    pub fn watch() -> Result<Signals> {
+        let fd = crate::sys::signal_fd(&WATCHED).context("cannot open a signalfd")?;
+        Ok(Signals { fd })
+    }
+
+    /// The next signal, if one has arrived.
+    pub fn next(&self) -> Option<Caught> {
+        let mut record = [0u8; 128];
+        match rustix::io::read(&self.fd, &mut record[..]) {
+            Ok(128) => {
+                let word = |at: usize| i32::from_ne_bytes(record[at..at + 4].try_into().expect("four bytes"));
+                Some(Caught { signal: word(0), from_terminal: word(8) == SI_KERNEL })
+            }
+            _ => None,
+        }
+    }
+
+    /// Fails if a signal has arrived: for long work to call now and then.
+    pub fn check(&self) -> Result<()> {
+        match self.next() {
+            Some(caught) => Err(interrupted(caught)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until `fd` is readable or hung up, a signal arrives, or `timeout` is over.
+    pub fn wait(&self, fd: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<Wake> {
+        let timeout =
+            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(0) => return Ok(Wake::TimedOut),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(e).context("poll failed"),
+            }
+            if !fds[0].revents().is_empty() {
+                return Ok(Wake::Ready);
+            }
+            if let Some(caught) = self.next() {
+                return Ok(Wake::Signal(caught));
+            }
+        }
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The error of work that a signal ended.
+pub fn interrupted(caught: Caught) -> anyhow::Error {
+    anyhow::anyhow!("interrupted by signal {}", caught.signal)
+}

@@ -1,0 +1,79 @@
+//! The attach socket: fixed-size messages with file descriptors, over Unix sequenced packets.
+use crate::Pod;
+use pd_abi::Frame;
+use rustix::io::{Errno, Result};
+use rustix::net::{
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Descriptors that one message may carry.
+pub const FDS_MAX: usize = 4;
+
+/// Sends a message. Never blocks if `flags` holds `DONTWAIT`.
+///
+/// # Errors
+/// Those of `sendmsg`; `EAGAIN` when the other side does not read.
+pub fn send(socket: impl AsFd, frame: &Frame, fds: &[BorrowedFd<'_>], flags: SendFlags) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::INVAL);
+    }
+    let sent =
+        sendmsg(socket, &[IoSlice::new(frame.as_bytes())], &mut ancillary, flags | SendFlags::NOSIGNAL)?;
+    if sent != size_of::<Frame>() {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(())
+}
+
+/// Receives a message and its descriptors (close-on-exec). `None` when the other side has gone.
+///
+/// # Errors
+/// `EMSGSIZE` if it is not a message of ours; those of `recvmsg`.
+pub fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<(Frame, Vec<OwnedFd>)>> {
+    let mut bytes = [0; size_of::<Frame>()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let message =
+        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for item in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = item {
+            fds.extend(received);
+        }
+    }
+    if message.bytes == 0 {
+        return Ok(None);
+    }
+    let frame = Frame::from_bytes(&bytes[..message.bytes]).ok_or(Errno::MSGSIZE)?;
+    if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(Some((frame, fds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pd_abi::FrameKind;
+    use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
+
+    #[test]
+    fn frames_carry_descriptors() {
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let frame = Frame::new(FrameKind::Hello).with_id(4);
+        send(&a, &frame, &[a.as_fd(), b.as_fd()], SendFlags::empty()).unwrap();
+        let (got, fds) = receive(&b, RecvFlags::empty()).unwrap().unwrap();
+        assert_eq!((got, fds.len()), (frame, 2));
+        rustix::net::send(&a, b"short", SendFlags::empty()).unwrap();
+        assert_eq!(receive(&b, RecvFlags::empty()).unwrap_err(), Errno::MSGSIZE);
+        drop((a, fds));
+        assert!(receive(&b, RecvFlags::empty()).unwrap().is_none());
+    }
+}

@@ -1,0 +1,25 @@
+//! Regions and rings over memory that another party can write.
+//!
+//! Two laws hold in this crate, so that they hold everywhere else:
+//!
+//! 1. No Rust reference to shared bytes. Shared words are read and written by atomic accesses at
+//!    checked offsets of a [`Mapping`]; entries are copied in and out as a whole.
+//! 2. What was read is a private copy: it is bounded and then used, and never read again.
+//!
+//! [`memfd`] makes and seals memory, [`Mapping`] maps it, [`ring`] is the single-producer
+//! single-consumer ring, [`wait`] the sleep-and-wake protocol, [`Spin`] the bounded spin before a
+//! sleep, [`attach`] passes fixed-size messages and descriptors over the attach socket.
+//! The ring and the wait protocol are written over traits for the words they touch, so that the
+//! same code runs over shared memory, over a model, and under loom.
+
+pub mod attach;
+mod mapping;
+pub mod memfd;
+mod pod;
+pub mod ring;
+mod spin;
+pub mod wait;
+
+pub use mapping::{Mapping, Protection};
+pub use pod::Pod;
+pub use spin::{spinning_allowed, Spin};

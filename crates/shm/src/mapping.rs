@@ -1,0 +1,284 @@
+use crate::Pod;
+use rustix::io::{Errno, Result};
+use rustix::mm::{madvise, mmap, mmap_anonymous, munmap, Advice, MapFlags, ProtFlags};
+use rustix::thread::futex;
+use rustix::time::Timespec;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// What a mapping allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Loads only; stores panic.
+    Read,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+/// A shared mapping of a memory file, unmapped when dropped.
+///
+/// All access is by checked offset. An offset out of range or misaligned is a bug of the caller
+/// (offsets come from constants and from numbers already validated) and panics.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<c_void>,
+    len: usize,
+    protection: Protection,
+}
+
+// SAFETY: the mapping is plain shared memory that stays mapped until drop; all access goes through
+// atomics or through raw addresses whose users take their own responsibility.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method touches the memory other than atomically.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `fd`.
+    ///
+    /// # Errors
+    /// Those of `mmap`: `ENOMEM` when hugepages are short, `EPERM` when a seal forbids it.
+    pub fn new(fd: impl AsFd, len: usize, protection: Protection) -> Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { mmap(ptr::null_mut(), len, protection.flags(), MapFlags::SHARED, fd, 0)? };
+        Ok(Self { base: NonNull::new(base).ok_or(Errno::NOMEM)?, len, protection })
+    }
+
+    /// Maps `len` bytes of `fd` from `offset` on twice, one right after the other and read-only, so
+    /// that any `len` consecutive bytes of a ring are contiguous in memory.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    pub fn twice(fd: impl AsFd, offset: u64, len: usize, page_bytes: usize) -> Result<Self> {
+        if len == 0 || len % page_bytes != 0 || offset % page_bytes as u64 != 0 {
+            return Err(Errno::INVAL);
+        }
+        // A reservation large enough to hold the two at a multiple of the page size.
+        let reserved = 2 * len + page_bytes;
+        // SAFETY: a new inaccessible mapping at an address of the kernel's choice.
+        let area = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                reserved,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let start = (area as usize).next_multiple_of(page_bytes);
+        let before = start - area as usize;
+        let after = reserved - before - 2 * len;
+        let half = |index: usize| {
+            let at = (start + index * len) as *mut c_void;
+            // SAFETY: MAP_FIXED over a part of the reservation made above, which nothing else uses.
+            unsafe { mmap(at, len, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, fd.as_fd(), offset) }
+        };
+        let mapped = half(0).and_then(|_| half(1));
+        // SAFETY: the parts of the reservation before and after the two halves are unused; on error
+        // the whole reservation is given back and nothing refers to it.
+        unsafe {
+            if let Err(error) = mapped {
+                munmap(area, reserved)?;
+                return Err(error);
+            }
+            if before > 0 {
+                munmap(area, before)?;
+            }
+            if after > 0 {
+                munmap((start + 2 * len) as *mut c_void, after)?;
+            }
+        }
+        let base = NonNull::new(start as *mut c_void).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, len: 2 * len, protection: Protection::Read })
+    }
+
+    /// Brings the pages of a range into being, so that later accesses neither fault nor fail.
+    ///
+    /// # Errors
+    /// `ENOMEM` or `EFAULT` when there is no memory left.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<()> {
+        self.check(offset, len, 1);
+        let advice = match self.protection {
+            Protection::Read => Advice::LinuxPopulateRead,
+            Protection::ReadWrite => Advice::LinuxPopulateWrite,
+        };
+        // SAFETY: the range lies in this mapping; populating changes no byte.
+        unsafe { madvise(self.base.as_ptr().byte_add(offset), len, advice) }
+    }
+
+    /// Bytes mapped (twice the ring for [`Mapping::twice`]).
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the mapping is empty: never.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Address of `len` bytes at `offset`, for an engine or a client's program.
+    pub fn address(&self, offset: usize, len: usize) -> NonNull<u8> {
+        self.check(offset, len, 1);
+        // SAFETY: the offset is inside the mapping.
+        unsafe { self.base.byte_add(offset).cast() }
+    }
+
+    /// The offset of `address`, if it points into the mapping.
+    pub fn offset_of(&self, address: *const u8) -> Option<usize> {
+        let offset = (address as usize).checked_sub(self.base.as_ptr() as usize)?;
+        (offset < self.len).then_some(offset)
+    }
+
+    /// Loads a word.
+    pub fn load_u64(&self, offset: usize, ordering: Ordering) -> u64 {
+        self.atomic_u64(offset).load(ordering)
+    }
+
+    /// Stores a word.
+    pub fn store_u64(&self, offset: usize, value: u64, ordering: Ordering) {
+        self.check_writable();
+        self.atomic_u64(offset).store(value, ordering);
+    }
+
+    /// Loads a half word.
+    pub fn load_u32(&self, offset: usize, ordering: Ordering) -> u32 {
+        self.atomic_u32(offset).load(ordering)
+    }
+
+    /// Stores a half word.
+    pub fn store_u32(&self, offset: usize, value: u32, ordering: Ordering) {
+        self.check_writable();
+        self.atomic_u32(offset).store(value, ordering);
+    }
+
+    /// Copies an entry out, word by word. The words may be of different times if the other side
+    /// breaks the protocol; the copy is what gets checked and used.
+    pub fn read<T: Pod>(&self, offset: usize) -> T {
+        self.check(offset, size_of::<T>(), 8);
+        let mut value = MaybeUninit::<T>::uninit();
+        for index in 0..size_of::<T>() / 8 {
+            let word = self.atomic_u64(offset + index * 8).load(Ordering::Relaxed);
+            // SAFETY: `value` is private, large enough, and written unaligned.
+            unsafe { value.as_mut_ptr().cast::<u64>().add(index).write_unaligned(word) };
+        }
+        // SAFETY: every byte was written (the size is a multiple of 8), and any bytes are valid.
+        unsafe { value.assume_init() }
+    }
+
+    /// Copies an entry in, word by word.
+    pub fn write<T: Pod>(&self, offset: usize, value: &T) {
+        self.check(offset, size_of::<T>(), 8);
+        self.check_writable();
+        for index in 0..size_of::<T>() / 8 {
+            // SAFETY: inside `value`, which is initialised throughout (no padding).
+            let word = unsafe { ptr::from_ref(value).cast::<u64>().add(index).read_unaligned() };
+            self.atomic_u64(offset + index * 8).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Sleeps while the futex at `offset` holds `expected`; at most `timeout`. Returns on wake-ups,
+    /// signals and for no reason at all.
+    pub fn futex_wait(&self, offset: usize, expected: u32, timeout: std::time::Duration) {
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        // Every outcome makes the caller look again.
+        let _ = futex::wait(self.atomic_u32(offset), futex::Flags::empty(), expected, Some(&timeout));
+    }
+
+    /// Wakes all that sleep on the futex at `offset`.
+    pub fn futex_wake(&self, offset: usize) {
+        let _ = futex::wake(self.atomic_u32(offset), futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
+        self.check(offset, 8, 8);
+        // SAFETY: in range and aligned (checked; the base is page aligned), mapped as long as `self`
+        // lives, and only ever accessed atomically by this crate.
+        unsafe { AtomicU64::from_ptr(self.base.byte_add(offset).cast().as_ptr()) }
+    }
+
+    fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
+        self.check(offset, 4, 4);
+        // SAFETY: as for `atomic_u64`.
+        unsafe { AtomicU32::from_ptr(self.base.byte_add(offset).cast().as_ptr()) }
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, len: usize, align: usize) {
+        assert!(
+            offset % align == 0 && offset.checked_add(len).is_some_and(|end| end <= self.len),
+            "offset {offset} + {len} is outside a mapping of {} bytes or misaligned",
+            self.len
+        );
+    }
+
+    #[inline]
+    fn check_writable(&self) {
+        assert!(self.protection == Protection::ReadWrite, "store to a read-only mapping");
+    }
+}
+
+impl Protection {
+    fn flags(self) -> ProtFlags {
+        match self {
+            Self::Read => ProtFlags::READ,
+            Self::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly what was mapped; no reference outlives `self`.
+        let _ = unsafe { munmap(self.base.as_ptr(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memfd::{create, seal_against_all, Pages};
+    use pd_abi::Request;
+
+    #[test]
+    fn words_and_entries() {
+        let fd = create("test", 4096, Pages::Ordinary).unwrap();
+        let map = Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap();
+        let request = Request { operation: 3, socket: 9, payload: [7; 16], ..Request::default() };
+        map.write(64, &request);
+        assert_eq!(map.read::<Request>(64), request);
+        map.store_u64(0, 5, Ordering::Relaxed);
+        assert_eq!(map.load_u32(0, Ordering::Relaxed), 5);
+        assert!(std::panic::catch_unwind(|| map.load_u64(4092, Ordering::Relaxed)).is_err());
+    }
+
+    #[test]
+    fn twice_is_contiguous() {
+        let fd = create("test", 4 * 4096, Pages::Ordinary).unwrap();
+        let map = Mapping::new(&fd, 4 * 4096, Protection::ReadWrite).unwrap();
+        map.store_u64(4096, 1, Ordering::Relaxed);
+        map.store_u64(3 * 4096 - 8, 2, Ordering::Relaxed);
+        let ring = Mapping::twice(&fd, 4096, 2 * 4096, 4096).unwrap();
+        assert_eq!(ring.load_u64(2 * 4096 - 8, Ordering::Relaxed), 2);
+        assert_eq!(ring.load_u64(2 * 4096, Ordering::Relaxed), 1);
+        assert_eq!(ring.load_u64(4 * 4096 - 8, Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn sealed_memory_takes_no_new_writer() {
+        let fd = create("test", 4096, Pages::Ordinary).unwrap();
+        let map = Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap();
+        seal_against_all(&fd).unwrap();
+        map.store_u64(0, 5, Ordering::Relaxed);
+        assert_eq!(Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap_err(), Errno::PERM);
+        assert_eq!(rustix::fs::ftruncate(&fd, 0).unwrap_err(), Errno::PERM);
+        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        assert_eq!(rustix::fs::fallocate(&fd, punch, 0, 4096).unwrap_err(), Errno::PERM);
+        let read_only = Mapping::new(&fd, 4096, Protection::Read).unwrap();
+        assert_eq!(read_only.load_u64(0, Ordering::Relaxed), 5);
+        // SAFETY: changes the protection of a page of this test's own mapping; it must fail.
+        let upgrade =
+            unsafe { rustix::mm::mprotect(read_only.base.as_ptr(), 4096, rustix::mm::MprotectFlags::WRITE) };
+        assert_eq!(upgrade.unwrap_err(), Errno::ACCESS);
+    }
+}

@@ -1,0 +1,219 @@
+//! Single-producer single-consumer ring between two parties that do not trust each other.
+//!
+//! Counters run freely and are masked on use. Each side keeps its own counter privately, never reads
+//! it back from shared memory, and caches the other's. A counter of the other side that cannot be is
+//! reported as [`Broken`] and the ring must not be used any more.
+use crate::{Mapping, Pod};
+use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// The words and entries of a ring as one side reaches them.
+///
+/// Orderings: `SYNC POINT: ring-publish` pairs `store_producer` (release) with `load_producer`
+/// (acquire); `SYNC POINT: ring-free` pairs `store_consumer` with `load_consumer` likewise.
+pub trait Cells {
+    /// What the ring carries.
+    type Entry: Copy;
+    /// Entries; a power of two.
+    fn capacity(&self) -> u64;
+    /// Entries produced so far (acquire).
+    fn load_producer(&self) -> u64;
+    /// Publishes entries (release).
+    fn store_producer(&self, value: u64);
+    /// Entries consumed so far (acquire).
+    fn load_consumer(&self) -> u64;
+    /// Gives entries back (release).
+    fn store_consumer(&self, value: u64);
+    /// Copies an entry out.
+    fn read(&self, index: u64) -> Self::Entry;
+    /// Copies an entry in.
+    fn write(&self, index: u64, entry: Self::Entry);
+}
+
+/// The other side's counter is impossible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Broken;
+
+/// The writing side.
+#[derive(Debug)]
+pub struct Producer<C> {
+    cells: C,
+    written: u64,
+    published: u64,
+    consumer: u64,
+}
+
+impl<C: Cells> Producer<C> {
+    /// The producer of a fresh ring (both counters 0).
+    pub fn new(cells: C) -> Self {
+        Self { cells, written: 0, published: 0, consumer: 0 }
+    }
+
+    /// Entries that can be written now.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn room(&mut self) -> Result<u64, Broken> {
+        let capacity = self.cells.capacity();
+        if self.written - self.consumer == capacity {
+            // SYNC POINT: ring-free
+            let consumer = self.cells.load_consumer();
+            if consumer.wrapping_sub(self.consumer) > self.published - self.consumer {
+                return Err(Broken);
+            }
+            self.consumer = consumer;
+        }
+        Ok(capacity - (self.written - self.consumer))
+    }
+
+    /// Writes an entry if there is room, without publishing it. Says whether there was.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn write(&mut self, entry: C::Entry) -> Result<bool, Broken> {
+        if self.room()? == 0 {
+            return Ok(false);
+        }
+        self.cells.write(self.written & (self.cells.capacity() - 1), entry);
+        self.written += 1;
+        Ok(true)
+    }
+
+    /// Publishes what was written. Returns the new counter.
+    pub fn publish(&mut self) -> u64 {
+        if self.published != self.written {
+            self.published = self.written;
+            // SYNC POINT: ring-publish
+            self.cells.store_producer(self.published);
+        }
+        self.published
+    }
+
+    /// The words.
+    pub fn cells(&self) -> &C {
+        &self.cells
+    }
+}
+
+/// The reading side.
+#[derive(Debug)]
+pub struct Consumer<C> {
+    cells: C,
+    read: u64,
+    producer: u64,
+}
+
+impl<C: Cells> Consumer<C> {
+    /// The consumer of a fresh ring (both counters 0).
+    pub fn new(cells: C) -> Self {
+        Self { cells, read: 0, producer: 0 }
+    }
+
+    /// Entries that can be read now.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn available(&mut self) -> Result<u64, Broken> {
+        if self.producer == self.read {
+            // SYNC POINT: ring-publish
+            let producer = self.cells.load_producer();
+            if producer.wrapping_sub(self.read) > self.cells.capacity() {
+                return Err(Broken);
+            }
+            self.producer = producer;
+        }
+        Ok(self.producer - self.read)
+    }
+
+    /// Copies the next entry out, if there is one. Its place stays taken until [`Self::release`].
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn read(&mut self) -> Result<Option<C::Entry>, Broken> {
+        if self.available()? == 0 {
+            return Ok(None);
+        }
+        let entry = self.cells.read(self.read & (self.cells.capacity() - 1));
+        self.read += 1;
+        Ok(Some(entry))
+    }
+
+    /// Gives the places of all entries read back to the producer.
+    pub fn release(&mut self) {
+        // SYNC POINT: ring-free
+        self.cells.store_consumer(self.read);
+    }
+
+    /// Entries read so far.
+    pub fn position(&self) -> u64 {
+        self.read
+    }
+
+    /// The words.
+    pub fn cells(&self) -> &C {
+        &self.cells
+    }
+}
+
+/// A ring whose producer side lies in one mapping and whose consumer side in another: entries and
+/// the producer's counter in the producer's memory, the consumer's counter in the consumer's.
+#[derive(Clone, Debug)]
+pub struct SharedCells<T> {
+    producer: Arc<Mapping>,
+    producer_index: usize,
+    entries: usize,
+    consumer: Arc<Mapping>,
+    consumer_index: usize,
+    capacity: u64,
+    entry: PhantomData<T>,
+}
+
+impl<T: Pod> SharedCells<T> {
+    /// The ring at the offsets given: of the producer's counter and entries in `producer`, of the
+    /// consumer's counter in `consumer`.
+    ///
+    /// # Panics
+    /// If `capacity` is not a power of two or something lies outside its mapping.
+    pub fn new(
+        (producer, producer_index, entries): (Arc<Mapping>, usize, usize),
+        (consumer, consumer_index): (Arc<Mapping>, usize),
+        capacity: u64,
+    ) -> Self {
+        assert!(capacity.is_power_of_two());
+        producer.address(producer_index, 8);
+        producer.address(entries, capacity as usize * size_of::<T>());
+        consumer.address(consumer_index, 8);
+        Self { producer, producer_index, entries, consumer, consumer_index, capacity, entry: PhantomData }
+    }
+
+    /// Whether the producer has published beyond `position`; for spinning.
+    pub fn producer_beyond(&self, position: u64) -> bool {
+        self.producer.load_u64(self.producer_index, Ordering::Relaxed) != position
+    }
+}
+
+impl<T: Pod> Cells for SharedCells<T> {
+    type Entry = T;
+    fn capacity(&self) -> u64 {
+        self.capacity
+    }
+    fn load_producer(&self) -> u64 {
+        self.producer.load_u64(self.producer_index, Ordering::Acquire)
+    }
+    fn store_producer(&self, value: u64) {
+        self.producer.store_u64(self.producer_index, value, Ordering::Release);
+    }
+    fn load_consumer(&self) -> u64 {
+        self.consumer.load_u64(self.consumer_index, Ordering::Acquire)
+    }
+    fn store_consumer(&self, value: u64) {
+        self.consumer.store_u64(self.consumer_index, value, Ordering::Release);
+    }
+    fn read(&self, index: u64) -> T {
+        self.producer.read(self.entries + index as usize * size_of::<T>())
+    }
+    fn write(&self, index: u64, entry: T) {
+        self.producer.write(self.entries + index as usize * size_of::<T>(), &entry);
+    }
+}

@@ -1,0 +1,140 @@
+//! What the tests share: a driver of their own, peers as real processes, a byte pattern.
+use pd_driver::{Driver, Settings, SystemClock};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+/// A driver in this process, on sockets in a folder of its own.
+pub struct TestDriver {
+    driver: Option<Driver>,
+    settings: Settings,
+    engine: String,
+    folder: tempfile::TempDir,
+}
+
+impl TestDriver {
+    /// A driver with `change`d settings and the engine called `engine`.
+    pub fn with(engine: &str, change: impl FnOnce(&mut Settings)) -> Self {
+        let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let mut settings = Settings {
+            socket: folder.path().join("driver.sock"),
+            admin_socket: folder.path().join("admin.sock"),
+            budget_bytes: 1 << 30,
+            ..Settings::default()
+        };
+        change(&mut settings);
+        let mut this = Self { driver: None, settings, engine: engine.to_owned(), folder };
+        this.start();
+        this
+    }
+
+    /// A driver with default settings.
+    pub fn new() -> Self {
+        Self::with("cpu", |_| {})
+    }
+
+    /// Starts it again after [`Self::stop`].
+    pub fn start(&mut self) {
+        let engine = pd_engine::by_name(&self.engine).expect("engine");
+        let clock = Arc::new(SystemClock::default());
+        self.driver = Some(Driver::start(self.settings.clone(), clock, &*engine).expect("driver"));
+    }
+
+    /// Stops it.
+    pub fn stop(&mut self) {
+        self.driver = None;
+    }
+
+    /// Where clients attach.
+    pub fn socket(&self) -> &Path {
+        &self.settings.socket
+    }
+
+    /// Its counters.
+    pub fn metrics(&self) -> &pd_driver::Metrics {
+        self.driver.as_ref().expect("running").metrics()
+    }
+
+    /// What it says of itself.
+    pub fn report(&self) -> pd_driver::admin::Report {
+        use pd_driver::admin::{ask, Answer, Ask};
+        match ask(&self.settings.admin_socket, &Ask::List).expect("report") {
+            Answer::Report(report) => *report,
+            other => panic!("no report but {other:?}"),
+        }
+    }
+
+    /// A folder for the test's files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A peer process, attached to this driver. See `bin/peer.rs`.
+    pub fn peer(&self, args: &[&str]) -> Child {
+        Command::new(peer_path())
+            .args(args)
+            .env("PD_SOCKET", self.socket())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("peer")
+    }
+}
+
+impl Default for TestDriver {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The peer program, which cargo builds with the tests.
+pub fn peer_path() -> PathBuf {
+    let mut path = std::env::current_exe().expect("path of the test");
+    path.pop();
+    if path.ends_with("deps") {
+        path.pop();
+    }
+    path.join("peer")
+}
+
+/// Byte number `position` of the stream called `seed`.
+pub fn pattern(seed: u64, position: u64) -> u8 {
+    let word = (position / 8).wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (word ^ word >> 29).to_le_bytes()[(position % 8) as usize]
+}
+
+/// Fills `bytes` with the stream called `seed` from `position` on.
+pub fn fill(seed: u64, position: u64, bytes: &mut [u8]) {
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = pattern(seed, position + index as u64);
+    }
+}
+
+/// Panics where `bytes` are not the stream called `seed` from `position` on.
+pub fn verify(seed: u64, position: u64, bytes: &[u8]) {
+    for (index, &byte) in bytes.iter().enumerate() {
+        let at = position + index as u64;
+        assert_eq!(byte, pattern(seed, at), "byte {at} of stream {seed}");
+    }
+}
+
+/// A small generator for tests (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = self.0;
+        word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        word ^ word >> 31
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+}
