@@ -1,9 +1,8 @@
-//! Names the shared library and gives its symbols a version.
-use std::env;
+//! Names the shared library. rustc exports exactly the `pd_*` symbols, but leaves them without a
+//! version; the library that gets installed is linked from `libpd.a` with `libpd.map`, which gives
+//! them one.
 
 fn main() {
-    let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-    println!("cargo:rerun-if-changed=libpd.map");
+    println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libpd.so.0");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={root}/libpd.map");
 }

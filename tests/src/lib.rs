@@ -34,6 +34,24 @@ impl TestDriver {
         Self::with("cpu", |_| {})
     }
 
+    /// Makes this process's own client attach here. Once, before its first call.
+    pub fn attach_here(&self) {
+        std::env::set_var("PD_SOCKET", self.socket());
+    }
+
+    /// Waits until the driver's report is as wished, and returns it.
+    pub fn wait_for(&self, what: &str, wished: impl Fn(&pd_driver::admin::Report) -> bool) -> pd_driver::admin::Report {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        loop {
+            let report = self.report();
+            if wished(&report) {
+                return report;
+            }
+            assert!(std::time::Instant::now() < until, "{what} never came true: {report:?}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
     /// Starts it again after [`Self::stop`].
     pub fn start(&mut self) {
         let engine = pd_engine::by_name(&self.engine).expect("engine");

@@ -1,30 +1,232 @@
-//! Byte streams between processes: what is sent is what is received.
-use pd_tests::TestDriver;
+//! Byte streams: what is sent is what is received, whatever the sizes and speeds.
+use pd_client::{Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
+use pd_tests::{fill, verify, Random, TestDriver};
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::sync::{Once, OnceLock};
+use std::thread;
+use std::time::Duration;
 
-fn transfer(driver: &TestDriver, port: u16, bytes: u64, send_message: usize, recv_message: usize) {
+fn driver() -> &'static TestDriver {
+    static DRIVER: OnceLock<TestDriver> = OnceLock::new();
+    static ATTACH: Once = Once::new();
+    let driver = DRIVER.get_or_init(TestDriver::new);
+    ATTACH.call_once(|| driver.attach_here());
+    driver
+}
+
+fn pair() -> (Stream, Stream) {
+    driver();
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let stream = Stream::connect(listener.local_addr().unwrap()).unwrap();
+    let accepted = listener.accept().unwrap();
+    (stream, accepted)
+}
+
+/// Sends the stream called `seed` in pieces of random size.
+fn send_pieces(stream: &Stream, seed: u64, bytes: u64, piece_max: u64) {
+    let mut random = Random(seed);
+    let mut buffers: Vec<_> = (0..3).map(|_| SendBuffer::new(piece_max as usize).unwrap()).collect();
+    let mut position = 0;
+    'all: loop {
+        for buffer in &mut buffers {
+            if position == bytes {
+                break 'all;
+            }
+            let len = (1 + random.below(piece_max)).min(bytes - position) as usize;
+            fill(seed, position, &mut buffer.wait_mut().unwrap()[..len]);
+            assert_eq!(stream.send(buffer, ..len).unwrap(), len);
+            position += len as u64;
+        }
+    }
+}
+
+fn recv_pieces(stream: &Stream, seed: u64, piece_max: u64) -> u64 {
+    let mut random = Random(!seed);
+    let mut position = 0;
+    loop {
+        let received = stream.recv(1 + random.below(piece_max) as usize).unwrap();
+        if received.is_empty() {
+            return position;
+        }
+        verify(seed, position, &received);
+        position += received.len() as u64;
+    }
+}
+
+fn transfer_between_processes(port: u16, bytes: u64, message: usize) {
     let addr = format!("127.0.0.1:{port}");
-    let mut receiver = driver.peer(&["recv", &addr, &recv_message.to_string()]);
+    let mut receiver = driver().peer(&["recv", &addr, &message.to_string()]);
     let mut out = BufReader::new(receiver.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
     assert_eq!(line, "ready\n");
-    let sender = driver.peer(&["send", &addr, &bytes.to_string(), &send_message.to_string(), "16"]);
+    let sender = driver().peer(&["send", &addr, &bytes.to_string(), &message.to_string(), "16"]);
     let sent = sender.wait_with_output().unwrap();
     let mut received = String::new();
     out.read_to_string(&mut received).unwrap();
     assert!(receiver.wait().unwrap().success());
     let sent = String::from_utf8(sent.stdout).unwrap();
-    println!("{sent}{received}");
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let (sent, received) = (words(&sent), words(&received));
     assert_eq!((&sent[1], sent.last()), (&received[1], received.last()), "bytes and checksum");
 }
 
 #[test]
-fn messages_of_all_sizes() {
-    let driver = TestDriver::new();
+fn messages_of_all_sizes_between_processes() {
     for (index, message) in [1, 64, 1000, 4096, 65_536, 1 << 20].into_iter().enumerate() {
-        transfer(&driver, 7000 + index as u16, (message as u64 * 3000).min(300 << 20), message, message);
+        transfer_between_processes(7000 + index as u16, (message as u64 * 3000).min(100 << 20), message);
+    }
+}
+
+#[test]
+fn random_splits_from_one_byte_to_64_megabytes() {
+    for (seed, piece_max, bytes) in
+        [(1, 1, 5_000), (2, 100, 500_000), (3, 70_000, 20 << 20), (4, 5 << 20, 40 << 20), (5, 64 << 20, 80 << 20)]
+    {
+        let (a, b) = pair();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                send_pieces(&a, seed, bytes, piece_max);
+                a.shutdown(Shutdown::Write).unwrap();
+            });
+            assert_eq!(recv_pieces(&b, seed, piece_max.min(1 << 20)), bytes);
+        });
+    }
+}
+
+#[test]
+fn one_message_of_64_megabytes_through_a_ring_of_4() {
+    let (a, b) = pair();
+    let bytes = 64 << 20;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = SendBuffer::new(bytes).unwrap();
+            fill(9, 0, buffer.wait_mut().unwrap());
+            assert_eq!(a.send(&buffer, ..).unwrap(), bytes);
+            a.shutdown(Shutdown::Write).unwrap();
+        });
+        assert_eq!(recv_pieces(&b, 9, 3 << 20), bytes as u64);
+    });
+}
+
+#[test]
+fn hundreds_of_connections_at_once() {
+    driver();
+    let options = ListenerOptions { backlog: 512, recv_ring_bytes: Some(256 << 10), ..ListenerOptions::default() };
+    let listener = Listener::bind_with("127.0.0.1:0".parse().unwrap(), options).unwrap();
+    let addr: SocketAddr = listener.local_addr().unwrap();
+    let (connections, bytes) = (400u64, 200_000u64);
+    thread::scope(|scope| {
+        for group in 0..8u64 {
+            scope.spawn(move || {
+                let streams: Vec<_> = (0..connections / 8)
+                    .map(|index| {
+                        let stream = Stream::connect(addr).unwrap();
+                        stream.set_recv_ring_bytes(64 << 10).unwrap();
+                        let mut id = SendBuffer::new(8).unwrap();
+                        id.wait_mut().unwrap().copy_from_slice(&(group * 1000 + index).to_le_bytes());
+                        stream.send(&id, ..).unwrap();
+                        (group * 1000 + index, stream)
+                    })
+                    .collect();
+                for (seed, stream) in &streams {
+                    send_pieces(stream, *seed, bytes, 30_000);
+                    stream.shutdown(Shutdown::Write).unwrap();
+                }
+                for (seed, stream) in &streams {
+                    assert_eq!(recv_pieces(stream, !seed, 10_000), bytes / 10);
+                }
+            });
+        }
+        let accepted: Vec<_> = (0..connections).map(|_| listener.accept().unwrap()).collect();
+        let mut readers = Vec::new();
+        for stream in accepted {
+            readers.push(scope.spawn(move || {
+                let mut id = [0; 8];
+                let mut got = 0;
+                while got < 8 {
+                    let received = stream.recv(8 - got).unwrap();
+                    id[got..got + received.len()].copy_from_slice(&received);
+                    got += received.len();
+                }
+                let seed = u64::from_le_bytes(id);
+                assert_eq!(recv_pieces(&stream, seed, 20_000), bytes);
+                send_pieces(&stream, !seed, bytes / 10, 5_000);
+            }));
+        }
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn slow_reader_and_slow_writer_lose_nothing() {
+    for (write_pause, read_pause) in [(0, 3), (3, 0)] {
+        let (a, b) = pair();
+        b.set_recv_ring_bytes(64 << 10).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut buffer = SendBuffer::new(50_000).unwrap();
+                for round in 0..60u64 {
+                    fill(3, round * 50_000, buffer.wait_mut().unwrap());
+                    a.send(&buffer, ..).unwrap();
+                    thread::sleep(Duration::from_millis(write_pause));
+                }
+                a.shutdown(Shutdown::Write).unwrap();
+            });
+            let mut position = 0;
+            loop {
+                let received = b.recv(17_000).unwrap();
+                if received.is_empty() {
+                    break;
+                }
+                verify(3, position, &received);
+                position += received.len() as u64;
+                thread::sleep(Duration::from_millis(read_pause));
+            }
+            assert_eq!(position, 60 * 50_000);
+        });
+    }
+}
+
+#[test]
+fn half_close_leaves_the_other_half_open() {
+    let (a, b) = pair();
+    send_pieces(&a, 1, 100_000, 10_000);
+    a.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(recv_pieces(&b, 1, 10_000), 100_000);
+    send_pieces(&b, 2, 100_000, 10_000);
+    drop(b);
+    assert_eq!(recv_pieces(&a, 2, 10_000), 100_000);
+    let buffer = SendBuffer::new(1).unwrap();
+    assert_eq!(a.send(&buffer, ..).unwrap_err().errno(), libc::EPIPE);
+}
+
+#[test]
+fn data_sent_before_accept_and_after_close_arrives() {
+    driver();
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let stream = Stream::connect(listener.local_addr().unwrap()).unwrap();
+    send_pieces(&stream, 4, 300_000, 40_000);
+    drop(stream);
+    let accepted = listener.accept().unwrap();
+    assert_eq!(recv_pieces(&accepted, 4, 50_000), 300_000);
+}
+
+#[test]
+fn idle_rings_go_back_and_come_again() {
+    let (a, b) = pair();
+    for round in 0..3 {
+        let buffer = SendBuffer::new(10_000).unwrap();
+        a.send(&buffer, ..).unwrap();
+        let mut got = 0;
+        while got < 10_000 {
+            got += b.recv(10_000 - got).unwrap().len();
+        }
+        if round < 2 {
+            thread::sleep(Duration::from_millis(1300));
+        }
     }
 }

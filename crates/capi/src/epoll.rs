@@ -32,7 +32,12 @@ pub extern "C" fn pd_epoll_create(flags: c_int) -> c_int {
 /// # Safety
 /// `event` points to an event, except for `PD_EPOLL_CTL_DEL`.
 #[no_mangle]
-pub unsafe extern "C" fn pd_epoll_ctl(epid: c_int, op: c_int, sid: c_int, event: *const epoll_event) -> c_int {
+pub unsafe extern "C" fn pd_epoll_ctl(
+    epid: c_int,
+    op: c_int,
+    sid: c_int,
+    event: *const epoll_event,
+) -> c_int {
     guard(-1, || {
         let wanted = || {
             if event.is_null() {

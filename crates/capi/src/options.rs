@@ -63,7 +63,13 @@ fn bytes(value: c_int) -> Result<u64> {
 ///
 /// # Safety
 /// `value` is null or points to `len` readable bytes.
-unsafe fn set(socket: &Socket, level: c_int, option: c_int, value: *const c_void, len: socklen_t) -> Result<()> {
+unsafe fn set(
+    socket: &Socket,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Result<()> {
     // SAFETY: passed on; any bytes are a valid `int`.
     let int = || unsafe { read::<c_int>(value, len) };
     match (level, option) {

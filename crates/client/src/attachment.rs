@@ -78,8 +78,8 @@ impl Attachment {
                 ),
             )
         };
-        let socket =
-            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(unreachable)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(unreachable)?;
         let address = SocketAddrUnix::new(path.as_path()).map_err(unreachable)?;
         connect(&socket, &address).map_err(unreachable)?;
 
@@ -244,7 +244,8 @@ impl Attachment {
     pub(crate) fn channel(self: &Arc<Self>) -> Result<Arc<Channel>> {
         // A thread that is being torn down has no channel of its own any more and shares one.
         MINE.try_with(|mine| {
-            let mut mine = mine.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
+            let mut mine =
+                mine.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
             if let Some(mine) = mine.as_ref().filter(|mine| mine.is_of(self)) {
                 return Ok(mine.channel.clone());
             }
@@ -312,12 +313,7 @@ impl Drop for Mine {
 }
 
 impl Wire {
-    fn ask(
-        &mut self,
-        socket: &OwnedFd,
-        frame: &Frame,
-        expected: FrameKind,
-    ) -> Result<(Frame, Vec<OwnedFd>)> {
+    fn ask(&mut self, socket: &OwnedFd, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
         attach::send(socket, frame, &[], SendFlags::empty()).map_err(|_| dead())?;
         loop {
             if !wait_readable(socket, ANSWER_WAIT) {

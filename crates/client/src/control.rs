@@ -146,7 +146,8 @@ impl Socket {
             control.local = answer.address().to_socket_addr().or(control.local);
             control.local_inexact = false;
         }
-        let nowhere = if control.v6 { SocketAddr::from(([0u16; 8], 0)) } else { SocketAddr::from(([0u8; 4], 0)) };
+        let nowhere =
+            if control.v6 { SocketAddr::from(([0u16; 8], 0)) } else { SocketAddr::from(([0u8; 4], 0)) };
         Ok(control.local.unwrap_or(nowhere))
     }
 

@@ -118,7 +118,8 @@ impl Socket {
 
     fn listen_again(&self, control: &mut Control) -> Result<()> {
         let attachment = process().attachment()?;
-        let link = Arc::new(Socket::open(&attachment, control.v6)?);
+        let (link, _) = Socket::open(&attachment, control.v6)?;
+        let link = Arc::new(link);
         let old = std::mem::replace(&mut control.link, link.clone());
         let result = self.repeat_calls(control);
         if let Err(error) = result {

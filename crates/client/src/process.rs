@@ -131,22 +131,28 @@ impl Process {
     }
 
     /// Looks which sends of any socket are done, so that their memory can be used again.
-    pub(crate) fn reap_all(&self) -> bool {
-        let sockets: Vec<_> = lock(&self.sockets).values().filter_map(Weak::upgrade).collect();
-        let mut pending = false;
-        for socket in sockets {
-            pending |= socket.sends_in_flight();
+    pub(crate) fn reap_all(&self) {
+        for socket in self.open_sockets() {
+            socket.sends_in_flight();
         }
-        let mut lingering = lock(&self.lingering);
-        lingering.retain(|socket| socket.sends_in_flight());
-        pending | !lingering.is_empty()
+        lock(&self.lingering).retain(|socket| socket.sends_in_flight());
+    }
+
+    fn open_sockets(&self) -> Vec<Arc<Socket>> {
+        lock(&self.sockets).values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn undelivered(&self) -> bool {
+        lock(&self.lingering).retain(|socket| socket.sends_undelivered());
+        !lock(&self.lingering).is_empty()
+            || self.open_sockets().iter().any(|socket| socket.sends_undelivered())
     }
 
     fn wait_for_sends(&self) {
         let until = Instant::now() + EXIT_WAIT_MAX;
         let mut pause = Duration::from_micros(20);
         let mut slept = Duration::ZERO;
-        while self.reap_all() && Instant::now() < until {
+        while self.undelivered() && Instant::now() < until {
             std::thread::sleep(pause);
             slept += pause;
             pause = (pause * 2).min(Duration::from_millis(5));

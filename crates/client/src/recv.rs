@@ -135,7 +135,7 @@ impl RecvSide {
             end = self.link.recv_end();
             there = self.refresh()?;
         }
-        if there > 0 && (there >= self.lowat || end != 0 || self.ring_is_full()) {
+        if there > 0 && (there >= self.lowat || self.nothing_more(end)) {
             let len = there.min(max as u64);
             let start = self.cursor;
             self.cursor += len;
@@ -163,6 +163,11 @@ impl RecvSide {
             ));
         }
         Ok(None)
+    }
+
+    /// Whether waiting for more bytes is in vain.
+    fn nothing_more(&self, end: u32) -> bool {
+        end != 0 || self.shut || self.ring_is_full() || !self.link.attachment.alive()
     }
 
     fn ring_is_full(&self) -> bool {

@@ -127,25 +127,51 @@ impl SendSide {
         self.completed != before || self.end().is_err()
     }
 
+    /// Whether a send looks at the driver's words, whose cache line the driver keeps writing: always
+    /// while little is in flight, once in 16 sends while much is.
+    #[inline]
+    fn wants_look(&self) -> bool {
+        let flights = self.flights.len();
+        flights < 2 || flights % 16 == 0
+    }
+
+    /// Whether the socket can send, as far as this process knows.
+    #[inline]
+    fn check_open(&self) -> Result<()> {
+        if self.shut || !self.connected {
+            return Err(self.not_open());
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn not_open(&self) -> Error {
+        if !self.connected {
+            return not_connected();
+        }
+        Error::new(Errno::PIPE, "the socket was shut down for sending")
+    }
+
     /// Why nothing can be sent any more.
+    #[inline]
     pub(crate) fn end(&self) -> Result<()> {
+        self.check_open()?;
         let end = self.link.send_end();
-        if end == 0 && !self.shut && self.connected && self.link.attachment.alive() {
+        if end == 0 && self.link.attachment.alive() {
             return Ok(());
         }
-        if !self.connected {
-            return Err(not_connected());
-        }
-        if self.shut {
-            return Err(Error::new(Errno::PIPE, "the socket was shut down for sending"));
-        }
+        Err(self.ended(end))
+    }
+
+    #[cold]
+    fn ended(&self, end: u32) -> Error {
         if end == ENDED {
-            return Err(Error::new(Errno::PIPE, "the peer has closed the connection"));
+            return Error::new(Errno::PIPE, "the peer has closed the connection");
         }
         if end != 0 {
-            return Err(Error::from_driver(end, || "the connection has failed".to_owned()));
+            return Error::from_driver(end, || "the connection has failed".to_owned());
         }
-        Err(self.link.attachment.dead_error())
+        self.link.attachment.dead_error()
     }
 
     /// Posts one request for `len` bytes of `block` from `offset` on.
@@ -191,12 +217,16 @@ impl Socket {
         }
         let mut left = len as u64;
         let mut deadline = None;
+        let mut look = side.wants_look();
         loop {
-            side.reap();
+            if look || side.room() < left {
+                side.reap();
+                look = true;
+            }
             let part = left.min(side.room()).min((side.ring_bytes / 2).min(MESSAGE_BYTES_MAX));
             // A blocking send waits until its whole part fits: splinters cost more than the wait.
             let part_wanted = left.min(side.ring_bytes / 2);
-            let step = match side.end() {
+            let step = match if look { side.end() } else { side.check_open() } {
                 Err(error) => Err(error),
                 Ok(()) if part == 0 || (part < part_wanted && !self.is_nonblocking()) => Ok(false),
                 Ok(()) => side.post(block, offset, part).map(|()| true),
@@ -258,28 +288,28 @@ impl Socket {
     /// `EAGAIN` if none may (non-blocking), `EFAULT` if one is not of `pd_malloc`.
     pub fn buf_refresh(&self, buffers: &mut [*mut u8]) -> Result<usize> {
         self.check_usable()?;
-        let blocks = |buffers: &[*mut u8]| -> Result<Vec<Block>> {
-            buffers.iter().map(|&ptr| Ok(arena::find(ptr, 1).ok_or_else(foreign)?.0)).collect()
-        };
-        let blocks = blocks(buffers)?;
         let mut deadline = None;
         let mut side = lock(&self.send);
         loop {
             side.reap();
-            let free = blocks.iter().filter(|block| !block.in_flight()).count();
-            if free == blocks.len() {
+            let mut free = 0;
+            for &ptr in buffers.iter() {
+                let (block, _) = arena::find(ptr, 1).ok_or_else(foreign)?;
+                free += usize::from(!block.in_flight());
+            }
+            if free == buffers.len() {
                 return Ok(free);
             }
             if self.is_nonblocking() {
                 if free == 0 {
                     return Err(would_block());
                 }
-                return Ok(front(buffers, &blocks));
+                return Ok(front(buffers));
             }
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
             if side.in_flight() > 0 {
-                side = self.sleep_for_sends(side, timeout);
+                side = self.sleep_or_fail(side, timeout)?;
             } else {
                 // In flight on another socket.
                 drop(side);
@@ -307,22 +337,41 @@ impl Socket {
             if !block.in_flight() || side.in_flight() == 0 {
                 return Ok(());
             }
-            side = self.sleep_for_sends(side, SLEEP_MAX);
+            side = self.sleep_or_fail(side, SLEEP_MAX)?;
             self.check_usable()?;
         }
     }
+
+    /// Sleeps until sends are done; fails if the stream has ended and nothing more comes of them. Their
+    /// memory is then free once the socket is closed.
+    fn sleep_or_fail<'a>(
+        &'a self,
+        side: MutexGuard<'a, SendSide>,
+        timeout: Duration,
+    ) -> Result<MutexGuard<'a, SendSide>> {
+        let completed = side.completed;
+        let ended = side.link.send_end() != 0;
+        if ended {
+            drop(side);
+            std::thread::sleep(timeout.min(Duration::from_millis(10)));
+        } else {
+            return Ok(self.sleep_for_sends(side, timeout));
+        }
+        let mut side = lock(&self.send);
+        side.reap();
+        if side.completed == completed {
+            side.end()?;
+        }
+        Ok(side)
+    }
 }
 
-/// Stable partition: buffers not in flight first.
-fn front(buffers: &mut [*mut u8], blocks: &[Block]) -> usize {
-    let busy: Vec<bool> = blocks.iter().map(Block::in_flight).collect();
-    let pick = |wanted: bool| {
-        let pairs = buffers.iter().zip(&busy);
-        pairs.filter(move |(_, &busy)| busy == wanted).map(|(&ptr, _)| ptr).collect::<Vec<_>>()
-    };
-    let (free, rest) = (pick(false), pick(true));
+/// Stable partition: buffers not in flight first. Says how many they are.
+fn front(buffers: &mut [*mut u8]) -> usize {
+    let in_flight = |ptr: &*mut u8| arena::find(*ptr, 1).is_some_and(|(block, _)| block.in_flight());
+    let (busy, free): (Vec<_>, Vec<_>) = buffers.iter().copied().partition(in_flight);
     buffers[..free.len()].copy_from_slice(&free);
-    buffers[free.len()..].copy_from_slice(&rest);
+    buffers[free.len()..].copy_from_slice(&busy);
     free.len()
 }
 

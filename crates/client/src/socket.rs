@@ -68,7 +68,7 @@ impl Socket {
     /// `ENETDOWN` without a driver, `EMFILE` with too many sockets, `EACCES` by policy.
     pub fn new(v6: bool) -> Result<Arc<Self>> {
         let attachment = process().attachment()?;
-        let link = Self::open(&attachment, v6)?;
+        let (link, ring_bytes) = Self::open(&attachment, v6)?;
         let control = Control {
             link: Arc::new(link),
             state: State::New,
@@ -78,21 +78,26 @@ impl Socket {
             local_inexact: false,
             peer: None,
             backlog: 0,
-            send_ring_bytes: RING_BYTES_DEFAULT,
-            receive_ring_bytes: RING_BYTES_DEFAULT,
+            send_ring_bytes: ring_bytes,
+            receive_ring_bytes: ring_bytes,
             error: 0,
             attach_tried: None,
         };
         Ok(Self::assemble(control, false))
     }
 
-    /// Asks the driver for a socket.
-    pub(crate) fn open(attachment: &Arc<Attachment>, v6: bool) -> Result<Link> {
+    /// Asks the driver for a socket. Also returns the size of its rings: the answer's number, or the
+    /// default if that is 0.
+    pub(crate) fn open(attachment: &Arc<Attachment>, v6: bool) -> Result<(Link, u64)> {
         let channel = attachment.channel()?;
         let mut request = Request::new(Operation::Socket, SocketId(0), 0);
         request.family = if v6 { 6 } else { 4 };
         let answer = check(channel.call(attachment, request)?, || "cannot make a socket".to_owned())?;
-        Ok(Link::new(attachment.clone(), SocketId(answer.socket), channel))
+        let ring_bytes = match answer.number() {
+            0 => RING_BYTES_DEFAULT,
+            bytes => bytes,
+        };
+        Ok((Link::new(attachment.clone(), SocketId(answer.socket), channel), ring_bytes))
     }
 
     /// A socket object around a link.
@@ -105,7 +110,12 @@ impl Socket {
             nonblocking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             accepting: Mutex::new(()),
-            send: Mutex::new(SendSide::new(control.link.clone(), connected, adoptable, control.send_ring_bytes)),
+            send: Mutex::new(SendSide::new(
+                control.link.clone(),
+                connected,
+                adoptable,
+                control.send_ring_bytes,
+            )),
             send_turn: Condvar::new(),
             recv: Mutex::new(RecvSide::new(control.link.clone(), connected)),
             recv_turn: Condvar::new(),
@@ -210,6 +220,11 @@ impl Socket {
         side.in_flight() > 0 && side.link.attachment.alive()
     }
 
+    /// Whether sends may still be delivered: those of an ended stream are not.
+    pub(crate) fn sends_undelivered(&self) -> bool {
+        self.sends_in_flight() && lock(&self.send).link.send_end() == 0
+    }
+
     /// The pending error (`SO_ERROR`), which is then none.
     ///
     /// # Errors
@@ -246,5 +261,8 @@ pub(crate) fn check(answer: Event, what: impl FnOnce() -> String) -> Result<Even
 }
 
 pub(crate) fn would_block() -> Error {
-    Error::new(Errno::AGAIN, "the call would have to wait, and the socket is non-blocking or its time is over")
+    Error::new(
+        Errno::AGAIN,
+        "the call would have to wait, and the socket is non-blocking or its time is over",
+    )
 }

@@ -114,6 +114,8 @@ pub enum ToMover {
     Ready { client: ClientId, slot: Slot },
     /// The flow's receiver has given bytes back, or there is memory again.
     Resume { flow: FlowId },
+    /// Give back rings that are empty: memory is short.
+    Reclaim,
     /// Take what the client has sent and look at its channels no more.
     Drain { client: ClientId },
     /// Forget the client as soon as no flow needs it.

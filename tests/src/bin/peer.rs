@@ -2,6 +2,8 @@
 //!
 //! `peer send ADDR BYTES MESSAGE BUFFERS`: connects, sends, closes; prints seconds and a checksum.
 //! `peer recv ADDR MESSAGE`: listens, takes one connection, reads to the end; prints likewise.
+//! `peer victim-send ADDR SEED`, `peer victim-recv ADDR SEED`: connect and send (or receive and check)
+//! the stream called SEED until killed.
 use pd_client::{Listener, SendBuffer, Stream};
 use std::hash::Hasher;
 use std::time::Instant;
@@ -13,6 +15,8 @@ fn main() {
     match args[0].as_str() {
         "send" => send(&args[1], number(2), number(3) as usize, number(4) as usize),
         "recv" => recv(&args[1], number(2) as usize),
+        "victim-send" => victim_send(&args[1], number(2)),
+        "victim-recv" => victim_recv(&args[1], number(2)),
         other => panic!("no such role: {other}"),
     }
 }
@@ -78,6 +82,34 @@ fn recv(addr: &str, message: usize) {
         sum = sum.wrapping_mul(31).wrapping_add(hasher.finish());
     }
     report("received", bytes, start, sum);
+}
+
+fn victim_send(addr: &str, seed: u64) -> ! {
+    let stream = Stream::connect(addr.parse().expect("address")).expect("connect");
+    let mut random = pd_tests::Random(seed);
+    let mut position = 0;
+    let mut buffers: Vec<_> = (0..4).map(|_| SendBuffer::new(40_000).expect("buffer")).collect();
+    loop {
+        for buffer in &mut buffers {
+            let len = 1 + random.below(40_000) as usize;
+            pd_tests::fill(seed, position, &mut buffer.wait_mut().expect("reusable")[..len]);
+            stream.send(buffer, ..len).expect("send");
+            position += len as u64;
+        }
+    }
+}
+
+fn victim_recv(addr: &str, seed: u64) {
+    let stream = Stream::connect(addr.parse().expect("address")).expect("connect");
+    let mut position = 0;
+    loop {
+        let received = stream.recv(100_000).expect("recv");
+        pd_tests::verify(seed, position, &received);
+        position += received.len() as u64;
+        if received.is_empty() {
+            return;
+        }
+    }
 }
 
 fn report(what: &str, bytes: u64, start: Instant, sum: u64) {

@@ -83,7 +83,8 @@ pub fn malloc(bytes: usize) -> Result<NonNull<u8>> {
     }
     let bytes = bytes.max(1);
     OWN.try_with(|own| {
-        let mut own = own.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
+        let mut own =
+            own.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
         if own.forks != forks() {
             *own = Own { forks: forks(), arenas: Vec::new() };
         }

@@ -61,7 +61,11 @@ impl Epoll {
     }
 
     fn check_usable(&self) -> Result<()> {
-        if self.forks == forks() { Ok(()) } else { Err(bad_socket()) }
+        if self.forks == forks() {
+            Ok(())
+        } else {
+            Err(bad_socket())
+        }
     }
 
     /// Adds a socket: `events` of [`ready`], `data` comes back with them.
@@ -78,7 +82,10 @@ impl Epoll {
         {
             let mut items = lock(&self.items);
             if items.contains_key(&socket.serial()) {
-                return Err(Error::new(Errno::EXIST, "the socket is in this epoll instance already; modify it"));
+                return Err(Error::new(
+                    Errno::EXIST,
+                    "the socket is in this epoll instance already; modify it",
+                ));
             }
             items.insert(socket.serial(), item.clone());
         }
@@ -112,7 +119,11 @@ impl Epoll {
     /// `ENOENT`.
     pub fn remove(&self, socket: &Socket) -> Result<()> {
         self.check_usable()?;
-        if self.forget(socket) { Ok(()) } else { Err(absent()) }
+        if self.forget(socket) {
+            Ok(())
+        } else {
+            Err(absent())
+        }
     }
 
     pub(crate) fn forget(&self, socket: &Socket) -> bool {
@@ -242,7 +253,12 @@ impl Epoll {
     ///
     /// # Errors
     /// `EINVAL` if `max` is 0; `EBADF`.
-    pub fn wait(&self, max: usize, timeout: Option<Duration>, report: &mut dyn FnMut(u32, u64)) -> Result<usize> {
+    pub fn wait(
+        &self,
+        max: usize,
+        timeout: Option<Duration>,
+        report: &mut dyn FnMut(u32, u64),
+    ) -> Result<usize> {
         self.check_usable()?;
         if max == 0 {
             return Err(Error::invalid("a wait needs room for at least one event"));

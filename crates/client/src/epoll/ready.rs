@@ -190,7 +190,8 @@ mod tests {
             let bit = |n: u32, flag: u32| if bits >> n & 1 == 1 { flag } else { 0 };
             IN | bit(0, OUT) | bit(1, EDGE) | bit(2, ONESHOT) | bit(3, RDHUP)
         });
-        let events = prop_oneof![Just(IN), Just(OUT), Just(IN | OUT), Just(IN | RDHUP), Just(HUP), Just(ERR | IN)];
+        let events =
+            prop_oneof![Just(IN), Just(OUT), Just(IN | OUT), Just(IN | RDHUP), Just(HUP), Just(ERR | IN)];
         let step = prop_oneof![
             (0..3usize, events).prop_map(|(i, e)| Step::Happen(i, e)),
             (0..3usize).prop_map(Step::Take),
@@ -213,7 +214,11 @@ mod tests {
         fn due(&self) -> u32 {
             let report = self.holds & (self.wanted | ERR | HUP);
             let level = self.wanted & (EDGE | ONESHOT) == 0;
-            if self.disabled || !(level || self.happened) { 0 } else { report }
+            if self.disabled || !(level || self.happened) {
+                0
+            } else {
+                report
+            }
         }
     }
 

@@ -89,7 +89,11 @@ impl Socket {
         if !self.keep_listening() {
             return 0;
         }
-        if lock(&self.recv).poll().0 > 0 { IN } else { 0 }
+        if lock(&self.recv).poll().0 > 0 {
+            IN
+        } else {
+            0
+        }
     }
 
     fn out_readiness(&self) -> u32 {

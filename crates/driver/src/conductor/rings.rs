@@ -24,12 +24,13 @@ impl Conductor {
         if ring.is_none() {
             Metrics::add(&self.metrics.rings_denied, 1);
             self.waiting_rings.push(flow);
+            self.reclaim();
         }
         self.movers[mover].send(ToMover::Ring { flow, ring });
     }
 
     fn allocate_ring(&mut self, id: ClientId, wanted: u64) -> Option<Ring> {
-        let mut bytes = wanted.next_power_of_two().max(RING_BYTES_MIN);
+        let mut bytes = wanted.min(self.fair_ring_bytes(id)).next_power_of_two().max(RING_BYTES_MIN);
         while bytes >= RING_BYTES_MIN {
             if let Some(ring) = self.client_mut(id).and_then(|client| client.carve(bytes)) {
                 return Some(ring);
@@ -43,6 +44,24 @@ impl Conductor {
             }
         }
         None
+    }
+
+    /// The largest ring that leaves room for others: a sixteenth of what is free. Rings shrink as memory
+    /// gets short, so that late connections are slow rather than stuck.
+    fn fair_ring_bytes(&self, id: ClientId) -> u64 {
+        let (used, budget) = self.pool.usage();
+        let taken = self.client(id).map_or(0, |c| c.region_bytes);
+        let free = (budget - used).min(self.settings.client_budget_bytes.saturating_sub(taken));
+        let carved: u64 = self.client(id).map_or(0, Client::free_ring_bytes);
+        let share = (free + carved) / 16;
+        if share.is_power_of_two() { share } else { share.next_power_of_two() / 2 }
+    }
+
+    /// Has movers take back rings that are empty right now.
+    pub(super) fn reclaim(&self) {
+        for mover in &self.movers {
+            mover.send(ToMover::Reclaim);
+        }
     }
 
     /// Makes a receive region with room for a ring of `bytes` bytes.
@@ -97,12 +116,13 @@ impl Conductor {
 }
 
 impl Client {
-    /// Whether a ring could be carved without more memory.
-    pub(super) fn has_free_ring_pages(&self) -> bool {
-        self.regions.iter().any(|entry| {
-            matches!(entry, RegionUse::Receive(region, space)
-            if (space.taken() as usize) < region.map.len() / region.pages.bytes())
-        })
+    /// Bytes of its receive regions that no ring takes.
+    pub(super) fn free_ring_bytes(&self) -> u64 {
+        let free = self.regions.iter().map(|entry| match entry {
+            RegionUse::Receive(region, space) => region.map.len() - space.taken() as usize * region.pages.bytes(),
+            RegionUse::Send(..) => 0,
+        });
+        free.sum::<usize>() as u64
     }
 
     fn carve(&mut self, bytes: u64) -> Option<Ring> {

@@ -1,5 +1,5 @@
 //! Requests other than sends: sockets, addresses, connections.
-use super::client::{Client, Connected, Listener, Socket, SocketState};
+use super::client::{Connected, Listener, Socket, SocketState};
 use super::names::canonical;
 use super::{Conductor, Connection, Ending};
 use crate::memory::Slot;
@@ -167,7 +167,8 @@ impl Conductor {
             return Err(Errno::NOBUFS);
         }
         let (used, budget) = self.pool.usage();
-        if used + RING_BYTES_MIN > budget && !self.has_ring_space(peer) {
+        if used + RING_BYTES_MIN > budget && self.client(peer).is_none_or(|c| c.free_ring_bytes() == 0) {
+            self.reclaim();
             return Err(Errno::NOBUFS);
         }
         let local = match bound {
@@ -247,11 +248,6 @@ impl Conductor {
         Metrics::add(&self.metrics.connections_made, 1);
         self.queue(peer, peer_listener, peer_slot);
         Ok(done(socket).with_address(dressed(local, v6).into()))
-    }
-
-    /// Whether the client has free room for a small ring.
-    fn has_ring_space(&self, id: ClientId) -> bool {
-        self.client(id).is_some_and(Client::has_free_ring_pages)
     }
 
     /// Puts a connection into a listener's backlog.

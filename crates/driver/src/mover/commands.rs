@@ -8,6 +8,10 @@ use pd_abi::layout::socket_status;
 use pd_abi::Operation;
 use pd_shm::wait::Waker;
 use rustix::event::epoll;
+use std::time::Duration;
+
+/// How long a ring is idle before it is given back when memory is short.
+const RING_IDLE_SHORT: Duration = Duration::from_millis(5);
 
 impl Mover {
     pub(super) fn take_commands(&mut self) -> bool {
@@ -108,6 +112,7 @@ impl Mover {
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
             ToMover::Ready { client, slot } => self.post_ready(client, slot),
             ToMover::Resume { flow } => self.resume(flow),
+            ToMover::Reclaim => self.tick(RING_IDLE_SHORT),
             ToMover::Drain { client } => self.drain(client),
             ToMover::RemoveClient { client } => {
                 if let Some(Some(state)) = self.clients.get_mut(client as usize) {

@@ -172,7 +172,7 @@ impl Mover {
         self.now = self.clock.now();
         let mut worked = self.take_commands();
         if self.ticking && self.now >= self.next_tick {
-            self.tick();
+            self.tick(self.settings.ring_idle);
         }
         if self.now >= self.next_poll {
             // Busy for a while: hear those that ring all the same.

@@ -228,7 +228,7 @@ impl Mover {
     }
 
     /// Deadlines, idle rings, flows over.
-    pub(super) fn tick(&mut self) {
+    pub(super) fn tick(&mut self, ring_idle: Duration) {
         self.next_tick = self.now
             + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
         self.ticking = false;
@@ -246,7 +246,7 @@ impl Mover {
                 continue;
             }
             let idle =
-                flow.ring.is_some() && self.now.saturating_sub(flow.last_active) > self.settings.ring_idle;
+                flow.ring.is_some() && self.now.saturating_sub(flow.last_active) > ring_idle;
             if !idle && !flow.is_over() {
                 continue;
             }

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::fs::{access, Access};
 use sha2::{Digest as _, Sha256};
 
 use crate::container::state::{self, Lock, ScratchDir};
@@ -134,11 +135,8 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
     args.check()?;
     ensure!(rustix::process::getuid().is_root(), "the demo makes containers; run pd as root (sudo)");
     for path in [&args.out, &args.plot] {
-        fs::File::options()
-            .create(true)
-            .append(true)
-            .open(path)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        access(dir, Access::WRITE_OK).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let signals = Signals::watch()?;
     let report = run(args, &signals)?;

@@ -1,0 +1,44 @@
+/* Bytes there and back, from 1 byte to 8 MB, in messages and pieces of odd sizes; then half close. */
+#include "common.h"
+
+static const size_t TOTALS[] = {1, 63, 64, 4095, 4097, 65536, 1000003, 8 << 20};
+#define ROUNDS (sizeof TOTALS / sizeof *TOTALS)
+
+static void server(const char *ip, const char *port) {
+    int listener = listen_on(ip, port);
+    int sid = pd_accept(listener, (struct sockaddr *)NULL, NULL);
+    CHECK(sid >= 0);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        recv_pattern(sid, round, TOTALS[round], 3000 + 7919 * round);
+        send_pattern(sid, round + 100, TOTALS[round], 1 + 65537 * (round % 3));
+    }
+    expect_end(sid);
+    /* The other direction is still open. */
+    send_pattern(sid, 7, 1000, 100);
+    CHECK(pd_close(sid) == 0);
+    CHECK(pd_close(listener) == 0);
+    FAILS(pd_close(listener), EBADF);
+}
+
+static void client(const char *ip, const char *port) {
+    int sid = connect_to(ip, port);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        send_pattern(sid, round, TOTALS[round], 1 + 50021 * (round % 4));
+        recv_pattern(sid, round + 100, TOTALS[round], 1 << 20);
+    }
+    CHECK(pd_shutdown(sid, SHUT_WR) == 0);
+    void *buffer = pd_malloc(1);
+    CHECK(buffer != NULL);
+    FAILS(pd_send(sid, buffer, 1), EPIPE);
+    CHECK(pd_free(buffer) == 0);
+    recv_pattern(sid, 7, 1000, 1000);
+    expect_end(sid);
+    CHECK(pd_close(sid) == 0);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4)
+        return 2;
+    (strcmp(argv[1], "server") == 0 ? server : client)(argv[2], argv[3]);
+    return 0;
+}

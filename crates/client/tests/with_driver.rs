@@ -1,0 +1,199 @@
+//! The Rust API against a driver in the same process. One test: the attachment is the process's.
+use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
+use pd_driver::{Driver, HugepageUse, Settings, SystemClock};
+use pd_engine::Cpu;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+fn start(dir: &Path) -> Driver {
+    let settings = Settings {
+        socket: dir.join("driver.sock"),
+        admin_socket: dir.join("admin.sock"),
+        hugepages: HugepageUse::Off,
+        ..Settings::default()
+    };
+    Driver::start(settings, Arc::new(SystemClock::default()), &Cpu::default()).unwrap()
+}
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn pattern(at: usize) -> u8 {
+    (at.wrapping_mul(31) ^ at >> 8) as u8
+}
+
+fn pair(listener: &Listener) -> (Stream, Stream) {
+    let a = Stream::connect(listener.local_addr().unwrap()).unwrap();
+    (a, listener.accept().unwrap())
+}
+
+fn bytes_arrive(listener: &Listener) {
+    let (a, b) = pair(listener);
+    assert_eq!(a.peer_addr().unwrap(), b.local_addr().unwrap());
+    assert_eq!(b.peer_addr().unwrap(), a.local_addr().unwrap());
+    const TOTAL: usize = 20 << 20;
+    let sender = thread::spawn(move || {
+        let mut buffers: Vec<_> = (0..4).map(|_| SendBuffer::new(100_000).unwrap()).collect();
+        let mut at = 0;
+        for round in 0.. {
+            let buffer = &mut buffers[round % 4];
+            let len = buffer.len().min(TOTAL - at);
+            for (i, byte) in buffer.wait_mut().unwrap()[..len].iter_mut().enumerate() {
+                *byte = pattern(at + i);
+            }
+            assert_eq!(a.send(buffer, ..len).unwrap(), len);
+            at += len;
+            if at == TOTAL {
+                break;
+            }
+        }
+        a.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(a.recv(1).unwrap().len(), 0);
+    });
+    let mut at = 0;
+    loop {
+        let received = b.recv(77_777).unwrap();
+        if received.is_empty() {
+            break;
+        }
+        assert!(received.iter().enumerate().all(|(i, &byte)| byte == pattern(at + i)));
+        at += received.len();
+    }
+    assert_eq!(at, TOTAL);
+    drop(b);
+    sender.join().unwrap();
+}
+
+fn lendings_come_back_in_any_order(listener: &Listener) {
+    let (a, b) = pair(listener);
+    let mut buffer = SendBuffer::new(300).unwrap();
+    buffer.wait_mut().unwrap().iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(i));
+    assert_eq!(a.send(&buffer, ..).unwrap(), 300);
+    let mut first = b.recv(100).unwrap();
+    let (second, third) = (b.recv(100).unwrap(), b.recv(100).unwrap());
+    drop(second);
+    assert_eq!((first[0], third[0]), (pattern(0), pattern(200)));
+    first.give_back(50);
+    assert_eq!((first.len(), first[0]), (50, pattern(50)));
+    drop(third);
+    drop(first);
+    b.set_nonblocking(true);
+    assert!(b.recv(1).unwrap_err().would_block());
+    // The ring serves on, also past its end.
+    for _ in 0..100_000 {
+        a.send(&buffer, ..).unwrap();
+        let mut left = 300;
+        while left > 0 {
+            match b.recv(left) {
+                Ok(received) => left -= received.len(),
+                Err(error) => assert!(error.would_block(), "{error}"),
+            }
+        }
+    }
+}
+
+fn epoll_serves_many(listener: &Listener) {
+    let epoll = Epoll::new();
+    listener.set_nonblocking(true);
+    epoll.add(listener, Interest::READ, u64::MAX).unwrap();
+    let to = listener.local_addr().unwrap();
+    let clients: Vec<_> = (0..8u8)
+        .map(|i| {
+            thread::spawn(move || {
+                let stream = Stream::connect(to).unwrap();
+                let mut buffer = SendBuffer::new(64).unwrap();
+                for round in 0..200u8 {
+                    buffer.wait_mut().unwrap().fill(i ^ round);
+                    stream.send(&buffer, ..).unwrap();
+                    let mut left = 64;
+                    while left > 0 {
+                        let received = stream.recv(left).unwrap();
+                        assert!(received.iter().all(|&byte| byte == !(i ^ round)));
+                        left -= received.len();
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut streams: Vec<Option<Stream>> = Vec::new();
+    let (mut events, mut open) = (Vec::new(), 0);
+    while streams.len() < 8 || open > 0 {
+        epoll.wait(&mut events, 4, Some(Duration::from_secs(10))).unwrap();
+        assert!(!events.is_empty(), "nothing came");
+        for event in &events {
+            if event.data == u64::MAX {
+                while let Ok(stream) = listener.accept() {
+                    epoll.add(&stream, Interest::READ, streams.len() as u64).unwrap();
+                    streams.push(Some(stream));
+                    open += 1;
+                }
+                continue;
+            }
+            let slot = &mut streams[event.data as usize];
+            let Some(stream) = slot.as_ref() else { continue };
+            let received = stream.recv(1 << 20).unwrap();
+            if received.is_empty() {
+                drop(received);
+                *slot = None;
+                open -= 1;
+                continue;
+            }
+            let mut answer = SendBuffer::new(received.len()).unwrap();
+            let bytes = answer.wait_mut().unwrap();
+            bytes.iter_mut().zip(received.iter()).for_each(|(to, from)| *to = !from);
+            // Dropping the buffer while it is in flight frees it later.
+            stream.send(&answer, ..).unwrap();
+        }
+    }
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    epoll.remove(listener).unwrap();
+    listener.set_nonblocking(false);
+}
+
+fn a_killed_driver_is_replaced(dir: &Path, driver: Driver, listener: Listener) -> Driver {
+    let (a, b) = pair(&listener);
+    let mut stale = SendBuffer::new(10).unwrap();
+    drop(driver);
+    assert_eq!(b.recv(1).unwrap_err().errno(), 104);
+    assert_eq!(a.send(&stale, ..).unwrap_err().errno(), 104);
+    let acceptor = thread::spawn(move || {
+        let stream = listener.accept().unwrap();
+        let first = stream.recv(1).unwrap()[0];
+        (listener, first)
+    });
+    thread::sleep(Duration::from_millis(100));
+    let driver = start(dir);
+    let to = a.peer_addr().unwrap();
+    let again = (0..100).find_map(|_| {
+        thread::sleep(Duration::from_millis(50));
+        Stream::connect(to).ok()
+    });
+    let again = again.expect("the listener did not come back");
+    stale.wait_mut().unwrap()[0] = 1;
+    assert_eq!(again.send(&stale, ..).unwrap_err().errno(), 14);
+    let mut fresh = SendBuffer::new(10).unwrap();
+    fresh.wait_mut().unwrap()[0] = 9;
+    again.send(&fresh, ..).unwrap();
+    assert_eq!(acceptor.join().unwrap().1, 9);
+    driver
+}
+
+#[test]
+fn works_with_the_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    std::env::set_var("PD_SOCKET", dir.path().join("driver.sock"));
+    assert_eq!(Stream::connect(addr("127.0.0.1:1")).unwrap_err().errno(), 100);
+    let driver = start(dir.path());
+    assert_eq!(Stream::connect(addr("127.0.0.1:1")).unwrap_err().errno(), 111);
+    let options = ListenerOptions { recv_ring_bytes: Some(1 << 20), ..ListenerOptions::default() };
+    let listener = Listener::bind_with(addr("127.0.0.1:0"), options).unwrap();
+    assert_eq!(Listener::bind(listener.local_addr().unwrap()).unwrap_err().errno(), 98);
+    bytes_arrive(&listener);
+    lendings_come_back_in_any_order(&listener);
+    epoll_serves_many(&listener);
+    drop(a_killed_driver_is_replaced(dir.path(), driver, listener));
+}

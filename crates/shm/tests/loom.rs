@@ -1,0 +1,597 @@
+//! The lock-free protocols under the loom model checker.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p pd-shm --release --test loom
+//! ```
+//!
+//! `pd_shm::ring` and `pd_shm::wait` run as they are, over loom's atomics. The protocols that live in
+//! the driver and in the client library (`need_wakeup`, `space_wake_at`, `events_waiting`, the reactive
+//! events) are modelled with the same operations in the same order; each model names its two sides.
+//!
+//! A lost wake-up is a deadlock, which loom reports; entries are loom's `UnsafeCell`s, so that a read
+//! that races with a write is reported too. Every property is checked once as it is, and then once with
+//! each of its orderings and fences taken away ([`Weak`]): loom has to find what goes wrong.
+#![cfg(loom)]
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use pd_shm::ring::{Cells, Consumer, Producer};
+use pd_shm::wait::{self, SleeperCells, Waker, WakerCells};
+use pd_shm::Spin;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+use Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+/// The one ordering, fence or step that is left out; the empty name leaves out none.
+#[derive(Clone, Copy, Debug)]
+struct Weak(&'static str);
+
+impl Weak {
+    fn leaves_out(self, name: &str) -> bool {
+        self.0 == name
+    }
+    fn order(self, name: &str, order: Ordering) -> Ordering {
+        if self.leaves_out(name) {
+            Relaxed
+        } else {
+            order
+        }
+    }
+    fn fence(self, name: &str) {
+        if !self.leaves_out(name) {
+            fence(SeqCst);
+        }
+    }
+}
+
+/// Checks that `model` of the test called `name` holds, and that it does not with any of `parts` left
+/// out. A deadlock under loom may end in an abort, so those run in processes of their own.
+fn check(name: &str, preemptions: usize, parts: &[&'static str], model: fn(Weak)) {
+    let chosen = std::env::var(LEFT_OUT).ok();
+    let weak = parts.iter().find(|&&part| chosen.as_deref() == Some(part)).map_or("", |part| part);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || model(Weak(weak)));
+    if chosen.is_some() {
+        return;
+    }
+    for part in parts {
+        let this = std::env::current_exe().expect("the test's own path");
+        let output = std::process::Command::new(this)
+            .args(["--exact", name])
+            .envs([(LEFT_OUT, *part), ("RUST_BACKTRACE", "0")])
+            .output()
+            .expect("the test runs again");
+        let text = [&output.stderr[..], &output.stdout[..]].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(!output.status.success(), "nothing goes wrong without {part:?}");
+        assert!(text.contains("panicked at"), "without {part:?} the test did not run: {text}");
+    }
+}
+
+/// Environment variable: the part that a test shall leave out.
+const LEFT_OUT: &str = "PD_LOOM_LEFT_OUT";
+
+/// A ring whose entries loom watches.
+#[derive(Clone)]
+struct Ring(Arc<RingWords>);
+
+struct RingWords {
+    producer: AtomicU64,
+    consumer: AtomicU64,
+    entries: Vec<UnsafeCell<u64>>,
+    weak: Weak,
+}
+
+impl Ring {
+    fn new(capacity: usize, weak: Weak) -> Self {
+        Self(Arc::new(RingWords {
+            producer: AtomicU64::new(0),
+            consumer: AtomicU64::new(0),
+            entries: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
+            weak,
+        }))
+    }
+
+    /// As `SharedCells::producer_beyond`.
+    fn producer_beyond(&self, position: u64) -> bool {
+        self.0.producer.load(Relaxed) != position
+    }
+}
+
+impl Cells for Ring {
+    type Entry = u64;
+    fn capacity(&self) -> u64 {
+        self.0.entries.len() as u64
+    }
+    fn load_producer(&self) -> u64 {
+        self.0.producer.load(self.0.weak.order("ring: acquire of the producer", Acquire))
+    }
+    fn store_producer(&self, value: u64) {
+        self.0.producer.store(value, self.0.weak.order("ring: release of the producer", Release));
+    }
+    fn load_consumer(&self) -> u64 {
+        self.0.consumer.load(self.0.weak.order("ring: acquire of the consumer", Acquire))
+    }
+    fn store_consumer(&self, value: u64) {
+        self.0.consumer.store(value, self.0.weak.order("ring: release of the consumer", Release));
+    }
+    fn read(&self, index: u64) -> u64 {
+        // SAFETY: loom checks that no write is concurrent with this read.
+        self.0.entries[index as usize].with(|entry| unsafe { *entry })
+    }
+    fn write(&self, index: u64, entry: u64) {
+        // SAFETY: loom checks that no access is concurrent with this write.
+        self.0.entries[index as usize].with_mut(|place| unsafe { *place = entry });
+    }
+}
+
+/// Something to sleep on until it is written, as an edge-triggered eventfd in an epoll instance.
+#[derive(Default)]
+struct Edge {
+    written: Mutex<bool>,
+    condvar: Condvar,
+    writes: AtomicUsize,
+}
+
+impl Edge {
+    fn write(&self) {
+        self.writes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        *self.written.lock().unwrap() = true;
+        self.condvar.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut written = self.written.lock().unwrap();
+        while !*written {
+            written = self.condvar.wait(written).unwrap();
+        }
+        *written = false;
+    }
+
+    fn writes(&self) -> usize {
+        self.writes.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+/// The words of one sleep: `wake_at`, and a doorbell that is a futex.
+struct Bell {
+    wake_at: AtomicU64,
+    doorbell: AtomicU32,
+    /// The kernel's lock of the futex, and its queue.
+    kernel: Mutex<()>,
+    queue: Condvar,
+    rings: AtomicUsize,
+    weak: Weak,
+}
+
+impl Bell {
+    fn new(weak: Weak) -> Self {
+        Self {
+            wake_at: AtomicU64::new(0),
+            doorbell: AtomicU32::new(0),
+            kernel: Mutex::new(()),
+            queue: Condvar::new(),
+            rings: AtomicUsize::new(0),
+            weak,
+        }
+    }
+
+    fn rings(&self) -> usize {
+        self.rings.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+impl SleeperCells for Bell {
+    fn load_doorbell(&self) -> u32 {
+        self.doorbell.load(Acquire)
+    }
+    fn store_wake_at(&self, value: u64) {
+        self.wake_at.store(value, Relaxed);
+    }
+    fn fence(&self) {
+        self.weak.fence("sleep: fence of the sleeper");
+    }
+    fn sleep(&self, seen: u32, _timeout: Duration) {
+        let kernel = self.kernel.lock().unwrap();
+        if self.doorbell.load(Relaxed) == seen {
+            drop(self.queue.wait(kernel).unwrap());
+        }
+    }
+}
+
+impl WakerCells for Bell {
+    fn load_wake_at(&self) -> u64 {
+        self.wake_at.load(Relaxed)
+    }
+    fn fence(&self) {
+        self.weak.fence("sleep: fence of the waker");
+    }
+    fn ring(&self) {
+        self.rings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if !self.weak.leaves_out("sleep: increment of the doorbell") {
+            self.doorbell.store(self.doorbell.load(Relaxed).wrapping_add(1), Release);
+        }
+        drop(self.kernel.lock().unwrap());
+        self.queue.notify_all();
+    }
+}
+
+/// Sleeps until the counter has reached `value`.
+fn sleep_until(bell: &Bell, counter: &AtomicU64, value: u64) {
+    let reached = || counter.load(Acquire) >= value;
+    while !reached() {
+        wait::sleep(bell, value, &mut Spin::new(0), Duration::MAX, reached);
+    }
+}
+
+const RING: [&str; 4] = [
+    "ring: release of the producer",
+    "ring: acquire of the producer",
+    "ring: release of the consumer",
+    "ring: acquire of the consumer",
+];
+
+/// Entries arrive whole, once and in order, one by one and through a full ring.
+#[test]
+fn ring_one_by_one() {
+    check("ring_one_by_one", 5, &RING, |weak| {
+        let ring = Ring::new(1, weak);
+        let mut consumer = Consumer::new(ring.clone());
+        let producing = thread::spawn(move || {
+            let mut producer = Producer::new(ring);
+            for number in 1..=3 {
+                while !producer.write(number).unwrap() {
+                    thread::yield_now();
+                }
+                assert_eq!(producer.publish(), number);
+            }
+        });
+        for number in 1..=3 {
+            let entry = loop {
+                match consumer.read().unwrap() {
+                    Some(entry) => break entry,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(entry, number);
+            consumer.release();
+        }
+        assert_eq!(consumer.available(), Ok(0));
+        producing.join().unwrap();
+    });
+}
+
+/// A batch shows when it is published and not before, and places given back late are not written early.
+#[test]
+fn ring_in_batches() {
+    check("ring_in_batches", 5, &RING, |weak| {
+        let ring = Ring::new(2, weak);
+        let mut consumer = Consumer::new(ring.clone());
+        let producing = thread::spawn(move || {
+            let mut producer = Producer::new(ring);
+            assert!(producer.write(1).unwrap() && producer.write(2).unwrap());
+            assert_eq!(producer.write(9), Ok(false), "full");
+            producer.publish();
+            while producer.room() == Ok(0) {
+                thread::yield_now();
+            }
+            assert!(producer.write(3).unwrap() && producer.write(4).unwrap());
+            producer.publish();
+        });
+        let mut got = Vec::new();
+        while got.len() < 4 {
+            let available = consumer.available().unwrap();
+            assert!(available == 0 || available == 2, "half of a batch");
+            if available == 0 {
+                thread::yield_now();
+                continue;
+            }
+            got.extend(consumer.read().unwrap());
+            got.extend(consumer.read().unwrap());
+            consumer.release();
+        }
+        assert_eq!(got, [1, 2, 3, 4]);
+        producing.join().unwrap();
+    });
+}
+
+const SLEEP: [&str; 3] =
+    ["sleep: fence of the sleeper", "sleep: fence of the waker", "sleep: increment of the doorbell"];
+
+/// No wake-up is lost, and no value asked for is answered twice.
+#[test]
+fn wake_at_a_counter() {
+    check("wake_at_a_counter", 4, &SLEEP, |weak| {
+        let words = Arc::new((Bell::new(weak), AtomicU64::new(0)));
+        let waking = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                let mut waker = Waker::default();
+                for value in 1..=3 {
+                    words.1.store(value, Release);
+                    waker.wake(&words.0, value);
+                }
+            })
+        };
+        sleep_until(&words.0, &words.1, 1);
+        sleep_until(&words.0, &words.1, 3);
+        waking.join().unwrap();
+        assert!(words.0.rings() <= 2, "{} rings for two values", words.0.rings());
+    });
+}
+
+/// A sleeper that does not run costs one ring, however often its counter moves on.
+#[test]
+fn one_ring_for_each_value() {
+    check("one_ring_for_each_value", 5, &[], |weak| {
+        let bell = Arc::new(Bell::new(weak));
+        bell.store_wake_at(1);
+        let waking = {
+            let bell = Arc::clone(&bell);
+            thread::spawn(move || {
+                let mut waker = Waker::default();
+                let rung = (1..=3).filter(|&value| waker.wake(&*bell, value)).count();
+                assert_eq!(rung, bell.rings());
+            })
+        };
+        bell.store_wake_at(2);
+        waking.join().unwrap();
+        assert!((1..=2).contains(&bell.rings()), "{} rings for two values", bell.rings());
+    });
+}
+
+/// The end of a stream wakes, whatever counter is waited for.
+#[test]
+fn wake_at_the_end() {
+    check("wake_at_the_end", 5, &SLEEP, |weak| {
+        let words = Arc::new((Bell::new(weak), AtomicU64::new(0), AtomicU32::new(0)));
+        let waking = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                let mut waker = Waker::default();
+                words.1.store(1, Release);
+                waker.wake(&words.0, 1);
+                words.2.store(1, Release);
+                waker.wake_always(&words.0);
+            })
+        };
+        let (bell, counter, end) = &*words;
+        let ready = || counter.load(Acquire) >= 2 || end.load(Acquire) != 0;
+        while !ready() {
+            wait::sleep(bell, 2, &mut Spin::new(0), Duration::MAX, ready);
+        }
+        waking.join().unwrap();
+    });
+}
+
+/// Request rings: `Channel::publish` of the client library against `Mover::idle` (`arm`, `disarm`). No
+/// request waits for a mover that sleeps; the eventfd is written once for each sleep at most.
+#[test]
+fn need_wakeup() {
+    const REQUESTS: u64 = 3;
+    check("need_wakeup", 4, &["fence of the client", "fence of the mover", "look of the mover"], |weak| {
+        let ring = Ring::new(4, weak);
+        let words = Arc::new((AtomicU32::new(0), Edge::default()));
+        let client = {
+            let (ring, words) = (ring.clone(), Arc::clone(&words));
+            thread::spawn(move || {
+                let (need_wakeup, doorbell) = &*words;
+                let mut producer = Producer::new(ring);
+                let mut rung = 0;
+                for number in 1..=REQUESTS {
+                    assert!(producer.write(number).unwrap());
+                    producer.publish();
+                    weak.fence("fence of the client");
+                    let sleep = need_wakeup.load(Relaxed);
+                    if sleep != 0 && sleep != rung {
+                        rung = sleep;
+                        doorbell.write();
+                    }
+                }
+            })
+        };
+        let (need_wakeup, doorbell) = &*words;
+        let mut consumer = Consumer::new(ring);
+        let mut sleeps = 0;
+        loop {
+            while let Some(number) = consumer.read().unwrap() {
+                assert_eq!(number, consumer.position());
+            }
+            consumer.release();
+            if consumer.position() == REQUESTS {
+                break;
+            }
+            sleeps += 1;
+            need_wakeup.store(sleeps, Relaxed);
+            weak.fence("fence of the mover");
+            let news = consumer.cells().producer_beyond(consumer.position());
+            if !news || weak.leaves_out("look of the mover") {
+                doorbell.wait();
+            }
+            need_wakeup.store(0, Relaxed);
+        }
+        client.join().unwrap();
+        assert!(doorbell.writes() <= sleeps as usize);
+    });
+}
+
+/// Full receive rings: `RecvSide::give_back` of the client library against `Mover::park`. A parked flow
+/// always learns of room.
+#[test]
+fn space_wake_at() {
+    const RING_BYTES: u64 = 2;
+    check("space_wake_at", 5, &["fence of the client", "fence of the mover", "look of the mover"], |weak| {
+        // recv_consumer, space_wake_at, and the `Space` request (its way is `need_wakeup`, above).
+        let words = Arc::new((AtomicU64::new(0), AtomicU64::new(0), Edge::default()));
+        let client = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                let (recv_consumer, space_wake_at, space) = &*words;
+                let mut answered = 0;
+                for consumer in 1..=RING_BYTES {
+                    recv_consumer.store(consumer, Release);
+                    weak.fence("fence of the client");
+                    let wanted = space_wake_at.load(Relaxed);
+                    if wanted != 0 && consumer >= wanted && wanted != answered {
+                        answered = wanted;
+                        space.write();
+                    }
+                }
+            })
+        };
+        let (recv_consumer, space_wake_at, space) = &*words;
+        // The ring is full, and as many bytes again shall go through it one by one.
+        let (mut reserved, mut consumed) = (RING_BYTES, 0);
+        while reserved < 2 * RING_BYTES {
+            consumed = recv_consumer.load(Acquire).max(consumed);
+            if reserved - consumed < RING_BYTES {
+                reserved += 1;
+                continue;
+            }
+            let target = (reserved + 1 - RING_BYTES).max(consumed + 1);
+            space_wake_at.store(target, Release);
+            weak.fence("fence of the mover");
+            consumed = recv_consumer.load(Acquire);
+            if reserved - consumed < RING_BYTES && !weak.leaves_out("look of the mover") {
+                space_wake_at.store(0, Release);
+            } else {
+                space.wait();
+            }
+        }
+        client.join().unwrap();
+    });
+}
+
+/// Full event rings: `Channel::drain` of the client library against `Mover::retry_overflow`. Events that
+/// wait for room are posted once there is some.
+#[test]
+fn events_waiting() {
+    const EVENTS: u64 = 3;
+    let parts = ["fence of the client", "fence of the mover", "second look of the mover"];
+    check("events_waiting", 3, &parts, |weak| {
+        let ring = Ring::new(1, weak);
+        // events_waiting, doorbell of the driver, doorbell of the client's sleep.
+        let words = Arc::new((AtomicU32::new(0), Edge::default(), Bell::new(weak)));
+        let mover = {
+            let (ring, words) = (ring.clone(), Arc::clone(&words));
+            thread::spawn(move || {
+                let (waiting, doorbell, bell) = &*words;
+                let mut waker = Waker::default();
+                let mut producer = Producer::new(ring);
+                let mut written = 0;
+                for posted in 1..=EVENTS {
+                    let mut retry = |producer: &mut Producer<Ring>| {
+                        while written < posted && producer.write(written + 1).unwrap() {
+                            written += 1;
+                        }
+                        written < posted
+                    };
+                    loop {
+                        let mut overflowing = retry(&mut producer);
+                        if overflowing {
+                            waiting.store(1, Relaxed);
+                            weak.fence("fence of the mover");
+                            if !weak.leaves_out("second look of the mover") {
+                                overflowing = retry(&mut producer);
+                            }
+                        }
+                        if !overflowing {
+                            waiting.store(0, Relaxed);
+                        }
+                        let produced = producer.publish();
+                        waker.wake(bell, produced);
+                        if !overflowing {
+                            break;
+                        }
+                        doorbell.wait();
+                    }
+                }
+            })
+        };
+        let (waiting, doorbell, bell) = &*words;
+        let mut consumer = Consumer::new(ring.clone());
+        while consumer.position() < EVENTS {
+            if consumer.read().unwrap().is_some() {
+                consumer.release();
+                weak.fence("fence of the client");
+                if waiting.load(Relaxed) != 0 {
+                    doorbell.write();
+                }
+            } else {
+                let position = consumer.position();
+                let ready = || ring.0.producer.load(Acquire) != position;
+                wait::sleep(bell, position + 1, &mut Spin::new(0), Duration::MAX, ready);
+            }
+        }
+        mover.join().unwrap();
+    });
+}
+
+/// Reactive events: `Link::store_subscribed` and `Channel::drain` of the client library against
+/// `Flow::publish` and `Mover::post_ready`. A client that sleeps has seen everything delivered.
+#[test]
+fn reactive_events() {
+    const DELIVERIES: u64 = 3;
+    let parts = ["fence of the client", "fence of the subscription", "fence of the mover"];
+    check("reactive_events", 3, &parts, |weak| {
+        let ring = Ring::new(4, weak);
+        let words = Arc::new(Socket {
+            recv_producer: AtomicU64::new(0),
+            subscribed: AtomicU32::new(0),
+            event_ack: AtomicU32::new(0),
+            event_number: AtomicU32::new(0),
+            bell: Bell::new(Weak("")),
+        });
+        let mover = {
+            let (ring, socket) = (ring.clone(), Arc::clone(&words));
+            thread::spawn(move || {
+                let mut producer = Producer::new(ring);
+                let mut waker = Waker::default();
+                for delivered in 1..=DELIVERIES {
+                    socket.recv_producer.store(delivered, Release);
+                    weak.fence("fence of the mover");
+                    let number = socket.event_number.load(Relaxed);
+                    if socket.subscribed.load(Relaxed) == 0 || socket.event_ack.load(Relaxed) != number {
+                        continue;
+                    }
+                    socket.event_number.store(number + 1, Release);
+                    assert_eq!(producer.write(u64::from(number) + 1), Ok(true));
+                    let produced = producer.publish();
+                    waker.wake(&socket.bell, produced);
+                }
+            })
+        };
+        let socket = &*words;
+        let mut consumer = Consumer::new(ring.clone());
+        let number = socket.event_number.load(Acquire);
+        socket.event_ack.store(number, Relaxed);
+        socket.subscribed.store(1, Release);
+        weak.fence("fence of the subscription");
+        while socket.recv_producer.load(Acquire) < DELIVERIES {
+            let position = consumer.position();
+            let ready = || ring.0.producer.load(Acquire) != position;
+            wait::sleep(&socket.bell, position + 1, &mut Spin::new(0), Duration::MAX, ready);
+            let mut any = false;
+            while let Some(number) = consumer.read().unwrap() {
+                socket.event_ack.store(number as u32, Release);
+                any = true;
+            }
+            if any {
+                consumer.release();
+                weak.fence("fence of the client");
+            }
+        }
+        mover.join().unwrap();
+    });
+}
+
+struct Socket {
+    recv_producer: AtomicU64,
+    subscribed: AtomicU32,
+    event_ack: AtomicU32,
+    event_number: AtomicU32,
+    bell: Bell,
+}

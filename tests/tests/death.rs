@@ -1,0 +1,132 @@
+//! Clients killed at random moments: nothing leaks, nobody else notices, peers learn it in order.
+use pd_client::{Listener, SendBuffer, Stream};
+use pd_tests::{fill, verify, Random, TestDriver};
+use std::io::{BufRead, BufReader, Read};
+use std::thread;
+use std::time::Duration;
+
+const KILLS: u64 = 2000;
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Reads a victim's stream to its end: a prefix of what it sent, then EOF or `ECONNRESET`.
+fn read_victim(stream: &Stream, seed: u64) {
+    let mut position = 0;
+    loop {
+        match stream.recv(64 << 10) {
+            Ok(received) if received.is_empty() => return,
+            Ok(received) => {
+                verify(seed, position, &received);
+                position += received.len() as u64;
+            }
+            Err(error) => {
+                assert_eq!(error.errno(), libc::ECONNRESET, "{error}");
+                return;
+            }
+        }
+    }
+}
+
+fn feed_victim(stream: &Stream, seed: u64) {
+    let mut random = Random(seed);
+    let mut position = 0;
+    let mut buffers: Vec<_> = (0..3).map(|_| SendBuffer::new(30_000).unwrap()).collect();
+    loop {
+        for buffer in &mut buffers {
+            let len = 1 + random.below(30_000) as usize;
+            let Ok(bytes) = buffer.wait_mut() else { return };
+            fill(seed, position, &mut bytes[..len]);
+            if let Err(error) = stream.send(buffer, ..len) {
+                assert!([libc::ECONNRESET, libc::EPIPE].contains(&error.errno()), "{error}");
+                return;
+            }
+            position += len as u64;
+        }
+    }
+}
+
+#[test]
+fn thousands_of_kills() {
+    let driver = TestDriver::with("cpu", |settings| settings.ring_bytes_default = 256 << 10);
+    driver.attach_here();
+    let listener = Listener::bind("127.0.0.1:7100".parse().unwrap()).unwrap();
+
+    // A pair that nothing of this may disturb.
+    let mut bystander = driver.peer(&["recv", "127.0.0.1:7101", "5000"]);
+    let mut bystander_out = BufReader::new(bystander.stdout.take().unwrap());
+    bystander_out.read_line(&mut String::new()).unwrap();
+    let calm = driver.peer(&["send", "127.0.0.1:7101", "30000000000", "5000", "8"]);
+    let calm_pid = calm.id();
+
+    let warm = driver.wait_for("the bystanders' connection", |r| r.connections.len() == 1);
+    let mut before = None;
+    let mut random = Random(42);
+    for round in 0..KILLS {
+        if round == 50 {
+            // Past the first rounds, which fill caches of regions and threads.
+            before = Some((driver.wait_for("quiet", |r| r.connections.len() == 1), descriptors()));
+        }
+        let role = if round % 2 == 0 { "victim-send" } else { "victim-recv" };
+        let mut victim = driver.peer(&[role, "127.0.0.1:7100", &round.to_string()]);
+        let kill_after = Duration::from_micros(random.below(6000));
+        thread::scope(|scope| {
+            listener.set_nonblocking(true);
+            let early = random.below(4) == 0;
+            if !early {
+                // Killed at some moment of the transfer.
+                let stream = loop {
+                    match listener.accept() {
+                        Ok(stream) => break stream,
+                        Err(error) => assert_eq!(error.errno(), libc::EAGAIN),
+                    }
+                    thread::sleep(Duration::from_micros(200));
+                };
+                let reader = scope.spawn(move || match round % 2 {
+                    0 => read_victim(&stream, round),
+                    _ => feed_victim(&stream, round),
+                });
+                thread::sleep(kill_after);
+                victim.kill().unwrap();
+                reader.join().unwrap();
+            } else {
+                // Killed while it attaches, connects or sends unaccepted.
+                thread::sleep(kill_after);
+                victim.kill().unwrap();
+            }
+            victim.wait().unwrap();
+            while let Ok(stream) = listener.accept() {
+                if round % 2 == 0 {
+                    read_victim(&stream, round);
+                }
+            }
+        });
+    }
+    let (before, descriptors_before) = before.unwrap();
+    let after = driver.wait_for("the dead are forgotten", |r| {
+        r.connections.len() == 1 && r.clients.len() == warm.clients.len() && r.memory_used_bytes <= before.memory_used_bytes
+    });
+    assert_eq!(after.clients.len(), before.clients.len());
+    let own = |r: &pd_driver::admin::Report| {
+        r.clients.iter().find(|c| c.pid == std::process::id()).map(|c| (c.sockets, c.region_bytes))
+    };
+    assert_eq!(own(&after).unwrap().0, own(&before).unwrap().0, "sockets");
+    assert!(descriptors() <= descriptors_before + 2, "{} descriptors, {descriptors_before} before", descriptors());
+
+    // The bystanders are still at it, and what they move is right.
+    let moved = |r: &pd_driver::admin::Report| r.connections[0].bytes[0];
+    let so_far = moved(&driver.report());
+    driver.wait_for("the bystanders go on", |r| moved(r) > so_far);
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(calm_pid as i32).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    drop(calm);
+    let mut rest = String::new();
+    bystander_out.read_to_string(&mut rest).unwrap();
+    let _ = bystander.kill();
+    bystander.wait().unwrap();
+    driver.wait_for("all gone but this process", |r| r.clients.len() == 1 && r.connections.is_empty());
+}
