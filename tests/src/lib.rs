@@ -2,7 +2,15 @@
 use pd_driver::{Driver, Settings, SystemClock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+mod bystander;
+mod puppet;
+mod raw;
+
+pub use bystander::Bystander;
+pub use puppet::Puppet;
+pub use raw::{Raw, SentRegion};
 
 /// A driver in this process, on sockets in a folder of its own.
 pub struct TestDriver {
@@ -90,13 +98,28 @@ impl TestDriver {
 
     /// A peer process, attached to this driver. See `bin/peer.rs`.
     pub fn peer(&self, args: &[&str]) -> Child {
-        Command::new(peer_path())
-            .args(args)
-            .env("PD_SOCKET", self.socket())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("peer")
+        self.spawn(Command::new(peer_path()).args(args))
+    }
+
+    /// A peer process in the network namespace called `namespace`.
+    pub fn peer_in(&self, namespace: &str, args: &[&str]) -> Child {
+        self.spawn(Command::new("ip").args(["netns", "exec", namespace]).arg(peer_path()).args(args))
+    }
+
+    /// A process that attaches to this driver, with pipes for its input and output.
+    pub fn spawn(&self, command: &mut Command) -> Child {
+        let command = command.env("PD_SOCKET", self.socket()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    /// A peer that does as it is told.
+    pub fn puppet(&self) -> Puppet {
+        Puppet::new(self.peer(&["puppet"]))
+    }
+
+    /// Whether all of the driver's threads run.
+    pub fn is_running(&self) -> bool {
+        self.driver.as_ref().is_some_and(Driver::is_running)
     }
 }
 
@@ -114,6 +137,26 @@ pub fn peer_path() -> PathBuf {
         path.pop();
     }
     path.join("peer")
+}
+
+/// Holds off the other tests of this binary that call it: those that count what the process holds.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Descriptors that this process holds.
+pub fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("own descriptors").count()
+}
+
+/// Whether this process is root's; if not, says what the test needs that for.
+pub fn is_root(needed_for: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: {needed_for} needs root");
+    }
+    root
 }
 
 /// Byte number `position` of the stream called `seed`.

@@ -89,7 +89,8 @@ pub enum Operation {
     /// The client has given back receive ring bytes that the driver said it waits for
     /// (`space_wake_at`). Unanswered.
     Space = 2,
-    /// A new socket; `family` says IPv4 or IPv6. Answered with its id.
+    /// A new socket; `family` says IPv4 or IPv6. Answered with its id and, as a number, the bytes of its
+    /// send and receive rings.
     Socket = 3,
     /// Bind to an address. Answered with the address bound.
     Bind = 4,

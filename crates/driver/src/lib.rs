@@ -26,5 +26,7 @@ pub use driver::{Driver, StartError};
 pub use memory::HugepageUse;
 pub use messages::Violation;
 pub use metrics::Metrics;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+pub use mover::hostile;
 pub use mover::{BufferTable, Entry, ENTRIES_MAX};
 pub use settings::Settings;

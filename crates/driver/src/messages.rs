@@ -148,6 +148,9 @@ pub enum Violation {
     /// Event ring.
     #[error("impossible counter in its event ring")]
     EventRing,
+    /// Event ring not read.
+    #[error("does not read its events")]
+    Events,
     /// Operation.
     #[error("unknown operation {0} requested")]
     Operation(u8),

@@ -1,6 +1,8 @@
 use crate::{Cpu, Engine, EngineError, Fault, FaultPlan};
 use std::sync::Arc;
 
+/// Engines that this build has.
+pub const NAMES: [&str; 2] = ["cpu", "fault"];
 const KNOWN: &str = "cpu, fault[:OPTION,...]";
 const FAULT_OPTIONS: &str =
     "seed=NUMBER, fail=PER_MILLE (0 to 1000), delay=REAPS, dead_after=COMMANDS or reorder";

@@ -36,7 +36,7 @@ mod engine;
 mod fault;
 mod random;
 
-pub use by_name::by_name;
+pub use by_name::{by_name, NAMES};
 pub use cpu::Cpu;
 pub use engine::{Capability, Engine, EngineError, QueuePair};
 pub use fault::{Fault, FaultPlan};

@@ -1,12 +1,12 @@
 //! `pd doctor`: what this machine has and lacks, and what to do about it.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
 use comfy_table::{presets, Table};
+use pd_driver::admin::{ask, Answer, Ask};
 use rustix::fs::{memfd_create, MemfdFlags};
 use serde::Serialize;
 
@@ -21,9 +21,9 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Socket of the driver
-    #[arg(long, default_value = crate::driver_cmd::DEFAULT_SOCKET)]
-    socket: PathBuf,
+    /// Admin socket of the driver
+    #[arg(long, default_value = crate::driver_cmd::DEFAULT_ADMIN_SOCKET)]
+    admin_socket: PathBuf,
 }
 
 /// How a check ended.
@@ -70,7 +70,7 @@ pub fn main(args: &DoctorArgs) -> Result<i32> {
         iproute2(),
         bridge_filter(),
         engines(),
-        driver(&args.socket),
+        driver(&args.admin_socket),
     ];
     if args.json {
         println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "checks": rows }))?);
@@ -197,19 +197,28 @@ fn bridge_filter() -> Row {
 }
 
 fn engines() -> Row {
-    ok("engines", "cpu")
+    let known = pd_engine::NAMES.join(", ");
+    let usable: Vec<&str> = pd_engine::NAMES.into_iter().filter(|name| pd_engine::by_name(name).is_ok()).collect();
+    match usable.is_empty() {
+        true => fail("engines", format!("none of {known}"), "build pd with the cpu engine"),
+        false => ok("engines", usable.join(", ")),
+    }
 }
 
 fn driver(socket: &Path) -> Row {
-    match UnixStream::connect(socket) {
-        Ok(_) => ok("driver", format!("answers at {}", socket.display())),
-        Err(e) if !socket.exists() => {
-            warn("driver", format!("{}: {}", socket.display(), e.kind()), "start it: pd driver")
+    match ask(socket, &Ask::List) {
+        Ok(Answer::Report(report)) => ok(
+            "driver",
+            format!("{} clients, {} connections", report.clients.len(), report.connections.len()),
+        ),
+        Ok(_) => fail("driver", "an answer of another version", "stop it and start this version's: pd driver"),
+        Err(_) if !socket.exists() => {
+            warn("driver", format!("no {}", socket.display()), "start it: pd driver")
         }
         Err(e) => fail(
             "driver",
-            format!("{}: {}", socket.display(), e.kind()),
-            "start it (pd driver), or join the socket's group",
+            format!("{}: {e}", socket.display()),
+            "start it (pd driver), or ask as its user or root",
         ),
     }
 }

@@ -1,16 +1,24 @@
-//! `pd driver`: its configuration. A TOML file in which everything is optional; every value has a
+//! `pd driver`: the daemon and its configuration. A TOML file in which everything is optional; every value has a
 //! range, and a value outside it is refused by name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
+use pd_driver::{Driver, HugepageUse, Settings, SystemClock};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 
+use crate::signals::Signals;
 use crate::size::Bytes;
 
 /// Where the driver listens and clients look, unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/pipedevice/driver.sock";
+
+/// Where the driver answers `pd ls` and `pd doctor`.
+pub const DEFAULT_ADMIN_SOCKET: &str = "/run/pipedevice/admin.sock";
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -46,21 +54,9 @@ pub struct MemoryConfig {
     /// Memory of one client's region at most.
     pub client_budget_bytes: Bytes,
     /// What to do about 2 MB hugepages.
-    pub hugepages: Hugepages,
+    pub hugepages: HugepageUse,
     /// Send and receive ring of a socket that sets no size; a power of two.
     pub ring_bytes_default: Bytes,
-}
-
-/// What to do about 2 MB hugepages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Hugepages {
-    /// Use them if there are any.
-    Auto,
-    /// Use ordinary pages.
-    Off,
-    /// Do not start without them.
-    Require,
 }
 
 /// The `[driver]` table.
@@ -69,22 +65,14 @@ pub enum Hugepages {
 pub struct DriverConfig {
     /// Mover threads.
     pub movers: u64,
-    /// Engine that moves the bytes.
-    pub engine: Engine,
+    /// Engine that moves the bytes, as `pd doctor` names them.
+    pub engine: String,
     /// Pause instructions that a mover spins before it sleeps.
     pub spin_pauses: u64,
     /// Milliseconds after which an idle ring is reclaimed.
     pub idle_ring_ms: u64,
     /// Connections of all clients together.
     pub connections_max: u64,
-}
-
-/// Copy back ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Engine {
-    /// The processor.
-    Cpu,
 }
 
 /// The `[log]` table.
@@ -111,7 +99,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             socket: PathBuf::from(DEFAULT_SOCKET),
-            admin_socket: PathBuf::from("/run/pipedevice/admin.sock"),
+            admin_socket: PathBuf::from(DEFAULT_ADMIN_SOCKET),
             socket_mode: "0660".to_owned(),
             socket_group: None,
             memory: MemoryConfig::default(),
@@ -123,10 +111,14 @@ impl Default for Config {
 
 impl Default for MemoryConfig {
     fn default() -> MemoryConfig {
+        // 4 GiB as in the paper (section IV-A), or half of a smaller machine's memory.
+        let info = rustix::system::sysinfo();
+        let memory = u64::from(info.totalram).saturating_mul(info.mem_unit.into());
+        let budget = (memory / 2 / (16 * MIB) * (16 * MIB)).clamp(16 * MIB, 4 * GIB);
         MemoryConfig {
-            budget_bytes: Bytes(GIB),
-            client_budget_bytes: Bytes(256 * MIB),
-            hugepages: Hugepages::Auto,
+            budget_bytes: Bytes(budget),
+            client_budget_bytes: Bytes(budget / 2),
+            hugepages: HugepageUse::Auto,
             ring_bytes_default: Bytes(4 * MIB),
         }
     }
@@ -136,8 +128,8 @@ impl Default for DriverConfig {
     fn default() -> DriverConfig {
         DriverConfig {
             movers: 1,
-            engine: Engine::Cpu,
-            spin_pauses: 2_000,
+            engine: "cpu".to_owned(),
+            spin_pauses: u64::from(pd_driver::Settings::default().spin_pauses),
             idle_ring_ms: 1_000,
             connections_max: 65_536,
         }
@@ -191,6 +183,8 @@ impl Config {
         if !ring.0.is_power_of_two() {
             bail!("memory.ring_bytes_default = {ring} is no power of two; use 64KiB, 128KiB, ... 4MiB, ...");
         }
+        pd_engine::by_name(&driver.engine)
+            .with_context(|| format!("driver.engine = \"{}\" is not usable", driver.engine))?;
         number("driver.movers", driver.movers, 1, 64)?;
         number("driver.spin_pauses", driver.spin_pauses, 0, 1_000_000)?;
         number("driver.idle_ring_ms", driver.idle_ring_ms, 1, 86_400_000)?;
@@ -245,7 +239,89 @@ pub fn main(args: &DriverArgs) -> Result<i32> {
         print!("{}", toml::to_string(&config)?);
         return Ok(0);
     }
-    bail!("this build of pd holds no driver; only --check works")
+    run(&config)
+}
+
+fn run(config: &Config) -> Result<i32> {
+    // Before the driver's threads start, so that they have the signals blocked as well.
+    let signals = Signals::watch()?;
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .with_max_level(config.log.level.filter())
+        .init();
+    let settings = config.settings()?;
+    let engine = pd_engine::by_name(&config.driver.engine)?;
+    if !rustix::process::getuid().is_root() {
+        tracing::warn!("not root: containers in other network namespaces cannot bind their addresses");
+    }
+    let driver = Driver::start(settings, Arc::new(SystemClock::default()), &*engine)?;
+    tracing::info!(
+        socket = %config.socket.display(),
+        engine = config.driver.engine,
+        movers = config.driver.movers,
+        "driver ready"
+    );
+    let stop = loop {
+        let mut fds = [PollFd::new(&signals, PollFlags::IN)];
+        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = poll(&mut fds, Some(&second));
+        if let Some(caught) = signals.next() {
+            break caught;
+        }
+        if !driver.is_running() {
+            bail!("a thread of the driver has ended; its clients see ECONNRESET, start it again");
+        }
+    };
+    tracing::info!(signal = stop.signal, "driver stops");
+    drop(driver);
+    Ok(0)
+}
+
+impl Config {
+    fn settings(&self) -> Result<Settings> {
+        Ok(Settings {
+            socket: self.socket.clone(),
+            admin_socket: self.admin_socket.clone(),
+            socket_mode: self.socket_mode_bits()?,
+            socket_group: self.socket_group.as_deref().map(group_id).transpose()?,
+            budget_bytes: self.memory.budget_bytes.0,
+            client_budget_bytes: self.memory.client_budget_bytes.0,
+            hugepages: self.memory.hugepages,
+            ring_bytes_default: self.memory.ring_bytes_default.0,
+            movers: usize::try_from(self.driver.movers)?,
+            spin_pauses: u32::try_from(self.driver.spin_pauses)?,
+            ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
+            connections_max: usize::try_from(self.driver.connections_max)?,
+            ..Settings::default()
+        })
+    }
+}
+
+impl LogLevel {
+    fn filter(self) -> tracing_subscriber::filter::LevelFilter {
+        use tracing_subscriber::filter::LevelFilter;
+        match self {
+            LogLevel::Error => LevelFilter::ERROR,
+            LogLevel::Warn => LevelFilter::WARN,
+            LogLevel::Info => LevelFilter::INFO,
+            LogLevel::Debug => LevelFilter::DEBUG,
+            LogLevel::Trace => LevelFilter::TRACE,
+        }
+    }
+}
+
+/// The number of a group that is named or numbered.
+fn group_id(group: &str) -> Result<u32> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    let groups = fs::read_to_string("/etc/group").context("cannot read /etc/group")?;
+    let found = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    found.with_context(|| format!("socket_group = \"{group}\" is no group of this machine; groupadd {group}"))
 }
 
 #[cfg(test)]
@@ -287,7 +363,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.memory.budget_bytes, Bytes(4 * GIB));
         assert_eq!(config.memory.client_budget_bytes, Bytes(128 * MIB));
-        assert_eq!(config.memory.hugepages, Hugepages::Require);
+        assert_eq!(config.memory.hugepages, HugepageUse::Require);
         assert_eq!(config.socket_mode_bits().unwrap(), 0o600);
         assert_eq!((config.driver.movers, config.log.level), (2, LogLevel::Debug));
     }
@@ -308,7 +384,7 @@ mod tests {
             ("[driver]\nspin_pauses = 1000001", "driver.spin_pauses", "1000001", "0 to 1000000"),
             ("[memory]\nbudget_bytes = \"1MiB\"", "memory.budget_bytes", "1MiB", "16MiB to 1TiB"),
             (
-                "[memory]\nclient_budget_bytes = \"2GiB\"",
+                "[memory]\nbudget_bytes = \"1GiB\"\nclient_budget_bytes = \"2GiB\"",
                 "memory.client_budget_bytes",
                 "2GiB",
                 "2MiB to 1GiB",

@@ -1,32 +1,107 @@
-//! `pd ls`: the containers that run now.
+//! `pd ls`: the containers that run now, and what the driver knows of its clients: sockets,
+//! connections, rings.
+
+use std::path::PathBuf;
 
 use anyhow::Result;
 use comfy_table::{presets, Table};
+use pd_driver::admin::{ask, Answer, Ask, Report};
 
 use crate::container::state::{self, Record};
+use crate::size::Bytes;
 
-/// Lists containers.
+/// Lists containers, clients, sockets and connections.
 #[derive(Debug, clap::Args)]
 pub struct LsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Admin socket of the driver
+    #[arg(long, default_value = crate::driver_cmd::DEFAULT_ADMIN_SOCKET)]
+    admin_socket: PathBuf,
 }
 
 /// Runs the subcommand; returns the status to exit with.
 pub fn main(args: &LsArgs) -> Result<i32> {
     let containers: Vec<Record> = state::records()?.into_iter().filter(|r| r.owner.is_alive()).collect();
+    let driver = ask(&args.admin_socket, &Ask::List);
+    let report = match &driver {
+        Ok(Answer::Report(report)) => Some(&**report),
+        _ => None,
+    };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "containers": containers }))?);
+        let all = serde_json::json!({ "containers": containers, "driver": report });
+        println!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(0);
     }
+    print_containers(containers);
+    match (report, driver.as_ref().err()) {
+        (Some(report), _) => print_driver(report),
+        (None, Some(error)) => {
+            println!("\nno driver answers at {}: {error}; start it with pd driver", args.admin_socket.display());
+        }
+        (None, None) => println!("\nthe driver at {} is of another version", args.admin_socket.display()),
+    }
+    Ok(0)
+}
+
+fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["CONTAINER", "TENANT", "BRIDGE", "ADDRESS", "IPV6", "PID", "COMMAND"]);
+    table.load_preset(presets::NOTHING).set_header(header);
+    table
+}
+
+fn print_containers(containers: Vec<Record>) {
+    let mut rows = table(["CONTAINER", "TENANT", "BRIDGE", "ADDRESS", "IPV6", "PID", "COMMAND"]);
     for c in containers {
         let pid = c.init.pid.to_string();
-        table.add_row([c.name, c.tenant, c.bridge, c.address, c.address6, pid, c.command.join(" ")]);
+        rows.add_row([c.name, c.tenant, c.bridge, c.address, c.address6, pid, c.command.join(" ")]);
     }
-    println!("{table}");
-    Ok(0)
+    println!("{rows}");
+}
+
+fn print_driver(report: &Report) {
+    println!(
+        "\nmemory {} of {}, {} rings waiting for some",
+        Bytes(report.memory_used_bytes),
+        Bytes(report.memory_budget_bytes),
+        report.rings_waiting
+    );
+    let mut clients =
+        table(["CLIENT", "PID", "CONTAINER", "TENANT", "SOCKETS", "REGIONS", "MEMORY", "RINGS", "LISTENING"]);
+    for c in &report.clients {
+        let listening: Vec<String> =
+            c.listening.iter().map(|(at, waiting)| format!("{at} ({waiting} waiting)")).collect();
+        clients.add_row([
+            c.client.to_string(),
+            c.pid.to_string(),
+            c.container.clone().unwrap_or_default(),
+            c.tenant.clone().unwrap_or_default(),
+            c.sockets.to_string(),
+            c.regions.to_string(),
+            Bytes(c.region_bytes).to_string(),
+            Bytes(c.ring_bytes).to_string(),
+            listening.join(", "),
+        ]);
+    }
+    println!("\n{clients}");
+    let mut connections = table(["CONNECTION", "FROM", "TO", "BYTES", "BACK", "MESSAGES", "BACK"]);
+    for c in &report.connections {
+        let side = |side: &Option<(u16, std::net::SocketAddr)>| match side {
+            Some((client, at)) => format!("{at} (client {client})"),
+            None => "gone".to_owned(),
+        };
+        let numbers = [c.bytes[0], c.bytes[1], c.messages[0], c.messages[1]].map(|n| n.to_string());
+        let [there, back, messages, messages_back] = numbers;
+        connections.add_row([
+            c.connection.to_string(),
+            side(&c.from),
+            side(&c.to),
+            there,
+            back,
+            messages,
+            messages_back,
+        ]);
+    }
+    println!("\n{connections}");
 }

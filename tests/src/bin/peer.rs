@@ -4,9 +4,18 @@
 //! `peer recv ADDR MESSAGE`: listens, takes one connection, reads to the end; prints likewise.
 //! `peer victim-send ADDR SEED`, `peer victim-recv ADDR SEED`: connect and send (or receive and check)
 //! the stream called SEED until killed.
-use pd_client::{Listener, SendBuffer, Stream};
+//! `peer steady-send ADDR SEED`, `peer steady-recv ADDR SEED`: connects and sends the stream called SEED
+//! at some leisure until its standard input ends (listens, takes one connection and checks the stream to its
+//! end); prints the bytes.
+//! `peer puppet`: does as its standard input says. See `puppet` below.
+//! `peer driver SOCKET ADMIN_SOCKET [SETTING=NUMBER ...]`: a driver, until its standard input ends.
+use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
+use std::collections::HashMap;
 use std::hash::Hasher;
-use std::time::Instant;
+use std::io::{BufRead, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use twox_hash::XxHash3_64;
 
 fn main() {
@@ -17,6 +26,10 @@ fn main() {
         "recv" => recv(&args[1], number(2) as usize),
         "victim-send" => victim_send(&args[1], number(2)),
         "victim-recv" => victim_recv(&args[1], number(2)),
+        "steady-send" => steady_send(&args[1], number(2)),
+        "steady-recv" => steady_recv(&args[1], number(2)),
+        "puppet" => puppet(),
+        "driver" => driver(&args[1..]),
         other => panic!("no such role: {other}"),
     }
 }
@@ -110,6 +123,271 @@ fn victim_recv(addr: &str, seed: u64) {
             return;
         }
     }
+}
+
+fn steady_send(addr: &str, seed: u64) {
+    let stream = Stream::connect(addr.parse().expect("address")).expect("connect");
+    let stop = Arc::new(AtomicBool::new(false));
+    std::thread::spawn({
+        let stop = stop.clone();
+        move || {
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    let mut random = pd_tests::Random(seed);
+    let mut buffers: Vec<_> = (0..4).map(|_| SendBuffer::new(20_000).expect("buffer")).collect();
+    let mut position = 0;
+    for turn in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let buffer = &mut buffers[turn % 4];
+        let len = 1 + random.below(20_000) as usize;
+        pd_tests::fill(seed, position, &mut buffer.wait_mut().expect("reusable")[..len]);
+        stream.send(buffer, ..len).expect("send");
+        position += len as u64;
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    stream.shutdown(Shutdown::Write).expect("shutdown");
+    assert!(stream.recv(1).expect("end").is_empty());
+    println!("{position}");
+}
+
+fn steady_recv(addr: &str, seed: u64) {
+    let listener = Listener::bind(addr.parse().expect("address")).expect("bind");
+    println!("ready {}", listener.local_addr().expect("address"));
+    let stream = listener.accept().expect("accept");
+    let mut position = 0;
+    loop {
+        let received = stream.recv(50_000).expect("recv");
+        if received.is_empty() {
+            break;
+        }
+        pd_tests::verify(seed, position, &received);
+        position += received.len() as u64;
+    }
+    println!("{position}");
+}
+
+/// Sockets and memory of a puppet, by the names that it was told.
+#[derive(Default)]
+struct Puppet {
+    listeners: HashMap<String, Listener>,
+    streams: HashMap<String, Stream>,
+    blocks: HashMap<String, SendBuffer>,
+}
+
+/// One command a line; answers `ok ...`, or `error ERRNO MESSAGE`.
+fn puppet() {
+    let mut puppet = Puppet::default();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.expect("command");
+        let words: Vec<_> = line.split(' ').collect();
+        match puppet.obey(&words) {
+            Ok(answer) => println!("ok {answer}"),
+            Err(error) => println!("error {} {}", error.errno(), error.message()),
+        }
+    }
+}
+
+impl Puppet {
+    fn obey(&mut self, words: &[&str]) -> pd_client::Result<String> {
+        let number = |index: usize| words[index].parse::<u64>().expect("number");
+        let addr = |index: usize| words[index].parse().expect("address");
+        let stream = |name: &str| self.streams.get(name).expect("stream");
+        Ok(match words[0] {
+            // listen NAME ADDR BACKLOG [RING]: the address bound.
+            "listen" => {
+                let ring = words.get(4).map(|_| number(4));
+                let options = ListenerOptions {
+                    backlog: number(3) as u32,
+                    send_ring_bytes: ring,
+                    recv_ring_bytes: ring,
+                    ..ListenerOptions::default()
+                };
+                let listener = Listener::bind_with(addr(2), options)?;
+                let bound = listener.local_addr()?;
+                self.listeners.insert(words[1].to_owned(), listener);
+                bound.to_string()
+            }
+            // connect NAME ADDR, accept NAME LISTENER: the local and the peer's address.
+            "connect" => self.keep(words[1], Stream::connect(addr(2))?)?,
+            "accept" => {
+                let accepted = self.listeners[words[2]].accept()?;
+                self.keep(words[1], accepted)?
+            }
+            // connect-many NAME ADDR COUNT, accept-many NAME LISTENER COUNT: NAME0 and so on.
+            "connect-many" => {
+                for index in 0..number(3) {
+                    self.keep(&format!("{}{index}", words[1]), Stream::connect(addr(2))?)?;
+                }
+                String::new()
+            }
+            "accept-many" => {
+                for index in 0..number(3) {
+                    let accepted = self.listeners[words[2]].accept()?;
+                    self.keep(&format!("{}{index}", words[1]), accepted)?;
+                }
+                String::new()
+            }
+            // send NAME SEED FROM BYTES MESSAGE, recv NAME SEED FROM BYTES: a part of the stream called SEED.
+            "send" => {
+                send_pattern(stream(words[1]), number(2), number(3), number(4), number(5) as usize)?;
+                String::new()
+            }
+            "recv" => {
+                recv_pattern(stream(words[1]), number(2), number(3), number(4))?;
+                String::new()
+            }
+            // send-bytes NAME BLOCK LEN: as it is.
+            "send-bytes" => stream(words[1]).send(&self.blocks[words[2]], ..number(3) as usize)?.to_string(),
+            // end NAME: waits for the end of the stream.
+            "end" => stream(words[1]).recv(1)?.len().to_string(),
+            "shutdown" => {
+                stream(words[1]).shutdown(Shutdown::Write)?;
+                String::new()
+            }
+            // ring NAME BYTES: the receive ring's size taken.
+            "ring" => stream(words[1]).set_recv_ring_bytes(number(2))?.to_string(),
+            "timeout" => {
+                stream(words[1]).set_write_timeout(Some(Duration::from_millis(number(2))))?;
+                String::new()
+            }
+            "close" => {
+                self.streams.remove(words[1]);
+                self.listeners.remove(words[1]);
+                self.blocks.remove(words[1]);
+                String::new()
+            }
+            "close-all" => {
+                self.streams.clear();
+                self.listeners.clear();
+                self.blocks.clear();
+                String::new()
+            }
+            // malloc NAME BYTES
+            "malloc" => {
+                let block = SendBuffer::new(number(2) as usize)?;
+                self.blocks.insert(words[1].to_owned(), block);
+                String::new()
+            }
+            // echo LISTENER THREADS CONNECTIONS: takes connections and sends back what comes, with an epoll
+            // instance in each thread, until all have ended. The bytes.
+            "echo" => {
+                let listener = self.listeners.get(words[1]).expect("listener");
+                let streams: Vec<_> =
+                    (0..number(3)).map(|_| listener.accept()).collect::<pd_client::Result<_>>()?;
+                echo(streams, number(2) as usize)?.to_string()
+            }
+            other => panic!("no such command: {other}"),
+        })
+    }
+
+    fn keep(&mut self, name: &str, stream: Stream) -> pd_client::Result<String> {
+        let names = format!("{} {}", stream.local_addr()?, stream.peer_addr()?);
+        self.streams.insert(name.to_owned(), stream);
+        Ok(names)
+    }
+}
+
+fn send_pattern(stream: &Stream, seed: u64, from: u64, bytes: u64, message: usize) -> pd_client::Result<()> {
+    let mut buffers = (0..4).map(|_| SendBuffer::new(message)).collect::<pd_client::Result<Vec<_>>>()?;
+    let (mut position, end) = (from, from + bytes);
+    for turn in 0.. {
+        let len = (end - position).min(message as u64) as usize;
+        if len == 0 {
+            break;
+        }
+        let buffer = &mut buffers[turn % 4];
+        pd_tests::fill(seed, position, &mut buffer.wait_mut()?[..len]);
+        assert_eq!(stream.send(buffer, ..len)?, len);
+        position += len as u64;
+    }
+    Ok(())
+}
+
+fn recv_pattern(stream: &Stream, seed: u64, from: u64, bytes: u64) -> pd_client::Result<()> {
+    let (mut position, end) = (from, from + bytes);
+    while position < end {
+        let received = stream.recv((end - position).min(100_000) as usize)?;
+        if received.is_empty() {
+            return Err(pd_client::Error::with_errno(libc::ENODATA, format!("the stream ended at {position}")));
+        }
+        pd_tests::verify(seed, position, &received);
+        position += received.len() as u64;
+    }
+    Ok(())
+}
+
+fn echo(streams: Vec<Stream>, threads: usize) -> pd_client::Result<u64> {
+    let mut shares: Vec<Vec<Stream>> = (0..threads).map(|_| Vec::new()).collect();
+    for (index, stream) in streams.into_iter().enumerate() {
+        shares[index % threads].push(stream);
+    }
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = shares.into_iter().map(|share| scope.spawn(|| echo_share(share))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("echo thread")).sum()
+    })
+}
+
+fn echo_share(streams: Vec<Stream>) -> pd_client::Result<u64> {
+    let epoll = Epoll::new();
+    for (index, stream) in streams.iter().enumerate() {
+        stream.set_nonblocking(true);
+        epoll.add(stream, Interest::READ, index as u64)?;
+    }
+    let (mut open, mut bytes, mut events) = (streams.len(), 0, Vec::new());
+    while open > 0 {
+        epoll.wait(&mut events, 16, Some(Duration::from_secs(20)))?;
+        assert!(!events.is_empty(), "{open} streams are silent");
+        for event in &events {
+            let stream = &streams[event.data as usize];
+            loop {
+                let received = match stream.recv(30_000) {
+                    Err(error) if error.would_block() => break,
+                    received => received?,
+                };
+                if received.is_empty() {
+                    epoll.remove(stream)?;
+                    stream.shutdown(Shutdown::Write)?;
+                    open -= 1;
+                    break;
+                }
+                bytes += received.len() as u64;
+                let mut back = SendBuffer::new(received.len())?;
+                back.wait_mut()?.copy_from_slice(&received);
+                drop(received);
+                stream.set_nonblocking(false);
+                stream.send(&back, ..)?;
+                stream.set_nonblocking(true);
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+fn driver(args: &[String]) {
+    let mut settings = pd_driver::Settings {
+        socket: (&args[0]).into(),
+        admin_socket: (&args[1]).into(),
+        ..pd_driver::Settings::default()
+    };
+    for setting in &args[2..] {
+        let (name, value) = setting.split_once('=').expect("SETTING=NUMBER");
+        let value: u64 = value.parse().expect("number");
+        match name {
+            "budget_bytes" => settings.budget_bytes = value,
+            "movers" => settings.movers = value as usize,
+            "hugepages" if value == 0 => settings.hugepages = pd_driver::HugepageUse::Off,
+            other => panic!("no such setting: {other}"),
+        }
+    }
+    let clock = Arc::new(pd_driver::SystemClock::default());
+    let driver = pd_driver::Driver::start(settings, clock, &pd_engine::Cpu::new()).expect("driver");
+    println!("ready");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    assert!(driver.is_running());
 }
 
 fn report(what: &str, bytes: u64, start: Instant, sum: u64) {

@@ -67,7 +67,7 @@ impl Conductor {
         };
         let socket = self.fresh_socket(v6, channel, SocketState::Active);
         let (slot, generation) = self.open_slot(id, socket)?;
-        Ok(done(SocketId::new(slot, generation)))
+        Ok(done(SocketId::new(slot, generation)).with_number(self.settings.ring_bytes_default))
     }
 
     fn fresh_socket(&self, v6: bool, channel: usize, state: SocketState) -> Socket {

@@ -1,18 +1,23 @@
 //! The driver's end of one channel.
 use crate::memory::ClientMemory;
 use crate::messages::Violation;
+use pd_abi::limits::{REQUEST_RING_ENTRIES, SOCKETS_MAX};
 use pd_abi::{Event, Request};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::wait::Waker;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
+/// Events of one channel that may wait for room: one for each socket, and as many answers as a request
+/// ring holds requests. Who lets more come together does not read, and is cut off.
+const EVENTS_WAITING_MAX: usize = SOCKETS_MAX + REQUEST_RING_ENTRIES as usize;
+
 /// Request ring, event ring, and how to wake and be woken.
 #[derive(Debug)]
 pub struct Channel {
     pub requests: Consumer<SharedCells<Request>>,
     events: Producer<SharedCells<Event>>,
-    /// Events that did not fit, in order; at most one per socket and unanswered request.
+    /// Events that did not fit, in order; at most [`EVENTS_WAITING_MAX`].
     waiting: VecDeque<Event>,
     waker: Waker,
     /// Watched by the mover's epoll.
@@ -55,6 +60,9 @@ impl Channel {
     /// If the client broke the protocol.
     pub fn post(&mut self, event: Event) -> Result<bool, Violation> {
         if !self.waiting.is_empty() || !self.events.write(event).map_err(|_| Violation::EventRing)? {
+            if self.waiting.len() == EVENTS_WAITING_MAX {
+                return Err(Violation::Events);
+            }
             self.waiting.push_back(event);
             return Ok(false);
         }

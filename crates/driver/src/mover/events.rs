@@ -63,10 +63,20 @@ impl Mover {
 
     pub(super) fn retry_overflow(&mut self) {
         let mut list = std::mem::take(&mut self.overflowing);
+        let mut broken = Vec::new();
         list.retain(|&(client, index)| {
             let Some(Some(state)) = self.clients.get_mut(client as usize) else { return false };
             let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return false };
-            match channel.retry() {
+            let retried = channel.retry().and_then(|moved| {
+                if !channel.overflowing {
+                    return Ok(moved);
+                }
+                state.memory.set_events_waiting(index, true);
+                // SYNC POINT: event-room (the client gives room back, fences, looks at `events_waiting`)
+                fence(Ordering::SeqCst);
+                Ok(channel.retry()? || moved)
+            });
+            match retried {
                 Ok(moved) => {
                     if moved && !channel.dirty {
                         channel.dirty = true;
@@ -75,9 +85,15 @@ impl Mover {
                     state.memory.set_events_waiting(index, channel.overflowing);
                     channel.overflowing
                 }
-                Err(_) => false,
+                Err(violation) => {
+                    broken.push((client, violation));
+                    false
+                }
             }
         });
         self.overflowing = list;
+        for (client, violation) in broken {
+            self.cut_off(client, violation);
+        }
     }
 }

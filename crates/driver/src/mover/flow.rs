@@ -12,6 +12,10 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A receiver is woken when all that was sent is delivered, when its ring is full, or when this much is:
+/// a wake-up for every message would cost more than the messages.
+const WAKE_BYTES: u64 = 512 << 10;
+
 /// A flow. All of its state is private to one mover; shared memory only ever gets copies.
 #[derive(Debug)]
 pub struct Flow {
@@ -42,6 +46,8 @@ pub struct Flow {
     destination_taken: bool,
 
     published: (u64, u64),
+    /// Bytes delivered when it was last seen whether the receiver waits.
+    announced: u64,
     recv_waker: Waker,
     send_waker: Waker,
 
@@ -104,6 +110,7 @@ impl Flow {
             consumed: 0,
             destination_taken: false,
             published: (0, 0),
+            announced: 0,
             recv_waker: Waker::default(),
             send_waker: Waker::default(),
             queued: false,
@@ -271,12 +278,16 @@ impl Flow {
     /// Tells both sides what has happened since the last time.
     pub fn publish(&mut self, now: Duration) -> News {
         let mut news = News::default();
+        let Endpoint { slot, generation, ref memory, .. } = self.destination;
         if self.delivered != self.published.0 {
             self.counters.bytes.store(self.delivered, Ordering::Relaxed);
             self.published.0 = self.delivered;
             self.last_active = now;
-            let Endpoint { slot, generation, ref memory, .. } = self.destination;
             memory.publish_u64(slot, socket_status::RECV_PRODUCER, self.delivered);
+        }
+        let unannounced = self.delivered - self.announced;
+        if unannounced >= WAKE_BYTES || (unannounced > 0 && (self.pending == 0 || self.blocked)) {
+            self.announced = self.delivered;
             if !self.destination_taken {
                 fence(Ordering::SeqCst);
                 self.destination_taken = memory.slot_taken(slot, generation);

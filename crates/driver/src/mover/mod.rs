@@ -8,6 +8,8 @@ mod commands;
 mod engines;
 mod events;
 mod flow;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+pub mod hostile;
 mod requests;
 mod table;
 mod turns;

@@ -54,6 +54,7 @@ impl Mover {
                 }
                 Ok(Pump::Full) => {
                     flow.blocked = true;
+                    self.touch(id);
                     if self.blocked.len() < BLOCKED_POLLED_MAX {
                         self.blocked.push(id);
                     } else {

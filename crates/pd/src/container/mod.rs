@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use pd_driver::admin::{ask, Ask};
 use anyhow::{bail, ensure, Context, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{pidfd_open, pidfd_send_signal, Pid, PidfdFlags, Signal};
@@ -284,10 +285,30 @@ impl Starting {
         record.init = ProcessId::of(init_pid).context("the container's first process ended early")?;
         record.netns_inode = state::netns_inode(stage.id())?;
         record.write(lock)?;
+        register(record)?;
         channel.send(&Message::Proceed)?;
         channel.expect(&Message::Started)?;
         Ok((stage_fd, init_fd, channel))
     }
+}
+
+/// Tells the driver whose network namespace it is, before anything runs in it. Without a driver the
+/// container runs on kernel TCP.
+fn register(record: &Record) -> Result<()> {
+    let admin_socket = record.socket.with_file_name("admin.sock");
+    if !admin_socket.exists() {
+        eprintln!("pd: no driver at {}; start one with pd driver", record.socket.display());
+        return Ok(());
+    }
+    let addresses = [&record.address, &record.address6].map(|text| {
+        let address = text.split('/').next().unwrap_or_default();
+        address.parse().with_context(|| format!("'{text}' is no address"))
+    });
+    let addresses = addresses.into_iter().collect::<Result<Vec<_>>>()?;
+    let (name, tenant, pid) = (record.name.clone(), record.tenant.clone(), record.init.pid);
+    ask(&admin_socket, &Ask::Register { name, tenant, pid, addresses })
+        .with_context(|| format!("the driver at {} did not take the container", record.socket.display()))?;
+    Ok(())
 }
 
 fn open_pid(pid: u32) -> Result<OwnedFd> {

@@ -1,19 +1,19 @@
 //! The demo's own driver: a child with its own socket and its own configuration.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
+use pd_driver::admin::Ask;
 use rustix::process::{kill_process, Pid, Signal};
 
 use crate::container::cgroup::Cgroup;
 use crate::container::stage::exit_code;
 use crate::container::state::Lock;
-use crate::driver_cmd::{Config, Engine, LogLevel};
+use crate::driver_cmd::{Config, LogLevel};
 use crate::signals::Signals;
 use crate::size::Bytes;
 
@@ -24,6 +24,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct DemoDriver {
     child: Child,
     socket: PathBuf,
+    admin_socket: PathBuf,
     cgroup: Option<Cgroup>,
 }
 
@@ -31,7 +32,7 @@ impl DemoDriver {
     /// Starts one with its files in `dir`; returns once it answers.
     pub fn start(
         dir: &Path,
-        engine: Engine,
+        engine: &str,
         ring_bytes: u64,
         budget_bytes: u64,
         lock: &Lock,
@@ -42,7 +43,7 @@ impl DemoDriver {
             admin_socket: dir.join("admin.sock"),
             ..Config::default()
         };
-        config.driver.engine = engine;
+        config.driver.engine = engine.to_owned();
         config.memory.budget_bytes = Bytes(budget_bytes);
         config.memory.client_budget_bytes = Bytes(budget_bytes / 2);
         config.memory.ring_bytes_default = Bytes(ring_bytes);
@@ -62,7 +63,7 @@ impl DemoDriver {
             .stdout(Stdio::null())
             .spawn()
             .context("cannot start the driver")?;
-        let mut driver = DemoDriver { child, socket: config.socket, cgroup: None };
+        let mut driver = DemoDriver { child, socket: config.socket, admin_socket: config.admin_socket, cgroup: None };
         // Its first process comes while the lock is held, or a sweep might take an empty group.
         let _ = lock;
         if let Some(cgroup) = Cgroup::create(&format!(".driver-{}", std::process::id())) {
@@ -75,7 +76,7 @@ impl DemoDriver {
 
     fn await_answer(&mut self, signals: &Signals) -> Result<()> {
         let end = Instant::now() + START_TIMEOUT;
-        while UnixStream::connect(&self.socket).is_err() {
+        while pd_driver::admin::ask(&self.admin_socket, &Ask::List).is_err() {
             signals.check()?;
             if let Some(status) = self.child.try_wait()? {
                 bail!("the driver ended with status {} before it answered", exit_code(status));

@@ -3,31 +3,70 @@
 //!
 //! The file part reads straight into send-buffer memory; the bulk part rewrites messages in place in
 //! send-buffer memory. Neither side copies payload.
-#![cfg_attr(not(test), expect(dead_code, reason = "used once AVAILABLE is true"))]
 
 use std::net::SocketAddr;
 use std::ops::Range;
 
-use anyhow::{bail, ensure, Result};
+use anyhow::{ensure, Context, Result};
+use pd_client::{Listener, SendBuffer, Shutdown, Stream};
 
 use super::digest::{rewrite, Digest};
-use super::endpoint::{EndpointArgs, Listening, Receiving, Sending};
+use super::endpoint::{own_address, EndpointArgs, Listening, Receiving, Sending};
 use super::protocol::{Order, Part};
 use super::source::{Cursor, Source};
 
-/// Whether this build can attach to a driver.
-pub const AVAILABLE: bool = false;
-
-const UNAVAILABLE: &str = "this build of pd has no client library; use --schemes tcp";
-
-/// Attaches to the driver and listens on the endpoint's own address.
-pub fn listen(_args: &EndpointArgs) -> Result<Box<dyn Listening>> {
-    bail!(UNAVAILABLE)
+/// Listens on the endpoint's own address.
+pub fn listen(args: &EndpointArgs) -> Result<Box<dyn Listening>> {
+    let address = SocketAddr::from((own_address()?, 0));
+    let listener = Listener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    Ok(Box::new(PipedeviceListening { listener, recv_bytes: args.message_bytes }))
 }
 
-/// Attaches to the driver and connects to the receiver.
-pub fn connect(_args: &EndpointArgs, _to: SocketAddr) -> Result<Box<dyn Sending>> {
-    bail!(UNAVAILABLE)
+/// Connects to the receiver.
+pub fn connect(args: &EndpointArgs, to: SocketAddr) -> Result<Box<dyn Sending>> {
+    let stream = Stream::connect(to).with_context(|| format!("cannot connect to {to}"))?;
+    Ok(Box::new(PipedeviceSending::new(stream, args.message_bytes, args.window_bytes, args.read_bytes)))
+}
+
+struct PipedeviceListening {
+    listener: Listener,
+    recv_bytes: usize,
+}
+
+impl Listening for PipedeviceListening {
+    fn port(&self) -> Result<u16> {
+        Ok(self.listener.local_addr()?.port())
+    }
+
+    fn accept(self: Box<Self>) -> Result<Box<dyn Receiving>> {
+        let stream = self.listener.accept().context("cannot accept")?;
+        Ok(Box::new(PipedeviceReceiving::new(stream, self.recv_bytes)))
+    }
+}
+
+impl PdSender for Stream {
+    type Buffer = SendBuffer;
+    fn buffer(&mut self, len: usize) -> Result<SendBuffer> {
+        Ok(SendBuffer::new(len)?)
+    }
+    fn with_mut<R>(&mut self, buffer: &mut SendBuffer, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        Ok(f(buffer.wait_mut()?))
+    }
+    fn send(&mut self, buffer: &SendBuffer, range: Range<usize>) -> Result<()> {
+        Stream::send(self, buffer, range)?;
+        Ok(())
+    }
+    fn finish(self) -> Result<()> {
+        Ok(self.shutdown(Shutdown::Write)?)
+    }
+}
+
+impl PdReceiver for Stream {
+    fn recv(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> Result<usize> {
+        let received = Stream::recv(self, max)?;
+        f(&received);
+        Ok(received.len())
+    }
 }
 
 /// One end of a connection that sends from memory of the region.

@@ -84,7 +84,7 @@ pub struct Report {
     /// PipeDevice's rings.
     pub ring_bytes: u64,
     /// PipeDevice's engine.
-    pub engine: crate::driver_cmd::Engine,
+    pub engine: String,
     /// Cores that others kept busy before the first round.
     pub background_cores: f64,
     /// What was streamed.

@@ -330,7 +330,8 @@ fn run_on<P: Place>(place: &P, capacity: u64, program: &[u8]) {
                 for _ in 0..=program.byte() % (2 * CAPACITY_MAX as u8) {
                     let available = model.available(place.counters().0);
                     assert!(available.unwrap_or(0) <= capacity, "more entries than there is room for");
-                    let expected = available.map(|count| (count > 0).then(|| model.slots[model.slot(model.read)]));
+                    let expected =
+                        available.map(|count| (count > 0).then(|| model.slots[model.slot(model.read)]));
                     let got = consumer.read().map(|entry| entry.map(P::number));
                     assert_eq!(got, expected, "read");
                     let Ok(Some(number)) = got else { break };

@@ -1,0 +1,124 @@
+# PipeDevice: build, demonstrate, test, install. `make` alone prints what there is.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+JOBS ?= $(shell nproc)
+FILE ?=
+DEMO_ARGS ?=
+FUZZ_SECONDS ?= 30
+CARGO ?= cargo
+INSTALL ?= install
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+RUST_MIN := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+# The sonames say which versions of the C ABI are compatible: see crates/capi/build.rs.
+SONAME := libpd.so.0
+SHLIB := $(TARGET)/release/libpd.so.$(VERSION)
+STLIB := $(TARGET)/release/libpd.a
+MAP := crates/capi/libpd.map
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+MAN3 := $(wildcard docs/man/*.3)
+MAN7 := $(wildcard docs/man/*.7)
+
+bindir := $(DESTDIR)$(PREFIX)/bin
+libdir := $(DESTDIR)$(PREFIX)/lib
+includedir := $(DESTDIR)$(PREFIX)/include
+mandir := $(DESTDIR)$(PREFIX)/share/man
+
+.PHONY: help deps rust build demo need-root test lint fuzz install uninstall clean
+.DEFAULT_GOAL := help
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  FILE='A B'      files to stream in the demo       DEMO_ARGS='--rounds 3'  see: pd demo --help"
+	@echo "  JOBS=$(JOBS)          compilers at a time               FUZZ_SECONDS=$(FUZZ_SECONDS)         for each fuzz target"
+	@echo "  PREFIX=$(PREFIX)  DESTDIR=  where to install"
+
+deps: rust ## install what is missing (Debian, as root), or say what it is
+	@missing=; \
+	command -v ip >/dev/null || [ -x /usr/sbin/ip ] || missing="$$missing iproute2"; \
+	command -v gcc >/dev/null || missing="$$missing gcc"; \
+	[ -e /usr/include/stdio.h ] || missing="$$missing libc6-dev"; \
+	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
+	command -v make >/dev/null || missing="$$missing make"; \
+	$(if $(TESTING),command -v python3 >/dev/null || missing="$$missing python3-minimal";) \
+	[ -n "$$missing" ] || exit 0; \
+	if ! command -v apt-get >/dev/null; then \
+	    echo "missing:$$missing (Debian's names); install them with this system's package manager" >&2; exit 1; \
+	elif [ "$$(id -u)" != 0 ]; then \
+	    echo "missing:$$missing; run: sudo apt-get install --no-install-recommends$$missing" >&2; exit 1; \
+	fi; \
+	echo "installing:$$missing"; \
+	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$missing
+
+rust:
+	@command -v $(CARGO) >/dev/null || { \
+	    echo "missing: Rust $(RUST_MIN) or later; see https://rustup.rs, then open a new shell" >&2; exit 1; }
+	@have=$$(rustc --version | cut -d ' ' -f 2); \
+	printf '%s\n%s\n' "$(RUST_MIN)" "$$have" | sort -CV || { \
+	    echo "Rust $$have is too old: $(RUST_MIN) or later is needed; run: rustup update stable" >&2; exit 1; }
+
+# rustc exports the C symbols without versions, so the shared library is linked from the static one.
+build: rust ## build pd, libpd.a and libpd.so (release)
+	$(CARGO) build --release --workspace --jobs $(JOBS)
+	$(CC) -shared -o $(SHLIB) -Wl,-soname,$(SONAME) -Wl,--version-script=$(MAP) \
+	    $$(sed -n 's/^ *\(pd_[a-z0-9_]*\);/-Wl,-u,\1/p' $(MAP)) \
+	    $(STLIB) -Wl,--gc-sections -lgcc_s -lpthread -ldl -lm
+
+demo: deps build ## stream real files between two containers, over TCP and PipeDevice (root)
+	$(SUDO) $(TARGET)/release/pd demo $(foreach file,$(FILE),--file '$(file)') $(DEMO_ARGS)
+
+need-root:
+	@[ "$$(id -u)" = 0 ] || { \
+	    echo "the tests make network namespaces and need root; run:" >&2; \
+	    echo "  sudo env PATH=\"\$$PATH\" HOME=\"\$$HOME\" make test" >&2; exit 1; }
+
+test: TESTING := yes
+test: need-root deps build ## run every test: unit, property, loom, C programs, real namespaces (root)
+	$(CARGO) test --release --workspace --jobs $(JOBS)
+	RUSTFLAGS="--cfg loom" $(CARGO) test --release --package pd-shm --test loom \
+	    --target-dir $(TARGET)/loom --jobs $(JOBS)
+
+lint: rust ## check the format and run clippy, warnings are errors
+	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
+	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --jobs $(JOBS) -- -D warnings
+
+fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and cargo-fuzz)
+	@[ -e fuzz/Cargo.toml ] || { echo "missing: fuzz/Cargo.toml; there are no fuzz targets here" >&2; exit 1; }
+	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \
+	    echo "missing: cargo-fuzz; run: cargo install cargo-fuzz" >&2; exit 1; }
+	@$(CARGO) +nightly --version >/dev/null 2>&1 || { \
+	    echo "missing: nightly Rust; run: rustup toolchain install nightly --profile minimal" >&2; exit 1; }
+	@set -e; for target in $$($(CARGO) +nightly fuzz list); do \
+	    echo "== $$target, $(FUZZ_SECONDS) s"; \
+	    $(CARGO) +nightly fuzz run --jobs 1 $$target -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1; \
+	done
+
+install: ## install what `make build` made under DESTDIR and PREFIX
+	@[ -e $(TARGET)/release/pd ] && [ -e $(SHLIB) ] || { echo "nothing is built; run: make build" >&2; exit 1; }
+	$(INSTALL) -d $(bindir) $(libdir)/pkgconfig $(includedir) $(mandir)/man3 $(mandir)/man7
+	$(INSTALL) -m 755 $(TARGET)/release/pd $(bindir)/pd
+	$(INSTALL) -m 755 $(SHLIB) $(libdir)/libpd.so.$(VERSION)
+	ln -sf libpd.so.$(VERSION) $(libdir)/$(SONAME)
+	ln -sf $(SONAME) $(libdir)/libpd.so
+	$(INSTALL) -m 644 $(STLIB) $(libdir)/libpd.a
+	$(INSTALL) -m 644 crates/capi/include/pd.h $(includedir)/pd.h
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' crates/capi/pd.pc.in >$(libdir)/pkgconfig/pd.pc
+	chmod 644 $(libdir)/pkgconfig/pd.pc
+	$(INSTALL) -m 644 $(MAN3) $(mandir)/man3
+	$(INSTALL) -m 644 $(MAN7) $(mandir)/man7
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
+
+uninstall: ## remove what `make install` installed
+	rm -f $(bindir)/pd $(includedir)/pd.h $(libdir)/pkgconfig/pd.pc
+	rm -f $(addprefix $(libdir)/,libpd.a libpd.so $(SONAME) libpd.so.$(VERSION))
+	rm -f $(addprefix $(mandir)/man3/,$(notdir $(MAN3))) $(addprefix $(mandir)/man7/,$(notdir $(MAN7)))
+
+clean: ## remove everything built, and the demo's results
+	$(CARGO) clean
+	rm -rf fuzz/target
+	rm -f demo.json demo.svg
