@@ -26,7 +26,7 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps rust build demo need-root test lint fuzz install uninstall clean
+.PHONY: help deps packages rust build demo need-root test lint fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -36,7 +36,9 @@ help: ## print this list
 	@echo "  JOBS=$(JOBS)          compilers at a time               FUZZ_SECONDS=$(FUZZ_SECONDS)         for each fuzz target"
 	@echo "  PREFIX=$(PREFIX)  DESTDIR=  where to install"
 
-deps: rust ## install what is missing (Debian, as root), or say what it is
+deps: packages rust ## install what is missing (Debian, as root), or say what it is
+
+packages:
 	@missing=; \
 	command -v ip >/dev/null || [ -x /usr/sbin/ip ] || missing="$$missing iproute2"; \
 	command -v gcc >/dev/null || missing="$$missing gcc"; \
@@ -81,11 +83,14 @@ test: need-root deps build ## run every test: unit, property, loom, C programs, 
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --package pd-shm --test loom \
 	    --target-dir $(TARGET)/loom --jobs $(JOBS)
 
-lint: rust ## check the format and run clippy, warnings are errors
+lint: rust ## check format, clippy (warnings are errors), and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --jobs $(JOBS) -- -D warnings
+	@for test in $$(grep -ohE '[a-z0-9_/]+\.rs::[a-z0-9_]+' docs/*.md | sort -u); do \
+	    grep -qwF "$${test##*::}" "$${test%%::*}" || { echo "docs/ name a test that does not exist: $$test" >&2; exit 1; }; \
+	done
 
 fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and cargo-fuzz)
 	@[ -e fuzz/Cargo.toml ] || { echo "missing: fuzz/Cargo.toml; there are no fuzz targets here" >&2; exit 1; }

@@ -83,7 +83,7 @@ impl Socket {
     /// accept.
     ///
     /// # Errors
-    /// `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EACCES` by policy, `EISCONN`.
+    /// `ECONNREFUSED`, `EHOSTUNREACH`, `ENOBUFS`, `EISCONN`.
     pub fn connect(&self, addr: SocketAddr) -> Result<()> {
         self.check_usable()?;
         let mut control = lock(&self.control);

@@ -22,7 +22,8 @@ impl Error {
     pub(crate) fn from_driver(errno: u32, message: impl FnOnce() -> String) -> Self {
         let known = i32::try_from(errno).ok().filter(|raw| (1..4096).contains(raw));
         let errno = known.map_or(Errno::IO, Errno::from_raw_os_error);
-        Self::new(errno, format!("{}: {}", message(), std::io::Error::from(errno)))
+        let advice = advice(errno).map_or_else(|| std::io::Error::from(errno).to_string(), str::to_owned);
+        Self::new(errno, format!("{}: {advice}", message()))
     }
 
     /// The error of a call on an argument that makes no sense.
@@ -64,6 +65,28 @@ impl From<Error> for std::io::Error {
         let kind = std::io::Error::from(error.errno).kind();
         Self::new(kind, error)
     }
+}
+
+/// What an errno of the driver means, and what to do about it.
+fn advice(errno: Errno) -> Option<&'static str> {
+    Some(match errno {
+        Errno::CONNREFUSED => {
+            "nothing listens there, or the backlog is full: start the listener, have it accept faster, or \
+             give it a larger backlog"
+        }
+        Errno::HOSTUNREACH => "no container that the driver serves holds the address",
+        Errno::ADDRNOTAVAIL => {
+            "this network namespace does not hold the address, or another claimed it first: bind one of \
+             those that `ip address` shows"
+        }
+        Errno::ADDRINUSE => "the port is taken: choose another, or close the socket that has it",
+        Errno::NOBUFS => {
+            "the driver has no memory or no connection left: close some, or raise memory.budget_bytes or \
+             driver.connections_max"
+        }
+        Errno::MFILE => "the process has as many sockets as the driver allows: close some",
+        _ => return None,
+    })
 }
 
 pub(crate) fn bad_socket() -> Error {

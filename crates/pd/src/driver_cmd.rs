@@ -2,6 +2,7 @@
 //! range, and a value outside it is refused by name.
 
 use std::fs;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,9 +33,9 @@ pub struct Config {
     pub socket: PathBuf,
     /// Socket that answers `pd ls` and the like.
     pub admin_socket: PathBuf,
-    /// Permissions of the sockets, octal.
+    /// Permissions of `socket`, octal; `admin_socket` is for its owner alone.
     pub socket_mode: String,
-    /// Group of the sockets; the driver's own if absent.
+    /// Group of `socket`; the driver's own if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_group: Option<String>,
     /// Memory.
@@ -51,8 +52,9 @@ pub struct Config {
 pub struct MemoryConfig {
     /// Memory of all regions together.
     pub budget_bytes: Bytes,
-    /// Memory of one client's region at most.
-    pub client_budget_bytes: Bytes,
+    /// Memory of one client's regions at most; half of the budget if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_budget_bytes: Option<Bytes>,
     /// What to do about 2 MB hugepages.
     pub hugepages: HugepageUse,
     /// Send and receive ring of a socket that sets no size; a power of two.
@@ -117,10 +119,16 @@ impl Default for MemoryConfig {
         let budget = (memory / 2 / (16 * MIB) * (16 * MIB)).clamp(16 * MIB, 4 * GIB);
         MemoryConfig {
             budget_bytes: Bytes(budget),
-            client_budget_bytes: Bytes(budget / 2),
+            client_budget_bytes: None,
             hugepages: HugepageUse::Auto,
             ring_bytes_default: Bytes(4 * MIB),
         }
+    }
+}
+
+impl MemoryConfig {
+    fn client_budget(&self) -> Bytes {
+        self.client_budget_bytes.unwrap_or(Bytes(self.budget_bytes.0 / 2))
     }
 }
 
@@ -177,9 +185,10 @@ impl Config {
         }
         self.socket_mode_bits()?;
         bytes("memory.budget_bytes", memory.budget_bytes, 16 * MIB, 1024 * GIB)?;
-        bytes("memory.client_budget_bytes", memory.client_budget_bytes, 2 * MIB, memory.budget_bytes.0)?;
+        let client_budget = memory.client_budget();
+        bytes("memory.client_budget_bytes", client_budget, 2 * MIB, memory.budget_bytes.0)?;
         let ring = memory.ring_bytes_default;
-        bytes("memory.ring_bytes_default", ring, 64 * KIB, (memory.client_budget_bytes.0 / 2).min(GIB))?;
+        bytes("memory.ring_bytes_default", ring, 64 * KIB, (client_budget.0 / 2).min(GIB))?;
         if !ring.0.is_power_of_two() {
             bail!("memory.ring_bytes_default = {ring} is no power of two; use 64KiB, 128KiB, ... 4MiB, ...");
         }
@@ -247,6 +256,7 @@ fn run(config: &Config) -> Result<i32> {
     let signals = Signals::watch()?;
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .with_max_level(config.log.level.filter())
         .init();
@@ -286,7 +296,7 @@ impl Config {
             socket_mode: self.socket_mode_bits()?,
             socket_group: self.socket_group.as_deref().map(group_id).transpose()?,
             budget_bytes: self.memory.budget_bytes.0,
-            client_budget_bytes: self.memory.client_budget_bytes.0,
+            client_budget_bytes: self.memory.client_budget().0,
             hugepages: self.memory.hugepages,
             ring_bytes_default: self.memory.ring_bytes_default.0,
             movers: usize::try_from(self.driver.movers)?,
@@ -362,7 +372,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.memory.budget_bytes, Bytes(4 * GIB));
-        assert_eq!(config.memory.client_budget_bytes, Bytes(128 * MIB));
+        assert_eq!(config.memory.client_budget(), Bytes(128 * MIB));
         assert_eq!(config.memory.hugepages, HugepageUse::Require);
         assert_eq!(config.socket_mode_bits().unwrap(), 0o600);
         assert_eq!((config.driver.movers, config.log.level), (2, LogLevel::Debug));

@@ -7,6 +7,8 @@
 //! `peer steady-send ADDR SEED`, `peer steady-recv ADDR SEED`: connects and sends the stream called SEED
 //! at some leisure until its standard input ends (listens, takes one connection and checks the stream to its
 //! end); prints the bytes.
+//! `peer absorb ADDR`: listens; sends a little on each connection and reads what comes for a moment, until its
+//! standard input ends.
 //! `peer puppet`: does as its standard input says. See `puppet` below.
 //! `peer driver SOCKET ADMIN_SOCKET [SETTING=NUMBER ...]`: a driver, until its standard input ends.
 use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
@@ -28,6 +30,7 @@ fn main() {
         "victim-recv" => victim_recv(&args[1], number(2)),
         "steady-send" => steady_send(&args[1], number(2)),
         "steady-recv" => steady_recv(&args[1], number(2)),
+        "absorb" => absorb(&args[1]),
         "puppet" => puppet(),
         "driver" => driver(&args[1..]),
         other => panic!("no such role: {other}"),
@@ -168,6 +171,29 @@ fn steady_recv(addr: &str, seed: u64) {
         position += received.len() as u64;
     }
     println!("{position}");
+}
+
+fn absorb(addr: &str) {
+    let listener = Listener::bind(addr.parse().expect("address")).expect("bind");
+    println!("ready {}", listener.local_addr().expect("address"));
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    for stream in listener.incoming() {
+        let stream = stream.expect("accept");
+        stream.set_nonblocking(true);
+        let buffer = SendBuffer::new(1000).expect("buffer");
+        let _ = stream.send(&buffer, ..);
+        let until = Instant::now() + Duration::from_millis(3);
+        while Instant::now() < until {
+            match stream.recv(10_000) {
+                Ok(received) if !received.is_empty() => {}
+                Err(error) if error.would_block() => std::thread::sleep(Duration::from_micros(200)),
+                _ => break,
+            }
+        }
+    }
 }
 
 /// Sockets and memory of a puppet, by the names that it was told.

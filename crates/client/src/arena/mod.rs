@@ -21,8 +21,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-/// Smallest send region asked for.
-const REGION_BYTES_MIN: u64 = 4 << 20;
+/// Smallest send region asked for: a thread that sends little ties up little.
+const REGION_BYTES_MIN: u64 = 256 << 10;
+/// Smallest send region for blocks of bulk data, of hugepages where there are some.
+const REGION_BYTES_BULK: u64 = 4 << 20;
+/// Blocks from here on are bulk data.
+const BLOCK_BYTES_BULK: usize = 32 << 10;
 
 /// One send region and what is allocated in it. Leaked; its memory is unmapped once the attachment is
 /// dead and the last block is freed.
@@ -126,7 +130,8 @@ fn malloc_slowly(own: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<
             return Ok(ptr);
         }
     }
-    let wanted = (bytes.next_multiple_of(PAGE_BYTES) as u64).max(REGION_BYTES_MIN);
+    let smallest = if bytes < BLOCK_BYTES_BULK && own.is_empty() { REGION_BYTES_MIN } else { REGION_BYTES_BULK };
+    let wanted = (bytes.next_multiple_of(PAGE_BYTES) as u64).max(smallest);
     let (region, map) = attachment.send_region(wanted).map_err(|error| match error.errno() {
         libc::ENOMEM => Error::new(Errno::NOMEM, format!("no memory to send from: {}", error.message())),
         _ => error,

@@ -39,6 +39,9 @@ impl Conductor {
                 Ok(()) => {}
                 Err(exhausted) => {
                     self.warn_exhausted(&exhausted);
+                    if exhausted == Exhausted::Hugepages {
+                        return None;
+                    }
                     bytes /= 2;
                 }
             }

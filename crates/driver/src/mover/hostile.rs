@@ -34,7 +34,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 const A: ClientId = 0;
@@ -43,13 +43,14 @@ const C: ClientId = 2;
 /// Of the hostile client; the others have one.
 const CHANNELS_OF_A: usize = 2;
 const GENERATION: u16 = 7;
-const SEND_RING_BYTES: u64 = 32 << 10;
-const SEND_REGION_BYTES: usize = 7 * PAGE_BYTES;
+const SEND_RING_BYTES: u64 = 16 << 10;
+const SEND_REGION_BYTES: usize = 4 * PAGE_BYTES;
 /// Streams of B and C repeat after so many bytes: no power of two, so that a wrong page shows.
 const PERIOD: u64 = 4093;
 const SEND_BYTES_MAX: u64 = SEND_REGION_BYTES as u64 - PERIOD;
-const RING_PAGES: u32 = 4;
-const GUARD_PAGES: u32 = 4;
+const RING_PAGES: u32 = 2;
+const RING_BYTES: u64 = RING_PAGES as u64 * PAGE_BYTES as u64;
+const GUARD_PAGES: u32 = 1;
 const GUARD: u64 = 0xEEEE_EEEE_EEEE_EEEE;
 /// A's region holds bytes of this range only.
 const MARKS: std::ops::Range<u8> = 0x10..0x3F;
@@ -162,9 +163,23 @@ impl Line {
     }
 }
 
-fn pattern(client: ClientId, position: u64) -> u8 {
-    let word = (position % PERIOD + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(client.into());
-    (word >> 32) as u8
+/// What lies in a client's send region: in A's, marks; in the others', two periods and more of a stream.
+fn region_bytes(client: ClientId) -> &'static [u8] {
+    static BYTES: LazyLock<[Vec<u8>; 3]> = LazyLock::new(|| {
+        [A, B, C].map(|client| {
+            let byte = |at: u64| match client {
+                A => MARKS.start + (at % u64::from(MARKS.end - MARKS.start)) as u8,
+                _ => ((at % PERIOD + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (30 + client)) as u8,
+            };
+            (0..SEND_REGION_BYTES as u64).map(byte).collect()
+        })
+    });
+    &BYTES[client as usize]
+}
+
+/// The aligned word at `at` of a client's memory.
+fn word(map: &Mapping, at: usize) -> [u8; 8] {
+    map.load_u64(at & !7, Ordering::Relaxed).to_le_bytes()
 }
 
 struct World {
@@ -249,13 +264,9 @@ impl World {
         }
         let (send, send_fd) = pool.send_region(SEND_REGION_BYTES as u64).expect("memory");
         let fill = Mapping::new(&send_fd, SEND_REGION_BYTES, Protection::ReadWrite).expect("a mapping");
-        for word in 0..SEND_REGION_BYTES as u64 / 8 {
-            let byte = |at: u64| match client {
-                A => MARKS.start + (at % u64::from(MARKS.end - MARKS.start)) as u8,
-                _ => pattern(client, at),
-            };
-            let bytes = std::array::from_fn(|index| byte(word * 8 + index as u64));
-            fill.store_u64(word as usize * 8, u64::from_le_bytes(bytes), Ordering::Relaxed);
+        for (index, bytes) in region_bytes(client).chunks_exact(8).enumerate() {
+            let word = bytes.try_into().map(u64::from_le_bytes).expect("eight bytes");
+            fill.store_u64(index * 8, word, Ordering::Relaxed);
         }
         memfd::seal_against_all(&send_fd).expect("a seal");
         self.inbox.send(ToMover::AddRegion { client, region: 0, map: Arc::clone(&send.map) });
@@ -632,14 +643,22 @@ impl World {
         assert!(there <= ring_bytes, "{there} bytes in a ring of {ring_bytes}");
         let base = party.status_u32(line.slot, socket_status::RING_PAGE) as usize * PAGE_BYTES;
         let len = there.min(max);
-        for position in line.received..line.received + len {
-            let at = base + (position % ring_bytes) as usize;
-            let byte = party.receive.load_u32(at & !3, Ordering::Relaxed).to_le_bytes()[at & 3];
+        let end = line.received + len;
+        let mut position = line.received;
+        while position < end {
+            // Positions and places are aligned alike: rings are whole pages.
+            let bytes = word(&party.receive, base + (position % ring_bytes) as usize);
+            let within = position as usize % 8;
+            let count = (8 - within).min((end - position) as usize);
+            let got = &bytes[within..within + count];
             if line.from == A {
-                assert!(MARKS.contains(&byte), "byte {position} is none of A's: {byte:#x}");
+                assert!(got.iter().all(|byte| MARKS.contains(byte)), "at {position}, none of A's: {got:x?}");
             } else {
-                assert_eq!(byte, pattern(line.from, position), "byte {position} from {}", line.from);
+                let first = (position % PERIOD) as usize;
+                let expected = &region_bytes(line.from)[first..first + count];
+                assert_eq!(got, expected, "at {position} from {}", line.from);
             }
+            position += count as u64;
         }
         line.received += len;
         let at = socket_offset(line.slot) + socket_control::RECV_CONSUMER;
@@ -671,7 +690,7 @@ impl World {
         // What lies in A's rings is seen, also if A has not rung.
         (0..CHANNELS_OF_A).for_each(|channel| self.parties[0].ring_doorbell(channel));
         self.pass(Duration::from_millis(10));
-        self.exchange(3 * u64::from(RING_PAGES) * PAGE_BYTES as u64);
+        self.exchange(2 * RING_BYTES + 100);
         if self.violation.is_some() || self.buried {
             self.check_gone();
         }
@@ -691,7 +710,7 @@ impl World {
             for (peer, goal) in goals.into_iter().enumerate() {
                 let left = goal - self.peers[peer].lines[0].sent;
                 if left > 0 {
-                    self.send(peer, 0, left.min(5000));
+                    self.send(peer, 0, left.min(3000));
                 }
                 self.receive(peer, 0, u64::MAX);
             }
@@ -723,7 +742,7 @@ impl World {
             let first = GUARD_PAGES as usize * PAGE_BYTES;
             let behind = first + rings * RING_PAGES as usize * PAGE_BYTES;
             for word in (0..first).chain(behind..party.receive.len()).step_by(8) {
-                let got = party.receive.load_u64(word & !7, Ordering::Relaxed);
+                let got = party.receive.load_u64(word, Ordering::Relaxed);
                 assert_eq!(got, GUARD, "client {client}: {word:#x} was written");
             }
         }
@@ -814,14 +833,14 @@ mod tests {
 
     #[test]
     fn sends_beyond_the_send_ring() {
-        let twice = |w: &mut World| (0..4).for_each(|_| send(w, 0, 0, 20 << 10));
+        let twice = |w: &mut World| (0..4).for_each(|_| send(w, 0, 0, 10 << 10));
         assert_eq!(violation(twice), Some(Violation::SendRing));
     }
 
     #[test]
     fn bytes_given_back_that_were_never_delivered() {
-        const HALF: u64 = 15 << 10;
-        for (first, then) in [(0, 2 * HALF + 1), (0, u64::MAX), (4096, 0), (4096, 4095)] {
+        const HALF: u64 = RING_BYTES - 1000;
+        for (first, then) in [(0, RING_BYTES + 1), (0, u64::MAX), (4096, 0), (4096, 4095)] {
             let act = |w: &mut World| {
                 w.write_line(socket_control::GENERATION, GENERATION.into());
                 assert!(w.send(0, 1, HALF));

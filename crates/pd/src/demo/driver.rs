@@ -45,7 +45,6 @@ impl DemoDriver {
         };
         config.driver.engine = engine.to_owned();
         config.memory.budget_bytes = Bytes(budget_bytes);
-        config.memory.client_budget_bytes = Bytes(budget_bytes / 2);
         config.memory.ring_bytes_default = Bytes(ring_bytes);
         config.log.level = LogLevel::Warn;
         let file = dir.join("driver.toml");

@@ -1,0 +1,155 @@
+//! The C programs, compiled against the header and the library as a stranger would, in pairs of processes.
+use pd_tests::{peer_path, TestDriver};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+const PROGRAMS: [&str; 6] = ["echo", "epoll", "errors", "listing1", "options", "threads"];
+const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn capi() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/capi")
+}
+
+/// The folder with the programs, and `libpd.so.0` as they will look for it. Made once.
+fn programs() -> &'static Path {
+    static MADE: OnceLock<tempfile::TempDir> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let library = library();
+        for name in ["libpd.so", "libpd.so.0"] {
+            std::os::unix::fs::symlink(&library, folder.path().join(name)).expect("symlink");
+        }
+        for program in PROGRAMS {
+            let mut gcc = Command::new("gcc");
+            gcc.args(["-std=gnu11", "-O1", "-g", "-pthread"]).args(WARNINGS);
+            gcc.arg("-I").arg(capi().join("include")).arg("-o").arg(folder.path().join(program));
+            gcc.arg(capi().join("tests/c").join(program).with_extension("c"));
+            gcc.arg("-L").arg(folder.path()).arg("-lpd");
+            run(&mut gcc);
+        }
+        folder
+    })
+    .path()
+}
+
+/// `libpd.so`, built with the profile and in the target folder of this test: fresh, whatever cargo was told to
+/// build before.
+fn library() -> PathBuf {
+    let folder = peer_path().parent().expect("target folder").to_owned();
+    let profile = match folder.file_name().and_then(|name| name.to_str()).expect("profile") {
+        "debug" => "dev",
+        profile => profile,
+    };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "-p", "pd-capi", "--profile", profile, "--target-dir"]);
+    run(build.arg(folder.parent().expect("target folder")).current_dir(env!("CARGO_MANIFEST_DIR")));
+    let library = folder.join("libpd.so");
+    assert!(library.exists(), "{} is not there", library.display());
+    library
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn start(driver: &TestDriver, program: &str, role: &str, addr: &str, port: u16) -> Child {
+    let mut command = Command::new(programs().join(program));
+    command.args([role, addr, &port.to_string()]).env("LD_LIBRARY_PATH", programs());
+    driver.spawn(&mut command)
+}
+
+fn wait(mut child: Child, what: &str) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().expect("wait") {
+            assert!(status.success(), "{what}: {status}");
+            return;
+        }
+        if Instant::now() > until {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("{what} does not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn pair(program: &str, addr: &str) {
+    let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
+    let server = start(&driver, program, "server", addr, 7300);
+    // `listing1` is the paper's and does not wait for its server.
+    driver.wait_for("the server listens", |r| r.clients.iter().any(|c| !c.listening.is_empty()));
+    let client = start(&driver, program, "client", addr, 7300);
+    wait(client, &format!("{program} client {addr}"));
+    wait(server, &format!("{program} server {addr}"));
+    driver.wait_for("nothing is left", |r| {
+        r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0
+    });
+}
+
+#[test]
+fn echo() {
+    pair("echo", "127.0.0.1");
+    pair("echo", "::1");
+}
+
+#[test]
+fn epoll() {
+    pair("epoll", "127.0.0.1");
+}
+
+#[test]
+fn errors() {
+    pair("errors", "127.0.0.1");
+    pair("errors", "::1");
+}
+
+#[test]
+fn listing_1_of_the_paper() {
+    pair("listing1", "127.0.0.1");
+}
+
+#[test]
+fn options() {
+    pair("options", "127.0.0.1");
+    pair("options", "::1");
+}
+
+#[test]
+fn threads() {
+    pair("threads", "127.0.0.1");
+}
+
+#[test]
+fn the_header_is_cpp_and_strict_c_too() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let source = "#include <pd.h>\n\
+                  int main() { struct sockaddr_in in = sockaddr_in(); (void)in;\n\
+                  pd_epoll_event event = pd_epoll_event(); event.data.u64 = 1;\n\
+                  return pd_connect(-1, reinterpret_cast<sockaddr *>(&in), sizeof in) == -1 ? 0 : 1; }\n";
+    let path = folder.path().join("header.cc");
+    std::fs::write(&path, source).expect("source");
+    let compile = |compiler: &str, std: &str, path: &Path| {
+        let mut command = Command::new(compiler);
+        command.arg(format!("-std={std}")).args(WARNINGS).arg("-fsyntax-only");
+        run(command.arg("-I").arg(capi().join("include")).arg(path));
+    };
+    let plain = folder.path().join("header.c");
+    std::fs::write(&plain, "#include <pd.h>\nint main(void) { return pd_close(-1) == -1 ? 0 : 1; }\n")
+        .expect("source");
+    for std in ["gnu99", "gnu11", "gnu17"] {
+        compile("gcc", std, &plain);
+    }
+    if Command::new("g++").arg("--version").output().is_err() {
+        eprintln!("skipped: no g++ to compile the header as C++");
+        return;
+    }
+    for std in ["c++11", "c++17", "gnu++20"] {
+        compile("g++", std, &path);
+    }
+}

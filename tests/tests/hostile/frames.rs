@@ -1,0 +1,216 @@
+//! The attach socket: frames that are none, frames at the wrong time, frames that nobody reads.
+use super::stage;
+use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
+use pd_driver::Violation;
+use pd_shm::{attach, Pod};
+use pd_tests::{is_root, Raw, TestDriver};
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::mem::MaybeUninit;
+
+fn frame(kind: FrameKind) -> Frame {
+    Frame::new(kind)
+}
+
+/// Connections in each of the states before, during and after attaching.
+fn states(driver: &TestDriver) -> Vec<(OwnedFd, &'static str)> {
+    let welcomed = Raw::welcomed(driver);
+    let attached = Raw::attach(driver, 1);
+    vec![(Raw::dial(driver), "fresh"), (welcomed.socket, "welcomed"), (attached.socket, "attached")]
+}
+
+/// Reads to the end of the connection. The reason of the driver's goodbye.
+fn goodbye(socket: &OwnedFd) -> Option<String> {
+    let mut reason = None;
+    let patience = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
+    loop {
+        let mut ready = [PollFd::new(socket, PollFlags::IN)];
+        assert_eq!(poll(&mut ready, Some(&patience)), Ok(1), "not cut off");
+        match attach::receive(socket, rustix::net::RecvFlags::empty()) {
+            Ok(Some((frame, _))) if frame.checked_kind() == Some(FrameKind::Goodbye) => {
+                reason = Some(frame.reason().to_owned());
+            }
+            Ok(Some(_)) | Err(Errno::CONNRESET | Errno::INTR) => {}
+            Ok(None) => return reason,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn bytes_that_are_no_frame() {
+    let scene = stage();
+    let hello = frame(FrameKind::Hello);
+    let mut cases: Vec<(String, Vec<u8>)> =
+        [1, 8, 40, 127, 129, 256, 65_536].map(|len| (format!("{len} bytes"), vec![0x50; len])).into();
+    for (what, bad) in [
+        ("magic", Frame { magic: MAGIC ^ 1, ..hello }),
+        ("no magic", Frame { magic: 0, ..hello }),
+        ("version", Frame { version: VERSION + 1, ..hello }),
+        ("kind 0", Frame { kind: 0, ..hello }),
+        ("kind 11", Frame { kind: 11, ..hello }),
+        ("kind", Frame { kind: u32::MAX, ..hello }),
+    ] {
+        cases.push((what.to_owned(), bad.as_bytes().to_vec()));
+    }
+    // A good frame with something behind it is no frame either.
+    cases.push(("tail".to_owned(), [hello.as_bytes(), &[1]].concat()));
+    for (what, bytes) in &cases {
+        for (socket, state) in states(&scene.driver) {
+            let before = scene.cut_offs();
+            rustix::net::send(&socket, bytes, SendFlags::NOSIGNAL).unwrap();
+            assert_eq!(goodbye(&socket), Some(Violation::Frame.to_string()), "{what} when {state}");
+            assert_eq!(scene.cut_offs(), before + 1);
+        }
+    }
+    scene.end();
+}
+
+#[test]
+fn frames_at_the_wrong_time() {
+    let scene = stage();
+    let control = frame(FrameKind::Mapped).with_id(Frame::REGION_CONTROL);
+    let never = [
+        frame(FrameKind::Welcome),
+        frame(FrameKind::Ready),
+        frame(FrameKind::ReceiveRegion),
+        frame(FrameKind::Error),
+        frame(FrameKind::Goodbye),
+        frame(FrameKind::Mapped).with_id(0),
+        frame(FrameKind::Mapped).with_id(7),
+        frame(FrameKind::WakePipe).with_id(1),
+        frame(FrameKind::WakePipe).with_id(u32::MAX),
+    ];
+    let early = [control, frame(FrameKind::Channel), frame(FrameKind::SendRegion).with_bytes(4096, 0)];
+    for bad in never.into_iter().chain(early) {
+        let socket = Raw::dial(&scene.driver);
+        attach::send(&socket, &bad, &[], SendFlags::empty()).unwrap();
+        assert_eq!(goodbye(&socket), Some(Violation::Frame.to_string()), "{bad:?} first");
+    }
+    for bad in never.into_iter().chain([frame(FrameKind::Hello), frame(FrameKind::Channel)]) {
+        let raw = Raw::welcomed(&scene.driver);
+        attach::send(&raw.socket, &bad, &[], SendFlags::empty()).unwrap();
+        assert_eq!(goodbye(&raw.socket), Some(Violation::Frame.to_string()), "{bad:?} when welcomed");
+    }
+    for bad in never.into_iter().chain([frame(FrameKind::Hello), control]) {
+        let raw = Raw::attach(&scene.driver, 1);
+        attach::send(&raw.socket, &bad, &[], SendFlags::empty()).unwrap();
+        assert_eq!(goodbye(&raw.socket), Some(Violation::Frame.to_string()), "{bad:?} when attached");
+    }
+    // A region is mapped once.
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let (region, _map) = raw.send_region(4096);
+    attach::send(&raw.socket, &frame(FrameKind::Mapped).with_id(region.id), &[], SendFlags::empty()).unwrap();
+    scene.expect_cut_off(&mut raw, Violation::Frame);
+    drop((raw, region));
+    scene.end();
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for() {
+    let scene = stage();
+    let gift = rustix::pipe::pipe().unwrap();
+    // As many as a frame may carry are taken and closed.
+    let mut raw = Raw::attach(&scene.driver, 0);
+    for _ in 0..300 {
+        let fds = [gift.0.as_fd(), gift.1.as_fd(), gift.0.as_fd(), raw.control_fd.as_fd()];
+        attach::send(&raw.socket, &frame(FrameKind::SendRegion), &fds, SendFlags::empty()).unwrap();
+        let (answer, _) = attach::receive(&raw.socket, rustix::net::RecvFlags::empty()).unwrap().unwrap();
+        assert_eq!(answer.checked_kind(), Some(FrameKind::Error));
+    }
+    assert_eq!(raw.is_cut_off(), None);
+    drop(raw);
+    // Many more than that are no frame.
+    for count in [8, 100] {
+        let raw = Raw::attach(&scene.driver, 0);
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(100))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = vec![gift.0.as_fd(); count];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        let hello = frame(FrameKind::Channel);
+        let bytes = [std::io::IoSlice::new(hello.as_bytes())];
+        rustix::net::sendmsg(&raw.socket, &bytes, &mut ancillary, SendFlags::empty()).unwrap();
+        assert_eq!(goodbye(&raw.socket), Some(Violation::Frame.to_string()), "{count} descriptors");
+    }
+    drop(gift);
+    scene.end();
+}
+
+#[test]
+fn a_client_that_never_reads_its_attach_socket() {
+    let scene = stage();
+    for wish in [frame(FrameKind::SendRegion), frame(FrameKind::WakePipe), frame(FrameKind::Channel)] {
+        let before = scene.cut_offs();
+        let raw = Raw::attach(&scene.driver, 1);
+        let mut sent = 0;
+        while attach::send(&raw.socket, &wish, &[], SendFlags::empty()).is_ok() {
+            sent += 1;
+            assert!(sent < 100_000, "never cut off");
+        }
+        scene.driver.wait_for("cut off", |_| scene.cut_offs() == before + 1);
+    }
+    scene.end();
+}
+
+#[test]
+fn clients_that_leave_halfway() {
+    let scene = stage();
+    let before = scene.cut_offs();
+    for _ in 0..20 {
+        drop(Raw::dial(&scene.driver));
+        let socket = Raw::dial(&scene.driver);
+        attach::send(&socket, &frame(FrameKind::Hello), &[], SendFlags::empty()).unwrap();
+        drop(socket);
+        drop(Raw::welcomed(&scene.driver));
+        drop(Raw::attach(&scene.driver, 0));
+        let mut raw = Raw::attach(&scene.driver, 2);
+        let _unmapped = raw.ask_send_region(100_000);
+        drop(raw);
+        // An empty message is an end.
+        let raw = Raw::attach(&scene.driver, 1);
+        rustix::net::send(&raw.socket, &[], SendFlags::empty()).unwrap();
+        assert_eq!(goodbye(&raw.socket), None);
+    }
+    assert_eq!(scene.cut_offs(), before, "nobody did wrong");
+    scene.end();
+}
+
+#[test]
+fn clients_that_say_nothing_keep_nobody_out() {
+    let scene = stage();
+    let silent: Vec<_> = (0..200).map(|_| Raw::dial(&scene.driver)).collect();
+    let mut raw = Raw::attach(&scene.driver, 1);
+    raw.open(0);
+    scene.bystander.check(&scene.driver);
+    drop((silent, raw));
+    scene.end();
+}
+
+#[test]
+fn wishes_that_cannot_be() {
+    if !is_root("a driver's budgets") {
+        return;
+    }
+    let scene = stage();
+    let mut raw = Raw::attach(&scene.driver, 0);
+    for bytes in [0, (1 << 30) + 1, u64::MAX, u64::MAX - 4095, 1 << 63] {
+        let refusal = raw.ask(&frame(FrameKind::SendRegion).with_bytes(bytes, 0), FrameKind::SendRegion);
+        let refusal = refusal.expect_err("a region that cannot be");
+        assert_eq!(refusal.errno, libc::ENOMEM as u32, "{bytes}");
+        assert!(!refusal.reason().is_empty());
+    }
+    // Beyond the budget (1 GiB in all).
+    let refusal = raw.ask(&frame(FrameKind::SendRegion).with_bytes(1 << 30, 0), FrameKind::SendRegion);
+    assert!(refusal.expect_err("beyond the budget").reason().contains("memory.budget_bytes"));
+    for index in 0..pd_abi::limits::CHANNELS_MAX {
+        assert_eq!(raw.add_channel(), index);
+    }
+    let refusal = raw.ask(&frame(FrameKind::Channel), FrameKind::Channel).expect_err("one too many");
+    assert_eq!(refusal.errno, libc::ENOSPC as u32);
+    assert_eq!(raw.is_cut_off(), None);
+    raw.open(63);
+    drop(raw);
+    scene.end();
+}

@@ -1,0 +1,84 @@
+//! Clients that keep to nothing. Whatever they do: the driver lives, they are refused or cut off with a reason,
+//! a pair of innocent processes goes on undisturbed, and nothing is left behind.
+mod frames;
+mod regions;
+mod rings;
+mod words;
+
+use pd_driver::{HugepageUse, Violation};
+use pd_tests::{alone, descriptors, Bystander, Raw, TestDriver};
+use std::sync::atomic::Ordering;
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+/// A driver with a pair of bystanders. One at a time, so that descriptors can be counted.
+struct Scene {
+    driver: TestDriver,
+    bystander: Bystander,
+    descriptors: usize,
+    _alone: MutexGuard<'static, ()>,
+}
+
+const RING_BYTES: u64 = 256 << 10;
+
+fn stage() -> Scene {
+    stage_with(HugepageUse::Off)
+}
+
+fn stage_with(hugepages: HugepageUse) -> Scene {
+    let alone = alone();
+    let driver = TestDriver::with("cpu", |settings| {
+        settings.hugepages = hugepages;
+        settings.ring_bytes_default = RING_BYTES;
+        settings.ring_idle = Duration::from_millis(20);
+    });
+    driver.report();
+    let descriptors = settled_descriptors();
+    let bystander = Bystander::start(&driver);
+    Scene { driver, bystander, descriptors, _alone: alone }
+}
+
+/// Descriptors of this process once threads that are ending have closed theirs.
+fn settled_descriptors() -> usize {
+    let mut last = descriptors();
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(5));
+        let now = descriptors();
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    last
+}
+
+impl Scene {
+    fn cut_offs(&self) -> u64 {
+        self.driver.metrics().clients_cut_off.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the driver hangs up on `raw` for this reason, and has counted it.
+    fn expect_cut_off(&self, raw: &mut Raw, violation: Violation) {
+        assert_eq!(raw.wait_cut_off(), Some(violation.to_string()));
+        assert!(self.cut_offs() > 0);
+        assert!(self.driver.is_running());
+    }
+
+    /// The bystanders are well, and nothing of anyone else is left.
+    fn end(self) {
+        assert!(self.driver.is_running());
+        self.bystander.check(&self.driver);
+        self.driver.wait_for("only the bystanders are left", |r| r.clients.len() == 2 && r.connections.len() == 1);
+        self.bystander.finish();
+        let gone = "all is given back";
+        self.driver.wait_for(gone, |r| {
+            r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0 && r.rings_waiting == 0
+        });
+        let until = Instant::now() + Duration::from_secs(5);
+        while descriptors() > self.descriptors {
+            assert!(Instant::now() < until, "{} descriptors, {} before", descriptors(), self.descriptors);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(self.driver.is_running());
+    }
+}
