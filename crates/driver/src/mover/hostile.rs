@@ -391,6 +391,11 @@ impl World {
                     assert!(Arc::ptr_eq(&ring.map, &self.parties[client as usize].receive));
                     let held = std::mem::replace(&mut self.rings[flow as usize], false);
                     assert!(held, "flow {flow} gives a ring back twice");
+                    // Whoever has not read it yet reads something else now.
+                    let first = ring.page as usize * PAGE_BYTES;
+                    for word in (first..first + RING_BYTES as usize).step_by(8) {
+                        ring.map.store_u64(word, GUARD, Ordering::Relaxed);
+                    }
                 }
                 ToConductor::FlowDone { flow } => {
                     assert!(flow < 2, "a flow of clients that live is over");
@@ -690,6 +695,8 @@ impl World {
         // What lies in A's rings is seen, also if A has not rung.
         (0..CHANNELS_OF_A).for_each(|channel| self.parties[0].ring_doorbell(channel));
         self.pass(Duration::from_millis(10));
+        // Rings that are empty are given back, and no others.
+        self.pass(Duration::from_secs(2));
         self.exchange(2 * RING_BYTES + 100);
         if self.violation.is_some() || self.buried {
             self.check_gone();

@@ -4,17 +4,15 @@
 //! 64-bit value: the same on both sides however the bytes were split on the way. Hashing whole pieces
 //! in place costs less than one streaming hash, which copies into a buffer of its own.
 
-use std::hash::Hasher as _;
-
 use sha2::{Digest as _, Sha256};
-use twox_hash::xxhash3_64::Hasher;
+use xxhash_rust::xxh3::{xxh3_64, Xxh3};
 
 use super::protocol::Touch;
 
 /// Folds the checksums of the pieces of a stream.
 pub struct Pieces {
     piece_bytes: usize,
-    partial: Hasher,
+    partial: Xxh3,
     partial_bytes: usize,
     folded: u64,
 }
@@ -22,7 +20,7 @@ pub struct Pieces {
 impl Pieces {
     /// For a stream cut into pieces of `piece_bytes`.
     pub fn new(piece_bytes: usize) -> Pieces {
-        Pieces { piece_bytes, partial: Hasher::new(), partial_bytes: 0, folded: 0 }
+        Pieces { piece_bytes, partial: Xxh3::new(), partial_bytes: 0, folded: 0 }
     }
 
     fn fold(&mut self, hash: u64) {
@@ -34,12 +32,12 @@ impl Pieces {
         while !bytes.is_empty() {
             if self.partial_bytes == 0 && bytes.len() >= self.piece_bytes {
                 let (piece, rest) = bytes.split_at(self.piece_bytes);
-                self.fold(Hasher::oneshot(piece));
+                self.fold(xxh3_64(piece));
                 bytes = rest;
                 continue;
             }
             let (some, rest) = bytes.split_at(bytes.len().min(self.piece_bytes - self.partial_bytes));
-            self.partial.write(some);
+            self.partial.update(some);
             self.partial_bytes += some.len();
             bytes = rest;
             if self.partial_bytes == self.piece_bytes {
@@ -49,9 +47,9 @@ impl Pieces {
     }
 
     fn end_partial(&mut self) {
-        let hash = self.partial.finish();
+        let hash = self.partial.digest();
         self.fold(hash);
-        self.partial = Hasher::new();
+        self.partial = Xxh3::new();
         self.partial_bytes = 0;
     }
 
