@@ -48,7 +48,11 @@ impl TestDriver {
     }
 
     /// Waits until the driver's report is as wished, and returns it.
-    pub fn wait_for(&self, what: &str, wished: impl Fn(&pd_driver::admin::Report) -> bool) -> pd_driver::admin::Report {
+    pub fn wait_for(
+        &self,
+        what: &str,
+        wished: impl Fn(&pd_driver::admin::Report) -> bool,
+    ) -> pd_driver::admin::Report {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
         loop {
             let report = self.report();
@@ -150,12 +154,10 @@ pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("own descriptors").count()
 }
 
-/// Whether this process is root's; if not, says what the test needs that for.
+/// Whether this process is root's. A test that needs it fails without, and says what for.
 pub fn is_root(needed_for: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: {needed_for} needs root");
-    }
+    assert!(root, "{needed_for} needs root: run the tests as root (sudo)");
     root
 }
 
@@ -186,7 +188,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut word = self.0;
         word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -196,6 +198,6 @@ impl Random {
 
     /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
+        self.word() % bound.max(1)
     }
 }

@@ -2,7 +2,8 @@
 //! client honest.
 use crate::TestDriver;
 use pd_abi::layout::{
-    channel_control, channel_offset, channel_status, socket_control, socket_offset, socket_status, REGION_BYTES,
+    channel_control, channel_offset, channel_status, socket_control, socket_offset, socket_status,
+    REGION_BYTES,
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
 use pd_abi::{Address, Event, EventKind, Frame, FrameKind, Operation, Request, SocketId};
@@ -120,7 +121,8 @@ impl Raw {
     /// # Panics
     /// If the driver refuses.
     pub fn add_channel(&mut self) -> usize {
-        let (frame, mut fds) = self.ask(&Frame::new(FrameKind::Channel), FrameKind::Channel).expect("channel");
+        let (frame, mut fds) =
+            self.ask(&Frame::new(FrameKind::Channel), FrameKind::Channel).expect("channel");
         assert_eq!(frame.id as usize, self.channels.len());
         self.channels.push(RawChannel { doorbell: fds.pop().expect("doorbell"), requests: 0, events: 0 });
         self.channels.len() - 1
@@ -133,6 +135,7 @@ impl Raw {
     ///
     /// # Panics
     /// If neither comes.
+    #[allow(clippy::result_large_err, reason = "the refusal is the frame; tests do not mind its size")]
     pub fn ask(&mut self, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>), Frame> {
         send(&self.socket, frame).expect("send a frame");
         loop {
@@ -238,7 +241,9 @@ impl Raw {
     /// Writes a request, publishes it and rings. Waits for room, at most `patience`; says whether there was.
     pub fn try_post(&mut self, channel: usize, request: &Request, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        while self.channels[channel].requests.wrapping_sub(self.requests_taken(channel)) >= REQUEST_RING_ENTRIES {
+        while self.channels[channel].requests.wrapping_sub(self.requests_taken(channel))
+            >= REQUEST_RING_ENTRIES
+        {
             if Instant::now() > until {
                 return false;
             }
@@ -303,7 +308,9 @@ impl Raw {
         let until = Instant::now() + PATIENCE;
         loop {
             match self.event(channel) {
-                Some(event) if event.kind == EventKind::Answer as u8 && event.tag == self.tag => return event,
+                Some(event) if event.kind == EventKind::Answer as u8 && event.tag == self.tag => {
+                    return event
+                }
                 Some(_) => {}
                 None => {
                     assert!(Instant::now() < until, "no answer to {request:?}");
@@ -400,8 +407,11 @@ impl Raw {
         self.wait_status(socket, socket_status::RECV_PRODUCER, from + len as u64);
         self.take_frames();
         let word = |word| self.status.load_u32(Self::socket_word(socket, word), Ordering::Acquire);
-        let (number, page, pages) =
-            (word(socket_status::RING_REGION), word(socket_status::RING_PAGE), word(socket_status::RING_PAGES));
+        let (number, page, pages) = (
+            word(socket_status::RING_REGION),
+            word(socket_status::RING_PAGE),
+            word(socket_status::RING_PAGES),
+        );
         let region = self.receive_regions.iter().find(|r| r.id == number).expect("receive region");
         let map = Mapping::new(&region.fd, region.bytes, Protection::Read).expect("receive region");
         let ring = u64::from(pages) * 4096;

@@ -105,14 +105,20 @@ fn thousands_of_kills() {
     }
     let (before, descriptors_before) = before.unwrap();
     let after = driver.wait_for("the dead are forgotten", |r| {
-        r.connections.len() == 1 && r.clients.len() == warm.clients.len() && r.memory_used_bytes <= before.memory_used_bytes
+        r.connections.len() == 1
+            && r.clients.len() == warm.clients.len()
+            && r.memory_used_bytes <= before.memory_used_bytes
     });
     assert_eq!(after.clients.len(), before.clients.len());
     let own = |r: &pd_driver::admin::Report| {
         r.clients.iter().find(|c| c.pid == std::process::id()).map(|c| (c.sockets, c.region_bytes))
     };
     assert_eq!(own(&after).unwrap().0, own(&before).unwrap().0, "sockets");
-    assert!(descriptors() <= descriptors_before + 2, "{} descriptors, {descriptors_before} before", descriptors());
+    assert!(
+        descriptors() <= descriptors_before + 2,
+        "{} descriptors, {descriptors_before} before",
+        descriptors()
+    );
 
     // The bystanders are still at it, and what they move is right.
     let moved = |r: &pd_driver::admin::Report| r.connections[0].bytes[0];

@@ -71,7 +71,12 @@ fn messages_and_blocks_too_large() {
     let driver = driver(|settings| settings.budget_bytes = 64 * MIB);
     let mut puppet = driver.puppet();
     let limit = MESSAGE_BYTES_MAX.to_string();
-    fails(&mut puppet, &format!("malloc b {}", MESSAGE_BYTES_MAX + 1), libc::EMSGSIZE, &[&limit, "use several"]);
+    fails(
+        &mut puppet,
+        &format!("malloc b {}", MESSAGE_BYTES_MAX + 1),
+        libc::EMSGSIZE,
+        &[&limit, "use several"],
+    );
     fails(&mut puppet, &format!("malloc b {}", 65 * MIB), libc::ENOMEM, &["memory.budget_bytes"]);
     puppet.ok("malloc b 1000");
     let addr = puppet.ok("listen l 127.0.0.1:0 4");

@@ -43,7 +43,9 @@ fn streams_between_all_pairs_of_processes() {
     }
     assert_eq!(driver.report().connections.len(), 16);
     puppets.into_iter().for_each(Puppet::finish);
-    driver.wait_for("all gone", |r| r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0);
+    driver.wait_for("all gone", |r| {
+        r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0
+    });
     assert!(driver.is_running());
 }
 
@@ -80,7 +82,9 @@ fn many_connections_echoed_by_threads_with_epoll() {
     });
     assert_eq!(server.answer().unwrap(), (clients * each * 3 * bytes).to_string());
     server.finish();
-    driver.wait_for("all gone", |r| r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0);
+    driver.wait_for("all gone", |r| {
+        r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0
+    });
     assert!(driver.is_running());
 }
 
@@ -128,6 +132,8 @@ fn kills_leave_nothing_behind() {
     bystander.check(&driver);
     bystander.finish();
     server.finish();
-    driver.wait_for("all gone", |r| r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0);
+    driver.wait_for("all gone", |r| {
+        r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0
+    });
     assert!(driver.is_running());
 }

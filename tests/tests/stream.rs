@@ -81,9 +81,13 @@ fn messages_of_all_sizes_between_processes() {
 
 #[test]
 fn random_splits_from_one_byte_to_64_megabytes() {
-    for (seed, piece_max, bytes) in
-        [(1, 1, 5_000), (2, 100, 500_000), (3, 70_000, 20 << 20), (4, 5 << 20, 40 << 20), (5, 64 << 20, 80 << 20)]
-    {
+    for (seed, piece_max, bytes) in [
+        (1, 1, 5_000),
+        (2, 100, 500_000),
+        (3, 70_000, 20 << 20),
+        (4, 5 << 20, 40 << 20),
+        (5, 64 << 20, 80 << 20),
+    ] {
         let (a, b) = pair();
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -113,7 +117,8 @@ fn one_message_of_64_megabytes_through_a_ring_of_4() {
 #[test]
 fn hundreds_of_connections_at_once() {
     driver();
-    let options = ListenerOptions { backlog: 512, recv_ring_bytes: Some(256 << 10), ..ListenerOptions::default() };
+    let options =
+        ListenerOptions { backlog: 512, recv_ring_bytes: Some(256 << 10), ..ListenerOptions::default() };
     let listener = Listener::bind_with("127.0.0.1:0".parse().unwrap(), options).unwrap();
     let addr: SocketAddr = listener.local_addr().unwrap();
     let (connections, bytes) = (400u64, 200_000u64);

@@ -55,6 +55,7 @@ struct Attributes {
 
 const PERF_TYPE_TRACEPOINT: u32 = 2;
 const INHERIT: u64 = 1 << 1;
+const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
 /// A counter of the tracepoint in one thread and those that it starts from now on.
 fn counter(id: u64, thread: i32) -> Option<File> {
@@ -63,7 +64,7 @@ fn counter(id: u64, thread: i32) -> Option<File> {
         Attributes { kind: PERF_TYPE_TRACEPOINT, size, config: id, flags: INHERIT, ..Attributes::default() };
     // SAFETY: the attributes are as large as they say, and only read; any processor, no group.
     let fd = unsafe {
-        libc::syscall(libc::SYS_perf_event_open, &attributes, thread, -1, -1, libc::PERF_FLAG_FD_CLOEXEC)
+        libc::syscall(libc::SYS_perf_event_open, &attributes, thread, -1, -1, PERF_FLAG_FD_CLOEXEC)
     };
     // SAFETY: a descriptor that the kernel has just made, owned by nobody else.
     (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
@@ -118,7 +119,7 @@ impl Trio {
         assert_eq!(driver.line(), "ready");
         let mut receiver = peer(&["recv", ADDR, "65536"]);
         assert_eq!(receiver.line(), "ready");
-        let sender = peer(&["send", ADDR, "1000000000000", "65536", "16"]);
+        let sender = peer(&["send", ADDR, "1000000000000", "65536", "64"]);
         Self { _folder: folder, admin, driver, receiver, sender }
     }
 
@@ -150,7 +151,8 @@ fn at_most_one_system_call_for_sixteen_messages() {
     }
     let trio = Trio::start();
     let first = trio.wait(WARM_UP);
-    let pids = [("driver", trio.driver.pid()), ("receiver", trio.receiver.pid()), ("sender", trio.sender.pid())];
+    let pids =
+        [("driver", trio.driver.pid()), ("receiver", trio.receiver.pid()), ("sender", trio.sender.pid())];
     let counters: Option<Vec<_>> =
         tracepoint().and_then(|id| pids.iter().map(|&(name, pid)| Counters::of(name, id, pid)).collect());
     let Some(counters) = counters else {
@@ -159,7 +161,8 @@ fn at_most_one_system_call_for_sixteen_messages() {
     let before: Vec<_> = counters.iter().map(Counters::read).collect();
     let start = trio.messages().max(first);
     let messages = trio.wait(start + MESSAGES) - start;
-    let calls: Vec<_> = counters.iter().zip(before).map(|(counter, before)| counter.read() - before).collect();
+    let calls: Vec<_> =
+        counters.iter().zip(before).map(|(counter, before)| counter.read() - before).collect();
     for (counter, calls) in counters.iter().zip(&calls) {
         eprintln!("{}: {calls} system calls", counter.name);
     }
@@ -167,7 +170,10 @@ fn at_most_one_system_call_for_sixteen_messages() {
 }
 
 fn check(calls: u64, messages: u64) {
-    eprintln!("{calls} system calls for {messages} messages: one for {:.1}", messages as f64 / calls.max(1) as f64);
+    eprintln!(
+        "{calls} system calls for {messages} messages: one for {:.1}",
+        messages as f64 / calls.max(1) as f64
+    );
     assert!(calls * MESSAGES_PER_CALL_MIN <= messages, "{calls} system calls for {messages} messages");
 }
 

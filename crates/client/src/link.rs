@@ -105,11 +105,20 @@ impl Link {
 
     /// Starts or stops `Ready` events. Counts all earlier ones as taken note of.
     pub(crate) fn store_subscribed(&self, subscribed: bool) {
-        let number = self.attachment.status.load_u32(self.at + status::EVENT_NUMBER, Ordering::Acquire);
         let map = &self.attachment.control;
-        map.store_u32(self.at + control::EVENT_ACK, number, Ordering::Relaxed);
-        map.store_u32(self.at + control::SUBSCRIBED, u32::from(subscribed), Ordering::Release);
-        fence(Ordering::SeqCst);
+        let posted = || self.attachment.status.load_u32(self.at + status::EVENT_NUMBER, Ordering::Acquire);
+        let mut number = posted();
+        loop {
+            map.store_u32(self.at + control::EVENT_ACK, number, Ordering::Relaxed);
+            map.store_u32(self.at + control::SUBSCRIBED, u32::from(subscribed), Ordering::Release);
+            fence(Ordering::SeqCst);
+            // Another thread may have taken note of a later event meanwhile: an acknowledgement that
+            // went back would be the last.
+            match posted() {
+                again if again == number => return,
+                later => number = later,
+            }
+        }
     }
 
     /// The words of a sleep until something is received.

@@ -59,6 +59,7 @@ fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>
 
 /// Runs the subcommand; returns the status to exit with.
 pub fn main(args: &DoctorArgs) -> Result<i32> {
+    crate::sys::end_on_closed_output();
     let rows = [
         kernel(),
         permissions(),
@@ -198,7 +199,8 @@ fn bridge_filter() -> Row {
 
 fn engines() -> Row {
     let known = pd_engine::NAMES.join(", ");
-    let usable: Vec<&str> = pd_engine::NAMES.into_iter().filter(|name| pd_engine::by_name(name).is_ok()).collect();
+    let usable: Vec<&str> =
+        pd_engine::NAMES.into_iter().filter(|name| pd_engine::by_name(name).is_ok()).collect();
     match usable.is_empty() {
         true => fail("engines", format!("none of {known}"), "build pd with the cpu engine"),
         false => ok("engines", usable.join(", ")),
@@ -211,7 +213,9 @@ fn driver(socket: &Path) -> Row {
             "driver",
             format!("{} clients, {} connections", report.clients.len(), report.connections.len()),
         ),
-        Ok(_) => fail("driver", "an answer of another version", "stop it and start this version's: pd driver"),
+        Ok(_) => {
+            fail("driver", "an answer of another version", "stop it and start this version's: pd driver")
+        }
         Err(_) if !socket.exists() => {
             warn("driver", format!("no {}", socket.display()), "start it: pd driver")
         }

@@ -115,7 +115,7 @@ impl Default for MemoryConfig {
     fn default() -> MemoryConfig {
         // 4 GiB as in the paper (section IV-A), or half of a smaller machine's memory.
         let info = rustix::system::sysinfo();
-        let memory = u64::from(info.totalram).saturating_mul(info.mem_unit.into());
+        let memory = info.totalram.saturating_mul(info.mem_unit.into());
         let budget = (memory / 2 / (16 * MIB) * (16 * MIB)).clamp(16 * MIB, 4 * GIB);
         MemoryConfig {
             budget_bytes: Bytes(budget),

@@ -23,6 +23,7 @@ pub struct LsArgs {
 
 /// Runs the subcommand; returns the status to exit with.
 pub fn main(args: &LsArgs) -> Result<i32> {
+    crate::sys::end_on_closed_output();
     let containers: Vec<Record> = state::records()?.into_iter().filter(|r| r.owner.is_alive()).collect();
     let driver = ask(&args.admin_socket, &Ask::List);
     let report = match &driver {
@@ -38,7 +39,10 @@ pub fn main(args: &LsArgs) -> Result<i32> {
     match (report, driver.as_ref().err()) {
         (Some(report), _) => print_driver(report),
         (None, Some(error)) => {
-            println!("\nno driver answers at {}: {error}; start it with pd driver", args.admin_socket.display());
+            println!(
+                "\nno driver answers at {}: {error}; start it with pd driver",
+                args.admin_socket.display()
+            );
         }
         (None, None) => println!("\nthe driver at {} is of another version", args.admin_socket.display()),
     }

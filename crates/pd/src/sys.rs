@@ -49,6 +49,13 @@ pub fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Lets the program end quietly when nobody reads its output any more (`pd ls | head`). Not for
+/// programs with peers: a write to a closed socket would end those, too.
+pub fn end_on_closed_output() {
+    // SAFETY: sets a default action; no handler of ours is replaced.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 /// Unblocks every signal in the calling thread, so that what it starts begins with an empty mask.
 pub fn unblock_signals() {
     let set = signal_set(&[]);

@@ -337,7 +337,10 @@ fn recv_pattern(stream: &Stream, seed: u64, from: u64, bytes: u64) -> pd_client:
     while position < end {
         let received = stream.recv((end - position).min(100_000) as usize)?;
         if received.is_empty() {
-            return Err(pd_client::Error::with_errno(libc::ENODATA, format!("the stream ended at {position}")));
+            return Err(pd_client::Error::with_errno(
+                libc::ENODATA,
+                format!("the stream ended at {position}"),
+            ));
         }
         pd_tests::verify(seed, position, &received);
         position += received.len() as u64;
@@ -417,5 +420,8 @@ fn driver(args: &[String]) {
 
 fn report(what: &str, bytes: u64, start: Instant, sum: u64) {
     let seconds = start.elapsed().as_secs_f64();
-    println!("{what} {bytes} bytes {seconds:.3} s {:.2} Gbit/s sum {sum:016x}", bytes as f64 * 8e-9 / seconds);
+    println!(
+        "{what} {bytes} bytes {seconds:.3} s {:.2} Gbit/s sum {sum:016x}",
+        bytes as f64 * 8e-9 / seconds
+    );
 }

@@ -68,11 +68,15 @@ impl Scene {
     fn end(self) {
         assert!(self.driver.is_running());
         self.bystander.check(&self.driver);
-        self.driver.wait_for("only the bystanders are left", |r| r.clients.len() == 2 && r.connections.len() == 1);
+        self.driver
+            .wait_for("only the bystanders are left", |r| r.clients.len() == 2 && r.connections.len() == 1);
         self.bystander.finish();
         let gone = "all is given back";
         self.driver.wait_for(gone, |r| {
-            r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0 && r.rings_waiting == 0
+            r.clients.is_empty()
+                && r.connections.is_empty()
+                && r.memory_used_bytes == 0
+                && r.rings_waiting == 0
         });
         let until = Instant::now() + Duration::from_secs(5);
         while descriptors() > self.descriptors {

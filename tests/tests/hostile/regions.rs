@@ -93,9 +93,8 @@ fn attack(fd: &OwnedFd, len: usize, page: usize) {
     }
     // A private mapping may be written: a copy.
     // SAFETY: a new mapping at an address of the kernel's choice.
-    let private = unsafe {
-        mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE, fd, 0)
-    };
+    let private =
+        unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE, fd, 0) };
     if let Ok(private) = private {
         // SAFETY: eight bytes of the mapping just made, which is then unmapped and not used again.
         unsafe {

@@ -60,7 +60,8 @@ fn impossible_request_counters() {
 #[test]
 fn impossible_event_counters() {
     let scene = stage();
-    for (extra, value) in [(0, 5000), (0, u64::MAX), (0, EVENT_RING_ENTRIES + 1), (10, 5000), (10, u64::MAX)] {
+    for (extra, value) in [(0, 5000), (0, u64::MAX), (0, EVENT_RING_ENTRIES + 1), (10, 5000), (10, u64::MAX)]
+    {
         let mut raw = Raw::attach(&scene.driver, 1);
         // A full ring, and perhaps events that wait for room in it.
         for _ in 0..EVENT_RING_ENTRIES + extra {
@@ -265,7 +266,11 @@ fn more_sends_than_agreed() {
     // In number.
     let (mut raw, socket, puppet, region, _map) = connected_with_memory(&scene, 4096);
     for _ in 0..RING_BYTES + 40_000 {
-        if !raw.try_post(0, &Request::send(socket, Span { region, offset: 0, len: 1 }), Duration::from_millis(50)) {
+        if !raw.try_post(
+            0,
+            &Request::send(socket, Span { region, offset: 0, len: 1 }),
+            Duration::from_millis(50),
+        ) {
             break;
         }
     }

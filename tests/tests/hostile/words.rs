@@ -16,13 +16,13 @@ const REGION_BYTES: u64 = 64 << 10;
 /// Numbers that break things more often than others.
 fn number(random: &mut Random) -> u64 {
     match random.below(7) {
-        0 => random.next(),
+        0 => random.word(),
         1 => u64::MAX - random.below(3),
         2 => random.below(3),
         3 => 1 << random.below(64),
         4 => random.below(5000),
         5 => random.below(1 << 20),
-        _ => random.next() >> random.below(64),
+        _ => random.word() >> random.below(64),
     }
 }
 
@@ -38,7 +38,7 @@ struct Client {
 impl Client {
     fn socket(&mut self) -> SocketId {
         match self.random.below(10) {
-            0 => SocketId(self.random.next() as u32),
+            0 => SocketId(self.random.word() as u32),
             1 => SocketId::new(self.random.below(8) as u16, 1 + self.random.below(3) as u16),
             _ => self.sockets[self.random.below(self.sockets.len() as u64) as usize],
         }
@@ -48,12 +48,13 @@ impl Client {
     fn request(&mut self) -> Request {
         let socket = self.socket();
         let operation = Operation::from_raw(1 + self.random.below(11) as u8).expect("operation");
-        let request = Request::new(operation, socket, self.random.next() as u32);
+        let request = Request::new(operation, socket, self.random.word() as u32);
         let request = match operation {
             Operation::Send => {
                 let offset = self.random.below(REGION_BYTES);
                 let len = 1 + self.random.below(REGION_BYTES - offset);
-                let region = if self.random.below(40) == 0 { number(&mut self.random) as u16 } else { self.region };
+                let region =
+                    if self.random.below(40) == 0 { number(&mut self.random) as u16 } else { self.region };
                 Request::send(socket, Span { region, offset, len })
             }
             Operation::Bind | Operation::Connect => {
@@ -116,7 +117,7 @@ impl Client {
             }
             25..=29 => {
                 let at = self.random.below(REGION_BYTES / 8) as usize * 8;
-                let value = self.random.next();
+                let value = self.random.word();
                 self.map.store_u64(at, value, Ordering::Relaxed);
             }
             30..=32 => {
@@ -126,7 +127,7 @@ impl Client {
             33 => {
                 let kinds = [FrameKind::SendRegion, FrameKind::WakePipe, FrameKind::Channel];
                 let frame = Frame::new(kinds[self.random.below(3) as usize]);
-                let frame = frame.with_bytes(4096, self.random.next()).with_id(self.random.below(3) as u32);
+                let frame = frame.with_bytes(4096, self.random.word()).with_id(self.random.below(3) as u32);
                 let _ = attach::send(&self.raw.socket, &frame, &[], SendFlags::DONTWAIT);
             }
             34..=36 => while self.raw.event(channel).is_some() {},

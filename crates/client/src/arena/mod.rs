@@ -130,7 +130,8 @@ fn malloc_slowly(own: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<
             return Ok(ptr);
         }
     }
-    let smallest = if bytes < BLOCK_BYTES_BULK && own.is_empty() { REGION_BYTES_MIN } else { REGION_BYTES_BULK };
+    let smallest =
+        if bytes < BLOCK_BYTES_BULK && own.is_empty() { REGION_BYTES_MIN } else { REGION_BYTES_BULK };
     let wanted = (bytes.next_multiple_of(PAGE_BYTES) as u64).max(smallest);
     let (region, map) = attachment.send_region(wanted).map_err(|error| match error.errno() {
         libc::ENOMEM => Error::new(Errno::NOMEM, format!("no memory to send from: {}", error.message())),

@@ -57,7 +57,11 @@ impl Conductor {
         let free = (budget - used).min(self.settings.client_budget_bytes.saturating_sub(taken));
         let carved: u64 = self.client(id).map_or(0, Client::free_ring_bytes);
         let share = (free + carved) / 16;
-        if share.is_power_of_two() { share } else { share.next_power_of_two() / 2 }
+        if share.is_power_of_two() {
+            share
+        } else {
+            share.next_power_of_two() / 2
+        }
     }
 
     /// Has movers take back rings that are empty right now.
@@ -122,7 +126,9 @@ impl Client {
     /// Bytes of its receive regions that no ring takes.
     pub(super) fn free_ring_bytes(&self) -> u64 {
         let free = self.regions.iter().map(|entry| match entry {
-            RegionUse::Receive(region, space) => region.map.len() - space.taken() as usize * region.pages.bytes(),
+            RegionUse::Receive(region, space) => {
+                region.map.len() - space.taken() as usize * region.pages.bytes()
+            }
             RegionUse::Send(..) => 0,
         });
         free.sum::<usize>() as u64

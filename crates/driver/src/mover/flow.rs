@@ -270,7 +270,7 @@ impl Flow {
                 self.oldest_delivered = 0;
             }
         }
-        if self.aborted && self.rbt.is_empty() {
+        if self.rbt.is_empty() && (self.aborted || (self.finish.is_some() && self.sbt.is_empty())) {
             self.drop_sends();
         }
     }

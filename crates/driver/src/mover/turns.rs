@@ -246,8 +246,7 @@ impl Mover {
                 self.resume(id);
                 continue;
             }
-            let idle =
-                flow.ring.is_some() && self.now.saturating_sub(flow.last_active) > ring_idle;
+            let idle = flow.ring.is_some() && self.now.saturating_sub(flow.last_active) > ring_idle;
             if !idle && !flow.is_over() {
                 continue;
             }

@@ -23,8 +23,8 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use pd_driver::admin::{ask, Ask};
 use anyhow::{bail, ensure, Context, Result};
+use pd_driver::admin::{ask, Ask};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{pidfd_open, pidfd_send_signal, Pid, PidfdFlags, Signal};
 

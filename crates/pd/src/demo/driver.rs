@@ -62,7 +62,8 @@ impl DemoDriver {
             .stdout(Stdio::null())
             .spawn()
             .context("cannot start the driver")?;
-        let mut driver = DemoDriver { child, socket: config.socket, admin_socket: config.admin_socket, cgroup: None };
+        let mut driver =
+            DemoDriver { child, socket: config.socket, admin_socket: config.admin_socket, cgroup: None };
         // Its first process comes while the lock is held, or a sweep might take an empty group.
         let _ = lock;
         if let Some(cgroup) = Cgroup::create(&format!(".driver-{}", std::process::id())) {
