@@ -77,11 +77,12 @@ need-root:
 	    echo "the tests make network namespaces and need root; run:" >&2; \
 	    echo "  sudo env PATH=\"\$$PATH\" HOME=\"\$$HOME\" make test" >&2; exit 1; }
 
+# Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes.
 test: TESTING := yes
-test: need-root deps build ## run every test: unit, property, loom, C programs, real namespaces (root)
-	$(CARGO) test --release --workspace --jobs $(JOBS)
-	RUSTFLAGS="--cfg loom" $(CARGO) test --release --package pd-shm --test loom \
-	    --target-dir $(TARGET)/loom --jobs $(JOBS)
+test: need-root deps ## run every test: unit, property, loom, C programs, real namespaces (root)
+	$(CARGO) build --workspace --jobs $(JOBS)
+	$(CARGO) test --workspace --jobs $(JOBS)
+	RUSTFLAGS="--cfg loom" $(CARGO) test --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
 lint: rust ## check format, clippy (warnings are errors), and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \

@@ -117,9 +117,9 @@ impl Trio {
         let paths = [&socket, &admin].map(|path| path.to_str().expect("path").to_owned());
         let mut driver = peer(&["driver", &paths[0], &paths[1], "budget_bytes=1073741824", "hugepages=0"]);
         assert_eq!(driver.line(), "ready");
-        let mut receiver = peer(&["recv", ADDR, "65536"]);
+        let mut receiver = peer(&["compare", ADDR, "65536"]);
         assert_eq!(receiver.line(), "ready");
-        let sender = peer(&["send", ADDR, "1000000000000", "65536", "64"]);
+        let sender = peer(&["fill", ADDR, "65536", "32"]);
         Self { _folder: folder, admin, driver, receiver, sender }
     }
 

@@ -7,6 +7,8 @@
 //! `peer steady-send ADDR SEED`, `peer steady-recv ADDR SEED`: connects and sends the stream called SEED
 //! at some leisure until its standard input ends (listens, takes one connection and checks the stream to its
 //! end); prints the bytes.
+//! `peer fill ADDR MESSAGE BUFFERS`, `peer compare ADDR MESSAGE`: connects and sends messages of one byte's
+//! value, each of another, until killed (listens, takes one connection, looks at every byte of them).
 //! `peer absorb ADDR`: listens; sends a little on each connection and reads what comes for a moment, until its
 //! standard input ends.
 //! `peer puppet`: does as its standard input says. See `puppet` below.
@@ -29,6 +31,8 @@ fn main() {
         "victim-recv" => victim_recv(&args[1], number(2)),
         "steady-send" => steady_send(&args[1], number(2)),
         "steady-recv" => steady_recv(&args[1], number(2)),
+        "fill" => fill(&args[1], number(2) as usize, number(3) as usize),
+        "compare" => compare(&args[1], number(2)),
         "absorb" => absorb(&args[1]),
         "puppet" => puppet(),
         "driver" => driver(&args[1..]),
@@ -170,6 +174,38 @@ fn steady_recv(addr: &str, seed: u64) {
         position += received.len() as u64;
     }
     println!("{position}");
+}
+
+/// The byte that message `number` consists of.
+fn value(number: u64) -> u8 {
+    (number % 251) as u8
+}
+
+fn fill(addr: &str, message: usize, buffers: usize) {
+    let stream = Stream::connect(addr.parse().expect("address")).expect("connect");
+    let mut buffers: Vec<_> = (0..buffers).map(|_| SendBuffer::new(message).expect("buffer")).collect();
+    let place = buffers.len() as u64;
+    for number in 0.. {
+        let buffer = &mut buffers[(number % place) as usize];
+        // The C library's `memset` and, below, `memcmp`: as fast in a test's build as in any other.
+        buffer.wait_mut().expect("reusable").fill(value(number));
+        stream.send(buffer, ..).expect("send");
+    }
+}
+
+fn compare(addr: &str, message: u64) {
+    let listener = Listener::bind(addr.parse().expect("address")).expect("bind");
+    println!("ready");
+    let stream = listener.accept().expect("accept");
+    let mut position = 0;
+    loop {
+        let left = message - position % message;
+        let received = stream.recv(left as usize).expect("recv");
+        let Some(last) = received.len().checked_sub(1) else { break };
+        assert_eq!(received[0], value(position / message), "at {position}");
+        assert!(received[..last] == received[1..], "in the message at {position}");
+        position += received.len() as u64;
+    }
 }
 
 fn absorb(addr: &str) {
