@@ -46,7 +46,7 @@ fn a_configuration_is_checked_and_printed() {
 
 #[test]
 fn doctor_prints_json_with_a_remedy_for_every_complaint() {
-    let output = pd(&["doctor", "--json", "--socket", "/no/such/socket"]);
+    let output = pd(&["doctor", "--json", "--admin-socket", "/no/such/socket"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let checks = report["checks"].as_array().unwrap();
     assert!(checks.len() >= 8);
