@@ -90,6 +90,8 @@ impl Conductor {
             let frame = Frame::new(FrameKind::Error)
                 .with_error(Errno::USERS.raw_os_error() as u32, "too many clients attached (clients_max)");
             let _ = attach::send(&socket, &frame, &[], SendFlags::DONTWAIT);
+            // Closing with its greeting unread would tell the client of a reset instead.
+            let _ = attach::receive(&socket, RecvFlags::DONTWAIT);
             return;
         }
         let id = match self.clients.iter().position(Option::is_none) {

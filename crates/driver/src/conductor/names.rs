@@ -150,11 +150,10 @@ impl Names {
         now: Duration,
     ) -> Result<SocketAddr, Errno> {
         let ip = canonical(wanted.ip());
+        // Read anew: an address may have been given up since it was last seen.
+        self.refresh(id, now);
         if !ip.is_unspecified() && !self.holds(id, ip, now) {
             return Err(Errno::ADDRNOTAVAIL);
-        }
-        if ip.is_unspecified() {
-            self.refresh(id, now);
         }
         let mut binding = Binding { ip, v6_only, client, slot, listening: false };
         if wanted.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
