@@ -1,5 +1,4 @@
-//! In steady state all processes together make at most one system call for 16 messages of 64 KiB. Counted by the
-//! kernel's own tracepoint in driver, sender and receiver.
+//! System calls in steady state, of driver, sender and receiver together, counted by the kernel's own tracepoint.
 use pd_driver::admin::{ask, Answer, Ask};
 use pd_tests::{is_root, peer_path, Puppet};
 use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
