@@ -1,4 +1,5 @@
 //! What happens at each limit: one error that names the thing and the remedy, and nothing lost.
+use pd_abi::limits::RING_BYTES_DEFAULT;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, SOCKETS_MAX};
 use pd_abi::{EventKind, Operation, Request, SocketId};
 use pd_driver::{HugepageUse, Settings};
@@ -272,7 +273,6 @@ fn thousands_of_idle_connections_cost_no_ring_memory() {
     assert!(idle(&report));
     assert_eq!(report.memory_used_bytes, before);
     // A few of them work: their rings come, go, and leave the rest as it was.
-    let mut used = 0;
     for round in 0..3u64 {
         for index in [0, 1, 1500, 2999] {
             client.tell(&format!("send c{index} {index} {} 3000000 50000", round * 3_000_000));
@@ -280,10 +280,9 @@ fn thousands_of_idle_connections_cost_no_ring_memory() {
             client.answer().unwrap();
         }
         let report = driver.wait_for("rings are given back", idle);
-        if round > 0 {
-            assert_eq!(report.memory_used_bytes, used, "memory in round {round}");
-        }
-        used = report.memory_used_bytes;
+        // A ring for each of the four that may be at it at once, and memory to send from.
+        let used = report.memory_used_bytes - before;
+        assert!(used <= 6 * RING_BYTES_DEFAULT, "{used} bytes in round {round}");
     }
     drop((server, client));
     wait_gone(&driver);
