@@ -314,7 +314,9 @@ impl Drop for Mine {
 
 impl Wire {
     fn ask(&mut self, socket: &OwnedFd, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
-        attach::send(socket, frame, &[], SendFlags::empty()).map_err(|_| dead())?;
+        // A driver that refuses may have hung up already: what it said of that is still there to be read.
+        let sent = attach::send(socket, frame, &[], SendFlags::empty());
+        let mut hung_up = false;
         loop {
             if !wait_readable(socket, ANSWER_WAIT) {
                 return Err(Error::new(Errno::CONNRESET, "the driver does not answer; see its log"));
@@ -322,6 +324,8 @@ impl Wire {
             let (answer, fds) = match attach::receive(socket, RecvFlags::empty()) {
                 Ok(Some(answer)) => answer,
                 Err(Errno::INTR) => continue,
+                // Told once, and before the frames that came earlier.
+                Err(Errno::CONNRESET) if !std::mem::replace(&mut hung_up, true) => continue,
                 Ok(None) | Err(_) => return Err(dead()),
             };
             match answer.checked_kind() {
@@ -331,7 +335,7 @@ impl Wire {
                         format!("the driver refuses: {}", answer.reason()),
                     ));
                 }
-                Some(kind) if kind == expected => return Ok((answer, fds)),
+                Some(kind) if kind == expected && sent.is_ok() => return Ok((answer, fds)),
                 _ => self.unasked(&answer, fds)?,
             }
         }
