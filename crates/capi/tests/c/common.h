@@ -106,6 +106,15 @@ static inline void recv_pattern(int sid, unsigned seed, size_t total, size_t at_
     }
 }
 
+/* Plays the part that the arguments name. */
+static inline int play(int argc, char **argv, void (*server)(const char *, const char *),
+                       void (*client)(const char *, const char *)) {
+    if (argc != 4)
+        return 2;
+    (strcmp(argv[1], "server") == 0 ? server : client)(argv[2], argv[3]);
+    return 0;
+}
+
 static inline void expect_end(int sid) {
     void *data = &data;
     CHECK(pd_recv(sid, 1, &data) == 0 && data == NULL);

@@ -37,8 +37,5 @@ static void client(const char *ip, const char *port) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4)
-        return 2;
-    (strcmp(argv[1], "server") == 0 ? server : client)(argv[2], argv[3]);
-    return 0;
+    return play(argc, argv, server, client);
 }
