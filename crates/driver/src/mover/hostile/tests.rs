@@ -1,0 +1,141 @@
+//! Single attacks, and random programs of them.
+use super::*;
+use proptest::prelude::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn any_program(program in prop::collection::vec(any::<u8>(), 0..1500)) {
+        run(&program);
+    }
+}
+
+fn violation(act: impl FnOnce(&mut World)) -> Option<Violation> {
+    let mut world = World::new("cpu");
+    act(&mut world);
+    (0..CHANNELS_OF_A).for_each(|channel| world.parties[0].ring_doorbell(channel));
+    world.pass(Duration::from_millis(10));
+    let violation = world.violation;
+    world.finish();
+    violation
+}
+
+fn send(world: &mut World, region: u16, offset: u64, len: u64) {
+    let span = Span { region, offset, len };
+    world.request_on(0, Request::send(SocketId::new(0, GENERATION), span));
+}
+
+#[test]
+fn impossible_request_counters() {
+    for forged in [REQUEST_RING_ENTRIES + 1, 1 << 63, u64::MAX] {
+        assert_eq!(violation(|w| w.publish(1, forged)), Some(Violation::RequestRing));
+    }
+    let backwards = |w: &mut World| {
+        (0..3).for_each(|_| send(w, 0, 0, 1));
+        w.rest();
+        w.publish(0, 2);
+    };
+    assert_eq!(violation(backwards), Some(Violation::RequestRing));
+}
+
+#[test]
+fn unknown_operations() {
+    for operation in [0, 12, 255] {
+        let request = Request { operation, ..Request::default() };
+        assert_eq!(violation(|w| w.request_on(0, request)), Some(Violation::Operation(operation)));
+    }
+}
+
+#[test]
+fn spans_outside_of_regions() {
+    let bytes = SEND_REGION_BYTES as u64;
+    let spans = [(1, 0, 1), (u16::MAX, 0, 1), (0, bytes, 1), (0, 0, 0), (0, 1, bytes), (0, 0, 1 << 31)];
+    for (region, offset, len) in spans.into_iter().chain([(0, 1, u64::MAX), (0, (1 << 48) - 1, 2)]) {
+        assert_eq!(violation(|w| send(w, region, offset, len)), Some(Violation::Span));
+    }
+    assert_eq!(violation(|w| send(w, 0, bytes - 1, 1)), None);
+}
+
+#[test]
+fn sends_beyond_the_send_ring() {
+    let twice = |w: &mut World| (0..4).for_each(|_| send(w, 0, 0, 10 << 10));
+    assert_eq!(violation(twice), Some(Violation::SendRing));
+}
+
+#[test]
+fn bytes_given_back_that_were_never_delivered() {
+    const HALF: u64 = RING_BYTES - 1000;
+    for (first, then) in [(0, RING_BYTES + 1), (0, u64::MAX), (4096, 0), (4096, 4095)] {
+        let act = |w: &mut World| {
+            w.write_line(socket_control::GENERATION, GENERATION.into());
+            assert!(w.send(0, 1, HALF));
+            w.rest();
+            w.write_line(socket_control::RECV_CONSUMER, first);
+            assert!(w.send(0, 1, HALF));
+            w.rest();
+            assert_eq!(w.violation, None);
+            w.write_line(socket_control::RECV_CONSUMER, then);
+            w.rest();
+        };
+        assert_eq!(violation(act), Some(Violation::ReceiveRing), "{first} then {then}");
+    }
+}
+
+fn ask(world: &mut World, requests: u64) {
+    for tag in 0..requests {
+        let request = Request { operation: Operation::Bind as u8, tag: tag as u32, ..Request::default() };
+        world.request_on(0, request);
+        if tag % 32 == 31 {
+            world.step();
+        }
+    }
+    world.rest();
+}
+
+#[test]
+fn impossible_event_counters() {
+    for forged in [EVENT_RING_ENTRIES + 1, 1 << 63, u64::MAX] {
+        let act = |w: &mut World| {
+            ask(w, EVENT_RING_ENTRIES + 1);
+            let at = channel_offset(0) + channel_control::EVENT_CONSUMER;
+            w.parties[0].control.store_u64(at, forged, Ordering::Release);
+            ask(w, 1);
+        };
+        assert_eq!(violation(act), Some(Violation::EventRing));
+    }
+}
+
+#[test]
+fn events_that_nobody_reads() {
+    let most = EVENT_RING_ENTRIES + REQUEST_RING_ENTRIES + pd_abi::limits::SOCKETS_MAX as u64;
+    assert_eq!(violation(|w| ask(w, most)), None);
+    assert_eq!(violation(|w| ask(w, most + 1)), Some(Violation::Events));
+}
+
+/// Once there is room, events that waited come in order, and the client was asked to ring.
+#[test]
+fn events_that_wait_come_later() {
+    let mut world = World::new("cpu");
+    let at = channel_offset(0);
+    let waiting =
+        |w: &World| w.parties[0].status.load_u32(at + channel_status::EVENTS_WAITING, Ordering::Relaxed);
+    ask(&mut world, EVENT_RING_ENTRIES);
+    assert_eq!(waiting(&world), 0);
+    ask(&mut world, 10);
+    assert_eq!(waiting(&world), 1);
+    world.parties[0].control.store_u64(at + channel_control::EVENT_CONSUMER, 4, Ordering::Release);
+    world.rest();
+    assert_eq!(waiting(&world), 1);
+    world.parties[0].control.store_u64(at + channel_control::EVENT_CONSUMER, 10, Ordering::Release);
+    world.parties[0].ring_doorbell(0);
+    world.pass(Duration::from_millis(10));
+    assert_eq!(waiting(&world), 0);
+    for position in 0..EVENT_RING_ENTRIES + 10 {
+        let place = (position % EVENT_RING_ENTRIES) as usize * size_of::<Event>();
+        let event: Event = world.parties[0].status.read(at + channel_status::EVENTS + place);
+        if position >= 10 {
+            assert_eq!(u64::from(event.tag), if position < 1024 { position } else { position - 1024 });
+        }
+    }
+}
