@@ -24,7 +24,7 @@ pub struct Settings {
     pub ring_bytes_default: u64,
     /// Threads that move bytes.
     pub movers: usize,
-    /// Pauses of a spin before a sleep.
+    /// Pauses of a spin before a sleep, while clients stream; five times as many while they wait for answers.
     pub spin_pauses: u32,
     /// How long an empty receive ring stays with an idle connection.
     pub ring_idle: Duration,

@@ -69,7 +69,8 @@ pub struct DriverConfig {
     pub movers: u64,
     /// Engine that moves the bytes, as `pd doctor` names them.
     pub engine: String,
-    /// Pause instructions that a mover spins before it sleeps.
+    /// Pause instructions that a mover spins before it sleeps, while clients stream; five times as many while they
+    /// wait for answers.
     pub spin_pauses: u64,
     /// Milliseconds after which an idle ring is reclaimed.
     pub idle_ring_ms: u64,

@@ -1,6 +1,6 @@
 //! Flows in turn: copies submitted and reaped, both sides told, flows ended and forgotten.
 use super::flow::{Flow, News, Pump};
-use super::{flow_of, Mover, COMMANDS_PER_TURN};
+use super::{flow_of, Mover, COMMANDS_PER_TURN, LOAD_MESSAGE_BYTES};
 use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover, Violation};
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
@@ -72,6 +72,8 @@ impl Mover {
                 Err(violation) => self.destination_broke(id, violation),
             }
             if !self.batch.is_empty() {
+                let bytes: u64 = self.batch.iter().map(|command| u64::from(command.data_len)).sum();
+                self.load += bytes + self.batch.len() as u64 * LOAD_MESSAGE_BYTES;
                 self.engines.submit(&self.batch);
                 self.reap();
                 self.publish();
