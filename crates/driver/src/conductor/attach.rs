@@ -112,10 +112,9 @@ impl Conductor {
         };
         self.names.enter(namespace, move || {
             Box::new(move || {
-                identity::addresses(&fd).unwrap_or_else(|error| {
-                    tracing::warn!(%error, "cannot read the addresses of a network namespace");
-                    Default::default()
-                })
+                let warn =
+                    |error: &_| tracing::warn!(%error, "cannot read the addresses of a network namespace");
+                identity::addresses(&fd).inspect_err(warn).ok()
             })
         });
         let mover = self.next_mover;

@@ -54,8 +54,8 @@ impl Conductor {
         let error = |e: rustix::io::Errno| format!("process {pid} of container {name}: {e}");
         let pidfd = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(error)?;
         let (id, fd) = network_namespace(raw).map_err(error)?;
-        self.names.enter(id, move || Box::new(move || identity::addresses(&fd).unwrap_or_default()));
-        if let Err(errno) = self.names.register(id, registration) {
+        self.names.enter(id, move || Box::new(move || identity::addresses(&fd).ok()));
+        if let Err(errno) = self.names.register(id, registration, self.clock.now()) {
             self.names.leave(id);
             return Err(format!("container {name}: an address is held by another namespace ({errno})"));
         }
