@@ -366,8 +366,11 @@ impl Flow {
         let Endpoint { slot, ref memory, .. } = self.destination;
         memory.publish_u32(slot, socket_status::RECV_END, end);
         self.recv_waker.wake_always(&memory.recv_wait(slot));
-        // So that the ring can be given back when the receiver has read to the end.
+        // So that the ring can be given back when the receiver has read to the end: the mover looks
+        // whether it has by now when it settles the flow.
         memory.publish_u64(slot, socket_status::SPACE_WAKE_AT, self.delivered.max(1));
+        // SYNC POINT: space-dekker
+        fence(Ordering::SeqCst);
         true
     }
 
