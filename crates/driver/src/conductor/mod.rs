@@ -182,7 +182,7 @@ impl Conductor {
 
     fn carry_out(&mut self, message: ToConductor) {
         match message {
-            ToConductor::Control { client, channel, request } => self.control(client, channel, &request),
+            ToConductor::Control { client, channel, request, .. } => self.control(client, channel, &request),
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
             ToConductor::NeedRing { flow } => self.need_ring(flow),
             ToConductor::FreeRing { flow, ring } => self.free_ring(flow, &ring),
