@@ -20,7 +20,14 @@ const LINE_TIMEOUT: Duration = Duration::from_millis(200);
 impl Conductor {
     pub(super) fn answer_admin(&mut self) {
         // Only the driver's own user and root can connect (mode 0600), so a short wait is no way in.
-        while let Ok(socket) = accept_with(&self.admin, SocketFlags::CLOEXEC) {
+        loop {
+            let socket = match accept_with(&self.admin, SocketFlags::CLOEXEC) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    self.pause_accepting(error);
+                    return;
+                }
+            };
             let stream = UnixStream::from(socket);
             if stream.set_read_timeout(Some(LINE_TIMEOUT)).is_err() {
                 continue;
