@@ -235,8 +235,8 @@ fn addresses_that_come_late_are_found() {
     assert!(ip(&format!("-n {} addr del 10.77.0.50/24 dev eth0", network.namespace("a"))));
     assert!(ip(&format!("-n {} addr add 10.77.0.50/24 dev eth0", network.namespace("b"))));
     thread::sleep(Duration::from_millis(120));
-    assert_eq!(a.errno("listen l 10.77.0.50:7010 8"), libc::EADDRNOTAVAIL);
     b.ok("listen l 10.77.0.50:7009 8");
+    assert_eq!(a.errno("listen l 10.77.0.50:7010 8"), libc::EADDRNOTAVAIL);
     a.ok("connect c 10.77.0.50:7009");
     b.ok("accept s l");
     exchange(&mut a, &mut b, 12);

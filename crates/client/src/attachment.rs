@@ -146,6 +146,7 @@ impl Attachment {
     }
 
     fn take_unasked(&self, wire: &mut Wire) {
+        let mut hung_up = false;
         loop {
             match attach::receive(&self.socket, RecvFlags::DONTWAIT) {
                 Ok(Some((frame, fds))) => {
@@ -155,6 +156,8 @@ impl Attachment {
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
+                // Told once, and before the frames that came earlier: one may say why.
+                Err(Errno::CONNRESET) if !std::mem::replace(&mut hung_up, true) => {}
                 Ok(None) | Err(_) => return self.die(None),
             }
         }
@@ -369,5 +372,41 @@ fn wait_readable(socket: &OwnedFd, timeout: Duration) -> bool {
             Err(Errno::INTR) => {}
             result => return result.is_ok_and(|count| count > 0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pd_shm::memfd::{self, Pages};
+    use rustix::net::socketpair;
+
+    #[test]
+    fn a_goodbye_behind_a_reset_is_read() {
+        let (socket, driver) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let region = || {
+            let fd = memfd::create("test", PAGE_BYTES, Pages::Ordinary).unwrap();
+            Arc::new(Mapping::new(fd, PAGE_BYTES, Protection::ReadWrite).unwrap())
+        };
+        let attachment = Attachment {
+            socket,
+            wire: Mutex::default(),
+            dead: AtomicBool::new(false),
+            reason: OnceLock::new(),
+            control: region(),
+            status: region(),
+            channels: Mutex::default(),
+            rings: Mutex::default(),
+        };
+        assert!(attachment.check_alive());
+        // A driver that hangs up with a frame unread resets the connection.
+        attach::send(&attachment.socket, &Frame::new(FrameKind::Channel), &[], SendFlags::empty()).unwrap();
+        let goodbye = Frame::new(FrameKind::Goodbye).with_error(libc::EPROTO as u32, "does not behave");
+        attach::send(&driver, &goodbye, &[], SendFlags::empty()).unwrap();
+        drop(driver);
+        assert!(!attachment.check_alive());
+        let error = attachment.dead_error();
+        assert!(error.message().contains("does not behave"), "{}", error.message());
     }
 }

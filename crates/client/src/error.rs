@@ -74,7 +74,10 @@ fn advice(errno: Errno) -> Option<&'static str> {
             "nothing listens there, or the backlog is full: start the listener, have it accept faster, or \
              give it a larger backlog"
         }
-        Errno::HOSTUNREACH => "no container that the driver serves holds the address",
+        Errno::HOSTUNREACH => {
+            "no container that the driver serves holds the address: check it, or start a program there that \
+             attaches to this driver"
+        }
         Errno::ADDRNOTAVAIL => {
             "this network namespace does not hold the address, or another claimed it first: bind one of \
              those that `ip address` shows"

@@ -7,6 +7,7 @@ use crate::mover::{Mover, MoverSettings};
 use crate::settings::Settings;
 use pd_engine::{Engine, EngineError};
 use rustix::io::Errno;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -64,6 +65,9 @@ impl Driver {
     /// # Errors
     /// [`StartError`].
     pub fn start(settings: Settings, clock: Arc<dyn Clock>, engine: &dyn Engine) -> Result<Self, StartError> {
+        // Each client takes several descriptors. Where they run out, clients wait.
+        let files = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
         let metrics = Arc::new(Metrics::default());
         let inboxes = (0..settings.movers.max(1)).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
         let conductor_inbox = Mailbox::new()?;

@@ -1,4 +1,5 @@
-//! Commands from one agent to another: unbounded, in order, at control rates only.
+//! Commands from one agent to another: in order, at control rates only. Senders bound what clients make them
+//! send (`messages::Forwarded`).
 use rustix::event::{eventfd, EventfdFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

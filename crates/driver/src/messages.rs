@@ -4,7 +4,7 @@ use pd_abi::{Event, Request};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::Mapping;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +42,24 @@ pub struct Ring {
     pub pages: u32,
     /// The driver's mapping of the region.
     pub map: Arc<Mapping>,
+}
+
+/// A client's request on its way to another agent: counted against the client until it is dropped there.
+#[derive(Debug)]
+pub struct Forwarded(Arc<ClientMemory>);
+
+impl Forwarded {
+    /// One more request of the client whose memory it is.
+    pub fn new(memory: &Arc<ClientMemory>) -> Self {
+        memory.forwarded.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(memory))
+    }
+}
+
+impl Drop for Forwarded {
+    fn drop(&mut self) {
+        self.0.forwarded.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What a flow has moved. Written by its mover, read by anyone.
@@ -112,7 +130,9 @@ pub enum ToMover {
     Post { client: ClientId, channel: usize, event: Event },
     /// The socket has news (from another mover).
     Ready { client: ClientId, slot: Slot },
-    /// The flow's receiver has given bytes back, or there is memory again.
+    /// The flow's receiver says (to its own mover) that it has given bytes back.
+    Space { flow: FlowId, _forwarded: Forwarded },
+    /// There is memory again.
     Resume { flow: FlowId },
     /// Give back rings that are empty: memory is short.
     Reclaim,
@@ -126,7 +146,7 @@ pub enum ToMover {
 #[derive(Debug)]
 pub enum ToConductor {
     /// A request other than a send.
-    Control { client: ClientId, channel: usize, request: Request },
+    Control { client: ClientId, channel: usize, request: Request, _forwarded: Forwarded },
     /// The client broke the protocol.
     Violation { client: ClientId, violation: Violation },
     /// The flow has something to deliver and no ring.

@@ -8,6 +8,8 @@ pub struct Metrics {
     pub clients_attached: AtomicU64,
     /// Clients refused or cut off.
     pub clients_cut_off: AtomicU64,
+    /// Times that nobody was accepted for a while, because no descriptors were left.
+    pub accepts_paused: AtomicU64,
     /// Connections made.
     pub connections_made: AtomicU64,
     /// Requests answered with an errno.

@@ -31,6 +31,12 @@ fn bad_options_are_named() {
 }
 
 #[test]
+fn help_says_where_run_looks_for_the_driver() {
+    let help = String::from_utf8(pd(&["run", "--help"]).stdout).unwrap();
+    assert!(help.contains("/run/pipedevice/driver.sock") && help.contains("admin.sock"), "{help}");
+}
+
+#[test]
 fn a_configuration_is_checked_and_printed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("driver.toml");

@@ -51,7 +51,8 @@ pub fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<(Frame, Vec
         return Ok(None);
     }
     let frame = Frame::from_bytes(&bytes[..message.bytes]).ok_or(Errno::MSGSIZE)?;
-    if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    // The space for descriptors is aligned, so that one more than wanted may fit.
+    if fds.len() > FDS_MAX || message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(Errno::MSGSIZE);
     }
     Ok(Some((frame, fds)))
@@ -75,5 +76,29 @@ mod tests {
         assert_eq!(receive(&b, RecvFlags::empty()).unwrap_err(), Errno::MSGSIZE);
         drop((a, fds));
         assert!(receive(&b, RecvFlags::empty()).unwrap().is_none());
+    }
+
+    #[test]
+    fn too_many_descriptors_are_refused_and_closed() {
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        for count in [FDS_MAX, FDS_MAX + 1, FDS_MAX + 2, 50] {
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            let fds = vec![writer.as_fd(); count];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(50))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+            let hello = Frame::new(FrameKind::Hello);
+            sendmsg(&a, &[IoSlice::new(hello.as_bytes())], &mut ancillary, SendFlags::empty()).unwrap();
+            let got = receive(&b, RecvFlags::empty());
+            if count == FDS_MAX {
+                assert_eq!(got.unwrap().unwrap().1.len(), count);
+            } else {
+                assert_eq!(got.unwrap_err(), Errno::MSGSIZE, "{count} descriptors");
+            }
+            // The last writer has gone: the pipe is at its end.
+            drop(writer);
+            assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0), "{count} descriptors");
+        }
     }
 }

@@ -271,6 +271,9 @@ mod tests {
         seal_against_all(&fd).unwrap();
         map.store_u64(0, 5, Ordering::Relaxed);
         assert_eq!(Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap_err(), Errno::PERM);
+        let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&fd));
+        let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        assert_eq!(Mapping::new(&again, 4096, Protection::ReadWrite).unwrap_err(), Errno::PERM);
         assert_eq!(rustix::fs::ftruncate(&fd, 0).unwrap_err(), Errno::PERM);
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         assert_eq!(rustix::fs::fallocate(&fd, punch, 0, 4096).unwrap_err(), Errno::PERM);

@@ -1,7 +1,7 @@
 //! The lock-free protocols under the loom model checker.
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p pd-shm --release --test loom
+//! RUSTFLAGS="--cfg loom" cargo test -p pd-shm --test loom --target-dir target/loom
 //! ```
 //!
 //! `pd_shm::ring` and `pd_shm::wait` run as they are, over loom's atomics. The protocols that live in

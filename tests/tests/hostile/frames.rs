@@ -122,8 +122,8 @@ fn descriptors_that_nobody_asked_for() {
     }
     assert_eq!(raw.is_cut_off(), None);
     drop(raw);
-    // Many more than that are no frame.
-    for count in [8, 100] {
+    // More than that are no frame.
+    for count in [attach::FDS_MAX + 1, 8, 100] {
         let raw = Raw::attach(&scene.driver, 0);
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(100))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -62,13 +62,19 @@ fn listen_at(path: &Path, kind: SocketType) -> Result<OwnedFd, StartError> {
 
 impl Conductor {
     pub(super) fn welcome_clients(&mut self) {
-        loop {
-            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        while self.accept_again.is_none() {
+            let socket = match self.unidentified.take() {
+                Some(socket) => Ok(socket),
+                None => accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK),
+            };
+            match socket {
                 Ok(socket) => self.welcome(socket),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a client");
+                    if !self.pause_accepting(error) {
+                        tracing::warn!(%error, "cannot accept a client");
+                    }
                     return;
                 }
             }
@@ -76,10 +82,18 @@ impl Conductor {
     }
 
     fn welcome(&mut self, socket: OwnedFd) {
-        let identity = match Identity::of_peer(&socket) {
-            Ok(identity) => identity,
+        let identified = Identity::of_peer(&socket).and_then(|identity| {
+            let fd = rustix::io::fcntl_dupfd_cloexec(&identity.namespace_fd, 0)?;
+            Ok((identity, fd))
+        });
+        let (identity, fd) = match identified {
+            Ok(identified) => identified,
             Err(error) => {
-                tracing::debug!(%error, "a client left before it was identified");
+                if self.pause_accepting(error) {
+                    self.unidentified = Some(socket);
+                } else {
+                    tracing::debug!(%error, "a client left before it was identified");
+                }
                 return;
             }
         };
@@ -105,17 +119,15 @@ impl Conductor {
             .and_then(|()| {
                 epoll::add(&self.epoll, &identity.pidfd, token(TOKEN_PIDFD, id), epoll::EventFlags::IN)
             });
-        let fd = identity.namespace_fd.try_clone();
-        let (Ok(()), Ok(fd)) = (watched, fd) else {
-            tracing::warn!("no descriptors left for another client");
+        if let Err(error) = watched {
+            tracing::warn!(%error, "cannot watch a client");
             return;
-        };
+        }
         self.names.enter(namespace, move || {
             Box::new(move || {
-                identity::addresses(&fd).unwrap_or_else(|error| {
-                    tracing::warn!(%error, "cannot read the addresses of a network namespace");
-                    Default::default()
-                })
+                let warn =
+                    |error: &_| tracing::warn!(%error, "cannot read the addresses of a network namespace");
+                identity::addresses(&fd).inspect_err(warn).ok()
             })
         });
         let mover = self.next_mover;
@@ -166,7 +178,9 @@ impl Conductor {
     fn greet(&mut self, id: ClientId) {
         let (memory, fds) = match ClientMemory::new(id.into()) {
             Ok(made) => made,
-            Err(errno) => return self.refuse(id, errno, "no memory for the control region"),
+            Err(errno) => {
+                return self.refuse(id, errno, "no memory or descriptors left for the control region")
+            }
         };
         let memory = Arc::new(memory);
         let [control, status] = fds;

@@ -39,6 +39,8 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_millis(500);
 /// How often flows that wait for memory are tried again.
 const RETRY: Duration = Duration::from_millis(100);
+/// How long nobody is accepted when there are no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// See the module.
 pub struct Conductor {
@@ -61,6 +63,10 @@ pub struct Conductor {
     epoll: OwnedFd,
     listener: OwnedFd,
     admin: OwnedFd,
+    /// Until when nobody is accepted.
+    accept_again: Option<Duration>,
+    /// A client that was accepted with the last descriptor and could not be identified yet.
+    unidentified: Option<OwnedFd>,
     messages: VecDeque<ToConductor>,
 }
 
@@ -120,6 +126,8 @@ impl Conductor {
             epoll,
             listener,
             admin,
+            accept_again: None,
+            unidentified: None,
             messages: VecDeque::new(),
         })
     }
@@ -162,12 +170,39 @@ impl Conductor {
 
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
-        (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY)
+        let retry = (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY);
+        retry.into_iter().chain(self.accept_again).min()
     }
 
-    /// Tries again what waits for memory.
+    /// Tries again what waits for memory or for descriptors.
     pub fn tick(&mut self) {
         self.retry_rings();
+        if self.accept_again.is_some_and(|at| self.clock.now() >= at) {
+            self.accept_again = None;
+            self.watch_listeners(epoll::EventFlags::IN);
+            self.welcome_clients();
+        }
+    }
+
+    /// Accepts nobody for a while if that failed for want of descriptors: whoever connects waits, and the
+    /// others are served. Says whether it did.
+    fn pause_accepting(&mut self, error: Errno) -> bool {
+        if !matches!(error, Errno::MFILE | Errno::NFILE) {
+            return false;
+        }
+        Metrics::add(&self.metrics.accepts_paused, 1);
+        tracing::warn!(%error, "clients have to wait: raise the driver's limit on open files (LimitNOFILE)");
+        self.accept_again = Some(self.clock.now() + ACCEPT_PAUSE);
+        self.watch_listeners(epoll::EventFlags::empty());
+        true
+    }
+
+    fn watch_listeners(&self, events: epoll::EventFlags) {
+        for (listener, kind) in [(&self.listener, TOKEN_LISTENER), (&self.admin, TOKEN_ADMIN)] {
+            if let Err(error) = epoll::modify(&self.epoll, listener, token(kind, 0), events) {
+                tracing::error!(%error, "cannot watch a listener");
+            }
+        }
     }
 
     /// The inbox.
@@ -182,7 +217,7 @@ impl Conductor {
 
     fn carry_out(&mut self, message: ToConductor) {
         match message {
-            ToConductor::Control { client, channel, request } => self.control(client, channel, &request),
+            ToConductor::Control { client, channel, request, .. } => self.control(client, channel, &request),
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
             ToConductor::NeedRing { flow } => self.need_ring(flow),
             ToConductor::FreeRing { flow, ring } => self.free_ring(flow, &ring),

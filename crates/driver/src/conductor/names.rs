@@ -16,8 +16,8 @@ use std::time::Duration;
 /// How old a namespace's address list may be when an address is not found in it.
 const ADDRESSES_FRESH: Duration = Duration::from_millis(50);
 
-/// Reads the addresses of a namespace.
-pub type ReadAddresses = Box<dyn Fn() -> HashMap<IpAddr, u8> + Send>;
+/// Reads the addresses of a namespace, if they can be read.
+pub type ReadAddresses = Box<dyn Fn() -> Option<HashMap<IpAddr, u8>> + Send>;
 
 /// What `pd run` says of a namespace.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -92,9 +92,16 @@ impl Names {
     ///
     /// # Errors
     /// `EADDRINUSE` if another namespace holds one of the addresses.
-    pub fn register(&mut self, id: NamespaceId, registration: Registration) -> Result<(), Errno> {
-        if registration.addresses.iter().any(|ip| self.owners.get(ip).is_some_and(|&owner| owner != id)) {
-            return Err(Errno::ADDRINUSE);
+    pub fn register(
+        &mut self,
+        id: NamespaceId,
+        registration: Registration,
+        now: Duration,
+    ) -> Result<(), Errno> {
+        for &ip in &registration.addresses {
+            if self.fresh_owner(ip, now).is_some_and(|owner| owner != id) {
+                return Err(Errno::ADDRINUSE);
+            }
         }
         self.owners.extend(registration.addresses.iter().map(|&ip| (ip, id)));
         if let Some(namespace) = self.namespaces.get_mut(&id) {
@@ -108,21 +115,33 @@ impl Names {
         self.namespaces.get(&id)?.registration.as_ref()
     }
 
+    /// Has the namespace claim what it holds and give up what it does not. An address that was
+    /// registered stays its own.
     fn refresh(&mut self, id: NamespaceId, now: Duration) {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };
-        if namespace.read_at.is_some_and(|at| now.saturating_sub(at) < ADDRESSES_FRESH) {
-            return;
+        if namespace.read_at.is_none_or(|at| now.saturating_sub(at) >= ADDRESSES_FRESH) {
+            namespace.read_at = Some(now);
+            // Where they cannot be read, what was known holds: nobody loses an address by it.
+            namespace.addresses = (namespace.read)().unwrap_or(std::mem::take(&mut namespace.addresses));
         }
-        namespace.read_at = Some(now);
-        namespace.addresses = (namespace.read)();
-        if let Some(registration) = &namespace.registration {
-            namespace.addresses.retain(|ip, _| is_local(*ip) || registration.addresses.contains(ip));
-        }
-        for &ip in namespace.addresses.keys().filter(|ip| !is_local(**ip)) {
-            self.owners.entry(ip).or_insert(id);
+        let registered = namespace.registration.as_ref().map(|r| &r.addresses);
+        if let Some(registered) = registered {
+            namespace.addresses.retain(|ip, _| is_local(*ip) || registered.contains(ip));
         }
         let held = &namespace.addresses;
-        self.owners.retain(|ip, owner| *owner != id || held.contains_key(ip));
+        self.owners.retain(|ip, owner| {
+            *owner != id || held.contains_key(ip) || registered.is_some_and(|r| r.contains(ip))
+        });
+        for &ip in held.keys().filter(|ip| !is_local(**ip)) {
+            self.owners.entry(ip).or_insert(id);
+        }
+    }
+
+    /// Who owns the address, unless it has been given up since that was last seen.
+    fn fresh_owner(&mut self, ip: IpAddr, now: Duration) -> Option<NamespaceId> {
+        let owner = *self.owners.get(&ip)?;
+        self.refresh(owner, now);
+        self.owners.get(&ip).copied()
     }
 
     /// Whether the namespace may use the address: it holds it, and held it first.
@@ -130,7 +149,7 @@ impl Names {
         if is_loopback(ip) {
             return true;
         }
-        if self.owners.get(&ip) != Some(&id) {
+        if self.fresh_owner(ip, now) != Some(id) {
             self.refresh(id, now);
         }
         self.owners.get(&ip) == Some(&id)
@@ -150,8 +169,6 @@ impl Names {
         now: Duration,
     ) -> Result<SocketAddr, Errno> {
         let ip = canonical(wanted.ip());
-        // Read anew: an address may have been given up since it was last seen.
-        self.refresh(id, now);
         if !ip.is_unspecified() && !self.holds(id, ip, now) {
             return Err(Errno::ADDRNOTAVAIL);
         }
@@ -317,6 +334,7 @@ fn same_prefix(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
 
     fn id(inode: u64) -> NamespaceId {
         NamespaceId::for_test(inode)
@@ -326,13 +344,35 @@ mod tests {
         let mut names = Names::default();
         for &(inode, addresses) in list {
             let held: HashMap<IpAddr, u8> = addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect();
-            names.enter(id(inode), move || Box::new(move || held.clone()));
+            names.enter(id(inode), move || Box::new(move || Some(held.clone())));
         }
         names
     }
 
     fn at(text: &str) -> SocketAddr {
         text.parse().unwrap()
+    }
+
+    fn registration(addresses: &[&str]) -> Registration {
+        let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
+        Registration { name: "a".into(), tenant: "t".into(), addresses }
+    }
+
+    /// Two namespaces and what each holds, to be changed; `None` cannot be read.
+    type Held = Arc<Mutex<Option<HashMap<IpAddr, u8>>>>;
+
+    fn changing() -> (Names, [Held; 2]) {
+        let mut names = Names::default();
+        let held: [Held; 2] = Default::default();
+        for (inode, held) in [1, 2].into_iter().zip(&held) {
+            let held = Arc::clone(held);
+            names.enter(id(inode), move || Box::new(move || held.lock().unwrap().clone()));
+        }
+        (names, held)
+    }
+
+    fn hold(held: &Held, addresses: &[&str]) {
+        *held.lock().unwrap() = Some(addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect());
     }
 
     #[test]
@@ -386,15 +426,49 @@ mod tests {
     fn registered_addresses_are_taken() {
         let mut names = names(&[(1, &["10.0.0.1", "10.0.0.7"]), (2, &["10.0.0.1"])]);
         let now = Duration::from_secs(1);
-        let registration = |addresses: &[&str]| Registration {
-            name: "a".into(),
-            tenant: "t".into(),
-            addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
-        };
-        names.register(id(1), registration(&["10.0.0.1"])).unwrap();
-        assert_eq!(names.register(id(2), registration(&["10.0.0.1"])), Err(Errno::ADDRINUSE));
+        names.register(id(1), registration(&["10.0.0.1"]), now).unwrap();
+        assert_eq!(names.register(id(2), registration(&["10.0.0.1"]), now), Err(Errno::ADDRINUSE));
         assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
         assert_eq!(names.bind(id(1), at("10.0.0.7:80"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
         assert!(names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), now).is_ok());
+    }
+
+    #[test]
+    fn an_address_that_moved_is_the_new_holders_at_once() {
+        let (mut names, [one, two]) = changing();
+        let second = Duration::from_secs;
+        hold(&one, &["10.0.0.1"]);
+        names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
+        hold(&one, &[]);
+        hold(&two, &["10.0.0.1"]);
+        // Asked by the new holder alone, within the time for which nothing is read again, too.
+        let now = second(1) + ADDRESSES_FRESH;
+        names.bind(id(2), at("0.0.0.0:81"), false, (2, 1), now).unwrap();
+        names.bind(id(2), at("10.0.0.1:80"), false, (2, 2), now).unwrap();
+        names.listen(id(2), 80, (2, 2));
+        assert_eq!(names.listener(id(1), at("10.0.0.1:80"), second(2)), Ok((2, 2)));
+        assert_eq!(names.bind(id(1), at("10.0.0.1:82"), false, (1, 2), second(3)), Err(Errno::ADDRNOTAVAIL));
+        // And back again, registered.
+        hold(&two, &[]);
+        hold(&one, &["10.0.0.1"]);
+        names.register(id(1), registration(&["10.0.0.1"]), second(4)).unwrap();
+        names.bind(id(1), at("10.0.0.1:82"), false, (1, 2), second(4)).unwrap();
+    }
+
+    #[test]
+    fn what_is_registered_or_cannot_be_read_is_not_given_up() {
+        let (mut names, [one, two]) = changing();
+        let second = Duration::from_secs;
+        let refused = Err(Errno::ADDRNOTAVAIL);
+        hold(&one, &["10.0.0.1"]);
+        hold(&two, &["10.0.0.1"]);
+        names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
+        *one.lock().unwrap() = None;
+        assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), second(2)), refused, "unreadable");
+        names.register(id(1), registration(&["10.0.0.1"]), second(2)).unwrap();
+        hold(&one, &[]);
+        assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), second(3)), refused, "registered");
+        names.leave(id(1));
+        names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), second(4)).unwrap();
     }
 }

@@ -20,7 +20,14 @@ const LINE_TIMEOUT: Duration = Duration::from_millis(200);
 impl Conductor {
     pub(super) fn answer_admin(&mut self) {
         // Only the driver's own user and root can connect (mode 0600), so a short wait is no way in.
-        while let Ok(socket) = accept_with(&self.admin, SocketFlags::CLOEXEC) {
+        loop {
+            let socket = match accept_with(&self.admin, SocketFlags::CLOEXEC) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    self.pause_accepting(error);
+                    return;
+                }
+            };
             let stream = UnixStream::from(socket);
             if stream.set_read_timeout(Some(LINE_TIMEOUT)).is_err() {
                 continue;
@@ -54,8 +61,8 @@ impl Conductor {
         let error = |e: rustix::io::Errno| format!("process {pid} of container {name}: {e}");
         let pidfd = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(error)?;
         let (id, fd) = network_namespace(raw).map_err(error)?;
-        self.names.enter(id, move || Box::new(move || identity::addresses(&fd).unwrap_or_default()));
-        if let Err(errno) = self.names.register(id, registration) {
+        self.names.enter(id, move || Box::new(move || identity::addresses(&fd).ok()));
+        if let Err(errno) = self.names.register(id, registration, self.clock.now()) {
             self.names.leave(id);
             return Err(format!("container {name}: an address is held by another namespace ({errno})"));
         }

@@ -11,6 +11,7 @@ use pd_shm::wait::SharedCells as WaitCells;
 use pd_shm::{Mapping, Protection};
 use rustix::io::Result;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub type Slot = u16;
 pub struct ClientMemory {
     control: Arc<Mapping>,
     status: Arc<Mapping>,
+    /// Requests that one agent has passed on and the other not carried out yet.
+    pub forwarded: AtomicUsize,
 }
 
 impl ClientMemory {
@@ -44,7 +47,8 @@ impl ClientMemory {
         status.store_u64(header::MAGIC, MAGIC, Relaxed);
         status.store_u32(header::VERSION, VERSION, Relaxed);
         status.store_u32(header::CLIENT, client, Relaxed);
-        Ok((Self { control: Arc::new(control), status: Arc::new(status) }, [control_fd, status_fd]))
+        let (control, status) = (Arc::new(control), Arc::new(status));
+        Ok((Self { control, status, forwarded: AtomicUsize::new(0) }, [control_fd, status_fd]))
     }
 
     /// Brings the pages of a channel into being and returns its rings.

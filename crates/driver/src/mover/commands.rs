@@ -111,7 +111,7 @@ impl Mover {
             }
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
             ToMover::Ready { client, slot } => self.post_ready(client, slot),
-            ToMover::Resume { flow } => self.resume(flow),
+            ToMover::Space { flow, .. } | ToMover::Resume { flow } => self.resume(flow),
             ToMover::Reclaim => self.tick(RING_IDLE_SHORT),
             ToMover::Drain { client } => self.drain(client),
             ToMover::RemoveClient { client } => {

@@ -242,6 +242,9 @@ impl Flow {
     /// Asks the receiver to say when half of a full ring, or what is pending, is given back. Look at
     /// [`Self::has_room`] after this and a fence.
     pub fn ask_for_room(&self) {
+        if self.end_published {
+            return;
+        }
         let ring_bytes = self.ring.as_ref().map_or(0, |r| u64::from(r.pages) * PAGE_BYTES as u64);
         let want = self.pending.min(ring_bytes / 2).max(1);
         let target = (self.reserved + want).saturating_sub(ring_bytes).max(self.consumed + 1);
@@ -250,6 +253,9 @@ impl Flow {
 
     /// The receiver need not say anything.
     pub fn ask_for_nothing(&self) {
+        if self.end_published {
+            return; // an ended flow has asked for all
+        }
         self.destination.memory.publish_u64(self.destination.slot, socket_status::SPACE_WAKE_AT, 0);
     }
 
@@ -367,8 +373,11 @@ impl Flow {
         let Endpoint { slot, ref memory, .. } = self.destination;
         memory.publish_u32(slot, socket_status::RECV_END, end);
         self.recv_waker.wake_always(&memory.recv_wait(slot));
-        // So that the ring can be given back when the receiver has read to the end.
+        // So that the ring can be given back when the receiver has read to the end: the mover looks
+        // whether it has by now when it settles the flow.
         memory.publish_u64(slot, socket_status::SPACE_WAKE_AT, self.delivered.max(1));
+        // SYNC POINT: space-dekker
+        fence(Ordering::SeqCst);
         true
     }
 

@@ -368,7 +368,7 @@ impl World {
         let worked = !news.is_empty();
         for item in news {
             match item {
-                ToConductor::Control { client, channel, request } => {
+                ToConductor::Control { client, channel, request, .. } => {
                     if Operation::from_raw(request.operation) != Some(Operation::Close) {
                         let event = Event::answer(SocketId(request.socket), request.tag, 0);
                         self.inbox.send(ToMover::Post { client, channel, event });

@@ -1,13 +1,16 @@
 //! What clients ask for: requests copied once, checked, taken.
 use super::{channel_of, flow_of, Mover, Socket};
 use crate::memory::Slot;
-use crate::messages::{ClientId, ToConductor, Violation};
+use crate::messages::{ClientId, Forwarded, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::{Operation, Request, SocketId};
 use std::sync::atomic::{fence, Ordering};
 
 /// Requests taken from one channel before the next gets its turn.
 const REQUESTS_PER_TURN: usize = 64;
+/// Requests of one client that may be on their way to other agents; beyond, its request rings wait. Checked
+/// once in a channel's turn, which may pass on [`REQUESTS_PER_TURN`].
+pub(super) const FORWARDED_MAX: usize = 1024;
 /// Turns without a request after which a channel is no longer looked at until it rings.
 const QUIET_TURNS_MAX: u32 = 4096;
 
@@ -43,6 +46,10 @@ impl Mover {
 
     /// Takes requests of one channel. None: the channel shall not be looked at any more.
     pub(super) fn poll_channel(&mut self, client: ClientId, index: usize) -> Option<bool> {
+        let memory = &self.clients.get(client as usize)?.as_ref()?.memory;
+        if memory.forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX {
+            return Some(false); // whoever is to carry them out has fallen behind
+        }
         let mut taken = 0;
         let result = loop {
             let channel = channel_of(&mut self.clients, client, index)?;
@@ -111,16 +118,29 @@ impl Mover {
             Operation::Send => self.take_send(client, request),
             Operation::Space => {
                 let socket = self.socket(client, SocketId(request.socket));
-                if let Some((mover, flow)) = socket.and_then(|s| s.incoming) {
-                    self.resume_at(mover, flow);
+                match socket.and_then(|s| s.incoming) {
+                    Some((mover, flow)) if mover == self.settings.id => self.resume(flow),
+                    Some((mover, flow)) => {
+                        if let Some(_forwarded) = self.forwarded(client) {
+                            self.peers[mover].send(ToMover::Space { flow, _forwarded });
+                        }
+                    }
+                    None => {}
                 }
                 Ok(())
             }
             _ => {
-                self.conductor.send(ToConductor::Control { client, channel: index, request: *request });
+                if let Some(_forwarded) = self.forwarded(client) {
+                    let (channel, request) = (index, *request);
+                    self.conductor.send(ToConductor::Control { client, channel, request, _forwarded });
+                }
                 Ok(())
             }
         }
+    }
+
+    fn forwarded(&self, client: ClientId) -> Option<Forwarded> {
+        Some(Forwarded::new(&self.clients.get(client as usize)?.as_ref()?.memory))
     }
 
     pub(super) fn take_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {

@@ -1,7 +1,7 @@
 //! Flows in turn: copies submitted and reaped, both sides told, flows ended and forgotten.
 use super::flow::{Flow, News, Pump};
 use super::{flow_of, Mover, COMMANDS_PER_TURN, LOAD_MESSAGE_BYTES};
-use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover, Violation};
+use crate::messages::{ClientId, FlowId, ToConductor, Violation};
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
@@ -94,14 +94,6 @@ impl Mover {
         if flow.has_room().unwrap_or(true) {
             flow.ask_for_nothing();
             self.resume(id);
-        }
-    }
-
-    pub(super) fn resume_at(&mut self, mover: MoverId, flow: FlowId) {
-        if mover == self.settings.id {
-            self.resume(flow);
-        } else {
-            self.peers[mover].send(ToMover::Resume { flow });
         }
     }
 

@@ -297,7 +297,7 @@ impl Starting {
 fn register(record: &Record) -> Result<()> {
     let admin_socket = record.socket.with_file_name("admin.sock");
     if !admin_socket.exists() {
-        eprintln!("pd: no driver at {}; start one with pd driver", record.socket.display());
+        eprintln!("pd: no driver at {}; start one with pd driver", admin_socket.display());
         return Ok(());
     }
     let addresses = [&record.address, &record.address6].map(|text| {

@@ -30,7 +30,7 @@ pub struct RunArgs {
     /// Bridge, created if absent and removed again with its last container
     #[arg(long, default_value = "pd0")]
     bridge: String,
-    /// Socket of the driver
+    /// Socket of the driver; it is told of the container on admin.sock in the same directory
     #[arg(long, default_value = crate::driver_cmd::DEFAULT_SOCKET)]
     socket: PathBuf,
     /// The command and its arguments

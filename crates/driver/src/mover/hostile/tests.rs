@@ -40,6 +40,37 @@ fn impossible_request_counters() {
 }
 
 #[test]
+fn requests_for_others_do_not_pile_up() {
+    let mut world = World::new("cpu");
+    let close =
+        |serial: u32| Request { operation: Operation::Close as u8, tag: serial, ..Request::default() };
+    // A conductor that is busy elsewhere: nothing is taken out of its mailbox.
+    let published = |world: &World| world.published.iter().sum::<u64>();
+    let taken = |world: &World| -> u64 {
+        let at = |channel| channel_offset(channel) + channel_status::REQUEST_CONSUMER;
+        (0..CHANNELS_OF_A).map(|c| world.parties[0].status.load_u64(at(c), Ordering::Acquire)).sum()
+    };
+    for serial in 0..4000u32 {
+        let channel = serial as usize % CHANNELS_OF_A;
+        let at = channel_offset(channel) + channel_status::REQUEST_CONSUMER;
+        let done = world.parties[0].status.load_u64(at, Ordering::Acquire);
+        if world.published[channel] - done < REQUEST_RING_ENTRIES {
+            world.request_on(channel, close(serial));
+            world.parties[0].ring_doorbell(channel);
+        }
+        world.mover.step();
+    }
+    let most = crate::mover::requests::FORWARDED_MAX + 64;
+    assert!(taken(&world) <= most as u64, "{} requests taken", taken(&world));
+    assert!(published(&world) > taken(&world));
+    // Once it has time, none of them is lost.
+    world.rest();
+    assert_eq!(taken(&world), published(&world));
+    assert_eq!(world.violation, None);
+    world.finish();
+}
+
+#[test]
 fn unknown_operations() {
     for operation in [0, 12, 255] {
         let request = Request { operation, ..Request::default() };

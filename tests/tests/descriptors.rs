@@ -1,0 +1,59 @@
+//! A driver that has no descriptors left. Alone in its process, whose limit on open files it changes.
+use pd_tests::TestDriver;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+fn limit(current: u64) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).unwrap();
+}
+
+/// The limit with which `free` more descriptors can be had.
+fn limit_with(free: u64) -> u64 {
+    let is_open = |number: &u64| std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok();
+    (0..).filter(|number| !is_open(number)).nth(free as usize).unwrap()
+}
+
+#[test]
+fn clients_wait_until_there_are_descriptors_again() {
+    let most = getrlimit(Resource::Nofile).maximum;
+    limit(256);
+    let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
+    assert_eq!(getrlimit(Resource::Nofile).current, most, "the driver takes what it may have");
+    let (mut server, mut client) = (driver.puppet(), driver.puppet());
+    let addr = server.ok("listen l 127.0.0.1:0 8");
+    client.ok(&format!("connect c {addr}"));
+    server.ok("accept s l");
+    let mut stream = |round: u64| {
+        client.tell(&format!("send c 1 {} 1000000 50000", round * 1_000_000));
+        server.ok(&format!("recv s 1 {} 1000000", round * 1_000_000));
+        client.answer().unwrap();
+    };
+    stream(0);
+    let paused = || driver.metrics().accepts_paused.load(Ordering::Relaxed);
+    // To accept and identify a client takes four.
+    for free in 0..4 {
+        let mut late = driver.puppet();
+        // Whatever was opened to start it and to look at the driver is closed by now.
+        std::thread::sleep(Duration::from_millis(50));
+        let before = paused();
+        let since = Instant::now();
+        limit(limit_with(free));
+        late.tell("listen l 127.0.0.1:0 8");
+        while paused() < before + 2 {
+            assert!(since.elapsed() < Duration::from_secs(10), "not noticed with {free} descriptors");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (times, elapsed) = (paused() - before, since.elapsed());
+        assert!(times <= elapsed.as_millis() as u64 / 100 + 1, "{times} times in {elapsed:?}");
+        // Those who are there are served.
+        stream(free + 1);
+        limit(most.unwrap_or(4096));
+        late.answer().expect("served at last");
+        late.finish();
+    }
+    drop((server, client));
+    driver.wait_for("all gone", |r| r.clients.is_empty() && r.memory_used_bytes == 0);
+    assert!(driver.is_running());
+}
