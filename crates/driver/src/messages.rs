@@ -40,6 +40,8 @@ pub struct Ring {
     pub page: u32,
     /// Pages; a power of two.
     pub pages: u32,
+    /// Bytes that the receiver wishes for: the ring may be exchanged for one that is larger.
+    pub wished: u64,
     /// The driver's mapping of the region.
     pub map: Arc<Mapping>,
 }
@@ -150,7 +152,7 @@ pub enum ToConductor {
     /// The client broke the protocol.
     Violation { client: ClientId, violation: Violation },
     /// The flow has something to deliver and no ring.
-    NeedRing { flow: FlowId },
+    NeedRing { flow: FlowId, bytes_max: u64 },
     /// The flow needs its ring no more for now.
     FreeRing { flow: FlowId, ring: Ring },
     /// The flow is over and forgotten.

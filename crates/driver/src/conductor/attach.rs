@@ -14,8 +14,8 @@ use rustix::event::{epoll, eventfd, EventfdFlags};
 use rustix::fs::{chmod, chown, Gid, Mode};
 use rustix::io::Errno;
 use rustix::net::{
-    accept_with, bind, connect, listen as listen_on, socket_with, AddressFamily, RecvFlags, SendFlags,
-    SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, listen as listen_on, socket_with, sockopt, AddressFamily, RecvFlags,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::pipe::{pipe_with, PipeFlags};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,6 +26,8 @@ use std::sync::Arc;
 const CLIENTS_PER_NAMESPACE_MAX: usize = 1024;
 /// Connections that may wait to be attached.
 const ATTACH_BACKLOG: i32 = 1024;
+/// Memory for frames that a client has not read: for a thousand receive regions, which it reads of when bytes come.
+const FRAMES_UNREAD_BYTES: usize = 1 << 20;
 
 /// Makes the attach socket and the admin socket.
 pub fn listen(settings: &Settings) -> Result<(OwnedFd, OwnedFd), StartError> {
@@ -108,6 +110,8 @@ impl Conductor {
             let _ = attach::receive(&socket, RecvFlags::DONTWAIT);
             return;
         }
+        // Best effort, as it takes CAP_NET_ADMIN.
+        let _ = sockopt::set_socket_send_buffer_size_force(&socket, FRAMES_UNREAD_BYTES);
         let id = match self.clients.iter().position(Option::is_none) {
             Some(free) => free,
             None => {

@@ -219,7 +219,7 @@ impl Conductor {
         match message {
             ToConductor::Control { client, channel, request, .. } => self.control(client, channel, &request),
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
-            ToConductor::NeedRing { flow } => self.need_ring(flow),
+            ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::FreeRing { flow, ring } => self.free_ring(flow, &ring),
             ToConductor::FlowDone { flow } => self.flow_done(flow),
             ToConductor::ClientGone { client } => {

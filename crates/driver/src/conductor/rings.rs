@@ -4,23 +4,23 @@ use super::Conductor;
 use crate::memory::{Exhausted, Region, Space};
 use crate::messages::{ClientId, FlowId, Ring, ToMover};
 use crate::metrics::Metrics;
-use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES, REGIONS_MAX, RING_BYTES_MIN};
+use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind};
 use std::sync::Arc;
 
-/// Smallest region for rings that are smaller than a hugepage.
-const SMALL_REGION_BYTES: u64 = 1 << 20;
+/// Smallest and largest region for rings that are smaller than a hugepage: making one takes milliseconds.
+const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
 
 impl Conductor {
-    /// A flow has something to deliver and no ring.
-    pub(super) fn need_ring(&mut self, flow: FlowId) {
+    /// A flow has something to deliver and no ring. Its mover wants it to get `bytes_max` bytes at most.
+    pub(super) fn need_ring(&mut self, flow: FlowId, bytes_max: u64) {
         let Some((client, slot)) = self.destination(flow) else { return };
         let Some(mover) = self.source_mover(flow) else { return };
-        let Some(wanted) = self.client(client).and_then(|c| c.socket(slot)).map(|s| s.receive_ring_bytes)
+        let Some(wished) = self.client(client).and_then(|c| c.socket(slot)).map(|s| s.receive_ring_bytes)
         else {
             return;
         };
-        let ring = self.allocate_ring(client, wanted);
+        let ring = self.allocate_ring(client, wished.min(bytes_max)).map(|ring| Ring { wished, ..ring });
         if ring.is_none() {
             Metrics::add(&self.metrics.rings_denied, 1);
             self.waiting_rings.push(flow);
@@ -30,8 +30,8 @@ impl Conductor {
     }
 
     fn allocate_ring(&mut self, id: ClientId, wanted: u64) -> Option<Ring> {
-        let mut bytes = wanted.min(self.fair_ring_bytes(id)).next_power_of_two().max(RING_BYTES_MIN);
-        while bytes >= RING_BYTES_MIN {
+        let mut bytes = wanted.min(self.fair_ring_bytes(id)).next_power_of_two().max(PAGE_BYTES as u64);
+        while bytes >= PAGE_BYTES as u64 {
             if let Some(ring) = self.client_mut(id).and_then(|client| client.carve(bytes)) {
                 return Some(ring);
             }
@@ -81,14 +81,15 @@ impl Conductor {
         } else {
             // Half as much again as there is, so that regions stay few.
             (client.region_bytes / 2)
-                .clamp(SMALL_REGION_BYTES, HUGEPAGE_BYTES as u64 - 1)
+                .clamp(*SMALL_REGION_BYTES.start(), *SMALL_REGION_BYTES.end())
                 .next_multiple_of(bytes)
         };
-        let make =
-            |bytes: u64| match client.region_bytes + bytes <= budget && client.regions.len() < REGIONS_MAX {
-                true => pool.receive_region(bytes),
-                false => Err(Exhausted::Budget { budget }),
-            };
+        let make = |region: u64| match client.region_bytes + region <= budget
+            && client.regions.len() < REGIONS_MAX
+        {
+            true => pool.receive_region(region, bytes),
+            false => Err(Exhausted::Budget { budget }),
+        };
         let (region, fd) = make(generous).or_else(|_| make(bytes))?;
         let number = client.regions.len() as u32;
         let len = region.map.len() as u64;
@@ -143,7 +144,8 @@ impl Client {
                 return None;
             }
             let page = space.take(pages / unit)? * unit;
-            Some(Ring { region: number as u16, page, pages, map: Arc::clone(&region.map) })
+            let map = Arc::clone(&region.map);
+            Some(Ring { region: number as u16, page, pages, wished: bytes, map })
         })
     }
 }

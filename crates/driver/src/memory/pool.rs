@@ -89,12 +89,17 @@ impl Pool {
         Ok(Lease { pool: Arc::clone(self), bytes })
     }
 
-    /// A region that only the driver writes: sealed already.
+    /// A region of at least `bytes` bytes for rings of `ring_bytes`, that only the driver writes: sealed already. A
+    /// ring has pages of its own, so that only large ones lie in hugepages.
     ///
     /// # Errors
     /// [`Exhausted`].
-    pub fn receive_region(self: &Arc<Self>, bytes: u64) -> Result<(Region, OwnedFd), Exhausted> {
-        let (region, fd) = self.region("pd-receive", bytes)?;
+    pub fn receive_region(
+        self: &Arc<Self>,
+        bytes: u64,
+        ring_bytes: u64,
+    ) -> Result<(Region, OwnedFd), Exhausted> {
+        let (region, fd) = self.region("pd-receive", bytes, ring_bytes >= HUGEPAGE_BYTES as u64)?;
         memfd::seal_against_all(&fd).map_err(Exhausted::Memory)?;
         Ok((region, fd))
     }
@@ -105,16 +110,15 @@ impl Pool {
     /// # Errors
     /// [`Exhausted`].
     pub fn send_region(self: &Arc<Self>, bytes: u64) -> Result<(Region, OwnedFd), Exhausted> {
-        let (mut region, fd) = self.region("pd-send", bytes)?;
+        let (mut region, fd) = self.region("pd-send", bytes, bytes >= HUGEPAGE_BYTES as u64)?;
         let map = Mapping::new(&fd, region.map.len(), Protection::Read).map_err(Exhausted::Memory)?;
         map.populate(0, map.len()).map_err(Exhausted::Memory)?;
         region.map = Arc::new(map);
         Ok((region, fd))
     }
 
-    fn region(self: &Arc<Self>, name: &str, bytes: u64) -> Result<(Region, OwnedFd), Exhausted> {
-        let huge = bytes >= HUGEPAGE_BYTES as u64 && self.hugepages != HugepageUse::Off;
-        if huge {
+    fn region(self: &Arc<Self>, name: &str, bytes: u64, large: bool) -> Result<(Region, OwnedFd), Exhausted> {
+        if large && self.hugepages != HugepageUse::Off {
             match self.region_of(name, bytes, Pages::Huge) {
                 Ok(region) => return Ok(region),
                 Err(Exhausted::Memory(_)) if self.hugepages == HugepageUse::Require => {
@@ -161,9 +165,9 @@ mod tests {
     #[test]
     fn budget_is_kept_and_comes_back() {
         let pool = Pool::new(1 << 20, HugepageUse::Off);
-        let (region, fd) = pool.receive_region(1 << 20).unwrap();
+        let (region, fd) = pool.receive_region(1 << 20, 4096).unwrap();
         assert!(memfd::is_sealed(&fd));
-        assert_eq!(pool.receive_region(4096).unwrap_err(), Exhausted::Budget { budget: 1 << 20 });
+        assert_eq!(pool.receive_region(4096, 4096).unwrap_err(), Exhausted::Budget { budget: 1 << 20 });
         assert_eq!(pool.usage(), (1 << 20, 1 << 20));
         drop(region);
         assert_eq!(pool.usage().0, 0);

@@ -133,6 +133,7 @@ impl Mover {
         match ring {
             Some(ring) => {
                 flow.set_ring(ring);
+                self.rings += 1;
                 self.ticking = true;
                 self.resume(id);
             }

@@ -38,6 +38,9 @@ pub struct Flow {
 
     pub ring: Option<Ring>,
     pub ring_asked: bool,
+    /// The ring was full of late; a larger one is to be had.
+    ring_filled: bool,
+    ring_outgrown: bool,
     /// Copies under way in the receive ring, in order of the stream.
     rbt: BufferTable,
     /// Bytes ever reserved, delivered and given back; the ring holds what lies between.
@@ -105,6 +108,8 @@ impl Flow {
             sends_done: 0,
             ring: None,
             ring_asked: false,
+            ring_filled: false,
+            ring_outgrown: false,
             rbt: BufferTable::new(u64::MAX),
             reserved: 0,
             delivered: 0,
@@ -155,6 +160,33 @@ impl Flow {
         memory.publish_u32(slot, socket_status::RING_PAGES, ring.pages);
         self.ring = Some(ring);
         self.ring_asked = false;
+        self.ring_filled = false;
+    }
+
+    pub fn take_ring(&mut self) -> Option<Ring> {
+        self.ring_outgrown = false;
+        self.ring.take()
+    }
+
+    /// Lets a ring be exchanged that was full since the last call, was not what the receiver wishes, and has no
+    /// more than `small_bytes`.
+    pub fn check_size(&mut self, small_bytes: u64) {
+        let filled = std::mem::take(&mut self.ring_filled);
+        let bytes = self.ring_bytes();
+        self.ring_outgrown |=
+            filled && bytes <= small_bytes && self.ring.as_ref().is_some_and(|ring| bytes < ring.wished);
+    }
+
+    /// Whether the ring shall be exchanged, and can be right now: nothing is in it.
+    pub fn outgrown(&mut self) -> bool {
+        self.ring_outgrown
+            && self.rbt.is_empty()
+            && self.refresh_consumed().is_ok()
+            && self.consumed == self.reserved
+    }
+
+    fn ring_bytes(&self) -> u64 {
+        self.ring.as_ref().map_or(0, |ring| u64::from(ring.pages) * PAGE_BYTES as u64)
     }
 
     /// Writes commands for at most `budget` bytes.
@@ -188,6 +220,7 @@ impl Flow {
                 room = ring_bytes - (self.reserved - self.consumed);
             }
             if room == 0 {
+                self.ring_filled = true;
                 return Ok(Pump::Full);
             }
             let position = self.reserved & (ring_bytes - 1);
@@ -235,7 +268,7 @@ impl Flow {
     /// If the receiving client broke the protocol.
     pub fn has_room(&mut self) -> Result<bool, Violation> {
         self.refresh_consumed()?;
-        let ring_bytes = self.ring.as_ref().map_or(0, |r| u64::from(r.pages) * PAGE_BYTES as u64);
+        let ring_bytes = self.ring_bytes();
         Ok(self.reserved - self.consumed < ring_bytes)
     }
 
@@ -245,7 +278,7 @@ impl Flow {
         if self.end_published {
             return;
         }
-        let ring_bytes = self.ring.as_ref().map_or(0, |r| u64::from(r.pages) * PAGE_BYTES as u64);
+        let ring_bytes = self.ring_bytes();
         let want = self.pending.min(ring_bytes / 2).max(1);
         let target = (self.reserved + want).saturating_sub(ring_bytes).max(self.consumed + 1);
         self.destination.memory.publish_u64(self.destination.slot, socket_status::SPACE_WAKE_AT, target);

@@ -272,7 +272,8 @@ impl World {
         self.inbox.send(ToMover::AddRegion { client, region: 0, map: Arc::clone(&send.map) });
         // Guards, and between them a place for each of two rings.
         let pages = 2 * (GUARD_PAGES + RING_PAGES);
-        let (receive, _) = pool.receive_region(u64::from(pages) * PAGE_BYTES as u64).expect("memory");
+        let (receive, _) =
+            pool.receive_region(u64::from(pages) * PAGE_BYTES as u64, RING_BYTES).expect("memory");
         for word in (0..receive.map.len()).step_by(8) {
             receive.map.store_u64(word, GUARD, Ordering::Relaxed);
         }
@@ -352,7 +353,7 @@ impl World {
         self.rings[flow as usize] = true;
         let (client, page) = Self::place(flow);
         let map = Arc::clone(&self.parties[client as usize].receive);
-        let ring = Some(Ring { region: 1, page, pages: RING_PAGES, map });
+        let ring = Some(Ring { region: 1, page, pages: RING_PAGES, wished: RING_BYTES, map });
         self.inbox.send(ToMover::Ring { flow, ring });
     }
 
@@ -379,12 +380,12 @@ impl World {
                     self.violation.get_or_insert(violation);
                     self.bury();
                 }
-                ToConductor::NeedRing { flow } if self.deny > 0 => {
+                ToConductor::NeedRing { flow, .. } if self.deny > 0 => {
                     self.deny -= 1;
                     self.denied.push(flow);
                     self.inbox.send(ToMover::Ring { flow, ring: None });
                 }
-                ToConductor::NeedRing { flow } => self.grant(flow),
+                ToConductor::NeedRing { flow, .. } => self.grant(flow),
                 ToConductor::FreeRing { flow, ring } => {
                     let (client, page) = Self::place(flow);
                     assert_eq!((ring.page, ring.pages), (page, RING_PAGES));

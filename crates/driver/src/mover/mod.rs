@@ -85,6 +85,8 @@ pub struct Mover {
     /// Channels with events to publish.
     dirty: Vec<(ClientId, usize)>,
     overflowing: Vec<(ClientId, usize)>,
+    /// Receive rings of its flows.
+    rings: u64,
     commands: VecDeque<ToMover>,
     batch: Vec<Command>,
     completions: Vec<Command>,
@@ -167,6 +169,7 @@ impl Mover {
             touched: Vec::new(),
             dirty: Vec::new(),
             overflowing: Vec::new(),
+            rings: 0,
             commands: VecDeque::new(),
             batch: Vec::with_capacity(COMMANDS_PER_TURN),
             completions: vec![Command::default(); COMMANDS_PER_TURN],

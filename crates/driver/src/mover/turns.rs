@@ -7,6 +7,13 @@ use std::time::Duration;
 
 /// Bytes that one flow may move before the next gets its turn.
 const BYTES_PER_TURN: u64 = 256 << 10;
+/// Receive rings of this much in all stay in the caches that copies go through; the more flows there are, the
+/// smaller are their rings...
+const RINGS_BYTES: u64 = 16 << 20;
+/// ...down to this.
+const RING_BYTES_BUSY: u64 = 16 << 10;
+/// A ring that was full is exchanged for one this many times larger, at least, when there are fewer flows.
+const RING_GROWTH: u64 = 4;
 /// Flows with a full receive ring that are looked at before each sleep; more than these ask their
 /// receivers for a request at once.
 const BLOCKED_POLLED_MAX: usize = 32;
@@ -44,6 +51,10 @@ impl Mover {
             let Some(id) = self.run.pop_front() else { break };
             let Some(flow) = flow_of(&mut self.flows, id) else { continue };
             flow.queued = false;
+            if flow.outgrown() {
+                self.give_ring(id);
+            }
+            let Some(flow) = flow_of(&mut self.flows, id) else { continue };
             self.batch.clear();
             let chunk = self.engines.chunk_bytes_max();
             let pumped = flow.pump(BYTES_PER_TURN, chunk, &mut self.batch, COMMANDS_PER_TURN);
@@ -65,7 +76,8 @@ impl Mover {
                     flow.blocked = true;
                     if !flow.ring_asked {
                         flow.ring_asked = true;
-                        self.conductor.send(ToConductor::NeedRing { flow: id });
+                        let bytes_max = (RINGS_BYTES / (self.rings + 1)).max(RING_BYTES_BUSY);
+                        self.conductor.send(ToConductor::NeedRing { flow: id, bytes_max });
                     }
                 }
                 Ok(Pump::Drained) => {}
@@ -183,11 +195,18 @@ impl Mover {
         }
     }
 
-    pub(super) fn forget_flow(&mut self, id: FlowId) {
-        let Some(mut flow) = self.flows.get_mut(id as usize).and_then(Option::take) else { return };
-        if let Some(ring) = flow.ring.take() {
+    /// Gives the flow's ring back, if it has one; nobody may be going to read it.
+    pub(super) fn give_ring(&mut self, id: FlowId) {
+        let ring = flow_of(&mut self.flows, id).and_then(Flow::take_ring);
+        if let Some(ring) = ring {
+            self.rings -= 1;
             self.conductor.send(ToConductor::FreeRing { flow: id, ring });
         }
+    }
+
+    pub(super) fn forget_flow(&mut self, id: FlowId) {
+        self.give_ring(id);
+        let Some(flow) = self.flows.get_mut(id as usize).and_then(Option::take) else { return };
         self.conductor.send(ToConductor::FlowDone { flow: id });
         let client = flow.source.client;
         if let Some(socket) = self.socket_mut(client, flow.source.slot) {
@@ -227,9 +246,11 @@ impl Mover {
         self.next_tick = self.now
             + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
         self.ticking = false;
+        let share = RINGS_BYTES / self.rings.max(1);
         for id in 0..self.flows.len() as FlowId {
             let Some(flow) = flow_of(&mut self.flows, id) else { continue };
             self.ticking |= flow.needs_ticks();
+            flow.check_size(share / RING_GROWTH);
             let news = flow.check_deadline(self.now);
             if news.source || news.destination {
                 self.tell(id, news);
@@ -247,9 +268,7 @@ impl Mover {
             match flow.is_ring_idle() {
                 Ok(true) => {
                     flow.shrink();
-                    if let Some(ring) = flow.ring.take() {
-                        self.conductor.send(ToConductor::FreeRing { flow: id, ring });
-                    }
+                    self.give_ring(id);
                     self.settle(id);
                 }
                 Ok(false) => {}
