@@ -9,9 +9,10 @@ use std::ops::Range;
 
 use anyhow::{ensure, Context, Result};
 use pd_client::{Listener, SendBuffer, Shutdown, Stream};
+use pd_harness::digest::{rewrite, Digest};
+use pd_harness::peer::own_address;
 
-use super::digest::{rewrite, Digest};
-use super::endpoint::{own_address, EndpointArgs, Listening, Receiving, Sending};
+use super::endpoint::{EndpointArgs, Listening, Receiving, Sending};
 use super::protocol::{Order, Part};
 use super::source::{Cursor, Source};
 
