@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
+use pd_harness::own_exe;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 use serde_json::json;
@@ -47,8 +48,10 @@ fn perf_program() -> Option<()> {
 }
 
 fn record(file: &Path) -> Result<Child> {
-    Command::new("perf")
-        .args(["record", "--quiet", "--all-cpus", "--event", "cpu-clock", "--freq", SAMPLES_HZ, "--output"])
+    // The helper gives perf the signals back that this program has blocked, and ends it with this program.
+    Command::new(own_exe())
+        .args(["internal-tied", "--parent", &std::process::id().to_string(), "--", "perf", "record"])
+        .args(["--quiet", "--all-cpus", "--event", "cpu-clock", "--freq", SAMPLES_HZ, "--output"])
         .arg(file)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -64,6 +64,15 @@ impl StreamCell {
         stand.pair(self.scheme)?.open(self.message_bytes, self.connections, self.cores, signals)
     }
 
+    /// One untimed message on every connection: rings that were taken back while they were idle are there
+    /// again, and so are the congestion windows of TCP.
+    pub fn touch(&self, stand: &mut Stand<'_>) -> Result<()> {
+        let signals = stand.signals;
+        let order = Order { target_gbit_per_s: None, ..self.order(self.connections as u64) };
+        stand.pair(self.scheme)?.stream(&order, signals)?;
+        Ok(())
+    }
+
     /// Finds out how much a round is, which also warms up.
     pub fn warm_up(&mut self, stand: &mut Stand<'_>) -> Result<()> {
         let first = PROBE_MESSAGES.min(PROBE_BYTES / self.message_bytes as u64).max(self.connections as u64);

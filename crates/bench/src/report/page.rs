@@ -168,8 +168,8 @@ mod tests {
             background_cores: 0.0,
             options: " --quick".into(),
             rows: vec![
-                Row::of("throughput", "pipedevice", size(), &[metrics.clone()]),
-                Row::of("throughput", "tcp", size(), &[metrics]),
+                Row::of("throughput", "pipedevice", size(), std::slice::from_ref(&metrics)),
+                Row::of("throughput", "tcp", size(), std::slice::from_ref(&metrics)),
                 Row::not_run("throughput", "sockmap", size(), "BPF <not> permitted".into()),
             ],
         }

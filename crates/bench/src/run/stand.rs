@@ -29,8 +29,8 @@ pub struct Memory {
 impl Memory {
     /// Enough for a few connections with rings of 4 MB.
     pub const FEW: Memory = Memory { budget_bytes: 256 << 20, ring_bytes: 4 << 20 };
-    /// Enough for the smallest ring for each of 65,536 connections.
-    pub const MANY: Memory = Memory { budget_bytes: 5 << 30, ring_bytes: 4 << 20 };
+    /// Enough for the smallest ring for each of 65,536 connections, which is what they get.
+    pub const MANY: Memory = Memory { budget_bytes: 5 << 30, ring_bytes: 64 << 10 };
 }
 
 /// Fields are dropped in this order.
@@ -78,6 +78,8 @@ impl<'a> Stand<'a> {
             config.driver.engine = engine.to_owned();
             config.driver.connections_max = 1 << 18;
             config.memory.budget_bytes = Bytes(memory.budget_bytes);
+            // The receiver has nearly all of the rings.
+            config.memory.client_budget_bytes = Some(Bytes(memory.budget_bytes));
             config.memory.ring_bytes_default = Bytes(memory.ring_bytes);
             let started = ChildDriver::start(dir.path(), config, &lock, signals);
             // What was made so far takes the lock to be removed.
