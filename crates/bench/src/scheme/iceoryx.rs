@@ -81,7 +81,7 @@ impl Services {
             .publisher_builder()
             .initial_max_slice_len(open.message_bytes)
             .max_loaned_samples(2)
-            .unable_to_deliver_strategy(UnableToDeliverStrategy::Block)
+            .backpressure_strategy(BackpressureStrategy::RetryUntilDelivered)
             .create()
             .map_err(|e| anyhow!("cannot make a publisher: {e:?}"))?;
         let notifier = self.event(direction)?.notifier_builder().create();
@@ -200,7 +200,7 @@ impl End for IceoryxEnd {
                     std::hint::spin_loop();
                 }
                 Ok(None) => {
-                    let woken = self.listener.timed_wait_all(|_| (), SLEEP_MAX);
+                    let woken = self.listener.timed_wait(|_| (), SLEEP_MAX);
                     woken.map_err(|e| anyhow!("cannot wait: {e:?}")).context("iceoryx2 listener")?;
                 }
                 Err(e) => bail!("cannot receive: {e:?}"),
