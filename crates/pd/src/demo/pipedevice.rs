@@ -214,7 +214,8 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::demo::protocol::{Scheme, Touch};
+    use crate::demo::protocol::Scheme;
+    use pd_harness::digest::Touch;
 
     /// Keeps what is sent; refuses to lend a buffer larger than asked for.
     #[derive(Default)]
