@@ -5,6 +5,9 @@ DESTDIR ?=
 JOBS ?= $(shell nproc)
 FILE ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
+BENCH_DIR ?= bench-report
+BASE ?=
 FUZZ_SECONDS ?= 30
 CARGO ?= cargo
 INSTALL ?= install
@@ -26,13 +29,15 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo need-root test lint fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench bench-ab need-root test lint fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  FILE='A B'      files to stream in the demo       DEMO_ARGS='--rounds 3'  see: pd demo --help"
+	@echo "  BENCH_ARGS=--quick  see: pd bench --help       BENCH_DIR=$(BENCH_DIR)  where the report goes"
+	@echo "  BASE=REV        for bench-ab: revision to compare with"
 	@echo "  JOBS=$(JOBS)          compilers at a time               FUZZ_SECONDS=$(FUZZ_SECONDS)         for each fuzz target"
 	@echo "  PREFIX=$(PREFIX)  DESTDIR=  where to install"
 
@@ -45,6 +50,7 @@ packages:
 	[ -e /usr/include/stdio.h ] || missing="$$missing libc6-dev"; \
 	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
 	command -v make >/dev/null || missing="$$missing make"; \
+	$(if $(BENCHING),$(foreach package,$(PEER_PACKAGES),dpkg -s $(package) >/dev/null 2>&1 || missing="$$missing $(package)";)) \
 	$(if $(TESTING),command -v python3 >/dev/null || missing="$$missing python3-minimal";) \
 	[ -n "$$missing" ] || exit 0; \
 	if ! command -v apt-get >/dev/null; then \
@@ -71,6 +77,31 @@ build: rust ## build pd, libpd.a and libpd.so (release)
 
 demo: deps build ## stream real files between two containers, over TCP and PipeDevice (root)
 	$(SUDO) $(TARGET)/release/pd demo $(foreach file,$(FILE),--file '$(file)') $(DEMO_ARGS)
+
+# Each peer of a C library is one shared object beside pd; one whose library is missing is reported by pd bench.
+PEER_PACKAGES := libucx-dev libfabric-dev libclang-dev linux-perf
+PEER_DIR := $(TARGET)/release/peers
+PEER_LIBS_ucx := -lucp -lucs
+PEER_LIBS_libfabric := -lfabric
+
+peers:
+	@mkdir -p $(PEER_DIR)
+	@$(foreach peer,ucx libfabric,$(CC) -O2 -Wall -Wextra -shared -fPIC -o $(PEER_DIR)/$(peer).so \
+	    crates/bench/peers/$(peer).c $(PEER_LIBS_$(peer)) || \
+	    { rm -f $(PEER_DIR)/$(peer).so; echo "peer $(peer) is left out" >&2; };)
+
+bench: BENCHING := yes
+bench: deps peers ## install the peers, run every benchmark and write a report to BENCH_DIR (root)
+	$(CARGO) build --release --package pd --features peers --jobs $(JOBS)
+	$(SUDO) $(TARGET)/release/pd bench all --report $(BENCH_DIR) $(BENCH_ARGS)
+
+bench-ab: deps build ## compare this tree with the revision BASE, interleaved; fails on a significant loss (root)
+	@[ -n "$(BASE)" ] || { echo "which revision? make bench-ab BASE=<rev>" >&2; exit 1; }
+	@rm -rf $(TARGET)/bench-base/tree && mkdir -p $(TARGET)/bench-base/tree
+	git archive $(BASE) | tar -x -C $(TARGET)/bench-base/tree
+	$(CARGO) build --release --package pd --jobs $(JOBS) \
+	    --manifest-path $(TARGET)/bench-base/tree/Cargo.toml --target-dir $(abspath $(TARGET))/bench-base/target
+	$(SUDO) $(TARGET)/release/pd bench ab --base $(TARGET)/bench-base/target/release/pd $(BENCH_ARGS)
 
 need-root:
 	@[ "$$(id -u)" = 0 ] || { \
@@ -124,7 +155,8 @@ uninstall: ## remove what `make install` installed
 	rm -f $(addprefix $(libdir)/,libpd.a libpd.so $(SONAME) libpd.so.$(VERSION))
 	rm -f $(addprefix $(mandir)/man3/,$(notdir $(MAN3))) $(addprefix $(mandir)/man7/,$(notdir $(MAN7)))
 
-clean: ## remove everything built, and the demo's results
+clean: ## remove everything built, and the demo's and the benchmarks' results
 	$(CARGO) clean
 	rm -rf fuzz/target
 	rm -f demo.json demo.svg
+	rm -rf $(BENCH_DIR)

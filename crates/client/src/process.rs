@@ -138,6 +138,11 @@ impl Process {
         lock(&self.lingering).retain(|socket| socket.sends_in_flight());
     }
 
+    /// The open socket with this serial.
+    pub(crate) fn socket(&self, serial: u64) -> Option<Arc<Socket>> {
+        lock(&self.sockets).get(&serial).and_then(Weak::upgrade)
+    }
+
     fn open_sockets(&self) -> Vec<Arc<Socket>> {
         lock(&self.sockets).values().filter_map(Weak::upgrade).collect()
     }

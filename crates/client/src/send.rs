@@ -2,7 +2,7 @@
 //! `send_consumer` has counted it.
 use crate::arena::{self, Block};
 use crate::control::not_connected;
-use crate::error::{bad_socket, Error, Result};
+use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::process::process;
 use crate::socket::{would_block, Socket};
@@ -20,6 +20,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct SendSide {
     pub(crate) link: Arc<Link>,
+    /// The socket's.
+    serial: u64,
     pub(crate) connected: bool,
     pub(crate) shut: bool,
     /// Accepted, and not yet claimed by a thread.
@@ -40,9 +42,16 @@ impl HasTurn for SendSide {
 }
 
 impl SendSide {
-    pub(crate) fn new(link: Arc<Link>, connected: bool, adoptable: bool, ring_bytes: u64) -> Self {
+    pub(crate) fn new(
+        link: Arc<Link>,
+        serial: u64,
+        connected: bool,
+        adoptable: bool,
+        ring_bytes: u64,
+    ) -> Self {
         Self {
             link,
+            serial,
             connected,
             shut: false,
             adoptable,
@@ -177,7 +186,7 @@ impl SendSide {
     /// Posts one request for `len` bytes of `block` from `offset` on.
     #[inline]
     fn post(&mut self, block: Block, offset: u64, len: u64) -> Result<()> {
-        if !block.take_off() {
+        if !block.take_off(self.serial) {
             return Err(foreign());
         }
         let span = Span { region: block.region(), offset, len };
@@ -288,58 +297,36 @@ impl Socket {
     /// `EAGAIN` if none may (non-blocking), `EFAULT` if one is not of `pd_malloc`.
     pub fn buf_refresh(&self, buffers: &mut [*mut u8]) -> Result<usize> {
         self.check_usable()?;
-        let mut deadline = None;
-        let mut side = lock(&self.send);
-        loop {
-            side.reap();
-            let mut free = 0;
-            for &ptr in buffers.iter() {
-                let (block, _) = arena::find(ptr, 1).ok_or_else(foreign)?;
-                free += usize::from(!block.in_flight());
-            }
-            if free == buffers.len() {
-                return Ok(free);
-            }
-            if self.is_nonblocking() {
-                if free == 0 {
-                    return Err(would_block());
-                }
-                return Ok(front(buffers));
-            }
-            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
-            let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
-            if side.in_flight() > 0 {
-                side = self.sleep_or_fail(side, timeout)?;
-            } else {
-                // In flight on another socket.
-                drop(side);
-                process().reap_all();
-                std::thread::sleep(Duration::from_micros(100));
-                side = lock(&self.send);
-            }
-            if self.check_usable().is_err() {
-                return Err(bad_socket());
-            }
-        }
-    }
-
-    /// Whether no send of `block` through this socket is in flight any more.
-    pub(crate) fn reap_for(&self, block: &Block) -> bool {
         lock(&self.send).reap();
-        !block.in_flight()
-    }
-
-    /// Waits until no send of `block` through this socket is in flight.
-    pub(crate) fn wait_for(&self, block: &Block) -> Result<()> {
-        let mut side = lock(&self.send);
-        loop {
-            side.reap();
-            if !block.in_flight() || side.in_flight() == 0 {
-                return Ok(());
-            }
-            side = self.sleep_or_fail(side, SLEEP_MAX)?;
+        let mut free = 0;
+        for &ptr in buffers.iter() {
+            let (block, _) = arena::find(ptr, 1).ok_or_else(foreign)?;
+            free += usize::from(has_landed(&block));
+        }
+        if free == buffers.len() {
+            return Ok(free);
+        }
+        if self.is_nonblocking() {
+            return if free == 0 { Err(would_block()) } else { Ok(front(buffers)) };
+        }
+        let deadline = Deadline::after(lock(&self.send).timeout);
+        for &ptr in buffers.iter() {
+            let (block, _) = arena::find(ptr, 1).ok_or_else(foreign)?;
+            wait_for_landing(&block, &deadline)?;
             self.check_usable()?;
         }
+        Ok(buffers.len())
+    }
+
+    /// Waits at most `timeout` for sends of this socket; false if none is in flight.
+    fn wait_for_some(&self, timeout: Duration) -> Result<bool> {
+        let mut side = lock(&self.send);
+        side.reap();
+        if side.in_flight() == 0 {
+            return Ok(false);
+        }
+        drop(self.sleep_or_fail(side, timeout)?);
+        Ok(true)
     }
 
     /// Sleeps until sends are done; fails if the stream has ended and nothing more comes of them. Their
@@ -364,6 +351,44 @@ impl Socket {
         }
         Ok(side)
     }
+}
+
+/// Whether the block may be written: no send of it is in flight, as far as the socket knows that sent it last.
+pub(crate) fn has_landed(block: &Block) -> bool {
+    if !block.in_flight() {
+        return true;
+    }
+    if let Some(sender) = process().socket(block.sender()) {
+        let mut side = lock(&sender.send);
+        side.reap();
+        if side.in_flight() > 0 {
+            return !block.in_flight();
+        }
+    }
+    // Of a closed socket, or of an earlier one.
+    process().reap_all();
+    !block.in_flight()
+}
+
+/// Waits until the block may be written, whichever sockets sent it.
+pub(crate) fn wait_for_landing(block: &Block, deadline: &Deadline) -> Result<()> {
+    let mut landed = has_landed(block);
+    while !landed {
+        let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
+        let sender = process().socket(block.sender()).filter(|sender| sender.check_usable().is_ok());
+        let waited = sender.map_or(Ok(false), |sender| sender.wait_for_some(timeout.min(SLEEP_MAX)))?;
+        landed = has_landed(block);
+        if !landed {
+            // Another than the last sender may have it.
+            process().reap_all();
+            landed = !block.in_flight();
+        }
+        if !landed && !waited {
+            std::thread::sleep(Duration::from_micros(100));
+            process().check_driver();
+        }
+    }
+    Ok(())
 }
 
 /// Stable partition: buffers not in flight first. Says how many they are.

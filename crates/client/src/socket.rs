@@ -112,6 +112,7 @@ impl Socket {
             accepting: Mutex::new(()),
             send: Mutex::new(SendSide::new(
                 control.link.clone(),
+                serial,
                 connected,
                 adoptable,
                 control.send_ring_bytes,

@@ -1,17 +1,16 @@
 //! `pd doctor`: what this machine has and lacks, and what to do about it.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask};
+use pd_harness::container::{cgroup, links};
+use pd_harness::hugepages::Pool;
+use pd_harness::machine::bridge_netfilter;
 use rustix::fs::{memfd_create, MemfdFlags};
 use serde::Serialize;
-
-use crate::container::{cgroup, links};
-use crate::hugepages::Pool;
 
 /// Checks what PipeDevice needs from this machine.
 ///
@@ -22,7 +21,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     json: bool,
     /// Admin socket of the driver
-    #[arg(long, default_value = crate::driver_cmd::DEFAULT_ADMIN_SOCKET)]
+    #[arg(long, default_value = pd_harness::config::DEFAULT_ADMIN_SOCKET)]
     admin_socket: PathBuf,
 }
 
@@ -59,7 +58,7 @@ fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>
 
 /// Runs the subcommand; returns the status to exit with.
 pub fn main(args: &DoctorArgs) -> Result<i32> {
-    crate::sys::end_on_closed_output();
+    pd_harness::sys::end_on_closed_output();
     let rows = [
         kernel(),
         permissions(),
@@ -180,12 +179,6 @@ fn iproute2() -> Row {
         }
         _ => fail("iproute2", format!("{} lacks -j", program.display()), remedy),
     }
-}
-
-/// Whether bridged packets pass iptables.
-pub fn bridge_netfilter() -> bool {
-    let read = fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
-    read.is_ok_and(|value| value.trim() == "1")
 }
 
 fn bridge_filter() -> Row {

@@ -7,8 +7,8 @@ use anyhow::Result;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask, Report};
 
-use crate::container::state::{self, Record};
-use crate::size::Bytes;
+use pd_harness::container::state::{self, Record};
+use pd_harness::size::Bytes;
 
 /// Lists containers, clients, sockets and connections.
 #[derive(Debug, clap::Args)]
@@ -17,13 +17,13 @@ pub struct LsArgs {
     #[arg(long)]
     json: bool,
     /// Admin socket of the driver
-    #[arg(long, default_value = crate::driver_cmd::DEFAULT_ADMIN_SOCKET)]
+    #[arg(long, default_value = pd_harness::config::DEFAULT_ADMIN_SOCKET)]
     admin_socket: PathBuf,
 }
 
 /// Runs the subcommand; returns the status to exit with.
 pub fn main(args: &LsArgs) -> Result<i32> {
-    crate::sys::end_on_closed_output();
+    pd_harness::sys::end_on_closed_output();
     let containers: Vec<Record> = state::records()?.into_iter().filter(|r| r.owner.is_alive()).collect();
     let driver = ask(&args.admin_socket, &Ask::List);
     let report = match &driver {

@@ -2,23 +2,18 @@
 //!
 //! Each subcommand is a module with a `main` that returns the status to exit with. Hidden subcommands
 //! are this program's own helpers: it starts copies of itself inside the namespaces it makes.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
-mod container;
 mod demo;
 mod doctor;
 mod driver_cmd;
-mod hugepages;
 mod ls;
-mod measure;
-mod signals;
-mod size;
-mod sys;
+mod run_cmd;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pd_harness::{container, tied};
 
 /// Moves bulk data between containers of one host without kernel TCP.
 #[derive(Parser)]
@@ -31,9 +26,10 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Driver(driver_cmd::DriverArgs),
-    Run(container::run_cmd::RunArgs),
+    Run(run_cmd::RunArgs),
     Ls(ls::LsArgs),
     Demo(demo::DemoArgs),
+    Bench(pd_bench::cli::BenchArgs),
     Doctor(doctor::DoctorArgs),
     #[command(hide = true)]
     InternalContainer(container::stage::StageArgs),
@@ -42,16 +38,9 @@ enum Command {
     #[command(hide = true)]
     InternalEndpoint(demo::endpoint::EndpointArgs),
     #[command(hide = true)]
-    InternalTied(demo::tied::TiedArgs),
-}
-
-/// This program's file, to start copies of it.
-fn own_exe() -> PathBuf {
-    match std::env::current_exe() {
-        Ok(path) if path.exists() => path,
-        // Replaced since it was started; the kernel still has it.
-        _ => PathBuf::from("/proc/self/exe"),
-    }
+    InternalBenchPeer(pd_bench::run::peer::PeerArgs),
+    #[command(hide = true)]
+    InternalTied(tied::TiedArgs),
 }
 
 fn main() -> ExitCode {
@@ -62,14 +51,16 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Driver(args) => driver_cmd::main(&args),
-        Command::Run(args) => container::run_cmd::main(args),
+        Command::Run(args) => run_cmd::main(args),
         Command::Ls(args) => ls::main(&args),
         Command::Demo(args) => demo::main(&args),
+        Command::Bench(args) => pd_bench::cli::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::InternalContainer(args) => container::stage::main(&args),
         Command::InternalInit(args) => container::init::main(&args),
         Command::InternalEndpoint(args) => demo::endpoint::main(&args),
-        Command::InternalTied(args) => demo::tied::main(&args),
+        Command::InternalBenchPeer(args) => pd_bench::run::peer::main(&args),
+        Command::InternalTied(args) => tied::main(&args),
     };
     match result {
         Ok(status) => ExitCode::from(status as u8),

@@ -1,12 +1,8 @@
 use crate::arena;
-use crate::arena::Block;
 use crate::error::Result;
-use crate::process::process;
-use crate::socket::Socket;
-use crate::turn::lock;
+use crate::send::{has_landed, wait_for_landing};
+use crate::turn::Deadline;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 /// Memory that can be sent from, shared with the driver. While a send of any part of it is in flight
 /// it cannot be written. Dropping it frees it, at once or when its sends are done.
@@ -14,7 +10,6 @@ use std::time::Duration;
 pub struct SendBuffer {
     ptr: NonNull<u8>,
     len: usize,
-    last: Mutex<Weak<Socket>>,
 }
 
 // SAFETY: plain memory, owned; any thread may free it.
@@ -31,7 +26,7 @@ impl SendBuffer {
         let ptr = arena::malloc(len)?;
         // SAFETY: the block has at least `len` bytes and is ours alone.
         unsafe { ptr.as_ptr().write_bytes(0, len) };
-        Ok(Self { ptr, len, last: Mutex::default() })
+        Ok(Self { ptr, len })
     }
 
     /// Bytes.
@@ -54,24 +49,6 @@ impl SendBuffer {
         self.ptr.as_ptr()
     }
 
-    /// Remembers where it was sent, to know where to look whether the send is done.
-    pub(crate) fn sent_on(&self, socket: &Arc<Socket>) {
-        let mut last = lock(&self.last);
-        if last.as_ptr() != Arc::as_ptr(socket) {
-            *last = Arc::downgrade(socket);
-        }
-    }
-
-    /// The block, while a send of it is in flight.
-    fn flying(&self) -> Option<Block> {
-        let (block, _) = arena::find(self.ptr.as_ptr(), 1)?;
-        if !block.in_flight() || lock(&self.last).upgrade().is_some_and(|socket| socket.reap_for(&block)) {
-            return None;
-        }
-        process().reap_all();
-        block.in_flight().then_some(block)
-    }
-
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: initialised and borrowed exclusively; the callers know that no send is in flight, so
         // that the driver does not read it either.
@@ -80,7 +57,7 @@ impl SendBuffer {
 
     /// The bytes, to be written; none while a send is in flight.
     pub fn try_mut(&mut self) -> Option<&mut [u8]> {
-        if self.flying().is_some() {
+        if arena::find(self.ptr.as_ptr(), 1).is_some_and(|(block, _)| !has_landed(&block)) {
             return None;
         }
         Some(self.bytes_mut())
@@ -89,18 +66,11 @@ impl SendBuffer {
     /// The bytes, to be written; waits until no send is in flight.
     ///
     /// # Errors
-    /// `EBADF` if the stream was closed meanwhile by another thread.
+    /// `EPIPE`, `ECONNRESET` if the stream has ended and the driver is not done with the bytes: drop the buffer.
     pub fn wait_mut(&mut self) -> Result<&mut [u8]> {
-        while let Some(block) = self.flying() {
-            let last = lock(&self.last).upgrade();
-            match last.filter(|socket| socket.check_usable().is_ok()) {
-                Some(socket) => socket.wait_for(&block)?,
-                None => std::thread::sleep(Duration::from_micros(100)),
-            }
+        if let Some((block, _)) = arena::find(self.ptr.as_ptr(), 1) {
             if block.in_flight() {
-                // In flight on another stream than the last, perhaps a closed one.
-                std::thread::sleep(Duration::from_micros(50));
-                process().check_driver();
+                wait_for_landing(&block, &Deadline::after(None))?;
             }
         }
         Ok(self.bytes_mut())

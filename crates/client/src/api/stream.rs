@@ -44,7 +44,6 @@ impl Stream {
         if start > end || end > buffer.len() {
             return Err(Error::invalid(format!("{start}..{end} is outside a buffer of {}", buffer.len())));
         }
-        buffer.sent_on(&self.socket);
         self.socket.send(buffer.as_ptr().wrapping_add(start), end - start)
     }
 

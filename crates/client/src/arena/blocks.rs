@@ -1,7 +1,7 @@
 //! One word per block: allocated, to be freed, sends in flight.
 use super::Arena;
 use crate::attachment::Attachment;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Granule of small blocks; every block starts at a multiple of it.
@@ -13,7 +13,11 @@ const FLIGHTS: u32 = FREEING - 1;
 
 /// The words of all blocks that an arena may have.
 #[derive(Debug)]
-pub(super) struct States(Box<[AtomicU32]>);
+pub(super) struct States {
+    words: Box<[AtomicU32]>,
+    /// Serial of the socket that last sent the block: where to look whether it is free.
+    senders: Box<[AtomicU64]>,
+}
 
 /// What a free came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,18 +32,24 @@ pub(super) enum Freed {
 impl States {
     pub(super) fn new(bytes: usize) -> Self {
         // Zeroed by the allocator, so that words never used cost no memory.
-        let zeros = vec![0u32; bytes / GRANULE].into_boxed_slice();
-        // SAFETY: `AtomicU32` has the size, alignment and bit validity of `u32`, and the box is ours.
-        Self(unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [AtomicU32]) })
+        let words = Box::into_raw(vec![0u32; bytes / GRANULE].into_boxed_slice());
+        let senders = Box::into_raw(vec![0u64; bytes / GRANULE].into_boxed_slice());
+        // SAFETY: atomics have the size, alignment and bit validity of their integers, and the boxes are ours.
+        unsafe {
+            Self {
+                words: Box::from_raw(words as *mut [AtomicU32]),
+                senders: Box::from_raw(senders as *mut [AtomicU64]),
+            }
+        }
     }
 
     pub(super) fn allocate(&self, offset: usize) {
-        self.0[offset / GRANULE].fetch_add(ALLOCATED, Ordering::Relaxed);
+        self.words[offset / GRANULE].fetch_add(ALLOCATED, Ordering::Relaxed);
     }
 
     /// Marks a block free. `Now`: the caller gives its memory back.
     pub(super) fn free(&self, offset: usize) -> Freed {
-        let word = &self.0[offset / GRANULE];
+        let word = &self.words[offset / GRANULE];
         let mut before = word.load(Ordering::Relaxed);
         loop {
             if before & ALLOCATED == 0 || before & FREEING != 0 {
@@ -58,8 +68,9 @@ impl States {
 
     /// One more send in flight, if the block is allocated.
     #[inline]
-    pub(super) fn take_off(&self, offset: usize) -> bool {
-        let word = &self.0[offset / GRANULE];
+    pub(super) fn take_off(&self, offset: usize, sender: u64) -> bool {
+        self.senders[offset / GRANULE].store(sender, Ordering::Relaxed);
+        let word = &self.words[offset / GRANULE];
         let mut before = word.load(Ordering::Relaxed);
         loop {
             if before & ALLOCATED == 0 || before & FREEING != 0 {
@@ -75,7 +86,7 @@ impl States {
     /// One send done. Says whether the caller now gives the memory back.
     #[inline]
     pub(super) fn land(&self, offset: usize) -> bool {
-        let word = &self.0[offset / GRANULE];
+        let word = &self.words[offset / GRANULE];
         let before = word.fetch_sub(1, Ordering::AcqRel);
         let last = before & FREEING != 0 && before & FLIGHTS == 1;
         if last {
@@ -84,8 +95,12 @@ impl States {
         last
     }
 
+    pub(super) fn sender(&self, offset: usize) -> u64 {
+        self.senders[offset / GRANULE].load(Ordering::Relaxed)
+    }
+
     pub(super) fn in_flight(&self, offset: usize) -> bool {
-        self.0[offset / GRANULE].load(Ordering::Acquire) & FLIGHTS != 0
+        self.words[offset / GRANULE].load(Ordering::Acquire) & FLIGHTS != 0
     }
 }
 
@@ -129,10 +144,15 @@ impl Block {
         Arc::ptr_eq(&self.arena.attachment, attachment)
     }
 
-    /// One more send in flight; false if the block is not allocated.
+    /// One more send in flight, of the socket with this serial; false if the block is not allocated.
     #[inline]
-    pub(crate) fn take_off(&self) -> bool {
-        self.arena.states.take_off(self.offset())
+    pub(crate) fn take_off(&self, sender: u64) -> bool {
+        self.arena.states.take_off(self.offset(), sender)
+    }
+
+    /// Serial of the socket that last sent it.
+    pub(crate) fn sender(&self) -> u64 {
+        self.arena.states.sender(self.offset())
     }
 
     /// One send done; frees the block if that was waited for.
@@ -157,15 +177,15 @@ mod tests {
     fn free_is_deferred_until_the_last_send_lands() {
         let states = States::new(4096);
         assert_eq!(states.free(64), Freed::Never);
-        assert!(!states.take_off(64));
+        assert!(!states.take_off(64, 1));
         states.allocate(64);
-        assert!(states.take_off(64) && states.take_off(64));
+        assert!(states.take_off(64, 1) && states.take_off(64, 1));
         assert_eq!(states.free(64), Freed::Later);
         assert_eq!(states.free(64), Freed::Never);
-        assert!(!states.take_off(64));
+        assert!(!states.take_off(64, 1));
         assert!(!states.land(64) && states.in_flight(64));
         assert!(states.land(64) && !states.in_flight(64));
-        assert!(!states.take_off(64));
+        assert!(!states.take_off(64, 1));
         states.allocate(64);
         assert_eq!(states.free(64), Freed::Now);
     }

@@ -2,18 +2,18 @@
 //! demo, so that no process start is timed.
 
 use std::collections::BTreeMap;
-use std::io::{stdin, stdout, BufRead, Write};
-use std::net::Ipv4Addr;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{bail, Context, Result};
 use clap::ValueEnum;
+use pd_harness::digest::Digest;
+use pd_harness::measure::now_ns;
+use pd_harness::peer::{own_address, serve};
 
-use super::digest::Digest;
-use super::protocol::{Order, Reply, Request, Transport};
+use super::protocol::{Order, Reply, Request, Streamed, Transport};
 use super::source::Source;
 use super::{pipedevice, tcp};
-use crate::measure::now_ns;
 
 /// Which end of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -22,6 +22,16 @@ pub enum Role {
     Send,
     /// The receiver.
     Recv,
+}
+
+impl Role {
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Send => "send",
+            Role::Recv => "recv",
+        }
+    }
 }
 
 /// Arguments of the hidden subcommand.
@@ -44,11 +54,22 @@ pub struct EndpointArgs {
     pub files: Vec<PathBuf>,
 }
 
-/// The own address, which the container tells its command.
-pub fn own_address() -> Result<Ipv4Addr> {
-    let address =
-        std::env::var("PD_ADDRESS").context("PD_ADDRESS is not set; endpoints run in containers")?;
-    address.parse().with_context(|| format!("PD_ADDRESS = '{address}' is no IPv4 address"))
+impl EndpointArgs {
+    /// The command that runs such an endpoint.
+    pub fn command(&self) -> Vec<OsString> {
+        let mut command = vec![pd_harness::own_exe().into_os_string(), "internal-endpoint".into()];
+        command.extend(["--role", self.role.name()].map(OsString::from));
+        for (option, value) in [
+            ("--message-bytes", self.message_bytes),
+            ("--window-bytes", self.window_bytes),
+            ("--read-bytes", self.read_bytes),
+        ] {
+            command.extend([option.into(), value.to_string().into()]);
+        }
+        command.push("--".into());
+        command.extend(self.files.iter().map(|f| f.clone().into_os_string()));
+        command
+    }
 }
 
 /// A sender over one connection.
@@ -88,18 +109,7 @@ pub fn main(args: &EndpointArgs) -> Result<i32> {
         sending: BTreeMap::new(),
         receiving: BTreeMap::new(),
     };
-    for line in stdin().lock().lines() {
-        let request: Request = serde_json::from_str(&line?).context("garbage on standard input")?;
-        let last = matches!(request, Request::Quit);
-        let reply = endpoint.answer(request).unwrap_or_else(|e| Reply::Failed { reason: format!("{e:#}") });
-        let mut out = stdout().lock();
-        serde_json::to_writer(&mut out, &reply)?;
-        out.write_all(b"\n")?;
-        out.flush()?;
-        if last {
-            break;
-        }
-    }
+    serve(|request| matches!(request, Request::Quit), |request| endpoint.answer(request))?;
     Ok(0)
 }
 
@@ -161,6 +171,6 @@ impl Endpoint<'_> {
             _ => bail!("not connected"),
         }
         let checksum = digest.finish();
-        Ok(Reply::Round { bytes: order.bytes, checksum, start_ns, end_ns: now_ns() })
+        Ok(Reply::Round(Streamed { bytes: order.bytes, checksum, start_ns, end_ns: now_ns() }))
     }
 }

@@ -1,15 +1,11 @@
 //! `pd demo`: real files from one container to another, through kernel TCP over the bridge and through
 //! PipeDevice, interleaved, verified and measured.
 //!
-//! The demo is one thread that tells two endpoints in containers what to do ([`peer`], [`endpoint`]).
+//! The demo is one thread that tells two endpoints in containers what to do ([`endpoint`]).
 //! All that it makes (containers, bridge, driver, directory, hugepages) belongs to values that remove
 //! it when dropped, on errors and on signals too; what a SIGKILL leaves, the next `pd` removes.
 
-mod digest;
-mod driver;
 pub mod endpoint;
-mod machine;
-mod peer;
 mod pipedevice;
 mod plot;
 mod protocol;
@@ -17,7 +13,6 @@ mod report;
 mod rounds;
 mod source;
 mod tcp;
-pub mod tied;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -26,19 +21,21 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{access, Access};
 use sha2::{Digest as _, Sha256};
 
-use crate::container::state::{self, Lock, ScratchDir};
-use crate::container::Spec;
-use crate::hugepages::Guard;
-use crate::measure::cpu::MachineTimes;
-use crate::signals::Signals;
-use crate::size::Bytes;
-use driver::DemoDriver;
 use endpoint::{EndpointArgs, Role};
-use peer::Peer;
+use pd_harness::config::Config;
+use pd_harness::container::state::{self, Lock, ScratchDir};
+use pd_harness::container::Spec;
+use pd_harness::driver::ChildDriver;
+use pd_harness::hugepages::Guard;
+use pd_harness::machine;
+use pd_harness::measure::cpu::MachineTimes;
+use pd_harness::peer::Peer;
+use pd_harness::progress;
+use pd_harness::signals::Signals;
+use pd_harness::size::Bytes;
 use protocol::{Part, Scheme};
 use report::{FileRow, Report, Verified};
 use rounds::Bench;
@@ -171,7 +168,7 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
         false => Vec::new(),
     };
     let rounds_in_all: usize = parts.iter().map(|(_, s)| s.len() * (args.rounds as usize + 1)).sum();
-    let bar = progress((verified_schemes.len() + rounds_in_all) as u64);
+    let bar = progress::bar((verified_schemes.len() + rounds_in_all) as u64);
 
     bar.set_message("reading the files");
     let sha256 = sha256(&source, signals)?;
@@ -242,8 +239,11 @@ impl<'a> Stand<'a> {
         if schemes.contains(&Scheme::Pipedevice) {
             let budget_bytes = (16 * args.ring_bytes.0).max(64 << 20);
             hugepages = Some(Guard::raise(budget_bytes, &lock));
-            let started =
-                DemoDriver::start(dir.path(), &args.engine, args.ring_bytes.0, budget_bytes, &lock, signals);
+            let mut config = Config::default();
+            config.driver.engine = args.engine.clone();
+            config.memory.budget_bytes = Bytes(budget_bytes);
+            config.memory.ring_bytes_default = args.ring_bytes;
+            let started = ChildDriver::start(dir.path(), config, &lock, signals);
             // What was made so far takes the lock to be removed.
             drop(lock);
             driver = Some(started?);
@@ -254,8 +254,14 @@ impl<'a> Stand<'a> {
             Some(driver) => driver.socket().to_owned(),
             None => dir.path().join("driver.sock"),
         };
-        let receiver = Peer::start(&spec("recv", &socket), &endpoint_args(args, Role::Recv, Vec::new()))?;
-        let sender = Peer::start(&spec("send", &socket), &endpoint_args(args, Role::Send, files.to_vec()))?;
+        let receiver = Peer::in_container(
+            &spec("recv", &socket),
+            endpoint_args(args, Role::Recv, Vec::new()).command(),
+        )?;
+        let sender = Peer::in_container(
+            &spec("send", &socket),
+            endpoint_args(args, Role::Send, files.to_vec()).command(),
+        )?;
         Ok(Stand { bench: Bench { sender, receiver, driver, signals }, _hugepages: hugepages, _dir: dir })
     }
 }
@@ -293,13 +299,6 @@ fn announce(source: &Source) {
             available as f64 / 1e9
         );
     }
-}
-
-fn progress(steps: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({elapsed}, {eta} left)");
-    let bar = ProgressBar::new(steps);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar
 }
 
 /// Hashes the whole source, which also brings it into the page cache.

@@ -9,9 +9,10 @@ use std::ops::Range;
 
 use anyhow::{ensure, Context, Result};
 use pd_client::{Listener, SendBuffer, Shutdown, Stream};
+use pd_harness::digest::{rewrite, Digest};
+use pd_harness::peer::own_address;
 
-use super::digest::{rewrite, Digest};
-use super::endpoint::{own_address, EndpointArgs, Listening, Receiving, Sending};
+use super::endpoint::{EndpointArgs, Listening, Receiving, Sending};
 use super::protocol::{Order, Part};
 use super::source::{Cursor, Source};
 
@@ -213,7 +214,8 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::demo::protocol::{Scheme, Touch};
+    use crate::demo::protocol::Scheme;
+    use pd_harness::digest::Touch;
 
     /// Keeps what is sent; refuses to lend a buffer larger than asked for.
     #[derive(Default)]

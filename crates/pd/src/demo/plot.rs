@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::protocol::{Part, Scheme};
 use super::report::SchemeSummary;
-use crate::measure::stats::Summary;
+use pd_harness::measure::stats::Summary;
 
 const SIZE: (u32, u32) = (1000, 440);
 const FONT: &str = "sans-serif";

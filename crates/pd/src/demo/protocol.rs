@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use clap::ValueEnum;
+use pd_harness::digest::Touch;
 use serde::{Deserialize, Serialize};
 
 /// A way to move the bytes.
@@ -88,18 +89,6 @@ impl Part {
     }
 }
 
-/// What a side does with every byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Touch {
-    /// A fast checksum.
-    Checksum,
-    /// SHA-256.
-    Sha256,
-    /// Nothing.
-    Nothing,
-}
-
 /// One side's orders for one round.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Order {
@@ -142,6 +131,19 @@ pub enum Request {
     Quit,
 }
 
+/// What an endpoint says about one round.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Streamed {
+    /// Bytes it sent or received.
+    pub bytes: u64,
+    /// Their checksum.
+    pub checksum: String,
+    /// Monotonic clock before the first byte.
+    pub start_ns: u64,
+    /// Monotonic clock after the last was sent, or received and checksummed.
+    pub end_ns: u64,
+}
+
 /// From an endpoint to the demo.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "kebab-case")]
@@ -154,19 +156,5 @@ pub enum Reply {
     /// It did what was asked.
     Done,
     /// It streamed.
-    Round {
-        /// So many bytes.
-        bytes: u64,
-        /// With this checksum.
-        checksum: String,
-        /// Monotonic clock before the first byte.
-        start_ns: u64,
-        /// Monotonic clock after the last was sent, or received and checksummed.
-        end_ns: u64,
-    },
-    /// It could not.
-    Failed {
-        /// Why.
-        reason: String,
-    },
+    Round(Streamed),
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::protocol::{Part, Scheme};
 use super::rounds::Sample;
-use crate::measure::stats::Summary;
+use pd_harness::measure::stats::Summary;
 
 /// What PipeDevice must reach against the best of kernel TCP.
 struct Bar {
@@ -76,7 +76,7 @@ pub struct Verified {
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The machine.
-    pub machine: super::machine::Machine,
+    pub machine: pd_harness::machine::Machine,
     /// Bytes of one message.
     pub message_bytes: u64,
     /// Memory that senders send from.

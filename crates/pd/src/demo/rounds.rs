@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
+use pd_harness::digest::Touch;
+use pd_harness::driver::ChildDriver;
+use pd_harness::measure::cpu::MachineTimes;
+use pd_harness::peer::Peer;
+use pd_harness::signals::Signals;
 use serde::Serialize;
 
-use super::driver::DemoDriver;
-use super::peer::Peer;
-use super::protocol::{Order, Part, Request, Scheme, Touch, Transport};
-use crate::measure::cpu::MachineTimes;
-use crate::signals::Signals;
+use super::protocol::{Order, Part, Reply, Request, Scheme, Streamed, Transport};
 
 /// A round lasts about this long at least, for CPU time is counted in ticks of 10 ms.
 const ROUND_S: f64 = 0.8;
@@ -54,7 +55,7 @@ pub struct Bench<'a> {
     /// The receiving container.
     pub receiver: Peer,
     /// The driver.
-    pub driver: Option<DemoDriver>,
+    pub driver: Option<ChildDriver>,
     /// What may interrupt.
     pub signals: &'a Signals,
 }
@@ -71,20 +72,22 @@ impl Bench<'_> {
     /// Connects the two endpoints.
     pub fn connect(&mut self, transport: Transport) -> Result<()> {
         self.receiver.ask(&Request::Listen { transport })?;
-        let to = self.receiver.listening(self.signals)?;
-        let (address, _) = self.receiver.container().addresses();
+        let Reply::Listening { at: to } = self.receiver.answer(self.signals)? else {
+            bail!("the receiver gave no address");
+        };
+        let (address, _) = self.receiver.container().context("the receiver is in a container")?.addresses();
         ensure!(to.ip() == address, "the receiver listens on {to}, not on its container's {address}");
         self.receiver.ask(&Request::Accept { transport })?;
         self.sender.ask(&Request::Connect { transport, to })?;
-        self.sender.done(self.signals)?;
-        self.receiver.done(self.signals)
+        done(&mut self.sender, self.signals)?;
+        done(&mut self.receiver, self.signals)
     }
 
     /// Ends both endpoints in order.
     pub fn quit(&mut self) -> Result<()> {
         for peer in [&mut self.sender, &mut self.receiver] {
             peer.ask(&Request::Quit)?;
-            peer.done(self.signals)?;
+            done(peer, self.signals)?;
         }
         Ok(())
     }
@@ -93,11 +96,11 @@ impl Bench<'_> {
     pub fn verify(&mut self, scheme: Scheme, bytes: u64) -> Result<String> {
         let order = Order { scheme, part: Part::File, bytes, touch: Touch::Nothing };
         self.sender.ask(&Request::Prepare(order))?;
-        self.sender.done(self.signals)?;
+        done(&mut self.sender, self.signals)?;
         self.receiver.ask(&Request::Round(Order { touch: Touch::Sha256, ..order }))?;
         self.sender.ask(&Request::Round(order))?;
-        self.sender.streamed(self.signals)?;
-        Ok(self.receiver.streamed(self.signals)?.checksum)
+        streamed(&mut self.sender, self.signals)?;
+        Ok(streamed(&mut self.receiver, self.signals)?.checksum)
     }
 
     /// Runs all `schemes` `rounds` times after a warm-up, `bytes` or more each time. `tick` is called
@@ -136,12 +139,12 @@ impl Bench<'_> {
         let order = Order { scheme, part, bytes, touch: Touch::Checksum };
         let sender_order = Order { touch: scheme.sender_touch(), ..order };
         self.sender.ask(&Request::Prepare(sender_order))?;
-        self.sender.done(self.signals)?;
+        done(&mut self.sender, self.signals)?;
         let before = self.clocks()?;
         self.receiver.ask(&Request::Round(order))?;
         self.sender.ask(&Request::Round(sender_order))?;
-        let sent = self.sender.streamed(self.signals)?;
-        let received = self.receiver.streamed(self.signals)?;
+        let sent = streamed(&mut self.sender, self.signals)?;
+        let received = streamed(&mut self.receiver, self.signals)?;
         let after = self.clocks()?;
         let name = scheme.name();
         ensure!(
@@ -184,9 +187,29 @@ impl Bench<'_> {
     fn clocks(&self) -> Result<Clocks> {
         Ok(Clocks {
             machine: MachineTimes::now()?,
-            sender: self.sender.container().cpu_usage(),
-            receiver: self.receiver.container().cpu_usage(),
-            driver: self.driver.as_ref().and_then(DemoDriver::cpu_usage),
+            sender: cpu_usage(&self.sender),
+            receiver: cpu_usage(&self.receiver),
+            driver: self.driver.as_ref().and_then(ChildDriver::cpu_usage),
         })
+    }
+}
+
+fn cpu_usage(peer: &Peer) -> Option<Duration> {
+    peer.container()?.cpu_usage()
+}
+
+/// Waits until a peer did what was asked.
+fn done(peer: &mut Peer, signals: &Signals) -> Result<()> {
+    match peer.answer(signals)? {
+        Reply::Done => Ok(()),
+        other => bail!("an endpoint answered {other:?}"),
+    }
+}
+
+/// Waits for the end of a peer's round.
+fn streamed(peer: &mut Peer, signals: &Signals) -> Result<Streamed> {
+    match peer.answer(signals)? {
+        Reply::Round(streamed) => Ok(streamed),
+        other => bail!("an endpoint answered {other:?}"),
     }
 }

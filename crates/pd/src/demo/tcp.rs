@@ -12,10 +12,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use anyhow::{ensure, Context, Result};
 use memmap2::Mmap;
+use pd_harness::digest::{rewrite, Digest};
+use pd_harness::peer::own_address;
 use rustix::fs::sendfile;
 
-use super::digest::{rewrite, Digest};
-use super::endpoint::{own_address, EndpointArgs, Listening, Receiving, Sending};
+use super::endpoint::{EndpointArgs, Listening, Receiving, Sending};
 use super::protocol::{Order, Part, Scheme};
 use super::source::{Cursor, Source};
 
@@ -127,7 +128,7 @@ impl Sending for TcpSending {
             (Part::File, Scheme::Tcp) => self.buffer = PageAligned::new(self.message_bytes),
             (Part::File, _) if self.maps.is_empty() => {
                 for piece in source.files() {
-                    let map = crate::sys::map_file(&piece.file);
+                    let map = pd_harness::sys::map_file(&piece.file);
                     self.maps.push(map.with_context(|| format!("cannot map {}", piece.path.display()))?);
                 }
             }

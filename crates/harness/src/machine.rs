@@ -41,15 +41,18 @@ impl Machine {
             tcp_wmem: setting("tcp_wmem"),
             tcp_rmem: setting("tcp_rmem"),
             tcp_congestion_control: setting("tcp_congestion_control"),
-            bridge_netfilter: crate::doctor::bridge_netfilter(),
+            bridge_netfilter: bridge_netfilter(),
         }
     }
 }
 
-/// A line of `/proc/meminfo`, in bytes; zero if it is not there.
+/// A line of `/proc/meminfo`, in bytes or as the number that it is; zero if it is not there.
 pub fn memory_bytes(name: &str) -> u64 {
-    let kib = field("/proc/meminfo", name).and_then(|v| v.trim_end_matches(" kB").parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    let Some(value) = field("/proc/meminfo", name) else { return 0 };
+    match value.strip_suffix(" kB") {
+        Some(kib) => kib.trim().parse().map_or(0, |n: u64| n * 1024),
+        None => value.parse().unwrap_or(0),
+    }
 }
 
 fn field(file: &str, name: &str) -> Option<String> {
@@ -61,4 +64,10 @@ fn field(file: &str, name: &str) -> Option<String> {
 fn setting(name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Whether bridged packets pass iptables.
+pub fn bridge_netfilter() -> bool {
+    let read = fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
+    read.is_ok_and(|value| value.trim() == "1")
 }

@@ -1,4 +1,4 @@
-//! The demo's own driver: a child with its own socket and its own configuration.
+//! A driver as a child with its own socket and its own configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,49 +7,35 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use pd_driver::admin::Ask;
+use pd_driver::admin::{Answer, Ask};
 use rustix::process::{kill_process, Pid, Signal};
 
+use crate::config::{Config, LogLevel};
 use crate::container::cgroup::Cgroup;
 use crate::container::stage::exit_code;
 use crate::container::state::Lock;
-use crate::driver_cmd::{Config, LogLevel};
 use crate::signals::Signals;
-use crate::size::Bytes;
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running driver; stopped when dropped.
-pub struct DemoDriver {
+pub struct ChildDriver {
     child: Child,
     socket: PathBuf,
     admin_socket: PathBuf,
     cgroup: Option<Cgroup>,
 }
 
-impl DemoDriver {
-    /// Starts one with its files in `dir`; returns once it answers.
-    pub fn start(
-        dir: &Path,
-        engine: &str,
-        ring_bytes: u64,
-        budget_bytes: u64,
-        lock: &Lock,
-        signals: &Signals,
-    ) -> Result<DemoDriver> {
-        let mut config = Config {
-            socket: dir.join("driver.sock"),
-            admin_socket: dir.join("admin.sock"),
-            ..Config::default()
-        };
-        config.driver.engine = engine.to_owned();
-        config.memory.budget_bytes = Bytes(budget_bytes);
-        config.memory.ring_bytes_default = Bytes(ring_bytes);
+impl ChildDriver {
+    /// Starts one with its files, and therefore its sockets, in `dir`; returns once it answers.
+    pub fn start(dir: &Path, config: Config, lock: &Lock, signals: &Signals) -> Result<ChildDriver> {
+        let mut config =
+            Config { socket: dir.join("driver.sock"), admin_socket: dir.join("admin.sock"), ..config };
         config.log.level = LogLevel::Warn;
         let file = dir.join("driver.toml");
         let text = toml::to_string(&config)?;
-        Config::parse(&text).context("the demo's options make no usable driver configuration")?;
+        Config::parse(&text).context("the options make no usable driver configuration")?;
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
 
         let exe = crate::own_exe();
@@ -63,7 +49,7 @@ impl DemoDriver {
             .spawn()
             .context("cannot start the driver")?;
         let mut driver =
-            DemoDriver { child, socket: config.socket, admin_socket: config.admin_socket, cgroup: None };
+            ChildDriver { child, socket: config.socket, admin_socket: config.admin_socket, cgroup: None };
         // Its first process comes while the lock is held, or a sweep might take an empty group.
         let _ = lock;
         if let Some(cgroup) = Cgroup::create(&format!(".driver-{}", std::process::id())) {
@@ -94,13 +80,23 @@ impl DemoDriver {
         &self.socket
     }
 
+    /// What it says about itself.
+    pub fn ask(&self, question: &Ask) -> Result<Answer> {
+        Ok(pd_driver::admin::ask(&self.admin_socket, question)?)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its CPU time so far; `None` where nothing counts it.
     pub fn cpu_usage(&self) -> Option<Duration> {
         self.cgroup.as_ref()?.cpu_usage()
     }
 }
 
-impl Drop for DemoDriver {
+impl Drop for ChildDriver {
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             // The child is not reaped yet, so the number is still its own.

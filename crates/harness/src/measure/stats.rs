@@ -31,11 +31,54 @@ impl Summary {
         })
     }
 
+    /// The same in another unit.
+    pub fn scaled(self, factor: f64) -> Summary {
+        Summary {
+            median: self.median * factor,
+            min: self.min * factor,
+            max: self.max * factor,
+            quartile_low: self.quartile_low * factor,
+            quartile_high: self.quartile_high * factor,
+        }
+    }
+
     /// Summarises the ratios of figures measured in the same round, so that what disturbs a whole
     /// round cancels out. Rounds that one of the two lacks are left out.
     pub fn of_ratios(above: &[f64], below: &[f64]) -> Option<Summary> {
         Summary::of(above.iter().zip(below).map(|(a, b)| a / b))
     }
+}
+
+/// The standard deviation of all of a population; zero for none.
+pub fn standard_deviation(figures: &[f64]) -> f64 {
+    let n = figures.len().max(1) as f64;
+    let mean = figures.iter().sum::<f64>() / n;
+    (figures.iter().map(|f| (f - mean).powi(2)).sum::<f64>() / n).sqrt()
+}
+
+/// Jain's index of fairness: 1 if all shares are equal, 1/n if one has everything.
+pub fn jain_index(shares: &[f64]) -> f64 {
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|s| s * s).sum();
+    match squares > 0.0 {
+        true => sum * sum / (shares.len() as f64 * squares),
+        false => 1.0,
+    }
+}
+
+/// How likely it is that paired figures which do not differ would come out lower than these did: the
+/// exact sign-flip test on the sum of the logarithms of `ratios`, against ratios below 1. With n
+/// pairs the result is never below 1/2^n. At most 20 ratios are taken.
+pub fn loss_probability(ratios: &[f64]) -> f64 {
+    let logs: Vec<f64> = ratios.iter().take(20).map(|r| r.ln()).collect();
+    let observed: f64 = logs.iter().sum();
+    let flips = 1u32 << logs.len();
+    let lower = (0..flips).filter(|flip| {
+        let sum: f64 =
+            logs.iter().enumerate().map(|(i, log)| if flip >> i & 1 == 1 { -log } else { *log }).sum();
+        sum <= observed + 1e-12
+    });
+    lower.count() as f64 / f64::from(flips)
 }
 
 /// The figure below which the fraction `at` of a sorted list lies, interpolated linearly.
@@ -57,6 +100,23 @@ mod tests {
         assert_eq!(Summary::of([1.0, 2.0]).unwrap().median, 1.5);
         assert_eq!(Summary::of([7.0]).unwrap().quartile_high, 7.0);
         assert_eq!(Summary::of([]), None);
+    }
+
+    #[test]
+    fn shares_are_judged() {
+        assert_eq!(jain_index(&[3.0, 3.0, 3.0]), 1.0);
+        assert!((jain_index(&[1.0, 0.0, 0.0, 0.0]) - 0.25).abs() < 1e-12);
+        assert_eq!(jain_index(&[0.0, 0.0]), 1.0);
+        assert_eq!(standard_deviation(&[2.0, 4.0]), 1.0);
+        assert_eq!(standard_deviation(&[]), 0.0);
+    }
+
+    #[test]
+    fn a_steady_loss_is_told_from_noise() {
+        let loss = loss_probability(&[0.9, 0.92, 0.88, 0.91, 0.9, 0.93]);
+        assert_eq!(loss, 1.0 / 64.0);
+        assert!(loss_probability(&[0.9, 1.1, 0.95, 1.06, 1.0, 0.99]) > 0.2);
+        assert_eq!(loss_probability(&[1.1; 6]), 1.0);
     }
 
     #[test]

@@ -90,7 +90,19 @@ impl AsFd for Signals {
     }
 }
 
-/// The error of work that a signal ended.
+/// Work was ended by a signal, not by what went wrong in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Interrupted(Caught);
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "interrupted by signal {}", self.0.signal)
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// The error of work that a signal ended; [`Interrupted`] is found in its chain.
 pub fn interrupted(caught: Caught) -> anyhow::Error {
-    anyhow::anyhow!("interrupted by signal {}", caught.signal)
+    Interrupted(caught).into()
 }

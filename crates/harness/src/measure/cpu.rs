@@ -20,6 +20,8 @@ pub struct MachineTimes {
     pub idle_s: f64,
     /// Taken by the hypervisor.
     pub steal_s: f64,
+    /// The part of busy that software interrupts took.
+    pub softirq_s: f64,
 }
 
 impl MachineTimes {
@@ -38,6 +40,7 @@ impl Sub for MachineTimes {
             busy_s: self.busy_s - earlier.busy_s,
             idle_s: self.idle_s - earlier.idle_s,
             steal_s: self.steal_s - earlier.steal_s,
+            softirq_s: self.softirq_s - earlier.softirq_s,
         }
     }
 }
@@ -50,6 +53,7 @@ fn parse(stat: &str, ticks_per_s: f64) -> Option<MachineTimes> {
         busy_s: (user + nice + system + irq + softirq) / ticks_per_s,
         idle_s: (idle + iowait) / ticks_per_s,
         steal_s: steal / ticks_per_s,
+        softirq_s: softirq / ticks_per_s,
     })
 }
 
@@ -61,14 +65,14 @@ mod tests {
     fn idle_and_steal_are_not_busy() {
         let stat = "cpu  100 10 200 5000 50 1 2 30 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\nintr 5\n";
         let times = parse(stat, 100.0).unwrap();
-        assert_eq!(times, MachineTimes { busy_s: 3.13, idle_s: 50.5, steal_s: 0.3 });
+        assert_eq!(times, MachineTimes { busy_s: 3.13, idle_s: 50.5, steal_s: 0.3, softirq_s: 0.02 });
     }
 
     #[test]
     fn an_interval_is_a_difference() {
-        let early = MachineTimes { busy_s: 1.0, idle_s: 2.0, steal_s: 0.0 };
-        let late = MachineTimes { busy_s: 1.5, idle_s: 4.0, steal_s: 0.25 };
-        assert_eq!(late - early, MachineTimes { busy_s: 0.5, idle_s: 2.0, steal_s: 0.25 });
+        let early = MachineTimes { busy_s: 1.0, idle_s: 2.0, ..Default::default() };
+        let late = MachineTimes { busy_s: 1.5, idle_s: 4.0, steal_s: 0.25, softirq_s: 0.5 };
+        assert_eq!(late - early, MachineTimes { busy_s: 0.5, idle_s: 2.0, steal_s: 0.25, softirq_s: 0.5 });
     }
 
     #[test]

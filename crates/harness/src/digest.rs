@@ -4,15 +4,27 @@
 //! 64-bit value: the same on both sides however the bytes were split on the way. Hashing whole pieces
 //! in place costs less than one streaming hash, which copies into a buffer of its own.
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use xxhash_rust::xxh3::{xxh3_64, Xxh3};
 
-use super::protocol::Touch;
+/// What a side does with every byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Touch {
+    /// A fast checksum.
+    Checksum,
+    /// SHA-256.
+    Sha256,
+    /// Nothing.
+    Nothing,
+}
 
 /// Folds the checksums of the pieces of a stream.
 pub struct Pieces {
     piece_bytes: usize,
-    partial: Xxh3,
+    /// Made when a piece first comes in several parts: most streams of many connections never do.
+    partial: Option<Box<Xxh3>>,
     partial_bytes: usize,
     folded: u64,
 }
@@ -20,7 +32,7 @@ pub struct Pieces {
 impl Pieces {
     /// For a stream cut into pieces of `piece_bytes`.
     pub fn new(piece_bytes: usize) -> Pieces {
-        Pieces { piece_bytes, partial: Xxh3::new(), partial_bytes: 0, folded: 0 }
+        Pieces { piece_bytes, partial: None, partial_bytes: 0, folded: 0 }
     }
 
     fn fold(&mut self, hash: u64) {
@@ -37,7 +49,7 @@ impl Pieces {
                 continue;
             }
             let (some, rest) = bytes.split_at(bytes.len().min(self.piece_bytes - self.partial_bytes));
-            self.partial.update(some);
+            self.partial.get_or_insert_default().update(some);
             self.partial_bytes += some.len();
             bytes = rest;
             if self.partial_bytes == self.piece_bytes {
@@ -46,10 +58,17 @@ impl Pieces {
         }
     }
 
-    fn end_partial(&mut self) {
-        let hash = self.partial.digest();
+    /// Takes the next piece of the stream by its checksum.
+    pub fn update_hash(&mut self, hash: u64) {
         self.fold(hash);
-        self.partial = Xxh3::new();
+    }
+
+    fn end_partial(&mut self) {
+        if let Some(partial) = &mut self.partial {
+            let hash = partial.digest();
+            partial.reset();
+            self.fold(hash);
+        }
         self.partial_bytes = 0;
     }
 

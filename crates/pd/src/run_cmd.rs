@@ -7,9 +7,9 @@ use std::process::Stdio;
 use anyhow::Result;
 use rustix::process::Signal;
 
-use super::address::InterfaceAddress;
-use super::{Container, Invocation, Spec};
-use crate::signals::{Signals, Wake};
+use pd_harness::container::address::InterfaceAddress;
+use pd_harness::container::{Container, Invocation, Spec};
+use pd_harness::signals::{Signals, Wake};
 
 /// Runs a command in a container of its own.
 ///
@@ -31,7 +31,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "pd0")]
     bridge: String,
     /// Socket of the driver; it is told of the container on admin.sock in the same directory
-    #[arg(long, default_value = crate::driver_cmd::DEFAULT_SOCKET)]
+    #[arg(long, default_value = pd_harness::config::DEFAULT_SOCKET)]
     socket: PathBuf,
     /// The command and its arguments
     #[arg(last = true, required = true)]

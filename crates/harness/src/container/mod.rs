@@ -11,7 +11,6 @@ pub mod cgroup;
 mod control;
 pub mod init;
 pub mod links;
-pub mod run_cmd;
 pub mod stage;
 pub mod state;
 

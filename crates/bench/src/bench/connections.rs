@@ -1,0 +1,144 @@
+//! `connections`: one pair of containers with 1 to 65,536 connections that get messages of 1 KB in turn
+//! (Figure 12), and what a connection costs in memory, idle and active. PipeDevice's rings have 64 KB here.
+
+use anyhow::Result;
+use pd_harness::machine::memory_bytes;
+use pd_harness::progress;
+use pd_harness::signals::Signals;
+
+use super::stream_cell::StreamCell;
+use super::{Bench, Settings};
+use crate::row::{Metrics, Params, Row};
+use crate::run::interleave::{self, Cell};
+use crate::run::pair::Cores;
+use crate::run::stand::{Memory, Stand};
+use crate::scheme::Scheme;
+
+const SCHEMES: [Scheme; 3] = [Scheme::Pipedevice, Scheme::Tcp, Scheme::Unix];
+const MESSAGE_BYTES: usize = 1 << 10;
+const COUNTS: [usize; 8] = [1, 16, 128, 1024, 4096, 16_384, 32_768, 65_536];
+const COUNTS_QUICK: [usize; 4] = [1, 128, 1024, 16_384];
+/// Results are normalised by the throughput with so many, as in the paper.
+const NORMAL: f64 = 128.0;
+/// With fewer connections their memory is lost in that of everything else.
+const MEMORY_CONNECTIONS_MIN: usize = 1024;
+
+struct ConnectionsCell {
+    stream: StreamCell,
+    /// Memory in use before the first connection.
+    before_bytes: u64,
+}
+
+/// Memory in use, of the whole machine: that of the kernel's sockets, the programs and the driver.
+fn used_bytes() -> u64 {
+    let free_huge = memory_bytes("HugePages_Free") * memory_bytes("Hugepagesize");
+    memory_bytes("MemTotal").saturating_sub(memory_bytes("MemAvailable") + free_huge)
+}
+
+impl ConnectionsCell {
+    fn bytes_per_connection(&self) -> f64 {
+        used_bytes().saturating_sub(self.before_bytes) as f64 / self.stream.connections as f64
+    }
+}
+
+impl Cell for ConnectionsCell {
+    fn scheme(&self) -> Scheme {
+        self.stream.scheme
+    }
+
+    fn params(&self) -> Params {
+        let mut params = self.stream.params();
+        params.retain(|(name, _)| *name != "connections");
+        params.push(("connections", self.stream.connections.into()));
+        params
+    }
+
+    fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
+        // Peers that had other connections before hold memory for them, or give it back just now.
+        stand.end_pairs(self.stream.scheme);
+        let _ = stand.pair(self.stream.scheme)?;
+        self.before_bytes = used_bytes();
+        self.stream.connect(stand)?;
+        let mut once = Metrics::new();
+        if self.stream.connections >= MEMORY_CONNECTIONS_MIN {
+            once.insert("idle_bytes_per_connection", self.bytes_per_connection());
+        }
+        self.stream.warm_up(stand)?;
+        if self.stream.connections >= MEMORY_CONNECTIONS_MIN {
+            once.insert("active_bytes_per_connection", self.bytes_per_connection());
+        }
+        Ok(once)
+    }
+
+    fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
+        self.stream.touch(stand)?;
+        self.stream.measure(stand)
+    }
+
+    fn close(&mut self, stand: &mut Stand<'_>) -> Result<()> {
+        let closed = self.stream.close(stand);
+        stand.end_pairs(self.stream.scheme);
+        closed
+    }
+}
+
+/// Runs it.
+pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
+    let schemes = settings.among(&SCHEMES);
+    let counts = settings.pick(&COUNTS_QUICK, &COUNTS);
+    let mut stand = Stand::set_up(&schemes, Memory::MANY, &settings.engine, signals)?;
+    let bar = progress::bar((counts.len() * schemes.len() * (settings.rounds + 1)) as u64);
+    let mut rows = Vec::new();
+    for connections in counts {
+        let cells = schemes.iter().map(|&scheme| {
+            let stream = StreamCell {
+                scheme,
+                message_bytes: MESSAGE_BYTES,
+                connections,
+                target_gbit_per_s: None,
+                cores: Cores::default(),
+                round_s: settings.round_s,
+                messages: 0,
+            };
+            let cell: Box<dyn Cell> = Box::new(ConnectionsCell { stream, before_bytes: 0 });
+            cell
+        });
+        let name = Bench::Connections.name();
+        rows.extend(interleave::run(name, cells.collect(), settings.rounds, &mut stand, &bar)?);
+    }
+    bar.finish_and_clear();
+    normalise(&mut rows);
+    Ok(rows)
+}
+
+/// Adds the throughput relative to that with 128 connections.
+fn normalise(rows: &mut [Row]) {
+    let normal = |scheme: &str, rows: &[Row]| {
+        let row = rows.iter().find(|r| r.scheme == scheme && r.param("connections") == Some(NORMAL))?;
+        row.median("throughput_gbit_per_s")
+    };
+    for n in 0..rows.len() {
+        let Some(normal) = normal(&rows[n].scheme, rows) else { continue };
+        if let Some(summary) = rows[n].metrics.get("throughput_gbit_per_s").copied() {
+            rows[n].metrics.insert("throughput_normalised", summary.scaled(1.0 / normal));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn throughput_is_normalised_by_that_of_128_connections() {
+        let row = |connections: u64, gbit: f64| {
+            let metrics = Metrics::from([("throughput_gbit_per_s", gbit)]);
+            Row::of("connections", "tcp", vec![("connections", json!(connections))], &[metrics])
+        };
+        let mut rows = vec![row(1, 5.0), row(128, 10.0), row(4096, 9.0)];
+        normalise(&mut rows);
+        let of = |n: usize| rows[n].median("throughput_normalised").unwrap();
+        assert_eq!((of(0), of(1), of(2)), (0.5, 1.0, 0.9));
+    }
+}

@@ -1,0 +1,144 @@
+//! The benchmarks.
+
+pub mod breakdown;
+pub mod connections;
+pub mod cpu;
+pub mod fairness;
+pub mod latency;
+pub mod memory;
+pub mod parts;
+pub mod setup;
+pub mod stream_cell;
+pub mod throughput;
+
+use anyhow::Result;
+use pd_harness::signals::Signals;
+
+use crate::row::Row;
+use crate::scheme::Scheme;
+
+/// A benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bench {
+    /// Cores consumed at target throughputs (paper, Figure 9).
+    Cpu,
+    /// Throughput by message size (Figures 10 and 11).
+    Throughput,
+    /// Throughput and memory by number of connections (Figure 12).
+    Connections,
+    /// Round-trip time by message size (Figures 13 and 14).
+    Latency,
+    /// Shares of pairs of containers, and of connections of one pair (Figure 15).
+    Fairness,
+    /// Memory of n containers with m sockets (section V-A2).
+    Memory,
+    /// Where CPU time goes (Tables I and II, Figure 2).
+    Breakdown,
+    /// Connections opened and closed per second.
+    Setup,
+}
+
+/// What a benchmark runs with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Fewer parameters and shorter rounds.
+    pub quick: bool,
+    /// Rounds.
+    pub rounds: usize,
+    /// Seconds of one round, about.
+    pub round_s: f64,
+    /// Schemes; all of a benchmark if empty.
+    pub schemes: Vec<Scheme>,
+    /// PipeDevice's engine.
+    pub engine: String,
+}
+
+impl Settings {
+    /// Those of a benchmark's schemes that are wanted.
+    pub fn among(&self, all: &[Scheme]) -> Vec<Scheme> {
+        all.iter().copied().filter(|s| self.schemes.is_empty() || self.schemes.contains(s)).collect()
+    }
+
+    /// One of two lists.
+    pub fn pick<T: Clone>(&self, quick: &[T], full: &[T]) -> Vec<T> {
+        if self.quick {
+            quick.to_vec()
+        } else {
+            full.to_vec()
+        }
+    }
+}
+
+/// Every scheme that moves bytes between two processes.
+pub const PEERS: [Scheme; 11] = [
+    Scheme::Pipedevice,
+    Scheme::Tcp,
+    Scheme::TcpLoopback,
+    Scheme::Unix,
+    Scheme::IoUring,
+    Scheme::Sockmap,
+    Scheme::ProcessVmReadv,
+    Scheme::ShmRing,
+    Scheme::Ucx,
+    Scheme::Libfabric,
+    Scheme::Iceoryx2,
+];
+
+/// The limits.
+pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EnginePipeline];
+
+impl Bench {
+    /// All of them, in the order of the report.
+    pub const ALL: [Bench; 8] = [
+        Bench::Throughput,
+        Bench::Cpu,
+        Bench::Latency,
+        Bench::Connections,
+        Bench::Setup,
+        Bench::Fairness,
+        Bench::Memory,
+        Bench::Breakdown,
+    ];
+
+    /// As it is written on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bench::Cpu => "cpu",
+            Bench::Throughput => "throughput",
+            Bench::Connections => "connections",
+            Bench::Latency => "latency",
+            Bench::Fairness => "fairness",
+            Bench::Memory => "memory",
+            Bench::Breakdown => "breakdown",
+            Bench::Setup => "setup",
+        }
+    }
+
+    /// What it shows, and of which figure of the paper.
+    pub fn title(self) -> &'static str {
+        match self {
+            Bench::Cpu => "CPU at target throughputs (Figure 9)",
+            Bench::Throughput => "Throughput by message size (Figures 10 and 11)",
+            Bench::Connections => "Connections at 1 KB (Figure 12)",
+            Bench::Latency => "Round-trip time by message size (Figures 13 and 14)",
+            Bench::Fairness => "Fairness (Figure 15)",
+            Bench::Memory => "Memory for containers and sockets (section V-A2)",
+            Bench::Breakdown => "Where CPU time goes (Tables I and II, Figure 2)",
+            Bench::Setup => "Connections opened and closed",
+        }
+    }
+
+    /// Runs it.
+    pub fn run(self, settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
+        match self {
+            Bench::Cpu => cpu::run(settings, signals),
+            Bench::Throughput => throughput::run(settings, signals),
+            Bench::Connections => connections::run(settings, signals),
+            Bench::Latency => latency::run(settings, signals),
+            Bench::Fairness => fairness::run(settings, signals),
+            Bench::Memory => memory::run(settings, signals),
+            Bench::Breakdown => breakdown::run(settings, signals),
+            Bench::Setup => setup::run(settings, signals),
+        }
+    }
+}

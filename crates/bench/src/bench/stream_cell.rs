@@ -1,0 +1,131 @@
+//! A cell that streams: what most benchmarks are made of.
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::protocol::Order;
+use crate::row::{Metrics, Params};
+use crate::run::interleave::Cell;
+use crate::run::pair::{self, Cores};
+use crate::run::stand::Stand;
+use crate::scheme::Scheme;
+
+/// First volume with which the rate is estimated, in messages and in bytes.
+const PROBE_MESSAGES: u64 = 20_000;
+const PROBE_BYTES: u64 = 16 << 20;
+/// Seconds of the second estimate.
+const PROBE_S: f64 = 0.15;
+
+/// Messages of one size over some connections, for about so long.
+#[derive(Clone, Debug)]
+pub struct StreamCell {
+    /// How the bytes move.
+    pub scheme: Scheme,
+    /// Bytes of a message.
+    pub message_bytes: usize,
+    /// Connections.
+    pub connections: usize,
+    /// Throughput that the sender does not exceed; also a parameter of the row.
+    pub target_gbit_per_s: Option<f64>,
+    /// Cores that the peers stay on.
+    pub cores: Cores,
+    /// Seconds of a round.
+    pub round_s: f64,
+    /// Messages of a round, known once it is open.
+    pub messages: u64,
+}
+
+impl StreamCell {
+    fn order(&self, messages: u64) -> Order {
+        // Every connection gets as many as the others, and at least one.
+        let each = (messages / self.connections as u64).max(1);
+        Order {
+            message_bytes: self.message_bytes,
+            messages: each * self.connections as u64,
+            target_gbit_per_s: self.target_gbit_per_s,
+        }
+    }
+
+    /// Messages for so many seconds at the rate that `messages` show.
+    fn estimate(&self, stand: &mut Stand<'_>, messages: u64, seconds: f64) -> Result<u64> {
+        let signals = stand.signals;
+        let order = Order { target_gbit_per_s: None, ..self.order(messages) };
+        let (sent, received) = stand.pair(self.scheme)?.stream(&order, signals)?;
+        let mut per_s = order.messages as f64 / pair::seconds(&sent, &received)?;
+        if let Some(target) = self.target_gbit_per_s {
+            per_s = per_s.min(target * 1e9 / 8.0 / self.message_bytes as f64);
+        }
+        Ok((per_s * seconds) as u64)
+    }
+
+    /// Connects without sending anything.
+    pub fn connect(&mut self, stand: &mut Stand<'_>) -> Result<()> {
+        let signals = stand.signals;
+        stand.pair(self.scheme)?.open(self.message_bytes, self.connections, self.cores, signals)
+    }
+
+    /// One untimed message on every connection: rings that were taken back while they were idle are there
+    /// again, and so are the congestion windows of TCP.
+    pub fn touch(&self, stand: &mut Stand<'_>) -> Result<()> {
+        let signals = stand.signals;
+        let order = Order { target_gbit_per_s: None, ..self.order(self.connections as u64) };
+        stand.pair(self.scheme)?.stream(&order, signals)?;
+        Ok(())
+    }
+
+    /// Finds out how much a round is, which also warms up.
+    pub fn warm_up(&mut self, stand: &mut Stand<'_>) -> Result<()> {
+        let first = PROBE_MESSAGES.min(PROBE_BYTES / self.message_bytes as u64).max(self.connections as u64);
+        let second = self.estimate(stand, first.max(8), PROBE_S.min(self.round_s))?;
+        self.messages = self.estimate(stand, second.max(first), self.round_s)?;
+        Ok(())
+    }
+}
+
+impl Cell for StreamCell {
+    fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    fn params(&self) -> Params {
+        let mut params: Params = vec![("message_bytes", json!(self.message_bytes))];
+        if self.connections > 1 {
+            params.push(("connections", json!(self.connections)));
+        }
+        if let Some(target) = self.target_gbit_per_s {
+            params.push(("target_gbit_per_s", json!(target)));
+        }
+        params
+    }
+
+    fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
+        self.connect(stand)?;
+        self.warm_up(stand)?;
+        Ok(Metrics::new())
+    }
+
+    fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
+        let signals = stand.signals;
+        let order = self.order(self.messages);
+        let before = stand.clocks()?;
+        let (sent, received) = stand.pair(self.scheme)?.stream(&order, signals)?;
+        let after = stand.clocks()?;
+        let seconds = pair::seconds(&sent, &received)?;
+        let gb = order.bytes() as f64 / 1e9;
+        let machine = after.machine - before.machine;
+        let mut metrics = Metrics::from([
+            ("throughput_gbit_per_s", gb * 8.0 / seconds),
+            ("messages_per_s", order.messages as f64 / seconds),
+            ("cpu_cores", machine.busy_s / seconds),
+            ("round_s", seconds),
+        ]);
+        let driver = self.scheme == Scheme::Pipedevice;
+        pair::cpu(&mut metrics, gb, (&sent, &received), (before, after), driver);
+        Ok(metrics)
+    }
+
+    fn close(&mut self, stand: &mut Stand<'_>) -> Result<()> {
+        let signals = stand.signals;
+        stand.pair(self.scheme)?.close(signals)
+    }
+}

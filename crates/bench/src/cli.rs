@@ -1,0 +1,146 @@
+//! The command line of `pd bench`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use clap::builder::PossibleValuesParser;
+use pd_harness::machine::Machine;
+use pd_harness::measure::cpu::MachineTimes;
+use pd_harness::signals::Signals;
+
+use crate::ab;
+use crate::bench::{Bench, Settings};
+use crate::report::page::Report;
+use crate::report::tables;
+use crate::row::Row;
+use crate::scheme::Scheme;
+
+/// Measures PipeDevice beside its peers.
+///
+/// `all` runs every benchmark; `ab` compares this pd with another one and exits with 1 if it is
+/// significantly slower. Needs root and iproute2; removes all it makes.
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    /// Benchmark
+    #[arg(value_parser = PossibleValuesParser::new(names().into_iter().chain(["all", "ab"])))]
+    name: String,
+    /// Fewer parameters and shorter rounds
+    #[arg(long)]
+    quick: bool,
+    /// Rounds of every scheme [default: 5; 3 with --quick; 8 for ab]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: Option<u16>,
+    /// Milliseconds of a round, about [default: 800; 300 with --quick]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    round_ms: Option<u32>,
+    /// Schemes to run [default: all of the benchmark]
+    #[arg(long, value_delimiter = ',', value_enum)]
+    schemes: Vec<Scheme>,
+    /// PipeDevice's engine
+    #[arg(long, default_value = "cpu")]
+    engine: String,
+    /// Where the results go, as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Directory for a page with plots and tables, and results.json
+    #[arg(long)]
+    report: Option<PathBuf>,
+    /// For ab: the other pd
+    #[arg(long)]
+    base: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    fn settings(&self) -> Settings {
+        Settings {
+            quick: self.quick,
+            rounds: usize::from(self.rounds.unwrap_or(if self.quick { 3 } else { 5 })),
+            round_s: f64::from(self.round_ms.unwrap_or(if self.quick { 300 } else { 800 })) / 1e3,
+            schemes: self.schemes.clone(),
+            engine: self.engine.clone(),
+        }
+    }
+
+    /// The options as they were given, with a blank before each.
+    fn options(&self) -> String {
+        let mut text = String::new();
+        if self.quick {
+            text += " --quick";
+        }
+        if let Some(rounds) = self.rounds {
+            text += &format!(" --rounds {rounds}");
+        }
+        if let Some(ms) = self.round_ms {
+            text += &format!(" --round-ms {ms}");
+        }
+        if !self.schemes.is_empty() {
+            let names: Vec<&str> = self.schemes.iter().map(|s| s.name()).collect();
+            text += &format!(" --schemes {}", names.join(","));
+        }
+        if self.engine != "cpu" {
+            text += &format!(" --engine {}", self.engine);
+        }
+        text
+    }
+
+    fn benches(&self) -> Vec<Bench> {
+        Bench::ALL.into_iter().filter(|bench| self.name == "all" || self.name == bench.name()).collect()
+    }
+}
+
+/// Runs the subcommand; returns the status to exit with.
+pub fn main(args: &BenchArgs) -> Result<i32> {
+    ensure!(rustix::process::getuid().is_root(), "the benchmarks make containers; run pd as root (sudo)");
+    if let Some(dir) = &args.report {
+        fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    }
+    let signals = Signals::watch()?;
+    if args.name == "ab" {
+        let Some(base) = &args.base else { bail!("what to compare with is missing; give --base PATH/TO/pd") };
+        return ab::run(base, args.rounds, &signals);
+    }
+    let background_cores = background_cores(&signals)?;
+    let machine = Machine::describe();
+    let mut rows = Vec::new();
+    for bench in args.benches() {
+        let found = bench.run(&args.settings(), &signals)?;
+        println!("{}\n{}\n", bench.title(), tables::table(bench.name(), &found.iter().collect::<Vec<_>>()));
+        rows.extend(found);
+        // After each, so that an interrupted run keeps what it has.
+        if let Some(path) = &args.json {
+            write_json(path, &rows)?;
+        }
+    }
+    if let Some(dir) = &args.report {
+        Report { machine, background_cores, options: args.options(), rows }.write(dir)?;
+        println!("report: {}", dir.join("index.html").display());
+    }
+    Ok(0)
+}
+
+fn write_json(path: &Path, rows: &[Row]) -> Result<()> {
+    let rows: Vec<_> = rows.iter().map(Row::to_json).collect();
+    let text = serde_json::to_string_pretty(&rows)? + "\n";
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// How many cores others keep busy; says so if it is enough to spoil the figures.
+fn background_cores(signals: &Signals) -> Result<f64> {
+    const INTERVAL: Duration = Duration::from_millis(500);
+    let before = MachineTimes::now()?;
+    sleep(INTERVAL);
+    signals.check()?;
+    let cores = (MachineTimes::now()? - before).busy_s / INTERVAL.as_secs_f64();
+    if cores > 0.1 {
+        eprintln!("pd: warning: other programs keep {cores:.1} cores busy; the figures will be noisy");
+    }
+    Ok(cores)
+}
+
+/// The names of all benchmarks.
+pub fn names() -> Vec<&'static str> {
+    Bench::ALL.iter().map(|b| b.name()).collect()
+}

@@ -1,0 +1,16 @@
+//! `pd bench`: PipeDevice beside its peers, in one interleaved run on one machine.
+//!
+//! [`scheme`] has the ways to move bytes, [`run`] the peers and the rounds, [`bench`] the benchmarks,
+//! [`report`] what people see. Both sides of every scheme touch every byte and agree on a checksum; CPU
+//! time is that of the whole machine. What the machine cannot run is a result with the reason.
+#![deny(unsafe_code)]
+
+pub mod ab;
+pub mod bench;
+pub mod cli;
+pub mod limits;
+pub mod protocol;
+pub mod report;
+pub mod row;
+pub mod run;
+pub mod scheme;

@@ -1,0 +1,151 @@
+//! What `pd bench` tells its peers and what they answer: one JSON object a line (see
+//! [`pd_harness::peer`]). The peer that listens receives; the peer that connects sends.
+
+use serde::{Deserialize, Serialize};
+
+use crate::scheme::Scheme;
+
+/// A set of connections of one scheme.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Open {
+    /// How the bytes move.
+    pub scheme: Scheme,
+    /// Largest message.
+    pub message_bytes: usize,
+    /// Connections.
+    pub connections: usize,
+    /// The core that this peer is to stay on.
+    pub core: Option<usize>,
+}
+
+/// A stream of messages, dealt out to the connections in turn.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// Bytes of each message.
+    pub message_bytes: usize,
+    /// How many, over all connections.
+    pub messages: u64,
+    /// Throughput that the sender does not exceed.
+    pub target_gbit_per_s: Option<f64>,
+}
+
+impl Order {
+    /// Bytes of the whole stream.
+    pub fn bytes(&self) -> u64 {
+        self.message_bytes as u64 * self.messages
+    }
+}
+
+/// From `pd bench` to a peer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "cmd", rename_all = "kebab-case")]
+pub enum Request {
+    /// Receiver: listen. Answered with [`Reply::At`].
+    Listen(Open),
+    /// Sender: connect. Answered with [`Reply::At`], its own address where the scheme has one.
+    Connect {
+        /// What.
+        open: Open,
+        /// Where to.
+        to: String,
+    },
+    /// Receiver: accept. Answered with [`Reply::Done`].
+    Accept {
+        /// The sender's address, where the scheme has one.
+        from: String,
+    },
+    /// Both: stream. Answered with [`Reply::Streamed`].
+    Stream(Order),
+    /// Sender: send messages and wait for each to come back; receiver: send them back. Answered with
+    /// [`Reply::Latency`], which is empty at the receiver.
+    PingPong(Order),
+    /// Both: stream on all connections at once, each in a thread of its own, for so many milliseconds.
+    /// Answered with [`Reply::Shares`].
+    Share {
+        /// Bytes of each message.
+        message_bytes: usize,
+        /// How long.
+        ms: u64,
+    },
+    /// Both: open connections one after the other and close them. Answered with [`Reply::Streamed`],
+    /// in which bytes count connections.
+    SetUp {
+        /// How.
+        open: Open,
+        /// To where; empty at the receiver, which listens already.
+        to: String,
+        /// How many.
+        connections: u64,
+    },
+    /// One peer alone: what a local scheme does.
+    Local {
+        /// Which.
+        scheme: Scheme,
+        /// How much.
+        order: Order,
+    },
+    /// Both: close. Answered with [`Reply::Done`].
+    Close,
+    /// Both: end. Answered with [`Reply::Done`].
+    Quit,
+}
+
+/// From a peer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "kebab-case")]
+pub enum Reply {
+    /// It did what was asked.
+    Done,
+    /// It is there.
+    At {
+        /// As the scheme writes addresses.
+        address: String,
+    },
+    /// It streamed.
+    Streamed(Streamed),
+    /// It measured round trips.
+    Latency(Latency),
+    /// What each connection carried, in bytes.
+    Shares {
+        /// In the order of the connections.
+        bytes: Vec<u64>,
+        /// Checksums of the connections, added up.
+        checksum: String,
+        /// For how long.
+        seconds: f64,
+    },
+}
+
+/// What one side says about a stream.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Streamed {
+    /// Bytes it sent or received.
+    pub bytes: u64,
+    /// Their checksum.
+    pub checksum: String,
+    /// Monotonic clock before the first byte.
+    pub start_ns: u64,
+    /// Monotonic clock after the last was sent, or received and checksummed.
+    pub end_ns: u64,
+    /// CPU time of this process in user mode.
+    pub user_s: f64,
+    /// CPU time of this process in the kernel.
+    pub system_s: f64,
+}
+
+/// Round trips.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Latency {
+    /// How many.
+    pub count: u64,
+    /// Mean.
+    pub mean_us: f64,
+    /// Median.
+    pub p50_us: f64,
+    /// 99 % are at most this.
+    pub p99_us: f64,
+    /// 99.9 % are at most this.
+    pub p999_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}

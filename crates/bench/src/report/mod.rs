@@ -1,0 +1,5 @@
+//! What people see: tables, plots, and a page with everything.
+
+pub mod page;
+pub mod plot;
+pub mod tables;

@@ -1,0 +1,127 @@
+//! Results as tables for a terminal.
+
+use comfy_table::{presets, Cell, CellAlignment, Table};
+
+use crate::row::Row;
+
+/// The metrics of a benchmark that its table shows: name, heading, decimals.
+pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
+    match bench {
+        "latency" => &[
+            ("latency_us_mean", "mean us", 1),
+            ("latency_us_p50", "P50 us", 1),
+            ("latency_us_p99", "P99 us", 1),
+            ("latency_us_p999", "P99.9 us", 1),
+            ("cpu_us_per_round_trip", "CPU us", 1),
+        ],
+        "connections" => &[
+            ("throughput_gbit_per_s", "Gbit/s", 2),
+            ("throughput_normalised", "of 128", 2),
+            ("cpu_s_per_gb", "CPU s/GB", 3),
+            ("idle_bytes_per_connection", "idle B/conn", 0),
+            ("active_bytes_per_connection", "active B/conn", 0),
+        ],
+        "fairness" => &[
+            ("throughput_gbit_per_s", "Gbit/s", 2),
+            ("share_gbit_per_s_least", "least", 2),
+            ("share_gbit_per_s_most", "most", 2),
+            ("share_gbit_per_s_deviation", "deviation", 3),
+            ("jain_index", "Jain", 4),
+        ],
+        "memory" => &[
+            ("memory_bytes", "bytes", 0),
+            ("memory_bytes_idle", "idle bytes", 0),
+            ("memory_bytes_pairwise", "pairwise bytes", 0),
+        ],
+        "breakdown" => &[("cpu_share_percent", "% of CPU", 1), ("cpu_s_per_gb", "CPU s/GB", 4)],
+        "setup" => &[("connections_per_s", "connections/s", 0), ("cpu_us_per_connection", "CPU us", 1)],
+        _ => &[
+            ("throughput_gbit_per_s", "Gbit/s", 2),
+            ("messages_per_s", "messages/s", 0),
+            ("cpu_cores", "cores", 2),
+            ("cpu_s_per_gb", "CPU s/GB", 3),
+            ("softirq_s_per_gb", "softirq s/GB", 3),
+        ],
+    }
+}
+
+/// A figure with so many decimals, large ones in groups of three digits.
+pub fn figure(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
+    let (sign, digits) = whole.split_at(usize::from(whole.starts_with('-')));
+    let mut grouped = String::new();
+    for (n, digit) in digits.chars().enumerate() {
+        if n > 0 && (digits.len() - n) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    format!("{sign}{grouped}{rest}")
+}
+
+/// One benchmark's rows: medians, with the spread of the first metric.
+pub fn table(bench: &str, rows: &[&Row]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
+    let columns = columns(bench);
+    let mut heading = vec!["scheme".to_owned(), "parameters".to_owned()];
+    heading.extend(columns.iter().map(|(_, title, _)| (*title).to_owned()));
+    heading.insert(3, "(min..max)".to_owned());
+    table.set_header(heading);
+    for row in rows {
+        let mut cells = vec![Cell::new(&row.scheme), Cell::new(row.params_text())];
+        if row.not_run.is_some() {
+            cells.push(Cell::new("not run").set_alignment(CellAlignment::Right));
+            table.add_row(cells);
+            continue;
+        }
+        for (n, (metric, _, decimals)) in columns.iter().enumerate() {
+            let summary = row.metrics.get(metric);
+            let text = summary.map_or(String::new(), |s| figure(s.median, *decimals));
+            cells.push(Cell::new(text).set_alignment(CellAlignment::Right));
+            if n == 0 {
+                let spread = summary.map_or(String::new(), |s| {
+                    format!("{}..{}", figure(s.min, *decimals), figure(s.max, *decimals))
+                });
+                cells.push(Cell::new(spread));
+            }
+        }
+        table.add_row(cells);
+    }
+    let mut text = table.to_string();
+    for (scheme, reason) in reasons(rows) {
+        text += &format!("\n{scheme} not run: {reason}");
+    }
+    text
+}
+
+/// Why schemes did not run, each reason once.
+fn reasons<'a>(rows: &[&'a Row]) -> Vec<(&'a str, &'a str)> {
+    let mut reasons: Vec<_> =
+        rows.iter().filter_map(|row| Some((row.scheme.as_str(), row.not_run.as_deref()?))).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    reasons
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::Metrics;
+
+    #[test]
+    fn large_figures_are_grouped() {
+        assert_eq!(figure(1234567.0, 0), "1,234,567");
+        assert_eq!(figure(-1234.56, 1), "-1,234.6");
+        assert_eq!(figure(12.0, 2), "12.00");
+    }
+
+    #[test]
+    fn a_table_shows_what_did_not_run() {
+        let run = Row::of("setup", "tcp", vec![], &[Metrics::from([("connections_per_s", 20_000.0)])]);
+        let not = Row::not_run("setup", "unix", vec![], "no sockets left".into());
+        let text = table("setup", &[&run, &not]);
+        assert!(text.contains("20,000") && text.ends_with("unix not run: no sockets left"), "{text}");
+    }
+}

@@ -1,0 +1,139 @@
+//! Results: one flat JSON object for each benchmark, scheme and set of parameters.
+//!
+//! A metric `m` is five fields: `m` (the median over the rounds), `m_min`, `m_max`, `m_quartile_low` and
+//! `m_quartile_high`. What could not be run has `not_run` with the reason, and no metrics.
+
+use std::collections::BTreeMap;
+
+use pd_harness::measure::stats::Summary;
+use serde_json::{json, Map, Value};
+
+/// The figures of one round, by names with units.
+pub type Metrics = BTreeMap<&'static str, f64>;
+
+/// What distinguishes rows of one benchmark and scheme, in order.
+pub type Params = Vec<(&'static str, Value)>;
+
+/// One result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The benchmark.
+    pub bench: &'static str,
+    /// How the bytes moved.
+    pub scheme: String,
+    /// Message size and the like.
+    pub params: Params,
+    /// Rounds measured.
+    pub rounds: usize,
+    /// Medians and spreads.
+    pub metrics: BTreeMap<&'static str, Summary>,
+    /// Why there are none.
+    pub not_run: Option<String>,
+}
+
+impl Row {
+    /// Summarises the rounds of one cell.
+    pub fn of(bench: &'static str, scheme: &str, params: Params, rounds: &[Metrics]) -> Row {
+        let mut names: Vec<&'static str> = rounds.iter().flat_map(|r| r.keys().copied()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let metrics = names.into_iter().filter_map(|name| {
+            Some((name, Summary::of(rounds.iter().filter_map(|round| round.get(name).copied()))?))
+        });
+        Row {
+            bench,
+            scheme: scheme.to_owned(),
+            params,
+            rounds: rounds.len(),
+            metrics: metrics.collect(),
+            not_run: None,
+        }
+    }
+
+    /// A cell that the machine could not run.
+    pub fn not_run(bench: &'static str, scheme: &str, params: Params, reason: String) -> Row {
+        Row { not_run: Some(reason), ..Row::of(bench, scheme, params, &[]) }
+    }
+
+    /// The median of a metric.
+    pub fn median(&self, metric: &str) -> Option<f64> {
+        self.metrics.get(metric).map(|summary| summary.median)
+    }
+
+    /// A parameter that is a number.
+    pub fn param(&self, name: &str) -> Option<f64> {
+        self.params.iter().find(|(n, _)| *n == name)?.1.as_f64()
+    }
+
+    /// The parameters as people read them.
+    pub fn params_text(&self) -> String {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        self.params.iter().map(|(n, v)| format!("{n} {}", text(v))).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The flat object.
+    pub fn to_json(&self) -> Value {
+        let mut object = Map::new();
+        object.insert("bench".into(), json!(self.bench));
+        object.insert("scheme".into(), json!(self.scheme));
+        for (name, value) in &self.params {
+            object.insert((*name).into(), value.clone());
+        }
+        object.insert("rounds".into(), json!(self.rounds));
+        for (name, summary) in &self.metrics {
+            object.insert((*name).into(), json!(summary.median));
+            for (suffix, figure) in [
+                ("min", summary.min),
+                ("max", summary.max),
+                ("quartile_low", summary.quartile_low),
+                ("quartile_high", summary.quartile_high),
+            ] {
+                object.insert(format!("{name}_{suffix}"), json!(figure));
+            }
+        }
+        if let Some(reason) = &self.not_run {
+            object.insert("not_run".into(), json!(reason));
+        }
+        Value::Object(object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_flat_and_has_units_rounds_and_spread() {
+        let rounds =
+            [10.0, 30.0, 20.0].map(|v| Metrics::from([("throughput_gbit_per_s", v), ("cpu_s_per_gb", 1.0)]));
+        let params = vec![("message_bytes", json!(64))];
+        let row = Row::of("throughput", "tcp", params, &rounds);
+        let json = row.to_json();
+        let object = json.as_object().unwrap();
+        assert!(object.values().all(|v| !v.is_object() && !v.is_array()));
+        assert_eq!(json["bench"], "throughput");
+        assert_eq!(json["message_bytes"], 64);
+        assert_eq!(json["rounds"], 3);
+        assert_eq!(json["throughput_gbit_per_s"], 20.0);
+        assert_eq!(json["throughput_gbit_per_s_min"], 10.0);
+        assert_eq!(json["throughput_gbit_per_s_quartile_high"], 25.0);
+        assert_eq!(row.param("message_bytes"), Some(64.0));
+        assert_eq!(row.params_text(), "message_bytes 64");
+    }
+
+    #[test]
+    fn what_did_not_run_says_why_and_has_no_figures() {
+        let row = Row::not_run("latency", "sockmap", vec![], "BPF is not permitted".into());
+        let json = row.to_json();
+        assert_eq!(json["not_run"], "BPF is not permitted");
+        assert_eq!(json["rounds"], 0);
+        assert_eq!(json.as_object().unwrap().len(), 4);
+    }
+
+    #[test]
+    fn a_metric_that_some_rounds_lack_is_summarised_over_the_others() {
+        let rounds = [Metrics::from([("a_s", 1.0)]), Metrics::from([("a_s", 3.0), ("b_s", 5.0)])];
+        let row = Row::of("x", "y", vec![], &rounds);
+        assert_eq!((row.median("a_s"), row.median("b_s")), (Some(2.0), Some(5.0)));
+    }
+}

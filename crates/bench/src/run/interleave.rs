@@ -1,0 +1,124 @@
+//! Interleaved rounds: every cell once a round, so that what disturbs the machine disturbs all.
+
+use anyhow::Result;
+use indicatif::ProgressBar;
+use pd_harness::signals::Interrupted;
+
+use super::stand::Stand;
+use crate::row::{Metrics, Params, Row};
+use crate::scheme::Scheme;
+
+/// One scheme with one set of parameters.
+pub trait Cell {
+    /// How the bytes move.
+    fn scheme(&self) -> Scheme;
+    /// What distinguishes it from other cells of the scheme.
+    fn params(&self) -> Params;
+    /// Connects, warms up, finds out how much a round is. Figures that are measured once are returned.
+    fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics>;
+    /// One round.
+    fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics>;
+    /// Disconnects.
+    fn close(&mut self, stand: &mut Stand<'_>) -> Result<()>;
+}
+
+/// A cell, and what it has brought so far.
+struct Entry {
+    cell: Box<dyn Cell>,
+    once: Metrics,
+    rounds: Vec<Metrics>,
+    failed: Option<String>,
+}
+
+/// Whether a signal, and not the scheme, ended the work.
+pub fn is_interrupted(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.is::<Interrupted>())
+}
+
+impl Entry {
+    /// Does a step of the cell. A failure is the cell's result: its peers are ended, and the others go on.
+    fn step(
+        &mut self,
+        stand: &mut Stand<'_>,
+        step: impl FnOnce(&mut dyn Cell, &mut Stand<'_>) -> Result<()>,
+    ) -> Result<()> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        if let Err(error) = step(&mut *self.cell, stand) {
+            if is_interrupted(&error) {
+                return Err(error);
+            }
+            self.failed = Some(format!("{error:#}"));
+            stand.end_pairs(self.cell.scheme());
+        }
+        Ok(())
+    }
+
+    fn row(self, bench: &'static str) -> Row {
+        let (scheme, params) = (self.cell.scheme().name(), self.cell.params());
+        match self.failed {
+            Some(reason) => Row::not_run(bench, scheme, params, reason),
+            None => {
+                let rounds: Vec<Metrics> = self
+                    .rounds
+                    .into_iter()
+                    .map(|mut round| {
+                        round.extend(self.once.iter().map(|(name, value)| (*name, *value)));
+                        round
+                    })
+                    .collect();
+                Row::of(bench, scheme, params, &rounds)
+            }
+        }
+    }
+}
+
+/// Runs cells that are compared with each other `rounds` times. Cells of one scheme must not be open at
+/// the same time: give them in separate calls.
+pub fn run(
+    bench: &'static str,
+    cells: Vec<Box<dyn Cell>>,
+    rounds: usize,
+    stand: &mut Stand<'_>,
+    bar: &ProgressBar,
+) -> Result<Vec<Row>> {
+    let entry = |cell| Entry { cell, once: Metrics::new(), rounds: Vec::new(), failed: None };
+    let mut entries: Vec<Entry> = cells.into_iter().map(entry).collect();
+    for entry in &mut entries {
+        bar.set_message(format!("{bench}: {} {}", entry.cell.scheme().name(), entry.cell.params_text()));
+        let mut once = Metrics::new();
+        entry.step(stand, |cell, stand| {
+            once = cell.open(stand)?;
+            Ok(())
+        })?;
+        entry.once = once;
+        bar.inc(1);
+    }
+    for round in 0..rounds {
+        // Every other round backwards, so that none always follows the same one.
+        let mut order: Vec<usize> = (0..entries.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for n in order {
+            let mut metrics = None;
+            entries[n].step(stand, |cell, stand| {
+                metrics = Some(cell.measure(stand)?);
+                Ok(())
+            })?;
+            entries[n].rounds.extend(metrics);
+            bar.inc(1);
+        }
+    }
+    for entry in &mut entries {
+        entry.step(stand, |cell, stand| cell.close(stand))?;
+    }
+    Ok(entries.into_iter().map(|entry| entry.row(bench)).collect())
+}
+
+impl dyn Cell {
+    fn params_text(&self) -> String {
+        Row::not_run("", "", self.params(), String::new()).params_text()
+    }
+}

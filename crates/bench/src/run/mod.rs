@@ -1,0 +1,10 @@
+//! How a benchmark is run: the peers, what they do with a stream, and the rounds.
+
+pub mod interleave;
+pub mod pacing;
+pub mod pair;
+pub mod peer;
+pub mod share;
+pub mod stand;
+pub mod stream;
+pub mod times;

@@ -1,0 +1,229 @@
+//! Two peers of one scheme, as `pd bench` sees them.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use pd_harness::container::Spec;
+use pd_harness::own_exe;
+use pd_harness::peer::Peer;
+use pd_harness::signals::Signals;
+
+use super::stand::Clocks;
+use crate::protocol::{Latency, Open, Order, Reply, Request, Streamed};
+use crate::row::Metrics;
+use crate::scheme::{Place, Scheme};
+
+/// How long peers may take for one request.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The peers. A local scheme has one.
+pub struct Pair {
+    scheme: Scheme,
+    send: Peer,
+    recv: Option<Peer>,
+}
+
+/// The cores that sender and receiver stay on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cores {
+    /// The sender's.
+    pub send: Option<usize>,
+    /// The receiver's.
+    pub recv: Option<usize>,
+}
+
+impl Pair {
+    /// Starts the peers where the scheme has them.
+    pub fn start(scheme: Scheme, number: usize, dir: &Path) -> Result<Pair> {
+        let peer = |role: &str| -> Result<Peer> {
+            let name = format!("bench-{}-{}-{number}-{role}", std::process::id(), scheme.name());
+            let name = name.replace('_', "-");
+            let command: Vec<OsString> =
+                vec![own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()];
+            let mut peer = match scheme.place() {
+                Place::Containers => Peer::in_container(&spec(name, role, dir), command)?,
+                Place::Host | Place::Local => Peer::on_host(&name, command)?,
+            };
+            peer.set_patience(PATIENCE);
+            Ok(peer)
+        };
+        let recv = match scheme.place() {
+            Place::Local => None,
+            _ => Some(peer("recv")?),
+        };
+        Ok(Pair { scheme, recv, send: peer("send")? })
+    }
+
+    fn recv(&mut self) -> Result<&mut Peer> {
+        self.recv.as_mut().context("a local scheme has one peer")
+    }
+
+    /// Connects the two.
+    pub fn open(
+        &mut self,
+        message_bytes: usize,
+        connections: usize,
+        cores: Cores,
+        signals: &Signals,
+    ) -> Result<()> {
+        if self.scheme.place() == Place::Local {
+            ensure!(connections == 1, "{} has no connections", self.scheme.name());
+            return Ok(());
+        }
+        let open = Open { scheme: self.scheme, message_bytes, connections, core: cores.recv };
+        let to = self.listen(&open, signals)?;
+        let open = Open { core: cores.send, ..open };
+        let exchange = self.scheme.exchanges_addresses();
+        if !exchange {
+            self.recv()?.ask(&Request::Accept { from: String::new() })?;
+        }
+        self.send.ask(&Request::Connect { open, to })?;
+        let from = at(self.send.answer(signals)?)?;
+        if exchange {
+            self.recv()?.ask(&Request::Accept { from })?;
+        }
+        done(self.recv()?.answer(signals)?)
+    }
+
+    fn listen(&mut self, open: &Open, signals: &Signals) -> Result<String> {
+        self.recv()?.ask(&Request::Listen(*open))?;
+        at(self.recv()?.answer(signals)?)
+    }
+
+    /// Closes the connections.
+    pub fn close(&mut self, signals: &Signals) -> Result<()> {
+        self.send.ask(&Request::Close)?;
+        done(self.send.answer(signals)?)?;
+        if let Some(recv) = &mut self.recv {
+            recv.ask(&Request::Close)?;
+            done(recv.answer(signals)?)?;
+        }
+        Ok(())
+    }
+
+    /// Streams; returns what the sender and the receiver say, which agree.
+    pub fn stream(&mut self, order: &Order, signals: &Signals) -> Result<(Streamed, Streamed)> {
+        let scheme = self.scheme;
+        let Some(recv) = &mut self.recv else {
+            self.send.ask(&Request::Local { scheme, order: *order })?;
+            let streamed = streamed(self.send.answer(signals)?)?;
+            let other = Streamed { user_s: 0.0, system_s: 0.0, ..streamed.clone() };
+            return Ok((streamed, other));
+        };
+        recv.ask(&Request::Stream(*order))?;
+        self.send.ask(&Request::Stream(*order))?;
+        let sent = streamed(self.send.answer(signals)?)?;
+        let received = streamed(recv.answer(signals)?)?;
+        ensure!(
+            sent.checksum == received.checksum,
+            "{}: checksum {} was sent and {} received",
+            scheme.name(),
+            sent.checksum,
+            received.checksum
+        );
+        Ok((sent, received))
+    }
+
+    /// Measures round trips.
+    pub fn ping_pong(&mut self, order: &Order, signals: &Signals) -> Result<Latency> {
+        self.recv()?.ask(&Request::PingPong(*order))?;
+        self.send.ask(&Request::PingPong(*order))?;
+        let Reply::Latency(latency) = self.send.answer(signals)? else { bail!("no latency was answered") };
+        let _: Reply = self.recv()?.answer(signals)?;
+        Ok(latency)
+    }
+
+    /// Lets all connections carry what they can for `ms`, together with the other pairs in between.
+    pub fn start_sharing(&mut self, message_bytes: usize, ms: u64) -> Result<()> {
+        self.recv()?.ask(&Request::Share { message_bytes, ms })?;
+        self.send.ask(&Request::Share { message_bytes, ms })
+    }
+
+    /// Bytes that each connection carried after [`Pair::start_sharing`], and for how many seconds.
+    pub fn shares(&mut self, signals: &Signals) -> Result<(Vec<u64>, f64)> {
+        let Reply::Shares { checksum: sent, .. } = self.send.answer(signals)? else {
+            bail!("no shares were answered")
+        };
+        let Reply::Shares { bytes, checksum, seconds } = self.recv()?.answer(signals)? else {
+            bail!("no shares were answered")
+        };
+        ensure!(sent == checksum, "{}: checksum {sent} was sent and {checksum} received", self.scheme.name());
+        Ok((bytes, seconds))
+    }
+
+    /// Opens and closes so many connections; returns what the two sides say.
+    pub fn set_up(&mut self, connections: u64, signals: &Signals) -> Result<(Streamed, Streamed)> {
+        let open = Open { scheme: self.scheme, message_bytes: 64, connections: 1, core: None };
+        let to = self.listen(&open, signals)?;
+        self.recv()?.ask(&Request::SetUp { open, to: String::new(), connections })?;
+        self.send.ask(&Request::SetUp { open, to, connections })?;
+        let opened = streamed(self.send.answer(signals)?)?;
+        let accepted = streamed(self.recv()?.answer(signals)?)?;
+        self.recv()?.ask(&Request::Close)?;
+        done(self.recv()?.answer(signals)?)?;
+        Ok((opened, accepted))
+    }
+}
+
+fn spec(name: String, role: &str, dir: &Path) -> Spec {
+    Spec {
+        name,
+        address: None,
+        tenant: format!("bench-{role}"),
+        bridge: "pd0".to_owned(),
+        socket: dir.join("driver.sock"),
+    }
+}
+
+fn done(reply: Reply) -> Result<()> {
+    match reply {
+        Reply::Done => Ok(()),
+        other => bail!("a peer answered {other:?}"),
+    }
+}
+
+fn at(reply: Reply) -> Result<String> {
+    match reply {
+        Reply::At { address } => Ok(address),
+        other => bail!("a peer answered {other:?}"),
+    }
+}
+
+fn streamed(reply: Reply) -> Result<Streamed> {
+    match reply {
+        Reply::Streamed(streamed) => Ok(streamed),
+        other => bail!("a peer answered {other:?}"),
+    }
+}
+
+/// Seconds from the sender's start to the receiver's end.
+pub fn seconds(sent: &Streamed, received: &Streamed) -> Result<f64> {
+    let ns = received.end_ns.checked_sub(sent.start_ns).context("the clock went backwards")?;
+    Ok(ns.max(1) as f64 / 1e9)
+}
+
+/// CPU time per unit of work, of the whole machine and of each party.
+pub fn cpu(
+    metrics: &mut Metrics,
+    units: f64,
+    sides: (&Streamed, &Streamed),
+    clocks: (Clocks, Clocks),
+    driver: bool,
+) {
+    let machine = clocks.1.machine - clocks.0.machine;
+    let (sent, received) = sides;
+    metrics.extend([
+        ("cpu_s_per_gb", machine.busy_s / units),
+        ("softirq_s_per_gb", machine.softirq_s / units),
+        ("sender_user_s_per_gb", sent.user_s / units),
+        ("sender_system_s_per_gb", sent.system_s / units),
+        ("receiver_user_s_per_gb", received.user_s / units),
+        ("receiver_system_s_per_gb", received.system_s / units),
+        ("steal_s", machine.steal_s),
+    ]);
+    if let (true, Some(after), Some(before)) = (driver, clocks.1.driver, clocks.0.driver) {
+        metrics.insert("driver_s_per_gb", after.saturating_sub(before).as_secs_f64() / units);
+    }
+}

@@ -1,0 +1,122 @@
+//! The program that a peer runs: it does what it is asked, one request after the other.
+
+use std::path::PathBuf;
+
+use anyhow::{bail, Context, Result};
+use pd_harness::measure::now_ns;
+use pd_harness::peer::serve;
+use rustix::thread::{sched_setaffinity, CpuSet};
+
+use super::times::ProcessTimes;
+use super::{share, stream};
+use crate::protocol::{Latency, Open, Reply, Request, Streamed};
+use crate::scheme::{self, local, End, Listening};
+
+/// Arguments of the hidden subcommand.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PeerArgs {
+    /// Directory that both peers share.
+    #[arg(long)]
+    pub dir: PathBuf,
+}
+
+/// Runs the peer; returns the status to exit with.
+pub fn main(args: &PeerArgs) -> Result<i32> {
+    let mut peer = Peer { dir: args.dir.clone(), listening: None, end: None, connections: 0, sends: false };
+    serve(|request| matches!(request, Request::Quit), |request| peer.answer(request))?;
+    Ok(0)
+}
+
+struct Peer {
+    dir: PathBuf,
+    listening: Option<(Box<dyn Listening>, Open)>,
+    end: Option<Box<dyn End>>,
+    connections: usize,
+    sends: bool,
+}
+
+impl Peer {
+    fn answer(&mut self, request: Request) -> Result<Reply> {
+        match request {
+            Request::Listen(open) => {
+                pin(open.core)?;
+                let listening = scheme::listen(&open, &self.dir)?;
+                let address = listening.address()?;
+                self.listening = Some((listening, open));
+                return Ok(Reply::At { address });
+            }
+            Request::Connect { open, to } => {
+                pin(open.core)?;
+                let (end, address) = scheme::connect(&open, &to)?;
+                (self.end, self.connections, self.sends) = (Some(end), open.connections, true);
+                return Ok(Reply::At { address });
+            }
+            Request::Accept { from } => {
+                let (listening, open) = self.listening.take().context("not listening")?;
+                self.end = Some(listening.accept(&from)?);
+                (self.connections, self.sends) = (open.connections, false);
+            }
+            Request::Stream(order) => {
+                let (sends, connections) = (self.sends, self.connections);
+                let end = self.open_end()?;
+                return Ok(Reply::Streamed(match sends {
+                    true => stream::send(end, connections, &order)?,
+                    false => stream::receive(end, connections, &order)?,
+                }));
+            }
+            Request::PingPong(order) => {
+                let sends = self.sends;
+                let end = self.open_end()?;
+                return Ok(Reply::Latency(match sends {
+                    true => stream::ping(end, &order)?,
+                    false => stream::pong(end, &order).map(|()| Latency::default())?,
+                }));
+            }
+            Request::Share { message_bytes, ms } => {
+                let end = self.end.take().context("not connected")?;
+                return match self.sends {
+                    true => share::send(end, message_bytes, ms),
+                    false => share::receive(end, message_bytes),
+                };
+            }
+            Request::SetUp { open, to, connections } => return self.set_up(&open, &to, connections),
+            Request::Local { scheme, order } => return Ok(Reply::Streamed(local::run(scheme, &order)?)),
+            Request::Close | Request::Quit => {
+                self.listening = None;
+                if let Some(end) = self.end.take() {
+                    end.close()?;
+                }
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn open_end(&mut self) -> Result<&mut dyn End> {
+        match &mut self.end {
+            Some(end) => Ok(&mut **end),
+            None => bail!("not connected"),
+        }
+    }
+
+    fn set_up(&mut self, open: &Open, to: &str, connections: u64) -> Result<Reply> {
+        let (times, start_ns) = (ProcessTimes::now(), now_ns());
+        match &mut self.listening {
+            Some((listening, _)) => listening.accept_and_close(connections)?,
+            None => scheme::connect_and_close(open, to, connections)?,
+        }
+        let end_ns = now_ns();
+        let (user_s, system_s) = times.elapsed();
+        let checksum = String::new();
+        Ok(Reply::Streamed(Streamed { bytes: connections, checksum, start_ns, end_ns, user_s, system_s }))
+    }
+}
+
+/// Keeps this thread and those it starts on a core.
+fn pin(core: Option<usize>) -> Result<()> {
+    if let Some(core) = core {
+        let mut cores = CpuSet::new();
+        cores.set(core);
+        sched_setaffinity(None, &cores).with_context(|| format!("cannot stay on core {core}"))?;
+    }
+    Ok(())
+}

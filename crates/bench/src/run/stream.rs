@@ -1,0 +1,196 @@
+//! What the two sides of an [`End`] do with a stream, and with round trips.
+
+use std::time::Instant;
+
+use anyhow::{ensure, Result};
+use hdrhistogram::Histogram;
+use pd_harness::digest::{rewrite, Pieces};
+use pd_harness::measure::now_ns;
+
+use super::pacing::Pacer;
+use super::times::ProcessTimes;
+use crate::protocol::{Latency, Order, Streamed};
+use crate::scheme::End;
+
+/// Round trips before the first that counts.
+const WARM_UP: u64 = 50;
+/// A measurement of round trips ends after so long, however many there were to be.
+const PING_PONG_S: f64 = 4.0;
+
+/// Checksums of the streams of several connections.
+pub struct Checksums(Vec<Pieces>);
+
+impl Checksums {
+    /// For messages of `message_bytes`.
+    pub fn new(connections: usize, message_bytes: usize) -> Checksums {
+        Checksums((0..connections).map(|_| Pieces::new(message_bytes)).collect())
+    }
+
+    /// Takes the next bytes of a connection.
+    pub fn update(&mut self, connection: usize, bytes: &[u8]) {
+        self.0[connection].update(bytes);
+    }
+
+    /// One value for all of them, whatever their order.
+    pub fn finish(self) -> String {
+        combine(self.0.into_iter().map(Pieces::finish))
+    }
+}
+
+/// One value for the checksums of several connections, whatever their order.
+pub fn combine(checksums: impl Iterator<Item = u64>) -> String {
+    let mixed = checksums.map(|c| xxhash_rust::xxh3::xxh3_64(&c.to_le_bytes()));
+    format!("{:016x}", mixed.fold(0u64, u64::wrapping_add))
+}
+
+/// Measures `work`, which returns a checksum.
+fn timed(bytes: u64, work: impl FnOnce() -> Result<String>) -> Result<Streamed> {
+    let times = ProcessTimes::now();
+    let start_ns = now_ns();
+    let checksum = work()?;
+    let end_ns = now_ns();
+    let (user_s, system_s) = times.elapsed();
+    Ok(Streamed { bytes, checksum, start_ns, end_ns, user_s, system_s })
+}
+
+/// Sends the stream, every byte rewritten and checksummed, to the connections in turn.
+pub fn send(end: &mut dyn End, connections: usize, order: &Order) -> Result<Streamed> {
+    timed(order.bytes(), || {
+        let mut checksums = Checksums::new(connections, order.message_bytes);
+        let mut pacer = order.target_gbit_per_s.map(Pacer::new);
+        for n in 0..order.messages {
+            let connection = (n % connections as u64) as usize;
+            if let Some(pacer) = &mut pacer {
+                pacer.wait(order.message_bytes);
+            }
+            end.send(connection, order.message_bytes, &mut |message| {
+                rewrite(message, n);
+                checksums.update(connection, message);
+            })?;
+        }
+        end.flush()?;
+        Ok(checksums.finish())
+    })
+}
+
+/// Receives the stream, every byte checksummed.
+pub fn receive(end: &mut dyn End, connections: usize, order: &Order) -> Result<Streamed> {
+    timed(order.bytes(), || {
+        let mut checksums = Checksums::new(connections, order.message_bytes);
+        let (mut left, mut ready) = (order.bytes(), Vec::new());
+        while left > 0 {
+            end.readable(&mut ready)?;
+            for &connection in &ready {
+                let n = end.recv(connection, &mut |bytes| checksums.update(connection, bytes))?;
+                ensure!(n > 0, "connection {connection} ended with {left} bytes missing in all");
+                left = left.saturating_sub(n as u64);
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(checksums.finish())
+    })
+}
+
+/// Sends a message, waits until it has come back, and so on.
+pub fn ping(end: &mut dyn End, order: &Order) -> Result<Latency> {
+    end.prefer_latency()?;
+    let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
+    let start = Instant::now();
+    let mut done = false;
+    for n in 0.. {
+        done |= n >= WARM_UP + order.messages || start.elapsed().as_secs_f64() > PING_PONG_S;
+        let sent = Instant::now();
+        exchange(end, order.message_bytes, n, done)?;
+        if done {
+            break;
+        }
+        if n >= WARM_UP {
+            histogram.saturating_record(sent.elapsed().as_nanos() as u64);
+        }
+    }
+    Ok(summarise(&histogram))
+}
+
+/// The first byte of the last message of [`ping`] says so; all others have this bit clear.
+const LAST: u8 = 0x80;
+
+fn exchange(end: &mut dyn End, len: usize, n: u64, last: bool) -> Result<()> {
+    let mut sent = 0;
+    end.send(0, len, &mut |message| {
+        rewrite(message, n);
+        message[0] = if last { LAST } else { message[0] & !LAST };
+        sent = xxhash_rust::xxh3::xxh3_64(message);
+    })?;
+    end.flush()?;
+    let mut checksum = Pieces::new(len);
+    let mut left = len;
+    while left > 0 {
+        let n = end.recv(0, &mut |bytes| checksum.update(bytes))?;
+        ensure!(n > 0 && n <= left, "{n} bytes came back where {left} were missing");
+        left -= n;
+    }
+    let mut expected = Pieces::new(len);
+    expected.update_hash(sent);
+    ensure!(checksum.finish() == expected.finish(), "message {n} came back changed");
+    Ok(())
+}
+
+/// Sends back every message, until the last.
+pub fn pong(end: &mut dyn End, order: &Order) -> Result<()> {
+    end.prefer_latency()?;
+    let mut message = vec![0; order.message_bytes];
+    loop {
+        let mut filled = 0;
+        while filled < message.len() {
+            let n = end.recv(0, &mut |bytes| {
+                let end = (filled + bytes.len()).min(message.len());
+                message[filled..end].copy_from_slice(&bytes[..end - filled]);
+                filled = end;
+            })?;
+            ensure!(n > 0, "the stream ended in the middle of a message");
+        }
+        end.send(0, message.len(), &mut |memory| memory.copy_from_slice(&message))?;
+        end.flush()?;
+        if message[0] & LAST != 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn summarise(histogram: &Histogram<u64>) -> Latency {
+    let us = |ns: u64| ns as f64 / 1e3;
+    Latency {
+        count: histogram.len(),
+        mean_us: histogram.mean() / 1e3,
+        p50_us: us(histogram.value_at_quantile(0.5)),
+        p99_us: us(histogram.value_at_quantile(0.99)),
+        p999_us: us(histogram.value_at_quantile(0.999)),
+        max_us: us(histogram.max()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_of_connections_add_up_in_any_order() {
+        let one = combine([1, 2, 3].into_iter());
+        assert_eq!(one, combine([3, 1, 2].into_iter()));
+        assert_ne!(one, combine([1, 2, 4].into_iter()));
+        assert_ne!(one, combine([6, 0, 0].into_iter()));
+    }
+
+    #[test]
+    fn quantiles_are_in_microseconds() {
+        let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).unwrap();
+        (1..=1000u64).for_each(|n| histogram.record(n * 1000).unwrap());
+        let latency = summarise(&histogram);
+        let near = |value: f64, wanted: f64| (value / wanted - 1.0).abs() < 0.002;
+        assert_eq!(latency.count, 1000);
+        assert!(near(latency.p50_us, 500.0) && near(latency.p99_us, 990.0) && near(latency.max_us, 1000.0));
+        assert!(near(latency.mean_us, 500.5));
+    }
+}

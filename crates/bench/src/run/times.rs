@@ -1,0 +1,51 @@
+//! CPU time of this process.
+
+use rustix::time::{clock_gettime, ClockId};
+
+/// Time that this process had used at some moment, in user mode and in the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessTimes {
+    user_s: f64,
+    system_s: f64,
+}
+
+impl ProcessTimes {
+    /// So far.
+    pub fn now() -> ProcessTimes {
+        let all = clock_gettime(ClockId::ProcessCPUTime);
+        let all_s = all.tv_sec as f64 + all.tv_nsec as f64 / 1e9;
+        let user_s = user_share().unwrap_or(1.0) * all_s;
+        ProcessTimes { user_s, system_s: all_s - user_s }
+    }
+
+    /// Since then: user, system.
+    pub fn elapsed(&self) -> (f64, f64) {
+        let now = ProcessTimes::now();
+        ((now.user_s - self.user_s).max(0.0), (now.system_s - self.system_s).max(0.0))
+    }
+}
+
+/// The part of utime in utime + stime of `/proc/self/stat`, which the kernel scales to the precise sum.
+fn user_share() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at)?.parse::<f64>().ok();
+    let (user, system) = (ticks(11)?, ticks(12)?);
+    Some(if user + system > 0.0 { user / (user + system) } else { 1.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_takes_time() {
+        let before = ProcessTimes::now();
+        let start = std::time::Instant::now();
+        while start.elapsed().as_millis() < 20 {
+            std::hint::black_box((0..1000).sum::<u64>());
+        }
+        let (user_s, system_s) = before.elapsed();
+        assert!(user_s + system_s > 0.0);
+    }
+}

@@ -1,0 +1,110 @@
+//! Memory that starts on a page, and a receive buffer that keeps messages whole.
+
+use anyhow::Result;
+
+const PAGE_BYTES: usize = 4096;
+/// Receivers read at most this much at a time, in whole messages.
+pub const RECV_BYTES: usize = 256 << 10;
+
+/// Memory that starts on a page.
+pub struct PageAligned {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl PageAligned {
+    /// `len` bytes, zeroed.
+    pub fn new(len: usize) -> PageAligned {
+        let bytes = vec![0; len + PAGE_BYTES];
+        let start = bytes.as_ptr().align_offset(PAGE_BYTES);
+        PageAligned { bytes, start, len }
+    }
+
+    /// The bytes.
+    pub fn get(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}
+
+/// A reused receive buffer of whole messages, for one stream.
+pub struct Inbox {
+    buffer: PageAligned,
+    message_bytes: usize,
+    filled: usize,
+    taken: usize,
+}
+
+impl Inbox {
+    /// For messages of `message_bytes`.
+    pub fn new(message_bytes: usize) -> Inbox {
+        let messages = (RECV_BYTES / message_bytes).max(1);
+        let buffer = PageAligned::new(messages * message_bytes);
+        Inbox { buffer, message_bytes, filled: 0, taken: 0 }
+    }
+
+    /// All of the buffer, for a caller that keeps no message whole.
+    pub fn whole_buffer(&mut self) -> &mut [u8] {
+        self.buffer.get()
+    }
+
+    /// Calls `read` with free memory until at least one whole message is there, lends all whole ones to
+    /// `take` and returns their bytes. When `read` returns zero, what is there is lent, whole or not.
+    pub fn recv(
+        &mut self,
+        mut read: impl FnMut(&mut [u8]) -> Result<usize>,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Result<usize> {
+        loop {
+            let buffer = self.buffer.get();
+            let n = read(&mut buffer[self.filled..])?;
+            self.filled += n;
+            let whole = if n == 0 { self.filled } else { self.filled - self.filled % self.message_bytes };
+            let lent = whole - self.taken;
+            if lent > 0 {
+                take(&buffer[self.taken..whole]);
+            }
+            self.taken = whole;
+            if self.taken == self.filled {
+                (self.filled, self.taken) = (0, 0);
+            }
+            if lent > 0 || n == 0 {
+                return Ok(lent);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_stay_whole_however_they_arrive() {
+        let sent: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
+        let mut inbox = Inbox::new(1000);
+        let (mut at, mut step, mut received) = (0, 1, Vec::new());
+        while received.len() < sent.len() {
+            let read = |memory: &mut [u8]| {
+                let n = step.min(memory.len()).min(sent.len() - at);
+                memory[..n].copy_from_slice(&sent[at..at + n]);
+                at += n;
+                step = step * 7 % 5003 + 1;
+                Ok(n)
+            };
+            let mut lent = Vec::new();
+            let n = inbox.recv(read, &mut |bytes| lent.extend_from_slice(bytes)).unwrap();
+            assert_eq!((n, n % 1000), (lent.len(), 0));
+            received.extend(lent);
+        }
+        assert_eq!(received, sent);
+    }
+
+    #[test]
+    fn the_end_of_a_stream_lends_the_rest() {
+        let mut inbox = Inbox::new(10);
+        let mut steps = [4usize, 0].into_iter();
+        let n = inbox.recv(|_| Ok(steps.next().unwrap()), &mut |_| ()).unwrap();
+        assert_eq!(n, 4);
+    }
+}

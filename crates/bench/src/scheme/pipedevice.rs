@@ -1,0 +1,158 @@
+//! PipeDevice through its Rust client library: messages are written in send memory and read where the
+//! engine put them, so that neither program copies payload.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use pd_client::{Epoll, Event, Interest, Listener, SendBuffer, Shutdown, Stream};
+use pd_harness::peer::own_address;
+
+use super::End;
+use crate::protocol::Open;
+
+/// Messages are written in turn in so much memory.
+const WINDOW_BYTES: usize = 2 << 20;
+/// At least and at most so many messages, whatever their size.
+const WINDOW_MESSAGES: (usize, usize) = (2, 1024);
+/// The receiver takes at most this much at a time, in whole messages.
+const RECV_BYTES: usize = 64 << 10;
+/// Events taken at a time.
+const EVENTS: usize = 1024;
+
+/// A listener.
+pub struct Listening {
+    listener: Listener,
+    open: Open,
+}
+
+impl Listening {
+    /// On the own address.
+    pub fn new(open: &Open) -> Result<Listening> {
+        let address = SocketAddr::from((own_address()?, 0));
+        let listener = Listener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+        Ok(Listening { listener, open: *open })
+    }
+}
+
+impl super::Listening for Listening {
+    fn address(&self) -> Result<String> {
+        Ok(SocketAddr::from((own_address()?, self.listener.local_addr()?.port())).to_string())
+    }
+
+    fn accept(self: Box<Self>, _from: &str) -> Result<Box<dyn End>> {
+        let accept = |n| self.listener.accept().with_context(|| format!("cannot accept connection {n}"));
+        let streams = (0..self.open.connections).map(accept).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(PipedeviceEnd::new(streams, self.open.message_bytes)?))
+    }
+
+    fn accept_and_close(&mut self, connections: u64) -> Result<()> {
+        for _ in 0..connections {
+            let stream = self.listener.accept().context("cannot accept")?;
+            let _end = stream.recv(1)?;
+        }
+        Ok(())
+    }
+}
+
+/// The connecting end.
+pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
+    let to: SocketAddr = to.parse()?;
+    let connect = |n| Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"));
+    let streams = (0..open.connections).map(connect).collect::<Result<Vec<_>>>()?;
+    Ok(Box::new(PipedeviceEnd::new(streams, open.message_bytes)?))
+}
+
+/// See [`super::connect_and_close`].
+pub fn connect_and_close(to: &str, connections: u64) -> Result<()> {
+    let to: SocketAddr = to.parse()?;
+    for n in 0..connections {
+        drop(Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"))?);
+    }
+    Ok(())
+}
+
+struct PipedeviceEnd {
+    streams: Vec<Stream>,
+    message_bytes: usize,
+    /// Made at the first send: a receiver needs none.
+    window: Vec<SendBuffer>,
+    next: usize,
+    epoll: Option<Epoll>,
+    events: Vec<Event>,
+}
+
+impl PipedeviceEnd {
+    fn new(streams: Vec<Stream>, message_bytes: usize) -> Result<PipedeviceEnd> {
+        let epoll = match streams.len() {
+            1 => None,
+            _ => {
+                let epoll = Epoll::new();
+                for (n, stream) in streams.iter().enumerate() {
+                    epoll.add(stream, Interest::READ, n as u64)?;
+                }
+                Some(epoll)
+            }
+        };
+        Ok(PipedeviceEnd { streams, message_bytes, window: Vec::new(), next: 0, epoll, events: Vec::new() })
+    }
+
+    fn make_window(&mut self) -> Result<()> {
+        let messages = (WINDOW_BYTES / self.message_bytes).clamp(WINDOW_MESSAGES.0, WINDOW_MESSAGES.1);
+        for _ in 0..messages {
+            self.window.push(SendBuffer::new(self.message_bytes).context("no send memory")?);
+        }
+        Ok(())
+    }
+}
+
+impl End for PipedeviceEnd {
+    fn send(&mut self, connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        if self.window.is_empty() {
+            self.make_window()?;
+        }
+        let slot = self.next % self.window.len();
+        self.next += 1;
+        let buffer = &mut self.window[slot];
+        let buffer_bytes = buffer.wait_mut().context("cannot wait for send memory")?;
+        fill(&mut buffer_bytes[..len]);
+        self.streams[connection].send(buffer, ..len).context("cannot send")?;
+        Ok(())
+    }
+
+    fn recv(&mut self, connection: usize, take: &mut dyn FnMut(&[u8])) -> Result<usize> {
+        let max = (RECV_BYTES / self.message_bytes).max(1) * self.message_bytes;
+        let received = self.streams[connection].recv(max).context("cannot receive")?;
+        take(&received);
+        Ok(received.len())
+    }
+
+    fn readable(&mut self, ready: &mut Vec<usize>) -> Result<()> {
+        ready.clear();
+        let Some(epoll) = &self.epoll else {
+            ready.push(0);
+            return Ok(());
+        };
+        epoll.wait(&mut self.events, EVENTS, None).context("cannot wait")?;
+        ready.extend(self.events.iter().map(|event| event.data as usize));
+        Ok(())
+    }
+
+    fn split(self: Box<Self>) -> Result<Vec<Box<dyn End + Send>>> {
+        let message_bytes = self.message_bytes;
+        // An epoll would keep telling of streams that nobody asks it about any more.
+        drop(self.epoll);
+        let ends = self.streams.into_iter().map(|stream| {
+            let end: Box<dyn End + Send> = Box::new(PipedeviceEnd::new(vec![stream], message_bytes)?);
+            Ok(end)
+        });
+        ends.collect()
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        for stream in &self.streams {
+            // The peer may have gone first.
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,271 @@
+//! Kernel stream sockets: TCP and AF_UNIX.
+//!
+//! The sender writes each message into one reused, page-aligned buffer, which stays in the cache; the
+//! receiver reads up to 256 KB at a time. TCP's buffers are left to the kernel's autotuning: fixed ones
+//! are slower. AF_UNIX has no autotuning, and its default of 208 KB holds three messages of 64 KB:
+//! it is raised for one connection. Many connections are waited for with one epoll.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, Context, Result};
+use pd_harness::peer::own_address;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use super::memory::{Inbox, PageAligned};
+use super::{End, Scheme};
+use crate::limits::raise_descriptors;
+use crate::protocol::Open;
+
+/// Connections to one port: fewer than there are ephemeral ports.
+const CONNECTIONS_PER_PORT: usize = 16_384;
+/// Send buffer of a single AF_UNIX connection.
+const UNIX_SEND_BYTES: usize = 1 << 20;
+/// Events taken at a time.
+const EVENTS: usize = 1024;
+
+enum Listener {
+    Tcp(Vec<TcpListener>),
+    Unix(UnixListener, PathBuf),
+}
+
+/// Listening sockets.
+pub struct Listening {
+    listener: Listener,
+    open: Open,
+}
+
+impl Listening {
+    /// On the own address, on as many ports as the connections need.
+    pub fn tcp(open: &Open) -> Result<Listening> {
+        raise_descriptors(open.connections)?;
+        let address = own_address()?;
+        let ports = open.connections.div_ceil(CONNECTIONS_PER_PORT);
+        let listeners = (0..ports).map(|_| TcpListener::bind((address, 0))).collect::<Result<_, _>>();
+        let listeners = listeners.with_context(|| format!("cannot listen on {address}"))?;
+        Ok(Listening { listener: Listener::Tcp(listeners), open: *open })
+    }
+
+    /// On a path in `dir`.
+    pub fn unix(open: &Open, dir: &Path) -> Result<Listening> {
+        raise_descriptors(open.connections)?;
+        let path = dir.join("bench.unix");
+        let _ = std::fs::remove_file(&path);
+        let listener =
+            UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        Ok(Listening { listener: Listener::Unix(listener, path), open: *open })
+    }
+
+    /// Accepts the connection with this number.
+    fn accept_one(&self, number: usize) -> Result<OwnedFd> {
+        let socket: OwnedFd = match &self.listener {
+            Listener::Tcp(listeners) => {
+                let listener = &listeners[number / CONNECTIONS_PER_PORT % listeners.len()];
+                listener.accept().map(|(stream, _)| stream.into()).context("cannot accept")?
+            }
+            Listener::Unix(listener, _) => {
+                listener.accept().map(|(stream, _)| stream.into()).context("cannot accept")?
+            }
+        };
+        Ok(socket)
+    }
+
+    /// All connections.
+    pub fn accept_all(&self) -> Result<Vec<OwnedFd>> {
+        (0..self.open.connections)
+            .map(|n| self.accept_one(n).with_context(|| format!("connection {n}")))
+            .collect()
+    }
+}
+
+impl super::Listening for Listening {
+    fn address(&self) -> Result<String> {
+        match &self.listener {
+            Listener::Tcp(listeners) => {
+                let addresses = listeners.iter().map(|l| Ok(l.local_addr()?.to_string()));
+                Ok(addresses.collect::<Result<Vec<_>>>()?.join(","))
+            }
+            Listener::Unix(_, path) => Ok(path.display().to_string()),
+        }
+    }
+
+    fn accept(self: Box<Self>, _from: &str) -> Result<Box<dyn End>> {
+        Ok(Box::new(SocketEnd::new(self.accept_all()?, &self.open)?))
+    }
+
+    fn accept_and_close(&mut self, connections: u64) -> Result<()> {
+        for _ in 0..connections {
+            let socket = self.accept_one(0)?;
+            // The connecting side closes first, as clients do.
+            let mut byte = [0];
+            rustix::io::read(&socket, &mut byte)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path) = &self.listener {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Lets a network namespace of one's own have nearly all ports as ephemeral ones.
+fn widen_ports() {
+    // Fails outside a container, where nobody needs it.
+    let _ = std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535");
+}
+
+/// Opens the connection with this number.
+fn connect_one(scheme: Scheme, addresses: &[&str], number: usize) -> Result<OwnedFd> {
+    if scheme == Scheme::Unix {
+        let socket = UnixStream::connect(addresses[0]);
+        return Ok(socket.with_context(|| format!("cannot connect to {}", addresses[0]))?.into());
+    }
+    let address: SocketAddr = addresses[number / CONNECTIONS_PER_PORT % addresses.len()].parse()?;
+    Ok(TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?.into())
+}
+
+/// All connections.
+pub fn connect_all(open: &Open, to: &str) -> Result<Vec<OwnedFd>> {
+    raise_descriptors(open.connections)?;
+    if open.scheme == Scheme::Tcp {
+        widen_ports();
+    }
+    let addresses: Vec<&str> = to.split(',').collect();
+    (0..open.connections)
+        .map(|n| connect_one(open.scheme, &addresses, n).with_context(|| format!("connection {n}")))
+        .collect()
+}
+
+/// The connecting end.
+pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
+    Ok(Box::new(SocketEnd::new(connect_all(open, to)?, open)?))
+}
+
+/// See [`super::connect_and_close`].
+pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
+    if open.scheme == Scheme::Tcp {
+        widen_ports();
+    }
+    let addresses: Vec<&str> = to.split(',').collect();
+    for _ in 0..connections {
+        drop(connect_one(open.scheme, &addresses, 0)?);
+    }
+    Ok(())
+}
+
+/// Connected sockets.
+pub struct SocketEnd {
+    sockets: Vec<OwnedFd>,
+    open: Open,
+    outbox: PageAligned,
+    inbox: Inbox,
+    epoll: Option<OwnedFd>,
+}
+
+impl SocketEnd {
+    /// Over `sockets`.
+    pub fn new(sockets: Vec<OwnedFd>, open: &Open) -> Result<SocketEnd> {
+        if let ([socket], Scheme::Unix) = (&sockets[..], open.scheme) {
+            // Where that is refused, the default remains.
+            let _ = sockopt::set_socket_send_buffer_size_force(socket, UNIX_SEND_BYTES);
+        }
+        let epoll = match sockets.len() {
+            1 => None,
+            _ => Some(watch(&sockets)?),
+        };
+        let (outbox, inbox) = (PageAligned::new(open.message_bytes), Inbox::new(open.message_bytes));
+        Ok(SocketEnd { sockets, open: *open, outbox, inbox, epoll })
+    }
+}
+
+/// An epoll over all sockets, by their position.
+fn watch(sockets: &[OwnedFd]) -> Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot make an epoll")?;
+    for (n, socket) in sockets.iter().enumerate() {
+        epoll::add(&epoll, socket, epoll::EventData::new_u64(n as u64), epoll::EventFlags::IN)
+            .with_context(|| format!("cannot watch connection {n}"))?;
+    }
+    Ok(epoll)
+}
+
+/// Reads once; signals do not interrupt.
+fn read(socket: &OwnedFd, memory: &mut [u8]) -> Result<usize> {
+    loop {
+        match rustix::io::read(socket, &mut *memory) {
+            Ok(n) => return Ok(n),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot receive"),
+        }
+    }
+}
+
+/// Writes everything.
+fn write_all(socket: &OwnedFd, mut bytes: &[u8]) -> Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot send"),
+        }
+    }
+    Ok(())
+}
+
+impl End for SocketEnd {
+    fn send(&mut self, connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        let message = &mut self.outbox.get()[..len];
+        fill(message);
+        write_all(&self.sockets[connection], message)
+    }
+
+    fn recv(&mut self, connection: usize, take: &mut dyn FnMut(&[u8])) -> Result<usize> {
+        let socket = &self.sockets[connection];
+        if self.sockets.len() == 1 {
+            return self.inbox.recv(|memory| read(socket, memory), take);
+        }
+        // Parts of messages of different connections do not wait for each other in one buffer.
+        let buffer = self.inbox.whole_buffer();
+        let n = read(socket, buffer)?;
+        take(&buffer[..n]);
+        Ok(n)
+    }
+
+    fn readable(&mut self, ready: &mut Vec<usize>) -> Result<()> {
+        ready.clear();
+        let Some(epoll) = &self.epoll else {
+            ready.push(0);
+            return Ok(());
+        };
+        let mut events = Vec::with_capacity(EVENTS);
+        match epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => bail!("cannot wait for {} connections: {e}", self.sockets.len()),
+        }
+        ready.extend(events.iter().map(|event| event.data.u64() as usize));
+        Ok(())
+    }
+
+    fn prefer_latency(&mut self) -> Result<()> {
+        if self.open.scheme != Scheme::Unix {
+            self.sockets.iter().try_for_each(|socket| sockopt::set_tcp_nodelay(socket, true))?;
+        }
+        Ok(())
+    }
+
+    fn split(self: Box<Self>) -> Result<Vec<Box<dyn End + Send>>> {
+        let open = Open { connections: 1, ..self.open };
+        let ends = self.sockets.into_iter().map(|socket| {
+            let end: Box<dyn End + Send> = Box::new(SocketEnd::new(vec![socket], &open)?);
+            Ok(end)
+        });
+        ends.collect()
+    }
+}

@@ -1,0 +1,355 @@
+//! The driver's configuration: a TOML file in which everything is optional; every value has a range, and a value outside
+//! it is refused by name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{bail, Context, Result};
+use pd_driver::{HugepageUse, Settings};
+use serde::{Deserialize, Serialize};
+
+use crate::size::Bytes;
+
+/// Where the driver listens and clients look, unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/pipedevice/driver.sock";
+
+/// Where the driver answers `pd ls` and `pd doctor`.
+pub const DEFAULT_ADMIN_SOCKET: &str = "/run/pipedevice/admin.sock";
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Configuration of the driver.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Socket that clients attach to.
+    pub socket: PathBuf,
+    /// Socket that answers `pd ls` and the like.
+    pub admin_socket: PathBuf,
+    /// Permissions of `socket`, octal; `admin_socket` is for its owner alone.
+    pub socket_mode: String,
+    /// Group of `socket`; the driver's own if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket_group: Option<String>,
+    /// Memory.
+    pub memory: MemoryConfig,
+    /// Threads, engines and limits.
+    pub driver: DriverConfig,
+    /// Logging.
+    pub log: LogConfig,
+}
+
+/// The `[memory]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryConfig {
+    /// Memory of all regions together.
+    pub budget_bytes: Bytes,
+    /// Memory of one client's regions at most; half of the budget if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_budget_bytes: Option<Bytes>,
+    /// What to do about 2 MB hugepages.
+    pub hugepages: HugepageUse,
+    /// Send and receive ring of a socket that sets no size; a power of two.
+    pub ring_bytes_default: Bytes,
+}
+
+/// The `[driver]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DriverConfig {
+    /// Mover threads.
+    pub movers: u64,
+    /// Engine that moves the bytes, as `pd doctor` names them.
+    pub engine: String,
+    /// Pause instructions that a mover spins before it sleeps, while clients stream; five times as many while they
+    /// wait for answers.
+    pub spin_pauses: u64,
+    /// Milliseconds after which an idle ring is reclaimed.
+    pub idle_ring_ms: u64,
+    /// Connections of all clients together.
+    pub connections_max: u64,
+}
+
+/// The `[log]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    /// What is logged.
+    pub level: LogLevel,
+}
+
+/// Log levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            socket: PathBuf::from(DEFAULT_SOCKET),
+            admin_socket: PathBuf::from(DEFAULT_ADMIN_SOCKET),
+            socket_mode: "0660".to_owned(),
+            socket_group: None,
+            memory: MemoryConfig::default(),
+            driver: DriverConfig::default(),
+            log: LogConfig::default(),
+        }
+    }
+}
+
+impl Default for MemoryConfig {
+    fn default() -> MemoryConfig {
+        // 4 GiB as in the paper (section IV-A), or half of a smaller machine's memory.
+        let info = rustix::system::sysinfo();
+        let memory = info.totalram.saturating_mul(info.mem_unit.into());
+        let budget = (memory / 2 / (16 * MIB) * (16 * MIB)).clamp(16 * MIB, 4 * GIB);
+        MemoryConfig {
+            budget_bytes: Bytes(budget),
+            client_budget_bytes: None,
+            hugepages: HugepageUse::Auto,
+            ring_bytes_default: Bytes(4 * MIB),
+        }
+    }
+}
+
+impl MemoryConfig {
+    fn client_budget(&self) -> Bytes {
+        self.client_budget_bytes.unwrap_or(Bytes(self.budget_bytes.0 / 2))
+    }
+}
+
+impl Default for DriverConfig {
+    fn default() -> DriverConfig {
+        DriverConfig {
+            movers: 1,
+            engine: "cpu".to_owned(),
+            spin_pauses: u64::from(pd_driver::Settings::default().spin_pauses),
+            idle_ring_ms: 1_000,
+            connections_max: 65_536,
+        }
+    }
+}
+
+impl Default for LogConfig {
+    fn default() -> LogConfig {
+        LogConfig { level: LogLevel::Info }
+    }
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Config> {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+        Config::parse(&text).with_context(|| format!("the configuration {} is not usable", path.display()))
+    }
+
+    /// Reads and checks the text of a file.
+    pub fn parse(text: &str) -> Result<Config> {
+        let config: Config = toml::from_str(text)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The permissions of the sockets as a number.
+    pub fn socket_mode_bits(&self) -> Result<u32> {
+        match u32::from_str_radix(&self.socket_mode, 8) {
+            Ok(mode) if mode <= 0o777 => Ok(mode),
+            _ => bail!(
+                "socket_mode = \"{}\" is no file mode; use three octal digits, \"0000\" to \"0777\"",
+                self.socket_mode
+            ),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let (memory, driver) = (&self.memory, &self.driver);
+        socket_path("socket", &self.socket)?;
+        socket_path("admin_socket", &self.admin_socket)?;
+        if self.socket == self.admin_socket {
+            bail!("socket and admin_socket are both {}; give them two paths", self.socket.display());
+        }
+        self.socket_mode_bits()?;
+        bytes("memory.budget_bytes", memory.budget_bytes, 16 * MIB, 1024 * GIB)?;
+        let client_budget = memory.client_budget();
+        bytes("memory.client_budget_bytes", client_budget, 2 * MIB, memory.budget_bytes.0)?;
+        let ring = memory.ring_bytes_default;
+        bytes("memory.ring_bytes_default", ring, 64 * KIB, (client_budget.0 / 2).min(GIB))?;
+        if !ring.0.is_power_of_two() {
+            bail!("memory.ring_bytes_default = {ring} is no power of two; use 64KiB, 128KiB, ... 4MiB, ...");
+        }
+        pd_engine::by_name(&driver.engine)
+            .with_context(|| format!("driver.engine = \"{}\" is not usable", driver.engine))?;
+        number("driver.movers", driver.movers, 1, 64)?;
+        number("driver.spin_pauses", driver.spin_pauses, 0, 1_000_000)?;
+        number("driver.idle_ring_ms", driver.idle_ring_ms, 1, 86_400_000)?;
+        number("driver.connections_max", driver.connections_max, 1, 1 << 24)
+    }
+}
+
+fn number(key: &str, value: u64, low: u64, high: u64) -> Result<()> {
+    if !(low..=high).contains(&value) {
+        bail!("{key} = {value} is out of range; use {low} to {high}");
+    }
+    Ok(())
+}
+
+fn bytes(key: &str, value: Bytes, low: u64, high: u64) -> Result<()> {
+    if !(low..=high).contains(&value.0) {
+        bail!("{key} = {value} is out of range; use {} to {}", Bytes(low), Bytes(high));
+    }
+    Ok(())
+}
+
+fn socket_path(key: &str, path: &Path) -> Result<()> {
+    // sun_path holds 108 bytes with the closing zero.
+    if !path.is_absolute() || path.as_os_str().len() > 107 {
+        bail!("{key} = \"{}\" is not usable; use an absolute path of at most 107 bytes", path.display());
+    }
+    Ok(())
+}
+
+impl Config {
+    /// What the driver library takes.
+    pub fn settings(&self) -> Result<Settings> {
+        Ok(Settings {
+            socket: self.socket.clone(),
+            admin_socket: self.admin_socket.clone(),
+            socket_mode: self.socket_mode_bits()?,
+            socket_group: self.socket_group.as_deref().map(group_id).transpose()?,
+            budget_bytes: self.memory.budget_bytes.0,
+            client_budget_bytes: self.memory.client_budget().0,
+            hugepages: self.memory.hugepages,
+            ring_bytes_default: self.memory.ring_bytes_default.0,
+            movers: usize::try_from(self.driver.movers)?,
+            spin_pauses: u32::try_from(self.driver.spin_pauses)?,
+            ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
+            connections_max: usize::try_from(self.driver.connections_max)?,
+            ..Settings::default()
+        })
+    }
+}
+
+/// The number of a group that is named or numbered.
+fn group_id(group: &str) -> Result<u32> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    let groups = fs::read_to_string("/etc/group").context("cannot read /etc/group")?;
+    let found = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+    });
+    found.with_context(|| format!("socket_group = \"{group}\" is no group of this machine; groupadd {group}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        format!("{:#}", Config::parse(text).unwrap_err())
+    }
+
+    #[test]
+    fn nothing_is_required() {
+        assert_eq!(Config::parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn every_field_is_read() {
+        let config = Config::parse(
+            r#"
+            socket = "/tmp/s"
+            admin_socket = "/tmp/a"
+            socket_mode = "0600"
+            socket_group = "pipedevice"
+            [memory]
+            budget_bytes = "4GiB"
+            client_budget_bytes = 134217728
+            hugepages = "require"
+            ring_bytes_default = "8MiB"
+            [driver]
+            movers = 2
+            engine = "cpu"
+            spin_pauses = 0
+            idle_ring_ms = 500
+            connections_max = 100
+            [log]
+            level = "debug"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.memory.budget_bytes, Bytes(4 * GIB));
+        assert_eq!(config.memory.client_budget(), Bytes(128 * MIB));
+        assert_eq!(config.memory.hugepages, HugepageUse::Require);
+        assert_eq!(config.socket_mode_bits().unwrap(), 0o600);
+        assert_eq!((config.driver.movers, config.log.level), (2, LogLevel::Debug));
+    }
+
+    #[test]
+    fn what_is_printed_can_be_read_again() {
+        let printed = toml::to_string(&Config::default()).unwrap();
+        assert_eq!(Config::parse(&printed).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_named_with_its_range() {
+        for (text, key, value, range) in [
+            ("[driver]\nmovers = 0", "driver.movers", "0", "1 to 64"),
+            ("[driver]\nmovers = 65", "driver.movers", "65", "1 to 64"),
+            ("[driver]\nconnections_max = 0", "driver.connections_max", "0", "1 to 16777216"),
+            ("[driver]\nidle_ring_ms = 0", "driver.idle_ring_ms", "0", "1 to 86400000"),
+            ("[driver]\nspin_pauses = 1000001", "driver.spin_pauses", "1000001", "0 to 1000000"),
+            ("[memory]\nbudget_bytes = \"1MiB\"", "memory.budget_bytes", "1MiB", "16MiB to 1TiB"),
+            (
+                "[memory]\nbudget_bytes = \"1GiB\"\nclient_budget_bytes = \"2GiB\"",
+                "memory.client_budget_bytes",
+                "2GiB",
+                "2MiB to 1GiB",
+            ),
+            (
+                "[memory]\nring_bytes_default = 3000000",
+                "memory.ring_bytes_default",
+                "3000000",
+                "power of two",
+            ),
+            ("socket_mode = \"0888\"", "socket_mode", "0888", "0777"),
+            ("socket = \"relative\"", "socket", "relative", "absolute"),
+        ] {
+            let error = error(text);
+            for part in [key, value, range] {
+                assert!(error.contains(part), "'{part}' is missing in: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_or_of_the_wrong_kind_is_named() {
+        for (text, part) in [
+            ("sockett = \"/x\"", "sockett"),
+            ("[memory]\nbudget = 1", "budget"),
+            ("[driver]\nengine = \"warp\"", "warp"),
+            ("[driver]\nmovers = -1", "movers"),
+            ("[memory]\nbudget_bytes = \"many\"", "'many'"),
+            ("[memory]\nbudget_bytes = 1.5", "budget_bytes"),
+            ("[memory]\nhugepages = \"maybe\"", "maybe"),
+            ("[log]\nlevel = \"loud\"", "loud"),
+            ("not toml", "expected"),
+        ] {
+            let error = error(text);
+            assert!(error.contains(part), "'{part}' is missing in: {error}");
+        }
+    }
+}

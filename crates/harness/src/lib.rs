@@ -1,0 +1,33 @@
+//! What `pd run`, `pd demo` and `pd bench` share: containers, drivers and peers as child processes,
+//! what both sides of a stream do with its bytes, and how CPU time and spread are measured.
+//!
+//! A program that uses containers or peers is started again by this library with hidden subcommands,
+//! which it routes to [`container::stage`], [`container::init`] and [`tied`]. Everything that is made
+//! on the machine belongs to a value that removes it when dropped; what a killed process leaves, the
+//! next [`container::state::sweep`] removes. Nothing here measures by itself.
+#![deny(unsafe_code)]
+
+pub mod config;
+pub mod container;
+pub mod digest;
+pub mod driver;
+pub mod hugepages;
+pub mod machine;
+pub mod measure;
+pub mod peer;
+pub mod progress;
+pub mod signals;
+pub mod size;
+pub mod sys;
+pub mod tied;
+
+use std::path::PathBuf;
+
+/// This program's file, to start copies of it.
+pub fn own_exe() -> PathBuf {
+    match std::env::current_exe() {
+        Ok(path) if path.exists() => path,
+        // Replaced since it was started; the kernel still has it.
+        _ => PathBuf::from("/proc/self/exe"),
+    }
+}

@@ -1,0 +1,11 @@
+//! A progress bar for people, on standard error; silent where that is no terminal.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar of `steps` steps.
+pub fn bar(steps: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({elapsed}, {eta} left)");
+    let bar = ProgressBar::new(steps);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}

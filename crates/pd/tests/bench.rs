@@ -1,0 +1,85 @@
+//! `pd bench`, short: every scheme moves its bytes and agrees on their checksum, or says why it does
+//! not run here; nothing is left behind. No figure is a condition.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// What every machine that can run the other tests runs.
+const MUST_RUN: [&str; 9] = [
+    "pipedevice",
+    "tcp",
+    "tcp-loopback",
+    "unix",
+    "process_vm_readv",
+    "shm-ring",
+    "memcpy",
+    "engine",
+    "engine-pipeline",
+];
+
+fn bench(dir: &Path, arguments: &[&str]) -> Vec<Value> {
+    let file = dir.join("rows.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_pd"))
+        .arg("bench")
+        .args(arguments)
+        .args(["--quick", "--rounds", "1", "--round-ms", "20", "--json"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+}
+
+/// Fails for a row that must have figures and has none; says what else was skipped.
+fn check(row: &Value, metric: &str) {
+    let scheme = row["scheme"].as_str().unwrap();
+    match row["not_run"].as_str() {
+        Some(reason) => {
+            assert!(!MUST_RUN.contains(&scheme), "{scheme} did not run: {reason}");
+            eprintln!("skipped: {scheme}: {reason}");
+        }
+        None => assert!(row[metric].as_f64().unwrap() > 0.0, "{row}"),
+    }
+}
+
+#[test]
+fn every_scheme_moves_bytes_unchanged_or_says_why_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = dir.path().join("report");
+    let rows = bench(dir.path(), &["throughput", "--report", report.to_str().unwrap()]);
+    for size in [64, 1024, 65536, 1048576] {
+        let schemes: Vec<&str> = rows
+            .iter()
+            .filter(|row| row["message_bytes"] == size)
+            .map(|row| row["scheme"].as_str().unwrap())
+            .collect();
+        assert!(MUST_RUN.iter().all(|scheme| schemes.contains(scheme)), "{size}: {schemes:?}");
+    }
+    rows.iter().for_each(|row| check(row, "throughput_gbit_per_s"));
+    let page = std::fs::read_to_string(report.join("index.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("pipedevice"));
+    assert!(report.join("results.json").exists());
+}
+
+#[test]
+fn the_other_benchmarks_have_figures_for_pipedevice_and_tcp() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, metric) in [
+        ("cpu", "cpu_cores"),
+        ("latency", "latency_us_p50"),
+        ("setup", "connections_per_s"),
+        ("fairness", "jain_index"),
+        ("memory", "memory_bytes"),
+    ] {
+        let rows = bench(dir.path(), &[name, "--schemes", "pipedevice,tcp"]);
+        assert!(rows.iter().any(|row| row["scheme"] == "pipedevice"), "{name}");
+        for row in rows {
+            assert_eq!(row["bench"], name);
+            if name != "cpu" {
+                check(&row, metric);
+            }
+        }
+    }
+}
