@@ -361,7 +361,7 @@ pub(crate) fn has_landed(block: &Block) -> bool {
     if let Some(sender) = process().socket(block.sender()) {
         let mut side = lock(&sender.send);
         side.reap();
-        if side.in_flight() > 0 {
+        if !block.in_flight() || side.in_flight() > 0 {
             return !block.in_flight();
         }
     }
