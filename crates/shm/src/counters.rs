@@ -113,9 +113,14 @@ impl CounterRegion {
         self.map.store_u64(at, sum, Ordering::Relaxed);
     }
 
-    /// What a flow has moved.
-    pub fn flow(&self, flow: u32) -> FlowCounters {
-        self.map.read(self.shape.flow(flow))
+    /// What a flow has moved, if its line is that of this serial.
+    pub fn flow(&self, flow: u32, serial: u64) -> Option<FlowCounters> {
+        flow_line(&self.map, self.shape, flow, serial)
+    }
+
+    /// Says how things stand. Only their writer may.
+    pub fn set_gauges(&self, gauges: &Gauges) {
+        self.map.write(GAUGES, gauges);
     }
 }
 
@@ -172,7 +177,7 @@ impl CounterView {
         if client < self.header.clients {
             for mover in 0..self.header.movers {
                 let at = self.shape().client(mover, client);
-                let line = self.line::<ClientCounters>(at, serial);
+                let line = line::<ClientCounters>(&self.map, at, serial);
                 sum = sum.plus(&line.unwrap_or_default());
             }
         }
@@ -181,21 +186,7 @@ impl CounterView {
 
     /// What a flow has moved, if its line is that of this serial.
     pub fn flow(&self, flow: u32, serial: u64) -> Option<FlowCounters> {
-        if flow / 2 >= self.header.connections {
-            return None;
-        }
-        self.line(self.shape().flow(flow), serial)
-    }
-
-    fn line<T: Pod>(&self, at: usize, serial: u64) -> Option<T> {
-        // SYNC POINT: counter-line
-        if serial == 0 || self.map.load_u64(at, Ordering::Acquire) != serial {
-            return None;
-        }
-        let line = self.map.read(at);
-        // SYNC POINT: counter-line
-        fence(Ordering::Acquire);
-        (self.map.load_u64(at, Ordering::Relaxed) == serial).then_some(line)
+        flow_line(&self.map, self.shape(), flow, serial)
     }
 
     fn shape(&self) -> Shape {
@@ -205,6 +196,24 @@ impl CounterView {
 
 fn shape_of(header: &Header) -> Shape {
     Shape { movers: header.movers, clients: header.clients, connections: header.connections }
+}
+
+fn flow_line(map: &Mapping, shape: Shape, flow: u32, serial: u64) -> Option<FlowCounters> {
+    if flow / 2 >= shape.connections {
+        return None;
+    }
+    line(map, shape.flow(flow), serial)
+}
+
+fn line<T: Pod>(map: &Mapping, at: usize, serial: u64) -> Option<T> {
+    // SYNC POINT: counter-line
+    if serial == 0 || map.load_u64(at, Ordering::Acquire) != serial {
+        return None;
+    }
+    let line = map.read(at);
+    // SYNC POINT: counter-line
+    fence(Ordering::Acquire);
+    (map.load_u64(at, Ordering::Relaxed) == serial).then_some(line)
 }
 
 fn total(map: &Mapping, shape: Shape) -> AgentCounters {
