@@ -77,16 +77,12 @@ pub struct Header {
 }
 
 counters! {
-    /// How things stand. Unlike the rest, these go up and down, but for the last.
+    /// How things stand. Unlike the rest, these go up and down.
     Gauges {
         /// Bytes of all clients' regions.
         memory_used_bytes,
         /// Flows that wait for memory for their receive ring.
         rings_waiting,
-        /// Connections that ever were at the same time: lines beyond were never used.
-        connections_high,
-        /// Clients, likewise.
-        clients_high,
     }
 }
 
@@ -229,7 +225,7 @@ const _: () = {
     assert!(offset_of!(Header, clients) == 16 && offset_of!(Header, connections) == 20);
     assert!(offset_of!(Header, started_ns) == 24 && offset_of!(Header, memory_budget_bytes) == 32);
     assert!(HEADER + size_of::<Header>() <= GAUGES && GAUGES + size_of::<Gauges>() <= PAGE_BYTES);
-    assert!(size_of::<Gauges>() == 32 && offset_of!(Gauges, clients_high) == 24);
+    assert!(size_of::<Gauges>() == 16 && offset_of!(Gauges, rings_waiting) == 8);
     assert!(size_of::<AgentCounters>() == 128 && size_of::<AgentCounters>() <= AGENT_STRIDE);
     assert!(offset_of!(AgentCounters, bytes_delivered) == 64);
     assert!(offset_of!(AgentCounters, engines_quarantined) == 120);

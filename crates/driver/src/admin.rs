@@ -157,7 +157,8 @@ pub fn counters(socket: &Path) -> std::io::Result<Counters> {
     let (Some(region), Some(alive)) = (fds.next(), fds.next()) else {
         return Err(Error::other("the driver sent no counters"));
     };
-    let pid = sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
+    let pid =
+        sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
     let view = CounterView::new(&region).map_err(|errno| {
         Error::other(format!("counters of another version of the driver ({errno}): restart it"))
     })?;
@@ -199,4 +200,3 @@ pub fn ask(socket: &Path, ask: &Ask) -> std::io::Result<Answer> {
         answer => Ok(answer),
     }
 }
-

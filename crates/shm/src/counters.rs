@@ -80,11 +80,6 @@ impl CounterRegion {
         self.fd.as_fd()
     }
 
-    /// What an agent has counted.
-    pub fn agent(&self, agent: u32) -> AgentCounters {
-        self.map.read(self.shape.agent(agent))
-    }
-
     /// What all agents have counted.
     pub fn total(&self) -> AgentCounters {
         total(&self.map, self.shape)

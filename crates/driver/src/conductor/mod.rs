@@ -16,9 +16,7 @@ use crate::clock::Clock;
 use crate::identity::NamespaceId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
-use crate::messages::{
-    ClientId, Endpoint, Finish, FlowId, MoverId, ToConductor, ToMover, Violation,
-};
+use crate::messages::{ClientId, Endpoint, Finish, FlowId, MoverId, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::StartError;

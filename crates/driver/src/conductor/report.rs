@@ -102,8 +102,6 @@ impl Conductor {
         self.metrics.set_gauges(&Gauges {
             memory_used_bytes: self.pool.usage().0,
             rings_waiting: self.waiting_rings.len() as u64,
-            connections_high: self.connections.len() as u64,
-            clients_high: self.clients.len() as u64,
         });
     }
 

@@ -75,3 +75,53 @@ fn client_line(shape: Shape, mover: MoverId, end: &Endpoint) -> Option<usize> {
 fn flow_line(shape: Shape, flow: &Flow) -> Option<usize> {
     (flow.id / 2 < shape.connections).then(|| shape.flow(flow.id))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::ClientMemory;
+    use pd_shm::counters::CounterView;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    fn flow(id: u32, serial: u64, source: (u16, u64), destination: (u16, u64)) -> Flow {
+        let end = |(client, serial): (u16, u64)| Endpoint {
+            client,
+            serial,
+            slot: 0,
+            generation: 1,
+            memory: Arc::new(ClientMemory::new(client.into()).unwrap().0),
+            mover: 0,
+        };
+        Flow::new(id, end(source), end(destination), 1 << 20, serial, Duration::ZERO)
+    }
+
+    #[test]
+    fn late_bytes_of_a_client_that_has_gone_are_not_the_next_ones() {
+        let region = crate::metrics::region(1, 2, 2, 0).unwrap();
+        let (view, metrics) = (CounterView::new(region.fd()).unwrap(), Metrics::new(&region, 1));
+        let moved = Moved { bytes: 10, messages: 1, destination_woken: 1, ..Moved::default() };
+        let old = flow(0, 5, (0, 1), (1, 2));
+        open(&metrics, 0, &old);
+        count(&metrics, 0, &old, &moved);
+        let (a, b) = (view.client(0, 1), view.client(1, 2));
+        assert_eq!((a.bytes_sent, a.wake_ups, b.bytes_received, b.wake_ups), (10, 0, 10, 1));
+        assert_eq!(view.flow(0, 5).map(|line| (line.bytes, line.messages, line.wake_ups)), Some((10, 1, 1)));
+
+        open(&metrics, 0, &flow(2, 6, (0, 3), (1, 2)));
+        count(&metrics, 0, &old, &moved);
+        assert_eq!((view.client(0, 3).bytes_sent, view.client(1, 2).bytes_received), (0, 20));
+        assert_eq!(view.total().bytes_delivered, 20);
+    }
+
+    #[test]
+    fn who_has_no_line_is_counted_in_the_sum_only() {
+        let region = crate::metrics::region(1, 2, 2, 0).unwrap();
+        let (view, metrics) = (CounterView::new(region.fd()).unwrap(), Metrics::new(&region, 1));
+        let beyond = flow(1000, 1, (u16::MAX, 1), (300, 2));
+        open(&metrics, 0, &beyond);
+        count(&metrics, 0, &beyond, &Moved { bytes: 7, rings_full: 1, ..Moved::default() });
+        assert_eq!((view.total().bytes_delivered, view.total().rings_full), (7, 1));
+        assert_eq!(view.flow(1000, 1), None);
+    }
+}
