@@ -12,6 +12,7 @@ use pd_driver::{Driver, HugepageUse, Settings, SystemClock};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 
+use crate::exporter;
 use crate::signals::Signals;
 use crate::size::Bytes;
 
@@ -42,6 +43,8 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// Threads, engines and limits.
     pub driver: DriverConfig,
+    /// Metrics for Prometheus.
+    pub metrics: MetricsConfig,
     /// Logging.
     pub log: LogConfig,
 }
@@ -78,6 +81,15 @@ pub struct DriverConfig {
     pub connections_max: u64,
 }
 
+/// The `[metrics]` table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// Where to answer scrapes: `ADDRESS:PORT`, or a port of the loopback address; nowhere if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+}
+
 /// The `[log]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -107,6 +119,7 @@ impl Default for Config {
             socket_group: None,
             memory: MemoryConfig::default(),
             driver: DriverConfig::default(),
+            metrics: MetricsConfig::default(),
             log: LogConfig::default(),
         }
     }
@@ -185,6 +198,7 @@ impl Config {
             bail!("socket and admin_socket are both {}; give them two paths", self.socket.display());
         }
         self.socket_mode_bits()?;
+        self.metrics.listen.as_deref().map(exporter::parse_listen).transpose()?;
         bytes("memory.budget_bytes", memory.budget_bytes, 16 * MIB, 1024 * GIB)?;
         let client_budget = memory.client_budget();
         bytes("memory.client_budget_bytes", client_budget, 2 * MIB, memory.budget_bytes.0)?;
@@ -267,6 +281,10 @@ fn run(config: &Config) -> Result<i32> {
         tracing::warn!("not root: containers in other network namespaces cannot bind their addresses");
     }
     let driver = Driver::start(settings, Arc::new(SystemClock::default()), &*engine)?;
+    if let Some(listen) = &config.metrics.listen {
+        let address = exporter::start(exporter::parse_listen(listen)?, &config.admin_socket)?;
+        tracing::info!(%address, "metrics at /metrics");
+    }
     tracing::info!(
         socket = %config.socket.display(),
         engine = config.driver.engine,
@@ -367,6 +385,8 @@ mod tests {
             spin_pauses = 0
             idle_ring_ms = 500
             connections_max = 100
+            [metrics]
+            listen = "9100"
             [log]
             level = "debug"
             "#,
@@ -407,6 +427,7 @@ mod tests {
                 "power of two",
             ),
             ("socket_mode = \"0888\"", "socket_mode", "0888", "0777"),
+            ("[metrics]\nlisten = \"here\"", "metrics.listen", "here", "127.0.0.1:PORT"),
             ("socket = \"relative\"", "socket", "relative", "absolute"),
         ] {
             let error = error(text);

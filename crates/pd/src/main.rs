@@ -8,12 +8,16 @@ mod container;
 mod demo;
 mod doctor;
 mod driver_cmd;
+mod exporter;
 mod hugepages;
+mod live;
 mod ls;
 mod measure;
 mod signals;
 mod size;
+mod stats;
 mod sys;
+mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,6 +37,8 @@ enum Command {
     Driver(driver_cmd::DriverArgs),
     Run(container::run_cmd::RunArgs),
     Ls(ls::LsArgs),
+    Top(top::TopArgs),
+    Stats(stats::StatsArgs),
     Demo(demo::DemoArgs),
     Doctor(doctor::DoctorArgs),
     #[command(hide = true)]
@@ -64,6 +70,8 @@ fn main() -> ExitCode {
         Command::Driver(args) => driver_cmd::main(&args),
         Command::Run(args) => container::run_cmd::main(args),
         Command::Ls(args) => ls::main(&args),
+        Command::Top(args) => top::main(&args),
+        Command::Stats(args) => stats::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::InternalContainer(args) => container::stage::main(&args),
