@@ -82,7 +82,7 @@ impl TestDriver {
     }
 
     /// Its counters.
-    pub fn metrics(&self) -> &pd_driver::Metrics {
+    pub fn metrics(&self) -> pd_abi::counters::AgentCounters {
         self.driver.as_ref().expect("running").metrics()
     }
 

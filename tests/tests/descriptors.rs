@@ -1,7 +1,6 @@
 //! A driver that has no descriptors left. Alone in its process, whose limit on open files it changes.
 use pd_tests::TestDriver;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 fn limit(current: u64) {
@@ -31,7 +30,7 @@ fn clients_wait_until_there_are_descriptors_again() {
         client.answer().unwrap();
     };
     stream(0);
-    let paused = || driver.metrics().accepts_paused.load(Ordering::Relaxed);
+    let paused = || driver.metrics().accepts_paused;
     // To accept and identify a client takes four.
     for free in 0..4 {
         let mut late = driver.puppet();

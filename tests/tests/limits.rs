@@ -4,7 +4,6 @@ use pd_abi::limits::{MESSAGE_BYTES_MAX, SOCKETS_MAX};
 use pd_abi::{EventKind, Operation, Request, SocketId};
 use pd_driver::{HugepageUse, Settings};
 use pd_tests::{Puppet, Raw, TestDriver};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -169,7 +168,7 @@ fn rings_shrink_when_memory_is_short_and_no_byte_is_lost() {
     for index in 0..count {
         client.ok(&format!("send c{index} {index} 0 50000 50000"));
     }
-    let denied = || driver.metrics().rings_denied.load(Ordering::Relaxed);
+    let denied = || driver.metrics().rings_denied;
     let report = driver.wait_for("rings are denied", |_| denied() > 0);
     assert!(report.memory_used_bytes <= budget);
     for client in &report.clients {

@@ -10,6 +10,8 @@
 //! - send regions (client writes) and receive regions (driver writes), which hold payload only;
 //! - fixed-size messages on the attach socket ([`Frame`]), which carry file descriptors.
 //!
+//! The driver and those who may use its admin socket share the *counter region* ([`counters`]).
+//!
 //! Nothing here allocates, dereferences a pointer or trusts a value. The C header of constants and
 //! every other description of these bytes is generated from this crate ([`cheader`]).
 #![no_std]
@@ -21,6 +23,7 @@ extern crate std;
 mod address;
 pub mod cheader;
 mod command;
+pub mod counters;
 mod event;
 mod frame;
 pub mod layout;

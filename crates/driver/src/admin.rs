@@ -1,9 +1,17 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
 use crate::messages::ClientId;
-use crate::metrics::Metrics;
+use pd_shm::counters::CounterView;
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::net::{
+    recvmsg, sendmsg, sockopt, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Write};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Error, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -14,6 +22,8 @@ use std::time::Duration;
 pub enum Ask {
     /// Everything there is: [`Report`].
     List,
+    /// The counter region: [`counters`].
+    Counters,
     /// The network namespace of process `pid` belongs to a container with these addresses.
     Register {
         /// The container's name.
@@ -35,6 +45,8 @@ pub enum Answer {
     Done,
     /// No, and why.
     Error(String),
+    /// To [`Ask::Counters`], with two descriptors: the region, and a pipe that hangs up when the driver ends.
+    Counters,
     /// To [`Ask::List`].
     Report(Box<Report>),
 }
@@ -52,8 +64,8 @@ pub struct Report {
     pub clients: Vec<ClientReport>,
     /// Connections.
     pub connections: Vec<ConnectionReport>,
-    /// Counters.
-    pub metrics: serde_json::Value,
+    /// Counters, by the names that [`pd_abi::counters::AgentCounters`] gives them.
+    pub metrics: BTreeMap<String, u64>,
 }
 
 /// A client.
@@ -61,6 +73,8 @@ pub struct Report {
 pub struct ClientReport {
     /// Its number.
     pub client: ClientId,
+    /// A number that no other client of this driver has or will have.
+    pub serial: u64,
     /// Its process.
     pub pid: u32,
     /// Its user.
@@ -88,6 +102,8 @@ pub struct ClientReport {
 pub struct ConnectionReport {
     /// Its number.
     pub connection: u32,
+    /// A number that no other connection of this driver has or will have.
+    pub serial: u64,
     /// The connecting client and its address, unless gone.
     pub from: Option<(ClientId, SocketAddr)>,
     /// The accepting client and its address, unless gone.
@@ -98,24 +114,89 @@ pub struct ConnectionReport {
     pub messages: [u64; 2],
 }
 
-/// Asks the driver at `socket`.
+/// A driver's counters, read from its memory.
+#[derive(Debug)]
+pub struct Counters {
+    /// The region.
+    pub view: CounterView,
+    /// The driver's process, if this one can see it.
+    pub pid: Option<u32>,
+    alive: OwnedFd,
+}
+
+impl Counters {
+    /// Whether the driver still runs. What is read of one that has ended is what it left.
+    pub fn is_live(&self) -> bool {
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Nothing is ever written: whatever there is to see is its end.
+        !poll(&mut [PollFd::new(&self.alive, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// Asks the driver at `socket` for its counters: once, for they can be read as often as one likes.
 ///
 /// # Errors
-/// If there is no driver, or it answers with an error.
-pub fn ask(socket: &Path, ask: &Ask) -> std::io::Result<Answer> {
+/// If there is no driver, or it is of another version.
+pub fn counters(socket: &Path) -> std::io::Result<Counters> {
+    let stream = connect(socket, &Ask::Counters)?;
+    let mut bytes = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let into = &mut [IoSliceMut::new(&mut bytes)];
+    let len = recvmsg(&stream, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let mut fds = Vec::new();
+    for item in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = item {
+            fds.extend(received);
+        }
+    }
+    if let Answer::Error(why) = serde_json::from_slice(&bytes[..len])? {
+        return Err(Error::other(why));
+    }
+    let mut fds = fds.into_iter();
+    let (Some(region), Some(alive)) = (fds.next(), fds.next()) else {
+        return Err(Error::other("the driver sent no counters"));
+    };
+    let pid =
+        sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
+    let view = CounterView::new(&region).map_err(|errno| {
+        Error::other(format!("counters of another version of the driver ({errno}): restart it"))
+    })?;
+    Ok(Counters { view, pid, alive })
+}
+
+pub(crate) fn send_with(stream: &UnixStream, answer: &Answer, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    let mut text = serde_json::to_string(answer)?;
+    text.push('\n');
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(rustix::io::Errno::INVAL.into());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(stream, &[IoSlice::new(text.as_bytes())], &mut ancillary, flags)?;
+    Ok(())
+}
+
+fn connect(socket: &Path, ask: &Ask) -> std::io::Result<UnixStream> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut line = serde_json::to_string(ask)?;
     line.push('\n');
     (&stream).write_all(line.as_bytes())?;
+    Ok(stream)
+}
+
+/// Asks the driver at `socket`.
+///
+/// # Errors
+/// If there is no driver, or it answers with an error.
+pub fn ask(socket: &Path, ask: &Ask) -> std::io::Result<Answer> {
+    let stream = connect(socket, ask)?;
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     match serde_json::from_str(&answer)? {
-        Answer::Error(why) => Err(std::io::Error::other(why)),
+        Answer::Error(why) => Err(Error::other(why)),
         answer => Ok(answer),
     }
-}
-
-pub(crate) fn metrics(metrics: &Metrics) -> serde_json::Value {
-    serde_json::to_value(metrics).unwrap_or_default()
 }

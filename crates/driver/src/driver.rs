@@ -2,10 +2,12 @@
 use crate::clock::Clock;
 use crate::conductor::Conductor;
 use crate::mailbox::Mailbox;
-use crate::metrics::Metrics;
+use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
 use crate::settings::Settings;
+use pd_abi::counters::AgentCounters;
 use pd_engine::{Engine, EngineError};
+use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::path::PathBuf;
@@ -55,7 +57,7 @@ pub struct Driver {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     settings: Settings,
-    metrics: Arc<Metrics>,
+    counters: Arc<CounterRegion>,
 }
 
 impl Driver {
@@ -68,15 +70,17 @@ impl Driver {
         // Each client takes several descriptors. Where they run out, clients wait.
         let files = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
-        let metrics = Arc::new(Metrics::default());
-        let inboxes = (0..settings.movers.max(1)).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
+        let count = settings.movers.max(1);
+        let (clients, connections) = (settings.clients_max, settings.connections_max);
+        let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
+        let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
         let conductor_inbox = Mailbox::new()?;
         let mut conductor = Conductor::new(
             settings.clone(),
             Arc::clone(&clock),
             Arc::clone(&conductor_inbox),
             inboxes.clone(),
-            Arc::clone(&metrics),
+            Arc::new(Metrics::new(&counters, 0)),
         )?;
         let mut movers = Vec::new();
         for id in 0..inboxes.len() {
@@ -88,7 +92,7 @@ impl Driver {
                 engine,
                 &inboxes,
                 Arc::clone(&conductor_inbox),
-                Arc::clone(&metrics),
+                Arc::new(Metrics::new(&counters, 1 + id)),
             )?);
         }
         let stop = Arc::new(AtomicBool::new(false));
@@ -110,12 +114,12 @@ impl Driver {
             }
             spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(&mut conductor, stop)))?;
         }
-        Ok(Self { stop, threads, settings, metrics })
+        Ok(Self { stop, threads, settings, counters })
     }
 
-    /// Its counters.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+    /// What it has counted so far.
+    pub fn metrics(&self) -> AgentCounters {
+        self.counters.total()
     }
 
     /// Whether all of its threads run; false after a bug of the driver ended one.

@@ -25,7 +25,6 @@ pub use clock::{Clock, SystemClock};
 pub use driver::{Driver, StartError};
 pub use memory::HugepageUse;
 pub use messages::Violation;
-pub use metrics::Metrics;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub use mover::hostile;
 pub use mover::{BufferTable, Entry, ENTRIES_MAX};

@@ -4,7 +4,7 @@ use pd_abi::{Event, Request};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::Mapping;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ pub type MoverId = usize;
 pub struct Endpoint {
     /// Whose it is.
     pub client: ClientId,
+    /// The client's serial, for its lines in the counter region.
+    pub serial: u64,
     /// Its line.
     pub slot: Slot,
     /// The line's generation.
@@ -62,15 +64,6 @@ impl Drop for Forwarded {
     fn drop(&mut self) {
         self.0.forwarded.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// What a flow has moved. Written by its mover, read by anyone.
-#[derive(Debug, Default)]
-pub struct FlowCounters {
-    /// Bytes delivered.
-    pub bytes: AtomicU64,
-    /// Sends completed.
-    pub messages: AtomicU64,
 }
 
 /// How a flow's sending side ends.
@@ -115,7 +108,8 @@ pub enum ToMover {
         source: Endpoint,
         destination: Endpoint,
         send_ring_bytes: u64,
-        counters: Arc<FlowCounters>,
+        /// The connection's, for its lines in the counter region.
+        serial: u64,
     },
     /// `flow`, served by `mover`, brings data to this socket.
     Incoming { client: ClientId, slot: Slot, flow: FlowId, mover: MoverId },

@@ -1,34 +1,86 @@
-//! Counters of the driver as a whole.
-use std::sync::atomic::{AtomicU64, Ordering};
+//! Counters of the driver, in the counter region ([`pd_abi::counters`]).
+use pd_abi::counters::{AgentCounters, Gauges, Header};
+use pd_shm::counters::{Counter, CounterRegion};
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Each is written by one thread at a time and read by anyone.
-#[derive(Debug, Default, serde::Serialize)]
-pub struct Metrics {
-    /// Clients that attached.
-    pub clients_attached: AtomicU64,
-    /// Clients refused or cut off.
-    pub clients_cut_off: AtomicU64,
-    /// Times that nobody was accepted for a while, because no descriptors were left.
-    pub accepts_paused: AtomicU64,
-    /// Connections made.
-    pub connections_made: AtomicU64,
-    /// Requests answered with an errno.
-    pub requests_refused: AtomicU64,
-    /// Sends on sockets that were not connected any more.
-    pub sends_dropped: AtomicU64,
-    /// Times that a flow had to wait for memory for its ring.
-    pub rings_denied: AtomicU64,
-    /// Commands that an engine failed and the cpu engine did again.
-    pub commands_redone: AtomicU64,
-    /// Engines no longer used because they kept failing.
-    pub engines_quarantined: AtomicU64,
-    /// Times that a mover slept.
-    pub mover_sleeps: AtomicU64,
+macro_rules! metrics {
+    ($($name:ident,)+) => {
+        /// The counters of one agent, written by its thread alone. What each counts is said in [`AgentCounters`].
+        #[derive(Debug)]
+        pub struct Metrics {
+            region: Arc<CounterRegion>,
+            $(pub $name: Counter,)+
+        }
+
+        impl Metrics {
+            /// Those of an agent: 0 is the conductor, 1 the first mover.
+            pub fn new(region: &Arc<CounterRegion>, agent: usize) -> Self {
+                let at = region.shape().agent(agent as u32);
+                Self {
+                    region: Arc::clone(region),
+                    $($name: Counter::new(region, at + offset_of!(AgentCounters, $name)),)+
+                }
+            }
+        }
+    };
+}
+
+metrics! {
+    clients_attached,
+    clients_left,
+    clients_cut_off,
+    accepts_paused,
+    connections_made,
+    connections_closed,
+    requests_refused,
+    sends_dropped,
+    bytes_delivered,
+    messages_completed,
+    rings_full,
+    rings_denied,
+    wake_ups,
+    mover_sleeps,
+    commands_redone,
+    engines_quarantined,
 }
 
 impl Metrics {
     /// Adds to a counter.
-    pub fn add(counter: &AtomicU64, count: u64) {
-        counter.fetch_add(count, Ordering::Relaxed);
+    pub fn add(counter: &Counter, count: u64) {
+        counter.add(count);
     }
+
+    /// The region that they are in.
+    pub fn region(&self) -> &CounterRegion {
+        &self.region
+    }
+
+    /// Says how things stand. The conductor's to do.
+    pub fn set_gauges(&self, gauges: &Gauges) {
+        self.region.set_gauges(gauges);
+    }
+}
+
+/// A region for so many.
+///
+/// # Errors
+/// Those of making memory.
+pub fn region(
+    movers: usize,
+    clients_max: usize,
+    connections_max: usize,
+    memory_budget_bytes: u64,
+) -> rustix::io::Result<Arc<CounterRegion>> {
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    CounterRegion::create(Header {
+        movers: movers as u32,
+        // Numbers of clients that leave are in use a while longer; who gets one beyond is not counted.
+        clients: (2 * clients_max).min(pd_abi::counters::CLIENTS_MAX as usize) as u32,
+        connections: connections_max.min(pd_abi::counters::CONNECTIONS_MAX as usize) as u32,
+        started_ns: started.as_nanos() as u64,
+        memory_budget_bytes,
+        ..Header::default()
+    })
 }

@@ -2,6 +2,7 @@
 //! it is refused by name.
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// Threads, engines and limits.
     pub driver: DriverConfig,
+    /// Metrics for Prometheus.
+    pub metrics: MetricsConfig,
     /// Logging.
     pub log: LogConfig,
 }
@@ -74,6 +77,34 @@ pub struct DriverConfig {
     pub connections_max: u64,
 }
 
+/// The `[metrics]` table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsConfig {
+    /// Where to answer scrapes: `ADDRESS:PORT`, or a port of the loopback address; nowhere if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+}
+
+impl MetricsConfig {
+    /// Where to listen, if anywhere.
+    ///
+    /// # Errors
+    /// If the text is neither an address with a port nor a port.
+    pub fn address(&self) -> Result<Option<SocketAddr>> {
+        let Some(text) = &self.listen else { return Ok(None) };
+        if let Ok(port) = text.parse::<u16>() {
+            return Ok(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))));
+        }
+        let address = text.parse().ok().with_context(|| {
+            format!(
+                "metrics.listen = \"{text}\" is not usable; use \"127.0.0.1:PORT\", \"[::1]:PORT\" or \"PORT\""
+            )
+        })?;
+        Ok(Some(address))
+    }
+}
+
 /// The `[log]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -103,6 +134,7 @@ impl Default for Config {
             socket_group: None,
             memory: MemoryConfig::default(),
             driver: DriverConfig::default(),
+            metrics: MetricsConfig::default(),
             log: LogConfig::default(),
         }
     }
@@ -181,6 +213,7 @@ impl Config {
             bail!("socket and admin_socket are both {}; give them two paths", self.socket.display());
         }
         self.socket_mode_bits()?;
+        self.metrics.address()?;
         bytes("memory.budget_bytes", memory.budget_bytes, 16 * MIB, 1024 * GIB)?;
         let client_budget = memory.client_budget();
         bytes("memory.client_budget_bytes", client_budget, 2 * MIB, memory.budget_bytes.0)?;
@@ -286,6 +319,8 @@ mod tests {
             spin_pauses = 0
             idle_ring_ms = 500
             connections_max = 100
+            [metrics]
+            listen = "9100"
             [log]
             level = "debug"
             "#,
@@ -326,12 +361,24 @@ mod tests {
                 "power of two",
             ),
             ("socket_mode = \"0888\"", "socket_mode", "0888", "0777"),
+            ("[metrics]\nlisten = \"here\"", "metrics.listen", "here", "127.0.0.1:PORT"),
             ("socket = \"relative\"", "socket", "relative", "absolute"),
         ] {
             let error = error(text);
             for part in [key, value, range] {
                 assert!(error.contains(part), "'{part}' is missing in: {error}");
             }
+        }
+    }
+
+    #[test]
+    fn metrics_listen_on_loopback_unless_told_otherwise() {
+        let address = |text: &str| MetricsConfig { listen: Some(text.to_owned()) }.address();
+        assert_eq!(address("9100").unwrap().unwrap(), "127.0.0.1:9100".parse().unwrap());
+        assert_eq!(address("[::1]:9100").unwrap().unwrap(), "[::1]:9100".parse().unwrap());
+        assert_eq!(MetricsConfig::default().address().unwrap(), None);
+        for text in ["", "70000", "127.0.0.1", "host:1"] {
+            assert!(address(text).unwrap_err().to_string().contains("metrics.listen"), "{text}");
         }
     }
 

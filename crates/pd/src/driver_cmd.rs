@@ -10,6 +10,8 @@ use pd_harness::config::{Config, LogLevel};
 use pd_harness::signals::Signals;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 
+use crate::exporter;
+
 /// Runs the driver in the foreground.
 #[derive(Debug, clap::Args)]
 pub struct DriverArgs {
@@ -53,6 +55,10 @@ fn run(config: &Config) -> Result<i32> {
         tracing::warn!("not root: containers in other network namespaces cannot bind their addresses");
     }
     let driver = Driver::start(settings, Arc::new(SystemClock::default()), &*engine)?;
+    if let Some(listen) = config.metrics.address()? {
+        let address = exporter::start(listen, &config.admin_socket)?;
+        tracing::info!(%address, "metrics at /metrics");
+    }
     tracing::info!(
         socket = %config.socket.display(),
         engine = config.driver.engine,

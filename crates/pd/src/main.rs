@@ -7,8 +7,12 @@
 mod demo;
 mod doctor;
 mod driver_cmd;
+mod exporter;
+mod live;
 mod ls;
 mod run_cmd;
+mod stats;
+mod top;
 
 use std::process::ExitCode;
 
@@ -28,6 +32,8 @@ enum Command {
     Driver(driver_cmd::DriverArgs),
     Run(run_cmd::RunArgs),
     Ls(ls::LsArgs),
+    Top(top::TopArgs),
+    Stats(stats::StatsArgs),
     Demo(demo::DemoArgs),
     Bench(pd_bench::cli::BenchArgs),
     Doctor(doctor::DoctorArgs),
@@ -53,6 +59,8 @@ fn main() -> ExitCode {
         Command::Driver(args) => driver_cmd::main(&args),
         Command::Run(args) => run_cmd::main(args),
         Command::Ls(args) => ls::main(&args),
+        Command::Top(args) => top::main(&args),
+        Command::Stats(args) => stats::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Bench(args) => pd_bench::cli::main(&args),
         Command::Doctor(args) => doctor::main(&args),

@@ -1,3 +1,4 @@
+use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
 use pd_abi::{Command, Event, Frame, Request};
 
 /// Types that any bytes may inhabit and that consist of whole, aligned 64-bit words.
@@ -33,3 +34,4 @@ macro_rules! pod {
     )+};
 }
 pod!(Command, Request, Event, Frame);
+pod!(Header, Gauges, AgentCounters, ClientCounters, FlowCounters);

@@ -7,7 +7,6 @@ mod words;
 
 use pd_driver::{HugepageUse, Violation};
 use pd_tests::{alone, descriptors, Bystander, Raw, TestDriver};
-use std::sync::atomic::Ordering;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
@@ -54,7 +53,7 @@ fn settled_descriptors() -> usize {
 
 impl Scene {
     fn cut_offs(&self) -> u64 {
-        self.driver.metrics().clients_cut_off.load(Ordering::Relaxed)
+        self.driver.metrics().clients_cut_off
     }
 
     /// Waits until the driver hangs up on `raw` for this reason, and has counted it.

@@ -159,7 +159,7 @@ fn stale_and_foreign_socket_ids_are_refused() {
         SocketId(0),
     ];
     let addr: SocketAddr = ([127, 0, 0, 1], 9).into();
-    let dropped = || scene.driver.metrics().sends_dropped.load(Ordering::Relaxed);
+    let dropped = || scene.driver.metrics().sends_dropped;
     for id in stale {
         for operation in [
             Operation::Bind,

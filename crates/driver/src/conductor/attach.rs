@@ -136,7 +136,8 @@ impl Conductor {
         });
         let mover = self.next_mover;
         self.next_mover = (mover + 1) % self.movers.len();
-        self.clients[id as usize] = Some(Client::new(identity, socket, mover));
+        self.serial += 1;
+        self.clients[id as usize] = Some(Client::new(self.serial, identity, socket, mover));
         self.attached += 1;
     }
 

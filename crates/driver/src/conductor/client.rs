@@ -23,6 +23,8 @@ pub enum Phase {
 
 #[derive(Debug)]
 pub struct Client {
+    /// A number that no other client has or will have.
+    pub serial: u64,
     pub identity: Identity,
     pub socket: OwnedFd,
     pub phase: Phase,
@@ -91,8 +93,9 @@ pub struct Connected {
 }
 
 impl Client {
-    pub fn new(identity: Identity, socket: OwnedFd, mover: MoverId) -> Self {
+    pub fn new(serial: u64, identity: Identity, socket: OwnedFd, mover: MoverId) -> Self {
         Self {
+            serial,
             identity,
             socket,
             phase: Phase::Greeting,

@@ -16,9 +16,7 @@ use crate::clock::Clock;
 use crate::identity::NamespaceId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
-use crate::messages::{
-    ClientId, Endpoint, Finish, FlowCounters, FlowId, MoverId, ToConductor, ToMover, Violation,
-};
+use crate::messages::{ClientId, Endpoint, Finish, FlowId, MoverId, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::StartError;
@@ -28,6 +26,7 @@ use pd_abi::layout::ENDED;
 use pd_abi::{Frame, FrameKind};
 use rustix::event::epoll;
 use rustix::io::Errno;
+use rustix::pipe::{pipe_with, PipeFlags};
 use rustix::time::Timespec;
 use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
@@ -59,6 +58,10 @@ pub struct Conductor {
     warned_exhausted: Option<Duration>,
     registered: HashMap<NamespaceId, OwnedFd>,
     next_mover: MoverId,
+    /// Clients and connections numbered so far.
+    serial: u64,
+    /// A pipe that hangs up when the driver is no more: its reading end goes with the counter region.
+    alive: (OwnedFd, OwnedFd),
 
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -75,7 +78,8 @@ struct Connection {
     sides: [Option<(ClientId, Slot)>; 2],
     movers: [MoverId; 2],
     done: [bool; 2],
-    counters: [Arc<FlowCounters>; 2],
+    /// A number that no other connection has or will have.
+    serial: u64,
 }
 
 const TOKEN_INBOX: u64 = 0;
@@ -123,6 +127,8 @@ impl Conductor {
             warned_exhausted: None,
             registered: HashMap::new(),
             next_mover: 0,
+            serial: 0,
+            alive: pipe_with(PipeFlags::CLOEXEC)?,
             epoll,
             listener,
             admin,
@@ -143,6 +149,7 @@ impl Conductor {
             self.carry_out(message);
         }
         self.messages = messages;
+        self.set_gauges();
         true
     }
 
@@ -166,6 +173,7 @@ impl Conductor {
                 _ => {}
             }
         }
+        self.set_gauges();
     }
 
     /// When [`Self::tick`] wants to be called; never, if none.
@@ -255,7 +263,8 @@ impl Conductor {
     fn endpoint(&self, client: ClientId, slot: Slot) -> Option<Endpoint> {
         let state = self.client(client)?;
         let memory = Arc::clone(state.memory.as_ref()?);
-        Some(Endpoint { client, slot, generation: state.generation(slot), memory, mover: state.mover })
+        let (serial, generation) = (state.serial, state.generation(slot));
+        Some(Endpoint { client, serial, slot, generation, memory, mover: state.mover })
     }
 
     fn flow_done(&mut self, flow: FlowId) {
@@ -266,6 +275,7 @@ impl Conductor {
             return;
         }
         let sides = connection.sides;
+        Metrics::add(&self.metrics.connections_closed, 1);
         self.connections[index as usize] = None;
         self.free_connections.push(index);
         for (client, slot) in sides.into_iter().flatten() {
@@ -308,6 +318,7 @@ impl Conductor {
             return;
         }
         let attached = client.memory.is_some();
+        let left = u64::from(matches!(client.phase, Phase::Attached));
         client.phase = Phase::Leaving;
         let (mover, pid, namespace) = (client.mover, client.identity.pid, client.identity.namespace);
         if let Some(violation) = violation {
@@ -323,6 +334,7 @@ impl Conductor {
             let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
         }
         self.attached -= 1;
+        Metrics::add(&self.metrics.clients_left, left);
         let now = self.clock.now();
         let deadline = if violation.is_some() { now } else { now + GRACE };
         if attached {

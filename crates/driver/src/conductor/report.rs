@@ -3,13 +3,14 @@ use super::client::{Client, RegionUse, SocketState};
 use super::{token, Conductor, Registration, TOKEN_REGISTERED};
 use crate::admin::{self, Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::identity::{self, network_namespace};
+use pd_abi::counters::Gauges;
 use rustix::event::epoll;
 use rustix::net::{accept_with, SocketFlags};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Longest line that the admin socket takes.
@@ -38,6 +39,12 @@ impl Conductor {
                 serde_json::from_str::<Ask>(&line).map_err(|e| format!("not a question of ours: {e}"))
             }) {
                 Ok(Ask::List) => Answer::Report(Box::new(self.report())),
+                Ok(Ask::Counters) => {
+                    // A short line on a fresh socket: there is room for it.
+                    let fds = [self.metrics.region().fd(), self.alive.0.as_fd()];
+                    let _ = admin::send_with(&stream, &Answer::Counters, &fds);
+                    continue;
+                }
                 Ok(Ask::Register { name, tenant, pid, addresses }) => {
                     match self.register(pid, Registration { name, tenant, addresses }) {
                         Ok(()) => Answer::Done,
@@ -90,6 +97,14 @@ impl Conductor {
         });
     }
 
+    /// Tells the readers of the counter region how things stand.
+    pub(super) fn set_gauges(&self) {
+        self.metrics.set_gauges(&Gauges {
+            memory_used_bytes: self.pool.usage().0,
+            rings_waiting: self.waiting_rings.len() as u64,
+        });
+    }
+
     fn report(&self) -> Report {
         let (memory_used_bytes, memory_budget_bytes) = self.pool.usage();
         let clients = self.clients.iter().enumerate();
@@ -105,21 +120,25 @@ impl Conductor {
                     _ => None,
                 }
             };
+            let flow = |at: u32| self.metrics.region().flow(2 * index as u32 + at, entry.serial);
+            let flows = [0, 1].map(|at| flow(at).unwrap_or_default());
             Some(ConnectionReport {
                 connection: index as u32,
+                serial: entry.serial,
                 from: side(0),
                 to: side(1),
-                bytes: [0, 1].map(|at| entry.counters[at].bytes.load(Relaxed)),
-                messages: [0, 1].map(|at| entry.counters[at].messages.load(Relaxed)),
+                bytes: flows.map(|flow| flow.bytes),
+                messages: flows.map(|flow| flow.messages),
             })
         });
+        let total = self.metrics.region().total();
         Report {
             memory_used_bytes,
             memory_budget_bytes,
             rings_waiting: self.waiting_rings.len(),
             clients,
             connections: connections.collect(),
-            metrics: admin::metrics(&self.metrics),
+            metrics: total.entries().map(|(name, value)| (name.to_owned(), value)).collect(),
         }
     }
 
@@ -139,6 +158,7 @@ impl Conductor {
         });
         ClientReport {
             client: id,
+            serial: client.serial,
             pid: client.identity.pid,
             uid: client.identity.uid,
             container: registration.map(|r| r.name.clone()),

@@ -11,7 +11,6 @@ use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 
 /// An answer without its tag.
 type Answer = Result<Event, Errno>;
@@ -219,7 +218,8 @@ impl Conductor {
         else {
             return Err(Errno::CONNREFUSED);
         };
-        let counters: [Arc<_>; 2] = Default::default();
+        self.serial += 1;
+        let serial = self.serial;
         let movers = [mover, destination.mover];
         let (there, back) = (index * 2, index * 2 + 1);
         for (flow, from, to, at, send_ring_bytes) in
@@ -236,14 +236,14 @@ impl Conductor {
                 source: from.clone(),
                 destination: to.clone(),
                 send_ring_bytes,
-                counters: Arc::clone(&counters[at]),
+                serial,
             });
         }
         self.connections[index as usize] = Some(Connection {
             sides: [Some((id, socket.slot())), Some((peer, peer_slot))],
             movers,
             done: [false; 2],
-            counters,
+            serial,
         });
         Metrics::add(&self.metrics.connections_made, 1);
         self.queue(peer, peer_listener, peer_slot);

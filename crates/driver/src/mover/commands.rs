@@ -1,7 +1,7 @@
 //! What the conductor tells a mover to do.
 use super::channel::Channel;
 use super::flow::Flow;
-use super::{channel_of, flow_of, put, token, Client, Mover, Socket};
+use super::{channel_of, counting, flow_of, put, token, Client, Mover, Socket};
 use crate::memory::Slot;
 use crate::messages::{ClientId, FlowId, Ring, ToConductor, ToMover};
 use pd_abi::layout::socket_status;
@@ -76,9 +76,10 @@ impl Mover {
                 }
             }
             ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
-            ToMover::AddFlow { flow, source, destination, send_ring_bytes, counters } => {
+            ToMover::AddFlow { flow, source, destination, send_ring_bytes, serial } => {
                 let (client, slot) = (source.client, source.slot);
-                let added = Flow::new(flow, source, destination, send_ring_bytes, counters, self.now);
+                let added = Flow::new(flow, source, destination, send_ring_bytes, serial, self.now);
+                counting::open(&self.metrics, self.settings.id, &added);
                 put(&mut self.flows, flow as usize, Box::new(added));
                 if let Some(socket) = self.socket_mut(client, slot) {
                     socket.outgoing = Some(flow);

@@ -1,15 +1,15 @@
 //! One direction of a connection: from the sends of one socket to the receive ring of another
 //! (paper, section III-E).
+use super::counting::Moved;
 use super::table::BufferTable;
 use crate::memory::ClientMemory;
-use crate::messages::{Endpoint, Finish, FlowCounters, FlowId, Ring, Violation};
+use crate::messages::{Endpoint, Finish, FlowId, Ring, Violation};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Command, CommandType, TableId};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A receiver is woken when all that was sent is delivered, when its ring is full, or when this much is:
@@ -23,7 +23,7 @@ pub struct Flow {
     pub id: FlowId,
     pub source: Endpoint,
     pub destination: Endpoint,
-    counters: Arc<FlowCounters>,
+    pub serial: u64,
 
     /// Sends accepted and not yet completed, oldest first.
     sbt: BufferTable,
@@ -84,6 +84,7 @@ pub enum Pump {
 pub struct News {
     pub source: bool,
     pub destination: bool,
+    pub moved: Moved,
 }
 
 impl Flow {
@@ -92,14 +93,14 @@ impl Flow {
         source: Endpoint,
         destination: Endpoint,
         send_ring_bytes: u64,
-        counters: Arc<FlowCounters>,
+        serial: u64,
         now: Duration,
     ) -> Self {
         Self {
             id,
             source,
             destination,
-            counters,
+            serial,
             sbt: BufferTable::new(send_ring_bytes),
             cursor: (0, 0),
             oldest_delivered: 0,
@@ -320,7 +321,7 @@ impl Flow {
         let mut news = News::default();
         let Endpoint { slot, generation, ref memory, .. } = self.destination;
         if self.delivered != self.published.0 {
-            self.counters.bytes.store(self.delivered, Ordering::Relaxed);
+            news.moved.bytes = self.delivered - self.published.0;
             self.published.0 = self.delivered;
             self.last_active = now;
             memory.publish_u64(slot, socket_status::RECV_PRODUCER, self.delivered);
@@ -334,16 +335,18 @@ impl Flow {
             }
             if self.destination_taken {
                 let woke = self.recv_waker.wake(&memory.recv_wait(slot), self.delivered);
+                news.moved.destination_woken = woke.into();
                 news.destination = woke || wants_event(memory, slot);
             }
         }
         if self.sends_done != self.published.1 {
-            self.counters.messages.store(self.sends_done, Ordering::Relaxed);
+            news.moved.messages = self.sends_done - self.published.1;
             self.published.1 = self.sends_done;
             let Endpoint { slot, ref memory, .. } = self.source;
             if !self.source_gone() {
                 memory.publish_u64(slot, socket_status::SEND_CONSUMER, self.sends_done);
                 news.source = self.send_waker.wake(&memory.send_wait(slot), self.sends_done);
+                news.moved.source_woken = news.source.into();
             }
         }
         if !self.end_published && self.is_drained() {

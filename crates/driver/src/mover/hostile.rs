@@ -213,7 +213,8 @@ impl World {
         let settings = MoverSettings { id: 0, spin_pauses: 0, ring_idle: Duration::from_secs(1) };
         let engine = pd_engine::by_name(engine).expect("an engine");
         let inboxes = [Arc::clone(&inbox)];
-        let (as_clock, metrics) = (Arc::clone(&clock), Arc::new(Metrics::default()));
+        let counters = crate::metrics::region(1, 4, 4, 0).expect("memory");
+        let (as_clock, metrics) = (Arc::clone(&clock), Arc::new(Metrics::new(&counters, 1)));
         let mover = Mover::new(settings, as_clock, &engine, &inboxes, Arc::clone(&outbox), metrics);
         let mut world = Self {
             clock,
@@ -321,6 +322,7 @@ impl World {
         for (flow, source, destination) in [(flow, one, other), (flow + 1, other, one)] {
             let endpoint = |(client, slot): (ClientId, Slot)| Endpoint {
                 client,
+                serial: u64::from(client) + 1,
                 slot,
                 generation: GENERATION,
                 memory: Arc::clone(&self.parties[client as usize].memory),
@@ -333,7 +335,7 @@ impl World {
                 source: endpoint(source),
                 destination: endpoint(destination),
                 send_ring_bytes: SEND_RING_BYTES,
-                counters: Arc::default(),
+                serial: u64::from(flow / 2) + 1,
             });
         }
     }

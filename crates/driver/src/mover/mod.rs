@@ -5,6 +5,7 @@
 //! state it makes no system call, allocation, lock or log line per message.
 mod channel;
 mod commands;
+mod counting;
 mod engines;
 mod events;
 mod flow;

@@ -1,4 +1,5 @@
 //! Flows in turn: copies submitted and reaped, both sides told, flows ended and forgotten.
+use super::counting::{self, Moved};
 use super::flow::{Flow, News, Pump};
 use super::{flow_of, Mover, COMMANDS_PER_TURN, LOAD_MESSAGE_BYTES};
 use crate::messages::{ClientId, FlowId, ToConductor, Violation};
@@ -65,6 +66,8 @@ impl Mover {
                 }
                 Ok(Pump::Full) => {
                     flow.blocked = true;
+                    let full = Moved { rings_full: 1, ..Moved::default() };
+                    counting::count(&self.metrics, self.settings.id, flow, &full);
                     self.touch(id);
                     if self.blocked.len() < BLOCKED_POLLED_MAX {
                         self.blocked.push(id);
@@ -151,6 +154,7 @@ impl Mover {
             let Some(flow) = flow_of(&mut self.flows, id) else { continue };
             flow.touched = false;
             let news = flow.publish(self.now);
+            counting::count(&self.metrics, self.settings.id, flow, &news.moved);
             self.tell(id, news);
             self.settle(id);
         }

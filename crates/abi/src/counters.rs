@@ -1,0 +1,269 @@
+//! The counter region: what the driver has done so far, for those who may use its admin socket.
+//!
+//! One memory file, made by the driver, sealed, and handed out read-only. Every line has one writer, which stores
+//! whole words without any ordering; a reader sees each word as of some moment, and words of one line as of
+//! nearly the same. Counters only ever grow, so that two looks and a subtraction give a rate.
+//!
+//! | what | lines | written by |
+//! |---|---|---|
+//! | [`Header`] | 1 | the driver, before it hands the region out |
+//! | [`Gauges`] | 1 | conductor |
+//! | [`AgentCounters`] | one for each agent: the conductor, then the movers | that agent |
+//! | [`ClientCounters`] | for each mover, one for each client | that mover |
+//! | [`FlowCounters`] | one for each direction of a connection | the mover that serves it |
+//!
+//! Lines of clients and flows are used again and again. Each carries the serial of its user, a number from 1 up
+//! that is never used twice: the writer stores 0, clears the rest, and stores the serial last (release); a reader
+//! looks at the serial before (acquire) and after.
+use crate::limits::{LINE_BYTES, PAGE_BYTES};
+use core::mem::{offset_of, size_of};
+
+/// Version of this module's layout. Grows without [`crate::VERSION`], which clients know.
+pub const VERSION: u32 = 1;
+/// First word of the region: "PipeCnt1", little endian.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeCnt1");
+
+/// Counters of 64 bits, in the order of their declaration.
+macro_rules! counters {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$doc])* pub $field: u64,)+
+        }
+
+        impl $name {
+            /// Names and values, in order.
+            pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($field), self.$field)),+].into_iter()
+            }
+
+            /// Word by word, both together.
+            #[must_use]
+            pub fn plus(&self, other: &Self) -> Self {
+                Self { $($field: self.$field.wrapping_add(other.$field)),+ }
+            }
+
+            /// Word by word, what has been added since `earlier`; 0 where it was more then.
+            #[must_use]
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self { $($field: self.$field.saturating_sub(earlier.$field)),+ }
+            }
+        }
+    };
+}
+
+/// What the region holds. Nothing in it changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// [`VERSION`].
+    pub version: u32,
+    /// Movers.
+    pub movers: u32,
+    /// Clients that each mover has lines for.
+    pub clients: u32,
+    /// Connections that there are lines for, two each.
+    pub connections: u32,
+    /// When the driver started, in nanoseconds of `CLOCK_REALTIME`.
+    pub started_ns: u64,
+    /// Bytes that the regions of all clients may have.
+    pub memory_budget_bytes: u64,
+    /// Zero.
+    pub reserved: [u64; 3],
+}
+
+counters! {
+    /// How things stand. Unlike the rest, these go up and down.
+    Gauges {
+        /// Bytes of all clients' regions.
+        memory_used_bytes,
+        /// Flows that wait for memory for their receive ring.
+        rings_waiting,
+    }
+}
+
+counters! {
+    /// What one agent has done. The driver has done the sum.
+    AgentCounters {
+        /// Clients that attached.
+        clients_attached,
+        /// Clients that left, died or were cut off after they had attached.
+        clients_left,
+        /// Clients refused or cut off.
+        clients_cut_off,
+        /// Times that nobody was accepted for a while, because no descriptors were left.
+        accepts_paused,
+        /// Connections made.
+        connections_made,
+        /// Connections that are over in both directions.
+        connections_closed,
+        /// Requests answered with an errno.
+        requests_refused,
+        /// Sends on sockets that were not connected any more.
+        sends_dropped,
+        /// Bytes delivered.
+        bytes_delivered,
+        /// Sends completed.
+        messages_completed,
+        /// Times that a receive ring was full with more to deliver.
+        rings_full,
+        /// Times that a flow had to wait for memory for its ring.
+        rings_denied,
+        /// Sleeping clients woken: receivers of bytes, and senders that waited for room.
+        wake_ups,
+        /// Times that a mover slept.
+        mover_sleeps,
+        /// Commands that an engine failed and the cpu engine did again.
+        commands_redone,
+        /// Engines no longer used because they kept failing.
+        engines_quarantined,
+    }
+}
+
+counters! {
+    /// What one mover has moved for one client.
+    ClientCounters {
+        /// Whose line this is; 0: nobody's.
+        serial,
+        /// Bytes delivered that it had sent.
+        bytes_sent,
+        /// Its sends completed.
+        messages_sent,
+        /// Bytes delivered to it.
+        bytes_received,
+        /// Sends to it completed.
+        messages_received,
+        /// Times that one of its receive rings was full with more to deliver.
+        rings_full,
+        /// Times that it was woken.
+        wake_ups,
+    }
+}
+
+counters! {
+    /// What was moved in one direction of a connection.
+    FlowCounters {
+        /// Whose line this is: the connection's serial; 0: nobody's.
+        serial,
+        /// Bytes delivered.
+        bytes,
+        /// Sends completed.
+        messages,
+        /// Times that the receive ring was full with more to deliver.
+        rings_full,
+        /// Times that sender or receiver were woken.
+        wake_ups,
+    }
+}
+
+/// How many lines there are. Places are offsets from the start of the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Movers.
+    pub movers: u32,
+    /// Clients.
+    pub clients: u32,
+    /// Connections.
+    pub connections: u32,
+}
+
+/// Place of [`Header`].
+pub const HEADER: usize = 0;
+/// Place of [`Gauges`].
+pub const GAUGES: usize = LINE_BYTES;
+/// From one agent's line to the next.
+pub const AGENT_STRIDE: usize = 512;
+/// From one client's or flow's line to the next.
+pub const LINE_STRIDE: usize = LINE_BYTES;
+
+impl Shape {
+    /// The place of an agent's [`AgentCounters`]: 0 is the conductor, 1 the first mover.
+    pub const fn agent(&self, agent: u32) -> usize {
+        PAGE_BYTES + agent as usize * AGENT_STRIDE
+    }
+
+    /// The place of a client's [`ClientCounters`] of `mover`.
+    pub const fn client(&self, mover: u32, client: u32) -> usize {
+        let agents = self.agent(self.movers + 1).next_multiple_of(PAGE_BYTES);
+        agents + (mover as usize * self.clients as usize + client as usize) * LINE_STRIDE
+    }
+
+    /// The place of a flow's [`FlowCounters`].
+    pub const fn flow(&self, flow: u32) -> usize {
+        let clients = self.client(self.movers, 0).next_multiple_of(PAGE_BYTES);
+        clients + flow as usize * LINE_STRIDE
+    }
+
+    /// Bytes of the whole region: whole pages, which come into being when they are used.
+    pub const fn bytes(&self) -> usize {
+        self.flow(2 * self.connections).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Whether a driver can have so many: what a reader may believe.
+    pub const fn is_sane(&self) -> bool {
+        self.movers >= 1
+            && self.movers <= MOVERS_MAX
+            && self.clients <= CLIENTS_MAX
+            && self.connections <= CONNECTIONS_MAX
+    }
+}
+
+/// Most movers of a driver.
+pub const MOVERS_MAX: u32 = 64;
+/// Most clients of a driver: their numbers have 16 bits.
+pub const CLIENTS_MAX: u32 = 1 << 16;
+/// Most connections of a driver.
+pub const CONNECTIONS_MAX: u32 = 1 << 24;
+
+const _: () = {
+    assert!(size_of::<Header>() == 64);
+    assert!(offset_of!(Header, version) == 8 && offset_of!(Header, movers) == 12);
+    assert!(offset_of!(Header, clients) == 16 && offset_of!(Header, connections) == 20);
+    assert!(offset_of!(Header, started_ns) == 24 && offset_of!(Header, memory_budget_bytes) == 32);
+    assert!(HEADER + size_of::<Header>() <= GAUGES && GAUGES + size_of::<Gauges>() <= PAGE_BYTES);
+    assert!(size_of::<Gauges>() == 16 && offset_of!(Gauges, rings_waiting) == 8);
+    assert!(size_of::<AgentCounters>() == 128 && size_of::<AgentCounters>() <= AGENT_STRIDE);
+    assert!(offset_of!(AgentCounters, bytes_delivered) == 64);
+    assert!(offset_of!(AgentCounters, engines_quarantined) == 120);
+    assert!(size_of::<ClientCounters>() == 56 && size_of::<ClientCounters>() <= LINE_STRIDE);
+    assert!(offset_of!(ClientCounters, serial) == 0 && offset_of!(ClientCounters, wake_ups) == 48);
+    assert!(size_of::<FlowCounters>() == 40 && size_of::<FlowCounters>() <= LINE_STRIDE);
+    assert!(offset_of!(FlowCounters, serial) == 0 && offset_of!(FlowCounters, wake_ups) == 32);
+    assert!(AGENT_STRIDE % LINE_BYTES == 0 && LINE_STRIDE % LINE_BYTES == 0);
+    // The whole region of the largest shape can be addressed.
+    let largest = Shape { movers: MOVERS_MAX, clients: CLIENTS_MAX, connections: CONNECTIONS_MAX };
+    assert!(largest.bytes() < 1 << 32);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_different_writers_share_no_cache_line_and_fill_the_region() {
+        let shape = Shape { movers: 3, clients: 5, connections: 7 };
+        let mut places = std::vec![HEADER, GAUGES];
+        places.extend((0..4).map(|agent| shape.agent(agent)));
+        places.extend((0..3).flat_map(|mover| (0..5).map(move |client| shape.client(mover, client))));
+        places.extend((0..14).map(|flow| shape.flow(flow)));
+        assert!(places.iter().all(|place| place % LINE_BYTES == 0));
+        assert!(places.windows(2).all(|pair| pair[0] + LINE_STRIDE <= pair[1]), "{places:?}");
+        assert!(places[places.len() - 1] + LINE_STRIDE <= shape.bytes());
+        assert_eq!(shape.bytes() % PAGE_BYTES, 0);
+    }
+
+    #[test]
+    fn sums_and_differences_are_word_by_word() {
+        let one = FlowCounters { serial: 1, bytes: 10, messages: 2, rings_full: 0, wake_ups: 5 };
+        let other = FlowCounters { serial: 1, bytes: 4, messages: 3, rings_full: 0, wake_ups: 1 };
+        let more = one.since(&other);
+        assert_eq!((more.bytes, more.messages, more.wake_ups), (6, 0, 4));
+        assert_eq!(one.plus(&other).bytes, 14);
+        let names: std::vec::Vec<_> = one.entries().map(|(name, _)| name).collect();
+        assert_eq!(names, ["serial", "bytes", "messages", "rings_full", "wake_ups"]);
+    }
+}

@@ -1,0 +1,127 @@
+//! What has been moved, for whom: in the lines of the counter region that are this mover's.
+use super::flow::Flow;
+use crate::messages::{Endpoint, MoverId};
+use crate::metrics::Metrics;
+use pd_abi::counters::{ClientCounters, FlowCounters, Shape};
+use pd_shm::counters::{CLIENT_WORDS, FLOW_WORDS};
+use std::mem::offset_of;
+
+/// News of a flow, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes delivered.
+    pub bytes: u64,
+    /// Sends completed.
+    pub messages: u64,
+    /// Times that the receive ring was full.
+    pub rings_full: u64,
+    /// Times that the sender was woken.
+    pub source_woken: u64,
+    /// Times that the receiver was woken.
+    pub destination_woken: u64,
+}
+
+/// A flow begins: lines for it and for both of its clients.
+pub fn open(metrics: &Metrics, mover: MoverId, flow: &Flow) {
+    let region = metrics.region();
+    for end in [&flow.source, &flow.destination] {
+        if let Some(at) = client_line(region.shape(), mover, end) {
+            if region.serial(at) != end.serial {
+                region.open_line(at, end.serial, CLIENT_WORDS);
+            }
+        }
+    }
+    if let Some(at) = flow_line(region.shape(), flow) {
+        region.open_line(at, flow.serial, FLOW_WORDS);
+    }
+}
+
+/// Counts what a flow has moved.
+pub fn count(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved) {
+    if *moved == Moved::default() {
+        return;
+    }
+    let (region, wake_ups) = (metrics.region(), moved.source_woken + moved.destination_woken);
+    metrics.bytes_delivered.add(moved.bytes);
+    metrics.messages_completed.add(moved.messages);
+    metrics.rings_full.add(moved.rings_full);
+    metrics.wake_ups.add(wake_ups);
+    if let Some(at) = flow_line(region.shape(), flow) {
+        region.add(at + offset_of!(FlowCounters, bytes), moved.bytes);
+        region.add(at + offset_of!(FlowCounters, messages), moved.messages);
+        region.add(at + offset_of!(FlowCounters, rings_full), moved.rings_full);
+        region.add(at + offset_of!(FlowCounters, wake_ups), wake_ups);
+    }
+    // The line of a client that has gone may be another's by now.
+    let line = |end| client_line(region.shape(), mover, end).filter(|&at| region.serial(at) == end.serial);
+    if let Some(at) = line(&flow.source) {
+        region.add(at + offset_of!(ClientCounters, bytes_sent), moved.bytes);
+        region.add(at + offset_of!(ClientCounters, messages_sent), moved.messages);
+        region.add(at + offset_of!(ClientCounters, wake_ups), moved.source_woken);
+    }
+    if let Some(at) = line(&flow.destination) {
+        region.add(at + offset_of!(ClientCounters, bytes_received), moved.bytes);
+        region.add(at + offset_of!(ClientCounters, messages_received), moved.messages);
+        region.add(at + offset_of!(ClientCounters, rings_full), moved.rings_full);
+        region.add(at + offset_of!(ClientCounters, wake_ups), moved.destination_woken);
+    }
+}
+
+fn client_line(shape: Shape, mover: MoverId, end: &Endpoint) -> Option<usize> {
+    let client = u32::from(end.client);
+    (client < shape.clients).then(|| shape.client(mover as u32, client))
+}
+
+fn flow_line(shape: Shape, flow: &Flow) -> Option<usize> {
+    (flow.id / 2 < shape.connections).then(|| shape.flow(flow.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::ClientMemory;
+    use pd_shm::counters::CounterView;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    fn flow(id: u32, serial: u64, source: (u16, u64), destination: (u16, u64)) -> Flow {
+        let end = |(client, serial): (u16, u64)| Endpoint {
+            client,
+            serial,
+            slot: 0,
+            generation: 1,
+            memory: Arc::new(ClientMemory::new(client.into()).unwrap().0),
+            mover: 0,
+        };
+        Flow::new(id, end(source), end(destination), 1 << 20, serial, Duration::ZERO)
+    }
+
+    #[test]
+    fn late_bytes_of_a_client_that_has_gone_are_not_the_next_ones() {
+        let region = crate::metrics::region(1, 2, 2, 0).unwrap();
+        let (view, metrics) = (CounterView::new(region.fd()).unwrap(), Metrics::new(&region, 1));
+        let moved = Moved { bytes: 10, messages: 1, destination_woken: 1, ..Moved::default() };
+        let old = flow(0, 5, (0, 1), (1, 2));
+        open(&metrics, 0, &old);
+        count(&metrics, 0, &old, &moved);
+        let (a, b) = (view.client(0, 1), view.client(1, 2));
+        assert_eq!((a.bytes_sent, a.wake_ups, b.bytes_received, b.wake_ups), (10, 0, 10, 1));
+        assert_eq!(view.flow(0, 5).map(|line| (line.bytes, line.messages, line.wake_ups)), Some((10, 1, 1)));
+
+        open(&metrics, 0, &flow(2, 6, (0, 3), (1, 2)));
+        count(&metrics, 0, &old, &moved);
+        assert_eq!((view.client(0, 3).bytes_sent, view.client(1, 2).bytes_received), (0, 20));
+        assert_eq!(view.total().bytes_delivered, 20);
+    }
+
+    #[test]
+    fn who_has_no_line_is_counted_in_the_sum_only() {
+        let region = crate::metrics::region(1, 2, 2, 0).unwrap();
+        let (view, metrics) = (CounterView::new(region.fd()).unwrap(), Metrics::new(&region, 1));
+        let beyond = flow(1000, 1, (u16::MAX, 1), (300, 2));
+        open(&metrics, 0, &beyond);
+        count(&metrics, 0, &beyond, &Moved { bytes: 7, rings_full: 1, ..Moved::default() });
+        assert_eq!((view.total().bytes_delivered, view.total().rings_full), (7, 1));
+        assert_eq!(view.flow(1000, 1), None);
+    }
+}

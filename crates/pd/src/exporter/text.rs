@@ -1,0 +1,237 @@
+//! The page: OpenMetrics text. Every name is explained in `docs/metrics.md`.
+
+use std::fmt;
+
+use anyhow::{Context, Result};
+use pd_abi::counters::ClientCounters;
+use pd_driver::admin::ClientReport;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::live::Sample;
+
+/// What the page is.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The driver's counters: name in the region, name here (`_total` is added), meaning.
+const COUNTERS: [(&str, &str, &str); 16] = [
+    ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
+    ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
+    ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
+    ("accepts_paused", "pipedevice_accepts_paused", "Times that clients had to wait for want of descriptors"),
+    ("connections_made", "pipedevice_connections_made", "Connections made"),
+    ("connections_closed", "pipedevice_connections_closed", "Connections over in both directions"),
+    ("requests_refused", "pipedevice_requests_refused", "Requests answered with an errno"),
+    ("sends_dropped", "pipedevice_sends_dropped", "Sends on sockets not connected any more"),
+    ("bytes_delivered", "pipedevice_delivered_bytes", "Bytes delivered"),
+    ("messages_completed", "pipedevice_messages_completed", "Sends completed"),
+    ("rings_full", "pipedevice_rings_full", "Times that a receive ring was full with more to deliver"),
+    ("rings_denied", "pipedevice_rings_denied", "Times that a flow had to wait for memory for its ring"),
+    ("wake_ups", "pipedevice_wake_ups", "Sleeping clients woken"),
+    ("mover_sleeps", "pipedevice_mover_sleeps", "Times that a mover slept"),
+    ("commands_redone", "pipedevice_commands_redone", "Commands that an engine failed and cpu did again"),
+    (
+        "engines_quarantined",
+        "pipedevice_engines_quarantined",
+        "Engines no longer used because they kept failing",
+    ),
+];
+
+type OfClient = fn(&ClientReport, &ClientCounters) -> u64;
+
+/// Counters of each client, likewise.
+const CLIENT_COUNTERS: [(&str, &str, OfClient); 6] = [
+    ("pipedevice_client_sent_bytes", "Bytes delivered that the client had sent", |_, c| c.bytes_sent),
+    ("pipedevice_client_received_bytes", "Bytes delivered to the client", |_, c| c.bytes_received),
+    ("pipedevice_client_sent_messages", "The client's sends completed", |_, c| c.messages_sent),
+    ("pipedevice_client_received_messages", "Sends to the client completed", |_, c| c.messages_received),
+    ("pipedevice_client_rings_full", "Times that a receive ring of the client was full", |_, c| c.rings_full),
+    ("pipedevice_client_wake_ups", "Times that the client was woken", |_, c| c.wake_ups),
+];
+
+/// Gauges of each client.
+const CLIENT_GAUGES: [(&str, &str, OfClient); 3] = [
+    ("pipedevice_client_memory_bytes", "Bytes of the client's regions", |names, _| names.region_bytes),
+    ("pipedevice_client_ring_bytes", "Bytes of them that are receive rings in use", |names, _| {
+        names.ring_bytes
+    }),
+    ("pipedevice_client_sockets", "Sockets of the client", |names, _| names.sockets as u64),
+];
+
+/// The page for a sample.
+pub fn encode(sample: Sample) -> Result<String> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Page(sample)));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).context("cannot write the metrics")?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Page(Sample);
+
+impl Collector for Page {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let Page(sample) = self;
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        let mut info =
+            encoder.encode_descriptor("pipedevice_build", "The driver's version", None, MetricType::Info)?;
+        info.encode_info(&version)?;
+        let totals: std::collections::BTreeMap<_, _> = sample.totals.entries().collect();
+        for (field, name, help) in COUNTERS {
+            counter(&mut encoder, name, help, totals[field] as f64)?;
+        }
+        if let Some(cpu) = sample.cpu {
+            let help = "CPU time of the driver's process in seconds";
+            counter(&mut encoder, "process_cpu_seconds", help, cpu.as_secs_f64())?;
+        }
+        for (name, help, value) in gauges(sample) {
+            let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(value).encode(gauge)?;
+        }
+        for (name, help, of) in CLIENT_COUNTERS {
+            family(&mut encoder, sample, (name, help, of), MetricType::Counter)?;
+        }
+        for (name, help, of) in CLIENT_GAUGES {
+            family(&mut encoder, sample, (name, help, of), MetricType::Gauge)?;
+        }
+        Ok(())
+    }
+}
+
+fn gauges(sample: &Sample) -> [(&'static str, &'static str, f64); 7] {
+    let totals = &sample.totals;
+    let clients = totals.clients_attached.saturating_sub(totals.clients_left);
+    let connections = totals.connections_made.saturating_sub(totals.connections_closed);
+    [
+        (
+            "process_start_time_seconds",
+            "When the driver started, since 1970",
+            sample.header.started_ns as f64 * 1e-9,
+        ),
+        ("pipedevice_movers", "Threads that move bytes", f64::from(sample.header.movers)),
+        ("pipedevice_clients", "Clients attached", clients as f64),
+        ("pipedevice_connections", "Connections", connections as f64),
+        ("pipedevice_memory_used_bytes", "Bytes of all regions", sample.gauges.memory_used_bytes as f64),
+        (
+            "pipedevice_memory_budget_bytes",
+            "Bytes that they may have",
+            sample.header.memory_budget_bytes as f64,
+        ),
+        (
+            "pipedevice_rings_waiting",
+            "Flows that wait for memory for their ring",
+            sample.gauges.rings_waiting as f64,
+        ),
+    ]
+}
+
+fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: f64) -> fmt::Result {
+    let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    ConstCounter::new(value).encode(metric)
+}
+
+fn family(
+    encoder: &mut DescriptorEncoder,
+    sample: &Sample,
+    (name, help, of): (&str, &str, OfClient),
+    kind: MetricType,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+    for (names, counters) in sample.names.clients.iter().zip(&sample.clients) {
+        let labels = [
+            ("client", names.client.to_string()),
+            ("container", names.container.clone().unwrap_or_default()),
+            ("tenant", names.tenant.clone().unwrap_or_default()),
+        ];
+        let value = of(names, counters);
+        let mut one = metric.encode_family(&labels)?;
+        match kind {
+            MetricType::Counter => one.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
+            _ => one.encode_gauge(&value)?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::sample_for_tests;
+    use std::collections::{BTreeMap, HashSet};
+    use std::time::Instant;
+
+    /// Checks the text as a scraper would, and returns its samples. Every family is declared before its samples
+    /// and once, names keep to the conventions, values are numbers, and the end is marked.
+    fn check(text: &str) -> BTreeMap<String, f64> {
+        let body = text.strip_suffix("# EOF\n").expect("the end is marked");
+        let (mut types, mut helps, mut samples) = (BTreeMap::new(), HashSet::new(), BTreeMap::new());
+        for line in body.lines() {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                let (name, help) = rest.split_once(' ').expect("a help text");
+                assert!(!help.is_empty() && helps.insert(name.to_owned()), "{line}");
+            } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').expect("a type");
+                assert!(["counter", "gauge", "info"].contains(&kind), "{line}");
+                assert!(types.insert(name.to_owned(), kind.to_owned()).is_none(), "{line}");
+            } else {
+                let (series, value) = line.rsplit_once(' ').expect("a value");
+                let name = series.split('{').next().unwrap();
+                assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{line}");
+                let family =
+                    ["_total", "_info"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+                match types.get(family).map(String::as_str) {
+                    Some("counter") => assert!(name.ends_with("_total"), "{line}"),
+                    Some("gauge") => assert!(!name.ends_with("_total"), "{line}"),
+                    Some(_) => {}
+                    None => panic!("not declared: {line}"),
+                }
+                assert!(helps.contains(family), "{line}");
+                let value = value.parse::<f64>().expect("a number");
+                assert!(samples.insert(series.to_owned(), value).is_none(), "twice: {line}");
+            }
+        }
+        samples
+    }
+
+    #[test]
+    fn the_page_is_what_a_scraper_understands_and_says_what_was_counted() {
+        let samples = check(&encode(sample_for_tests(Instant::now(), 2000, 4)).unwrap());
+        let value = |name: &str| *samples.get(name).unwrap_or_else(|| panic!("no {name} in {samples:#?}"));
+        assert_eq!(value("pipedevice_delivered_bytes_total"), 6000.0);
+        assert_eq!(value("pipedevice_clients"), 3.0);
+        assert_eq!(value("pipedevice_memory_used_bytes"), f64::from(12 << 20));
+        assert_eq!(value("process_cpu_seconds_total"), 0.5);
+        let a = r#"{client="0",container="a",tenant="default"}"#;
+        assert_eq!(value(&format!("pipedevice_client_sent_bytes_total{a}")), 4000.0);
+        assert_eq!(value(&format!("pipedevice_client_memory_bytes{a}")), f64::from(4 << 20));
+        assert_eq!(value(r#"pipedevice_client_sent_bytes_total{client="2",container="",tenant=""}"#), 2000.0);
+    }
+
+    #[test]
+    fn names_of_containers_cannot_break_the_page() {
+        let mut sample = sample_for_tests(Instant::now(), 0, 1);
+        let names = std::sync::Arc::get_mut(&mut sample.names).unwrap();
+        names.clients[0].tenant = Some("a\"} 1\n# EOF\n\\".to_owned());
+        let text = encode(sample).unwrap();
+        check(&text);
+        assert!(text.contains(r#"tenant="a\"} 1\n# EOF\n\\""#), "{text}");
+    }
+
+    #[test]
+    fn every_counter_is_on_the_page_and_every_name_in_the_documentation() {
+        let known: Vec<_> = COUNTERS.iter().map(|(field, ..)| *field).collect();
+        for (field, _) in pd_abi::counters::AgentCounters::default().entries() {
+            assert!(known.contains(&field), "{field}");
+        }
+        let docs = include_str!("../../../../docs/metrics.md");
+        for series in check(&encode(sample_for_tests(Instant::now(), 0, 1)).unwrap()).keys() {
+            let name = series.split('{').next().unwrap();
+            assert!(docs.contains(&format!("`{name}`")), "{name} is not in docs/metrics.md");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The driver as it runs, watched from outside: numbers out of its counter region, names from its admin socket.
+//!
+//! Numbers change all the time and are read from shared memory, which costs the driver nothing. Names change when
+//! clients and connections come and go; the driver is asked for them then, and not more often than it likes.
+
+mod cpu;
+mod view;
+
+pub use view::{ConnectionView, ContainerView, DriverView, View};
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, Context, Result};
+use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
+use pd_driver::admin::{ask, counters, Answer, Ask, Counters, Report};
+
+/// Names are asked for at most this often, though they have changed,
+const NAMES_PAUSE: Duration = Duration::from_millis(500);
+/// and at least this often, for what changes without a trace in the counters: listeners, memory of a client.
+const NAMES_AGE_MAX: Duration = Duration::from_secs(5);
+
+/// The driver at a moment.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// When.
+    pub at: Instant,
+    /// What does not change while it runs.
+    pub header: Header,
+    /// Its process, if it can be seen from here.
+    pub pid: Option<u32>,
+    /// CPU time that it has used, likewise.
+    pub cpu: Option<Duration>,
+    /// What it has done.
+    pub totals: AgentCounters,
+    /// How things stand.
+    pub gauges: Gauges,
+    /// Names of clients and connections.
+    pub names: Arc<Report>,
+    /// For each client of `names`.
+    pub clients: Vec<ClientCounters>,
+    /// For each connection of `names`, there and back.
+    pub flows: Vec<[FlowCounters; 2]>,
+}
+
+/// A driver that is looked at now and then.
+#[derive(Debug)]
+pub struct Source {
+    admin_socket: PathBuf,
+    link: Option<Link>,
+}
+
+#[derive(Debug)]
+struct Link {
+    counters: Counters,
+    names: Arc<Report>,
+    asked: Instant,
+    /// Of the counters, when the names were asked for.
+    news: [u64; 4],
+}
+
+impl Source {
+    /// The driver at `admin_socket`, whether it runs or not.
+    pub fn new(admin_socket: &Path) -> Source {
+        Source { admin_socket: admin_socket.to_owned(), link: None }
+    }
+
+    /// Looks at the driver. One that was restarted since is another one, with another start.
+    pub fn sample(&mut self) -> Result<Sample> {
+        let mut link = match self.link.take().filter(|link| link.counters.is_live()) {
+            Some(link) => link,
+            None => Link::new(&self.admin_socket)?,
+        };
+        link.refresh(&self.admin_socket)?;
+        let sample = link.sample();
+        self.link = Some(link);
+        Ok(sample)
+    }
+}
+
+impl Link {
+    fn new(socket: &Path) -> Result<Link> {
+        let counters = counters(socket).with_context(|| {
+            format!(
+                "no driver answers at {} (start it with pd driver, or name its --admin-socket)",
+                socket.display()
+            )
+        })?;
+        let news = news(&counters.view.total());
+        Ok(Link { counters, names: names(socket)?, asked: Instant::now(), news })
+    }
+
+    fn refresh(&mut self, socket: &Path) -> Result<()> {
+        let (news, age) = (news(&self.counters.view.total()), self.asked.elapsed());
+        if age >= NAMES_AGE_MAX || (age >= NAMES_PAUSE && news != self.news) {
+            self.names = names(socket)?;
+            (self.asked, self.news) = (Instant::now(), news);
+        }
+        Ok(())
+    }
+
+    fn sample(&self) -> Sample {
+        let view = &self.counters.view;
+        let flow = |connection: u32, at: u32, serial: u64| {
+            view.flow(connection.saturating_mul(2).saturating_add(at), serial).unwrap_or_default()
+        };
+        Sample {
+            at: Instant::now(),
+            header: *view.header(),
+            pid: self.counters.pid,
+            cpu: self.counters.pid.and_then(cpu::of_process),
+            totals: view.total(),
+            gauges: view.gauges(),
+            clients: self.names.clients.iter().map(|c| view.client(c.client.into(), c.serial)).collect(),
+            flows: self
+                .names
+                .connections
+                .iter()
+                .map(|c| [0, 1].map(|at| flow(c.connection, at, c.serial)))
+                .collect(),
+            names: Arc::clone(&self.names),
+        }
+    }
+}
+
+fn names(socket: &Path) -> Result<Arc<Report>> {
+    match ask(socket, &Ask::List).context("the driver gives no names")? {
+        Answer::Report(report) => Ok(Arc::from(report)),
+        _ => bail!("the driver at {} is of another version", socket.display()),
+    }
+}
+
+/// What has changed when names have.
+fn news(totals: &AgentCounters) -> [u64; 4] {
+    [totals.clients_attached, totals.clients_left, totals.connections_made, totals.connections_closed]
+}
+
+/// A view of an invented driver.
+#[cfg(test)]
+pub use view::tests::{sample as sample_for_tests, view as view_for_tests};

@@ -1,0 +1,262 @@
+//! The state of `pd top` between two drawings, and what keys do to it. Knows neither terminal nor driver.
+
+use std::time::Duration;
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use super::columns::{Column, CONNECTIONS, CONTAINERS, SORT_AT_FIRST};
+use crate::live::{ConnectionView, ContainerView, View};
+
+/// Shortest and longest time between two looks.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+const INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// Which of the tables keys go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Focus {
+    /// The upper one.
+    Containers,
+    /// The lower one.
+    Connections,
+}
+
+/// How a table is shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TableState {
+    /// Column that it is sorted by.
+    pub sort: usize,
+    /// In the other direction.
+    pub reverse: bool,
+    /// Rows scrolled away.
+    pub offset: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct App {
+    /// What to show.
+    pub view: Option<View>,
+    /// Why there is nothing new to show.
+    pub problem: Option<String>,
+    /// Drivers that were seen to start since.
+    pub restarts: u32,
+    /// Time between two looks.
+    pub interval: Duration,
+    /// Nothing new is shown for now.
+    pub paused: bool,
+    /// The help is shown.
+    pub help: bool,
+    /// The filter is being typed.
+    pub typing: bool,
+    /// Rows without this are left out.
+    pub filter: String,
+    /// Where keys go.
+    pub focus: Focus,
+    /// The upper table.
+    pub containers: TableState,
+    /// The lower table.
+    pub connections: TableState,
+    /// It is time to end.
+    pub done: bool,
+}
+
+impl App {
+    /// The state at the start.
+    pub fn new(interval: Duration) -> App {
+        App {
+            view: None,
+            problem: None,
+            restarts: 0,
+            interval: interval.clamp(INTERVAL_MIN, INTERVAL_MAX),
+            paused: false,
+            help: false,
+            typing: false,
+            filter: String::new(),
+            focus: Focus::Containers,
+            containers: TableState { sort: SORT_AT_FIRST.0, ..TableState::default() },
+            connections: TableState { sort: SORT_AT_FIRST.1, ..TableState::default() },
+            done: false,
+        }
+    }
+
+    /// Takes what a look at the driver has shown.
+    pub fn take(&mut self, looked: Result<View, String>) {
+        match looked {
+            Ok(view) => {
+                let known = self.view.as_ref().map(|old| old.driver.started_ns);
+                self.restarts += u32::from(known.is_some_and(|started| started != view.driver.started_ns));
+                (self.view, self.problem) = (Some(view), None);
+            }
+            Err(problem) => self.problem = Some(problem),
+        }
+    }
+
+    /// A key was pressed.
+    pub fn press(&mut self, key: KeyEvent) {
+        if key.kind == KeyEventKind::Release {
+            return;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            self.done |= key.code == KeyCode::Char('c');
+            return;
+        }
+        if self.typing {
+            return self.press_typing(key.code);
+        }
+        if self.help {
+            // Any key closes it; q ends as ever.
+            self.help = false;
+            self.done = key.code == KeyCode::Char('q');
+            return;
+        }
+        match key.code {
+            KeyCode::Char('q') => self.done = true,
+            KeyCode::Esc if !self.filter.is_empty() => self.filter.clear(),
+            KeyCode::Esc => self.done = true,
+            KeyCode::Char('h' | '?') => self.help = true,
+            KeyCode::Char('p' | ' ') => self.paused = !self.paused,
+            KeyCode::Char('/') => self.typing = true,
+            KeyCode::Char('+') => self.interval = (self.interval * 2).min(INTERVAL_MAX),
+            KeyCode::Char('-') => self.interval = (self.interval / 2).max(INTERVAL_MIN),
+            KeyCode::Tab | KeyCode::BackTab => {
+                self.focus = match self.focus {
+                    Focus::Containers => Focus::Connections,
+                    Focus::Connections => Focus::Containers,
+                }
+            }
+            code => self.press_table(code),
+        }
+    }
+
+    fn press_typing(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => (self.typing, self.filter) = (false, String::new()),
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Char(c) if self.filter.len() < 64 => self.filter.push(c),
+            _ => {}
+        }
+    }
+
+    fn press_table(&mut self, code: KeyCode) {
+        let (table, columns) = match self.focus {
+            Focus::Containers => (&mut self.containers, CONTAINERS.len()),
+            Focus::Connections => (&mut self.connections, CONNECTIONS.len()),
+        };
+        match code {
+            KeyCode::Char('s') | KeyCode::Right => table.sort = (table.sort + 1) % columns,
+            KeyCode::Char('S') | KeyCode::Left => table.sort = (table.sort + columns - 1) % columns,
+            KeyCode::Char('r') => table.reverse = !table.reverse,
+            KeyCode::Down | KeyCode::Char('j') => table.offset = table.offset.saturating_add(1),
+            KeyCode::Up | KeyCode::Char('k') => table.offset = table.offset.saturating_sub(1),
+            KeyCode::PageDown => table.offset = table.offset.saturating_add(10),
+            KeyCode::PageUp => table.offset = table.offset.saturating_sub(10),
+            KeyCode::Home => table.offset = 0,
+            _ => {}
+        }
+    }
+
+    /// The containers to show, in order.
+    pub fn container_rows(&self) -> Vec<&ContainerView> {
+        let all = self.view.as_ref().map_or(&[][..], |view| &view.containers);
+        rows(all, &CONTAINERS, self.containers, &self.filter)
+    }
+
+    /// The connections to show, in order.
+    pub fn connection_rows(&self) -> Vec<&ConnectionView> {
+        let all = self.view.as_ref().map_or(&[][..], |view| &view.connections);
+        rows(all, &CONNECTIONS, self.connections, &self.filter)
+    }
+}
+
+fn rows<'a, T>(all: &'a [T], columns: &[Column<T>], state: TableState, filter: &str) -> Vec<&'a T> {
+    let filter = filter.to_lowercase();
+    let matches = |row: &&T| columns.iter().any(|column| (column.text)(row).to_lowercase().contains(&filter));
+    let mut rows: Vec<&T> = all.iter().filter(matches).collect();
+    rows.sort_by(|a, b| (columns[state.sort].order)(a, b));
+    if state.reverse {
+        rows.reverse();
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn app() -> App {
+        let mut app = App::new(Duration::from_secs(1));
+        app.take(Ok(crate::live::view_for_tests()));
+        app
+    }
+
+    fn press(app: &mut App, keys: &str) {
+        for key in keys.chars() {
+            let code = match key {
+                '\n' => KeyCode::Enter,
+                '\t' => KeyCode::Tab,
+                '\x1b' => KeyCode::Esc,
+                other => KeyCode::Char(other),
+            };
+            app.press(KeyEvent::new(code, KeyModifiers::NONE));
+        }
+    }
+
+    fn names(app: &App) -> Vec<&str> {
+        app.container_rows().iter().map(|c| c.name.as_str()).collect()
+    }
+
+    #[test]
+    fn rows_are_sorted_and_the_keys_change_how() {
+        let mut app = app();
+        assert_eq!(names(&app), ["a", "pid 1002", "b"], "by what they send");
+        press(&mut app, "s");
+        assert_eq!(names(&app)[0], "b", "by what they receive");
+        press(&mut app, "Sr");
+        assert_eq!(names(&app), ["b", "pid 1002", "a"]);
+        press(&mut app, "\tr");
+        assert_eq!(names(&app), ["b", "pid 1002", "a"], "the other table's");
+        assert_eq!(app.connection_rows()[0].connection, 1);
+    }
+
+    #[test]
+    fn the_filter_leaves_rows_out_and_escape_brings_them_back() {
+        let mut app = app();
+        press(&mut app, "/PID q\n");
+        assert!(!app.done, "a letter of the filter is no command");
+        assert_eq!(names(&app), Vec::<&str>::new());
+        press(&mut app, "\x1b/pid\n");
+        assert_eq!(names(&app), ["pid 1002"]);
+        assert_eq!(app.connection_rows().len(), 1);
+        press(&mut app, "\x1b");
+        assert_eq!(names(&app).len(), 3);
+        press(&mut app, "\x1b");
+        assert!(app.done);
+    }
+
+    #[test]
+    fn pause_help_interval_and_end() {
+        let mut app = app();
+        press(&mut app, "p?");
+        assert!(app.paused && app.help);
+        press(&mut app, "x");
+        assert!(!app.help && !app.done);
+        press(&mut app, &"-".repeat(20));
+        assert_eq!(app.interval, INTERVAL_MIN);
+        press(&mut app, &"+".repeat(20));
+        assert_eq!(app.interval, INTERVAL_MAX);
+        app.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
+        assert!(app.done);
+    }
+
+    #[test]
+    fn another_driver_is_noticed() {
+        let mut app = app();
+        app.take(Err("gone".into()));
+        assert!(app.problem.is_some() && app.view.is_some());
+        let mut view = crate::live::view_for_tests();
+        view.driver.started_ns += 1;
+        app.take(Ok(view));
+        assert_eq!((app.restarts, app.problem.as_deref()), (1, None));
+    }
+}
