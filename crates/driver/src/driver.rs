@@ -2,8 +2,10 @@
 use crate::clock::Clock;
 use crate::conductor::Conductor;
 use crate::mailbox::Mailbox;
+use crate::messages::ToConductor;
 use crate::metrics::Metrics;
 use crate::mover::{Mover, MoverSettings};
+use crate::policy::Policy;
 use crate::settings::Settings;
 use pd_engine::{Engine, EngineError};
 use rustix::io::Errno;
@@ -56,6 +58,7 @@ pub struct Driver {
     threads: Vec<JoinHandle<()>>,
     settings: Settings,
     metrics: Arc<Metrics>,
+    conductor: Arc<Mailbox<ToConductor>>,
 }
 
 impl Driver {
@@ -110,7 +113,12 @@ impl Driver {
             }
             spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(&mut conductor, stop)))?;
         }
-        Ok(Self { stop, threads, settings, metrics })
+        Ok(Self { stop, threads, settings, metrics, conductor: conductor_inbox })
+    }
+
+    /// Puts another policy in force, soon.
+    pub fn apply(&self, policy: Policy) {
+        self.conductor.send(ToConductor::Apply { policy: Box::new(policy) });
     }
 
     /// Its counters.

@@ -12,6 +12,12 @@ pub struct Metrics {
     pub accepts_paused: AtomicU64,
     /// Connections made.
     pub connections_made: AtomicU64,
+    /// Connections that the policy denied.
+    pub connections_denied: AtomicU64,
+    /// Connections beyond what their tenant may have.
+    pub connections_over_quota: AtomicU64,
+    /// Connections that a new policy ended.
+    pub connections_cut: AtomicU64,
     /// Requests answered with an errno.
     pub requests_refused: AtomicU64,
     /// Sends on sockets that were not connected any more.

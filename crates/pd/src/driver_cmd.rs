@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
-use pd_driver::{Driver, HugepageUse, Settings, SystemClock};
+use pd_driver::{Driver, HugepageUse, Policy, Settings, SystemClock};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,9 @@ pub struct Config {
     /// Group of `socket`; the driver's own if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_group: Option<String>,
+    /// Policy file, read again on SIGHUP; everything is allowed if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PathBuf>,
     /// Memory.
     pub memory: MemoryConfig,
     /// Threads, engines and limits.
@@ -105,6 +108,7 @@ impl Default for Config {
             admin_socket: PathBuf::from(DEFAULT_ADMIN_SOCKET),
             socket_mode: "0660".to_owned(),
             socket_group: None,
+            policy: None,
             memory: MemoryConfig::default(),
             driver: DriverConfig::default(),
             log: LogConfig::default(),
@@ -177,7 +181,19 @@ impl Config {
         }
     }
 
+    /// Reads and checks the policy file, if there is one.
+    pub fn read_policy(&self) -> Result<Policy> {
+        match &self.policy {
+            Some(path) if !path.is_absolute() => {
+                bail!("policy = \"{}\" is not usable; use an absolute path", path.display())
+            }
+            Some(path) => crate::policy_cmd::read(path),
+            None => Ok(Policy::default()),
+        }
+    }
+
     fn check(&self) -> Result<()> {
+        self.read_policy()?;
         let (memory, driver) = (&self.memory, &self.driver);
         socket_path("socket", &self.socket)?;
         socket_path("admin_socket", &self.admin_socket)?;
@@ -277,8 +293,11 @@ fn run(config: &Config) -> Result<i32> {
         let mut fds = [PollFd::new(&signals, PollFlags::IN)];
         let second = Timespec { tv_sec: 1, tv_nsec: 0 };
         let _ = poll(&mut fds, Some(&second));
-        if let Some(caught) = signals.next() {
-            break caught;
+        match signals.next() {
+            // The terminal's hang-up is not meant as one.
+            Some(caught) if caught.signal == libc::SIGHUP && !caught.from_terminal => reload(config, &driver),
+            Some(caught) => break caught,
+            None => {}
         }
         if !driver.is_running() {
             bail!("a thread of the driver has ended; its clients see ECONNRESET, start it again");
@@ -287,6 +306,17 @@ fn run(config: &Config) -> Result<i32> {
     tracing::info!(signal = stop.signal, "driver stops");
     drop(driver);
     Ok(0)
+}
+
+/// Reads the policy again; one that is wrong changes nothing.
+fn reload(config: &Config, driver: &Driver) {
+    match config.read_policy() {
+        Ok(_) if config.policy.is_none() => {
+            tracing::warn!("nothing to reload: the configuration names no policy file");
+        }
+        Ok(policy) => driver.apply(policy),
+        Err(error) => tracing::error!("the policy stays as it is: {error:#}"),
+    }
 }
 
 impl Config {
@@ -304,6 +334,8 @@ impl Config {
             spin_pauses: u32::try_from(self.driver.spin_pauses)?,
             ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
             connections_max: usize::try_from(self.driver.connections_max)?,
+            policy: self.read_policy()?,
+            policy_file: self.policy.clone(),
             ..Settings::default()
         })
     }

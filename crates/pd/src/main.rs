@@ -11,6 +11,7 @@ mod driver_cmd;
 mod hugepages;
 mod ls;
 mod measure;
+mod policy_cmd;
 mod signals;
 mod size;
 mod sys;
@@ -33,6 +34,7 @@ enum Command {
     Driver(driver_cmd::DriverArgs),
     Run(container::run_cmd::RunArgs),
     Ls(ls::LsArgs),
+    Policy(policy_cmd::PolicyArgs),
     Demo(demo::DemoArgs),
     Doctor(doctor::DoctorArgs),
     #[command(hide = true)]
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Command::Driver(args) => driver_cmd::main(&args),
         Command::Run(args) => container::run_cmd::main(args),
         Command::Ls(args) => ls::main(&args),
+        Command::Policy(args) => policy_cmd::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Doctor(args) => doctor::main(&args),
         Command::InternalContainer(args) => container::stage::main(&args),

@@ -130,9 +130,10 @@ impl Conductor {
                 identity::addresses(&fd).inspect_err(warn).ok()
             })
         });
+        let tenant = self.tenant_of(&identity);
         let mover = self.next_mover;
         self.next_mover = (mover + 1) % self.movers.len();
-        self.clients[id as usize] = Some(Client::new(identity, socket, mover));
+        self.clients[id as usize] = Some(Client::new(identity, tenant, socket, mover));
         self.attached += 1;
     }
 

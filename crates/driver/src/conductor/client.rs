@@ -1,7 +1,7 @@
 //! What the conductor knows of one client.
 use crate::identity::Identity;
 use crate::memory::{ClientMemory, Region, Slot, Space};
-use crate::messages::MoverId;
+use crate::messages::{MoverId, TenantId};
 use pd_abi::limits::SOCKETS_MAX;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,6 +24,7 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct Client {
     pub identity: Identity,
+    pub tenant: TenantId,
     pub socket: OwnedFd,
     pub phase: Phase,
     pub memory: Option<Arc<ClientMemory>>,
@@ -91,9 +92,10 @@ pub struct Connected {
 }
 
 impl Client {
-    pub fn new(identity: Identity, socket: OwnedFd, mover: MoverId) -> Self {
+    pub fn new(identity: Identity, tenant: TenantId, socket: OwnedFd, mover: MoverId) -> Self {
         Self {
             identity,
+            tenant,
             socket,
             phase: Phase::Greeting,
             memory: None,

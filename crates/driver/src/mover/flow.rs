@@ -1,8 +1,9 @@
 //! One direction of a connection: from the sends of one socket to the receive ring of another
 //! (paper, section III-E).
 use super::table::BufferTable;
+use super::throttle::{Allowance, Own};
 use crate::memory::ClientMemory;
-use crate::messages::{Endpoint, Finish, FlowCounters, FlowId, Ring, Violation};
+use crate::messages::{Endpoint, Finish, FlowCounters, FlowId, Ring, TenantId, Violation};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Command, CommandType, TableId};
@@ -21,6 +22,8 @@ const WAKE_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Flow {
     pub id: FlowId,
+    /// Whose rates it keeps to.
+    pub tenant: TenantId,
     pub source: Endpoint,
     pub destination: Endpoint,
     counters: Arc<FlowCounters>,
@@ -56,6 +59,12 @@ pub struct Flow {
     pub queued: bool,
     pub blocked: bool,
     pub touched: bool,
+    /// Without tokens: parked until an alarm.
+    pub throttled: bool,
+    /// Resumed as the first of its tenant's queue.
+    pub woken: bool,
+    /// Its own rates, if any.
+    pub own: Option<Box<Own>>,
     finish: Option<Finish>,
     aborted: bool,
     destination_gone: bool,
@@ -85,7 +94,7 @@ pub struct News {
 
 impl Flow {
     pub fn new(
-        id: FlowId,
+        (id, tenant): (FlowId, TenantId),
         source: Endpoint,
         destination: Endpoint,
         send_ring_bytes: u64,
@@ -94,6 +103,7 @@ impl Flow {
     ) -> Self {
         Self {
             id,
+            tenant,
             source,
             destination,
             counters,
@@ -117,6 +127,9 @@ impl Flow {
             queued: false,
             blocked: false,
             touched: false,
+            throttled: false,
+            woken: false,
+            own: None,
             finish: None,
             aborted: false,
             destination_gone: false,
@@ -157,13 +170,18 @@ impl Flow {
         self.ring_asked = false;
     }
 
-    /// Writes commands for at most `budget` bytes.
+    /// Whether the next byte is the first of a send.
+    pub fn starts_message(&self) -> bool {
+        self.cursor.1 == 0
+    }
+
+    /// Writes commands for at most `budget`, and takes what it uses of it.
     ///
     /// # Errors
     /// If the receiving client broke the protocol.
     pub fn pump(
         &mut self,
-        mut budget: u64,
+        budget: &mut Allowance,
         chunk_bytes_max: u32,
         commands: &mut Vec<Command>,
         commands_max: usize,
@@ -176,12 +194,16 @@ impl Flow {
         let ring_address = ring.map.address(ring.page as usize * PAGE_BYTES, ring_bytes as usize);
         let base = ring_address.as_ptr() as u64;
         while self.pending > 0 {
-            if budget == 0 || commands.len() >= commands_max {
+            if budget.bytes == 0 || commands.len() >= commands_max {
                 return Ok(Pump::More);
             }
             let (number, under_way) = self.cursor;
+            let starts = u64::from(under_way == 0);
+            if budget.messages < starts {
+                return Ok(Pump::More);
+            }
             let Some(&entry) = self.sbt.get(number) else { return Ok(Pump::Drained) };
-            let want = (entry.size - under_way).min(budget).min(chunk_bytes_max.into());
+            let want = (entry.size - under_way).min(budget.bytes).min(chunk_bytes_max.into());
             let mut room = ring_bytes - (self.reserved - self.consumed);
             if room < want {
                 self.refresh_consumed()?;
@@ -206,7 +228,8 @@ impl Flow {
             });
             self.reserved += len;
             self.pending -= len;
-            budget -= len;
+            budget.bytes -= len;
+            budget.messages -= starts;
             self.cursor =
                 if under_way + len == entry.size { (number + 1, 0) } else { (number, under_way + len) };
         }
