@@ -2,7 +2,7 @@
 use super::tenants::{is_inside, Facts};
 use super::{Conductor, Registration};
 use crate::admin::PolicyReport;
-use crate::identity::Identity;
+use crate::identity::{Identity, NamespaceId};
 use crate::messages::{ClientId, TenantId, ToMover};
 use crate::metrics::Metrics;
 use crate::policy::{Action, Policy};
@@ -10,18 +10,23 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 
 impl Conductor {
-    /// What `pd run` registered of the container that a client is in: by its control group, which a client
-    /// cannot leave, and else by its network namespace.
-    pub(super) fn registration_of(&self, identity: &Identity) -> Option<&Registration> {
+    /// The network namespace of the container that a client is in by its control group, which it cannot leave;
+    /// else its own.
+    fn home_of(&self, identity: &Identity) -> NamespaceId {
         let inside =
             |entry: &super::Registered| is_inside(identity.cgroup.as_deref(), entry.cgroup.as_deref());
         let home = self.registered.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id);
-        self.names.registration(home.unwrap_or(identity.namespace))
+        home.unwrap_or(identity.namespace)
+    }
+
+    /// What `pd run` registered of the container that a client is in.
+    pub(super) fn registration_of(&self, identity: &Identity) -> Option<&Registration> {
+        self.names.registration(self.home_of(identity))
     }
 
     pub(super) fn tenant_of(&self, identity: &Identity) -> TenantId {
         self.tenants.find(&Facts {
-            namespace: identity.namespace,
+            namespace: self.home_of(identity),
             cgroup: identity.cgroup.as_deref(),
             container: self.registration_of(identity).map(|r| (&*r.name, &*r.tenant)),
         })

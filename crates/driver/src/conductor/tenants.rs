@@ -4,7 +4,7 @@ use crate::admin::{Account, PolicyReport, RouteReport, RuleReport, TenantReport}
 use crate::identity::{control_group, namespace_of_file, NamespaceId};
 use crate::messages::{FlowCounters, TenantId};
 use crate::mover::Budget;
-use crate::policy::{is_below, Action, Attempt, Limits, Policy, DEFAULT_TENANT};
+use crate::policy::{is_below, Action, Attempt, Limits, Policy, Tenant, DEFAULT_TENANT};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::collections::HashMap;
@@ -132,14 +132,19 @@ impl Tenants {
         changed
     }
 
-    /// Whose a client is: the first tenant of the policy that selects it, else the one that `pd run` registered.
+    /// Whose a client is: the first tenant of the policy that selects it by container or control group, else by
+    /// namespace, which a privileged client can change; else the one that `pd run` registered.
     pub fn find(&self, facts: &Facts<'_>) -> TenantId {
-        let selects = |tenant: &&crate::policy::Tenant| {
+        let surely = |tenant: &&Tenant| {
             facts.container.is_some_and(|(name, _)| tenant.containers.iter().any(|own| own == name))
                 || facts.cgroup.is_some_and(|path| tenant.has_cgroup(path))
-                || tenant.namespaces.iter().any(|path| namespace_of_file(path) == Ok(facts.namespace))
         };
-        let selected = self.policy.tenants.iter().find(selects).map(|tenant| &*tenant.name);
+        let there = |tenant: &&Tenant| {
+            tenant.namespaces.iter().any(|path| namespace_of_file(path) == Ok(facts.namespace))
+        };
+        let mut tenants = self.policy.tenants.iter();
+        let selected =
+            tenants.clone().find(surely).or_else(|| tenants.find(there)).map(|tenant| &*tenant.name);
         let name = selected.or(facts.container.map(|(_, tenant)| tenant));
         name.and_then(|name| self.numbers.get(name).copied()).unwrap_or_default()
     }
