@@ -239,7 +239,7 @@ fn a_client_does_not_choose_its_tenant() {
     let peer = pd_tests::peer_path();
     let in_b = stage.network.namespace("b");
     let netns_b = format!("--net=/run/netns/{in_b}");
-    let mut inside = |how: &[&str]| {
+    let inside = |how: &[&str]| {
         let mut command = Command::new("sh");
         command.args(["-c", &enter, "sh"]).args(how).arg(&peer).arg("puppet");
         command.env("PD_TENANT", "red").env("PD_CONTAINER", "web");
