@@ -130,6 +130,7 @@ impl Conductor {
                 identity::addresses(&fd).inspect_err(warn).ok()
             })
         });
+        self.tenants.look();
         let tenant = self.tenant_of(&identity);
         let mover = self.next_mover;
         self.next_mover = (mover + 1) % self.movers.len();

@@ -80,6 +80,7 @@ impl Conductor {
 
     /// Finds out anew whose clients and connections are.
     pub(super) fn sort_clients(&mut self) {
+        self.tenants.look();
         for id in 0..self.clients.len() {
             let Some(client) = &self.clients[id] else { continue };
             let tenant = self.tenant_of(&client.identity);

@@ -59,6 +59,8 @@ pub struct Tenants {
     /// Of the rules, and of the default.
     hits: Vec<u64>,
     route_hits: Vec<u64>,
+    /// Namespaces that the policy names and that exist, with their tenants' places in it.
+    places: Vec<(NamespaceId, usize)>,
     numbers: HashMap<String, TenantId>,
     entries: Vec<Entry>,
 }
@@ -77,6 +79,7 @@ impl Default for Tenants {
             policy: Policy::default(),
             hits: vec![0],
             route_hits: Vec::new(),
+            places: Vec::new(),
             numbers: HashMap::new(),
             entries: Vec::new(),
         };
@@ -132,6 +135,15 @@ impl Tenants {
         changed
     }
 
+    /// Looks which of the namespaces that the policy names exist by now. Before [`Self::find`], once for many.
+    pub fn look(&mut self) {
+        let tenants = self.policy.tenants.iter().enumerate();
+        let files =
+            tenants.flat_map(|(index, tenant)| tenant.namespaces.iter().map(move |file| (file, index)));
+        self.places =
+            files.filter_map(|(file, index)| Some((namespace_of_file(file).ok()?, index))).collect();
+    }
+
     /// Whose a client is: the first tenant of the policy that selects it by container or control group, else by
     /// namespace, which a privileged client can change; else the one that `pd run` registered.
     pub fn find(&self, facts: &Facts<'_>) -> TenantId {
@@ -139,12 +151,10 @@ impl Tenants {
             facts.container.is_some_and(|(name, _)| tenant.containers.iter().any(|own| own == name))
                 || facts.cgroup.is_some_and(|path| tenant.has_cgroup(path))
         };
-        let there = |tenant: &&Tenant| {
-            tenant.namespaces.iter().any(|path| namespace_of_file(path) == Ok(facts.namespace))
-        };
-        let mut tenants = self.policy.tenants.iter();
+        let there = || self.places.iter().find(|(id, _)| *id == facts.namespace).map(|(_, index)| *index);
+        let tenants = &self.policy.tenants;
         let selected =
-            tenants.clone().find(surely).or_else(|| tenants.find(there)).map(|tenant| &*tenant.name);
+            tenants.iter().find(surely).or_else(|| tenants.get(there()?)).map(|tenant| &*tenant.name);
         let name = selected.or(facts.container.map(|(_, tenant)| tenant));
         name.and_then(|name| self.numbers.get(name).copied()).unwrap_or_default()
     }
