@@ -5,10 +5,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 mod bystander;
+mod network;
 mod puppet;
 mod raw;
 
 pub use bystander::Bystander;
+pub use network::{ip, Network};
 pub use puppet::Puppet;
 pub use raw::{Raw, SentRegion};
 
@@ -93,6 +95,29 @@ impl TestDriver {
             Answer::Report(report) => *report,
             other => panic!("no report but {other:?}"),
         }
+    }
+
+    /// Puts a policy in force. How many connections it ended.
+    pub fn apply(&self, text: &str) -> u64 {
+        use pd_driver::admin::Answer;
+        match self.tell(&pd_driver::admin::Ask::Apply { text: text.to_owned() }) {
+            Answer::Applied { cut } => cut,
+            other => panic!("no policy applied but {other:?}"),
+        }
+    }
+
+    /// What it says of its policy.
+    pub fn policy(&self) -> pd_driver::admin::PolicyReport {
+        use pd_driver::admin::Answer;
+        match self.tell(&pd_driver::admin::Ask::Policy) {
+            Answer::Policy(report) => *report,
+            other => panic!("no policy but {other:?}"),
+        }
+    }
+
+    /// Says something on its admin socket.
+    pub fn tell(&self, ask: &pd_driver::admin::Ask) -> pd_driver::admin::Answer {
+        pd_driver::admin::ask(&self.settings.admin_socket, ask).expect("answer")
     }
 
     /// A folder for the test's files.

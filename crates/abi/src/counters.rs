@@ -101,6 +101,12 @@ counters! {
         connections_made,
         /// Connections that are over in both directions.
         connections_closed,
+        /// Connections that the policy denied.
+        connections_denied,
+        /// Connections beyond what their tenant may have.
+        connections_over_quota,
+        /// Connections that a new policy ended.
+        connections_cut,
         /// Requests answered with an errno.
         requests_refused,
         /// Sends on sockets that were not connected any more.
@@ -226,9 +232,9 @@ const _: () = {
     assert!(offset_of!(Header, started_ns) == 24 && offset_of!(Header, memory_budget_bytes) == 32);
     assert!(HEADER + size_of::<Header>() <= GAUGES && GAUGES + size_of::<Gauges>() <= PAGE_BYTES);
     assert!(size_of::<Gauges>() == 16 && offset_of!(Gauges, rings_waiting) == 8);
-    assert!(size_of::<AgentCounters>() == 128 && size_of::<AgentCounters>() <= AGENT_STRIDE);
-    assert!(offset_of!(AgentCounters, bytes_delivered) == 64);
-    assert!(offset_of!(AgentCounters, engines_quarantined) == 120);
+    assert!(size_of::<AgentCounters>() == 152 && size_of::<AgentCounters>() <= AGENT_STRIDE);
+    assert!(offset_of!(AgentCounters, bytes_delivered) == 88);
+    assert!(offset_of!(AgentCounters, engines_quarantined) == 144);
     assert!(size_of::<ClientCounters>() == 56 && size_of::<ClientCounters>() <= LINE_STRIDE);
     assert!(offset_of!(ClientCounters, serial) == 0 && offset_of!(ClientCounters, wake_ups) == 48);
     assert!(size_of::<FlowCounters>() == 40 && size_of::<FlowCounters>() <= LINE_STRIDE);

@@ -87,7 +87,14 @@ fn advice(errno: Errno) -> Option<&'static str> {
             "the driver has no memory or no connection left: close some, or raise memory.budget_bytes or \
              driver.connections_max"
         }
-        Errno::MFILE => "the process has as many sockets as the driver allows: close some",
+        Errno::MFILE => {
+            "the process has as many sockets as the driver allows, or its tenant as many connections as the \
+             policy does: close some, or have connections_max raised"
+        }
+        Errno::ACCESS => {
+            "the driver's policy denies it: who runs the driver sees the rule with `pd policy show` and can \
+             allow it"
+        }
         _ => return None,
     })
 }

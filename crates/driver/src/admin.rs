@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A question or an order.
@@ -24,6 +24,13 @@ pub enum Ask {
     List,
     /// The counter region: [`counters`].
     Counters,
+    /// The policy in force and the tenants' accounts: [`PolicyReport`].
+    Policy,
+    /// This policy shall be in force.
+    Apply {
+        /// The text of a policy file.
+        text: String,
+    },
     /// The network namespace of process `pid` belongs to a container with these addresses.
     Register {
         /// The container's name.
@@ -49,6 +56,13 @@ pub enum Answer {
     Counters,
     /// To [`Ask::List`].
     Report(Box<Report>),
+    /// To [`Ask::Policy`].
+    Policy(Box<PolicyReport>),
+    /// To [`Ask::Apply`]: done.
+    Applied {
+        /// Connections that it denies, and ended.
+        cut: u64,
+    },
 }
 
 /// The driver at a moment.
@@ -81,7 +95,7 @@ pub struct ClientReport {
     pub uid: u32,
     /// Its container, if `pd run` made it.
     pub container: Option<String>,
-    /// Its tenant, likewise.
+    /// Its tenant.
     pub tenant: Option<String>,
     /// Channels.
     pub channels: usize,
@@ -112,6 +126,76 @@ pub struct ConnectionReport {
     pub bytes: [u64; 2],
     /// Sends completed, there and back.
     pub messages: [u64; 2],
+}
+
+/// The policy in force, and what has come of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PolicyReport {
+    /// The file that the driver reads at its start and on `SIGHUP`.
+    pub file: Option<PathBuf>,
+    /// Every tenant that the driver has heard of, with its account since the driver's start.
+    pub tenants: Vec<TenantReport>,
+    /// Rules in their order, and the default behind them.
+    pub rules: Vec<RuleReport>,
+    /// Routes.
+    pub routes: Vec<RouteReport>,
+}
+
+/// A tenant.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TenantReport {
+    /// Its name.
+    pub name: String,
+    /// What the policy says of it; nothing, if it does not name it.
+    pub policy: Option<String>,
+    /// Its account.
+    #[serde(flatten)]
+    pub account: Account,
+    /// Times that its flows waited for tokens, since its limits came into force.
+    pub rate_waits: u64,
+}
+
+/// What a tenant's clients have done since the driver started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// Open connections that they have made.
+    pub connections_open: u64,
+    /// Connections that they have made.
+    pub connections_made: u64,
+    /// Connections made to them.
+    pub connections_accepted: u64,
+    /// Connections that they asked for and the policy denied.
+    pub connections_denied: u64,
+    /// Connections that they asked for beyond `connections_max`.
+    pub connections_over_quota: u64,
+    /// Bytes that they sent and that were delivered.
+    pub bytes_sent: u64,
+    /// Bytes delivered to them.
+    pub bytes_received: u64,
+    /// Their sends completed.
+    pub messages_sent: u64,
+    /// Sends to them completed.
+    pub messages_received: u64,
+}
+
+/// A rule.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RuleReport {
+    /// What it says.
+    pub rule: String,
+    /// Connects that it decided since it came into force.
+    pub hits: u64,
+}
+
+/// A route.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RouteReport {
+    /// The service's address.
+    pub service: SocketAddr,
+    /// Where it leads.
+    pub to: SocketAddr,
+    /// Connects to it since it came into force.
+    pub hits: u64,
 }
 
 /// A driver's counters, read from its memory.

@@ -2,8 +2,10 @@
 use crate::clock::Clock;
 use crate::conductor::Conductor;
 use crate::mailbox::Mailbox;
+use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
+use crate::policy::Policy;
 use crate::settings::Settings;
 use pd_abi::counters::AgentCounters;
 use pd_engine::{Engine, EngineError};
@@ -58,6 +60,7 @@ pub struct Driver {
     threads: Vec<JoinHandle<()>>,
     settings: Settings,
     counters: Arc<CounterRegion>,
+    conductor: Arc<Mailbox<ToConductor>>,
 }
 
 impl Driver {
@@ -114,7 +117,12 @@ impl Driver {
             }
             spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(&mut conductor, stop)))?;
         }
-        Ok(Self { stop, threads, settings, counters })
+        Ok(Self { stop, threads, settings, counters, conductor: conductor_inbox })
+    }
+
+    /// Puts another policy in force, soon.
+    pub fn apply(&self, policy: Policy) {
+        self.conductor.send(ToConductor::Apply { policy: Box::new(policy) });
     }
 
     /// What it has counted so far.

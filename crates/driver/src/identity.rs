@@ -36,6 +36,8 @@ pub struct Identity {
     pub namespace: NamespaceId,
     /// Holds the namespace, so that its id is not reused.
     pub namespace_fd: OwnedFd,
+    /// Its control group in the unified hierarchy (or systemd's), as the driver's namespace names it.
+    pub cgroup: Option<String>,
 }
 
 impl Identity {
@@ -47,6 +49,7 @@ impl Identity {
         let credentials = sockopt::socket_peercred(&socket)?;
         let pidfd = pidfd_open(credentials.pid, PidfdFlags::NONBLOCK)?;
         let (namespace, namespace_fd) = network_namespace(credentials.pid)?;
+        let cgroup = control_group(credentials.pid);
         // The process id named this very process all along only if it is alive now: a dead one's id
         // may have gone to another before its namespace was opened.
         if has_exited(&pidfd)? {
@@ -58,6 +61,7 @@ impl Identity {
             pidfd,
             namespace,
             namespace_fd,
+            cgroup,
         })
     }
 }
@@ -66,6 +70,22 @@ fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
     let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+}
+
+/// The control group of a process, if it can be read.
+pub fn control_group(pid: Pid) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).ok()?;
+    let path = |key: &str| text.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(key));
+    path(":").or_else(|| path("name=systemd:")).map(str::to_owned)
+}
+
+/// The network namespace that a file stands for.
+///
+/// # Errors
+/// Those of `stat`.
+pub fn namespace_of_file(path: &std::path::Path) -> Result<NamespaceId> {
+    let stat = rustix::fs::stat(path)?;
+    Ok(NamespaceId { device: stat.st_dev, inode: stat.st_ino })
 }
 
 /// The network namespace of a process.

@@ -19,7 +19,9 @@ mod memory;
 mod messages;
 mod metrics;
 mod mover;
+pub mod policy;
 mod settings;
+mod size;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{Driver, StartError};
@@ -28,4 +30,6 @@ pub use messages::Violation;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub use mover::hostile;
 pub use mover::{BufferTable, Entry, ENTRIES_MAX};
+pub use policy::Policy;
 pub use settings::Settings;
+pub use size::Bytes;

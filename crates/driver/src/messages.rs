@@ -1,5 +1,7 @@
 //! What conductor and movers tell each other.
 use crate::memory::{ClientMemory, Slot};
+use crate::mover::Budget;
+use crate::policy::Policy;
 use pd_abi::{Event, Request};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::Mapping;
@@ -13,6 +15,8 @@ pub type ClientId = u16;
 /// Number of a flow, one direction of a connection: twice the connection's index, plus 1 for the
 /// direction from the accepted socket to the connecting one.
 pub type FlowId = u32;
+/// Number of a tenant, for as long as the driver runs. 0: the default one.
+pub type TenantId = u16;
 /// Index of a mover.
 pub type MoverId = usize;
 
@@ -105,6 +109,7 @@ pub enum ToMover {
     /// A direction of a connection; this mover serves its source.
     AddFlow {
         flow: FlowId,
+        tenant: TenantId,
         source: Endpoint,
         destination: Endpoint,
         send_ring_bytes: u64,
@@ -122,6 +127,10 @@ pub enum ToMover {
     /// The destination takes no more; the source learns `send_end`. With `recv_end`, so does the
     /// destination.
     Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
+    /// A flow is another tenant's from now on.
+    SetTenant { flow: FlowId, tenant: TenantId },
+    /// What a tenant may send from now on.
+    SetBudget { tenant: TenantId, budget: Arc<Budget> },
     /// Post an event.
     Post { client: ClientId, channel: usize, event: Event },
     /// The socket has news (from another mover).
@@ -151,6 +160,8 @@ pub enum ToConductor {
     FreeRing { flow: FlowId, ring: Ring },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
+    /// From whoever runs the driver: this policy is in force from now on.
+    Apply { policy: Box<Policy> },
     /// The mover has forgotten the client.
     ClientGone { client: ClientId },
 }

@@ -1,4 +1,5 @@
 //! What a driver can be told.
+use crate::policy::Policy;
 use crate::HugepageUse;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,6 +33,10 @@ pub struct Settings {
     pub connections_max: usize,
     /// Clients in all; refused beyond.
     pub clients_max: usize,
+    /// What is in force at the start.
+    pub policy: Policy,
+    /// Where it came from, for those who ask.
+    pub policy_file: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -50,6 +55,8 @@ impl Default for Settings {
             ring_idle: Duration::from_secs(1),
             connections_max: 131_072,
             clients_max: 4096,
+            policy: Policy::default(),
+            policy_file: None,
         }
     }
 }

@@ -6,8 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
-use pd_driver::{HugepageUse, Settings};
+use anyhow::{anyhow, bail, Context, Result};
+use pd_driver::{HugepageUse, Policy, Settings};
 use serde::{Deserialize, Serialize};
 
 use crate::size::Bytes;
@@ -35,6 +35,9 @@ pub struct Config {
     /// Group of `socket`; the driver's own if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_group: Option<String>,
+    /// Policy file, read again on SIGHUP; everything is allowed if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PathBuf>,
     /// Memory.
     pub memory: MemoryConfig,
     /// Threads, engines and limits.
@@ -132,6 +135,7 @@ impl Default for Config {
             admin_socket: PathBuf::from(DEFAULT_ADMIN_SOCKET),
             socket_mode: "0660".to_owned(),
             socket_group: None,
+            policy: None,
             memory: MemoryConfig::default(),
             driver: DriverConfig::default(),
             metrics: MetricsConfig::default(),
@@ -205,7 +209,19 @@ impl Config {
         }
     }
 
+    /// Reads and checks the policy file, if there is one.
+    pub fn read_policy(&self) -> Result<Policy> {
+        match &self.policy {
+            Some(path) if !path.is_absolute() => {
+                bail!("policy = \"{}\" is not usable; use an absolute path", path.display())
+            }
+            Some(path) => read_policy(path),
+            None => Ok(Policy::default()),
+        }
+    }
+
     fn check(&self) -> Result<()> {
+        self.read_policy()?;
         let (memory, driver) = (&self.memory, &self.driver);
         socket_path("socket", &self.socket)?;
         socket_path("admin_socket", &self.admin_socket)?;
@@ -269,9 +285,23 @@ impl Config {
             spin_pauses: u32::try_from(self.driver.spin_pauses)?,
             ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
             connections_max: usize::try_from(self.driver.connections_max)?,
+            policy: self.read_policy()?,
+            policy_file: self.policy.clone(),
             ..Settings::default()
         })
     }
+}
+
+/// Reads and checks a policy file.
+pub fn read_policy(path: &Path) -> Result<Policy> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+    parse_policy(path, &text)
+}
+
+/// Checks the text of a policy file.
+pub fn parse_policy(path: &Path, text: &str) -> Result<Policy> {
+    Policy::parse(text).map_err(|why| anyhow!("the policy {} is not usable: {why}", path.display()))
 }
 
 /// The number of a group that is named or numbered.

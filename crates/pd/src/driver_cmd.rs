@@ -9,6 +9,7 @@ use pd_driver::{Driver, SystemClock};
 use pd_harness::config::{Config, LogLevel};
 use pd_harness::signals::Signals;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::process::Signal;
 
 use crate::exporter;
 
@@ -69,8 +70,13 @@ fn run(config: &Config) -> Result<i32> {
         let mut fds = [PollFd::new(&signals, PollFlags::IN)];
         let second = Timespec { tv_sec: 1, tv_nsec: 0 };
         let _ = poll(&mut fds, Some(&second));
-        if let Some(caught) = signals.next() {
-            break caught;
+        match signals.next() {
+            // The terminal's hang-up is not meant as one.
+            Some(caught) if caught.signal == Signal::HUP.as_raw() && !caught.from_terminal => {
+                reload(config, &driver)
+            }
+            Some(caught) => break caught,
+            None => {}
         }
         if !driver.is_running() {
             bail!("a thread of the driver has ended; its clients see ECONNRESET, start it again");
@@ -79,6 +85,17 @@ fn run(config: &Config) -> Result<i32> {
     tracing::info!(signal = stop.signal, "driver stops");
     drop(driver);
     Ok(0)
+}
+
+/// Reads the policy again; one that is wrong changes nothing.
+fn reload(config: &Config, driver: &Driver) {
+    match config.read_policy() {
+        Ok(_) if config.policy.is_none() => {
+            tracing::warn!("nothing to reload: the configuration names no policy file");
+        }
+        Ok(policy) => driver.apply(policy),
+        Err(error) => tracing::error!("the policy stays as it is: {error:#}"),
+    }
 }
 
 fn filter(level: LogLevel) -> tracing_subscriber::filter::LevelFilter {

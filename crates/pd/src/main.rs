@@ -10,6 +10,7 @@ mod driver_cmd;
 mod exporter;
 mod live;
 mod ls;
+mod policy_cmd;
 mod run_cmd;
 mod stats;
 mod top;
@@ -34,6 +35,7 @@ enum Command {
     Ls(ls::LsArgs),
     Top(top::TopArgs),
     Stats(stats::StatsArgs),
+    Policy(policy_cmd::PolicyArgs),
     Demo(demo::DemoArgs),
     Bench(pd_bench::cli::BenchArgs),
     Doctor(doctor::DoctorArgs),
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Ls(args) => ls::main(&args),
         Command::Top(args) => top::main(&args),
         Command::Stats(args) => stats::main(&args),
+        Command::Policy(args) => policy_cmd::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Bench(args) => pd_bench::cli::main(&args),
         Command::Doctor(args) => doctor::main(&args),

@@ -18,7 +18,7 @@ impl Stream {
     /// Connects.
     ///
     /// # Errors
-    /// `ECONNREFUSED`, `EHOSTUNREACH`, `ENOBUFS`, `ENETDOWN` without a driver.
+    /// `ECONNREFUSED`, `EACCES` or `EMFILE` by policy, `EHOSTUNREACH`, `ENOBUFS`, `ENETDOWN` without a driver.
     pub fn connect(addr: SocketAddr) -> Result<Self> {
         let stream = Self { socket: Socket::new(addr.is_ipv6())? };
         stream.socket.connect(addr)?;

@@ -134,10 +134,12 @@ impl Conductor {
                 identity::addresses(&fd).inspect_err(warn).ok()
             })
         });
+        self.tenants.look();
+        let tenant = self.tenant_of(&identity);
         let mover = self.next_mover;
         self.next_mover = (mover + 1) % self.movers.len();
         self.serial += 1;
-        self.clients[id as usize] = Some(Client::new(self.serial, identity, socket, mover));
+        self.clients[id as usize] = Some(Client::new(self.serial, identity, tenant, socket, mover));
         self.attached += 1;
     }
 

@@ -1,7 +1,7 @@
 //! What the conductor knows of one client.
 use crate::identity::Identity;
 use crate::memory::{ClientMemory, Region, Slot, Space};
-use crate::messages::MoverId;
+use crate::messages::{MoverId, TenantId};
 use pd_abi::limits::SOCKETS_MAX;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,6 +26,7 @@ pub struct Client {
     /// A number that no other client has or will have.
     pub serial: u64,
     pub identity: Identity,
+    pub tenant: TenantId,
     pub socket: OwnedFd,
     pub phase: Phase,
     pub memory: Option<Arc<ClientMemory>>,
@@ -93,10 +94,11 @@ pub struct Connected {
 }
 
 impl Client {
-    pub fn new(serial: u64, identity: Identity, socket: OwnedFd, mover: MoverId) -> Self {
+    pub fn new(serial: u64, identity: Identity, tenant: TenantId, socket: OwnedFd, mover: MoverId) -> Self {
         Self {
             serial,
             identity,
+            tenant,
             socket,
             phase: Phase::Greeting,
             memory: None,

@@ -9,6 +9,8 @@ mod names;
 mod report;
 mod rings;
 mod sockets;
+mod tenancy;
+mod tenants;
 
 pub use names::Registration;
 
@@ -16,7 +18,9 @@ use crate::clock::Clock;
 use crate::identity::NamespaceId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
-use crate::messages::{ClientId, Endpoint, Finish, FlowId, MoverId, ToConductor, ToMover, Violation};
+use crate::messages::{
+    ClientId, Endpoint, Finish, FlowId, MoverId, TenantId, ToConductor, ToMover, Violation,
+};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::StartError;
@@ -30,9 +34,11 @@ use rustix::pipe::{pipe_with, PipeFlags};
 use rustix::time::Timespec;
 use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
+use tenants::{Registered, Tenants, Traffic};
 
 /// How long a dead client's flows may go on delivering what it had sent.
 const GRACE: Duration = Duration::from_millis(500);
@@ -56,7 +62,8 @@ pub struct Conductor {
     free_connections: Vec<u32>,
     waiting_rings: Vec<FlowId>,
     warned_exhausted: Option<Duration>,
-    registered: HashMap<NamespaceId, OwnedFd>,
+    registered: HashMap<NamespaceId, Registered>,
+    tenants: Tenants,
     next_mover: MoverId,
     /// Clients and connections numbered so far.
     serial: u64,
@@ -80,6 +87,13 @@ struct Connection {
     done: [bool; 2],
     /// A number that no other connection has or will have.
     serial: u64,
+    /// Whose the sides are, and what of the counters is on their accounts already.
+    tenants: [TenantId; 2],
+    settled: [Traffic; 2],
+    /// A policy ended it.
+    cut: bool,
+    /// The listener's address, behind the routes.
+    reached: SocketAddr,
 }
 
 const TOKEN_INBOX: u64 = 0;
@@ -99,19 +113,20 @@ impl Conductor {
     /// # Errors
     /// If they cannot be made.
     pub fn new(
-        settings: Settings,
+        mut settings: Settings,
         clock: Arc<dyn Clock>,
         inbox: Arc<Mailbox<ToConductor>>,
         movers: Vec<Arc<Mailbox<ToMover>>>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StartError> {
+        let policy = std::mem::take(&mut settings.policy);
         let (listener, admin) = attach::listen(&settings)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, 0), edge)?;
         epoll::add(&epoll, &listener, token(TOKEN_LISTENER, 0), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &admin, token(TOKEN_ADMIN, 0), epoll::EventFlags::IN)?;
-        Ok(Self {
+        let mut this = Self {
             pool: Pool::new(settings.budget_bytes, settings.hugepages),
             settings,
             clock,
@@ -126,6 +141,7 @@ impl Conductor {
             waiting_rings: Vec::new(),
             warned_exhausted: None,
             registered: HashMap::new(),
+            tenants: Tenants::default(),
             next_mover: 0,
             serial: 0,
             alive: pipe_with(PipeFlags::CLOEXEC)?,
@@ -135,7 +151,9 @@ impl Conductor {
             accept_again: None,
             unidentified: None,
             messages: VecDeque::new(),
-        })
+        };
+        this.apply(policy);
+        Ok(this)
     }
 
     /// Carries out what the movers have sent. Says whether there was anything.
@@ -230,6 +248,10 @@ impl Conductor {
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::FreeRing { flow, ring } => self.free_ring(flow, &ring),
             ToConductor::FlowDone { flow } => self.flow_done(flow),
+            ToConductor::Apply { policy } => {
+                let cut = self.apply(*policy);
+                tracing::info!(cut, "policy applied");
+            }
             ToConductor::ClientGone { client } => {
                 if let Some(entry) = self.clients.get_mut(client as usize) {
                     *entry = None;
@@ -275,6 +297,7 @@ impl Conductor {
             return;
         }
         let sides = connection.sides;
+        self.tenants.close(index, connection, self.metrics.region());
         Metrics::add(&self.metrics.connections_closed, 1);
         self.connections[index as usize] = None;
         self.free_connections.push(index);

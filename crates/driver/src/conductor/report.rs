@@ -1,8 +1,10 @@
 //! The admin socket: reports, and what `pd run` registers.
 use super::client::{Client, RegionUse, SocketState};
+use super::tenants::{container_group, Registered};
 use super::{token, Conductor, Registration, TOKEN_REGISTERED};
 use crate::admin::{self, Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::identity::{self, network_namespace};
+use crate::policy::Policy;
 use pd_abi::counters::Gauges;
 use rustix::event::epoll;
 use rustix::net::{accept_with, SocketFlags};
@@ -14,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Longest line that the admin socket takes.
-const LINE_BYTES_MAX: u64 = 64 << 10;
+const LINE_BYTES_MAX: u64 = 1 << 20;
 /// How long the conductor waits for an administrator's line.
 const LINE_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -45,6 +47,11 @@ impl Conductor {
                     let _ = admin::send_with(&stream, &Answer::Counters, &fds);
                     continue;
                 }
+                Ok(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
+                Ok(Ask::Apply { text }) => match Policy::parse(&text) {
+                    Ok(policy) => Answer::Applied { cut: self.apply(policy) },
+                    Err(why) => Answer::Error(why.to_string()),
+                },
                 Ok(Ask::Register { name, tenant, pid, addresses }) => {
                     match self.register(pid, Registration { name, tenant, addresses }) {
                         Ok(()) => Answer::Done,
@@ -68,6 +75,8 @@ impl Conductor {
         let error = |e: rustix::io::Errno| format!("process {pid} of container {name}: {e}");
         let pidfd = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(error)?;
         let (id, fd) = network_namespace(raw).map_err(error)?;
+        self.tenants.enroll(&registration.tenant)?;
+        let cgroup = container_group(raw, &name);
         self.names.enter(id, move || Box::new(move || identity::addresses(&fd).ok()));
         if let Err(errno) = self.names.register(id, registration, self.clock.now()) {
             self.names.leave(id);
@@ -75,10 +84,11 @@ impl Conductor {
         }
         // The registration ends with the process.
         epoll::add(&self.epoll, &pidfd, token(TOKEN_REGISTERED, 0), epoll::EventFlags::IN).map_err(error)?;
-        if let Some(old) = self.registered.insert(id, pidfd) {
-            let _ = epoll::delete(&self.epoll, &old);
+        if let Some(old) = self.registered.insert(id, Registered { pidfd, cgroup }) {
+            let _ = epoll::delete(&self.epoll, &old.pidfd);
             self.names.leave(id);
         }
+        self.sort_clients();
         Ok(())
     }
 
@@ -86,7 +96,7 @@ impl Conductor {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         let names = &mut self.names;
         let epoll = &self.epoll;
-        self.registered.retain(|&id, pidfd| {
+        self.registered.retain(|&id, Registered { pidfd, .. }| {
             let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
             let exited = rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0);
             if exited {
@@ -95,6 +105,7 @@ impl Conductor {
             }
             !exited
         });
+        self.sort_clients();
     }
 
     /// Tells the readers of the counter region how things stand.
@@ -143,7 +154,7 @@ impl Conductor {
     }
 
     fn client_report(&self, id: u16, client: &Client) -> ClientReport {
-        let registration = self.names.registration(client.identity.namespace);
+        let registration = self.registration_of(&client.identity);
         let slots = client.slots();
         let listening = slots.iter().filter_map(|&slot| {
             let socket = client.socket(slot)?;
@@ -162,7 +173,7 @@ impl Conductor {
             pid: client.identity.pid,
             uid: client.identity.uid,
             container: registration.map(|r| r.name.clone()),
-            tenant: registration.map(|r| r.tenant.clone()),
+            tenant: Some(self.tenants.name(client.tenant).to_owned()),
             channels: client.channels,
             regions: client.regions.len(),
             region_bytes: client.region_bytes,

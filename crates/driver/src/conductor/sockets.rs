@@ -161,7 +161,9 @@ impl Conductor {
         }
         let to = family_of(state, to)?;
         let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
-        let (peer, peer_listener) = self.names.listener(namespace, to, now)?;
+        let reached = self.tenants.route(to);
+        let (peer, peer_listener) = self.names.listener(namespace, reached, now)?;
+        let tenants = self.admit(id, peer, reached)?;
         if self.connections.len() - self.free_connections.len() >= self.settings.connections_max {
             return Err(Errno::NOBUFS);
         }
@@ -172,10 +174,20 @@ impl Conductor {
         }
         let local = match bound {
             Some(bound) if !bound.ip().is_unspecified() => bound,
-            Some(bound) => SocketAddr::new(self.names.local_for(namespace, to.ip(), now).ip(), bound.port()),
-            None => self.names.local_for(namespace, to.ip(), now),
+            Some(bound) => {
+                SocketAddr::new(self.names.local_for(namespace, reached.ip(), now).ip(), bound.port())
+            }
+            None => self.names.local_for(namespace, reached.ip(), now),
         };
-        let remote = if to.ip().is_unspecified() { SocketAddr::new(local.ip(), to.port()) } else { to };
+        // The connecting side sees the address that it asked for, the other its own.
+        let own = |at: SocketAddr| {
+            if at.ip().is_unspecified() {
+                SocketAddr::new(local.ip(), at.port())
+            } else {
+                at
+            }
+        };
+        let (remote, reached) = (own(to), own(reached));
 
         let listening = self.client(peer).and_then(|c| c.socket(peer_listener)).ok_or(Errno::CONNREFUSED)?;
         let SocketState::Listen(listener) = &listening.state else { return Err(Errno::CONNREFUSED) };
@@ -200,7 +212,7 @@ impl Conductor {
                 SocketState::Connected(Connected {
                     connection: index,
                     side: 1,
-                    local: dressed(remote, peer_v6),
+                    local: dressed(reached, peer_v6),
                     remote: dressed(local, peer_v6),
                 }),
             )
@@ -233,6 +245,7 @@ impl Conductor {
             });
             self.movers[movers[at]].send(ToMover::AddFlow {
                 flow,
+                tenant: tenants[at],
                 source: from.clone(),
                 destination: to.clone(),
                 send_ring_bytes,
@@ -244,7 +257,12 @@ impl Conductor {
             movers,
             done: [false; 2],
             serial,
+            tenants,
+            settled: Default::default(),
+            cut: false,
+            reached,
         });
+        self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);
         self.queue(peer, peer_listener, peer_slot);
         Ok(done(socket).with_address(dressed(local, v6).into()))

@@ -76,9 +76,9 @@ impl Mover {
                 }
             }
             ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
-            ToMover::AddFlow { flow, source, destination, send_ring_bytes, serial } => {
+            ToMover::AddFlow { flow, tenant, source, destination, send_ring_bytes, serial } => {
                 let (client, slot) = (source.client, source.slot);
-                let added = Flow::new(flow, source, destination, send_ring_bytes, serial, self.now);
+                let added = Flow::new((flow, tenant), source, destination, send_ring_bytes, serial, self.now);
                 counting::open(&self.metrics, self.settings.id, &added);
                 put(&mut self.flows, flow as usize, Box::new(added));
                 if let Some(socket) = self.socket_mut(client, slot) {
@@ -110,6 +110,8 @@ impl Mover {
                     self.touch(id);
                 }
             }
+            ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
+            ToMover::SetBudget { tenant, budget } => self.set_budget(tenant, budget),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
             ToMover::Ready { client, slot } => self.post_ready(client, slot),
             ToMover::Space { flow, .. } | ToMover::Resume { flow } => self.resume(flow),

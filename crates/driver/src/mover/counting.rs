@@ -93,7 +93,7 @@ mod tests {
             memory: Arc::new(ClientMemory::new(client.into()).unwrap().0),
             mover: 0,
         };
-        Flow::new(id, end(source), end(destination), 1 << 20, serial, Duration::ZERO)
+        Flow::new((id, 0), end(source), end(destination), 1 << 20, serial, Duration::ZERO)
     }
 
     #[test]

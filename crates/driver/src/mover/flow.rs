@@ -2,8 +2,9 @@
 //! (paper, section III-E).
 use super::counting::Moved;
 use super::table::BufferTable;
+use super::throttle::{Allowance, Own};
 use crate::memory::ClientMemory;
-use crate::messages::{Endpoint, Finish, FlowId, Ring, Violation};
+use crate::messages::{Endpoint, Finish, FlowId, Ring, TenantId, Violation};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Command, CommandType, TableId};
@@ -21,6 +22,8 @@ const WAKE_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Flow {
     pub id: FlowId,
+    /// Whose rates it keeps to.
+    pub tenant: TenantId,
     pub source: Endpoint,
     pub destination: Endpoint,
     pub serial: u64,
@@ -59,6 +62,12 @@ pub struct Flow {
     pub queued: bool,
     pub blocked: bool,
     pub touched: bool,
+    /// Without tokens: parked until an alarm.
+    pub throttled: bool,
+    /// Resumed as the first of its tenant's queue.
+    pub woken: bool,
+    /// Its own rates, if any.
+    pub own: Option<Box<Own>>,
     finish: Option<Finish>,
     aborted: bool,
     destination_gone: bool,
@@ -89,7 +98,7 @@ pub struct News {
 
 impl Flow {
     pub fn new(
-        id: FlowId,
+        (id, tenant): (FlowId, TenantId),
         source: Endpoint,
         destination: Endpoint,
         send_ring_bytes: u64,
@@ -98,6 +107,7 @@ impl Flow {
     ) -> Self {
         Self {
             id,
+            tenant,
             source,
             destination,
             serial,
@@ -123,6 +133,9 @@ impl Flow {
             queued: false,
             blocked: false,
             touched: false,
+            throttled: false,
+            woken: false,
+            own: None,
             finish: None,
             aborted: false,
             destination_gone: false,
@@ -190,13 +203,18 @@ impl Flow {
         self.ring.as_ref().map_or(0, |ring| u64::from(ring.pages) * PAGE_BYTES as u64)
     }
 
-    /// Writes commands for at most `budget` bytes.
+    /// Whether the next byte is the first of a send.
+    pub fn starts_message(&self) -> bool {
+        self.cursor.1 == 0
+    }
+
+    /// Writes commands for at most `budget`, and takes what it uses of it.
     ///
     /// # Errors
     /// If the receiving client broke the protocol.
     pub fn pump(
         &mut self,
-        mut budget: u64,
+        budget: &mut Allowance,
         chunk_bytes_max: u32,
         commands: &mut Vec<Command>,
         commands_max: usize,
@@ -209,12 +227,16 @@ impl Flow {
         let ring_address = ring.map.address(ring.page as usize * PAGE_BYTES, ring_bytes as usize);
         let base = ring_address.as_ptr() as u64;
         while self.pending > 0 {
-            if budget == 0 || commands.len() >= commands_max {
+            if budget.bytes == 0 || commands.len() >= commands_max {
                 return Ok(Pump::More);
             }
             let (number, under_way) = self.cursor;
+            let starts = u64::from(under_way == 0);
+            if budget.messages < starts {
+                return Ok(Pump::More);
+            }
             let Some(&entry) = self.sbt.get(number) else { return Ok(Pump::Drained) };
-            let want = (entry.size - under_way).min(budget).min(chunk_bytes_max.into());
+            let want = (entry.size - under_way).min(budget.bytes).min(chunk_bytes_max.into());
             let mut room = ring_bytes - (self.reserved - self.consumed);
             if room < want {
                 self.refresh_consumed()?;
@@ -240,7 +262,8 @@ impl Flow {
             });
             self.reserved += len;
             self.pending -= len;
-            budget -= len;
+            budget.bytes -= len;
+            budget.messages -= starts;
             self.cursor =
                 if under_way + len == entry.size { (number + 1, 0) } else { (number, under_way + len) };
         }

@@ -332,6 +332,7 @@ impl World {
             self.inbox.send(ToMover::Incoming { client, slot, flow, mover: 0 });
             self.inbox.send(ToMover::AddFlow {
                 flow,
+                tenant: 0,
                 source: endpoint(source),
                 destination: endpoint(destination),
                 send_ring_bytes: SEND_RING_BYTES,
@@ -405,6 +406,7 @@ impl World {
                     assert!(!self.rings[flow as usize], "flow {flow} is over and keeps its ring");
                     assert!(!std::mem::replace(&mut self.flows_done[flow as usize], true));
                 }
+                ToConductor::Apply { .. } => unreachable!("not a mover's"),
                 ToConductor::ClientGone { client } => {
                     assert!(client == A && self.buried && !self.gone);
                     self.gone = true;
@@ -781,5 +783,7 @@ impl Peer {
     }
 }
 
+#[cfg(test)]
+mod rates;
 #[cfg(test)]
 mod tests;

@@ -13,9 +13,11 @@ mod flow;
 pub mod hostile;
 mod requests;
 mod table;
+mod throttle;
 mod turns;
 
 pub use table::{BufferTable, Entry, ENTRIES_MAX};
+pub use throttle::Budget;
 
 use crate::clock::Clock;
 use crate::mailbox::Mailbox;
@@ -36,6 +38,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
+use throttle::Throttle;
 
 /// Commands that one flow may write in its turn.
 const COMMANDS_PER_TURN: usize = 128;
@@ -81,6 +84,8 @@ pub struct Mover {
     run: VecDeque<FlowId>,
     /// Flows with a full receive ring.
     blocked: Vec<FlowId>,
+    /// Rates, and flows without tokens.
+    throttle: Throttle,
     /// Flows with something to tell.
     touched: Vec<FlowId>,
     /// Channels with events to publish.
@@ -167,6 +172,7 @@ impl Mover {
             active: Vec::new(),
             run: VecDeque::new(),
             blocked: Vec::new(),
+            throttle: Throttle::default(),
             touched: Vec::new(),
             dirty: Vec::new(),
             overflowing: Vec::new(),
@@ -202,6 +208,9 @@ impl Mover {
             self.wait(Some(Duration::ZERO));
             self.next_poll = self.now + BUSY_POLL;
         }
+        if self.throttle.is_limited() {
+            self.take_alarms();
+        }
         worked |= self.poll_channels();
         worked |= self.poll_blocked();
         worked |= self.run_flows();
@@ -228,7 +237,7 @@ impl Mover {
         fence(Ordering::SeqCst);
         if !news() && !self.has_news() {
             let tick = self.ticking.then_some(self.next_tick);
-            let until = [tick, wake_by].into_iter().flatten().min();
+            let until = [tick, wake_by, self.throttle.next()].into_iter().flatten().min();
             let now = self.clock.now();
             self.wait(until.map(|until| until.saturating_sub(now).max(Duration::from_millis(1))));
             self.next_poll = self.clock.now() + BUSY_POLL;

@@ -1,6 +1,7 @@
 //! Flows in turn: copies submitted and reaped, both sides told, flows ended and forgotten.
 use super::counting::{self, Moved};
 use super::flow::{Flow, News, Pump};
+use super::throttle::Allowance;
 use super::{flow_of, Mover, COMMANDS_PER_TURN, LOAD_MESSAGE_BYTES};
 use crate::messages::{ClientId, FlowId, ToConductor, Violation};
 use std::sync::atomic::{fence, Ordering};
@@ -58,7 +59,22 @@ impl Mover {
             let Some(flow) = flow_of(&mut self.flows, id) else { continue };
             self.batch.clear();
             let chunk = self.engines.chunk_bytes_max();
-            let pumped = flow.pump(BYTES_PER_TURN, chunk, &mut self.batch, COMMANDS_PER_TURN);
+            let mut budget = Allowance { bytes: BYTES_PER_TURN, ..Allowance::ALL };
+            let limited = self.throttle.is_limited();
+            if limited {
+                match self.throttle.allow(flow, BYTES_PER_TURN, self.now) {
+                    Ok(allowed) => budget.limit_to(allowed),
+                    Err(next) => {
+                        flow.blocked = true;
+                        self.touch(id);
+                        next.map(|next| self.unpark(next, true));
+                        continue;
+                    }
+                }
+            }
+            let before = budget;
+            let pumped = flow.pump(&mut budget, chunk, &mut self.batch, COMMANDS_PER_TURN);
+            let next = if limited { self.throttle.spend(flow, before.less(budget)) } else { None };
             match pumped {
                 Ok(Pump::More) => {
                     flow.queued = true;
@@ -85,6 +101,9 @@ impl Mover {
                 }
                 Ok(Pump::Drained) => {}
                 Err(violation) => self.destination_broke(id, violation),
+            }
+            if let Some(next) = next {
+                self.unpark(next, true);
             }
             if !self.batch.is_empty() {
                 let bytes: u64 = self.batch.iter().map(|command| u64::from(command.data_len)).sum();
@@ -114,8 +133,8 @@ impl Mover {
 
     pub(super) fn resume(&mut self, id: FlowId) {
         let Some(flow) = flow_of(&mut self.flows, id) else { return };
-        flow.blocked = false;
-        if flow.pending > 0 && !flow.queued {
+        flow.blocked = flow.throttled;
+        if flow.pending > 0 && !flow.queued && !flow.throttled {
             flow.queued = true;
             self.run.push_back(id);
         }

@@ -18,13 +18,20 @@ use crate::live::Sample;
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
-const COUNTERS: [(&str, &str, &str); 16] = [
+const COUNTERS: [(&str, &str, &str); 19] = [
     ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
     ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
     ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
     ("accepts_paused", "pipedevice_accepts_paused", "Times that clients had to wait for want of descriptors"),
     ("connections_made", "pipedevice_connections_made", "Connections made"),
     ("connections_closed", "pipedevice_connections_closed", "Connections over in both directions"),
+    ("connections_denied", "pipedevice_connections_denied", "Connections that the policy denied"),
+    (
+        "connections_over_quota",
+        "pipedevice_connections_over_quota",
+        "Connections beyond what their tenant may have",
+    ),
+    ("connections_cut", "pipedevice_connections_cut", "Connections that a new policy ended"),
     ("requests_refused", "pipedevice_requests_refused", "Requests answered with an errno"),
     ("sends_dropped", "pipedevice_sends_dropped", "Sends on sockets not connected any more"),
     ("bytes_delivered", "pipedevice_delivered_bytes", "Bytes delivered"),

@@ -1,0 +1,138 @@
+//! Policy applied to clients and connections: whose they are, and what becomes of them when it changes.
+use super::tenants::{is_inside, Facts};
+use super::{Conductor, Registration};
+use crate::admin::PolicyReport;
+use crate::identity::{Identity, NamespaceId};
+use crate::messages::{ClientId, TenantId, ToMover};
+use crate::metrics::Metrics;
+use crate::policy::{Action, Policy};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+
+impl Conductor {
+    /// The network namespace of the container that a client is in by its control group, which it cannot leave;
+    /// else its own.
+    fn home_of(&self, identity: &Identity) -> NamespaceId {
+        let inside =
+            |entry: &super::Registered| is_inside(identity.cgroup.as_deref(), entry.cgroup.as_deref());
+        let home = self.registered.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id);
+        home.unwrap_or(identity.namespace)
+    }
+
+    /// What `pd run` registered of the container that a client is in.
+    pub(super) fn registration_of(&self, identity: &Identity) -> Option<&Registration> {
+        self.names.registration(self.home_of(identity))
+    }
+
+    pub(super) fn tenant_of(&self, identity: &Identity) -> TenantId {
+        self.tenants.find(&Facts {
+            namespace: self.home_of(identity),
+            cgroup: identity.cgroup.as_deref(),
+            container: self.registration_of(identity).map(|r| (&*r.name, &*r.tenant)),
+        })
+    }
+
+    /// Whether client `id` may connect to `peer` at `reached`. The tenants of the two.
+    ///
+    /// # Errors
+    /// `EACCES`, `EMFILE`.
+    pub(super) fn admit(
+        &mut self,
+        id: ClientId,
+        peer: ClientId,
+        reached: SocketAddr,
+    ) -> Result<[TenantId; 2], Errno> {
+        let (Some(client), Some(other)) = (self.client(id), self.client(peer)) else {
+            return Err(Errno::CONNREFUSED);
+        };
+        let tenants = [client.tenant, other.tenant];
+        let at_home = client.identity.namespace == other.identity.namespace;
+        let decision = self.tenants.decide(tenants[0], tenants[1], at_home, reached);
+        self.tenants.admit(tenants[0], decision).inspect_err(|errno| {
+            let counter = match *errno {
+                Errno::ACCESS => &self.metrics.connections_denied,
+                _ => &self.metrics.connections_over_quota,
+            };
+            Metrics::add(counter, 1);
+        })?;
+        Ok(tenants)
+    }
+
+    /// Puts a policy in force: limits, tenants of clients and connections, and what it denies. Returns how many
+    /// connections it ended.
+    pub(super) fn apply(&mut self, policy: Policy) -> u64 {
+        for (tenant, budget) in self.tenants.apply(policy) {
+            for mover in &self.movers {
+                mover.send(ToMover::SetBudget { tenant, budget: std::sync::Arc::clone(&budget) });
+            }
+        }
+        self.sort_clients();
+        let mut cut = 0;
+        for index in 0..self.connections.len() {
+            if self.is_denied(index) {
+                self.cut(index);
+                cut += 1;
+            }
+        }
+        Metrics::add(&self.metrics.connections_cut, cut);
+        cut
+    }
+
+    /// Finds out anew whose clients and connections are.
+    pub(super) fn sort_clients(&mut self) {
+        self.tenants.look();
+        for id in 0..self.clients.len() {
+            let Some(client) = &self.clients[id] else { continue };
+            let tenant = self.tenant_of(&client.identity);
+            if let Some(client) = &mut self.clients[id] {
+                client.tenant = tenant;
+            }
+        }
+        for (index, entry) in self.connections.iter_mut().enumerate() {
+            let Some(connection) = entry else { continue };
+            let was = connection.tenants;
+            let now = [0, 1].map(|side| {
+                let client = connection.sides[side].and_then(|(id, _)| self.clients[id as usize].as_ref());
+                client.map_or(was[side], |client| client.tenant)
+            });
+            if now == was {
+                continue;
+            }
+            self.tenants.settle(index as u32, connection, self.metrics.region());
+            self.tenants.hand_over(connection, now);
+            for side in [0, 1] {
+                let flow = index as u32 * 2 + side as u32;
+                self.movers[connection.movers[side]].send(ToMover::SetTenant { flow, tenant: now[side] });
+            }
+        }
+    }
+
+    fn is_denied(&self, index: usize) -> bool {
+        let Some(connection) = self.connections[index].as_ref().filter(|c| !c.cut) else { return false };
+        let [from, to] = connection.sides.map(|side| self.client(side?.0));
+        let (Some(from), Some(to)) = (from, to) else { return false };
+        let at_home = from.identity.namespace == to.identity.namespace;
+        self.tenants.decide(from.tenant, to.tenant, at_home, connection.reached).0 == Action::Deny
+    }
+
+    /// Ends a connection: both sides get `ECONNRESET`.
+    fn cut(&mut self, index: usize) {
+        let Some(connection) = &mut self.connections[index] else { return };
+        connection.cut = true;
+        let errno = Errno::CONNRESET.raw_os_error() as u32;
+        for side in [0, 1] {
+            let flow = index as u32 * 2 + side as u32;
+            let abort = ToMover::Abort { flow, send_end: errno, recv_end: Some(errno) };
+            self.movers[connection.movers[side]].send(abort);
+        }
+    }
+
+    pub(super) fn policy_report(&mut self) -> PolicyReport {
+        for (index, entry) in self.connections.iter_mut().enumerate() {
+            if let Some(connection) = entry {
+                self.tenants.settle(index as u32, connection, self.metrics.region());
+            }
+        }
+        self.tenants.report(self.settings.policy_file.clone())
+    }
+}

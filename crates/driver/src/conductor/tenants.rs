@@ -1,0 +1,277 @@
+//! Tenants: their numbers, their accounts, and the policy in force with its counts.
+use super::Connection;
+use crate::admin::{Account, PolicyReport, RouteReport, RuleReport, TenantReport};
+use crate::identity::{control_group, namespace_of_file, NamespaceId};
+use crate::messages::TenantId;
+use crate::mover::Budget;
+use crate::policy::{is_below, Action, Attempt, Limits, Policy, Tenant, DEFAULT_TENANT};
+use pd_abi::counters::FlowCounters;
+use pd_shm::counters::CounterRegion;
+use rustix::io::Errno;
+use rustix::process::Pid;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+
+/// Tenants that a driver keeps accounts of. Those of `pd run` beyond are refused.
+const TENANTS_MAX: usize = 4096;
+
+/// What `pd run` registered, beside its names and addresses.
+pub struct Registered {
+    /// Readable when the container has ended.
+    pub pidfd: OwnedFd,
+    /// Its control group, if it has one of its own.
+    pub cgroup: Option<String>,
+}
+
+/// The control group that `pd run` made for the container of this name, if the process is in it.
+pub fn container_group(pid: Pid, name: &str) -> Option<String> {
+    control_group(pid).filter(|path| path.ends_with(&format!("/pipedevice/{name}")))
+}
+
+/// Bytes and messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    bytes: u64,
+    messages: u64,
+}
+
+impl From<FlowCounters> for Traffic {
+    fn from(counters: FlowCounters) -> Self {
+        Self { bytes: counters.bytes, messages: counters.messages }
+    }
+}
+
+/// What is known of a client when its tenant is looked for. All of it is the kernel's word or `pd run`'s.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    pub namespace: NamespaceId,
+    pub cgroup: Option<&'a str>,
+    /// Container and tenant that `pd run` registered.
+    pub container: Option<(&'a str, &'a str)>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Tenants {
+    policy: Policy,
+    /// Of the rules, and of the default.
+    hits: Vec<u64>,
+    route_hits: Vec<u64>,
+    /// Namespaces that the policy names and that exist, with their tenants' places in it.
+    places: Vec<(NamespaceId, usize)>,
+    numbers: HashMap<String, TenantId>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    account: Account,
+    connections_max: Option<u64>,
+    budget: Arc<Budget>,
+}
+
+impl Default for Tenants {
+    fn default() -> Self {
+        let mut this = Self {
+            policy: Policy::default(),
+            hits: vec![0],
+            route_hits: Vec::new(),
+            places: Vec::new(),
+            numbers: HashMap::new(),
+            entries: Vec::new(),
+        };
+        let _ = this.enroll(DEFAULT_TENANT);
+        this
+    }
+}
+
+impl Tenants {
+    /// The number of a tenant, new or known.
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub fn enroll(&mut self, name: &str) -> Result<TenantId, String> {
+        if let Some(&id) = self.numbers.get(name) {
+            return Ok(id);
+        }
+        if self.entries.len() >= TENANTS_MAX {
+            return Err(format!("tenant {name}: the driver knows {TENANTS_MAX} tenants; use one of them"));
+        }
+        let id = self.entries.len() as TenantId;
+        let (account, budget) = (Account::default(), Budget::new(Limits::default()));
+        self.entries.push(Entry { name: name.to_owned(), account, connections_max: None, budget });
+        self.numbers.insert(name.to_owned(), id);
+        Ok(id)
+    }
+
+    /// The tenant's name.
+    pub fn name(&self, id: TenantId) -> &str {
+        &self.entries[id as usize].name
+    }
+
+    /// Puts a policy in force. Returns the budgets that are new.
+    pub fn apply(&mut self, policy: Policy) -> Vec<(TenantId, Arc<Budget>)> {
+        for tenant in &policy.tenants {
+            if let Err(why) = self.enroll(&tenant.name) {
+                tracing::error!("{why}; its limits are not in force");
+            }
+        }
+        self.hits = vec![0; policy.rules.len() + 1];
+        self.route_hits = vec![0; policy.routes.len()];
+        let mut changed = Vec::new();
+        for (id, entry) in self.entries.iter_mut().enumerate() {
+            let tenant = policy.tenant(&entry.name);
+            entry.connections_max = tenant.and_then(|tenant| tenant.connections_max);
+            let limits = tenant.map_or_else(Limits::default, |tenant| tenant.limits);
+            if entry.budget.limits != limits {
+                entry.budget = Budget::new(limits);
+                changed.push((id as TenantId, Arc::clone(&entry.budget)));
+            }
+        }
+        self.policy = policy;
+        changed
+    }
+
+    /// Looks which of the namespaces that the policy names exist by now. Before [`Self::find`], once for many.
+    pub fn look(&mut self) {
+        let tenants = self.policy.tenants.iter().enumerate();
+        let files =
+            tenants.flat_map(|(index, tenant)| tenant.namespaces.iter().map(move |file| (file, index)));
+        self.places =
+            files.filter_map(|(file, index)| Some((namespace_of_file(file).ok()?, index))).collect();
+    }
+
+    /// Whose a client is: the first tenant of the policy that selects it by container or control group, else by
+    /// namespace, which a privileged client can change; else the one that `pd run` registered.
+    pub fn find(&self, facts: &Facts<'_>) -> TenantId {
+        let surely = |tenant: &&Tenant| {
+            facts.container.is_some_and(|(name, _)| tenant.containers.iter().any(|own| own == name))
+                || facts.cgroup.is_some_and(|path| tenant.has_cgroup(path))
+        };
+        let there = || self.places.iter().find(|(id, _)| *id == facts.namespace).map(|(_, index)| *index);
+        let tenants = &self.policy.tenants;
+        let selected =
+            tenants.iter().find(surely).or_else(|| tenants.get(there()?)).map(|tenant| &*tenant.name);
+        let name = selected.or(facts.container.map(|(_, tenant)| tenant));
+        name.and_then(|name| self.numbers.get(name).copied()).unwrap_or_default()
+    }
+
+    /// Where a connect to `to` leads.
+    pub fn route(&mut self, to: SocketAddr) -> SocketAddr {
+        let Some(index) = self.policy.route(to) else { return to };
+        self.route_hits[index] += 1;
+        self.policy.routes[index].to
+    }
+
+    /// Whether a connection is allowed, and the number of what says so in `hits`. Within a network namespace
+    /// one tenant's clients may always talk to each other: they could without the driver.
+    pub fn decide(
+        &self,
+        from: TenantId,
+        to: TenantId,
+        at_home: bool,
+        reached: SocketAddr,
+    ) -> (Action, usize) {
+        if at_home && from == to {
+            return (Action::Allow, usize::MAX);
+        }
+        let (address, port) = (reached.ip().to_canonical(), reached.port());
+        let (action, rule) =
+            self.policy.decide(&Attempt { from: self.name(from), to: self.name(to), address, port });
+        (action, rule.unwrap_or(self.policy.rules.len()))
+    }
+
+    /// Counts a decision on a connect and the tenant's connections.
+    ///
+    /// # Errors
+    /// `EACCES` if it was denied, `EMFILE` if the tenant has too many connections.
+    pub fn admit(&mut self, from: TenantId, (action, rule): (Action, usize)) -> Result<(), Errno> {
+        if let Some(hits) = self.hits.get_mut(rule) {
+            *hits += 1;
+        }
+        let entry = &mut self.entries[from as usize];
+        if action == Action::Deny {
+            entry.account.connections_denied += 1;
+            return Err(Errno::ACCESS);
+        }
+        if entry.connections_max.is_some_and(|most| entry.account.connections_open >= most) {
+            entry.account.connections_over_quota += 1;
+            return Err(Errno::MFILE);
+        }
+        Ok(())
+    }
+
+    /// A connection has been made.
+    pub fn open(&mut self, [from, to]: [TenantId; 2]) {
+        let account = &mut self.entries[from as usize].account;
+        account.connections_open += 1;
+        account.connections_made += 1;
+        self.entries[to as usize].account.connections_accepted += 1;
+    }
+
+    /// A connection is over.
+    pub fn close(&mut self, index: u32, connection: &mut Connection, counters: &CounterRegion) {
+        self.settle(index, connection, counters);
+        self.entries[connection.tenants[0] as usize].account.connections_open -= 1;
+    }
+
+    /// Its sides are other tenants' from now on. It has been settled.
+    pub fn hand_over(&mut self, connection: &mut Connection, tenants: [TenantId; 2]) {
+        self.entries[connection.tenants[0] as usize].account.connections_open -= 1;
+        self.entries[tenants[0] as usize].account.connections_open += 1;
+        connection.tenants = tenants;
+    }
+
+    /// Puts what a connection has moved since the last time on its tenants' accounts.
+    pub fn settle(&mut self, index: u32, connection: &mut Connection, counters: &CounterRegion) {
+        for side in [0, 1] {
+            let flow = 2 * index + side as u32;
+            // Its mover has not heard of it yet.
+            let Some(now) = counters.flow(flow, connection.serial).map(Traffic::from) else { continue };
+            let was = std::mem::replace(&mut connection.settled[side], now);
+            let (bytes, messages) = (now.bytes - was.bytes, now.messages - was.messages);
+            let sender = &mut self.entries[connection.tenants[side] as usize].account;
+            sender.bytes_sent += bytes;
+            sender.messages_sent += messages;
+            let receiver = &mut self.entries[connection.tenants[1 - side] as usize].account;
+            receiver.bytes_received += bytes;
+            receiver.messages_received += messages;
+        }
+    }
+
+    /// Everything there is to say. Connections have been settled.
+    pub fn report(&self, file: Option<PathBuf>) -> PolicyReport {
+        let policy = &self.policy;
+        let otherwise = format!("otherwise: {}", policy.default);
+        let rules = policy.rules.iter().map(ToString::to_string).chain([otherwise]);
+        PolicyReport {
+            file,
+            tenants: self.entries.iter().map(|entry| entry.report(policy)).collect(),
+            rules: rules.zip(&self.hits).map(|(rule, &hits)| RuleReport { rule, hits }).collect(),
+            routes: (policy.routes.iter().zip(&self.route_hits))
+                .map(|(route, &hits)| RouteReport { service: route.service, to: route.to, hits })
+                .collect(),
+        }
+    }
+}
+
+impl Entry {
+    fn report(&self, policy: &Policy) -> TenantReport {
+        TenantReport {
+            name: self.name.clone(),
+            policy: policy.tenant(&self.name).map(ToString::to_string),
+            account: self.account,
+            rate_waits: self.budget.waits.load(Relaxed),
+        }
+    }
+}
+
+/// Whether a client in `cgroup` is of the container that has `group`.
+pub fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
+    cgroup.zip(group).is_some_and(|(path, group)| is_below(path, group))
+}

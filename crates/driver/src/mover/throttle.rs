@@ -1,0 +1,266 @@
+//! Rates: what flows may send now, and who waits for tokens.
+//!
+//! A flow without tokens is parked like one whose receive ring is full, and an alarm resumes it. Flows of a tenant
+//! wait in one queue: its first is woken by the alarm, and each that had its turn wakes the next, so that they take
+//! turns and a thousand of them cost no more than one. An alarm is set as long as the queue holds anybody.
+use super::flow::Flow;
+use super::{flow_of, Mover};
+use crate::messages::{FlowId, TenantId};
+use crate::policy::rate::{Bucket, Meter, Rate, Rates};
+use crate::policy::Limits;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the next in a queue waits if the one woken before it has no turn: it may have ended.
+const NEXT_AFTER: Duration = Duration::from_millis(4);
+
+/// The buckets of one tenant, shared by all movers; a new one when its limits change.
+#[derive(Debug)]
+pub struct Budget {
+    /// What it was made from.
+    pub limits: Limits,
+    bytes: Option<Bucket>,
+    messages: Option<Bucket>,
+    /// Times that a flow had to wait for tokens.
+    pub waits: AtomicU64,
+}
+
+impl Budget {
+    /// Full buckets.
+    pub fn new(limits: Limits) -> Arc<Self> {
+        let [bytes, messages] =
+            [limits.tenant.bytes, limits.tenant.messages].map(|rate| rate.map(Bucket::new));
+        Arc::new(Self { limits, bytes, messages, waits: AtomicU64::new(0) })
+    }
+}
+
+/// What a flow may put under way in its turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowance {
+    pub bytes: u64,
+    pub messages: u64,
+}
+
+impl Allowance {
+    pub const ALL: Self = Self { bytes: u64::MAX, messages: u64::MAX };
+
+    /// No more than `other`.
+    pub fn limit_to(&mut self, other: Self) {
+        *self = Self { bytes: self.bytes.min(other.bytes), messages: self.messages.min(other.messages) };
+    }
+
+    /// What is gone of it.
+    pub fn less(self, left: Self) -> Self {
+        Self { bytes: self.bytes - left.bytes, messages: self.messages - left.messages }
+    }
+}
+
+/// Buckets of one flow, made from its tenant's limits for each connection.
+#[derive(Debug)]
+pub struct Own {
+    of: Rates,
+    bytes: Option<(Bucket, Meter)>,
+    messages: Option<(Bucket, Meter)>,
+}
+
+impl Own {
+    fn new(of: Rates) -> Box<Self> {
+        let make = |rate: Option<Rate>| rate.map(|rate| (Bucket::new(rate), Meter::default()));
+        Box::new(Self { of, bytes: make(of.bytes), messages: make(of.messages) })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Waiter {
+    Flow(FlowId),
+    Tenant(TenantId),
+}
+
+#[derive(Debug)]
+struct Tenant {
+    budget: Arc<Budget>,
+    bytes: Meter,
+    messages: Meter,
+    waiting: VecDeque<FlowId>,
+    alarm: bool,
+}
+
+/// A mover's tenants, and its flows without tokens.
+#[derive(Debug, Default)]
+pub struct Throttle {
+    tenants: Vec<Option<Tenant>>,
+    alarms: BinaryHeap<Reverse<(Duration, Waiter)>>,
+    limited: bool,
+}
+
+impl Throttle {
+    /// Whether any tenant has limits.
+    pub fn is_limited(&self) -> bool {
+        self.limited
+    }
+
+    /// When somebody is to be resumed.
+    pub fn next(&self) -> Option<Duration> {
+        self.alarms.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// What the flow may do now.
+    ///
+    /// # Errors
+    /// It is parked until an alarm; whoever waited behind it and may go in its place.
+    pub fn allow(&mut self, flow: &mut Flow, bytes: u64, now: Duration) -> Result<Allowance, Option<FlowId>> {
+        let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant as usize) else {
+            return Ok(Allowance::ALL);
+        };
+        let woken = std::mem::take(&mut flow.woken);
+        let mut next = None;
+        if !tenant.waiting.is_empty() && !woken {
+            tenant.waiting.push_back(flow.id);
+        } else {
+            let want = (flow.pending.min(bytes), u64::from(flow.starts_message()));
+            let of = tenant.budget.limits.connection;
+            if flow.own.as_ref().map_or(Rates::default(), |own| own.of) != of {
+                flow.own = of.any().then(|| Own::new(of));
+            }
+            match flow.own.as_mut().map_or(Ok(Allowance::ALL), |own| own.ready(want, now)) {
+                Ok(mut own) => match tenant.ready(want, now) {
+                    Ok(all) => {
+                        own.limit_to(all);
+                        return Ok(own);
+                    }
+                    Err(at) => {
+                        tenant.waiting.push_front(flow.id);
+                        tenant.set_alarm(&mut self.alarms, at, flow.tenant);
+                    }
+                },
+                Err(at) => {
+                    self.alarms.push(Reverse((at, Waiter::Flow(flow.id))));
+                    next = tenant.waiting.pop_front();
+                }
+            }
+        }
+        flow.throttled = true;
+        tenant.budget.waits.fetch_add(1, Ordering::Relaxed);
+        Err(next)
+    }
+
+    /// Takes note of what a flow has put under way. The next one that may have tokens.
+    pub fn spend(&mut self, flow: &mut Flow, spent: Allowance) -> Option<FlowId> {
+        let tenant = self.tenants.get_mut(flow.tenant as usize)?.as_mut()?;
+        let own = flow.own.as_deref_mut();
+        let (own_bytes, own_messages) = own.map_or((None, None), |o| (o.bytes.as_mut(), o.messages.as_mut()));
+        own_bytes.map(|(_, meter)| meter).into_iter().for_each(|m| m.spend(spent.bytes));
+        own_messages.map(|(_, meter)| meter).into_iter().for_each(|m| m.spend(spent.messages));
+        tenant.bytes.spend(spent.bytes);
+        tenant.messages.spend(spent.messages);
+        tenant.waiting.pop_front()
+    }
+}
+
+impl Own {
+    fn ready(&mut self, (bytes, messages): (u64, u64), now: Duration) -> Result<Allowance, Duration> {
+        let of = |part: &mut Option<(Bucket, Meter)>, want| match part {
+            Some((bucket, meter)) => meter.ready(bucket, want, now),
+            None => Ok(u64::MAX),
+        };
+        Ok(Allowance { bytes: of(&mut self.bytes, bytes)?, messages: of(&mut self.messages, messages)? })
+    }
+}
+
+impl Tenant {
+    fn ready(&mut self, (bytes, messages): (u64, u64), now: Duration) -> Result<Allowance, Duration> {
+        let of = |bucket: &Option<Bucket>, meter: &mut Meter, want| match bucket {
+            Some(bucket) => meter.ready(bucket, want, now),
+            None => Ok(u64::MAX),
+        };
+        Ok(Allowance {
+            bytes: of(&self.budget.bytes, &mut self.bytes, bytes)?,
+            messages: of(&self.budget.messages, &mut self.messages, messages)?,
+        })
+    }
+
+    fn set_alarm(
+        &mut self,
+        alarms: &mut BinaryHeap<Reverse<(Duration, Waiter)>>,
+        at: Duration,
+        id: TenantId,
+    ) {
+        if !std::mem::replace(&mut self.alarm, true) {
+            alarms.push(Reverse((at, Waiter::Tenant(id))));
+        }
+    }
+}
+
+impl Mover {
+    /// Resumes whose alarm has come.
+    pub(super) fn take_alarms(&mut self) {
+        while let Some(&Reverse((at, waiter))) = self.throttle.alarms.peek() {
+            if at > self.now {
+                return;
+            }
+            self.throttle.alarms.pop();
+            match waiter {
+                Waiter::Flow(id) => {
+                    self.unpark(id, false);
+                }
+                Waiter::Tenant(id) => self.wake_first(id),
+            }
+        }
+    }
+
+    fn wake_first(&mut self, id: TenantId) {
+        loop {
+            let Some(Some(tenant)) = self.throttle.tenants.get_mut(id as usize) else { return };
+            tenant.alarm = false;
+            let Some(first) = tenant.waiting.pop_front() else { return };
+            if !tenant.waiting.is_empty() {
+                tenant.set_alarm(&mut self.throttle.alarms, self.now + NEXT_AFTER, id);
+            }
+            if self.unpark(first, true) {
+                return;
+            }
+        }
+    }
+
+    /// Gives a parked flow its turn. Says whether it has anything to send.
+    pub(super) fn unpark(&mut self, id: FlowId, woken: bool) -> bool {
+        let Some(flow) = flow_of(&mut self.flows, id) else { return false };
+        let was = std::mem::replace(&mut flow.throttled, false);
+        flow.woken = was && woken && flow.pending > 0;
+        let goes = flow.woken;
+        if was {
+            self.resume(id);
+        }
+        goes
+    }
+
+    /// A tenant's limits are new.
+    pub(super) fn set_budget(&mut self, id: TenantId, budget: Arc<Budget>) {
+        let tenants = &mut self.throttle.tenants;
+        if tenants.len() <= id as usize {
+            tenants.resize_with(id as usize + 1, || None);
+        }
+        let limited = budget.limits != Limits::default();
+        let (bytes, messages) = Default::default();
+        tenants[id as usize] =
+            limited.then(|| Tenant { budget, bytes, messages, waiting: VecDeque::new(), alarm: false });
+        self.throttle.alarms.retain(|Reverse((_, waiter))| *waiter != Waiter::Tenant(id));
+        self.throttle.limited = tenants.iter().any(Option::is_some);
+        for flow in 0..self.flows.len() as FlowId {
+            if flow_of(&mut self.flows, flow).is_some_and(|f| f.tenant == id) {
+                self.unpark(flow, false);
+            }
+        }
+    }
+
+    /// A flow is another tenant's from now on.
+    pub(super) fn set_tenant(&mut self, id: FlowId, tenant: TenantId) {
+        if let Some(flow) = flow_of(&mut self.flows, id) {
+            flow.tenant = tenant;
+            self.unpark(id, false);
+        }
+    }
+}

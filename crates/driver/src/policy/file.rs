@@ -1,0 +1,352 @@
+//! The policy file: TOML. Everything is optional; what is unknown, out of range or contradicts itself is refused with
+//! its line and what to write instead.
+//!
+//! ```toml
+//! default = "deny"                    # of connections that no rule matches; "allow" if absent
+//!
+//! [[tenant]]
+//! name = "red"
+//! containers = ["web"]                # names of `pd run`
+//! cgroups = ["/red.slice"]            # and all below
+//! namespaces = ["/run/netns/red"]
+//! connections_max = 1000
+//! rate = { bytes_per_second = "1GB", messages_per_second = 100000 }
+//! connection_rate = { bytes_per_second = "100MB", burst_bytes = "10MB" }
+//!
+//! [[rule]]                            # the first that matches decides
+//! from = "red"
+//! to = ["red", "blue"]
+//! address = "10.88.0.0/16"
+//! port = [80, "8000-8999"]
+//! action = "allow"
+//!
+//! [[route]]
+//! service = "10.96.0.1:80"
+//! to = "10.88.0.2:8080"
+//! ```
+use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
+use super::{Action, Limits, Policy, Route, Rule, Tenant, DEFAULT_TENANT};
+use crate::size::Bytes;
+use ipnet::IpNet;
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+use toml::Spanned;
+
+/// Tenants that a policy may name.
+const TENANTS_MAX: usize = 1024;
+/// Burst of a rate of bytes that says none, at least.
+const BURST_BYTES_MIN: u64 = 64 << 10;
+/// Bytes worth a copy.
+const LEAST_BYTES: u64 = 4 << 10;
+
+/// What is wrong with a policy, where, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct PolicyError(String);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    default: Action,
+    tenant: Vec<Spanned<TenantTable>>,
+    rule: Vec<Spanned<RuleTable>>,
+    route: Vec<Spanned<RouteTable>>,
+}
+
+impl Default for File {
+    fn default() -> Self {
+        Self { default: Action::Allow, tenant: Vec::new(), rule: Vec::new(), route: Vec::new() }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TenantTable {
+    name: String,
+    #[serde(default)]
+    containers: Vec<String>,
+    #[serde(default)]
+    cgroups: Vec<String>,
+    #[serde(default)]
+    namespaces: Vec<PathBuf>,
+    connections_max: Option<u64>,
+    #[serde(default)]
+    rate: RateTable,
+    #[serde(default)]
+    connection_rate: RateTable,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RateTable {
+    bytes_per_second: Option<Bytes>,
+    burst_bytes: Option<Bytes>,
+    messages_per_second: Option<u64>,
+    burst_messages: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleTable {
+    from: Option<Many<String>>,
+    to: Option<Many<String>>,
+    address: Option<Many<Network>>,
+    port: Option<Many<Ports>>,
+    action: Action,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RouteTable {
+    service: SocketAddr,
+    to: SocketAddr,
+}
+
+/// One word, or a list of them.
+struct Many<T>(Vec<T>);
+
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Many<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ManyVisitor(PhantomData))
+    }
+}
+
+struct ManyVisitor<T>(PhantomData<T>);
+
+impl<'de, T: FromStr<Err: fmt::Display>> Visitor<'de> for ManyVisitor<T> {
+    type Value = Many<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a word or a list of words")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Many<T>, E> {
+        Ok(Many(vec![word.parse().map_err(E::custom)?]))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Many<T>, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Many<T>, A::Error> {
+        let mut all = Vec::new();
+        while let Some(Many(some)) = list.next_element::<Many<T>>()? {
+            all.extend(some);
+        }
+        if all.is_empty() {
+            return Err(A::Error::custom(
+                "an empty list matches nothing; leave the key out to match everything",
+            ));
+        }
+        Ok(Many(all))
+    }
+}
+
+struct Network(IpNet);
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let net = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        net.map(Self).map_err(|_| {
+            format!("'{text}' is no network; write one like 10.88.0.0/16, 10.88.0.2 or fd00::/8")
+        })
+    }
+}
+
+struct Ports(RangeInclusive<u16>);
+
+impl FromStr for Ports {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+            (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(Self(first..=last)),
+            _ => Err(format!("'{text}' is no port; write 1 to 65535, or a range like \"8000-8999\"")),
+        }
+    }
+}
+
+impl Policy {
+    /// Reads the text of a policy file.
+    ///
+    /// # Errors
+    /// Line, key and remedy.
+    pub fn parse(text: &str) -> Result<Self, PolicyError> {
+        let file: File = toml::from_str(text).map_err(|e| PolicyError(e.to_string()))?;
+        let at = |start: usize, why: String| {
+            PolicyError(format!("line {}: {why}", text[..start].matches('\n').count() + 1))
+        };
+        let mut policy = Self { default: file.default, ..Self::default() };
+        let mut taken = HashMap::new();
+        for table in file.tenant {
+            let start = table.span().start;
+            let tenant = tenant(table.into_inner()).map_err(|why| at(start, why))?;
+            claim(&mut taken, &tenant).map_err(|why| at(start, why))?;
+            policy.tenants.push(tenant);
+        }
+        if policy.tenants.len() > TENANTS_MAX {
+            return Err(PolicyError(format!("more than {TENANTS_MAX} tenants; join some")));
+        }
+        for (index, table) in file.rule.into_iter().enumerate() {
+            let start = table.span().start;
+            let rule = rule(table.into_inner());
+            policy.knows(&rule).map_err(|why| at(start, format!("rule {}: {why}", index + 1)))?;
+            policy.rules.push(rule);
+        }
+        for table in file.route {
+            let start = table.span().start;
+            let route = policy.route_of(table.into_inner()).map_err(|why| at(start, why))?;
+            policy.routes.push(route);
+        }
+        Ok(policy)
+    }
+
+    fn knows(&self, rule: &Rule) -> Result<(), String> {
+        let unknown = |name: &&String| *name != DEFAULT_TENANT && self.tenant(name).is_none();
+        match rule.from.iter().chain(&rule.to).find(unknown) {
+            Some(name) => Err(format!(
+                "'{name}' is no tenant; add [[tenant]] name = \"{name}\", or write one of: {}",
+                super::list([DEFAULT_TENANT].into_iter().chain(self.tenants.iter().map(|t| &*t.name)))
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn route_of(&self, RouteTable { service, to }: RouteTable) -> Result<Route, String> {
+        let clean = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+        let route = Route { service: clean(service), to: clean(to) };
+        for (key, at) in [("service", route.service), ("to", route.to)] {
+            if at.port() == 0 || at.ip().is_unspecified() || at.ip().is_loopback() {
+                return Err(format!(
+                    "{key} = \"{at}\" is no address of a container; write one like 10.88.0.2:80"
+                ));
+            }
+        }
+        if route.service.is_ipv4() != route.to.is_ipv4() {
+            return Err(format!(
+                "service {service} and {to} are of two families; write both as IPv4 or as IPv6"
+            ));
+        }
+        if self.route(route.service).is_some() {
+            return Err(format!("service {service} is routed already; keep one of the two routes"));
+        }
+        Ok(route)
+    }
+}
+
+fn tenant(table: TenantTable) -> Result<Tenant, String> {
+    let name = table.name;
+    let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if !(1..=63).contains(&name.len()) || !name.chars().all(good) {
+        return Err(format!(
+            "name = \"{name}\" is no tenant's; use 1 to 63 letters, digits, '-', '_' or '.'"
+        ));
+    }
+    for cgroup in &table.cgroups {
+        if !cgroup.starts_with('/') || cgroup.ends_with('/') {
+            return Err(format!(
+                "tenant {name}: cgroup \"{cgroup}\" is not usable; write a path below the root of the hierarchy, \
+                 as in /proc/PID/cgroup: \"/red.slice\""
+            ));
+        }
+    }
+    if let Some(path) = table.namespaces.iter().find(|path| !path.is_absolute()) {
+        return Err(format!("tenant {name}: namespace \"{}\" is no absolute path", path.display()));
+    }
+    let limits = Limits {
+        tenant: table.rate.rates().map_err(|why| format!("tenant {name}: rate.{why}"))?,
+        connection: table
+            .connection_rate
+            .rates()
+            .map_err(|why| format!("tenant {name}: connection_rate.{why}"))?,
+    };
+    Ok(Tenant {
+        name,
+        containers: table.containers,
+        cgroups: table.cgroups,
+        namespaces: table.namespaces,
+        connections_max: table.connections_max,
+        limits,
+    })
+}
+
+/// Takes note of the tenant's name and selectors; none may be another's.
+fn claim(taken: &mut HashMap<String, String>, tenant: &Tenant) -> Result<(), String> {
+    let mut words = vec![format!("name \"{}\"", tenant.name)];
+    words.extend(tenant.containers.iter().map(|name| format!("container \"{name}\"")));
+    words.extend(tenant.cgroups.iter().map(|path| format!("cgroup \"{path}\"")));
+    words.extend(tenant.namespaces.iter().map(|path| format!("namespace \"{}\"", path.display())));
+    for word in words {
+        if let Some(other) = taken.insert(word.clone(), tenant.name.clone()) {
+            return Err(format!(
+                "tenant {}: {word} belongs to tenant {other} already; take it out here or there",
+                tenant.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn rule(table: RuleTable) -> Rule {
+    Rule {
+        from: table.from.map_or_else(Vec::new, |many| many.0),
+        to: table.to.map_or_else(Vec::new, |many| many.0),
+        addresses: table.address.map_or_else(Vec::new, |many| many.0.into_iter().map(|net| net.0).collect()),
+        ports: table.port.map_or_else(Vec::new, |many| many.0.into_iter().map(|ports| ports.0).collect()),
+        action: table.action,
+    }
+}
+
+impl RateTable {
+    fn rates(&self) -> Result<Rates, String> {
+        let plain = |bytes: Option<Bytes>| bytes.map(|bytes| bytes.0);
+        let bytes = (plain(self.bytes_per_second), plain(self.burst_bytes));
+        Ok(Rates {
+            bytes: rate(bytes, ["bytes_per_second", "burst_bytes"], (1 << 10, BURST_BYTES_MIN, LEAST_BYTES))?,
+            messages: rate(
+                (self.messages_per_second, self.burst_messages),
+                ["messages_per_second", "burst_messages"],
+                (1, 1, 1),
+            )?,
+        })
+    }
+}
+
+/// The rate that two keys say. Without a burst: a tenth of a second's worth, and at least `burst_min`.
+fn rate(
+    (per_second, burst): (Option<u64>, Option<u64>),
+    [rate_key, burst_key]: [&str; 2],
+    (rate_min, burst_min, least): (u64, u64, u64),
+) -> Result<Option<Rate>, String> {
+    let Some(per_second) = per_second else {
+        return match burst {
+            Some(_) => Err(format!("{burst_key} without {rate_key} means nothing; add {rate_key}")),
+            None => Ok(None),
+        };
+    };
+    let most = 1 << 50;
+    if !(rate_min..=most).contains(&per_second) {
+        return Err(format!(
+            "{rate_key} = {per_second} is out of range; use {rate_min} to {most}, or leave it out"
+        ));
+    }
+    let burst = burst.unwrap_or((per_second / 10).max(burst_min));
+    let range = (per_second / BURSTS_PER_SECOND_MAX).max(least)..=per_second * BURST_SECONDS_MAX;
+    if !range.contains(&burst) {
+        let (low, high) = range.into_inner();
+        return Err(format!(
+            "{burst_key} = {burst} is out of range; use {low} to {high}, a hundredth of a second's worth to an hour's"
+        ));
+    }
+    Ok(Some(Rate { per_second, burst, least }))
+}

@@ -1,0 +1,229 @@
+//! Who may connect to whom, how fast, and under which addresses: the rules, as a file says them.
+//!
+//! [`Policy::parse`] reads a file ([`mod@file`] describes it), [`Policy::decide`] answers for one connection, and
+//! [`rate`] holds the token buckets. Nothing here knows clients or connections: the conductor finds out whose a
+//! client is and asks; movers spend the tokens.
+mod file;
+pub mod rate;
+
+pub use file::PolicyError;
+
+use ipnet::IpNet;
+use rate::{Rate, Rates};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// The tenant of whoever belongs to no other.
+pub const DEFAULT_TENANT: &str = "default";
+
+/// A policy. The default one allows everything and limits nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Policy {
+    /// What happens to connections that no rule matches.
+    pub default: Action,
+    /// Tenants with selectors or limits. The first whose selectors match a client has it.
+    pub tenants: Vec<Tenant>,
+    /// The first that matches decides.
+    pub rules: Vec<Rule>,
+    /// Service addresses.
+    pub routes: Vec<Route>,
+}
+
+/// What a rule says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// The connection is made.
+    #[default]
+    Allow,
+    /// `EACCES`.
+    Deny,
+}
+
+/// A tenant: which clients are its, and what they may use.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+    /// Names of containers that `pd run` registered.
+    pub containers: Vec<String>,
+    /// Control groups; what lies below belongs to them.
+    pub cgroups: Vec<String>,
+    /// Files of network namespaces.
+    pub namespaces: Vec<PathBuf>,
+    /// Open connections that its clients have made; `EMFILE` beyond.
+    pub connections_max: Option<u64>,
+    /// What its clients may send.
+    pub limits: Limits,
+}
+
+/// What may be sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// By all clients of the tenant together.
+    pub tenant: Rates,
+    /// By each end of each connection.
+    pub connection: Rates,
+}
+
+/// A rule. An empty list matches everything.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rule {
+    /// Tenants of the connecting client.
+    pub from: Vec<String>,
+    /// Tenants of the listening client.
+    pub to: Vec<String>,
+    /// Networks of the address connected to.
+    pub addresses: Vec<IpNet>,
+    /// Ports connected to.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// What then.
+    pub action: Action,
+}
+
+/// Who connects to a service address is connected to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The service's address.
+    pub service: SocketAddr,
+    /// A container's address.
+    pub to: SocketAddr,
+}
+
+/// A connection to be decided on. Addresses are those behind the routes.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt<'a> {
+    /// Tenant of the connecting client.
+    pub from: &'a str,
+    /// Tenant of the listening client.
+    pub to: &'a str,
+    /// Address connected to; IPv4 addresses as such.
+    pub address: IpAddr,
+    /// Port connected to.
+    pub port: u16,
+}
+
+impl Policy {
+    /// What happens to the connection, and the number of the rule that says so; none: the default.
+    pub fn decide(&self, attempt: &Attempt<'_>) -> (Action, Option<usize>) {
+        match self.rules.iter().position(|rule| rule.matches(attempt)) {
+            Some(index) => (self.rules[index].action, Some(index)),
+            None => (self.default, None),
+        }
+    }
+
+    /// The number of the route of an address.
+    pub fn route(&self, to: SocketAddr) -> Option<usize> {
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        self.routes.iter().position(|route| route.service == to)
+    }
+
+    /// The tenant of this name, if the policy says anything of it.
+    pub fn tenant(&self, name: &str) -> Option<&Tenant> {
+        self.tenants.iter().find(|tenant| tenant.name == name)
+    }
+}
+
+impl Rule {
+    fn matches(&self, attempt: &Attempt<'_>) -> bool {
+        let named = |names: &[String], name| names.is_empty() || names.iter().any(|n| n == name);
+        named(&self.from, attempt.from)
+            && named(&self.to, attempt.to)
+            && (self.addresses.is_empty() || self.addresses.iter().any(|net| net.contains(&attempt.address)))
+            && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(&attempt.port)))
+    }
+}
+
+impl Tenant {
+    /// Whether a control group is one of its, or below one.
+    pub fn has_cgroup(&self, cgroup: &str) -> bool {
+        self.cgroups.iter().any(|own| is_below(cgroup, own))
+    }
+}
+
+/// Whether control group `path` is `group` or below it.
+pub fn is_below(path: &str, group: &str) -> bool {
+    path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        })
+    }
+}
+
+fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |names: &[String]| if names.is_empty() { "anyone".to_owned() } else { list(names) };
+        write!(f, "{} {} to {}", self.action, names(&self.from), names(&self.to))?;
+        if !self.addresses.is_empty() {
+            write!(f, ", address {}", list(&self.addresses))?;
+        }
+        if !self.ports.is_empty() {
+            let ports = self.ports.iter().map(|range| match (range.start(), range.end()) {
+                (first, last) if first == last => first.to_string(),
+                (first, last) => format!("{first}-{last}"),
+            });
+            write!(f, ", port {}", list(ports))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}", self.service, self.to)
+    }
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut whose: Vec<String> = Vec::new();
+        whose.extend(self.containers.iter().map(|name| format!("container {name}")));
+        whose.extend(self.cgroups.iter().map(|path| format!("cgroup {path}")));
+        whose.extend(self.namespaces.iter().map(|path| format!("namespace {}", path.display())));
+        if whose.is_empty() {
+            whose.push("containers of `pd run --tenant`".to_owned());
+        }
+        write!(f, "{}: {}", self.name, whose.join(", "))?;
+        if let Some(most) = self.connections_max {
+            write!(f, "; at most {most} connections")?;
+        }
+        for (what, rates) in [("", self.limits.tenant), (" a connection", self.limits.connection)] {
+            let say = |rate: Option<Rate>, unit: &str| match rate {
+                Some(rate) => format!("; {} {unit}/s{what}, burst {}", rate.per_second, rate.burst),
+                None => String::new(),
+            };
+            write!(f, "{}{}", say(rates.bytes, "bytes"), say(rates.messages, "messages"))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for tenant in &self.tenants {
+            writeln!(f, "tenant {tenant}")?;
+        }
+        for (index, rule) in self.rules.iter().enumerate() {
+            writeln!(f, "rule {}: {rule}", index + 1)?;
+        }
+        writeln!(f, "otherwise: {}", self.default)?;
+        for route in &self.routes {
+            writeln!(f, "service {route}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

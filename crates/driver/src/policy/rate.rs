@@ -1,0 +1,144 @@
+//! Token buckets that several movers share without a lock.
+//!
+//! A [`Bucket`] is one word: until when its tokens are spent, in nanoseconds. Tokens come at a rate and wait up to
+//! the burst. A mover takes them in leases of 1/256 of a second's worth through its own [`Meter`] and spends the
+//! lease message by message, so the word is touched once per lease. In any time T a bucket gives at most
+//! `burst + rate * T`; what a mover holds and has not spent is one lease at most.
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Leases in a second's worth.
+const LEASES_PER_SECOND: u64 = 256;
+/// Longest burst, in seconds' worth of the rate.
+pub const BURST_SECONDS_MAX: u64 = 3600;
+/// Shortest burst: a mover sleeps for a millisecond or more between two looks at the clock.
+pub const BURSTS_PER_SECOND_MAX: u64 = 100;
+/// Added to the clock, so that a bucket is full at its beginning.
+const EPOCH_NS: u64 = 2 * BURST_SECONDS_MAX * 1_000_000_000;
+
+/// Tokens per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Tokens that come in a second.
+    pub per_second: u64,
+    /// Tokens that wait at most.
+    pub burst: u64,
+    /// Tokens worth waiting for.
+    pub least: u64,
+}
+
+/// Rates of bytes and of messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Bytes.
+    pub bytes: Option<Rate>,
+    /// Messages.
+    pub messages: Option<Rate>,
+}
+
+impl Rates {
+    /// Whether there is any.
+    pub fn any(&self) -> bool {
+        self.bytes.is_some() || self.messages.is_some()
+    }
+}
+
+impl Rate {
+    /// Tokens that a mover takes at once.
+    pub fn lease(&self) -> u64 {
+        (self.per_second / LEASES_PER_SECOND).clamp(self.least.min(self.burst), self.burst)
+    }
+
+    /// Nanoseconds in which so many tokens come, rounded up.
+    fn cost_ns(&self, count: u64) -> u64 {
+        (u128::from(count) * 1_000_000_000).div_ceil(self.per_second.into()) as u64
+    }
+}
+
+/// A bucket. Any mover may take from it.
+pub struct Bucket {
+    rate: Rate,
+    burst_ns: u64,
+    spent_until_ns: AtomicU64,
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rate.fmt(f)
+    }
+}
+
+impl Bucket {
+    /// A full bucket.
+    pub fn new(rate: Rate) -> Self {
+        let burst_ns = rate.cost_ns(rate.burst);
+        Self { rate, burst_ns, spent_until_ns: AtomicU64::new(0) }
+    }
+
+    /// Its rate.
+    pub fn rate(&self) -> Rate {
+        self.rate
+    }
+
+    /// Takes `count` tokens, at most the burst.
+    ///
+    /// # Errors
+    /// When there will be so many, if nobody else takes any.
+    pub fn take(&self, count: u64, now: Duration) -> Result<(), Duration> {
+        let now_ns = EPOCH_NS + now.as_nanos() as u64;
+        let cost = self.rate.cost_ns(count.min(self.rate.burst));
+        let mut spent = self.spent_until_ns.load(Ordering::Relaxed);
+        loop {
+            let until = spent.max(now_ns.saturating_sub(self.burst_ns)) + cost;
+            if until > now_ns {
+                return Err(now + Duration::from_nanos(until - now_ns));
+            }
+            // No other memory hangs on it: a number that only grows.
+            match self.spent_until_ns.compare_exchange_weak(
+                spent,
+                until,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Ok(()),
+                Err(other) => spent = other,
+            }
+        }
+    }
+}
+
+/// One mover's tokens out of a bucket.
+#[derive(Debug, Default)]
+pub struct Meter {
+    left: u64,
+}
+
+impl Meter {
+    /// How many tokens may be spent now: `want` of them, or more, or fewer where it is a lease's worth.
+    ///
+    /// # Errors
+    /// When to ask again.
+    pub fn ready(&mut self, bucket: &Bucket, want: u64, now: Duration) -> Result<u64, Duration> {
+        let lease = bucket.rate.lease();
+        let need = want.min(lease).saturating_sub(self.left);
+        if need > 0 {
+            match bucket.take(lease, now) {
+                Ok(()) => self.left += lease,
+                Err(_) => {
+                    bucket.take(need, now)?;
+                    self.left += need;
+                }
+            }
+        }
+        Ok(self.left)
+    }
+
+    /// Spends tokens that were ready.
+    pub fn spend(&mut self, count: u64) {
+        self.left = self.left.saturating_sub(count);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+use super::*;
+use proptest::prelude::*;
+
+const NAMES: [&str; 3] = ["default", "red", "blue"];
+
+fn error(text: &str) -> String {
+    Policy::parse(text).unwrap_err().to_string()
+}
+
+#[test]
+fn an_empty_file_allows_everything() {
+    let policy = Policy::parse("").unwrap();
+    assert_eq!(policy, Policy::default());
+    let attempt = Attempt { from: "a", to: "b", address: [10, 0, 0, 1].into(), port: 1 };
+    assert_eq!(policy.decide(&attempt), (Action::Allow, None));
+}
+
+#[test]
+fn every_key_is_read_and_explained() {
+    let policy = Policy::parse(
+        r#"
+        default = "deny"
+        [[tenant]]
+        name = "red"
+        containers = ["web"]
+        cgroups = ["/red.slice"]
+        namespaces = ["/run/netns/red"]
+        connections_max = 5
+        rate = { bytes_per_second = "1MiB", burst_bytes = "2MiB", messages_per_second = 1000, burst_messages = 20 }
+        connection_rate = { bytes_per_second = 4096 }
+        [[tenant]]
+        name = "blue"
+        [[rule]]
+        from = "red"
+        to = ["red", "blue"]
+        address = ["10.0.0.0/8", "fd00::1"]
+        port = [80, "8000-8999"]
+        action = "allow"
+        [[route]]
+        service = "10.96.0.1:80"
+        to = "10.0.0.2:8080"
+        "#,
+    )
+    .unwrap();
+    let red = &policy.tenants[0];
+    assert_eq!(red.limits.tenant.bytes, Some(Rate { per_second: 1 << 20, burst: 2 << 20, least: 4096 }));
+    assert_eq!(red.limits.tenant.messages, Some(Rate { per_second: 1000, burst: 20, least: 1 }));
+    assert_eq!(red.limits.connection.bytes, Some(Rate { per_second: 4096, burst: 65536, least: 4096 }));
+    let told = policy.to_string();
+    for line in [
+        "tenant red: container web, cgroup /red.slice, namespace /run/netns/red; at most 5 connections; \
+         1048576 bytes/s, burst 2097152; 1000 messages/s, burst 20; 4096 bytes/s a connection, burst 65536",
+        "rule 1: allow red to red, blue, address 10.0.0.0/8, fd00::1/128, port 80, 8000-8999",
+        "otherwise: deny",
+        "service 10.96.0.1:80 is 10.0.0.2:8080",
+    ] {
+        assert!(told.lines().any(|l| l == line), "{line:?} is missing in:\n{told}");
+    }
+    assert_eq!(policy.route("[::ffff:10.96.0.1]:80".parse().unwrap()), Some(0));
+    assert_eq!(policy.route("10.96.0.1:81".parse().unwrap()), None);
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line_and_a_remedy() {
+    for (text, parts) in [
+        ("\n\nrules = 1", &["line 3", "rules", "expected"][..]),
+        ("default = \"perhaps\"", &["line 1", "perhaps", "allow"]),
+        ("[[tenant]]\nname = \"a b\"", &["line 1", "a b", "letters"]),
+        ("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"", &["line 3", "\"a\"", "already"]),
+        ("[[tenant]]\nname = \"a\"\ncgroups = [\"/\"]", &["line 1", "cgroup \"/\"", "/red.slice"]),
+        ("[[tenant]]\nname = \"a\"\nnamespaces = [\"x\"]", &["line 1", "\"x\"", "absolute"]),
+        (
+            "[[tenant]]\nname=\"a\"\ncontainers=[\"c\"]\n[[tenant]]\nname=\"b\"\ncontainers=[\"c\"]",
+            &["line 4", "container \"c\"", "take it out"],
+        ),
+        (
+            "[[tenant]]\nname=\"a\"\nrate = { bytes_per_second = 5 }",
+            &["line 1", "rate.bytes_per_second = 5", "1024"],
+        ),
+        ("[[tenant]]\nname=\"a\"\nrate = { burst_messages = 5 }", &["line 1", "add messages_per_second"]),
+        (
+            "[[tenant]]\nname=\"a\"\nconnection_rate = { messages_per_second = 1000, burst_messages = 1 }",
+            &["line 1", "connection_rate.burst_messages = 1", "use 10 to"],
+        ),
+        ("[[rule]]\naction = \"allow\"\n[[rule]]\nfrom = \"green\"\naction=\"deny\"", &["line 3", "rule 2", "green", "add [[tenant]]"]),
+        ("[[rule]]\nfrom = \"default\"", &["line 1", "action"]),
+        ("[[rule]]\naction = \"deny\"\naddress = \"10.0.0\"", &["line 3", "'10.0.0'", "10.88.0.0/16"]),
+        ("[[rule]]\naction = \"deny\"\nport = 70000", &["line 3", "'70000'", "65535"]),
+        ("[[rule]]\naction = \"deny\"\nport = \"9-8\"", &["line 3", "'9-8'", "range"]),
+        ("[[rule]]\naction = \"deny\"\nto = []", &["line 3", "leave the key out"]),
+        ("[[route]]\nservice = \"10.0.0.1:80\"\nto = \"[fd00::1]:80\"", &["line 1", "families"]),
+        ("[[route]]\nservice = \"127.0.0.1:80\"\nto = \"10.0.0.1:80\"", &["line 1", "service", "127.0.0.1:80"]),
+        (
+            "[[route]]\nservice=\"10.0.0.1:80\"\nto=\"10.0.0.2:1\"\n[[route]]\nservice=\"10.0.0.1:80\"\nto=\"10.0.0.3:1\"",
+            &["line 4", "routed already"],
+        ),
+    ] {
+        let error = error(text);
+        for part in parts {
+            assert!(error.contains(part), "'{part}' is missing in: {error}");
+        }
+    }
+}
+
+#[test]
+fn control_groups_hold_what_is_below() {
+    let tenant = Tenant { cgroups: vec!["/red.slice".into()], ..Tenant::default() };
+    assert!(tenant.has_cgroup("/red.slice") && tenant.has_cgroup("/red.slice/a/b"));
+    assert!(
+        !tenant.has_cgroup("/red.slice2") && !tenant.has_cgroup("/") && !tenant.has_cgroup("/a/red.slice")
+    );
+}
+
+/// A rule as written: tenants by number, (address, prefix length), ports first to last.
+type Written = (Vec<usize>, Vec<usize>, Option<(u32, u8)>, Option<(u16, u16)>, bool);
+
+fn written() -> impl Strategy<Value = Written> {
+    let names = || prop::collection::vec(0..NAMES.len(), 0..3);
+    let net = prop::option::of((0u32..16, 24u8..=32).prop_map(|(low, len)| (0x0A00_0000 | low, len)));
+    let ports = prop::option::of((1u16..20, 0u16..10).prop_map(|(first, more)| (first, first + more)));
+    (names(), names(), net, ports, any::<bool>())
+}
+
+fn text(rules: &[Written], deny: bool) -> String {
+    let word = |allow| if allow { "allow" } else { "deny" };
+    let mut text =
+        format!("default = \"{}\"\n[[tenant]]\nname = \"red\"\n[[tenant]]\nname = \"blue\"\n", word(!deny));
+    for (from, to, net, ports, allow) in rules {
+        text += &format!("[[rule]]\naction = \"{}\"\n", word(*allow));
+        for (key, names) in [("from", from), ("to", to)] {
+            if !names.is_empty() {
+                text += &format!("{key} = {:?}\n", names.iter().map(|&n| NAMES[n]).collect::<Vec<_>>());
+            }
+        }
+        if let Some((address, len)) = net {
+            text += &format!("address = \"{}/{len}\"\n", std::net::Ipv4Addr::from_bits(*address));
+        }
+        if let Some((first, last)) = ports {
+            text += &format!("port = \"{first}-{last}\"\n");
+        }
+    }
+    text
+}
+
+proptest! {
+    /// The first rule whose every condition holds decides, read from a file, against arithmetic on its numbers.
+    #[test]
+    fn the_first_rule_that_matches_decides(
+        rules in prop::collection::vec(written(), 0..6),
+        deny: bool,
+        from in 0..NAMES.len(),
+        to in 0..NAMES.len(),
+        low in 0u32..16,
+        port in 1u16..32,
+    ) {
+        let policy = Policy::parse(&text(&rules, deny)).unwrap();
+        let address = 0x0A00_0000 | low;
+        let expected = rules.iter().enumerate().find_map(|(index, (froms, tos, net, ports, allow))| {
+            let holds = (froms.is_empty() || froms.contains(&from))
+                && (tos.is_empty() || tos.contains(&to))
+                && net.is_none_or(|(net, len)| u64::from(net) >> (32 - len) == u64::from(address) >> (32 - len))
+                && ports.is_none_or(|(first, last)| first <= port && port <= last);
+            holds.then_some((*allow, Some(index)))
+        });
+        let (allow, index) = expected.unwrap_or((!deny, None));
+        let attempt = Attempt {
+            from: NAMES[from],
+            to: NAMES[to],
+            address: std::net::Ipv4Addr::from_bits(address).into(),
+            port,
+        };
+        let action = if allow { Action::Allow } else { Action::Deny };
+        prop_assert_eq!(policy.decide(&attempt), (action, index));
+    }
+}

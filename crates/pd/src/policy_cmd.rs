@@ -1,0 +1,156 @@
+//! `pd policy`: who may connect to whom, how fast, and what came of it. The file itself is the driver's
+//! (`pd_driver::policy`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, Context, Result};
+use comfy_table::{presets, Table};
+use pd_driver::admin::{ask, Answer, Ask, PolicyReport};
+
+use pd_harness::config::{parse_policy, read_policy, DEFAULT_ADMIN_SOCKET};
+
+/// Checks, shows and changes the driver's policy: tenants, rules, rates, quotas, service addresses.
+#[derive(Debug, clap::Args)]
+pub struct PolicyArgs {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Read a policy file, say what it means or what is wrong with it, and change nothing
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+    /// Show the policy in force, how often each rule decided, and the tenants' accounts
+    Show {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        /// Admin socket of the driver
+        #[arg(long, default_value = DEFAULT_ADMIN_SOCKET)]
+        admin_socket: PathBuf,
+    },
+    /// Put a policy in force now: new rates hold for open connections, and those that it denies are ended
+    ///
+    /// Connections end with ECONNRESET on both sides. Without FILE the driver's own policy file is read again,
+    /// as SIGHUP to the driver does; another FILE is in force until then or until the driver ends.
+    Apply {
+        /// The file [default: the one that the driver's configuration names]
+        file: Option<PathBuf>,
+        /// Admin socket of the driver
+        #[arg(long, default_value = DEFAULT_ADMIN_SOCKET)]
+        admin_socket: PathBuf,
+    },
+}
+
+/// Runs the subcommand; returns the status to exit with.
+pub fn main(args: &PolicyArgs) -> Result<i32> {
+    pd_harness::sys::end_on_closed_output();
+    match &args.command {
+        Command::Check { file } => print!("{}", read_policy(file)?),
+        Command::Show { json: true, admin_socket } => {
+            println!("{}", serde_json::to_string_pretty(&report(admin_socket)?)?);
+        }
+        Command::Show { json: false, admin_socket } => print_report(&report(admin_socket)?),
+        Command::Apply { file, admin_socket } => apply(file.as_deref(), admin_socket)?,
+    }
+    Ok(0)
+}
+
+fn text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read the policy {}", path.display()))
+}
+
+fn tell(admin_socket: &Path, what: &Ask) -> Result<Answer> {
+    ask(admin_socket, what).with_context(|| {
+        format!(
+            "no answer from a driver at {}; start it with pd driver, or name its --admin-socket",
+            admin_socket.display()
+        )
+    })
+}
+
+fn report(admin_socket: &Path) -> Result<PolicyReport> {
+    match tell(admin_socket, &Ask::Policy)? {
+        Answer::Policy(report) => Ok(*report),
+        _ => bail!("the driver at {} is of another version", admin_socket.display()),
+    }
+}
+
+fn apply(file: Option<&Path>, admin_socket: &Path) -> Result<()> {
+    let path = match file {
+        Some(file) => file.to_owned(),
+        None => report(admin_socket)?.file.context(
+            "the driver's configuration names no policy file; name one here, or add policy = \"...\" to it",
+        )?,
+    };
+    let text = text(&path)?;
+    parse_policy(&path, &text)?;
+    match tell(admin_socket, &Ask::Apply { text })? {
+        Answer::Applied { cut } => println!("in force: {}; connections ended: {cut}", path.display()),
+        _ => bail!("the driver at {} is of another version", admin_socket.display()),
+    }
+    Ok(())
+}
+
+fn table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(header);
+    table
+}
+
+fn print_report(report: &PolicyReport) {
+    match &report.file {
+        Some(file) => println!("policy file {}\n", file.display()),
+        None => println!("no policy file\n"),
+    }
+    let mut rules = table(["RULE", "HITS", ""]);
+    for (index, rule) in report.rules.iter().enumerate() {
+        rules.add_row([(index + 1).to_string(), rule.hits.to_string(), rule.rule.clone()]);
+    }
+    println!("{rules}");
+    if !report.routes.is_empty() {
+        let mut routes = table(["SERVICE", "TO", "HITS"]);
+        for route in &report.routes {
+            routes.add_row([route.service.to_string(), route.to.to_string(), route.hits.to_string()]);
+        }
+        println!("\n{routes}");
+    }
+    let header = [
+        "TENANT",
+        "OPEN",
+        "MADE",
+        "ACCEPTED",
+        "DENIED",
+        "OVER QUOTA",
+        "BYTES SENT",
+        "RECEIVED",
+        "MESSAGES SENT",
+        "RECEIVED",
+        "RATE WAITS",
+    ];
+    let mut tenants = table(header);
+    for tenant in &report.tenants {
+        let a = &tenant.account;
+        let numbers = [
+            a.connections_open,
+            a.connections_made,
+            a.connections_accepted,
+            a.connections_denied,
+            a.connections_over_quota,
+            a.bytes_sent,
+            a.bytes_received,
+            a.messages_sent,
+            a.messages_received,
+            tenant.rate_waits,
+        ];
+        tenants.add_row([tenant.name.clone()].into_iter().chain(numbers.map(|n| n.to_string())));
+    }
+    println!("\n{tenants}");
+    for said in report.tenants.iter().filter_map(|tenant| tenant.policy.as_ref()) {
+        println!("tenant {said}");
+    }
+}

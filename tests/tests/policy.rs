@@ -1,0 +1,266 @@
+//! Policy between real containers: denied, limited, routed, counted, and changed while they talk.
+use pd_driver::admin::{Answer, Ask, TenantReport};
+use pd_driver::Settings;
+use pd_tests::{is_root, Network, Puppet, TestDriver};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A driver, namespaces a and b, a puppet in each, and text that makes them the tenants red and blue.
+struct Stage {
+    driver: TestDriver,
+    network: Network,
+    a: Puppet,
+    b: Puppet,
+    tenants: String,
+}
+
+fn stage(change: impl FnOnce(&mut Settings)) -> Option<Stage> {
+    if !is_root("making network namespaces") {
+        return None;
+    }
+    let driver = TestDriver::with("cpu", |settings| {
+        settings.hugepages = pd_driver::HugepageUse::Off;
+        change(settings);
+    });
+    let network = Network::new();
+    let (a, b) = (network.puppet(&driver, "a"), network.puppet(&driver, "b"));
+    let tenant = |name: &str, letter: &str, more: &str| {
+        let namespace = network.namespace(letter);
+        format!("[[tenant]]\nname = \"{name}\"\nnamespaces = [\"/run/netns/{namespace}\"]\n{more}\n")
+    };
+    let tenants = tenant("red", "a", "") + &tenant("blue", "b", "MORE");
+    Some(Stage { driver, network, a, b, tenants })
+}
+
+impl Stage {
+    /// Puts rules in force, with more about the tenant blue. How many connections that ended.
+    fn apply(&self, blue: &str, rules: &str) -> u64 {
+        self.driver.apply(&format!("{}\n{rules}", self.tenants.replace("MORE", blue)))
+    }
+
+    fn tenant(&self, name: &str) -> TenantReport {
+        let found = self.driver.policy().tenants.into_iter().find(|tenant| tenant.name == name);
+        found.unwrap_or_else(|| panic!("no tenant {name}"))
+    }
+}
+
+fn stream(client: &mut Puppet, server: &mut Puppet, seed: u64, from: u64, bytes: u64) {
+    client.tell(&format!("send c {seed} {from} {bytes} 50000"));
+    server.ok(&format!("recv s {seed} {from} {bytes}"));
+    client.answer().unwrap();
+}
+
+#[test]
+fn what_is_denied_is_refused_and_counted() {
+    let Some(mut stage) = stage(|_| {}) else { return };
+    stage.a.ok("listen l 10.77.0.1:7100 8");
+    stage.a.ok("listen m 10.77.0.1:7101 8");
+    stage.b.ok("listen l 10.77.0.2:7100 8");
+    let rules =
+        "[[rule]]\nfrom = \"blue\"\nto = \"red\"\naddress = \"10.77.0.0/24\"\nport = 7100\naction = \"deny\"";
+    stage.apply("", rules);
+    let (errno, message) = stage.b.ask("connect c 10.77.0.1:7100").unwrap_err();
+    assert_eq!(errno, libc::EACCES);
+    assert!(message.contains("10.77.0.1:7100") && message.contains("pd policy show"), "{message}");
+    // Another port, the other direction, and the namespace itself are not.
+    stage.b.ok("connect c 10.77.0.1:7101");
+    stage.a.ok("accept s m");
+    stream(&mut stage.b, &mut stage.a, 1, 0, 300_000);
+    stage.a.ok("connect back 10.77.0.2:7100");
+    stage.a.ok("connect own 10.77.0.1:7100");
+    let policy = stage.driver.policy();
+    assert_eq!(policy.rules.iter().map(|rule| rule.hits).collect::<Vec<_>>(), [1, 2], "{policy:?}");
+    let blue = stage.tenant("blue").account;
+    assert_eq!((blue.connections_denied, blue.connections_made, blue.connections_accepted), (1, 1, 1));
+    // Nothing but what is allowed; one's own namespace still is.
+    assert_eq!(stage.apply("", "[[rule]]\naction = \"deny\""), 2);
+    assert_eq!(stage.b.errno("connect c 10.77.0.1:7101"), libc::EACCES);
+    assert_eq!(stage.a.errno("connect c 10.77.0.2:7100"), libc::EACCES);
+    stage.a.ok("connect own 10.77.0.1:7100");
+}
+
+#[test]
+fn a_service_address_leads_to_a_container() {
+    let Some(mut stage) = stage(|_| {}) else { return };
+    stage.a.ok("listen l 10.77.0.1:7102 8");
+    assert_eq!(stage.b.errno("connect c 10.96.0.1:80"), libc::EHOSTUNREACH);
+    let routes =
+        "[[rule]]\naddress = \"10.77.0.1\"\nport = 7102\naction = \"allow\"\n[[rule]]\naction = \"deny\"\n\
+                  [[route]]\nservice = \"10.96.0.1:80\"\nto = \"10.77.0.1:7102\"";
+    stage.apply("", routes);
+    let connected = stage.b.ok("connect c 10.96.0.1:80");
+    let accepted = stage.a.ok("accept s l");
+    let (local, peer) = connected.split_once(' ').unwrap();
+    assert_eq!(peer, "10.96.0.1:80", "the address connected to");
+    assert!(local.starts_with("10.77.0.2:"));
+    assert_eq!(accepted, format!("10.77.0.1:7102 {local}"), "the listener's own address");
+    stream(&mut stage.b, &mut stage.a, 2, 0, 300_000);
+    assert_eq!(stage.driver.policy().routes[0].hits, 1);
+    // Without the route the connection stays, and no other comes.
+    assert_eq!(stage.apply("", ""), 0);
+    stream(&mut stage.b, &mut stage.a, 2, 300_000, 300_000);
+    assert_eq!(stage.b.errno("connect d 10.96.0.1:80"), libc::EHOSTUNREACH);
+}
+
+#[test]
+fn a_tenant_has_so_many_connections_and_no_more() {
+    let Some(mut stage) = stage(|_| {}) else { return };
+    stage.a.ok("listen l 10.77.0.1:7103 64");
+    stage.apply("connections_max = 3", "");
+    stage.b.ok("connect-many c 10.77.0.1:7103 3");
+    stage.a.ok("accept-many s l 3");
+    let mut second = stage.network.puppet(&stage.driver, "b");
+    let (errno, message) = second.ask("connect c 10.77.0.1:7103").unwrap_err();
+    assert_eq!(errno, libc::EMFILE);
+    assert!(message.contains("connections_max"), "{message}");
+    // Others have their own, and it is no quota on being connected to.
+    stage.a.ok("connect-many own 10.77.0.1:7103 5");
+    stage.b.ok("close c1");
+    assert_eq!(stage.a.ok("end s1"), "0");
+    stage.a.ok("close s1");
+    stage.driver.wait_for("one is gone", |r| r.connections.len() == 7);
+    second.ok("connect c 10.77.0.1:7103");
+    assert_eq!(second.errno("connect d 10.77.0.1:7103"), libc::EMFILE);
+    let blue = stage.tenant("blue").account;
+    assert_eq!((blue.connections_open, blue.connections_made, blue.connections_over_quota), (3, 4, 2));
+    // The quota goes with a policy, and death gives back.
+    stage.apply("", "");
+    second.ok("connect d 10.77.0.1:7103");
+    second.kill();
+    stage.a.ok("close-all");
+    stage.b.ok("close-all");
+    stage.driver.wait_for("all gone", |r| r.connections.is_empty());
+    assert_eq!(stage.tenant("blue").account.connections_open, 0);
+}
+
+fn reload_under_traffic(movers: usize) {
+    let Some(mut stage) = stage(|settings| settings.movers = movers) else { return };
+    stage.apply("", "");
+    stage.a.ok("listen l 10.77.0.1:7104 8");
+    stage.a.ok("listen m 10.77.0.1:7105 8");
+    stage.b.ok("connect c 10.77.0.1:7104");
+    stage.a.ok("accept s l");
+    stage.b.ok("connect d 10.77.0.1:7105");
+    stage.a.ok("accept t m");
+    stream(&mut stage.b, &mut stage.a, 3, 0, 2_000_000);
+    // Policies come and go while a stream passes; not a byte is lost or doubled.
+    let limits = [
+        "rate = { bytes_per_second = \"20MB\", burst_bytes = \"300KB\" }",
+        "connection_rate = { bytes_per_second = \"30MB\", burst_bytes = \"400KB\", messages_per_second = 500 }",
+        "",
+        "rate = { messages_per_second = 400 }\nconnection_rate = { bytes_per_second = \"40MB\" }",
+    ];
+    let mut waits = 0;
+    for (round, limit) in limits.iter().cycle().take(12).enumerate() {
+        let from = 2_000_000 + round as u64 * 3_000_000;
+        stage.b.tell(&format!("send c 3 {from} 3000000 20000"));
+        stage.a.tell(&format!("recv s 3 {from} 3000000"));
+        assert_eq!(stage.apply(limit, ""), 0);
+        stage.b.answer().unwrap();
+        stage.a.answer().unwrap();
+        waits += stage.tenant("blue").rate_waits;
+    }
+    assert!(waits > 0, "no flow ever waited");
+    // The tenant that sends is charged for what it sent, the other one for what it got.
+    let moved = 2_000_000 + 12 * 3_000_000;
+    let (red, blue) = (stage.tenant("red").account, stage.tenant("blue").account);
+    assert_eq!((blue.bytes_sent, blue.bytes_received), (moved, 0));
+    assert_eq!((red.bytes_sent, red.bytes_received), (0, moved));
+    assert_eq!((blue.messages_sent, red.messages_received), (40 + 12 * 150, 40 + 12 * 150));
+    // Denied by now: cut in the middle of it; the neighbour on another port is not.
+    stage.b.tell(&format!("send c 3 {moved} 100000000 20000"));
+    stage.a.ok(&format!("recv s 3 {moved} 1000000"));
+    let rules = "[[rule]]\nport = 7104\nfrom = \"blue\"\naction = \"deny\"";
+    assert_eq!(stage.apply("", rules), 1);
+    assert_eq!(stage.b.answer().unwrap_err().0, libc::ECONNRESET);
+    // What had come by then is read, and then that it is over.
+    let rest = format!("recv s 3 {} 1000000000", moved + 1_000_000);
+    assert_eq!(stage.a.errno(&rest), libc::ECONNRESET);
+    assert_eq!(stage.apply("", rules), 0, "it is cut once");
+    stage.b.tell("send d 4 0 1000000 20000");
+    stage.a.ok("recv t 4 0 1000000");
+    stage.b.answer().unwrap();
+    stage.a.ok("close-all");
+    stage.b.ok("close-all");
+    stage.driver.wait_for("all gone", |r| r.connections.is_empty());
+    assert!(stage.driver.is_running());
+    assert_eq!(stage.tenant("blue").account.connections_open, 0);
+}
+
+#[test]
+fn a_policy_changes_under_traffic() {
+    reload_under_traffic(1);
+}
+
+#[test]
+fn a_policy_changes_under_traffic_on_three_movers() {
+    reload_under_traffic(3);
+}
+
+/// A control group, removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str) -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
+        let mount = mounts.lines().find_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let path = fields.next()?;
+            (fields.next()? == "cgroup2").then(|| PathBuf::from(path))
+        })?;
+        let path = mount.join("pipedevice").join(name);
+        std::fs::create_dir_all(&path).ok()?;
+        Some(Self(path))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for _ in 0..200 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn a_client_does_not_choose_its_tenant() {
+    let Some(mut stage) = stage(|_| {}) else { return };
+    let name = stage.network.namespace("c");
+    let Some(group) = Group::new(&name) else {
+        eprintln!("skipped: no cgroup2 that can be written");
+        return;
+    };
+    stage.a.ok("listen l 10.77.0.1:7106 8");
+    stage.apply("", "[[tenant]]\nname = \"jailed\"\n[[rule]]\nfrom = \"jailed\"\naction = \"deny\"");
+    // A process of the container, which is registered by the namespace it has at first; then it goes to a
+    // namespace of its own making, or to another's, and says that it is somebody else.
+    let enter = format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.0.display());
+    let peer = pd_tests::peer_path();
+    let in_b = stage.network.namespace("b");
+    let netns_b = format!("--net=/run/netns/{in_b}");
+    let inside = |how: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &enter, "sh"]).args(how).arg(&peer).arg("puppet");
+        command.env("PD_TENANT", "red").env("PD_CONTAINER", "web");
+        Puppet::new(stage.driver.spawn(&mut command))
+    };
+    let mut first = inside(&["unshare", "--net"]);
+    let ask =
+        Ask::Register { name: name.clone(), tenant: "jailed".into(), pid: first.pid(), addresses: vec![] };
+    // Once it is in its group.
+    while std::fs::read_to_string(format!("/proc/{}/comm", first.pid())).is_ok_and(|comm| comm != "peer\n") {
+        std::thread::yield_now();
+    }
+    assert!(matches!(stage.driver.tell(&ask), Answer::Done));
+    let mut others = [inside(&["unshare", "--net"]), inside(&["nsenter", &netns_b]), inside(&["env"])];
+    for puppet in [&mut first].into_iter().chain(&mut others) {
+        assert_eq!(puppet.errno("connect c 10.77.0.1:7106"), libc::EACCES);
+    }
+    assert_eq!(stage.tenant("jailed").account.connections_denied, 4);
+    // Whoever is in none of it is what its namespace is.
+    stage.b.ok("connect c 10.77.0.1:7106");
+    drop((first, others));
+}
