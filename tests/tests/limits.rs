@@ -157,16 +157,17 @@ fn one_client_has_a_budget_of_its_own() {
 
 #[test]
 fn rings_shrink_when_memory_is_short_and_no_byte_is_lost() {
-    // The sender's region takes 4 MiB; what is left is less than the smallest rings of all connections.
+    // The sender's region takes 4 MiB; what is left is less than a page for each connection.
     let budget = 4 * MIB + 512 * 1024;
     let driver = driver(|settings| settings.budget_bytes = budget);
     let (mut server, mut client) = (driver.puppet(), driver.puppet());
-    let addr = server.ok("listen l 127.0.0.1:0 64");
-    let count = 16u64;
+    let addr = server.ok("listen l 127.0.0.1:0 256");
+    client.ok("malloc b 1000000");
+    let count = 200u64;
     client.ok(&format!("connect-many c {addr} {count}"));
     server.ok(&format!("accept-many s l {count}"));
     for index in 0..count {
-        client.ok(&format!("send c{index} {index} 0 50000 50000"));
+        client.ok(&format!("send c{index} {index} 0 1000 1000"));
     }
     let denied = || driver.metrics().rings_denied;
     let report = driver.wait_for("rings are denied", |_| denied() > 0);
@@ -176,12 +177,12 @@ fn rings_shrink_when_memory_is_short_and_no_byte_is_lost() {
     }
     // The others get theirs as the first are read.
     for index in 0..count {
-        server.ok(&format!("recv s{index} {index} 0 50000"));
+        server.ok(&format!("recv s{index} {index} 0 1000"));
     }
-    // And a stream much larger than any of these rings passes on each.
-    for index in 0..count {
-        client.tell(&format!("send c{index} {index} 50000 600000 30000"));
-        server.ok(&format!("recv s{index} {index} 50000 600000"));
+    // And a stream much larger than any of these rings passes.
+    for index in (0..count).step_by(10) {
+        client.tell(&format!("send c{index} {index} 1000 600000 30000"));
+        server.ok(&format!("recv s{index} {index} 1000 600000"));
         client.answer().unwrap();
     }
     driver.wait_for("nobody waits", |r| r.rings_waiting == 0);
