@@ -86,6 +86,8 @@ pub enum Pump {
     Full,
     /// There is no receive ring.
     NoRing,
+    /// The receive ring is empty and too small: it shall be exchanged.
+    Outgrown,
 }
 
 /// News for one side of the flow, to be turned into `Ready` events.
@@ -191,12 +193,10 @@ impl Flow {
             filled && bytes <= small_bytes && self.ring.as_ref().is_some_and(|ring| bytes < ring.wished);
     }
 
-    /// Whether the ring shall be exchanged, and can be right now: nothing is in it.
-    pub fn outgrown(&mut self) -> bool {
-        self.ring_outgrown
-            && self.rbt.is_empty()
-            && self.refresh_consumed().is_ok()
-            && self.consumed == self.reserved
+    /// Whether all that ever went into the ring has been given back.
+    fn is_ring_empty(&mut self) -> Result<bool, Violation> {
+        self.refresh_consumed()?;
+        Ok(self.consumed == self.reserved)
     }
 
     fn ring_bytes(&self) -> u64 {
@@ -221,6 +221,9 @@ impl Flow {
     ) -> Result<Pump, Violation> {
         if self.pending == 0 || self.aborted {
             return Ok(Pump::Drained);
+        }
+        if self.ring_outgrown && self.is_ring_empty()? {
+            return Ok(Pump::Outgrown);
         }
         let Some(ring) = &self.ring else { return Ok(Pump::NoRing) };
         let ring_bytes = u64::from(ring.pages) * PAGE_BYTES as u64;

@@ -193,6 +193,8 @@ struct World {
     published: [u64; CHANNELS_OF_A],
     /// By flow: whether it holds a ring.
     rings: [bool; 4],
+    /// By flow: rings that it has given back.
+    rings_given: [u32; 4],
     /// Flows that were denied a ring.
     denied: Vec<FlowId>,
     deny: u8,
@@ -225,6 +227,7 @@ impl World {
             peers: Vec::new(),
             published: [0; CHANNELS_OF_A],
             rings: [false; 4],
+            rings_given: [0; 4],
             denied: Vec::new(),
             deny: 0,
             violation: None,
@@ -356,7 +359,8 @@ impl World {
         self.rings[flow as usize] = true;
         let (client, page) = Self::place(flow);
         let map = Arc::clone(&self.parties[client as usize].receive);
-        let ring = Some(Ring { region: 1, page, pages: RING_PAGES, wished: RING_BYTES, map });
+        // Smaller than wished, so that one that was full is exchanged, for one in the same place.
+        let ring = Some(Ring { region: 1, page, pages: RING_PAGES, wished: 2 * RING_BYTES, map });
         self.inbox.send(ToMover::Ring { flow, ring });
     }
 
@@ -395,6 +399,7 @@ impl World {
                     assert!(Arc::ptr_eq(&ring.map, &self.parties[client as usize].receive));
                     let held = std::mem::replace(&mut self.rings[flow as usize], false);
                     assert!(held, "flow {flow} gives a ring back twice");
+                    self.rings_given[flow as usize] += 1;
                     // Whoever has not read it yet reads something else now.
                     let first = ring.page as usize * PAGE_BYTES;
                     for word in (first..first + RING_BYTES as usize).step_by(8) {

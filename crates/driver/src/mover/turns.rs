@@ -53,10 +53,6 @@ impl Mover {
             let Some(id) = self.run.pop_front() else { break };
             let Some(flow) = flow_of(&mut self.flows, id) else { continue };
             flow.queued = false;
-            if flow.outgrown() {
-                self.give_ring(id);
-            }
-            let Some(flow) = flow_of(&mut self.flows, id) else { continue };
             self.batch.clear();
             let chunk = self.engines.chunk_bytes_max();
             let mut budget = Allowance { bytes: BYTES_PER_TURN, ..Allowance::ALL };
@@ -91,13 +87,10 @@ impl Mover {
                         self.park(id);
                     }
                 }
-                Ok(Pump::NoRing) => {
-                    flow.blocked = true;
-                    if !flow.ring_asked {
-                        flow.ring_asked = true;
-                        let bytes_max = (RINGS_BYTES / (self.rings + 1)).max(RING_BYTES_BUSY);
-                        self.conductor.send(ToConductor::NeedRing { flow: id, bytes_max });
-                    }
+                Ok(Pump::NoRing) => self.need_ring(id),
+                Ok(Pump::Outgrown) => {
+                    self.give_ring(id);
+                    self.need_ring(id);
                 }
                 Ok(Pump::Drained) => {}
                 Err(violation) => self.destination_broke(id, violation),
@@ -215,6 +208,16 @@ impl Mover {
                 self.forget_client(client);
             }
             Err(violation) => self.destination_broke(id, violation),
+        }
+    }
+
+    fn need_ring(&mut self, id: FlowId) {
+        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        flow.blocked = true;
+        if !flow.ring_asked {
+            flow.ring_asked = true;
+            let bytes_max = (RINGS_BYTES / (self.rings + 1)).max(RING_BYTES_BUSY);
+            self.conductor.send(ToConductor::NeedRing { flow: id, bytes_max });
         }
     }
 

@@ -113,6 +113,21 @@ fn bytes_given_back_that_were_never_delivered() {
     }
 }
 
+#[test]
+fn a_ring_that_was_full_is_exchanged_when_it_is_empty() {
+    let mut world = World::new("cpu");
+    while world.send(0, 0, 3000) {}
+    world.rest();
+    world.pass(Duration::from_millis(200));
+    assert_eq!(world.rings_given[2], 0, "it is not empty");
+    while world.receive(1, 0, u64::MAX) > 0 {
+        world.rest();
+    }
+    assert_eq!(world.rings_given[2], 1);
+    world.exchange(20_000);
+    world.finish();
+}
+
 fn ask(world: &mut World, requests: u64) {
     for tag in 0..requests {
         let request = Request { operation: Operation::Bind as u8, tag: tag as u32, ..Request::default() };
