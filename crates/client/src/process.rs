@@ -6,10 +6,11 @@ use crate::error::Result;
 use crate::sids::Sids;
 use crate::socket::Socket;
 use crate::turn::lock;
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a normal exit waits for what was sent.
@@ -25,9 +26,21 @@ pub(crate) struct Process {
     attachment: Mutex<Option<Arc<Attachment>>>,
     pub(crate) sids: Sids,
     pub(crate) arenas: Arenas,
-    sockets: Mutex<HashMap<u64, Weak<Socket>>>,
+    sockets: RwLock<HashMap<u64, Weak<Socket>>>,
     lingering: Mutex<VecDeque<Arc<Socket>>>,
     serial: AtomicU64,
+}
+
+/// A socket found by its serial.
+struct Found {
+    forks: u32,
+    serial: u64,
+    socket: Weak<Socket>,
+}
+
+thread_local! {
+    /// The socket found last: threads that use different sockets do not meet in looking for them.
+    static LAST: RefCell<Option<Found>> = const { RefCell::new(None) };
 }
 
 /// How often this process is a child of one that used the library. Objects remember it: theirs
@@ -112,12 +125,12 @@ impl Process {
     }
 
     pub(crate) fn register(&self, serial: u64, socket: &Arc<Socket>) {
-        lock(&self.sockets).insert(serial, Arc::downgrade(socket));
+        self.sockets_mut(|sockets| sockets.insert(serial, Arc::downgrade(socket)));
     }
 
     /// Takes a closed socket out; one with sends in flight is looked after until they are done.
     pub(crate) fn retire(&self, serial: u64, socket: &Arc<Socket>) {
-        lock(&self.sockets).remove(&serial);
+        self.sockets_mut(|sockets| sockets.remove(&serial));
         let mut lingering = lock(&self.lingering);
         if socket.sends_in_flight() {
             lingering.push_back(socket.clone());
@@ -140,11 +153,29 @@ impl Process {
 
     /// The open socket with this serial.
     pub(crate) fn socket(&self, serial: u64) -> Option<Arc<Socket>> {
-        lock(&self.sockets).get(&serial).and_then(Weak::upgrade)
+        let forks = forks();
+        let look = |last: &RefCell<Option<Found>>| {
+            let mut last = last.borrow_mut();
+            if last.as_ref().is_none_or(|found| (found.forks, found.serial) != (forks, serial)) {
+                let socket = self.sockets(|sockets| sockets.get(&serial).cloned())?;
+                *last = Some(Found { forks, serial, socket });
+            }
+            last.as_ref()?.socket.upgrade().filter(|socket| !socket.is_closed())
+        };
+        // A thread that ends has none of its own any more.
+        LAST.try_with(look).unwrap_or_else(|_| self.sockets(|sockets| sockets.get(&serial)?.upgrade()))
     }
 
     fn open_sockets(&self) -> Vec<Arc<Socket>> {
-        lock(&self.sockets).values().filter_map(Weak::upgrade).collect()
+        self.sockets(|sockets| sockets.values().filter_map(Weak::upgrade).collect())
+    }
+
+    fn sockets<R>(&self, look: impl FnOnce(&HashMap<u64, Weak<Socket>>) -> R) -> R {
+        look(&self.sockets.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn sockets_mut<R>(&self, change: impl FnOnce(&mut HashMap<u64, Weak<Socket>>) -> R) -> R {
+        change(&mut self.sockets.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn undelivered(&self) -> bool {

@@ -375,7 +375,7 @@ pub(crate) fn wait_for_landing(block: &Block, deadline: &Deadline) -> Result<()>
     let mut landed = has_landed(block);
     while !landed {
         let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
-        let sender = process().socket(block.sender()).filter(|sender| sender.check_usable().is_ok());
+        let sender = process().socket(block.sender());
         let waited = sender.map_or(Ok(false), |sender| sender.wait_for_some(timeout.min(SLEEP_MAX)))?;
         landed = has_landed(block);
         if !landed {

@@ -136,6 +136,11 @@ impl Socket {
         Ok(())
     }
 
+    /// Whether it was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub(crate) fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)

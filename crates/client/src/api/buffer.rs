@@ -69,9 +69,7 @@ impl SendBuffer {
     /// `EPIPE`, `ECONNRESET` if the stream has ended and the driver is not done with the bytes: drop the buffer.
     pub fn wait_mut(&mut self) -> Result<&mut [u8]> {
         if let Some((block, _)) = arena::find(self.ptr.as_ptr(), 1) {
-            if block.in_flight() {
-                wait_for_landing(&block, &Deadline::after(None))?;
-            }
+            wait_for_landing(&block, &Deadline::after(None))?;
         }
         Ok(self.bytes_mut())
     }
