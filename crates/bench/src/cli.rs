@@ -2,13 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 use clap::builder::PossibleValuesParser;
 use pd_harness::machine::Machine;
-use pd_harness::measure::cpu::MachineTimes;
+use pd_harness::measure::cpu::background_cores;
 use pd_harness::signals::Signals;
 
 use crate::ab;
@@ -125,19 +123,6 @@ fn write_json(path: &Path, rows: &[Row]) -> Result<()> {
     let rows: Vec<_> = rows.iter().map(Row::to_json).collect();
     let text = serde_json::to_string_pretty(&rows)? + "\n";
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// How many cores others keep busy; says so if it is enough to spoil the figures.
-fn background_cores(signals: &Signals) -> Result<f64> {
-    const INTERVAL: Duration = Duration::from_millis(500);
-    let before = MachineTimes::now()?;
-    sleep(INTERVAL);
-    signals.check()?;
-    let cores = (MachineTimes::now()? - before).busy_s / INTERVAL.as_secs_f64();
-    if cores > 0.1 {
-        eprintln!("pd: warning: other programs keep {cores:.1} cores busy; the figures will be noisy");
-    }
-    Ok(cores)
 }
 
 /// The names of all benchmarks.

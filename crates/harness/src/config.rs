@@ -7,10 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail, Context, Result};
-use pd_driver::{HugepageUse, Policy, Settings};
+use pd_driver::{Bytes, HugepageUse, Policy, Settings};
 use serde::{Deserialize, Serialize};
-
-use crate::size::Bytes;
 
 /// Where the driver listens and clients look, unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/pipedevice/driver.sock";
@@ -215,7 +213,7 @@ impl Config {
             Some(path) if !path.is_absolute() => {
                 bail!("policy = \"{}\" is not usable; use an absolute path", path.display())
             }
-            Some(path) => read_policy(path),
+            Some(path) => Ok(read_policy(path)?.1),
             None => Ok(Policy::default()),
         }
     }
@@ -292,16 +290,13 @@ impl Config {
     }
 }
 
-/// Reads and checks a policy file.
-pub fn read_policy(path: &Path) -> Result<Policy> {
+/// Reads and checks a policy file. Returns its text, too.
+pub fn read_policy(path: &Path) -> Result<(String, Policy)> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read the policy {}", path.display()))?;
-    parse_policy(path, &text)
-}
-
-/// Checks the text of a policy file.
-pub fn parse_policy(path: &Path, text: &str) -> Result<Policy> {
-    Policy::parse(text).map_err(|why| anyhow!("the policy {} is not usable: {why}", path.display()))
+    let policy =
+        Policy::parse(&text).map_err(|why| anyhow!("the policy {} is not usable: {why}", path.display()))?;
+    Ok((text, policy))
 }
 
 /// The number of a group that is named or numbered.

@@ -17,7 +17,7 @@ pub mod measure;
 pub mod peer;
 pub mod progress;
 pub mod signals;
-pub mod size;
+pub mod site;
 pub mod sys;
 pub mod tied;
 

@@ -7,8 +7,8 @@ use anyhow::Result;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask, Report};
 
+use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
-use pd_harness::size::Bytes;
 
 /// Lists containers, clients, sockets and connections.
 #[derive(Debug, clap::Args)]

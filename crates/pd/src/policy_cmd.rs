@@ -1,14 +1,13 @@
 //! `pd policy`: who may connect to whom, how fast, and what came of it. The file itself is the driver's
 //! (`pd_driver::policy`).
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask, PolicyReport};
 
-use pd_harness::config::{parse_policy, read_policy, DEFAULT_ADMIN_SOCKET};
+use pd_harness::config::{read_policy, DEFAULT_ADMIN_SOCKET};
 
 /// Checks, shows and changes the driver's policy: tenants, rules, rates, quotas, service addresses.
 #[derive(Debug, clap::Args)]
@@ -50,7 +49,7 @@ enum Command {
 pub fn main(args: &PolicyArgs) -> Result<i32> {
     pd_harness::sys::end_on_closed_output();
     match &args.command {
-        Command::Check { file } => print!("{}", read_policy(file)?),
+        Command::Check { file } => print!("{}", read_policy(file)?.1),
         Command::Show { json: true, admin_socket } => {
             println!("{}", serde_json::to_string_pretty(&report(admin_socket)?)?);
         }
@@ -58,10 +57,6 @@ pub fn main(args: &PolicyArgs) -> Result<i32> {
         Command::Apply { file, admin_socket } => apply(file.as_deref(), admin_socket)?,
     }
     Ok(0)
-}
-
-fn text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("cannot read the policy {}", path.display()))
 }
 
 fn tell(admin_socket: &Path, what: &Ask) -> Result<Answer> {
@@ -87,8 +82,7 @@ fn apply(file: Option<&Path>, admin_socket: &Path) -> Result<()> {
             "the driver's configuration names no policy file; name one here, or add policy = \"...\" to it",
         )?,
     };
-    let text = text(&path)?;
-    parse_policy(&path, &text)?;
+    let (text, _) = read_policy(&path)?;
     match tell(admin_socket, &Ask::Apply { text })? {
         Answer::Applied { cut } => println!("in force: {}; connections ended: {cut}", path.display()),
         _ => bail!("the driver at {} is of another version", admin_socket.display()),

@@ -6,13 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use pd_driver::Bytes;
 use pd_harness::config::Config;
-use pd_harness::container::state::{self, Lock, ScratchDir};
 use pd_harness::driver::ChildDriver;
-use pd_harness::hugepages::Guard;
 use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::signals::Signals;
-use pd_harness::size::Bytes;
+use pd_harness::site::Site;
 
 use super::pair::Pair;
 use crate::scheme::{shm_ring, Scheme};
@@ -36,9 +35,7 @@ impl Memory {
 /// Fields are dropped in this order.
 pub struct Stand<'a> {
     pairs: BTreeMap<(Scheme, usize), Pair>,
-    driver: Option<ChildDriver>,
-    _hugepages: Option<Guard>,
-    dir: ScratchDir,
+    site: Site,
     /// What may interrupt.
     pub signals: &'a Signals,
 }
@@ -47,7 +44,7 @@ impl Drop for Stand<'_> {
     fn drop(&mut self) {
         self.pairs.clear();
         // What peers that were killed while they connected have left.
-        shm_ring::remove_all(self.dir.path());
+        shm_ring::remove_all(self.site.dir());
     }
 }
 
@@ -68,12 +65,7 @@ impl<'a> Stand<'a> {
         engine: &str,
         signals: &'a Signals,
     ) -> Result<Stand<'a>> {
-        let lock = Lock::acquire()?;
-        state::sweep(&lock)?;
-        let dir = ScratchDir::create(&lock)?;
-        let (mut driver, mut hugepages) = (None, None);
-        if schemes.contains(&Scheme::Pipedevice) {
-            hugepages = Some(Guard::raise(memory.budget_bytes, &lock));
+        let config = schemes.contains(&Scheme::Pipedevice).then(|| {
             let mut config = Config::default();
             config.driver.engine = engine.to_owned();
             config.driver.connections_max = 1 << 18;
@@ -81,22 +73,19 @@ impl<'a> Stand<'a> {
             // The receiver has nearly all of the rings.
             config.memory.client_budget_bytes = Some(Bytes(memory.budget_bytes));
             config.memory.ring_bytes_default = Bytes(memory.ring_bytes);
-            let started = ChildDriver::start(dir.path(), config, &lock, signals);
-            // What was made so far takes the lock to be removed.
-            drop(lock);
-            driver = Some(started?);
-        }
-        Ok(Stand { pairs: BTreeMap::new(), driver, _hugepages: hugepages, dir, signals })
+            config
+        });
+        Ok(Stand { pairs: BTreeMap::new(), site: Site::set_up(config, signals)?, signals })
     }
 
     /// The driver.
     pub fn driver(&self) -> Result<&ChildDriver> {
-        self.driver.as_ref().context("this benchmark has no driver")
+        self.site.driver().context("this benchmark has no driver")
     }
 
     /// The directory that all peers share.
     pub fn dir(&self) -> &Path {
-        self.dir.path()
+        self.site.dir()
     }
 
     /// The peers of a scheme.
@@ -107,7 +96,7 @@ impl<'a> Stand<'a> {
     /// The peers of a scheme that has several pairs.
     pub fn pair_of(&mut self, scheme: Scheme, number: usize) -> Result<&mut Pair> {
         if !self.pairs.contains_key(&(scheme, number)) {
-            let pair = Pair::start(scheme, number, self.dir.path())
+            let pair = Pair::start(scheme, number, self.site.dir())
                 .with_context(|| format!("cannot start the peers of {}", scheme.name()))?;
             self.pairs.insert((scheme, number), pair);
         }
@@ -121,7 +110,7 @@ impl<'a> Stand<'a> {
 
     /// CPU time so far.
     pub fn clocks(&self) -> Result<Clocks> {
-        let driver = self.driver.as_ref().and_then(ChildDriver::cpu_usage);
+        let driver = self.site.driver().and_then(ChildDriver::cpu_usage);
         Ok(Clocks { machine: MachineTimes::now()?, driver })
     }
 }

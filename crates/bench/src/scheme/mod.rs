@@ -197,8 +197,8 @@ pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
         Scheme::Unix => Box::new(socket::Listening::unix(open, dir)?),
         Scheme::IoUring => Box::new(uring::Listening::new(open)?),
         Scheme::Sockmap => Box::new(sockmap::Listening::new(open)?),
-        Scheme::ProcessVmReadv => Box::new(vm_readv::Listening::new(open, dir)?),
-        Scheme::ShmRing => Box::new(shm_ring::Listening::new(open, dir)?),
+        Scheme::ProcessVmReadv => Box::new(vm_readv::listen(open, dir)?),
+        Scheme::ShmRing => Box::new(shm_ring::listen(open, dir)?),
         Scheme::Ucx | Scheme::Libfabric => Box::new(shim::Listening::new(open)?),
         #[cfg(feature = "peers")]
         Scheme::Iceoryx2 => Box::new(iceoryx::Listening::new(open)?),

@@ -259,14 +259,21 @@ pub struct Listening {
     pair: Pair,
     base: PathBuf,
     open: Open,
+    end: fn(Pair, &Open) -> Box<dyn End>,
 }
 
 impl Listening {
-    /// In `/dev/shm`, under a name that only this run uses.
-    pub fn new(open: &Open, dir: &Path) -> Result<Listening> {
+    /// Rings of `bytes` in `/dev/shm`, under a name that only this run uses; `end` makes an end of them.
+    pub fn new(
+        open: &Open,
+        dir: &Path,
+        name: &str,
+        bytes: usize,
+        end: fn(Pair, &Open) -> Box<dyn End>,
+    ) -> Result<Listening> {
         single(open)?;
-        let base = base(dir, "ring");
-        Ok(Listening { pair: Pair::create(&base, ring_bytes(open.message_bytes))?, base, open: *open })
+        let base = base(dir, name);
+        Ok(Listening { pair: Pair::create(&base, bytes)?, base, open: *open, end })
     }
 }
 
@@ -277,7 +284,7 @@ impl super::Listening for Listening {
 
     fn accept(self: Box<Self>, _from: &str) -> Result<Box<dyn End>> {
         self.pair.await_other(&self.base)?;
-        Ok(Box::new(ShmEnd { pair: self.pair, recv_bytes: recv_bytes(&self.open) }))
+        Ok((self.end)(self.pair, &self.open))
     }
 }
 
@@ -285,11 +292,19 @@ fn recv_bytes(open: &Open) -> usize {
     (super::memory::RECV_BYTES / open.message_bytes).max(1) * open.message_bytes
 }
 
+/// The listening end of this scheme.
+pub fn listen(open: &Open, dir: &Path) -> Result<Listening> {
+    Listening::new(open, dir, "ring", ring_bytes(open.message_bytes), end)
+}
+
 /// The connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     single(open)?;
-    let pair = Pair::open(Path::new(to), ring_bytes(open.message_bytes))?;
-    Ok(Box::new(ShmEnd { pair, recv_bytes: recv_bytes(open) }))
+    Ok(end(Pair::open(Path::new(to), ring_bytes(open.message_bytes))?, open))
+}
+
+fn end(pair: Pair, open: &Open) -> Box<dyn End> {
+    Box::new(ShmEnd { pair, recv_bytes: recv_bytes(open) })
 }
 
 struct ShmEnd {

@@ -6,12 +6,12 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{bail, ensure, Context, Result};
 
 use super::memory::PageAligned;
-use super::shm_ring::{base, Pair};
+use super::shm_ring::{Listening, Pair};
 use super::{single, End};
 use crate::protocol::Open;
 
@@ -28,49 +28,29 @@ fn window_messages(message_bytes: usize) -> usize {
     (WINDOW_BYTES / message_bytes).clamp(2, 4096)
 }
 
-/// Rings that nobody has opened yet.
-pub struct Listening {
-    pair: Pair,
-    base: PathBuf,
-    open: Open,
+fn ring_bytes(open: &Open) -> usize {
+    window_messages(open.message_bytes) * DESCRIPTOR_BYTES
 }
 
-impl Listening {
-    /// The rings of descriptors are in `/dev/shm`.
-    pub fn new(open: &Open, dir: &Path) -> Result<Listening> {
-        single(open)?;
-        let base = base(dir, "descriptors");
-        let pair = Pair::create(&base, window_messages(open.message_bytes) * DESCRIPTOR_BYTES)?;
-        Ok(Listening { pair, base, open: *open })
-    }
-}
-
-impl super::Listening for Listening {
-    fn address(&self) -> Result<String> {
-        Ok(self.base.display().to_string())
-    }
-
-    fn accept(self: Box<Self>, _from: &str) -> Result<Box<dyn End>> {
-        self.pair.await_other(&self.base)?;
-        let mut end = VmEnd::new(self.pair, &self.open);
-        let mut pid = 0;
-        end.pair.back.consume(DESCRIPTOR_BYTES, &mut |bytes| pid = word(&bytes[..8]) as i32);
-        end.peer = pid;
-        end.introduce();
-        Ok(Box::new(end))
-    }
+/// The listening end: rings of descriptors.
+pub fn listen(open: &Open, dir: &Path) -> Result<Listening> {
+    Listening::new(open, dir, "descriptors", ring_bytes(open), end)
 }
 
 /// The connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     single(open)?;
-    let pair = Pair::open(Path::new(to), window_messages(open.message_bytes) * DESCRIPTOR_BYTES)?;
+    Ok(end(Pair::open(Path::new(to), ring_bytes(open))?, open))
+}
+
+/// An end that knows the other's process.
+fn end(pair: Pair, open: &Open) -> Box<dyn End> {
     let mut end = VmEnd::new(pair, open);
     end.introduce();
     let mut pid = 0;
     end.pair.back.consume(DESCRIPTOR_BYTES, &mut |bytes| pid = word(&bytes[..8]) as i32);
     end.peer = pid;
-    Ok(Box::new(end))
+    Box::new(end)
 }
 
 fn word(bytes: &[u8]) -> u64 {

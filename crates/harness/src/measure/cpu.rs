@@ -7,9 +7,13 @@
 
 use std::fs;
 use std::ops::Sub;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::param::clock_ticks_per_second;
+
+use crate::signals::Signals;
 
 /// CPU time since boot, or, subtracted, over an interval; seconds over all CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -55,6 +59,19 @@ fn parse(stat: &str, ticks_per_s: f64) -> Option<MachineTimes> {
         steal_s: steal / ticks_per_s,
         softirq_s: softirq / ticks_per_s,
     })
+}
+
+/// How many cores others keep busy; says so if it is enough to spoil the figures.
+pub fn background_cores(signals: &Signals) -> Result<f64> {
+    const INTERVAL: Duration = Duration::from_millis(500);
+    let before = MachineTimes::now()?;
+    sleep(INTERVAL);
+    signals.check()?;
+    let cores = (MachineTimes::now()? - before).busy_s / INTERVAL.as_secs_f64();
+    if cores > 0.1 {
+        eprintln!("pd: warning: other programs keep {cores:.1} cores busy; the figures will be noisy");
+    }
+    Ok(cores)
 }
 
 #[cfg(test)]

@@ -17,25 +17,21 @@ mod tcp;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 use rustix::fs::{access, Access};
 use sha2::{Digest as _, Sha256};
 
 use endpoint::{EndpointArgs, Role};
+use pd_driver::Bytes;
 use pd_harness::config::Config;
-use pd_harness::container::state::{self, Lock, ScratchDir};
 use pd_harness::container::Spec;
-use pd_harness::driver::ChildDriver;
-use pd_harness::hugepages::Guard;
 use pd_harness::machine;
-use pd_harness::measure::cpu::MachineTimes;
+use pd_harness::measure::cpu::background_cores;
 use pd_harness::peer::Peer;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
-use pd_harness::size::Bytes;
+use pd_harness::site::Site;
 use protocol::{Part, Scheme};
 use report::{FileRow, Report, Verified};
 use rounds::Bench;
@@ -172,8 +168,7 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
 
     bar.set_message("reading the files");
     let sha256 = sha256(&source, signals)?;
-    let stand = Stand::set_up(args, &schemes, &paths, signals)?;
-    let mut bench = stand.bench;
+    let mut bench = set_up(args, &schemes, &paths, signals)?;
     let background_cores = background_cores(signals)?;
     let machine = machine::Machine::describe();
     let mut transports: Vec<_> = schemes.iter().map(|s| s.transport()).collect();
@@ -218,52 +213,26 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
     })
 }
 
-/// All that the demo makes on the machine. Fields are dropped in this order.
-struct Stand<'a> {
-    bench: Bench<'a>,
-    _hugepages: Option<Guard>,
-    _dir: ScratchDir,
-}
-
-impl<'a> Stand<'a> {
-    fn set_up(
-        args: &DemoArgs,
-        schemes: &[Scheme],
-        files: &[PathBuf],
-        signals: &'a Signals,
-    ) -> Result<Stand<'a>> {
-        let lock = Lock::acquire()?;
-        state::sweep(&lock)?;
-        let dir = ScratchDir::create(&lock)?;
-        let (mut driver, mut hugepages) = (None, None);
-        if schemes.contains(&Scheme::Pipedevice) {
-            let budget_bytes = (16 * args.ring_bytes.0).max(64 << 20);
-            hugepages = Some(Guard::raise(budget_bytes, &lock));
-            let mut config = Config::default();
-            config.driver.engine = args.engine.clone();
-            config.memory.budget_bytes = Bytes(budget_bytes);
-            config.memory.ring_bytes_default = args.ring_bytes;
-            let started = ChildDriver::start(dir.path(), config, &lock, signals);
-            // What was made so far takes the lock to be removed.
-            drop(lock);
-            driver = Some(started?);
-        } else {
-            drop(lock);
-        }
-        let socket = match &driver {
-            Some(driver) => driver.socket().to_owned(),
-            None => dir.path().join("driver.sock"),
-        };
-        let receiver = Peer::in_container(
-            &spec("recv", &socket),
-            endpoint_args(args, Role::Recv, Vec::new()).command(),
-        )?;
-        let sender = Peer::in_container(
-            &spec("send", &socket),
-            endpoint_args(args, Role::Send, files.to_vec()).command(),
-        )?;
-        Ok(Stand { bench: Bench { sender, receiver, driver, signals }, _hugepages: hugepages, _dir: dir })
-    }
+fn set_up<'a>(
+    args: &DemoArgs,
+    schemes: &[Scheme],
+    files: &[PathBuf],
+    signals: &'a Signals,
+) -> Result<Bench<'a>> {
+    let config = schemes.contains(&Scheme::Pipedevice).then(|| {
+        let mut config = Config::default();
+        config.driver.engine = args.engine.clone();
+        config.memory.budget_bytes = Bytes((16 * args.ring_bytes.0).max(64 << 20));
+        config.memory.ring_bytes_default = args.ring_bytes;
+        config
+    });
+    let site = Site::set_up(config, signals)?;
+    let peer = |name: &str, role: Role, files: Vec<PathBuf>| {
+        Peer::in_container(&spec(name, &site.socket()), endpoint_args(args, role, files).command())
+    };
+    let receiver = peer("recv", Role::Recv, Vec::new())?;
+    let sender = peer("send", Role::Send, files.to_vec())?;
+    Ok(Bench { sender, receiver, site, signals })
 }
 
 fn spec(role: &str, socket: &Path) -> Spec {
@@ -320,17 +289,4 @@ fn sha256(source: &Source, signals: &Signals) -> Result<String> {
         }
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// How many cores others keep busy; says so if it is enough to spoil the figures.
-fn background_cores(signals: &Signals) -> Result<f64> {
-    const INTERVAL: Duration = Duration::from_millis(500);
-    let before = MachineTimes::now()?;
-    sleep(INTERVAL);
-    signals.check()?;
-    let cores = (MachineTimes::now()? - before).busy_s / INTERVAL.as_secs_f64();
-    if cores > 0.1 {
-        eprintln!("pd: warning: other programs keep {cores:.1} cores busy; the figures will be noisy");
-    }
-    Ok(cores)
 }

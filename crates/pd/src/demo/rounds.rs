@@ -8,6 +8,7 @@ use pd_harness::driver::ChildDriver;
 use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::peer::Peer;
 use pd_harness::signals::Signals;
+use pd_harness::site::Site;
 use serde::Serialize;
 
 use super::protocol::{Order, Part, Reply, Request, Scheme, Streamed, Transport};
@@ -48,14 +49,14 @@ pub struct Sample {
     pub checksum: String,
 }
 
-/// The two endpoints and, for PipeDevice, the driver between them.
+/// The two endpoints, and what is between them. Fields are dropped in this order.
 pub struct Bench<'a> {
     /// The sending container.
     pub sender: Peer,
     /// The receiving container.
     pub receiver: Peer,
-    /// The driver.
-    pub driver: Option<ChildDriver>,
+    /// The directory and, for PipeDevice, the driver.
+    pub site: Site,
     /// What may interrupt.
     pub signals: &'a Signals,
 }
@@ -189,7 +190,7 @@ impl Bench<'_> {
             machine: MachineTimes::now()?,
             sender: cpu_usage(&self.sender),
             receiver: cpu_usage(&self.receiver),
-            driver: self.driver.as_ref().and_then(ChildDriver::cpu_usage),
+            driver: self.site.driver().and_then(ChildDriver::cpu_usage),
         })
     }
 }

@@ -181,14 +181,16 @@ fn rows<'a, T>(all: &'a [T], columns: &[Column<T>], state: TableState, filter: &
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub(super) fn app_for_tests() -> App {
+    let mut app = App::new(Duration::from_secs(1));
+    app.take(Ok(crate::live::view_for_tests()));
+    app
+}
 
-    fn app() -> App {
-        let mut app = App::new(Duration::from_secs(1));
-        app.take(Ok(crate::live::view_for_tests()));
-        app
-    }
+#[cfg(test)]
+mod tests {
+    use super::app_for_tests as app;
+    use super::*;
 
     fn press(app: &mut App, keys: &str) {
         for key in keys.chars() {

@@ -168,16 +168,10 @@ fn draw_help(frame: &mut Frame) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::app::app_for_tests as app;
     use super::*;
     use ratatui::backend::TestBackend;
     use ratatui::Terminal;
-    use std::time::Duration;
-
-    fn app() -> App {
-        let mut app = App::new(Duration::from_secs(1));
-        app.take(Ok(crate::live::view_for_tests()));
-        app
-    }
 
     fn screen(app: &App, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();

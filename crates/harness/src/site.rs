@@ -1,0 +1,47 @@
+//! What a measurement makes on the machine beside its peers.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::config::Config;
+use crate::container::state::{self, Lock, ScratchDir};
+use crate::driver::ChildDriver;
+use crate::hugepages::Guard;
+use crate::signals::Signals;
+
+/// A directory and, for PipeDevice, a driver in it with hugepages for its memory. Fields are dropped in this order.
+pub struct Site {
+    driver: Option<ChildDriver>,
+    _hugepages: Option<Guard>,
+    dir: ScratchDir,
+}
+
+impl Site {
+    /// With a driver if it has a configuration. Removes first what killed processes have left.
+    pub fn set_up(config: Option<Config>, signals: &Signals) -> Result<Site> {
+        let lock = Lock::acquire()?;
+        state::sweep(&lock)?;
+        let dir = ScratchDir::create(&lock)?;
+        let hugepages = config.as_ref().map(|config| Guard::raise(config.memory.budget_bytes.0, &lock));
+        let started = config.map(|config| ChildDriver::start(dir.path(), config, &lock, signals));
+        // What was made so far takes the lock to be removed.
+        drop(lock);
+        Ok(Site { driver: started.transpose()?, _hugepages: hugepages, dir })
+    }
+
+    /// The driver, if there is one.
+    pub fn driver(&self) -> Option<&ChildDriver> {
+        self.driver.as_ref()
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Where clients attach, or would.
+    pub fn socket(&self) -> PathBuf {
+        self.dir().join("driver.sock")
+    }
+}

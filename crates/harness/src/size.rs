@@ -1,2 +1,0 @@
-//! Byte counts on the command line and in files.
-pub use pd_driver::Bytes;
