@@ -27,9 +27,11 @@ verilator --cc --build -j "${JOBS:-1}" --top-module pd_stack --prefix Vpd_stack 
     exit 1
 }
 include=$(verilator --getenv VERILATOR_ROOT)/include
-case " $* " in *" --trace-fst "*) trace='-DVM_TRACE=1 -lz' ;; *) trace=-DVM_TRACE=0 ;; esac
-# The trace option of the linker comes after what needs it.
-${CXX:-c++} -std=c++17 -O2 -Wall -fPIC -shared -o "$library.new" -I"$work" -I"$include" -I"$include/vltstd" \
-    "$sim/pd_rtl.cpp" -Wl,--whole-archive "$work"/libVpd_stack.a -Wl,--no-whole-archive "$work"/libverilated.a \
-    $trace -lpthread
+runtime="$include/verilated.cpp $include/verilated_threads.cpp"
+case " $* " in
+*" --trace-fst "*) trace='-DVM_TRACE=1 -DVM_TRACE_FST=1' runtime="$runtime $include/verilated_fst_c.cpp" libraries=-lz ;;
+*) trace=-DVM_TRACE=0 libraries= ;;
+esac
+${CXX:-c++} -std=c++17 -O2 -w -fPIC -shared -fvisibility=hidden -o "$library.new" -I"$work" -I"$include" \
+    -I"$include/vltstd" $trace "$sim/pd_rtl.cpp" $runtime "$work"/Vpd_stack__ALL.a $libraries -lpthread
 mv "$library.new" "$library"

@@ -41,6 +41,8 @@ template <typename Field, typename Wire> void from_wire(Field &field, const Wire
 
 } // namespace
 
+// All that the library shows.
+#pragma GCC visibility push(default)
 extern "C" {
 
 uint64_t pd_rtl_pins_bytes() { return sizeof(pd_pins); }
@@ -123,3 +125,4 @@ void pd_rtl_delete(void *self) {
     delete card;
 }
 }
+#pragma GCC visibility pop
