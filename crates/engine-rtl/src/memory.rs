@@ -152,3 +152,81 @@ impl Host for EngineMemory {
             .all(|(number, entry)| self.complete(index, offset + number * size_of::<Command>(), entry))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: usize = 64;
+
+    fn memory(commands: &[Command]) -> (EngineMemory, Arc<Rings>) {
+        let rings = Arc::new(Rings { sq: Ring::new(), cq: Ring::new() });
+        let mut memory = EngineMemory::default();
+        memory.add(3, Arc::clone(&rings));
+        for (index, command) in commands.iter().enumerate() {
+            rings.sq.store(index as u16, words_of(command));
+        }
+        memory.submit(3, commands.len() as u16);
+        (memory, rings)
+    }
+
+    fn copy(src: &[u8], dst: &mut [u8]) -> Command {
+        Command {
+            request_type: CommandType::GeneralSend as u8,
+            data_len: LEN as u32,
+            src_addr: src.as_ptr().expose_provenance() as u64,
+            dst_addr: dst.as_mut_ptr().expose_provenance() as u64,
+            ..Command::default()
+        }
+    }
+
+    #[test]
+    fn the_card_reaches_what_commands_in_flight_name_and_nothing_else() {
+        let (src, mut dst) = ([7; LEN + 2], [0; LEN + 2]);
+        let command = copy(&src[1..], &mut dst[1..]);
+        let (mut memory, rings) = memory(&[command]);
+        let mut bytes = [0; LEN];
+        assert!(memory.read(command.src_addr, &mut bytes) && bytes == [7; LEN]);
+        for (addr, len) in [(command.src_addr - 1, LEN), (command.src_addr + 1, LEN), (command.dst_addr, 1)] {
+            assert!(!memory.read(addr, &mut bytes[..len]), "read of what is no source");
+        }
+        for addr in [command.dst_addr - 1, command.dst_addr + 1, command.src_addr, 0, u64::MAX] {
+            assert!(!memory.write(addr, &bytes), "write of what is no destination");
+        }
+        assert!(!memory.write(rings.sq.addr(), &bytes[..32]), "write of a submission queue");
+        assert!(!memory.read(rings.cq.addr(), &mut bytes[..32]), "read of a completion queue");
+        assert!(memory.write(command.dst_addr, &bytes));
+        assert_eq!((dst[0], dst[1], dst[LEN], dst[LEN + 1]), (0, 7, 7, 0));
+        // Completed: nothing is allowed any more.
+        assert!(memory.is_busy() && memory.write(rings.cq.addr(), &[0; 32]) && !memory.is_busy());
+        assert!(!memory.read(command.src_addr, &mut bytes) && !memory.write(command.dst_addr, &bytes));
+    }
+
+    #[test]
+    fn completions_come_in_order_and_only_for_what_was_submitted() {
+        let (src, mut dst) = ([0; LEN], [0; LEN]);
+        let command = copy(&src, &mut dst);
+        let (mut memory, rings) = memory(&[command, Command::default()]);
+        assert!(!memory.write(rings.cq.addr() + 32, &[0; 32]), "the second first");
+        assert!(!memory.write(rings.cq.addr(), &[0; 16]), "half an entry");
+        assert!(memory.write(rings.cq.addr(), &[0; 64]));
+        assert!(!memory.write(rings.cq.addr() + 64, &[0; 32]), "one that was not submitted");
+        memory.remove(3);
+        assert!(!memory.write(rings.cq.addr() + 64, &[0; 32]), "a queue that is gone");
+    }
+
+    #[test]
+    fn bad_commands_allow_nothing() {
+        let (src, mut dst) = ([0; LEN], [0; LEN]);
+        let good = copy(&src, &mut dst);
+        let bad = [
+            Command { request_type: 2, ..good },
+            Command { data_len: 0, ..good },
+            Command { data_len: CHUNK_BYTES_PAPER + 1, ..good },
+            Command { dst_addr: 0, ..good },
+            Command { dst_addr: u64::MAX, ..good },
+        ];
+        let (mut memory, _rings) = memory(&bad);
+        assert!(!memory.read(good.src_addr, &mut [0]) && !memory.write(good.dst_addr, &[0]));
+    }
+}
