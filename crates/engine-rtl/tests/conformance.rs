@@ -1,7 +1,7 @@
 //! The conformance suite for the simulated hardware. Without Verilator there is none: `make test` installs it; elsewhere
 //! each test says on standard error that it was left out, unless PD_RTL_REQUIRED is set.
 
-use pd_abi::{Command, CommandType};
+use pd_abi::{Command, CommandStatus, CommandType};
 use pd_engine::{conformance, Engine};
 use pd_engine_rtl::{Counts, Rtl};
 
@@ -51,8 +51,8 @@ fn a_batch_is_one_doorbell() {
     const COMMANDS: usize = 64;
     const LEN: usize = 300;
     let Some(engine) = engine() else { return };
-    let source = [0x5a; LEN];
-    let mut destination = vec![0; COMMANDS * LEN];
+    let source = [0x5au8; LEN];
+    let mut destination = vec![0u8; COMMANDS * LEN];
     let (from, to) = (source.as_ptr().expose_provenance(), destination.as_mut_ptr().expose_provenance());
     let commands: Vec<_> = (0..COMMANDS)
         .map(|number| Command {
@@ -69,7 +69,8 @@ fn a_batch_is_one_doorbell() {
     assert_eq!(unsafe { pair.submit(&commands) }, COMMANDS);
     let mut completions = [Command::default(); COMMANDS];
     while pair.in_flight() > 0 {
-        pair.reap(&mut completions);
+        let reaped = pair.reap(&mut completions);
+        assert!(completions[..reaped].iter().all(|completion| completion.status == CommandStatus::Ok as u8));
         std::thread::yield_now();
     }
     let after = engine.counts();

@@ -6,8 +6,8 @@ use pd_engine_rtl::model::Hardware;
 use pd_engine_rtl::{enable, open_queue, Port, Timing, CYCLE_NS};
 
 /// Cycles before counting begins, and cycles counted.
-const WARM_UP_CYCLES: u64 = 20_000;
-const COUNT_CYCLES: u64 = 60_000;
+const WARM_UP_CYCLES: u64 = 8_000;
+const COUNT_CYCLES: u64 = 24_000;
 const LATENCY_CYCLES_MAX: u64 = 100_000;
 
 /// A link, and the hardware built for it.
