@@ -12,11 +12,11 @@ module pd_rotate #(
   output logic [LANES*LANE_WIDTH-1:0] data_o
 );
   localparam int unsigned WIDTH = LANES * LANE_WIDTH;
-  logic [WIDTH-1:0] stages [0:SEL_BITS];
-  assign stages[0] = data_i;
-  for (genvar s = 0; s < SEL_BITS; s++) begin : gen_stage
-    localparam int unsigned SHIFT = LANE_WIDTH * STEP * (1 << s);
-    assign stages[s+1] = sel_i[s] ? {stages[s][WIDTH-SHIFT-1:0], stages[s][WIDTH-1:WIDTH-SHIFT]} : stages[s];
+  localparam int unsigned SHIFT = LANE_WIDTH * STEP;
+  always_comb begin
+    data_o = data_i;
+    for (int s = 0; s < SEL_BITS; s++) begin
+      if (sel_i[s]) data_o = (data_o << (SHIFT << s)) | (data_o >> (WIDTH - (SHIFT << s)));
+    end
   end
-  assign data_o = stages[SEL_BITS];
 endmodule
