@@ -187,25 +187,21 @@ module pd_dma_rx #(
   end
 
   // Stages 2 and 3: a byte enable beside each byte, both turned by `rot`.
-  logic [BYTES-1:0] from, to, mask1, mask2a, mask2b, mask2_q, mask3, mask3_q;
-  logic [TLP_WIDTH-1:0] data2a, data2b, data2_q, data3, data3_q;
-  always_comb begin
-    from = first1_q ? {BYTES{1'b1}} << la1_q : '1;
-    to = to_end1_q >= 13'(BYTES) ? '1 : ~({BYTES{1'b1}} << to_end1_q[LANE_BITS-1:0]);
-    mask1 = from & to;
+  localparam int unsigned TURN_BITS = 9 * BYTES;
+  logic [BYTES-1:0] from, to;
+  logic [TURN_BITS-1:0] lanes1, lanes2, lanes2_q, lanes3, lanes3_q;
+  assign from = first1_q ? {BYTES{1'b1}} << la1_q : '1;
+  assign to = to_end1_q >= 13'(BYTES) ? '1 : ~({BYTES{1'b1}} << to_end1_q[LANE_BITS-1:0]);
+  for (genvar lane = 0; lane < BYTES; lane++) begin : gen_lane
+    assign lanes1[9*lane +: 9] = {from[lane] && to[lane], data1_q[8*lane +: 8]};
+    assign {wr_mask_o[lane], wr_data_o[8*lane +: 8]} = lanes3_q[9*lane +: 9];
   end
-  always_comb begin
-    for (int i = 0; i < BYTES; i++) begin
-      mask2a[i] = mask1[(i + BYTES - 32'(rot1_q[1:0])) % BYTES];
-      data2a[8*i +: 8] = data1_q[8*((i + BYTES - 32'(rot1_q[1:0])) % BYTES) +: 8];
-    end
-  end
-  always_comb begin
-    for (int i = 0; i < BYTES; i++) begin
-      mask2b[i] = mask2a[(i + BYTES - 32'({rot1_q[3:2], 2'b00})) % BYTES];
-      data2b[8*i +: 8] = data2a[8*((i + BYTES - 32'({rot1_q[3:2], 2'b00})) % BYTES) +: 8];
-    end
-  end
+  pd_rotate #(.LANES(BYTES), .STEP(1), .SEL_BITS(4)) u_turn_fine (
+    .data_i(lanes1), .sel_i(rot1_q[3:0]), .data_o(lanes2)
+  );
+  pd_rotate #(.LANES(BYTES), .STEP(16), .SEL_BITS(LANE_BITS - 4)) u_turn_coarse (
+    .data_i(lanes2_q), .sel_i(rot2_q[LANE_BITS-1:4]), .data_o(lanes3)
+  );
 
   logic valid2_q, entry2_q, event2_q, final2_q, free2_q;
   logic [ROW_BITS-1:0] row2_q;
@@ -213,13 +209,6 @@ module pd_dma_rx #(
   logic [2:0] status2_q;
   logic [OWNER_BITS-1:0] owner2_q;
   logic [TAG_BITS-1:0] tag2_q;
-  always_comb begin
-    for (int i = 0; i < BYTES; i++) begin
-      mask3[i] = mask2_q[(i + BYTES - 32'({rot2_q[LANE_BITS-1:4], 4'b0000})) % BYTES];
-      data3[8*i +: 8] = data2_q[8*((i + BYTES - 32'({rot2_q[LANE_BITS-1:4], 4'b0000})) % BYTES) +: 8];
-    end
-  end
-
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) begin
       valid2_q <= 1'b0;
@@ -242,8 +231,7 @@ module pd_dma_rx #(
     end
   end
   always_ff @(posedge clk_i) begin
-    data2_q <= data2b;
-    mask2_q <= mask2b;
+    lanes2_q <= lanes2;
     row2_q <= row1_q;
     rot2_q <= rot1_q;
     entry2_q <= entry1_q;
@@ -251,8 +239,7 @@ module pd_dma_rx #(
     status2_q <= status1_q;
     owner2_q <= owner1_q;
     tag2_q <= tag1_q;
-    data3_q <= data3;
-    mask3_q <= mask3;
+    lanes3_q <= lanes3;
     wr_row_o <= row2_q;
     wr_rot_o <= rot2_q;
     wr_entry_o <= entry2_q;
@@ -261,6 +248,4 @@ module pd_dma_rx #(
     event_owner_o <= owner2_q;
     free_tag_o <= tag2_q;
   end
-  assign wr_data_o = data3_q;
-  assign wr_mask_o = mask3_q;
 endmodule
