@@ -206,7 +206,10 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
     bar.set_message("reading the files");
     let sha256 = sha256(&source, signals)?;
     let mut bench = set_up(args, &schemes, &paths, signals)?;
-    let background_cores = background_cores(signals)?;
+    let background_cores = match args.rounds() {
+        0 => 0.0,
+        _ => background_cores(signals)?,
+    };
     let machine = machine::Machine::describe();
     let mut transports: Vec<_> = schemes.iter().map(|s| s.transport()).collect();
     transports.dedup();
