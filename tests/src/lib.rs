@@ -8,11 +8,13 @@ mod bystander;
 mod network;
 mod puppet;
 mod raw;
+mod twin;
 
 pub use bystander::Bystander;
 pub use network::{ip, Network};
 pub use puppet::Puppet;
 pub use raw::{Raw, SentRegion};
+pub use twin::TwinSide;
 
 /// A driver in this process, on sockets in a folder of its own.
 pub struct TestDriver {
@@ -160,12 +162,17 @@ impl Default for TestDriver {
 
 /// The peer program, which cargo builds with the tests.
 pub fn peer_path() -> PathBuf {
+    program_path("peer")
+}
+
+/// A program of this crate.
+pub fn program_path(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().expect("path of the test");
     path.pop();
     if path.ends_with("deps") {
         path.pop();
     }
-    path.join("peer")
+    path.join(name)
 }
 
 /// Holds off the other tests of this binary that call it: those that count what the process holds.

@@ -109,6 +109,8 @@ pub enum Operation {
     SetOption = 10,
     /// The socket's events shall come to the channel of this request. Answered.
     Adopt = 11,
+    /// Nobody shall claim this twin any more. Answered: `EISCONN` if somebody has.
+    Withdraw = 12,
 }
 
 impl Operation {
@@ -126,6 +128,7 @@ impl Operation {
             9 => Self::Shutdown,
             10 => Self::SetOption,
             11 => Self::Adopt,
+            12 => Self::Withdraw,
             _ => return None,
         })
     }

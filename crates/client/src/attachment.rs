@@ -235,6 +235,13 @@ impl Attachment {
         }
     }
 
+    /// Says something that is answered on a channel.
+    pub(crate) fn say(&self, frame: &Frame) -> Result<()> {
+        // Under the lock: the driver answers other frames in order.
+        let _wire = lock(&self.wire);
+        attach::send(&self.socket, frame, &[], SendFlags::empty()).map_err(|_| self.dead_error())
+    }
+
     /// The pipe that becomes readable with events on `channel`.
     pub(crate) fn wake_pipe(&self, channel: u32) -> Result<OwnedFd> {
         let mut wire = lock(&self.wire);

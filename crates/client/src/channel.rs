@@ -192,6 +192,35 @@ impl Channel {
             inner = lock(&self.inner);
         }
         debug_assert_eq!(written, Ok(true));
+        self.wait_for_answer(attachment, inner, tag)
+    }
+
+    /// The answer to a question that goes another way than the request ring: `ask` is given its tag.
+    pub(crate) fn call_by(
+        &self,
+        attachment: &Attachment,
+        ask: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<Event> {
+        let tag = {
+            let mut inner = lock(&self.inner);
+            inner.tag = inner.tag.wrapping_add(1);
+            let tag = inner.tag;
+            inner.answers.push((tag, None));
+            tag
+        };
+        if let Err(error) = ask(tag) {
+            lock(&self.inner).answers.retain(|answer| answer.0 != tag);
+            return Err(error);
+        }
+        self.wait_for_answer(attachment, lock(&self.inner), tag)
+    }
+
+    fn wait_for_answer<'a>(
+        &'a self,
+        attachment: &Attachment,
+        mut inner: MutexGuard<'a, Inner>,
+        tag: u32,
+    ) -> Result<Event> {
         loop {
             let drained = self.drain(&mut inner);
             let place = inner.answers.iter().position(|answer| answer.0 == tag);

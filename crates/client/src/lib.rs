@@ -41,6 +41,7 @@ mod send;
 mod sids;
 mod socket;
 mod turn;
+mod twin;
 
 pub use api::{Epoll, Event, Incoming, Interest, Listener, ListenerOptions, Received, SendBuffer, Stream};
 pub use attachment::SOCKET_PATH_DEFAULT;
@@ -54,4 +55,9 @@ pub mod core {
     pub use crate::recv::Handout;
     pub use crate::sids::{insert, remove, with, with_socket, Named};
     pub use crate::socket::Socket;
+
+    /// Twins of kernel sockets.
+    pub mod twin {
+        pub use crate::twin::{claim, connect, listen, take, unlisten, withdraw};
+    }
 }

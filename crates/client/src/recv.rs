@@ -57,6 +57,14 @@ pub struct Handout {
     pub start: u64,
 }
 
+/// The end of a socket that another process has taken: what is unread here it reads there.
+const MOVED: u32 = libc::ESTALE as u32;
+
+#[cold]
+fn moved() -> Error {
+    Error::new(Errno::STALE, "another process has taken the socket over")
+}
+
 impl RecvSide {
     pub(crate) fn new(link: Arc<Link>, connected: bool) -> Self {
         Self {
@@ -133,6 +141,9 @@ impl RecvSide {
         if there < self.lowat.max(max as u64) {
             // The end is loaded first: what was delivered before it is then seen.
             end = self.link.recv_end();
+            if end == MOVED {
+                return Err(moved());
+            }
             there = self.refresh()?;
         }
         if there > 0 && (there >= self.lowat || self.nothing_more(end)) {

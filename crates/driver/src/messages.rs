@@ -40,6 +40,9 @@ pub struct Endpoint {
 /// A receive ring handed to a flow.
 #[derive(Clone, Debug)]
 pub struct Ring {
+    /// The receiving client, and its serial.
+    pub client: ClientId,
+    pub serial: u64,
     /// Region that it lies in, of the receiving client.
     pub region: u16,
     /// First page (of 4 KiB) in the region.
@@ -127,6 +130,10 @@ pub enum ToMover {
     /// The destination takes no more; the source learns `send_end`. With `recv_end`, so does the
     /// destination.
     Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
+    /// The flow's bytes go to another client's socket from now on, what was not read first.
+    Retarget { flow: FlowId, destination: Endpoint },
+    /// The sends of another client's socket are the flow's from now on, after those of its present one.
+    HandOver { flow: FlowId, source: Endpoint },
     /// A flow is another tenant's from now on.
     SetTenant { flow: FlowId, tenant: TenantId },
     /// What a tenant may send from now on.
@@ -156,8 +163,10 @@ pub enum ToConductor {
     Violation { client: ClientId, violation: Violation },
     /// The flow has something to deliver and no ring.
     NeedRing { flow: FlowId, bytes_max: u64 },
-    /// The flow needs its ring no more for now.
-    FreeRing { flow: FlowId, ring: Ring },
+    /// A flow needs this ring no more.
+    FreeRing { ring: Ring },
+    /// All sends of a socket are done whose flow has another source now.
+    Inherited { client: ClientId, serial: u64, slot: Slot },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
     /// From whoever runs the driver: this policy is in force from now on.

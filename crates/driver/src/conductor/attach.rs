@@ -176,6 +176,7 @@ impl Conductor {
             (Phase::Attached, FrameKind::SendRegion) => self.add_send_region(id, frame.bytes),
             (Phase::Attached, FrameKind::Mapped) => self.seal_send_region(id, frame.id)?,
             (Phase::Attached, FrameKind::WakePipe) => self.add_pipe(id, frame.id as usize)?,
+            (Phase::Attached, FrameKind::Twin) => self.twin(id, frame.id as usize, &frame.twin())?,
             (Phase::Leaving, _) => {}
             _ => return Err(Violation::Frame),
         }

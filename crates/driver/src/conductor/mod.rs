@@ -11,6 +11,7 @@ mod rings;
 mod sockets;
 mod tenancy;
 mod tenants;
+mod twins;
 
 pub use names::Registration;
 
@@ -24,7 +25,7 @@ use crate::messages::{
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::StartError;
-use client::{Client, Phase, SocketState};
+use client::{Client, Connected, Phase, SocketState};
 use names::Names;
 use pd_abi::layout::ENDED;
 use pd_abi::{Frame, FrameKind};
@@ -39,6 +40,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tenants::{Registered, Tenants, Traffic};
+use twins::{Twin, Twins};
 
 /// How long a dead client's flows may go on delivering what it had sent.
 const GRACE: Duration = Duration::from_millis(500);
@@ -64,6 +66,7 @@ pub struct Conductor {
     warned_exhausted: Option<Duration>,
     registered: HashMap<NamespaceId, Registered>,
     tenants: Tenants,
+    twins: Twins,
     next_mover: MoverId,
     /// Clients and connections numbered so far.
     serial: u64,
@@ -94,6 +97,8 @@ struct Connection {
     cut: bool,
     /// The listener's address, behind the routes.
     reached: SocketAddr,
+    /// If it belongs to a connection of the kernel.
+    twin: Option<Box<Twin>>,
 }
 
 const TOKEN_INBOX: u64 = 0;
@@ -142,6 +147,7 @@ impl Conductor {
             warned_exhausted: None,
             registered: HashMap::new(),
             tenants: Tenants::default(),
+            twins: Twins::new()?,
             next_mover: 0,
             serial: 0,
             alive: pipe_with(PipeFlags::CLOEXEC)?,
@@ -197,12 +203,13 @@ impl Conductor {
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
         let retry = (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY);
-        retry.into_iter().chain(self.accept_again).min()
+        retry.into_iter().chain(self.accept_again).chain(self.twins.look_at()).min()
     }
 
     /// Tries again what waits for memory or for descriptors.
     pub fn tick(&mut self) {
         self.retry_rings();
+        self.look_after_parked();
         if self.accept_again.is_some_and(|at| self.clock.now() >= at) {
             self.accept_again = None;
             self.watch_listeners(epoll::EventFlags::IN);
@@ -246,7 +253,12 @@ impl Conductor {
             ToConductor::Control { client, channel, request, .. } => self.control(client, channel, &request),
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
-            ToConductor::FreeRing { flow, ring } => self.free_ring(flow, &ring),
+            ToConductor::FreeRing { ring } => self.free_ring(&ring),
+            ToConductor::Inherited { client, serial, slot } => {
+                if self.client(client).is_some_and(|c| c.serial == serial) {
+                    self.release_slot(client, slot);
+                }
+            }
             ToConductor::FlowDone { flow } => self.flow_done(flow),
             ToConductor::Apply { policy } => {
                 let cut = self.apply(*policy);
@@ -297,12 +309,16 @@ impl Conductor {
             return;
         }
         let sides = connection.sides;
+        let twin = connection.twin.take();
         self.tenants.close(index, connection, self.metrics.region());
         Metrics::add(&self.metrics.connections_closed, 1);
         self.connections[index as usize] = None;
         self.free_connections.push(index);
         for (client, slot) in sides.into_iter().flatten() {
             self.release_slot(client, slot);
+        }
+        if let Some(twin) = twin {
+            self.twins.forget(index, &twin);
         }
     }
 
@@ -332,6 +348,11 @@ impl Conductor {
         let movers = entry.movers;
         self.movers[movers[side]].send(ToMover::Finish { flow: outgoing, finish });
         self.movers[movers[1 - side]].send(ToMover::Abort { flow: incoming, send_end, recv_end: None });
+        if side == 0 && self.deafen_unclaimed(connection, send_end) {
+            // There is no flow back to wait for.
+            self.flow_done(incoming);
+            self.look_after(connection, 1);
+        }
     }
 
     /// A client has died, or is cut off.
@@ -366,7 +387,9 @@ impl Conductor {
         for slot in self.client(id).map(Client::slots).unwrap_or_default() {
             self.close_socket(id, slot, Ending::Died(deadline));
         }
+        self.twins.leave(id);
         self.names.leave(namespace);
+        self.drop_diags();
         if attached {
             self.movers[mover].send(ToMover::RemoveClient { client: id });
         } else {
@@ -387,7 +410,11 @@ impl Conductor {
         match state {
             SocketState::Active => self.release_slot(id, slot),
             SocketState::Closing => {}
-            SocketState::Connected(connected) => self.hang_up(connected.connection, connected.side, ending),
+            SocketState::Connected(Connected { connection, side, .. }) => {
+                if !self.park(connection, side) {
+                    self.hang_up(connection, side, ending);
+                }
+            }
             SocketState::Listen(listener) => {
                 for waiting in listener.backlog {
                     self.close_socket(id, waiting, ending);

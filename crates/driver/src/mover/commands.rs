@@ -110,6 +110,8 @@ impl Mover {
                     self.touch(id);
                 }
             }
+            ToMover::Retarget { flow, destination } => self.retarget(flow, destination),
+            ToMover::HandOver { flow, source } => self.hand_over(flow, source),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
             ToMover::SetBudget { tenant, budget } => self.set_budget(tenant, budget),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
@@ -129,7 +131,7 @@ impl Mover {
     pub(super) fn take_ring(&mut self, id: FlowId, ring: Option<Ring>) {
         let Some(flow) = flow_of(&mut self.flows, id) else {
             if let Some(ring) = ring {
-                self.conductor.send(ToConductor::FreeRing { flow: id, ring });
+                self.conductor.send(ToConductor::FreeRing { ring });
             }
             return;
         };

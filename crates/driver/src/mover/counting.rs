@@ -23,6 +23,15 @@ pub struct Moved {
 
 /// A flow begins: lines for it and for both of its clients.
 pub fn open(metrics: &Metrics, mover: MoverId, flow: &Flow) {
+    open_clients(metrics, mover, flow);
+    let region = metrics.region();
+    if let Some(at) = flow_line(region.shape(), flow) {
+        region.open_line(at, flow.serial, FLOW_WORDS);
+    }
+}
+
+/// Lines for the clients of a flow.
+pub fn open_clients(metrics: &Metrics, mover: MoverId, flow: &Flow) {
     let region = metrics.region();
     for end in [&flow.source, &flow.destination] {
         if let Some(at) = client_line(region.shape(), mover, end) {
@@ -30,9 +39,6 @@ pub fn open(metrics: &Metrics, mover: MoverId, flow: &Flow) {
                 region.open_line(at, end.serial, CLIENT_WORDS);
             }
         }
-    }
-    if let Some(at) = flow_line(region.shape(), flow) {
-        region.open_line(at, flow.serial, FLOW_WORDS);
     }
 }
 
