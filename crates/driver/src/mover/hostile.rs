@@ -396,7 +396,7 @@ impl World {
                 ToConductor::NeedRing { flow, .. } => self.grant(flow),
                 ToConductor::FreeRing { ring } => {
                     let client = ring.client;
-                    let whose = (0..2).find(|&flow| Self::place(flow) == (client, ring.page));
+                    let whose = (0..4).find(|&flow| Self::place(flow) == (client, ring.page));
                     let flow = whose.expect("a ring that was given");
                     assert_eq!(ring.pages, RING_PAGES);
                     assert!(Arc::ptr_eq(&ring.map, &self.parties[client as usize].receive));
