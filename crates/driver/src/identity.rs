@@ -72,6 +72,18 @@ fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
     Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
 }
 
+/// Whether the process at the other end of a Unix socket is in this process's namespace of process ids, as
+/// processes in containers are not.
+///
+/// # Errors
+/// Those of the calls: it has died, or has no number here.
+pub fn shares_pid_namespace(socket: impl AsFd) -> Result<bool> {
+    let pid = sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero();
+    let theirs = rustix::fs::stat(format!("/proc/{pid}/ns/pid"))?;
+    let ours = rustix::fs::stat("/proc/self/ns/pid")?;
+    Ok((theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino))
+}
+
 /// The control group of a process, if it can be read.
 pub fn control_group(pid: Pid) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).ok()?;

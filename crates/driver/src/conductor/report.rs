@@ -4,6 +4,7 @@ use super::tenants::{container_group, Registered};
 use super::{token, Conductor, Registration, TOKEN_REGISTERED};
 use crate::admin::{self, Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::identity::{self, network_namespace};
+use crate::metrics::Metrics;
 use crate::policy::Policy;
 use pd_abi::counters::Gauges;
 use rustix::event::epoll;
@@ -22,7 +23,8 @@ const LINE_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Conductor {
     pub(super) fn answer_admin(&mut self) {
-        // Only the driver's own user and root can connect (mode 0600), so a short wait is no way in.
+        // Only the driver's own user and root can connect (mode 0600), and only they are heard that are in no
+        // container (a container's root is root, too), so a short wait is no way in.
         loop {
             let socket = match accept_with(&self.admin, SocketFlags::CLOEXEC) {
                 Ok(socket) => socket,
@@ -31,8 +33,15 @@ impl Conductor {
                     return;
                 }
             };
+            let outside = identity::shares_pid_namespace(&socket).unwrap_or(false);
             let stream = UnixStream::from(socket);
             if stream.set_read_timeout(Some(LINE_TIMEOUT)).is_err() {
+                continue;
+            }
+            if !outside {
+                Metrics::add(&self.metrics.requests_refused, 1);
+                let answer = Answer::Error("the admin socket is not for processes in containers".to_owned());
+                let _ = admin::send_with(&stream, &answer, &[]);
                 continue;
             }
             let mut line = String::new();
