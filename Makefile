@@ -29,11 +29,11 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench bench-ab need-root test lint fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench bench-ab need-root test test-engines lint fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  FILE='A B'      files to stream in the demo       DEMO_ARGS='--rounds 3'  see: pd demo --help"
 	@echo "  BENCH_ARGS=--quick  see: pd bench --help       BENCH_DIR=$(BENCH_DIR)  where the report goes"
@@ -114,6 +114,14 @@ test: need-root deps ## run every test: unit, property, loom, C programs, real n
 	$(CARGO) build --workspace --jobs $(JOBS)
 	$(CARGO) test --workspace --jobs $(JOBS)
 	RUSTFLAGS="--cfg loom" $(CARGO) test --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
+
+# Containers of real engines: their packages are large, so this is not part of `make test`.
+test-engines: need-root deps ## give containers of podman and docker the fabric (installs both; root)
+	@command -v podman >/dev/null && command -v dockerd >/dev/null && command -v iptables >/dev/null || \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
+	    podman runc containernetworking-plugins docker.io iptables
+	$(CARGO) build --workspace --jobs $(JOBS)
+	$(CARGO) test --package pd-tests --test container_engines --jobs $(JOBS) -- --ignored
 
 lint: rust ## check format, clippy (warnings are errors), and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
