@@ -267,8 +267,11 @@ fn connect(socket: &Path, ask: &Ask) -> std::io::Result<UnixStream> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut line = serde_json::to_string(ask)?;
     line.push('\n');
-    (&stream).write_all(line.as_bytes())?;
-    Ok(stream)
+    match (&stream).write_all(line.as_bytes()) {
+        // It may have hung up without hearing us out, having said why.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(stream),
+        written => written.map(|()| stream),
+    }
 }
 
 /// Asks the driver at `socket`.
