@@ -1,5 +1,5 @@
 //! Who a client is, from the kernel and never from the client.
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::net::sockopt;
@@ -82,6 +82,26 @@ pub fn shares_pid_namespace(socket: impl AsFd) -> Result<bool> {
     let theirs = rustix::fs::stat(format!("/proc/{pid}/ns/pid"))?;
     let ours = rustix::fs::stat("/proc/self/ns/pid")?;
     Ok((theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino))
+}
+
+/// Has the kernel refuse to pass descriptors to this Unix socket.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.16.
+pub fn refuse_descriptors(socket: impl AsFd) -> Result<()> {
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let off: libc::c_int = 0;
+    // SAFETY: the option's value is an int, which lives through the call.
+    let result = unsafe {
+        let value = std::ptr::from_ref(&off).cast();
+        let (fd, len) = (socket.as_fd().as_raw_fd(), size_of_val(&off) as libc::socklen_t);
+        libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, value, len)
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    }
 }
 
 /// The control group of a process, if it can be read.

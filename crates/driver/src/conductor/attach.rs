@@ -110,6 +110,8 @@ impl Conductor {
             let _ = attach::receive(&socket, RecvFlags::DONTWAIT);
             return;
         }
+        // Where the kernel can do that (Linux 6.16): descriptors do not even get here.
+        let _ = identity::refuse_descriptors(&socket);
         // Best effort, as it takes CAP_NET_ADMIN.
         let _ = sockopt::set_socket_send_buffer_size_force(&socket, FRAMES_UNREAD_BYTES);
         let id = match self.clients.iter().position(Option::is_none) {
@@ -147,8 +149,11 @@ impl Conductor {
         loop {
             let Some(client) = self.client(id) else { return };
             match attach::receive(&client.socket, RecvFlags::DONTWAIT) {
-                Ok(Some((frame, _))) => {
-                    if self.take_frame(id, &frame).is_err() {
+                Ok(Some((frame, fds))) => {
+                    // No client has descriptors to give.
+                    let gives = !fds.is_empty();
+                    attach::close_elsewhere(fds);
+                    if gives || self.take_frame(id, &frame).is_err() {
                         self.bury(id, Some(Violation::Frame));
                         return;
                     }
