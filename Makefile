@@ -7,6 +7,7 @@ FILE ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_DIR ?= bench-report
+RTL_DIR ?= rtl-report
 BASE ?=
 FUZZ_SECONDS ?= 30
 CARGO ?= cargo
@@ -29,7 +30,7 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench bench-ab need-root test test-engines lint fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench bench-ab rtl rtl-perf rtl-synth need-root test test-engines lint fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -37,7 +38,7 @@ help: ## print this list
 	@echo
 	@echo "  FILE='A B'      files to stream in the demo       DEMO_ARGS='--rounds 3'  see: pd demo --help"
 	@echo "  BENCH_ARGS=--quick  see: pd bench --help       BENCH_DIR=$(BENCH_DIR)  where the report goes"
-	@echo "  BASE=REV        for bench-ab: revision to compare with"
+	@echo "  BASE=REV        for bench-ab: revision to compare with    RTL_DIR=$(RTL_DIR)  where rtl-perf and rtl-synth report"
 	@echo "  JOBS=$(JOBS)          compilers at a time               FUZZ_SECONDS=$(FUZZ_SECONDS)         for each fuzz target"
 	@echo "  PREFIX=$(PREFIX)  DESTDIR=  where to install"
 
@@ -52,6 +53,11 @@ packages:
 	command -v make >/dev/null || missing="$$missing make"; \
 	$(if $(BENCHING),$(foreach package,$(PEER_PACKAGES),dpkg -s $(package) >/dev/null 2>&1 || missing="$$missing $(package)";)) \
 	$(if $(TESTING),command -v python3 >/dev/null || missing="$$missing python3-minimal";) \
+	$(if $(SIMULATING)$(TESTING),command -v verilator >/dev/null || missing="$$missing verilator";) \
+	$(if $(SIMULATING)$(TESTING),command -v g++ >/dev/null || missing="$$missing g++";) \
+	$(if $(SIMULATING)$(TESTING),[ -e /usr/include/zlib.h ] || missing="$$missing zlib1g-dev";) \
+	$(if $(SYNTHESISING),command -v yosys >/dev/null || missing="$$missing yosys";) \
+	$(if $(SYNTHESISING),command -v python3 >/dev/null || missing="$$missing python3-minimal";) \
 	[ -n "$$missing" ] || exit 0; \
 	if ! command -v apt-get >/dev/null; then \
 	    echo "missing:$$missing (Debian's names); install them with this system's package manager" >&2; exit 1; \
@@ -103,6 +109,22 @@ bench-ab: deps build ## compare this tree with the revision BASE, interleaved; f
 	    --manifest-path $(TARGET)/bench-base/tree/Cargo.toml --target-dir $(abspath $(TARGET))/bench-base/target
 	$(SUDO) $(TARGET)/release/pd bench ab --base $(TARGET)/bench-base/target/release/pd $(BENCH_ARGS)
 
+# The hardware of rtl/ as a shared object that the rtl engine loads; nothing else needs Verilator.
+RTL_MODEL := crates/engine-rtl/sim/build.sh
+
+rtl: SIMULATING := yes
+rtl: packages ## build the simulated hardware for engine "rtl" (Verilator)
+	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
+
+rtl-perf: SIMULATING := yes
+rtl-perf: deps ## figures of the hardware in cycle-accurate simulation, to RTL_DIR
+	$(foreach width,512 1024 2048,JOBS=$(JOBS) $(RTL_MODEL) pd_stack_$(width) $(TARGET)/rtl -GTLP_WIDTH=$(width) &&) true
+	$(CARGO) run --package pd-engine-rtl --example perf --jobs $(JOBS) -- $(RTL_DIR)
+
+rtl-synth: SYNTHESISING := yes
+rtl-synth: packages ## size of the hardware by synthesis (Yosys 0.23 to 0.40), to RTL_DIR
+	rtl/synth/synth.py $(RTL_DIR)
+
 need-root:
 	@[ "$$(id -u)" = 0 ] || { \
 	    echo "the tests make network namespaces and need root; run:" >&2; \
@@ -111,8 +133,9 @@ need-root:
 # Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes.
 test: TESTING := yes
 test: need-root deps ## run every test: unit, property, loom, C programs, real namespaces (root)
+	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 	$(CARGO) build --workspace --jobs $(JOBS)
-	$(CARGO) test --workspace --jobs $(JOBS)
+	PD_RTL_REQUIRED=1 $(CARGO) test --workspace --jobs $(JOBS)
 	RUSTFLAGS="--cfg loom" $(CARGO) test --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
 # Containers of real engines: their packages are large, so this is not part of `make test`.
@@ -167,4 +190,4 @@ clean: ## remove everything built, and the demo's and the benchmarks' results
 	$(CARGO) clean
 	rm -rf fuzz/target
 	rm -f demo.json demo.svg
-	rm -rf $(BENCH_DIR)
+	rm -rf $(BENCH_DIR) $(RTL_DIR)

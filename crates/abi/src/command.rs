@@ -26,10 +26,16 @@ pub struct Command {
     pub conn_id: u32,
     /// A [`TableId`].
     pub table_id: u8,
-    /// Zero.
+    /// Zero. In a completion queue that hardware writes: [`Command::PHASE`].
     pub reserved: u8,
     /// Entry of that table, modulo 65,536.
     pub entry_seq: u16,
+}
+
+impl Command {
+    /// Bit of `reserved` that hardware sets in a completion queue entry on its first pass over the queue,
+    /// clears on the second, and so on, so that a new entry differs from the one that was there before.
+    pub const PHASE: u8 = 1;
 }
 
 const _: () = {

@@ -2,7 +2,8 @@
 //!
 //! Parties are the trusted driver, the untrusted clients, and the engines. They share
 //!
-//! - the engine's command queues ([`Command`], the paper's Figure 6);
+//! - the engine's command queues ([`Command`], the paper's Figure 6), and the registers of its hardware form
+//!   ([`registers`]);
 //! - per client, a *control region*, which the client writes and the driver only reads, and a
 //!   *status region*, which the driver writes and the client can only read ([`layout`]): every
 //!   shared page has one writer. They hold the request rings ([`Request`]), the event rings
@@ -13,7 +14,7 @@
 //! The driver and those who may use its admin socket share the *counter region* ([`counters`]).
 //!
 //! Nothing here allocates, dereferences a pointer or trusts a value. The C header of constants and
-//! every other description of these bytes is generated from this crate ([`cheader`]).
+//! every other description of these bytes is generated from this crate ([`cheader`], [`svpackage`]).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -28,7 +29,9 @@ mod event;
 mod frame;
 pub mod layout;
 pub mod limits;
+pub mod registers;
 mod request;
+pub mod svpackage;
 mod twin;
 
 pub use address::{Address, Family};

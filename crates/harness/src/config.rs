@@ -236,7 +236,7 @@ impl Config {
         if !ring.0.is_power_of_two() {
             bail!("memory.ring_bytes_default = {ring} is no power of two; use 64KiB, 128KiB, ... 4MiB, ...");
         }
-        pd_engine::by_name(&driver.engine)
+        crate::engines::by_name(&driver.engine)
             .with_context(|| format!("driver.engine = \"{}\" is not usable", driver.engine))?;
         number("driver.movers", driver.movers, 1, 64)?;
         number("driver.spin_pauses", driver.spin_pauses, 0, 1_000_000)?;

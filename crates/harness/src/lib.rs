@@ -11,6 +11,7 @@ pub mod config;
 pub mod container;
 pub mod digest;
 pub mod driver;
+pub mod engines;
 pub mod hugepages;
 pub mod machine;
 pub mod measure;

@@ -7,6 +7,7 @@ use anyhow::Result;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask};
 use pd_harness::container::{cgroup, links};
+use pd_harness::engines;
 use pd_harness::hugepages::Pool;
 use pd_harness::machine::bridge_netfilter;
 use rustix::fs::{memfd_create, MemfdFlags};
@@ -191,9 +192,8 @@ fn bridge_filter() -> Row {
 }
 
 fn engines() -> Row {
-    let known = pd_engine::NAMES.join(", ");
-    let usable: Vec<&str> =
-        pd_engine::NAMES.into_iter().filter(|name| pd_engine::by_name(name).is_ok()).collect();
+    let known = engines::names().collect::<Vec<_>>().join(", ");
+    let usable: Vec<&str> = engines::names().filter(|name| engines::by_name(name).is_ok()).collect();
     match usable.is_empty() {
         true => fail("engines", format!("none of {known}"), "build pd with the cpu engine"),
         false => ok("engines", usable.join(", ")),

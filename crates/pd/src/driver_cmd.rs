@@ -51,7 +51,7 @@ fn run(config: &Config) -> Result<i32> {
         .with_max_level(filter(config.log.level))
         .init();
     let settings = config.settings()?;
-    let engine = pd_engine::by_name(&config.driver.engine)?;
+    let engine = pd_harness::engines::by_name(&config.driver.engine)?;
     if !rustix::process::getuid().is_root() {
         tracing::warn!("not root: containers in other network namespaces cannot bind their addresses");
     }

@@ -1,4 +1,5 @@
-//! `pd demo` with kernel TCP alone, short: figures agree with each other, and nothing is left behind.
+//! `pd demo`, short: with kernel TCP alone figures agree with each other, with simulated hardware files are verified, and
+//! nothing is left behind.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -56,6 +57,29 @@ fn an_interrupted_demo_leaves_nothing() {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1));
     assert_clean(&container);
+}
+
+/// A file from one container to another through the simulated hardware, and the waveform of it.
+#[test]
+fn simulated_hardware_brings_a_file_unchanged() {
+    if pd_harness::engines::by_name("rtl").is_err() && std::env::var_os("PD_RTL_REQUIRED").is_none() {
+        eprintln!("left out: no simulated hardware; make rtl builds it");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (file, wave) = (dir.path().join("data"), dir.path().join("wave.fst"));
+    std::fs::write(&file, (0..300_007u32).map(|n| (n ^ (n >> 7)) as u8).collect::<Vec<u8>>()).unwrap();
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_pd"));
+    demo.args(["demo", "--engine", "rtl", "--json", "--file"]).arg(&file).arg("--trace").arg(&wave);
+    demo.arg("--out").arg(dir.path().join("demo.json")).arg("--plot").arg(dir.path().join("demo.svg"));
+    let output = demo.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["verified"].as_array().unwrap().len(), 1);
+    assert_eq!(report["verified"][0]["scheme"], "pipedevice");
+    assert_eq!(report["verified"][0]["sha256"], report["sha256"]);
+    assert!(report["rounds"].as_array().unwrap().is_empty(), "a simulation is not measured");
+    assert!(std::fs::metadata(&wave).unwrap().len() > 100_000, "every signal of some thousand cycles");
 }
 
 /// No container of this demo is left; scratch directories of other demos may exist.

@@ -26,6 +26,7 @@ use endpoint::{EndpointArgs, Role};
 use pd_driver::Bytes;
 use pd_harness::config::Config;
 use pd_harness::container::Spec;
+use pd_harness::engines;
 use pd_harness::machine;
 use pd_harness::measure::cpu::background_cores;
 use pd_harness::peer::Peer;
@@ -47,16 +48,17 @@ const ROUND_BYTES_MAX: u64 = 2_000_000_000;
 /// Prints a table and writes demo.json and demo.svg. Needs root and iproute2; removes all it makes.
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
-    /// File to stream; may be given several times [default: large files of this machine, 1 GB in all]
+    /// File to stream; may be given several times [default: large files of this machine, 1 GB in all; with a
+    /// simulated engine one of a few MB]
     #[arg(long = "file")]
     files: Vec<PathBuf>,
-    /// Rounds of every scheme
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
+    /// Rounds of every scheme; 0 only verifies the files [default: 5, 0 with a simulated engine]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    rounds: Option<u32>,
     /// Parts to run
     #[arg(long, value_delimiter = ',', default_values = ["file", "bulk"])]
     parts: Vec<Part>,
-    /// Schemes to run [default: all that this build has]
+    /// Schemes to run [default: all that this build has, with a simulated engine pipedevice]
     #[arg(long, value_delimiter = ',')]
     schemes: Vec<Scheme>,
     /// Bytes of one message
@@ -74,6 +76,9 @@ pub struct DemoArgs {
     /// PipeDevice's engine
     #[arg(long, default_value = "cpu")]
     engine: String,
+    /// Waveform of all that the rtl engine does (FST)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Where the figures go
     #[arg(long, default_value = "demo.json")]
     out: PathBuf,
@@ -90,14 +95,37 @@ impl DemoArgs {
         let all = [Scheme::Tcp, Scheme::TcpSendfile, Scheme::TcpSendfileUntouched, Scheme::Pipedevice];
         all.into_iter()
             .filter(|s| match self.schemes.is_empty() {
-                true => true,
+                true => !self.is_simulated() || *s == Scheme::Pipedevice,
                 false => self.schemes.contains(s),
             })
             .collect()
     }
 
+    fn is_simulated(&self) -> bool {
+        engines::is_simulated(&self.engine)
+    }
+
+    /// A simulation's time is not the machine's, and it takes minutes for what a round moves.
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.is_simulated() { 0 } else { 5 })
+    }
+
+    /// The engine as the driver's configuration names it.
+    fn engine(&self) -> Result<String> {
+        let Some(trace) = &self.trace else { return Ok(self.engine.clone()) };
+        ensure!(self.engine == "rtl", "--trace is of the rtl engine; add --engine rtl");
+        let trace = std::path::absolute(trace)?;
+        let trace = trace.to_str().with_context(|| format!("{} is no UTF-8", trace.display()))?;
+        Ok(format!("rtl:trace={trace}"))
+    }
+
     fn check(&self) -> Result<()> {
         let message = self.message_bytes.0;
+        engines::by_name(&self.engine()?)?;
+        ensure!(
+            self.rounds() > 0 || self.parts.contains(&Part::File),
+            "--rounds 0 verifies files and measures nothing; add file to --parts"
+        );
         let within = |option: &str, value: Bytes, low: u64, high: u64| -> Result<()> {
             ensure!(
                 (low..=high).contains(&value.0),
@@ -135,12 +163,17 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
     let json = serde_json::to_string_pretty(&report)?;
     fs::write(&args.out, format!("{json}\n"))
         .with_context(|| format!("cannot write {}", args.out.display()))?;
-    plot::write(&args.plot, &report.summary)?;
-    if args.json {
-        println!("{json}");
-    } else {
-        println!("{}", report.tables());
-        println!("\nfigures: {}   picture: {}", args.out.display(), args.plot.display());
+    let measured = !report.rounds.is_empty();
+    if measured {
+        plot::write(&args.plot, &report.summary)?;
+    }
+    match (args.json, measured) {
+        (true, _) => println!("{json}"),
+        (false, true) => {
+            println!("{}", report.tables());
+            println!("\nfigures: {}   picture: {}", args.out.display(), args.plot.display());
+        }
+        (false, false) => println!("{}", report.verified()),
     }
     Ok(0)
 }
@@ -148,6 +181,7 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
 fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
     let paths = match args.files.is_empty() {
         false => args.files.clone(),
+        true if args.is_simulated() => source::find_smallest().into_iter().map(|c| c.path).collect(),
         true => source::find(ROUND_BYTES_MIN).into_iter().map(|c| c.path).collect(),
     };
     let paths: Vec<PathBuf> = paths
@@ -163,13 +197,19 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
         true => schemes.iter().copied().filter(|s| *s != Scheme::TcpSendfileUntouched).collect(),
         false => Vec::new(),
     };
-    let rounds_in_all: usize = parts.iter().map(|(_, s)| s.len() * (args.rounds as usize + 1)).sum();
+    let rounds_in_all: usize = match args.rounds() as usize {
+        0 => 0,
+        rounds => parts.iter().map(|(_, s)| s.len() * (rounds + 1)).sum(),
+    };
     let bar = progress::bar((verified_schemes.len() + rounds_in_all) as u64);
 
     bar.set_message("reading the files");
     let sha256 = sha256(&source, signals)?;
     let mut bench = set_up(args, &schemes, &paths, signals)?;
-    let background_cores = background_cores(signals)?;
+    let background_cores = match args.rounds() {
+        0 => 0.0,
+        _ => background_cores(signals)?,
+    };
     let machine = machine::Machine::describe();
     let mut transports: Vec<_> = schemes.iter().map(|s| s.transport()).collect();
     transports.dedup();
@@ -190,9 +230,9 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
     }
     let bytes = source.bytes().clamp(ROUND_BYTES_MIN, ROUND_BYTES_MAX);
     let mut rounds = Vec::new();
-    for (part, schemes) in parts {
+    for (part, schemes) in parts.into_iter().filter(|_| args.rounds() > 0) {
         bar.set_message(format!("measuring {}", part.name()));
-        rounds.extend(bench.rounds(part, &schemes, args.rounds, bytes, || bar.inc(1))?);
+        rounds.extend(bench.rounds(part, &schemes, args.rounds(), bytes, || bar.inc(1))?);
     }
     bench.quit()?;
     bar.finish_and_clear();
@@ -202,7 +242,7 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
         message_bytes: args.message_bytes.0,
         window_bytes: args.window_bytes.0,
         ring_bytes: args.ring_bytes.0,
-        engine: args.engine.clone(),
+        engine: args.engine()?,
         background_cores,
         files: source.files().iter().map(|f| FileRow { path: f.path.clone(), bytes: f.bytes }).collect(),
         sha256,
@@ -219,9 +259,10 @@ fn set_up<'a>(
     files: &[PathBuf],
     signals: &'a Signals,
 ) -> Result<Bench<'a>> {
+    let engine = args.engine()?;
     let config = schemes.contains(&Scheme::Pipedevice).then(|| {
         let mut config = Config::default();
-        config.driver.engine = args.engine.clone();
+        config.driver.engine = engine;
         config.memory.budget_bytes = Bytes((16 * args.ring_bytes.0).max(64 << 20));
         config.memory.ring_bytes_default = args.ring_bytes;
         config

@@ -177,6 +177,23 @@ impl Report {
         text
     }
 
+    /// What was verified, a line for each scheme.
+    pub fn verified(&self) -> String {
+        let bytes: u64 = self.files.iter().map(|file| file.bytes).sum();
+        let line = |verified: &Verified| {
+            let engine = match verified.scheme {
+                Scheme::Pipedevice => format!(" (engine {})", self.engine),
+                _ => String::new(),
+            };
+            format!(
+                "{}{engine}: {bytes} bytes, SHA-256 {} as in the files",
+                verified.scheme.name(),
+                verified.sha256
+            )
+        };
+        self.verified.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+
     fn scheme_table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);

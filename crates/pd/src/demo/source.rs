@@ -28,6 +28,15 @@ pub struct Candidate {
 
 /// Finds large real files, biggest first, until they have `wanted` bytes in all or none are left.
 pub fn find(wanted: u64) -> Vec<Candidate> {
+    select(find_all(), wanted)
+}
+
+/// Finds the smallest real file that is worth streaming.
+pub fn find_smallest() -> Option<Candidate> {
+    find_all().into_iter().min_by(|a, b| a.bytes.cmp(&b.bytes).then_with(|| a.path.cmp(&b.path)))
+}
+
+fn find_all() -> Vec<Candidate> {
     let mut seen = HashSet::new();
     let mut found = Vec::new();
     for root in ROOTS {
@@ -37,7 +46,7 @@ pub fn find(wanted: u64) -> Vec<Candidate> {
             }
         }
     }
-    select(found, wanted)
+    found
 }
 
 fn walk(dir: &Path, device: u64, seen: &mut HashSet<(u64, u64)>, found: &mut Vec<Candidate>) {

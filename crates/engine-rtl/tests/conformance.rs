@@ -1,0 +1,85 @@
+//! The conformance suite for the simulated hardware. Without Verilator there is none: `make test` installs it; elsewhere
+//! each test says on standard error that it was left out, unless PD_RTL_REQUIRED is set.
+
+use pd_abi::{Command, CommandStatus, CommandType};
+use pd_engine::{conformance, Engine};
+use pd_engine_rtl::{Counts, Rtl};
+
+fn engine() -> Option<Rtl> {
+    match Rtl::new(None) {
+        Ok(engine) => Some(engine),
+        Err(error) if std::env::var_os("PD_RTL_REQUIRED").is_none() => {
+            eprintln!("left out: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Runs one function of the suite, and looks at what went over the slot.
+fn check(function: fn(&dyn Engine)) {
+    let Some(engine) = engine() else { return };
+    function(&engine);
+    let Counts { refused, malformed, .. } = engine.counts();
+    assert_eq!(
+        (refused, malformed),
+        (0, 0),
+        "the card touched what no command names, or broke a rule of PCIe"
+    );
+}
+
+macro_rules! suite {
+    ($($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check(conformance::$name);
+            }
+        )*
+    };
+}
+
+suite!(capability layout_echo depth depth_returns_one_by_one wrap_around batches order nothing
+    every_size odd_alignments one_source_many_destinations
+    bad_commands good_among_bad
+    full_pair_blocks_no_other threads drop_in_flight
+    random_against_model);
+
+/// A batch takes one write of a register, and the bytes cross the slot as packets.
+#[test]
+fn a_batch_is_one_doorbell() {
+    const COMMANDS: usize = 64;
+    const LEN: usize = 300;
+    let Some(engine) = engine() else { return };
+    let source = [0x5au8; LEN];
+    let mut destination = vec![0u8; COMMANDS * LEN];
+    let (from, to) = (source.as_ptr().expose_provenance(), destination.as_mut_ptr().expose_provenance());
+    let commands: Vec<_> = (0..COMMANDS)
+        .map(|number| Command {
+            request_type: CommandType::GeneralSend as u8,
+            data_len: LEN as u32,
+            src_addr: from as u64,
+            dst_addr: (to + number * LEN) as u64,
+            ..Command::default()
+        })
+        .collect();
+    let mut pair = engine.queue_pair().expect("a queue pair");
+    let before = engine.counts();
+    // SAFETY: source and destinations live until all completions are reaped below, and are disjoint.
+    assert_eq!(unsafe { pair.submit(&commands) }, COMMANDS);
+    let mut completions = [Command::default(); COMMANDS];
+    while pair.in_flight() > 0 {
+        let reaped = pair.reap(&mut completions);
+        assert!(completions[..reaped].iter().all(|completion| completion.status == CommandStatus::Ok as u8));
+        std::thread::yield_now();
+    }
+    let after = engine.counts();
+    assert_eq!(after.register_writes - before.register_writes, 1);
+    assert!(after.reads - before.reads > COMMANDS as u64, "a read of each payload, and of the entries");
+    assert!(
+        after.writes - before.writes > 2 * COMMANDS as u64,
+        "two writes of each payload, and completions"
+    );
+    drop(pair);
+    assert!(destination.iter().all(|byte| *byte == 0x5a));
+}
