@@ -33,7 +33,7 @@ mandir := $(DESTDIR)$(PREFIX)/share/man
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  FILE='A B'      files to stream in the demo       DEMO_ARGS='--rounds 3'  see: pd demo --help"
 	@echo "  BENCH_ARGS=--quick  see: pd bench --help       BENCH_DIR=$(BENCH_DIR)  where the report goes"
@@ -103,6 +103,8 @@ bench-ab: deps build ## compare this tree with the revision BASE, interleaved; f
 	    --manifest-path $(TARGET)/bench-base/tree/Cargo.toml --target-dir $(abspath $(TARGET))/bench-base/target
 	$(SUDO) $(TARGET)/release/pd bench ab --base $(TARGET)/bench-base/target/release/pd $(BENCH_ARGS)
 
+include rtl/rtl.mk
+
 need-root:
 	@[ "$$(id -u)" = 0 ] || { \
 	    echo "the tests make network namespaces and need root; run:" >&2; \
@@ -110,12 +112,12 @@ need-root:
 
 # Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes.
 test: TESTING := yes
-test: need-root deps ## run every test: unit, property, loom, C programs, real namespaces (root)
+test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, real namespaces (root)
 	$(CARGO) build --workspace --jobs $(JOBS)
 	$(CARGO) test --workspace --jobs $(JOBS)
 	RUSTFLAGS="--cfg loom" $(CARGO) test --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
-lint: rust ## check format, clippy (warnings are errors), and that tests named in docs/ exist
+lint: rust rtl-lint ## check format, clippy (warnings are errors), and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check
