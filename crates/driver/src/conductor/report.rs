@@ -4,7 +4,8 @@ use super::tenants::{container_group, Registered};
 use super::{token, Conductor, Registration, TOKEN_REGISTERED};
 use crate::admin::{self, Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::identity::{self, network_namespace};
-use crate::policy::Policy;
+use crate::metrics::Metrics;
+use crate::policy::{Path, Policy};
 use pd_abi::counters::Gauges;
 use rustix::event::epoll;
 use rustix::net::{accept_with, SocketFlags};
@@ -40,7 +41,10 @@ impl Conductor {
             let answer = match read.map_err(|e| e.to_string()).and_then(|_| {
                 serde_json::from_str::<Ask>(&line).map_err(|e| format!("not a question of ours: {e}"))
             }) {
-                Ok(Ask::List) => Answer::Report(Box::new(self.report())),
+                Ok(Ask::List) => {
+                    self.collect_reports();
+                    Answer::Report(Box::new(self.report()))
+                }
                 Ok(Ask::Counters) => {
                     // A short line on a fresh socket: there is room for it.
                     let fds = [self.metrics.region().fd(), self.alive.0.as_fd()];
@@ -88,7 +92,8 @@ impl Conductor {
             let _ = epoll::delete(&self.epoll, &old.pidfd);
             self.names.leave(id);
         }
-        self.sort_clients();
+        let cut = self.sort_clients();
+        Metrics::add(&self.metrics.connections_cut, cut);
         Ok(())
     }
 
@@ -105,7 +110,8 @@ impl Conductor {
             }
             !exited
         });
-        self.sort_clients();
+        let cut = self.sort_clients();
+        Metrics::add(&self.metrics.connections_cut, cut);
     }
 
     /// Tells the readers of the counter region how things stand.
@@ -136,6 +142,7 @@ impl Conductor {
             Some(ConnectionReport {
                 connection: index as u32,
                 serial: entry.serial,
+                path: if entry.direct.is_some() { Path::Direct } else { Path::Offloaded },
                 from: side(0),
                 to: side(1),
                 bytes: flows.map(|flow| flow.bytes),
