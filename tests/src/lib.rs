@@ -1,5 +1,6 @@
 //! What the tests share: a driver of their own, peers as real processes, a byte pattern.
-use pd_driver::{Driver, Settings, SystemClock};
+use pd_driver::policy::Path as BytesPath;
+use pd_driver::{Driver, Policy, Settings, SystemClock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ mod twin;
 pub use bystander::Bystander;
 pub use network::{ip, Network};
 pub use puppet::Puppet;
-pub use raw::{Raw, SentRegion};
+pub use raw::{send as send_frame, Raw, SentRegion};
 pub use twin::TwinSide;
 
 /// A driver in this process, on sockets in a folder of its own.
@@ -33,6 +34,7 @@ impl TestDriver {
             socket: folder.path().join("driver.sock"),
             admin_socket: folder.path().join("admin.sock"),
             budget_bytes: 1 << 30,
+            policy: Policy { path: path(), ..Policy::default() },
             ..Settings::default()
         };
         change(&mut settings);
@@ -139,7 +141,8 @@ impl TestDriver {
 
     /// A process that attaches to this driver, with pipes for its input and output.
     pub fn spawn(&self, command: &mut Command) -> Child {
-        let command = command.env("PD_SOCKET", self.socket()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let command = command.env("PD_SOCKET", self.socket()).env("PD_TEST_PATH", path().to_string());
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
@@ -157,6 +160,16 @@ impl TestDriver {
 impl Default for TestDriver {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// The path that connections of this test binary take: those called `direct...` repeat tests of others over the
+/// direct path, by including them as modules.
+pub fn path() -> BytesPath {
+    let binary = std::env::current_exe().expect("path of the test");
+    match binary.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("direct")) {
+        true => BytesPath::Direct,
+        false => BytesPath::Offloaded,
     }
 }
 

@@ -21,6 +21,12 @@ use core::mem::{offset_of, size_of};
 /// WakePipe (channel)            →
 ///                               ←  WakePipe (channel) + read end of a pipe
 /// Twin (channel, request)       →                        answered by an event on the channel
+/// DirectRing (socket)           →            a connection on the direct path: the own ring
+///                               ←  DirectRing (socket, bytes, page_bytes) + memfd
+/// DirectMapped (socket)         →
+///                               ←  Ready (socket)       now the peer may ask for it
+/// PeerRing (socket)             →
+///                               ←  PeerRing (socket, bytes, page_bytes) + memfd
 ///                               ←  Error (errno, text)   instead of any answer
 ///                               ←  Goodbye (errno, text) before the driver cuts a client off
 /// ```
@@ -84,6 +90,13 @@ pub enum FrameKind {
     Goodbye = 10,
     /// Client: a [`crate::TwinRequest`], in the text; `id` is the channel that shall get the answer.
     Twin = 11,
+    /// Client: the ring that it is to write for socket `id`. Driver: here it is, `bytes` behind an index page of
+    /// `page_bytes`.
+    DirectRing = 12,
+    /// Client: I have mapped the direct ring of socket `id`, seal it.
+    DirectMapped = 13,
+    /// Client: the ring that the peer of socket `id` writes. Driver: here it is.
+    PeerRing = 14,
 }
 
 /// `Frame::id` of the control region in `Mapped` and `Ready`.
@@ -170,6 +183,9 @@ impl Frame {
             9 => FrameKind::Error,
             10 => FrameKind::Goodbye,
             11 => FrameKind::Twin,
+            12 => FrameKind::DirectRing,
+            13 => FrameKind::DirectMapped,
+            14 => FrameKind::PeerRing,
             _ => return None,
         })
     }

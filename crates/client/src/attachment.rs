@@ -176,6 +176,12 @@ impl Attachment {
         answer
     }
 
+    /// Asks something on the attach socket; one thread at a time.
+    pub(crate) fn exchange(&self, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
+        let mut wire = lock(&self.wire);
+        self.ask(&mut wire, frame, expected)
+    }
+
     /// A new send region of at least `bytes` bytes, mapped.
     pub(crate) fn send_region(&self, bytes: u64) -> Result<(u32, Mapping)> {
         let mut wire = lock(&self.wire);
@@ -364,7 +370,7 @@ impl Wire {
     }
 }
 
-fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRegion> {
+pub(crate) fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRegion> {
     let (Some(fd), true, Ok(bytes)) = (fds.pop(), fds.is_empty(), usize::try_from(frame.bytes)) else {
         return Err(Error::new(Errno::PROTO, "the driver sent a region without its memory"));
     };

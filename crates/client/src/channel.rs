@@ -361,7 +361,7 @@ impl Channel {
         };
         let producer = self.at + channel_status::EVENT_PRODUCER;
         let (mut inner, timed_out) =
-            sleep_in_turn(&self.inner, &self.turn, inner, cells, position + 1, timeout, || {
+            sleep_in_turn(&self.inner, &self.turn, inner, &cells, position + 1, timeout, || {
                 self.status.load_u64(producer, Ordering::Acquire) != position || ready()
             });
         // The sleep took back the request for a wake-up that the pipe needs.

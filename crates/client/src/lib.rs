@@ -22,7 +22,7 @@
 //!
 //! Signals interrupt no call: waits go on after a handler has run. A forked child starts without an
 //! attachment; the parent's sockets are closed in it. A normal exit waits up to five seconds until
-//! what was sent is delivered. Nothing here copies payload.
+//! what was sent is delivered. Nothing here copies payload but sends on the direct path ([`Path`]), once.
 //!
 //! [`core`] is what the C API is built on.
 
@@ -31,6 +31,7 @@ mod arena;
 mod attachment;
 mod channel;
 mod control;
+mod direct;
 mod epoll;
 mod error;
 mod link;
@@ -46,6 +47,7 @@ mod twin;
 pub use api::{Epoll, Event, Incoming, Interest, Listener, ListenerOptions, Received, SendBuffer, Stream};
 pub use attachment::SOCKET_PATH_DEFAULT;
 pub use control::Shutdown;
+pub use direct::Path;
 pub use error::{Error, Result};
 
 /// The calls as the C API needs them: raw pointers, sockets by number.

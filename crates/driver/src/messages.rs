@@ -118,7 +118,13 @@ pub enum ToMover {
         send_ring_bytes: u64,
         /// The connection's, for its lines in the counter region.
         serial: u64,
+        /// Its bytes go by rings of the two clients: it is there for how the connection ends.
+        direct: bool,
     },
+    /// Both ends of a direct flow shall look again.
+    Kick { flow: FlowId },
+    /// The source of a direct flow says that it has sent so much more.
+    Reported { flow: FlowId, bytes: u64, messages: u64 },
     /// `flow`, served by `mover`, brings data to this socket.
     Incoming { client: ClientId, slot: Slot, flow: FlowId, mover: MoverId },
     /// The send ring's size.
@@ -142,6 +148,8 @@ pub enum ToMover {
     Post { client: ClientId, channel: usize, event: Event },
     /// The socket has news (from another mover).
     Ready { client: ClientId, slot: Slot },
+    /// A peer on the direct path says that the socket has news.
+    Nudge { client: ClientId, slot: Slot, _forwarded: Forwarded },
     /// The flow's receiver says (to its own mover) that it has given bytes back.
     Space { flow: FlowId, _forwarded: Forwarded },
     /// There is memory again.
@@ -202,6 +210,9 @@ pub enum Violation {
     /// Attach socket.
     #[error("unexpected message on the attach socket")]
     Frame,
+    /// Send to the driver on the direct path.
+    #[error("send through the driver on a direct connection")]
+    Path,
     /// Attach socket not read.
     #[error("does not read its attach socket")]
     Deaf,

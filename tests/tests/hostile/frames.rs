@@ -50,7 +50,7 @@ fn bytes_that_are_no_frame() {
         ("no magic", Frame { magic: 0, ..hello }),
         ("version", Frame { version: VERSION + 1, ..hello }),
         ("kind 0", Frame { kind: 0, ..hello }),
-        ("kind 11", Frame { kind: 11, ..hello }),
+        ("kind 15", Frame { kind: 15, ..hello }),
         ("kind", Frame { kind: u32::MAX, ..hello }),
     ] {
         cases.push((what.to_owned(), bad.as_bytes().to_vec()));

@@ -182,6 +182,9 @@ impl Conductor {
             (Phase::Attached, FrameKind::Mapped) => self.seal_send_region(id, frame.id)?,
             (Phase::Attached, FrameKind::WakePipe) => self.add_pipe(id, frame.id as usize)?,
             (Phase::Attached, FrameKind::Twin) => self.twin(id, frame.id as usize, &frame.twin())?,
+            (Phase::Attached, FrameKind::DirectRing | FrameKind::DirectMapped | FrameKind::PeerRing) => {
+                self.direct_frame(id, kind, frame.id)?;
+            }
             (Phase::Leaving, _) => {}
             _ => return Err(Violation::Frame),
         }
@@ -296,7 +299,7 @@ impl Conductor {
         Ok(())
     }
 
-    fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
+    pub(super) fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
         Metrics::add(&self.metrics.requests_refused, 1);
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, reason);
         self.tell_client(id, &frame, &[]);

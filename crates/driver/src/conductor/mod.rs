@@ -5,6 +5,7 @@
 //! makes it true.
 mod attach;
 mod client;
+mod direct;
 mod names;
 mod report;
 mod rings;
@@ -67,6 +68,7 @@ pub struct Conductor {
     registered: HashMap<NamespaceId, Registered>,
     tenants: Tenants,
     twins: Twins,
+    rings: direct::Rings,
     next_mover: MoverId,
     /// Clients and connections numbered so far.
     serial: u64,
@@ -99,6 +101,8 @@ struct Connection {
     reached: SocketAddr,
     /// If it belongs to a connection of the kernel.
     twin: Option<Box<Twin>>,
+    /// On the direct path.
+    direct: Option<Box<direct::Direct>>,
 }
 
 const TOKEN_INBOX: u64 = 0;
@@ -148,6 +152,7 @@ impl Conductor {
             registered: HashMap::new(),
             tenants: Tenants::default(),
             twins: Twins::new()?,
+            rings: direct::Rings::default(),
             next_mover: 0,
             serial: 0,
             alive: pipe_with(PipeFlags::CLOEXEC)?,
@@ -203,13 +208,15 @@ impl Conductor {
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
         let retry = (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY);
-        retry.into_iter().chain(self.accept_again).chain(self.twins.look_at()).min()
+        let times = [self.accept_again, self.twins.look_at(), self.direct_wake_by()];
+        retry.into_iter().chain(times.into_iter().flatten()).min()
     }
 
     /// Tries again what waits for memory or for descriptors.
     pub fn tick(&mut self) {
         self.retry_rings();
         self.look_after_parked();
+        self.tick_direct();
         if self.accept_again.is_some_and(|at| self.clock.now() >= at) {
             self.accept_again = None;
             self.watch_listeners(epoll::EventFlags::IN);
@@ -305,15 +312,31 @@ impl Conductor {
         let index = flow / 2;
         let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
         connection.done[flow as usize % 2] = true;
-        if connection.done != [true, true] {
+        self.end_connection(index);
+    }
+
+    /// Forgets a connection whose flows are over. Direct rings may be read, and asked for, until both sockets are
+    /// closed.
+    fn end_connection(&mut self, index: u32) {
+        let Some(connection) = self.connection(index) else { return };
+        let open = |&(client, slot): &(ClientId, Slot)| {
+            let socket = self.client(client).and_then(|client| client.socket(slot));
+            socket.is_some_and(|socket| matches!(socket.state, SocketState::Connected(_)))
+        };
+        let read = connection.direct.is_some() && connection.sides.iter().flatten().any(open);
+        if connection.done != [true, true] || read {
             return;
         }
-        let sides = connection.sides;
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        let (sides, direct) = (connection.sides, connection.direct.take());
         let twin = connection.twin.take();
         self.tenants.close(index, connection, self.metrics.region());
         Metrics::add(&self.metrics.connections_closed, 1);
         self.connections[index as usize] = None;
         self.free_connections.push(index);
+        if let Some(direct) = direct {
+            self.close_direct(*direct);
+        }
         for (client, slot) in sides.into_iter().flatten() {
             self.release_slot(client, slot);
         }
@@ -335,6 +358,7 @@ impl Conductor {
 
     /// Ends one side of a connection.
     fn hang_up(&mut self, connection: u32, side: usize, ending: Ending) {
+        self.report_sides(connection);
         let Some(Some(entry)) = self.connections.get_mut(connection as usize) else { return };
         let (outgoing, incoming) = (connection * 2 + side as u32, connection * 2 + (1 - side) as u32);
         let late_errno = Errno::CONNRESET.raw_os_error() as u32;
@@ -353,6 +377,7 @@ impl Conductor {
             self.flow_done(incoming);
             self.look_after(connection, 1);
         }
+        self.end_connection(connection);
     }
 
     /// A client has died, or is cut off.

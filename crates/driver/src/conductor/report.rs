@@ -5,7 +5,7 @@ use super::{token, Conductor, Registration, TOKEN_REGISTERED};
 use crate::admin::{self, Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::identity::{self, network_namespace};
 use crate::metrics::Metrics;
-use crate::policy::Policy;
+use crate::policy::{Path, Policy};
 use pd_abi::counters::Gauges;
 use rustix::event::epoll;
 use rustix::net::{accept_with, SocketFlags};
@@ -49,7 +49,10 @@ impl Conductor {
             let answer = match read.map_err(|e| e.to_string()).and_then(|_| {
                 serde_json::from_str::<Ask>(&line).map_err(|e| format!("not a question of ours: {e}"))
             }) {
-                Ok(Ask::List) => Answer::Report(Box::new(self.report())),
+                Ok(Ask::List) => {
+                    self.collect_reports();
+                    Answer::Report(Box::new(self.report()))
+                }
                 Ok(Ask::Counters) => {
                     // A short line on a fresh socket: there is room for it.
                     let fds = [self.metrics.region().fd(), self.alive.0.as_fd()];
@@ -97,7 +100,8 @@ impl Conductor {
             let _ = epoll::delete(&self.epoll, &old.pidfd);
             self.names.leave(id);
         }
-        self.sort_clients();
+        let cut = self.sort_clients();
+        Metrics::add(&self.metrics.connections_cut, cut);
         Ok(())
     }
 
@@ -114,7 +118,8 @@ impl Conductor {
             }
             !exited
         });
-        self.sort_clients();
+        let cut = self.sort_clients();
+        Metrics::add(&self.metrics.connections_cut, cut);
     }
 
     /// Tells the readers of the counter region how things stand.
@@ -145,6 +150,7 @@ impl Conductor {
             Some(ConnectionReport {
                 connection: index as u32,
                 serial: entry.serial,
+                path: if entry.direct.is_some() { Path::Direct } else { Path::Offloaded },
                 from: side(0),
                 to: side(1),
                 bytes: flows.map(|flow| flow.bytes),

@@ -54,7 +54,7 @@ impl Conductor {
 
     /// The largest ring that leaves room for others: a sixteenth of what is free. Rings shrink as memory
     /// gets short, so that late connections are slow rather than stuck.
-    fn fair_ring_bytes(&self, id: ClientId) -> u64 {
+    pub(super) fn fair_ring_bytes(&self, id: ClientId) -> u64 {
         let (used, budget) = self.pool.usage();
         let taken = self.client(id).map_or(0, |c| c.region_bytes);
         let free = (budget - used).min(self.settings.client_budget_bytes.saturating_sub(taken));

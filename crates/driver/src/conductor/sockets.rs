@@ -5,6 +5,7 @@ use super::{Conductor, Connection, Ending};
 use crate::memory::Slot;
 use crate::messages::{ClientId, MoverId, ToMover};
 use crate::metrics::Metrics;
+use crate::policy::Path;
 use pd_abi::layout::ENDED;
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption};
@@ -35,7 +36,8 @@ impl Conductor {
                 }
                 return;
             }
-            Operation::Send | Operation::Space => return,
+            Operation::Broken => return self.break_direct(id, socket),
+            Operation::Send | Operation::Space | Operation::Nudge => return,
             _ if !live => Err(Errno::BADF),
             Operation::Bind => self.bind(id, socket, request.address()),
             Operation::Listen => self.listen(id, socket, request.numbers().0),
@@ -227,6 +229,12 @@ impl Conductor {
         else {
             return Err(Errno::CONNREFUSED);
         };
+        let direct = match self.path_of(id, peer, tenants, reached) {
+            Path::Direct if !self.is_full([id, peer]) => {
+                Some(Box::new(self.open_direct([(id, socket.slot()), (peer, peer_slot)])))
+            }
+            _ => None,
+        };
         self.serial += 1;
         let serial = self.serial;
         let movers = [mover, destination.mover];
@@ -247,6 +255,7 @@ impl Conductor {
                 destination: to.clone(),
                 send_ring_bytes,
                 serial,
+                direct: direct.is_some(),
             });
         }
         self.connections[index as usize] = Some(Connection {
@@ -259,6 +268,7 @@ impl Conductor {
             cut: false,
             reached,
             twin: None,
+            direct,
         });
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);

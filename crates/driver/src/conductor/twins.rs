@@ -272,6 +272,8 @@ impl Conductor {
                 claimed: false,
                 send_end: None,
             })),
+            // Its ends may move to other clients.
+            direct: None,
         });
         if let Some(source) = self.endpoint(id, slot) {
             self.movers[mover].send(ToMover::AddFlow {
@@ -281,6 +283,7 @@ impl Conductor {
                 destination: self.twins.nobody(mover),
                 send_ring_bytes,
                 serial: self.serial,
+                direct: false,
             });
         }
         self.twins.unclaimed.entry(key).or_default().push(index);
@@ -336,6 +339,7 @@ impl Conductor {
             destination: other,
             send_ring_bytes,
             serial,
+            direct: false,
         });
         if let Some(send_end) = send_end {
             self.movers[movers[1]].send(ToMover::Abort { flow: back, send_end, recv_end: None });

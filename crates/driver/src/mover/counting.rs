@@ -47,11 +47,24 @@ pub fn count(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved) {
     if *moved == Moved::default() {
         return;
     }
-    let (region, wake_ups) = (metrics.region(), moved.source_woken + moved.destination_woken);
+    let wake_ups = moved.source_woken + moved.destination_woken;
     metrics.bytes_delivered.add(moved.bytes);
     metrics.messages_completed.add(moved.messages);
     metrics.rings_full.add(moved.rings_full);
     metrics.wake_ups.add(wake_ups);
+    count_in_lines(metrics, mover, flow, moved);
+}
+
+/// Counts what the source of a direct flow says that it has sent: like what was delivered in the lines of the flow
+/// and of its clients, by itself in the sum.
+pub fn count_reported(metrics: &Metrics, mover: MoverId, flow: &Flow, bytes: u64, messages: u64) {
+    metrics.bytes_reported.add(bytes);
+    metrics.messages_reported.add(messages);
+    count_in_lines(metrics, mover, flow, &Moved { bytes, messages, ..Moved::default() });
+}
+
+fn count_in_lines(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved) {
+    let (region, wake_ups) = (metrics.region(), moved.source_woken + moved.destination_woken);
     if let Some(at) = flow_line(region.shape(), flow) {
         region.add(at + offset_of!(FlowCounters, bytes), moved.bytes);
         region.add(at + offset_of!(FlowCounters, messages), moved.messages);

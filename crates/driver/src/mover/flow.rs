@@ -28,6 +28,8 @@ pub struct Flow {
     pub source: Endpoint,
     pub destination: Endpoint,
     pub serial: u64,
+    /// Its bytes go by rings of the two clients.
+    pub direct: bool,
 
     /// Sends accepted and not yet completed, oldest first.
     sbt: BufferTable,
@@ -118,6 +120,7 @@ impl Flow {
             source,
             destination,
             serial,
+            direct: false,
             sbt: BufferTable::new(send_ring_bytes),
             cursor: (0, 0),
             oldest_delivered: 0,
@@ -502,6 +505,19 @@ impl Flow {
     /// Sends ever accepted, and done.
     pub fn sends(&self) -> (u64, u64) {
         (self.sends_accepted, self.sends_done)
+    }
+
+    /// Wakes both sides, whatever they wait for.
+    pub fn kick(&mut self) -> News {
+        if !self.destination_gone {
+            let Endpoint { slot, ref memory, .. } = self.destination;
+            self.recv_waker.wake_always(&memory.recv_wait(slot));
+        }
+        if !self.source_gone() {
+            let Endpoint { slot, ref memory, .. } = self.source;
+            self.send_waker.wake_always(&memory.send_wait(slot));
+        }
+        News { source: !self.source_gone(), destination: !self.destination_gone, ..News::default() }
     }
 
     fn drop_sends(&mut self) {
