@@ -224,6 +224,10 @@ impl Socket {
     /// # Errors
     /// `EFAULT` if the bytes are not in one block of this attachment, `EPIPE`, `ECONNRESET`,
     /// `ENOTCONN`, `EAGAIN`.
+    #[allow(
+        clippy::not_unsafe_ptr_arg_deref,
+        reason = "what does not lie in one allocated block is refused before it is read"
+    )]
     pub fn send(&self, ptr: *const u8, len: usize) -> Result<usize> {
         self.check_usable()?;
         if len == 0 {
