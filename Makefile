@@ -30,11 +30,11 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench bench-ab rtl rtl-perf rtl-synth need-root test lint fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench bench-ab need-root test test-engines lint fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  FILE='A B'      files to stream in the demo       DEMO_ARGS='--rounds 3'  see: pd demo --help"
 	@echo "  BENCH_ARGS=--quick  see: pd bench --help       BENCH_DIR=$(BENCH_DIR)  where the report goes"
@@ -109,21 +109,7 @@ bench-ab: deps build ## compare this tree with the revision BASE, interleaved; f
 	    --manifest-path $(TARGET)/bench-base/tree/Cargo.toml --target-dir $(abspath $(TARGET))/bench-base/target
 	$(SUDO) $(TARGET)/release/pd bench ab --base $(TARGET)/bench-base/target/release/pd $(BENCH_ARGS)
 
-# The hardware of rtl/ as a shared object that the rtl engine loads; nothing else needs Verilator.
-RTL_MODEL := crates/engine-rtl/sim/build.sh
-
-rtl: SIMULATING := yes
-rtl: packages ## build the simulated hardware for engine "rtl" (Verilator)
-	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
-
-rtl-perf: SIMULATING := yes
-rtl-perf: deps ## figures of the hardware in cycle-accurate simulation, to RTL_DIR
-	$(foreach width,512 1024 2048,JOBS=$(JOBS) $(RTL_MODEL) pd_stack_$(width) $(TARGET)/rtl -GTLP_WIDTH=$(width) &&) true
-	$(CARGO) run --package pd-engine-rtl --example perf --jobs $(JOBS) -- $(RTL_DIR)
-
-rtl-synth: SYNTHESISING := yes
-rtl-synth: packages ## size of the hardware by synthesis (Yosys 0.23 to 0.40), to RTL_DIR
-	rtl/synth/synth.py $(RTL_DIR)
+include rtl/rtl.mk
 
 need-root:
 	@[ "$$(id -u)" = 0 ] || { \
@@ -132,13 +118,21 @@ need-root:
 
 # Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes.
 test: TESTING := yes
-test: need-root deps ## run every test: unit, property, loom, C programs, real namespaces (root)
+test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 	$(CARGO) build --workspace --jobs $(JOBS)
 	PD_RTL_REQUIRED=1 $(CARGO) test --workspace --jobs $(JOBS)
 	RUSTFLAGS="--cfg loom" $(CARGO) test --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
-lint: rust ## check format, clippy (warnings are errors), and that tests named in docs/ exist
+# Containers of real engines: their packages are large, so this is not part of `make test`.
+test-engines: need-root deps ## give containers of podman and docker the fabric (installs both; root)
+	@command -v podman >/dev/null && command -v dockerd >/dev/null && command -v iptables >/dev/null || \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends \
+	    podman runc containernetworking-plugins docker.io iptables
+	$(CARGO) build --workspace --jobs $(JOBS)
+	$(CARGO) test --package pd-tests --test container_engines --jobs $(JOBS) -- --ignored
+
+lint: rust rtl-lint ## check format, clippy (warnings are errors), and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check

@@ -77,4 +77,7 @@ module pd_dma_split #(
     end
   end
 `endif
+`ifdef PD_FORMAL
+  `include "fv_pd_dma_split.svh"
+`endif
 endmodule

@@ -50,4 +50,7 @@ module pd_dma_track #(
   always @(posedge clk_i) if (rst_ni && event_valid_i) assert (count_old != '0);
   always @(posedge clk_i) if (rst_ni && load_valid_i) assert (load_count_i != '0);
 `endif
+`ifdef PD_FORMAL
+  `include "fv_pd_dma_track.svh"
+`endif
 endmodule

@@ -46,4 +46,7 @@ module pd_fifo #(
   // Never more entries than there is room for.
   always @(posedge clk_i) if (rst_ni) assert (level <= (LOG2_DEPTH + 1)'(DEPTH));
 `endif
+`ifdef PD_FORMAL
+  `include "fv_pd_fifo.svh"
+`endif
 endmodule

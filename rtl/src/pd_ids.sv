@@ -63,4 +63,7 @@ module pd_ids #(
     end
   end
 `endif
+`ifdef PD_FORMAL
+  `include "fv_pd_ids.svh"
+`endif
 endmodule

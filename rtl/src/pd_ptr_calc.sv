@@ -45,4 +45,7 @@ module pd_ptr_calc #(
       phase_o <= !sq_consumer_i[LOG2_DEPTH];
     end
   end
+`ifdef PD_FORMAL
+  `include "fv_pd_ptr_calc.svh"
+`endif
 endmodule

@@ -116,4 +116,7 @@ module pd_rr_pick #(
   // Only what is in the set is offered.
   always @(posedge clk_i) if (rst_ni && valid_q) assert (set_q[id_q]);
 `endif
+`ifdef PD_FORMAL
+  `include "fv_pd_rr_pick.svh"
+`endif
 endmodule

@@ -1,5 +1,6 @@
 //! What the tests share: a driver of their own, peers as real processes, a byte pattern.
-use pd_driver::{Driver, Settings, SystemClock};
+use pd_driver::policy::Path as BytesPath;
+use pd_driver::{Driver, Policy, Settings, SystemClock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,11 +9,13 @@ mod bystander;
 mod network;
 mod puppet;
 mod raw;
+mod twin;
 
 pub use bystander::Bystander;
 pub use network::{ip, Network};
 pub use puppet::Puppet;
-pub use raw::{Raw, SentRegion};
+pub use raw::{send as send_frame, Raw, SentRegion};
+pub use twin::TwinSide;
 
 /// A driver in this process, on sockets in a folder of its own.
 pub struct TestDriver {
@@ -31,6 +34,7 @@ impl TestDriver {
             socket: folder.path().join("driver.sock"),
             admin_socket: folder.path().join("admin.sock"),
             budget_bytes: 1 << 30,
+            policy: Policy { path: path(), ..Policy::default() },
             ..Settings::default()
         };
         change(&mut settings);
@@ -137,7 +141,8 @@ impl TestDriver {
 
     /// A process that attaches to this driver, with pipes for its input and output.
     pub fn spawn(&self, command: &mut Command) -> Child {
-        let command = command.env("PD_SOCKET", self.socket()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let command = command.env("PD_SOCKET", self.socket()).env("PD_TEST_PATH", path().to_string());
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
@@ -158,14 +163,29 @@ impl Default for TestDriver {
     }
 }
 
+/// The path that connections of this test binary take: those called `direct...` repeat tests of others over the
+/// direct path, by including them as modules.
+pub fn path() -> BytesPath {
+    let binary = std::env::current_exe().expect("path of the test");
+    match binary.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("direct")) {
+        true => BytesPath::Direct,
+        false => BytesPath::Offloaded,
+    }
+}
+
 /// The peer program, which cargo builds with the tests.
 pub fn peer_path() -> PathBuf {
+    program_path("peer")
+}
+
+/// A program of this crate.
+pub fn program_path(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().expect("path of the test");
     path.pop();
     if path.ends_with("deps") {
         path.pop();
     }
-    path.join("peer")
+    path.join(name)
 }
 
 /// Holds off the other tests of this binary that call it: those that count what the process holds.

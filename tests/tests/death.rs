@@ -1,11 +1,18 @@
 //! Clients killed at random moments: nothing leaks, nobody else notices, peers learn it in order.
 use pd_client::{Listener, SendBuffer, Stream};
+use pd_driver::policy::Path;
 use pd_tests::{fill, verify, Random, TestDriver};
 use std::io::{BufRead, BufReader, Read};
 use std::thread;
 use std::time::Duration;
 
-const KILLS: u64 = 2000;
+/// Fewer over the direct path: what the driver does is the same.
+fn kills() -> u64 {
+    match pd_tests::path() {
+        Path::Offloaded => 2000,
+        Path::Direct => 500,
+    }
+}
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
@@ -63,7 +70,7 @@ fn thousands_of_kills() {
     let warm = driver.wait_for("the bystanders' connection", |r| r.connections.len() == 1);
     let mut before = None;
     let mut random = Random(42);
-    for round in 0..KILLS {
+    for round in 0..kills() {
         if round == 50 {
             // Past the first rounds, which fill caches of regions and threads.
             before = Some((driver.wait_for("quiet", |r| r.connections.len() == 1), descriptors()));

@@ -1,5 +1,6 @@
 //! Policy between real containers: denied, limited, routed, counted, and changed while they talk.
 use pd_driver::admin::{Answer, Ask, TenantReport};
+use pd_driver::policy::Path;
 use pd_driver::Settings;
 use pd_tests::{is_root, Network, Puppet, TestDriver};
 use std::path::PathBuf;
@@ -263,4 +264,77 @@ fn a_client_does_not_choose_its_tenant() {
     // Whoever is in none of it is what its namespace is.
     stage.b.ok("connect c 10.77.0.1:7106");
     drop((first, others));
+}
+
+/// The path of a new connection from `from` to the listener of `to` at `addr`; it then carries some bytes.
+fn path(from: &mut Puppet, to: &mut Puppet, addr: &str) -> String {
+    from.ok(&format!("connect c {addr}"));
+    to.ok("accept s p");
+    let path = from.ok("path c");
+    assert_eq!(to.ok("path s"), path);
+    from.tell("send c 1 0 300000 7000");
+    to.ok("recv s 1 0 300000");
+    from.answer().unwrap();
+    path
+}
+
+#[test]
+fn a_connections_path_follows_the_policy() {
+    let Some(Stage { driver, network, mut a, mut b, tenants }) = stage(|_| {}) else { return };
+    let mut sidecar = network.puppet(&driver, "a");
+    a.ok("listen p 10.77.0.1:7110 8");
+    let addr = "10.77.0.1:7110";
+    let both = |more: &str| {
+        let files = ["a", "b"].map(|letter| format!("\"/run/netns/{}\"", network.namespace(letter)));
+        format!("[[tenant]]\nname = \"one\"\nnamespaces = [{}]\n{more}\n", files.join(", "))
+    };
+    let rule = |from: &str, to: &str, path: &str| {
+        format!("[[rule]]\nfrom = \"{from}\"\nto = \"{to}\"\naction = \"allow\"\npath = \"{path}\"\n")
+    };
+    let tenants = tenants.replace("MORE", "");
+    let rate = "rate = { bytes_per_second = \"1GB\" }";
+    for (policy, beside, across) in [
+        // Nobody says whose they are: one container's are together, others' are not.
+        (String::new(), "direct", "offloaded"),
+        ("path = \"offloaded\"".into(), "offloaded", "offloaded"),
+        (tenants.clone(), "direct", "offloaded"),
+        (both(""), "direct", "direct"),
+        // What has to be metered, is.
+        (both(rate), "offloaded", "offloaded"),
+        (both("connection_rate = { messages_per_second = 100000 }"), "offloaded", "offloaded"),
+        // Unless a rule says otherwise, which it may of anybody.
+        (both(rate) + &rule("one", "one", "direct"), "direct", "direct"),
+        (both("") + &rule("one", "one", "offloaded"), "offloaded", "offloaded"),
+        (tenants.clone() + &rule("blue", "red", "direct"), "direct", "direct"),
+        (tenants.clone() + &rule("red", "red", "offloaded"), "offloaded", "offloaded"),
+        (format!("path = \"offloaded\"\n{}", both("")) + &rule("one", "one", "direct"), "direct", "direct"),
+    ] {
+        driver.apply(&policy);
+        assert_eq!(path(&mut sidecar, &mut a, addr), beside, "beside, {policy}");
+        assert_eq!(path(&mut b, &mut a, addr), across, "across, {policy}");
+    }
+    // The reports know.
+    driver.apply(&both(""));
+    assert_eq!(path(&mut b, &mut a, addr), "direct");
+    let account = || driver.policy().tenants.into_iter().find(|t| t.name == "one").unwrap().account;
+    b.tell("send c 1 300000 200000 10000");
+    a.ok("recv s 1 300000 200000");
+    b.answer().unwrap();
+    driver.wait_for("it is reported", |report| {
+        report.connections.iter().any(|c| c.path == Path::Direct && c.bytes[0] == 500_000)
+    });
+    assert!(driver.report().metrics["bytes_reported"] >= 500_000 && account().bytes_sent >= 500_000);
+    assert!(account().messages_sent >= 63);
+    // A policy that takes the path away ends who is on it; the rest goes on.
+    a.ok("listen q 10.77.0.1:7111 8");
+    driver.apply(&(both("") + "[[rule]]\nport = 7111\naction = \"allow\"\npath = \"offloaded\""));
+    b.ok("connect d 10.77.0.1:7111");
+    a.ok("accept e q");
+    assert_eq!((b.ok("path c"), b.ok("path d")), ("direct".into(), "offloaded".into()));
+    assert_eq!(driver.apply(&tenants), 1);
+    assert_eq!(b.errno("recv c 1 0 1"), libc::ECONNRESET);
+    assert_eq!(a.errno("recv s 1 0 1"), libc::ECONNRESET);
+    b.tell("send d 2 0 100000 10000");
+    a.ok("recv e 2 0 100000");
+    b.answer().unwrap();
 }

@@ -1,6 +1,6 @@
 //! The C header of constants, generated: `crates/abi/include/pd_abi.h` is this text, committed, and a
 //! test fails when it is stale (`UPDATE=1 cargo test -p pd-abi` writes it anew).
-use crate::layout::{channel_control, channel_status, socket_control, socket_status};
+use crate::layout::{channel_control, channel_status, direct, path, socket_control, socket_status};
 use crate::{layout, limits, CommandStatus, CommandType, EventKind, FrameKind, Operation};
 use core::fmt::{self, Write};
 
@@ -86,7 +86,7 @@ const SOCKET_CONTROL: [(&str, u64); 6] = words!(
     EVENT_ACK,
     GENERATION,
 );
-const SOCKET_STATUS: [(&str, u64); 12] = words!(
+const SOCKET_STATUS: [(&str, u64); 13] = words!(
     "SOCKET_STATUS_",
     socket_status,
     RECV_PRODUCER,
@@ -101,8 +101,26 @@ const SOCKET_STATUS: [(&str, u64); 12] = words!(
     RING_PAGE,
     RING_PAGES,
     GENERATION,
+    PATH,
 );
-const NUMBERS: [(&str, u64); 33] = [
+const PATH: [(&str, u64); 3] = words!("PATH_", path, OFFLOADED, DIRECT, PEER_READY);
+const DIRECT: [(&str, u64); 12] = words!(
+    "DIRECT_",
+    direct,
+    PRODUCER,
+    MESSAGES,
+    CONSUMER,
+    RECV_WAKE_AT,
+    SEND_WAKE_AT,
+    RECV_EVENT_AT,
+    SEND_EVENT_AT,
+    RECV_UNFENCED,
+    SEND_UNFENCED,
+    BARRIERS,
+    RECV_DOORBELL,
+    SEND_DOORBELL,
+);
+const NUMBERS: [(&str, u64); 38] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
@@ -127,6 +145,8 @@ const NUMBERS: [(&str, u64); 33] = [
     ("OP_SHUTDOWN", Operation::Shutdown as u64),
     ("OP_SET_OPTION", Operation::SetOption as u64),
     ("OP_ADOPT", Operation::Adopt as u64),
+    ("OP_NUDGE", Operation::Nudge as u64),
+    ("OP_BROKEN", Operation::Broken as u64),
     ("EVENT_ANSWER", EventKind::Answer as u64),
     ("EVENT_READY", EventKind::Ready as u64),
     ("FRAME_HELLO", FrameKind::Hello as u64),
@@ -136,6 +156,9 @@ const NUMBERS: [(&str, u64); 33] = [
     ("FRAME_CHANNEL", FrameKind::Channel as u64),
     ("FRAME_SEND_REGION", FrameKind::SendRegion as u64),
     ("FRAME_RECEIVE_REGION", FrameKind::ReceiveRegion as u64),
+    ("FRAME_DIRECT_RING", FrameKind::DirectRing as u64),
+    ("FRAME_DIRECT_MAPPED", FrameKind::DirectMapped as u64),
+    ("FRAME_PEER_RING", FrameKind::PeerRing as u64),
 ];
 
 const TOTAL: usize = NUMBERS.len()
@@ -144,13 +167,24 @@ const TOTAL: usize = NUMBERS.len()
     + CHANNEL_CONTROL.len()
     + CHANNEL_STATUS.len()
     + SOCKET_CONTROL.len()
-    + SOCKET_STATUS.len();
+    + SOCKET_STATUS.len()
+    + PATH.len()
+    + DIRECT.len();
 
 const fn concat_slices() -> &'static [(&'static str, u64)] {
     const ALL: [(&str, u64); TOTAL] = {
         let mut all = [("", 0u64); TOTAL];
-        let parts: [&[(&str, u64)]; 7] =
-            [&NUMBERS, &LIMITS, &LAYOUT, &CHANNEL_CONTROL, &CHANNEL_STATUS, &SOCKET_CONTROL, &SOCKET_STATUS];
+        let parts: [&[(&str, u64)]; 9] = [
+            &NUMBERS,
+            &LIMITS,
+            &LAYOUT,
+            &CHANNEL_CONTROL,
+            &CHANNEL_STATUS,
+            &SOCKET_CONTROL,
+            &SOCKET_STATUS,
+            &PATH,
+            &DIRECT,
+        ];
         let (mut at, mut part) = (0, 0);
         while part < parts.len() {
             let mut i = 0;

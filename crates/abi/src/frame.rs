@@ -1,4 +1,4 @@
-use crate::{MAGIC, VERSION};
+use crate::{TwinRequest, MAGIC, TWIN_REQUEST_BYTES, VERSION};
 use core::mem::{offset_of, size_of};
 
 /// One message on the attach socket (Unix, sequenced packets): 128 bytes and perhaps file
@@ -20,6 +20,13 @@ use core::mem::{offset_of, size_of};
 ///                               ←  ReceiveRegion (id, bytes, page_bytes) + memfd   at any time
 /// WakePipe (channel)            →
 ///                               ←  WakePipe (channel) + read end of a pipe
+/// Twin (channel, request)       →                        answered by an event on the channel
+/// DirectRing (socket)           →            a connection on the direct path: the own ring
+///                               ←  DirectRing (socket, bytes, page_bytes) + memfd
+/// DirectMapped (socket)         →
+///                               ←  Ready (socket)       now the peer may ask for it
+/// PeerRing (socket)             →
+///                               ←  PeerRing (socket, bytes, page_bytes) + memfd
 ///                               ←  Error (errno, text)   instead of any answer
 ///                               ←  Goodbye (errno, text) before the driver cuts a client off
 /// ```
@@ -81,6 +88,15 @@ pub enum FrameKind {
     Error = 9,
     /// Driver: you are cut off, and why.
     Goodbye = 10,
+    /// Client: a [`crate::TwinRequest`], in the text; `id` is the channel that shall get the answer.
+    Twin = 11,
+    /// Client: the ring that it is to write for socket `id`. Driver: here it is, `bytes` behind an index page of
+    /// `page_bytes`.
+    DirectRing = 12,
+    /// Client: I have mapped the direct ring of socket `id`, seal it.
+    DirectMapped = 13,
+    /// Client: the ring that the peer of socket `id` writes. Driver: here it is.
+    PeerRing = 14,
 }
 
 /// `Frame::id` of the control region in `Mapped` and `Ready`.
@@ -130,6 +146,20 @@ impl Frame {
         self
     }
 
+    /// The frame with a request about a kernel socket in its text.
+    #[must_use]
+    pub fn with_twin(mut self, request: &TwinRequest) -> Self {
+        self.text[..TWIN_REQUEST_BYTES].copy_from_slice(&request.to_bytes());
+        self
+    }
+
+    /// The request in the text of a `Twin` frame.
+    pub fn twin(&self) -> TwinRequest {
+        let mut bytes = [0; TWIN_REQUEST_BYTES];
+        bytes.copy_from_slice(&self.text[..TWIN_REQUEST_BYTES]);
+        TwinRequest::from_bytes(&bytes)
+    }
+
     /// The reason; empty if it is not UTF-8.
     pub fn reason(&self) -> &str {
         let len = self.text.iter().position(|&b| b == 0).unwrap_or(self.text.len());
@@ -152,6 +182,10 @@ impl Frame {
             8 => FrameKind::WakePipe,
             9 => FrameKind::Error,
             10 => FrameKind::Goodbye,
+            11 => FrameKind::Twin,
+            12 => FrameKind::DirectRing,
+            13 => FrameKind::DirectMapped,
+            14 => FrameKind::PeerRing,
             _ => return None,
         })
     }

@@ -101,6 +101,53 @@ pub mod socket_status {
     pub const RING_PAGES: usize = 52;
     /// u32: the socket's generation; 0: no socket.
     pub const GENERATION: usize = 56;
+    /// u32: how the connection's bytes travel: a [`super::path`] word. Written before the socket is
+    /// connected, and once more when the peer's direct ring is there.
+    pub const PATH: usize = 60;
+}
+
+/// Values of [`socket_status::PATH`].
+pub mod path {
+    /// The driver moves the bytes. Also of sockets that are not connected.
+    pub const OFFLOADED: u32 = 0;
+    /// The bytes lie in rings that the two clients share.
+    pub const DIRECT: u32 = 1;
+    /// Added to `DIRECT`: the peer has made its ring.
+    pub const PEER_READY: u32 = 2;
+}
+
+/// The index page of a direct ring: the first page of a memory file that one client of a connection
+/// writes (its owner) and that the other, like the driver, can only read. The ring follows in the same
+/// file. All that one side writes lies in its own file, so that every page has one writer.
+///
+/// Words of different readers or of different rhythm lie 128 bytes apart: processors fetch lines in pairs.
+pub mod direct {
+    /// u64: bytes that the owner has written. Byte n lies at offset n modulo the ring's size.
+    pub const PRODUCER: usize = 0;
+    /// u64: sends that they were.
+    pub const MESSAGES: usize = 8;
+    /// u64: bytes of the peer's ring that the owner has given back.
+    pub const CONSUMER: usize = 128;
+    /// u64: the owner receives: ring `recv_doorbell` when `producer` reaches this.
+    pub const RECV_WAKE_AT: usize = 256;
+    /// u64: the owner sends: ring `send_doorbell` when `consumer` reaches this.
+    pub const SEND_WAKE_AT: usize = 264;
+    /// u64: the owner receives: have the driver post a `Ready` event (`Operation::Nudge`) when
+    /// `producer` reaches this.
+    pub const RECV_EVENT_AT: usize = 272;
+    /// u64: the owner sends: likewise, when `consumer` reaches this.
+    pub const SEND_EVENT_AT: usize = 280;
+    /// u32: not 0: the peer need not fence between `producer` and its look at the two words for
+    /// receiving: the owner makes it, before each sleep, by a barrier of the kernel.
+    pub const RECV_UNFENCED: usize = 288;
+    /// u32: the same of `consumer` and the two words for sending.
+    pub const SEND_UNFENCED: usize = 292;
+    /// u32: not 0: such barriers reach the owner.
+    pub const BARRIERS: usize = 296;
+    /// u32, futex: incremented to wake the peer's receiver.
+    pub const RECV_DOORBELL: usize = 384;
+    /// u32, futex: incremented to wake the peer's sender.
+    pub const SEND_DOORBELL: usize = 388;
 }
 
 /// `recv_end`, `send_end`: ended in order. Above every errno.
@@ -136,6 +183,7 @@ const _: () = {
     // Producer and consumer words of one channel never share a cache line.
     assert!(channel_control::EVENT_CONSUMER - channel_control::REQUEST_PRODUCER >= LINE_BYTES);
     assert!(channel_status::EVENT_PRODUCER - channel_status::REQUEST_CONSUMER >= 2 * LINE_BYTES);
-    assert!(socket_status::GENERATION + 4 <= SOCKET_STRIDE);
+    assert!(socket_status::PATH + 4 <= SOCKET_STRIDE);
+    assert!(direct::SEND_DOORBELL + 4 <= PAGE_BYTES);
     assert!(socket_control::GENERATION + 4 <= SOCKET_STRIDE);
 };

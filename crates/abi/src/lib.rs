@@ -32,15 +32,17 @@ pub mod limits;
 pub mod registers;
 mod request;
 pub mod svpackage;
+mod twin;
 
 pub use address::{Address, Family};
 pub use command::{Command, CommandStatus, CommandType, TableId};
 pub use event::{Event, EventKind};
 pub use frame::{Frame, FrameKind};
 pub use request::{Operation, Request, SocketId, SocketOption, Span};
+pub use twin::{TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 
 /// Version of everything in this crate. A driver refuses a client of another version.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");

@@ -109,6 +109,12 @@ pub enum Operation {
     SetOption = 10,
     /// The socket's events shall come to the channel of this request. Answered.
     Adopt = 11,
+    /// Nobody shall claim this twin any more. Answered: `EISCONN` if somebody has.
+    Withdraw = 12,
+    /// Direct path: the peer waits for a `Ready` event of this. Unanswered.
+    Nudge = 13,
+    /// Direct path: the peer's words are impossible, end the connection. Unanswered.
+    Broken = 14,
 }
 
 impl Operation {
@@ -126,6 +132,9 @@ impl Operation {
             9 => Self::Shutdown,
             10 => Self::SetOption,
             11 => Self::Adopt,
+            12 => Self::Withdraw,
+            13 => Self::Nudge,
+            14 => Self::Broken,
             _ => return None,
         })
     }

@@ -2,7 +2,7 @@
 use crate::guard::guard;
 use libc::{c_int, c_void, linger, socklen_t, timeval};
 use pd_client::core::{with_socket, Socket};
-use pd_client::{Error, Result};
+use pd_client::{Error, Path, Result};
 use std::mem::size_of;
 use std::time::Duration;
 
@@ -110,7 +110,10 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Result<Value> {
         (libc::SOL_SOCKET, libc::SO_LINGER) => Value::Linger,
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Value::Int(socket.v6_only().into()),
         (SOL_PD, PD_NONBLOCK) => Value::Int(socket.nonblocking().into()),
-        (SOL_PD, PD_PATH) => Value::Text(b"offloaded\0"),
+        (SOL_PD, PD_PATH) => Value::Text(match socket.path() {
+            Path::Offloaded => b"offloaded\0",
+            Path::Direct => b"direct\0",
+        }),
         _ => return Err(unknown(level, option)),
     })
 }

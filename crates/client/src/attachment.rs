@@ -176,6 +176,12 @@ impl Attachment {
         answer
     }
 
+    /// Asks something on the attach socket; one thread at a time.
+    pub(crate) fn exchange(&self, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
+        let mut wire = lock(&self.wire);
+        self.ask(&mut wire, frame, expected)
+    }
+
     /// A new send region of at least `bytes` bytes, mapped.
     pub(crate) fn send_region(&self, bytes: u64) -> Result<(u32, Mapping)> {
         let mut wire = lock(&self.wire);
@@ -233,6 +239,13 @@ impl Attachment {
         if rings.len() > kept {
             rings.retain(|_, ring| Arc::strong_count(ring) > 1);
         }
+    }
+
+    /// Says something that is answered on a channel.
+    pub(crate) fn say(&self, frame: &Frame) -> Result<()> {
+        // Under the lock: the driver answers other frames in order.
+        let _wire = lock(&self.wire);
+        attach::send(&self.socket, frame, &[], SendFlags::empty()).map_err(|_| self.dead_error())
     }
 
     /// The pipe that becomes readable with events on `channel`.
@@ -357,7 +370,7 @@ impl Wire {
     }
 }
 
-fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRegion> {
+pub(crate) fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRegion> {
     let (Some(fd), true, Ok(bytes)) = (fds.pop(), fds.is_empty(), usize::try_from(frame.bytes)) else {
         return Err(Error::new(Errno::PROTO, "the driver sent a region without its memory"));
     };

@@ -192,6 +192,35 @@ impl Channel {
             inner = lock(&self.inner);
         }
         debug_assert_eq!(written, Ok(true));
+        self.wait_for_answer(attachment, inner, tag)
+    }
+
+    /// The answer to a question that goes another way than the request ring: `ask` is given its tag.
+    pub(crate) fn call_by(
+        &self,
+        attachment: &Attachment,
+        ask: impl FnOnce(u32) -> Result<()>,
+    ) -> Result<Event> {
+        let tag = {
+            let mut inner = lock(&self.inner);
+            inner.tag = inner.tag.wrapping_add(1);
+            let tag = inner.tag;
+            inner.answers.push((tag, None));
+            tag
+        };
+        if let Err(error) = ask(tag) {
+            lock(&self.inner).answers.retain(|answer| answer.0 != tag);
+            return Err(error);
+        }
+        self.wait_for_answer(attachment, lock(&self.inner), tag)
+    }
+
+    fn wait_for_answer<'a>(
+        &'a self,
+        attachment: &Attachment,
+        mut inner: MutexGuard<'a, Inner>,
+        tag: u32,
+    ) -> Result<Event> {
         loop {
             let drained = self.drain(&mut inner);
             let place = inner.answers.iter().position(|answer| answer.0 == tag);
@@ -332,7 +361,7 @@ impl Channel {
         };
         let producer = self.at + channel_status::EVENT_PRODUCER;
         let (mut inner, timed_out) =
-            sleep_in_turn(&self.inner, &self.turn, inner, cells, position + 1, timeout, || {
+            sleep_in_turn(&self.inner, &self.turn, inner, &cells, position + 1, timeout, || {
                 self.status.load_u64(producer, Ordering::Acquire) != position || ready()
             });
         // The sleep took back the request for a wake-up that the pipe needs.

@@ -1,5 +1,6 @@
 //! Control calls: bind, listen, connect, shutdown, options, addresses. Each is one request and one
 //! answer on the calling thread's channel (or the socket's, where order with sends matters).
+use crate::direct::Path;
 use crate::error::{Error, Result};
 use crate::socket::{check, Control, Socket, State};
 use crate::turn::lock;
@@ -101,6 +102,8 @@ impl Socket {
         control.local = answer.address().to_socket_addr().or(control.local);
         control.peer = Some(addr);
         control.state = State::Connected;
+        let link = Arc::new(control.link.connected());
+        self.set_link(&mut control, link);
         lock(&self.send).connected = true;
         lock(&self.recv).connected = true;
         drop(control);
@@ -132,6 +135,14 @@ impl Socket {
         drop(control);
         self.watch.notify();
         Ok(())
+    }
+
+    /// How the connection's bytes travel; `Offloaded` while there is none.
+    pub fn path(&self) -> Path {
+        match lock(&self.control).link.direct {
+            Some(_) => Path::Direct,
+            None => Path::Offloaded,
+        }
     }
 
     /// Where the socket is bound; port 0 of the unspecified address if nowhere.

@@ -22,7 +22,7 @@
 //!
 //! Signals interrupt no call: waits go on after a handler has run. A forked child starts without an
 //! attachment; the parent's sockets are closed in it. A normal exit waits up to five seconds until
-//! what was sent is delivered. Nothing here copies payload.
+//! what was sent is delivered. Nothing here copies payload but sends on the direct path ([`Path`]), once.
 //!
 //! [`core`] is what the C API is built on.
 
@@ -31,6 +31,7 @@ mod arena;
 mod attachment;
 mod channel;
 mod control;
+mod direct;
 mod epoll;
 mod error;
 mod link;
@@ -41,10 +42,12 @@ mod send;
 mod sids;
 mod socket;
 mod turn;
+mod twin;
 
 pub use api::{Epoll, Event, Incoming, Interest, Listener, ListenerOptions, Received, SendBuffer, Stream};
 pub use attachment::SOCKET_PATH_DEFAULT;
 pub use control::Shutdown;
+pub use direct::Path;
 pub use error::{Error, Result};
 
 /// The calls as the C API needs them: raw pointers, sockets by number.
@@ -54,4 +57,9 @@ pub mod core {
     pub use crate::recv::Handout;
     pub use crate::sids::{insert, remove, with, with_socket, Named};
     pub use crate::socket::Socket;
+
+    /// Twins of kernel sockets.
+    pub mod twin {
+        pub use crate::twin::{claim, connect, listen, take, unlisten, withdraw};
+    }
 }

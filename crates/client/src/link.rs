@@ -2,8 +2,9 @@
 //! its requests go through.
 use crate::attachment::Attachment;
 use crate::channel::Channel;
+use crate::direct::Direct;
 use crate::error::Result;
-use pd_abi::layout::{socket_control as control, socket_offset, socket_status as status};
+use pd_abi::layout::{path, socket_control as control, socket_offset, socket_status as status};
 use pd_abi::{Operation, Request, SocketId};
 use pd_shm::wait::SharedCells;
 use std::sync::atomic::{fence, Ordering};
@@ -16,6 +17,8 @@ pub(crate) struct Link {
     pub(crate) id: SocketId,
     /// The channel that the socket's requests go through, in order, and its events come to.
     pub(crate) home: Arc<Channel>,
+    /// Of a connection on the direct path.
+    pub(crate) direct: Option<Arc<Direct>>,
     at: usize,
 }
 
@@ -23,7 +26,7 @@ impl Link {
     /// Takes a new id into use: clears its control line, then says so.
     pub(crate) fn new(attachment: Arc<Attachment>, id: SocketId, home: Arc<Channel>) -> Self {
         let at = socket_offset(id.slot());
-        let link = Self { attachment, id, home, at };
+        let link = Self { attachment, id, home, direct: None, at };
         let map = &link.attachment.control;
         for word in [control::RECV_CONSUMER, control::RECV_WAKE_AT, control::SEND_WAKE_AT] {
             map.store_u64(at + word, 0, Ordering::Relaxed);
@@ -40,6 +43,32 @@ impl Link {
     /// The same id with another home.
     pub(crate) fn with_home(&self, home: Arc<Channel>) -> Self {
         Self { home, ..self.clone() }
+    }
+
+    /// The same id, now connected: on the path that the driver has chosen.
+    pub(crate) fn connected(&self) -> Self {
+        let direct = (self.path_word() & path::DIRECT != 0).then(Arc::default);
+        Self { direct, ..self.clone() }
+    }
+
+    /// The same id, of a socket that is used no more.
+    pub(crate) fn closed(&self) -> Self {
+        Self { direct: None, ..self.clone() }
+    }
+
+    fn path_word(&self) -> u32 {
+        self.attachment.status.load_u32(self.at + status::PATH, Ordering::Acquire)
+    }
+
+    /// Whether the peer has made its direct ring.
+    #[inline]
+    pub(crate) fn peer_is_ready(&self) -> bool {
+        self.path_word() & path::PEER_READY != 0
+    }
+
+    #[inline]
+    fn is_broken(&self) -> bool {
+        self.direct.as_ref().is_some_and(|direct| direct.is_broken())
     }
 
     #[inline]
@@ -60,6 +89,9 @@ impl Link {
     /// Load before [`Self::recv_producer`] to decide whether the stream has ended.
     #[inline]
     pub(crate) fn recv_end(&self) -> u32 {
+        if self.is_broken() {
+            return libc::ECONNRESET as u32;
+        }
         self.attachment.status.load_u32(self.at + status::RECV_END, Ordering::Acquire)
     }
 
@@ -70,6 +102,9 @@ impl Link {
 
     #[inline]
     pub(crate) fn send_end(&self) -> u32 {
+        if self.is_broken() {
+            return libc::ECONNRESET as u32;
+        }
         self.attachment.status.load_u32(self.at + status::SEND_END, Ordering::Acquire)
     }
 

@@ -78,7 +78,7 @@ impl Socket {
         side.link.store_recv_consumer(side.consumer);
         drop(side);
         let answer = check(answer, || "cannot accept".to_owned())?;
-        let accepted = Link::new(link.attachment.clone(), SocketId(answer.socket), channel);
+        let accepted = Link::new(link.attachment.clone(), SocketId(answer.socket), channel).connected();
         Ok(self.accepted(accepted, answer.address()))
     }
 

@@ -1,6 +1,7 @@
 //! Receiving: a pointer into the receive ring, and giving the bytes back.
 use crate::attachment::RingWords;
 use crate::control::not_connected;
+use crate::direct::Incoming;
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::socket::{would_block, Socket};
@@ -29,10 +30,12 @@ pub(crate) struct RecvSide {
     /// Bytes given back; connections taken.
     pub(crate) consumer: u64,
     /// Bytes handed out.
-    cursor: u64,
+    pub(crate) cursor: u64,
     /// Bytes delivered, as last seen.
-    producer: u64,
-    ring: Option<(RingWords, Arc<Mapping>)>,
+    pub(crate) producer: u64,
+    pub(crate) ring: Option<Ring>,
+    /// On the direct path.
+    pub(crate) incoming: Incoming,
     space_answered: u64,
     /// Given back before what came earlier.
     early: Vec<(u64, u64)>,
@@ -46,6 +49,15 @@ impl HasTurn for RecvSide {
     }
 }
 
+/// Where received bytes are: mapped twice in a row, from `head` on.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    pub(crate) words: RingWords,
+    pub(crate) map: Arc<Mapping>,
+    pub(crate) head: usize,
+    pub(crate) bytes: u64,
+}
+
 /// Bytes handed out: where they are, and where in the stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Handout {
@@ -55,6 +67,14 @@ pub struct Handout {
     pub len: usize,
     /// Position of the first byte in the stream.
     pub start: u64,
+}
+
+/// The end of a socket that another process has taken: what is unread here it reads there.
+const MOVED: u32 = libc::ESTALE as u32;
+
+#[cold]
+fn moved() -> Error {
+    Error::new(Errno::STALE, "another process has taken the socket over")
 }
 
 impl RecvSide {
@@ -70,6 +90,7 @@ impl RecvSide {
             cursor: 0,
             producer: 0,
             ring: None,
+            incoming: Incoming::default(),
             space_answered: 0,
             early: Vec::new(),
             idle_calls: 0,
@@ -89,6 +110,10 @@ impl RecvSide {
     /// Looks for what was delivered. Returns the bytes that can be handed out.
     #[inline]
     fn refresh(&mut self) -> Result<u64> {
+        if self.link.direct.is_some() {
+            self.producer = self.direct_producer()?;
+            return Ok(self.producer - self.cursor);
+        }
         let producer = self.link.recv_producer();
         if producer != self.producer {
             self.take_delivery(producer)?;
@@ -100,11 +125,13 @@ impl RecvSide {
         // With everything given back the driver may have attached another ring meanwhile.
         if self.consumer == self.producer || self.ring.is_none() {
             let words = self.link.ring_words();
-            if self.ring.as_ref().is_none_or(|(known, _)| *known != words) {
-                self.ring = Some((words, self.link.attachment.ring(words)?));
+            if self.ring.as_ref().is_none_or(|ring| ring.words != words) {
+                let map = self.link.attachment.ring(words)?;
+                let bytes = map.len() as u64 / 2;
+                self.ring = Some(Ring { words, map, head: 0, bytes });
             }
         }
-        let ring_bytes = self.ring.as_ref().map_or(0, |(_, ring)| ring.len() as u64 / 2);
+        let ring_bytes = self.ring.as_ref().map_or(0, |ring| ring.bytes);
         if producer.wrapping_sub(self.consumer) > ring_bytes || producer < self.producer {
             self.link.attachment.die(Some("a receive counter of the driver is broken"));
             return Err(self.link.attachment.dead_error());
@@ -116,7 +143,9 @@ impl RecvSide {
     /// Bytes or connections to be had, and how the stream ended (0: it did not).
     pub(crate) fn poll(&mut self) -> (u64, u32) {
         let end = self.link.recv_end();
-        let there = if self.listening {
+        let there = if self.link.direct.is_some() {
+            self.refresh().unwrap_or_default()
+        } else if self.listening {
             self.link.recv_producer().saturating_sub(self.consumer)
         } else {
             self.link.recv_producer().saturating_sub(self.cursor)
@@ -133,12 +162,18 @@ impl RecvSide {
         if there < self.lowat.max(max as u64) {
             // The end is loaded first: what was delivered before it is then seen.
             end = self.link.recv_end();
+            if end == MOVED {
+                return Err(moved());
+            }
             there = self.refresh()?;
         }
         if there > 0 && (there >= self.lowat || self.nothing_more(end)) {
             let len = there.min(max as u64);
             let start = self.cursor;
             self.cursor += len;
+            if self.link.direct.is_some() {
+                self.went_on();
+            }
             return Ok(Some(self.handout(start, len)));
         }
         if there > 0 {
@@ -172,19 +207,23 @@ impl RecvSide {
 
     fn ring_is_full(&self) -> bool {
         let bytes = self.producer - self.consumer;
-        bytes > 0 && self.ring.as_ref().is_some_and(|(_, ring)| bytes == ring.len() as u64 / 2)
+        bytes > 0 && self.ring.as_ref().is_some_and(|ring| bytes == ring.bytes)
     }
 
     fn handout(&self, start: u64, len: u64) -> Handout {
-        let (_, ring) = self.ring.as_ref().expect("bytes come with a ring");
-        let offset = start as usize & (ring.len() / 2 - 1);
-        Handout { ptr: ring.address(offset, len as usize), len: len as usize, start }
+        let ring = self.ring.as_ref().expect("bytes come with a ring");
+        let offset = ring.head + (start & (ring.bytes - 1)) as usize;
+        Handout { ptr: ring.map.address(offset, len as usize), len: len as usize, start }
     }
 
     /// Gives back everything before `consumer`.
     #[inline]
     fn give_back(&mut self, consumer: u64) -> Result<()> {
         self.consumer = consumer;
+        if self.link.direct.is_some() {
+            self.give_back_direct(consumer);
+            return Ok(());
+        }
         self.link.store_recv_consumer(consumer);
         // SYNC POINT: space (the driver stores `space_wake_at`, fences, looks at `recv_consumer`)
         fence(Ordering::SeqCst);
@@ -239,8 +278,11 @@ impl Socket {
         timeout: Duration,
     ) -> MutexGuard<'a, RecvSide> {
         let link = side.link.clone();
+        if link.direct.is_some() {
+            return self.sleep_for_direct(side, wake_at, timeout);
+        }
         let (side, timed_out) =
-            sleep_in_turn(&self.recv, &self.recv_turn, side, link.recv_cells(), wake_at, timeout, || {
+            sleep_in_turn(&self.recv, &self.recv_turn, side, &link.recv_cells(), wake_at, timeout, || {
                 link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err()
             });
         if timed_out {

@@ -2,6 +2,7 @@
 //! `send_consumer` has counted it.
 use crate::arena::{self, Block};
 use crate::control::not_connected;
+use crate::direct::Outgoing;
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::process::process;
@@ -32,6 +33,8 @@ pub(crate) struct SendSide {
     completed: u64,
     bytes: u64,
     flights: VecDeque<(Block, u32)>,
+    /// On the direct path.
+    pub(crate) out: Outgoing,
     turn: Turn,
 }
 
@@ -61,6 +64,7 @@ impl SendSide {
             completed: 0,
             bytes: 0,
             flights: VecDeque::new(),
+            out: Outgoing::default(),
             turn: Turn::new(),
         }
     }
@@ -70,12 +74,17 @@ impl SendSide {
     }
 
     pub(crate) fn has_sent(&self) -> bool {
-        self.posted > 0
+        self.posted > 0 || self.out.has_sent()
     }
 
     /// Counts what the driver has done with and frees it.
     #[inline]
     pub(crate) fn reap(&mut self) {
+        if self.link.direct.is_some() {
+            // What fails shows itself in `end`.
+            let _ = self.look_for_room();
+            return;
+        }
         if self.flights.is_empty() {
             return;
         }
@@ -118,6 +127,9 @@ impl SendSide {
 
     /// Whether a poll says that the socket is writable: half of the ring, so that wake-ups are few.
     pub(crate) fn writable(&self) -> bool {
+        if self.link.direct.is_some() {
+            return self.connected && self.out.is_writable();
+        }
         self.connected
             && self.bytes <= self.ring_bytes / 2
             && self.flights.len() as u64 <= SENDS_IN_FLIGHT_MAX / 2
@@ -130,6 +142,9 @@ impl SendSide {
 
     /// Asks for a `Ready` event when there is room. Says whether something has been done meanwhile.
     pub(crate) fn arm(&mut self) -> bool {
+        if self.link.direct.is_some() {
+            return self.arm_direct();
+        }
         self.link.store_send_wake_at(self.wake_at());
         let before = self.completed;
         self.reap();
@@ -209,6 +224,10 @@ impl Socket {
     /// # Errors
     /// `EFAULT` if the bytes are not in one block of this attachment, `EPIPE`, `ECONNRESET`,
     /// `ENOTCONN`, `EAGAIN`.
+    #[allow(
+        clippy::not_unsafe_ptr_arg_deref,
+        reason = "what does not lie in one allocated block is refused before it is read"
+    )]
     pub fn send(&self, ptr: *const u8, len: usize) -> Result<usize> {
         self.check_usable()?;
         if len == 0 {
@@ -223,6 +242,10 @@ impl Socket {
         }
         if !block.is_of(&side.link.attachment) {
             return Err(stale());
+        }
+        if side.link.direct.is_some() {
+            // SAFETY: the bytes lie in one allocated block, which is looked up above.
+            return unsafe { self.send_direct(side, ptr, len) };
         }
         let mut left = len as u64;
         let mut deadline = None;
@@ -275,7 +298,7 @@ impl Socket {
         let link = side.link.clone();
         let wake_at = side.wake_at();
         let (mut side, timed_out) =
-            sleep_in_turn(&self.send, &self.send_turn, side, link.send_cells(), wake_at, timeout, || {
+            sleep_in_turn(&self.send, &self.send_turn, side, &link.send_cells(), wake_at, timeout, || {
                 link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err()
             });
         if self.watch.subscribed() {
@@ -400,7 +423,7 @@ fn front(buffers: &mut [*mut u8]) -> usize {
     free.len()
 }
 
-fn partial(len: usize, left: u64, error: Error) -> Result<usize> {
+pub(crate) fn partial(len: usize, left: u64, error: Error) -> Result<usize> {
     match len - left as usize {
         0 => Err(error),
         sent => Ok(sent),

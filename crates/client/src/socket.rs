@@ -1,6 +1,7 @@
 //! A socket: what control calls, sends and receives share. Each side has a lock of its own, so that
 //! one thread may send while another receives; no lock is held while a thread sleeps.
 use crate::attachment::Attachment;
+use crate::direct::{Incoming, Outgoing};
 use crate::epoll::Watch;
 use crate::error::{bad_socket, Error, Result};
 use crate::link::Link;
@@ -202,7 +203,7 @@ impl Socket {
             return Err(bad_socket());
         }
         self.unwatch_all();
-        let link = lock(&self.control).link.clone();
+        let link = self.let_go();
         if link.attachment.alive() {
             // A driver that has gone has closed everything already.
             let _ = link.submit(link.request(Operation::Close));
@@ -213,6 +214,20 @@ impl Socket {
         self.recv_turn.notify_all();
         process().retire(self.serial, self);
         Ok(())
+    }
+
+    /// Unmaps direct rings: the driver takes them back when nobody holds them.
+    fn let_go(&self) -> Arc<Link> {
+        let mut control = lock(&self.control);
+        if control.link.direct.is_some() {
+            let link = Arc::new(control.link.closed());
+            self.set_link(&mut control, link);
+            lock(&self.send).out = Outgoing::default();
+            let mut recv = lock(&self.recv);
+            recv.forget_ring();
+            recv.incoming = Incoming::default();
+        }
+        control.link.clone()
     }
 
     /// Whether sends of this socket are not yet done. Frees the memory of those that are.

@@ -1,6 +1,6 @@
 //! One sleeper per wake word: the first thread that waits sleeps on the shared word, further threads
 //! of the process wait for their turn on a condition variable.
-use pd_shm::wait::{self, SharedCells};
+use pd_shm::wait::{self, SleeperCells};
 use pd_shm::Spin;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,6 +24,12 @@ pub(crate) struct Turn {
 impl Turn {
     pub(crate) fn new() -> Self {
         Self { sleeping: false, waiting: 0, spin: Spin::new(Spin::PAUSES_DEFAULT) }
+    }
+
+    /// Whether a thread sleeps on the word.
+    #[inline]
+    pub(crate) fn is_sleeping(&self) -> bool {
+        self.sleeping
     }
 
     /// Whether other threads wait for their turn.
@@ -60,7 +66,7 @@ pub(crate) fn sleep_in_turn<'a, T: HasTurn>(
     mutex: &'a Mutex<T>,
     condvar: &Condvar,
     mut guard: MutexGuard<'a, T>,
-    cells: SharedCells<'_>,
+    cells: &impl SleeperCells,
     wake_at: u64,
     timeout: Duration,
     ready: impl FnMut() -> bool,
@@ -76,7 +82,7 @@ pub(crate) fn sleep_in_turn<'a, T: HasTurn>(
     let mut spin = guard.turn().spin.clone();
     drop(guard);
     let start = Instant::now();
-    wait::sleep(&cells, wake_at, &mut spin, timeout, ready);
+    wait::sleep(cells, wake_at, &mut spin, timeout, ready);
     let timed_out = start.elapsed() >= timeout;
     let mut guard = lock(mutex);
     let turn = guard.turn();

@@ -1,5 +1,6 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
 use crate::messages::ClientId;
+use crate::policy::Path as BytesPath;
 use pd_shm::counters::CounterView;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{
@@ -122,7 +123,9 @@ pub struct ConnectionReport {
     pub from: Option<(ClientId, SocketAddr)>,
     /// The accepting client and its address, unless gone.
     pub to: Option<(ClientId, SocketAddr)>,
-    /// Bytes delivered, there and back.
+    /// How its bytes travel.
+    pub path: BytesPath,
+    /// Bytes delivered, there and back; on the direct path what the clients say they have sent.
     pub bytes: [u64; 2],
     /// Sends completed, there and back.
     pub messages: [u64; 2],
@@ -135,6 +138,8 @@ pub struct PolicyReport {
     pub file: Option<PathBuf>,
     /// Every tenant that the driver has heard of, with its account since the driver's start.
     pub tenants: Vec<TenantReport>,
+    /// How bytes travel within a tenant without rates.
+    pub path: BytesPath,
     /// Rules in their order, and the default behind them.
     pub rules: Vec<RuleReport>,
     /// Routes.
@@ -267,8 +272,11 @@ fn connect(socket: &Path, ask: &Ask) -> std::io::Result<UnixStream> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut line = serde_json::to_string(ask)?;
     line.push('\n');
-    (&stream).write_all(line.as_bytes())?;
-    Ok(stream)
+    match (&stream).write_all(line.as_bytes()) {
+        // It may have hung up without hearing us out, having said why.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(stream),
+        written => written.map(|()| stream),
+    }
 }
 
 /// Asks the driver at `socket`.

@@ -1,5 +1,5 @@
 //! Who a client is, from the kernel and never from the client.
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::net::sockopt;
@@ -70,6 +70,38 @@ fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
     let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+}
+
+/// Whether the process at the other end of a Unix socket is in this process's namespace of process ids, as
+/// processes in containers are not.
+///
+/// # Errors
+/// Those of the calls: it has died, or has no number here.
+pub fn shares_pid_namespace(socket: impl AsFd) -> Result<bool> {
+    let pid = sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero();
+    let theirs = rustix::fs::stat(format!("/proc/{pid}/ns/pid"))?;
+    let ours = rustix::fs::stat("/proc/self/ns/pid")?;
+    Ok((theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino))
+}
+
+/// Has the kernel refuse to pass descriptors to this Unix socket.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.16.
+pub fn refuse_descriptors(socket: impl AsFd) -> Result<()> {
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let off: libc::c_int = 0;
+    // SAFETY: the option's value is an int, which lives through the call.
+    let result = unsafe {
+        let value = std::ptr::from_ref(&off).cast();
+        let (fd, len) = (socket.as_fd().as_raw_fd(), size_of_val(&off) as libc::socklen_t);
+        libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, value, len)
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    }
 }
 
 /// The control group of a process, if it can be read.

@@ -14,6 +14,7 @@ mod clock;
 mod conductor;
 mod driver;
 mod identity;
+mod kernel_socket;
 mod mailbox;
 mod memory;
 mod messages;

@@ -40,6 +40,9 @@ pub struct Endpoint {
 /// A receive ring handed to a flow.
 #[derive(Clone, Debug)]
 pub struct Ring {
+    /// The receiving client, and its serial.
+    pub client: ClientId,
+    pub serial: u64,
     /// Region that it lies in, of the receiving client.
     pub region: u16,
     /// First page (of 4 KiB) in the region.
@@ -115,7 +118,13 @@ pub enum ToMover {
         send_ring_bytes: u64,
         /// The connection's, for its lines in the counter region.
         serial: u64,
+        /// Its bytes go by rings of the two clients: it is there for how the connection ends.
+        direct: bool,
     },
+    /// Both ends of a direct flow shall look again.
+    Kick { flow: FlowId },
+    /// The source of a direct flow says that it has sent so much more.
+    Reported { flow: FlowId, bytes: u64, messages: u64 },
     /// `flow`, served by `mover`, brings data to this socket.
     Incoming { client: ClientId, slot: Slot, flow: FlowId, mover: MoverId },
     /// The send ring's size.
@@ -127,6 +136,10 @@ pub enum ToMover {
     /// The destination takes no more; the source learns `send_end`. With `recv_end`, so does the
     /// destination.
     Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
+    /// The flow's bytes go to another client's socket from now on, what was not read first.
+    Retarget { flow: FlowId, destination: Endpoint },
+    /// The sends of another client's socket are the flow's from now on, after those of its present one.
+    HandOver { flow: FlowId, source: Endpoint },
     /// A flow is another tenant's from now on.
     SetTenant { flow: FlowId, tenant: TenantId },
     /// What a tenant may send from now on.
@@ -135,6 +148,8 @@ pub enum ToMover {
     Post { client: ClientId, channel: usize, event: Event },
     /// The socket has news (from another mover).
     Ready { client: ClientId, slot: Slot },
+    /// A peer on the direct path says that the socket has news.
+    Nudge { client: ClientId, slot: Slot, _forwarded: Forwarded },
     /// The flow's receiver says (to its own mover) that it has given bytes back.
     Space { flow: FlowId, _forwarded: Forwarded },
     /// There is memory again.
@@ -156,8 +171,10 @@ pub enum ToConductor {
     Violation { client: ClientId, violation: Violation },
     /// The flow has something to deliver and no ring.
     NeedRing { flow: FlowId, bytes_max: u64 },
-    /// The flow needs its ring no more for now.
-    FreeRing { flow: FlowId, ring: Ring },
+    /// A flow needs this ring no more.
+    FreeRing { ring: Ring },
+    /// All sends of a socket are done whose flow has another source now.
+    Inherited { client: ClientId, serial: u64, slot: Slot },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
     /// From whoever runs the driver: this policy is in force from now on.
@@ -193,6 +210,9 @@ pub enum Violation {
     /// Attach socket.
     #[error("unexpected message on the attach socket")]
     Frame,
+    /// Send to the driver on the direct path.
+    #[error("send through the driver on a direct connection")]
+    Path,
     /// Attach socket not read.
     #[error("does not read its attach socket")]
     Deaf,

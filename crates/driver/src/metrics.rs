@@ -47,6 +47,10 @@ metrics! {
     mover_sleeps,
     commands_redone,
     engines_quarantined,
+    connections_direct,
+    connections_broken,
+    bytes_reported,
+    messages_reported,
 }
 
 impl Metrics {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::config::Config;
 use crate::container::state::{self, Lock, ScratchDir};
@@ -18,13 +18,18 @@ pub struct Site {
 }
 
 impl Site {
-    /// With a driver if it has a configuration. Removes first what killed processes have left.
-    pub fn set_up(config: Option<Config>, signals: &Signals) -> Result<Site> {
+    /// With a driver if it has a configuration and the text of a policy. Removes first what killed processes have left.
+    pub fn set_up(config: Option<(Config, &str)>, signals: &Signals) -> Result<Site> {
         let lock = Lock::acquire()?;
         state::sweep(&lock)?;
         let dir = ScratchDir::create(&lock)?;
-        let hugepages = config.as_ref().map(|config| Guard::raise(config.memory.budget_bytes.0, &lock));
-        let started = config.map(|config| ChildDriver::start(dir.path(), config, &lock, signals));
+        let hugepages = config.as_ref().map(|(config, _)| Guard::raise(config.memory.budget_bytes.0, &lock));
+        let started = config.map(|(mut config, policy)| {
+            let file = dir.path().join("policy.toml");
+            std::fs::write(&file, policy).with_context(|| format!("cannot write {}", file.display()))?;
+            config.policy = Some(file);
+            ChildDriver::start(dir.path(), config, &lock, signals)
+        });
         // What was made so far takes the lock to be removed.
         drop(lock);
         Ok(Site { driver: started.transpose()?, _hugepages: hugepages, dir })

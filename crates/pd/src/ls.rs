@@ -89,7 +89,7 @@ fn print_driver(report: &Report) {
         ]);
     }
     println!("\n{clients}");
-    let mut connections = table(["CONNECTION", "FROM", "TO", "BYTES", "BACK", "MESSAGES", "BACK"]);
+    let mut connections = table(["CONNECTION", "FROM", "TO", "PATH", "BYTES", "BACK", "MESSAGES", "BACK"]);
     for c in &report.connections {
         let side = |side: &Option<(u16, std::net::SocketAddr)>| match side {
             Some((client, at)) => format!("{at} (client {client})"),
@@ -101,6 +101,7 @@ fn print_driver(report: &Report) {
             c.connection.to_string(),
             side(&c.from),
             side(&c.to),
+            c.path.to_string(),
             there,
             back,
             messages,

@@ -4,6 +4,7 @@
 //! are this program's own helpers: it starts copies of itself inside the namespaces it makes.
 #![forbid(unsafe_code)]
 
+mod cdi;
 mod demo;
 mod doctor;
 mod driver_cmd;
@@ -36,6 +37,7 @@ enum Command {
     Top(top::TopArgs),
     Stats(stats::StatsArgs),
     Policy(policy_cmd::PolicyArgs),
+    Cdi(cdi::CdiArgs),
     Demo(demo::DemoArgs),
     Bench(pd_bench::cli::BenchArgs),
     Doctor(doctor::DoctorArgs),
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::main(&args),
         Command::Stats(args) => stats::main(&args),
         Command::Policy(args) => policy_cmd::main(&args),
+        Command::Cdi(args) => cdi::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Bench(args) => pd_bench::cli::main(&args),
         Command::Doctor(args) => doctor::main(&args),

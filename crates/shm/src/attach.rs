@@ -48,14 +48,27 @@ pub fn receive(socket: impl AsFd, flags: RecvFlags) -> Result<Option<(Frame, Vec
         }
     }
     if message.bytes == 0 {
+        close_elsewhere(fds);
         return Ok(None);
     }
-    let frame = Frame::from_bytes(&bytes[..message.bytes]).ok_or(Errno::MSGSIZE)?;
     // The space for descriptors is aligned, so that one more than wanted may fit.
-    if fds.len() > FDS_MAX || message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(Errno::MSGSIZE);
+    let fits = fds.len() <= FDS_MAX && !message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    match Frame::from_bytes(&bytes[..message.bytes]).filter(|_| fits) {
+        Some(frame) => Ok(Some((frame, fds))),
+        None => {
+            close_elsewhere(fds);
+            Err(Errno::MSGSIZE)
+        }
     }
-    Ok(Some((frame, fds)))
+}
+
+/// Closes a stranger's descriptors in a thread of its own: closing one can take as long as its maker likes (a
+/// socket's linger time, a file system of his own).
+pub fn close_elsewhere(fds: Vec<OwnedFd>) {
+    if !fds.is_empty() {
+        // Without a thread they are closed here, by dropping the closure.
+        let _ = std::thread::Builder::new().name("pd-close".into()).spawn(move || drop(fds));
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@ use crate::Pod;
 use rustix::io::{Errno, Result};
 use rustix::mm::{madvise, mmap, mmap_anonymous, munmap, Advice, MapFlags, ProtFlags};
 use rustix::thread::futex;
-use rustix::time::Timespec;
+use rustix::time::{clock_gettime, ClockId, Timespec};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
@@ -52,11 +52,26 @@ impl Mapping {
     /// # Errors
     /// Those of `mmap`.
     pub fn twice(fd: impl AsFd, offset: u64, len: usize, page_bytes: usize) -> Result<Self> {
-        if len == 0 || len % page_bytes != 0 || offset % page_bytes as u64 != 0 {
+        Self::in_a_row(fd, [(offset, len), (offset, len)], page_bytes)
+    }
+
+    /// Maps the first `head` bytes of `fd`, then the `len` bytes behind them, and these once more, all
+    /// read-only and in a row.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    pub fn twice_behind(fd: impl AsFd, head: usize, len: usize, page_bytes: usize) -> Result<Self> {
+        Self::in_a_row(fd, [(0, head + len), (head as u64, len)], page_bytes)
+    }
+
+    fn in_a_row(fd: impl AsFd, pieces: [(u64, usize); 2], page_bytes: usize) -> Result<Self> {
+        let page = page_bytes as u64;
+        if pieces.iter().any(|&(offset, len)| len == 0 || len % page_bytes != 0 || offset % page != 0) {
             return Err(Errno::INVAL);
         }
-        // A reservation large enough to hold the two at a multiple of the page size.
-        let reserved = 2 * len + page_bytes;
+        // A reservation large enough to hold them at a multiple of the page size.
+        let len = pieces[0].1 + pieces[1].1;
+        let reserved = len + page_bytes;
         // SAFETY: a new inaccessible mapping at an address of the kernel's choice.
         let area = unsafe {
             mmap_anonymous(
@@ -68,14 +83,14 @@ impl Mapping {
         };
         let start = (area as usize).next_multiple_of(page_bytes);
         let before = start - area as usize;
-        let after = reserved - before - 2 * len;
-        let half = |index: usize| {
-            let at = (start + index * len) as *mut c_void;
+        let after = reserved - before - len;
+        let piece = |at: usize, (offset, len): (u64, usize)| {
+            let at = at as *mut c_void;
             // SAFETY: MAP_FIXED over a part of the reservation made above, which nothing else uses.
             unsafe { mmap(at, len, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, fd.as_fd(), offset) }
         };
-        let mapped = half(0).and_then(|_| half(1));
-        // SAFETY: the parts of the reservation before and after the two halves are unused; on error
+        let mapped = piece(start, pieces[0]).and_then(|_| piece(start + pieces[0].1, pieces[1]));
+        // SAFETY: the parts of the reservation before and after the pieces are unused; on error
         // the whole reservation is given back and nothing refers to it.
         unsafe {
             if let Err(error) = mapped {
@@ -86,11 +101,23 @@ impl Mapping {
                 munmap(area, before)?;
             }
             if after > 0 {
-                munmap((start + 2 * len) as *mut c_void, after)?;
+                munmap((start + len) as *mut c_void, after)?;
             }
         }
         let base = NonNull::new(start as *mut c_void).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, len: 2 * len, protection: Protection::Read })
+        Ok(Self { base, len, protection: Protection::Read })
+    }
+
+    /// Copies `len` bytes at `from` to `offset`.
+    ///
+    /// # Safety
+    /// `from` points to `len` readable bytes, which do not lie in this mapping. Nobody else writes the
+    /// bytes at `offset`, in this process or another: they are the caller's by the protocol of the region.
+    pub unsafe fn copy_in(&self, offset: usize, from: *const u8, len: usize) {
+        self.check_writable();
+        let to = self.address(offset, len);
+        // SAFETY: `to` has `len` bytes, checked; the rest is the caller's promise.
+        unsafe { ptr::copy_nonoverlapping(from, to.as_ptr(), len) };
     }
 
     /// Brings the pages of a range into being, so that later accesses neither fault nor fail.
@@ -185,6 +212,32 @@ impl Mapping {
         let _ = futex::wait(self.atomic_u32(offset), futex::Flags::empty(), expected, Some(&timeout));
     }
 
+    /// Sleeps while the futexes at two places hold what is expected of them; at most `timeout`. Returns on
+    /// wake-ups, signals and for no reason at all.
+    pub fn futex_wait_two(places: [(&Self, usize, u32); 2], timeout: std::time::Duration) {
+        let waits = places.map(|(map, offset, expected)| {
+            let mut wait = futex::Wait::new();
+            wait.val = expected.into();
+            wait.uaddr = futex::WaitPtr::new(map.address(offset, 4).as_ptr().cast());
+            wait.flags = futex::WaitFlags::SIZE_U32;
+            wait
+        });
+        let now = clock_gettime(ClockId::Monotonic);
+        let nanos = now.tv_nsec as u64 + u64::from(timeout.subsec_nanos());
+        let until = Timespec {
+            tv_sec: now.tv_sec + timeout.as_secs() as i64 + (nanos / 1_000_000_000) as i64,
+            tv_nsec: (nanos % 1_000_000_000) as i64,
+        };
+        let flags = futex::WaitvFlags::empty();
+        if let Err(Errno::NOSYS | Errno::PERM) =
+            futex::waitv(&waits, flags, Some(&until), futex::ClockId::Monotonic)
+        {
+            // Linux before 5.16, or a filter of system calls: the second is looked at every so often.
+            let [(map, offset, expected), _] = places;
+            map.futex_wait(offset, expected, timeout.min(std::time::Duration::from_millis(1)));
+        }
+    }
+
     /// Wakes all that sleep on the futex at `offset`.
     pub fn futex_wake(&self, offset: usize) {
         let _ = futex::wake(self.atomic_u32(offset), futex::Flags::empty(), i32::MAX as u32);
@@ -262,6 +315,41 @@ mod tests {
         assert_eq!(ring.load_u64(2 * 4096 - 8, Ordering::Relaxed), 2);
         assert_eq!(ring.load_u64(2 * 4096, Ordering::Relaxed), 1);
         assert_eq!(ring.load_u64(4 * 4096 - 8, Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn a_ring_behind_its_index_page_is_contiguous_and_copied_into() {
+        let fd = create("test", 3 * 4096, Pages::Ordinary).unwrap();
+        let own = Mapping::new(&fd, 3 * 4096, Protection::ReadWrite).unwrap();
+        let peer = Mapping::twice_behind(&fd, 4096, 2 * 4096, 4096).unwrap();
+        own.store_u64(0, 7, Ordering::Relaxed);
+        // SAFETY: eight private bytes; nobody else writes the ring.
+        unsafe { own.copy_in(4096, 9u64.to_ne_bytes().as_ptr(), 8) };
+        assert_eq!((peer.len(), peer.load_u64(0, Ordering::Relaxed)), (5 * 4096, 7));
+        assert_eq!(peer.load_u64(4096, Ordering::Relaxed), 9);
+        assert_eq!(peer.load_u64(3 * 4096, Ordering::Relaxed), 9);
+    }
+
+    #[test]
+    fn either_of_two_futexes_ends_a_sleep() {
+        let fd = create("test", 4096, Pages::Ordinary).unwrap();
+        let map = std::sync::Arc::new(Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap());
+        let long = std::time::Duration::from_secs(20);
+        for rung in [0, 64] {
+            let sleeper = map.clone();
+            let start = std::time::Instant::now();
+            let thread = std::thread::spawn(move || {
+                let seen = [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire));
+                while [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire)) == seen {
+                    Mapping::futex_wait_two([(&sleeper, 0, seen[0]), (&sleeper, 64, seen[1])], long);
+                }
+            });
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            map.store_u32(rung, map.load_u32(rung, Ordering::Relaxed) + 1, Ordering::Release);
+            map.futex_wake(rung);
+            thread.join().unwrap();
+            assert!(start.elapsed() < long);
+        }
     }
 
     #[test]

@@ -6,9 +6,9 @@
 //! client, and then sealed the same way: existing writable mappings stay, new ones, `write`,
 //! truncation and hole punching are refused by the kernel for good.
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
-use rustix::fs::{fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, MemfdFlags, OFlags, SealFlags};
 use rustix::io::{Errno, Result};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// What a region's memory is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,52 @@ pub fn seal_against_all(fd: impl AsFd) -> Result<()> {
     fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
 }
 
+/// The same file, opened anew: for another party to hold, so that [`is_let_go`] can tell when it does no more.
+///
+/// # Errors
+/// Those of opening it, with `/proc`.
+pub fn reopen(fd: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+}
+
+/// Whether nobody else has the file open or mapped. `fd` and what the others have or had come from [`reopen`].
+/// A lease for writing is granted to the only opener alone.
+pub fn is_let_go(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: plain system calls on a descriptor that the caller holds; no memory is involved.
+    unsafe {
+        libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) == 0
+            && libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) == 0
+    }
+}
+
 /// Whether `fd` is sealed as [`create`] and [`seal_against_all`] do together.
 pub fn is_sealed(fd: impl AsFd) -> bool {
     let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
     fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mapping, Protection};
+
+    #[test]
+    fn what_others_hold_is_told_from_what_they_let_go() {
+        let made = create("test", PAGE_BYTES, Pages::Ordinary).unwrap();
+        let own = reopen(&made, OFlags::RDWR).unwrap();
+        drop(made);
+        assert!(is_let_go(&own));
+        for (flags, protection) in [(OFlags::RDWR, Protection::ReadWrite), (OFlags::RDONLY, Protection::Read)]
+        {
+            let theirs = reopen(&own, flags).unwrap();
+            assert!(!is_let_go(&own));
+            let map = Mapping::new(&theirs, PAGE_BYTES, protection).unwrap();
+            drop(theirs);
+            assert!(!is_let_go(&own));
+            drop(map);
+            assert!(is_let_go(&own));
+        }
+    }
 }

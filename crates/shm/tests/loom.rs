@@ -595,3 +595,134 @@ struct Socket {
     event_number: AtomicU32,
     bell: Bell,
 }
+
+/// A barrier on all cores (`pd_shm::barrier`): it comes at some point of the other thread's program, and is a fence
+/// there. The lock orders no more than that fence does.
+struct Everywhere {
+    state: Mutex<(bool, bool)>,
+}
+
+impl Everywhere {
+    /// A point between two accesses of the thread that does not fence.
+    fn point(&self, ended: bool) {
+        let mut state = self.state.lock().unwrap();
+        if state.0 || ended {
+            fence(SeqCst);
+            state.1 = true;
+        }
+    }
+
+    fn fence(&self) {
+        fence(SeqCst);
+        self.state.lock().unwrap().0 = true;
+        while !self.state.lock().unwrap().1 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// The sleeper of the direct path: the first time it takes the waker's fence over, then it has it fence.
+struct Unfenced {
+    bell: Bell,
+    unfenced: AtomicU32,
+    everywhere: Everywhere,
+    taken_over: std::sync::atomic::AtomicBool,
+}
+
+impl SleeperCells for Unfenced {
+    fn load_doorbell(&self) -> u32 {
+        self.bell.load_doorbell()
+    }
+    fn store_wake_at(&self, value: u64) {
+        self.bell.store_wake_at(value);
+    }
+    fn fence(&self) {
+        if self.taken_over.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            return self.bell.weak.fence("direct: fence of the sleeper");
+        }
+        if !self.bell.weak.leaves_out("direct: end of unfenced") {
+            self.unfenced.store(0, Relaxed);
+        }
+        if !self.bell.weak.leaves_out("direct: barrier of the sleeper") {
+            self.everywhere.fence();
+        }
+    }
+    fn sleep(&self, seen: u32, timeout: Duration) {
+        self.bell.sleep(seen, timeout);
+    }
+}
+
+/// Direct path, client with client: a stream without fences loses no wake-up when its reader begins to sleep
+/// (`SYNC POINT: direct-dekker`).
+#[test]
+fn direct_without_fences() {
+    let parts = [
+        "direct: barrier of the sleeper",
+        "direct: end of unfenced",
+        "direct: fence of the waker",
+        "direct: fence of the sleeper",
+    ];
+    check("direct_without_fences", 3, &parts, |weak| {
+        let cells = Arc::new((
+            Unfenced {
+                bell: Bell::new(weak),
+                unfenced: AtomicU32::new(1),
+                everywhere: Everywhere { state: Mutex::new((false, false)) },
+                taken_over: false.into(),
+            },
+            AtomicU64::new(0),
+        ));
+        let waker = cells.clone();
+        let waking = thread::spawn(move || {
+            let (sleeper, counter) = &*waker;
+            let mut woken_at = 0;
+            for value in 1..=2 {
+                sleeper.everywhere.point(false);
+                counter.store(value, Release);
+                sleeper.everywhere.point(false);
+                if sleeper.unfenced.load(Acquire) == 0 {
+                    weak.fence("direct: fence of the waker");
+                }
+                sleeper.everywhere.point(false);
+                let wake_at = sleeper.bell.load_wake_at();
+                if wake_at != 0 && value >= wake_at && wake_at != woken_at {
+                    woken_at = wake_at;
+                    sleeper.bell.ring();
+                }
+            }
+            sleeper.everywhere.point(true);
+        });
+        let (sleeper, counter) = &*cells;
+        for value in 1..=2 {
+            let reached = || counter.load(Acquire) >= value;
+            while !reached() {
+                wait::sleep(sleeper, value, &mut Spin::new(0), Duration::MAX, reached);
+            }
+        }
+        waking.join().unwrap();
+    });
+}
+
+/// Direct path, before both have a ring: whoever sends sees that the peer's is there, or the peer sees what was
+/// sent (`SYNC POINT: direct-ready`).
+#[test]
+fn direct_ready() {
+    check("direct_ready", 5, &["direct: fence of the sender"], |weak| {
+        let cells = Arc::new((Bell::new(weak), AtomicU64::new(0), AtomicU32::new(0)));
+        let sender = cells.clone();
+        let sending = thread::spawn(move || {
+            let (bell, counter, path) = &*sender;
+            counter.store(1, Release);
+            weak.fence("direct: fence of the sender");
+            if path.load(Acquire) != 0 {
+                Waker::default().wake(bell, 1);
+            }
+        });
+        // The driver, and then the client that it answers.
+        let (bell, counter, path) = &*cells;
+        path.store(1, Release);
+        fence(SeqCst);
+        sleep_until(bell, counter, 1);
+        sending.join().unwrap();
+    });
+}

@@ -48,6 +48,8 @@ class Device:
     async def reset(self):
         self.dut.rst_ni.value = 0
         await self.cycles(4)
+        self.bus.forget()
+        self.host.forget_reads()
         self.dut.rst_ni.value = 1
         await self.cycles(2)
 
@@ -55,10 +57,14 @@ class Device:
         falling = FallingEdge(self.dut.clk_i)
         for _ in range(count):
             await falling
+            if self.bus.error:
+                raise self.bus.error
 
     async def until(self, condition, cycles=200_000, what="an event"):
         falling = FallingEdge(self.dut.clk_i)
         for _ in range(cycles):
+            if self.bus.error:
+                raise self.bus.error
             if condition():
                 return
             await falling

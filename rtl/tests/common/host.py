@@ -15,6 +15,7 @@ class Host:
         self.bus, self.random, self.base = bus, random, base
         self.memory = bytearray(size)
         self.writable = bytearray(size)
+        self.expected_bytes = 0
         self.max_payload, self.max_read, self.requester, self.tags = max_payload, max_read, requester, tags
         self.rcb, self.latency, self.reorder, self.split = 64, (40, 80), True, True
         self.fault = lambda start, end: None
@@ -35,13 +36,16 @@ class Host:
         start = addr - self.base
         assert not any(self.writable[start:start + length]), "the test expects two writes at once"
         self.writable[start:start + length] = b"\x01" * length
+        self.expected_bytes += length
 
     def forbid(self, addr, length):
         start = addr - self.base
+        self.expected_bytes -= sum(self.writable[start:start + length])
         self.writable[start:start + length] = bytes(length)
 
     def still_expected(self):
-        return sum(self.writable)
+        """Bytes that may yet be written."""
+        return self.expected_bytes
 
     def _request(self, header, data):
         request = tlp.parse_request(header, data)
@@ -65,6 +69,7 @@ class Host:
         assert all(self.writable[start:end]), \
             f"a stray or doubled write at {request.start:#x}, {end - start} bytes: {self.writable[start:end].hex()}"
         self.writable[start:end] = bytes(end - start)
+        self.expected_bytes -= end - start
         skip = request.start - request.addr
         self.memory[start:end] = request.data[skip:skip + end - start]
         self.writes += 1
@@ -88,10 +93,11 @@ class Host:
             self.note("read up to a 4 KB boundary")
         if 4 * request.dws == self.max_read:
             self.note("read of the maximum request size")
-        self.outstanding[request.tag] = request
         fault = self.fault(start, end)
         due = self.bus.cycle + self.random.randint(*self.latency)
-        if fault == "lost":
+        if fault != "lost":
+            self.outstanding[request.tag] = request
+        else:
             self.lost.append(request)
             self.note("completion lost")
             return
@@ -99,6 +105,12 @@ class Host:
         if not self.reorder and self._due:
             due = max(due, self._due[-1][0])
         self._due.append([due, request.tag, pieces])
+
+    def forget_reads(self):
+        """The device was reset: nobody is owed an answer."""
+        self.outstanding.clear()
+        self._due.clear()
+        self.lost.clear()
 
     def pieces(self, request, fault=None):
         """The completions of a read, in order."""

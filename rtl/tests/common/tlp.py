@@ -84,6 +84,7 @@ class Bus:
         self._cpl_beats, self._bar_beats = [], []
         self._req_header, self._req_data, self._held = None, b"", None
         self.busy_req = self.busy_cpl = 0
+        self.error = None
 
     def send_completion(self, header, data):
         self._cpl.append((header, data))
@@ -102,7 +103,21 @@ class Bus:
     def _pause(self, name):
         return self.pause[name] and self.random.random() < self.pause[name]
 
+    def forget(self):
+        """The device was reset: what was under way in either direction is gone."""
+        for waiting in (self._cpl, self._bar, self._cpl_beats, self._bar_beats):
+            waiting.clear()
+        self._req_header, self._held = None, None
+
     async def run(self):
+        """For ever. What fails here is in `error`, for the test to raise."""
+        try:
+            await self._run()
+        except Exception as error:  # noqa: BLE001 (the test gets it)
+            self.error = error
+            raise
+
+    async def _run(self):
         from cocotb.triggers import FallingEdge
         dut = self.dut
         falling = FallingEdge(dut.clk_i)

@@ -303,6 +303,8 @@ impl Puppet {
             }
             // send-bytes NAME BLOCK LEN: as it is.
             "send-bytes" => stream(words[1]).send(&self.blocks[words[2]], ..number(3) as usize)?.to_string(),
+            // path NAME: offloaded or direct.
+            "path" => stream(words[1]).path().name().to_owned(),
             // end NAME: waits for the end of the stream.
             "end" => stream(words[1]).recv(1)?.len().to_string(),
             "shutdown" => {

@@ -47,11 +47,12 @@ fn remove(map: &Mapping, len: usize) -> rustix::io::Result<()> {
 /// What nobody may do to sealed memory through this descriptor.
 fn attack_descriptor(fd: &OwnedFd, len: usize, page: usize) {
     let (half, page_len) = (len as u64 / 2, page as u64);
-    refused(ftruncate(fd, 0), "truncate");
-    refused(ftruncate(fd, half), "truncate to half");
-    refused(ftruncate(fd, len as u64 + page_len), "grow");
-    refused(punch(fd, 0, page_len), "punch");
-    refused(punch(fd, 0, len as u64), "punch all");
+    // One that was opened to read refuses for that.
+    impossible(ftruncate(fd, 0), "truncate");
+    impossible(ftruncate(fd, half), "truncate to half");
+    impossible(ftruncate(fd, len as u64 + page_len), "grow");
+    impossible(punch(fd, 0, page_len), "punch");
+    impossible(punch(fd, 0, len as u64), "punch all");
     impossible(fallocate(fd, FallocateFlags::empty(), len as u64, page_len), "allocate beyond the end");
     for flags in [FallocateFlags::ZERO_RANGE, FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
         impossible(fallocate(fd, flags, 0, page_len), "zero, collapse, insert");
@@ -66,7 +67,7 @@ fn attack_descriptor(fd: &OwnedFd, len: usize, page: usize) {
 }
 
 /// What nobody may do to memory that the driver alone writes, or that is sealed by now.
-fn attack(fd: &OwnedFd, len: usize, page: usize) {
+pub fn attack(fd: &OwnedFd, len: usize, page: usize) {
     attack_descriptor(fd, len, page);
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let again = open(&*path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).expect("its owner may open it");

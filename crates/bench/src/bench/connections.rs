@@ -14,7 +14,7 @@ use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 3] = [Scheme::Pipedevice, Scheme::Tcp, Scheme::Unix];
+const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::Tcp, Scheme::Unix];
 const MESSAGE_BYTES: usize = 1 << 10;
 const COUNTS: [usize; 8] = [1, 16, 128, 1024, 4096, 16_384, 32_768, 65_536];
 const COUNTS_QUICK: [usize; 4] = [1, 128, 1024, 16_384];

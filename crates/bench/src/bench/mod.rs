@@ -70,8 +70,9 @@ impl Settings {
 }
 
 /// Every scheme that moves bytes between two processes.
-pub const PEERS: [Scheme; 11] = [
+pub const PEERS: [Scheme; 12] = [
     Scheme::Pipedevice,
+    Scheme::PipedeviceDirect,
     Scheme::Tcp,
     Scheme::TcpLoopback,
     Scheme::Unix,

@@ -11,7 +11,7 @@ use crate::run::pair;
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 3] = [Scheme::Pipedevice, Scheme::Tcp, Scheme::Unix];
+const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::Tcp, Scheme::Unix];
 /// Connections of a round: fewer rounds' worth than there are ports, for TCP keeps those a minute.
 const CONNECTIONS: u64 = 5_000;
 const CONNECTIONS_QUICK: u64 = 2_000;

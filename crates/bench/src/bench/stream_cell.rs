@@ -119,7 +119,7 @@ impl Cell for StreamCell {
             ("cpu_cores", machine.busy_s / seconds),
             ("round_s", seconds),
         ]);
-        let driver = self.scheme == Scheme::Pipedevice;
+        let driver = self.scheme.has_driver();
         pair::cpu(&mut metrics, gb, (&sent, &received), (before, after), driver);
         Ok(metrics)
     }

@@ -120,7 +120,7 @@ fn table(bench: &str, rows: &[&Row]) -> String {
         html += &format!("<th>{}", escape(title));
     }
     for row in rows {
-        html += if row.scheme == "pipedevice" { "<tr class=pd>" } else { "<tr>" };
+        html += if row.scheme.starts_with("pipedevice") { "<tr class=pd>" } else { "<tr>" };
         html += &format!("<td>{}<td>{}", escape(&row.scheme), escape(&row.params_text()));
         if let Some(reason) = &row.not_run {
             html += &format!("<td class=x colspan={}>not run: {}", columns.len(), escape(reason));

@@ -43,7 +43,7 @@ impl Pair {
             let command: Vec<OsString> =
                 vec![own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()];
             let mut peer = match scheme.place() {
-                Place::Containers => Peer::in_container(&spec(name, role, dir), command)?,
+                Place::Containers => Peer::in_container(&spec(scheme, name, role, dir), command)?,
                 Place::Host | Place::Local => Peer::on_host(&name, command)?,
             };
             peer.set_patience(PATIENCE);
@@ -167,11 +167,12 @@ impl Pair {
     }
 }
 
-fn spec(name: String, role: &str, dir: &Path) -> Spec {
+fn spec(scheme: Scheme, name: String, role: &str, dir: &Path) -> Spec {
+    let tenant = if scheme == Scheme::PipedeviceDirect { "direct" } else { role };
     Spec {
         name,
         address: None,
-        tenant: format!("bench-{role}"),
+        tenant: format!("bench-{tenant}"),
         bridge: "pd0".to_owned(),
         socket: dir.join("driver.sock"),
     }

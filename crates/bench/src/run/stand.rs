@@ -32,6 +32,18 @@ impl Memory {
     pub const MANY: Memory = Memory { budget_bytes: 5 << 30, ring_bytes: 64 << 10 };
 }
 
+/// Which scheme takes which path.
+const POLICY: &str = r#"
+path = "offloaded"
+[[tenant]]
+name = "bench-direct"
+[[rule]]
+from = "bench-direct"
+to = "bench-direct"
+action = "allow"
+path = "direct"
+"#;
+
 /// Fields are dropped in this order.
 pub struct Stand<'a> {
     pairs: BTreeMap<(Scheme, usize), Pair>,
@@ -65,7 +77,7 @@ impl<'a> Stand<'a> {
         engine: &str,
         signals: &'a Signals,
     ) -> Result<Stand<'a>> {
-        let config = schemes.contains(&Scheme::Pipedevice).then(|| {
+        let config = schemes.iter().any(|scheme| scheme.has_driver()).then(|| {
             let mut config = Config::default();
             config.driver.engine = engine.to_owned();
             config.driver.connections_max = 1 << 18;
@@ -75,7 +87,11 @@ impl<'a> Stand<'a> {
             config.memory.ring_bytes_default = Bytes(memory.ring_bytes);
             config
         });
-        Ok(Stand { pairs: BTreeMap::new(), site: Site::set_up(config, signals)?, signals })
+        Ok(Stand {
+            pairs: BTreeMap::new(),
+            site: Site::set_up(config.map(|config| (config, POLICY)), signals)?,
+            signals,
+        })
     }
 
     /// The driver.

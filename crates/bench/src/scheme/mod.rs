@@ -30,8 +30,10 @@ use crate::protocol::Open;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheme {
-    /// PipeDevice through its Rust client library.
+    /// PipeDevice through its Rust client library: the engine copies between two containers' memories.
     Pipedevice,
+    /// The same between containers of one tenant, which share rings: the direct path.
+    PipedeviceDirect,
     /// Kernel TCP over a bridge between two network namespaces: the baseline.
     Tcp,
     /// Kernel TCP over the loopback device.
@@ -80,6 +82,7 @@ impl Scheme {
     pub fn name(self) -> &'static str {
         match self {
             Scheme::Pipedevice => "pipedevice",
+            Scheme::PipedeviceDirect => "pipedevice-direct",
             Scheme::Tcp => "tcp",
             Scheme::TcpLoopback => "tcp-loopback",
             Scheme::Unix => "unix",
@@ -99,12 +102,20 @@ impl Scheme {
     /// Where its ends live.
     pub fn place(self) -> Place {
         match self {
-            Scheme::Pipedevice | Scheme::Tcp | Scheme::Unix | Scheme::IoUring | Scheme::Sockmap => {
-                Place::Containers
-            }
+            Scheme::Pipedevice
+            | Scheme::PipedeviceDirect
+            | Scheme::Tcp
+            | Scheme::Unix
+            | Scheme::IoUring
+            | Scheme::Sockmap => Place::Containers,
             Scheme::Memcpy | Scheme::Engine | Scheme::EnginePipeline => Place::Local,
             _ => Place::Host,
         }
+    }
+
+    /// Whether it needs a driver.
+    pub fn has_driver(self) -> bool {
+        matches!(self, Scheme::Pipedevice | Scheme::PipedeviceDirect)
     }
 
     /// Whether the listening end needs the connecting one's address before it accepts.
@@ -116,6 +127,9 @@ impl Scheme {
     pub fn tuning(self) -> &'static str {
         match self {
             Scheme::Pipedevice => "messages written in send memory, read where the engine put them; rings of 4 MB",
+            Scheme::PipedeviceDirect => {
+                "messages written in send memory, copied into a shared ring, read there; spin then futex"
+            }
             Scheme::Tcp | Scheme::TcpLoopback => {
                 "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel"
             }
@@ -192,7 +206,7 @@ pub trait Listening {
 /// Listens; files that the two ends share go to `dir`.
 pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
     Ok(match open.scheme {
-        Scheme::Pipedevice => Box::new(pipedevice::Listening::new(open)?),
+        Scheme::Pipedevice | Scheme::PipedeviceDirect => Box::new(pipedevice::Listening::new(open)?),
         Scheme::Tcp | Scheme::TcpLoopback => Box::new(socket::Listening::tcp(open)?),
         Scheme::Unix => Box::new(socket::Listening::unix(open, dir)?),
         Scheme::IoUring => Box::new(uring::Listening::new(open)?),
@@ -211,7 +225,7 @@ pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
 /// Connects to a [`Listening`] at `to`; also returns the own address where the scheme has one.
 pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
     let end: Box<dyn End> = match open.scheme {
-        Scheme::Pipedevice => pipedevice::connect(open, to)?,
+        Scheme::Pipedevice | Scheme::PipedeviceDirect => pipedevice::connect(open, to)?,
         Scheme::Tcp | Scheme::TcpLoopback | Scheme::Unix => socket::connect(open, to)?,
         Scheme::IoUring => uring::connect(open, to)?,
         Scheme::Sockmap => sockmap::connect(open, to)?,
@@ -230,7 +244,7 @@ pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
 /// Opens connections to `to` and closes them, one after the other.
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     match open.scheme {
-        Scheme::Pipedevice => pipedevice::connect_and_close(to, connections),
+        Scheme::Pipedevice | Scheme::PipedeviceDirect => pipedevice::connect_and_close(open, to, connections),
         Scheme::Tcp | Scheme::TcpLoopback | Scheme::Unix => socket::connect_and_close(open, to, connections),
         _ => bail!("the scheme's connection rate is not measured"),
     }

@@ -1,13 +1,13 @@
 //! PipeDevice through its Rust client library: messages are written in send memory and read where the
-//! engine put them, so that neither program copies payload.
+//! engine put them, so that neither program copies payload; or, on the direct path, where the client library did.
 
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result};
-use pd_client::{Epoll, Event, Interest, Listener, SendBuffer, Shutdown, Stream};
+use anyhow::{ensure, Context, Result};
+use pd_client::{Epoll, Event, Interest, Listener, Path, SendBuffer, Shutdown, Stream};
 use pd_harness::peer::own_address;
 
-use super::End;
+use super::{End, Scheme};
 use crate::protocol::Open;
 
 /// Messages are written in turn in so much memory.
@@ -57,17 +57,32 @@ impl super::Listening for Listening {
 /// The connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     let to: SocketAddr = to.parse()?;
-    let connect = |n| Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"));
+    let connect = |n| -> Result<Stream> {
+        let stream = Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"))?;
+        check_path(open.scheme, &stream)?;
+        Ok(stream)
+    };
     let streams = (0..open.connections).map(connect).collect::<Result<Vec<_>>>()?;
     Ok(Box::new(PipedeviceEnd::new(streams, open.message_bytes)?))
 }
 
 /// See [`super::connect_and_close`].
-pub fn connect_and_close(to: &str, connections: u64) -> Result<()> {
+pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     let to: SocketAddr = to.parse()?;
     for n in 0..connections {
-        drop(Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"))?);
+        let stream = Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"))?;
+        check_path(open.scheme, &stream)?;
     }
+    Ok(())
+}
+
+/// A figure is never that of another path.
+fn check_path(scheme: Scheme, stream: &Stream) -> Result<()> {
+    let wanted = match scheme {
+        Scheme::PipedeviceDirect => Path::Direct,
+        _ => Path::Offloaded,
+    };
+    ensure!(stream.path() == wanted, "the driver chose the {} path for the connection", stream.path().name());
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 use super::buffer::SendBuffer;
 use crate::control::Shutdown;
+use crate::direct::Path;
 use crate::error::{Error, Result};
 use crate::recv::Handout;
 use crate::socket::Socket;
@@ -50,6 +51,9 @@ impl Stream {
     /// Lends at most `max` received bytes; waits for the first. Empty: the stream has ended (or `max`
     /// is 0). Several lendings may be held at a time and given back in any order.
     ///
+    /// On the direct path ([`Self::path`]) the bytes lie in the peer's memory: who does not trust the peer, copies
+    /// them before looking at them, or has the policy offload the connection.
+    ///
     /// # Errors
     /// `ECONNRESET`, `EAGAIN`; `ENOBUFS` if the whole receive ring is lent out.
     pub fn recv(&self, max: usize) -> Result<Received<'_>> {
@@ -99,6 +103,11 @@ impl Stream {
     /// `EBADF`.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         self.socket.set_send_timeout(timeout)
+    }
+
+    /// How the bytes travel. It makes no other difference.
+    pub fn path(&self) -> Path {
+        self.socket.path()
     }
 
     /// The local address.
@@ -154,8 +163,10 @@ impl Deref for Received<'_> {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the receive ring is written by the driver alone, which is trusted and writes to a
-        // byte that was delivered only after it was given back, which happens in `drop`. The mapping
-        // is read-only here and kept by the socket, which the stream keeps.
+        // byte that was delivered only after it was given back, which happens in `drop`; on the direct
+        // path by the peer, of the same tenant, whose library keeps to the same (one that does not can
+        // change what is read here, as `Stream::recv` says). The mapping is read-only here and kept by
+        // the socket, which the stream keeps.
         unsafe { std::slice::from_raw_parts(self.handout.ptr.as_ptr(), self.handout.len) }
     }
 }

@@ -1,5 +1,5 @@
 //! What an epoll instance sees of a socket.
-use super::ready::{Item, Source, ERR, HUP, IN, OUT, RDHUP};
+use super::ready::{Item, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
 use pd_abi::layout::ENDED;
@@ -128,7 +128,7 @@ impl Source for Socket {
         if !side.connected {
             return OUT | HUP;
         }
-        let (there, recv_end) = side.poll();
+        let (there, recv_end) = side.poll_and_arm(wanted & EDGE != 0);
         let send_end = side.link.send_end();
         let (shut, lowat) = (side.shut, side.lowat);
         drop(side);

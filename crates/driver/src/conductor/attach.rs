@@ -110,6 +110,8 @@ impl Conductor {
             let _ = attach::receive(&socket, RecvFlags::DONTWAIT);
             return;
         }
+        // Where the kernel can do that (Linux 6.16): descriptors do not even get here.
+        let _ = identity::refuse_descriptors(&socket);
         // Best effort, as it takes CAP_NET_ADMIN.
         let _ = sockopt::set_socket_send_buffer_size_force(&socket, FRAMES_UNREAD_BYTES);
         let id = match self.clients.iter().position(Option::is_none) {
@@ -147,8 +149,11 @@ impl Conductor {
         loop {
             let Some(client) = self.client(id) else { return };
             match attach::receive(&client.socket, RecvFlags::DONTWAIT) {
-                Ok(Some((frame, _))) => {
-                    if self.take_frame(id, &frame).is_err() {
+                Ok(Some((frame, fds))) => {
+                    // No client has descriptors to give.
+                    let gives = !fds.is_empty();
+                    attach::close_elsewhere(fds);
+                    if gives || self.take_frame(id, &frame).is_err() {
                         self.bury(id, Some(Violation::Frame));
                         return;
                     }
@@ -176,6 +181,10 @@ impl Conductor {
             (Phase::Attached, FrameKind::SendRegion) => self.add_send_region(id, frame.bytes),
             (Phase::Attached, FrameKind::Mapped) => self.seal_send_region(id, frame.id)?,
             (Phase::Attached, FrameKind::WakePipe) => self.add_pipe(id, frame.id as usize)?,
+            (Phase::Attached, FrameKind::Twin) => self.twin(id, frame.id as usize, &frame.twin())?,
+            (Phase::Attached, FrameKind::DirectRing | FrameKind::DirectMapped | FrameKind::PeerRing) => {
+                self.direct_frame(id, kind, frame.id)?;
+            }
             (Phase::Leaving, _) => {}
             _ => return Err(Violation::Frame),
         }
@@ -290,7 +299,7 @@ impl Conductor {
         Ok(())
     }
 
-    fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
+    pub(super) fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
         Metrics::add(&self.metrics.requests_refused, 1);
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, reason);
         self.tell_client(id, &frame, &[]);

@@ -35,6 +35,8 @@ pub struct Client {
     pub regions: Vec<RegionUse>,
     /// Bytes of all its regions.
     pub region_bytes: u64,
+    /// Connections on the direct path.
+    pub direct: usize,
     slots: Vec<SlotUse>,
     free_slots: Vec<Slot>,
 }
@@ -106,6 +108,7 @@ impl Client {
             channels: 0,
             regions: Vec::new(),
             region_bytes: 0,
+            direct: 0,
             slots: Vec::new(),
             free_slots: Vec::new(),
         }

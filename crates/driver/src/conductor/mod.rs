@@ -5,12 +5,14 @@
 //! makes it true.
 mod attach;
 mod client;
+mod direct;
 mod names;
 mod report;
 mod rings;
 mod sockets;
 mod tenancy;
 mod tenants;
+mod twins;
 
 pub use names::Registration;
 
@@ -24,7 +26,7 @@ use crate::messages::{
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::StartError;
-use client::{Client, Phase, SocketState};
+use client::{Client, Connected, Phase, SocketState};
 use names::Names;
 use pd_abi::layout::ENDED;
 use pd_abi::{Frame, FrameKind};
@@ -39,6 +41,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tenants::{Registered, Tenants, Traffic};
+use twins::{Twin, Twins};
 
 /// How long a dead client's flows may go on delivering what it had sent.
 const GRACE: Duration = Duration::from_millis(500);
@@ -64,6 +67,8 @@ pub struct Conductor {
     warned_exhausted: Option<Duration>,
     registered: HashMap<NamespaceId, Registered>,
     tenants: Tenants,
+    twins: Twins,
+    rings: direct::Rings,
     next_mover: MoverId,
     /// Clients and connections numbered so far.
     serial: u64,
@@ -94,6 +99,10 @@ struct Connection {
     cut: bool,
     /// The listener's address, behind the routes.
     reached: SocketAddr,
+    /// If it belongs to a connection of the kernel.
+    twin: Option<Box<Twin>>,
+    /// On the direct path.
+    direct: Option<Box<direct::Direct>>,
 }
 
 const TOKEN_INBOX: u64 = 0;
@@ -142,6 +151,8 @@ impl Conductor {
             warned_exhausted: None,
             registered: HashMap::new(),
             tenants: Tenants::default(),
+            twins: Twins::new()?,
+            rings: direct::Rings::default(),
             next_mover: 0,
             serial: 0,
             alive: pipe_with(PipeFlags::CLOEXEC)?,
@@ -197,12 +208,15 @@ impl Conductor {
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
         let retry = (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY);
-        retry.into_iter().chain(self.accept_again).min()
+        let times = [self.accept_again, self.twins.look_at(), self.direct_wake_by()];
+        retry.into_iter().chain(times.into_iter().flatten()).min()
     }
 
     /// Tries again what waits for memory or for descriptors.
     pub fn tick(&mut self) {
         self.retry_rings();
+        self.look_after_parked();
+        self.tick_direct();
         if self.accept_again.is_some_and(|at| self.clock.now() >= at) {
             self.accept_again = None;
             self.watch_listeners(epoll::EventFlags::IN);
@@ -246,7 +260,12 @@ impl Conductor {
             ToConductor::Control { client, channel, request, .. } => self.control(client, channel, &request),
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
-            ToConductor::FreeRing { flow, ring } => self.free_ring(flow, &ring),
+            ToConductor::FreeRing { ring } => self.free_ring(&ring),
+            ToConductor::Inherited { client, serial, slot } => {
+                if self.client(client).is_some_and(|c| c.serial == serial) {
+                    self.release_slot(client, slot);
+                }
+            }
             ToConductor::FlowDone { flow } => self.flow_done(flow),
             ToConductor::Apply { policy } => {
                 let cut = self.apply(*policy);
@@ -293,16 +312,36 @@ impl Conductor {
         let index = flow / 2;
         let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
         connection.done[flow as usize % 2] = true;
-        if connection.done != [true, true] {
+        self.end_connection(index);
+    }
+
+    /// Forgets a connection whose flows are over. Direct rings may be read, and asked for, until both sockets are
+    /// closed.
+    fn end_connection(&mut self, index: u32) {
+        let Some(connection) = self.connection(index) else { return };
+        let open = |&(client, slot): &(ClientId, Slot)| {
+            let socket = self.client(client).and_then(|client| client.socket(slot));
+            socket.is_some_and(|socket| matches!(socket.state, SocketState::Connected(_)))
+        };
+        let read = connection.direct.is_some() && connection.sides.iter().flatten().any(open);
+        if connection.done != [true, true] || read {
             return;
         }
-        let sides = connection.sides;
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        let (sides, direct) = (connection.sides, connection.direct.take());
+        let twin = connection.twin.take();
         self.tenants.close(index, connection, self.metrics.region());
         Metrics::add(&self.metrics.connections_closed, 1);
         self.connections[index as usize] = None;
         self.free_connections.push(index);
+        if let Some(direct) = direct {
+            self.close_direct(*direct);
+        }
         for (client, slot) in sides.into_iter().flatten() {
             self.release_slot(client, slot);
+        }
+        if let Some(twin) = twin {
+            self.twins.forget(index, &twin);
         }
     }
 
@@ -319,6 +358,7 @@ impl Conductor {
 
     /// Ends one side of a connection.
     fn hang_up(&mut self, connection: u32, side: usize, ending: Ending) {
+        self.report_sides(connection);
         let Some(Some(entry)) = self.connections.get_mut(connection as usize) else { return };
         let (outgoing, incoming) = (connection * 2 + side as u32, connection * 2 + (1 - side) as u32);
         let late_errno = Errno::CONNRESET.raw_os_error() as u32;
@@ -332,6 +372,12 @@ impl Conductor {
         let movers = entry.movers;
         self.movers[movers[side]].send(ToMover::Finish { flow: outgoing, finish });
         self.movers[movers[1 - side]].send(ToMover::Abort { flow: incoming, send_end, recv_end: None });
+        if side == 0 && self.deafen_unclaimed(connection, send_end) {
+            // There is no flow back to wait for.
+            self.flow_done(incoming);
+            self.look_after(connection, 1);
+        }
+        self.end_connection(connection);
     }
 
     /// A client has died, or is cut off.
@@ -366,7 +412,9 @@ impl Conductor {
         for slot in self.client(id).map(Client::slots).unwrap_or_default() {
             self.close_socket(id, slot, Ending::Died(deadline));
         }
+        self.twins.leave(id);
         self.names.leave(namespace);
+        self.drop_diags();
         if attached {
             self.movers[mover].send(ToMover::RemoveClient { client: id });
         } else {
@@ -387,7 +435,11 @@ impl Conductor {
         match state {
             SocketState::Active => self.release_slot(id, slot),
             SocketState::Closing => {}
-            SocketState::Connected(connected) => self.hang_up(connected.connection, connected.side, ending),
+            SocketState::Connected(Connected { connection, side, .. }) => {
+                if !self.park(connection, side) {
+                    self.hang_up(connection, side, ending);
+                }
+            }
             SocketState::Listen(listener) => {
                 for waiting in listener.backlog {
                     self.close_socket(id, waiting, ending);

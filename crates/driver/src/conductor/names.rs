@@ -78,6 +78,11 @@ impl Names {
         namespace.users += 1;
     }
 
+    /// Whether a client or a registration is in the namespace.
+    pub fn knows(&self, id: NamespaceId) -> bool {
+        self.namespaces.contains_key(&id)
+    }
+
     /// The opposite of [`Self::enter`].
     pub fn leave(&mut self, id: NamespaceId) {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };
@@ -145,7 +150,7 @@ impl Names {
     }
 
     /// Whether the namespace may use the address: it holds it, and held it first.
-    fn holds(&mut self, id: NamespaceId, ip: IpAddr, now: Duration) -> bool {
+    pub fn holds(&mut self, id: NamespaceId, ip: IpAddr, now: Duration) -> bool {
         if is_loopback(ip) {
             return true;
         }
@@ -227,6 +232,22 @@ impl Names {
         }
     }
 
+    /// The namespace that `ip` means in namespace `id`.
+    ///
+    /// # Errors
+    /// `EHOSTUNREACH` if no container holds the address.
+    pub fn namespace_of(&mut self, id: NamespaceId, ip: IpAddr, now: Duration) -> Result<NamespaceId, Errno> {
+        let ip = canonical(ip);
+        if is_loopback(ip) || ip.is_unspecified() || self.holds(id, ip, now) {
+            return Ok(id);
+        }
+        if !self.owners.contains_key(&ip) {
+            let all: Vec<_> = self.namespaces.keys().copied().collect();
+            all.into_iter().for_each(|other| self.refresh(other, now));
+        }
+        self.owners.get(&ip).copied().ok_or(Errno::HOSTUNREACH)
+    }
+
     /// The listener that a connection from `id` to `to` reaches.
     ///
     /// # Errors
@@ -238,15 +259,7 @@ impl Names {
         now: Duration,
     ) -> Result<(ClientId, Slot), Errno> {
         let ip = canonical(to.ip());
-        let target = if is_loopback(ip) || ip.is_unspecified() || self.holds(id, ip, now) {
-            id
-        } else {
-            if !self.owners.contains_key(&ip) {
-                let all: Vec<_> = self.namespaces.keys().copied().collect();
-                all.into_iter().for_each(|other| self.refresh(other, now));
-            }
-            *self.owners.get(&ip).ok_or(Errno::HOSTUNREACH)?
-        };
+        let target = self.namespace_of(id, ip, now)?;
         let list = self.ports.get(&(target, to.port())).ok_or(Errno::CONNREFUSED)?;
         let found =
             list.iter().filter(|b| b.listening && b.accepts(ip)).max_by_key(|b| !b.ip.is_unspecified());

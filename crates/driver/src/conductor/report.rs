@@ -4,7 +4,8 @@ use super::tenants::{container_group, Registered};
 use super::{token, Conductor, Registration, TOKEN_REGISTERED};
 use crate::admin::{self, Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::identity::{self, network_namespace};
-use crate::policy::Policy;
+use crate::metrics::Metrics;
+use crate::policy::{Path, Policy};
 use pd_abi::counters::Gauges;
 use rustix::event::epoll;
 use rustix::net::{accept_with, SocketFlags};
@@ -22,7 +23,8 @@ const LINE_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Conductor {
     pub(super) fn answer_admin(&mut self) {
-        // Only the driver's own user and root can connect (mode 0600), so a short wait is no way in.
+        // Only the driver's own user and root can connect (mode 0600), and only they are heard that are in no
+        // container (a container's root is root, too), so a short wait is no way in.
         loop {
             let socket = match accept_with(&self.admin, SocketFlags::CLOEXEC) {
                 Ok(socket) => socket,
@@ -31,8 +33,15 @@ impl Conductor {
                     return;
                 }
             };
+            let outside = identity::shares_pid_namespace(&socket).unwrap_or(false);
             let stream = UnixStream::from(socket);
             if stream.set_read_timeout(Some(LINE_TIMEOUT)).is_err() {
+                continue;
+            }
+            if !outside {
+                Metrics::add(&self.metrics.requests_refused, 1);
+                let answer = Answer::Error("the admin socket is not for processes in containers".to_owned());
+                let _ = admin::send_with(&stream, &answer, &[]);
                 continue;
             }
             let mut line = String::new();
@@ -40,7 +49,10 @@ impl Conductor {
             let answer = match read.map_err(|e| e.to_string()).and_then(|_| {
                 serde_json::from_str::<Ask>(&line).map_err(|e| format!("not a question of ours: {e}"))
             }) {
-                Ok(Ask::List) => Answer::Report(Box::new(self.report())),
+                Ok(Ask::List) => {
+                    self.collect_reports();
+                    Answer::Report(Box::new(self.report()))
+                }
                 Ok(Ask::Counters) => {
                     // A short line on a fresh socket: there is room for it.
                     let fds = [self.metrics.region().fd(), self.alive.0.as_fd()];
@@ -88,7 +100,8 @@ impl Conductor {
             let _ = epoll::delete(&self.epoll, &old.pidfd);
             self.names.leave(id);
         }
-        self.sort_clients();
+        let cut = self.sort_clients();
+        Metrics::add(&self.metrics.connections_cut, cut);
         Ok(())
     }
 
@@ -105,7 +118,8 @@ impl Conductor {
             }
             !exited
         });
-        self.sort_clients();
+        let cut = self.sort_clients();
+        Metrics::add(&self.metrics.connections_cut, cut);
     }
 
     /// Tells the readers of the counter region how things stand.
@@ -136,6 +150,7 @@ impl Conductor {
             Some(ConnectionReport {
                 connection: index as u32,
                 serial: entry.serial,
+                path: if entry.direct.is_some() { Path::Direct } else { Path::Offloaded },
                 from: side(0),
                 to: side(1),
                 bytes: flows.map(|flow| flow.bytes),

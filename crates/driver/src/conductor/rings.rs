@@ -14,8 +14,11 @@ const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
 impl Conductor {
     /// A flow has something to deliver and no ring. Its mover wants it to get `bytes_max` bytes at most.
     pub(super) fn need_ring(&mut self, flow: FlowId, bytes_max: u64) {
-        let Some((client, slot)) = self.destination(flow) else { return };
         let Some(mover) = self.source_mover(flow) else { return };
+        let Some((client, slot)) = self.destination(flow) else {
+            // Nobody yet, if it is a twin that nobody has claimed: its mover asks again when somebody does.
+            return self.movers[mover].send(ToMover::Ring { flow, ring: None });
+        };
         let Some(wished) = self.client(client).and_then(|c| c.socket(slot)).map(|s| s.receive_ring_bytes)
         else {
             return;
@@ -32,7 +35,7 @@ impl Conductor {
     fn allocate_ring(&mut self, id: ClientId, wanted: u64) -> Option<Ring> {
         let mut bytes = wanted.min(self.fair_ring_bytes(id)).next_power_of_two().max(PAGE_BYTES as u64);
         while bytes >= PAGE_BYTES as u64 {
-            if let Some(ring) = self.client_mut(id).and_then(|client| client.carve(bytes)) {
+            if let Some(ring) = self.client_mut(id).and_then(|client| client.carve(id, bytes)) {
                 return Some(ring);
             }
             match self.grow(id, bytes) {
@@ -51,7 +54,7 @@ impl Conductor {
 
     /// The largest ring that leaves room for others: a sixteenth of what is free. Rings shrink as memory
     /// gets short, so that late connections are slow rather than stuck.
-    fn fair_ring_bytes(&self, id: ClientId) -> u64 {
+    pub(super) fn fair_ring_bytes(&self, id: ClientId) -> u64 {
         let (used, budget) = self.pool.usage();
         let taken = self.client(id).map_or(0, |c| c.region_bytes);
         let free = (budget - used).min(self.settings.client_budget_bytes.saturating_sub(taken));
@@ -102,10 +105,9 @@ impl Conductor {
         Ok(())
     }
 
-    /// A flow gives its ring back.
-    pub(super) fn free_ring(&mut self, flow: FlowId, ring: &Ring) {
-        let Some((client, _)) = self.destination(flow) else { return };
-        let Some(client) = self.client_mut(client) else { return };
+    /// A flow gives a ring back.
+    pub(super) fn free_ring(&mut self, ring: &Ring) {
+        let Some(client) = self.client_mut(ring.client).filter(|c| c.serial == ring.serial) else { return };
         if let Some(RegionUse::Receive(region, space)) = client.regions.get_mut(ring.region as usize) {
             let unit = units(region);
             space.give(ring.page / unit, ring.pages / unit);
@@ -135,7 +137,7 @@ impl Client {
         free.sum::<usize>() as u64
     }
 
-    fn carve(&mut self, bytes: u64) -> Option<Ring> {
+    fn carve(&mut self, client: ClientId, bytes: u64) -> Option<Ring> {
         let pages = (bytes / PAGE_BYTES as u64) as u32;
         self.regions.iter_mut().enumerate().find_map(|(number, entry)| {
             let RegionUse::Receive(region, space) = entry else { return None };
@@ -145,7 +147,8 @@ impl Client {
             }
             let page = space.take(pages / unit)? * unit;
             let map = Arc::clone(&region.map);
-            Some(Ring { region: number as u16, page, pages, wished: bytes, map })
+            let serial = self.serial;
+            Some(Ring { client, serial, region: number as u16, page, pages, wished: bytes, map })
         })
     }
 }

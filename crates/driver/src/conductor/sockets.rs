@@ -3,8 +3,9 @@ use super::client::{Connected, Listener, Socket, SocketState};
 use super::names::canonical;
 use super::{Conductor, Connection, Ending};
 use crate::memory::Slot;
-use crate::messages::{ClientId, ToMover};
+use crate::messages::{ClientId, MoverId, ToMover};
 use crate::metrics::Metrics;
+use crate::policy::Path;
 use pd_abi::layout::ENDED;
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption};
@@ -13,9 +14,9 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// An answer without its tag.
-type Answer = Result<Event, Errno>;
+pub(super) type Answer = Result<Event, Errno>;
 
-fn done(socket: SocketId) -> Event {
+pub(super) fn done(socket: SocketId) -> Event {
     Event::answer(socket, 0, 0)
 }
 
@@ -35,7 +36,8 @@ impl Conductor {
                 }
                 return;
             }
-            Operation::Send | Operation::Space => return,
+            Operation::Broken => return self.break_direct(id, socket),
+            Operation::Send | Operation::Space | Operation::Nudge => return,
             _ if !live => Err(Errno::BADF),
             Operation::Bind => self.bind(id, socket, request.address()),
             Operation::Listen => self.listen(id, socket, request.numbers().0),
@@ -43,19 +45,29 @@ impl Conductor {
             Operation::Accept => self.accept(id, socket, channel),
             Operation::Shutdown => self.shutdown(id, socket, request.numbers().0),
             Operation::SetOption => self.set_option(id, socket, request),
+            Operation::Withdraw => self.withdraw(id, socket),
             Operation::Adopt => {
                 self.home(id, socket.slot(), channel);
                 Ok(done(socket))
             }
         };
-        let event = answer.unwrap_or_else(|errno| {
-            if errno != Errno::AGAIN {
-                Metrics::add(&self.metrics.requests_refused, 1);
-            }
-            Event::answer(socket, 0, errno.raw_os_error() as u32)
-        });
-        let event = Event { tag: request.tag, ..event };
-        self.movers[mover].send(ToMover::Post { client: id, channel, event });
+        if answer.as_ref().is_err_and(|errno| *errno != Errno::AGAIN) {
+            Metrics::add(&self.metrics.requests_refused, 1);
+        }
+        self.answer((id, mover, channel), socket, request.tag, answer);
+    }
+
+    /// Answers a request on a client's channel.
+    pub(super) fn answer(
+        &self,
+        (client, mover, channel): (ClientId, MoverId, usize),
+        socket: SocketId,
+        tag: u32,
+        answer: Answer,
+    ) {
+        let refused = |errno: Errno| Event::answer(socket, 0, errno.raw_os_error() as u32);
+        let event = Event { tag, ..answer.unwrap_or_else(refused) };
+        self.movers[mover].send(ToMover::Post { client, channel, event });
     }
 
     fn open(&mut self, id: ClientId, channel: usize, request: &Request) -> Answer {
@@ -69,7 +81,7 @@ impl Conductor {
         Ok(done(SocketId::new(slot, generation)).with_number(self.settings.ring_bytes_default))
     }
 
-    fn fresh_socket(&self, v6: bool, channel: usize, state: SocketState) -> Socket {
+    pub(super) fn fresh_socket(&self, v6: bool, channel: usize, state: SocketState) -> Socket {
         Socket {
             v6,
             v6_only: false,
@@ -81,7 +93,7 @@ impl Conductor {
         }
     }
 
-    fn open_slot(&mut self, id: ClientId, socket: Socket) -> Result<(Slot, u16), Errno> {
+    pub(super) fn open_slot(&mut self, id: ClientId, socket: Socket) -> Result<(Slot, u16), Errno> {
         let client = self.client_mut(id).ok_or(Errno::BADF)?;
         let memory = client.memory.clone().ok_or(Errno::BADF)?;
         let (mover, channel) = (client.mover, socket.channel);
@@ -164,14 +176,7 @@ impl Conductor {
         let reached = self.tenants.route(to);
         let (peer, peer_listener) = self.names.listener(namespace, reached, now)?;
         let tenants = self.admit(id, peer, reached)?;
-        if self.connections.len() - self.free_connections.len() >= self.settings.connections_max {
-            return Err(Errno::NOBUFS);
-        }
-        let (used, budget) = self.pool.usage();
-        if used + RING_BYTES_MIN > budget && self.client(peer).is_none_or(|c| c.free_ring_bytes() == 0) {
-            self.reclaim();
-            return Err(Errno::NOBUFS);
-        }
+        self.check_room(peer)?;
         let local = match bound {
             Some(bound) if !bound.ip().is_unspecified() => bound,
             Some(bound) => {
@@ -196,13 +201,7 @@ impl Conductor {
         }
         let (peer_v6, peer_channel) = (listening.v6, listening.channel);
         let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
-        let index = match self.free_connections.pop() {
-            Some(index) => index,
-            None => {
-                self.connections.push(None);
-                (self.connections.len() - 1) as u32
-            }
-        };
+        let index = self.free_connection();
         let accepted = Socket {
             send_ring_bytes: peer_send,
             receive_ring_bytes: peer_receive,
@@ -230,6 +229,12 @@ impl Conductor {
         else {
             return Err(Errno::CONNREFUSED);
         };
+        let direct = match self.path_of(id, peer, tenants, reached) {
+            Path::Direct if !self.is_full([id, peer]) => {
+                Some(Box::new(self.open_direct([(id, socket.slot()), (peer, peer_slot)])))
+            }
+            _ => None,
+        };
         self.serial += 1;
         let serial = self.serial;
         let movers = [mover, destination.mover];
@@ -250,6 +255,7 @@ impl Conductor {
                 destination: to.clone(),
                 send_ring_bytes,
                 serial,
+                direct: direct.is_some(),
             });
         }
         self.connections[index as usize] = Some(Connection {
@@ -261,11 +267,34 @@ impl Conductor {
             settled: Default::default(),
             cut: false,
             reached,
+            twin: None,
+            direct,
         });
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);
         self.queue(peer, peer_listener, peer_slot);
         Ok(done(socket).with_address(dressed(local, v6).into()))
+    }
+
+    /// Whether there is room for one more connection, and memory for `peer` to receive something.
+    pub(super) fn check_room(&self, peer: ClientId) -> Result<(), Errno> {
+        if self.connections.len() - self.free_connections.len() >= self.settings.connections_max {
+            return Err(Errno::NOBUFS);
+        }
+        let (used, budget) = self.pool.usage();
+        if used + RING_BYTES_MIN > budget && self.client(peer).is_none_or(|c| c.free_ring_bytes() == 0) {
+            self.reclaim();
+            return Err(Errno::NOBUFS);
+        }
+        Ok(())
+    }
+
+    /// An entry of the connection table.
+    pub(super) fn free_connection(&mut self) -> u32 {
+        self.free_connections.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            (self.connections.len() - 1) as u32
+        })
     }
 
     /// Puts a connection into a listener's backlog.
@@ -296,7 +325,7 @@ impl Conductor {
         Ok(done(SocketId::new(slot, generation)).with_address(remote))
     }
 
-    fn connected(&self, id: ClientId, slot: Slot) -> Result<Connected, Errno> {
+    pub(super) fn connected(&self, id: ClientId, slot: Slot) -> Result<Connected, Errno> {
         match self.client(id).and_then(|c| c.socket(slot)).map(|s| &s.state) {
             Some(SocketState::Connected(connected)) => Ok(*connected),
             _ => Err(Errno::NOTCONN),
@@ -321,6 +350,7 @@ impl Conductor {
                 send_end: ENDED,
                 recv_end: Some(ENDED),
             });
+            self.deafen_unclaimed(connection, ENDED);
         }
         Ok(done(socket))
     }
@@ -381,7 +411,7 @@ fn family_of(socket: &Socket, address: SocketAddr) -> Result<SocketAddr, Errno> 
 }
 
 /// The address in the clothes of the socket's family.
-fn dressed(address: SocketAddr, v6: bool) -> SocketAddr {
+pub(super) fn dressed(address: SocketAddr, v6: bool) -> SocketAddr {
     match (v6, canonical(address.ip())) {
         (true, IpAddr::V4(ip)) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
         (_, ip) => SocketAddr::new(ip, address.port()),

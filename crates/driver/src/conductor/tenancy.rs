@@ -5,7 +5,7 @@ use crate::admin::PolicyReport;
 use crate::identity::{Identity, NamespaceId};
 use crate::messages::{ClientId, TenantId, ToMover};
 use crate::metrics::Metrics;
-use crate::policy::{Action, Policy};
+use crate::policy::{Action, Path, Policy};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 
@@ -66,8 +66,7 @@ impl Conductor {
                 mover.send(ToMover::SetBudget { tenant, budget: std::sync::Arc::clone(&budget) });
             }
         }
-        self.sort_clients();
-        let mut cut = 0;
+        let mut cut = self.sort_clients();
         for index in 0..self.connections.len() {
             if self.is_denied(index) {
                 self.cut(index);
@@ -78,8 +77,9 @@ impl Conductor {
         cut
     }
 
-    /// Finds out anew whose clients and connections are.
-    pub(super) fn sort_clients(&mut self) {
+    /// Finds out anew whose clients and connections are. Ends those that share memory and may do so no more; returns
+    /// how many.
+    pub(super) fn sort_clients(&mut self) -> u64 {
         self.tenants.look();
         for id in 0..self.clients.len() {
             let Some(client) = &self.clients[id] else { continue };
@@ -105,6 +105,22 @@ impl Conductor {
                 self.movers[connection.movers[side]].send(ToMover::SetTenant { flow, tenant: now[side] });
             }
         }
+        let misplaced: Vec<_> =
+            (0..self.connections.len()).filter(|&index| self.is_misplaced(index)).collect();
+        for &index in &misplaced {
+            self.cut(index);
+        }
+        misplaced.len() as u64
+    }
+
+    /// Whether a connection is on the direct path, and would not get there again.
+    fn is_misplaced(&self, index: usize) -> bool {
+        let Some(connection) = self.connections[index].as_ref().filter(|c| !c.cut && c.direct.is_some())
+        else {
+            return false;
+        };
+        let [Some((from, _)), Some((to, _))] = connection.sides else { return false };
+        self.path_of(from, to, connection.tenants, connection.reached) == Path::Offloaded
     }
 
     fn is_denied(&self, index: usize) -> bool {
@@ -116,7 +132,8 @@ impl Conductor {
     }
 
     /// Ends a connection: both sides get `ECONNRESET`.
-    fn cut(&mut self, index: usize) {
+    pub(super) fn cut(&mut self, index: usize) {
+        self.report_sides(index as u32);
         let Some(connection) = &mut self.connections[index] else { return };
         connection.cut = true;
         let errno = Errno::CONNRESET.raw_os_error() as u32;
@@ -128,6 +145,7 @@ impl Conductor {
     }
 
     pub(super) fn policy_report(&mut self) -> PolicyReport {
+        self.collect_reports();
         for (index, entry) in self.connections.iter_mut().enumerate() {
             if let Some(connection) = entry {
                 self.tenants.settle(index as u32, connection, self.metrics.region());

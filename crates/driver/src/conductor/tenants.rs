@@ -4,7 +4,7 @@ use crate::admin::{Account, PolicyReport, RouteReport, RuleReport, TenantReport}
 use crate::identity::{control_group, namespace_of_file, NamespaceId};
 use crate::messages::TenantId;
 use crate::mover::Budget;
-use crate::policy::{is_below, Action, Attempt, Limits, Policy, Tenant, DEFAULT_TENANT};
+use crate::policy::{is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT};
 use pd_abi::counters::FlowCounters;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
@@ -186,6 +186,25 @@ impl Tenants {
         (action, rule.unwrap_or(self.policy.rules.len()))
     }
 
+    /// How a connection's bytes travel. What a rule says holds; otherwise they go directly if both clients are one
+    /// tenant's, and nothing has to be metered. Nobody named the clients of the default tenant: they are one
+    /// tenant's only within a network namespace and as one user (`kin`).
+    pub fn path(&self, tenants: [TenantId; 2], kin: bool, reached: SocketAddr) -> Path {
+        let [from, to] = tenants.map(|id| &self.entries[id as usize]);
+        let (address, port) = (reached.ip().to_canonical(), reached.port());
+        let attempt = Attempt { from: &from.name, to: &to.name, address, port };
+        let rule = self.policy.decide(&attempt).1.map(|index| &self.policy.rules[index]);
+        if let Some(path) = rule.and_then(|rule| rule.path) {
+            return path;
+        }
+        let named = tenants[0] != TenantId::default();
+        let limited = [from, to].iter().any(|entry| entry.budget.limits != Limits::default());
+        match tenants[0] == tenants[1] && (named || kin) && !limited {
+            true => self.policy.path,
+            false => Path::Offloaded,
+        }
+    }
+
     /// Counts a decision on a connect and the tenant's connections.
     ///
     /// # Errors
@@ -251,6 +270,7 @@ impl Tenants {
         let rules = policy.rules.iter().map(ToString::to_string).chain([otherwise]);
         PolicyReport {
             file,
+            path: policy.path,
             tenants: self.entries.iter().map(|entry| entry.report(policy)).collect(),
             rules: rules.zip(&self.hits).map(|(rule, &hits)| RuleReport { rule, hits }).collect(),
             routes: (policy.routes.iter().zip(&self.route_hits))

@@ -1,8 +1,10 @@
 //! Memory of the driver's clients: the budgeted pool, the regions it makes, the lines and rings in them.
+mod direct;
 mod lines;
 mod pool;
 mod space;
 
+pub use direct::DirectRing;
 pub use lines::{ClientMemory, Slot};
 pub use pool::{Exhausted, HugepageUse, Pool, Region};
 pub use space::Space;

@@ -25,7 +25,7 @@ pub enum HugepageUse {
 pub struct Pool {
     budget: u64,
     used: AtomicU64,
-    hugepages: HugepageUse,
+    pub(super) hugepages: HugepageUse,
     warned: AtomicBool,
 }
 
@@ -81,7 +81,7 @@ impl Pool {
         (self.used.load(Ordering::Relaxed), self.budget)
     }
 
-    fn lease(self: &Arc<Self>, bytes: u64) -> Result<Lease, Exhausted> {
+    pub(super) fn lease(self: &Arc<Self>, bytes: u64) -> Result<Lease, Exhausted> {
         let took = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|&sum| sum <= self.budget)
         });
@@ -148,7 +148,7 @@ impl Pool {
         Ok((Region { map: Arc::new(map), pages, _lease: lease }, fd))
     }
 
-    fn warn(&self) {
+    pub(super) fn warn(&self) {
         if !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "no free hugepages: regions are made of {PAGE_BYTES}-byte pages, which costs throughput; \

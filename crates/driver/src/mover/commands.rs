@@ -76,9 +76,11 @@ impl Mover {
                 }
             }
             ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
-            ToMover::AddFlow { flow, tenant, source, destination, send_ring_bytes, serial } => {
+            ToMover::AddFlow { flow, tenant, source, destination, send_ring_bytes, serial, direct } => {
                 let (client, slot) = (source.client, source.slot);
-                let added = Flow::new((flow, tenant), source, destination, send_ring_bytes, serial, self.now);
+                let mut added =
+                    Flow::new((flow, tenant), source, destination, send_ring_bytes, serial, self.now);
+                added.direct = direct;
                 counting::open(&self.metrics, self.settings.id, &added);
                 put(&mut self.flows, flow as usize, Box::new(added));
                 if let Some(socket) = self.socket_mut(client, slot) {
@@ -88,6 +90,17 @@ impl Mover {
             ToMover::Incoming { client, slot, flow, mover } => {
                 if let Some(socket) = self.socket_mut(client, slot) {
                     socket.incoming = Some((mover, flow));
+                }
+            }
+            ToMover::Kick { flow: id } => {
+                if let Some(flow) = flow_of(&mut self.flows, id) {
+                    let news = flow.kick();
+                    self.tell(id, news);
+                }
+            }
+            ToMover::Reported { flow, bytes, messages } => {
+                if let Some(flow) = flow_of(&mut self.flows, flow) {
+                    counting::count_reported(&self.metrics, self.settings.id, flow, bytes, messages);
                 }
             }
             ToMover::SetSendRing { flow, bytes } => {
@@ -110,10 +123,14 @@ impl Mover {
                     self.touch(id);
                 }
             }
+            ToMover::Retarget { flow, destination } => self.retarget(flow, destination),
+            ToMover::HandOver { flow, source } => self.hand_over(flow, source),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
             ToMover::SetBudget { tenant, budget } => self.set_budget(tenant, budget),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
-            ToMover::Ready { client, slot } => self.post_ready(client, slot),
+            ToMover::Ready { client, slot } | ToMover::Nudge { client, slot, .. } => {
+                self.post_ready(client, slot);
+            }
             ToMover::Space { flow, .. } | ToMover::Resume { flow } => self.resume(flow),
             ToMover::Reclaim => self.tick(RING_IDLE_SHORT),
             ToMover::Drain { client } => self.drain(client),
@@ -129,7 +146,7 @@ impl Mover {
     pub(super) fn take_ring(&mut self, id: FlowId, ring: Option<Ring>) {
         let Some(flow) = flow_of(&mut self.flows, id) else {
             if let Some(ring) = ring {
-                self.conductor.send(ToConductor::FreeRing { flow: id, ring });
+                self.conductor.send(ToConductor::FreeRing { ring });
             }
             return;
         };

@@ -23,6 +23,15 @@ pub struct Moved {
 
 /// A flow begins: lines for it and for both of its clients.
 pub fn open(metrics: &Metrics, mover: MoverId, flow: &Flow) {
+    open_clients(metrics, mover, flow);
+    let region = metrics.region();
+    if let Some(at) = flow_line(region.shape(), flow) {
+        region.open_line(at, flow.serial, FLOW_WORDS);
+    }
+}
+
+/// Lines for the clients of a flow.
+pub fn open_clients(metrics: &Metrics, mover: MoverId, flow: &Flow) {
     let region = metrics.region();
     for end in [&flow.source, &flow.destination] {
         if let Some(at) = client_line(region.shape(), mover, end) {
@@ -31,9 +40,6 @@ pub fn open(metrics: &Metrics, mover: MoverId, flow: &Flow) {
             }
         }
     }
-    if let Some(at) = flow_line(region.shape(), flow) {
-        region.open_line(at, flow.serial, FLOW_WORDS);
-    }
 }
 
 /// Counts what a flow has moved.
@@ -41,11 +47,24 @@ pub fn count(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved) {
     if *moved == Moved::default() {
         return;
     }
-    let (region, wake_ups) = (metrics.region(), moved.source_woken + moved.destination_woken);
+    let wake_ups = moved.source_woken + moved.destination_woken;
     metrics.bytes_delivered.add(moved.bytes);
     metrics.messages_completed.add(moved.messages);
     metrics.rings_full.add(moved.rings_full);
     metrics.wake_ups.add(wake_ups);
+    count_in_lines(metrics, mover, flow, moved);
+}
+
+/// Counts what the source of a direct flow says that it has sent: like what was delivered in the lines of the flow
+/// and of its clients, by itself in the sum.
+pub fn count_reported(metrics: &Metrics, mover: MoverId, flow: &Flow, bytes: u64, messages: u64) {
+    metrics.bytes_reported.add(bytes);
+    metrics.messages_reported.add(messages);
+    count_in_lines(metrics, mover, flow, &Moved { bytes, messages, ..Moved::default() });
+}
+
+fn count_in_lines(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved) {
+    let (region, wake_ups) = (metrics.region(), moved.source_woken + moved.destination_woken);
     if let Some(at) = flow_line(region.shape(), flow) {
         region.add(at + offset_of!(FlowCounters, bytes), moved.bytes);
         region.add(at + offset_of!(FlowCounters, messages), moved.messages);

@@ -1,6 +1,7 @@
 //! One direction of a connection: from the sends of one socket to the receive ring of another
 //! (paper, section III-E).
 use super::counting::Moved;
+use super::moving::Moves;
 use super::table::BufferTable;
 use super::throttle::{Allowance, Own};
 use crate::memory::ClientMemory;
@@ -27,6 +28,8 @@ pub struct Flow {
     pub source: Endpoint,
     pub destination: Endpoint,
     pub serial: u64,
+    /// Its bytes go by rings of the two clients.
+    pub direct: bool,
 
     /// Sends accepted and not yet completed, oldest first.
     sbt: BufferTable,
@@ -72,7 +75,11 @@ pub struct Flow {
     aborted: bool,
     destination_gone: bool,
     end_published: bool,
+    /// What the two sides were told when it was aborted.
+    ends_told: (u32, u32),
     pub last_active: Duration,
+    /// If one of its ends ever went from one client to another.
+    pub moves: Option<Box<Moves>>,
 }
 
 /// What [`Flow::pump`] ran into.
@@ -113,6 +120,7 @@ impl Flow {
             source,
             destination,
             serial,
+            direct: false,
             sbt: BufferTable::new(send_ring_bytes),
             cursor: (0, 0),
             oldest_delivered: 0,
@@ -142,7 +150,9 @@ impl Flow {
             aborted: false,
             destination_gone: false,
             end_published: false,
+            ends_told: (0, 0),
             last_active: now,
+            moves: None,
         }
     }
 
@@ -219,7 +229,7 @@ impl Flow {
         commands: &mut Vec<Command>,
         commands_max: usize,
     ) -> Result<Pump, Violation> {
-        if self.pending == 0 || self.aborted {
+        if self.pending == 0 || self.aborted || self.moves.as_ref().is_some_and(|m| m.is_switching()) {
             return Ok(Pump::Drained);
         }
         if self.ring_outgrown && self.is_ring_empty()? {
@@ -234,12 +244,17 @@ impl Flow {
                 return Ok(Pump::More);
             }
             let (number, under_way) = self.cursor;
-            let starts = u64::from(under_way == 0);
+            let unread = self.moves.as_ref().and_then(|moves| moves.next_unread());
+            let starts = u64::from(under_way == 0 && unread.is_none());
             if budget.messages < starts {
                 return Ok(Pump::More);
             }
-            let Some(&entry) = self.sbt.get(number) else { return Ok(Pump::Drained) };
-            let want = (entry.size - under_way).min(budget.bytes).min(chunk_bytes_max.into());
+            let (src_addr, left) = match (unread, self.sbt.get(number)) {
+                (Some(unread), _) => unread,
+                (None, Some(entry)) => (entry.pointer + under_way, entry.size - under_way),
+                (None, None) => return Ok(Pump::Drained),
+            };
+            let want = left.min(budget.bytes).min(chunk_bytes_max.into());
             let mut room = ring_bytes - (self.reserved - self.consumed);
             if room < want {
                 self.refresh_consumed()?;
@@ -256,7 +271,7 @@ impl Flow {
                 request_type: CommandType::GeneralSend as u8,
                 cid: self.source.client,
                 data_len: len as u32,
-                src_addr: entry.pointer + under_way,
+                src_addr,
                 dst_addr: base + position,
                 conn_id: self.id,
                 table_id: TableId::Rbt as u8,
@@ -267,8 +282,11 @@ impl Flow {
             self.pending -= len;
             budget.bytes -= len;
             budget.messages -= starts;
-            self.cursor =
-                if under_way + len == entry.size { (number + 1, 0) } else { (number, under_way + len) };
+            match &mut self.moves {
+                Some(moves) if unread.is_some() => moves.take_unread(len),
+                _ if len == left => self.cursor = (number + 1, 0),
+                _ => self.cursor = (number, under_way + len),
+            }
         }
         Ok(Pump::Drained)
     }
@@ -328,6 +346,9 @@ impl Flow {
                 continue;
             }
             self.delivered += entry.size;
+            if self.moves.as_mut().is_some_and(|moves| moves.deliver_unread(entry.size)) {
+                continue;
+            }
             self.oldest_delivered += entry.size;
             let Some(oldest) = self.sbt.get(self.sends_done) else { continue };
             if self.oldest_delivered == oldest.size {
@@ -348,6 +369,11 @@ impl Flow {
         let Endpoint { slot, generation, ref memory, .. } = self.destination;
         if self.delivered != self.published.0 {
             news.moved.bytes = self.delivered - self.published.0;
+            if let Some(moves) = &mut self.moves {
+                let again = moves.counted.min(news.moved.bytes);
+                moves.counted -= again;
+                news.moved.bytes -= again;
+            }
             self.published.0 = self.delivered;
             self.last_active = now;
             memory.publish_u64(slot, socket_status::RECV_PRODUCER, self.delivered);
@@ -368,10 +394,8 @@ impl Flow {
         if self.sends_done != self.published.1 {
             news.moved.messages = self.sends_done - self.published.1;
             self.published.1 = self.sends_done;
-            let Endpoint { slot, ref memory, .. } = self.source;
             if !self.source_gone() {
-                memory.publish_u64(slot, socket_status::SEND_CONSUMER, self.sends_done);
-                news.source = self.send_waker.wake(&memory.send_wait(slot), self.sends_done);
+                news.source = self.publish_sends_done();
                 news.moved.source_woken = news.source.into();
             }
         }
@@ -411,6 +435,7 @@ impl Flow {
         self.end_published = true;
         if !self.aborted {
             self.aborted = true;
+            self.ends_told = (send_end, recv_end.unwrap_or(ENDED));
             self.pending = 0;
             if self.rbt.is_empty() {
                 self.drop_sends();
@@ -423,6 +448,76 @@ impl Flow {
             }
         }
         news
+    }
+
+    /// Tells the source how many of its own sends are done. Says whether it was woken.
+    fn publish_sends_done(&mut self) -> bool {
+        let Endpoint { slot, ref memory, .. } = self.source;
+        let (base, end) = self.moves.as_ref().map_or((0, u64::MAX), |m| (m.base, m.sends_of_present()));
+        let own = self.sends_done.min(end).saturating_sub(base);
+        memory.publish_u64(slot, socket_status::SEND_CONSUMER, own);
+        self.send_waker.wake(&memory.send_wait(slot), own)
+    }
+
+    /// Tells a new source how things stand.
+    pub fn introduce_source(&mut self) -> News {
+        self.send_waker = Waker::default();
+        let mut news = News { source: self.publish_sends_done(), ..News::default() };
+        let end = if self.aborted { self.ends_told.0 } else { ENDED };
+        if self.aborted || self.finish.is_some() {
+            let Endpoint { slot, ref memory, .. } = self.source;
+            memory.publish_u32(slot, socket_status::SEND_END, end);
+            self.send_waker.wake_always(&memory.send_wait(slot));
+            news.source = true;
+        }
+        news
+    }
+
+    /// Whether the receiving end may go to another client: no copy is under way to it.
+    pub fn can_switch(&self) -> bool {
+        self.rbt.is_empty() && self.moves.as_ref().is_some_and(|moves| moves.is_switching())
+    }
+
+    /// Starts again with an empty ring. Returns which bytes of the present one are unread: the first, and how
+    /// many. Who broke its counter has lost them.
+    pub fn restart_receiving(&mut self) -> (u64, u64) {
+        let consumed = self.refresh_consumed().map_or(self.delivered, |()| self.consumed);
+        let unread = if self.aborted { 0 } else { self.delivered - consumed };
+        (self.reserved, self.delivered, self.consumed) = (0, 0, 0);
+        (self.published.0, self.announced) = (0, 0);
+        (self.destination_taken, self.destination_gone) = (false, false);
+        self.end_published = self.aborted;
+        self.recv_waker = Waker::default();
+        (consumed, unread)
+    }
+
+    /// Tells a new destination of an end that its predecessor knew.
+    pub fn repeat_recv_end(&mut self) -> News {
+        let destination = self.aborted && self.publish_recv_end(self.ends_told.1);
+        News { destination, ..News::default() }
+    }
+
+    /// Whose sends it accepts now.
+    pub fn last_sender(&self) -> &Endpoint {
+        self.moves.as_ref().and_then(|moves| moves.last_heir()).unwrap_or(&self.source)
+    }
+
+    /// Sends ever accepted, and done.
+    pub fn sends(&self) -> (u64, u64) {
+        (self.sends_accepted, self.sends_done)
+    }
+
+    /// Wakes both sides, whatever they wait for.
+    pub fn kick(&mut self) -> News {
+        if !self.destination_gone {
+            let Endpoint { slot, ref memory, .. } = self.destination;
+            self.recv_waker.wake_always(&memory.recv_wait(slot));
+        }
+        if !self.source_gone() {
+            let Endpoint { slot, ref memory, .. } = self.source;
+            self.send_waker.wake_always(&memory.send_wait(slot));
+        }
+        News { source: !self.source_gone(), destination: !self.destination_gone, ..News::default() }
     }
 
     fn drop_sends(&mut self) {

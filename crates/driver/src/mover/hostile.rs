@@ -340,6 +340,7 @@ impl World {
                 destination: endpoint(destination),
                 send_ring_bytes: SEND_RING_BYTES,
                 serial: u64::from(flow / 2) + 1,
+                direct: false,
             });
         }
     }
@@ -360,7 +361,8 @@ impl World {
         let (client, page) = Self::place(flow);
         let map = Arc::clone(&self.parties[client as usize].receive);
         // Smaller than wished, so that one that was full is exchanged, for one in the same place.
-        let ring = Some(Ring { region: 1, page, pages: RING_PAGES, wished: 2 * RING_BYTES, map });
+        let wished = 2 * RING_BYTES;
+        let ring = Some(Ring { client, serial: 0, region: 1, page, pages: RING_PAGES, wished, map });
         self.inbox.send(ToMover::Ring { flow, ring });
     }
 
@@ -393,9 +395,11 @@ impl World {
                     self.inbox.send(ToMover::Ring { flow, ring: None });
                 }
                 ToConductor::NeedRing { flow, .. } => self.grant(flow),
-                ToConductor::FreeRing { flow, ring } => {
-                    let (client, page) = Self::place(flow);
-                    assert_eq!((ring.page, ring.pages), (page, RING_PAGES));
+                ToConductor::FreeRing { ring } => {
+                    let client = ring.client;
+                    let whose = (0..4).find(|&flow| Self::place(flow) == (client, ring.page));
+                    let flow = whose.expect("a ring that was given");
+                    assert_eq!(ring.pages, RING_PAGES);
                     assert!(Arc::ptr_eq(&ring.map, &self.parties[client as usize].receive));
                     let held = std::mem::replace(&mut self.rings[flow as usize], false);
                     assert!(held, "flow {flow} gives a ring back twice");
@@ -411,6 +415,7 @@ impl World {
                     assert!(!self.rings[flow as usize], "flow {flow} is over and keeps its ring");
                     assert!(!std::mem::replace(&mut self.flows_done[flow as usize], true));
                 }
+                ToConductor::Inherited { .. } => unreachable!("no end goes from one client to another"),
                 ToConductor::Apply { .. } => unreachable!("not a mover's"),
                 ToConductor::ClientGone { client } => {
                     assert!(client == A && self.buried && !self.gone);

@@ -11,6 +11,7 @@ mod events;
 mod flow;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod hostile;
+mod moving;
 mod requests;
 mod table;
 mod throttle;

@@ -1,4 +1,5 @@
 //! What clients ask for: requests copied once, checked, taken.
+use super::flow::Flow;
 use super::{channel_of, flow_of, Mover, Socket};
 use crate::memory::Slot;
 use crate::messages::{ClientId, Forwarded, ToConductor, ToMover, Violation};
@@ -129,6 +130,21 @@ impl Mover {
                 }
                 Ok(())
             }
+            Operation::Nudge => {
+                let outgoing = self.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing);
+                let flow = outgoing.and_then(|id| flow_of(&mut self.flows, id)).filter(|flow| flow.direct);
+                let Some((mover, to, slot)) =
+                    flow.map(|Flow { destination: to, .. }| (to.mover, to.client, to.slot))
+                else {
+                    return Ok(());
+                };
+                if mover == self.settings.id {
+                    self.post_ready(to, slot);
+                } else if let Some(_forwarded) = self.forwarded(client) {
+                    self.peers[mover].send(ToMover::Nudge { client: to, slot, _forwarded });
+                }
+                Ok(())
+            }
             _ => {
                 if let Some(_forwarded) = self.forwarded(client) {
                     let (channel, request) = (index, *request);
@@ -159,6 +175,9 @@ impl Mover {
             return Ok(());
         };
         let Some(flow) = flow_of(&mut self.flows, id) else { return Ok(()) };
+        if flow.direct {
+            return Err(Violation::Path);
+        }
         flow.accept(address, span.len)?;
         if flow.pending == 0 {
             self.touch(id);

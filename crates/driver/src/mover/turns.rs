@@ -151,7 +151,11 @@ impl Mover {
                 let completion = self.completions[at];
                 let Some(flow) = flow_of(&mut self.flows, completion.conn_id) else { continue };
                 flow.complete(completion.entry_seq);
+                let can_switch = flow.can_switch();
                 self.touch(completion.conn_id);
+                if can_switch {
+                    self.switch(completion.conn_id);
+                }
             }
             worked |= count > 0;
             if count < self.completions.len() {
@@ -167,7 +171,11 @@ impl Mover {
             flow.touched = false;
             let news = flow.publish(self.now);
             counting::count(&self.metrics, self.settings.id, flow, &news.moved);
+            let has_moved = flow.moves.is_some();
             self.tell(id, news);
+            if has_moved {
+                self.settle_moves(id);
+            }
             self.settle(id);
         }
         // Nothing above touches a flow again, so the list is empty and keeps its capacity.
@@ -226,11 +234,13 @@ impl Mover {
         let ring = flow_of(&mut self.flows, id).and_then(Flow::take_ring);
         if let Some(ring) = ring {
             self.rings -= 1;
-            self.conductor.send(ToConductor::FreeRing { flow: id, ring });
+            self.conductor.send(ToConductor::FreeRing { ring });
         }
     }
 
     pub(super) fn forget_flow(&mut self, id: FlowId) {
+        self.settle_moves(id);
+        self.drop_unread(id);
         self.give_ring(id);
         let Some(flow) = self.flows.get_mut(id as usize).and_then(Option::take) else { return };
         self.conductor.send(ToConductor::FlowDone { flow: id });

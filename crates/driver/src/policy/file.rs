@@ -3,6 +3,7 @@
 //!
 //! ```toml
 //! default = "deny"                    # of connections that no rule matches; "allow" if absent
+//! path = "offloaded"                  # of connections within a tenant; "direct" if absent
 //!
 //! [[tenant]]
 //! name = "red"
@@ -19,13 +20,14 @@
 //! address = "10.88.0.0/16"
 //! port = [80, "8000-8999"]
 //! action = "allow"
+//! path = "direct"                     # whatever the tenants are, and without their rates
 //!
 //! [[route]]
 //! service = "10.96.0.1:80"
 //! to = "10.88.0.2:8080"
 //! ```
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
-use super::{Action, Limits, Policy, Route, Rule, Tenant, DEFAULT_TENANT};
+use super::{Action, Limits, Path, Policy, Route, Rule, Tenant, DEFAULT_TENANT};
 use crate::size::Bytes;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
@@ -55,6 +57,7 @@ pub struct PolicyError(String);
 #[serde(deny_unknown_fields, default)]
 struct File {
     default: Action,
+    path: Path,
     tenant: Vec<Spanned<TenantTable>>,
     rule: Vec<Spanned<RuleTable>>,
     route: Vec<Spanned<RouteTable>>,
@@ -62,7 +65,8 @@ struct File {
 
 impl Default for File {
     fn default() -> Self {
-        Self { default: Action::Allow, tenant: Vec::new(), rule: Vec::new(), route: Vec::new() }
+        let (default, path) = (Action::default(), Path::default());
+        Self { default, path, tenant: Vec::new(), rule: Vec::new(), route: Vec::new() }
     }
 }
 
@@ -100,6 +104,7 @@ struct RuleTable {
     address: Option<Many<Network>>,
     port: Option<Many<Ports>>,
     action: Action,
+    path: Option<Path>,
 }
 
 #[derive(Deserialize)]
@@ -186,7 +191,7 @@ impl Policy {
         let at = |start: usize, why: String| {
             PolicyError(format!("line {}: {why}", text[..start].matches('\n').count() + 1))
         };
-        let mut policy = Self { default: file.default, ..Self::default() };
+        let mut policy = Self { default: file.default, path: file.path, ..Self::default() };
         let mut taken = HashMap::new();
         for table in file.tenant {
             let start = table.span().start;
@@ -212,6 +217,9 @@ impl Policy {
     }
 
     fn knows(&self, rule: &Rule) -> Result<(), String> {
+        if rule.path.is_some() && rule.action == Action::Deny {
+            return Err("a connection that is denied has no path; take the key out".to_owned());
+        }
         let unknown = |name: &&String| *name != DEFAULT_TENANT && self.tenant(name).is_none();
         match rule.from.iter().chain(&rule.to).find(unknown) {
             Some(name) => Err(format!(
@@ -304,6 +312,7 @@ fn rule(table: RuleTable) -> Rule {
         addresses: table.address.map_or_else(Vec::new, |many| many.0.into_iter().map(|net| net.0).collect()),
         ports: table.port.map_or_else(Vec::new, |many| many.0.into_iter().map(|ports| ports.0).collect()),
         action: table.action,
+        path: table.path,
     }
 }
 

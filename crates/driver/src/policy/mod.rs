@@ -29,6 +29,19 @@ pub struct Policy {
     pub rules: Vec<Rule>,
     /// Service addresses.
     pub routes: Vec<Route>,
+    /// How bytes travel within a tenant, where no rule says so.
+    pub path: Path,
+}
+
+/// How a connection's bytes travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Path {
+    /// The driver moves them.
+    Offloaded,
+    /// The two clients share rings. Their driver neither sees nor meters the bytes.
+    #[default]
+    Direct,
 }
 
 /// What a rule says.
@@ -81,6 +94,8 @@ pub struct Rule {
     pub ports: Vec<RangeInclusive<u16>>,
     /// What then.
     pub action: Action,
+    /// How the bytes travel; none: directly within a tenant without rates, offloaded otherwise.
+    pub path: Option<Path>,
 }
 
 /// Who connects to a service address is connected to another.
@@ -157,6 +172,15 @@ impl fmt::Display for Action {
     }
 }
 
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Offloaded => "offloaded",
+            Self::Direct => "direct",
+        })
+    }
+}
+
 fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
 }
@@ -174,6 +198,9 @@ impl fmt::Display for Rule {
                 (first, last) => format!("{first}-{last}"),
             });
             write!(f, ", port {}", list(ports))?;
+        }
+        if let Some(path) = self.path {
+            write!(f, ", path {path}")?;
         }
         Ok(())
     }
@@ -218,6 +245,7 @@ impl fmt::Display for Policy {
             writeln!(f, "rule {}: {rule}", index + 1)?;
         }
         writeln!(f, "otherwise: {}", self.default)?;
+        writeln!(f, "path within a tenant without rates: {}", self.path)?;
         for route in &self.routes {
             writeln!(f, "service {route}")?;
         }

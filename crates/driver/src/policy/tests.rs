@@ -20,6 +20,7 @@ fn every_key_is_read_and_explained() {
     let policy = Policy::parse(
         r#"
         default = "deny"
+        path = "offloaded"
         [[tenant]]
         name = "red"
         containers = ["web"]
@@ -36,6 +37,7 @@ fn every_key_is_read_and_explained() {
         address = ["10.0.0.0/8", "fd00::1"]
         port = [80, "8000-8999"]
         action = "allow"
+        path = "direct"
         [[route]]
         service = "10.96.0.1:80"
         to = "10.0.0.2:8080"
@@ -50,8 +52,9 @@ fn every_key_is_read_and_explained() {
     for line in [
         "tenant red: container web, cgroup /red.slice, namespace /run/netns/red; at most 5 connections; \
          1048576 bytes/s, burst 2097152; 1000 messages/s, burst 20; 4096 bytes/s a connection, burst 65536",
-        "rule 1: allow red to red, blue, address 10.0.0.0/8, fd00::1/128, port 80, 8000-8999",
+        "rule 1: allow red to red, blue, address 10.0.0.0/8, fd00::1/128, port 80, 8000-8999, path direct",
         "otherwise: deny",
+        "path within a tenant without rates: offloaded",
         "service 10.96.0.1:80 is 10.0.0.2:8080",
     ] {
         assert!(told.lines().any(|l| l == line), "{line:?} is missing in:\n{told}");
@@ -83,6 +86,8 @@ fn what_is_wrong_is_named_with_its_line_and_a_remedy() {
             &["line 1", "connection_rate.burst_messages = 1", "use 10 to"],
         ),
         ("[[rule]]\naction = \"allow\"\n[[rule]]\nfrom = \"green\"\naction=\"deny\"", &["line 3", "rule 2", "green", "add [[tenant]]"]),
+        ("path = \"kernel\"", &["line 1", "kernel", "offloaded", "direct"]),
+        ("[[rule]]\naction = \"deny\"\npath = \"direct\"", &["line 1", "rule 1", "take the key out"]),
         ("[[rule]]\nfrom = \"default\"", &["line 1", "action"]),
         ("[[rule]]\naction = \"deny\"\naddress = \"10.0.0\"", &["line 3", "'10.0.0'", "10.88.0.0/16"]),
         ("[[rule]]\naction = \"deny\"\nport = 70000", &["line 3", "'70000'", "65535"]),

@@ -5,6 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use pd_abi::counters::ClientCounters;
 use pd_driver::admin::ClientReport;
+use pd_driver::policy::Path;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -18,7 +19,7 @@ use crate::live::Sample;
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
-const COUNTERS: [(&str, &str, &str); 19] = [
+const COUNTERS: [(&str, &str, &str); 23] = [
     ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
     ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
     ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
@@ -46,6 +47,14 @@ const COUNTERS: [(&str, &str, &str); 19] = [
         "pipedevice_engines_quarantined",
         "Engines no longer used because they kept failing",
     ),
+    ("connections_direct", "pipedevice_connections_direct", "Connections made on the direct path"),
+    (
+        "connections_broken",
+        "pipedevice_connections_broken",
+        "Direct connections ended because a peer's words were impossible",
+    ),
+    ("bytes_reported", "pipedevice_reported_bytes", "Bytes that clients say they sent on the direct path"),
+    ("messages_reported", "pipedevice_messages_reported", "Sends that clients say these were"),
 ];
 
 type OfClient = fn(&ClientReport, &ClientCounters) -> u64;
@@ -100,6 +109,7 @@ impl Collector for Page {
             let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(gauge)?;
         }
+        connections_by_path(&mut encoder, sample)?;
         for (name, help, of) in CLIENT_COUNTERS {
             family(&mut encoder, sample, (name, help, of), MetricType::Counter)?;
         }
@@ -135,6 +145,17 @@ fn gauges(sample: &Sample) -> [(&'static str, &'static str, f64); 7] {
             sample.gauges.rings_waiting as f64,
         ),
     ]
+}
+
+fn connections_by_path(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt::Result {
+    let help = "Open connections by the path that their bytes take";
+    let mut metric =
+        encoder.encode_descriptor("pipedevice_connections_by_path", help, None, MetricType::Gauge)?;
+    for path in [Path::Offloaded, Path::Direct] {
+        let count = sample.names.connections.iter().filter(|c| c.path == path).count() as u64;
+        metric.encode_family(&[("path", path.to_string())])?.encode_gauge(&count)?;
+    }
+    Ok(())
 }
 
 fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: f64) -> fmt::Result {

@@ -5,12 +5,10 @@ use std::net::SocketAddr;
 
 use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters};
 use pd_driver::admin::{ClientReport, ConnectionReport};
+use pd_driver::policy::Path as BytesPath;
 use serde::Serialize;
 
 use super::Sample;
-
-/// How a connection's bytes travel: there is one way so far.
-const PATH: &str = "offloaded";
 
 /// Everything, as `--json` prints it.
 #[derive(Clone, Debug, Serialize)]
@@ -75,7 +73,8 @@ pub struct ContainerView {
 #[allow(missing_docs)]
 pub struct ConnectionView {
     pub connection: u32,
-    pub path: &'static str,
+    /// On the direct path the numbers are what the clients say.
+    pub path: BytesPath,
     pub from: Option<SocketAddr>,
     pub from_container: String,
     pub to: Option<SocketAddr>,
@@ -198,7 +197,7 @@ fn connection(
     };
     ConnectionView {
         connection: names.connection,
-        path: PATH,
+        path: names.path,
         from: names.from.map(|(_, at)| at),
         from_container: container(&names.from),
         to: names.to.map(|(_, at)| at),
@@ -252,6 +251,7 @@ pub mod tests {
                     serial,
                     from: Some((from, at(40_000 + from))),
                     to: Some((to, at(7000))),
+                    path: BytesPath::Offloaded,
                     bytes: [0, 0],
                     messages: [0, 0],
                 })

@@ -122,8 +122,8 @@ pub const CONNECTIONS: [Column<ConnectionView>; 9] = [
         title: "PATH",
         width: 9,
         rank: 5,
-        text: |c| c.path.to_owned(),
-        order: |a, b| a.path.cmp(b.path),
+        text: |c| c.path.to_string(),
+        order: |a, b| a.path.to_string().cmp(&b.path.to_string()),
     },
     Column {
         title: "Gbit/s",

@@ -1,0 +1,68 @@
+//! The direct path: a connection whose bytes lie in rings that the two clients share, one for each direction.
+//!
+//! The sender copies into the ring that it writes ([`send`]); the receiver is lent the bytes where they are
+//! ([`recv`]). The driver makes the rings ([`setup`]), passes on events for epoll, and ends the connection; it takes
+//! no part otherwise. [`wait`] is how the two wake each other.
+//!
+//! The peer is not trusted with this process's memory: its words are loaded once and bounded, and what cannot be
+//! ends the connection. But it may change bytes that were received while they are read: the two are one tenant, or
+//! the policy says so.
+mod recv;
+mod send;
+mod setup;
+mod wait;
+
+pub(crate) use recv::Incoming;
+pub(crate) use send::Outgoing;
+pub(crate) use setup::Direct;
+
+use pd_shm::Mapping;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// How a connection's bytes travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// The driver moves them.
+    Offloaded,
+    /// They lie in rings that the two clients share.
+    Direct,
+}
+
+impl Path {
+    /// As it is written: `offloaded` or `direct`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Offloaded => "offloaded",
+            Self::Direct => "direct",
+        }
+    }
+}
+
+/// The memory file of one side: its index page and, behind that, the ring. The peer's ring is mapped twice in a row.
+#[derive(Clone, Debug)]
+pub(crate) struct Half {
+    map: Arc<Mapping>,
+    /// Where the ring begins.
+    head: usize,
+    /// Bytes of the ring; a power of two.
+    bytes: u64,
+}
+
+impl Half {
+    #[inline]
+    fn load(&self, word: usize) -> u64 {
+        self.map.load_u64(word, Ordering::Acquire)
+    }
+
+    #[inline]
+    fn publish(&self, word: usize, value: u64) {
+        self.map.store_u64(word, value, Ordering::Release);
+    }
+
+    /// Where byte number `position` of the stream lies.
+    #[inline]
+    fn place(&self, position: u64) -> usize {
+        self.head + (position & (self.bytes - 1)) as usize
+    }
+}

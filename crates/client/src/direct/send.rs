@@ -1,0 +1,227 @@
+//! Sending on the direct path: one copy into the own ring.
+use super::wait::{Bells, Pace, Waker, RECV, SEND};
+use super::Half;
+use crate::error::Result;
+use crate::send::{partial, SendSide};
+use crate::socket::{would_block, Socket};
+use crate::turn::{lock, sleep_in_turn, Deadline, HasTurn};
+use pd_abi::layout::direct;
+use pd_abi::Operation;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+/// A long message is shown to the receiver piece by piece, so that it reads while the rest is copied.
+const PIECE_BYTES: u64 = 32 << 10;
+
+/// The sending half's view of the rings.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    own: Option<Half>,
+    peer: Option<Half>,
+    /// Bytes written, and sends that they were.
+    written: u64,
+    messages: u64,
+    /// Bytes that the peer has given back, as last seen.
+    consumer: u64,
+    waker: Waker,
+    pace: Pace,
+}
+
+impl Outgoing {
+    fn bytes(&self) -> u64 {
+        self.own.as_ref().map_or(0, |own| own.bytes)
+    }
+
+    fn room(&self) -> u64 {
+        self.bytes() - (self.written - self.consumer)
+    }
+
+    /// Whether anything was written.
+    pub(crate) fn has_sent(&self) -> bool {
+        self.written > 0
+    }
+
+    /// Half of the ring is free. Without a ring: all of it.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.room() >= self.bytes() / 2
+    }
+
+    /// The peer's index at which half of the ring is free.
+    fn half_free_at(&self) -> u64 {
+        self.written.saturating_sub(self.bytes() / 2)
+    }
+}
+
+impl SendSide {
+    /// Looks how much the peer has given back.
+    #[inline]
+    pub(crate) fn look_for_room(&mut self) -> Result<()> {
+        let Some(shared) = &self.link.direct else { return Ok(()) };
+        if self.out.peer.is_none() {
+            if let Some((own, peer)) = shared.both(&self.link)? {
+                (self.out.own, self.out.peer) = (Some(own), Some(peer));
+            }
+        }
+        let Some(peer) = &self.out.peer else { return Ok(()) };
+        let consumer = peer.load(direct::CONSUMER);
+        if consumer.wrapping_sub(self.out.consumer) > self.out.written - self.out.consumer {
+            return Err(shared.end(&self.link));
+        }
+        self.out.consumer = consumer;
+        Ok(())
+    }
+
+    /// Asks for an event when there is room. Says whether some has come meanwhile.
+    pub(crate) fn arm_direct(&mut self) -> bool {
+        let (before, at) = (self.out.consumer, self.out.half_free_at());
+        let lent = self.turn().is_sleeping();
+        if let Some(own) = &self.out.own {
+            self.out.pace.arm(own, &SEND, at.max(1), lent);
+        }
+        self.look_for_room().is_err() || self.out.consumer != before || self.end().is_err()
+    }
+
+    /// Copies what fits of `len` bytes at `ptr`: all of a piece, unless `splinters` will do. Returns how much.
+    ///
+    /// # Safety
+    /// `len` readable bytes at `ptr`.
+    #[inline]
+    unsafe fn write_direct(&mut self, ptr: *const u8, len: u64, splinters: bool) -> Result<u64> {
+        if self.out.own.is_none() {
+            let Some(shared) = &self.link.direct else { return Ok(0) };
+            self.out.own = Some(shared.own(&self.link)?);
+        }
+        let piece = len.min(PIECE_BYTES).min(self.out.bytes() / 2);
+        if self.out.room() < piece {
+            self.look_for_room()?;
+            if self.out.room() < piece && !(splinters && self.out.room() > 0) {
+                return Ok(0);
+            }
+        }
+        let part = piece.min(self.out.room());
+        let Some(own) = &self.out.own else { return Ok(0) };
+        let at = own.place(self.out.written);
+        let first = part.min((own.head as u64 + own.bytes) - at as u64);
+        // SAFETY: `part` bytes are readable, the caller says; the room in the own ring is nobody else's: the peer
+        // has given it back and can only read it anyway.
+        unsafe {
+            own.map.copy_in(at, ptr, first as usize);
+            if part > first {
+                own.map.copy_in(own.head, ptr.add(first as usize), (part - first) as usize);
+            }
+        }
+        self.out.written += part;
+        if part == len {
+            self.out.messages += 1;
+            own.map.store_u64(direct::MESSAGES, self.out.messages, Ordering::Relaxed);
+        }
+        own.publish(direct::PRODUCER, self.out.written);
+        self.tell_receiver();
+        Ok(part)
+    }
+
+    #[inline]
+    fn tell_receiver(&mut self) {
+        if self.out.peer.is_none() {
+            // SYNC POINT: direct-ready (the driver says that the peer has a ring before the peer sleeps)
+            fence(Ordering::SeqCst);
+            // What fails here shows itself to who waits for room; the peer looks again by itself.
+            let _ = self.look_for_room();
+        }
+        let out = &mut self.out;
+        let (Some(own), Some(peer)) = (&out.own, &out.peer) else { return };
+        if out.waker.tell(own, peer, &RECV, out.written) {
+            let _ = self.link.submit(self.link.request(Operation::Nudge));
+        }
+    }
+}
+
+impl Socket {
+    /// [`Socket::send`] on the direct path.
+    ///
+    /// # Safety
+    /// `len` readable bytes at `ptr`.
+    pub(crate) unsafe fn send_direct<'a>(
+        &'a self,
+        mut side: MutexGuard<'a, SendSide>,
+        ptr: *const u8,
+        len: usize,
+    ) -> Result<usize> {
+        let (mut left, mut deadline, mut slept) = (len as u64, None, false);
+        loop {
+            let at = ptr.wrapping_add(len - left as usize);
+            // SAFETY: the rest of the caller's bytes.
+            let step =
+                side.end().and_then(|()| unsafe { side.write_direct(at, left, self.is_nonblocking()) });
+            match step {
+                Ok(0) => {}
+                Ok(part) => {
+                    left -= part;
+                    if left == 0 {
+                        if !slept && !side.turn().is_sleeping() {
+                            side.went_on();
+                        }
+                        return Ok(len);
+                    }
+                    continue;
+                }
+                Err(error) => return partial(len, left, error),
+            }
+            if self.is_nonblocking() {
+                if self.watch.subscribed() && side.arm_direct() {
+                    continue;
+                }
+                return partial(len, left, would_block());
+            }
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
+            let Some(timeout) = deadline.next_sleep() else { return partial(len, left, would_block()) };
+            side = self.sleep_for_room(side, timeout);
+            slept = true;
+            if let Err(error) = self.check_usable() {
+                return partial(len, left, error);
+            }
+        }
+    }
+
+    fn sleep_for_room<'a>(
+        &'a self,
+        mut side: MutexGuard<'a, SendSide>,
+        timeout: Duration,
+    ) -> MutexGuard<'a, SendSide> {
+        let link = side.link.clone();
+        let (own, peer) = (side.out.own.clone(), side.out.peer.clone());
+        let wake_at = side.out.half_free_at().max(1);
+        let pair = own.as_ref().zip(peer.as_ref());
+        let sleeping = side.turn().is_sleeping();
+        let mut other = Pace::default();
+        let pace = if sleeping { &mut other } else { &mut side.out.pace };
+        let bells = Bells::new(link.send_cells(), pair, &SEND, pace);
+        let (mut side, timed_out) =
+            sleep_in_turn(&self.send, &self.send_turn, side, &bells, wake_at, timeout, || {
+                let room = match pair {
+                    Some((_, peer)) => peer.load(direct::CONSUMER) >= wake_at,
+                    None => link.peer_is_ready(),
+                };
+                room || link.send_end() != 0 || self.check_usable().is_err()
+            });
+        if !sleeping {
+            side.out.pace = bells.pace();
+        }
+        if timed_out {
+            drop(side);
+            link.attachment.check_alive();
+            return lock(&self.send);
+        }
+        side
+    }
+}
+
+impl SendSide {
+    #[inline]
+    fn went_on(&mut self) {
+        if let (Some(own), Some(peer)) = (&self.out.own, &self.out.peer) {
+            self.out.pace.went_on(own, peer, &SEND);
+        }
+    }
+}

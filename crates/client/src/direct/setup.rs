@@ -1,0 +1,97 @@
+//! Making, mapping and passing on direct rings, each once for a connection, by way of the attach socket.
+use super::Half;
+use crate::attachment::{sent_region, Attachment};
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::turn::lock;
+use pd_abi::layout::direct;
+use pd_abi::limits::RING_BYTES_MAX;
+use pd_abi::{Frame, FrameKind, Operation, SocketId};
+use pd_shm::memfd::Pages;
+use pd_shm::{barrier, Mapping, Protection};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// The rings of a connection, as far as they are there. The sides of the socket keep what they use of it.
+#[derive(Debug, Default)]
+pub(crate) struct Direct {
+    own: OnceLock<Half>,
+    peer: OnceLock<Half>,
+    making: Mutex<()>,
+    broken: AtomicBool,
+}
+
+impl Direct {
+    /// The ring that this side writes, made at first use.
+    pub(super) fn own(&self, link: &Link) -> Result<Half> {
+        let _one = lock(&self.making);
+        self.own_locked(link)
+    }
+
+    fn own_locked(&self, link: &Link) -> Result<Half> {
+        if let Some(own) = self.own.get() {
+            return Ok(own.clone());
+        }
+        let (fd, pages, bytes) = ask(&link.attachment, FrameKind::DirectRing, link.id)?;
+        let len = pages.bytes() + bytes as usize;
+        let map = Mapping::new(fd, len, Protection::ReadWrite).map_err(unmapped)?;
+        if barrier::register() {
+            map.store_u32(direct::BARRIERS, 1, Ordering::Relaxed);
+        }
+        let mapped = Frame::new(FrameKind::DirectMapped).with_id(link.id.0);
+        link.attachment.exchange(&mapped, FrameKind::Ready)?;
+        Ok(self.own.get_or_init(|| Half { map: Arc::new(map), head: pages.bytes(), bytes }).clone())
+    }
+
+    /// The rings of both sides, once the peer has made its own.
+    pub(super) fn both(&self, link: &Link) -> Result<Option<(Half, Half)>> {
+        if self.peer.get().is_none() && !link.peer_is_ready() {
+            return Ok(None);
+        }
+        let _one = lock(&self.making);
+        let own = self.own_locked(link)?;
+        if let Some(peer) = self.peer.get() {
+            return Ok(Some((own, peer.clone())));
+        }
+        let (fd, pages, bytes) = ask(&link.attachment, FrameKind::PeerRing, link.id)?;
+        let map =
+            Mapping::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes()).map_err(unmapped)?;
+        let peer = self.peer.get_or_init(|| Half { map: Arc::new(map), head: pages.bytes(), bytes });
+        Ok(Some((own, peer.clone())))
+    }
+
+    /// Whether the peer has broken the protocol.
+    #[inline]
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    /// The peer's words cannot be: has the driver end the connection, which counts it.
+    #[cold]
+    pub(super) fn end(&self, link: &Link) -> Error {
+        if !self.broken.swap(true, Ordering::Relaxed) {
+            let _ = link.submit(link.request(Operation::Broken));
+        }
+        Error::new(Errno::CONNRESET, "the peer wrote impossible words into its direct ring")
+    }
+}
+
+fn ask(attachment: &Attachment, kind: FrameKind, socket: SocketId) -> Result<(OwnedFd, Pages, u64)> {
+    let (frame, fds) = attachment.exchange(&Frame::new(kind).with_id(socket.0), kind)?;
+    let sent = sent_region(&frame, fds)?;
+    match Pages::from_bytes(frame.page_bytes) {
+        Some(pages) if frame.bytes.is_power_of_two() && frame.bytes <= RING_BYTES_MAX => {
+            Ok((sent.fd, pages, frame.bytes))
+        }
+        _ => Err(Error::new(Errno::PROTO, "the driver described a direct ring that cannot be")),
+    }
+}
+
+fn unmapped(errno: Errno) -> Error {
+    Error::new(
+        Errno::NOBUFS,
+        format!("cannot map a direct ring: {errno}; close connections, or raise vm.max_map_count"),
+    )
+}

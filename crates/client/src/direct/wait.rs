@@ -1,0 +1,183 @@
+//! Waking the peer, and sleeping until the peer or the driver wakes.
+//!
+//! Whoever publishes an index then looks whether the peer sleeps or has an event coming. Between the two lies a
+//! fence while the peer sleeps often; while it does not, the peer takes the fence over: it makes one on all cores
+//! before it sleeps ([`pd_shm::barrier`]), so that a stream needs none.
+use super::Half;
+use pd_abi::layout::direct;
+use pd_shm::wait::{SharedCells, SleeperCells};
+use pd_shm::{barrier, Mapping};
+use std::cell::Cell;
+use std::sync::atomic::{compiler_fence, fence, Ordering};
+use std::time::Duration;
+
+/// So often in a row something was there without a sleep: then the peer need not fence.
+const AWAKE_MIN: u32 = 256;
+
+/// Where one kind of waiting has its words: three in the sleeper's index page, the doorbell in the waker's.
+#[derive(Debug)]
+pub(super) struct Words {
+    wake_at: usize,
+    event_at: usize,
+    unfenced: usize,
+    doorbell: usize,
+}
+
+/// Waiting for bytes.
+pub(super) const RECV: Words = Words {
+    wake_at: direct::RECV_WAKE_AT,
+    event_at: direct::RECV_EVENT_AT,
+    unfenced: direct::RECV_UNFENCED,
+    doorbell: direct::RECV_DOORBELL,
+};
+
+/// Waiting for room.
+pub(super) const SEND: Words = Words {
+    wake_at: direct::SEND_WAKE_AT,
+    event_at: direct::SEND_EVENT_AT,
+    unfenced: direct::SEND_UNFENCED,
+    doorbell: direct::SEND_DOORBELL,
+};
+
+/// What a waker remembers: each value asked for is answered once.
+#[derive(Debug, Default)]
+pub(super) struct Waker {
+    woken_at: u64,
+    nudged_at: u64,
+}
+
+impl Waker {
+    /// Call after the index was stored: wakes the peer if it waits for that. Says whether the driver shall post it
+    /// an event.
+    #[inline]
+    pub(super) fn tell(&mut self, own: &Half, peer: &Half, words: &Words, index: u64) -> bool {
+        // SYNC POINT: direct-dekker
+        if peer.map.load_u32(words.unfenced, Ordering::Acquire) == 0 {
+            fence(Ordering::SeqCst);
+        } else {
+            compiler_fence(Ordering::SeqCst);
+        }
+        let wake_at = peer.map.load_u64(words.wake_at, Ordering::Relaxed);
+        let event_at = peer.map.load_u64(words.event_at, Ordering::Relaxed);
+        if wake_at == 0 {
+            self.woken_at = 0;
+        } else if index >= wake_at && wake_at != self.woken_at {
+            self.woken_at = wake_at;
+            ring(own, words);
+        }
+        if event_at != 0 && index >= event_at && event_at != self.nudged_at {
+            self.nudged_at = event_at;
+            return true;
+        }
+        false
+    }
+}
+
+#[cold]
+fn ring(own: &Half, words: &Words) {
+    let bell = own.map.load_u32(words.doorbell, Ordering::Relaxed).wrapping_add(1);
+    // SYNC POINT: wake-doorbell
+    own.map.store_u32(words.doorbell, bell, Ordering::Release);
+    own.map.futex_wake(words.doorbell);
+}
+
+/// Who makes the fence: decided by how often this side sleeps.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    awake: u32,
+    unfenced: bool,
+}
+
+impl Pace {
+    /// Something was there without a sleep. Nobody sleeps on these words just now.
+    #[inline]
+    pub(super) fn went_on(&mut self, own: &Half, peer: &Half, words: &Words) {
+        self.awake = self.awake.saturating_add(1);
+        if self.awake == AWAKE_MIN
+            && barrier::register()
+            && peer.map.load_u32(direct::BARRIERS, Ordering::Relaxed) != 0
+        {
+            self.unfenced = true;
+            own.map.store_u32(words.unfenced, 1, Ordering::Release);
+        }
+    }
+
+    /// A fence against the peer's: between what was asked for and the look at the peer's index.
+    fn fence(&mut self, own: &Half, words: &Words) {
+        self.awake = 0;
+        // SYNC POINT: direct-dekker
+        if std::mem::take(&mut self.unfenced) {
+            own.map.store_u32(words.unfenced, 0, Ordering::Relaxed);
+            barrier::everywhere();
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Asks for an event when the peer's index reaches `index`. Look at it after this. `lent`: a thread that sleeps
+    /// on these words has the pace, so that the worst is assumed.
+    pub(super) fn arm(&mut self, own: &Half, words: &Words, index: u64, lent: bool) {
+        own.map.store_u64(words.event_at, index, Ordering::Relaxed);
+        self.unfenced |= lent && barrier::register();
+        self.fence(own, words);
+    }
+}
+
+/// The words of a sleep that ends by the peer or by the driver.
+pub(super) struct Bells<'a> {
+    /// The driver's, in control and status line.
+    pub(super) line: SharedCells<'a>,
+    /// The peer's, once there is one.
+    pub(super) direct: Option<(&'a Half, &'a Half)>,
+    pub(super) words: &'static Words,
+    pace: Cell<Pace>,
+    seen: Cell<u32>,
+}
+
+impl<'a> Bells<'a> {
+    pub(super) fn new(
+        line: SharedCells<'a>,
+        direct: Option<(&'a Half, &'a Half)>,
+        words: &'static Words,
+        pace: &mut Pace,
+    ) -> Self {
+        Self { line, direct, words, pace: Cell::new(std::mem::take(pace)), seen: Cell::new(0) }
+    }
+
+    /// The pace after the sleep.
+    pub(super) fn pace(self) -> Pace {
+        self.pace.into_inner()
+    }
+}
+
+impl SleeperCells for Bells<'_> {
+    fn load_doorbell(&self) -> u32 {
+        self.seen.set(self.line.load_doorbell());
+        self.direct.map_or(0, |(_, peer)| peer.map.load_u32(self.words.doorbell, Ordering::Acquire))
+    }
+
+    fn store_wake_at(&self, value: u64) {
+        self.line.store_wake_at(value);
+        if let Some((own, _)) = self.direct {
+            own.map.store_u64(self.words.wake_at, value, Ordering::Relaxed);
+        }
+    }
+
+    fn fence(&self) {
+        let Some((own, _)) = self.direct else { return self.line.fence() };
+        let mut pace = self.pace.take();
+        pace.fence(own, self.words);
+        self.pace.set(pace);
+    }
+
+    fn sleep(&self, seen: u32, timeout: Duration) {
+        let (status, at) = self.line.doorbell;
+        match self.direct {
+            None => status.futex_wait(at, self.seen.get(), timeout),
+            Some((_, peer)) => {
+                let places = [(&*peer.map, self.words.doorbell, seen), (status, at, self.seen.get())];
+                Mapping::futex_wait_two(places, timeout);
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Twins of kernel sockets (`pd_abi::TwinOperation`): the kernel connects and accepts, the bytes go here. For
+//! libraries that serve programs which know only the kernel's sockets.
+//!
+//! Who connects calls [`connect`] with a socket that is bound and not yet connected, then connects it; who
+//! listens says so by [`listen`], accepts from the kernel, and [`claim`]s the twin of what it accepted. Whoever
+//! holds the same socket in another process (after `fork`, `exec`, or by a message) [`take`]s its twin before use.
+//! Close the kernel's socket first, then the twin: while another process holds the former, the twin's end lives on.
+use crate::attachment::Attachment;
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::process::process;
+use crate::socket::{check, Control, Socket, State};
+use crate::turn::lock;
+use pd_abi::{Address, Event, Frame, FrameKind, Operation, SocketId, TwinOperation, TwinRequest};
+use rustix::io::Errno;
+use rustix::net::{getpeername, getsockname, sockopt};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// From now on connections to the listening socket `fd` may have twins. Every process that accepts from it says
+/// so; the word holds until it is taken back or the process ends.
+///
+/// # Errors
+/// `ENETDOWN` without a driver; `EADDRNOTAVAIL` if another container owns the address.
+pub fn listen(fd: BorrowedFd<'_>) -> Result<()> {
+    let attachment = process().attachment()?;
+    ask(&attachment, fd, TwinOperation::Listen, None).map(drop)
+}
+
+/// Takes [`listen`] back.
+///
+/// # Errors
+/// `ENOENT` if it was not said.
+pub fn unlisten(fd: BorrowedFd<'_>) -> Result<()> {
+    let attachment = process().attachment()?;
+    ask(&attachment, fd, TwinOperation::Unlisten, None).map(drop)
+}
+
+/// A twin for `fd`, which is bound (the port is enough) and is about to be connected to `to`. It can send at once.
+///
+/// # Errors
+/// `ECONNREFUSED` or `EHOSTUNREACH` if nobody there takes twins: the kernel's connection has to do. `EACCES`,
+/// `EMFILE` by policy; `ENOBUFS`, `ENETDOWN`.
+pub fn connect(fd: BorrowedFd<'_>, to: SocketAddr) -> Result<Arc<Socket>> {
+    twin(fd, TwinOperation::Connect, Some(to))
+}
+
+/// The twin of `fd`, which was just accepted, if its peer made one.
+///
+/// # Errors
+/// `EACCES`, `EMFILE`, `ENETDOWN`.
+pub fn claim(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
+    found(twin(fd, TwinOperation::Claim, None))
+}
+
+/// The twin of the connected socket `fd`, which another process had, if there is one. What that process received
+/// and had not given back comes (again) to this one; what it sent is delivered first.
+///
+/// # Errors
+/// `EALREADY` if the twin is this process's own; `EOPNOTSUPP` if the driver's movers cannot pass it on;
+/// `ENETDOWN`.
+pub fn take(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
+    found(twin(fd, TwinOperation::Take, None))
+}
+
+/// Says that nobody shall claim this twin any more, which one of its own connections made. What it has sent can
+/// go another way then: nobody has received any of it.
+///
+/// # Errors
+/// `EISCONN` if somebody has claimed it.
+pub fn withdraw(socket: &Socket) -> Result<()> {
+    let control = lock(&socket.control);
+    control
+        .call(control.link.request(Operation::Withdraw), || "cannot withdraw the twin".to_owned())
+        .map(drop)
+}
+
+fn found(twin: Result<Arc<Socket>>) -> Result<Option<Arc<Socket>>> {
+    match twin {
+        Err(error) if error.errno() == libc::ENOENT => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn twin(fd: BorrowedFd<'_>, operation: TwinOperation, to: Option<SocketAddr>) -> Result<Arc<Socket>> {
+    let attachment = process().attachment()?;
+    let channel = attachment.channel()?;
+    let answer = ask(&attachment, fd, operation, to)?;
+    let peer = to.or_else(|| peer_address(fd));
+    let ring_bytes = answer.number();
+    let control = Control {
+        link: Arc::new(Link::new(attachment, SocketId(answer.socket), channel)),
+        state: State::Connected,
+        v6: peer.is_some_and(|peer| peer.is_ipv6()),
+        v6_only: false,
+        local: own_address(fd),
+        local_inexact: false,
+        peer,
+        backlog: 0,
+        send_ring_bytes: ring_bytes,
+        receive_ring_bytes: ring_bytes,
+        error: 0,
+        attach_tried: None,
+    };
+    Ok(Socket::assemble(control, true))
+}
+
+fn own_address(fd: BorrowedFd<'_>) -> Option<SocketAddr> {
+    SocketAddr::try_from(getsockname(fd).ok()?).ok()
+}
+
+fn peer_address(fd: BorrowedFd<'_>) -> Option<SocketAddr> {
+    SocketAddr::try_from(getpeername(fd).ok()??).ok()
+}
+
+fn ask(
+    attachment: &Arc<Attachment>,
+    fd: BorrowedFd<'_>,
+    operation: TwinOperation,
+    to: Option<SocketAddr>,
+) -> Result<Event> {
+    let failed = |errno: Errno| Error::new(errno, format!("not a TCP socket that can have a twin: {errno}"));
+    let cookie = sockopt::socket_cookie(fd).map_err(failed)?;
+    let peer = match operation {
+        TwinOperation::Claim | TwinOperation::Take => peer_address(fd),
+        _ => to,
+    };
+    let channel = attachment.channel()?;
+    let address = |address: Option<SocketAddr>| address.map_or(Address::NONE, Address::from);
+    let answer = channel.call_by(attachment, |tag| {
+        let request = TwinRequest {
+            operation: operation as u32,
+            tag,
+            descriptor: fd.as_raw_fd() as u32,
+            cookie,
+            local: address(own_address(fd)),
+            peer: address(peer),
+        };
+        attachment.say(&Frame::new(FrameKind::Twin).with_id(channel.index()).with_twin(&request))
+    })?;
+    check(answer, || format!("no twin ({operation:?})"))
+}

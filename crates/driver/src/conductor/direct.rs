@@ -1,0 +1,324 @@
+//! The direct path: rings that the two clients of a connection share, made when one of them first has something to
+//! send, and taken back when neither holds them any more. Their bytes never pass here.
+//!
+//! The flows of such a connection exist as for any other: they carry no bytes, and end it as they would end others.
+use super::client::SocketState;
+use super::{Conductor, Connection};
+use crate::memory::{DirectRing, Exhausted};
+use crate::messages::{ClientId, TenantId, ToMover, Violation};
+use crate::metrics::Metrics;
+use crate::policy::Path;
+use pd_abi::layout::{path, socket_status};
+use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, DIRECT_RING_BYTES_DEFAULT, PAGE_BYTES};
+use pd_abi::{Frame, FrameKind, SocketId};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Direct rings of this much in all stay in the caches; the more there are, the smaller are new ones...
+const RINGS_BYTES: u64 = 16 << 20;
+/// ...down to this.
+const RING_BYTES_BUSY: u64 = 16 << 10;
+/// How often clients' words are read for the counters.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// How often it is looked whether rings of ended connections are let go, and at how many.
+const LET_GO_EVERY: Duration = Duration::from_millis(100);
+const LET_GO_LOOKS: usize = 256;
+/// Nobody writes faster than this. What a client says is believed up to it.
+const BYTES_PER_SECOND_MAX: u64 = 1 << 38;
+
+/// What the conductor knows of all direct connections.
+#[derive(Debug, Default)]
+pub struct Rings {
+    /// Rings in use.
+    open: u64,
+    /// Of ended connections: still held by a client.
+    held: Vec<Held>,
+    next_report: Duration,
+    next_look: Duration,
+}
+
+#[derive(Debug)]
+struct Held {
+    ring: DirectRing,
+    /// Whose budget it is on.
+    owner: (ClientId, u64),
+}
+
+/// What a connection on the direct path has beside the others.
+#[derive(Debug)]
+pub struct Direct {
+    /// By side, the ring that it writes.
+    rings: [Option<DirectRing>; 2],
+    /// The clients and their serials.
+    clients: [(ClientId, u64); 2],
+    /// What the sides are believed to have sent.
+    reported: [(u64, u64); 2],
+    since: Duration,
+}
+
+impl Conductor {
+    /// How a connection between two clients travels.
+    pub(super) fn path_of(
+        &self,
+        from: ClientId,
+        to: ClientId,
+        tenants: [TenantId; 2],
+        reached: SocketAddr,
+    ) -> Path {
+        let (Some(from), Some(to)) = (self.client(from), self.client(to)) else { return Path::Offloaded };
+        let kin = from.identity.namespace == to.identity.namespace && from.identity.uid == to.identity.uid;
+        self.tenants.path(tenants, kin, reached)
+    }
+
+    /// Whether one of the clients has as many direct connections as it may: further ones are offloaded.
+    pub(super) fn is_full(&self, clients: [ClientId; 2]) -> bool {
+        let full = |id| self.client(id).is_none_or(|client| client.direct >= DIRECT_CONNECTIONS_MAX);
+        clients.into_iter().any(full)
+    }
+
+    /// A connection begins on the direct path: its sockets' lines say so before anybody is told of it.
+    pub(super) fn open_direct(&mut self, sides: [(ClientId, u16); 2]) -> Direct {
+        let clients = sides.map(|(id, slot)| {
+            let Some(client) = self.client_mut(id) else { return (id, 0) };
+            client.direct += 1;
+            if let Some(memory) = &client.memory {
+                memory.publish_u32(slot, socket_status::PATH, path::DIRECT);
+            }
+            (id, client.serial)
+        });
+        Metrics::add(&self.metrics.connections_direct, 1);
+        let (rings, reported) = Default::default();
+        Direct { rings, clients, reported, since: self.clock.now() }
+    }
+
+    /// Its connection is over.
+    pub(super) fn close_direct(&mut self, direct: Direct) {
+        for ((id, serial), ring) in direct.clients.into_iter().zip(direct.rings) {
+            if let Some(client) = self.client_mut(id).filter(|client| client.serial == serial) {
+                client.direct -= 1;
+            }
+            if let Some(ring) = ring {
+                self.rings.open -= 1;
+                self.rings.held.push(Held { ring, owner: (id, serial) });
+            }
+        }
+        let newest = self.rings.held.len().saturating_sub(2);
+        self.take_back(newest..self.rings.held.len());
+    }
+
+    /// Takes back those of the rings of ended connections that nobody holds.
+    fn take_back(&mut self, looked_at: std::ops::Range<usize>) {
+        let before = self.rings.held.len();
+        for at in looked_at.rev() {
+            if self.rings.held[at].ring.is_let_go() {
+                let Held { ring, owner: (id, serial) } = self.rings.held.swap_remove(at);
+                if let Some(client) = self.client_mut(id).filter(|client| client.serial == serial) {
+                    client.region_bytes -= ring.charged_bytes();
+                }
+            }
+        }
+        if self.rings.held.len() < before {
+            self.retry_rings();
+        }
+    }
+
+    pub(super) fn direct_wake_by(&self) -> Option<Duration> {
+        let report = (self.rings.open > 0).then_some(self.rings.next_report);
+        let look = (!self.rings.held.is_empty()).then_some(self.rings.next_look);
+        report.into_iter().chain(look).min()
+    }
+
+    pub(super) fn tick_direct(&mut self) {
+        let now = self.clock.now();
+        if self.rings.open > 0 && now >= self.rings.next_report {
+            self.rings.next_report = now + REPORT_EVERY;
+            self.collect_reports();
+        }
+        if !self.rings.held.is_empty() && now >= self.rings.next_look {
+            self.rings.next_look = now + LET_GO_EVERY;
+            // Others next time.
+            let looks = self.rings.held.len().min(LET_GO_LOOKS);
+            self.rings.held.rotate_left(looks);
+            let last = self.rings.held.len();
+            self.take_back(last - looks..last);
+        }
+    }
+
+    /// Answers a frame about a direct ring.
+    pub(super) fn direct_frame(
+        &mut self,
+        id: ClientId,
+        kind: FrameKind,
+        socket: u32,
+    ) -> Result<(), Violation> {
+        let at = self.direct_of(id, SocketId(socket));
+        let answer = match (at, kind) {
+            (None, _) => {
+                Err((Errno::NOTCONN, "the connection is not on the direct path, or over".to_owned()))
+            }
+            (Some(at), FrameKind::DirectRing) => self.make_ring(id, at),
+            (Some(at), FrameKind::DirectMapped) => return self.seal_ring(id, at, socket),
+            (Some(at), _) => self.peer_ring(at),
+        };
+        match answer {
+            Ok((bytes, page_bytes, fd)) => {
+                let frame = Frame::new(kind).with_id(socket).with_bytes(bytes, page_bytes);
+                self.tell_client(id, &frame, &[fd]);
+            }
+            Err((errno, why)) => self.refuse(id, errno, &why),
+        }
+        Ok(())
+    }
+
+    /// Connection and side of a client's socket, if it is on the direct path.
+    fn direct_of(&self, id: ClientId, socket: SocketId) -> Option<(u32, usize)> {
+        let client = self.client(id)?;
+        let state =
+            client.socket(socket.slot()).filter(|_| client.generation(socket.slot()) == socket.generation());
+        let SocketState::Connected(connected) = &state?.state else { return None };
+        self.connection(connected.connection)?.direct.as_ref()?;
+        Some((connected.connection, connected.side))
+    }
+
+    fn direct_mut(&mut self, index: u32) -> Option<&mut Direct> {
+        self.connections.get_mut(index as usize)?.as_mut()?.direct.as_deref_mut()
+    }
+
+    fn make_ring(&mut self, id: ClientId, (index, side): (u32, usize)) -> Answer {
+        if self.direct_mut(index).is_none_or(|direct| direct.rings[side].is_some()) {
+            return Err((Errno::ALREADY, "the direct ring is there already".to_owned()));
+        }
+        let ring = self.allocate_direct(id, self.direct_ring_bytes(id, index, side))?;
+        let failed = |errno: Errno| (errno, format!("cannot pass on a direct ring: {errno}"));
+        let fd = ring.for_owner().map_err(failed)?;
+        let answer = (ring.bytes(), ring.page_bytes(), fd);
+        if let Some(client) = self.client_mut(id) {
+            client.region_bytes += ring.charged_bytes();
+        }
+        self.rings.open += 1;
+        if let Some(direct) = self.direct_mut(index) {
+            direct.rings[side] = Some(ring);
+        }
+        Ok(answer)
+    }
+
+    /// What one of the two sockets asked for, else the usual size; less where there are many rings, or memory is
+    /// short.
+    fn direct_ring_bytes(&self, id: ClientId, index: u32, side: usize) -> u64 {
+        let usual = self.settings.ring_bytes_default;
+        let sides = self.connection(index).map_or([None; 2], |connection| connection.sides);
+        let of = |side: usize| {
+            let (client, slot) = sides[side]?;
+            self.client(client)?.socket(slot)
+        };
+        let asked = [of(side).map(|s| s.send_ring_bytes), of(1 - side).map(|s| s.receive_ring_bytes)];
+        let asked = asked.into_iter().flatten().filter(|&bytes| bytes != usual).max();
+        let share = (RINGS_BYTES / (self.rings.open + 1)).max(RING_BYTES_BUSY);
+        let bytes =
+            asked.unwrap_or(usual.min(DIRECT_RING_BYTES_DEFAULT)).min(share).min(self.fair_ring_bytes(id));
+        (bytes + 1).next_power_of_two() / 2
+    }
+
+    fn allocate_direct(&mut self, id: ClientId, wished: u64) -> Result<DirectRing, (Errno, String)> {
+        let budget = self.settings.client_budget_bytes;
+        let taken = self.client(id).map_or(0, |client| client.region_bytes);
+        let mut bytes = wished.max(PAGE_BYTES as u64);
+        loop {
+            let made = match taken + bytes + PAGE_BYTES as u64 <= budget {
+                true => Arc::clone(&self.pool).direct_ring(bytes),
+                false => Err(Exhausted::Budget { budget }),
+            };
+            match made {
+                Ok(ring) => return Ok(ring),
+                Err(exhausted) => {
+                    self.warn_exhausted(&exhausted);
+                    bytes /= 2;
+                    if bytes < PAGE_BYTES as u64 {
+                        Metrics::add(&self.metrics.rings_denied, 1);
+                        self.reclaim();
+                        return Err((Errno::NOBUFS, format!("no memory for a direct ring: {exhausted}")));
+                    }
+                }
+            }
+        }
+    }
+
+    fn seal_ring(&mut self, id: ClientId, (index, side): (u32, usize), socket: u32) -> Result<(), Violation> {
+        let ring = self.direct_mut(index).and_then(|direct| direct.rings[side].as_mut());
+        ring.ok_or(Violation::Frame)?.seal().map_err(|_| Violation::Frame)?;
+        let Some(connection) = self.connection(index) else { return Ok(()) };
+        let movers = connection.movers;
+        if let Some((peer, slot)) = connection.sides[1 - side] {
+            if let Some(memory) = self.client(peer).and_then(|peer| peer.memory.as_ref()) {
+                memory.publish_u32(slot, socket_status::PATH, path::DIRECT | path::PEER_READY);
+            }
+        }
+        // SYNC POINT: direct-ready (the peer stores its producer index, fences, looks at its path)
+        fence(Ordering::SeqCst);
+        for side in [0, 1] {
+            self.movers[movers[side]].send(ToMover::Kick { flow: index * 2 + side as u32 });
+        }
+        self.tell_client(id, &Frame::new(FrameKind::Ready).with_id(socket), &[]);
+        Ok(())
+    }
+
+    fn peer_ring(&mut self, (index, side): (u32, usize)) -> Answer {
+        let ring = self.direct_mut(index).and_then(|direct| direct.rings[1 - side].as_ref());
+        let ring = ring.ok_or((Errno::AGAIN, "the peer has no direct ring yet".to_owned()))?;
+        let fd =
+            ring.for_peer().map_err(|errno| (errno, format!("cannot pass on a direct ring: {errno}")))?;
+        Ok((ring.bytes(), ring.page_bytes(), fd))
+    }
+
+    /// A client says that its peer's words are impossible. It ends its own connection with that.
+    pub(super) fn break_direct(&mut self, id: ClientId, socket: SocketId) {
+        let Some((index, side)) = self.direct_of(id, socket) else { return };
+        if self.connection(index).is_some_and(|connection| connection.cut) {
+            return;
+        }
+        Metrics::add(&self.metrics.connections_broken, 1);
+        let peer = self.connection(index).and_then(|c| c.sides[1 - side]).map(|(peer, _)| peer);
+        tracing::warn!(client = id, peer, "a client ended a direct connection whose peer broke the protocol");
+        self.cut(index as usize);
+    }
+
+    /// Reads what clients say of their direct connections.
+    pub(super) fn collect_reports(&mut self) {
+        if self.rings.open > 0 {
+            for index in 0..self.connections.len() {
+                self.report_sides(index as u32);
+            }
+        }
+    }
+
+    /// Passes on what the sides of a direct connection have sent since the last time, as they say.
+    pub(super) fn report_sides(&mut self, index: u32) {
+        let now = self.clock.now();
+        let Some(Some(Connection { direct: Some(direct), movers, .. })) =
+            self.connections.get_mut(index as usize)
+        else {
+            return;
+        };
+        let most = (now.saturating_sub(direct.since).as_secs() + 1).saturating_mul(BYTES_PER_SECOND_MAX);
+        for side in [0, 1] {
+            let Some(ring) = &direct.rings[side] else { continue };
+            let (was, said) = (direct.reported[side], ring.said());
+            let bytes = said.0.clamp(was.0, most.max(was.0));
+            // A send has a byte at least.
+            let messages = said.1.clamp(was.1, bytes.max(was.1));
+            let news = (bytes - was.0, messages - was.1);
+            if news != (0, 0) {
+                direct.reported[side] = (bytes, messages);
+                let flow = index * 2 + side as u32;
+                let (bytes, messages) = news;
+                self.movers[movers[side]].send(ToMover::Reported { flow, bytes, messages });
+            }
+        }
+    }
+}
+
+/// Bytes of a ring, of its pages, and its descriptor; or why not.
+type Answer = Result<(u64, u64, std::os::fd::OwnedFd), (Errno, String)>;

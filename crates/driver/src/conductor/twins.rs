@@ -1,0 +1,551 @@
+//! Twins: connections here that carry the bytes of connections of the kernel (`abi::TwinOperation`), so that
+//! programs which know only the kernel's sockets can use them.
+//!
+//! The kernel stays the judge of who connects to whom, who accepts, and who holds a socket. Which of its sockets
+//! a client means is proved by `/proc` and `sock_diag` ([`crate::kernel_socket`]). A connection begins with one
+//! side; the other is whoever holds the accepted socket and claims it. Sides pass from process to process with
+//! the socket (fork, exec, descriptors sent): whoever uses it takes it. A side whose process has gone while
+//! somebody still holds the kernel's socket is *parked*: nothing is lost until the last holder has gone.
+use super::client::{Connected, Socket, SocketState};
+use super::names::canonical;
+use super::sockets::{done, dressed, Answer};
+use super::{Conductor, Connection, Ending};
+use crate::identity::NamespaceId;
+use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
+use crate::memory::{ClientMemory, Slot};
+use crate::messages::{ClientId, Endpoint, FlowId, MoverId, ToMover, Violation};
+use crate::metrics::Metrics;
+use pd_abi::{SocketId, TwinOperation, TwinRequest};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Listening sockets that one client may speak for.
+const LISTENERS_PER_CLIENT_MAX: usize = 1024;
+/// How soon it is looked whether somebody still holds a parked side's socket, and how often after that.
+const PARKED_FIRST: Duration = Duration::from_millis(50);
+const PARKED_AGAIN: Duration = Duration::from_millis(500);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Twins {
+    listeners: HashMap<(NamespaceId, u16), Vec<Listening>>,
+    /// How many of them each client holds.
+    held: HashMap<ClientId, usize>,
+    /// Connections that nobody has claimed.
+    unclaimed: HashMap<Key, Vec<u32>>,
+    /// Connection and side of each kernel socket that has a twin, by its namespace and cookie.
+    ends: HashMap<(NamespaceId, u64), (u32, usize)>,
+    parked: Vec<(u32, usize)>,
+    look_at: Option<Duration>,
+    diags: HashMap<NamespaceId, SocketDiag>,
+    /// Lines that nobody reads: the other end of connections that nobody has claimed.
+    nobody: Arc<ClientMemory>,
+}
+
+/// A listening socket of the kernel.
+#[derive(Debug)]
+struct Listening {
+    ip: IpAddr,
+    cookie: u64,
+    holders: Vec<ClientId>,
+}
+
+/// What both sides know of a connection before they know each other: port and namespace of the listener and of
+/// the one who connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key([(NamespaceId, u16); 2]);
+
+/// What a connection remembers of the kernel's.
+#[derive(Debug)]
+pub struct Twin {
+    key: Key,
+    sides: [Held; 2],
+    claimed: bool,
+    /// What the claimer learns if the other side has ended: its sends reach nobody.
+    send_end: Option<u32>,
+}
+
+/// The kernel's socket of one side.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    namespace: NamespaceId,
+    wanted: Wanted,
+    /// When it was first heard of.
+    inode: u32,
+}
+
+impl Held {
+    fn end(&self) -> (NamespaceId, u64) {
+        (self.namespace, self.wanted.cookie)
+    }
+}
+
+impl Twins {
+    /// None.
+    ///
+    /// # Errors
+    /// If there is no memory for one page of lines.
+    pub fn new() -> rustix::io::Result<Self> {
+        let (nobody, _) = ClientMemory::new(u32::MAX)?;
+        nobody.populate_slot(0)?;
+        Ok(Self {
+            listeners: HashMap::new(),
+            held: HashMap::new(),
+            unclaimed: HashMap::new(),
+            ends: HashMap::new(),
+            parked: Vec::new(),
+            look_at: None,
+            diags: HashMap::new(),
+            nobody: Arc::new(nobody),
+        })
+    }
+
+    /// When parked sides want to be looked at.
+    pub fn look_at(&self) -> Option<Duration> {
+        self.look_at
+    }
+
+    /// An end that belongs to nobody. Its line is never taken into use.
+    fn nobody(&self, mover: MoverId) -> Endpoint {
+        let memory = Arc::clone(&self.nobody);
+        Endpoint { client: ClientId::MAX, serial: 0, slot: 0, generation: 1, memory, mover }
+    }
+
+    /// A client has gone.
+    pub fn leave(&mut self, client: ClientId) {
+        if self.held.remove(&client).is_none() {
+            return;
+        }
+        self.listeners.retain(|_, list| {
+            list.iter_mut().for_each(|listening| listening.holders.retain(|&holder| holder != client));
+            list.retain(|listening| !listening.holders.is_empty());
+            !list.is_empty()
+        });
+    }
+
+    /// A connection is over.
+    pub fn forget(&mut self, connection: u32, twin: &Twin) {
+        for (side, held) in twin.sides.iter().enumerate() {
+            if self.ends.get(&held.end()) == Some(&(connection, side)) {
+                self.ends.remove(&held.end());
+            }
+        }
+        self.parked.retain(|(parked, _)| *parked != connection);
+        self.no_longer_unclaimed(connection, twin);
+    }
+
+    fn no_longer_unclaimed(&mut self, connection: u32, twin: &Twin) {
+        if let Some(list) = self.unclaimed.get_mut(&twin.key) {
+            list.retain(|unclaimed| *unclaimed != connection);
+            if list.is_empty() {
+                self.unclaimed.remove(&twin.key);
+            }
+        }
+    }
+
+    fn holder(&self, namespace: NamespaceId, to: SocketAddr) -> Option<ClientId> {
+        let ip = canonical(to.ip());
+        let accepts = |listening: &&Listening| match canonical(listening.ip) {
+            own if own.is_unspecified() => own.is_ipv6() || ip.is_ipv4(),
+            own => own == ip,
+        };
+        let list = self.listeners.get(&(namespace, to.port()))?;
+        list.iter().filter(accepts).find_map(|listening| listening.holders.first().copied())
+    }
+}
+
+impl Conductor {
+    /// Carries out what a client asks about a kernel socket.
+    pub(super) fn twin(
+        &mut self,
+        id: ClientId,
+        channel: usize,
+        asked: &TwinRequest,
+    ) -> Result<(), Violation> {
+        let client = self.client(id).ok_or(Violation::Frame)?;
+        let operation = TwinOperation::from_raw(asked.operation).ok_or(Violation::Frame)?;
+        if channel >= client.channels {
+            return Err(Violation::Frame);
+        }
+        let mover = client.mover;
+        let answer = match operation {
+            TwinOperation::Listen => self.twin_listen(id, asked),
+            TwinOperation::Unlisten => self.twin_unlisten(id, asked),
+            TwinOperation::Connect => self.twin_connect(id, channel, asked),
+            TwinOperation::Claim => self.twin_claim(id, channel, asked),
+            TwinOperation::Take => self.twin_take(id, channel, asked),
+        };
+        self.answer((id, mover, channel), SocketId(0), asked.tag, answer);
+        Ok(())
+    }
+
+    fn namespace(&self, id: ClientId) -> Result<NamespaceId, Errno> {
+        Ok(self.client(id).ok_or(Errno::BADF)?.identity.namespace)
+    }
+
+    fn twin_listen(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
+        let local = asked.local.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let (namespace, now) = (self.namespace(id)?, self.clock.now());
+        if !local.ip().is_unspecified() && !self.names.holds(namespace, canonical(local.ip()), now) {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        let list = self.twins.listeners.entry((namespace, local.port())).or_default();
+        let known = list.iter().position(|l| (l.ip, l.cookie) == (local.ip(), asked.cookie));
+        if known.is_some_and(|at| list[at].holders.contains(&id)) {
+            return Ok(done(SocketId(0)));
+        }
+        let held = self.twins.held.entry(id).or_default();
+        if *held >= LISTENERS_PER_CLIENT_MAX {
+            return Err(Errno::NOBUFS);
+        }
+        *held += 1;
+        match known {
+            Some(at) => list[at].holders.push(id),
+            None => list.push(Listening { ip: local.ip(), cookie: asked.cookie, holders: vec![id] }),
+        }
+        Ok(done(SocketId(0)))
+    }
+
+    fn twin_unlisten(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
+        let local = asked.local.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let at = (self.namespace(id)?, local.port());
+        let list = self.twins.listeners.get_mut(&at).ok_or(Errno::NOENT)?;
+        for listening in list.iter_mut().filter(|listening| listening.cookie == asked.cookie) {
+            let before = listening.holders.len();
+            listening.holders.retain(|&holder| holder != id);
+            let held = self.twins.held.entry(id).or_default();
+            *held -= before - listening.holders.len();
+        }
+        list.retain(|listening| !listening.holders.is_empty());
+        if list.is_empty() {
+            self.twins.listeners.remove(&at);
+        }
+        Ok(done(SocketId(0)))
+    }
+
+    fn twin_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
+        let now = self.clock.now();
+        let to = asked.peer.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let (namespace, mover, pid) = (client.identity.namespace, client.mover, client.identity.pid);
+        let there = self.names.namespace_of(namespace, to.ip(), now)?;
+        let peer = self.twins.holder(there, to).ok_or(Errno::CONNREFUSED)?;
+        let inode = inode_of_descriptor(pid, asked.descriptor)?;
+        self.open_diag(id, namespace)?;
+        self.open_diag(peer, there)?;
+        let tenants = self.admit(id, peer, to)?;
+        self.check_room(peer)?;
+        let local = match bound.ip().is_unspecified() {
+            false => bound,
+            true => SocketAddr::new(self.names.local_for(namespace, to.ip(), now).ip(), bound.port()),
+        };
+        let index = self.free_connection();
+        let key = Key([(namespace, local.port()), (there, to.port())]);
+        let connected =
+            Connected { connection: index, side: 0, local: dressed(local, to.is_ipv6()), remote: to };
+        let socket = self.fresh_socket(to.is_ipv6(), channel, SocketState::Connected(connected));
+        let send_ring_bytes = socket.send_ring_bytes;
+        let (slot, generation) =
+            self.open_slot(id, socket).inspect_err(|_| self.free_connections.push(index))?;
+        self.serial += 1;
+        let wanted = Wanted { local: connected.local, peer: to, cookie: asked.cookie };
+        let unknown = Wanted { local: to, peer: connected.local, cookie: COOKIE_ANY };
+        self.connections[index as usize] = Some(Connection {
+            sides: [Some((id, slot)), None],
+            movers: [mover, mover],
+            done: [false; 2],
+            serial: self.serial,
+            tenants,
+            settled: Default::default(),
+            cut: false,
+            reached: to,
+            twin: Some(Box::new(Twin {
+                key,
+                sides: [
+                    Held { namespace, wanted, inode },
+                    Held { namespace: there, wanted: unknown, inode: 0 },
+                ],
+                claimed: false,
+                send_end: None,
+            })),
+            // Its ends may move to other clients.
+            direct: None,
+        });
+        if let Some(source) = self.endpoint(id, slot) {
+            self.movers[mover].send(ToMover::AddFlow {
+                flow: index * 2,
+                tenant: tenants[0],
+                source,
+                destination: self.twins.nobody(mover),
+                send_ring_bytes,
+                serial: self.serial,
+                direct: false,
+            });
+        }
+        self.twins.unclaimed.entry(key).or_default().push(index);
+        // Not proved yet: it must not take anybody's place.
+        self.twins.ends.entry((namespace, asked.cookie)).or_insert((index, 0));
+        self.tenants.open(tenants);
+        Metrics::add(&self.metrics.connections_made, 1);
+        Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
+    }
+
+    fn twin_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
+        let now = self.clock.now();
+        let held = self.prove(id, asked)?;
+        let (local, remote) = (held.wanted.local, held.wanted.peer);
+        let from = self.names.namespace_of(held.namespace, remote.ip(), now)?;
+        let key = Key([(from, remote.port()), (held.namespace, local.port())]);
+        let index = self.unclaimed_at(&key, local, remote).ok_or(Errno::NOENT)?;
+        let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
+        let Some(Some(connection)) = self.connections.get(index as usize) else { return Err(Errno::NOENT) };
+        if connection.tenants[1] != tenant {
+            return Err(Errno::ACCESS);
+        }
+        let connected = Connected { connection: index, side: 1, local, remote };
+        let (slot, generation) = self
+            .open_slot(id, self.fresh_socket(local.is_ipv6(), channel, SocketState::Connected(connected)))?;
+        let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else {
+            return Err(Errno::NOENT);
+        };
+        connection.sides[1] = Some((id, slot));
+        connection.movers[1] = endpoint.mover;
+        connection.done[1] = false;
+        let (movers, serial, first) = (connection.movers, connection.serial, connection.sides[0]);
+        let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
+        (twin.claimed, twin.sides[1]) = (true, held);
+        let send_end = twin.send_end;
+        self.twins.no_longer_unclaimed(index, twin);
+        for (side, held) in twin.sides.iter().enumerate() {
+            self.twins.ends.insert(held.end(), (index, side));
+        }
+
+        let (there, back) = (index * 2, index * 2 + 1);
+        let send_ring_bytes = self.settings.ring_bytes_default;
+        let other = first.and_then(|(client, slot)| self.endpoint(client, slot));
+        let other = other.unwrap_or_else(|| self.twins.nobody(movers[0]));
+        self.tell_incoming(&endpoint, there, movers[0]);
+        self.movers[movers[0]].send(ToMover::Retarget { flow: there, destination: endpoint.clone() });
+        self.tell_incoming(&other, back, movers[1]);
+        self.movers[movers[1]].send(ToMover::AddFlow {
+            flow: back,
+            tenant,
+            source: endpoint,
+            destination: other,
+            send_ring_bytes,
+            serial,
+            direct: false,
+        });
+        if let Some(send_end) = send_end {
+            self.movers[movers[1]].send(ToMover::Abort { flow: back, send_end, recv_end: None });
+        }
+        Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
+    }
+
+    fn twin_take(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
+        let at = (self.namespace(id)?, asked.cookie);
+        let &(index, side) = self.twins.ends.get(&at).ok_or(Errno::NOENT)?;
+        let held = self.prove(id, asked)?;
+        let Some(Some(connection)) = self.connections.get(index as usize) else { return Err(Errno::NOENT) };
+        let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
+        if (known.end(), known.inode) != (held.end(), held.inode) {
+            return Err(Errno::NOENT);
+        }
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        if client.mover != connection.movers[side] {
+            // A flow stays with its mover.
+            return Err(Errno::OPNOTSUPP);
+        }
+        if connection.sides[side].is_some_and(|(owner, _)| owner == id) {
+            return Err(Errno::ALREADY);
+        }
+        let Wanted { local, peer: remote, .. } = held.wanted;
+        let connected = Connected { connection: index, side, local, remote };
+        let former = connection.sides[side];
+        let former_socket = former.and_then(|(owner, slot)| self.client(owner)?.socket(slot));
+        let fresh = self.fresh_socket(local.is_ipv6(), channel, SocketState::Connected(connected));
+        let socket = match former_socket {
+            Some(former) => Socket {
+                send_ring_bytes: former.send_ring_bytes,
+                receive_ring_bytes: former.receive_ring_bytes,
+                ..fresh
+            },
+            None => fresh,
+        };
+        let send_ring_bytes = socket.send_ring_bytes;
+        let (slot, generation) = self.open_slot(id, socket)?;
+        let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
+        self.move_side(index, side, endpoint, Some((id, slot)));
+        self.twins.parked.retain(|parked| *parked != (index, side));
+        if let Some((owner, slot)) = former {
+            // Its slot is free when what it has sent is delivered.
+            if let Some(socket) = self.client_mut(owner).and_then(|c| c.socket_mut(slot)) {
+                socket.state = SocketState::Closing;
+            }
+        }
+        Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
+    }
+
+    /// Gives one side of a connection to another client, or to nobody.
+    fn move_side(&mut self, index: u32, side: usize, to: Endpoint, owner: Option<(ClientId, Slot)>) {
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        connection.sides[side] = owner;
+        let movers = connection.movers;
+        let claimed = connection.twin.as_ref().is_none_or(|twin| twin.claimed);
+        let (outgoing, incoming) = (index * 2 + side as u32, index * 2 + (1 - side) as u32);
+        if claimed {
+            self.tell_incoming(&to, incoming, movers[1 - side]);
+            self.movers[movers[1 - side]].send(ToMover::Retarget { flow: incoming, destination: to.clone() });
+        }
+        self.movers[movers[side]].send(ToMover::HandOver { flow: outgoing, source: to });
+    }
+
+    /// Has the receiving socket's mover know which flow brings it bytes.
+    fn tell_incoming(&self, to: &Endpoint, flow: FlowId, mover: MoverId) {
+        if to.client != ClientId::MAX {
+            let (client, slot) = (to.client, to.slot);
+            self.movers[to.mover].send(ToMover::Incoming { client, slot, flow, mover });
+        }
+    }
+
+    /// An unclaimed twin of its own, before anybody has it. Its bytes can go another way then.
+    pub(super) fn withdraw(&mut self, id: ClientId, socket: SocketId) -> Answer {
+        let Connected { connection, .. } = self.connected(id, socket.slot())?;
+        let Some(Some(entry)) = self.connections.get(connection as usize) else { return Err(Errno::NOTCONN) };
+        match &entry.twin {
+            Some(twin) if !twin.claimed => self.twins.no_longer_unclaimed(connection, twin),
+            _ => return Err(Errno::ISCONN),
+        }
+        Ok(done(socket))
+    }
+
+    /// A side of a connection that is over for its client: says whether somebody else still holds the kernel's
+    /// socket, and keeps it for whoever takes it.
+    pub(super) fn park(&mut self, index: u32, side: usize) -> bool {
+        if !self.is_held(index, side) {
+            return false;
+        }
+        let Some(mover) = self.connection(index).map(|connection| connection.movers[side]) else {
+            return false;
+        };
+        self.move_side(index, side, self.twins.nobody(mover), None);
+        self.look_after(index, side);
+        true
+    }
+
+    /// Looks from now on whether a side that belongs to no client still has a socket of the kernel's.
+    pub(super) fn look_after(&mut self, index: u32, side: usize) {
+        if self.connection(index).is_some() {
+            self.twins.parked.push((index, side));
+            let at = self.clock.now() + PARKED_FIRST;
+            self.twins.look_at = Some(self.twins.look_at.map_or(at, |other| other.min(at)));
+        }
+    }
+
+    /// Ends parked sides whose sockets nobody holds any more.
+    pub(super) fn look_after_parked(&mut self) {
+        let now = self.clock.now();
+        if self.twins.look_at.is_none_or(|at| now < at) {
+            return;
+        }
+        for (index, side) in std::mem::take(&mut self.twins.parked) {
+            if self.is_held(index, side) {
+                self.twins.parked.push((index, side));
+            } else if self.connection(index).is_some() {
+                self.hang_up(index, side, Ending::Died(now));
+            }
+        }
+        self.twins.look_at = (!self.twins.parked.is_empty()).then(|| now + PARKED_AGAIN);
+        self.drop_diags();
+    }
+
+    /// Whether a process holds the kernel's socket of a side, or (unclaimed) may still accept it.
+    fn is_held(&self, index: u32, side: usize) -> bool {
+        let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
+            return false;
+        };
+        let Held { namespace, wanted, .. } = twin.sides[side];
+        let accepted = side == 0 || twin.claimed;
+        let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
+        matches!(found, Some(Ok(inode)) if inode != 0 || !accepted)
+    }
+
+    /// Remembers for whoever claims it that the connecting side receives no more. Says whether nobody has claimed
+    /// it.
+    pub(super) fn deafen_unclaimed(&mut self, index: u32, send_end: u32) -> bool {
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return false };
+        let Some(twin) = connection.twin.as_mut().filter(|twin| !twin.claimed) else { return false };
+        twin.send_end = Some(send_end);
+        true
+    }
+
+    /// Lets go of network namespaces that nobody is in any more.
+    pub(super) fn drop_diags(&mut self) {
+        let parked = self.twins.parked.iter().filter_map(|(index, side)| {
+            Some(self.connections[*index as usize].as_ref()?.twin.as_ref()?.sides[*side].namespace)
+        });
+        let parked: Vec<_> = parked.collect();
+        self.twins.diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));
+    }
+
+    /// The connection of this name that nobody has claimed, if the kernel agrees that it is the same.
+    fn unclaimed_at(&mut self, key: &Key, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+        for index in self.twins.unclaimed.get(key)?.clone() {
+            let Some(twin) = self.connection(index).and_then(|c| c.twin.as_ref()) else { continue };
+            let Held { namespace, wanted, inode } = twin.sides[0];
+            let same = |a: SocketAddr, b: SocketAddr| canonical(a.ip()) == canonical(b.ip());
+            if !same(wanted.peer, local) {
+                continue;
+            }
+            let wanted = Wanted { local: remote, peer: local, cookie: wanted.cookie };
+            match self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted)) {
+                Some(Ok(found)) if found == inode || found == 0 => {}
+                // Closed by now. No other socket can have had the name meanwhile: it still waits here.
+                Some(Err(Errno::NOENT)) => {}
+                _ => continue,
+            }
+            if let Some(Some(connection)) = self.connections.get_mut(index as usize) {
+                if let Some(twin) = &mut connection.twin {
+                    twin.sides[0].wanted = wanted;
+                }
+            }
+            return Some(index);
+        }
+        None
+    }
+
+    /// The kernel's socket that the client says it holds, if it does.
+    fn prove(&mut self, id: ClientId, asked: &TwinRequest) -> Result<Held, Errno> {
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let (namespace, pid) = (client.identity.namespace, client.identity.pid);
+        let (Some(local), Some(peer)) = (asked.local.to_socket_addr(), asked.peer.to_socket_addr()) else {
+            return Err(Errno::AFNOSUPPORT);
+        };
+        let wanted = Wanted { local, peer, cookie: asked.cookie };
+        let inode = inode_of_descriptor(pid, asked.descriptor)?;
+        self.open_diag(id, namespace)?;
+        let found = self.twins.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?.inode(&wanted)?;
+        if found == 0 || found != inode {
+            return Err(Errno::ACCESS);
+        }
+        Ok(Held { namespace, wanted, inode })
+    }
+
+    fn open_diag(&mut self, id: ClientId, namespace: NamespaceId) -> Result<(), Errno> {
+        if self.twins.diags.contains_key(&namespace) {
+            return Ok(());
+        }
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let diag = SocketDiag::new(&client.identity.namespace_fd).map_err(|error| {
+            tracing::warn!(%error, "cannot ask the kernel about sockets of a network namespace");
+            Errno::OPNOTSUPP
+        })?;
+        self.twins.diags.insert(namespace, diag);
+        Ok(())
+    }
+}

@@ -1,0 +1,162 @@
+//! Rings of the direct path: one memory file for each direction of a connection, which one client writes and the
+//! other reads.
+use super::pool::{Exhausted, HugepageUse, Lease, Pool};
+use pd_abi::layout::direct;
+use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
+use pd_shm::memfd::{self, Pages};
+use pd_shm::{Mapping, Protection};
+use rustix::fs::OFlags;
+use rustix::io::{Errno, Result};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// An index page and a ring. The driver maps the index page, to read; it never touches the ring.
+///
+/// The memory stays on the budget until [`Self::is_let_go`]: clients may keep what they have mapped.
+#[derive(Debug)]
+pub struct DirectRing {
+    fd: OwnedFd,
+    index: Mapping,
+    pages: Pages,
+    bytes: u64,
+    sealed: bool,
+    _lease: Lease,
+}
+
+impl Pool {
+    /// A ring of `bytes` bytes, a power of two of pages, behind an index page; of hugepages if it fills one.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub fn direct_ring(self: &Arc<Self>, bytes: u64) -> std::result::Result<DirectRing, Exhausted> {
+        if bytes >= HUGEPAGE_BYTES as u64 && self.hugepages != HugepageUse::Off {
+            match self.direct_ring_of(bytes, Pages::Huge) {
+                Ok(ring) => return Ok(ring),
+                Err(Exhausted::Memory(_)) if self.hugepages == HugepageUse::Require => {
+                    return Err(Exhausted::Hugepages)
+                }
+                Err(Exhausted::Memory(_)) => self.warn(),
+                Err(exhausted) => return Err(exhausted),
+            }
+        }
+        self.direct_ring_of(bytes, Pages::Ordinary)
+    }
+
+    fn direct_ring_of(
+        self: &Arc<Self>,
+        bytes: u64,
+        pages: Pages,
+    ) -> std::result::Result<DirectRing, Exhausted> {
+        let head = pages.bytes();
+        let len = head + bytes as usize;
+        let lease = self.lease(len as u64)?;
+        let make = || -> Result<(OwnedFd, Mapping)> {
+            let made = memfd::create("pd-direct", len, pages)?;
+            if pages == Pages::Huge {
+                // Whether there are so many is found out here, and not by a client's access.
+                Mapping::new(&made, len, Protection::ReadWrite)?.populate(0, len)?;
+            }
+            // What a lease is asked for later has to come of an opening, like what the others hold.
+            let fd = memfd::reopen(&made, OFlags::RDWR)?;
+            let index = Mapping::new(&fd, head, Protection::Read)?;
+            index.populate(0, PAGE_BYTES)?;
+            Ok((fd, index))
+        };
+        let (fd, index) = make().map_err(Exhausted::Memory)?;
+        Ok(DirectRing { fd, index, pages, bytes, sealed: false, _lease: lease })
+    }
+}
+
+impl DirectRing {
+    /// For its owner, to be mapped before [`Self::seal`].
+    ///
+    /// # Errors
+    /// Those of opening a file.
+    pub fn for_owner(&self) -> Result<OwnedFd> {
+        memfd::reopen(&self.fd, OFlags::RDWR)
+    }
+
+    /// The owner has mapped it: nobody maps it writable any more.
+    ///
+    /// # Errors
+    /// `EPERM` if somebody else has sealed it; when there is no memory.
+    pub fn seal(&mut self) -> Result<()> {
+        memfd::seal_against_all(&self.fd)?;
+        // The owner may have punched a hole before.
+        self.index.populate(0, PAGE_BYTES)?;
+        self.sealed = true;
+        Ok(())
+    }
+
+    /// For the reader.
+    ///
+    /// # Errors
+    /// `EAGAIN` before it is sealed; those of opening a file.
+    pub fn for_peer(&self) -> Result<OwnedFd> {
+        if !self.sealed {
+            return Err(Errno::AGAIN);
+        }
+        memfd::reopen(&self.fd, OFlags::RDONLY)
+    }
+
+    /// Bytes of the ring.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes of a page, which the index page takes.
+    pub fn page_bytes(&self) -> u64 {
+        self.pages.bytes() as u64
+    }
+
+    /// Bytes on the budget.
+    pub fn charged_bytes(&self) -> u64 {
+        self.bytes + self.page_bytes()
+    }
+
+    /// Bytes and sends that the owner says it has written: anything.
+    pub fn said(&self) -> (u64, u64) {
+        let load = |word| self.index.load_u64(word, Ordering::Relaxed);
+        (load(direct::PRODUCER), load(direct::MESSAGES))
+    }
+
+    /// Whether no client holds it any more.
+    pub fn is_let_go(&self) -> bool {
+        memfd::is_let_go(&self.fd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_written_by_its_owner_only_and_let_go_by_both() {
+        for (bytes, pages) in [(4096, Pages::Ordinary), (4 << 20, Pages::Ordinary)] {
+            let pool = Pool::new(8 << 20, HugepageUse::Off);
+            let mut ring = pool.direct_ring(bytes).unwrap();
+            assert_eq!((ring.pages, pool.usage().0), (pages, bytes + 4096));
+            assert!(ring.is_let_go() && ring.for_peer().is_err());
+            let len = bytes as usize + 4096;
+            let owner = ring.for_owner().unwrap();
+            let map = Mapping::new(&owner, len, Protection::ReadWrite).unwrap();
+            ring.seal().unwrap();
+            assert!(ring.seal().is_err());
+            map.store_u64(direct::PRODUCER, 5, Ordering::Relaxed);
+            assert_eq!(ring.said(), (5, 0));
+            let peer = ring.for_peer().unwrap();
+            for fd in [&owner, &peer] {
+                let again = memfd::reopen(fd, OFlags::RDWR).unwrap();
+                assert!(Mapping::new(&again, len, Protection::ReadWrite).is_err());
+            }
+            let read = Mapping::new(&peer, len, Protection::Read).unwrap();
+            drop((owner, peer, map));
+            assert!(!ring.is_let_go());
+            drop(read);
+            assert!(ring.is_let_go());
+            drop(ring);
+            assert_eq!(pool.usage().0, 0);
+        }
+    }
+}

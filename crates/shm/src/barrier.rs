@@ -1,0 +1,31 @@
+//! A full fence on every core that runs a process which has registered for it, made by one of them: what a
+//! sleeper needs of a waker that does not fence (`membarrier`).
+//!
+//! The waker stores a counter and then looks whether somebody sleeps. Without a fence the look may come before
+//! the store is seen. A barrier by the sleeper, between its own store and its look, comes before the waker's look,
+//! which then sees that somebody sleeps, or after the waker's store, which the sleeper then sees.
+use std::sync::atomic::{fence, Ordering};
+use std::sync::OnceLock;
+
+/// From `linux/membarrier.h`.
+const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
+const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
+
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: a system call with numbers only.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+/// Lets barriers of other processes reach this one. Says whether they do; once and for all.
+pub fn register() -> bool {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    *REGISTERED.get_or_init(|| membarrier(REGISTER_GLOBAL_EXPEDITED))
+}
+
+/// A fence here and on every core that runs a registered process.
+pub fn everywhere() {
+    fence(Ordering::SeqCst);
+    if !membarrier(GLOBAL_EXPEDITED) {
+        debug_assert!(false, "a kernel that registers for barriers makes them");
+    }
+}

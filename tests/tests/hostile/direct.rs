@@ -1,0 +1,250 @@
+//! Attacks on the direct path: who writes which page, and what a peer makes of impossible words.
+use super::regions::attack;
+use super::{stage, Scene};
+use pd_abi::layout::{direct, path, socket_status};
+use pd_abi::{Frame, FrameKind, Operation, Request, SocketId, Span};
+use pd_driver::Violation;
+use pd_shm::{Mapping, Protection};
+use pd_tests::{fill, Puppet, Random, Raw};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+
+/// A scene whose next connections are direct: this process, its children and the driver are one user's, in one
+/// network namespace.
+fn direct_stage() -> Scene {
+    let scene = stage();
+    assert_eq!(scene.driver.apply("path = \"direct\""), 0);
+    scene
+}
+
+/// A ring as the driver passed it on.
+struct Passed {
+    fd: OwnedFd,
+    len: usize,
+}
+
+fn ask(raw: &mut Raw, kind: FrameKind, socket: SocketId) -> Result<Passed, u32> {
+    let (frame, mut fds) = raw.ask(&Frame::new(kind).with_id(socket.0), kind).map_err(|frame| frame.errno)?;
+    Ok(Passed { fd: fds.pop().expect("memory"), len: (frame.bytes + frame.page_bytes) as usize })
+}
+
+fn ready(raw: &mut Raw, socket: SocketId) {
+    let frame = Frame::new(FrameKind::DirectMapped).with_id(socket.0);
+    raw.ask(&frame, FrameKind::Ready).expect("sealed");
+}
+
+/// The ring that `socket` writes, mapped and sealed.
+fn make_ring(raw: &mut Raw, socket: SocketId) -> (Passed, Mapping) {
+    let ring = ask(raw, FrameKind::DirectRing, socket).expect("a ring");
+    let map = Mapping::new(&ring.fd, ring.len, Protection::ReadWrite).expect("map");
+    ready(raw, socket);
+    (ring, map)
+}
+
+fn is_direct(raw: &Raw, socket: SocketId) -> bool {
+    let word = Raw::socket_word(socket, socket_status::PATH);
+    raw.status.load_u32(word, Ordering::Acquire) & path::DIRECT != 0
+}
+
+/// Waits until the driver says that both directions of the socket have ended with `ECONNRESET`.
+fn wait_for_reset(raw: &Raw, socket: SocketId) {
+    let until = Instant::now() + Duration::from_secs(20);
+    let end = |word| raw.status.load_u32(Raw::socket_word(socket, word), Ordering::Acquire);
+    while [socket_status::RECV_END, socket_status::SEND_END].map(end) != [libc::ECONNRESET as u32; 2] {
+        assert!(Instant::now() < until, "the connection does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn every_page_of_a_direct_ring_has_one_writer() {
+    let scene = direct_stage();
+    let (mut a, mut b) = (Raw::attach(&scene.driver, 1), Raw::attach(&scene.driver, 1));
+    let (listener, addr) = b.listen(0, 8);
+    let from = a.connect(0, addr);
+    let to = b.accept(0, listener);
+    assert!(is_direct(&a, from) && is_direct(&b, to));
+    // Before it is sealed nobody else gets it; nobody gets two.
+    let ring = ask(&mut a, FrameKind::DirectRing, from).expect("a ring");
+    let map = Mapping::new(&ring.fd, ring.len, Protection::ReadWrite).expect("map");
+    assert_eq!(ask(&mut b, FrameKind::PeerRing, to).err(), Some(libc::EAGAIN as u32));
+    assert_eq!(ask(&mut a, FrameKind::DirectRing, from).err(), Some(libc::EALREADY as u32));
+    ready(&mut a, from);
+    let theirs = ask(&mut b, FrameKind::PeerRing, to).expect("the peer's ring");
+    assert_eq!(theirs.len, ring.len);
+    map.store_u64(direct::PRODUCER, 7, Ordering::Release);
+    attack(&ring.fd, ring.len, PAGE);
+    attack(&theirs.fd, theirs.len, PAGE);
+    let read = Mapping::new(&theirs.fd, theirs.len, Protection::Read).expect("map");
+    assert_eq!(read.load_u64(direct::PRODUCER, Ordering::Acquire), 7);
+    // The reader's own ring is the writer's to read only.
+    let (back, _map) = make_ring(&mut b, to);
+    let seen = ask(&mut a, FrameKind::PeerRing, from).expect("the peer's ring");
+    attack(&back.fd, back.len, PAGE);
+    attack(&seen.fd, seen.len, PAGE);
+    // Others', and what is not connected, have none.
+    assert_eq!(ask(&mut b, FrameKind::PeerRing, listener).err(), Some(libc::ENOTCONN as u32));
+    assert_eq!(ask(&mut a, FrameKind::PeerRing, SocketId(u32::MAX)).err(), Some(libc::ENOTCONN as u32));
+    // The memory is counted until both have let go of it, closed or dead.
+    drop(a);
+    drop((map, ring, seen, _map, back));
+    drop(b);
+    let held = scene.driver.wait_for("their clients are forgotten", |r| r.clients.len() == 2);
+    drop((theirs, read));
+    scene.driver.wait_for("it is given back", |r| r.memory_used_bytes < held.memory_used_bytes);
+    scene.end();
+}
+
+#[test]
+fn a_ring_that_is_not_mapped_or_sealed_by_others_ends_its_client() {
+    let scene = direct_stage();
+    for early in [true, false] {
+        let mut raw = Raw::attach(&scene.driver, 1);
+        let (listener, addr) = raw.listen(0, 8);
+        let socket = raw.connect(0, addr);
+        raw.accept(0, listener);
+        if !early {
+            let ring = ask(&mut raw, FrameKind::DirectRing, socket).expect("a ring");
+            pd_shm::memfd::seal_against_all(&ring.fd).unwrap();
+        }
+        pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::DirectMapped).with_id(socket.0)).unwrap();
+        scene.expect_cut_off(&mut raw, Violation::Frame);
+    }
+    scene.end();
+}
+
+#[test]
+fn sends_through_the_driver_on_a_direct_connection() {
+    let scene = direct_stage();
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let (listener, addr) = raw.listen(0, 8);
+    let socket = raw.connect(0, addr);
+    raw.accept(0, listener);
+    let (region, _map) = raw.send_region(4096);
+    raw.post(0, &Request::send(socket, Span { region: region.id as u16, offset: 0, len: 100 }));
+    scene.expect_cut_off(&mut raw, Violation::Path);
+    drop((raw, region));
+    scene.end();
+}
+
+/// A raw client connected to an honest one, with both of the raw client's views.
+struct Pair {
+    puppet: Puppet,
+    raw: Raw,
+    socket: SocketId,
+    map: Mapping,
+}
+
+fn pair(scene: &Scene) -> Pair {
+    let mut puppet = scene.driver.puppet();
+    let addr = puppet.ok("listen l 127.0.0.1:0 8");
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let socket = raw.connect(0, addr.parse().unwrap());
+    puppet.ok("accept s l");
+    assert_eq!(puppet.ok("path s"), "direct");
+    let (_, map) = make_ring(&mut raw, socket);
+    Pair { puppet, raw, socket, map }
+}
+
+#[test]
+fn impossible_words_end_the_connection_and_nothing_else() {
+    let scene = direct_stage();
+    for attempt in 0..4 {
+        let Pair { mut puppet, mut raw, socket, map } = pair(&scene);
+        let mut bytes = vec![0; 1000];
+        fill(1, 0, &mut bytes);
+        // SAFETY: private bytes; the ring is this client's to write.
+        unsafe { map.copy_in(PAGE, bytes.as_ptr(), bytes.len()) };
+        map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
+        puppet.ok("recv s 1 0 1000");
+        let receives = attempt < 3;
+        match attempt {
+            0 => map.store_u64(direct::PRODUCER, u64::MAX, Ordering::Release),
+            1 => map.store_u64(direct::PRODUCER, map.len() as u64 + 1000, Ordering::Release),
+            2 => map.store_u64(direct::PRODUCER, 999, Ordering::Release),
+            _ => map.store_u64(direct::CONSUMER, 1, Ordering::Release),
+        }
+        let failed = match receives {
+            true => puppet.ask("recv s 1 1000 1").unwrap_err(),
+            // It looks when its ring is full.
+            false => puppet.ask("send s 1 0 50000000 100000").unwrap_err(),
+        };
+        assert_eq!(failed.0, libc::ECONNRESET, "{failed:?}");
+        wait_for_reset(&raw, socket);
+        assert_eq!(scene.driver.metrics().connections_broken, attempt + 1);
+        // It is nobody's end but the connection's.
+        assert_eq!(raw.is_cut_off(), None);
+        let addr = puppet.ok("listen m 127.0.0.1:0 8");
+        puppet.ok(&format!("connect c {addr}"));
+        puppet.ok("accept d m");
+        puppet.ok("send c 5 0 100000 1000");
+        puppet.ok("recv d 5 0 100000");
+        puppet.finish();
+    }
+    scene.end();
+}
+
+#[test]
+fn garbage_in_every_word_of_the_index_page() {
+    let scene = direct_stage();
+    let mut random = Random(7);
+    for _ in 0..12 {
+        let Pair { mut puppet, raw, map, .. } = pair(&scene);
+        puppet.tell("send s 1 0 3000000 5000");
+        for _ in 0..2000 {
+            let word = random.below(PAGE as u64 / 8) as usize * 8;
+            let value = match random.below(4) {
+                0 => 0,
+                1 => random.below(1 << 21),
+                2 => u64::MAX - random.below(4),
+                _ => random.below(u64::MAX),
+            };
+            map.store_u64(word, value, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(random.below(20)));
+        }
+        drop((raw, map));
+        let (errno, _) = puppet.answer().expect_err("its peer has gone");
+        assert!([libc::ECONNRESET, libc::EPIPE].contains(&errno), "{errno}");
+        puppet.finish();
+    }
+    scene.end();
+}
+
+#[test]
+fn what_clients_say_of_their_traffic_is_bounded() {
+    let scene = direct_stage();
+    let Pair { puppet, raw, map, .. } = pair(&scene);
+    map.store_u64(direct::MESSAGES, u64::MAX, Ordering::Relaxed);
+    map.store_u64(direct::PRODUCER, u64::MAX, Ordering::Release);
+    scene.driver.wait_for("it is reported", |_| scene.driver.metrics().bytes_reported > 0);
+    map.store_u64(direct::PRODUCER, 0, Ordering::Release);
+    let metrics = scene.driver.metrics();
+    assert!(metrics.bytes_reported < 1 << 44 && metrics.messages_reported <= metrics.bytes_reported);
+    assert!(metrics.bytes_delivered < 1 << 40, "what the driver has seen is counted by itself");
+    drop((raw, map));
+    puppet.finish();
+    scene.end();
+}
+
+#[test]
+fn nudges_without_end() {
+    let scene = direct_stage();
+    let Pair { mut puppet, mut raw, socket, map } = pair(&scene);
+    for _ in 0..20_000 {
+        raw.post(0, &Request::new(Operation::Nudge, socket, 0));
+    }
+    // On sockets that are none, or not connected, it means nothing.
+    raw.post(0, &Request::new(Operation::Nudge, SocketId(u32::MAX), 0));
+    raw.post(0, &Request::new(Operation::Broken, SocketId(u32::MAX), 0));
+    assert_eq!(raw.is_cut_off(), None);
+    raw.post(0, &Request::new(Operation::Broken, socket, 0));
+    wait_for_reset(&raw, socket);
+    assert_eq!(puppet.errno("recv s 1 0 1"), Errno::CONNRESET.raw_os_error());
+    drop((raw, map));
+    puppet.finish();
+    scene.end();
+}

@@ -1,0 +1,368 @@
+//! Connections of the kernel whose bytes go here (`pd_client::core::twin`): made, claimed, and passed between
+//! processes that hold the same socket, without a byte lost or doubled.
+use pd_client::core::twin;
+use pd_client::Shutdown;
+use pd_tests::{alone, program_path, Random, TestDriver, TwinSide};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Child, ChildStdin, ChildStdout, Command};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// One driver for all tests of this binary: a process attaches once. One test at a time, for they count what is
+/// left.
+fn driver() -> &'static TestDriver {
+    static DRIVER: OnceLock<TestDriver> = OnceLock::new();
+    DRIVER.get_or_init(|| {
+        let driver = TestDriver::new();
+        driver.attach_here();
+        driver
+    })
+}
+
+/// A listener that takes twins.
+fn listener(at: &str) -> TcpListener {
+    driver();
+    let listener = TcpListener::bind(at).unwrap();
+    twin::listen(listener.as_fd()).unwrap();
+    listener
+}
+
+/// A socket that has a port and is not connected.
+fn bound(to: SocketAddr) -> OwnedFd {
+    use rustix::net::{bind, socket, AddressFamily, SocketType};
+    let (family, any) = match to {
+        SocketAddr::V4(_) => (AddressFamily::INET, "0.0.0.0:0"),
+        SocketAddr::V6(_) => (AddressFamily::INET6, "[::]:0"),
+    };
+    let fd = socket(family, SocketType::STREAM, None).unwrap();
+    bind(&fd, &any.parse::<SocketAddr>().unwrap()).unwrap();
+    fd
+}
+
+/// A connection of the kernel, its twin, and the accepted socket, unclaimed.
+fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
+    let to = listener.local_addr().unwrap();
+    let fd = bound(to);
+    let side = TwinSide::new(twin::connect(fd.as_fd(), to).unwrap(), 0);
+    rustix::net::connect(&fd, &to).unwrap();
+    let accepted = listener.accept().unwrap().0;
+    (fd, side, accepted)
+}
+
+fn claim(accepted: &TcpStream) -> Option<TwinSide> {
+    twin::claim(accepted.as_fd()).unwrap().map(|socket| TwinSide::new(socket, 1))
+}
+
+/// Another process that has inherited a socket.
+struct Holder {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    fn new(socket: &impl AsRawFd, side: u64) -> Self {
+        let raw = socket.as_raw_fd();
+        // Without close-on-exec, so that it is inherited under this number.
+        // SAFETY: no memory is concerned.
+        let inherited = unsafe { libc::dup(raw) };
+        assert!(inherited >= 0);
+        let mut command = Command::new(program_path("twin"));
+        command.args([inherited.to_string(), side.to_string()]);
+        let mut child = driver().spawn(&mut command);
+        // SAFETY: made above.
+        drop(unsafe { OwnedFd::from_raw_fd(inherited) });
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, input, output: BufReader::new(output) }
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    fn hear(&mut self) {
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).unwrap();
+        assert_eq!(answer, "ok\n");
+    }
+
+    fn tell(&mut self, line: &str) {
+        self.say(line);
+        self.hear();
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+#[test]
+fn what_was_sent_before_the_claim_arrives() {
+    let _alone = alone();
+    for at in ["127.0.0.1:0", "[::1]:0"] {
+        let Ok(()) = TcpListener::bind(at).map(drop) else { continue }; // without IPv6
+        let listener = listener(at);
+        let to = listener.local_addr().unwrap();
+        let fd = bound(to);
+        let a = TwinSide::new(twin::connect(fd.as_fd(), to).unwrap(), 0);
+        a.send(0, 100_000);
+        rustix::net::connect(&fd, &to).unwrap();
+        a.send(100_000, 5000);
+        let accepted = listener.accept().unwrap().0;
+        let b = claim(&accepted).expect("a twin");
+        b.receive(0, 105_000);
+        b.send(0, 70_000);
+        a.receive(0, 70_000);
+        a.socket.shutdown(Shutdown::Write).unwrap();
+        b.expect_end();
+        assert_eq!(a.socket.peer_addr().unwrap(), to);
+        assert_eq!(b.socket.peer_addr().unwrap(), accepted.peer_addr().unwrap());
+        drop(accepted);
+        b.socket.close().unwrap();
+        a.expect_end();
+        assert!(twin::claim(TcpStream::connect(to).unwrap().as_fd()).unwrap().is_none(), "it connected");
+    }
+}
+
+#[test]
+fn an_end_before_the_claim_is_learned() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    // No more to send; still receives.
+    let (_fd, a, accepted) = connect(&listener);
+    a.socket.shutdown(Shutdown::Write).unwrap();
+    let b = claim(&accepted).expect("a twin");
+    b.expect_end();
+    b.send(0, 3000);
+    a.receive(0, 3000);
+    // Closed with bytes on their way.
+    let (fd, a, accepted) = connect(&listener);
+    a.send(0, 40_000);
+    drop(fd);
+    a.socket.close().unwrap();
+    let b = claim(&accepted).expect("a twin");
+    b.receive(0, 40_000);
+    b.expect_end();
+}
+
+#[test]
+fn plain_and_withdrawn_connections_have_no_twin() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let to = listener.local_addr().unwrap();
+    let plain = TcpStream::connect(to).unwrap();
+    assert!(claim(&listener.accept().unwrap().0).is_none());
+    assert!(twin::take(plain.as_fd()).unwrap().is_none());
+
+    let (_fd, a, accepted) = connect(&listener);
+    twin::withdraw(&a.socket).unwrap();
+    assert!(claim(&accepted).is_none());
+    a.socket.close().unwrap();
+
+    let (_fd, a, accepted) = connect(&listener);
+    let _b = claim(&accepted).expect("a twin");
+    assert_eq!(twin::withdraw(&a.socket).unwrap_err().errno(), libc::EISCONN);
+
+    twin::unlisten(listener.as_fd()).unwrap();
+    let refused = twin::connect(bound(to).as_fd(), to).unwrap_err();
+    assert_eq!(refused.errno(), libc::ECONNREFUSED);
+}
+
+#[test]
+fn who_does_not_hold_the_socket_gets_nothing() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, _a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    // A socket of the same process, but another.
+    let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = TcpStream::connect(elsewhere.local_addr().unwrap()).unwrap();
+    assert!(twin::claim(other.as_fd()).unwrap().is_none());
+    assert!(twin::take(other.as_fd()).unwrap().is_none());
+    assert_eq!(twin::take(fd.as_fd()).unwrap_err().errno(), libc::EALREADY);
+    // Another process that has inherited the other.
+    let mut command = Command::new(program_path("twin"));
+    let stranger = driver().spawn(command.args(["0", "1", "take"]));
+    assert!(!stranger.wait_with_output().unwrap().status.success());
+    b.send(0, 100);
+}
+
+#[test]
+fn a_side_goes_from_process_to_process() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let mut random = Random(7);
+    for round in 0..6 {
+        let (fd, a, accepted) = connect(&listener);
+        let mut b = Some(claim(&accepted).expect("a twin"));
+        let mut holder = Holder::new(&accepted, 1);
+        let (mut there, mut read, mut back, mut answered) = (0u64, 0u64, 0u64, 0u64);
+        for turn in 0..40 {
+            // Some of it is read, some is not, when the socket changes hands.
+            let more = 1 + random.below(300_000);
+            a.send(there, more as usize);
+            there += more;
+            let some = random.below(there - read + 1);
+            let sent = 1 + random.below(100_000);
+            if turn % 2 == 0 {
+                if b.is_none() {
+                    b = TwinSide::take(accepted.as_fd(), 1);
+                }
+                let b = b.as_ref().expect("a twin");
+                b.receive(read, some);
+                b.send(back, sent as usize);
+            } else {
+                if let Some(former) = b.take() {
+                    holder.tell("take");
+                    assert_eq!(former.socket.recv(1 << 30).unwrap_err().errno(), libc::ESTALE);
+                } else {
+                    holder.tell("take");
+                }
+                holder.tell(&format!("receive {read} {some}"));
+                holder.tell(&format!("send {back} {sent}"));
+            }
+            read += some;
+            back += sent;
+            if random.below(3) == 0 {
+                let some = random.below(back - answered + 1);
+                a.receive(answered, some);
+                answered += some;
+            }
+        }
+        a.receive(answered, back - answered);
+        if b.is_none() {
+            b = TwinSide::take(accepted.as_fd(), 1);
+        }
+        let b = b.expect("a twin");
+        a.socket.shutdown(Shutdown::Write).unwrap();
+        b.receive(read, there - read);
+        b.expect_end();
+        if round % 2 == 0 {
+            holder.kill();
+        }
+        drop((fd, accepted));
+    }
+}
+
+#[test]
+fn a_connecting_side_moves_too_and_its_shutdown_with_it() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    a.send(0, 2_000_000);
+    let mut holder = Holder::new(&fd, 0);
+    holder.tell("take");
+    holder.say("send 2000000 1000000");
+    b.receive(0, 3_000_000);
+    holder.hear();
+    holder.tell("shut");
+    b.expect_end();
+    b.send(0, 10_000);
+    let again = TwinSide::take(fd.as_fd(), 0).expect("a twin");
+    again.receive(0, 10_000);
+    assert_eq!(
+        again.socket.send(pd_client::core::malloc(1).unwrap().as_ptr(), 1).unwrap_err().errno(),
+        libc::EPIPE
+    );
+    drop(accepted);
+    b.socket.close().unwrap();
+    again.expect_end();
+}
+
+#[test]
+fn a_side_outlives_the_process_that_used_it() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    for how in ["close", "kill", "exec"] {
+        let (_fd, a, accepted) = connect(&listener);
+        let mut first = Holder::new(&accepted, 1);
+        let b = claim(&accepted).expect("a twin");
+        first.tell("take");
+        drop(b);
+        a.send(0, 1_000_000);
+        first.tell("receive 0 400000");
+        first.tell("send 0 300000");
+        match how {
+            "exec" => {
+                drop(accepted);
+                first.tell("pass");
+                first.tell("receive 400000 600000");
+                first.tell("send 300000 1000");
+                a.receive(0, 301_000);
+                first.kill();
+            }
+            _ => {
+                if how == "close" {
+                    first.tell("close");
+                }
+                first.kill();
+                std::thread::sleep(Duration::from_millis(120)); // it is looked at while nobody uses it
+                a.send(1_000_000, 1000);
+                let b = TwinSide::take(accepted.as_fd(), 1).expect("a twin");
+                b.receive(400_000, 601_000);
+                b.send(300_000, 1000);
+                a.receive(0, 301_000);
+                drop(accepted);
+                b.socket.close().unwrap();
+            }
+        }
+        // The last one has gone.
+        let start = Instant::now();
+        match a.socket.recv(1) {
+            Ok(end) => assert_eq!(end.len, 0, "{how}: bytes from nowhere"),
+            Err(error) => assert_eq!(error.errno(), libc::ECONNRESET, "{how}: {error}"),
+        }
+        assert!(start.elapsed() < Duration::from_secs(5), "{how}: its end was not noticed");
+    }
+}
+
+#[test]
+fn kills_at_random_leave_nothing() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let mut random = Random(11);
+    for _ in 0..60 {
+        let (fd, a, accepted) = connect(&listener);
+        let mut holder = Holder::new(&accepted, 1);
+        let claimed = (random.below(3) > 0).then(|| claim(&accepted).expect("a twin"));
+        drop(accepted);
+        if let Some(claimed) = claimed {
+            claimed.socket.close().unwrap();
+        }
+        if random.below(2) == 0 {
+            a.send(0, 1 + random.below(200_000) as usize);
+        }
+        if random.below(2) == 0 {
+            holder.say("take");
+            holder.say("send 0 100000");
+        }
+        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        holder.kill();
+        drop(fd);
+        drop(a);
+    }
+    drop(listener);
+    let left = |report: &pd_driver::admin::Report| report.connections.iter().all(|c| c.to.is_none());
+    driver().wait_for("no connection is left", |report| {
+        report.clients.len() == 1 && left(report) || report.connections.is_empty()
+    });
+}
+
+#[test]
+fn nobody_learns_of_a_stream_that_goes_past_it() {
+    let _alone = alone();
+    // The kernel's connection carries nothing.
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, mut accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    a.send(0, 50_000);
+    b.receive(0, 50_000);
+    drop(fd);
+    a.socket.close().unwrap();
+    b.expect_end();
+    assert_eq!(accepted.read(&mut [0; 1]).unwrap(), 0);
+}
