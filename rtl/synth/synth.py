@@ -34,7 +34,7 @@ ALM_MAX, M20K_MAX = 4993, 126
 
 FAMILIES = {
     "cyclone10gx": "synth_intel_alm -family cyclone10gx -noflatten -noiopad -noclkbuf -top pd_stack",
-    "xcup": "synth_xilinx -family xcup -noflatten -noiopad -noclkbuf -top pd_stack",
+    "xcup": "synth_xilinx -family xcup -noiopad -noclkbuf -top pd_stack",
 }
 
 
