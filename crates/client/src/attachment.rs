@@ -2,6 +2,7 @@
 //! the receive regions. The attach socket serves slow paths only, one thread at a time.
 use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
+use crate::own::OwnFd;
 use crate::process::forks;
 use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
@@ -31,7 +32,7 @@ const RINGS_KEPT_MAX: usize = 1024;
 /// An attachment. Dead once the driver has gone; then a new one is made.
 #[derive(Debug)]
 pub(crate) struct Attachment {
-    socket: OwnedFd,
+    socket: OwnFd,
     wire: Mutex<Wire>,
     dead: AtomicBool,
     reason: OnceLock<String>,
@@ -46,7 +47,7 @@ pub(crate) type RingWords = (u32, u32, u32);
 
 #[derive(Debug, Default)]
 struct Wire {
-    receive_regions: HashMap<u32, (OwnedFd, u64)>,
+    receive_regions: HashMap<u32, (OwnFd, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +83,7 @@ impl Attachment {
             .map_err(unreachable)?;
         let address = SocketAddrUnix::new(path.as_path()).map_err(unreachable)?;
         connect(&socket, &address).map_err(unreachable)?;
+        let socket = OwnFd::new(socket);
 
         let mut wire = Wire::default();
         let (_, mut fds) = wire.ask(&socket, &Frame::new(FrameKind::Hello), FrameKind::Welcome)?;
@@ -243,11 +245,11 @@ impl Attachment {
     }
 
     /// The pipe that becomes readable with events on `channel`.
-    pub(crate) fn wake_pipe(&self, channel: u32) -> Result<OwnedFd> {
+    pub(crate) fn wake_pipe(&self, channel: u32) -> Result<OwnFd> {
         let mut wire = lock(&self.wire);
         let wish = Frame::new(FrameKind::WakePipe).with_id(channel);
         let (_, mut fds) = self.ask(&mut wire, &wish, FrameKind::WakePipe)?;
-        fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake pipe"))
+        fds.pop().map(OwnFd::new).ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake pipe"))
     }
 
     /// The calling thread's channel; made, or taken over from a thread that ended, at first use.
@@ -281,7 +283,7 @@ impl Attachment {
         let (Some(doorbell), true) = (fds.pop(), (frame.id as usize) < CHANNELS_MAX) else {
             return Err(Error::new(Errno::PROTO, "the driver sent a channel that cannot be"));
         };
-        let channel = Arc::new(Channel::new(frame.id, channels.all.len(), doorbell, self));
+        let channel = Arc::new(Channel::new(frame.id, channels.all.len(), OwnFd::new(doorbell), self));
         channels.all.push(channel.clone());
         Ok(channel)
     }
@@ -323,7 +325,7 @@ impl Drop for Mine {
 }
 
 impl Wire {
-    fn ask(&mut self, socket: &OwnedFd, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
+    fn ask(&mut self, socket: &OwnFd, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
         // A driver that refuses may have hung up already: what it said of that is still there to be read.
         let sent = attach::send(socket, frame, &[], SendFlags::empty());
         let mut hung_up = false;
@@ -355,7 +357,7 @@ impl Wire {
         match frame.checked_kind() {
             Some(FrameKind::ReceiveRegion) => {
                 let region = sent_region(frame, fds)?;
-                self.receive_regions.insert(region.id, (region.fd, frame.page_bytes));
+                self.receive_regions.insert(region.id, (OwnFd::new(region.fd), frame.page_bytes));
                 Ok(())
             }
             Some(FrameKind::Goodbye) => Err(Error::new(Errno::CONNRESET, frame.reason().to_owned())),
@@ -371,7 +373,7 @@ fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRegion> {
     Ok(SentRegion { id: frame.id, bytes, fd })
 }
 
-fn wait_readable(socket: &OwnedFd, timeout: Duration) -> bool {
+fn wait_readable(socket: &OwnFd, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     loop {
@@ -397,7 +399,7 @@ mod tests {
             Arc::new(Mapping::new(fd, PAGE_BYTES, Protection::ReadWrite).unwrap())
         };
         let attachment = Attachment {
-            socket,
+            socket: OwnFd::new(socket),
             wire: Mutex::default(),
             dead: AtomicBool::new(false),
             reason: OnceLock::new(),

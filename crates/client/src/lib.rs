@@ -35,6 +35,8 @@ mod epoll;
 mod error;
 mod link;
 mod listen;
+mod own;
+mod pause;
 mod process;
 mod recv;
 mod send;
@@ -51,7 +53,11 @@ pub use error::{Error, Result};
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
     pub use crate::arena::{free, malloc};
+    pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::{ready, Epoll};
+    pub use crate::own::{is_own, own_fds, set_floor};
+    pub use crate::pause::Pause;
+    pub use crate::process::available;
     pub use crate::recv::Handout;
     pub use crate::sids::{insert, remove, with, with_socket, Named};
     pub use crate::socket::Socket;

@@ -1,6 +1,6 @@
 //! One sleeper per wake word: the first thread that waits sleeps on the shared word, further threads
 //! of the process wait for their turn on a condition variable.
-use pd_shm::wait::{self, SharedCells};
+use pd_shm::wait::{self, SleeperCells};
 use pd_shm::Spin;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ pub(crate) fn sleep_in_turn<'a, T: HasTurn>(
     mutex: &'a Mutex<T>,
     condvar: &Condvar,
     mut guard: MutexGuard<'a, T>,
-    cells: SharedCells<'_>,
+    cells: impl SleeperCells,
     wake_at: u64,
     timeout: Duration,
     ready: impl FnMut() -> bool,
