@@ -59,6 +59,7 @@ pub mod core {
     pub use crate::pause::Pause;
     pub use crate::process::available;
     pub use crate::recv::Handout;
+    pub use crate::send::Fill;
     pub use crate::sids::{insert, remove, with, with_socket, Named};
     pub use crate::socket::Socket;
 

@@ -2,6 +2,8 @@
 //! `send_consumer` has counted it.
 mod copied;
 
+pub use copied::Fill;
+
 use crate::arena::{self, Block};
 use crate::control::not_connected;
 use crate::error::{Error, Result};

@@ -75,7 +75,11 @@ impl Epoll {
             lost |= channel.use_pipe().is_err();
         }
         fence(Ordering::SeqCst);
-        let ready = lost || !lock(&self.queue).is_empty();
+        let mut queue = lock(&self.queue);
+        let ready = lost || !queue.is_empty();
+        // Not every thread that arms sleeps: for some the descriptor only has to be right.
+        self.signal_armed(kernel, &mut queue);
+        drop(queue);
         Ok(Armed { channels, ready })
     }
 
@@ -106,6 +110,14 @@ impl Epoll {
             if !armed.channels.iter().all(alive) {
                 self.lose();
             }
+        }
+    }
+
+    /// Makes the descriptor readable once, for threads that sleep on its host without having armed.
+    pub fn poke(&self) {
+        if let Some(kernel) = self.kernel.get() {
+            lock(&self.queue).signalled = true;
+            kernel.set_signal();
         }
     }
 

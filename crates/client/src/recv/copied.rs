@@ -21,7 +21,7 @@ impl Socket {
     /// `EAGAIN` if nothing has come; `ENOTCONN`, `ECONNRESET`.
     ///
     /// # Safety
-    /// Each piece is memory that may be written.
+    /// Each piece is memory that may be written, or null: its bytes are thrown away.
     pub unsafe fn recv_copied(&self, pieces: &[iovec], peek: bool) -> Result<usize> {
         self.check_usable()?;
         let max = pieces.iter().map(|piece| piece.iov_len).sum();
@@ -43,6 +43,12 @@ impl Socket {
         let mut left = handout.len;
         for piece in pieces {
             let part = left.min(piece.iov_len);
+            if piece.iov_base.is_null() {
+                // To be thrown away.
+                from = from.wrapping_add(part);
+                left -= part;
+                continue;
+            }
             // SAFETY: the caller's memory has room for the piece; the handout is readable for `left`
             // bytes more. Nobody writes it, or at worst a broken driver, and bytes may be anything.
             unsafe {
