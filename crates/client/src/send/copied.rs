@@ -79,35 +79,33 @@ impl SendSide {
             room
         }
     }
+}
 
-    /// Sends one block of at most `bytes`; returns how many there were.
-    fn send_block(&mut self, bytes: usize, fill: &mut Fill<'_>) -> Result<usize> {
+/// Memory for one message, to be given up after it was sent.
+struct Place {
+    start: *mut u8,
+    own: bool,
+}
+
+impl Place {
+    /// Not under a socket's lock: to find free memory all sockets may be looked at.
+    fn new(bytes: usize) -> Result<Self> {
         if bytes <= STAGED_BYTES_MAX {
-            let place = STAGE
-                .try_with(|stage| stage.try_borrow_mut().ok().map(|mut stage| stage.take(bytes)))
-                .ok()
-                .flatten();
-            if let Some(place) = place.transpose()? {
-                return self.fill_and_post(place, bytes, fill);
+            let staged = STAGE.try_with(|stage| stage.try_borrow_mut().ok().map(|mut stage| stage.take(bytes)));
+            if let Some(start) = staged.ok().flatten().transpose()? {
+                return Ok(Self { start, own: false });
             }
         }
-        let place = arena::malloc(bytes)?.as_ptr();
-        let sent = self.fill_and_post(place, bytes, fill);
-        // Now, or when it is delivered.
-        let _ = arena::free(place);
-        sent
+        Ok(Self { start: arena::malloc(bytes)?.as_ptr(), own: true })
     }
+}
 
-    fn fill_and_post(&mut self, place: *mut u8, bytes: usize, fill: &mut Fill<'_>) -> Result<usize> {
-        let (block, offset) = arena::find(place, bytes).ok_or_else(super::foreign)?;
-        if !block.is_of(&self.link.attachment) {
-            return Err(stale());
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.own {
+            // Now, or when it is delivered.
+            let _ = arena::free(self.start);
         }
-        let filled = fill(place, bytes)?;
-        if filled > 0 {
-            self.post(block, offset, filled as u64)?;
-        }
-        Ok(filled)
     }
 }
 
@@ -119,35 +117,17 @@ impl Socket {
     /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`; those of `fill`, if nothing was sent.
     pub fn send_filled(&self, len: usize, fill: &mut Fill<'_>) -> Result<usize> {
         self.check_usable()?;
-        let mut side = lock(&self.send);
-        if side.adoptable {
-            drop(side);
+        let _copying = lock(&self.copying);
+        if lock(&self.send).adoptable {
             self.adopt()?;
-            side = lock(&self.send);
-        }
-        let look = side.wants_look();
-        if look || side.copied_room(len as u64) < len as u64 {
-            side.reap();
-            side.end()?;
-        } else {
-            side.check_open()?;
         }
         let mut sent = 0;
         while sent < len {
-            let mut room = side.copied_room((len - sent) as u64) as usize;
-            if room == 0 && sent > 0 {
-                side.reap();
-                room = side.copied_room((len - sent) as u64) as usize;
-            }
-            if room == 0 {
-                // Somebody may wait for room in an epoll instance.
-                if self.watch.subscribed() && side.arm() {
-                    continue;
-                }
-                return if sent == 0 { Err(would_block()) } else { Ok(sent) };
-            }
-            let part = room.min(BLOCK_BYTES_MAX);
-            match side.send_block(part, fill) {
+            let part = match self.copied_part((len - sent) as u64, sent == 0) {
+                Ok(part) => part,
+                Err(error) => return if sent == 0 { Err(error) } else { Ok(sent) },
+            };
+            match self.send_part(part, fill) {
                 Ok(filled) => {
                     sent += filled;
                     if filled < part {
@@ -158,6 +138,44 @@ impl Socket {
             }
         }
         Ok(sent)
+    }
+
+    /// How long the next part may be.
+    fn copied_part(&self, wanted: u64, first: bool) -> Result<usize> {
+        let mut side = lock(&self.send);
+        let look = first && side.wants_look();
+        if look || side.copied_room(wanted) < wanted {
+            side.reap();
+            side.end()?;
+        } else {
+            side.check_open()?;
+        }
+        loop {
+            let room = side.copied_room(wanted) as usize;
+            if room > 0 {
+                return Ok(room.min(BLOCK_BYTES_MAX));
+            }
+            // Somebody may wait for room in an epoll instance.
+            if !(self.watch.subscribed() && side.arm()) {
+                return Err(would_block());
+            }
+        }
+    }
+
+    fn send_part(&self, bytes: usize, fill: &mut Fill<'_>) -> Result<usize> {
+        let place = Place::new(bytes)?;
+        let filled = fill(place.start, bytes)?;
+        if filled == 0 {
+            return Ok(0);
+        }
+        let (block, offset) = arena::find(place.start, filled).ok_or_else(super::foreign)?;
+        let mut side = lock(&self.send);
+        if !block.is_of(&side.link.attachment) {
+            side.end()?;
+            return Err(stale());
+        }
+        side.post(block, offset, filled as u64)?;
+        Ok(filled)
     }
 
     /// Sends the bytes of `pieces`; see [`Self::send_filled`].
