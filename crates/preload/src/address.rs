@@ -89,6 +89,16 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
+/// The kernel's name of a socket, whatever its number in whatever process.
+pub(crate) fn cookie(fd: c_int) -> Option<u64> {
+    let mut value: u64 = 0;
+    let mut len = size_of::<u64>() as socklen_t;
+    // SAFETY: room for the number, and its size.
+    let result =
+        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut value).cast(), &mut len) };
+    (result == 0).then_some(value)
+}
+
 /// Whether it is a TCP socket.
 pub(crate) fn is_tcp(fd: c_int) -> bool {
     let domain = option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);

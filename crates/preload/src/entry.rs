@@ -3,7 +3,8 @@
 use crate::call::{Failure, Outcome};
 use crate::companion::Companion;
 use crate::twin::Twin;
-use crate::{address, fabric, table};
+use crate::fabric::{self, Taken};
+use crate::{address, table};
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -28,8 +29,6 @@ pub(crate) struct Socket {
     state: OnceLock<State>,
     /// The program has asked for something that the fabric does not have.
     pub(crate) unfit: AtomicBool,
-    /// Another process may have got it in a message.
-    pub(crate) passed_on: AtomicBool,
     /// Epoll instances that it is in.
     pub(crate) watchers: Mutex<Vec<Watcher>>,
 }
@@ -97,7 +96,17 @@ impl Entry {
         lock(&self.fds).first().copied()
     }
 
-    /// A number is closed; with the last one the thing ends for this process.
+    /// A number is about to be closed.
+    pub(crate) fn before_close(&self, fd: c_int) {
+        if let Some(State::Listener(_)) = self.socket().and_then(|socket| socket.state.get()) {
+            if lock(&self.fds).len() == 1 {
+                fabric::unlisten(fd);
+            }
+        }
+    }
+
+    /// A number is closed; with the last one the thing ends for this process. The kernel's is closed
+    /// first: whether another process holds it, too, decides what becomes of a twin.
     pub(crate) fn drop_fd(self: &Arc<Self>, fd: c_int) {
         let last = {
             let mut fds = lock(&self.fds);
@@ -115,10 +124,8 @@ impl Entry {
                         companion.epoll().inspect(|companion| companion.forget(watcher.fd));
                     }
                 }
-                match socket.state.get() {
-                    Some(State::Twin(twin)) => twin.close(socket.passed_on.load(Ordering::Relaxed)),
-                    Some(State::Listener(_)) => fabric::unlisten(fd),
-                    None => {}
+                if let Some(State::Twin(twin)) = socket.state.get() {
+                    twin.close();
                 }
             }
         }
@@ -226,7 +233,11 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
     if address::peer(fd).is_none() {
         return adopt(fd, None);
     }
-    let socket = fabric::take(fd)?;
-    attach_twin(fd, Twin::new(fd, socket, false));
+    match fabric::take(fd) {
+        Taken::None => return None,
+        Taken::Twin(socket) => attach_twin(fd, Twin::new(fd, socket, false)),
+        // It came back to where it was sent from.
+        Taken::Own => table::set(fd, &table::find_twin(address::cookie(fd)?)?).then_some(())?,
+    }
     table::entry(fd)
 }

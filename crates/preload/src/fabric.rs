@@ -1,13 +1,13 @@
 //! What the library asks of the driver, all in one place.
 use crate::log::note;
-use crate::{address, call};
+use crate::address;
 use libc::c_int;
-use pd_client::core::Socket;
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use pd_client::core::{twin, Socket};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// How long a driver that was not there is not asked for again.
 const ABSENT_FOR: Duration = Duration::from_secs(2);
@@ -68,12 +68,12 @@ pub(crate) fn may_reach(to: SocketAddr) -> bool {
     address::is_eligible(to) && !is_refused(to) && available()
 }
 
-/// The kernel listener also takes fabric connections. False if that cannot be.
+/// The kernel listener also takes connections with twins. False if that cannot be, for now.
 pub(crate) fn listen(fd: c_int) -> bool {
     if !available() {
         return false;
     }
-    match driver::listen(fd) {
+    match twin::listen(borrow(fd)) {
         Ok(()) => true,
         Err(error) => {
             note!("descriptor {fd} listens on kernel TCP only: {error}");
@@ -82,14 +82,15 @@ pub(crate) fn listen(fd: c_int) -> bool {
     }
 }
 
-/// The listener is closed in this process.
+/// The listener is about to be closed in this process.
 pub(crate) fn unlisten(fd: c_int) {
-    driver::unlisten(fd);
+    // Without a driver there is nothing to take back.
+    let _ = twin::unlisten(borrow(fd));
 }
 
 /// A twin for the connection that `fd`, which has its local port, is about to make to `to`.
 pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Option<Arc<Socket>> {
-    match driver::connect(fd, to) {
+    match twin::connect(borrow(fd), to) {
         Ok(socket) => {
             socket.set_nonblocking(true);
             Some(socket)
@@ -104,122 +105,50 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Option<Arc<Socket>> {
 
 /// The twin that came with an accepted connection, if one did.
 pub(crate) fn claim(fd: c_int) -> Option<Arc<Socket>> {
-    let socket = driver::claim(fd).ok().flatten()?;
-    socket.set_nonblocking(true);
-    Some(socket)
+    match twin::claim(borrow(fd)) {
+        Ok(socket) => socket.inspect(|socket| socket.set_nonblocking(true)),
+        Err(error) => {
+            note!("descriptor {fd} has no twin: {error}");
+            None
+        }
+    }
+}
+
+/// What [`take`] has found.
+pub(crate) enum Taken {
+    /// The twin, from now on this process's.
+    Twin(Arc<Socket>),
+    /// It is this process's already.
+    Own,
+    /// The connection has none, or none that can be had.
+    None,
 }
 
 /// The twin of a connection that another process had.
-pub(crate) fn take(fd: c_int) -> Option<Arc<Socket>> {
+pub(crate) fn take(fd: c_int) -> Taken {
     if !available() {
-        return None;
+        return Taken::None;
     }
-    let socket = driver::take(fd).ok().flatten()?;
-    socket.set_nonblocking(true);
-    Some(socket)
-}
-
-/// This process gives the twin up, another one will take it.
-pub(crate) fn release(socket: &Arc<Socket>) {
-    driver::release(socket);
-}
-
-/// Whether the peer has the twin.
-pub(crate) fn is_claimed(socket: &Socket) -> bool {
-    driver::is_claimed(socket)
+    match twin::take(borrow(fd)) {
+        Ok(Some(socket)) => {
+            socket.set_nonblocking(true);
+            Taken::Twin(socket)
+        }
+        Ok(None) => Taken::None,
+        Err(error) if error.errno() == libc::EALREADY => Taken::Own,
+        Err(error) => {
+            note!("descriptor {fd}: the connection cannot be taken over: {error}");
+            Taken::None
+        }
+    }
 }
 
 /// Takes back a twin that the peer has not claimed; false: it has.
-pub(crate) fn withdraw(socket: &Arc<Socket>) -> bool {
-    driver::withdraw(socket).unwrap_or(false)
+pub(crate) fn withdraw(socket: &Socket) -> bool {
+    twin::withdraw(socket).is_ok()
 }
 
-/// Stands in for the driver's support of twins, with sockets of its own beside the kernel's. Holds
-/// within one process on each side; nothing can be taken over.
-mod driver {
-    use super::*;
-    use pd_client::{Error, Result};
-
-    static LISTENERS: Mutex<Vec<(c_int, SocketAddr, Arc<Socket>)>> = Mutex::new(Vec::new());
-    static PENDING: Mutex<Option<HashMap<SocketAddr, Arc<Socket>>>> = Mutex::new(None);
-
-    fn no_address() -> Error {
-        Error::invalid("the socket has no address")
-    }
-
-    pub(super) fn listen(fd: c_int) -> Result<()> {
-        let (_, local) = address::local(fd).ok_or_else(no_address)?;
-        let socket = Socket::new(local.is_ipv6())?;
-        socket.set_nonblocking(true);
-        socket.bind(local)?;
-        socket.listen(1024)?;
-        crate::entry::lock(&LISTENERS).push((fd, local, socket));
-        Ok(())
-    }
-
-    pub(super) fn unlisten(fd: c_int) {
-        crate::entry::lock(&LISTENERS).retain(|(known, _, socket)| {
-            if *known == fd {
-                let _ = socket.close();
-            }
-            *known != fd
-        });
-    }
-
-    fn source_of(to: SocketAddr) -> Option<IpAddr> {
-        let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().ok()?;
-        let probe = std::net::UdpSocket::bind(any).ok()?;
-        probe.connect(to).ok()?;
-        Some(probe.local_addr().ok()?.ip())
-    }
-
-    pub(super) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>> {
-        let (_, local) = address::local(fd).ok_or_else(no_address)?;
-        let ip = if local.ip().is_unspecified() { source_of(to) } else { Some(local.ip()) };
-        let socket = Socket::new(to.is_ipv6())?;
-        let connected = socket
-            .bind(SocketAddr::new(ip.ok_or_else(no_address)?, local.port()))
-            .and_then(|()| socket.connect(to));
-        connected.inspect_err(|_| drop(socket.close()))?;
-        Ok(socket)
-    }
-
-    pub(super) fn claim(fd: c_int) -> Result<Option<Arc<Socket>>> {
-        let (Some((_, local)), Some(peer)) = (address::local(fd), address::peer(fd)) else { return Ok(None) };
-        let mut pending = crate::entry::lock(&PENDING);
-        let pending = pending.get_or_insert_with(HashMap::new);
-        if let Some(socket) = pending.remove(&peer) {
-            return Ok(Some(socket));
-        }
-        let listeners = crate::entry::lock(&LISTENERS);
-        let found = listeners.iter().find(|(_, address, _)| {
-            address.port() == local.port() && (address.ip() == local.ip() || address.ip().is_unspecified())
-        });
-        let Some((_, _, listener)) = found else { return Ok(None) };
-        while let Ok(socket) = listener.accept() {
-            let from = socket.peer_addr()?;
-            if from == peer {
-                return Ok(Some(socket));
-            }
-            pending.insert(from, socket);
-        }
-        Ok(None)
-    }
-
-    pub(super) fn take(_fd: c_int) -> Result<Option<Arc<Socket>>> {
-        Ok(None)
-    }
-
-    pub(super) fn release(socket: &Arc<Socket>) {
-        let _ = socket.close();
-    }
-
-    pub(super) fn is_claimed(_socket: &Socket) -> bool {
-        true
-    }
-
-    pub(super) fn withdraw(_socket: &Arc<Socket>) -> Result<bool> {
-        call::set_errno(0);
-        Ok(false)
-    }
+fn borrow<'a>(fd: c_int) -> BorrowedFd<'a> {
+    // SAFETY: the program's, which is in a call on it, or about to close it.
+    unsafe { BorrowedFd::borrow_raw(fd) }
 }

@@ -69,9 +69,9 @@ impl Slot {
         self.holders.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// This process has closed its last one. Says whether it was the last process.
-    pub(crate) fn let_go(&self) -> bool {
-        self.holders.fetch_sub(1, Ordering::AcqRel) == 1
+    /// This process has closed its last one.
+    pub(crate) fn let_go(&self) {
+        self.holders.fetch_sub(1, Ordering::AcqRel);
     }
 
     pub(crate) fn is_mine(&self) -> bool {

@@ -73,11 +73,18 @@ pub(crate) fn clear(fd: c_int) -> Option<Arc<Entry>> {
     slot.swap(None)
 }
 
-/// The number is closed: by the program, or behind its back if a new descriptor has it.
+/// The number is closed already: another descriptor has it, or had it when it was closed.
 pub(crate) fn release(fd: c_int) {
     if let Some(entry) = clear(fd) {
         entry.drop_fd(fd);
     }
+}
+
+/// The entry of the connection whose kernel socket has this cookie.
+pub(crate) fn find_twin(cookie: u64) -> Option<Arc<Entry>> {
+    (0..end()).filter(|&fd| look(fd) == SOCKET).find_map(|fd| {
+        entry(fd).filter(|entry| entry.twin().is_some() && crate::address::cookie(fd) == Some(cookie))
+    })
 }
 
 /// A call has returned a new descriptor: what was known of the number is of an earlier one, which was

@@ -5,7 +5,8 @@ use crate::entry::{lock, Entry};
 use crate::log::note;
 use crate::shared::{Held, Slot};
 use crate::unclaimed::{self, Unclaimed};
-use crate::{address, companion, fabric, real};
+use crate::fabric::{self, Taken};
+use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
 use pd_client::core::{Pause, Socket};
@@ -43,7 +44,6 @@ impl Twin {
     pub(crate) fn new(fd: c_int, socket: Arc<Socket>, unclaimed: bool) -> Self {
         // SAFETY: only asks.
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
-        let unclaimed = unclaimed && !fabric::is_claimed(&socket);
         Self {
             socket: ArcSwapOption::new(Some(socket)),
             slot: OnceLock::new(),
@@ -105,19 +105,14 @@ impl Twin {
         }
     }
 
-    /// The process has closed its last descriptor.
-    pub(crate) fn close(&self, passed_on: bool) {
-        let Some(socket) = self.socket.swap(None) else {
-            if let Some(slot) = self.slot.get() {
-                slot.let_go();
-            }
-            return;
-        };
-        let (last, mine) = self.slot.get().map_or((true, true), |slot| (slot.let_go(), slot.is_mine()));
-        if last && mine && !passed_on {
+    /// The process has closed its last descriptor. If another process still holds one, the driver keeps
+    /// the end for it.
+    pub(crate) fn close(&self) {
+        if let Some(slot) = self.slot.get() {
+            slot.let_go();
+        }
+        if let Some(socket) = self.socket.swap(None) {
             let _ = socket.close();
-        } else if mine {
-            fabric::release(&socket);
         }
     }
 
@@ -148,10 +143,13 @@ impl Twin {
             return Ok(held);
         }
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-        let socket = fabric::take(fd).ok_or(Failure::Errno(libc::ECONNRESET))?;
+        let Taken::Twin(socket) = fabric::take(fd) else { return Err(Failure::Errno(libc::ECONNRESET)) };
         note!("descriptor {fd}: took the connection over");
         slot.make_mine();
-        self.socket.store(Some(socket.clone()));
+        // The earlier end, if there was one, has passed on.
+        if let Some(earlier) = self.socket.swap(Some(socket.clone())) {
+            let _ = earlier.close();
+        }
         companion::register_again(entry, &socket);
         Ok(held)
     }

@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 
 /// How long a peer may take to accept. One that takes longer gets a plain connection.
 const CLAIM_WITHIN: Duration = Duration::from_millis(500);
+/// The same once as much as is kept was sent: asking is the only way to know, and spoils it if the answer is no.
+const CLAIM_WITHIN_FULL: Duration = Duration::from_millis(10);
 /// How often a wait looks.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(10);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Most that is kept, and hence sent, before the peer is there.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
@@ -83,16 +85,15 @@ pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
     let Some(twin) = entry.twin() else { return true };
     let mut state = lock(&twin.unclaimed);
     let (Some(unclaimed), Some(socket)) = (state.as_ref(), twin.current()) else { return true };
-    let over = unclaimed.since.elapsed() > CLAIM_WITHIN;
-    if fabric::is_claimed(&socket) {
+    let since = unclaimed.since.elapsed();
+    if socket.has_heard() {
         *state = None;
         return true;
     }
-    if !over {
+    if since < CLAIM_WITHIN && (unclaimed.room() > 0 || since < CLAIM_WITHIN_FULL) {
         return false;
     }
     if !fabric::withdraw(&socket) {
-        // Claimed at the last moment.
         *state = None;
         return true;
     }

@@ -69,6 +69,12 @@ impl Socket {
         Ok(handout.len)
     }
 
+    /// Whether anything has come from the peer, be it the end.
+    pub fn has_heard(&self) -> bool {
+        let side = lock(&self.recv);
+        side.link.recv_producer() > 0 || side.link.recv_end() != 0
+    }
+
     /// Bytes that can be received now.
     pub fn received(&self) -> u64 {
         lock(&self.recv).poll().0

@@ -1,9 +1,11 @@
 //! Closing, duplicating, flags.
 use super::hooks;
 use crate::call::{aside, call, checked, set_errno, Failure};
+use crate::entry::Entry;
 use crate::{entry, real, table};
 use libc::{c_int, c_uint, c_ulong};
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 hooks! {
     fn close(fd: c_int) -> c_int {
@@ -11,28 +13,31 @@ hooks! {
             set_errno(libc::EBADF);
             return -1;
         }
-        forget(fd);
-        real::close(fd)
+        if table::look(fd) == table::PLAIN {
+            return real::close(fd);
+        }
+        let entry = about_to_close(fd);
+        let result = real::close(fd);
+        closed(fd, entry);
+        result
     }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let keep_open = flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0;
         around_own(first, last, |first, last| {
-            if !keep_open {
-                for fd in first..=last.min(table::end() as c_uint) {
-                    forget(fd as c_int);
-                }
-            }
-            real::close_range(first, last, flags)
+            let entries = if keep_open { Vec::new() } else { all_about_to_close(first, last) };
+            let result = real::close_range(first, last, flags);
+            entries.into_iter().for_each(|(fd, entry)| closed(fd, entry));
+            result
         })
     }
 
     fn closefrom(first: c_int) -> () {
         around_own(first.max(0) as c_uint, c_uint::MAX, |first, last| {
-            for fd in first..=last.min(table::end() as c_uint) {
-                forget(fd as c_int);
-            }
-            real::close_range(first, last, 0)
+            let entries = all_about_to_close(first, last);
+            let result = real::close_range(first, last, 0);
+            entries.into_iter().for_each(|(fd, entry)| closed(fd, entry));
+            result
         });
     }
 
@@ -105,10 +110,29 @@ hooks! {
     }
 }
 
-/// The number is about to be closed.
-fn forget(fd: c_int) {
+/// Makes the number plain. In a child of `vfork`, whose table is the parent's, does nothing.
+fn about_to_close(fd: c_int) -> Option<Arc<Entry>> {
+    let mut entry = None;
     if table::look(fd) != table::PLAIN && !table::is_borrowed() {
-        aside(|| table::release(fd));
+        aside(|| {
+            entry = table::clear(fd);
+            if let Some(entry) = &entry {
+                entry.before_close(fd);
+            }
+        });
+    }
+    entry
+}
+
+fn all_about_to_close(first: c_uint, last: c_uint) -> Vec<(c_int, Option<Arc<Entry>>)> {
+    let end = table::end() as c_uint;
+    let fds = (first..=last.min(end)).map(|fd| fd as c_int).filter(|&fd| table::look(fd) != table::PLAIN);
+    fds.map(|fd| (fd, about_to_close(fd))).collect()
+}
+
+fn closed(fd: c_int, entry: Option<Arc<Entry>>) {
+    if let Some(entry) = entry {
+        aside(|| entry.drop_fd(fd));
     }
 }
 

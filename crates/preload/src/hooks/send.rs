@@ -1,9 +1,8 @@
 //! Sending.
 use super::hooks;
-use crate::call::{aside, call, Failure, Outcome};
+use crate::call::{call, Failure, Outcome};
 use crate::{entry, real, table};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use std::sync::atomic::Ordering;
 
 hooks! {
     fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
@@ -56,11 +55,11 @@ hooks! {
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
-            return plain_message(fd, message, flags);
+            return real::sendmsg(fd, message, flags);
         }
         call(
             || transmit_pieces(fd, (*message).msg_iov, (*message).msg_iovlen as usize, flags),
-            || plain_message(fd, message, flags),
+            || real::sendmsg(fd, message, flags),
         )
     }
 
@@ -133,25 +132,6 @@ unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, fla
         done += 1;
     }
     Ok(done as c_int)
-}
-
-/// `sendmsg` of the kernel's: another process may get connections with twins.
-unsafe fn plain_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if !message.is_null() && (*message).msg_controllen > 0 && table::end() > 0 {
-            aside(|| each_passed(message, mark_passed));
-        }
-        real::sendmsg(fd, message, flags)
-    }
-}
-
-fn mark_passed(fd: c_int) {
-    if let Some(entry) = entry::find(fd) {
-        if let Some(socket) = entry.socket() {
-            socket.passed_on.store(true, Ordering::Relaxed);
-        }
-    }
 }
 
 /// Calls `each` with every descriptor in the message.
