@@ -24,6 +24,18 @@ use std::time::Duration;
 
 /// Where the driver listens unless `PD_SOCKET` says otherwise.
 pub const SOCKET_PATH_DEFAULT: &str = "/run/pipedevice/driver.sock";
+/// What was said at first: programs may clear their environment later.
+static SOCKET_PATH: OnceLock<PathBuf> = OnceLock::new();
+
+fn socket_path() -> PathBuf {
+    std::env::var_os("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from)
+}
+
+/// Looks where the driver is, now and for good.
+pub fn remember_socket_path() {
+    SOCKET_PATH.get_or_init(socket_path);
+}
+
 /// How long an answer on the attach socket may take.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// Ring mappings kept although no socket uses them.
@@ -67,7 +79,7 @@ pub(crate) struct SentRegion {
 impl Attachment {
     /// Attaches.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let path = std::env::var_os("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from);
+        let path = SOCKET_PATH.get_or_init(socket_path);
         let unreachable = |errno: Errno| {
             let known = if errno == Errno::ACCESS || errno == Errno::PERM { errno } else { Errno::NETDOWN };
             Error::new(

@@ -53,6 +53,7 @@ pub use error::{Error, Result};
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
     pub use crate::arena::{free, malloc};
+    pub use crate::attachment::remember_socket_path;
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::{ready, Epoll};
     pub use crate::own::{is_own, own_fds, set_floor};

@@ -149,14 +149,15 @@ impl Socket {
     }
 
     /// It listens: tells the driver, once in each process. Without a driver it is tried again with
-    /// later calls.
-    pub(crate) fn join_listener(&self, fd: c_int) {
+    /// later calls. Says whether the driver knows.
+    pub(crate) fn join_listener(&self, fd: c_int) -> bool {
         let State::Listener(listener) = self.state.get_or_init(|| State::Listener(Listener::default())) else {
-            return;
+            return false;
         };
         if !listener.joined.load(Ordering::Relaxed) && fabric::listen(fd) {
             listener.joined.store(true, Ordering::Relaxed);
         }
+        listener.joined.load(Ordering::Relaxed)
     }
 }
 

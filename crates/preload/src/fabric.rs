@@ -13,6 +13,8 @@ use std::time::Duration;
 const ABSENT_FOR: Duration = Duration::from_secs(2);
 /// How long an address where nobody listened is not tried again.
 const REFUSED_FOR: Duration = Duration::from_millis(500);
+/// The same for one whose listener is known to the driver but takes no twins: finding out is slow.
+const UNCLAIMED_FOR: Duration = Duration::from_secs(30);
 /// Addresses remembered for that.
 const REFUSED: usize = 64;
 
@@ -57,9 +59,9 @@ fn is_refused(to: SocketAddr) -> bool {
     word >> 40 == hash && word & ((1 << 40) - 1) > now_ns() / 1_000_000
 }
 
-fn remember_refusal(to: SocketAddr) {
+fn remember_refusal(to: SocketAddr, for_so_long: Duration) {
     let (word, hash) = refusal(to);
-    let until_ms = now_ns() / 1_000_000 + REFUSED_FOR.as_millis() as u64;
+    let until_ms = now_ns() / 1_000_000 + for_so_long.as_millis() as u64;
     word.store(hash << 40 | until_ms & ((1 << 40) - 1), Ordering::Relaxed);
 }
 
@@ -97,7 +99,7 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Option<Arc<Socket>> {
         }
         Err(error) => {
             note!("to {to} by kernel TCP: {error}");
-            remember_refusal(to);
+            remember_refusal(to, REFUSED_FOR);
             None
         }
     }
@@ -141,6 +143,11 @@ pub(crate) fn take(fd: c_int) -> Taken {
             Taken::None
         }
     }
+}
+
+/// Nobody claimed a connection to `to`: the next ones are made without a twin.
+pub(crate) fn remember_unclaimed(to: SocketAddr) {
+    remember_refusal(to, UNCLAIMED_FOR);
 }
 
 /// Takes back a twin that the peer has not claimed; false: it has.

@@ -38,6 +38,7 @@ extern "C" fn start() {
         log::set_place(value(c"PD_PRELOAD_LOG").filter(|place: &CString| !place.is_empty()));
         table::set_process();
         pd_client::core::set_floor(floor());
+        pd_client::core::remember_socket_path();
         mark_inherited();
         // SAFETY: functions that live as long as the program.
         unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };

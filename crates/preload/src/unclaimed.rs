@@ -5,7 +5,7 @@ use crate::companion;
 use crate::entry::{lock, Entry};
 use crate::fabric;
 use crate::log::note;
-use crate::real;
+use crate::{address, real};
 use libc::{c_int, iovec};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -100,6 +100,9 @@ pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
     let sent = state.take().map(|unclaimed| unclaimed.sent).unwrap_or_default();
     let Some(fd) = entry.any_fd() else { return true };
     note!("descriptor {fd}: nobody took the connection; {} bytes go over kernel TCP", sent.len());
+    if let Some(to) = address::peer(fd) {
+        fabric::remember_unclaimed(to);
+    }
     replay(fd, &sent);
     companion::move_back(entry);
     entry.give_up();

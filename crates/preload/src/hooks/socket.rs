@@ -51,10 +51,11 @@ hooks! {
             }
             return accepted;
         }
-        aside(|| look_at_listener(fd));
+        let mut joined = false;
+        aside(|| joined = look_at_listener(fd));
         let accepted = real::accept(fd, address, len);
         if accepted >= 0 {
-            aside(|| claim(accepted));
+            aside(|| claim(accepted, joined));
         }
         accepted
     }
@@ -67,10 +68,11 @@ hooks! {
             }
             return accepted;
         }
-        aside(|| look_at_listener(fd));
+        let mut joined = false;
+        aside(|| joined = look_at_listener(fd));
         let accepted = real::accept4(fd, address, len, flags);
         if accepted >= 0 {
-            aside(|| claim(accepted));
+            aside(|| claim(accepted, joined));
         }
         accepted
     }
@@ -140,17 +142,18 @@ fn listens(fd: c_int) {
     socket.join_listener(fd);
 }
 
-/// Before a listener is used: a forked child tells the driver for itself.
-pub(super) fn look_at_listener(fd: c_int) {
-    let Some(entry) = entry::find(fd) else { return };
-    let Some(socket) = entry.socket() else { return };
-    if matches!(socket.state(), Some(entry::State::Listener(_))) {
-        socket.join_listener(fd);
-    }
+/// Before a listener is used: a forked child tells the driver for itself. Says whether the driver knows.
+pub(super) fn look_at_listener(fd: c_int) -> bool {
+    let Some(entry) = entry::find(fd) else { return false };
+    let Some(socket) = entry.socket() else { return false };
+    matches!(socket.state(), Some(entry::State::Listener(_))) && socket.join_listener(fd)
 }
 
-fn claim(fd: c_int) {
+fn claim(fd: c_int, joined: bool) {
     table::is_new(fd);
+    if !joined {
+        return;
+    }
     if let Some(socket) = fabric::claim(fd) {
         note!("descriptor {fd}: accepted on the fabric");
         attach_twin(fd, Twin::new(fd, socket, false));
