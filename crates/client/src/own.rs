@@ -1,5 +1,6 @@
 //! The library's own descriptors. In a program that does not know of the library they have to keep out
 //! of its way: numbers far above those that it gets, and a list of them, so that it does not close them.
+use crate::process::forks;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -49,34 +50,43 @@ pub(crate) fn close_inherited() {
 
 /// A descriptor of the library's.
 #[derive(Debug)]
-pub(crate) struct OwnFd(ManuallyDrop<OwnedFd>);
+pub(crate) struct OwnFd {
+    fd: ManuallyDrop<OwnedFd>,
+    forks: u32,
+}
 
 impl OwnFd {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         let floor = FLOOR.load(Ordering::Relaxed);
-        if floor == 0 {
-            return Self(ManuallyDrop::new(fd));
-        }
-        // Without a free number up there it stays where it is.
-        let fd = rustix::io::fcntl_dupfd_cloexec(&fd, floor).unwrap_or(fd);
-        list().push(fd.as_raw_fd());
-        Self(ManuallyDrop::new(fd))
+        let fd = if floor == 0 {
+            fd
+        } else {
+            // Without a free number up there it stays where it is.
+            let fd = rustix::io::fcntl_dupfd_cloexec(&fd, floor).unwrap_or(fd);
+            list().push(fd.as_raw_fd());
+            fd
+        };
+        Self { fd: ManuallyDrop::new(fd), forks: forks() }
     }
 }
 
 impl AsFd for OwnFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl Drop for OwnFd {
     fn drop(&mut self) {
         if FLOOR.load(Ordering::Relaxed) > 0 {
-            let fd = self.0.as_raw_fd();
+            if self.forks != forks() {
+                // The parent's: closed already.
+                return;
+            }
+            let fd = self.fd.as_raw_fd();
             list().retain(|&own| own != fd);
         }
         // SAFETY: not used after this.
-        unsafe { ManuallyDrop::drop(&mut self.0) };
+        unsafe { ManuallyDrop::drop(&mut self.fd) };
     }
 }

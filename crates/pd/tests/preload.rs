@@ -76,7 +76,12 @@ impl Site {
     fn answer(&self, preload: bool, command: &[&str]) -> String {
         let output = self.run(3, preload, command).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{:?}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{:?}: {text}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
         text
     }
 

@@ -74,8 +74,7 @@ pub(crate) fn give_port(fd: c_int) -> bool {
     unsafe {
         let mut any: sockaddr_storage = zeroed();
         any.ss_family = family as libc::sa_family_t;
-        let len =
-            if family == libc::AF_INET { size_of::<sockaddr_in>() } else { size_of::<sockaddr_in6>() };
+        let len = if family == libc::AF_INET { size_of::<sockaddr_in>() } else { size_of::<sockaddr_in6>() };
         real::bind(fd, (&raw const any).cast(), len as socklen_t) == 0
     }
 }

@@ -91,8 +91,7 @@ impl Companion {
     }
 
     fn look(&self, events: &mut Events) -> Outcome<usize> {
-        let mut exposed =
-            self.is_exposed.load(Ordering::Acquire).then(|| lock(&self.exposed));
+        let mut exposed = self.is_exposed.load(Ordering::Acquire).then(|| lock(&self.exposed));
         if let Some(armed) = exposed.as_mut().and_then(|armed| armed.take()) {
             self.fabric.disarm(armed, true);
         }

@@ -2,8 +2,8 @@
 //! entry, as they share the kernel's open file.
 use crate::call::{Failure, Outcome};
 use crate::companion::Companion;
-use crate::twin::Twin;
 use crate::fabric::{self, Taken};
+use crate::twin::Twin;
 use crate::{address, table};
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -151,7 +151,8 @@ impl Socket {
     /// It listens: tells the driver, once in each process. Without a driver it is tried again with
     /// later calls. Says whether the driver knows.
     pub(crate) fn join_listener(&self, fd: c_int) -> bool {
-        let State::Listener(listener) = self.state.get_or_init(|| State::Listener(Listener::default())) else {
+        let State::Listener(listener) = self.state.get_or_init(|| State::Listener(Listener::default()))
+        else {
             return false;
         };
         if !listener.joined.load(Ordering::Relaxed) && fabric::listen(fd) {

@@ -1,6 +1,6 @@
 //! What the library asks of the driver, all in one place.
-use crate::log::note;
 use crate::address;
+use crate::log::note;
 use libc::c_int;
 use pd_client::core::{twin, Socket};
 use std::net::SocketAddr;

@@ -1,7 +1,9 @@
 //! The functions behind the hooks: the next ones of their names in the order of the dynamic linker.
 //! Looked up once each. One that this system does not have fails with `ENOSYS`.
-use libc::{c_char, c_int, c_long, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
-    socklen_t, ssize_t, timespec, timeval};
+use libc::{
+    c_char, c_int, c_long, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 unsafe extern "C" fn missing() -> isize {

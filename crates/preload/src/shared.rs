@@ -34,9 +34,8 @@ fn slots() -> Option<&'static [Slot]> {
         let bytes = SLOTS * size_of::<Slot>();
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping, wherever the kernel likes.
-        let map = unsafe {
-            libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
+        let map =
+            unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
         if map == libc::MAP_FAILED {
             return None;
         }

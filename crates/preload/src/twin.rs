@@ -2,10 +2,10 @@
 //! back from signals, and send what they are given.
 use crate::call::{signals_interrupt, Failure, Outcome, AGAIN};
 use crate::entry::{lock, Entry};
+use crate::fabric::{self, Taken};
 use crate::log::note;
 use crate::shared::{Held, Slot};
 use crate::unclaimed::{self, Unclaimed};
-use crate::fabric::{self, Taken};
 use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
@@ -30,6 +30,10 @@ pub(crate) struct Twin {
     pub(crate) unclaimed: Mutex<Option<Unclaimed>>,
     /// The kernel's after all.
     abandoned: AtomicBool,
+    /// Shut down for sending, by this process.
+    pub(crate) send_shut: AtomicBool,
+    /// A send after the peer's close went nowhere.
+    sent_in_vain: AtomicBool,
 }
 
 /// What a wait is for.
@@ -52,6 +56,8 @@ impl Twin {
             send_timeout_ns: AtomicU64::new(address::timeout_ns(fd, libc::SO_SNDTIMEO)),
             unclaimed: Mutex::new(unclaimed.then(Unclaimed::new)),
             abandoned: AtomicBool::new(false),
+            send_shut: AtomicBool::new(false),
+            sent_in_vain: AtomicBool::new(false),
         }
     }
 
@@ -70,6 +76,8 @@ impl Twin {
             send_timeout_ns: copy(&self.send_timeout_ns),
             unclaimed: Mutex::new(None),
             abandoned: AtomicBool::new(false),
+            send_shut: AtomicBool::new(false),
+            sent_in_vain: AtomicBool::new(false),
         }
     }
 
@@ -168,7 +176,8 @@ impl Twin {
         if self.abandoned.load(Ordering::Acquire) {
             return Err(Failure::Plain);
         }
-        let Some(socket) = self.current().filter(|_| self.slot.get().is_none_or(|slot| slot.is_mine())) else {
+        let Some(socket) = self.current().filter(|_| self.slot.get().is_none_or(|slot| slot.is_mine()))
+        else {
             std::thread::sleep(limit.min(TAKE_EVERY));
             return Ok(());
         };
@@ -289,12 +298,24 @@ impl Twin {
             if sent > 0 {
                 return Ok(sent);
             }
-            if failure == Failure::Errno(libc::EPIPE) && flags & libc::MSG_NOSIGNAL == 0 {
-                // SAFETY: what the kernel would do.
-                unsafe { libc::raise(libc::SIGPIPE) };
+            if failure == Failure::Errno(libc::EPIPE) {
+                return self.closed_by_peer(flags).map(|()| wanted);
             }
             return Err(failure);
         }
+    }
+
+    /// A send found the peer gone. Over TCP one only learns it from the answer to the first such send,
+    /// which succeeds; programs that send last words rely on that.
+    fn closed_by_peer(&self, flags: c_int) -> Outcome<()> {
+        if !self.send_shut.load(Ordering::Relaxed) && !self.sent_in_vain.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        if flags & libc::MSG_NOSIGNAL == 0 {
+            // SAFETY: what the kernel would do.
+            unsafe { libc::raise(libc::SIGPIPE) };
+        }
+        Err(Failure::Errno(libc::EPIPE))
     }
 
     unsafe fn transmit_some(&self, entry: &Arc<Entry>, pieces: &[iovec]) -> Outcome<usize> {
@@ -364,8 +385,8 @@ impl Twin {
                 Err(failure) => failure,
             };
             if sent == 0 && failure == Failure::Errno(libc::EPIPE) {
-                // SAFETY: what the kernel would do.
-                unsafe { libc::raise(libc::SIGPIPE) };
+                // Nothing is read for a send that goes nowhere.
+                return self.closed_by_peer(0).and(Err(failure));
             }
             return if sent > 0 { Ok(sent) } else { Err(failure) };
         }

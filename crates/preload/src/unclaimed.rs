@@ -74,7 +74,8 @@ pub(crate) fn forget() {
 /// Looks at all such connections.
 pub(crate) fn look() {
     let waiting = lock(&WAITING).clone();
-    let waiting: Vec<_> = waiting.into_iter().filter(|entry| entry.upgrade().is_some_and(|e| !settle(&e))).collect();
+    let waiting: Vec<_> =
+        waiting.into_iter().filter(|entry| entry.upgrade().is_some_and(|e| !settle(&e))).collect();
     let mut all = lock(&WAITING);
     all.retain(|entry| waiting.iter().any(|left| left.ptr_eq(entry)));
     COUNT.store(all.len(), Ordering::Relaxed);

@@ -91,7 +91,8 @@ impl Place {
     /// Not under a socket's lock: to find free memory all sockets may be looked at.
     fn new(bytes: usize) -> Result<Self> {
         if bytes <= STAGED_BYTES_MAX {
-            let staged = STAGE.try_with(|stage| stage.try_borrow_mut().ok().map(|mut stage| stage.take(bytes)));
+            let staged =
+                STAGE.try_with(|stage| stage.try_borrow_mut().ok().map(|mut stage| stage.take(bytes)));
             if let Some(start) = staged.ok().flatten().transpose()? {
                 return Ok(Self { start, own: false });
             }

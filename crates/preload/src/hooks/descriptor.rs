@@ -137,7 +137,10 @@ fn closed(fd: c_int, entry: Option<Arc<Entry>>) {
 }
 
 fn duplicated(from: c_int, to: c_int) {
-    if to >= 0 && (table::look(from) != table::PLAIN || table::look(to) != table::PLAIN) && !table::is_borrowed() {
+    if to >= 0
+        && (table::look(from) != table::PLAIN || table::look(to) != table::PLAIN)
+        && !table::is_borrowed()
+    {
         aside(|| table::duplicate(from, to));
     }
 }

@@ -79,7 +79,8 @@ unsafe fn wait(
 
 unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> Outcome<c_int> {
     // SAFETY: the caller's event, if any.
-    let event_of = || (!event.is_null()).then(|| unsafe { event.read_unaligned() }).map(|e| (e.events, e.u64));
+    let event_of =
+        || (!event.is_null()).then(|| unsafe { event.read_unaligned() }).map(|e| (e.events, e.u64));
     let entry = match table::look(fd) {
         table::EPOLL => table::entry(fd),
         _ => entry::find(fd),

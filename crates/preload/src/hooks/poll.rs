@@ -109,7 +109,8 @@ struct Member {
 impl Member {
     fn look(&self) -> i16 {
         let Some(twin) = self.entry.twin() else { return 0 };
-        let mut ready = twin.ready(&self.entry, self.wanted) & (self.wanted | (libc::POLLERR | libc::POLLHUP) as u32);
+        let mut ready =
+            twin.ready(&self.entry, self.wanted) & (self.wanted | (libc::POLLERR | libc::POLLHUP) as u32);
         // The other names of the two.
         if ready & libc::POLLIN as u32 != 0 {
             ready |= self.wanted & libc::POLLRDNORM as u32;
@@ -170,8 +171,18 @@ fn wait(
             unclaimed::look();
             if members.iter().any(|member| table::look(fds[member.place].fd) == table::PLAIN) {
                 // One is the kernel's now.
-                return poll_fds(fds, until.map(|until| until.saturating_duration_since(Instant::now())), mask)
-                    .or_else(|failure| if failure == Failure::Plain { plain(fds, until, mask) } else { Err(failure) });
+                return poll_fds(
+                    fds,
+                    until.map(|until| until.saturating_duration_since(Instant::now())),
+                    mask,
+                )
+                .or_else(|failure| {
+                    if failure == Failure::Plain {
+                        plain(fds, until, mask)
+                    } else {
+                        Err(failure)
+                    }
+                });
             }
         }
         let mut found = 0;
@@ -191,8 +202,11 @@ fn wait(
             }
             return Ok(found);
         }
-        let left =
-            if unclaimed::any() { Some(left.map_or(unclaimed::LOOK_EVERY, |l| l.min(unclaimed::LOOK_EVERY))) } else { left };
+        let left = if unclaimed::any() {
+            Some(left.map_or(unclaimed::LOOK_EVERY, |l| l.min(unclaimed::LOOK_EVERY)))
+        } else {
+            left
+        };
         sleep(members, kernel, left, mask)?;
     }
 }
@@ -207,7 +221,8 @@ fn plain(fds: &mut [pollfd], until: Option<Instant>, mask: *const sigset_t) -> O
 }
 
 fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
-    let time = limit.map(|limit| timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
+    let time =
+        limit.map(|limit| timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: an array and its length.
     let found = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) };
@@ -252,7 +267,12 @@ impl Poller {
     }
 }
 
-fn sleep(members: &[Member], kernel: &mut Vec<pollfd>, left: Option<Duration>, mask: *const sigset_t) -> Outcome<()> {
+fn sleep(
+    members: &[Member],
+    kernel: &mut Vec<pollfd>,
+    left: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<()> {
     let mut wanted: Vec<(Arc<Socket>, u32)> = Vec::new();
     for member in members {
         let Some(twin) = member.entry.twin() else { continue };
@@ -308,16 +328,17 @@ impl Set {
     }
 
     fn fds(&self) -> impl Iterator<Item = c_int> + '_ {
-        (0..self.count.div_ceil(WORD)).flat_map(move |place| {
-            // SAFETY: the program's set reaches up to `count`.
-            let mut word = unsafe { self.at.add(place).read() };
-            std::iter::from_fn(move || {
-                let bit = word.trailing_zeros() as usize;
-                word &= word.wrapping_sub(1);
-                (bit < WORD).then_some((place * WORD + bit) as c_int)
+        (0..self.count.div_ceil(WORD))
+            .flat_map(move |place| {
+                // SAFETY: the program's set reaches up to `count`.
+                let mut word = unsafe { self.at.add(place).read() };
+                std::iter::from_fn(move || {
+                    let bit = word.trailing_zeros() as usize;
+                    word &= word.wrapping_sub(1);
+                    (bit < WORD).then_some((place * WORD + bit) as c_int)
+                })
             })
-        })
-        .filter(|&fd| (fd as usize) < self.count)
+            .filter(|&fd| (fd as usize) < self.count)
     }
 
     fn all_plain(&self) -> bool {

@@ -95,6 +95,9 @@ hooks! {
                 if result == Err(Failure::Plain) {
                     return Err(Failure::Plain);
                 }
+                if how != libc::SHUT_RD {
+                    twin.send_shut.store(true, Ordering::Relaxed);
+                }
                 // The kernel's connection follows: who asks for its state gets the right answer.
                 checked(real::shutdown(fd, how))
             },
@@ -137,7 +140,9 @@ fn listens(fd: c_int) {
         let none: c_int = 0;
         let len = size_of::<c_int>() as socklen_t;
         // SAFETY: an integer and its size.
-        unsafe { real::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, (&raw const none).cast(), len) };
+        unsafe {
+            real::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, (&raw const none).cast(), len)
+        };
     }
     socket.join_listener(fd);
 }
@@ -180,7 +185,8 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     let result = unsafe { real::connect(fd, address, len) };
     let errno = errno();
     let established = result == 0
-        || ([libc::EINPROGRESS, libc::EINTR].contains(&errno) && (is_established(fd) || !fabric::withdraw(&end)));
+        || ([libc::EINPROGRESS, libc::EINTR].contains(&errno)
+            && (is_established(fd) || !fabric::withdraw(&end)));
     if established {
         note!("descriptor {fd}: connected to {to} on the fabric");
         attach_twin(fd, Twin::new(fd, end, true));
@@ -226,19 +232,29 @@ unsafe fn set_option(
     let number = || {
         let enough = !value.is_null() && len as usize >= size_of::<c_int>();
         // SAFETY: checked.
-        if enough { unsafe { value.cast::<c_int>().read_unaligned() } } else { 0 }
+        if enough {
+            unsafe { value.cast::<c_int>().read_unaligned() }
+        } else {
+            0
+        }
     };
     match (level, name) {
         // The kernel would encrypt what goes over TCP, or tell when it has sent it: nothing goes there.
-        (libc::IPPROTO_TCP, libc::TCP_ULP) if twin.is_some() => return Err(Failure::Errno(libc::ENOPROTOOPT)),
+        (libc::IPPROTO_TCP, libc::TCP_ULP) if twin.is_some() => {
+            return Err(Failure::Errno(libc::ENOPROTOOPT))
+        }
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if twin.is_some() && number() != 0 => {
             return Err(Failure::Errno(libc::EOPNOTSUPP));
         }
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) | (libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT) if number() != 0 => {
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) | (libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT)
+            if number() != 0 =>
+        {
             socket.unfit.store(true, Ordering::Relaxed);
         }
         // A hint only. See `listens`.
-        (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) if matches!(socket.state(), Some(entry::State::Listener(_))) => {
+        (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT)
+            if matches!(socket.state(), Some(entry::State::Listener(_))) =>
+        {
             return Ok(0);
         }
         _ => {}
