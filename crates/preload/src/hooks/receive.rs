@@ -104,7 +104,7 @@ hooks! {
             return real::recvmmsg(fd, messages, count, flags, timeout);
         }
         call(
-            || receive_messages(fd, messages, count as usize, flags),
+            || receive_messages(fd, messages, count, flags),
             || real::recvmmsg(fd, messages, count, flags, timeout),
         )
     }
@@ -141,7 +141,7 @@ unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c
 unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
     // SAFETY: the caller's promise.
     unsafe {
-        let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen as usize, flags)?;
+        let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags)?;
         (*message).msg_namelen = 0;
         (*message).msg_controllen = 0;
         (*message).msg_flags = 0;

@@ -58,7 +58,7 @@ hooks! {
             return real::sendmsg(fd, message, flags);
         }
         call(
-            || transmit_pieces(fd, (*message).msg_iov, (*message).msg_iovlen as usize, flags),
+            || transmit_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags),
             || real::sendmsg(fd, message, flags),
         )
     }
@@ -68,7 +68,7 @@ hooks! {
             return real::sendmmsg(fd, messages, count, flags);
         }
         call(
-            || transmit_messages(fd, messages, count as usize, flags),
+            || transmit_messages(fd, messages, count, flags),
             || real::sendmmsg(fd, messages, count, flags),
         )
     }
@@ -122,7 +122,7 @@ unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, fla
     while done < count {
         // SAFETY: the caller's array.
         let message = unsafe { &mut *messages.add(done) };
-        let (list, pieces) = (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen as usize);
+        let (list, pieces) = (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen);
         // SAFETY: the caller's message.
         match unsafe { transmit_pieces(fd, list, pieces, flags) } {
             Ok(sent) => message.msg_len = sent as u32,

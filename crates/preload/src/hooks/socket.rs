@@ -231,8 +231,8 @@ unsafe fn set_option(
     let twin = entry.twin();
     let number = || {
         let enough = !value.is_null() && len as usize >= size_of::<c_int>();
-        // SAFETY: checked.
         if enough {
+            // SAFETY: the caller says that so many bytes are there.
             unsafe { value.cast::<c_int>().read_unaligned() }
         } else {
             0
