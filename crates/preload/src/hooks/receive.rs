@@ -104,7 +104,7 @@ hooks! {
             return real::recvmmsg(fd, messages, count, flags, timeout);
         }
         call(
-            || receive_messages(fd, messages, count, flags),
+            || receive_messages(fd, messages, count as usize, flags),
             || real::recvmmsg(fd, messages, count, flags, timeout),
         )
     }

@@ -68,7 +68,7 @@ hooks! {
             return real::sendmmsg(fd, messages, count, flags);
         }
         call(
-            || transmit_messages(fd, messages, count, flags),
+            || transmit_messages(fd, messages, count as usize, flags),
             || real::sendmmsg(fd, messages, count, flags),
         )
     }
