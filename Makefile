@@ -75,7 +75,7 @@ rust:
 	    echo "Rust $$have is too old: $(RUST_MIN) or later is needed; run: rustup update stable" >&2; exit 1; }
 
 # rustc exports the C symbols without versions, so the shared library is linked from the static one.
-build: rust ## build pd, libpd.a and libpd.so (release)
+build: rust ## build pd, libpd.a, libpd.so and libpd_preload.so (release)
 	$(CARGO) build --release --workspace --jobs $(JOBS)
 	$(CC) -shared -o $(SHLIB) -Wl,-soname,$(SONAME) -Wl,--version-script=$(MAP) \
 	    $$(sed -n 's/^ *\(pd_[a-z0-9_]*\);/-Wl,-u,\1/p' $(MAP)) \
@@ -160,6 +160,7 @@ install: ## install what `make build` made under DESTDIR and PREFIX
 	ln -sf libpd.so.$(VERSION) $(libdir)/$(SONAME)
 	ln -sf $(SONAME) $(libdir)/libpd.so
 	$(INSTALL) -m 644 $(STLIB) $(libdir)/libpd.a
+	$(INSTALL) -m 755 $(TARGET)/release/libpd_preload.so $(libdir)/libpd_preload.so
 	$(INSTALL) -m 644 crates/capi/include/pd.h $(includedir)/pd.h
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' crates/capi/pd.pc.in >$(libdir)/pkgconfig/pd.pc
 	chmod 644 $(libdir)/pkgconfig/pd.pc
@@ -169,7 +170,7 @@ install: ## install what `make build` made under DESTDIR and PREFIX
 
 uninstall: ## remove what `make install` installed
 	rm -f $(bindir)/pd $(includedir)/pd.h $(libdir)/pkgconfig/pd.pc
-	rm -f $(addprefix $(libdir)/,libpd.a libpd.so $(SONAME) libpd.so.$(VERSION))
+	rm -f $(addprefix $(libdir)/,libpd.a libpd_preload.so libpd.so $(SONAME) libpd.so.$(VERSION))
 	rm -f $(addprefix $(mandir)/man3/,$(notdir $(MAN3))) $(addprefix $(mandir)/man7/,$(notdir $(MAN7)))
 
 clean: ## remove everything built, and the demo's and the benchmarks' results

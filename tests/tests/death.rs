@@ -73,7 +73,9 @@ fn thousands_of_kills() {
     for round in 0..kills() {
         if round == 50 {
             // Past the first rounds, which fill caches of regions and threads.
-            before = Some((driver.wait_for("quiet", |r| r.connections.len() == 1), descriptors()));
+            let quiet = driver
+                .wait_for("quiet", |r| r.connections.len() == 1 && r.clients.len() == warm.clients.len());
+            before = Some((quiet, descriptors()));
         }
         let role = if round % 2 == 0 { "victim-send" } else { "victim-recv" };
         let mut victim = driver.peer(&[role, "127.0.0.1:7100", &round.to_string()]);

@@ -2,6 +2,7 @@
 //! the receive regions. The attach socket serves slow paths only, one thread at a time.
 use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
+use crate::own::OwnFd;
 use crate::process::forks;
 use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
@@ -23,6 +24,18 @@ use std::time::Duration;
 
 /// Where the driver listens unless `PD_SOCKET` says otherwise.
 pub const SOCKET_PATH_DEFAULT: &str = "/run/pipedevice/driver.sock";
+/// What was said at first: programs may clear their environment later.
+static SOCKET_PATH: OnceLock<PathBuf> = OnceLock::new();
+
+fn socket_path() -> PathBuf {
+    std::env::var_os("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from)
+}
+
+/// Looks where the driver is, now and for good.
+pub fn remember_socket_path() {
+    SOCKET_PATH.get_or_init(socket_path);
+}
+
 /// How long an answer on the attach socket may take.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// Ring mappings kept although no socket uses them.
@@ -31,7 +44,7 @@ const RINGS_KEPT_MAX: usize = 1024;
 /// An attachment. Dead once the driver has gone; then a new one is made.
 #[derive(Debug)]
 pub(crate) struct Attachment {
-    socket: OwnedFd,
+    socket: OwnFd,
     wire: Mutex<Wire>,
     dead: AtomicBool,
     reason: OnceLock<String>,
@@ -46,7 +59,7 @@ pub(crate) type RingWords = (u32, u32, u32);
 
 #[derive(Debug, Default)]
 struct Wire {
-    receive_regions: HashMap<u32, (OwnedFd, u64)>,
+    receive_regions: HashMap<u32, (OwnFd, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -66,7 +79,7 @@ pub(crate) struct SentRegion {
 impl Attachment {
     /// Attaches.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let path = std::env::var_os("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from);
+        let path = SOCKET_PATH.get_or_init(socket_path);
         let unreachable = |errno: Errno| {
             let known = if errno == Errno::ACCESS || errno == Errno::PERM { errno } else { Errno::NETDOWN };
             Error::new(
@@ -82,6 +95,7 @@ impl Attachment {
             .map_err(unreachable)?;
         let address = SocketAddrUnix::new(path.as_path()).map_err(unreachable)?;
         connect(&socket, &address).map_err(unreachable)?;
+        let socket = OwnFd::new(socket);
 
         let mut wire = Wire::default();
         let (_, mut fds) = wire.ask(&socket, &Frame::new(FrameKind::Hello), FrameKind::Welcome)?;
@@ -249,11 +263,11 @@ impl Attachment {
     }
 
     /// The pipe that becomes readable with events on `channel`.
-    pub(crate) fn wake_pipe(&self, channel: u32) -> Result<OwnedFd> {
+    pub(crate) fn wake_pipe(&self, channel: u32) -> Result<OwnFd> {
         let mut wire = lock(&self.wire);
         let wish = Frame::new(FrameKind::WakePipe).with_id(channel);
         let (_, mut fds) = self.ask(&mut wire, &wish, FrameKind::WakePipe)?;
-        fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake pipe"))
+        fds.pop().map(OwnFd::new).ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake pipe"))
     }
 
     /// The calling thread's channel; made, or taken over from a thread that ended, at first use.
@@ -287,7 +301,7 @@ impl Attachment {
         let (Some(doorbell), true) = (fds.pop(), (frame.id as usize) < CHANNELS_MAX) else {
             return Err(Error::new(Errno::PROTO, "the driver sent a channel that cannot be"));
         };
-        let channel = Arc::new(Channel::new(frame.id, channels.all.len(), doorbell, self));
+        let channel = Arc::new(Channel::new(frame.id, channels.all.len(), OwnFd::new(doorbell), self));
         channels.all.push(channel.clone());
         Ok(channel)
     }
@@ -329,7 +343,7 @@ impl Drop for Mine {
 }
 
 impl Wire {
-    fn ask(&mut self, socket: &OwnedFd, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
+    fn ask(&mut self, socket: &OwnFd, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
         // A driver that refuses may have hung up already: what it said of that is still there to be read.
         let sent = attach::send(socket, frame, &[], SendFlags::empty());
         let mut hung_up = false;
@@ -361,7 +375,7 @@ impl Wire {
         match frame.checked_kind() {
             Some(FrameKind::ReceiveRegion) => {
                 let region = sent_region(frame, fds)?;
-                self.receive_regions.insert(region.id, (region.fd, frame.page_bytes));
+                self.receive_regions.insert(region.id, (OwnFd::new(region.fd), frame.page_bytes));
                 Ok(())
             }
             Some(FrameKind::Goodbye) => Err(Error::new(Errno::CONNRESET, frame.reason().to_owned())),
@@ -377,7 +391,7 @@ pub(crate) fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRe
     Ok(SentRegion { id: frame.id, bytes, fd })
 }
 
-fn wait_readable(socket: &OwnedFd, timeout: Duration) -> bool {
+fn wait_readable(socket: &OwnFd, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     loop {
@@ -403,7 +417,7 @@ mod tests {
             Arc::new(Mapping::new(fd, PAGE_BYTES, Protection::ReadWrite).unwrap())
         };
         let attachment = Attachment {
-            socket,
+            socket: OwnFd::new(socket),
             wire: Mutex::default(),
             dead: AtomicBool::new(false),
             reason: OnceLock::new(),

@@ -3,6 +3,7 @@
 use crate::attachment::Attachment;
 use crate::epoll::Watch;
 use crate::error::{Error, Result};
+use crate::own::OwnFd;
 use crate::turn::{lock, sleep_in_turn, HasTurn, Turn, SLEEP_MAX};
 use pd_abi::layout::{channel_control, channel_offset, channel_status, socket_control, socket_offset};
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
@@ -10,7 +11,7 @@ use pd_abi::{Event, EventKind, Request, SocketId};
 use pd_shm::ring::{Broken, Consumer, Producer, SharedCells};
 use pd_shm::{wait, Mapping};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
@@ -21,8 +22,8 @@ pub(crate) struct Channel {
     index: u32,
     place: usize,
     at: usize,
-    doorbell: OwnedFd,
-    pipe: OnceLock<OwnedFd>,
+    doorbell: OwnFd,
+    pipe: OnceLock<OwnFd>,
     control: Arc<Mapping>,
     status: Arc<Mapping>,
     attachment: Weak<Attachment>,
@@ -53,7 +54,7 @@ impl HasTurn for Inner {
 }
 
 impl Channel {
-    pub(crate) fn new(index: u32, place: usize, doorbell: OwnedFd, attachment: &Arc<Attachment>) -> Self {
+    pub(crate) fn new(index: u32, place: usize, doorbell: OwnFd, attachment: &Arc<Attachment>) -> Self {
         let at = channel_offset(index as usize);
         let (control, status) = (attachment.control.clone(), attachment.status.clone());
         let requests = SharedCells::new(
@@ -340,12 +341,16 @@ impl Channel {
         Ok(self.pipe.get_or_init(|| fd).as_fd())
     }
 
-    /// Empties the wake pipe.
-    pub(crate) fn empty_pipe(&self) {
-        if let Some(pipe) = self.pipe.get() {
-            let mut bytes = [0u8; 64];
-            while rustix::io::read(pipe, &mut bytes) == Ok(bytes.len()) {}
+    /// Empties the wake pipe. Says whether there was something in it.
+    pub(crate) fn empty_pipe(&self) -> bool {
+        let Some(pipe) = self.pipe.get() else { return false };
+        let mut bytes = [0u8; 64];
+        let mut read = rustix::io::read(pipe, &mut bytes);
+        let any = read.is_ok();
+        while read == Ok(bytes.len()) {
+            read = rustix::io::read(pipe, &mut bytes);
         }
+        any
     }
 
     fn sleep<'a>(

@@ -84,7 +84,13 @@ fn start() -> &'static Process {
     }
 }
 
+/// Whether a driver can be attached to, attaching if need be.
+pub fn available() -> bool {
+    process().attachment().is_ok()
+}
+
 extern "C" fn in_child() {
+    crate::own::close_inherited();
     FORKS.fetch_add(1, Ordering::Relaxed);
     PROCESS.store(ptr::null_mut(), Ordering::Release);
 }

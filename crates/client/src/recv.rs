@@ -1,4 +1,6 @@
 //! Receiving: a pointer into the receive ring, and giving the bytes back.
+mod copied;
+
 use crate::attachment::RingWords;
 use crate::control::not_connected;
 use crate::direct::Incoming;

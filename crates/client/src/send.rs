@@ -1,5 +1,9 @@
 //! Sending: spans of send regions, without a copy. The span belongs to the driver until the socket's
 //! `send_consumer` has counted it.
+mod copied;
+
+pub use copied::Fill;
+
 use crate::arena::{self, Block};
 use crate::control::not_connected;
 use crate::direct::Outgoing;
@@ -136,7 +140,7 @@ impl SendSide {
     }
 
     /// The counter at which a waiter wants to be woken: half of what is in flight.
-    fn wake_at(&self) -> u64 {
+    pub(crate) fn wake_at(&self) -> u64 {
         self.completed + (self.flights.len() as u64 / 2).max(1)
     }
 

@@ -27,6 +27,8 @@ pub struct Socket {
     closed: AtomicBool,
     pub(crate) control: Mutex<Control>,
     pub(crate) accepting: Mutex<()>,
+    /// Held while bytes are copied and sent: nobody else sends then.
+    pub(crate) copying: Mutex<()>,
     pub(crate) send: Mutex<SendSide>,
     pub(crate) send_turn: Condvar,
     pub(crate) recv: Mutex<RecvSide>,
@@ -111,6 +113,7 @@ impl Socket {
             nonblocking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             accepting: Mutex::new(()),
+            copying: Mutex::new(()),
             send: Mutex::new(SendSide::new(
                 control.link.clone(),
                 serial,

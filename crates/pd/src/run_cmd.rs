@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rustix::process::Signal;
 
 use pd_harness::container::address::InterfaceAddress;
@@ -33,14 +33,23 @@ pub struct RunArgs {
     /// Socket of the driver; it is told of the container on admin.sock in the same directory
     #[arg(long, default_value = pd_harness::config::DEFAULT_SOCKET)]
     socket: PathBuf,
+    /// The command's TCP connections to other such commands run on PipeDevice, by LD_PRELOAD: see
+    /// libpd_preload(7)
+    #[arg(long)]
+    preload: bool,
     /// The command and its arguments
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
 /// Runs it; returns the status to exit with.
-pub fn main(args: RunArgs) -> Result<i32> {
+pub fn main(mut args: RunArgs) -> Result<i32> {
     let signals = Signals::watch()?;
+    if args.preload {
+        let mut setting = OsString::from("LD_PRELOAD=");
+        setting.push(preload_library()?);
+        args.command.splice(0..0, ["env".into(), setting]);
+    }
     let spec = Spec {
         name: args.name,
         address: args.ip,
@@ -65,4 +74,15 @@ pub fn main(args: RunArgs) -> Result<i32> {
             Wake::TimedOut => {}
         }
     }
+}
+
+/// The library that was built or installed together with this program.
+fn preload_library() -> Result<PathBuf> {
+    const NAME: &str = "libpd_preload.so";
+    let own = pd_harness::own_exe();
+    let folder = own.parent().context("this program has no folder")?;
+    let places = [folder.join(NAME), folder.join("../lib").join(NAME)];
+    places.into_iter().find(|place| place.is_file()).with_context(|| {
+        format!("{NAME} is neither beside {} nor in ../lib; run: make install", own.display())
+    })
 }

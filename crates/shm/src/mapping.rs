@@ -205,11 +205,12 @@ impl Mapping {
     }
 
     /// Sleeps while the futex at `offset` holds `expected`; at most `timeout`. Returns on wake-ups,
-    /// signals and for no reason at all.
-    pub fn futex_wait(&self, offset: usize, expected: u32, timeout: std::time::Duration) {
+    /// signals and for no reason at all. Says whether a signal handler has run.
+    pub fn futex_wait(&self, offset: usize, expected: u32, timeout: std::time::Duration) -> bool {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        // Every outcome makes the caller look again.
-        let _ = futex::wait(self.atomic_u32(offset), futex::Flags::empty(), expected, Some(&timeout));
+        // Every other outcome makes the caller look again.
+        let slept = futex::wait(self.atomic_u32(offset), futex::Flags::empty(), expected, Some(&timeout));
+        slept == Err(rustix::io::Errno::INTR)
     }
 
     /// Sleeps while the futexes at two places hold what is expected of them; at most `timeout`. Returns on

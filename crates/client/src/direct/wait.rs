@@ -173,7 +173,9 @@ impl SleeperCells for Bells<'_> {
     fn sleep(&self, seen: u32, timeout: Duration) {
         let (status, at) = self.line.doorbell;
         match self.direct {
-            None => status.futex_wait(at, self.seen.get(), timeout),
+            None => {
+                status.futex_wait(at, self.seen.get(), timeout);
+            }
             Some((_, peer)) => {
                 let places = [(&*peer.map, self.words.doorbell, seen), (status, at, self.seen.get())];
                 Mapping::futex_wait_two(places, timeout);

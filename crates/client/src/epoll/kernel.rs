@@ -2,9 +2,10 @@
 //! channels, an eventfd for what happens inside the process, and the attach sockets.
 use crate::channel::Channel;
 use crate::error::{Error, Result};
+use crate::own::OwnFd;
 use rustix::event::{epoll, eventfd, EventfdFlags, Timespec};
 use rustix::io::Errno;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
 const SIGNAL: u64 = u64::MAX;
@@ -12,8 +13,10 @@ const ATTACH: u64 = u64::MAX - 1;
 
 #[derive(Debug)]
 pub(super) struct Kernel {
-    epoll: OwnedFd,
-    signal: OwnedFd,
+    epoll: OwnFd,
+    signal: OwnFd,
+    /// Waited for inside another instance: the pipes are used only while a thread sleeps.
+    hosted: bool,
 }
 
 /// What a poll found.
@@ -28,18 +31,22 @@ pub(super) struct Found {
 }
 
 impl Kernel {
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new(hosted: bool) -> Result<Self> {
         let make = || -> rustix::io::Result<Self> {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             epoll::add(&epoll, &signal, epoll::EventData::new_u64(SIGNAL), epoll::EventFlags::IN)?;
-            Ok(Self { epoll, signal })
+            Ok(Self { epoll: OwnFd::new(epoll), signal: OwnFd::new(signal), hosted })
         };
         make().map_err(|errno| Error::new(errno, format!("cannot make an epoll descriptor: {errno}")))
     }
 
     pub(super) fn raw_fd(&self) -> RawFd {
-        self.epoll.as_raw_fd()
+        self.epoll.as_fd().as_raw_fd()
+    }
+
+    pub(super) fn hosted(&self) -> bool {
+        self.hosted
     }
 
     pub(super) fn add(&self, channel: &Channel) -> Result<()> {
@@ -47,6 +54,9 @@ impl Kernel {
         self.add_fd(channel.pipe()?, data, epoll::EventFlags::IN)?;
         if let Some(attachment) = channel.attachment() {
             self.add_fd(attachment.fd(), epoll::EventData::new_u64(ATTACH), epoll::EventFlags::RDHUP)?;
+        }
+        if self.hosted {
+            return Ok(());
         }
         channel.use_pipe()
     }
@@ -62,7 +72,9 @@ impl Kernel {
         if let Ok(pipe) = channel.pipe() {
             let _ = epoll::delete(&self.epoll, pipe);
         }
-        channel.leave_pipe();
+        if !self.hosted {
+            channel.leave_pipe();
+        }
     }
 
     pub(super) fn remove_attachment(&self, fd: impl AsFd) {

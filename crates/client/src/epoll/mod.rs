@@ -1,4 +1,5 @@
 //! Waiting for many sockets at once.
+pub mod hosted;
 mod kernel;
 pub mod ready;
 mod watch;
@@ -35,6 +36,8 @@ pub struct Epoll {
     /// Counts what was queued, so that a thread about to sleep notices.
     changes: AtomicU32,
     sleepers: AtomicU32,
+    /// Threads that sleep on the descriptor (see [`hosted`]).
+    armed: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -57,6 +60,7 @@ impl Epoll {
             kernel: OnceLock::new(),
             changes: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
+            armed: AtomicU32::new(0),
         })
     }
 
@@ -199,6 +203,9 @@ impl Epoll {
 
     fn signal(&self, queue: &mut Queue) {
         if let Some(kernel) = self.kernel.get() {
+            if kernel.hosted() {
+                return self.signal_armed(kernel, queue);
+            }
             match (queue.is_empty(), queue.signalled) {
                 (false, false) => kernel.set_signal(),
                 (true, true) => kernel.clear_signal(),
@@ -236,7 +243,7 @@ impl Epoll {
     fn kernel(&self) -> Result<&Kernel> {
         let mut homes = lock(&self.homes);
         if self.kernel.get().is_none() {
-            let _ = self.kernel.set(Kernel::new()?);
+            let _ = self.kernel.set(Kernel::new(false)?);
         }
         let kernel = self.kernel.get().ok_or_else(bad_socket)?;
         for home in homes.iter_mut().filter(|home| !home.registered) {
@@ -288,7 +295,7 @@ impl Epoll {
         let mut lost = false;
         for home in lock(&self.homes).iter() {
             if found.pipes.contains(&home.channel.index()) {
-                home.channel.empty_pipe();
+                let _ = home.channel.empty_pipe();
             }
             lost |= home.channel.take_events().is_err();
             if found.hang_up || found.timed_out {

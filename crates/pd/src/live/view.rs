@@ -323,7 +323,7 @@ pub mod tests {
         let first = &view.connections[0];
         assert_eq!(
             (first.path, first.from_container.as_str(), first.to_container.as_str()),
-            ("offloaded", "a", "b")
+            (pd_driver::policy::Path::Offloaded, "a", "b")
         );
         near(first.gbit_per_second[0], 16.0);
         near(first.gbit_per_second[1], 0.0);

@@ -1,0 +1,132 @@
+//! An epoll instance inside a wait that somebody else makes, on a kernel epoll instance or a poll that
+//! [`Epoll::host_fd`] is a member of. Looking costs no system call. Only while a thread sleeps does the
+//! driver write to the wake pipes, and do changes of this process write to the eventfd.
+use super::kernel::Kernel;
+use super::ready::{collect, Queue};
+use super::Epoll;
+use crate::channel::Channel;
+use crate::error::{bad_socket, Result};
+use crate::turn::lock;
+use std::os::fd::RawFd;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+
+/// A thread is about to sleep on the host's descriptor; to be given to [`Epoll::disarm`].
+#[derive(Debug)]
+#[must_use]
+pub struct Armed {
+    channels: Vec<Arc<Channel>>,
+    /// There is something to report: do not sleep.
+    pub ready: bool,
+}
+
+impl Epoll {
+    /// Makes the instance a hosted one: [`Epoll::wait`] and [`Epoll::fd`] are not for it. Returns the
+    /// descriptor that is readable when an armed thread should look.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn host_fd(&self) -> Result<RawFd> {
+        self.check_usable()?;
+        if self.kernel.get().is_none() {
+            let _ = self.kernel.set(Kernel::new(true)?);
+        }
+        Ok(self.kernel.get().ok_or_else(bad_socket)?.raw_fd())
+    }
+
+    /// Reports at most `max` events, `(events, data)` each, without waiting. Returns how many.
+    ///
+    /// # Errors
+    /// `EBADF` in a forked child.
+    pub fn look(&self, max: usize, report: &mut dyn FnMut(u32, u64)) -> Result<usize> {
+        self.check_usable()?;
+        let mut lost = false;
+        for home in lock(&self.homes).iter() {
+            lost |= home.channel.take_events().is_err();
+        }
+        if lost {
+            self.lose();
+        }
+        Ok(collect(&self.queue, max, report))
+    }
+
+    /// Call before sleeping on the descriptor, after a look found nothing.
+    ///
+    /// # Errors
+    /// Those of asking the driver for wake pipes.
+    pub fn arm(&self) -> Result<Armed> {
+        self.check_usable()?;
+        self.host_fd()?;
+        let kernel = self.kernel.get().ok_or_else(bad_socket)?;
+        let mut channels = Vec::new();
+        {
+            let mut homes = lock(&self.homes);
+            for home in homes.iter_mut() {
+                if !home.registered {
+                    kernel.add(&home.channel)?;
+                    home.registered = true;
+                }
+                channels.push(home.channel.clone());
+            }
+        }
+        self.armed.fetch_add(1, Ordering::SeqCst);
+        let mut lost = false;
+        for channel in &channels {
+            lost |= channel.use_pipe().is_err();
+        }
+        fence(Ordering::SeqCst);
+        let mut queue = lock(&self.queue);
+        let ready = lost || !queue.is_empty();
+        // Not every thread that arms sleeps: for some the descriptor only has to be right.
+        self.signal_armed(kernel, &mut queue);
+        drop(queue);
+        Ok(Armed { channels, ready })
+    }
+
+    /// Call after the sleep. `woken`: the descriptor was readable.
+    pub fn disarm(&self, armed: Armed, woken: bool) {
+        let mut found = armed.ready;
+        for channel in &armed.channels {
+            channel.leave_pipe();
+            if woken {
+                found |= channel.empty_pipe();
+            }
+        }
+        self.armed.fetch_sub(1, Ordering::SeqCst);
+        let mut queue = lock(&self.queue);
+        if queue.signalled {
+            queue.signalled = false;
+            found = true;
+            if let Some(kernel) = self.kernel.get() {
+                kernel.clear_signal();
+            }
+        }
+        drop(queue);
+        // Nobody of these: the attach socket.
+        if woken && !found {
+            let alive = |channel: &Arc<Channel>| {
+                channel.attachment().is_some_and(|attachment| attachment.check_alive())
+            };
+            if !armed.channels.iter().all(alive) {
+                self.lose();
+            }
+        }
+    }
+
+    /// Makes the descriptor readable once, for threads that sleep on its host without having armed.
+    pub fn poke(&self) {
+        if let Some(kernel) = self.kernel.get() {
+            lock(&self.queue).signalled = true;
+            kernel.set_signal();
+        }
+    }
+
+    /// Something was queued: wakes those that sleep.
+    pub(super) fn signal_armed(&self, kernel: &Kernel, queue: &mut Queue) {
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) > 0 && !queue.is_empty() && !queue.signalled {
+            queue.signalled = true;
+            kernel.set_signal();
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Waiting on one socket, for callers that have to come back when a signal handler has run.
+use crate::socket::Socket;
+use crate::turn::{lock, sleep_in_turn, SLEEP_MAX};
+use pd_shm::wait::{SharedCells, SleeperCells};
+use std::cell::Cell;
+use std::time::Duration;
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pause {
+    /// Look again: something happened, or for no reason, or a part of the time is over.
+    Look,
+    /// A signal handler has run.
+    Signal,
+}
+
+struct Noticing<'a> {
+    cells: SharedCells<'a>,
+    signal: &'a Cell<bool>,
+}
+
+impl SleeperCells for Noticing<'_> {
+    fn load_doorbell(&self) -> u32 {
+        self.cells.load_doorbell()
+    }
+    fn store_wake_at(&self, value: u64) {
+        self.cells.store_wake_at(value);
+    }
+    fn fence(&self) {
+        SleeperCells::fence(&self.cells);
+    }
+    fn sleep(&self, seen: u32, timeout: Duration) {
+        let (map, offset) = self.cells.doorbell;
+        self.signal.set(map.futex_wait(offset, seen, timeout));
+    }
+}
+
+fn outcome(signal: &Cell<bool>) -> Pause {
+    if signal.get() {
+        Pause::Signal
+    } else {
+        Pause::Look
+    }
+}
+
+impl Socket {
+    /// Sleeps until something can be received or the stream ends; at most `timeout`, and at most the
+    /// time after which one looks for the driver.
+    pub fn pause_recv(&self, timeout: Duration) -> Pause {
+        let signal = Cell::new(false);
+        let mut side = lock(&self.recv);
+        let (there, end) = side.poll();
+        if there > 0 || end != 0 || side.shut || self.check_usable().is_err() {
+            return Pause::Look;
+        }
+        let wake_at = side.wake_at();
+        let link = side.link.clone();
+        let cells = Noticing { cells: link.recv_cells(), signal: &signal };
+        let limit = timeout.min(SLEEP_MAX);
+        let (side, timed_out) =
+            sleep_in_turn(&self.recv, &self.recv_turn, side, &cells, wake_at, limit, || {
+                link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err()
+            });
+        drop(side);
+        if timed_out {
+            link.attachment.check_alive();
+        }
+        outcome(&signal)
+    }
+
+    /// Sleeps until there is room to send or nothing can be sent any more; limits as in
+    /// [`Self::pause_recv`].
+    pub fn pause_send(&self, timeout: Duration) -> Pause {
+        let signal = Cell::new(false);
+        let mut side = lock(&self.send);
+        side.reap();
+        if side.writable() || side.end().is_err() || self.check_usable().is_err() {
+            return Pause::Look;
+        }
+        let wake_at = side.wake_at();
+        let link = side.link.clone();
+        let cells = Noticing { cells: link.send_cells(), signal: &signal };
+        let limit = timeout.min(SLEEP_MAX);
+        let (mut side, timed_out) =
+            sleep_in_turn(&self.send, &self.send_turn, side, &cells, wake_at, limit, || {
+                link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err()
+            });
+        if self.watch.subscribed() {
+            // The sleep took back the request for a `Ready` event.
+            side.arm();
+        }
+        drop(side);
+        if timed_out {
+            link.attachment.check_alive();
+        }
+        outcome(&signal)
+    }
+
+    /// The events of [`crate::core::ready`] that hold now; of `OUT` only if `wanted`.
+    pub fn ready(&self, wanted: u32) -> u32 {
+        crate::epoll::ready::Source::readiness(self, wanted)
+    }
+}

@@ -1,0 +1,178 @@
+//! Unmodified programs with `libpd_preload.so`, between containers. Needs root, iproute2, gcc and
+//! python3. What a program answers must not depend on what carries its bytes: every program runs over
+//! kernel TCP without the library first, and has to answer the same in every other way.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PORT: &str = "7300";
+
+/// A driver, a bridge and the names of one test.
+struct Site {
+    folder: tempfile::TempDir,
+    driver: Child,
+    third: u8,
+}
+
+impl Site {
+    fn new(third: u8) -> Site {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let config = format!(
+            "socket = {:?}\nadmin_socket = {:?}\n[memory]\nbudget_bytes = \"256MiB\"\nhugepages = \"never\"\n",
+            at("s"),
+            at("a")
+        );
+        std::fs::write(at("driver.toml"), config).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
+        command.arg("driver").arg("--config").arg(at("driver.toml")).stderr(Stdio::null());
+        let site = Site { driver: command.spawn().unwrap(), folder, third };
+        let end = Instant::now() + Duration::from_secs(20);
+        while !site.folder.path().join("a").exists() {
+            assert!(Instant::now() < end, "the driver does not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        site
+    }
+
+    /// A command in a container with this host number.
+    fn run(&self, host: u8, preload: bool, command: &[&str]) -> Command {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
+        run.args(["run", "--bridge", &format!("pdt{}", self.third)])
+            .args(["--name", &format!("t{}-{host}", self.third)])
+            .args(["--ip", &format!("10.97.{}.{host}/24", self.third)])
+            .arg("--socket")
+            .arg(self.folder.path().join("s"));
+        if preload {
+            run.arg("--preload");
+        }
+        run.arg("--").args(command).stdin(Stdio::null());
+        run
+    }
+
+    /// Connections that the driver has made so far.
+    fn connections(&self) -> u64 {
+        let output = Command::new(env!("CARGO_BIN_EXE_pd"))
+            .args(["stats", "--json", "--admin-socket"])
+            .arg(self.folder.path().join("a"))
+            .output()
+            .unwrap();
+        let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        stats["counters"]["connections_made"].as_u64().unwrap()
+    }
+
+    /// Starts a server and waits until it says "ready".
+    fn serve(&self, preload: bool, command: &[&str]) -> Server {
+        let mut child = self.run(2, preload, command).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "ready");
+        Server(child)
+    }
+
+    fn answer(&self, preload: bool, command: &[&str]) -> String {
+        let output = self.run(3, preload, command).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success(),
+            "{:?}: {text}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        text
+    }
+
+    /// Server and client with and without the library, in all four ways: the same answers, and on the
+    /// fabric when both have it.
+    fn compare(&self, server: &[&str], client: &[&str]) {
+        let mut expected = None;
+        for (server_has, client_has) in [(false, false), (true, true), (true, false), (false, true)] {
+            let before = self.connections();
+            let running = self.serve(server_has, server);
+            let answer = self.answer(client_has, client);
+            drop(running);
+            let expected = expected.get_or_insert_with(|| answer.clone());
+            assert_eq!(&answer, expected, "server with the library: {server_has}, client: {client_has}");
+            let made = self.connections() - before;
+            assert_eq!(made > 0, server_has && client_has, "{made} connections on the fabric");
+        }
+        assert!(expected.is_some_and(|text| !text.is_empty()));
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        terminate(&mut self.driver);
+    }
+}
+
+/// A running server, ended when dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        terminate(&mut self.0);
+    }
+}
+
+fn terminate(child: &mut Child) {
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    let _ = child.wait();
+}
+
+fn programs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs")
+}
+
+#[test]
+fn calls_answer_the_same_whatever_carries_the_bytes() {
+    let site = Site::new(71);
+    let program = site.folder.path().join("calls");
+    let compiled = Command::new("gcc")
+        .args(["-O2", "-Wall", "-Wextra", "-D_FORTIFY_SOURCE=2", "-pthread", "-o"])
+        .arg(&program)
+        .arg(programs().join("calls.c"))
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    let program = program.to_str().unwrap();
+    site.compare(&[program, "server", PORT], &[program, "client", "10.97.71.2", PORT]);
+}
+
+#[test]
+fn python_answers_the_same_whatever_carries_the_bytes() {
+    let site = Site::new(72);
+    let program = programs().join("echo.py");
+    let program = program.to_str().unwrap();
+    site.compare(&["python3", program, "server", PORT], &["python3", program, "client", "10.97.72.2", PORT]);
+}
+
+#[test]
+fn without_a_driver_programs_run_as_ever() {
+    let library = Path::new(env!("CARGO_BIN_EXE_pd")).parent().unwrap().join("libpd_preload.so");
+    let program = programs().join("echo.py");
+    let mut server = Command::new("python3")
+        .arg(&program)
+        .args(["server", "7399"])
+        .env("LD_PRELOAD", &library)
+        .env("PD_SOCKET", "/nonexistent")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let output = Command::new("python3")
+        .arg(&program)
+        .args(["client", "127.0.0.1", "7399"])
+        .env("LD_PRELOAD", &library)
+        .env("PD_SOCKET", "/nonexistent")
+        .output()
+        .unwrap();
+    terminate(&mut server);
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}

@@ -1,0 +1,120 @@
+//! Kernel socket addresses.
+use crate::real;
+use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The address in `len` bytes at `address`, an IPv4 one as such even if it is mapped into IPv6; none
+/// if it is of another family.
+///
+/// # Safety
+/// `address` points to `len` bytes.
+pub(crate) unsafe fn parse(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
+    let len = len as usize;
+    if address.is_null() || len < size_of::<libc::sa_family_t>() {
+        return None;
+    }
+    // SAFETY: there are so many bytes, and any are a value of these types; they may be unaligned.
+    unsafe {
+        let family = c_int::from(address.cast::<libc::sa_family_t>().read_unaligned());
+        if family == libc::AF_INET && len >= size_of::<sockaddr_in>() {
+            let v4 = address.cast::<sockaddr_in>().read_unaligned();
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            return Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))));
+        }
+        if family == libc::AF_INET6 && len >= size_of::<sockaddr_in6>() {
+            let v6 = address.cast::<sockaddr_in6>().read_unaligned();
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr).to_canonical();
+            return Some(SocketAddr::new(ip, u16::from_be(v6.sin6_port)));
+        }
+    }
+    None
+}
+
+/// Whether a connection to it can run on the fabric at all.
+pub(crate) fn is_eligible(to: SocketAddr) -> bool {
+    let link_local = match to.ip() {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.segments()[0] & 0xffc0 == 0xfe80,
+    };
+    to.port() != 0 && !link_local && !to.ip().is_multicast()
+}
+
+type Ask = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+
+fn ask(fd: c_int, ask: Ask) -> Option<(c_int, SocketAddr)> {
+    // SAFETY: room for any address, and its size.
+    unsafe {
+        let mut storage: sockaddr_storage = zeroed();
+        let mut len = size_of::<sockaddr_storage>() as socklen_t;
+        if ask(fd, (&raw mut storage).cast(), &mut len) != 0 {
+            return None;
+        }
+        Some((c_int::from(storage.ss_family), parse((&raw const storage).cast(), len)?))
+    }
+}
+
+/// Family of the socket and its local address.
+pub(crate) fn local(fd: c_int) -> Option<(c_int, SocketAddr)> {
+    ask(fd, libc::getsockname)
+}
+
+/// The peer's address, if the socket is connected.
+pub(crate) fn peer(fd: c_int) -> Option<SocketAddr> {
+    ask(fd, libc::getpeername).map(|(_, address)| address)
+}
+
+/// Binds an unbound socket to a port of the kernel's choice. Says whether it has one now.
+pub(crate) fn give_port(fd: c_int) -> bool {
+    let Some((family, local)) = local(fd) else { return false };
+    if local.port() != 0 {
+        return true;
+    }
+    // SAFETY: zeroes are the unspecified address and port 0; the sizes are right.
+    unsafe {
+        let mut any: sockaddr_storage = zeroed();
+        any.ss_family = family as libc::sa_family_t;
+        let len = if family == libc::AF_INET { size_of::<sockaddr_in>() } else { size_of::<sockaddr_in6>() };
+        real::bind(fd, (&raw const any).cast(), len as socklen_t) == 0
+    }
+}
+
+/// An integer option of a socket.
+pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let mut value: c_int = 0;
+    let mut len = size_of::<c_int>() as socklen_t;
+    // SAFETY: room for an integer, and its size.
+    let result = unsafe { real::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len) };
+    (result == 0).then_some(value)
+}
+
+/// The kernel's name of a socket, whatever its number in whatever process.
+pub(crate) fn cookie(fd: c_int) -> Option<u64> {
+    let mut value: u64 = 0;
+    let mut len = size_of::<u64>() as socklen_t;
+    // SAFETY: room for the number, and its size.
+    let result =
+        unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut value).cast(), &mut len) };
+    (result == 0).then_some(value)
+}
+
+/// Whether it is a TCP socket.
+pub(crate) fn is_tcp(fd: c_int) -> bool {
+    let domain = option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
+    (domain == Some(libc::AF_INET) || domain == Some(libc::AF_INET6))
+        && option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
+        && option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+}
+
+/// A time-out option, in nanoseconds; 0: none.
+pub(crate) fn timeout_ns(fd: c_int, name: c_int) -> u64 {
+    // SAFETY: room for a time, and its size.
+    unsafe {
+        let mut time: libc::timeval = zeroed();
+        let mut len = size_of::<libc::timeval>() as socklen_t;
+        if real::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut time).cast(), &mut len) != 0 {
+            return 0;
+        }
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000
+    }
+}

@@ -1,0 +1,81 @@
+//! What every hook does around its work: errno, panics, signals.
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// How a call on a twin ends if it does not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// With this errno.
+    Errno(i32),
+    /// It is the kernel's: call the next function of the name.
+    Plain,
+}
+
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+pub(crate) const AGAIN: Failure = Failure::Errno(libc::EAGAIN);
+
+impl From<pd_client::Error> for Failure {
+    fn from(error: pd_client::Error) -> Self {
+        Self::Errno(error.errno())
+    }
+}
+
+/// Does `work`; when it turns out that the call is the kernel's, does `plain`. Failures set errno and
+/// return -1. Errno stays as it is after success.
+pub(crate) fn call<T: From<i8>>(work: impl FnOnce() -> Outcome<T>, plain: impl FnOnce() -> T) -> T {
+    let before = errno();
+    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Failure::Errno(libc::EIO)));
+    match result {
+        Ok(value) => {
+            set_errno(before);
+            value
+        }
+        Err(Failure::Errno(errno)) => {
+            set_errno(errno);
+            T::from(-1)
+        }
+        Err(Failure::Plain) => {
+            set_errno(before);
+            plain()
+        }
+    }
+}
+
+/// Does something on the side of a call that has its result already; errno stays as it is.
+pub(crate) fn aside(work: impl FnOnce()) {
+    let before = errno();
+    let _ = catch_unwind(AssertUnwindSafe(work));
+    set_errno(before);
+}
+
+pub(crate) fn errno() -> i32 {
+    // SAFETY: the calling thread's errno.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(errno: i32) {
+    // SAFETY: the calling thread's errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// The errno of a call of the C library's that returned `result`, if it failed.
+pub(crate) fn checked<T: PartialEq + From<i8>>(result: T) -> Outcome<T> {
+    if result == T::from(-1) {
+        Err(Failure::Errno(errno()))
+    } else {
+        Ok(result)
+    }
+}
+
+/// Whether some handler wants calls to be interrupted: installed without `SA_RESTART`. Which handler
+/// has run is not known; one that was to interrupt must not be missed.
+pub(crate) fn signals_interrupt() -> bool {
+    (1..=libc::SIGRTMAX()).any(|signal| {
+        // SAFETY: all zeroes is a value of the type; the kernel writes it.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: only asks.
+        let known = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) } == 0;
+        let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+        known && handled && action.sa_flags & libc::SA_RESTART == 0
+    })
+}

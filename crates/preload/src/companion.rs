@@ -1,0 +1,311 @@
+//! The part of an epoll instance that the kernel cannot have: its connections with twins. They are in a
+//! fabric epoll instance, whose descriptor is a member of the kernel's. A wait looks at the fabric
+//! first, and sleeps in the kernel.
+use crate::call::{errno, set_errno, Failure, Outcome};
+use crate::entry::{lock, Entry, Thing, Watcher};
+use crate::twin::Twin;
+use crate::{real, table, unclaimed};
+use libc::{c_int, epoll_event, sigset_t, timespec};
+use pd_client::core::{Armed, Epoll, Socket};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// The data word of the fabric's descriptor in the kernel's instance: no pointer and no small number.
+const TAG: u64 = 0xfdfa_b81c_7064_e901;
+/// One wait in so many looks at the kernel's members although the fabric has something.
+const KERNEL_EVERY: u32 = 8;
+/// Flags that mean nothing to the fabric: one socket is never in two processes' waits.
+const NOT_OURS: u32 = (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP) as u32;
+
+#[derive(Debug)]
+pub(crate) struct Companion {
+    fabric: Arc<Epoll>,
+    members: Mutex<HashMap<c_int, Arc<Entry>>>,
+    /// The fabric's descriptor is in the kernel's instance.
+    hosted: AtomicBool,
+    /// The instance's own descriptor is waited for somewhere: it has to be right all the time.
+    exposed: Mutex<Option<Armed>>,
+    is_exposed: AtomicBool,
+    waits: AtomicU32,
+}
+
+impl Companion {
+    pub(crate) fn new() -> Self {
+        Self {
+            fabric: Epoll::new(),
+            members: Mutex::default(),
+            hosted: AtomicBool::new(false),
+            exposed: Mutex::default(),
+            is_exposed: AtomicBool::new(false),
+            waits: AtomicU32::new(0),
+        }
+    }
+
+    /// The companion of a kernel instance, made at first.
+    fn of(epoll: c_int) -> Outcome<Arc<Entry>> {
+        let entry = match table::entry(epoll) {
+            Some(entry) => entry,
+            None => {
+                let entry = Entry::new(Thing::Epoll(Self::new()));
+                if !table::set(epoll, &entry) {
+                    return Err(Failure::Errno(libc::ENOSPC));
+                }
+                entry
+            }
+        };
+        let companion = entry.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
+        if !companion.hosted.swap(true, Ordering::AcqRel) {
+            let host = companion.fabric.host_fd()?;
+            let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: TAG };
+            // SAFETY: a valid event.
+            if unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, host, &mut event) } != 0 {
+                companion.hosted.store(false, Ordering::Release);
+                return Err(Failure::Errno(errno()));
+            }
+            // A thread may sleep in the kernel's instance since before it had a companion.
+            companion.fabric.poke();
+        }
+        Ok(entry)
+    }
+
+    /// A member's last descriptor is closed.
+    pub(crate) fn forget(&self, fd: c_int) {
+        lock(&self.members).remove(&fd);
+    }
+
+    /// The instance's last descriptor is closed.
+    pub(crate) fn close(&self) {
+        lock(&self.members).clear();
+        self.fabric.close();
+    }
+
+    /// Makes the instance's own descriptor tell of the fabric's events, for whoever waits for it.
+    pub(crate) fn expose(&self) {
+        self.is_exposed.store(true, Ordering::Release);
+        let mut exposed = lock(&self.exposed);
+        if exposed.is_none() {
+            *exposed = self.fabric.arm().ok();
+        }
+    }
+
+    fn look(&self, events: &mut Events) -> Outcome<usize> {
+        let mut exposed = self.is_exposed.load(Ordering::Acquire).then(|| lock(&self.exposed));
+        if let Some(armed) = exposed.as_mut().and_then(|armed| armed.take()) {
+            self.fabric.disarm(armed, true);
+        }
+        let room = events.room();
+        let found = self.fabric.look(room, &mut |flags, data| events.push(flags, data));
+        if let Some(exposed) = exposed.as_mut() {
+            **exposed = self.fabric.arm().ok();
+        }
+        Ok(found?)
+    }
+}
+
+/// `epoll_ctl` for a connection with a twin.
+pub(crate) fn control(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    entry: &Arc<Entry>,
+    event: Option<(u32, u64)>,
+) -> Outcome<()> {
+    let (twin, socket) = (entry.twin().ok_or(Failure::Plain)?, entry.socket().ok_or(Failure::Plain)?);
+    let instance = Companion::of(epoll)?;
+    let companion = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
+    let known = lock(&companion.members).contains_key(&fd);
+    let event = event.map(|(flags, data)| (flags & !NOT_OURS, data));
+    match (operation, known) {
+        (libc::EPOLL_CTL_ADD, true) => return Err(Failure::Errno(libc::EEXIST)),
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, false) => return Err(Failure::Errno(libc::ENOENT)),
+        _ => {}
+    }
+    if operation == libc::EPOLL_CTL_DEL {
+        let removed = twin.with(entry, |end| companion.fabric.remove(end));
+        lock(&companion.members).remove(&fd);
+        lock(&socket.watchers).retain(|watcher| (watcher.epoll, watcher.fd) != (epoll, fd));
+        return if removed == Err(Failure::Plain) { Err(Failure::Plain) } else { Ok(()) };
+    }
+    let (flags, data) = event.ok_or(Failure::Errno(libc::EFAULT))?;
+    if operation == libc::EPOLL_CTL_MOD {
+        twin.with(entry, |end| companion.fabric.modify(end, flags, data))?;
+        for watcher in lock(&socket.watchers).iter_mut() {
+            if (watcher.epoll, watcher.fd) == (epoll, fd) {
+                watcher.event = (flags, data);
+            }
+        }
+        return Ok(());
+    }
+    twin.with(entry, |end| companion.fabric.add(end, flags, data))?;
+    lock(&companion.members).insert(fd, entry.clone());
+    let companion = Arc::downgrade(&instance);
+    lock(&socket.watchers).push(Watcher { epoll, fd, event: (flags, data), companion });
+    Ok(())
+}
+
+/// A socket that was in a kernel instance has got a twin.
+pub(crate) fn move_over(entry: &Arc<Entry>, _twin: &Twin, watcher: Watcher) {
+    let mut ignored = epoll_event { events: 0, u64: 0 };
+    // SAFETY: a valid event.
+    unsafe { real::epoll_ctl(watcher.epoll, libc::EPOLL_CTL_DEL, watcher.fd, &mut ignored) };
+    // It fails only for want of descriptors; then nothing is told of it, as little as otherwise.
+    let _ = control(watcher.epoll, libc::EPOLL_CTL_ADD, watcher.fd, entry, Some(watcher.event));
+}
+
+/// A twin is the kernel's after all: so are its registrations.
+pub(crate) fn move_back(entry: &Arc<Entry>) {
+    let (Some(socket), Some(end)) = (entry.socket(), entry.twin().and_then(Twin::current)) else { return };
+    for watcher in std::mem::take(&mut *lock(&socket.watchers)) {
+        if let Some(companion) = watcher.companion.upgrade().as_ref().and_then(|instance| instance.epoll()) {
+            let _ = companion.fabric.remove(&end);
+            lock(&companion.members).remove(&watcher.fd);
+        }
+        let mut event = epoll_event { events: watcher.event.0, u64: watcher.event.1 };
+        // SAFETY: a valid event.
+        unsafe { real::epoll_ctl(watcher.epoll, libc::EPOLL_CTL_ADD, watcher.fd, &mut event) };
+    }
+}
+
+/// This process has taken a connection over: its registrations are of an earlier end.
+pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>) {
+    let Some(socket) = entry.socket() else { return };
+    for watcher in lock(&socket.watchers).iter() {
+        if let Some(companion) = watcher.companion.upgrade().as_ref().and_then(|instance| instance.epoll()) {
+            let _ = companion.fabric.add(end, watcher.event.0, watcher.event.1);
+        }
+    }
+}
+
+/// The program's array of events.
+struct Events {
+    at: *mut epoll_event,
+    max: usize,
+    len: usize,
+}
+
+impl Events {
+    fn room(&self) -> usize {
+        self.max - self.len
+    }
+
+    fn push(&mut self, events: u32, data: u64) {
+        // SAFETY: the program's array has room for `max`, and `len` is less.
+        unsafe { self.at.add(self.len).write_unaligned(epoll_event { events, u64: data }) };
+        self.len += 1;
+    }
+
+    /// Waits in the kernel; takes the fabric's own event out. Says whether it was there.
+    fn wait(&mut self, epoll: c_int, limit: Option<Duration>, mask: *const sigset_t) -> Outcome<bool> {
+        // SAFETY: room as said.
+        let found = unsafe { kernel_wait(epoll, self.at.add(self.len), self.room() as c_int, limit, mask) };
+        if found < 0 {
+            return Err(Failure::Errno(errno()));
+        }
+        let (first, end) = (self.len, self.len + found as usize);
+        let mut tagged = false;
+        for place in first..end {
+            // SAFETY: the kernel has written these.
+            unsafe {
+                let event = self.at.add(place).read_unaligned();
+                if event.u64 == TAG {
+                    tagged = true;
+                } else {
+                    self.at.add(self.len).write_unaligned(event);
+                    self.len += 1;
+                }
+            }
+        }
+        Ok(tagged)
+    }
+}
+
+unsafe fn kernel_wait(
+    epoll: c_int,
+    at: *mut epoll_event,
+    room: c_int,
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+) -> c_int {
+    let Some(limit) = limit else {
+        // SAFETY: the caller's array.
+        return unsafe { real::epoll_pwait(epoll, at, room, -1, mask) };
+    };
+    if limit.subsec_nanos() % 1_000_000 == 0 {
+        let ms = c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX);
+        // SAFETY: the caller's array.
+        return unsafe { real::epoll_pwait(epoll, at, room, ms, mask) };
+    }
+    let time = timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+    // SAFETY: the caller's array.
+    let found = unsafe { real::epoll_pwait2(epoll, at, room, &time, mask) };
+    if found < 0 && errno() == libc::ENOSYS {
+        let ms = c_int::try_from(limit.as_millis() + 1).unwrap_or(c_int::MAX);
+        // SAFETY: the caller's array.
+        return unsafe { real::epoll_pwait(epoll, at, room, ms, mask) };
+    }
+    found
+}
+
+/// `epoll_wait` on an instance that has a companion. `timeout` of none: for ever.
+///
+/// # Safety
+/// `at` has room for `max` events, more than 0.
+pub(crate) unsafe fn wait(
+    epoll: c_int,
+    at: *mut epoll_event,
+    max: c_int,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<c_int> {
+    let instance = table::entry(epoll).ok_or(Failure::Plain)?;
+    let companion = instance.epoll().ok_or(Failure::Plain)?;
+    let mut events = Events { at, max: max as usize, len: 0 };
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let zero = Some(Duration::ZERO);
+    loop {
+        if unclaimed::any() {
+            unclaimed::look();
+        }
+        let tick = companion.waits.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == 0;
+        if tick || timeout == zero {
+            events.wait(epoll, zero, mask)?;
+        }
+        if events.room() > 0 {
+            companion.look(&mut events)?;
+        }
+        if events.len > 0 || timeout == zero {
+            return Ok(events.len as c_int);
+        }
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left == zero {
+            return Ok(0);
+        }
+        let limit = if unclaimed::any() {
+            Some(left.map_or(unclaimed::LOOK_EVERY, |left| left.min(unclaimed::LOOK_EVERY)))
+        } else {
+            left
+        };
+        let armed = companion.fabric.arm()?;
+        if armed.ready {
+            companion.fabric.disarm(armed, false);
+            continue;
+        }
+        let slept = events.wait(epoll, limit, mask);
+        let before = errno();
+        companion.fabric.disarm(armed, slept == Ok(true));
+        set_errno(before);
+        let tagged = slept?;
+        if events.room() > 0 {
+            companion.look(&mut events)?;
+        }
+        if events.len > 0 {
+            return Ok(events.len as c_int);
+        }
+        if tagged && lock(&companion.members).is_empty() && !companion.hosted.load(Ordering::Relaxed) {
+            // The instance is a parent process's, and so is what has happened.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! What a descriptor stands for: a TCP socket or an epoll instance. Descriptors made by `dup` share an
+//! entry, as they share the kernel's open file.
+use crate::call::{Failure, Outcome};
+use crate::companion::Companion;
+use crate::fabric::{self, Taken};
+use crate::twin::Twin;
+use crate::{address, table};
+use libc::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// A TCP socket or an epoll instance.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// Its numbers in this process.
+    fds: Mutex<Vec<c_int>>,
+    pub(crate) thing: Thing,
+}
+
+#[derive(Debug)]
+pub(crate) enum Thing {
+    Socket(Socket),
+    Epoll(Companion),
+}
+
+/// A TCP socket that is not yet plain for good.
+#[derive(Debug, Default)]
+pub(crate) struct Socket {
+    state: OnceLock<State>,
+    /// The program has asked for something that the fabric does not have.
+    pub(crate) unfit: AtomicBool,
+    /// Epoll instances that it is in.
+    pub(crate) watchers: Mutex<Vec<Watcher>>,
+}
+
+/// How far it has come. Without a state: not connected, not listening.
+#[derive(Debug)]
+pub(crate) enum State {
+    Listener(Listener),
+    Twin(Box<Twin>),
+}
+
+/// A listener. It is the kernel's; the fabric knows of it.
+#[derive(Debug, Default)]
+pub(crate) struct Listener {
+    /// This process has told the driver.
+    joined: AtomicBool,
+}
+
+/// One registration in an epoll instance.
+#[derive(Clone, Debug)]
+pub(crate) struct Watcher {
+    pub(crate) epoll: c_int,
+    pub(crate) fd: c_int,
+    pub(crate) event: (u32, u64),
+    /// The instance's entry, once it has one.
+    pub(crate) companion: Weak<Entry>,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Entry {
+    pub(crate) fn new(thing: Thing) -> Arc<Self> {
+        Arc::new(Self { fds: Mutex::default(), thing })
+    }
+
+    pub(crate) fn socket(&self) -> Option<&Socket> {
+        match &self.thing {
+            Thing::Socket(socket) => Some(socket),
+            Thing::Epoll(_) => None,
+        }
+    }
+
+    pub(crate) fn epoll(&self) -> Option<&Companion> {
+        match &self.thing {
+            Thing::Epoll(companion) => Some(companion),
+            Thing::Socket(_) => None,
+        }
+    }
+
+    pub(crate) fn twin(&self) -> Option<&Twin> {
+        match self.socket()?.state.get()? {
+            State::Twin(twin) => Some(twin),
+            State::Listener(_) => None,
+        }
+    }
+
+    pub(crate) fn add_fd(&self, fd: c_int) {
+        lock(&self.fds).push(fd);
+    }
+
+    /// Any of its numbers.
+    pub(crate) fn any_fd(&self) -> Option<c_int> {
+        lock(&self.fds).first().copied()
+    }
+
+    /// A number is about to be closed.
+    pub(crate) fn before_close(&self, fd: c_int) {
+        if let Some(State::Listener(_)) = self.socket().and_then(|socket| socket.state.get()) {
+            if lock(&self.fds).len() == 1 {
+                fabric::unlisten(fd);
+            }
+        }
+    }
+
+    /// A number is closed; with the last one the thing ends for this process. The kernel's is closed
+    /// first: whether another process holds it, too, decides what becomes of a twin.
+    pub(crate) fn drop_fd(self: &Arc<Self>, fd: c_int) {
+        let last = {
+            let mut fds = lock(&self.fds);
+            fds.retain(|&known| known != fd);
+            fds.is_empty()
+        };
+        if !last {
+            return;
+        }
+        match &self.thing {
+            Thing::Epoll(companion) => companion.close(),
+            Thing::Socket(socket) => {
+                for watcher in lock(&socket.watchers).drain(..) {
+                    if let Some(companion) = watcher.companion.upgrade() {
+                        companion.epoll().inspect(|companion| companion.forget(watcher.fd));
+                    }
+                }
+                if let Some(State::Twin(twin)) = socket.state.get() {
+                    twin.close();
+                }
+            }
+        }
+    }
+
+    /// It is plain from now on: all its numbers are, and nobody looks at it any more.
+    pub(crate) fn give_up(&self) {
+        for fd in lock(&self.fds).drain(..) {
+            table::clear(fd);
+        }
+    }
+}
+
+impl Socket {
+    pub(crate) fn state(&self) -> Option<&State> {
+        self.state.get()
+    }
+
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.state.get().is_none()
+    }
+
+    /// It listens: tells the driver, once in each process. Without a driver it is tried again with
+    /// later calls. Says whether the driver knows.
+    pub(crate) fn join_listener(&self, fd: c_int) -> bool {
+        let State::Listener(listener) = self.state.get_or_init(|| State::Listener(Listener::default()))
+        else {
+            return false;
+        };
+        if !listener.joined.load(Ordering::Relaxed) && fabric::listen(fd) {
+            listener.joined.store(true, Ordering::Relaxed);
+        }
+        listener.joined.load(Ordering::Relaxed)
+    }
+}
+
+/// An entry of a socket, not yet in the table.
+pub(crate) fn make(state: Option<State>) -> Arc<Entry> {
+    let socket = Socket::default();
+    if let Some(state) = state {
+        let _ = socket.state.set(state);
+    }
+    Entry::new(Thing::Socket(socket))
+}
+
+/// Gives a number that has none an entry as a socket. None if that cannot be.
+pub(crate) fn adopt(fd: c_int, state: Option<State>) -> Option<Arc<Entry>> {
+    let entry = make(state);
+    table::set(fd, &entry).then_some(entry)
+}
+
+/// The connection of a socket that has an entry, or of one that gets one, has a twin from now on.
+pub(crate) fn attach_twin(fd: c_int, twin: Twin) {
+    let state = State::Twin(Box::new(twin));
+    let entry = match table::entry(fd) {
+        Some(entry) => {
+            if let Some(socket) = entry.socket() {
+                let _ = socket.state.set(state);
+            }
+            entry
+        }
+        None => match adopt(fd, Some(state)) {
+            Some(entry) => entry,
+            None => return,
+        },
+    };
+    if let (Some(socket), Some(twin)) = (entry.socket(), entry.twin()) {
+        let watchers = std::mem::take(&mut *lock(&socket.watchers));
+        for watcher in watchers {
+            crate::companion::move_over(&entry, twin, watcher);
+        }
+        twin.register(&entry);
+    }
+}
+
+/// The entry of a socket, looking at what it is if it was inherited.
+pub(crate) fn find(fd: c_int) -> Option<Arc<Entry>> {
+    match table::look(fd) {
+        table::SOCKET => table::entry(fd),
+        table::INHERITED => resolve(fd),
+        _ => None,
+    }
+}
+
+/// The entry of a connection with a twin; the call is the kernel's otherwise.
+pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
+    let entry = find(fd).ok_or(Failure::Plain)?;
+    if entry.twin().is_some() {
+        Ok(entry)
+    } else {
+        Err(Failure::Plain)
+    }
+}
+
+/// Looks at a socket that came from another image or process.
+#[cold]
+fn resolve(fd: c_int) -> Option<Arc<Entry>> {
+    table::clear(fd);
+    if !address::is_tcp(fd) {
+        return None;
+    }
+    if address::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1) {
+        let entry = adopt(fd, None)?;
+        entry.socket()?.join_listener(fd);
+        return Some(entry);
+    }
+    if address::peer(fd).is_none() {
+        return adopt(fd, None);
+    }
+    match fabric::take(fd) {
+        Taken::None => return None,
+        Taken::Twin(socket) => attach_twin(fd, Twin::new(fd, socket, false)),
+        // It came back to where it was sent from.
+        Taken::Own => table::set(fd, &table::find_twin(address::cookie(fd)?)?).then_some(())?,
+    }
+    table::entry(fd)
+}

@@ -1,0 +1,161 @@
+//! What the library asks of the driver, all in one place.
+use crate::address;
+use crate::log::note;
+use libc::c_int;
+use pd_client::core::{twin, Socket};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a driver that was not there is not asked for again.
+const ABSENT_FOR: Duration = Duration::from_secs(2);
+/// How long an address where nobody listened is not tried again.
+const REFUSED_FOR: Duration = Duration::from_millis(500);
+/// The same for one whose listener is known to the driver but takes no twins: finding out is slow.
+const UNCLAIMED_FOR: Duration = Duration::from_secs(30);
+/// Addresses remembered for that.
+const REFUSED: usize = 64;
+
+static ABSENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+static REFUSALS: [AtomicU64; REFUSED] = [const { AtomicU64::new(0) }; REFUSED];
+
+fn now_ns() -> u64 {
+    // SAFETY: room for a time.
+    unsafe {
+        let mut time: libc::timespec = std::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time);
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    }
+}
+
+/// Whether there is a driver, as far as is known; attaches at first.
+fn available() -> bool {
+    if now_ns() < ABSENT_UNTIL_NS.load(Ordering::Relaxed) {
+        return false;
+    }
+    let available = pd_client::core::available();
+    if !available {
+        note!("no driver; kernel TCP for now");
+        ABSENT_UNTIL_NS.store(now_ns() + ABSENT_FOR.as_nanos() as u64, Ordering::Relaxed);
+    }
+    available
+}
+
+/// A word for an address and the time until which it is not to be tried: 24 bits of a hash, 40 bits of
+/// milliseconds.
+fn refusal(to: SocketAddr) -> (&'static AtomicU64, u64) {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    to.hash(&mut hasher);
+    let hash = hasher.finish();
+    (&REFUSALS[hash as usize % REFUSED], hash >> 40)
+}
+
+fn is_refused(to: SocketAddr) -> bool {
+    let (word, hash) = refusal(to);
+    let word = word.load(Ordering::Relaxed);
+    word >> 40 == hash && word & ((1 << 40) - 1) > now_ns() / 1_000_000
+}
+
+fn remember_refusal(to: SocketAddr, for_so_long: Duration) {
+    let (word, hash) = refusal(to);
+    let until_ms = now_ns() / 1_000_000 + for_so_long.as_millis() as u64;
+    word.store(hash << 40 | until_ms & ((1 << 40) - 1), Ordering::Relaxed);
+}
+
+/// Whether a connection to `to` is worth a try.
+pub(crate) fn may_reach(to: SocketAddr) -> bool {
+    address::is_eligible(to) && !is_refused(to) && available()
+}
+
+/// The kernel listener also takes connections with twins. False if that cannot be, for now.
+pub(crate) fn listen(fd: c_int) -> bool {
+    if !available() {
+        return false;
+    }
+    match twin::listen(borrow(fd)) {
+        Ok(()) => true,
+        Err(error) => {
+            note!("descriptor {fd} listens on kernel TCP only: {error}");
+            false
+        }
+    }
+}
+
+/// The listener is about to be closed in this process.
+pub(crate) fn unlisten(fd: c_int) {
+    // Without a driver there is nothing to take back.
+    let _ = twin::unlisten(borrow(fd));
+}
+
+/// A twin for the connection that `fd`, which has its local port, is about to make to `to`.
+pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Option<Arc<Socket>> {
+    match twin::connect(borrow(fd), to) {
+        Ok(socket) => {
+            socket.set_nonblocking(true);
+            Some(socket)
+        }
+        Err(error) => {
+            note!("to {to} by kernel TCP: {error}");
+            remember_refusal(to, REFUSED_FOR);
+            None
+        }
+    }
+}
+
+/// The twin that came with an accepted connection, if one did.
+pub(crate) fn claim(fd: c_int) -> Option<Arc<Socket>> {
+    match twin::claim(borrow(fd)) {
+        Ok(socket) => socket.inspect(|socket| socket.set_nonblocking(true)),
+        Err(error) => {
+            note!("descriptor {fd} has no twin: {error}");
+            None
+        }
+    }
+}
+
+/// What [`take`] has found.
+pub(crate) enum Taken {
+    /// The twin, from now on this process's.
+    Twin(Arc<Socket>),
+    /// It is this process's already.
+    Own,
+    /// The connection has none, or none that can be had.
+    None,
+}
+
+/// The twin of a connection that another process had.
+pub(crate) fn take(fd: c_int) -> Taken {
+    if !available() {
+        return Taken::None;
+    }
+    match twin::take(borrow(fd)) {
+        Ok(Some(socket)) => {
+            socket.set_nonblocking(true);
+            Taken::Twin(socket)
+        }
+        Ok(None) => Taken::None,
+        Err(error) if error.errno() == libc::EALREADY => Taken::Own,
+        Err(error) => {
+            note!("descriptor {fd}: the connection cannot be taken over: {error}");
+            Taken::None
+        }
+    }
+}
+
+/// Nobody claimed a connection to `to`: the next ones are made without a twin.
+pub(crate) fn remember_unclaimed(to: SocketAddr) {
+    remember_refusal(to, UNCLAIMED_FOR);
+}
+
+/// Takes back a twin that the peer has not claimed; false: it has.
+pub(crate) fn withdraw(socket: &Socket) -> bool {
+    twin::withdraw(socket).is_ok()
+}
+
+fn borrow<'a>(fd: c_int) -> BorrowedFd<'a> {
+    // SAFETY: the program's, which is in a call on it, or about to close it.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}

@@ -1,0 +1,184 @@
+//! Closing, duplicating, flags.
+use super::hooks;
+use crate::call::{aside, call, checked, set_errno, Failure};
+use crate::entry::Entry;
+use crate::{entry, real, table};
+use libc::{c_int, c_uint, c_ulong};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+hooks! {
+    fn close(fd: c_int) -> c_int {
+        if pd_client::core::is_own(fd) {
+            set_errno(libc::EBADF);
+            return -1;
+        }
+        if table::look(fd) == table::PLAIN {
+            return real::close(fd);
+        }
+        let entry = about_to_close(fd);
+        let result = real::close(fd);
+        closed(fd, entry);
+        result
+    }
+
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        let keep_open = flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0;
+        around_own(first, last, |first, last| {
+            let entries = if keep_open { Vec::new() } else { all_about_to_close(first, last) };
+            let result = real::close_range(first, last, flags);
+            entries.into_iter().for_each(|(fd, entry)| closed(fd, entry));
+            result
+        })
+    }
+
+    fn closefrom(first: c_int) -> () {
+        around_own(first.max(0) as c_uint, c_uint::MAX, |first, last| {
+            let entries = all_about_to_close(first, last);
+            let result = real::close_range(first, last, 0);
+            entries.into_iter().for_each(|(fd, entry)| closed(fd, entry));
+            result
+        });
+    }
+
+    fn dup(fd: c_int) -> c_int {
+        let new = real::dup(fd);
+        duplicated(fd, new);
+        new
+    }
+
+    fn dup2(fd: c_int, to: c_int) -> c_int {
+        if pd_client::core::is_own(to) {
+            set_errno(libc::EBUSY);
+            return -1;
+        }
+        let new = real::dup2(fd, to);
+        if fd != to {
+            duplicated(fd, new);
+        }
+        new
+    }
+
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        if pd_client::core::is_own(to) {
+            set_errno(libc::EBUSY);
+            return -1;
+        }
+        let new = real::dup3(fd, to, flags);
+        duplicated(fd, new);
+        new
+    }
+
+    fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        let result = real::fcntl(fd, command, argument);
+        after_fcntl(fd, command, argument, result);
+        result
+    }
+
+    fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        let result = real::fcntl64(fd, command, argument);
+        after_fcntl(fd, command, argument, result);
+        result
+    }
+
+    fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
+        if table::look(fd) == table::PLAIN {
+            return real::ioctl(fd, request, argument);
+        }
+        let plain = || real::ioctl(fd, request, argument);
+        call(
+            || {
+                let entry = entry::twinned(fd)?;
+                let twin = entry.twin().ok_or(Failure::Plain)?;
+                let value = argument as *mut c_int;
+                if value.is_null() {
+                    return Err(Failure::Plain);
+                }
+                match request {
+                    libc::FIONREAD => value.write(twin.with(&entry, |end| Ok(end.received()))? as c_int),
+                    libc::TIOCOUTQ => value.write(twin.with(&entry, |end| Ok(end.undelivered()))? as c_int),
+                    libc::FIONBIO => {
+                        checked(plain())?;
+                        twin.nonblocking.store(value.read() != 0, Ordering::Relaxed);
+                    }
+                    _ => return Err(Failure::Plain),
+                }
+                Ok(0)
+            },
+            plain,
+        )
+    }
+}
+
+/// Makes the number plain. In a child of `vfork`, whose table is the parent's, does nothing.
+fn about_to_close(fd: c_int) -> Option<Arc<Entry>> {
+    let mut entry = None;
+    if table::look(fd) != table::PLAIN && !table::is_borrowed() {
+        aside(|| {
+            entry = table::clear(fd);
+            if let Some(entry) = &entry {
+                entry.before_close(fd);
+            }
+        });
+    }
+    entry
+}
+
+fn all_about_to_close(first: c_uint, last: c_uint) -> Vec<(c_int, Option<Arc<Entry>>)> {
+    let end = table::end() as c_uint;
+    let fds = (first..=last.min(end)).map(|fd| fd as c_int).filter(|&fd| table::look(fd) != table::PLAIN);
+    fds.map(|fd| (fd, about_to_close(fd))).collect()
+}
+
+fn closed(fd: c_int, entry: Option<Arc<Entry>>) {
+    if let Some(entry) = entry {
+        aside(|| entry.drop_fd(fd));
+    }
+}
+
+fn duplicated(from: c_int, to: c_int) {
+    if to >= 0
+        && (table::look(from) != table::PLAIN || table::look(to) != table::PLAIN)
+        && !table::is_borrowed()
+    {
+        aside(|| table::duplicate(from, to));
+    }
+}
+
+fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
+    if result < 0 {
+        return;
+    }
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
+        libc::F_SETFL if table::look(fd) != table::PLAIN => aside(|| {
+            if let Ok(entry) = entry::twinned(fd) {
+                let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
+                entry.twin().inspect(|twin| twin.nonblocking.store(nonblocking, Ordering::Relaxed));
+            }
+        }),
+        _ => {}
+    }
+}
+
+/// Does something with each part of a range between the library's own descriptors.
+fn around_own(mut first: c_uint, last: c_uint, mut each: impl FnMut(c_uint, c_uint) -> c_int) -> c_int {
+    for own in pd_client::core::own_fds() {
+        let own = own as c_uint;
+        if own < first || own > last {
+            continue;
+        }
+        if own > first {
+            let result = each(first, own - 1);
+            if result != 0 {
+                return result;
+            }
+        }
+        first = own + 1;
+    }
+    if first <= last {
+        each(first, last)
+    } else {
+        0
+    }
+}

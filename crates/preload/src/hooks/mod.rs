@@ -1,0 +1,28 @@
+//! The functions of the C library that the library stands in for, a file for each family. All are
+//! `C-unwind`: a cancelled thread unwinds through them while it is in the next function of the name.
+mod descriptor;
+mod epoll;
+mod move_data;
+mod poll;
+mod receive;
+mod send;
+mod socket;
+mod stdio;
+mod syscall;
+
+/// Defines hooks: exported under their names.
+macro_rules! hooks {
+    ($($(#[$note:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
+        $(#[$note])*
+        /// Stands in for the C library's function of this name.
+        ///
+        /// # Safety
+        /// That of the C library's function.
+        #[no_mangle]
+        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $ret {
+            // SAFETY: the caller's promises are those of the C library's function.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(crate) use hooks;

@@ -1,0 +1,391 @@
+//! `poll` and `select`.
+use super::hooks;
+use crate::call::{call, errno, set_errno, Failure, Outcome};
+use crate::entry::{self, Entry};
+use crate::{real, table, unclaimed};
+use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use pd_client::core::{Epoll, Socket};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+hooks! {
+    fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+        if all_plain(fds, count) {
+            return real::poll(fds, count, timeout);
+        }
+        let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+        call(|| poll_fds(list(fds, count), limit, std::ptr::null()), || real::poll(fds, count, timeout))
+    }
+
+    fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+        if room / size_of::<pollfd>() < count as usize || all_plain(fds, count) {
+            return real::__poll_chk(fds, count, timeout, room);
+        }
+        poll(fds, count, timeout)
+    }
+
+    fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        if all_plain(fds, count) {
+            return real::ppoll(fds, count, timeout, mask);
+        }
+        let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
+        call(|| poll_fds(list(fds, count), limit, mask), || real::ppoll(fds, count, timeout, mask))
+    }
+
+    fn __ppoll_chk(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t,
+    ) -> c_int {
+        if room / size_of::<pollfd>() < count as usize || all_plain(fds, count) {
+            return real::__ppoll_chk(fds, count, timeout, mask, room);
+        }
+        ppoll(fds, count, timeout, mask)
+    }
+
+    fn select(
+        count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, except: *mut libc::fd_set,
+        timeout: *mut timeval,
+    ) -> c_int {
+        let sets = [Set::new(read, count), Set::new(write, count), Set::new(except, count)];
+        if sets.iter().all(|set| set.all_plain()) {
+            return real::select(count, read, write, except, timeout);
+        }
+        let limit = (!timeout.is_null()).then(|| {
+            Duration::from_secs((*timeout).tv_sec.max(0) as u64) + Duration::from_micros((*timeout).tv_usec.max(0) as u64)
+        });
+        let start = Instant::now();
+        let found = call(
+            || select_fds(&sets, limit, std::ptr::null()),
+            || real::select(count, read, write, except, timeout),
+        );
+        if let Some(limit) = limit {
+            // As the kernel does: what is left.
+            let left = limit.saturating_sub(start.elapsed());
+            (*timeout).tv_sec = left.as_secs() as libc::time_t;
+            (*timeout).tv_usec = left.subsec_micros().into();
+        }
+        found
+    }
+
+    fn pselect(
+        count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, except: *mut libc::fd_set,
+        timeout: *const timespec, mask: *const sigset_t,
+    ) -> c_int {
+        let sets = [Set::new(read, count), Set::new(write, count), Set::new(except, count)];
+        if sets.iter().all(|set| set.all_plain()) {
+            return real::pselect(count, read, write, except, timeout, mask);
+        }
+        let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
+        call(|| select_fds(&sets, limit, mask), || real::pselect(count, read, write, except, timeout, mask))
+    }
+}
+
+/// A time-out; negative ones are the kernel's to refuse and count as none here.
+pub(super) fn of_timespec(time: &timespec) -> Duration {
+    Duration::from_secs(time.tv_sec.max(0) as u64) + Duration::from_nanos(time.tv_nsec.max(0) as u64)
+}
+
+unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
+    if fds.is_null() || count == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's array.
+    unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
+}
+
+#[inline]
+unsafe fn all_plain(fds: *mut pollfd, count: nfds_t) -> bool {
+    // SAFETY: the caller's array.
+    unsafe { list(fds, count) }.iter().all(|poll| table::look(poll.fd) == table::PLAIN)
+}
+
+/// One of a poll's descriptors that is a connection with a twin.
+struct Member {
+    place: usize,
+    entry: Arc<Entry>,
+    wanted: u32,
+}
+
+impl Member {
+    fn look(&self) -> i16 {
+        let Some(twin) = self.entry.twin() else { return 0 };
+        let mut ready =
+            twin.ready(&self.entry, self.wanted) & (self.wanted | (libc::POLLERR | libc::POLLHUP) as u32);
+        // The other names of the two.
+        if ready & libc::POLLIN as u32 != 0 {
+            ready |= self.wanted & libc::POLLRDNORM as u32;
+        }
+        if ready & libc::POLLOUT as u32 != 0 {
+            ready |= self.wanted & libc::POLLWRNORM as u32;
+        }
+        ready as i16
+    }
+}
+
+fn wanted(events: i16) -> u32 {
+    let mut wanted = events as u16 as u32;
+    if wanted & libc::POLLRDNORM as u32 != 0 {
+        wanted |= libc::POLLIN as u32;
+    }
+    if wanted & libc::POLLWRNORM as u32 != 0 {
+        wanted |= libc::POLLOUT as u32;
+    }
+    wanted
+}
+
+fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
+    let mut members = Vec::new();
+    // One more place for the fabric's descriptor.
+    let mut kernel = Vec::with_capacity(fds.len() + 1);
+    for (place, poll) in fds.iter().enumerate() {
+        let mut entry = match table::look(poll.fd) {
+            table::PLAIN => None,
+            table::EPOLL => table::entry(poll.fd),
+            _ => entry::find(poll.fd),
+        };
+        if let Some(epoll) = entry.as_ref().and_then(|entry| entry.epoll()) {
+            epoll.expose();
+        }
+        entry = entry.filter(|entry| entry.twin().is_some());
+        let fd = if entry.is_some() { -1 } else { poll.fd };
+        kernel.push(pollfd { fd, events: poll.events, revents: 0 });
+        members.extend(entry.map(|entry| Member { place, entry, wanted: wanted(poll.events) }));
+    }
+    if members.is_empty() {
+        return Err(Failure::Plain);
+    }
+    wait(fds, &members, &mut kernel, timeout, mask)
+}
+
+fn wait(
+    fds: &mut [pollfd],
+    members: &[Member],
+    kernel: &mut Vec<pollfd>,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<c_int> {
+    let zero = Some(Duration::ZERO);
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        if unclaimed::any() {
+            unclaimed::look();
+            if members.iter().any(|member| table::look(fds[member.place].fd) == table::PLAIN) {
+                // One is the kernel's now.
+                return poll_fds(
+                    fds,
+                    until.map(|until| until.saturating_duration_since(Instant::now())),
+                    mask,
+                )
+                .or_else(|failure| {
+                    if failure == Failure::Plain {
+                        plain(fds, until, mask)
+                    } else {
+                        Err(failure)
+                    }
+                });
+            }
+        }
+        let mut found = 0;
+        for member in members {
+            let revents = member.look();
+            fds[member.place].revents = revents;
+            found += c_int::from(revents != 0);
+        }
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let only_looking = found > 0 || timeout == zero || left == zero;
+        if only_looking || mask.is_null() && kernel.iter().any(|poll| poll.fd >= 0) {
+            found += kernel_poll(kernel, zero, std::ptr::null())?;
+        }
+        if found > 0 || only_looking {
+            for (poll, kernel) in fds.iter_mut().zip(kernel.iter()).filter(|(_, kernel)| kernel.fd >= 0) {
+                poll.revents = kernel.revents;
+            }
+            return Ok(found);
+        }
+        let left = if unclaimed::any() {
+            Some(left.map_or(unclaimed::LOOK_EVERY, |l| l.min(unclaimed::LOOK_EVERY)))
+        } else {
+            left
+        };
+        sleep(members, kernel, left, mask)?;
+    }
+}
+
+/// `poll` after all, with what is left of the time.
+fn plain(fds: &mut [pollfd], until: Option<Instant>, mask: *const sigset_t) -> Outcome<c_int> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let mut all = fds.to_vec();
+    let found = kernel_poll(&mut all, left, mask)?;
+    fds.copy_from_slice(&all);
+    Ok(found)
+}
+
+fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
+    let time =
+        limit.map(|limit| timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: an array and its length.
+    let found = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) };
+    if found < 0 {
+        return Err(Failure::Errno(errno()));
+    }
+    Ok(found)
+}
+
+/// The calling thread's epoll instance of the fabric: the connections of its last poll.
+struct Poller {
+    process: u32,
+    fabric: Arc<Epoll>,
+    members: Vec<(Arc<Socket>, u32)>,
+}
+
+thread_local! {
+    static POLLER: RefCell<Option<Poller>> = const { RefCell::new(None) };
+}
+
+impl Poller {
+    fn new() -> Self {
+        Self { process: std::process::id(), fabric: Epoll::new(), members: Vec::new() }
+    }
+
+    /// Makes it watch just these.
+    fn watch(&mut self, wanted: Vec<(Arc<Socket>, u32)>) -> Outcome<()> {
+        for (known, _) in &self.members {
+            if !wanted.iter().any(|(socket, _)| Arc::ptr_eq(socket, known)) {
+                let _ = self.fabric.remove(known);
+            }
+        }
+        for (socket, events) in &wanted {
+            match self.members.iter().find(|(known, _)| Arc::ptr_eq(socket, known)) {
+                Some((_, known)) if known == events => {}
+                Some(_) => self.fabric.modify(socket, *events, 0)?,
+                None => self.fabric.add(socket, *events, 0)?,
+            }
+        }
+        self.members = wanted;
+        Ok(())
+    }
+}
+
+fn sleep(
+    members: &[Member],
+    kernel: &mut Vec<pollfd>,
+    left: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<()> {
+    let mut wanted: Vec<(Arc<Socket>, u32)> = Vec::new();
+    for member in members {
+        let Some(twin) = member.entry.twin() else { continue };
+        let Ok(socket) = twin.with(&member.entry, |socket| Ok(socket.clone())) else { continue };
+        match wanted.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &socket)) {
+            Some((_, events)) => *events |= member.wanted,
+            None => wanted.push((socket, member.wanted)),
+        }
+    }
+    let sleep = |poller: &mut Poller| -> Outcome<()> {
+        poller.watch(wanted)?;
+        let host = poller.fabric.host_fd()?;
+        if poller.fabric.look(1, &mut |_, _| {})? > 0 {
+            return Ok(());
+        }
+        let armed = poller.fabric.arm()?;
+        if armed.ready {
+            poller.fabric.disarm(armed, false);
+            return Ok(());
+        }
+        kernel.push(pollfd { fd: host, events: libc::POLLIN, revents: 0 });
+        let slept = kernel_poll(kernel, left, mask);
+        let before = errno();
+        let woken = kernel.pop().is_some_and(|host| host.revents != 0);
+        poller.fabric.disarm(armed, woken);
+        set_errno(before);
+        slept.map(drop)
+    };
+    POLLER
+        .try_with(|poller| {
+            let mut poller = poller.try_borrow_mut().map_err(|_| Failure::Errno(libc::EINTR))?;
+            if poller.as_ref().is_some_and(|poller| poller.process != std::process::id()) {
+                // The parent's.
+                std::mem::forget(poller.take());
+            }
+            sleep(poller.get_or_insert_with(Poller::new))
+        })
+        .unwrap_or(Err(Failure::Errno(libc::EINTR)))
+}
+
+/// One of `select`'s sets.
+struct Set {
+    at: *mut libc::c_ulong,
+    count: usize,
+}
+
+const WORD: usize = libc::c_ulong::BITS as usize;
+
+impl Set {
+    fn new(set: *mut libc::fd_set, count: c_int) -> Self {
+        let count = if set.is_null() { 0 } else { count.max(0) as usize };
+        Self { at: set.cast(), count }
+    }
+
+    fn fds(&self) -> impl Iterator<Item = c_int> + '_ {
+        (0..self.count.div_ceil(WORD))
+            .flat_map(move |place| {
+                // SAFETY: the program's set reaches up to `count`.
+                let mut word = unsafe { self.at.add(place).read() };
+                std::iter::from_fn(move || {
+                    let bit = word.trailing_zeros() as usize;
+                    word &= word.wrapping_sub(1);
+                    (bit < WORD).then_some((place * WORD + bit) as c_int)
+                })
+            })
+            .filter(|&fd| (fd as usize) < self.count)
+    }
+
+    fn all_plain(&self) -> bool {
+        self.fds().all(|fd| table::look(fd) == table::PLAIN)
+    }
+
+    fn clear(&self) {
+        for place in 0..self.count.div_ceil(WORD) {
+            // SAFETY: as in `fds`.
+            unsafe { self.at.add(place).write(0) };
+        }
+    }
+
+    fn insert(&self, fd: c_int) {
+        // SAFETY: `fd` came from this set.
+        unsafe { *self.at.add(fd as usize / WORD) |= 1 << (fd as usize % WORD) };
+    }
+}
+
+/// What each set asks for, and what it is told.
+const ASKED: [(i16, i16); 3] = [
+    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+    (libc::POLLPRI, libc::POLLPRI),
+];
+
+fn select_fds(sets: &[Set; 3], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
+    let mut fds: Vec<pollfd> = Vec::new();
+    for (set, (asked, _)) in sets.iter().zip(ASKED) {
+        for fd in set.fds() {
+            match fds.iter_mut().find(|poll| poll.fd == fd) {
+                Some(poll) => poll.events |= asked,
+                None => fds.push(pollfd { fd, events: asked, revents: 0 }),
+            }
+        }
+    }
+    poll_fds(&mut fds, timeout, mask)?;
+    if fds.iter().any(|poll| poll.revents & libc::POLLNVAL != 0) {
+        return Err(Failure::Errno(libc::EBADF));
+    }
+    let mut found = 0;
+    for (set, (asked, told)) in sets.iter().zip(ASKED) {
+        set.clear();
+        for poll in fds.iter().filter(|poll| poll.events & asked != 0 && poll.revents & told != 0) {
+            set.insert(poll.fd);
+            found += 1;
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,187 @@
+//! Receiving.
+use super::hooks;
+use crate::call::{call, Failure, Outcome};
+use crate::{entry, real, start, table};
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+hooks! {
+    fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::read(fd, buffer, len);
+        }
+        call(|| receive(fd, buffer, len, 0), || real::read(fd, buffer, len))
+    }
+
+    fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+        if table::look(fd) == table::PLAIN || len > room {
+            return real::__read_chk(fd, buffer, len, room);
+        }
+        read(fd, buffer, len)
+    }
+
+    fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::readv(fd, pieces, count);
+        }
+        call(|| receive_pieces(fd, pieces, count as usize, 0), || real::readv(fd, pieces, count))
+    }
+
+    fn preadv2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN || offset != -1 {
+            return real::preadv2(fd, pieces, count, offset, flags);
+        }
+        call(
+            || receive_pieces(fd, pieces, count as usize, dont_wait(flags)),
+            || real::preadv2(fd, pieces, count, offset, flags),
+        )
+    }
+
+    fn preadv64v2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN || offset != -1 {
+            return real::preadv64v2(fd, pieces, count, offset, flags);
+        }
+        call(
+            || receive_pieces(fd, pieces, count as usize, dont_wait(flags)),
+            || real::preadv64v2(fd, pieces, count, offset, flags),
+        )
+    }
+
+    fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::recv(fd, buffer, len, flags);
+        }
+        call(|| receive(fd, buffer, len, flags), || real::recv(fd, buffer, len, flags))
+    }
+
+    fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN || len > room {
+            return real::__recv_chk(fd, buffer, len, room, flags);
+        }
+        recv(fd, buffer, len, flags)
+    }
+
+    fn recvfrom(
+        fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr,
+        address_len: *mut socklen_t,
+    ) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::recvfrom(fd, buffer, len, flags, address, address_len);
+        }
+        call(
+            || {
+                let received = receive(fd, buffer, len, flags)?;
+                // The kernel's TCP names nobody.
+                if !address.is_null() && !address_len.is_null() {
+                    *address_len = 0;
+                }
+                Ok(received)
+            },
+            || real::recvfrom(fd, buffer, len, flags, address, address_len),
+        )
+    }
+
+    fn __recvfrom_chk(
+        fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int, address: *mut sockaddr,
+        address_len: *mut socklen_t,
+    ) -> ssize_t {
+        if table::look(fd) == table::PLAIN || len > room {
+            return real::__recvfrom_chk(fd, buffer, len, room, flags, address, address_len);
+        }
+        recvfrom(fd, buffer, len, flags, address, address_len)
+    }
+
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return plain_message(fd, message, flags);
+        }
+        call(|| receive_message(fd, message, flags), || plain_message(fd, message, flags))
+    }
+
+    fn recvmmsg(
+        fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int, timeout: *mut timespec,
+    ) -> c_int {
+        if table::look(fd) == table::PLAIN {
+            return real::recvmmsg(fd, messages, count, flags, timeout);
+        }
+        call(
+            || receive_messages(fd, messages, count as usize, flags),
+            || real::recvmmsg(fd, messages, count, flags, timeout),
+        )
+    }
+}
+
+fn dont_wait(flags: c_int) -> c_int {
+    if flags & libc::RWF_NOWAIT != 0 {
+        libc::MSG_DONTWAIT
+    } else {
+        0
+    }
+}
+
+unsafe fn receive(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
+    let entry = entry::twinned(fd)?;
+    let twin = entry.twin().ok_or(Failure::Plain)?;
+    let piece = [iovec { iov_base: buffer, iov_len: len }];
+    if buffer.is_null() && len > 0 && flags & libc::MSG_TRUNC == 0 {
+        return Err(Failure::Errno(libc::EFAULT));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { twin.receive(&entry, &piece, flags) }.map(|received| received as ssize_t)
+}
+
+unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    let entry = entry::twinned(fd)?;
+    let twin = entry.twin().ok_or(Failure::Plain)?;
+    // SAFETY: the caller's promise.
+    let pieces = unsafe { super::send::pieces(pieces, count) }?;
+    // SAFETY: the caller's promise.
+    unsafe { twin.receive(&entry, pieces, flags) }.map(|received| received as ssize_t)
+}
+
+unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags)?;
+        (*message).msg_namelen = 0;
+        (*message).msg_controllen = 0;
+        (*message).msg_flags = 0;
+        Ok(received)
+    }
+}
+
+unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
+    let mut done = 0;
+    while done < count {
+        let later = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
+        // SAFETY: the caller's array.
+        let message = unsafe { &mut *messages.add(done) };
+        // SAFETY: the caller's message.
+        match unsafe { receive_message(fd, &mut message.msg_hdr, flags & !libc::MSG_WAITFORONE | later) } {
+            Ok(received) => message.msg_len = received as u32,
+            Err(failure) if done == 0 => return Err(failure),
+            Err(_) => break,
+        }
+        done += 1;
+        if message.msg_len == 0 {
+            break;
+        }
+    }
+    Ok(done as c_int)
+}
+
+/// `recvmsg` of the kernel's: descriptors that come with it may be connections with twins.
+unsafe fn plain_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let received = real::recvmsg(fd, message, flags);
+        if received >= 0 && (*message).msg_controllen > 0 && start::enabled() {
+            super::send::each_passed(message, |fd| {
+                table::is_new(fd);
+                if start::is_socket(fd) {
+                    table::mark_inherited(fd);
+                }
+            });
+        }
+        received
+    }
+}

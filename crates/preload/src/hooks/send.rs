@@ -1,0 +1,155 @@
+//! Sending.
+use super::hooks;
+use crate::call::{call, Failure, Outcome};
+use crate::{entry, real, table};
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+
+hooks! {
+    fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::write(fd, buffer, len);
+        }
+        call(|| transmit(fd, buffer, len, 0), || real::write(fd, buffer, len))
+    }
+
+    fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::writev(fd, list, count);
+        }
+        call(|| transmit_pieces(fd, list, count as usize, 0), || real::writev(fd, list, count))
+    }
+
+    fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN || offset != -1 {
+            return real::pwritev2(fd, list, count, offset, flags);
+        }
+        let plain = || real::pwritev2(fd, list, count, offset, flags);
+        call(|| transmit_pieces(fd, list, count as usize, dont_wait(flags)), plain)
+    }
+
+    fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN || offset != -1 {
+            return real::pwritev64v2(fd, list, count, offset, flags);
+        }
+        let plain = || real::pwritev64v2(fd, list, count, offset, flags);
+        call(|| transmit_pieces(fd, list, count as usize, dont_wait(flags)), plain)
+    }
+
+    fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::send(fd, buffer, len, flags);
+        }
+        call(|| transmit(fd, buffer, len, flags), || real::send(fd, buffer, len, flags))
+    }
+
+    fn sendto(
+        fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr,
+        address_len: socklen_t,
+    ) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::sendto(fd, buffer, len, flags, address, address_len);
+        }
+        let plain = || real::sendto(fd, buffer, len, flags, address, address_len);
+        call(|| transmit(fd, buffer, len, flags), plain)
+    }
+
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        if table::look(fd) == table::PLAIN {
+            return real::sendmsg(fd, message, flags);
+        }
+        call(
+            || transmit_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags),
+            || real::sendmsg(fd, message, flags),
+        )
+    }
+
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int) -> c_int {
+        if table::look(fd) == table::PLAIN {
+            return real::sendmmsg(fd, messages, count, flags);
+        }
+        call(
+            || transmit_messages(fd, messages, count as usize, flags),
+            || real::sendmmsg(fd, messages, count, flags),
+        )
+    }
+}
+
+fn dont_wait(flags: c_int) -> c_int {
+    if flags & libc::RWF_NOWAIT != 0 {
+        libc::MSG_DONTWAIT
+    } else {
+        0
+    }
+}
+
+/// A list of pieces as the program gives it.
+///
+/// # Safety
+/// `list` has `count` pieces, for as long as the result is used.
+pub(super) unsafe fn pieces<'a>(list: *const iovec, count: usize) -> Outcome<&'a [iovec]> {
+    if count > libc::UIO_MAXIOV as usize {
+        return Err(Failure::Errno(libc::EINVAL));
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() {
+        return Err(Failure::Errno(libc::EFAULT));
+    }
+    // SAFETY: the caller's promise; it does not change during the call.
+    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+unsafe fn transmit(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
+    let entry = entry::twinned(fd)?;
+    let twin = entry.twin().ok_or(Failure::Plain)?;
+    let piece = [iovec { iov_base: buffer.cast_mut(), iov_len: len }];
+    // SAFETY: the caller's promise.
+    unsafe { twin.transmit(&entry, &piece, flags) }.map(|sent| sent as ssize_t)
+}
+
+unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    let entry = entry::twinned(fd)?;
+    let twin = entry.twin().ok_or(Failure::Plain)?;
+    // SAFETY: the caller's promise.
+    let pieces = unsafe { pieces(list, count) }?;
+    // SAFETY: the caller's promise.
+    unsafe { twin.transmit(&entry, pieces, flags) }.map(|sent| sent as ssize_t)
+}
+
+unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
+    let mut done = 0;
+    while done < count {
+        // SAFETY: the caller's array.
+        let message = unsafe { &mut *messages.add(done) };
+        let (list, pieces) = (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen);
+        // SAFETY: the caller's message.
+        match unsafe { transmit_pieces(fd, list, pieces, flags) } {
+            Ok(sent) => message.msg_len = sent as u32,
+            Err(failure) if done == 0 => return Err(failure),
+            Err(_) => break,
+        }
+        done += 1;
+    }
+    Ok(done as c_int)
+}
+
+/// Calls `each` with every descriptor in the message.
+///
+/// # Safety
+/// `message` is one.
+pub(super) unsafe fn each_passed(message: *const msghdr, mut each: impl FnMut(c_int)) {
+    // SAFETY: the macros walk the message's control part, whose length bounds them.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                for place in 0..bytes / size_of::<c_int>() {
+                    each(libc::CMSG_DATA(header).cast::<c_int>().add(place).read_unaligned());
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Making, listening, connecting, accepting, shutting down, options.
+use super::hooks;
+use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
+use crate::entry::{self, attach_twin, Entry};
+use crate::log::note;
+use crate::twin::Twin;
+use crate::{address, fabric, real, start, table};
+use libc::{c_int, c_void, sockaddr, socklen_t};
+use pd_client::Shutdown;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// How long the kernel's handshake may take, on one host, before the connection is left to it alone.
+const HANDSHAKE_MS: c_int = 5;
+/// Of the kernel's interface, not in `libc` everywhere.
+const TCP_FASTOPEN_CONNECT: c_int = 30;
+
+hooks! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        let fd = real::socket(domain, kind, protocol);
+        if fd >= 0 {
+            table::is_new(fd);
+            let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
+            if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && start::enabled() {
+                aside(|| drop(entry::adopt(fd, None)));
+            }
+        }
+        fd
+    }
+
+    fn listen(fd: c_int, backlog: c_int) -> c_int {
+        let result = real::listen(fd, backlog);
+        if result == 0 && table::look(fd) != table::PLAIN {
+            aside(|| listens(fd));
+        }
+        result
+    }
+
+    fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+        if table::look(fd) == table::PLAIN {
+            return real::connect(fd, address, len);
+        }
+        call(|| connect_twinned(fd, address, len), || real::connect(fd, address, len))
+    }
+
+    fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        if table::look(fd) == table::PLAIN {
+            let accepted = real::accept(fd, address, len);
+            if accepted >= 0 {
+                table::is_new(accepted);
+            }
+            return accepted;
+        }
+        let mut joined = false;
+        aside(|| joined = look_at_listener(fd));
+        let accepted = real::accept(fd, address, len);
+        if accepted >= 0 {
+            aside(|| claim(accepted, joined));
+        }
+        accepted
+    }
+
+    fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        if table::look(fd) == table::PLAIN {
+            let accepted = real::accept4(fd, address, len, flags);
+            if accepted >= 0 {
+                table::is_new(accepted);
+            }
+            return accepted;
+        }
+        let mut joined = false;
+        aside(|| joined = look_at_listener(fd));
+        let accepted = real::accept4(fd, address, len, flags);
+        if accepted >= 0 {
+            aside(|| claim(accepted, joined));
+        }
+        accepted
+    }
+
+    fn shutdown(fd: c_int, how: c_int) -> c_int {
+        if table::look(fd) == table::PLAIN {
+            return real::shutdown(fd, how);
+        }
+        call(
+            || {
+                let entry = entry::twinned(fd)?;
+                let twin = entry.twin().ok_or(Failure::Plain)?;
+                let direction = match how {
+                    libc::SHUT_RD => Shutdown::Read,
+                    libc::SHUT_WR => Shutdown::Write,
+                    libc::SHUT_RDWR => Shutdown::Both,
+                    _ => return Err(Failure::Errno(libc::EINVAL)),
+                };
+                let result = twin.with(&entry, |end| end.shutdown(direction));
+                if result == Err(Failure::Plain) {
+                    return Err(Failure::Plain);
+                }
+                if how != libc::SHUT_RD {
+                    twin.send_shut.store(true, Ordering::Relaxed);
+                }
+                // The kernel's connection follows: who asks for its state gets the right answer.
+                checked(real::shutdown(fd, how))
+            },
+            || real::shutdown(fd, how),
+        )
+    }
+
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        if table::look(fd) == table::PLAIN {
+            return real::setsockopt(fd, level, name, value, len);
+        }
+        call(|| set_option(fd, level, name, value, len), || real::setsockopt(fd, level, name, value, len))
+    }
+
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        let result = real::getsockopt(fd, level, name, value, len);
+        if result == 0 && level == libc::SOL_SOCKET && name == libc::SO_ERROR && table::look(fd) != table::PLAIN {
+            aside(|| {
+                let (Ok(entry), false) = (entry::twinned(fd), value.is_null()) else { return };
+                let value = value.cast::<c_int>();
+                if let (Some(twin), 0) = (entry.twin(), value.read_unaligned()) {
+                    if let Ok(error) = twin.with(&entry, |end| end.take_error()) {
+                        value.write_unaligned(error);
+                    }
+                }
+            });
+        }
+        result
+    }
+}
+
+fn listens(fd: c_int) {
+    let Some(entry) = entry::find(fd) else { return };
+    let Some(socket) = entry.socket() else { return };
+    if entry.twin().is_some() || socket.unfit.load(Ordering::Relaxed) {
+        return;
+    }
+    // It would hold connections back until bytes come over TCP, which never do.
+    if address::option(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT).unwrap_or(0) > 0 {
+        let none: c_int = 0;
+        let len = size_of::<c_int>() as socklen_t;
+        // SAFETY: an integer and its size.
+        unsafe {
+            real::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, (&raw const none).cast(), len)
+        };
+    }
+    socket.join_listener(fd);
+}
+
+/// Before a listener is used: a forked child tells the driver for itself. Says whether the driver knows.
+pub(super) fn look_at_listener(fd: c_int) -> bool {
+    let Some(entry) = entry::find(fd) else { return false };
+    let Some(socket) = entry.socket() else { return false };
+    matches!(socket.state(), Some(entry::State::Listener(_))) && socket.join_listener(fd)
+}
+
+fn claim(fd: c_int, joined: bool) {
+    table::is_new(fd);
+    if !joined {
+        return;
+    }
+    if let Some(socket) = fabric::claim(fd) {
+        note!("descriptor {fd}: accepted on the fabric");
+        attach_twin(fd, Twin::new(fd, socket, false));
+    }
+}
+
+unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
+    let entry = entry::find(fd).ok_or(Failure::Plain)?;
+    if entry.twin().is_some() {
+        // SAFETY: the caller's promise.
+        return unsafe { connect_again(fd, address, len) };
+    }
+    let socket = entry.socket().ok_or(Failure::Plain)?;
+    // SAFETY: the caller's promise.
+    let to = unsafe { address::parse(address, len) }.ok_or(Failure::Plain)?;
+    if !socket.is_fresh() || address::peer(fd).is_some() {
+        return Err(Failure::Plain);
+    }
+    if socket.unfit.load(Ordering::Relaxed) || !fabric::may_reach(to) || !address::give_port(fd) {
+        return Err(Failure::Plain);
+    }
+    let Some(end) = fabric::connect(fd, to) else { return Err(Failure::Plain) };
+    // SAFETY: the caller's promise.
+    let result = unsafe { real::connect(fd, address, len) };
+    let errno = errno();
+    let established = result == 0
+        || ([libc::EINPROGRESS, libc::EINTR].contains(&errno)
+            && (is_established(fd) || !fabric::withdraw(&end)));
+    if established {
+        note!("descriptor {fd}: connected to {to} on the fabric");
+        attach_twin(fd, Twin::new(fd, end, true));
+    } else {
+        note!("descriptor {fd}: kernel TCP to {to}");
+        let _ = end.close();
+    }
+    if result == 0 {
+        return Ok(0);
+    }
+    Err(Failure::Errno(errno))
+}
+
+/// `connect` on a connected socket: an error, unless it undoes the connection.
+unsafe fn connect_again(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
+    // SAFETY: the caller's promise.
+    let result = checked(unsafe { real::connect(fd, address, len) })?;
+    if address::peer(fd).is_none() {
+        table::release(fd);
+        entry::adopt(fd, None);
+    }
+    Ok(result)
+}
+
+/// Waits a moment for the kernel's handshake.
+fn is_established(fd: c_int) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one descriptor.
+    unsafe { real::poll(&mut poll, 1, HANDSHAKE_MS) };
+    address::peer(fd).is_some()
+}
+
+unsafe fn set_option(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Outcome<c_int> {
+    let entry = entry::find(fd).ok_or(Failure::Plain)?;
+    let socket = entry.socket().ok_or(Failure::Plain)?;
+    let twin = entry.twin();
+    let number = || {
+        let enough = !value.is_null() && len as usize >= size_of::<c_int>();
+        if enough {
+            // SAFETY: the caller says that so many bytes are there.
+            unsafe { value.cast::<c_int>().read_unaligned() }
+        } else {
+            0
+        }
+    };
+    match (level, name) {
+        // The kernel would encrypt what goes over TCP, or tell when it has sent it: nothing goes there.
+        (libc::IPPROTO_TCP, libc::TCP_ULP) if twin.is_some() => {
+            return Err(Failure::Errno(libc::ENOPROTOOPT))
+        }
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if twin.is_some() && number() != 0 => {
+            return Err(Failure::Errno(libc::EOPNOTSUPP));
+        }
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) | (libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT)
+            if number() != 0 =>
+        {
+            socket.unfit.store(true, Ordering::Relaxed);
+        }
+        // A hint only. See `listens`.
+        (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT)
+            if matches!(socket.state(), Some(entry::State::Listener(_))) =>
+        {
+            return Ok(0);
+        }
+        _ => {}
+    }
+    // SAFETY: the caller's promise.
+    let result = checked(unsafe { real::setsockopt(fd, level, name, value, len) })?;
+    if let Some(twin) = twin.filter(|_| level == libc::SOL_SOCKET) {
+        set_timeouts(fd, name, &entry, twin);
+    }
+    Ok(result)
+}
+
+fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
+    match name {
+        libc::SO_RCVTIMEO => twin.recv_timeout_ns.store(address::timeout_ns(fd, name), Ordering::Relaxed),
+        libc::SO_SNDTIMEO => twin.send_timeout_ns.store(address::timeout_ns(fd, name), Ordering::Relaxed),
+        libc::SO_RCVLOWAT => {
+            let lowat = address::option(fd, libc::SOL_SOCKET, name).unwrap_or(1).max(1);
+            let _ = twin.with(entry, |end| end.set_recv_lowat(lowat as u64));
+        }
+        _ => {}
+    }
+    set_errno(0);
+}

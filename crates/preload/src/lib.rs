@@ -1,0 +1,25 @@
+//! `libpd_preload.so`: PipeDevice for programs that do not know of it, by `LD_PRELOAD`.
+//!
+//! A program's TCP socket stays what it is, a kernel socket that the kernel binds, listens on, connects
+//! and accepts. If both ends are on the fabric the connection has a *twin*, a fabric socket that carries
+//! its bytes; nothing then goes over TCP, which tells who is alive. A connection without a twin is plain
+//! kernel TCP, and its calls pass through after one look at a table ([`table`]).
+//!
+//! `hooks/` has a file per family of calls; each function of the C library's name decides by the table
+//! and either calls the next one of that name ([`real`]) or works on the twin. Nothing here unwinds
+//! into the program, prints (unless `PD_PRELOAD_LOG` says where to), or keeps a descriptor where the
+//! program looks.
+
+mod address;
+mod call;
+mod companion;
+mod entry;
+mod fabric;
+mod hooks;
+mod log;
+mod real;
+mod shared;
+mod start;
+mod table;
+mod twin;
+mod unclaimed;

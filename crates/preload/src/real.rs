@@ -1,0 +1,135 @@
+//! The functions behind the hooks: the next ones of their names in the order of the dynamic linker.
+//! Looked up once each. One that this system does not have fails with `ENOSYS`.
+use libc::{
+    c_char, c_int, c_long, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+unsafe extern "C" fn missing() -> isize {
+    // SAFETY: the calling thread's errno.
+    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    -1
+}
+
+#[cold]
+fn resolve(name: &str) -> *mut c_void {
+    // SAFETY: `name` ends with a zero byte.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) };
+    if found.is_null() {
+        missing as *mut c_void
+    } else {
+        found
+    }
+}
+
+macro_rules! next {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
+        /// The next function of this name. As safe as calling that.
+        #[inline]
+        pub(crate) unsafe fn $name($($arg: $type),*) -> $ret {
+            static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            let mut next = NEXT.load(Ordering::Relaxed);
+            if next.is_null() {
+                next = resolve(concat!(stringify!($name), "\0"));
+                NEXT.store(next, Ordering::Relaxed);
+            }
+            // SAFETY: the C library's function of this name has this signature; a variadic one takes
+            // its integers and pointers in the same places.
+            let next = unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $ret>(next)
+            };
+            // SAFETY: the caller's promise.
+            unsafe { next($($arg),*) }
+        }
+    )*};
+}
+
+next! {
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    listen(fd: c_int, backlog: c_int) -> c_int;
+    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    close(fd: c_int) -> c_int;
+    close_range(first: libc::c_uint, last: libc::c_uint, flags: c_int) -> c_int;
+    dup(fd: c_int) -> c_int;
+    dup2(fd: c_int, to: c_int) -> c_int;
+    dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
+    fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int;
+    read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t;
+    __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t;
+    readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t;
+    preadv2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    preadv64v2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t;
+    recvfrom(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    __recvfrom_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    recvmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: libc::c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t;
+    writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t;
+    pwritev2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    pwritev64v2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    sendto(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: libc::c_uint, flags: c_int) -> c_int;
+    sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    splice(from: c_int, from_offset: *mut libc::loff_t, to: c_int, to_offset: *mut libc::loff_t, len: size_t, flags: libc::c_uint) -> ssize_t;
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int;
+    select(count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, except: *mut libc::fd_set, timeout: *mut timeval) -> c_int;
+    pselect(count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, except: *mut libc::fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
+    epoll_wait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int;
+    epoll_pwait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    fileno(stream: *mut libc::FILE) -> c_int;
+    fileno_unlocked(stream: *mut libc::FILE) -> c_int;
+}
+
+/// A system call, past the C library.
+///
+/// # Safety
+/// As for the call.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) unsafe fn system_call(number: c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel's convention; memory is the caller's business.
+    unsafe {
+        std::arch::asm!("syscall", inlateout("rax") number as isize => result, in("rdi") arguments[0],
+            in("rsi") arguments[1], in("rdx") arguments[2], in("r10") arguments[3], in("r8") arguments[4],
+            in("r9") arguments[5], lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+/// A system call, past the C library.
+///
+/// # Safety
+/// As for the call.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+pub(crate) unsafe fn system_call(number: c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the kernel's convention; memory is the caller's business.
+    unsafe {
+        std::arch::asm!("svc 0", in("x8") number, inlateout("x0") arguments[0] as isize => result,
+            in("x1") arguments[1], in("x2") arguments[2], in("x3") arguments[3], in("x4") arguments[4],
+            in("x5") arguments[5], options(nostack));
+    }
+    result
+}

@@ -1,0 +1,119 @@
+//! Twins that several processes hold after a fork: who has the fabric end, and one lock, in memory that
+//! the whole family of processes shares. A process that does not have the end takes it over first.
+use crate::real;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// Twins that can be shared at a time in one family. Beyond, a child has the parent's connection for
+/// closing only.
+const SLOTS: usize = 1 << 16;
+/// How long the lock is waited for until one looks whether its holder lives.
+const LOOK_AFTER_NS: i64 = 50_000_000;
+
+/// One twin.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    /// 0: free; otherwise the process that holds it.
+    lock: AtomicU32,
+    owner: AtomicU32,
+    /// Processes that hold descriptors; 0: the slot is free.
+    holders: AtomicU32,
+}
+
+static SLOTS_AT: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn own_id() -> u32 {
+    std::process::id()
+}
+
+fn slots() -> Option<&'static [Slot]> {
+    let mut at = SLOTS_AT.load(Ordering::Acquire);
+    if at.is_null() {
+        let bytes = SLOTS * size_of::<Slot>();
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, wherever the kernel likes.
+        let map =
+            unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if map == libc::MAP_FAILED {
+            return None;
+        }
+        at = map.cast();
+        SLOTS_AT.store(at, Ordering::Release);
+    }
+    // SAFETY: mapped for good, zeroes are slots, and all access is atomic.
+    Some(unsafe { std::slice::from_raw_parts(at, SLOTS) })
+}
+
+impl Slot {
+    /// A slot for a twin that this process has. Only called before a fork, one thread at a time.
+    pub(crate) fn new() -> Option<&'static Self> {
+        let slots = slots()?;
+        let first = NEXT.load(Ordering::Relaxed) as usize;
+        for step in 0..SLOTS {
+            let slot = &slots[(first + step) % SLOTS];
+            if slot.holders.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                slot.lock.store(0, Ordering::Relaxed);
+                slot.owner.store(own_id(), Ordering::Release);
+                NEXT.store((first + step + 1) as u32, Ordering::Relaxed);
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// One more process holds descriptors.
+    pub(crate) fn hold(&self) {
+        self.holders.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// This process has closed its last one.
+    pub(crate) fn let_go(&self) {
+        self.holders.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_mine(&self) -> bool {
+        self.owner.load(Ordering::Acquire) == own_id()
+    }
+
+    pub(crate) fn make_mine(&self) {
+        self.owner.store(own_id(), Ordering::Release);
+    }
+
+    /// Locks it for this process, whose threads exclude each other on other grounds.
+    pub(crate) fn lock(&self) -> Held<'_> {
+        loop {
+            let me = own_id();
+            match self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Held(self),
+                Err(holder) => self.wait_for(holder),
+            }
+        }
+    }
+
+    fn wait_for(&self, holder: u32) {
+        let limit = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AFTER_NS };
+        let word = self.lock.as_ptr() as usize;
+        let arguments = [word, libc::FUTEX_WAIT as usize, holder as usize, (&raw const limit) as usize, 0, 0];
+        // SAFETY: the word lives for good; the time is read only.
+        let result = unsafe { real::system_call(libc::SYS_futex, arguments) };
+        // SAFETY: signal 0 only asks.
+        let gone = || unsafe { libc::kill(holder as i32, 0) } != 0 && crate::call::errno() == libc::ESRCH;
+        if result == -(libc::ETIMEDOUT as isize) && gone() {
+            let _ = self.lock.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A slot locked.
+pub(crate) struct Held<'a>(&'a Slot);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.lock.store(0, Ordering::Release);
+        let word = self.0.lock.as_ptr() as usize;
+        // SAFETY: the word lives for good.
+        unsafe { real::system_call(libc::SYS_futex, [word, libc::FUTEX_WAKE as usize, 1, 0, 0, 0]) };
+    }
+}

@@ -1,0 +1,130 @@
+//! Start of the library in a program, and of a forked child.
+use crate::companion::Companion;
+use crate::entry::{self, lock, Entry, Listener, State, Thing};
+use crate::{call, log, table, unclaimed};
+use libc::c_int;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// Lowest number of the library's own descriptors where the limit permits. The kernel's table of
+/// descriptors grows up to the highest, and a fork copies it.
+const OWN_FDS_FROM: c_int = 4096;
+
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the library does anything.
+#[inline]
+pub(crate) fn enabled() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
+#[used]
+#[link_section = ".init_array"]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    call::aside(|| {
+        // SAFETY: names with a zero byte; nobody changes the environment yet.
+        let value = |name: &CStr| unsafe {
+            let value = libc::getenv(name.as_ptr());
+            (!value.is_null()).then(|| CStr::from_ptr(value).to_owned())
+        };
+        let off = value(c"PD_PRELOAD").is_some_and(|value| [&b"off"[..], b"0"].contains(&value.to_bytes()));
+        if off {
+            return;
+        }
+        log::set_place(value(c"PD_PRELOAD_LOG").filter(|place: &CString| !place.is_empty()));
+        table::set_process();
+        pd_client::core::set_floor(floor());
+        pd_client::core::remember_socket_path();
+        mark_inherited();
+        // SAFETY: functions that live as long as the program.
+        unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+        ENABLED.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Numbers that programs hardly get to: the last eighth, or [`OWN_FDS_FROM`].
+fn floor() -> c_int {
+    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    // SAFETY: room for a limit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    let most = limit.rlim_cur.min(libc::rlim_t::from(u32::MAX >> 1));
+    c_int::try_from(most - most / 8).unwrap_or(OWN_FDS_FROM).min(OWN_FDS_FROM)
+}
+
+/// Sockets that the program was started with may have twins.
+fn mark_inherited() {
+    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
+    for fd in fds.flatten() {
+        if let Some(fd) = fd.file_name().to_str().and_then(|name| name.parse().ok()) {
+            if is_socket(fd) {
+                table::mark_inherited(fd);
+            }
+        }
+    }
+}
+
+/// Whether a descriptor is a socket.
+pub(crate) fn is_socket(fd: c_int) -> bool {
+    // SAFETY: room for what the call writes.
+    unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        libc::fstat(fd, &mut status) == 0 && status.st_mode & libc::S_IFMT == libc::S_IFSOCK
+    }
+}
+
+/// The child will have all twins, too: from now on they are shared.
+extern "C" fn before_fork() {
+    call::aside(|| {
+        let mut seen = HashSet::new();
+        for fd in 0..table::end() {
+            if table::look(fd) != table::SOCKET {
+                continue;
+            }
+            if let Some(entry) = table::entry(fd) {
+                if let Some(twin) = entry.twin() {
+                    if seen.insert(Arc::as_ptr(&entry)) {
+                        twin.share();
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// The table is made anew: the old entries are the parent's, and other threads of its may have been at
+/// work on them.
+extern "C" fn in_child() {
+    call::aside(|| {
+        table::set_process();
+        unclaimed::forget();
+        let mut made: HashMap<*const Entry, Arc<Entry>> = HashMap::new();
+        for (fd, old) in table::forget_all() {
+            let new = made.entry(Arc::as_ptr(&old)).or_insert_with(|| again(&old)).clone();
+            table::set(fd, &new);
+            std::mem::forget(old);
+        }
+    });
+}
+
+fn again(old: &Entry) -> Arc<Entry> {
+    let socket = match &old.thing {
+        Thing::Epoll(_) => return Entry::new(Thing::Epoll(Companion::new())),
+        Thing::Socket(socket) => socket,
+    };
+    let state = socket.state().map(|state| match state {
+        State::Listener(_) => State::Listener(Listener::default()),
+        State::Twin(twin) => State::Twin(Box::new(twin.in_child())),
+    });
+    let entry = entry::make(state);
+    if let (Some(new), Ok(watchers)) = (entry.socket(), socket.watchers.try_lock()) {
+        if new.is_fresh() {
+            *lock(&new.watchers) = watchers.clone();
+        }
+        new.unfit.store(socket.unfit.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    entry
+}

@@ -1,0 +1,139 @@
+//! What the library knows of each descriptor number. For all that it has nothing to do with, one byte
+//! that is 0: the only thing that their calls look at.
+use crate::entry::{Entry, Thing};
+use arc_swap::ArcSwapOption;
+use libc::c_int;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::Arc;
+
+/// Numbers beyond are never looked after.
+const FDS: usize = 1 << 20;
+
+/// What a number may be. See [`look`].
+pub(crate) const PLAIN: u8 = 0;
+/// A TCP socket with an entry.
+pub(crate) const SOCKET: u8 = 1;
+/// An epoll instance with an entry.
+pub(crate) const EPOLL: u8 = 2;
+/// A socket from another program image or process, not yet looked at.
+pub(crate) const INHERITED: u8 = 3;
+
+static KINDS: [AtomicU8; FDS] = [const { AtomicU8::new(PLAIN) }; FDS];
+static ENTRIES: [ArcSwapOption<Entry>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
+/// One more than the highest number that ever was not plain.
+static END: AtomicI32 = AtomicI32::new(0);
+/// The process that the table is about. A child of `vfork` has the same memory, and must not change it.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// What the number is.
+#[inline]
+pub(crate) fn look(fd: c_int) -> u8 {
+    match KINDS.get(fd as usize) {
+        Some(kind) => kind.load(Ordering::Acquire),
+        None => PLAIN,
+    }
+}
+
+/// The entry of a number, if it has one.
+pub(crate) fn entry(fd: c_int) -> Option<Arc<Entry>> {
+    ENTRIES.get(fd as usize)?.load_full()
+}
+
+/// One more than the highest number to look at.
+pub(crate) fn end() -> c_int {
+    END.load(Ordering::Relaxed)
+}
+
+/// Marks a number as one to be looked at when it is first used.
+pub(crate) fn mark_inherited(fd: c_int) {
+    if let Some(kind) = KINDS.get(fd as usize) {
+        END.fetch_max(fd + 1, Ordering::Relaxed);
+        kind.store(INHERITED, Ordering::Release);
+    }
+}
+
+/// Gives a number an entry. False if the number is too high.
+pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
+    let Some(slot) = ENTRIES.get(fd as usize) else { return false };
+    END.fetch_max(fd + 1, Ordering::Relaxed);
+    entry.add_fd(fd);
+    slot.store(Some(entry.clone()));
+    let kind = match entry.thing {
+        Thing::Socket(_) => SOCKET,
+        Thing::Epoll(_) => EPOLL,
+    };
+    KINDS[fd as usize].store(kind, Ordering::Release);
+    true
+}
+
+/// Makes a number plain and returns what it was.
+pub(crate) fn clear(fd: c_int) -> Option<Arc<Entry>> {
+    let slot = ENTRIES.get(fd as usize)?;
+    KINDS[fd as usize].store(PLAIN, Ordering::Release);
+    slot.swap(None)
+}
+
+/// The number is closed already: another descriptor has it, or had it when it was closed.
+pub(crate) fn release(fd: c_int) {
+    if let Some(entry) = clear(fd) {
+        entry.drop_fd(fd);
+    }
+}
+
+/// The entry of the connection whose kernel socket has this cookie.
+pub(crate) fn find_twin(cookie: u64) -> Option<Arc<Entry>> {
+    (0..end()).filter(|&fd| look(fd) == SOCKET).find_map(|fd| {
+        entry(fd).filter(|entry| entry.twin().is_some() && crate::address::cookie(fd) == Some(cookie))
+    })
+}
+
+/// A call has returned a new descriptor: what was known of the number is of an earlier one, which was
+/// closed in a way that the library does not see.
+#[inline]
+pub(crate) fn is_new(fd: c_int) {
+    if look(fd) != PLAIN {
+        release(fd);
+    }
+}
+
+/// After `dup`: the new number names the same thing.
+pub(crate) fn duplicate(from: c_int, to: c_int) {
+    release(to);
+    match look(from) {
+        PLAIN => {}
+        INHERITED => mark_inherited(to),
+        _ => {
+            if let Some(entry) = entry(from) {
+                set(to, &entry);
+            }
+        }
+    }
+}
+
+/// Remembers which process this is.
+pub(crate) fn set_process() {
+    PROCESS.store(own_id(), Ordering::Relaxed);
+}
+
+fn own_id() -> i32 {
+    // SAFETY: takes nothing, never fails.
+    unsafe { libc::getpid() }
+}
+
+/// Whether the table is another process's: this is a child of `vfork` before its `exec`.
+pub(crate) fn is_borrowed() -> bool {
+    PROCESS.load(Ordering::Relaxed) != own_id()
+}
+
+/// In a forked child: forgets all entries without ending anything, for they are the parent's.
+/// Returns each with its numbers.
+pub(crate) fn forget_all() -> Vec<(c_int, Arc<Entry>)> {
+    let mut all = Vec::new();
+    for fd in 0..end() {
+        // What was inherited is still that.
+        if look(fd) != INHERITED {
+            all.extend(clear(fd).map(|entry| (fd, entry)));
+        }
+    }
+    all
+}

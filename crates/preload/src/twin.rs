@@ -1,0 +1,433 @@
+//! The fabric end of one connection, and calls on it as BSD sockets have them: they wait or not, come
+//! back from signals, and send what they are given.
+use crate::call::{signals_interrupt, Failure, Outcome, AGAIN};
+use crate::entry::{lock, Entry};
+use crate::fabric::{self, Taken};
+use crate::log::note;
+use crate::shared::{Held, Slot};
+use crate::unclaimed::{self, Unclaimed};
+use crate::{address, companion, real};
+use arc_swap::ArcSwapOption;
+use libc::{c_int, iovec};
+use pd_client::core::{Pause, Socket};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long a process waits for one that has the end before it takes it.
+const TAKE_EVERY: Duration = Duration::from_millis(5);
+
+#[derive(Debug)]
+pub(crate) struct Twin {
+    /// None: another process has it.
+    socket: ArcSwapOption<Socket>,
+    /// Set before the first fork that it lives to see.
+    slot: OnceLock<&'static Slot>,
+    pub(crate) nonblocking: AtomicBool,
+    /// 0: none.
+    pub(crate) recv_timeout_ns: AtomicU64,
+    pub(crate) send_timeout_ns: AtomicU64,
+    pub(crate) unclaimed: Mutex<Option<Unclaimed>>,
+    /// The kernel's after all.
+    abandoned: AtomicBool,
+    /// Shut down for sending, by this process.
+    pub(crate) send_shut: AtomicBool,
+    /// A send after the peer's close went nowhere.
+    sent_in_vain: AtomicBool,
+}
+
+/// What a wait is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    Recv,
+    Send,
+}
+
+impl Twin {
+    /// The twin of the connection of `fd`. `unclaimed`: the peer has still to find it.
+    pub(crate) fn new(fd: c_int, socket: Arc<Socket>, unclaimed: bool) -> Self {
+        // SAFETY: only asks.
+        let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+        Self {
+            socket: ArcSwapOption::new(Some(socket)),
+            slot: OnceLock::new(),
+            nonblocking: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
+            recv_timeout_ns: AtomicU64::new(address::timeout_ns(fd, libc::SO_RCVTIMEO)),
+            send_timeout_ns: AtomicU64::new(address::timeout_ns(fd, libc::SO_SNDTIMEO)),
+            unclaimed: Mutex::new(unclaimed.then(Unclaimed::new)),
+            abandoned: AtomicBool::new(false),
+            send_shut: AtomicBool::new(false),
+            sent_in_vain: AtomicBool::new(false),
+        }
+    }
+
+    /// The same one in a forked child, which does not have the end.
+    pub(crate) fn in_child(&self) -> Self {
+        let slot = OnceLock::new();
+        if let Some(&known) = self.slot.get() {
+            let _ = slot.set(known);
+        }
+        let copy = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
+        Self {
+            socket: ArcSwapOption::empty(),
+            slot,
+            nonblocking: AtomicBool::new(self.nonblocking.load(Ordering::Relaxed)),
+            recv_timeout_ns: copy(&self.recv_timeout_ns),
+            send_timeout_ns: copy(&self.send_timeout_ns),
+            unclaimed: Mutex::new(None),
+            abandoned: AtomicBool::new(false),
+            send_shut: AtomicBool::new(false),
+            sent_in_vain: AtomicBool::new(false),
+        }
+    }
+
+    /// Before a fork: the child will hold it, too.
+    pub(crate) fn share(&self) {
+        if self.slot.get().is_none() {
+            if let Some(slot) = Slot::new() {
+                let _ = self.slot.set(slot);
+            }
+        }
+        if let Some(slot) = self.slot.get() {
+            slot.hold();
+        }
+    }
+
+    /// Now that it is in the table.
+    pub(crate) fn register(&self, entry: &Arc<Entry>) {
+        if lock(&self.unclaimed).is_some() {
+            unclaimed::add(entry);
+        }
+    }
+
+    /// The end, if this process has it.
+    pub(crate) fn current(&self) -> Option<Arc<Socket>> {
+        self.socket.load_full()
+    }
+
+    /// The peer never came: the connection is the kernel's.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        if let Some(socket) = self.socket.swap(None) {
+            let _ = socket.close();
+        }
+    }
+
+    /// The process has closed its last descriptor. If another process still holds one, the driver keeps
+    /// the end for it.
+    pub(crate) fn close(&self) {
+        if let Some(slot) = self.slot.get() {
+            slot.let_go();
+        }
+        if let Some(socket) = self.socket.swap(None) {
+            let _ = socket.close();
+        }
+    }
+
+    /// Does something with the end, taking it over first if another process has it.
+    pub(crate) fn with<T>(
+        &self,
+        entry: &Arc<Entry>,
+        work: impl FnOnce(&Arc<Socket>) -> pd_client::Result<T>,
+    ) -> Outcome<T> {
+        let _held = self.slot.get().map(|slot| self.take_over(entry, slot)).transpose()?;
+        if self.abandoned.load(Ordering::Acquire) {
+            return Err(Failure::Plain);
+        }
+        let socket = self.socket.load();
+        let Some(socket) = socket.as_ref() else { return Err(Failure::Errno(libc::EBADF)) };
+        work(socket).map_err(|error| {
+            if self.abandoned.load(Ordering::Acquire) {
+                return Failure::Plain;
+            }
+            Failure::from(error)
+        })
+    }
+
+    #[cold]
+    fn take_over(&self, entry: &Arc<Entry>, slot: &'static Slot) -> Outcome<Held<'static>> {
+        let held = slot.lock();
+        if slot.is_mine() && self.socket.load().is_some() {
+            return Ok(held);
+        }
+        let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+        let Taken::Twin(socket) = fabric::take(fd) else { return Err(Failure::Errno(libc::ECONNRESET)) };
+        note!("descriptor {fd}: took the connection over");
+        slot.make_mine();
+        // The earlier end, if there was one, has passed on.
+        if let Some(earlier) = self.socket.swap(Some(socket.clone())) {
+            let _ = earlier.close();
+        }
+        companion::register_again(entry, &socket);
+        Ok(held)
+    }
+
+    fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: Option<Instant>) -> Outcome<()> {
+        let mut limit = Duration::MAX;
+        if let Some(until) = until {
+            limit = until.saturating_duration_since(Instant::now());
+            if limit.is_zero() {
+                return Err(AGAIN);
+            }
+        }
+        if unclaimed::any() && lock(&self.unclaimed).is_some() && !unclaimed::settle(entry) {
+            limit = limit.min(unclaimed::LOOK_EVERY);
+        }
+        if self.abandoned.load(Ordering::Acquire) {
+            return Err(Failure::Plain);
+        }
+        let Some(socket) = self.current().filter(|_| self.slot.get().is_none_or(|slot| slot.is_mine()))
+        else {
+            std::thread::sleep(limit.min(TAKE_EVERY));
+            return Ok(());
+        };
+        let pause = match wait {
+            Wait::Recv => socket.pause_recv(limit),
+            Wait::Send => socket.pause_send(limit),
+        };
+        // As the kernel has it: with a time-out a handler always ends the call.
+        if pause == Pause::Signal && (until.is_some() || signals_interrupt()) {
+            return Err(Failure::Errno(libc::EINTR));
+        }
+        Ok(())
+    }
+
+    fn until(timeout_ns: &AtomicU64) -> Option<Instant> {
+        match timeout_ns.load(Ordering::Relaxed) {
+            0 => None,
+            timeout_ns => Instant::now().checked_add(Duration::from_nanos(timeout_ns)),
+        }
+    }
+
+    fn waits(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// `recvmsg` into `pieces`.
+    ///
+    /// # Safety
+    /// Each piece is memory that may be written.
+    pub(crate) unsafe fn receive(
+        &self,
+        entry: &Arc<Entry>,
+        pieces: &[iovec],
+        flags: c_int,
+    ) -> Outcome<usize> {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(Failure::Errno(libc::EINVAL));
+        }
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return Err(AGAIN);
+        }
+        let peek = flags & libc::MSG_PEEK != 0;
+        let wanted = total(pieces);
+        let all = flags & libc::MSG_WAITALL != 0;
+        let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
+        let (mut received, mut until) = (0, None);
+        loop {
+            // SAFETY: the caller's promise.
+            let part = self.with(entry, |socket| unsafe { socket.recv_copied(rest.pieces(), peek) });
+            let failure = match part {
+                Ok(part) if peek => {
+                    // All of what is to be peeked at has to be there at once.
+                    if !all || part == wanted || part == 0 || part == received || !self.waits(flags) {
+                        return Ok(part);
+                    }
+                    received = part;
+                    std::thread::sleep(Duration::from_micros(50));
+                    continue;
+                }
+                Ok(part) => {
+                    received += part;
+                    if !all || part == 0 || received == wanted {
+                        return Ok(received);
+                    }
+                    rest.advance(part);
+                    continue;
+                }
+                Err(AGAIN) if self.waits(flags) => {
+                    let until = *until.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
+                    match self.wait(entry, Wait::Recv, until) {
+                        Ok(()) => continue,
+                        Err(failure) => failure,
+                    }
+                }
+                Err(failure) => failure,
+            };
+            return if received > 0 { Ok(received) } else { Err(failure) };
+        }
+    }
+
+    /// `sendmsg` of `pieces`.
+    ///
+    /// # Safety
+    /// Each piece is memory that may be read.
+    pub(crate) unsafe fn transmit(
+        &self,
+        entry: &Arc<Entry>,
+        pieces: &[iovec],
+        flags: c_int,
+    ) -> Outcome<usize> {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(Failure::Errno(libc::EOPNOTSUPP));
+        }
+        let wanted = total(pieces);
+        let mut rest = Rest::new(pieces, false);
+        let (mut sent, mut until) = (0, None);
+        loop {
+            // SAFETY: the caller's promise.
+            let part = unsafe { self.transmit_some(entry, rest.pieces()) };
+            let failure = match part {
+                Ok(part) => {
+                    sent += part;
+                    if sent == wanted || !self.waits(flags) {
+                        return Ok(sent);
+                    }
+                    rest.advance(part);
+                    continue;
+                }
+                Err(AGAIN) if self.waits(flags) => {
+                    let until = *until.get_or_insert_with(|| Self::until(&self.send_timeout_ns));
+                    match self.wait(entry, Wait::Send, until) {
+                        Ok(()) => continue,
+                        Err(failure) => failure,
+                    }
+                }
+                Err(failure) => failure,
+            };
+            if sent > 0 {
+                return Ok(sent);
+            }
+            if failure == Failure::Errno(libc::EPIPE) {
+                return self.closed_by_peer(flags).map(|()| wanted);
+            }
+            return Err(failure);
+        }
+    }
+
+    /// A send found the peer gone. Over TCP one only learns it from the answer to the first such send,
+    /// which succeeds; programs that send last words rely on that.
+    fn closed_by_peer(&self, flags: c_int) -> Outcome<()> {
+        if !self.send_shut.load(Ordering::Relaxed) && !self.sent_in_vain.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        if flags & libc::MSG_NOSIGNAL == 0 {
+            // SAFETY: what the kernel would do.
+            unsafe { libc::raise(libc::SIGPIPE) };
+        }
+        Err(Failure::Errno(libc::EPIPE))
+    }
+
+    unsafe fn transmit_some(&self, entry: &Arc<Entry>, pieces: &[iovec]) -> Outcome<usize> {
+        if unclaimed::any() {
+            let mut state = lock(&self.unclaimed);
+            if let Some(unclaimed) = state.as_mut() {
+                let mut limited = Vec::new();
+                let mut room = unclaimed.room();
+                for piece in pieces {
+                    let part = piece.iov_len.min(room);
+                    limited.push(iovec { iov_base: piece.iov_base, iov_len: part });
+                    room -= part;
+                }
+                if total(&limited) == 0 && total(pieces) > 0 {
+                    return Err(AGAIN);
+                }
+                // SAFETY: the caller's promise.
+                let sent = self.with(entry, |socket| unsafe { socket.send_copied(&limited) })?;
+                unclaimed.keep(&limited, sent);
+                return Ok(sent);
+            }
+        }
+        // SAFETY: the caller's promise.
+        self.with(entry, |socket| unsafe { socket.send_copied(pieces) })
+    }
+
+    /// Sends at most `len` bytes that `fill` reads from somewhere; waits as the socket does.
+    pub(crate) fn transmit_from(
+        &self,
+        entry: &Arc<Entry>,
+        len: usize,
+        waits: bool,
+        fill: &mut pd_client::core::Fill<'_>,
+    ) -> Outcome<usize> {
+        let (mut sent, mut until) = (0, None);
+        let waits = waits && self.waits(0);
+        while sent < len {
+            // Such bytes cannot be read a second time: they wait for the peer.
+            let known = !unclaimed::any() || lock(&self.unclaimed).is_none();
+            let mut ended = false;
+            let part = if known {
+                self.with(entry, |socket| {
+                    socket.send_filled(len - sent, &mut |place, room| {
+                        let filled = fill(place, room)?;
+                        ended |= filled < room;
+                        Ok(filled)
+                    })
+                })
+            } else {
+                Err(AGAIN)
+            };
+            let failure = match part {
+                Ok(part) => {
+                    sent += part;
+                    if ended || !waits {
+                        return Ok(sent);
+                    }
+                    continue;
+                }
+                Err(AGAIN) if waits => {
+                    let until = *until.get_or_insert_with(|| Self::until(&self.send_timeout_ns));
+                    match self.wait(entry, Wait::Send, until) {
+                        Ok(()) => continue,
+                        Err(failure) => failure,
+                    }
+                }
+                Err(failure) => failure,
+            };
+            if sent == 0 && failure == Failure::Errno(libc::EPIPE) {
+                // Nothing is read for a send that goes nowhere.
+                return self.closed_by_peer(0).and(Err(failure));
+            }
+            return if sent > 0 { Ok(sent) } else { Err(failure) };
+        }
+        Ok(sent)
+    }
+
+    /// The events of `poll` and `epoll` that hold.
+    pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
+        self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
+    }
+}
+
+fn total(pieces: &[iovec]) -> usize {
+    pieces.iter().map(|piece| piece.iov_len).sum()
+}
+
+/// What is left of a list of pieces; copied only when a part of it is done.
+struct Rest<'a> {
+    all: &'a [iovec],
+    own: Option<Vec<iovec>>,
+}
+
+impl<'a> Rest<'a> {
+    fn new(all: &'a [iovec], thrown_away: bool) -> Self {
+        let away = |piece: &iovec| iovec { iov_base: std::ptr::null_mut(), iov_len: piece.iov_len };
+        Self { all, own: thrown_away.then(|| all.iter().map(away).collect()) }
+    }
+
+    fn pieces(&self) -> &[iovec] {
+        self.own.as_deref().unwrap_or(self.all)
+    }
+
+    fn advance(&mut self, mut done: usize) {
+        let pieces = self.own.get_or_insert_with(|| self.all.to_vec());
+        for piece in pieces.iter_mut() {
+            let part = done.min(piece.iov_len);
+            if !piece.iov_base.is_null() {
+                piece.iov_base = piece.iov_base.wrapping_byte_add(part);
+            }
+            piece.iov_len -= part;
+            done -= part;
+        }
+    }
+}

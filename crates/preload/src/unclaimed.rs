@@ -1,0 +1,130 @@
+//! Connections whose peer has not yet been seen on the fabric. The peer may have accepted in a way that
+//! nothing can hook; then what was sent goes over TCP after all, as if there had never been a twin. So
+//! what is sent before the peer is there is kept.
+use crate::companion;
+use crate::entry::{lock, Entry};
+use crate::fabric;
+use crate::log::note;
+use crate::{address, real};
+use libc::{c_int, iovec};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+/// How long a peer may take to accept. One that takes longer gets a plain connection.
+const CLAIM_WITHIN: Duration = Duration::from_millis(500);
+/// The same once as much as is kept was sent: asking is the only way to know, and spoils it if the answer is no.
+const CLAIM_WITHIN_FULL: Duration = Duration::from_millis(10);
+/// How often a wait looks.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Most that is kept, and hence sent, before the peer is there.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+static WAITING: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// What is kept for one connection.
+#[derive(Debug)]
+pub(crate) struct Unclaimed {
+    since: Instant,
+    sent: Vec<u8>,
+}
+
+impl Unclaimed {
+    pub(crate) fn new() -> Self {
+        Self { since: Instant::now(), sent: Vec::new() }
+    }
+
+    /// Bytes that may still be sent.
+    pub(crate) fn room(&self) -> usize {
+        KEPT_BYTES_MAX - self.sent.len()
+    }
+
+    pub(crate) fn keep(&mut self, pieces: &[iovec], mut bytes: usize) {
+        for piece in pieces {
+            let part = bytes.min(piece.iov_len);
+            // SAFETY: the caller has sent from this memory just now.
+            self.sent
+                .extend_from_slice(unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), part) });
+            bytes -= part;
+            if bytes == 0 {
+                break;
+            }
+        }
+    }
+}
+
+/// Whether any connection of the process is in this state: then waits are cut short.
+#[inline]
+pub(crate) fn any() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+}
+
+pub(crate) fn add(entry: &Arc<Entry>) {
+    let mut waiting = lock(&WAITING);
+    waiting.push(Arc::downgrade(entry));
+    COUNT.store(waiting.len(), Ordering::Relaxed);
+}
+
+/// A forked child waits for nobody.
+pub(crate) fn forget() {
+    COUNT.store(0, Ordering::Relaxed);
+}
+
+/// Looks at all such connections.
+pub(crate) fn look() {
+    let waiting = lock(&WAITING).clone();
+    let waiting: Vec<_> =
+        waiting.into_iter().filter(|entry| entry.upgrade().is_some_and(|e| !settle(&e))).collect();
+    let mut all = lock(&WAITING);
+    all.retain(|entry| waiting.iter().any(|left| left.ptr_eq(entry)));
+    COUNT.store(all.len(), Ordering::Relaxed);
+}
+
+/// Finds out how it stands with one; true: it is decided.
+pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
+    let Some(twin) = entry.twin() else { return true };
+    let mut state = lock(&twin.unclaimed);
+    let (Some(unclaimed), Some(socket)) = (state.as_ref(), twin.current()) else { return true };
+    let since = unclaimed.since.elapsed();
+    if socket.has_heard() {
+        *state = None;
+        return true;
+    }
+    if since < CLAIM_WITHIN && (unclaimed.room() > 0 || since < CLAIM_WITHIN_FULL) {
+        return false;
+    }
+    if !fabric::withdraw(&socket) {
+        *state = None;
+        return true;
+    }
+    let sent = state.take().map(|unclaimed| unclaimed.sent).unwrap_or_default();
+    let Some(fd) = entry.any_fd() else { return true };
+    note!("descriptor {fd}: nobody took the connection; {} bytes go over kernel TCP", sent.len());
+    if let Some(to) = address::peer(fd) {
+        fabric::remember_unclaimed(to);
+    }
+    replay(fd, &sent);
+    companion::move_back(entry);
+    entry.give_up();
+    twin.abandon();
+    true
+}
+
+fn replay(fd: c_int, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        // SAFETY: sends from a slice; polls one descriptor.
+        unsafe {
+            let sent = real::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL);
+            if let Ok(sent) = usize::try_from(sent) {
+                bytes = &bytes[sent..];
+                continue;
+            }
+            if ![libc::EAGAIN, libc::EINTR].contains(&crate::call::errno()) {
+                return;
+            }
+            let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+            real::poll(&mut poll, 1, 100);
+        }
+    }
+}
