@@ -86,7 +86,7 @@ module pd_dma_tags #(
   logic [17:0] now_q, stamp, age;
   logic [TAG_BITS-1:0] scan_q;
   logic [1:0] step_q;
-  logic kill_q, due;
+  logic kill_q, due, over;
 
   pd_ram #(.WIDTH(18), .DEPTH(TAGS)) u_stamp (
     .clk_i,
@@ -95,7 +95,8 @@ module pd_dma_tags #(
   );
   assign due = timeout_i != '0 && ((out_q[scan_q] && age >= 18'(timeout_i))
       || (dead_q[scan_q] && age >= {1'b0, timeout_i, 1'b0}));
-  // A tag that came to an end, and perhaps to new use, while the receiver was busy is left alone.
+  // A tag that comes to an end, and perhaps to new use, meanwhile is left alone.
+  assign over = (end_valid_i && state_tag_i == scan_q) || (alloc && alloc_tag_o == scan_q);
   assign kill_valid_o = kill_q;
   assign kill_tag_o = scan_q;
 
@@ -113,9 +114,9 @@ module pd_dma_tags #(
       age <= now_q - stamp;
       step_q <= step_q + 1'b1;
       unique case (step_q)
-        2'd2: kill_q <= due && !alloc;
+        2'd2: kill_q <= due && !over;
         2'd3: begin
-          if (kill_q && !(end_valid_i && state_tag_i == scan_q) && !(alloc && alloc_tag_o == scan_q)) begin
+          if (kill_q && !over) begin
             step_q <= 2'd3;
           end else begin
             kill_q <= 1'b0;
@@ -131,6 +132,8 @@ module pd_dma_tags #(
   always @(posedge clk_i) begin
     if (rst_ni) begin
       assert ((out_q & dead_q) == '0);
+      // Nobody waits for the end of a tag that is free.
+      if (kill_q) assert (out_q[scan_q] || dead_q[scan_q]);
       if (alloc) assert (!out_q[alloc_tag_o] && !dead_q[alloc_tag_o]);
     end
   end

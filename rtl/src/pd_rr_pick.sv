@@ -1,8 +1,8 @@
 // Round robin over a set of numbered requests.
 //
 // Interface: `set_*` (two ports) put a request into the set; `pick_*` offers one. Taking it (`pick_ready_i`) removes it, unless
-// `pick_keep_i`, and goes on behind it: every request is offered once before any is offered twice. `wrap_o` comes with an
-// offer: its number is not above the one before. `set_o` is the set. `clear_i` empties it.
+// `pick_keep_i`, and goes on behind it: every request is offered once before any is offered twice. `wrap_o` comes with the
+// first offer of a new round. `set_o` is the set. `clear_i` empties it.
 // Timing: an offer stands until it is taken. The next comes one cycle after, or three when it is in another group of 16.
 // A request set in the cycle in which it is taken stays.
 module pd_rr_pick #(

@@ -66,28 +66,30 @@ class Builder:
             return where
         shutil.rmtree(where, ignore_errors=True)
         where.mkdir(parents=True)
-        # Nothing below the top is looked at from outside.
-        (where / "public.vlt").write_text(f'`verilator_config\npublic_flat_rw -module "{top}" -var "*"\n')
+        # Nothing but the top's ports is looked at from outside.
+        ports = "".join(f'public_flat_rw -module "{top}" -var "*_{end}"\n' for end in ("i", "ni", "o"))
+        (where / "public.vlt").write_text(f"`verilator_config\n{ports}")
         runtime = self.root / "runtime"
-        if runtime.exists():
-            for name in RUNTIME:
-                shutil.copy2(runtime / f"{name}.o", where)
         call(["verilator", "--cc", "--exe", "--vpi", "--prefix", "Vtop", "-o", "sim", "--Mdir", str(where), "--top-module", top,
               "--assert", "-DPD_ASSERT", "-Wno-fatal", "--x-assign", "unique", "--output-split", "10000",
               *(f"-G{key}={value}" for key, value in parameters.items()),
               "-LDFLAGS", f"-Wl,-rpath,{self.libs} -L{self.libs} -lcocotbvpi_verilator",
               str(self.share / "lib" / "verilator" / "verilator.cpp"), str(where / "public.vlt"), str(RTL / "lint.vlt"),
               *map(str, self.sources)], where / "verilator.log")
+        # The simulator's own objects are the same for all; make wants them newer than what Verilator wrote.
+        if runtime.exists():
+            for part in RUNTIME:
+                shutil.copy(runtime / f"{part}.o", where)
         call(["make", "-C", str(where), "-f", "Vtop.mk", "-j2", "OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O1"], where / "make.log")
         if not runtime.exists():
-            part = self.root / f"runtime.{os.getpid()}"
-            part.mkdir(exist_ok=True)
-            for name in RUNTIME:
-                shutil.copy2(where / f"{name}.o", part)
+            fresh = where / "runtime"
+            fresh.mkdir()
+            for part in RUNTIME:
+                shutil.copy(where / f"{part}.o", fresh)
             try:
-                part.rename(runtime)
+                fresh.rename(runtime)
             except OSError:
-                shutil.rmtree(part)
+                shutil.rmtree(fresh)
         stamp.write_text(self.digest)
         return where
 

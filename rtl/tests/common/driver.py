@@ -17,6 +17,8 @@ class Device:
         self.width = len(dut.req_data_o)
         self.bus = tlp.Bus(dut, random, self.width)
         self.requester = 0x0300
+        # No payload is narrower than the datapath.
+        mps = max(mps, (self.width // 1024).bit_length() - 1)
         self.host = Host(self.bus, random, size, base, 128 << mps, 128 << mrrs, self.requester, 256 if ext_tag else 32)
         self.host.on_msi = self._msi
         self.bus.on_bar_completion = self._bar_completion

@@ -14,7 +14,7 @@ coverage.declare(
     "read up to a 4 KB boundary", "write of the maximum payload size", "read of the maximum request size", "write of one DW",
     "copy of one byte", "copy of the maximum", "source not aligned to a DW", "destination not aligned to a DW", "batch of 16", "all queues busy",
     "interrupts shared", "interrupt masked", "queue disabled in flight", "queue in error", "device stopped in flight", "device reset in flight",
-    "completion unexpected", "late completion dropped", "32 tags", "bus master off", *(f"MPS {128 << n}" for n in range(3)),
+    "completion unexpected", "late completion dropped", "32 tags", "bus master off", *(f"MPS {128 << n}" for n in range(parameter("TLP_WIDTH", 512) // 2048, 3)),
     *(f"MRRS {128 << n}" for n in range(4)), "RCB 64", "RCB 128")
 
 
@@ -284,7 +284,7 @@ async def tags_come_back(dut):
         queue.submit(copy(device, 4096))
     queue.doorbell()
     await finish(device, [queue])
-    assert await device.read(abi.REG_COUNT_TIMEOUTS) == 40
+    assert await device.read(abi.REG_COUNT_TIMEOUTS) == len(device.host.lost) >= 32
 
 
 @cocotb.test()
@@ -621,7 +621,7 @@ async def throughput(dut, length, least, numbers=(0,), offset=0):
     device.host.latency, device.host.reorder, device.host.split = (200, 200), False, False
     await device.start()
     pairs = [Queue(device, number, irq=True) for number in numbers]
-    total = min(device.depth * len(pairs), 4096 if LONG else 200)
+    total = min(device.depth * len(pairs), 4096 if LONG else 400)
     for queue in pairs:
         queue.enable()
         for _ in range(-(-total // len(pairs))):
@@ -650,7 +650,7 @@ async def throughput_4096(dut):
 @cocotb.test()
 async def throughput_1024(dut):
     """1 KB copies in batches: at least 90 % of it."""
-    await throughput(dut, 1024, 101.5 * 0.90)
+    await throughput(dut, 1024, 101.5 * 0.90, range(8))
 
 
 @cocotb.test()

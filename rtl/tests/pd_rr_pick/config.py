@@ -1,0 +1,1 @@
+RUNS = [("default", {}, {}), ("few", {"COUNT": 4}, {})]

@@ -1,0 +1,1 @@
+RUNS = [("default", {"QUEUES": 16, "LOG2_DEPTH": 10}, {})]
