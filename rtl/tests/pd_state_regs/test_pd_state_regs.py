@@ -10,6 +10,9 @@ from common.settings import LONG, parameter, rng as rng_of
 coverage.declare("visit with entries", "visit without", "visit of a disabled queue", "index past 65,536", "batch cut at the ring's end", "batch cut by the CQ",
                  "retired", "failed", "enable refused in flight", "disabled", "all at once")
 
+# Odd, so that batches meet the ring's end in every way.
+BATCH = 13
+
 
 class Model:
     def __init__(self):
@@ -21,7 +24,7 @@ class Model:
 async def operations(dut):
     rng = rng_of("operations")
     queues, depth = parameter("QUEUES", 256), 1 << parameter("LOG2_DEPTH", 10)
-    await start(dut, init_i=0, batch_max_i=16, host_valid_i=0, visit_valid_i=0, retire_valid_i=0, retire_fail_i=0)
+    await start(dut, init_i=0, batch_max_i=BATCH, host_valid_i=0, visit_valid_i=0, retire_valid_i=0, retire_fail_i=0)
     dut.init_i.value = 1
     await FallingEdge(dut.clk_i)
     dut.init_i.value = 0
@@ -31,17 +34,18 @@ async def operations(dut):
     host = visit = retire = None
     done = 0
     word = lambda offset: offset // 4  # noqa: E731
-    while done < (60000 if LONG else 20000):
-        if host is None and rng.random() < 0.04:
+    steps = 60000 if LONG else 20000
+    while done < steps:
+        if host is None and rng.random() < (0.04 if done // 200 % 2 else 0.002):
             number = rng.choice([0] * 7 + [rng.randrange(queues)])
             model = models[number]
-            again = 0.03 if model.batches else 0
-            kind = rng.choices(["bell", "enable", "disable", "state"], [30, again if model.enabled else 30, 0.02, 2])[0]
+            again = 3 if model.batches and done > steps * 0.9 else 0
+            kind = rng.choices(["bell", "enable", "disable", "state"], [30, again if model.enabled else 30, 1 if done > steps * 0.9 else 0, 2])[0]
             if kind == "bell":
-                # What a driver does: everything completed is consumed sooner or later, the SQ kept full.
+                # What a driver does: everything completed is consumed sooner or later, the SQ kept full, or overfull.
                 cq = (model.cq + rng.randint(0, (model.consumer - model.cq) & 0xFFFF)) & 0xFFFF
-                room = depth - ((model.producer - cq) & 0xFFFF)
-                host = number, kind, ((model.producer + rng.choice([rng.randint(0, room), room, room])) & 0xFFFF) | cq << 16
+                room = max(0, depth - ((model.producer - cq) & 0xFFFF))
+                host = number, kind, ((model.producer + rng.choice([rng.randint(0, room), room, room, room + 9])) & 0xFFFF) | cq << 16
             else:
                 host = number, kind, int(kind == "enable")
                 if kind == "enable" and model.enabled and not model.batches:
@@ -51,7 +55,7 @@ async def operations(dut):
         if retire is None and rng.random() < 0.8:
             able = [i for i, model in enumerate(models) if model.batches]
             if able:
-                retire = rng.choice(able), rng.random() < 0.0003
+                retire = rng.choice(able), done > steps * 0.9 and rng.random() < 0.01
         if None not in (host, visit, retire):
             coverage.hit("all at once")
         dut.host_valid_i.value = host is not None
@@ -86,15 +90,15 @@ async def operations(dut):
             model = models[visit]
             slot = model.consumer % depth
             waiting, free = (model.producer - model.consumer) & 0xFFFF, depth - ((model.consumer - model.cq) & 0xFFFF)
-            count = max(0, min(waiting, free, depth - slot, 16)) if model.enabled else 0
+            count = max(0, min(waiting, free, depth - slot, BATCH)) if model.enabled else 0
             assert int(dut.visit_count_o.value) == count, (visit, vars(model))
             assert bool(dut.visit_more_o.value) == (model.enabled and min(waiting, free) > count)
             if count:
                 assert int(dut.visit_slot_o.value) == slot and bool(dut.visit_phase_o.value) == (not model.consumer & depth)
                 coverage.hit("visit with entries")
-                if depth - slot == count < 16:
+                if depth - slot == count < BATCH:
                     coverage.hit("batch cut at the ring's end")
-                if free == count < 16 and waiting > count:
+                if free == count < BATCH and waiting > count:
                     coverage.hit("batch cut by the CQ")
                 model.batches, model.total = model.batches + 1, model.total + count
                 if model.consumer + count > 0xFFFF:
