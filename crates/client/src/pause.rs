@@ -1,4 +1,4 @@
-//! Waiting on one socket, for callers that have to come back when a signal handler has run.
+//! Waiting on one offloaded connection, for callers that have to come back when a signal handler has run.
 use crate::socket::Socket;
 use crate::turn::{lock, sleep_in_turn, SLEEP_MAX};
 use pd_shm::wait::{SharedCells, SleeperCells};

@@ -146,7 +146,7 @@ pub(crate) fn control(
 }
 
 /// A socket that was in a kernel instance has got a twin.
-pub(crate) fn move_over(entry: &Arc<Entry>, _twin: &Twin, watcher: Watcher) {
+pub(crate) fn move_over(entry: &Arc<Entry>, watcher: Watcher) {
     let mut ignored = epoll_event { events: 0, u64: 0 };
     // SAFETY: a valid event.
     unsafe { real::epoll_ctl(watcher.epoll, libc::EPOLL_CTL_DEL, watcher.fd, &mut ignored) };

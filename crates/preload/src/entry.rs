@@ -195,7 +195,7 @@ pub(crate) fn attach_twin(fd: c_int, twin: Twin) {
     if let (Some(socket), Some(twin)) = (entry.socket(), entry.twin()) {
         let watchers = std::mem::take(&mut *lock(&socket.watchers));
         for watcher in watchers {
-            crate::companion::move_over(&entry, twin, watcher);
+            crate::companion::move_over(&entry, watcher);
         }
         twin.register(&entry);
     }

@@ -1,5 +1,5 @@
 //! Sending from memory of the program's: one copy into blocks of send memory, which are given up at
-//! once and free themselves when they are delivered. Never waits.
+//! once and free themselves when they are delivered. Never waits. For offloaded connections, as twins are.
 use super::{stale, SendSide};
 use crate::arena;
 use crate::error::{Error, Result};

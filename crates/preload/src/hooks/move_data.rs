@@ -80,16 +80,15 @@ fn wait_for(fd: c_int, events: i16, wait: bool) -> Outcome<()> {
     }
 }
 
-fn pipe_number(fd: c_int, ask: impl FnOnce(&mut c_int) -> c_int) -> Option<usize> {
-    let mut number = 0;
-    let _ = fd;
-    (ask(&mut number) >= 0).then_some(usize::try_from(number).ok()?)
-}
-
 fn bytes_in(pipe: c_int) -> usize {
+    let mut bytes: c_int = 0;
     // SAFETY: room for a number.
-    pipe_number(pipe, |number| unsafe { real::ioctl(pipe, libc::FIONREAD, std::ptr::from_mut(number) as _) })
-        .unwrap_or(0)
+    let result = unsafe { real::ioctl(pipe, libc::FIONREAD, &raw mut bytes as libc::c_ulong) };
+    if result == 0 {
+        usize::try_from(bytes).unwrap_or(0)
+    } else {
+        0
+    }
 }
 
 fn from_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
