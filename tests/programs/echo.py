@@ -108,6 +108,8 @@ def with_subprocess(address):
     with socket.create_connection(address) as sock:
         subprocess.run(["sh", "-c", "echo hello"], stdout=sock, check=True)
         print("stdout of a shell", received(sock, 6))
+        subprocess.run(["/bin/echo", "stdio"], stdout=sock, check=True)
+        print("stdout of a program", received(sock, 6))
         subprocess.run(["true"], close_fds=True, check=True)
         sock.settimeout(0.05)
         try:

@@ -21,16 +21,16 @@ impl Site {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let config = format!(
-            "socket = {:?}\nadmin_socket = {:?}\n[memory]\nbudget_bytes = \"256MiB\"\nhugepages = \"never\"\n",
+            "socket = {:?}\nadmin_socket = {:?}\n[memory]\nbudget_bytes = \"256MiB\"\nhugepages = \"off\"\n",
             at("s"),
-            at("a")
+            at("admin.sock")
         );
         std::fs::write(at("driver.toml"), config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
-        command.arg("driver").arg("--config").arg(at("driver.toml")).stderr(Stdio::null());
+        command.arg("driver").arg("--config").arg(at("driver.toml"));
         let site = Site { driver: command.spawn().unwrap(), folder, third };
         let end = Instant::now() + Duration::from_secs(20);
-        while !site.folder.path().join("a").exists() {
+        while !site.folder.path().join("admin.sock").exists() {
             assert!(Instant::now() < end, "the driver does not start");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -56,7 +56,7 @@ impl Site {
     fn connections(&self) -> u64 {
         let output = Command::new(env!("CARGO_BIN_EXE_pd"))
             .args(["stats", "--json", "--admin-socket"])
-            .arg(self.folder.path().join("a"))
+            .arg(self.folder.path().join("admin.sock"))
             .output()
             .unwrap();
         let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -40,6 +40,7 @@ extern "C" fn start() {
         pd_client::core::set_floor(floor());
         pd_client::core::remember_socket_path();
         mark_inherited();
+        crate::hooks::stdio::replace_standard_streams();
         // SAFETY: functions that live as long as the program.
         unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         ENABLED.store(true, Ordering::Relaxed);

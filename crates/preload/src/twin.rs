@@ -23,6 +23,8 @@ pub(crate) struct Twin {
     socket: ArcSwapOption<Socket>,
     /// Set before the first fork that it lives to see.
     slot: OnceLock<&'static Slot>,
+    /// One thread of this process at a time takes the end.
+    taking: Mutex<()>,
     pub(crate) nonblocking: AtomicBool,
     /// 0: none.
     pub(crate) recv_timeout_ns: AtomicU64,
@@ -51,6 +53,7 @@ impl Twin {
         Self {
             socket: ArcSwapOption::new(Some(socket)),
             slot: OnceLock::new(),
+            taking: Mutex::default(),
             nonblocking: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
             recv_timeout_ns: AtomicU64::new(address::timeout_ns(fd, libc::SO_RCVTIMEO)),
             send_timeout_ns: AtomicU64::new(address::timeout_ns(fd, libc::SO_SNDTIMEO)),
@@ -71,6 +74,7 @@ impl Twin {
         Self {
             socket: ArcSwapOption::empty(),
             slot,
+            taking: Mutex::default(),
             nonblocking: AtomicBool::new(self.nonblocking.load(Ordering::Relaxed)),
             recv_timeout_ns: copy(&self.recv_timeout_ns),
             send_timeout_ns: copy(&self.send_timeout_ns),
@@ -128,20 +132,23 @@ impl Twin {
     pub(crate) fn with<T>(
         &self,
         entry: &Arc<Entry>,
-        work: impl FnOnce(&Arc<Socket>) -> pd_client::Result<T>,
+        mut work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,
     ) -> Outcome<T> {
         let _held = self.slot.get().map(|slot| self.take_over(entry, slot)).transpose()?;
-        if self.abandoned.load(Ordering::Acquire) {
-            return Err(Failure::Plain);
-        }
-        let socket = self.socket.load();
-        let Some(socket) = socket.as_ref() else { return Err(Failure::Errno(libc::EBADF)) };
-        work(socket).map_err(|error| {
+        loop {
             if self.abandoned.load(Ordering::Acquire) {
-                return Failure::Plain;
+                return Err(Failure::Plain);
             }
-            Failure::from(error)
-        })
+            let socket = self.socket.load();
+            let Some(socket) = socket.as_ref() else { return Err(Failure::Errno(libc::EBADF)) };
+            match work(socket) {
+                Ok(result) => return Ok(result),
+                Err(_) if self.abandoned.load(Ordering::Acquire) => {}
+                // Another process has taken it that this one did not fork: it got the descriptor.
+                Err(error) if error.errno() == libc::ESTALE => self.take(entry, Some(socket))?,
+                Err(error) => return Err(Failure::from(error)),
+            }
+        }
     }
 
     #[cold]
@@ -150,16 +157,27 @@ impl Twin {
         if slot.is_mine() && self.socket.load().is_some() {
             return Ok(held);
         }
+        self.take(entry, self.current().as_ref())?;
+        slot.make_mine();
+        Ok(held)
+    }
+
+    /// Takes the end from another process, in place of `stale`, unless another thread has done so.
+    #[cold]
+    fn take(&self, entry: &Arc<Entry>, stale: Option<&Arc<Socket>>) -> Outcome<()> {
+        let _taking = lock(&self.taking);
+        if self.current().as_ref().map(Arc::as_ptr) != stale.map(Arc::as_ptr) {
+            return Ok(());
+        }
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
         let Taken::Twin(socket) = fabric::take(fd) else { return Err(Failure::Errno(libc::ECONNRESET)) };
         note!("descriptor {fd}: took the connection over");
-        slot.make_mine();
         // The earlier end, if there was one, has passed on.
         if let Some(earlier) = self.socket.swap(Some(socket.clone())) {
             let _ = earlier.close();
         }
         companion::register_again(entry, &socket);
-        Ok(held)
+        Ok(())
     }
 
     fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: Option<Instant>) -> Outcome<()> {

@@ -7,7 +7,7 @@ mod poll;
 mod receive;
 mod send;
 mod socket;
-mod stdio;
+pub(crate) mod stdio;
 mod syscall;
 
 /// Defines hooks: exported under their names.

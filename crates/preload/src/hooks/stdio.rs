@@ -2,8 +2,9 @@
 //! functions of its own.
 use super::hooks;
 use crate::entry::lock;
-use crate::{real, table};
+use crate::{address, real, table};
 use libc::{c_char, c_int, c_void, size_t, ssize_t, FILE};
+use std::ffi::CStr;
 use std::sync::Mutex;
 
 /// Streams made here, and their descriptors.
@@ -18,6 +19,9 @@ struct Functions {
 }
 
 extern "C" {
+    static mut stdin: *mut FILE;
+    static mut stdout: *mut FILE;
+    static mut stderr: *mut FILE;
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
 }
 
@@ -26,14 +30,7 @@ hooks! {
         if ![table::SOCKET, table::INHERITED].contains(&table::look(fd)) {
             return real::fdopen(fd, mode);
         }
-        let functions = Functions {
-            read: read_stream, write: write_stream, seek: std::ptr::null(), close: close_stream,
-        };
-        let stream = fopencookie(fd as usize as *mut c_void, mode, functions);
-        if !stream.is_null() {
-            lock(&STREAMS).push((stream as usize, fd));
-        }
-        stream
+        open_stream(fd, mode)
     }
 
     fn fileno(stream: *mut FILE) -> c_int {
@@ -49,6 +46,47 @@ hooks! {
             None => real::fileno_unlocked(stream),
         }
     }
+}
+
+/// A stream that reads and writes by the hooks.
+///
+/// # Safety
+/// `mode` is one of `fopen`'s.
+unsafe fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
+    let functions =
+        Functions { read: read_stream, write: write_stream, seek: std::ptr::null(), close: close_stream };
+    // SAFETY: functions that live as long as the program, and the caller's mode.
+    let stream = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
+    if !stream.is_null() {
+        lock(&STREAMS).push((stream as usize, fd));
+    }
+    stream
+}
+
+/// At start: standard streams that are connections (a shell's or an inetd's child) get such streams.
+pub(crate) fn replace_standard_streams() {
+    let replace = |fd: c_int, mode: &CStr, place: *mut *mut FILE| {
+        if table::look(fd) == table::INHERITED && address::is_tcp(fd) && address::peer(fd).is_some() {
+            // SAFETY: the C library's variable, before the program runs; only the first thread is there.
+            unsafe {
+                let stream = open_stream(fd, mode.as_ptr());
+                if !stream.is_null() {
+                    place.write(stream);
+                }
+            }
+        }
+    };
+    replace(0, c"r", &raw mut stdin);
+    replace(1, c"w", &raw mut stdout);
+    replace(2, c"w", &raw mut stderr);
+    if known_fd(2) {
+        // SAFETY: a stream that was opened just now; as the C library has it.
+        unsafe { libc::setvbuf(stderr, std::ptr::null_mut(), libc::_IONBF, 0) };
+    }
+}
+
+fn known_fd(fd: c_int) -> bool {
+    lock(&STREAMS).iter().any(|(_, known)| *known == fd)
 }
 
 fn known(stream: *mut FILE) -> Option<c_int> {
