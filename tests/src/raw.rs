@@ -376,6 +376,9 @@ impl Raw {
     pub fn accept(&mut self, channel: usize, listener: SocketId) -> SocketId {
         let answer = self.call(channel, Request::new(Operation::Accept, listener, 0));
         assert_eq!(answer.errno, 0);
+        let accepted = Self::socket_word(listener, socket_control::RECV_CONSUMER);
+        let count = self.control.load_u64(accepted, Ordering::Relaxed);
+        self.control.store_u64(accepted, count + 1, Ordering::Release);
         let socket = SocketId(answer.socket);
         self.take(socket);
         socket

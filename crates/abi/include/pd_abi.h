@@ -31,6 +31,7 @@
 #define PD_ABI_OP_BROKEN 14ull
 #define PD_ABI_EVENT_ANSWER 1ull
 #define PD_ABI_EVENT_READY 2ull
+#define PD_ABI_EVENT_MORE 3ull
 #define PD_ABI_FRAME_HELLO 1ull
 #define PD_ABI_FRAME_WELCOME 2ull
 #define PD_ABI_FRAME_MAPPED 3ull

@@ -120,7 +120,7 @@ const DIRECT: [(&str, u64); 12] = words!(
     RECV_DOORBELL,
     SEND_DOORBELL,
 );
-const NUMBERS: [(&str, u64); 38] = [
+const NUMBERS: [(&str, u64); 39] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
@@ -149,6 +149,7 @@ const NUMBERS: [(&str, u64); 38] = [
     ("OP_BROKEN", Operation::Broken as u64),
     ("EVENT_ANSWER", EventKind::Answer as u64),
     ("EVENT_READY", EventKind::Ready as u64),
+    ("EVENT_MORE", EventKind::More as u64),
     ("FRAME_HELLO", FrameKind::Hello as u64),
     ("FRAME_WELCOME", FrameKind::Welcome as u64),
     ("FRAME_MAPPED", FrameKind::Mapped as u64),

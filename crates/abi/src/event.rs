@@ -13,7 +13,7 @@ pub struct Event {
     pub port: u16,
     /// A [`SocketId`].
     pub socket: u32,
-    /// `Answer`: the request's tag. `Ready`: the event's number on this socket, for `event_ack`.
+    /// `Answer` and `More`: the request's tag. `Ready`: the event's number on this socket, for `event_ack`.
     pub tag: u32,
     /// `Answer`: 0, or an errno.
     pub errno: u32,
@@ -36,6 +36,13 @@ impl Event {
     /// The answer to a request.
     pub fn answer(socket: SocketId, tag: u32, errno: u32) -> Self {
         Self { kind: EventKind::Answer as u8, socket: socket.0, tag, errno, ..Self::default() }
+    }
+
+    /// The answer, if others to the same request follow.
+    #[must_use]
+    pub fn and_more(mut self) -> Self {
+        self.kind = EventKind::More as u8;
+        self
     }
 
     /// "Look at this socket's status line."
@@ -78,6 +85,8 @@ pub enum EventKind {
     /// A subscribed socket may have become readable, writable or closed. Reactive: no second one
     /// before the client has acknowledged the first (`event_ack`).
     Ready = 2,
+    /// As [`Self::Answer`], and another answer to the same request follows.
+    More = 3,
 }
 
 impl EventKind {
@@ -86,6 +95,7 @@ impl EventKind {
         match raw {
             1 => Some(Self::Answer),
             2 => Some(Self::Ready),
+            3 => Some(Self::More),
             _ => None,
         }
     }

@@ -19,6 +19,9 @@ pub const REQUEST_RING_ENTRIES: u64 = 1024;
 /// most one per socket and one per unanswered request.
 pub const EVENT_RING_ENTRIES: u64 = 1024;
 
+/// Answers to one request that asks for several sockets: fewer round trips where many are opened or accepted.
+pub const ANSWERS_MAX: u32 = 64;
+
 /// Channels (a request ring and an event ring) of one client. Threads beyond that share channels.
 pub const CHANNELS_MAX: usize = 64;
 /// Sockets of one client: `EMFILE` beyond.

@@ -17,7 +17,8 @@ pub struct Request {
     pub socket: u32,
     /// Chosen by the client; the answer carries it.
     pub tag: u32,
-    /// Small argument of the operation (a [`SocketOption`]).
+    /// Small argument of the operation: a [`SocketOption`]; of `Socket` and `Accept`, how many sockets are wanted, at
+    /// most [`ANSWERS_MAX`](crate::limits::ANSWERS_MAX) (0 means one).
     pub value: u32,
     /// An address's bytes, or two little-endian numbers.
     pub payload: [u8; 16],

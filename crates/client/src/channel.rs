@@ -4,10 +4,11 @@ use crate::attachment::Attachment;
 use crate::epoll::Watch;
 use crate::error::{Error, Result};
 use crate::own::OwnFd;
+use crate::socket::check;
 use crate::turn::{lock, sleep_in_turn, HasTurn, Turn, SLEEP_MAX};
 use pd_abi::layout::{channel_control, channel_offset, channel_status, socket_control, socket_offset};
-use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
-use pd_abi::{Event, EventKind, Request, SocketId};
+use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES, RING_BYTES_DEFAULT};
+use pd_abi::{Event, EventKind, Operation, Request, SocketId};
 use pd_shm::ring::{Broken, Consumer, Producer, SharedCells};
 use pd_shm::{wait, Mapping};
 use rustix::io::Errno;
@@ -15,6 +16,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
+
+/// Sockets that a channel asks for on stock.
+const SPARES_MAX: u32 = 15;
 
 /// A channel.
 #[derive(Debug)]
@@ -38,13 +42,32 @@ struct Inner {
     /// Sleep of the driver that the doorbell was last rung for.
     rung: u32,
     tag: u32,
-    /// Tags waited for, and their answers.
-    answers: Vec<(u32, Option<Event>)>,
+    /// Questions whose answers are waited for.
+    questions: Vec<Question>,
+    /// Sockets that the driver has opened on stock, of IPv4 and of IPv6, with the size of their rings.
+    spares: [Spares; 2],
     /// By slot: who wants to know about `Ready` events.
     watches: Vec<Option<(SocketId, Arc<Watch>)>>,
     /// Epoll instances that want every event written to the wake pipe as well.
     pipe_users: u32,
     turn: Turn,
+}
+
+/// A question, and what has been answered.
+#[derive(Debug)]
+struct Question {
+    tag: u32,
+    /// Answers that more were to follow.
+    more: Vec<Event>,
+    last: Option<Event>,
+}
+
+/// Sockets on stock: who opens many asks the driver once for several of them.
+#[derive(Debug, Default)]
+struct Spares {
+    sockets: Vec<(SocketId, u64)>,
+    /// How many to ask for next time, beside the one that is needed.
+    more: u32,
 }
 
 impl HasTurn for Inner {
@@ -72,7 +95,8 @@ impl Channel {
             events: Consumer::new(events),
             rung: 0,
             tag: 0,
-            answers: Vec::new(),
+            questions: Vec::new(),
+            spares: Default::default(),
             watches: Vec::new(),
             pipe_users: 0,
             turn: Turn::new(),
@@ -175,25 +199,71 @@ impl Channel {
     }
 
     /// Asks and waits for the answer, whatever its errno.
-    pub(crate) fn call(&self, attachment: &Attachment, mut request: Request) -> Result<Event> {
+    pub(crate) fn call(&self, attachment: &Attachment, request: Request) -> Result<Event> {
+        self.call_for_several(attachment, request).map(|(answer, _)| answer)
+    }
+
+    /// Asks and waits for the answer, whatever its errno, and those that came before it.
+    pub(crate) fn call_for_several(
+        &self,
+        attachment: &Attachment,
+        mut request: Request,
+    ) -> Result<(Event, Vec<Event>)> {
         let mut inner = lock(&self.inner);
-        inner.tag = inner.tag.wrapping_add(1);
-        let tag = inner.tag;
-        request.tag = tag;
-        inner.answers.push((tag, None));
-        let mut written = inner.requests.write(request);
-        self.publish(&mut inner);
-        if written != Ok(true) {
-            drop(inner);
-            if let Err(error) = self.submit_slowly(written, request) {
-                lock(&self.inner).answers.retain(|answer| answer.0 != tag);
-                return Err(error);
-            }
-            written = Ok(true);
-            inner = lock(&self.inner);
+        request.tag = inner.ask();
+        let inner = self.write(inner, request)?;
+        self.wait_for_answer(attachment, inner, request.tag)
+    }
+
+    /// Asks all at once, and waits for an answer to each, in order.
+    pub(crate) fn call_each(
+        &self,
+        attachment: &Attachment,
+        requests: impl Iterator<Item = Request>,
+    ) -> Vec<Result<Event>> {
+        let mut inner = Some(lock(&self.inner));
+        let mut asked = Vec::new();
+        for mut request in requests {
+            let mut guard = inner.take().unwrap_or_else(|| lock(&self.inner));
+            request.tag = guard.ask();
+            // Published with the last one: the driver shall not wake up for each.
+            let written = match guard.requests.write(request) {
+                Ok(true) => {
+                    inner = Some(guard);
+                    Ok(())
+                }
+                _ => self.write(guard, request).map(|guard| inner = Some(guard)),
+            };
+            asked.push(written.map(|()| request.tag));
         }
-        debug_assert_eq!(written, Ok(true));
-        self.wait_for_answer(attachment, inner, tag)
+        let mut guard = inner.take().unwrap_or_else(|| lock(&self.inner));
+        self.publish(&mut guard);
+        drop(guard);
+        let answer = |tag| self.wait_for_answer(attachment, lock(&self.inner), tag).map(|(answer, _)| answer);
+        asked.into_iter().map(|asked| asked.and_then(answer)).collect()
+    }
+
+    /// Writes a question and publishes it; waits while the ring is full.
+    fn write<'a>(
+        &'a self,
+        mut inner: MutexGuard<'a, Inner>,
+        request: Request,
+    ) -> Result<MutexGuard<'a, Inner>> {
+        let written = inner.requests.write(request);
+        self.publish(&mut inner);
+        if written == Ok(true) {
+            return Ok(inner);
+        }
+        drop(inner);
+        let result = self.submit_slowly(written, request);
+        let mut inner = lock(&self.inner);
+        match result {
+            Ok(()) => Ok(inner),
+            Err(error) => {
+                inner.forget(request.tag);
+                Err(error)
+            }
+        }
     }
 
     /// The answer to a question that goes another way than the request ring: `ask` is given its tag.
@@ -202,18 +272,12 @@ impl Channel {
         attachment: &Attachment,
         ask: impl FnOnce(u32) -> Result<()>,
     ) -> Result<Event> {
-        let tag = {
-            let mut inner = lock(&self.inner);
-            inner.tag = inner.tag.wrapping_add(1);
-            let tag = inner.tag;
-            inner.answers.push((tag, None));
-            tag
-        };
+        let tag = lock(&self.inner).ask();
         if let Err(error) = ask(tag) {
-            lock(&self.inner).answers.retain(|answer| answer.0 != tag);
+            lock(&self.inner).forget(tag);
             return Err(error);
         }
-        self.wait_for_answer(attachment, lock(&self.inner), tag)
+        self.wait_for_answer(attachment, lock(&self.inner), tag).map(|(answer, _)| answer)
     }
 
     fn wait_for_answer<'a>(
@@ -221,16 +285,14 @@ impl Channel {
         attachment: &Attachment,
         mut inner: MutexGuard<'a, Inner>,
         tag: u32,
-    ) -> Result<Event> {
+    ) -> Result<(Event, Vec<Event>)> {
         loop {
             let drained = self.drain(&mut inner);
-            let place = inner.answers.iter().position(|answer| answer.0 == tag);
-            if let Some(place) = place.filter(|&place| inner.answers[place].1.is_some()) {
-                let (_, answer) = inner.answers.swap_remove(place);
-                return answer.ok_or_else(|| self.broken());
+            if let Some(answers) = inner.answers(tag) {
+                return Ok(answers);
             }
             if drained.is_err() || !attachment.alive() {
-                inner.answers.retain(|answer| answer.0 != tag);
+                inner.forget(tag);
                 return Err(attachment.dead_error());
             }
             let timed_out;
@@ -241,6 +303,42 @@ impl Channel {
                 inner = lock(&self.inner);
             }
         }
+    }
+
+    /// A new socket's id and the size of its rings: one on stock, or else the driver's answer.
+    pub(crate) fn open(&self, attachment: &Attachment, v6: bool) -> Result<(SocketId, u64)> {
+        let more = {
+            let spares = &mut lock(&self.inner).spares[usize::from(v6)];
+            if let Some(spare) = spares.sockets.pop() {
+                return Ok(spare);
+            }
+            let more = spares.more;
+            spares.more = (more * 2 + 1).min(SPARES_MAX);
+            more
+        };
+        self.stock(attachment, v6, 1 + more)?;
+        lock(&self.inner).spares[usize::from(v6)].sockets.pop().ok_or_else(|| self.broken())
+    }
+
+    /// Has the driver open at most so many sockets.
+    pub(crate) fn stock(&self, attachment: &Attachment, v6: bool, count: u32) -> Result<()> {
+        let mut request = Request::new(Operation::Socket, SocketId(0), 0);
+        request.family = if v6 { 6 } else { 4 };
+        request.value = count;
+        let (last, others) = self.call_for_several(attachment, request)?;
+        let last = check(last, || "cannot make a socket".to_owned())?;
+        let opened = |answer: Event| match answer.number() {
+            0 => (SocketId(answer.socket), RING_BYTES_DEFAULT),
+            bytes => (SocketId(answer.socket), bytes),
+        };
+        let sockets = others.into_iter().chain([last]).map(opened);
+        lock(&self.inner).spares[usize::from(v6)].sockets.extend(sockets);
+        Ok(())
+    }
+
+    /// Sockets on stock.
+    pub(crate) fn spares(&self, v6: bool) -> usize {
+        lock(&self.inner).spares[usize::from(v6)].sockets.len()
     }
 
     /// Takes all events. Says whether there were any.
@@ -258,8 +356,13 @@ impl Channel {
                 more = true;
                 match EventKind::from_raw(event.kind) {
                     Some(EventKind::Answer) => {
-                        if let Some(answer) = inner.answers.iter_mut().find(|answer| answer.0 == event.tag) {
-                            answer.1 = Some(event);
+                        if let Some(question) = inner.question(event.tag) {
+                            question.last = Some(event);
+                        }
+                    }
+                    Some(EventKind::More) => {
+                        if let Some(question) = inner.question(event.tag) {
+                            question.more.push(event);
                         }
                     }
                     Some(EventKind::Ready) => ready.extend(self.acknowledge(inner, &event)),
@@ -410,6 +513,30 @@ impl Channel {
         if watch.is_some() || place.as_ref().is_some_and(|(known, _)| *known == id) {
             *place = watch.map(|watch| (id, watch));
         }
+    }
+}
+
+impl Inner {
+    /// A new tag.
+    fn ask(&mut self) -> u32 {
+        self.tag = self.tag.wrapping_add(1);
+        self.questions.push(Question { tag: self.tag, more: Vec::new(), last: None });
+        self.tag
+    }
+
+    fn question(&mut self, tag: u32) -> Option<&mut Question> {
+        self.questions.iter_mut().find(|question| question.tag == tag)
+    }
+
+    /// Its answers, if the last one has come.
+    fn answers(&mut self, tag: u32) -> Option<(Event, Vec<Event>)> {
+        let place = self.questions.iter().position(|question| question.tag == tag)?;
+        let last = self.questions[place].last?;
+        Some((last, self.questions.swap_remove(place).more))
+    }
+
+    fn forget(&mut self, tag: u32) {
+        self.questions.retain(|question| question.tag != tag);
     }
 }
 

@@ -2,13 +2,14 @@
 //! answer on the calling thread's channel (or the socket's, where order with sends matters).
 use crate::direct::Path;
 use crate::error::{Error, Result};
+use crate::link::Link;
 use crate::socket::{check, Control, Socket, State};
 use crate::turn::lock;
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{Address, Event, Operation, Request, SocketOption};
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 /// Which direction to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,18 @@ impl Control {
     /// Asks on the socket's own channel.
     pub(crate) fn call(&self, request: Request, what: impl FnOnce() -> String) -> Result<Event> {
         check(self.link.home.call(&self.link.attachment, request)?, what)
+    }
+
+    fn ask_to_connect(&self, addr: SocketAddr) -> Result<Request> {
+        self.check_family(addr)?;
+        match self.state {
+            State::New | State::Bound => {}
+            State::Connected => return Err(Error::new(Errno::ISCONN, "the socket is connected already")),
+            State::Listening => {
+                return Err(Error::new(Errno::OPNOTSUPP, "a listening socket cannot connect; make another"))
+            }
+        }
+        Ok(self.link.request(Operation::Connect).with_address(Address::from(addr)))
     }
 
     fn check_family(&self, addr: SocketAddr) -> Result<()> {
@@ -87,17 +100,56 @@ impl Socket {
     /// `ECONNREFUSED`, `EHOSTUNREACH`, `ENOBUFS`, `EISCONN`.
     pub fn connect(&self, addr: SocketAddr) -> Result<()> {
         self.check_usable()?;
-        let mut control = lock(&self.control);
-        control.check_family(addr)?;
-        match control.state {
-            State::New | State::Bound => {}
-            State::Connected => return Err(Error::new(Errno::ISCONN, "the socket is connected already")),
-            State::Listening => {
-                return Err(Error::new(Errno::OPNOTSUPP, "a listening socket cannot connect; make another"))
+        let control = lock(&self.control);
+        let request = control.ask_to_connect(addr)?;
+        let answer = control.link.home.call(&control.link.attachment, request);
+        self.take_connection(control, addr, answer)
+    }
+
+    /// Connects several sockets, with one round trip to the driver for those of one thread.
+    ///
+    /// # Errors
+    /// Of each, as [`Self::connect`].
+    pub fn connect_each(sockets: &[Arc<Self>], addr: SocketAddr) -> Vec<Result<()>> {
+        let asked: Vec<_> = sockets.iter().map(|socket| socket.about_to_connect(addr)).collect();
+        let mut results: Vec<Result<()>> = Vec::with_capacity(sockets.len());
+        while results.len() < sockets.len() {
+            let first = results.len();
+            let (link, _) = match &asked[first] {
+                Ok(asked) => asked,
+                Err(error) => {
+                    results.push(Err(error.clone()));
+                    continue;
+                }
+            };
+            let alike = asked[first..].iter().map_while(|next| {
+                next.as_ref()
+                    .ok()
+                    .filter(|(other, _)| Arc::ptr_eq(&other.home, &link.home))
+                    .map(|next| next.1)
+            });
+            let answers = link.home.call_each(&link.attachment, alike);
+            for (socket, answer) in sockets[first..].iter().zip(answers) {
+                results.push(socket.take_connection(lock(&socket.control), addr, answer));
             }
         }
-        let request = control.link.request(Operation::Connect).with_address(Address::from(addr));
-        let answer = control.call(request, || format!("cannot connect to {addr}"));
+        results
+    }
+
+    fn about_to_connect(&self, addr: SocketAddr) -> Result<(Arc<Link>, Request)> {
+        self.check_usable()?;
+        let control = lock(&self.control);
+        Ok((control.link.clone(), control.ask_to_connect(addr)?))
+    }
+
+    /// What the driver said to [`Control::ask_to_connect`].
+    fn take_connection(
+        &self,
+        mut control: MutexGuard<'_, Control>,
+        addr: SocketAddr,
+        answer: Result<Event>,
+    ) -> Result<()> {
+        let answer = answer.and_then(|answer| check(answer, || format!("cannot connect to {addr}")));
         let answer = answer.inspect_err(|error| control.error = error.errno())?;
         control.local = answer.address().to_socket_addr().or(control.local);
         control.peer = Some(addr);

@@ -5,10 +5,19 @@ use crate::process::process;
 use crate::recv::IDLE_CALLS;
 use crate::socket::{check, would_block, Control, Socket, State};
 use crate::turn::{lock, Deadline, SLEEP_MAX};
+use pd_abi::limits::ANSWERS_MAX;
 use pd_abi::{Address, Operation, SocketId, SocketOption};
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// A connection that the driver has handed over and nobody has accepted yet.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    link: Link,
+    peer: Address,
+}
 
 impl Socket {
     /// Takes a connection from the backlog; waits for one unless the socket is non-blocking. While
@@ -41,14 +50,30 @@ impl Socket {
 
     fn try_accept(&self) -> Result<Arc<Socket>> {
         // One at a time: the count of connections taken must not run ahead of those that came.
-        let _turn = lock(&self.accepting);
+        let mut arrived = lock(&self.accepting);
         if !self.is_listening() {
             return Err(Error::invalid("the socket does not listen; call pd_listen first"));
         }
         if !self.keep_listening() {
             return Err(would_block());
         }
-        let (link, came) = {
+        // Those of a driver that has gone are gone, too.
+        arrived.retain(|next| next.link.attachment.alive());
+        if arrived.is_empty() {
+            self.fetch_arrived(&mut arrived)?;
+        }
+        let next = arrived.pop_front().ok_or_else(would_block)?;
+        let mut side = lock(&self.recv);
+        side.consumer += 1;
+        side.link.store_recv_consumer(side.consumer);
+        drop(side);
+        Ok(self.accepted(next.link.connected(), next.peer))
+    }
+
+    /// Has the driver hand over connections that have come.
+    fn fetch_arrived(&self, arrived: &mut VecDeque<Arrived>) -> Result<()> {
+        self.check_usable()?;
+        let (link, came, taken) = {
             let mut side = lock(&self.recv);
             let came = side.link.recv_producer();
             if came <= side.consumer {
@@ -58,28 +83,39 @@ impl Socket {
                 }
                 return Err(would_block());
             }
-            (side.link.clone(), came)
+            (side.link.clone(), came, side.consumer)
         };
         let channel = link.attachment.channel()?;
-        let answer = channel.call(&link.attachment, link.request(Operation::Accept));
-        let answer = match answer {
-            Ok(answer) => answer,
+        let mut request = link.request(Operation::Accept);
+        request.value = (came - taken).min(ANSWERS_MAX.into()) as u32;
+        let answers = channel.call_for_several(&link.attachment, request);
+        let (last, others) = match answers {
+            Ok(answers) => answers,
             // The driver has gone: the next round attaches again.
             Err(_) if !link.attachment.alive() => return Err(would_block()),
             Err(error) => return Err(error),
         };
-        let mut side = lock(&self.recv);
-        if answer.errno == Errno::AGAIN.raw_os_error() as u32 {
+        if last.errno == Errno::AGAIN.raw_os_error() as u32 {
             // Those that came have left again.
+            let mut side = lock(&self.recv);
             side.consumer = side.consumer.max(came);
-        } else if answer.errno == 0 {
-            side.consumer += 1;
+            side.link.store_recv_consumer(side.consumer);
         }
-        side.link.store_recv_consumer(side.consumer);
-        drop(side);
-        let answer = check(answer, || "cannot accept".to_owned())?;
-        let accepted = Link::new(link.attachment.clone(), SocketId(answer.socket), channel).connected();
-        Ok(self.accepted(accepted, answer.address()))
+        let last = check(last, || "cannot accept".to_owned())?;
+        for answer in others.into_iter().chain([last]) {
+            let link = Link::new(link.attachment.clone(), SocketId(answer.socket), channel.clone());
+            arrived.push_back(Arrived { link, peer: answer.address() });
+        }
+        Ok(())
+    }
+
+    /// Closes connections that have come and that nobody has accepted.
+    pub(crate) fn refuse_arrived(&self) {
+        for next in lock(&self.accepting).drain(..) {
+            if next.link.attachment.alive() {
+                let _ = next.link.submit(next.link.request(Operation::Close));
+            }
+        }
     }
 
     fn accepted(&self, link: Link, peer: Address) -> Arc<Socket> {

@@ -5,14 +5,16 @@ use crate::direct::{Incoming, Outgoing};
 use crate::epoll::Watch;
 use crate::error::{bad_socket, Error, Result};
 use crate::link::Link;
+use crate::listen::Arrived;
 use crate::process::{forks, process};
 use crate::recv::RecvSide;
 use crate::send::SendSide;
 use crate::turn::lock;
 use pd_abi::layout::ENDED;
-use pd_abi::limits::RING_BYTES_DEFAULT;
-use pd_abi::{Event, Operation, Request, SocketId};
+use pd_abi::limits::ANSWERS_MAX;
+use pd_abi::{Event, Operation};
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -26,7 +28,7 @@ pub struct Socket {
     pub(crate) nonblocking: AtomicBool,
     closed: AtomicBool,
     pub(crate) control: Mutex<Control>,
-    pub(crate) accepting: Mutex<()>,
+    pub(crate) accepting: Mutex<VecDeque<Arrived>>,
     /// Held while bytes are copied and sent: nobody else sends then.
     pub(crate) copying: Mutex<()>,
     pub(crate) send: Mutex<SendSide>,
@@ -71,7 +73,35 @@ impl Socket {
     /// `ENETDOWN` without a driver, `EMFILE` with too many sockets, `EACCES` by policy.
     pub fn new(v6: bool) -> Result<Arc<Self>> {
         let attachment = process().attachment()?;
-        let (link, ring_bytes) = Self::open(&attachment, v6)?;
+        Self::new_at(&attachment, v6)
+    }
+
+    /// Several new sockets, with few round trips to the driver.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`]; then there is none.
+    pub fn new_several(v6: bool, count: usize) -> Result<Vec<Arc<Self>>> {
+        let attachment = process().attachment()?;
+        let channel = attachment.channel()?;
+        let mut sockets = Vec::with_capacity(count);
+        while sockets.len() < count {
+            let wanted = count - sockets.len();
+            if wanted > 1 && channel.spares(v6) == 0 {
+                channel.stock(&attachment, v6, wanted.min(ANSWERS_MAX as usize) as u32)?;
+            }
+            match Self::new_at(&attachment, v6) {
+                Ok(socket) => sockets.push(socket),
+                Err(error) => {
+                    sockets.iter().for_each(|socket| drop(socket.close()));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(sockets)
+    }
+
+    fn new_at(attachment: &Arc<Attachment>, v6: bool) -> Result<Arc<Self>> {
+        let (link, ring_bytes) = Self::open(attachment, v6)?;
         let control = Control {
             link: Arc::new(link),
             state: State::New,
@@ -89,18 +119,11 @@ impl Socket {
         Ok(Self::assemble(control, false))
     }
 
-    /// Asks the driver for a socket. Also returns the size of its rings: the answer's number, or the
-    /// default if that is 0.
+    /// Has the driver open a socket. Also returns the size of its rings.
     pub(crate) fn open(attachment: &Arc<Attachment>, v6: bool) -> Result<(Link, u64)> {
         let channel = attachment.channel()?;
-        let mut request = Request::new(Operation::Socket, SocketId(0), 0);
-        request.family = if v6 { 6 } else { 4 };
-        let answer = check(channel.call(attachment, request)?, || "cannot make a socket".to_owned())?;
-        let ring_bytes = match answer.number() {
-            0 => RING_BYTES_DEFAULT,
-            bytes => bytes,
-        };
-        Ok((Link::new(attachment.clone(), SocketId(answer.socket), channel), ring_bytes))
+        let (id, ring_bytes) = channel.open(attachment, v6)?;
+        Ok((Link::new(attachment.clone(), id, channel), ring_bytes))
     }
 
     /// A socket object around a link.
@@ -112,7 +135,7 @@ impl Socket {
             serial,
             nonblocking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            accepting: Mutex::new(()),
+            accepting: Mutex::default(),
             copying: Mutex::new(()),
             send: Mutex::new(SendSide::new(
                 control.link.clone(),
@@ -206,6 +229,7 @@ impl Socket {
             return Err(bad_socket());
         }
         self.unwatch_all();
+        self.refuse_arrived();
         let link = self.let_go();
         if link.attachment.alive() {
             // A driver that has gone has closed everything already.

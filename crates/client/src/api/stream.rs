@@ -26,6 +26,17 @@ impl Stream {
         Ok(stream)
     }
 
+    /// Connects several times, with few round trips to the driver: for pools of connections. All or none.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]; the first one's.
+    pub fn connect_several(addr: SocketAddr, count: usize) -> Result<Vec<Self>> {
+        let sockets = Socket::new_several(addr.is_ipv6(), count)?;
+        let results = Socket::connect_each(&sockets, addr);
+        let streams = sockets.into_iter().map(|socket| Self { socket }).collect();
+        results.into_iter().collect::<Result<()>>().map(|()| streams)
+    }
+
     /// Sends part of a buffer. The bytes are moved out of it later: it cannot be written until then.
     /// A blocking stream sends all; a non-blocking one what there is room for.
     ///

@@ -130,6 +130,11 @@ impl Client {
         Some((slot, entry.generation))
     }
 
+    /// Whether more than half of the slots are free.
+    pub fn has_many_slots(&self) -> bool {
+        self.slots.len() - self.free_slots.len() < SOCKETS_MAX / 2
+    }
+
     pub fn close(&mut self, slot: Slot) -> Option<Socket> {
         let socket = self.slots.get_mut(slot as usize)?.socket.take()?;
         self.free_slots.push(slot);

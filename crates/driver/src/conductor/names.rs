@@ -35,6 +35,8 @@ pub struct Names {
     namespaces: HashMap<NamespaceId, Namespace>,
     owners: HashMap<IpAddr, NamespaceId>,
     ports: HashMap<(NamespaceId, u16), Vec<Binding>>,
+    /// Counts what lets a namespace own other addresses than before.
+    changes: u64,
 }
 
 struct Namespace {
@@ -42,6 +44,8 @@ struct Namespace {
     read: ReadAddresses,
     addresses: HashMap<IpAddr, u8>,
     read_at: Option<Duration>,
+    /// The count of changes when it last claimed its addresses.
+    claimed_at: Option<u64>,
     registration: Option<Registration>,
     next_port: u16,
 }
@@ -72,6 +76,7 @@ impl Names {
             read: read(),
             addresses: HashMap::new(),
             read_at: None,
+            claimed_at: None,
             registration: None,
             next_port: EPHEMERAL_PORT_FIRST,
         });
@@ -90,6 +95,7 @@ impl Names {
         if namespace.users == 0 {
             self.namespaces.remove(&id);
             self.owners.retain(|_, owner| *owner != id);
+            self.changes += 1;
         }
     }
 
@@ -109,6 +115,7 @@ impl Names {
             }
         }
         self.owners.extend(registration.addresses.iter().map(|&ip| (ip, id)));
+        self.changes += 1;
         if let Some(namespace) = self.namespaces.get_mut(&id) {
             namespace.registration = Some(registration);
         }
@@ -128,18 +135,23 @@ impl Names {
             namespace.read_at = Some(now);
             // Where they cannot be read, what was known holds: nobody loses an address by it.
             namespace.addresses = (namespace.read)().unwrap_or(std::mem::take(&mut namespace.addresses));
+        } else if namespace.claimed_at == Some(self.changes) {
+            return;
         }
         let registered = namespace.registration.as_ref().map(|r| &r.addresses);
         if let Some(registered) = registered {
             namespace.addresses.retain(|ip, _| is_local(*ip) || registered.contains(ip));
         }
         let held = &namespace.addresses;
+        let before = self.owners.len();
         self.owners.retain(|ip, owner| {
             *owner != id || held.contains_key(ip) || registered.is_some_and(|r| r.contains(ip))
         });
+        self.changes += u64::from(self.owners.len() != before);
         for &ip in held.keys().filter(|ip| !is_local(**ip)) {
             self.owners.entry(ip).or_insert(id);
         }
+        namespace.claimed_at = Some(self.changes);
     }
 
     /// Who owns the address, unless it has been given up since that was last seen.

@@ -7,7 +7,7 @@ use crate::messages::{ClientId, MoverId, ToMover};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::layout::ENDED;
-use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
+use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -29,7 +29,11 @@ impl Conductor {
         let live = client.socket(socket.slot()).is_some_and(|s| !matches!(s.state, SocketState::Closing));
         let live = live && client.generation(socket.slot()) == socket.generation();
         let answer = match operation {
-            Operation::Socket => self.open(id, channel, request),
+            Operation::Socket => {
+                // The last slots are for those who use them at once.
+                let many = if client.has_many_slots() { request.value } else { 1 };
+                self.several((id, mover, channel), request.tag, many, |this| this.open(id, channel, request))
+            }
             Operation::Close => {
                 if live {
                     self.close_socket(id, socket.slot(), Ending::Closed);
@@ -42,7 +46,10 @@ impl Conductor {
             Operation::Bind => self.bind(id, socket, request.address()),
             Operation::Listen => self.listen(id, socket, request.numbers().0),
             Operation::Connect => self.connect(id, socket, request.address()),
-            Operation::Accept => self.accept(id, socket, channel),
+            Operation::Accept => {
+                let many = request.value;
+                self.several((id, mover, channel), request.tag, many, |this| this.accept(id, socket, channel))
+            }
             Operation::Shutdown => self.shutdown(id, socket, request.numbers().0),
             Operation::SetOption => self.set_option(id, socket, request),
             Operation::Withdraw => self.withdraw(id, socket),
@@ -55,6 +62,23 @@ impl Conductor {
             Metrics::add(&self.metrics.requests_refused, 1);
         }
         self.answer((id, mover, channel), socket, request.tag, answer);
+    }
+
+    /// Does `one` up to `many` times, as long as it succeeds, and posts all answers but the last.
+    fn several(
+        &mut self,
+        (client, mover, channel): (ClientId, MoverId, usize),
+        tag: u32,
+        many: u32,
+        mut one: impl FnMut(&mut Self) -> Answer,
+    ) -> Answer {
+        let mut last = one(self)?;
+        for _ in 1..many.min(ANSWERS_MAX) {
+            let Ok(next) = one(self) else { break };
+            let event = Event { tag, ..std::mem::replace(&mut last, next) }.and_more();
+            self.movers[mover].send(ToMover::Post { client, channel, event });
+        }
+        Ok(last)
     }
 
     /// Answers a request on a client's channel.
@@ -98,9 +122,12 @@ impl Conductor {
         let memory = client.memory.clone().ok_or(Errno::BADF)?;
         let (mover, channel) = (client.mover, socket.channel);
         let (slot, generation) = client.open(socket).ok_or(Errno::MFILE)?;
-        if let Err(errno) = memory.populate_slot(slot) {
-            client.close(slot);
-            return Err(errno);
+        if generation == 1 {
+            // The first socket there.
+            if let Err(errno) = memory.populate_slot(slot) {
+                client.close(slot);
+                return Err(errno);
+            }
         }
         memory.open_slot(slot, generation);
         self.movers[mover].send(ToMover::OpenSocket { client: id, slot, generation, channel });
@@ -196,7 +223,11 @@ impl Conductor {
 
         let listening = self.client(peer).and_then(|c| c.socket(peer_listener)).ok_or(Errno::CONNREFUSED)?;
         let SocketState::Listen(listener) = &listening.state else { return Err(Errno::CONNREFUSED) };
-        if listener.backlog.len() >= listener.backlog_max {
+        // Those that its client has been given and not yet accepted wait, too, as the client says.
+        let accepted =
+            self.client(peer).and_then(|c| c.memory.as_ref()).map_or(0, |m| m.recv_consumer(peer_listener));
+        let waiting = listener.arrived.saturating_sub(accepted).max(listener.backlog.len() as u64);
+        if waiting >= listener.backlog_max as u64 {
             return Err(Errno::CONNREFUSED);
         }
         let (peer_v6, peer_channel) = (listening.v6, listening.channel);
