@@ -30,11 +30,11 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench bench-ab need-root test test-engines lint fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench bench-ab need-root test test-engines test-programs lint fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  FILE='A B'      files to stream in the demo       DEMO_ARGS='--rounds 3'  see: pd demo --help"
 	@echo "  BENCH_ARGS=--quick  see: pd bench --help       BENCH_DIR=$(BENCH_DIR)  where the report goes"
@@ -131,6 +131,20 @@ test-engines: need-root deps ## give containers of podman and docker the fabric 
 	    podman runc containernetworking-plugins docker.io iptables
 	$(CARGO) build --workspace --jobs $(JOBS)
 	$(CARGO) test --package pd-tests --test container_engines --jobs $(JOBS) -- --ignored
+
+# Programs that the library has to serve, and Debian's packages of them.
+PROGRAMS := iperf3:iperf3 redis-server:redis-server redis-benchmark:redis-tools memcached:memcached \
+    nginx:nginx-light wrk:wrk haproxy:haproxy node:nodejs javac:default-jdk-headless python3.11:python3.11
+
+test-programs: TESTING := yes
+test-programs: need-root deps ## run whole programs with and without the preload library (installs them; root)
+	@missing=; PATH="$$PATH:/usr/sbin"; \
+	for pair in $(PROGRAMS); do command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair##*:}"; done; \
+	[ -d /usr/lib/postgresql ] || missing="$$missing postgresql"; \
+	[ -e /usr/lib/python3.11/test/test_socket.py ] || missing="$$missing libpython3.11-testsuite"; \
+	[ -z "$$missing" ] || DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$missing
+	$(CARGO) build --workspace --jobs $(JOBS)
+	$(CARGO) test --package pd-tests --test programs --jobs $(JOBS) -- --ignored --test-threads 1
 
 lint: rust rtl-lint ## check format, clippy (warnings are errors), and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \

@@ -84,6 +84,22 @@ pub enum Request {
         /// How much.
         order: Order,
     },
+    /// Receiver: start a server, a program that listens on a port. Answered with [`Reply::At`].
+    Serve {
+        /// With the library or not.
+        scheme: Scheme,
+        /// Its command.
+        command: Vec<String>,
+        /// The port.
+        port: u16,
+    },
+    /// Sender: run a program. Answered with [`Reply::Printed`].
+    Run {
+        /// With the library or not.
+        scheme: Scheme,
+        /// Its command.
+        command: Vec<String>,
+    },
     /// Both: close. Answered with [`Reply::Done`].
     Close,
     /// Both: end. Answered with [`Reply::Done`].
@@ -105,6 +121,11 @@ pub enum Reply {
     Streamed(Streamed),
     /// It measured round trips.
     Latency(Latency),
+    /// The program has run, and printed this.
+    Printed {
+        /// As text.
+        text: String,
+    },
     /// What each connection carried, in bytes.
     Shares {
         /// In the order of the connections.

@@ -24,6 +24,8 @@ pub mod tied;
 
 use std::path::PathBuf;
 
+use anyhow::{Context, Result};
+
 /// This program's file, to start copies of it.
 pub fn own_exe() -> PathBuf {
     match std::env::current_exe() {
@@ -31,4 +33,15 @@ pub fn own_exe() -> PathBuf {
         // Replaced since it was started; the kernel still has it.
         _ => PathBuf::from("/proc/self/exe"),
     }
+}
+
+/// The library for `LD_PRELOAD` that was built or installed together with this program.
+pub fn preload_library() -> Result<PathBuf> {
+    const NAME: &str = "libpd_preload.so";
+    let own = own_exe();
+    let folder = own.parent().context("this program has no folder")?;
+    let places = [folder.join(NAME), folder.join("../lib").join(NAME)];
+    places.into_iter().find(|place| place.is_file()).with_context(|| {
+        format!("{NAME} is neither beside {} nor in ../lib; run: make install", own.display())
+    })
 }

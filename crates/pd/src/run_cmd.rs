@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rustix::process::Signal;
 
 use pd_harness::container::address::InterfaceAddress;
@@ -47,7 +47,7 @@ pub fn main(mut args: RunArgs) -> Result<i32> {
     let signals = Signals::watch()?;
     if args.preload {
         let mut setting = OsString::from("LD_PRELOAD=");
-        setting.push(preload_library()?);
+        setting.push(pd_harness::preload_library()?);
         args.command.splice(0..0, ["env".into(), setting]);
     }
     let spec = Spec {
@@ -74,15 +74,4 @@ pub fn main(mut args: RunArgs) -> Result<i32> {
             Wake::TimedOut => {}
         }
     }
-}
-
-/// The library that was built or installed together with this program.
-fn preload_library() -> Result<PathBuf> {
-    const NAME: &str = "libpd_preload.so";
-    let own = pd_harness::own_exe();
-    let folder = own.parent().context("this program has no folder")?;
-    let places = [folder.join(NAME), folder.join("../lib").join(NAME)];
-    places.into_iter().find(|place| place.is_file()).with_context(|| {
-        format!("{NAME} is neither beside {} nor in ../lib; run: make install", own.display())
-    })
 }

@@ -43,6 +43,10 @@ impl Unclaimed {
     pub(crate) fn keep(&mut self, pieces: &[iovec], mut bytes: usize) {
         for piece in pieces {
             let part = bytes.min(piece.iov_len);
+            if part == 0 {
+                // Such a piece may point nowhere.
+                continue;
+            }
             // SAFETY: the caller has sent from this memory just now.
             self.sent
                 .extend_from_slice(unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), part) });

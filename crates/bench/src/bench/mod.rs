@@ -7,6 +7,7 @@ pub mod fairness;
 pub mod latency;
 pub mod memory;
 pub mod parts;
+pub mod programs;
 pub mod setup;
 pub mod stream_cell;
 pub mod throughput;
@@ -36,6 +37,8 @@ pub enum Bench {
     Breakdown,
     /// Connections opened and closed per second.
     Setup,
+    /// Programs that know nothing of PipeDevice.
+    Programs,
 }
 
 /// What a benchmark runs with.
@@ -90,12 +93,13 @@ pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EngineP
 
 impl Bench {
     /// All of them, in the order of the report.
-    pub const ALL: [Bench; 8] = [
+    pub const ALL: [Bench; 9] = [
         Bench::Throughput,
         Bench::Cpu,
         Bench::Latency,
         Bench::Connections,
         Bench::Setup,
+        Bench::Programs,
         Bench::Fairness,
         Bench::Memory,
         Bench::Breakdown,
@@ -112,6 +116,7 @@ impl Bench {
             Bench::Memory => "memory",
             Bench::Breakdown => "breakdown",
             Bench::Setup => "setup",
+            Bench::Programs => "programs",
         }
     }
 
@@ -126,6 +131,7 @@ impl Bench {
             Bench::Memory => "Memory for containers and sockets (section V-A2)",
             Bench::Breakdown => "Where CPU time goes (Tables I and II, Figure 2)",
             Bench::Setup => "Connections opened and closed",
+            Bench::Programs => "Unmodified programs",
         }
     }
 
@@ -140,6 +146,7 @@ impl Bench {
             Bench::Memory => memory::run(settings, signals),
             Bench::Breakdown => breakdown::run(settings, signals),
             Bench::Setup => setup::run(settings, signals),
+            Bench::Programs => programs::run(settings, signals),
         }
     }
 }

@@ -34,6 +34,12 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("memory_bytes_pairwise", "pairwise bytes", 0),
         ],
         "breakdown" => &[("cpu_share_percent", "% of CPU", 1), ("cpu_s_per_gb", "CPU s/GB", 4)],
+        "programs" => &[
+            ("requests_per_s", "requests/s", 0),
+            ("throughput_gbit_per_s", "Gbit/s", 2),
+            ("cpu_us_per_request", "CPU us", 2),
+            ("cpu_s_per_gb", "CPU s/GB", 3),
+        ],
         "setup" => &[("connections_per_s", "connections/s", 0), ("cpu_us_per_connection", "CPU us", 1)],
         _ => &[
             ("throughput_gbit_per_s", "Gbit/s", 2),

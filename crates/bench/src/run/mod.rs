@@ -4,6 +4,7 @@ pub mod interleave;
 pub mod pacing;
 pub mod pair;
 pub mod peer;
+pub mod program;
 pub mod share;
 pub mod stand;
 pub mod stream;

@@ -153,6 +153,22 @@ impl Pair {
         Ok((bytes, seconds))
     }
 
+    /// Starts a server at the receiving side; returns its address.
+    pub fn start_server(&mut self, command: Vec<String>, port: u16, signals: &Signals) -> Result<String> {
+        let scheme = self.scheme;
+        self.recv()?.ask(&Request::Serve { scheme, command, port })?;
+        at(self.recv()?.answer(signals)?)
+    }
+
+    /// Runs a client at the sending side; returns what it has printed.
+    pub fn run_client(&mut self, command: Vec<String>, signals: &Signals) -> Result<String> {
+        self.send.ask(&Request::Run { scheme: self.scheme, command })?;
+        match self.send.answer(signals)? {
+            Reply::Printed { text } => Ok(text),
+            other => bail!("a peer answered {other:?}"),
+        }
+    }
+
     /// Opens and closes so many connections; returns what the two sides say.
     pub fn set_up(&mut self, connections: u64, signals: &Signals) -> Result<(Streamed, Streamed)> {
         let open = Open { scheme: self.scheme, message_bytes: 64, connections: 1, core: None };

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{bail, Context, Result};
 use pd_harness::measure::now_ns;
-use pd_harness::peer::serve;
+use pd_harness::peer::{own_address, serve};
 use rustix::thread::{sched_setaffinity, CpuSet};
 
 use super::times::ProcessTimes;
-use super::{share, stream};
+use super::{program, share, stream};
 use crate::protocol::{Latency, Open, Reply, Request, Streamed};
 use crate::scheme::{self, local, End, Listening};
 
@@ -22,7 +22,7 @@ pub struct PeerArgs {
 
 /// Runs the peer; returns the status to exit with.
 pub fn main(args: &PeerArgs) -> Result<i32> {
-    let mut peer = Peer { dir: args.dir.clone(), listening: None, end: None, connections: 0, sends: false };
+    let mut peer = Peer { dir: args.dir.clone(), listening: None, end: None, connections: 0, sends: false, server: None };
     serve(|request| matches!(request, Request::Quit), |request| peer.answer(request))?;
     Ok(0)
 }
@@ -33,6 +33,7 @@ struct Peer {
     end: Option<Box<dyn End>>,
     connections: usize,
     sends: bool,
+    server: Option<program::Server>,
 }
 
 impl Peer {
@@ -81,7 +82,15 @@ impl Peer {
             }
             Request::SetUp { open, to, connections } => return self.set_up(&open, &to, connections),
             Request::Local { scheme, order } => return Ok(Reply::Streamed(local::run(scheme, &order)?)),
+            Request::Serve { scheme, command, port } => {
+                self.server = Some(program::start(scheme, &command, port)?);
+                return Ok(Reply::At { address: own_address()?.to_string() });
+            }
+            Request::Run { scheme, command } => {
+                return Ok(Reply::Printed { text: program::run(scheme, &command)? });
+            }
             Request::Close | Request::Quit => {
+                self.server = None;
                 self.listening = None;
                 if let Some(end) = self.end.take() {
                     end.close()?;

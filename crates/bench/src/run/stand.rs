@@ -28,6 +28,8 @@ pub struct Memory {
 impl Memory {
     /// Enough for a few connections with rings of 4 MB.
     pub const FEW: Memory = Memory { budget_bytes: 256 << 20, ring_bytes: 4 << 20 };
+    /// Enough for the connections of a few programs, each with rings of its own.
+    pub const PROGRAMS: Memory = Memory { budget_bytes: 1 << 30, ring_bytes: 4 << 20 };
     /// Enough for the smallest ring for each of 65,536 connections, which is what they get.
     pub const MANY: Memory = Memory { budget_bytes: 5 << 30, ring_bytes: 64 << 10 };
 }

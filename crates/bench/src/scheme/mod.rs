@@ -36,6 +36,8 @@ pub enum Scheme {
     PipedeviceDirect,
     /// Kernel TCP over a bridge between two network namespaces: the baseline.
     Tcp,
+    /// The same of programs that have the preload library and no driver.
+    TcpPreload,
     /// Kernel TCP over the loopback device.
     TcpLoopback,
     /// AF_UNIX stream sockets.
@@ -84,6 +86,7 @@ impl Scheme {
             Scheme::Pipedevice => "pipedevice",
             Scheme::PipedeviceDirect => "pipedevice-direct",
             Scheme::Tcp => "tcp",
+            Scheme::TcpPreload => "tcp-preload",
             Scheme::TcpLoopback => "tcp-loopback",
             Scheme::Unix => "unix",
             Scheme::IoUring => "io_uring",
@@ -105,6 +108,7 @@ impl Scheme {
             Scheme::Pipedevice
             | Scheme::PipedeviceDirect
             | Scheme::Tcp
+            | Scheme::TcpPreload
             | Scheme::Unix
             | Scheme::IoUring
             | Scheme::Sockmap => Place::Containers,
@@ -133,6 +137,7 @@ impl Scheme {
             Scheme::Tcp | Scheme::TcpLoopback => {
                 "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel"
             }
+            Scheme::TcpPreload => "programs with the preload library and no driver to attach to",
             Scheme::Unix => "one reused buffer a message; receives up to 256 KB at a time; SO_SNDBUF raised",
             Scheme::IoUring => {
                 "sends linked and submitted in batches, SEND_ZC from registered buffers for messages of 16 KB \
@@ -218,6 +223,7 @@ pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
         Scheme::Iceoryx2 => Box::new(iceoryx::Listening::new(open)?),
         #[cfg(not(feature = "peers"))]
         Scheme::Iceoryx2 => bail!("this pd was built without iceoryx2; build it with make bench"),
+        Scheme::TcpPreload => bail!("the scheme is one of programs"),
         Scheme::Memcpy | Scheme::Engine | Scheme::EnginePipeline => bail!("the scheme is local"),
     })
 }
@@ -236,6 +242,7 @@ pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
         Scheme::Iceoryx2 => iceoryx::connect(open, to)?,
         #[cfg(not(feature = "peers"))]
         Scheme::Iceoryx2 => bail!("this pd was built without iceoryx2; build it with make bench"),
+        Scheme::TcpPreload => bail!("the scheme is one of programs"),
         Scheme::Memcpy | Scheme::Engine | Scheme::EnginePipeline => bail!("the scheme is local"),
     };
     Ok((end, String::new()))

@@ -1,0 +1,61 @@
+//! Programs that a peer runs for the benchmark `programs`: with the library or without, as the scheme says.
+
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Context, Result};
+
+use crate::scheme::Scheme;
+
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A server, ended when dropped.
+pub struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(scheme: Scheme, words: &[String]) -> Result<Command> {
+    let (program, arguments) = words.split_first().context("no program is named")?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null());
+    if scheme != Scheme::Tcp {
+        let library: PathBuf = pd_harness::preload_library()?;
+        command.env("LD_PRELOAD", library);
+    }
+    if scheme == Scheme::TcpPreload {
+        command.env("PD_SOCKET", "/nonexistent");
+    }
+    Ok(command)
+}
+
+/// Starts a server and waits until it listens.
+pub fn start(scheme: Scheme, words: &[String], port: u16) -> Result<Server> {
+    // What it says is for nobody: standard output is this peer's line to the benchmark.
+    let child = command(scheme, words)?.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut server = Server(child.with_context(|| format!("cannot start {}", words[0]))?);
+    let end = Instant::now() + START_TIMEOUT;
+    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        let status = server.0.try_wait()?;
+        ensure!(status.is_none(), "{} ended early: {status:?}", words[0]);
+        ensure!(Instant::now() < end, "{} does not listen on port {port}", words[0]);
+        sleep(Duration::from_millis(20));
+    }
+    Ok(server)
+}
+
+/// Runs a client to its end; what it has printed.
+pub fn run(scheme: Scheme, words: &[String]) -> Result<String> {
+    let output = command(scheme, words)?.output().with_context(|| format!("cannot start {}", words[0]))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{} ended with {}: {text}{errors}", words[0], output.status);
+    Ok(text.into_owned())
+}

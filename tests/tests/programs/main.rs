@@ -1,0 +1,15 @@
+//! Whole programs that know nothing of the fabric, between two containers. Each runs over kernel TCP without
+//! the library first and has to answer the same with it, over the fabric: the driver's counters say which it
+//! was. Killed at any moment, nothing of it may be left. Needs root and the programs themselves:
+//! `make test-programs` installs them.
+mod site;
+
+mod haproxy;
+mod iperf3;
+mod java;
+mod memcached;
+mod nginx;
+mod node;
+mod postgresql;
+mod python;
+mod redis;

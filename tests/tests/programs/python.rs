@@ -1,0 +1,90 @@
+use super::site::{program, Site, CLIENT, SERVER};
+use pd_tests::{program_path, TestDriver};
+use std::process::{Command, Stdio};
+
+#[test]
+#[ignore = "needs python3: make test-programs"]
+fn processes_of_pythons_multiprocessing_share_queues_over_the_fabric() {
+    let site = Site::new(18);
+    site.compare(10 << 20, |site, library| {
+        let program = program("processes.py");
+        let server = site.serve(SERVER, library, 7400, &["python3", &program, "server"]);
+        let answer = site.run(CLIENT, library, &["python3", &program, "client", &site.server()]);
+        server.end();
+        answer
+    });
+}
+
+#[test]
+#[ignore = "needs python3: make test-programs"]
+fn killed_processes_of_pythons_multiprocessing_leave_nothing() {
+    let site = Site::new(19);
+    let program = program("processes.py");
+    for victim in ["server", "client"] {
+        let server = site.serve(SERVER, true, 7400, &["python3", &program, "server"]);
+        let before = site.delivered();
+        let mut client = site.start(CLIENT, true, &["python3", &program, "forever", &site.server()]);
+        site.wait_for_bytes(before, 4 << 20);
+        if victim == "server" {
+            server.kill("python3");
+            assert!(!client.wait(), "the client has not noticed");
+        } else {
+            client.kill("python3");
+            site.wait_for_ends();
+        }
+        drop((server, client));
+        site.expect_nothing_left();
+    }
+}
+
+/// CPython's own tests, on the loopback address.
+const SUITES: [&str; 7] = [
+    "test_socket",
+    "test_selectors",
+    "test_asyncio.test_streams",
+    "test_asyncio.test_events",
+    "test_asyncio.test_sock_lowlevel",
+    "test_asyncio.test_sendfile",
+    "test_asyncio.test_buffered_proto",
+];
+
+/// What each of a suite's tests came to, and all that was printed.
+fn outcomes(suite: &str, driver: &TestDriver, library: bool) -> (String, String) {
+    let file = driver.folder().join("outcomes");
+    let mut python = Command::new("timeout");
+    python.args(["-k", "1", "300", "/usr/bin/python3.11", &program("suite.py")]);
+    python
+        .arg(&file)
+        .arg(format!("test.{suite}"))
+        .env("PD_SOCKET", driver.socket())
+        .current_dir(driver.folder());
+    if library {
+        python.env("LD_PRELOAD", program_path("libpd_preload.so"));
+    }
+    let output = python.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let outcomes = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{suite}: {error}\n{text}"));
+    std::fs::remove_file(file).unwrap();
+    (outcomes, text)
+}
+
+#[test]
+#[ignore = "needs python3.11 and libpython3.11-testsuite: make test-programs"]
+fn cpythons_own_tests_come_to_the_same() {
+    for suite in SUITES {
+        let driver = TestDriver::new();
+        let (expected, _) = outcomes(suite, &driver, false);
+        assert!(expected.contains(" ok\n"), "{suite}: {expected}");
+        assert_eq!(driver.metrics().connections_made, 0);
+        let (found, text) = outcomes(suite, &driver, true);
+        let differ: Vec<_> =
+            found.lines().zip(expected.lines()).filter(|(found, expected)| found != expected).collect();
+        assert!(found == expected, "{suite}: {differ:#?}\n{text}");
+        println!(
+            "{suite}: {} tests, {} connections",
+            found.lines().count(),
+            driver.metrics().connections_made
+        );
+        driver.wait_for("nothing is left", |report| report.clients.is_empty());
+    }
+}

@@ -1,0 +1,249 @@
+//! A driver, a bridge, and containers that run programs on it.
+use pd_tests::{is_root, program_path, TestDriver};
+use rustix::process::{kill_process, Pid, Signal};
+use std::fs::{read_dir, read_link, read_to_string, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a program may take for anything.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The host part of the server's address.
+pub const SERVER: u8 = 2;
+/// The host part of the client's.
+pub const CLIENT: u8 = 3;
+
+/// A driver and a bridge of one test.
+pub struct Site {
+    pub driver: TestDriver,
+    third: u8,
+}
+
+/// A program in a container, killed when dropped.
+pub struct Running {
+    child: Child,
+    log: PathBuf,
+}
+
+fn until(what: &str, mut wished: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !wished() {
+        assert!(Instant::now() < end, "{what} never came true");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl Site {
+    /// With addresses 10.98.`third`.0/24.
+    pub fn new(third: u8) -> Self {
+        assert!(is_root("containers"));
+        let driver = TestDriver::with("cpu", |settings| settings.socket_mode = 0o666);
+        // Servers drop their privileges, and have to reach the driver then.
+        std::fs::set_permissions(driver.folder(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self { driver, third }
+    }
+
+    /// The address of a container.
+    pub fn address(&self, host: u8) -> String {
+        format!("10.98.{}.{host}", self.third)
+    }
+
+    /// The address of the server's container.
+    pub fn server(&self) -> String {
+        self.address(SERVER)
+    }
+
+    /// A new folder for a program's files, which every user may write.
+    pub fn folder(&self, name: &str) -> PathBuf {
+        let folder = self.driver.folder().join(name);
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+        folder
+    }
+
+    fn command(&self, host: u8, library: bool, command: &[&str]) -> Command {
+        let mut run = Command::new(program_path("pd"));
+        run.args(["run", "--bridge", &format!("pdp{}", self.third)])
+            .args(["--name", &format!("p{}-{host}", self.third)])
+            .args(["--ip", &format!("{}/24", self.address(host))])
+            .arg("--socket")
+            .arg(self.driver.socket());
+        if library {
+            run.arg("--preload");
+        }
+        run.arg("--").args(command).stdin(Stdio::null());
+        run
+    }
+
+    /// Starts a program.
+    pub fn start(&self, host: u8, library: bool, command: &[&str]) -> Running {
+        let log = self.driver.folder().join(format!("log-{host}"));
+        let file = File::create(&log).unwrap();
+        let mut run = self.command(host, library, command);
+        let child = run.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
+        Running { child, log }
+    }
+
+    /// Starts a server and waits until it listens on `port`.
+    pub fn serve(&self, host: u8, library: bool, port: u16, command: &[&str]) -> Running {
+        let mut running = self.start(host, library, command);
+        until(&format!("{command:?} listens"), || {
+            assert!(running.child.try_wait().unwrap().is_none(), "{command:?}: {}", running.log());
+            running.listens(port)
+        });
+        running
+    }
+
+    /// Runs a program to its end, which has to be a good one; returns what it has printed.
+    pub fn run(&self, host: u8, library: bool, command: &[&str]) -> String {
+        let output = self.try_run(host, library, command);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {:?}\n{text}{errors}", output.status);
+        text
+    }
+
+    /// Runs a program to its end.
+    pub fn try_run(&self, host: u8, library: bool, command: &[&str]) -> Output {
+        let limited = [&["timeout", "-k", "1", "110"], command].concat();
+        self.command(host, library, &limited).output().unwrap()
+    }
+
+    /// Bytes that went over the fabric so far.
+    pub fn delivered(&self) -> u64 {
+        self.driver.metrics().bytes_delivered
+    }
+
+    /// Waits until so many bytes more than `before` have gone over the fabric.
+    pub fn wait_for_bytes(&self, before: u64, bytes: u64) {
+        let wanted = before + bytes;
+        self.driver.wait_for("bytes flow", |report| report.metrics["bytes_delivered"] > wanted);
+    }
+
+    /// Waits until no connection is left.
+    pub fn wait_for_ends(&self) {
+        self.driver.wait_for("the connections end", |report| report.connections.is_empty());
+    }
+
+    /// Waits until the driver has forgotten everybody.
+    pub fn expect_nothing_left(&self) {
+        self.driver.wait_for("nothing is left", |report| {
+            report.clients.is_empty() && report.connections.is_empty() && report.memory_used_bytes == 0
+        });
+    }
+
+    /// Does the same without and with the library: the answers must be the same. With it `bytes` bytes at least
+    /// have to go over the fabric, without it none may. Then nothing is left.
+    pub fn compare(&self, bytes: u64, mut exchange: impl FnMut(&Self, bool) -> String) {
+        let mut expected = None;
+        for library in [false, true] {
+            let before = self.driver.metrics();
+            let answer = exchange(self, library);
+            let since = self.driver.metrics().since(&before);
+            assert!(!answer.is_empty());
+            let expected = expected.get_or_insert_with(|| answer.clone());
+            assert_eq!(&answer, expected, "with the library: {library}");
+            if library {
+                assert!(since.connections_made > 0, "no connection on the fabric");
+                assert!(since.bytes_delivered >= bytes, "{} bytes on the fabric", since.bytes_delivered);
+            } else {
+                assert_eq!(since.connections_made, 0);
+            }
+            self.expect_nothing_left();
+        }
+    }
+}
+
+impl Running {
+    /// What it has printed.
+    pub fn log(&self) -> String {
+        read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// A process that is in the container's network namespace, but is not the program.
+    fn helper(&self) -> Option<u32> {
+        let own = self.child.id();
+        let children = read_to_string(format!("/proc/{own}/task/{own}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok()
+    }
+
+    fn listens(&self, port: u16) -> bool {
+        let Some(helper) = self.helper() else { return false };
+        ["tcp", "tcp6"].iter().any(|family| {
+            let table = read_to_string(format!("/proc/{helper}/net/{family}")).unwrap_or_default();
+            table.lines().any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                let local = words.next().is_some_and(|word| word.ends_with(&format!(":{port:04X}")));
+                local && words.nth(1) == Some("0A")
+            })
+        })
+    }
+
+    /// The processes of the container that are called so, as the host sees them.
+    pub fn processes(&self, name: &str) -> Vec<i32> {
+        let Some(own) = self.helper().and_then(|pid| read_link(format!("/proc/{pid}/ns/net")).ok()) else {
+            return Vec::new();
+        };
+        let all =
+            read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let mut found: Vec<i32> = all
+            .filter(|pid| read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|other| other == own))
+            .filter(|pid| read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name))
+            .collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Kills, by SIGKILL, the processes that are called so; there have to be some.
+    pub fn kill(&self, name: &str) {
+        let found = self.processes(name);
+        assert!(!found.is_empty(), "no {name} to kill: {}", self.log());
+        for pid in found {
+            let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+        }
+    }
+
+    /// Sends the program a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.child.id() as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Waits for its end; whether that was a good one.
+    pub fn wait(&mut self) -> bool {
+        let mut status = None;
+        until("the program ends", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap().success()
+    }
+
+    /// Ends it by SIGTERM.
+    pub fn end(mut self) {
+        self.signal(Signal::TERM);
+        self.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.signal(Signal::TERM);
+            let end = Instant::now() + Duration::from_secs(5);
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A file of the tests' programs.
+pub fn program(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
+    path.to_str().unwrap().to_owned()
+}
