@@ -10,7 +10,7 @@
   logic [LOG2_DEPTH-1:0] fv_at;
   assign fv_wr = fv_run && wr_valid_i && wr_ready_o;
   assign fv_rd = fv_run && rd_valid_o && rd_ready_i;
-  assign fv_at = rd_q[LOG2_DEPTH-1:0] + fv_ahead[LOG2_DEPTH-1:0];
+  assign fv_at = rd_q + fv_ahead[LOG2_DEPTH-1:0];
   always @(posedge clk_i) begin
     fv_count <= fv_count + (LOG2_DEPTH + 1)'(fv_wr) - (LOG2_DEPTH + 1)'(fv_rd);
     if (!fv_following && fv_wr && fv_choose) begin
@@ -23,7 +23,7 @@
     end
     if (!fv_run) assert (fv_count == '0 && !fv_following);
     if (fv_run) begin
-      assert (fv_count == level && fv_count <= (LOG2_DEPTH + 1)'(DEPTH));
+      assert (fv_count <= (LOG2_DEPTH + 1)'(DEPTH) && LOG2_DEPTH'(wr_q - rd_q) == fv_count[LOG2_DEPTH-1:0]);
       assert (space_o == (LOG2_DEPTH + 1)'(DEPTH) - fv_count);
       assert (wr_ready_o == (space_o != '0) && rd_valid_o == (fv_count != '0));
       if (fv_following) begin

@@ -20,9 +20,9 @@
     if (fv_run && !fv_on) assert (out_q == '0);
     if (fv_on) begin
       assert (limit_q == (BITS + 1)'(COUNT - 1) && fresh_q <= limit_q && fv_back <= limit_q);
-      assert (fv_back + fv_sum == fresh_q);
+      assert (fv_back + fv_sum + (BITS + 1)'(valid_q) == fresh_q);
       assert (out_q == fv_sum && all_free_o == (fv_out == '0));
-      assert (get_valid_o == (fv_sum != limit_q) && !fv_out[COUNT-1]);
+      assert ((valid_q || more || fv_sum == limit_q) && !fv_out[COUNT-1]);
       if (fv_get) assert (!fv_out[get_id_o]);
     end
   end
@@ -30,11 +30,11 @@
     fv_sum = '0;
     for (int i = 0; i < COUNT; i++) fv_sum = fv_sum + (BITS + 1)'(fv_out[i]);
   end
-  // Where each number is: out, not handed out yet, or once in the ring.
+  // Where each number is: out, not handed out yet, the next, or once in the ring.
   for (genvar id = 0; id < COUNT - 1; id++) begin : fv_gen_id
     logic [BITS:0] places;
     always_comb begin
-      places = (BITS + 1)'(fv_out[id]) + (BITS + 1)'((BITS + 1)'(id) >= fresh_q);
+      places = (BITS + 1)'(fv_out[id]) + (BITS + 1)'((BITS + 1)'(id) >= fresh_q) + (BITS + 1)'(valid_q && id_q == BITS'(id));
       for (int i = 0; i < COUNT; i++) begin
         if ((BITS + 1)'(i) < fv_back && mem[BITS'(get_q + (BITS + 1)'(i))] == BITS'(id)) places = places + 1'b1;
       end

@@ -23,8 +23,8 @@ while read -r module mode cycles parameters; do
 done <<END
 pd_fifo induction 4 WIDTH=4 LOG2_DEPTH=2
 pd_ids induction 4 COUNT=4
-pd_rr_pick search 14 COUNT=4
-pd_ptr_calc induction 4
+pd_rr_pick search 24 COUNT=4
+pd_ptr_calc induction 7
 pd_dma_split induction 4 ADDR_BITS=16 USER_BITS=2
 pd_dma_track induction 4 OWNER_BITS=2 COUNT_BITS=3
 END

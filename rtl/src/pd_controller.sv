@@ -82,9 +82,9 @@ module pd_controller #(
   localparam int unsigned SLOT_BITS = $clog2(SLOTS);
 
   logic ctx_valid, free_valid, start_valid, bad_valid, bad_ready, fail_valid, fail_ready;
-  logic [BATCH_BITS-1:0] fetch_batch, ctx_batch, free_batch, done_batch;
+  logic [BATCH_BITS-1:0] fetch_batch, ctx_batch, free_batch, done_batch, start_batch;
   logic [ADDR_BITS-1:0] ctx_cq_addr;
-  logic [4:0] started, start_count;
+  logic [4:0] started, look_count, start_count;
   logic [ENTRY_BITS-1:0] bad_entry, end_entry, dispatch_entry, retire_entry;
   logic [2:0] bad_status;
   logic dispatch_read, retire_read;
@@ -108,8 +108,9 @@ module pd_controller #(
   ) u_dispatch (
     .clk_i, .rst_ni, .init_i,
     .batch_valid_i(fetch_done_valid_i), .batch_ready_o(fetch_done_ready_o), .batch_i(done_batch),
-    .batch_count_i(start_count), .batch_ok_i(fetch_done_status_i == '0),
+    .batch_count_i(look_count), .batch_ok_i(fetch_done_status_i == '0),
     .fail_valid_o(fail_valid), .fail_ready_i(fail_ready), .start_valid_o(start_valid),
+    .start_batch_o(start_batch), .start_count_o(start_count),
     .read_valid_o(dispatch_read), .read_ready_i(!retire_read), .read_entry_o(dispatch_entry), .read_data_i(read_data),
     .copy_valid_o, .copy_ready_i, .copy_src_o, .copy_dst_o, .copy_len_o, .copy_slot_o,
     .bad_valid_o(bad_valid), .bad_ready_i(bad_ready), .bad_entry_o(bad_entry), .bad_status_o(bad_status),
@@ -122,7 +123,8 @@ module pd_controller #(
     .clk_i, .rst_ni,
     .ctx_valid_i(ctx_valid), .ctx_batch_i(ctx_batch), .ctx_queue_i(visit_queue_o), .ctx_count_i(visit_count_i),
     .ctx_phase_i(visit_phase_i), .ctx_cq_addr_i(ctx_cq_addr), .ctx_irq_i(visit_irq_i), .ctx_vector_i(visit_vector_i),
-    .start_valid_i(start_valid), .start_batch_i(done_batch), .start_count_o(start_count),
+    .look_batch_i(done_batch), .look_count_o(look_count),
+    .start_valid_i(start_valid), .start_batch_i(start_batch), .start_count_i(start_count),
     .end_valid_i(copy_done_valid_i), .end_entry_i(end_entry), .end_status_i(copy_done_status_i),
     .bad_valid_i(bad_valid), .bad_ready_o(bad_ready), .bad_entry_i(bad_entry), .bad_status_i(bad_status),
     .fail_valid_i(fail_valid), .fail_ready_o(fail_ready),

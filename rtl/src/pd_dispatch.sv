@@ -2,8 +2,8 @@
 //
 // Interface: `batch_*` fetched batches in the order of their arrival; `read_*` to the entry RAM (data two cycles later);
 // `copy_*` jobs with a slot of the Data Buffer each; `bad_*` commands that are no copies; `fail_*` batches that couldn't be read.
-// `start_*` announces each batch to the retiring part before its first entry. `slot_done_*` ends a copy: `end_*` says of which entry.
-// Timing: an entry a cycle while nothing waits; six cycles from `batch_*` to `copy_*`.
+// `start_*` announces each batch, or one that failed, to the retiring part before its first entry. `slot_done_*` ends a copy: `end_*` says of which entry.
+// Timing: an entry a cycle while nothing waits; eight cycles from `batch_*` to `copy_*`.
 module pd_dispatch #(
   parameter int unsigned ADDR_BITS = 52,
   parameter int unsigned LEN_BITS = 13,
@@ -24,6 +24,8 @@ module pd_dispatch #(
   output logic                  fail_valid_o,
   input  logic                  fail_ready_i,
   output logic                  start_valid_o,
+  output logic [BATCH_BITS-1:0] start_batch_o,
+  output logic [4:0]            start_count_o,
   output logic                  read_valid_o,
   input  logic                  read_ready_i,
   output logic [ENTRY_BITS-1:0] read_entry_o,
@@ -46,23 +48,38 @@ module pd_dispatch #(
   localparam int unsigned SLOT_BITS = $clog2(SLOTS);
   localparam int unsigned WORD_BITS = ENTRY_BITS + 8 + 32 + 64 + 64;
 
-  // Reading: entry after entry of a batch into a small FIFO.
+  // The batch at work.
+  logic b_valid_q, b_ok_q, b_go;
+  logic [BATCH_BITS-1:0] b_batch_q;
+  logic [4:0] b_count_q;
+  assign batch_ready_o = !b_valid_q || b_go;
+  always_ff @(posedge clk_i or negedge rst_ni) begin
+    if (!rst_ni) b_valid_q <= 1'b0;
+    else if (batch_ready_o) b_valid_q <= batch_valid_i;
+  end
+  always_ff @(posedge clk_i) begin
+    if (batch_ready_o) {b_ok_q, b_batch_q, b_count_q} <= {batch_ok_i, batch_i, batch_count_i};
+  end
+
+  // Reading: entry after entry of it into a small FIFO.
   logic [3:0] index_q;
   logic last, read, fail_take;
   logic [1:0] pending_q;
   logic [ENTRY_BITS-1:0] entry0_q, entry1_q;
   logic [3:0] space;
   logic fifo_ready, fifo_valid, fifo_take;
-  logic [WORD_BITS-1:0] word, head;
+  logic [WORD_BITS-1:0] word, head, head_q;
 
-  assign last = 5'(index_q) + 5'd1 == batch_count_i;
-  assign fail_valid_o = batch_valid_i && !batch_ok_i;
+  assign last = 5'(index_q) + 5'd1 == b_count_q;
+  assign fail_valid_o = b_valid_q && !b_ok_q;
   assign fail_take = fail_valid_o && fail_ready_i;
-  assign read_valid_o = batch_valid_i && batch_ok_i && space > 4'd2;
+  assign read_valid_o = b_valid_q && b_ok_q && space > 4'd2;
   assign read = read_valid_o && read_ready_i;
-  assign read_entry_o = {batch_i, index_q};
+  assign read_entry_o = {b_batch_q, index_q};
   assign start_valid_o = read && index_q == '0;
-  assign batch_ready_o = fail_take || (read && last);
+  assign start_batch_o = b_batch_q;
+  assign start_count_o = b_count_q;
+  assign b_go = fail_take || (read && last);
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) begin
       index_q <= '0;
@@ -95,7 +112,7 @@ module pd_dispatch #(
   logic bad_type, bad_len, bad_src, bad_dst;
   logic [2:0] status;
   localparam logic [31:0] COPY_BYTES_MAX = 32'd1 << (LEN_BITS - 1);
-  assign {entry, kind, len, src, dst} = head;
+  assign {entry, kind, len, src, dst} = head_q;
   assign bad_type = kind != 8'(pd_abi_pkg::TYPE_GENERAL_SEND);
   assign bad_len = len == '0 || len > COPY_BYTES_MAX;
   assign src_end = (ADDR_BITS + 1)'(src[ADDR_BITS-1:0]) + (ADDR_BITS + 1)'(len[LEN_BITS-1:0]);
@@ -109,17 +126,24 @@ module pd_dispatch #(
     else if (bad_src || bad_dst) status = 3'(pd_abi_pkg::STATUS_BAD_ADDRESS);
   end
 
-  logic valid_q, sent, slot_valid;
+  logic head_valid_q, check, valid_q, sent, slot_valid;
   logic [2:0] status_q;
   logic [ENTRY_BITS-1:0] entry_q;
   logic [SLOT_BITS-1:0] slot;
-  assign fifo_take = fifo_valid && (!valid_q || sent);
+  assign check = !valid_q || sent;
+  assign fifo_take = !head_valid_q || check;
   always_ff @(posedge clk_i or negedge rst_ni) begin
-    if (!rst_ni) valid_q <= 1'b0;
-    else if (!valid_q || sent) valid_q <= fifo_valid;
+    if (!rst_ni) begin
+      head_valid_q <= 1'b0;
+      valid_q <= 1'b0;
+    end else begin
+      if (fifo_take) head_valid_q <= fifo_valid;
+      if (check) valid_q <= head_valid_q;
+    end
   end
   always_ff @(posedge clk_i) begin
-    if (fifo_take) begin
+    if (fifo_take) head_q <= head;
+    if (check) begin
       status_q <= status;
       entry_q <= entry;
       copy_src_o <= src[ADDR_BITS-1:0];
@@ -137,7 +161,7 @@ module pd_dispatch #(
   assign copy = copy_valid_o && copy_ready_i;
   assign copy_slot_o = INDEX_BITS'(slot);
   assign sent = copy || (bad_valid_o && bad_ready_i);
-  assign started_o = 5'(sent) + (fail_take ? batch_count_i : 5'd0);
+  assign started_o = 5'(sent) + (fail_take ? b_count_q : 5'd0);
 
   logic unused_all_free;
   pd_ids #(.COUNT(SLOTS)) u_slots (

@@ -137,35 +137,35 @@ module pd_dma #(
   );
 
   // Reads: bursts, each with a tag, as headers.
-  logic rb_valid, rb_ready, rb_first, rb_last;
+  logic rb_valid, rb_ready, rb_first, rb_last, read_split_idle;
   logic [ADDR_BITS-1:0] rb_addr;
   logic [12:0] rb_len;
-  logic [LEN_BITS-1:0] rb_offset;
   logic [POS_BITS-1:0] rb_pos;
   logic [OWNER_BITS-1:0] rb_owner;
-  pd_dma_split #(.ADDR_BITS(ADDR_BITS), .LEN_BITS(LEN_BITS), .USER_BITS(POS_BITS + OWNER_BITS)) u_read_split (
+  pd_dma_split #(.ADDR_BITS(ADDR_BITS), .LEN_BITS(LEN_BITS), .POS_BITS(POS_BITS), .USER_BITS(OWNER_BITS)) u_read_split (
     .clk_i, .rst_ni, .limit_i(max_read_i),
     .in_valid_i(read_valid), .in_ready_o(read_ready), .in_addr_i(read_addr), .in_len_i(read_len),
-    .in_user_i({read_pos, read_owner}),
-    .out_valid_o(rb_valid), .out_ready_i(rb_ready), .out_addr_o(rb_addr), .out_len_o(rb_len),
-    .out_offset_o(rb_offset), .out_first_o(rb_first), .out_last_o(rb_last), .out_user_o({rb_pos, rb_owner})
+    .in_pos_i(read_pos), .in_user_i(read_owner),
+    .out_valid_o(rb_valid), .out_ready_i(rb_ready), .out_addr_o(rb_addr), .out_len_o(rb_len), .out_pos_o(rb_pos),
+    .out_first_o(rb_first), .out_last_o(rb_last), .out_user_o(rb_owner), .idle_o(read_split_idle)
   );
 
   logic tag_valid, mrd_ready, mrd_valid, mrd_take, tags_idle;
-  logic [TAG_BITS-1:0] tag, look_tag, state_tag, free_tag, kill_tag;
+  logic [TAG_BITS-1:0] tag, look_tag, state_tag, end_tag, free_tag, kill_tag;
   logic [INFO_BITS-1:0] info, look_info;
-  logic state_out, state_dead, end_valid, end_timeout, free_valid, kill_valid;
+  logic state_out, state_dead, end_valid, end_dead, free_valid, kill_valid;
   logic [127:0] mrd_hdr, mrd_out_hdr;
   logic [10:0] mrd_dws;
   logic [2:0] mrd_space;
   assign rb_ready = tag_valid && mrd_ready;
-  assign info = {rb_pos + POS_BITS'(rb_offset) + POS_BITS'(rb_len), rb_len, rb_owner};
+  assign info = {rb_pos + POS_BITS'(rb_len), rb_len, rb_owner};
   pd_dma_tags #(.TAGS(TAGS), .INFO_BITS(INFO_BITS)) u_tags (
     .clk_i, .rst_ni, .init_i, .ext_tag_i, .timeout_i,
     .alloc_valid_o(tag_valid), .alloc_ready_i(rb_valid && mrd_ready), .alloc_tag_o(tag), .alloc_info_i(info),
     .look_tag_i(look_tag), .look_info_o(look_info),
     .state_tag_i(state_tag), .state_out_o(state_out), .state_dead_o(state_dead),
-    .end_valid_i(end_valid), .end_timeout_i(end_timeout), .free_valid_i(free_valid), .free_tag_i(free_tag),
+    .end_valid_i(end_valid), .end_tag_i(end_tag), .end_dead_i(end_dead),
+    .free_valid_i(free_valid), .free_tag_i(free_tag),
     .kill_valid_o(kill_valid), .kill_tag_o(kill_tag), .idle_o(tags_idle)
   );
   pd_dma_hdr #(.ADDR_BITS(ADDR_BITS)) u_mrd_hdr (
@@ -188,7 +188,8 @@ module pd_dma #(
     .cpl_valid_i, .cpl_sop_i, .cpl_eop_i, .cpl_hdr_i, .cpl_data_i,
     .look_tag_o(look_tag), .look_info_i(look_info),
     .state_tag_o(state_tag), .state_out_i(state_out), .state_dead_i(state_dead),
-    .end_valid_o(end_valid), .end_timeout_o(end_timeout), .free_valid_o(free_valid), .free_tag_o(free_tag),
+    .end_valid_o(end_valid), .end_tag_o(end_tag), .end_dead_o(end_dead),
+    .free_valid_o(free_valid), .free_tag_o(free_tag),
     .kill_valid_i(kill_valid), .kill_tag_i(kill_tag),
     .wr_valid_o, .wr_entry_o, .wr_row_o, .wr_rot_o, .wr_mask_o, .wr_data_o,
     .event_valid_o(event_valid), .event_owner_o(event_owner), .event_final_o(event_final),
@@ -223,18 +224,17 @@ module pd_dma #(
   assign msi_ready_o = job_ready && !cq_valid_i;
   assign write_ready = job_ready && !cq_valid_i && !msi_valid_i;
 
-  logic wb_valid, wb_ready, wb_first, wb_last;
+  logic wb_valid, wb_ready, wb_first, wb_last, wb_pos, write_split_idle;
   logic [ADDR_BITS-1:0] wb_addr;
   logic [12:0] wb_len;
-  logic [LEN_BITS-1:0] wb_offset;
   logic [1:0] wb_kind;
   logic [31:0] wb_word;
-  pd_dma_split #(.ADDR_BITS(ADDR_BITS), .LEN_BITS(LEN_BITS), .USER_BITS(34)) u_write_split (
+  pd_dma_split #(.ADDR_BITS(ADDR_BITS), .LEN_BITS(LEN_BITS), .POS_BITS(1), .USER_BITS(34)) u_write_split (
     .clk_i, .rst_ni, .limit_i(max_payload_i),
     .in_valid_i(job_valid), .in_ready_o(job_ready), .in_addr_i(job_addr), .in_len_i(job_len),
-    .in_user_i({job_kind, job_word}),
-    .out_valid_o(wb_valid), .out_ready_i(wb_ready), .out_addr_o(wb_addr), .out_len_o(wb_len),
-    .out_offset_o(wb_offset), .out_first_o(wb_first), .out_last_o(wb_last), .out_user_o({wb_kind, wb_word})
+    .in_pos_i(1'b0), .in_user_i({job_kind, job_word}),
+    .out_valid_o(wb_valid), .out_ready_i(wb_ready), .out_addr_o(wb_addr), .out_len_o(wb_len), .out_pos_o(wb_pos),
+    .out_first_o(wb_first), .out_last_o(wb_last), .out_user_o({wb_kind, wb_word}), .idle_o(write_split_idle)
   );
 
   logic mwr_valid, mwr_ready, mwr_sop, mwr_eop, mwr_cq, write_idle;
@@ -265,9 +265,9 @@ module pd_dma #(
     .out_hdr_o(req_hdr_o), .out_data_o(req_data_o), .out_strb_o(req_strb_o)
   );
 
-  assign idle_o = front_idle && tags_idle && write_idle && !wb_valid && !rb_valid && !mrd_valid && !req_valid_o;
+  assign idle_o = front_idle && tags_idle && write_idle && write_split_idle && read_split_idle && !mrd_valid && !req_valid_o;
   logic unused;
-  assign unused = ^{fetch_space, rb_first, rb_last, mrd_dws, mrd_space, wb_offset};
+  assign unused = ^{fetch_space, rb_first, rb_last, mrd_dws, mrd_space, wb_pos};
 `ifdef PD_ASSERT
   always @(posedge clk_i) if (rst_ni && done_valid && !done_owner[INDEX_BITS]) assert (fetch_fifo_ready);
 `else

@@ -3,9 +3,10 @@
 // A tag is free, out (its completions are awaited) or dead (its read timed out; a late completion is dropped). A dead tag is
 // free again once its last completion came, or after a second time-out.
 // Interface: `alloc_*` gives a tag to a read with what its completions need to know; `look_*` reads that; `end_*` (last
-// completion, or time-out) changes the state; `free_*` returns the tag. `kill_*` asks the receiver to treat a tag as timed out.
-// `idle_o`: none is out, and the list is ready.
-// Timing: `look_info_o` one cycle after `look_tag_i`; `state_out_o`/`state_dead_o` belong to `state_tag_i` at once.
+// completion, or time-out: `end_dead_i`) changes the state; `free_*` returns the tag. `kill_*` asks the receiver to treat a tag as
+// timed out; it stands until the tag comes to an end. `idle_o`: none is out, and the list is ready.
+// Timing: `look_info_o` one cycle after `look_tag_i`; `state_out_o`/`state_dead_o` belong to `state_tag_i` at once. A tag is looked
+// at for its time-out every 4 * TAGS cycles.
 module pd_dma_tags #(
   parameter int unsigned TAGS = 128,
   parameter int unsigned INFO_BITS = 40,
@@ -26,7 +27,8 @@ module pd_dma_tags #(
   output logic                 state_out_o,
   output logic                 state_dead_o,
   input  logic                 end_valid_i,
-  input  logic                 end_timeout_i,
+  input  logic [TAG_BITS-1:0]  end_tag_i,
+  input  logic                 end_dead_i,
   input  logic                 free_valid_i,
   input  logic [TAG_BITS-1:0]  free_tag_i,
   output logic                 kill_valid_o,
@@ -68,36 +70,40 @@ module pd_dma_tags #(
     .re_i(1'b1), .raddr_i(look_tag_i), .rdata_o(look_info_o)
   );
 
-  always_ff @(posedge clk_i or negedge rst_ni) begin
-    if (!rst_ni) begin
-      out_q <= '0;
-      dead_q <= '0;
-    end else begin
-      if (alloc) out_q[alloc_tag_o] <= 1'b1;
-      if (end_valid_i) begin
-        out_q[state_tag_i] <= 1'b0;
-        dead_q[state_tag_i] <= end_timeout_i && state_out_o;
+  for (genvar i = 0; i < TAGS; i++) begin : gen_tag
+    always_ff @(posedge clk_i or negedge rst_ni) begin
+      if (!rst_ni) begin
+        out_q[i] <= 1'b0;
+        dead_q[i] <= 1'b0;
+      end else begin
+        if (alloc && alloc_tag_o == TAG_BITS'(i)) out_q[i] <= 1'b1;
+        if (end_valid_i && end_tag_i == TAG_BITS'(i)) begin
+          out_q[i] <= 1'b0;
+          dead_q[i] <= end_dead_i;
+        end
       end
     end
   end
 
-  // Time-outs: look at one tag every three cycles.
+  // Time-outs: one tag after the other, a step a cycle: its state and stamp, its age, comparison, verdict, the wait for its end.
+  localparam logic [2:0] READ = 3'd0;
+  localparam logic [2:0] JUDGE = 3'd3;
+  localparam logic [2:0] WAIT = 3'd4;
   logic [7:0] cycles_q;
-  logic [17:0] now_q, stamp, age;
+  logic [17:0] now_q, stamp, age_q;
   logic [TAG_BITS-1:0] scan_q;
-  logic [1:0] step_q;
-  logic kill_q, due, over;
+  logic [2:0] step_q;
+  logic scan_out_q, scan_dead_q, old_q, older_q, ended_q, over, kill;
 
   pd_ram #(.WIDTH(18), .DEPTH(TAGS)) u_stamp (
     .clk_i,
     .we_i(alloc), .waddr_i(alloc_tag_o), .wdata_i(now_q),
-    .re_i(1'b1), .raddr_i(scan_q), .rdata_o(stamp)
+    .re_i(step_q == READ), .raddr_i(scan_q), .rdata_o(stamp)
   );
-  assign due = timeout_i != '0 && ((out_q[scan_q] && age >= 18'(timeout_i))
-      || (dead_q[scan_q] && age >= {1'b0, timeout_i, 1'b0}));
-  // A tag that comes to an end, and perhaps to new use, meanwhile is left alone.
-  assign over = (end_valid_i && state_tag_i == scan_q) || (alloc && alloc_tag_o == scan_q);
-  assign kill_valid_o = kill_q;
+  // A tag that has come to an end since it was looked at, and perhaps to new use, is left alone.
+  assign over = end_valid_i && end_tag_i == scan_q;
+  assign kill = timeout_i != '0 && ((scan_out_q && old_q) || (scan_dead_q && older_q)) && !ended_q && !over;
+  assign kill_valid_o = step_q == WAIT;
   assign kill_tag_o = scan_q;
 
   always_ff @(posedge clk_i or negedge rst_ni) begin
@@ -105,27 +111,29 @@ module pd_dma_tags #(
       cycles_q <= '0;
       now_q <= '0;
       scan_q <= '0;
-      step_q <= '0;
-      kill_q <= 1'b0;
-      age <= '0;
+      step_q <= READ;
     end else begin
       cycles_q <= cycles_q + 1'b1;
       if (cycles_q == '1) now_q <= now_q + 1'b1;
-      age <= now_q - stamp;
-      step_q <= step_q + 1'b1;
-      unique case (step_q)
-        2'd2: kill_q <= due && !over;
-        2'd3: begin
-          if (kill_q && !over) begin
-            step_q <= 2'd3;
-          end else begin
-            kill_q <= 1'b0;
-            scan_q <= scan_q + 1'b1;
-          end
-        end
-        default: ;
-      endcase
+      if (step_q == JUDGE && kill) begin
+        step_q <= WAIT;
+      end else if (step_q == JUDGE || (step_q == WAIT && over)) begin
+        step_q <= READ;
+        scan_q <= scan_q + 1'b1;
+      end else if (step_q != WAIT) begin
+        step_q <= step_q + 1'b1;
+      end
     end
+  end
+  always_ff @(posedge clk_i) begin
+    if (step_q == READ) begin
+      scan_out_q <= out_q[scan_q];
+      scan_dead_q <= dead_q[scan_q];
+    end
+    ended_q <= over || (ended_q && step_q != READ);
+    age_q <= now_q - stamp;
+    old_q <= age_q >= 18'(timeout_i);
+    older_q <= age_q >= {1'b0, timeout_i, 1'b0};
   end
 
 `ifdef PD_ASSERT
@@ -133,7 +141,8 @@ module pd_dma_tags #(
     if (rst_ni) begin
       assert ((out_q & dead_q) == '0);
       // Nobody waits for the end of a tag that is free.
-      if (kill_q) assert (out_q[scan_q] || dead_q[scan_q]);
+      if (kill_valid_o) assert (out_q[scan_q] || dead_q[scan_q]);
+      if (end_valid_i) assert (out_q[end_tag_i] || dead_q[end_tag_i]);
       if (alloc) assert (!out_q[alloc_tag_o] && !dead_q[alloc_tag_o]);
     end
   end

@@ -6,7 +6,7 @@
 // Interface: bursts in; `rd_*` to the Data Buffer; `entry_*` from the controller, as many as the bursts have; TLP stream out.
 // `slot_done_*`: a slot's payload has been read and is on its way. `out_cq_o` marks the last beat of a
 // completion job.
-// Timing: five cycles from burst to TLP; TLPs back to back.
+// Timing: six cycles from burst to TLP; TLPs back to back.
 module pd_dma_write #(
   parameter int unsigned TLP_WIDTH = 512,
   parameter int unsigned ADDR_BITS = 52,
@@ -52,37 +52,59 @@ module pd_dma_write #(
   localparam int unsigned PER_BEAT = BYTES / 32;
   localparam int unsigned PER_BEAT_BITS = $clog2(PER_BEAT);
 
-  // The burst at work.
-  logic b_valid_q, b_first_q, b_last_q, b_sop_q;
-  logic [1:0] b_kind_q;
-  logic [127:0] b_hdr_q;
-  logic [10:0] b_dws_q;
-  logic [31:0] b_word_q;
-  logic [127:0] hdr;
-  logic [10:0] dws;
-  logic beat, b_eop, data_beat, side_beat;
+  // The next burst: its header.
+  logic h_valid_q, h_first_q, h_last_q, h_go;
+  logic [1:0] h_kind_q;
+  logic [127:0] h_hdr_q, hdr;
+  logic [10:0] h_dws_q, dws;
+  logic [31:0] h_word_q;
+  logic [ROW_BITS-1:0] h_row_q;
 
   pd_dma_hdr #(.ADDR_BITS(ADDR_BITS)) u_hdr (
     .write_i(1'b1), .addr_i(in_addr_i), .len_i(in_len_i), .tag_i(8'd0), .requester_id_i,
     .hdr_o(hdr), .dws_o(dws)
   );
-  assign b_eop = b_dws_q <= 11'(DWS);
-  assign in_ready_o = !b_valid_q || (beat && b_eop);
+  assign in_ready_o = !h_valid_q || h_go;
   always_ff @(posedge clk_i or negedge rst_ni) begin
-    if (!rst_ni) b_valid_q <= 1'b0;
-    else if (in_ready_o) b_valid_q <= in_valid_i;
+    if (!rst_ni) h_valid_q <= 1'b0;
+    else if (in_ready_o) h_valid_q <= in_valid_i;
   end
   always_ff @(posedge clk_i) begin
     if (in_ready_o) begin
-      b_first_q <= in_first_i;
-      b_last_q <= in_last_i;
+      h_first_q <= in_first_i;
+      h_last_q <= in_last_i;
+      h_kind_q <= in_kind_i;
+      h_hdr_q <= hdr;
+      h_dws_q <= dws;
+      h_word_q <= in_word_i;
+      h_row_q <= ROW_BITS'({in_word_i[INDEX_BITS-1:0], {SLOT_LOG2_ROWS{1'b0}}}) + ROW_BITS'(in_word_i[INDEX_BITS-1:0]);
+    end
+  end
+
+  // The burst at work: whose turn it is and how much is left of it.
+  logic b_data_q, b_cq_q, b_word_q, b_last_q, b_sop_q, b_eop_q, b_valid;
+  logic [127:0] b_hdr_q;
+  logic [10:0] b_dws_q;
+  logic [31:0] b_value_q;
+  logic beat, data_beat, side_beat;
+
+  assign b_valid = b_data_q || b_cq_q || b_word_q;
+  assign h_go = !b_valid || (beat && b_eop_q);
+  always_ff @(posedge clk_i or negedge rst_ni) begin
+    if (!rst_ni) {b_data_q, b_cq_q, b_word_q} <= '0;
+    else if (h_go) {b_data_q, b_cq_q, b_word_q} <= {h_kind_q == DATA, h_kind_q == CQ, h_kind_q[1]} & {3{h_valid_q}};
+  end
+  always_ff @(posedge clk_i) begin
+    if (h_go) begin
+      b_last_q <= h_last_q;
       b_sop_q <= 1'b1;
-      b_kind_q <= in_kind_i;
-      b_hdr_q <= hdr;
-      b_dws_q <= dws;
-      b_word_q <= in_word_i;
+      b_eop_q <= h_dws_q <= 11'(DWS);
+      b_hdr_q <= h_hdr_q;
+      b_dws_q <= h_dws_q;
+      b_value_q <= h_word_q;
     end else if (beat) begin
       b_sop_q <= 1'b0;
+      b_eop_q <= b_dws_q <= 11'(2 * DWS);
       b_dws_q <= b_dws_q - 11'(DWS);
     end
   end
@@ -93,24 +115,26 @@ module pd_dma_write #(
   assign room = space > (LOG2_FIFO + 1)'(3);
 
   // Payload: the rows of a slot one after the other, over all its bursts.
-  logic [ROW_BITS-1:0] row_q, slot_row;
-  assign slot_row = ROW_BITS'({b_word_q[INDEX_BITS-1:0], {SLOT_LOG2_ROWS{1'b0}}}) + ROW_BITS'(b_word_q[INDEX_BITS-1:0]);
-  assign data_beat = b_valid_q && b_kind_q == DATA && room;
-  assign rd_row_o = b_first_q && b_sop_q ? slot_row : row_q;
-  always_ff @(posedge clk_i) if (data_beat) row_q <= rd_row_o + 1'b1;
+  logic [ROW_BITS-1:0] row_q;
+  assign data_beat = b_data_q && room;
+  assign rd_row_o = row_q;
+  always_ff @(posedge clk_i) begin
+    if (h_go && h_first_q) row_q <= h_row_q;
+    else if (data_beat) row_q <= row_q + 1'b1;
+  end
 
   logic [1:0] pipe_valid_q;
   logic [1:0] pipe_sop_q, pipe_eop_q;
   logic [LANE_BITS-2:0] pipe_dws0_q, pipe_dws1_q, beat_dws;
   assign rd_valid_o = data_beat;
-  assign beat_dws = b_eop ? (LANE_BITS - 1)'(b_dws_q) : (LANE_BITS - 1)'(DWS);
+  assign beat_dws = b_eop_q ? (LANE_BITS - 1)'(b_dws_q) : (LANE_BITS - 1)'(DWS);
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) pipe_valid_q <= '0;
     else pipe_valid_q <= {pipe_valid_q[0], data_beat};
   end
   always_ff @(posedge clk_i) begin
     pipe_sop_q <= {pipe_sop_q[0], b_sop_q};
-    pipe_eop_q <= {pipe_eop_q[0], b_eop};
+    pipe_eop_q <= {pipe_eop_q[0], b_eop_q};
     pipe_dws0_q <= beat_dws;
     pipe_dws1_q <= pipe_dws0_q;
   end
@@ -118,33 +142,39 @@ module pd_dma_write #(
   // Entries and words: collected beside the pipeline, put in when it is empty.
   logic [TLP_WIDTH-1:0] side_q;
   logic [PER_BEAT_BITS:0] have_q, want;
-  logic side_full;
-  assign want = b_eop ? (PER_BEAT_BITS + 1)'(b_dws_q[LANE_BITS-2:3]) : (PER_BEAT_BITS + 1)'(PER_BEAT);
-  assign side_full = b_kind_q == CQ ? have_q == want : have_q != '0;
-  assign entry_ready_o = b_valid_q && b_kind_q == CQ && !side_full;
-  assign side_beat = b_valid_q && b_kind_q != DATA && side_full && pipe_valid_q == '0 && room;
+  logic side_full, side_take;
+  assign want = b_eop_q ? (PER_BEAT_BITS + 1)'(b_dws_q[LANE_BITS-2:3]) : (PER_BEAT_BITS + 1)'(PER_BEAT);
+  assign side_full = b_cq_q ? have_q == want : have_q != '0;
+  assign entry_ready_o = b_cq_q && have_q != want;
+  assign side_take = (b_cq_q && entry_valid_i && have_q != want) || (b_word_q && have_q == '0);
+  assign side_beat = (b_cq_q || b_word_q) && side_full && pipe_valid_q == '0 && room;
   assign beat = data_beat || side_beat;
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) have_q <= '0;
     else if (side_beat) have_q <= '0;
-    else if (b_valid_q && b_kind_q != DATA && !side_full && (b_kind_q != CQ || entry_valid_i)) have_q <= have_q + 1'b1;
+    else if (side_take) have_q <= have_q + 1'b1;
   end
-  always_ff @(posedge clk_i) begin
-    if (entry_valid_i && entry_ready_o) side_q[have_q[PER_BEAT_BITS-1:0]*256 +: 256] <= entry_data_i;
-    else if (b_valid_q && b_kind_q != DATA && b_kind_q != CQ && !side_full) side_q[31:0] <= b_word_q;
+  for (genvar i = 0; i < PER_BEAT; i++) begin : gen_side
+    always_ff @(posedge clk_i) begin
+      if (b_cq_q && have_q == (PER_BEAT_BITS + 1)'(i)) side_q[256*i +: 256] <= entry_data_i;
+      else if (b_word_q && i == 0) side_q[256*i +: 256] <= 256'(b_value_q);
+    end
   end
 
-  assign slot_done_valid_o = data_beat && b_eop && b_last_q;
-  assign slot_done_o = b_word_q[INDEX_BITS-1:0];
+  always_ff @(posedge clk_i or negedge rst_ni) begin
+    if (!rst_ni) slot_done_valid_o <= 1'b0;
+    else slot_done_valid_o <= data_beat && b_eop_q && b_last_q;
+  end
+  always_ff @(posedge clk_i) slot_done_o <= b_value_q[INDEX_BITS-1:0];
 
   // Out: headers and beats.
   logic push, push_sop, push_eop, push_cq;
   logic [LANE_BITS-2:0] push_dws, out_dws;
   assign push = pipe_valid_q[1] || side_beat;
   assign push_sop = pipe_valid_q[1] ? pipe_sop_q[1] : b_sop_q;
-  assign push_eop = pipe_valid_q[1] ? pipe_eop_q[1] : b_eop;
+  assign push_eop = pipe_valid_q[1] ? pipe_eop_q[1] : b_eop_q;
   assign push_dws = pipe_valid_q[1] ? pipe_dws1_q : beat_dws;
-  assign push_cq = !pipe_valid_q[1] && b_kind_q == CQ && b_eop && b_last_q;
+  assign push_cq = !pipe_valid_q[1] && b_cq_q && b_eop_q && b_last_q;
   pd_fifo #(.WIDTH(TLP_WIDTH + LANE_BITS + 2), .LOG2_DEPTH(LOG2_FIFO)) u_beats (
     .clk_i, .rst_ni,
     .wr_valid_i(push), .wr_ready_o(fifo_ready),
@@ -162,10 +192,10 @@ module pd_dma_write #(
     .space_o(hdr_space)
   );
   assign out_strb_o = ~({DWS{1'b1}} << out_dws);
-  assign idle_o = !b_valid_q && pipe_valid_q == '0 && !out_valid_o;
+  assign idle_o = !h_valid_q && !b_valid && pipe_valid_q == '0 && !out_valid_o;
 
   logic unused;
-  assign unused = ^{hdr_space, b_word_q};
+  assign unused = ^{hdr_space, b_value_q, h_word_q};
 `ifdef PD_ASSERT
   always @(posedge clk_i) begin
     if (rst_ni) begin

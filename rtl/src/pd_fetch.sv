@@ -3,7 +3,7 @@
 // Interface: `doorbell_*` queues that may have work; `visit_*` to the state registers; `fetch_*` jobs to the DMA engine. What the
 // later parts need to know of a batch is written to their tables with `ctx_*`. `started_*` entries have left the entry RAM for the
 // DMA engine: no more than AHEAD are fetched and not started, so that a queue with much to do doesn't delay the others.
-// Timing: a batch in about six cycles.
+// Timing: a batch in about ten cycles.
 module pd_fetch #(
   parameter int unsigned QUEUES = 256,
   parameter int unsigned LOG2_DEPTH = 10,
@@ -47,11 +47,19 @@ module pd_fetch #(
   logic [BATCH_BITS-1:0] batch;
   logic [AHEAD_BITS-1:0] ahead_q;
 
+  logic bell_q;
+  logic [QUEUE_BITS-1:0] bell_queue_q;
+  always_ff @(posedge clk_i or negedge rst_ni) begin
+    if (!rst_ni) bell_q <= 1'b0;
+    else bell_q <= doorbell_valid_i;
+  end
+  always_ff @(posedge clk_i) bell_queue_q <= doorbell_queue_i;
+
   logic unused_wrap;
   logic [QUEUES-1:0] waiting;
   pd_rr_pick #(.COUNT(QUEUES)) u_pick (
     .clk_i, .rst_ni, .clear_i(init_i),
-    .set_a_valid_i(doorbell_valid_i), .set_a_id_i(doorbell_queue_i),
+    .set_a_valid_i(bell_q), .set_a_id_i(bell_queue_q),
     .set_b_valid_i(visit_ready_i && visit_more_i), .set_b_id_i(queue),
     .pick_valid_o(pick_valid), .pick_ready_i(visit_ready_i), .pick_keep_i(1'b0), .pick_id_o(queue),
     .wrap_o(unused_wrap), .set_o(waiting)

@@ -42,7 +42,7 @@ module pd_mmio (
   logic [4:0] kind;
   logic [3:0] first_be, last_be;
   logic [9:0] length;
-  logic [14:2] addr;
+  logic [14:2] addr, addr_q;
   logic is_mem, is_write, is_posted, shaped, two, nothing;
   assign fmt = hdr_q[127:125];
   assign kind = hdr_q[124:120];
@@ -62,7 +62,7 @@ module pd_mmio (
   assign bar_ready_o = state_q == IDLE || state_q == DRAIN;
   assign reg_valid_o = state_q == ACCESS;
   assign reg_write_o = is_write;
-  assign reg_addr_o = addr + 13'(second_q);
+  assign reg_addr_o = addr_q;
   assign reg_wdata_o = second_q ? data_q[63:32] : data_q[31:0];
   assign cpl_valid_o = state_q == ANSWER;
   assign cpl_data_o = data_q;
@@ -99,6 +99,8 @@ module pd_mmio (
     end
   end
   always_ff @(posedge clk_i) begin
+    if (state_q == CHECK) addr_q <= addr;
+    else if (state_q == ACCESS && reg_ready_i) addr_q <= addr_q + 1'b1;
     if (state_q == IDLE) begin
       hdr_q <= bar_hdr_i;
       data_q <= bar_data_i;

@@ -54,7 +54,7 @@ module pd_regs #(
   localparam logic [1:0] ON = 2'd2;
 
   // Which block an access is for.
-  logic is_queue, is_table, is_pba, is_global, missing, global_ready_q;
+  logic is_queue, is_table, is_pba, is_global, missing, missing_q, global_ready_q;
   logic [14:0] offset;
   assign offset = {reg_addr_i, 2'b00};
   assign is_queue = 32'(offset) >= pd_abi_pkg::REG_QUEUE_BASE
@@ -73,18 +73,18 @@ module pd_regs #(
     else if (is_global) reg_ready_o = global_ready_q;
     else reg_ready_o = msix_ready_i;
   end
-  assign reg_error_o = is_global && missing;
+  assign reg_error_o = is_global && missing_q;
 
   logic control_q;
   logic [1:0] state_q;
   logic [31:0] commands_q, errors_q, timeouts_q, unexpected_q, irqs_q, mmio_bad_q;
-  logic write, ready;
+  logic write, ready, start;
   assign write = global_ready_q && reg_valid_i && reg_write_i && is_global;
   assign ready = state_q == ON;
   assign fetch_enable_o = ready && control_q;
-  assign init_o = state_q == OFF && control_q && idle_i && (32'd128 << cfg_max_payload_i) >= BYTES;
+  assign start = state_q == OFF && control_q && idle_i && (32'd128 << cfg_max_payload_i) >= BYTES;
 
-  logic [31:0] global;
+  logic [31:0] global, global_q;
   always_comb begin
     missing = 1'b0;
     unique case (32'(offset))
@@ -113,13 +113,14 @@ module pd_regs #(
       end
     endcase
     if (is_queue) reg_rdata_o = queue_rdata_i;
-    else if (is_global) reg_rdata_o = global;
+    else if (is_global) reg_rdata_o = global_q;
     else reg_rdata_o = msix_rdata_i;
   end
 
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) begin
       global_ready_q <= 1'b0;
+      init_o <= 1'b0;
       control_q <= 1'b0;
       state_q <= OFF;
       irq_interval_o <= 16'(pd_abi_pkg::IRQ_INTERVAL_RESET);
@@ -136,6 +137,7 @@ module pd_regs #(
       mmio_bad_q <= '0;
     end else begin
       global_ready_q <= reg_valid_i && !global_ready_q;
+      init_o <= start;
       if (write) begin
         case (32'(offset))
           pd_abi_pkg::REG_CONTROL: control_q <= reg_wdata_i[pd_abi_pkg::CONTROL_ENABLE_LSB];
@@ -148,15 +150,15 @@ module pd_regs #(
       end
       unique case (state_q)
         OFF: begin
-          if (init_o) begin
+          if (start) begin
             state_q <= INIT;
-            // What the host set is taken here and holds until the next start.
+            // What the host set is taken here and holds until the next start; `init_o` comes when it is there.
             max_payload_o <= cfg_max_payload_i;
             max_read_o <= cfg_max_read_i;
             ext_tag_o <= cfg_ext_tag_i;
           end
         end
-        INIT: if (!init_busy_i) state_q <= ON;
+        INIT: if (!init_o && !init_busy_i) state_q <= ON;
         default: if (!control_q && idle_i) state_q <= OFF;
       endcase
       commands_q <= commands_q + 32'(count_command_i);
@@ -167,6 +169,8 @@ module pd_regs #(
       mmio_bad_q <= mmio_bad_q + 32'(count_mmio_bad_i);
     end
   end
+
+  always_ff @(posedge clk_i) {missing_q, global_q} <= {missing, global};
 
   logic unused;
   assign unused = ^offset;

@@ -2,9 +2,10 @@
 //
 // When the last command of a batch has ended, its entries are written to the CQ slots of their SQ slots in one go, each with its
 // status and the phase. When they are on their way, the batch is retired in the state registers and its interrupt raised.
-// Interface: `ctx_*` what is known of a batch from its fetch; `start_*` its commands will end now; `end_*` (never refused) and `bad_*`
+// Interface: `ctx_*` what is known of a batch from its fetch, of which `look_*` tells the number of entries; `start_*` its commands
+// will end now; `end_*` (never refused) and `bad_*`
 // commands that ended; `fail_*` a batch that couldn't be read. `cq_*` jobs, with contents on `entry_*`; `cq_sent_i` in their order.
-// Timing: a command's end a cycle; two cycles plus one an entry for a batch.
+// Timing: a command's end a cycle; two cycles plus one an entry for a batch. `irq_*` one cycle after the end of its batch.
 module pd_retire #(
   parameter int unsigned QUEUE_BITS = 8,
   parameter int unsigned ADDR_BITS = 52,
@@ -23,9 +24,11 @@ module pd_retire #(
   input  logic [ADDR_BITS-1:0]  ctx_cq_addr_i,
   input  logic                  ctx_irq_i,
   input  logic [QUEUE_BITS-1:0] ctx_vector_i,
+  input  logic [BATCH_BITS-1:0] look_batch_i,
+  output logic [4:0]            look_count_o,
   input  logic                  start_valid_i,
   input  logic [BATCH_BITS-1:0] start_batch_i,
-  output logic [4:0]            start_count_o,
+  input  logic [4:0]            start_count_i,
   input  logic                  end_valid_i,
   input  logic [ENTRY_BITS-1:0] end_entry_i,
   input  logic [2:0]            end_status_i,
@@ -68,45 +71,55 @@ module pd_retire #(
       end_mem[ctx_batch_i] <= {ctx_irq_i, ctx_vector_i, ctx_queue_i};
     end
   end
-  assign start_count_o = count_mem[start_batch_i];
+  assign look_count_o = count_mem[look_batch_i];
 
   // Ends, from the DMA engine first; a start goes before both.
   localparam int unsigned END_BITS = ENTRY_BITS + 3;
-  logic end_fifo_ready, end_valid, event_valid, event_take;
+  logic end_fifo_ready, end_valid, event_valid_q, event_take;
   logic [SLOT_BITS:0] end_space;
-  logic [ENTRY_BITS-1:0] end_entry, event_entry;
-  logic [2:0] end_status, event_status;
+  logic [ENTRY_BITS-1:0] end_entry, event_entry_q;
+  logic [2:0] end_status, event_status_q;
   pd_fifo #(.WIDTH(END_BITS), .LOG2_DEPTH(SLOT_BITS)) u_ends (
     .clk_i, .rst_ni,
     .wr_valid_i(end_valid_i), .wr_ready_o(end_fifo_ready), .wr_data_i({end_entry_i, end_status_i}),
-    .rd_valid_o(end_valid), .rd_ready_i(event_take), .rd_data_o({end_entry, end_status}),
+    .rd_valid_o(end_valid), .rd_ready_i(event_go), .rd_data_o({end_entry, end_status}),
     .space_o(end_space)
   );
-  assign event_valid = end_valid || bad_valid_i;
+  // One is taken ahead, so that reading the number left has a cycle of its own.
+  logic event_go;
+  assign event_go = !event_valid_q || event_take;
   assign event_take = !start_valid_i;
-  assign event_entry = end_valid ? end_entry : bad_entry_i;
-  assign event_status = end_valid ? end_status : bad_status_i;
-  assign bad_ready_o = event_take && !end_valid;
+  assign bad_ready_o = event_go && !end_valid;
+  always_ff @(posedge clk_i or negedge rst_ni) begin
+    if (!rst_ni) event_valid_q <= 1'b0;
+    else if (event_go) event_valid_q <= end_valid || bad_valid_i;
+  end
+  always_ff @(posedge clk_i) begin
+    if (event_go) begin
+      event_entry_q <= end_valid ? end_entry : bad_entry_i;
+      event_status_q <= end_valid ? end_status : bad_status_i;
+    end
+  end
 
   // Commands of each batch that have not ended.
   logic [4:0] left_mem [0:BATCHES-1];
   logic [BATCH_BITS-1:0] event_batch;
   logic [4:0] left;
   logic event_fire, complete;
-  assign event_batch = event_entry[ENTRY_BITS-1:4];
+  assign event_batch = event_entry_q[ENTRY_BITS-1:4];
   assign left = left_mem[event_batch] - 5'd1;
-  assign event_fire = event_valid && event_take;
+  assign event_fire = event_valid_q && event_take;
   assign complete = event_fire && left == '0;
   always_ff @(posedge clk_i) begin
-    if (start_valid_i) left_mem[start_batch_i] <= start_count_o;
+    if (start_valid_i) left_mem[start_batch_i] <= start_count_i;
     else if (event_fire) left_mem[event_batch] <= left;
   end
   assign count_command_o = event_fire;
-  assign count_error_o = event_fire && event_status != '0;
+  assign count_error_o = event_fire && event_status_q != '0;
 
   logic [2:0] status, status_q;
   pd_ram #(.WIDTH(3), .DEPTH(16 * BATCHES)) u_status (
-    .clk_i, .we_i(event_fire), .waddr_i(event_entry), .wdata_i(event_status),
+    .clk_i, .we_i(event_fire), .waddr_i(event_entry_q), .wdata_i(event_status_q),
     .re_i(read_valid_o), .raddr_i(read_entry_o), .rdata_o(status)
   );
 
@@ -180,7 +193,8 @@ module pd_retire #(
   );
 
   // Batches whose completions are on their way, in that order; and those that failed.
-  logic [BATCH_BITS-1:0] sent_batch, ending;
+  logic [BATCH_BITS-1:0] sent_batch;
+  logic [QUEUE_BITS-1:0] vector;
   logic sent_valid, sent_take, fail_take;
   logic [BATCH_BITS:0] sent_q, sent_space;
   pd_fifo #(.WIDTH(BATCH_BITS), .LOG2_DEPTH(BATCH_BITS)) u_sent (
@@ -190,6 +204,7 @@ module pd_retire #(
     .space_o(sent_space)
   );
   logic irq, failing_q;
+  logic [BATCH_BITS-1:0] ending_q;
   logic retiring_q;
   // A choice once shown to the state registers stays.
   always_ff @(posedge clk_i or negedge rst_ni) begin
@@ -206,16 +221,20 @@ module pd_retire #(
       end
     end
   end
+  always_ff @(posedge clk_i) if (!retiring_q) ending_q <= sent_q == '0 ? start_batch_i : sent_batch;
   assign retire_valid_o = retiring_q;
   assign retire_fail_o = failing_q;
   assign sent_take = retiring_q && retire_ready_i && !failing_q;
   assign fail_take = retiring_q && retire_ready_i && failing_q;
   assign fail_ready_o = fail_take;
-  assign ending = failing_q ? start_batch_i : sent_batch;
-  assign {irq, irq_vector_o, retire_queue_o} = end_mem[ending];
-  assign free_valid_o = sent_take || fail_take;
-  assign free_batch_o = ending;
-  assign irq_valid_o = free_valid_o && irq;
+  assign {irq, vector, retire_queue_o} = end_mem[ending_q];
+  assign free_valid_o = retiring_q && retire_ready_i;
+  assign free_batch_o = ending_q;
+  always_ff @(posedge clk_i or negedge rst_ni) begin
+    if (!rst_ni) irq_valid_o <= 1'b0;
+    else irq_valid_o <= free_valid_o && irq;
+  end
+  always_ff @(posedge clk_i) irq_vector_o <= vector;
 
   logic unused;
   assign unused = ^{end_space, ready_space, sent_space, read_data_i};

@@ -3,7 +3,8 @@
 // Interface: `set_*` (two ports) put a request into the set; `pick_*` offers one. Taking it (`pick_ready_i`) removes it, unless
 // `pick_keep_i`, and goes on behind it: every request is offered once before any is offered twice. `wrap_o` comes with the
 // first offer of a new round. `set_o` is the set. `clear_i` empties it.
-// Timing: an offer stands until it is taken. The next comes one cycle after, or three when it is in another group of 16.
+// Timing: an offer stands until it is taken. The next comes two cycles after, or four when it is in another group of 16; the first
+// four after its request.
 // A request set in the cycle in which it is taken stays.
 module pd_rr_pick #(
   parameter int unsigned COUNT = 256,
@@ -28,87 +29,93 @@ module pd_rr_pick #(
   localparam int unsigned GROUPS = COUNT / IN;
   localparam int unsigned GROUP_BITS = GROUPS > 1 ? $clog2(GROUPS) : 1;
 
+  localparam logic [1:0] LOOK = 2'd0;
+  localparam logic [1:0] PICK = 2'd1;
+  localparam logic [1:0] OFFER = 2'd2;
+
+  logic [1:0] state_q;
   logic [COUNT-1:0] set_q, set_d;
   logic [GROUP_BITS-1:0] group_q, group_next;
-  logic [IN-1:0] mask_q, mask_next, candidates;
-  logic [IN_BITS-1:0] first;
-  logic [GROUPS-1:0] any;
-  logic group_found;
+  logic [IN-1:0] mask_q, above, in_group, candidates_q;
+  logic [3:0] first;
+  logic [15:0] any_q, any_behind_q;
   logic valid_q, wrap_q, wrapped_q;
   logic [BITS-1:0] id_q;
-  logic take;
+  logic take, drop;
+
+  // Number of the lowest bit that is set, of 16 (that is the last if it is no other), in steps of four bits.
+  function automatic logic [3:0] lowest(input logic [14:0] x);
+    logic [4:0] low;
+    if (x[3:0] != '0) low = {2'd0, x[2:0]};
+    else if (x[7:4] != '0) low = {2'd1, x[6:4]};
+    else if (x[11:8] != '0) low = {2'd2, x[10:8]};
+    else low = {2'd3, x[14:12]};
+    lowest = {low[4:3], low[0] ? 2'd0 : low[1] ? 2'd1 : low[2] ? 2'd2 : 2'd3};
+  endfunction
 
   assign set_o = set_q;
+  assign valid_q = state_q == OFFER;
   assign pick_valid_o = valid_q;
   assign pick_id_o = id_q;
   assign wrap_o = wrap_q;
   assign take = valid_q && pick_ready_i;
+  assign drop = take && !pick_keep_i;
 
-  always_comb begin
-    set_d = set_q;
-    if (take && !pick_keep_i) set_d[id_q] = 1'b0;
-    if (set_a_valid_i) set_d[set_a_id_i] = 1'b1;
-    if (set_b_valid_i) set_d[set_b_id_i] = 1'b1;
-    if (clear_i) set_d = '0;
+  for (genvar i = 0; i < COUNT; i++) begin : gen_set
+    assign set_d[i] = !clear_i && ((set_a_valid_i && set_a_id_i == BITS'(i)) || (set_b_valid_i && set_b_id_i == BITS'(i))
+        || (set_q[i] && !(drop && id_q == BITS'(i))));
   end
 
-  // In the group: the lowest that is still to come in this round.
-  assign candidates = set_q[group_q*IN +: IN] & mask_q;
+  // In the group: those still to come in this round, the lowest first. Else: the next group with any, behind this one, this one
+  // last. With nothing at all the round stands where it is.
   always_comb begin
-    first = '0;
-    for (int i = IN - 1; i >= 0; i--) if (candidates[i]) first = IN_BITS'(i);
-    mask_next = '0;
-    for (int i = 0; i < IN; i++) mask_next[i] = IN_BITS'(i) > first;
+    in_group = '0;
+    for (int g = 0; g < GROUPS; g++) if (GROUP_BITS'(g) == group_q) in_group |= set_q[g*IN +: IN];
   end
-
-  // Else: the next group with any, behind this one, this one last.
-  for (genvar g = 0; g < GROUPS; g++) begin : gen_any
-    assign any[g] = |set_q[g*IN +: IN];
-  end
+  assign first = lowest(15'(candidates_q));
   always_comb begin
-    group_found = 1'b0;
-    group_next = group_q;
-    for (int g = GROUPS - 1; g >= 0; g--) begin
-      if (any[g]) begin
-        group_found = 1'b1;
-        group_next = GROUP_BITS'(g);
-      end
-    end
-    for (int g = GROUPS - 1; g >= 0; g--) begin
-      if (any[g] && GROUP_BITS'(g) > group_q) group_next = GROUP_BITS'(g);
-    end
+    for (int i = 0; i < IN; i++) above[i] = (candidates_q & ~({IN{1'b1}} << i)) != '0;
   end
+  assign group_next = GROUP_BITS'(any_behind_q != '0 ? lowest(any_behind_q[14:0]) : lowest(any_q[14:0]));
 
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) begin
+      state_q <= LOOK;
       set_q <= '0;
+      any_q <= '0;
+      any_behind_q <= '0;
       group_q <= '0;
       mask_q <= '0;
-      valid_q <= 1'b0;
+      candidates_q <= '0;
       wrap_q <= 1'b0;
       wrapped_q <= 1'b1;
       id_q <= '0;
     end else begin
       set_q <= set_d;
-      if (clear_i) begin
-        valid_q <= 1'b0;
-      end else if (!valid_q || take) begin
-        valid_q <= 1'b0;
-        if (candidates != '0) begin
-          valid_q <= 1'b1;
-          id_q <= BITS'({group_q, first});
-          wrap_q <= wrapped_q;
-          wrapped_q <= 1'b0;
-          mask_q <= mask_next;
-        end else begin
-          mask_q <= '0;
-          if (group_found) begin
+      candidates_q <= in_group & mask_q;
+      for (int g = 0; g < GROUPS; g++) begin
+        any_q[g] <= set_q[g*IN +: IN] != '0;
+        any_behind_q[g] <= set_q[g*IN +: IN] != '0 && GROUP_BITS'(g) > group_q;
+      end
+      unique case (state_q)
+        LOOK: state_q <= PICK;
+        PICK: begin
+          if (candidates_q != '0) begin
+            state_q <= OFFER;
+            id_q <= BITS'({group_q, first[IN_BITS-1:0]});
+            wrap_q <= wrapped_q;
+            wrapped_q <= 1'b0;
+            mask_q <= above;
+          end else if (any_q != '0) begin
+            state_q <= LOOK;
             group_q <= group_next;
             mask_q <= '1;
-            if (group_next <= group_q) wrapped_q <= 1'b1;
+            if (any_behind_q == '0) wrapped_q <= 1'b1;
           end
         end
-      end
+        default: if (take) state_q <= LOOK;
+      endcase
+      if (clear_i) state_q <= LOOK;
     end
   end
 

@@ -5,7 +5,7 @@
 // One operation at a time, so that nobody sees half of one: register access of the host, `visit_*` (advance the SQ consumer by
 // the next batch, as `pd_ptr_calc` says), `retire_*` (a batch has ended; with `fail`: disable the queue and mark it).
 // Interface: requests valid/ready, `ready` in the operation's last cycle, when its results are there. `doorbell_*`: a queue may have work.
-// Timing: three cycles an operation; host before retire before visit. `init_i` disables all queues in QUEUES cycles (`init_busy_o`).
+// Timing: three cycles an operation, six a visit; host before retire before visit. `init_i` disables all queues in QUEUES cycles (`init_busy_o`).
 module pd_state_regs #(
   parameter int unsigned QUEUES = 256,
   parameter int unsigned LOG2_DEPTH = 10,
@@ -53,18 +53,20 @@ module pd_state_regs #(
   localparam int unsigned HI_BITS = ADDR_BITS - 32;
 
   // Who is served: 0 host, 1 retire, 2 visit.
-  logic [1:0] step_q, who_q;
+  logic [2:0] step_q;
+  logic [1:0] who_q;
   logic init_q;
   logic [QUEUE_BITS-1:0] queue_q, init_queue_q, pick_queue;
   logic start, exec, host, retire, visit;
 
-  assign start = step_q == 2'd0 && !init_q && (host_valid_i || retire_valid_i || visit_valid_i);
+  assign start = step_q == '0 && !init_q && (host_valid_i || retire_valid_i || visit_valid_i);
   always_comb begin
     if (host_valid_i) pick_queue = host_queue_i;
     else if (retire_valid_i) pick_queue = retire_queue_i;
     else pick_queue = visit_queue_i;
   end
-  assign exec = step_q == 2'd2;
+  // The Ptr Calculator takes its time.
+  assign exec = step_q == (who_q == 2'd2 ? 3'd5 : 3'd2);
   assign host = exec && who_q == 2'd0;
   assign retire = exec && who_q == 2'd1;
   assign visit = exec && who_q == 2'd2;
@@ -82,18 +84,18 @@ module pd_state_regs #(
       init_queue_q <= '0;
     end else begin
       if (start) begin
-        step_q <= 2'd1;
+        step_q <= 3'd1;
         queue_q <= pick_queue;
         if (host_valid_i) who_q <= 2'd0;
         else if (retire_valid_i) who_q <= 2'd1;
         else who_q <= 2'd2;
-      end else if (step_q != 2'd0) begin
-        step_q <= exec ? 2'd0 : 2'd2;
+      end else if (step_q != '0) begin
+        step_q <= exec ? '0 : step_q + 1'b1;
       end
       if (init_i) begin
         init_q <= 1'b1;
         init_queue_q <= '0;
-      end else if (init_q && step_q == 2'd0) begin
+      end else if (init_q && step_q == '0) begin
         init_queue_q <= init_queue_q + 1'b1;
         if (init_queue_q == QUEUE_BITS'(QUEUES - 1)) init_q <= 1'b0;
       end
@@ -159,7 +161,7 @@ module pd_state_regs #(
   always_comb begin
     dev_we = 1'b0;
     dev_d = dev;
-    if (init_q && step_q == 2'd0) begin
+    if (init_q && step_q == '0) begin
       dev_we = 1'b1;
       dev_d = '0;
     end else if (enable_now) begin
@@ -178,7 +180,7 @@ module pd_state_regs #(
   end
 
   pd_ptr_calc #(.LOG2_DEPTH(LOG2_DEPTH)) u_ptr_calc (
-    .clk_i, .en_i(step_q == 2'd1),
+    .clk_i,
     .sq_producer_i(bell[15:0]), .sq_consumer_i(sq_consumer), .cq_consumer_i(bell[31:16]), .batch_max_i,
     .count_o(count), .more_o(more), .sq_consumer_next_o(sq_consumer_next), .slot_o(visit_slot_o), .phase_o(visit_phase_o)
   );
