@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 /// How long a process waits for one that has the end before it takes it.
 const TAKE_EVERY: Duration = Duration::from_millis(5);
 
+/// Who asks for buffers smaller than this gets small rings, and so learns early that the peer is slow. The
+/// kernel cuts larger wishes to less than rings are by default.
+const BUFFER_BYTES_SMALL: c_int = 128 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Twin {
     /// None: another process has it.
@@ -50,6 +54,7 @@ impl Twin {
     pub(crate) fn new(fd: c_int, socket: Arc<Socket>, unclaimed: bool) -> Self {
         // SAFETY: only asks.
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+        fit_buffers(fd, &socket);
         Self {
             socket: ArcSwapOption::new(Some(socket)),
             slot: OnceLock::new(),
@@ -68,6 +73,7 @@ impl Twin {
     pub(crate) fn in_child(&self) -> Self {
         let slot = OnceLock::new();
         if let Some(&known) = self.slot.get() {
+            known.hold();
             let _ = slot.set(known);
         }
         let copy = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
@@ -93,7 +99,7 @@ impl Twin {
             }
         }
         if let Some(slot) = self.slot.get() {
-            slot.hold();
+            slot.expect();
         }
     }
 
@@ -414,6 +420,19 @@ impl Twin {
     /// The events of `poll` and `epoll` that hold.
     pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
         self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
+    }
+}
+
+/// Gives a fabric end the sizes that the program has asked for.
+pub(crate) fn fit_buffers(fd: c_int, socket: &Socket) {
+    let small = |size: Option<c_int>| size.filter(|&size| size < BUFFER_BYTES_SMALL).map(|size| size as u64);
+    let [send, receive] = address::asked_buffers(fd).map(small);
+    // Refused, they stay as they are.
+    if let Some(bytes) = send {
+        let _ = socket.set_send_ring_bytes(bytes);
+    }
+    if let Some(bytes) = receive {
+        let _ = socket.set_receive_ring_bytes(bytes);
     }
 }
 
