@@ -377,20 +377,27 @@ impl Twin {
         let (mut sent, mut until) = (0, None);
         let waits = waits && self.waits(0);
         while sent < len {
-            // Such bytes cannot be read a second time: they wait for the peer.
-            let known = !unclaimed::any() || lock(&self.unclaimed).is_none();
+            let mut state = unclaimed::any().then(|| lock(&self.unclaimed));
+            let mut kept = state.as_mut().and_then(|state| state.as_mut());
+            let most = kept.as_ref().map_or(usize::MAX, |unclaimed| unclaimed.room()).min(len - sent);
             let mut ended = false;
-            let part = if known {
+            let part = if most > 0 {
                 self.with(entry, |socket| {
-                    socket.send_filled(len - sent, &mut |place, room| {
+                    socket.send_filled(most, &mut |place, room| {
                         let filled = fill(place, room)?;
                         ended |= filled < room;
+                        if let Some(unclaimed) = kept.as_mut() {
+                            // They cannot be read a second time.
+                            let piece = iovec { iov_base: place.cast(), iov_len: filled };
+                            unclaimed.keep(&[piece], filled);
+                        }
                         Ok(filled)
                     })
                 })
             } else {
                 Err(AGAIN)
             };
+            drop(state);
             let failure = match part {
                 Ok(part) => {
                     sent += part;
@@ -419,7 +426,14 @@ impl Twin {
 
     /// The events of `poll` and `epoll` that hold.
     pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
-        self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
+        let ready = self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32);
+        let full = unclaimed::any()
+            && lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0);
+        if full {
+            ready & !(libc::EPOLLOUT as u32)
+        } else {
+            ready
+        }
     }
 }
 
