@@ -35,10 +35,20 @@ class Outcomes(unittest.TextTestResult):
             self.note(test, "failed")
 
 
+def flat(tests):
+    for test in tests:
+        if isinstance(test, unittest.TestSuite):
+            yield from flat(test)
+        else:
+            yield test
+
+
 support.verbose = 0
 support.use_resources = []
 tests = unittest.defaultTestLoader.loadTestsFromName(sys.argv[2])
-result = unittest.TextTestRunner(resultclass=Outcomes, verbosity=2).run(tests)
+# They wait for ever in some virtual machines, and are no business of TCP.
+wanted = unittest.TestSuite(test for test in flat(tests) if "VSOCK" not in test.id())
+result = unittest.TextTestRunner(resultclass=Outcomes, verbosity=2).run(wanted)
 with open(sys.argv[1], "w") as file:
     for test, outcome in sorted(result.outcomes.items()):
         print(test, outcome, file=file)

@@ -56,3 +56,27 @@ fn clients_wait_until_there_are_descriptors_again() {
     driver.wait_for("all gone", |r| r.clients.is_empty() && r.memory_used_bytes == 0);
     assert!(driver.is_running());
 }
+
+#[test]
+fn a_connection_that_outlives_its_client_leaves_the_next_client_alone() {
+    let driver = TestDriver::new();
+    let mut server = driver.puppet();
+    let address = server.ok("listen l 127.0.0.1:0 8");
+    let mut first = driver.puppet();
+    first.ok(&format!("connect a {address}"));
+    server.ok("accept s l");
+    first.ok("close a");
+    first.finish();
+    driver.wait_for("the first has gone", |report| report.clients.len() == 1);
+
+    // The same number, and the same slot.
+    let mut second = driver.puppet();
+    second.ok(&format!("connect b {address}"));
+    server.ok("accept t l");
+    server.ok("close s");
+    driver.wait_for("the first connection is over", |report| report.connections.len() == 1);
+    second.ok("send b 7 0 1000 100");
+    server.ok("recv t 7 0 1000");
+    server.ok("send t 8 0 1000 100");
+    second.ok("recv b 8 0 1000");
+}

@@ -1,6 +1,6 @@
 //! Sending: spans of send regions, without a copy. The span belongs to the driver until the socket's
 //! `send_consumer` has counted it.
-mod copied;
+pub(crate) mod copied;
 
 pub use copied::Fill;
 

@@ -9,6 +9,7 @@ use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::process::process;
+use crate::send::copied::WINDOW_BYTES_MAX;
 use crate::socket::{check, Control, Socket, State};
 use crate::turn::lock;
 use pd_abi::{Address, Event, Frame, FrameKind, Operation, SocketId, TwinOperation, TwinRequest};
@@ -98,7 +99,8 @@ fn twin(fd: BorrowedFd<'_>, operation: TwinOperation, to: Option<SocketAddr>) ->
         local_inexact: false,
         peer,
         backlog: 0,
-        send_ring_bytes: ring_bytes,
+        // What is sent by copies; a poll has to know.
+        send_ring_bytes: ring_bytes.min(WINDOW_BYTES_MAX),
         receive_ring_bytes: ring_bytes,
         error: 0,
         attach_tried: None,

@@ -88,6 +88,15 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
+/// The sizes of the send and the receive buffer that the program, or that of the listener, has asked for.
+pub(crate) fn asked_buffers(fd: c_int) -> [Option<c_int>; 2] {
+    // Of the kernel's interface (5.15), not in `libc` everywhere.
+    const SO_BUF_LOCK: c_int = 72;
+    let asked = option(fd, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
+    let size = |bit: c_int, name| (asked & bit != 0).then(|| option(fd, libc::SOL_SOCKET, name)).flatten();
+    [size(1, libc::SO_SNDBUF), size(2, libc::SO_RCVBUF)]
+}
+
 /// The kernel's name of a socket, whatever its number in whatever process.
 pub(crate) fn cookie(fd: c_int) -> Option<u64> {
     let mut value: u64 = 0;

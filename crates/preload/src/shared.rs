@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 /// Twins that can be shared at a time in one family. Beyond, a child has the parent's connection for
 /// closing only.
 const SLOTS: usize = 1 << 16;
+/// Processes that a slot knows; with more of them it is never used again.
+const HOLDERS: usize = 12;
 /// How long the lock is waited for until one looks whether its holder lives.
 const LOOK_AFTER_NS: i64 = 50_000_000;
 
@@ -17,8 +19,12 @@ pub(crate) struct Slot {
     /// 0: free; otherwise the process that holds it.
     lock: AtomicU32,
     owner: AtomicU32,
-    /// Processes that hold descriptors; 0: the slot is free.
-    holders: AtomicU32,
+    /// Whether it is taken.
+    taken: AtomicU32,
+    /// Children that are being forked and do not stand in `holders` yet.
+    coming: AtomicU32,
+    /// Processes that hold descriptors; 0: a free place. Who dies leaves its number behind.
+    holders: [AtomicU32; HOLDERS],
 }
 
 static SLOTS_AT: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
@@ -53,7 +59,11 @@ impl Slot {
         let first = NEXT.load(Ordering::Relaxed) as usize;
         for step in 0..SLOTS {
             let slot = &slots[(first + step) % SLOTS];
-            if slot.holders.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            let free = slot.taken.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            if free {
+                slot.holders[0].store(own_id(), Ordering::Release);
+            }
+            if free || slot.inherit() {
                 slot.lock.store(0, Ordering::Relaxed);
                 slot.owner.store(own_id(), Ordering::Release);
                 NEXT.store((first + step + 1) as u32, Ordering::Relaxed);
@@ -63,14 +73,45 @@ impl Slot {
         None
     }
 
-    /// One more process holds descriptors.
+    /// Takes a slot whose holders have all died without letting go.
+    fn inherit(&self) -> bool {
+        let holders = self.holders.each_ref().map(|holder| holder.load(Ordering::Acquire));
+        let Some(place) = holders.iter().position(|&holder| holder != 0) else { return false };
+        if self.coming.load(Ordering::Acquire) > 0 || holders.iter().any(|&holder| holder != 0 && is_alive(holder)) {
+            return false;
+        }
+        let holder = &self.holders[place];
+        if holder.compare_exchange(holders[place], own_id(), Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        self.holders[place + 1..].iter().for_each(|holder| holder.store(0, Ordering::Release));
+        true
+    }
+
+    /// One more process is about to hold descriptors: a child that is being forked.
+    pub(crate) fn expect(&self) {
+        self.coming.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// This is that child.
     pub(crate) fn hold(&self) {
-        self.holders.fetch_add(1, Ordering::AcqRel);
+        let free = |holder: &&AtomicU32| {
+            holder.compare_exchange(0, own_id(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        if self.holders.iter().find(free).is_some() {
+            self.coming.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// This process has closed its last one.
     pub(crate) fn let_go(&self) {
-        self.holders.fetch_sub(1, Ordering::AcqRel);
+        for holder in &self.holders {
+            let _ = holder.compare_exchange(own_id(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        let held = self.holders.iter().any(|holder| holder.load(Ordering::Acquire) != 0);
+        if !held && self.coming.load(Ordering::Acquire) == 0 {
+            self.taken.store(0, Ordering::Release);
+        }
     }
 
     pub(crate) fn is_mine(&self) -> bool {
@@ -98,12 +139,15 @@ impl Slot {
         let arguments = [word, libc::FUTEX_WAIT as usize, holder as usize, (&raw const limit) as usize, 0, 0];
         // SAFETY: the word lives for good; the time is read only.
         let result = unsafe { real::system_call(libc::SYS_futex, arguments) };
-        // SAFETY: signal 0 only asks.
-        let gone = || unsafe { libc::kill(holder as i32, 0) } != 0 && crate::call::errno() == libc::ESRCH;
-        if result == -(libc::ETIMEDOUT as isize) && gone() {
+        if result == -(libc::ETIMEDOUT as isize) && !is_alive(holder) {
             let _ = self.lock.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
+}
+
+fn is_alive(process: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    unsafe { libc::kill(process as i32, 0) == 0 || crate::call::errno() != libc::ESRCH }
 }
 
 /// A slot locked.

@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 /// How long a process waits for one that has the end before it takes it.
 const TAKE_EVERY: Duration = Duration::from_millis(5);
 
+/// Who asks for buffers smaller than this gets small rings, and so learns early that the peer is slow. The
+/// kernel cuts larger wishes to less than rings are by default.
+const BUFFER_BYTES_SMALL: c_int = 128 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Twin {
     /// None: another process has it.
@@ -50,6 +54,7 @@ impl Twin {
     pub(crate) fn new(fd: c_int, socket: Arc<Socket>, unclaimed: bool) -> Self {
         // SAFETY: only asks.
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+        fit_buffers(fd, &socket);
         Self {
             socket: ArcSwapOption::new(Some(socket)),
             slot: OnceLock::new(),
@@ -68,6 +73,7 @@ impl Twin {
     pub(crate) fn in_child(&self) -> Self {
         let slot = OnceLock::new();
         if let Some(&known) = self.slot.get() {
+            known.hold();
             let _ = slot.set(known);
         }
         let copy = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
@@ -93,7 +99,7 @@ impl Twin {
             }
         }
         if let Some(slot) = self.slot.get() {
-            slot.hold();
+            slot.expect();
         }
     }
 
@@ -371,20 +377,27 @@ impl Twin {
         let (mut sent, mut until) = (0, None);
         let waits = waits && self.waits(0);
         while sent < len {
-            // Such bytes cannot be read a second time: they wait for the peer.
-            let known = !unclaimed::any() || lock(&self.unclaimed).is_none();
+            let mut state = unclaimed::any().then(|| lock(&self.unclaimed));
+            let mut kept = state.as_mut().and_then(|state| state.as_mut());
+            let most = kept.as_ref().map_or(usize::MAX, |unclaimed| unclaimed.room()).min(len - sent);
             let mut ended = false;
-            let part = if known {
+            let part = if most > 0 {
                 self.with(entry, |socket| {
-                    socket.send_filled(len - sent, &mut |place, room| {
+                    socket.send_filled(most, &mut |place, room| {
                         let filled = fill(place, room)?;
                         ended |= filled < room;
+                        if let Some(unclaimed) = kept.as_mut() {
+                            // They cannot be read a second time.
+                            let piece = iovec { iov_base: place.cast(), iov_len: filled };
+                            unclaimed.keep(&[piece], filled);
+                        }
                         Ok(filled)
                     })
                 })
             } else {
                 Err(AGAIN)
             };
+            drop(state);
             let failure = match part {
                 Ok(part) => {
                     sent += part;
@@ -413,7 +426,27 @@ impl Twin {
 
     /// The events of `poll` and `epoll` that hold.
     pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
-        self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
+        let ready = self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32);
+        let full = unclaimed::any()
+            && lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0);
+        if full {
+            ready & !(libc::EPOLLOUT as u32)
+        } else {
+            ready
+        }
+    }
+}
+
+/// Gives a fabric end the sizes that the program has asked for.
+pub(crate) fn fit_buffers(fd: c_int, socket: &Socket) {
+    let small = |size: Option<c_int>| size.filter(|&size| size < BUFFER_BYTES_SMALL).map(|size| size as u64);
+    let [send, receive] = address::asked_buffers(fd).map(small);
+    // Refused, they stay as they are.
+    if let Some(bytes) = send {
+        let _ = socket.set_send_ring_bytes(bytes);
+    }
+    if let Some(bytes) = receive {
+        let _ = socket.set_receive_ring_bytes(bytes);
     }
 }
 

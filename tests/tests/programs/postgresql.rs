@@ -59,7 +59,7 @@ fn sums(site: &Site, library: bool) -> String {
 #[ignore = "needs PostgreSQL: make test-programs"]
 fn postgresql_keeps_its_sums_under_pgbench() {
     let site = Site::new(12);
-    site.compare(20 << 20, |site, library| {
+    site.compare(12 << 20, |site, library| {
         let server = serve(site, library, &create(site));
         client(site, library, &["pgbench", "-q", "-i", "-s", "2"]);
         for options in [&["-c", "6", "-j", "2"][..], &["-c", "4", "-M", "prepared"], &["-S", "-C", "-c", "2"]]

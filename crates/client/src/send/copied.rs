@@ -19,7 +19,7 @@ const BLOCK_BYTES_MAX: usize = 128 << 10;
 /// Start of a message in the stage: lines are not shared.
 const STAGE_ALIGN: usize = 64;
 /// Bytes in flight: what is written should still be in a cache when the driver reads it.
-const WINDOW_BYTES_MAX: u64 = 1 << 20;
+pub(crate) const WINDOW_BYTES_MAX: u64 = 1 << 20;
 
 /// See [`STAGE_BYTES`].
 struct Stage {

@@ -74,8 +74,8 @@ pub enum SocketState {
     Active,
     Listen(Listener),
     Connected(Connected),
-    /// Closed by its client; flows still drain.
-    Closing,
+    /// Closed by its client; flows still drain. With the connection, unless another client has its side now.
+    Closing(Option<Connected>),
 }
 
 #[derive(Debug)]

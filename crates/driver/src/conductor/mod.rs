@@ -428,13 +428,26 @@ impl Conductor {
         let namespace = client.identity.namespace;
         let Some(socket) = client.socket_mut(slot) else { return };
         let bound = socket.bound.take();
-        let state = std::mem::replace(&mut socket.state, SocketState::Closing);
+        let closing = match socket.state {
+            SocketState::Connected(connected) => Some(connected),
+            SocketState::Closing(closing) => closing,
+            _ => None,
+        };
+        let state = std::mem::replace(&mut socket.state, SocketState::Closing(closing));
         if let Some(bound) = bound {
             self.names.unbind(namespace, bound.port(), (id, slot));
         }
         match state {
             SocketState::Active => self.release_slot(id, slot),
-            SocketState::Closing => {}
+            // The connection may end after its client, whose number is another's by then.
+            SocketState::Closing(Some(Connected { connection, side, .. })) => {
+                if let (Some(Some(entry)), Ending::Died(_)) =
+                    (self.connections.get_mut(connection as usize), ending)
+                {
+                    entry.sides[side].take_if(|owner| *owner == (id, slot));
+                }
+            }
+            SocketState::Closing(None) => {}
             SocketState::Connected(Connected { connection, side, .. }) => {
                 if !self.park(connection, side) {
                     self.hang_up(connection, side, ending);

@@ -26,7 +26,7 @@ impl Conductor {
         let Some(client) = self.client(id) else { return };
         let mover = client.mover;
         let socket = SocketId(request.socket);
-        let live = client.socket(socket.slot()).is_some_and(|s| !matches!(s.state, SocketState::Closing));
+        let live = client.socket(socket.slot()).is_some_and(|s| !matches!(s.state, SocketState::Closing(_)));
         let live = live && client.generation(socket.slot()) == socket.generation();
         let answer = match operation {
             Operation::Socket => {

@@ -385,7 +385,7 @@ impl Conductor {
         if let Some((owner, slot)) = former {
             // Its slot is free when what it has sent is delivered.
             if let Some(socket) = self.client_mut(owner).and_then(|c| c.socket_mut(slot)) {
-                socket.state = SocketState::Closing;
+                socket.state = SocketState::Closing(None);
             }
         }
         Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))

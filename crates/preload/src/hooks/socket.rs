@@ -271,6 +271,12 @@ fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
     match name {
         libc::SO_RCVTIMEO => twin.recv_timeout_ns.store(address::timeout_ns(fd, name), Ordering::Relaxed),
         libc::SO_SNDTIMEO => twin.send_timeout_ns.store(address::timeout_ns(fd, name), Ordering::Relaxed),
+        libc::SO_SNDBUF | libc::SO_RCVBUF => {
+            let _ = twin.with(entry, |end| {
+                crate::twin::fit_buffers(fd, end);
+                Ok(())
+            });
+        }
         libc::SO_RCVLOWAT => {
             let lowat = address::option(fd, libc::SOL_SOCKET, name).unwrap_or(1).max(1);
             let _ = twin.with(entry, |end| end.set_recv_lowat(lowat as u64));
