@@ -9,7 +9,7 @@ use crate::listen::Arrived;
 use crate::process::{forks, process};
 use crate::recv::RecvSide;
 use crate::send::SendSide;
-use crate::turn::lock;
+use crate::turn::{lock, HasTurn};
 use pd_abi::layout::ENDED;
 use pd_abi::limits::ANSWERS_MAX;
 use pd_abi::{Event, Operation};
@@ -235,8 +235,14 @@ impl Socket {
             // A driver that has gone has closed everything already.
             let _ = link.submit(link.request(Operation::Close));
         }
-        lock(&self.recv).forget_ring();
-        link.kick();
+        let sleeping = {
+            let mut side = lock(&self.recv);
+            side.forget_ring();
+            side.turn().is_sleeping() || lock(&self.send).turn().is_sleeping()
+        };
+        if sleeping {
+            link.kick();
+        }
         self.send_turn.notify_all();
         self.recv_turn.notify_all();
         process().retire(self.serial, self);

@@ -37,6 +37,25 @@ pub struct Endpoint {
     pub mover: MoverId,
 }
 
+/// A direction of a connection as it begins.
+#[derive(Clone, Debug)]
+pub struct NewFlow {
+    /// Its number.
+    pub id: FlowId,
+    /// Whose rates it keeps to.
+    pub tenant: TenantId,
+    /// Whose sends it carries.
+    pub source: Endpoint,
+    /// Where to.
+    pub destination: Endpoint,
+    /// What may be sent and not yet delivered.
+    pub send_ring_bytes: u64,
+    /// The connection's, for its lines in the counter region.
+    pub serial: u64,
+    /// Its bytes go by rings of the two clients: it is there for how the connection ends.
+    pub direct: bool,
+}
+
 /// A receive ring handed to a flow.
 #[derive(Clone, Debug)]
 pub struct Ring {
@@ -110,17 +129,7 @@ pub enum ToMover {
     /// So many connections have entered the listener's backlog.
     Backlog { client: ClientId, slot: Slot, count: u64 },
     /// A direction of a connection; this mover serves its source.
-    AddFlow {
-        flow: FlowId,
-        tenant: TenantId,
-        source: Endpoint,
-        destination: Endpoint,
-        send_ring_bytes: u64,
-        /// The connection's, for its lines in the counter region.
-        serial: u64,
-        /// Its bytes go by rings of the two clients: it is there for how the connection ends.
-        direct: bool,
-    },
+    AddFlow(Box<NewFlow>),
     /// Both ends of a direct flow shall look again.
     Kick { flow: FlowId },
     /// The source of a direct flow says that it has sent so much more.

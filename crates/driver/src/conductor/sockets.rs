@@ -3,7 +3,7 @@ use super::client::{Connected, Listener, Socket, SocketState};
 use super::names::canonical;
 use super::{Conductor, Connection, Ending};
 use crate::memory::Slot;
-use crate::messages::{ClientId, MoverId, ToMover};
+use crate::messages::{ClientId, MoverId, NewFlow, ToMover};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::layout::ENDED;
@@ -279,15 +279,15 @@ impl Conductor {
                 flow,
                 mover: movers[at],
             });
-            self.movers[movers[at]].send(ToMover::AddFlow {
-                flow,
+            self.movers[movers[at]].send(ToMover::AddFlow(Box::new(NewFlow {
+                id: flow,
                 tenant: tenants[at],
                 source: from.clone(),
                 destination: to.clone(),
                 send_ring_bytes,
                 serial,
                 direct: direct.is_some(),
-            });
+            })));
         }
         self.connections[index as usize] = Some(Connection {
             sides: [Some((id, socket.slot())), Some((peer, peer_slot))],

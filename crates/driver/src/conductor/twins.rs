@@ -13,7 +13,7 @@ use super::{Conductor, Connection, Ending};
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
 use crate::memory::{ClientMemory, Slot};
-use crate::messages::{ClientId, Endpoint, FlowId, MoverId, ToMover, Violation};
+use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
@@ -276,15 +276,15 @@ impl Conductor {
             direct: None,
         });
         if let Some(source) = self.endpoint(id, slot) {
-            self.movers[mover].send(ToMover::AddFlow {
-                flow: index * 2,
+            self.movers[mover].send(ToMover::AddFlow(Box::new(NewFlow {
+                id: index * 2,
                 tenant: tenants[0],
                 source,
                 destination: self.twins.nobody(mover),
                 send_ring_bytes,
                 serial: self.serial,
                 direct: false,
-            });
+            })));
         }
         self.twins.unclaimed.entry(key).or_default().push(index);
         // Not proved yet: it must not take anybody's place.
@@ -332,15 +332,15 @@ impl Conductor {
         self.tell_incoming(&endpoint, there, movers[0]);
         self.movers[movers[0]].send(ToMover::Retarget { flow: there, destination: endpoint.clone() });
         self.tell_incoming(&other, back, movers[1]);
-        self.movers[movers[1]].send(ToMover::AddFlow {
-            flow: back,
+        self.movers[movers[1]].send(ToMover::AddFlow(Box::new(NewFlow {
+            id: back,
             tenant,
             source: endpoint,
             destination: other,
             send_ring_bytes,
             serial,
             direct: false,
-        });
+        })));
         if let Some(send_end) = send_end {
             self.movers[movers[1]].send(ToMover::Abort { flow: back, send_end, recv_end: None });
         }

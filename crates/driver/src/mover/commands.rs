@@ -1,7 +1,6 @@
 //! What the conductor tells a mover to do.
 use super::channel::Channel;
-use super::flow::Flow;
-use super::{channel_of, counting, flow_of, put, token, Client, Mover, Socket};
+use super::{channel_of, counting, put, token, Client, Mover, Socket};
 use crate::memory::Slot;
 use crate::messages::{ClientId, FlowId, Ring, ToConductor, ToMover};
 use pd_abi::layout::socket_status;
@@ -76,16 +75,12 @@ impl Mover {
                 }
             }
             ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
-            ToMover::AddFlow { flow, tenant, source, destination, send_ring_bytes, serial, direct } => {
-                let (client, slot) = (source.client, source.slot);
-                let mut added =
-                    Flow::new((flow, tenant), source, destination, send_ring_bytes, serial, self.now);
-                added.direct = direct;
-                counting::open(&self.metrics, self.settings.id, &added);
-                put(&mut self.flows, flow as usize, Box::new(added));
-                if let Some(socket) = self.socket_mut(client, slot) {
-                    socket.outgoing = Some(flow);
+            ToMover::AddFlow(new) => {
+                counting::open(&self.metrics, self.settings.id, &new);
+                if let Some(socket) = self.socket_mut(new.source.client, new.source.slot) {
+                    socket.outgoing = Some(new.id);
                 }
+                self.flows.add(new);
             }
             ToMover::Incoming { client, slot, flow, mover } => {
                 if let Some(socket) = self.socket_mut(client, slot) {
@@ -93,31 +88,31 @@ impl Mover {
                 }
             }
             ToMover::Kick { flow: id } => {
-                if let Some(flow) = flow_of(&mut self.flows, id) {
+                if let Some(flow) = self.flows.get(id) {
                     let news = flow.kick();
                     self.tell(id, news);
                 }
             }
             ToMover::Reported { flow, bytes, messages } => {
-                if let Some(flow) = flow_of(&mut self.flows, flow) {
+                if let Some(flow) = self.flows.get(flow) {
                     counting::count_reported(&self.metrics, self.settings.id, flow, bytes, messages);
                 }
             }
             ToMover::SetSendRing { flow, bytes } => {
-                if let Some(flow) = flow_of(&mut self.flows, flow) {
+                if let Some(flow) = self.flows.get(flow) {
                     flow.set_send_ring(bytes);
                 }
             }
             ToMover::Ring { flow: id, ring } => self.take_ring(id, ring),
             ToMover::Finish { flow: id, finish } => {
-                if let Some(flow) = flow_of(&mut self.flows, id) {
+                if let Some(flow) = self.flows.get(id) {
                     flow.finish(finish);
                     self.ticking = true;
                     self.touch(id);
                 }
             }
             ToMover::Abort { flow: id, send_end, recv_end } => {
-                if let Some(flow) = flow_of(&mut self.flows, id) {
+                if let Some(flow) = self.flows.get(id) {
                     let news = flow.abort(send_end, recv_end);
                     self.tell(id, news);
                     self.touch(id);
@@ -144,7 +139,7 @@ impl Mover {
     }
 
     pub(super) fn take_ring(&mut self, id: FlowId, ring: Option<Ring>) {
-        let Some(flow) = flow_of(&mut self.flows, id) else {
+        let Some(flow) = self.flows.get(id) else {
             if let Some(ring) = ring {
                 self.conductor.send(ToConductor::FreeRing { ring });
             }

@@ -1,6 +1,6 @@
 //! What has been moved, for whom: in the lines of the counter region that are this mover's.
 use super::flow::Flow;
-use crate::messages::{Endpoint, MoverId};
+use crate::messages::{Endpoint, FlowId, MoverId, NewFlow};
 use crate::metrics::Metrics;
 use pd_abi::counters::{ClientCounters, FlowCounters, Shape};
 use pd_shm::counters::{CLIENT_WORDS, FLOW_WORDS};
@@ -22,18 +22,18 @@ pub struct Moved {
 }
 
 /// A flow begins: lines for it and for both of its clients.
-pub fn open(metrics: &Metrics, mover: MoverId, flow: &Flow) {
-    open_clients(metrics, mover, flow);
+pub fn open(metrics: &Metrics, mover: MoverId, flow: &NewFlow) {
+    open_clients(metrics, mover, [&flow.source, &flow.destination]);
     let region = metrics.region();
-    if let Some(at) = flow_line(region.shape(), flow) {
+    if let Some(at) = flow_line(region.shape(), flow.id) {
         region.open_line(at, flow.serial, FLOW_WORDS);
     }
 }
 
 /// Lines for the clients of a flow.
-pub fn open_clients(metrics: &Metrics, mover: MoverId, flow: &Flow) {
+pub fn open_clients(metrics: &Metrics, mover: MoverId, ends: [&Endpoint; 2]) {
     let region = metrics.region();
-    for end in [&flow.source, &flow.destination] {
+    for end in ends {
         if let Some(at) = client_line(region.shape(), mover, end) {
             if region.serial(at) != end.serial {
                 region.open_line(at, end.serial, CLIENT_WORDS);
@@ -65,7 +65,7 @@ pub fn count_reported(metrics: &Metrics, mover: MoverId, flow: &Flow, bytes: u64
 
 fn count_in_lines(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved) {
     let (region, wake_ups) = (metrics.region(), moved.source_woken + moved.destination_woken);
-    if let Some(at) = flow_line(region.shape(), flow) {
+    if let Some(at) = flow_line(region.shape(), flow.id) {
         region.add(at + offset_of!(FlowCounters, bytes), moved.bytes);
         region.add(at + offset_of!(FlowCounters, messages), moved.messages);
         region.add(at + offset_of!(FlowCounters, rings_full), moved.rings_full);
@@ -91,8 +91,8 @@ fn client_line(shape: Shape, mover: MoverId, end: &Endpoint) -> Option<usize> {
     (client < shape.clients).then(|| shape.client(mover as u32, client))
 }
 
-fn flow_line(shape: Shape, flow: &Flow) -> Option<usize> {
-    (flow.id / 2 < shape.connections).then(|| shape.flow(flow.id))
+fn flow_line(shape: Shape, flow: FlowId) -> Option<usize> {
+    (flow / 2 < shape.connections).then(|| shape.flow(flow))
 }
 
 #[cfg(test)]
@@ -101,9 +101,8 @@ mod tests {
     use crate::memory::ClientMemory;
     use pd_shm::counters::CounterView;
     use std::sync::Arc;
-    use std::time::Duration;
 
-    fn flow(id: u32, serial: u64, source: (u16, u64), destination: (u16, u64)) -> Flow {
+    fn flow(id: u32, serial: u64, source: (u16, u64), destination: (u16, u64)) -> NewFlow {
         let end = |(client, serial): (u16, u64)| Endpoint {
             client,
             serial,
@@ -112,7 +111,15 @@ mod tests {
             memory: Arc::new(ClientMemory::new(client.into()).unwrap().0),
             mover: 0,
         };
-        Flow::new((id, 0), end(source), end(destination), 1 << 20, serial, Duration::ZERO)
+        NewFlow {
+            id,
+            tenant: 0,
+            source: end(source),
+            destination: end(destination),
+            send_ring_bytes: 1 << 20,
+            serial,
+            direct: false,
+        }
     }
 
     #[test]
@@ -122,6 +129,7 @@ mod tests {
         let moved = Moved { bytes: 10, messages: 1, destination_woken: 1, ..Moved::default() };
         let old = flow(0, 5, (0, 1), (1, 2));
         open(&metrics, 0, &old);
+        let old = Flow::new(old);
         count(&metrics, 0, &old, &moved);
         let (a, b) = (view.client(0, 1), view.client(1, 2));
         assert_eq!((a.bytes_sent, a.wake_ups, b.bytes_received, b.wake_ups), (10, 0, 10, 1));
@@ -139,6 +147,7 @@ mod tests {
         let (view, metrics) = (CounterView::new(region.fd()).unwrap(), Metrics::new(&region, 1));
         let beyond = flow(1000, 1, (u16::MAX, 1), (300, 2));
         open(&metrics, 0, &beyond);
+        let beyond = Flow::new(beyond);
         count(&metrics, 0, &beyond, &Moved { bytes: 7, rings_full: 1, ..Moved::default() });
         assert_eq!((view.total().bytes_delivered, view.total().rings_full), (7, 1));
         assert_eq!(view.flow(1000, 1), None);

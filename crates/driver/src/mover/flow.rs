@@ -5,7 +5,7 @@ use super::moving::Moves;
 use super::table::BufferTable;
 use super::throttle::{Allowance, Own};
 use crate::memory::ClientMemory;
-use crate::messages::{Endpoint, Finish, FlowId, Ring, TenantId, Violation};
+use crate::messages::{Endpoint, Finish, FlowId, NewFlow, Ring, TenantId, Violation};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Command, CommandType, TableId};
@@ -27,7 +27,6 @@ pub struct Flow {
     pub tenant: TenantId,
     pub source: Endpoint,
     pub destination: Endpoint,
-    pub serial: u64,
     /// Its bytes go by rings of the two clients.
     pub direct: bool,
 
@@ -106,21 +105,14 @@ pub struct News {
 }
 
 impl Flow {
-    pub fn new(
-        (id, tenant): (FlowId, TenantId),
-        source: Endpoint,
-        destination: Endpoint,
-        send_ring_bytes: u64,
-        serial: u64,
-        now: Duration,
-    ) -> Self {
+    pub fn new(new: NewFlow) -> Self {
+        let NewFlow { id, tenant, source, destination, send_ring_bytes, direct, serial: _ } = new;
         Self {
             id,
             tenant,
             source,
             destination,
-            serial,
-            direct: false,
+            direct,
             sbt: BufferTable::new(send_ring_bytes),
             cursor: (0, 0),
             oldest_delivered: 0,
@@ -151,7 +143,7 @@ impl Flow {
             destination_gone: false,
             end_published: false,
             ends_told: (0, 0),
-            last_active: now,
+            last_active: Duration::ZERO,
             moves: None,
         }
     }

@@ -17,7 +17,7 @@ use super::{Mover, MoverSettings};
 use crate::clock::Clock;
 use crate::mailbox::Mailbox;
 use crate::memory::{ClientMemory, HugepageUse, Pool, Slot};
-use crate::messages::{ClientId, Endpoint, Finish, FlowId, Ring, ToConductor, ToMover, Violation};
+use crate::messages::{ClientId, Endpoint, Finish, FlowId, NewFlow, Ring, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::layout::{
     channel_control, channel_offset, channel_status, socket_control, socket_offset, socket_status, ENDED,
@@ -333,15 +333,15 @@ impl World {
             };
             let (client, slot) = destination;
             self.inbox.send(ToMover::Incoming { client, slot, flow, mover: 0 });
-            self.inbox.send(ToMover::AddFlow {
-                flow,
+            self.inbox.send(ToMover::AddFlow(Box::new(NewFlow {
+                id: flow,
                 tenant: 0,
                 source: endpoint(source),
                 destination: endpoint(destination),
                 send_ring_bytes: SEND_RING_BYTES,
                 serial: u64::from(flow / 2) + 1,
                 direct: false,
-            });
+            })));
         }
     }
 

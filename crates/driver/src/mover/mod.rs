@@ -9,6 +9,7 @@ mod counting;
 mod engines;
 mod events;
 mod flow;
+mod flows;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod hostile;
 mod moving;
@@ -27,7 +28,7 @@ use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover};
 use crate::metrics::Metrics;
 use channel::Channel;
 use engines::Engines;
-use flow::Flow;
+use flows::Flows;
 use pd_abi::Command;
 use pd_engine::Engine;
 use pd_shm::{Mapping, Spin};
@@ -78,7 +79,7 @@ pub struct Mover {
     epoll: OwnedFd,
 
     clients: Vec<Option<Client>>,
-    flows: Vec<Option<Box<Flow>>>,
+    flows: Flows,
     /// Channels that are looked at in every turn.
     active: Vec<(ClientId, usize)>,
     /// Flows with something to copy.
@@ -169,7 +170,7 @@ impl Mover {
             metrics,
             epoll,
             clients: Vec::new(),
-            flows: Vec::new(),
+            flows: Flows::default(),
             active: Vec::new(),
             run: VecDeque::new(),
             blocked: Vec::new(),
@@ -290,7 +291,7 @@ impl Mover {
             client.memory.set_need_wakeup(index, self.sleeps);
         }
         for &id in &self.blocked {
-            if let Some(Some(flow)) = self.flows.get(id as usize) {
+            if let Some(flow) = self.flows.used(id) {
                 flow.ask_for_room();
             }
         }
@@ -302,7 +303,7 @@ impl Mover {
             client.memory.set_need_wakeup(index, 0);
         }
         for &id in &self.blocked {
-            if let Some(Some(flow)) = self.flows.get(id as usize) {
+            if let Some(flow) = self.flows.used(id) {
                 flow.ask_for_nothing();
             }
         }
@@ -319,7 +320,7 @@ impl Mover {
         }
         for &id in &self.blocked {
             // A broken receiver is news as well.
-            if flow_of(&mut self.flows, id).is_some_and(|f| f.has_room().unwrap_or(true)) {
+            if self.flows.used(id).is_some_and(|f| f.has_room().unwrap_or(true)) {
                 return true;
             }
         }
@@ -336,8 +337,4 @@ fn put<T>(list: &mut Vec<Option<T>>, index: usize, item: T) {
 
 fn channel_of(clients: &mut [Option<Client>], client: ClientId, channel: usize) -> Option<&mut Channel> {
     clients.get_mut(client as usize)?.as_mut()?.channels.get_mut(channel)?.as_mut()
-}
-
-fn flow_of(flows: &mut [Option<Box<Flow>>], id: FlowId) -> Option<&mut Flow> {
-    flows.get_mut(id as usize)?.as_deref_mut()
 }

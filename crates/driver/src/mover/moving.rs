@@ -5,7 +5,7 @@
 //! *Sending*: what the old client has sent is delivered first; its socket is released after that. Both are
 //! private to the mover, like all of a flow, and cost one pointer in flows that never move.
 use super::flow::Flow;
-use super::{counting, flow_of, Mover};
+use super::{counting, Mover};
 use crate::messages::{ClientId, Endpoint, FlowId, Ring, ToConductor};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
@@ -130,7 +130,7 @@ fn tell_moved(former: &Endpoint, word: usize, wait: &SharedCells<'_>) {
 impl Mover {
     /// Flow `id` delivers to another client's socket from now on.
     pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint) {
-        let Some(flow) = flow_of(&mut self.flows, id) else {
+        let Some(flow) = self.flows.get(id) else {
             // It is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
             memory.publish_u32(slot, socket_status::RECV_END, ENDED);
@@ -144,14 +144,14 @@ impl Mover {
 
     /// Carries out [`Self::retarget`] if no copy is under way.
     pub(super) fn switch(&mut self, id: FlowId) {
-        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
         if !flow.can_switch() {
             return;
         }
         let had_ring = flow.ring.is_some();
         let former = flow.destination.clone();
         let read_up = flow.switch_destination();
-        counting::open_clients(&self.metrics, self.settings.id, flow);
+        counting::open_clients(&self.metrics, self.settings.id, [&flow.source, &flow.destination]);
         let news = flow.repeat_recv_end();
         self.rings -= u64::from(had_ring);
         if let Some(ring) = read_up {
@@ -165,7 +165,7 @@ impl Mover {
 
     /// The sends of another client's socket are this flow's from now on, after those of its present one.
     pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint) {
-        let Some(flow) = flow_of(&mut self.flows, id) else {
+        let Some(flow) = self.flows.get(id) else {
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, ENDED);
             Waker::default().wake_always(&memory.send_wait(slot));
@@ -188,7 +188,7 @@ impl Mover {
     /// Passes the sending end on where the present sender's sends are done. Rings that were read up go back.
     pub(super) fn settle_moves(&mut self, id: FlowId) {
         loop {
-            let Some(flow) = flow_of(&mut self.flows, id) else { return };
+            let Some(flow) = self.flows.get(id) else { return };
             let (_, sends_done) = flow.sends();
             let Some(moves) = &mut flow.moves else { return };
             if let Some(ring) = moves.read_up() {
@@ -197,7 +197,7 @@ impl Mover {
             }
             let Some(heir) = moves.inherit(sends_done) else { return };
             let former = std::mem::replace(&mut flow.source, heir);
-            counting::open_clients(&self.metrics, self.settings.id, flow);
+            counting::open_clients(&self.metrics, self.settings.id, [&flow.source, &flow.destination]);
             let news = flow.introduce_source();
             self.conductor.send(ToConductor::Inherited {
                 client: former.client,
@@ -212,7 +212,7 @@ impl Mover {
 
     /// Gives back the rings of former receivers: nobody will read them.
     pub(super) fn drop_unread(&mut self, id: FlowId) {
-        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
         let unread = flow.moves.as_mut().map(|moves| std::mem::take(&mut moves.unread)).unwrap_or_default();
         for piece in unread {
             self.conductor.send(ToConductor::FreeRing { ring: piece.ring });

@@ -1,6 +1,6 @@
 //! What clients ask for: requests copied once, checked, taken.
 use super::flow::Flow;
-use super::{channel_of, flow_of, Mover, Socket};
+use super::{channel_of, Mover, Socket};
 use crate::memory::Slot;
 use crate::messages::{ClientId, Forwarded, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
@@ -132,7 +132,7 @@ impl Mover {
             }
             Operation::Nudge => {
                 let outgoing = self.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing);
-                let flow = outgoing.and_then(|id| flow_of(&mut self.flows, id)).filter(|flow| flow.direct);
+                let flow = outgoing.and_then(|id| self.flows.get(id)).filter(|flow| flow.direct);
                 let Some((mover, to, slot)) =
                     flow.map(|Flow { destination: to, .. }| (to.mover, to.client, to.slot))
                 else {
@@ -174,7 +174,7 @@ impl Mover {
             Metrics::add(&self.metrics.sends_dropped, 1);
             return Ok(());
         };
-        let Some(flow) = flow_of(&mut self.flows, id) else { return Ok(()) };
+        let Some(flow) = self.flows.get(id) else { return Ok(()) };
         if flow.direct {
             return Err(Violation::Path);
         }

@@ -4,7 +4,7 @@
 //! wait in one queue: its first is woken by the alarm, and each that had its turn wakes the next, so that they take
 //! turns and a thousand of them cost no more than one. An alarm is set as long as the queue holds anybody.
 use super::flow::Flow;
-use super::{flow_of, Mover};
+use super::Mover;
 use crate::messages::{FlowId, TenantId};
 use crate::policy::rate::{Bucket, Meter, Rate, Rates};
 use crate::policy::Limits;
@@ -227,7 +227,7 @@ impl Mover {
 
     /// Gives a parked flow its turn. Says whether it has anything to send.
     pub(super) fn unpark(&mut self, id: FlowId, woken: bool) -> bool {
-        let Some(flow) = flow_of(&mut self.flows, id) else { return false };
+        let Some(flow) = self.flows.get(id) else { return false };
         let was = std::mem::replace(&mut flow.throttled, false);
         flow.woken = was && woken && flow.pending > 0;
         let goes = flow.woken;
@@ -249,8 +249,8 @@ impl Mover {
             limited.then(|| Tenant { budget, bytes, messages, waiting: VecDeque::new(), alarm: false });
         self.throttle.alarms.retain(|Reverse((_, waiter))| *waiter != Waiter::Tenant(id));
         self.throttle.limited = tenants.iter().any(Option::is_some);
-        for flow in 0..self.flows.len() as FlowId {
-            if flow_of(&mut self.flows, flow).is_some_and(|f| f.tenant == id) {
+        for flow in 0..self.flows.end() {
+            if self.flows.used(flow).is_some_and(|f| f.tenant == id) {
                 self.unpark(flow, false);
             }
         }
@@ -258,8 +258,7 @@ impl Mover {
 
     /// A flow is another tenant's from now on.
     pub(super) fn set_tenant(&mut self, id: FlowId, tenant: TenantId) {
-        if let Some(flow) = flow_of(&mut self.flows, id) {
-            flow.tenant = tenant;
+        if self.flows.set_tenant(id, tenant) {
             self.unpark(id, false);
         }
     }

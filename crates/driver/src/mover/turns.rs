@@ -2,7 +2,7 @@
 use super::counting::{self, Moved};
 use super::flow::{Flow, News, Pump};
 use super::throttle::Allowance;
-use super::{flow_of, Mover, COMMANDS_PER_TURN, LOAD_MESSAGE_BYTES};
+use super::{Mover, COMMANDS_PER_TURN, LOAD_MESSAGE_BYTES};
 use crate::messages::{ClientId, FlowId, ToConductor, Violation};
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
@@ -26,7 +26,7 @@ impl Mover {
         let mut at = 0;
         while at < self.blocked.len() {
             let id = self.blocked[at];
-            let room = match flow_of(&mut self.flows, id) {
+            let room = match self.flows.get(id) {
                 Some(flow) if flow.blocked => flow.has_room(),
                 _ => Ok(true),
             };
@@ -51,7 +51,7 @@ impl Mover {
         }
         for _ in 0..self.run.len().min(COMMANDS_PER_TURN) {
             let Some(id) = self.run.pop_front() else { break };
-            let Some(flow) = flow_of(&mut self.flows, id) else { continue };
+            let Some(flow) = self.flows.get(id) else { continue };
             flow.queued = false;
             self.batch.clear();
             let chunk = self.engines.chunk_bytes_max();
@@ -114,7 +114,7 @@ impl Mover {
 
     /// Asks the receiver for a request when there is room; the flow is not looked at until then.
     pub(super) fn park(&mut self, id: FlowId) {
-        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
         flow.ask_for_room();
         // SYNC POINT: space-dekker
         fence(Ordering::SeqCst);
@@ -125,7 +125,7 @@ impl Mover {
     }
 
     pub(super) fn resume(&mut self, id: FlowId) {
-        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
         flow.blocked = flow.throttled;
         if flow.pending > 0 && !flow.queued && !flow.throttled {
             flow.queued = true;
@@ -135,7 +135,7 @@ impl Mover {
     }
 
     pub(super) fn touch(&mut self, id: FlowId) {
-        if let Some(flow) = flow_of(&mut self.flows, id) {
+        if let Some(flow) = self.flows.get(id) {
             if !flow.touched {
                 flow.touched = true;
                 self.touched.push(id);
@@ -149,7 +149,7 @@ impl Mover {
             let count = self.engines.reap(&mut self.completions);
             for at in 0..count {
                 let completion = self.completions[at];
-                let Some(flow) = flow_of(&mut self.flows, completion.conn_id) else { continue };
+                let Some(flow) = self.flows.get(completion.conn_id) else { continue };
                 flow.complete(completion.entry_seq);
                 let can_switch = flow.can_switch();
                 self.touch(completion.conn_id);
@@ -167,7 +167,7 @@ impl Mover {
     pub(super) fn publish(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
         for id in touched.drain(..) {
-            let Some(flow) = flow_of(&mut self.flows, id) else { continue };
+            let Some(flow) = self.flows.get(id) else { continue };
             flow.touched = false;
             let news = flow.publish(self.now);
             counting::count(&self.metrics, self.settings.id, flow, &news.moved);
@@ -188,7 +188,7 @@ impl Mover {
         if !news.source && !news.destination {
             return;
         }
-        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
         let source = (flow.source.mover, flow.source.client, flow.source.slot);
         let destination = (flow.destination.mover, flow.destination.client, flow.destination.slot);
         if news.source && !flow.is_done_with_source() {
@@ -201,7 +201,7 @@ impl Mover {
 
     /// Gives back the ring of a flow that needs it no more, and forgets a flow that is over.
     pub(super) fn settle(&mut self, id: FlowId) {
-        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
         if !flow.is_over() {
             if flow.is_done_with_source() {
                 let client = flow.source.client;
@@ -220,7 +220,7 @@ impl Mover {
     }
 
     fn need_ring(&mut self, id: FlowId) {
-        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
         flow.blocked = true;
         if !flow.ring_asked {
             flow.ring_asked = true;
@@ -231,7 +231,7 @@ impl Mover {
 
     /// Gives the flow's ring back, if it has one; nobody may be going to read it.
     pub(super) fn give_ring(&mut self, id: FlowId) {
-        let ring = flow_of(&mut self.flows, id).and_then(Flow::take_ring);
+        let ring = self.flows.get(id).and_then(Flow::take_ring);
         if let Some(ring) = ring {
             self.rings -= 1;
             self.conductor.send(ToConductor::FreeRing { ring });
@@ -242,7 +242,7 @@ impl Mover {
         self.settle_moves(id);
         self.drop_unread(id);
         self.give_ring(id);
-        let Some(flow) = self.flows.get_mut(id as usize).and_then(Option::take) else { return };
+        let Some(flow) = self.flows.remove(id) else { return };
         self.conductor.send(ToConductor::FlowDone { flow: id });
         let client = flow.source.client;
         if let Some(socket) = self.socket_mut(client, flow.source.slot) {
@@ -258,18 +258,16 @@ impl Mover {
         if !entry.as_ref().is_some_and(|state| state.removing) {
             return;
         }
-        let needed = self.flows.iter().flatten().any(|f| f.source.client == client && !f.is_drained());
+        let needed = self.flows.all_used().any(|f| f.source.client == client && !f.is_drained());
         if !needed {
             *entry = None;
-            for flow in self.flows.iter_mut().flatten().filter(|f| f.source.client == client) {
-                flow.source.client = ClientId::MAX;
-            }
+            self.flows.forget_source(client);
             self.conductor.send(ToConductor::ClientGone { client });
         }
     }
 
     pub(super) fn destination_broke(&mut self, id: FlowId, violation: Violation) {
-        let Some(flow) = flow_of(&mut self.flows, id) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
         let client = flow.destination.client;
         let news = flow.abort(Flow::failure(), None);
         self.tell(id, news);
@@ -283,8 +281,8 @@ impl Mover {
             + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
         self.ticking = false;
         let share = RINGS_BYTES / self.rings.max(1);
-        for id in 0..self.flows.len() as FlowId {
-            let Some(flow) = flow_of(&mut self.flows, id) else { continue };
+        for id in 0..self.flows.end() {
+            let Some(flow) = self.flows.used(id) else { continue };
             self.ticking |= flow.needs_ticks();
             flow.check_size(share / RING_GROWTH);
             let news = flow.check_deadline(self.now);

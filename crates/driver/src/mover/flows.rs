@@ -1,0 +1,107 @@
+//! The flows of a mover, by number. One that has never had anything to do is kept small: most connections of
+//! a busy machine are idle.
+use super::flow::Flow;
+use crate::messages::{ClientId, FlowId, NewFlow, TenantId};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Flows(Vec<Place>);
+
+#[derive(Debug, Default)]
+enum Place {
+    #[default]
+    Free,
+    Fresh(Box<NewFlow>),
+    Flow(Box<Flow>),
+}
+
+impl Flows {
+    /// Adds one; what had its number before is no more.
+    pub fn add(&mut self, new: Box<NewFlow>) {
+        let index = new.id as usize;
+        if self.0.len() <= index {
+            self.0.resize_with(index + 1, Place::default);
+        }
+        self.0[index] = Place::Fresh(new);
+    }
+
+    /// The flow, which is going to do something.
+    #[inline]
+    pub fn get(&mut self, id: FlowId) -> Option<&mut Flow> {
+        let place = self.0.get_mut(id as usize)?;
+        if let Place::Fresh(_) = place {
+            wake(place);
+        }
+        match place {
+            Place::Flow(flow) => Some(flow),
+            _ => None,
+        }
+    }
+
+    /// The flow, if it has ever done something.
+    #[inline]
+    pub fn used(&mut self, id: FlowId) -> Option<&mut Flow> {
+        match self.0.get_mut(id as usize)? {
+            Place::Flow(flow) => Some(flow),
+            _ => None,
+        }
+    }
+
+    /// Those that have ever done something.
+    pub fn all_used(&mut self) -> impl Iterator<Item = &mut Flow> {
+        self.0.iter_mut().filter_map(|place| match place {
+            Place::Flow(flow) => Some(&mut **flow),
+            _ => None,
+        })
+    }
+
+    /// Numbers are below this.
+    pub fn end(&self) -> FlowId {
+        self.0.len() as FlowId
+    }
+
+    /// Takes one out.
+    pub fn remove(&mut self, id: FlowId) -> Option<Box<Flow>> {
+        self.get(id)?;
+        match std::mem::take(&mut self.0[id as usize]) {
+            Place::Flow(flow) => Some(flow),
+            _ => None,
+        }
+    }
+
+    /// Another tenant's from now on. Says whether it has ever done something.
+    pub fn set_tenant(&mut self, id: FlowId, tenant: TenantId) -> bool {
+        match self.0.get_mut(id as usize) {
+            Some(Place::Flow(flow)) => {
+                flow.tenant = tenant;
+                true
+            }
+            Some(Place::Fresh(new)) => {
+                new.tenant = tenant;
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// The client is no more: its number may be another's soon.
+    pub fn forget_source(&mut self, client: ClientId) {
+        for place in &mut self.0 {
+            let source = match place {
+                Place::Flow(flow) => &mut flow.source,
+                Place::Fresh(new) => &mut new.source,
+                Place::Free => continue,
+            };
+            if source.client == client {
+                source.client = ClientId::MAX;
+            }
+        }
+    }
+}
+
+#[cold]
+fn wake(place: &mut Place) {
+    if let Place::Fresh(new) = std::mem::take(place) {
+        *place = Place::Flow(Box::new(Flow::new(*new)));
+    }
+}
