@@ -54,6 +54,8 @@ pub(crate) struct Control {
     pub(crate) state: State,
     pub(crate) v6: bool,
     pub(crate) v6_only: bool,
+    /// See [`pd_abi::BESIDE_KERNEL`].
+    pub(crate) beside_kernel: bool,
     pub(crate) local: Option<SocketAddr>,
     /// The local address is the listener's wildcard: the driver knows the real one.
     pub(crate) local_inexact: bool,
@@ -72,6 +74,19 @@ impl Socket {
     /// # Errors
     /// `ENETDOWN` without a driver, `EMFILE` with too many sockets, `EACCES` by policy.
     pub fn new(v6: bool) -> Result<Arc<Self>> {
+        Self::make(v6, false)
+    }
+
+    /// The same for a program that knows only the kernel's sockets, one of which stands beside this one. It is
+    /// never on the direct path, and such listeners of one user and network namespace may share a port.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn beside_kernel(v6: bool) -> Result<Arc<Self>> {
+        Self::make(v6, true)
+    }
+
+    fn make(v6: bool, beside_kernel: bool) -> Result<Arc<Self>> {
         let attachment = process().attachment()?;
         Self::new_at(&attachment, v6)
     }
@@ -107,6 +122,7 @@ impl Socket {
             state: State::New,
             v6,
             v6_only: false,
+            beside_kernel,
             local: None,
             local_inexact: false,
             peer: None,
