@@ -14,7 +14,7 @@ pub enum Family {
 /// An IP address and port in the form that requests and events carry: family, port, 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// 0 (none), or a [`Family`].
+    /// 0 (none), a [`Family`], or 1: a file, of a socket that has one for an address.
     pub family: u8,
     /// Port in host order.
     pub port: u16,
@@ -25,6 +25,24 @@ pub struct Address {
 impl Address {
     /// No address.
     pub const NONE: Self = Self { family: 0, port: 0, bytes: [0; 16] };
+
+    /// A file that is not named: of sockets that have one, or could have.
+    pub const FILE: Self = Self { family: 1, port: 0, bytes: [0; 16] };
+
+    /// The file with this device and inode.
+    pub fn file(device: u64, inode: u64) -> Self {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&device.to_le_bytes());
+        bytes[8..].copy_from_slice(&inode.to_le_bytes());
+        Self { bytes, ..Self::FILE }
+    }
+
+    /// Device and inode, if it is a file.
+    pub fn to_file(self) -> Option<(u64, u64)> {
+        let [a, b, c, d, e, f, g, h, rest @ ..] = self.bytes;
+        let both = (u64::from_le_bytes([a, b, c, d, e, f, g, h]), u64::from_le_bytes(rest));
+        (self.family == Self::FILE.family).then_some(both)
+    }
 
     /// The standard library's form, or none if the family is not one we know.
     pub fn to_socket_addr(self) -> Option<SocketAddr> {

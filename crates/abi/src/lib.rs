@@ -38,7 +38,7 @@ pub use address::{Address, Family};
 pub use command::{Command, CommandStatus, CommandType, TableId};
 pub use event::{Event, EventKind};
 pub use frame::{Frame, FrameKind};
-pub use request::{Operation, Request, SocketId, SocketOption, Span};
+pub use request::{Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL};
 pub use twin::{TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 
 /// Version of everything in this crate. A driver refuses a client of another version.

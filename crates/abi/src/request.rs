@@ -93,11 +93,11 @@ pub enum Operation {
     /// A new socket; `family` says IPv4 or IPv6. Answered with its id and, as a number, the bytes of its
     /// send and receive rings.
     Socket = 3,
-    /// Bind to an address. Answered with the address bound.
+    /// Bind to an address; `value` may be [`BESIDE_KERNEL`]. Answered with the address bound.
     Bind = 4,
     /// Listen; numbers: backlog. Answered with the local address.
     Listen = 5,
-    /// Connect to an address. Answered with the local address.
+    /// Connect to an address; `value` may be [`BESIDE_KERNEL`]. Answered with the local address.
     Connect = 6,
     /// Take one connection from the backlog. Answered with the new socket's id and the peer's
     /// address, or `EAGAIN`.
@@ -141,6 +141,10 @@ impl Operation {
     }
 }
 
+/// The socket stands beside one of the kernel's, for a program that knows no other: it is never on the direct
+/// path, and listeners of one user in one network namespace share a port, taking connections in turns.
+pub const BESIDE_KERNEL: u32 = 1;
+
 /// Socket options that the driver keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -156,6 +160,8 @@ pub enum SocketOption {
     V6Only = 4,
     /// A question, not a setting: the answer carries the socket's local address.
     LocalAddress = 5,
+    /// A listener takes no new connections for now; those that wait in its backlog stay.
+    Paused = 6,
 }
 
 impl SocketOption {
@@ -167,6 +173,7 @@ impl SocketOption {
             3 => Self::ReuseAddress,
             4 => Self::V6Only,
             5 => Self::LocalAddress,
+            6 => Self::Paused,
             _ => return None,
         })
     }

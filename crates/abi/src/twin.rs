@@ -16,9 +16,10 @@ pub struct TwinRequest {
     pub descriptor: u32,
     /// What `SO_COOKIE` says of it.
     pub cookie: u64,
-    /// Its own address; for `Connect` the port is enough.
+    /// Its own address; for `Connect` the port is enough. Of an AF_UNIX socket a file ([`Address::FILE`]), which
+    /// only `Listen` has to name.
     pub local: Address,
-    /// The peer's; for `Listen` none.
+    /// The peer's; for `Listen` none. Of an AF_UNIX socket a file, which only `Connect` has to name.
     pub peer: Address,
 }
 

@@ -6,7 +6,7 @@ use crate::link::Link;
 use crate::socket::{check, Control, Socket, State};
 use crate::turn::lock;
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
-use pd_abi::{Address, Event, Operation, Request, SocketOption};
+use pd_abi::{Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
@@ -37,7 +37,13 @@ impl Control {
                 return Err(Error::new(Errno::OPNOTSUPP, "a listening socket cannot connect; make another"))
             }
         }
-        Ok(self.link.request(Operation::Connect).with_address(Address::from(addr)))
+        Ok(self.addressed(Operation::Connect, addr))
+    }
+
+    /// A request about an address.
+    pub(crate) fn addressed(&self, operation: Operation, addr: SocketAddr) -> Request {
+        let value = if self.beside_kernel { BESIDE_KERNEL } else { 0 };
+        Request { value, ..self.link.request(operation).with_address(Address::from(addr)) }
     }
 
     fn check_family(&self, addr: SocketAddr) -> Result<()> {
@@ -63,7 +69,7 @@ impl Socket {
         if control.state != State::New {
             return Err(Error::invalid("the socket has an address already"));
         }
-        let request = control.link.request(Operation::Bind).with_address(Address::from(addr));
+        let request = control.addressed(Operation::Bind, addr);
         let answer = control.call(request, || format!("cannot bind to {addr}"))?;
         control.local = answer.address().to_socket_addr().or(Some(addr));
         control.state = State::Bound;
@@ -270,6 +276,15 @@ impl Socket {
         control.set_option(SocketOption::V6Only, only.into())?;
         control.v6_only = only;
         Ok(())
+    }
+
+    /// Makes a listener take no new connections for a while, or take them again. Those in its backlog stay.
+    ///
+    /// # Errors
+    /// `EINVAL` if the socket does not listen; those of asking the driver.
+    pub fn set_paused(&self, paused: bool) -> Result<()> {
+        self.check_usable()?;
+        lock(&self.control).set_option(SocketOption::Paused, paused.into()).map(drop)
     }
 
     /// See [`Self::set_v6_only`].

@@ -68,6 +68,6 @@ pub mod core {
 
     /// Twins of kernel sockets.
     pub mod twin {
-        pub use crate::twin::{claim, connect, listen, take, unlisten, withdraw};
+        pub use crate::twin::{claim, connect, connect_unix, listen, take, unlisten, withdraw};
     }
 }

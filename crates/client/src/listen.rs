@@ -125,6 +125,7 @@ impl Socket {
             state: State::Connected,
             v6: listener.v6,
             v6_only: listener.v6_only,
+            beside_kernel: listener.beside_kernel,
             local: listener.local,
             local_inexact: listener.local.is_none_or(|local| local.ip().is_unspecified()),
             peer: peer.to_socket_addr(),
@@ -176,7 +177,7 @@ impl Socket {
         control.set_option(SocketOption::SendRingBytes, control.send_ring_bytes)?;
         control.set_option(SocketOption::ReceiveRingBytes, control.receive_ring_bytes)?;
         if let Some(local) = control.local {
-            let bind = control.link.request(Operation::Bind).with_address(Address::from(local));
+            let bind = control.addressed(Operation::Bind, local);
             control.call(bind, || format!("cannot bind to {local} again"))?;
         }
         let listen = control.link.request(Operation::Listen).with_numbers(control.backlog.into(), 0);

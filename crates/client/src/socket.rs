@@ -54,6 +54,8 @@ pub(crate) struct Control {
     pub(crate) state: State,
     pub(crate) v6: bool,
     pub(crate) v6_only: bool,
+    /// See [`pd_abi::BESIDE_KERNEL`].
+    pub(crate) beside_kernel: bool,
     pub(crate) local: Option<SocketAddr>,
     /// The local address is the listener's wildcard: the driver knows the real one.
     pub(crate) local_inexact: bool,
@@ -72,8 +74,21 @@ impl Socket {
     /// # Errors
     /// `ENETDOWN` without a driver, `EMFILE` with too many sockets, `EACCES` by policy.
     pub fn new(v6: bool) -> Result<Arc<Self>> {
+        Self::make(v6, false)
+    }
+
+    /// The same for a program that knows only the kernel's sockets, one of which stands beside this one. It is
+    /// never on the direct path, and such listeners of one user and network namespace may share a port.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn beside_kernel(v6: bool) -> Result<Arc<Self>> {
+        Self::make(v6, true)
+    }
+
+    fn make(v6: bool, beside_kernel: bool) -> Result<Arc<Self>> {
         let attachment = process().attachment()?;
-        Self::new_at(&attachment, v6)
+        Self::new_at(&attachment, v6, beside_kernel)
     }
 
     /// Several new sockets, with few round trips to the driver.
@@ -89,7 +104,7 @@ impl Socket {
             if wanted > 1 && channel.spares(v6) == 0 {
                 channel.stock(&attachment, v6, wanted.min(ANSWERS_MAX as usize) as u32)?;
             }
-            match Self::new_at(&attachment, v6) {
+            match Self::new_at(&attachment, v6, false) {
                 Ok(socket) => sockets.push(socket),
                 Err(error) => {
                     sockets.iter().for_each(|socket| drop(socket.close()));
@@ -100,13 +115,14 @@ impl Socket {
         Ok(sockets)
     }
 
-    fn new_at(attachment: &Arc<Attachment>, v6: bool) -> Result<Arc<Self>> {
+    fn new_at(attachment: &Arc<Attachment>, v6: bool, beside_kernel: bool) -> Result<Arc<Self>> {
         let (link, ring_bytes) = Self::open(attachment, v6)?;
         let control = Control {
             link: Arc::new(link),
             state: State::New,
             v6,
             v6_only: false,
+            beside_kernel,
             local: None,
             local_inexact: false,
             peer: None,

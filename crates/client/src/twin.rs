@@ -14,9 +14,12 @@ use crate::socket::{check, Control, Socket, State};
 use crate::turn::lock;
 use pd_abi::{Address, Event, Frame, FrameKind, Operation, SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
-use rustix::net::{getpeername, getsockname, sockopt};
+use rustix::net::{getpeername, getsockname, sockopt, AddressFamily, SocketAddrUnix};
+use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// From now on connections to the listening socket `fd` may have twins. Every process that accepts from it says
@@ -26,7 +29,7 @@ use std::sync::Arc;
 /// `ENETDOWN` without a driver; `EADDRNOTAVAIL` if another container owns the address.
 pub fn listen(fd: BorrowedFd<'_>) -> Result<()> {
     let attachment = process().attachment()?;
-    ask(&attachment, fd, TwinOperation::Listen, None).map(drop)
+    ask(&attachment, fd, TwinOperation::Listen, Ends::of(fd, TwinOperation::Listen, None)).map(drop)
 }
 
 /// Takes [`listen`] back.
@@ -35,7 +38,7 @@ pub fn listen(fd: BorrowedFd<'_>) -> Result<()> {
 /// `ENOENT` if it was not said.
 pub fn unlisten(fd: BorrowedFd<'_>) -> Result<()> {
     let attachment = process().attachment()?;
-    ask(&attachment, fd, TwinOperation::Unlisten, None).map(drop)
+    ask(&attachment, fd, TwinOperation::Unlisten, Ends::of(fd, TwinOperation::Unlisten, None)).map(drop)
 }
 
 /// A twin for `fd`, which is bound (the port is enough) and is about to be connected to `to`. It can send at once.
@@ -45,6 +48,15 @@ pub fn unlisten(fd: BorrowedFd<'_>) -> Result<()> {
 /// `EMFILE` by policy; `ENOBUFS`, `ENETDOWN`.
 pub fn connect(fd: BorrowedFd<'_>, to: SocketAddr) -> Result<Arc<Socket>> {
     twin(fd, TwinOperation::Connect, Some(to))
+}
+
+/// The same for an AF_UNIX socket that is about to be connected to the file at `path`.
+///
+/// # Errors
+/// `ECONNREFUSED` if nobody there takes twins; `ENOENT` and others if there is no file; else as [`connect`].
+pub fn connect_unix(fd: BorrowedFd<'_>, path: &Path) -> Result<Arc<Socket>> {
+    let file = file(path).map_err(|error| Error::new(error, format!("no file {}", path.display())))?;
+    twin_of(fd, TwinOperation::Connect, Ends { local: Address::FILE, peer: file }, None)
 }
 
 /// The twin of `fd`, which was just accepted, if its peer made one.
@@ -85,9 +97,51 @@ fn found(twin: Result<Arc<Socket>>) -> Result<Option<Arc<Socket>>> {
 }
 
 fn twin(fd: BorrowedFd<'_>, operation: TwinOperation, to: Option<SocketAddr>) -> Result<Arc<Socket>> {
+    twin_of(fd, operation, Ends::of(fd, operation, to), to)
+}
+
+/// What a question says of a socket's two ends.
+struct Ends {
+    local: Address,
+    peer: Address,
+}
+
+impl Ends {
+    fn of(fd: BorrowedFd<'_>, operation: TwinOperation, to: Option<SocketAddr>) -> Self {
+        if sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX) {
+            let names = operation == TwinOperation::Listen;
+            let bound = || SocketAddrUnix::try_from(getsockname(fd).ok()?).ok()?.path_bytes().map(file_at);
+            let local = if names { bound().and_then(|file| file.ok()) } else { None };
+            return Self { local: local.unwrap_or(Address::FILE), peer: Address::FILE };
+        }
+        let peer = match operation {
+            TwinOperation::Claim | TwinOperation::Take => peer_address(fd),
+            _ => to,
+        };
+        let address = |address: Option<SocketAddr>| address.map_or(Address::NONE, Address::from);
+        Self { local: address(own_address(fd)), peer: address(peer) }
+    }
+}
+
+/// The file at a path, as a socket's address.
+fn file(path: &Path) -> rustix::io::Result<Address> {
+    let status = rustix::fs::stat(path)?;
+    Ok(Address::file(status.st_dev, status.st_ino))
+}
+
+fn file_at(path: &[u8]) -> rustix::io::Result<Address> {
+    file(Path::new(OsStr::from_bytes(path)))
+}
+
+fn twin_of(
+    fd: BorrowedFd<'_>,
+    operation: TwinOperation,
+    ends: Ends,
+    to: Option<SocketAddr>,
+) -> Result<Arc<Socket>> {
     let attachment = process().attachment()?;
     let channel = attachment.channel()?;
-    let answer = ask(&attachment, fd, operation, to)?;
+    let answer = ask(&attachment, fd, operation, ends)?;
     let peer = to.or_else(|| peer_address(fd));
     let ring_bytes = answer.number();
     let control = Control {
@@ -95,6 +149,7 @@ fn twin(fd: BorrowedFd<'_>, operation: TwinOperation, to: Option<SocketAddr>) ->
         state: State::Connected,
         v6: peer.is_some_and(|peer| peer.is_ipv6()),
         v6_only: false,
+        beside_kernel: true,
         local: own_address(fd),
         local_inexact: false,
         peer,
@@ -120,24 +175,19 @@ fn ask(
     attachment: &Arc<Attachment>,
     fd: BorrowedFd<'_>,
     operation: TwinOperation,
-    to: Option<SocketAddr>,
+    ends: Ends,
 ) -> Result<Event> {
-    let failed = |errno: Errno| Error::new(errno, format!("not a TCP socket that can have a twin: {errno}"));
+    let failed = |errno: Errno| Error::new(errno, format!("not a socket that can have a twin: {errno}"));
     let cookie = sockopt::socket_cookie(fd).map_err(failed)?;
-    let peer = match operation {
-        TwinOperation::Claim | TwinOperation::Take => peer_address(fd),
-        _ => to,
-    };
     let channel = attachment.channel()?;
-    let address = |address: Option<SocketAddr>| address.map_or(Address::NONE, Address::from);
     let answer = channel.call_by(attachment, |tag| {
         let request = TwinRequest {
             operation: operation as u32,
             tag,
             descriptor: fd.as_raw_fd() as u32,
             cookie,
-            local: address(own_address(fd)),
-            peer: address(peer),
+            local: ends.local,
+            peer: ends.peer,
         };
         attachment.say(&Frame::new(FrameKind::Twin).with_id(channel.index()).with_twin(&request))
     })?;

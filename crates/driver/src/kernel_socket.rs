@@ -29,12 +29,12 @@ pub const COOKIE_ANY: u64 = u64::MAX;
 
 /// Asks about the sockets of one network namespace.
 #[derive(Debug)]
-pub struct SocketDiag(OwnedFd);
+pub struct SocketDiag(pub(crate) OwnedFd);
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLMSG_ERROR: u16 = 2;
-const NLM_F_REQUEST: u16 = 1;
-const HEADER_BYTES: usize = 16;
+pub(crate) const SOCK_DIAG_BY_FAMILY: u16 = 20;
+pub(crate) const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLM_F_REQUEST: u16 = 1;
+pub(crate) const HEADER_BYTES: usize = 16;
 const REQUEST_BYTES: usize = HEADER_BYTES + 56;
 const TIME_WAIT: u8 = 6;
 /// Where `idiag_state` and `idiag_inode` lie in a reply.

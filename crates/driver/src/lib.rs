@@ -23,6 +23,7 @@ mod mover;
 pub mod policy;
 mod settings;
 mod size;
+mod unix_socket;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{Driver, StartError};

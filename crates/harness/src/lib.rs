@@ -35,7 +35,10 @@ pub fn own_exe() -> PathBuf {
     }
 }
 
-/// The library for `LD_PRELOAD` that was built or installed together with this program.
+/// The preload library that was built or installed together with this program.
+///
+/// # Errors
+/// If there is none.
 pub fn preload_library() -> Result<PathBuf> {
     const NAME: &str = "libpd_preload.so";
     let own = own_exe();

@@ -34,21 +34,31 @@ pub struct RunArgs {
     #[arg(long, default_value = pd_harness::config::DEFAULT_SOCKET)]
     socket: PathBuf,
     /// The command's TCP connections to other such commands run on PipeDevice, by LD_PRELOAD: see
-    /// libpd_preload(7)
-    #[arg(long)]
-    preload: bool,
+    /// libpd_preload(7). With "short" connections are made without the kernel, for many short ones
+    #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    preload: Option<Preload>,
     /// The command and its arguments
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
 
+/// How programs that do not know of PipeDevice are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Preload {
+    /// The kernel connects, the fabric carries the bytes
+    On,
+    /// The fabric connects, too
+    Short,
+}
+
 /// Runs it; returns the status to exit with.
 pub fn main(mut args: RunArgs) -> Result<i32> {
     let signals = Signals::watch()?;
-    if args.preload {
+    if let Some(mode) = args.preload {
         let mut setting = OsString::from("LD_PRELOAD=");
         setting.push(pd_harness::preload_library()?);
-        args.command.splice(0..0, ["env".into(), setting]);
+        let short = (mode == Preload::Short).then(|| "PD_PRELOAD=short".into());
+        args.command.splice(0..0, ["env".into(), setting].into_iter().chain(short));
     }
     let spec = Spec {
         name: args.name,

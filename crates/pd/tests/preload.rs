@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+#[path = "preload/short.rs"]
+mod short;
+
 const PORT: &str = "7300";
 
 /// A driver, a bridge and the names of one test.

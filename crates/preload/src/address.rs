@@ -31,6 +31,71 @@ pub(crate) unsafe fn parse(address: *const sockaddr, len: socklen_t) -> Option<S
     None
 }
 
+/// The family of an address; -1: there is none.
+///
+/// # Safety
+/// `address` points to `len` bytes.
+pub(crate) unsafe fn family(address: *const sockaddr, len: socklen_t) -> c_int {
+    if address.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
+        return -1;
+    }
+    // SAFETY: there are so many bytes.
+    unsafe { c_int::from(address.cast::<libc::sa_family_t>().read_unaligned()) }
+}
+
+/// Writes an address as the kernel does: as an IPv6 one if `v6`, cut off if there is less room.
+///
+/// # Errors
+/// `EFAULT`, `EINVAL`.
+///
+/// # Safety
+/// `len` is null or a number: so much room is at `at`.
+pub(crate) unsafe fn write(
+    address: SocketAddr,
+    v6: bool,
+    at: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<(), c_int> {
+    if at.is_null() || len.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: zeroes are a value of the type.
+    let mut bytes: sockaddr_storage = unsafe { zeroed() };
+    let port = address.port().to_be();
+    let size = if v6 {
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        // SAFETY: zeroes are a value of the type.
+        let mut v6: sockaddr_in6 = unsafe { zeroed() };
+        (v6.sin6_family, v6.sin6_port) = (libc::AF_INET6 as libc::sa_family_t, port);
+        v6.sin6_addr.s6_addr = ip.octets();
+        // SAFETY: the storage holds any address.
+        unsafe { (&raw mut bytes).cast::<sockaddr_in6>().write(v6) };
+        size_of::<sockaddr_in6>()
+    } else {
+        let IpAddr::V4(ip) = address.ip().to_canonical() else { return Err(libc::EINVAL) };
+        // SAFETY: zeroes are a value of the type.
+        let mut v4: sockaddr_in = unsafe { zeroed() };
+        (v4.sin_family, v4.sin_port) = (libc::AF_INET as libc::sa_family_t, port);
+        v4.sin_addr.s_addr = u32::from_ne_bytes(ip.octets());
+        // SAFETY: the storage holds any address.
+        unsafe { (&raw mut bytes).cast::<sockaddr_in>().write(v4) };
+        size_of::<sockaddr_in>()
+    };
+    // SAFETY: the caller's promise; at most as much as there is room.
+    unsafe {
+        let room = len.read_unaligned() as usize;
+        if room > i32::MAX as usize {
+            return Err(libc::EINVAL);
+        }
+        std::ptr::copy_nonoverlapping((&raw const bytes).cast::<u8>(), at.cast::<u8>(), room.min(size));
+        len.write_unaligned(size as socklen_t);
+    }
+    Ok(())
+}
+
 /// Whether a connection to it can run on the fabric at all.
 pub(crate) fn is_eligible(to: SocketAddr) -> bool {
     let link_local = match to.ip() {
@@ -40,7 +105,7 @@ pub(crate) fn is_eligible(to: SocketAddr) -> bool {
     to.port() != 0 && !link_local && !to.ip().is_multicast()
 }
 
-type Ask = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+type Ask = unsafe fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 
 fn ask(fd: c_int, ask: Ask) -> Option<(c_int, SocketAddr)> {
     // SAFETY: room for any address, and its size.
@@ -56,12 +121,12 @@ fn ask(fd: c_int, ask: Ask) -> Option<(c_int, SocketAddr)> {
 
 /// Family of the socket and its local address.
 pub(crate) fn local(fd: c_int) -> Option<(c_int, SocketAddr)> {
-    ask(fd, libc::getsockname)
+    ask(fd, real::getsockname)
 }
 
 /// The peer's address, if the socket is connected.
 pub(crate) fn peer(fd: c_int) -> Option<SocketAddr> {
-    ask(fd, libc::getpeername).map(|(_, address)| address)
+    ask(fd, real::getpeername).map(|(_, address)| address)
 }
 
 /// Binds an unbound socket to a port of the kernel's choice. Says whether it has one now.

@@ -2,14 +2,14 @@
 //! fabric epoll instance, whose descriptor is a member of the kernel's. A wait looks at the fabric
 //! first, and sleeps in the kernel.
 use crate::call::{errno, set_errno, Failure, Outcome};
-use crate::entry::{lock, Entry, Thing, Watcher};
+use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
-use crate::{real, table, unclaimed};
+use crate::{real, short, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use pd_client::core::{Armed, Epoll, Socket};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// The data word of the fabric's descriptor in the kernel's instance: no pointer and no small number.
@@ -145,6 +145,57 @@ pub(crate) fn control(
     Ok(())
 }
 
+/// A listener's fabric part has come into being: it belongs into all instances that the kernel's is in. Says
+/// whether it is.
+pub(crate) fn watch_listener(entry: &Arc<Entry>, end: &Arc<Socket>) -> bool {
+    let Some(socket) = entry.socket() else { return false };
+    lock(&socket.watchers).iter_mut().all(|watcher| watch_end(entry, end, watcher).is_ok())
+}
+
+fn watch_end(entry: &Arc<Entry>, end: &Arc<Socket>, watcher: &mut Watcher) -> Outcome<()> {
+    let instance = Companion::of(watcher.epoll)?;
+    let companion = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
+    let (flags, data) = (watcher.event.0 & !NOT_OURS, watcher.event.1);
+    if companion.fabric.modify(end, flags, data).is_err() {
+        companion.fabric.add(end, flags, data)?;
+    }
+    lock(&companion.members).insert(watcher.fd, entry.clone());
+    watcher.companion = Arc::downgrade(&instance);
+    Ok(())
+}
+
+/// The kernel has done `epoll_ctl` for a listener, which may have a part on the fabric.
+pub(crate) fn control_listener(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    entry: &Arc<Entry>,
+    event: Option<(u32, u64)>,
+) {
+    let Some(socket) = entry.socket() else { return };
+    let end = short::listening(entry, fd);
+    let mut watchers = lock(&socket.watchers);
+    let known = watchers.iter().position(|watcher| (watcher.epoll, watcher.fd) == (epoll, fd));
+    let known = known.map(|at| watchers.swap_remove(at));
+    if operation == libc::EPOLL_CTL_DEL {
+        let companion = known.and_then(|watcher| watcher.companion.upgrade());
+        if let (Some(end), Some(companion)) = (end, companion.as_ref().and_then(|instance| instance.epoll()))
+        {
+            let _ = companion.fabric.remove(&end);
+            companion.forget(fd);
+        }
+        return;
+    }
+    let Some(event) = event else { return };
+    let mut watcher = Watcher { epoll, fd, event, companion: known.map_or(Weak::new(), |w| w.companion) };
+    let fails = end.is_some_and(|end| watch_end(entry, &end, &mut watcher).is_err());
+    watchers.push(watcher);
+    drop(watchers);
+    if let (true, Some(State::Listener(listener))) = (fails, socket.state()) {
+        listener.short.bar();
+    }
+}
+
 /// A socket that was in a kernel instance has got a twin.
 pub(crate) fn move_over(entry: &Arc<Entry>, watcher: Watcher) {
     let mut ignored = epoll_event { events: 0, u64: 0 };
@@ -261,6 +312,7 @@ pub(crate) unsafe fn wait(
 ) -> Outcome<c_int> {
     let instance = table::entry(epoll).ok_or(Failure::Plain)?;
     let companion = instance.epoll().ok_or(Failure::Plain)?;
+    short::resume(|| lock(&companion.members).values().cloned().collect());
     let mut events = Events { at, max: max as usize, len: 0 };
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let zero = Some(Duration::ZERO);

@@ -3,8 +3,9 @@
 use crate::call::{Failure, Outcome};
 use crate::companion::Companion;
 use crate::fabric::{self, Taken};
+use crate::short::{Facts, Listening};
 use crate::twin::Twin;
-use crate::{address, table};
+use crate::{address, table, unclaimed, unix};
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -29,6 +30,9 @@ pub(crate) struct Socket {
     state: OnceLock<State>,
     /// The program has asked for something that the fabric does not have.
     pub(crate) unfit: AtomicBool,
+    pub(crate) facts: Facts,
+    /// Of AF_UNIX, not TCP.
+    pub(crate) unix: AtomicBool,
     /// Epoll instances that it is in.
     pub(crate) watchers: Mutex<Vec<Watcher>>,
 }
@@ -45,6 +49,8 @@ pub(crate) enum State {
 pub(crate) struct Listener {
     /// This process has told the driver.
     joined: AtomicBool,
+    /// What of it is the fabric's own.
+    pub(crate) short: Listening,
 }
 
 /// One registration in an epoll instance.
@@ -59,6 +65,13 @@ pub(crate) struct Watcher {
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Listener {
+    /// In a forked child.
+    pub(crate) fn again(&self, watched: bool) -> Self {
+        Self { joined: AtomicBool::new(false), short: self.short.again(watched) }
+    }
 }
 
 impl Entry {
@@ -97,11 +110,15 @@ impl Entry {
     }
 
     /// A number is about to be closed.
-    pub(crate) fn before_close(&self, fd: c_int) {
-        if let Some(State::Listener(_)) = self.socket().and_then(|socket| socket.state.get()) {
-            if lock(&self.fds).len() == 1 {
-                fabric::unlisten(fd);
-            }
+    pub(crate) fn before_close(self: &Arc<Self>, fd: c_int) {
+        if lock(&self.fds).len() != 1 {
+            return;
+        }
+        match self.socket().and_then(|socket| socket.state.get()) {
+            Some(State::Listener(_)) => fabric::unlisten(fd),
+            // The peer could not tell whose end it is to take when the kernel's socket is gone.
+            Some(State::Twin(twin)) if twin.unix && !twin.is_shared() => unclaimed::settle_now(self),
+            _ => {}
         }
     }
 
@@ -124,8 +141,10 @@ impl Entry {
                         companion.epoll().inspect(|companion| companion.forget(watcher.fd));
                     }
                 }
-                if let Some(State::Twin(twin)) = socket.state.get() {
-                    twin.close();
+                match socket.state.get() {
+                    Some(State::Twin(twin)) => twin.close(),
+                    Some(State::Listener(listener)) => listener.short.close(),
+                    None => {}
                 }
             }
         }
@@ -224,16 +243,28 @@ pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
 #[cold]
 fn resolve(fd: c_int) -> Option<Arc<Entry>> {
     table::clear(fd);
-    if !address::is_tcp(fd) {
+    let unix = !address::is_tcp(fd);
+    if unix && !unix::is_unix(fd) {
         return None;
     }
     if address::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1) {
+        if unix && !unix::may_listen(fd) {
+            return None;
+        }
         let entry = adopt(fd, None)?;
+        entry.socket()?.unix.store(unix, Ordering::Relaxed);
         entry.socket()?.join_listener(fd);
         return Some(entry);
     }
-    if address::peer(fd).is_none() {
-        return adopt(fd, None);
+    let connected = if unix { unix::connected(fd) } else { address::peer(fd).map(|_| true) };
+    match connected {
+        None => {
+            let entry = adopt(fd, None)?;
+            entry.socket()?.unix.store(unix, Ordering::Relaxed);
+            return Some(entry);
+        }
+        Some(false) => return None,
+        Some(true) => {}
     }
     match fabric::take(fd) {
         Taken::None => return None,

@@ -1,10 +1,13 @@
 //! What the library asks of the driver, all in one place.
 use crate::address;
 use crate::log::note;
+use crate::unix::File;
 use libc::c_int;
 use pd_client::core::{twin, Socket};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +20,9 @@ const REFUSED_FOR: Duration = Duration::from_millis(500);
 const UNCLAIMED_FOR: Duration = Duration::from_secs(30);
 /// Addresses remembered for that.
 const REFUSED: usize = 64;
+
+/// Marks addresses that were tried without a kernel connection.
+const SHORT: &str = "short";
 
 static ABSENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 static REFUSALS: [AtomicU64; REFUSED] = [const { AtomicU64::new(0) }; REFUSED];
@@ -45,21 +51,20 @@ fn available() -> bool {
 
 /// A word for an address and the time until which it is not to be tried: 24 bits of a hash, 40 bits of
 /// milliseconds.
-fn refusal(to: SocketAddr) -> (&'static AtomicU64, u64) {
-    use std::hash::{DefaultHasher, Hash, Hasher};
+fn refusal(to: impl Hash) -> (&'static AtomicU64, u64) {
     let mut hasher = DefaultHasher::new();
     to.hash(&mut hasher);
     let hash = hasher.finish();
     (&REFUSALS[hash as usize % REFUSED], hash >> 40)
 }
 
-fn is_refused(to: SocketAddr) -> bool {
+fn is_refused(to: impl Hash) -> bool {
     let (word, hash) = refusal(to);
     let word = word.load(Ordering::Relaxed);
     word >> 40 == hash && word & ((1 << 40) - 1) > now_ns() / 1_000_000
 }
 
-fn remember_refusal(to: SocketAddr, for_so_long: Duration) {
+fn remember_refusal(to: impl Hash, for_so_long: Duration) {
     let (word, hash) = refusal(to);
     let until_ms = now_ns() / 1_000_000 + for_so_long.as_millis() as u64;
     word.store(hash << 40 | until_ms & ((1 << 40) - 1), Ordering::Relaxed);
@@ -68,6 +73,59 @@ fn remember_refusal(to: SocketAddr, for_so_long: Duration) {
 /// Whether a connection to `to` is worth a try.
 pub(crate) fn may_reach(to: SocketAddr) -> bool {
     address::is_eligible(to) && !is_refused(to) && available()
+}
+
+/// The same for one without a kernel connection.
+pub(crate) fn may_reach_short(to: SocketAddr) -> bool {
+    address::is_eligible(to) && !is_refused((to, SHORT)) && available()
+}
+
+/// A connection to `to` without one of the kernel's, if somebody takes such there.
+pub(crate) fn connect_short(to: SocketAddr) -> Option<Arc<Socket>> {
+    let connected = Socket::beside_kernel(to.is_ipv6()).and_then(|socket| match socket.connect(to) {
+        Ok(()) => Ok(socket),
+        Err(error) => socket.close().and(Err(error)),
+    });
+    match connected {
+        Ok(socket) => {
+            socket.set_nonblocking(true);
+            Some(socket)
+        }
+        Err(error) => {
+            note!("to {to} not on the fabric alone: {error}");
+            remember_refusal((to, SHORT), REFUSED_FOR);
+            None
+        }
+    }
+}
+
+/// A listener of the fabric's beside the kernel's.
+pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog: u32) -> Option<Arc<Socket>> {
+    if is_refused((local, SHORT)) || !available() {
+        return None;
+    }
+    let listen = |socket: &Socket| {
+        if v6_only && local.is_ipv6() {
+            socket.set_v6_only(true)?;
+        }
+        socket.bind(local)?;
+        socket.listen(backlog)
+    };
+    let listening = Socket::beside_kernel(local.is_ipv6()).and_then(|socket| match listen(&socket) {
+        Ok(()) => Ok(socket),
+        Err(error) => socket.close().and(Err(error)),
+    });
+    match listening {
+        Ok(socket) => {
+            socket.set_nonblocking(true);
+            Some(socket)
+        }
+        Err(error) => {
+            note!("descriptor {fd} takes no short connections: {error}");
+            remember_refusal((local, SHORT), REFUSED_FOR);
+            None
+        }
+    }
 }
 
 /// The kernel listener also takes connections with twins. False if that cannot be, for now.
@@ -148,6 +206,29 @@ pub(crate) fn take(fd: c_int) -> Taken {
 /// Nobody claimed a connection to `to`: the next ones are made without a twin.
 pub(crate) fn remember_unclaimed(to: SocketAddr) {
     remember_refusal(to, UNCLAIMED_FOR);
+}
+
+/// The same of an AF_UNIX socket's file.
+pub(crate) fn remember_unclaimed_file(file: File) {
+    remember_refusal(file, UNCLAIMED_FOR);
+}
+
+/// A twin for the AF_UNIX connection that `fd` is about to make to the file at `path`.
+pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Option<Arc<Socket>> {
+    if is_refused(file) || !available() {
+        return None;
+    }
+    match twin::connect_unix(borrow(fd), path) {
+        Ok(socket) => {
+            socket.set_nonblocking(true);
+            Some(socket)
+        }
+        Err(error) => {
+            note!("to {} by the kernel: {error}", path.display());
+            remember_refusal(file, REFUSED_FOR);
+            None
+        }
+    }
 }
 
 /// Takes back a twin that the peer has not claimed; false: it has.

@@ -1,7 +1,7 @@
 //! Start of the library in a program, and of a forked child.
 use crate::companion::Companion;
-use crate::entry::{self, lock, Entry, Listener, State, Thing};
-use crate::{call, log, table, unclaimed};
+use crate::entry::{self, lock, Entry, State, Thing};
+use crate::{call, log, short, table, unclaimed};
 use libc::c_int;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
@@ -31,9 +31,13 @@ extern "C" fn start() {
             let value = libc::getenv(name.as_ptr());
             (!value.is_null()).then(|| CStr::from_ptr(value).to_owned())
         };
-        let off = value(c"PD_PRELOAD").is_some_and(|value| [&b"off"[..], b"0"].contains(&value.to_bytes()));
-        if off {
+        let mode = value(c"PD_PRELOAD");
+        let is = |name: &[u8]| mode.as_ref().is_some_and(|mode| mode.to_bytes() == name);
+        if is(b"off") || is(b"0") {
             return;
+        }
+        if is(b"short") {
+            short::want();
         }
         log::set_place(value(c"PD_PRELOAD_LOG").filter(|place: &CString| !place.is_empty()));
         table::set_process();
@@ -80,6 +84,7 @@ pub(crate) fn is_socket(fd: c_int) -> bool {
 /// The child will have all twins, too: from now on they are shared.
 extern "C" fn before_fork() {
     call::aside(|| {
+        short::before_fork();
         let mut seen = HashSet::new();
         for fd in 0..table::end() {
             if table::look(fd) != table::SOCKET {
@@ -116,8 +121,10 @@ fn again(old: &Entry) -> Arc<Entry> {
         Thing::Epoll(_) => return Entry::new(Thing::Epoll(Companion::new())),
         Thing::Socket(socket) => socket,
     };
+    // A thread of the parent's that holds the lock is changing it.
+    let watched = socket.watchers.try_lock().map_or(true, |watchers| !watchers.is_empty());
     let state = socket.state().map(|state| match state {
-        State::Listener(_) => State::Listener(Listener::default()),
+        State::Listener(listener) => State::Listener(listener.again(watched)),
         State::Twin(twin) => State::Twin(Box::new(twin.in_child())),
     });
     let entry = entry::make(state);
@@ -126,6 +133,9 @@ fn again(old: &Entry) -> Arc<Entry> {
             *lock(&new.watchers) = watchers.clone();
         }
         new.unfit.store(socket.unfit.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    if let Some(new) = entry.socket() {
+        new.unix.store(socket.unix.load(Ordering::Relaxed), Ordering::Relaxed);
     }
     entry
 }

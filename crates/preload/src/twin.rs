@@ -5,7 +5,9 @@ use crate::entry::{lock, Entry};
 use crate::fabric::{self, Taken};
 use crate::log::note;
 use crate::shared::{Held, Slot};
+use crate::short::Names;
 use crate::unclaimed::{self, Unclaimed};
+use crate::unix::{self, File};
 use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
@@ -40,6 +42,14 @@ pub(crate) struct Twin {
     pub(crate) send_shut: AtomicBool,
     /// A send after the peer's close went nowhere.
     sent_in_vain: AtomicBool,
+    /// Of a connection that the kernel does not have: see [`crate::short`].
+    pub(crate) names: Option<Names>,
+    /// Of AF_UNIX: see [`crate::unix`].
+    pub(crate) unix: bool,
+    /// What it was connected to.
+    pub(crate) file: Option<File>,
+    /// Sends are the kernel's from now on.
+    pub(crate) send_left: AtomicBool,
 }
 
 /// What a wait is for.
@@ -55,17 +65,39 @@ impl Twin {
         // SAFETY: only asks.
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
         fit_buffers(fd, &socket);
+        let timeouts = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].map(|name| address::timeout_ns(fd, name));
+        let unclaimed = unclaimed.then(Unclaimed::new);
+        let unix = address::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_UNIX);
+        let nonblocking = flags & libc::O_NONBLOCK != 0;
+        Self { unclaimed: Mutex::new(unclaimed), unix, ..Self::of(socket, nonblocking, timeouts) }
+    }
+
+    /// The same, connected to a file.
+    pub(crate) fn towards(self, file: File) -> Self {
+        Self { file: Some(file), ..self }
+    }
+
+    /// A connection without one of the kernel's, with its time-outs for receiving and sending.
+    pub(crate) fn alone(socket: Arc<Socket>, nonblocking: bool, timeouts: [u64; 2], names: Names) -> Self {
+        Self { names: Some(names), ..Self::of(socket, nonblocking, timeouts) }
+    }
+
+    fn of(socket: Arc<Socket>, nonblocking: bool, [recv, send]: [u64; 2]) -> Self {
         Self {
             socket: ArcSwapOption::new(Some(socket)),
             slot: OnceLock::new(),
             taking: Mutex::default(),
-            nonblocking: AtomicBool::new(flags & libc::O_NONBLOCK != 0),
-            recv_timeout_ns: AtomicU64::new(address::timeout_ns(fd, libc::SO_RCVTIMEO)),
-            send_timeout_ns: AtomicU64::new(address::timeout_ns(fd, libc::SO_SNDTIMEO)),
-            unclaimed: Mutex::new(unclaimed.then(Unclaimed::new)),
+            nonblocking: AtomicBool::new(nonblocking),
+            recv_timeout_ns: AtomicU64::new(recv),
+            send_timeout_ns: AtomicU64::new(send),
+            unclaimed: Mutex::new(None),
             abandoned: AtomicBool::new(false),
             send_shut: AtomicBool::new(false),
             sent_in_vain: AtomicBool::new(false),
+            names: None,
+            unix: false,
+            file: None,
+            send_left: AtomicBool::new(false),
         }
     }
 
@@ -88,11 +120,19 @@ impl Twin {
             abandoned: AtomicBool::new(false),
             send_shut: AtomicBool::new(false),
             sent_in_vain: AtomicBool::new(false),
+            names: self.names.as_ref().map(Names::again),
+            unix: self.unix,
+            file: None,
+            send_left: AtomicBool::new(self.send_left.load(Ordering::Relaxed)),
         }
     }
 
     /// Before a fork: the child will hold it, too.
     pub(crate) fn share(&self) {
+        if self.names.is_some() {
+            // It stays with this process.
+            return;
+        }
         if self.slot.get().is_none() {
             if let Some(slot) = Slot::new() {
                 let _ = self.slot.set(slot);
@@ -101,6 +141,16 @@ impl Twin {
         if let Some(slot) = self.slot.get() {
             slot.expect();
         }
+    }
+
+    /// The peer has still to take its end.
+    pub(crate) fn waits_for_claim(&self) -> bool {
+        unclaimed::any() && lock(&self.unclaimed).is_some()
+    }
+
+    /// A forked process holds it, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.slot.get().is_some()
     }
 
     /// Now that it is in the table.
@@ -121,6 +171,14 @@ impl Twin {
         if let Some(socket) = self.socket.swap(None) {
             let _ = socket.close();
         }
+    }
+
+    /// The connection goes on in the kernel.
+    pub(crate) fn leave(&self) {
+        if let Some(slot) = self.slot.get() {
+            slot.let_go();
+        }
+        self.abandon();
     }
 
     /// The process has closed its last descriptor. If another process still holds one, the driver keeps
@@ -146,7 +204,10 @@ impl Twin {
                 return Err(Failure::Plain);
             }
             let socket = self.socket.load();
-            let Some(socket) = socket.as_ref() else { return Err(Failure::Errno(libc::EBADF)) };
+            let Some(socket) = socket.as_ref() else {
+                let elsewhere = if self.names.is_some() { libc::ENOTCONN } else { libc::EBADF };
+                return Err(Failure::Errno(elsewhere));
+            };
             match work(socket) {
                 Ok(result) => return Ok(result),
                 Err(_) if self.abandoned.load(Ordering::Acquire) => {}
@@ -245,6 +306,7 @@ impl Twin {
         }
         let peek = flags & libc::MSG_PEEK != 0;
         let wanted = total(pieces);
+        let ends_here = !self.unix || wanted == 0;
         let all = flags & libc::MSG_WAITALL != 0;
         let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
         let (mut received, mut until) = (0, None);
@@ -252,6 +314,10 @@ impl Twin {
             // SAFETY: the caller's promise.
             let part = self.with(entry, |socket| unsafe { socket.recv_copied(rest.pieces(), peek) });
             let failure = match part {
+                Ok(0) if !ends_here => {
+                    unix::leave(entry, self);
+                    Failure::Plain
+                }
                 Ok(part) if peek => {
                     // All of what is to be peeked at has to be there at once.
                     if !all || part == wanted || part == 0 || part == received || !self.waits(flags) {
@@ -295,6 +361,9 @@ impl Twin {
         if flags & libc::MSG_OOB != 0 {
             return Err(Failure::Errno(libc::EOPNOTSUPP));
         }
+        if self.send_left.load(Ordering::Relaxed) {
+            return Err(Failure::Plain);
+        }
         let wanted = total(pieces);
         let mut rest = Rest::new(pieces, false);
         let (mut sent, mut until) = (0, None);
@@ -323,6 +392,9 @@ impl Twin {
                 return Ok(sent);
             }
             if failure == Failure::Errno(libc::EPIPE) {
+                if self.unix {
+                    return Err(Failure::Plain);
+                }
                 return self.closed_by_peer(flags).map(|()| wanted);
             }
             return Err(failure);
@@ -374,6 +446,9 @@ impl Twin {
         waits: bool,
         fill: &mut pd_client::core::Fill<'_>,
     ) -> Outcome<usize> {
+        if self.send_left.load(Ordering::Relaxed) {
+            return Err(Failure::Plain);
+        }
         let (mut sent, mut until) = (0, None);
         let waits = waits && self.waits(0);
         while sent < len {
@@ -416,6 +491,9 @@ impl Twin {
                 Err(failure) => failure,
             };
             if sent == 0 && failure == Failure::Errno(libc::EPIPE) {
+                if self.unix {
+                    return Err(Failure::Plain);
+                }
                 // Nothing is read for a send that goes nowhere.
                 return self.closed_by_peer(0).and(Err(failure));
             }

@@ -72,6 +72,10 @@ pub(crate) fn add(entry: &Arc<Entry>) {
 
 /// A forked child waits for nobody.
 pub(crate) fn forget() {
+    // A thread of the parent's may have had the lock.
+    if let Ok(mut waiting) = WAITING.try_lock() {
+        waiting.clear();
+    }
     COUNT.store(0, Ordering::Relaxed);
 }
 
@@ -87,32 +91,70 @@ pub(crate) fn look() {
 
 /// Finds out how it stands with one; true: it is decided.
 pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
+    decide(entry, true)
+}
+
+/// The same without giving the peer more time.
+pub(crate) fn settle_now(entry: &Arc<Entry>) {
+    if any() {
+        decide(entry, false);
+    }
+}
+
+/// At the end of the process.
+pub(crate) fn settle_all_now() {
+    if !any() {
+        return;
+    }
+    for entry in lock(&WAITING).iter().filter_map(Weak::upgrade) {
+        if entry.twin().is_some_and(|twin| twin.unix) {
+            decide(&entry, false);
+        }
+    }
+}
+
+fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     let Some(twin) = entry.twin() else { return true };
     let mut state = lock(&twin.unclaimed);
     let (Some(unclaimed), Some(socket)) = (state.as_ref(), twin.current()) else { return true };
     let since = unclaimed.since.elapsed();
     if socket.has_heard() {
         *state = None;
+        shut_as_the_twin(entry);
         return true;
     }
-    if since < CLAIM_WITHIN && (unclaimed.room() > 0 || since < CLAIM_WITHIN_FULL) {
+    if patient && since < CLAIM_WITHIN && (unclaimed.room() > 0 || since < CLAIM_WITHIN_FULL) {
         return false;
     }
     if !fabric::withdraw(&socket) {
         *state = None;
+        shut_as_the_twin(entry);
         return true;
     }
     let sent = state.take().map(|unclaimed| unclaimed.sent).unwrap_or_default();
     let Some(fd) = entry.any_fd() else { return true };
-    note!("descriptor {fd}: nobody took the connection; {} bytes go over kernel TCP", sent.len());
+    if let Some(file) = twin.file.filter(|_| patient) {
+        fabric::remember_unclaimed_file(file);
+    }
+    note!("descriptor {fd}: nobody took the connection; {} bytes go over the kernel", sent.len());
     if let Some(to) = address::peer(fd) {
         fabric::remember_unclaimed(to);
     }
     replay(fd, &sent);
+    shut_as_the_twin(entry);
     companion::move_back(entry);
     entry.give_up();
     twin.abandon();
     true
+}
+
+/// The kernel's connection was not shut down as long as its bytes might have to go there.
+fn shut_as_the_twin(entry: &Entry) {
+    let shut = entry.twin().is_some_and(|twin| twin.send_shut.load(Ordering::Relaxed));
+    if let (true, Some(fd)) = (shut, entry.any_fd()) {
+        // SAFETY: a number.
+        unsafe { real::shutdown(fd, libc::SHUT_WR) };
+    }
 }
 
 fn replay(fd: c_int, mut bytes: &[u8]) {

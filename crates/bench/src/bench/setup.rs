@@ -1,4 +1,5 @@
-//! `setup`: connections opened and closed per second, one after the other.
+//! `setup`: connections opened and closed per second, one after the other, and the same with a message that
+//! goes and comes back on each.
 
 use anyhow::Result;
 use pd_harness::progress;
@@ -11,13 +12,23 @@ use crate::run::pair;
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::Tcp, Scheme::Unix];
+const SCHEMES: [Scheme; 6] = [
+    Scheme::Pipedevice,
+    Scheme::PipedeviceDirect,
+    Scheme::Preload,
+    Scheme::PreloadShort,
+    Scheme::Tcp,
+    Scheme::Unix,
+];
+/// Bytes of each connection's message; 0: none.
+const MESSAGES: [usize; 2] = [0, 64];
 /// Connections of a round: fewer rounds' worth than there are ports, for TCP keeps those a minute.
 const CONNECTIONS: u64 = 5_000;
 const CONNECTIONS_QUICK: u64 = 2_000;
 
 struct SetupCell {
     scheme: Scheme,
+    message_bytes: usize,
     connections: u64,
 }
 
@@ -27,19 +38,23 @@ impl Cell for SetupCell {
     }
 
     fn params(&self) -> Params {
-        Params::new()
+        match self.message_bytes {
+            0 => Params::new(),
+            bytes => vec![("message_bytes", bytes.into())],
+        }
     }
 
     fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let signals = stand.signals;
-        stand.pair(self.scheme)?.set_up(self.connections / 10, signals)?;
+        stand.pair(self.scheme)?.set_up(self.connections / 10, self.message_bytes, signals)?;
         Ok(Metrics::new())
     }
 
     fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let signals = stand.signals;
         let before = stand.clocks()?;
-        let (opened, accepted) = stand.pair(self.scheme)?.set_up(self.connections, signals)?;
+        let pair = stand.pair(self.scheme)?;
+        let (opened, accepted) = pair.set_up(self.connections, self.message_bytes, signals)?;
         let machine = stand.clocks()?.machine - before.machine;
         let count = self.connections as f64;
         Ok(Metrics::from([
@@ -58,12 +73,21 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let schemes = settings.among(&SCHEMES);
     let connections = if settings.quick { CONNECTIONS_QUICK } else { CONNECTIONS };
     let mut stand = Stand::set_up(&schemes, Memory::FEW, &settings.engine, signals)?;
-    let bar = progress::bar((schemes.len() * (settings.rounds + 1)) as u64);
-    let cells = schemes.iter().map(|&scheme| {
-        let cell: Box<dyn Cell> = Box::new(SetupCell { scheme, connections });
-        cell
-    });
-    let rows = interleave::run(Bench::Setup.name(), cells.collect(), settings.rounds, &mut stand, &bar)?;
+    let bar = progress::bar((schemes.len() * MESSAGES.len() * (settings.rounds + 1)) as u64);
+    let mut rows = Vec::new();
+    for message_bytes in MESSAGES {
+        let cells = schemes.iter().map(|&scheme| {
+            let cell: Box<dyn Cell> = Box::new(SetupCell { scheme, message_bytes, connections });
+            cell
+        });
+        rows.extend(interleave::run(
+            Bench::Setup.name(),
+            cells.collect(),
+            settings.rounds,
+            &mut stand,
+            &bar,
+        )?);
+    }
     bar.finish_and_clear();
     Ok(rows)
 }

@@ -87,7 +87,9 @@ pub fn plots(bench: &str) -> Vec<Plot> {
         )],
         "memory" => vec![plot("Memory, bytes", Some("containers"), "containers", "memory_bytes", true)],
         "setup" => {
-            vec![plot("Connections opened and closed per second", None, "", "connections_per_s", false)]
+            let used =
+                plot("Connections opened, used and closed per second", None, "", "connections_per_s", false);
+            vec![Plot { only_with: Some("message_bytes"), ..used }]
         }
         _ => Vec::new(),
     }

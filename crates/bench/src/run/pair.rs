@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 use pd_harness::container::Spec;
-use pd_harness::own_exe;
 use pd_harness::peer::Peer;
 use pd_harness::signals::Signals;
+use pd_harness::{own_exe, preload_library};
 
 use super::stand::Clocks;
 use crate::protocol::{Latency, Open, Order, Reply, Request, Streamed};
@@ -42,6 +42,7 @@ impl Pair {
             let name = name.replace('_', "-");
             let command: Vec<OsString> =
                 vec![own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()];
+            let command = [environment(scheme)?, command].concat();
             let mut peer = match scheme.place() {
                 Place::Containers => Peer::in_container(&spec(scheme, name, role, dir), command)?,
                 Place::Host | Place::Local => Peer::on_host(&name, command)?,
@@ -170,8 +171,13 @@ impl Pair {
     }
 
     /// Opens and closes so many connections; returns what the two sides say.
-    pub fn set_up(&mut self, connections: u64, signals: &Signals) -> Result<(Streamed, Streamed)> {
-        let open = Open { scheme: self.scheme, message_bytes: 64, connections: 1, core: None };
+    pub fn set_up(
+        &mut self,
+        connections: u64,
+        message_bytes: usize,
+        signals: &Signals,
+    ) -> Result<(Streamed, Streamed)> {
+        let open = Open { scheme: self.scheme, message_bytes, connections: 1, core: None };
         let to = self.listen(&open, signals)?;
         self.recv()?.ask(&Request::SetUp { open, to: String::new(), connections })?;
         self.send.ask(&Request::SetUp { open, to, connections })?;
@@ -181,6 +187,14 @@ impl Pair {
         done(self.recv()?.answer(signals)?)?;
         Ok((opened, accepted))
     }
+}
+
+/// A command before the command, for programs that run with the preload library.
+fn environment(scheme: Scheme) -> Result<Vec<OsString>> {
+    let Some(settings) = scheme.preload() else { return Ok(Vec::new()) };
+    let mut library = OsString::from("LD_PRELOAD=");
+    library.push(preload_library()?);
+    Ok(["env".into(), library].into_iter().chain(settings.iter().map(OsString::from)).collect())
 }
 
 fn spec(scheme: Scheme, name: String, role: &str, dir: &Path) -> Spec {

@@ -38,6 +38,10 @@ pub enum Scheme {
     Tcp,
     /// The same of programs that have the preload library and no driver.
     TcpPreload,
+    /// The program of `tcp`, unmodified, with `libpd_preload.so`.
+    Preload,
+    /// The same in the mode for short connections.
+    PreloadShort,
     /// Kernel TCP over the loopback device.
     TcpLoopback,
     /// AF_UNIX stream sockets.
@@ -87,6 +91,8 @@ impl Scheme {
             Scheme::PipedeviceDirect => "pipedevice-direct",
             Scheme::Tcp => "tcp",
             Scheme::TcpPreload => "tcp-preload",
+            Scheme::Preload => "preload",
+            Scheme::PreloadShort => "preload-short",
             Scheme::TcpLoopback => "tcp-loopback",
             Scheme::Unix => "unix",
             Scheme::IoUring => "io_uring",
@@ -109,6 +115,8 @@ impl Scheme {
             | Scheme::PipedeviceDirect
             | Scheme::Tcp
             | Scheme::TcpPreload
+            | Scheme::Preload
+            | Scheme::PreloadShort
             | Scheme::Unix
             | Scheme::IoUring
             | Scheme::Sockmap => Place::Containers,
@@ -119,7 +127,16 @@ impl Scheme {
 
     /// Whether it needs a driver.
     pub fn has_driver(self) -> bool {
-        matches!(self, Scheme::Pipedevice | Scheme::PipedeviceDirect)
+        matches!(self, Scheme::Pipedevice | Scheme::PipedeviceDirect) || self.preload().is_some()
+    }
+
+    /// Settings of the environment that its program runs with, where the program is unmodified.
+    pub fn preload(self) -> Option<&'static [&'static str]> {
+        match self {
+            Scheme::Preload => Some(&[]),
+            Scheme::PreloadShort => Some(&["PD_PRELOAD=short"]),
+            _ => None,
+        }
     }
 
     /// Whether the listening end needs the connecting one's address before it accepts.
@@ -138,6 +155,8 @@ impl Scheme {
                 "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel"
             }
             Scheme::TcpPreload => "programs with the preload library and no driver to attach to",
+            Scheme::Preload => "the program of tcp with libpd_preload.so; connections have twins",
+            Scheme::PreloadShort => "the program of tcp with libpd_preload.so, PD_PRELOAD=short",
             Scheme::Unix => "one reused buffer a message; receives up to 256 KB at a time; SO_SNDBUF raised",
             Scheme::IoUring => {
                 "sends linked and submitted in batches, SEND_ZC from registered buffers for messages of 16 KB \
@@ -202,7 +221,8 @@ pub trait Listening {
     /// Waits for all connections. `from` is the connecting end's address, where the scheme has one.
     fn accept(self: Box<Self>, from: &str) -> Result<Box<dyn End>>;
 
-    /// Accepts and closes so many connections, one after the other.
+    /// Accepts and closes so many connections, one after the other. Each brings a message of the size opened
+    /// with, if that is not 0, which goes back.
     fn accept_and_close(&mut self, _connections: u64) -> Result<()> {
         bail!("the scheme's connection rate is not measured")
     }
@@ -212,7 +232,9 @@ pub trait Listening {
 pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
     Ok(match open.scheme {
         Scheme::Pipedevice | Scheme::PipedeviceDirect => Box::new(pipedevice::Listening::new(open)?),
-        Scheme::Tcp | Scheme::TcpLoopback => Box::new(socket::Listening::tcp(open)?),
+        Scheme::Tcp | Scheme::TcpLoopback | Scheme::Preload | Scheme::PreloadShort => {
+            Box::new(socket::Listening::tcp(open)?)
+        }
         Scheme::Unix => Box::new(socket::Listening::unix(open, dir)?),
         Scheme::IoUring => Box::new(uring::Listening::new(open)?),
         Scheme::Sockmap => Box::new(sockmap::Listening::new(open)?),
@@ -244,15 +266,19 @@ pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
         Scheme::Iceoryx2 => bail!("this pd was built without iceoryx2; build it with make bench"),
         Scheme::TcpPreload => bail!("the scheme is one of programs"),
         Scheme::Memcpy | Scheme::Engine | Scheme::EnginePipeline => bail!("the scheme is local"),
+        // Its streams would go past the library: they make system calls without the C library.
+        Scheme::Preload | Scheme::PreloadShort => bail!("measured by the benchmark setup only"),
     };
     Ok((end, String::new()))
 }
 
-/// Opens connections to `to` and closes them, one after the other.
+/// Opens connections to `to` and closes them, one after the other; see [`Listening::accept_and_close`].
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     match open.scheme {
         Scheme::Pipedevice | Scheme::PipedeviceDirect => pipedevice::connect_and_close(open, to, connections),
-        Scheme::Tcp | Scheme::TcpLoopback | Scheme::Unix => socket::connect_and_close(open, to, connections),
+        Scheme::Tcp | Scheme::TcpLoopback | Scheme::Unix | Scheme::Preload | Scheme::PreloadShort => {
+            socket::connect_and_close(open, to, connections)
+        }
         _ => bail!("the scheme's connection rate is not measured"),
     }
 }

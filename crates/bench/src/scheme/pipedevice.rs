@@ -46,8 +46,13 @@ impl super::Listening for Listening {
     }
 
     fn accept_and_close(&mut self, connections: u64) -> Result<()> {
+        let message = message(&self.open)?;
         for _ in 0..connections {
             let stream = self.listener.accept().context("cannot accept")?;
+            if let Some(message) = &message {
+                receive(&stream, self.open.message_bytes)?;
+                stream.send(message, ..)?;
+            }
             let _end = stream.recv(1)?;
         }
         Ok(())
@@ -69,9 +74,31 @@ pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
 /// See [`super::connect_and_close`].
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     let to: SocketAddr = to.parse()?;
+    let message = message(open)?;
     for n in 0..connections {
         let stream = Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"))?;
         check_path(open.scheme, &stream)?;
+        if let Some(message) = &message {
+            stream.send(message, ..)?;
+            receive(&stream, open.message_bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// The message of a short connection.
+fn message(open: &Open) -> Result<Option<SendBuffer>> {
+    Ok(match open.message_bytes {
+        0 => None,
+        bytes => Some(SendBuffer::new(bytes)?),
+    })
+}
+
+fn receive(stream: &Stream, mut bytes: usize) -> Result<()> {
+    while bytes > 0 {
+        let part = stream.recv(bytes)?.len();
+        ensure!(part > 0, "the connection ended early");
+        bytes -= part;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! are slower. AF_UNIX has no autotuning, and its default of 208 KB holds three messages of 64 KB:
 //! it is raised for one connection. Many connections are waited for with one epoll.
 
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -98,11 +99,14 @@ impl super::Listening for Listening {
     }
 
     fn accept_and_close(&mut self, connections: u64) -> Result<()> {
+        // The standard library's calls are the C library's, which a preloaded library can stand in for.
+        let mut message = vec![0; self.open.message_bytes];
         for _ in 0..connections {
-            let socket = self.accept_one(0)?;
+            let mut socket = TcpStream::from(self.accept_one(0)?);
+            socket.read_exact(&mut message)?;
+            socket.write_all(&message)?;
             // The connecting side closes first, as clients do.
-            let mut byte = [0];
-            rustix::io::read(&socket, &mut byte)?;
+            let _end = socket.read(&mut [0])?;
         }
         Ok(())
     }
@@ -151,12 +155,15 @@ pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
 
 /// See [`super::connect_and_close`].
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
-    if open.scheme == Scheme::Tcp {
+    if open.scheme != Scheme::Unix {
         widen_ports();
     }
     let addresses: Vec<&str> = to.split(',').collect();
+    let mut message = vec![1; open.message_bytes];
     for _ in 0..connections {
-        drop(connect_one(open.scheme, &addresses, 0)?);
+        let mut socket = TcpStream::from(connect_one(open.scheme, &addresses, 0)?);
+        socket.write_all(&message)?;
+        socket.read_exact(&mut message)?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ mod sockets;
 mod tenancy;
 mod tenants;
 mod twins;
+mod unix;
 
 pub use names::Registration;
 

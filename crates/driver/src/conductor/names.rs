@@ -57,6 +57,8 @@ struct Binding {
     client: ClientId,
     slot: Slot,
     listening: bool,
+    /// The user whose other listeners of this kind may have the port, too.
+    share: Option<u32>,
 }
 
 impl fmt::Debug for Names {
@@ -173,6 +175,7 @@ impl Names {
             || (is_local(ip) && self.namespaces.get(&id).is_some_and(|n| n.addresses.contains_key(&ip)))
     }
 
+    #[cfg(test)]
     /// Binds a socket. Port 0 asks for any free port. Returns the address bound.
     ///
     /// # Errors
@@ -182,14 +185,30 @@ impl Names {
         id: NamespaceId,
         wanted: SocketAddr,
         v6_only: bool,
+        owner: (ClientId, Slot),
+        now: Duration,
+    ) -> Result<SocketAddr, Errno> {
+        self.bind_shared(id, wanted, v6_only, owner, None, now)
+    }
+
+    /// The same of a socket that shares its port with others of this user that say so, too.
+    ///
+    /// # Errors
+    /// As for [`Self::bind`].
+    pub fn bind_shared(
+        &mut self,
+        id: NamespaceId,
+        wanted: SocketAddr,
+        v6_only: bool,
         (client, slot): (ClientId, Slot),
+        share: Option<u32>,
         now: Duration,
     ) -> Result<SocketAddr, Errno> {
         let ip = canonical(wanted.ip());
         if !ip.is_unspecified() && !self.holds(id, ip, now) {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        let mut binding = Binding { ip, v6_only, client, slot, listening: false };
+        let mut binding = Binding { ip, v6_only, client, slot, listening: false, share };
         if wanted.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
             binding.ip = wanted.ip();
         }
@@ -198,7 +217,8 @@ impl Names {
             port => port,
         };
         let taken = self.ports.entry((id, port)).or_default();
-        if taken.iter().any(|other| other.overlaps(&binding)) {
+        let shared = |other: &Binding| share.is_some() && share == other.share;
+        if taken.iter().any(|other| other.overlaps(&binding) && !shared(other)) {
             return Err(Errno::ADDRINUSE);
         }
         taken.push(binding);
@@ -225,8 +245,13 @@ impl Names {
 
     /// The bound socket takes connections from now on.
     pub fn listen(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) {
+        self.set_listening(id, port, owner, true);
+    }
+
+    /// Whether the bound socket takes connections.
+    pub fn set_listening(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot), listening: bool) {
         if let Some(binding) = self.binding_mut(id, port, owner) {
-            binding.listening = true;
+            binding.listening = listening;
         }
     }
 
@@ -260,7 +285,7 @@ impl Names {
         self.owners.get(&ip).copied().ok_or(Errno::HOSTUNREACH)
     }
 
-    /// The listener that a connection from `id` to `to` reaches.
+    /// The listener that a connection from `id` to `to` reaches; those that share a port take turns.
     ///
     /// # Errors
     /// `EHOSTUNREACH` if no container holds the address, `ECONNREFUSED` if nothing listens there.
@@ -272,10 +297,16 @@ impl Names {
     ) -> Result<(ClientId, Slot), Errno> {
         let ip = canonical(to.ip());
         let target = self.namespace_of(id, ip, now)?;
-        let list = self.ports.get(&(target, to.port())).ok_or(Errno::CONNREFUSED)?;
-        let found =
-            list.iter().filter(|b| b.listening && b.accepts(ip)).max_by_key(|b| !b.ip.is_unspecified());
-        found.map(|b| (b.client, b.slot)).ok_or(Errno::CONNREFUSED)
+        let list = self.ports.get_mut(&(target, to.port())).ok_or(Errno::CONNREFUSED)?;
+        let fits = |b: &&Binding| b.listening && b.accepts(ip);
+        let exact = list.iter().filter(fits).any(|b| !b.ip.is_unspecified());
+        let found = list.iter().position(|b| fits(&b) && b.ip.is_unspecified() != exact);
+        let at = found.ok_or(Errno::CONNREFUSED)?;
+        let chosen = list[at];
+        if chosen.share.is_some() {
+            list[at..].rotate_left(1);
+        }
+        Ok((chosen.client, chosen.slot))
     }
 
     /// The address that a socket of `id` gets when it connects to `to` without being bound.
@@ -430,6 +461,25 @@ mod tests {
         assert_eq!(names.listener(id(1), at("10.0.0.9:80"), now), Err(Errno::HOSTUNREACH));
         assert_eq!(names.listener(id(1), at("[fd00::2]:80"), now), Err(Errno::CONNREFUSED), "IPv4 only");
         assert_eq!(names.local_for(id(1), at("10.0.0.2:80").ip(), now).ip(), at("10.0.0.1:0").ip());
+    }
+
+    #[test]
+    fn listeners_of_one_user_share_a_port_and_take_turns() {
+        let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
+        let now = Duration::from_secs(1);
+        let wanted = at("0.0.0.0:80");
+        names.bind_shared(id(1), wanted, false, (1, 1), Some(7), now).unwrap();
+        names.bind_shared(id(1), wanted, false, (2, 1), Some(7), now).unwrap();
+        let others = names.bind_shared(id(1), wanted, false, (3, 1), Some(8), now);
+        assert_eq!(others, Err(Errno::ADDRINUSE), "another user");
+        assert_eq!(names.bind(id(1), wanted, false, (4, 1), now), Err(Errno::ADDRINUSE), "does not share");
+        names.listen(id(1), 80, (1, 1));
+        names.listen(id(1), 80, (2, 1));
+        let mut next = || names.listener(id(2), at("10.0.0.1:80"), now).unwrap().0;
+        assert_eq!([next(), next(), next(), next()], [1, 2, 1, 2]);
+        names.set_listening(id(1), 80, (1, 1), false);
+        let mut next = || names.listener(id(2), at("10.0.0.1:80"), now).unwrap().0;
+        assert_eq!([next(), next()], [2, 2]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::layout::ENDED;
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
-use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption};
+use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -43,9 +43,9 @@ impl Conductor {
             Operation::Broken => return self.break_direct(id, socket),
             Operation::Send | Operation::Space | Operation::Nudge => return,
             _ if !live => Err(Errno::BADF),
-            Operation::Bind => self.bind(id, socket, request.address()),
+            Operation::Bind => self.bind(id, socket, request),
             Operation::Listen => self.listen(id, socket, request.numbers().0),
-            Operation::Connect => self.connect(id, socket, request.address()),
+            Operation::Connect => self.connect(id, socket, request),
             Operation::Accept => {
                 let many = request.value;
                 self.several((id, mover, channel), request.tag, many, |this| this.accept(id, socket, channel))
@@ -109,6 +109,7 @@ impl Conductor {
         Socket {
             v6,
             v6_only: false,
+            beside_kernel: false,
             channel,
             bound: None,
             state,
@@ -143,9 +144,9 @@ impl Conductor {
         }
     }
 
-    fn bind(&mut self, id: ClientId, socket: SocketId, address: Address) -> Answer {
+    fn bind(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
         let now = self.clock.now();
-        let wanted = address.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let wanted = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let namespace = client.identity.namespace;
         let state = client.socket(socket.slot()).ok_or(Errno::BADF)?;
@@ -153,9 +154,12 @@ impl Conductor {
             return Err(Errno::INVAL);
         }
         let wanted = family_of(state, wanted)?;
-        let bound = self.names.bind(namespace, wanted, state.v6_only, (id, socket.slot()), now)?;
+        let beside_kernel = request.value & BESIDE_KERNEL != 0;
+        let share = beside_kernel.then_some(client.identity.uid);
+        let (v6_only, owner) = (state.v6_only, (id, socket.slot()));
+        let bound = self.names.bind_shared(namespace, wanted, v6_only, owner, share, now)?;
         if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
-            state.bound = Some(bound);
+            (state.bound, state.beside_kernel) = (Some(bound), beside_kernel);
         }
         Ok(done(socket).with_address(bound.into()))
     }
@@ -178,7 +182,8 @@ impl Conductor {
         if state.bound.is_none() {
             let ip: IpAddr =
                 if state.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-            self.bind(id, socket, SocketAddr::new(ip, 0).into())?;
+            let any = Request::default().with_address(SocketAddr::new(ip, 0).into());
+            self.bind(id, socket, &any)?;
         }
         let state = self.client_mut(id).and_then(|c| c.socket_mut(slot)).ok_or(Errno::BADF)?;
         let bound = state.bound.ok_or(Errno::INVAL)?;
@@ -187,9 +192,9 @@ impl Conductor {
         Ok(done(socket).with_address(bound.into()))
     }
 
-    fn connect(&mut self, id: ClientId, socket: SocketId, address: Address) -> Answer {
+    fn connect(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
         let now = self.clock.now();
-        let to = address.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let to = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, mover) = (client.identity.namespace, client.mover);
         let state = client.socket(socket.slot()).ok_or(Errno::BADF)?;
@@ -200,6 +205,7 @@ impl Conductor {
         }
         let to = family_of(state, to)?;
         let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
+        let beside_kernel = request.value & BESIDE_KERNEL != 0;
         let reached = self.tenants.route(to);
         let (peer, peer_listener) = self.names.listener(namespace, reached, now)?;
         let tenants = self.admit(id, peer, reached)?;
@@ -231,6 +237,7 @@ impl Conductor {
             return Err(Errno::CONNREFUSED);
         }
         let (peer_v6, peer_channel) = (listening.v6, listening.channel);
+        let may_be_direct = !beside_kernel && !listening.beside_kernel;
         let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
         let index = self.free_connection();
         let accepted = Socket {
@@ -261,7 +268,7 @@ impl Conductor {
             return Err(Errno::CONNREFUSED);
         };
         let direct = match self.path_of(id, peer, tenants, reached) {
-            Path::Direct if !self.is_full([id, peer]) => {
+            Path::Direct if may_be_direct && !self.is_full([id, peer]) => {
                 Some(Box::new(self.open_direct([(id, socket.slot()), (peer, peer_slot)])))
             }
             _ => None,
@@ -423,6 +430,14 @@ impl Conductor {
                     _ => state.bound,
                 };
                 return Ok(done(socket).with_address(local.map_or(Address::NONE, Into::into)));
+            }
+            SocketOption::Paused => {
+                let (SocketState::Listen(_), Some(bound)) = (&state.state, state.bound) else {
+                    return Err(Errno::INVAL);
+                };
+                let namespace = self.namespace(id)?;
+                self.names.set_listening(namespace, bound.port(), (id, slot), value == 0);
+                value.min(1)
             }
         };
         Ok(done(socket).with_number(taken))

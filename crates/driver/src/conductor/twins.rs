@@ -9,11 +9,12 @@
 use super::client::{Connected, Socket, SocketState};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
+use super::unix::{is_unix, UnixTwins};
 use super::{Conductor, Connection, Ending};
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
 use crate::memory::{ClientMemory, Slot};
-use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, ToMover, Violation};
+use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
@@ -43,20 +44,25 @@ pub struct Twins {
     diags: HashMap<NamespaceId, SocketDiag>,
     /// Lines that nobody reads: the other end of connections that nobody has claimed.
     nobody: Arc<ClientMemory>,
+    pub(super) unix: UnixTwins,
 }
 
 /// A listening socket of the kernel.
 #[derive(Debug)]
-struct Listening {
-    ip: IpAddr,
-    cookie: u64,
-    holders: Vec<ClientId>,
+pub(super) struct Listening {
+    pub(super) ip: IpAddr,
+    pub(super) cookie: u64,
+    pub(super) holders: Vec<ClientId>,
 }
 
-/// What both sides know of a connection before they know each other: port and namespace of the listener and of
-/// the one who connects.
+/// What both sides know of a connection before they know each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key([(NamespaceId, u16); 2]);
+pub(super) enum Key {
+    /// Port and namespace of the listener and of the one who connects.
+    Tcp([(NamespaceId, u16); 2]),
+    /// Inode of the socket that connects.
+    Unix(u32),
+}
 
 /// What a connection remembers of the kernel's.
 #[derive(Debug)]
@@ -70,15 +76,36 @@ pub struct Twin {
 
 /// The kernel's socket of one side.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    namespace: NamespaceId,
-    wanted: Wanted,
+pub(super) struct Held {
+    pub(super) namespace: NamespaceId,
+    pub(super) wanted: Wanted,
     /// When it was first heard of.
-    inode: u32,
+    pub(super) inode: u32,
+    /// Of AF_UNIX: the inode names it, and there are no addresses.
+    pub(super) unix: bool,
+}
+
+/// A twin that nobody has claimed.
+pub(super) struct NewTwin {
+    pub(super) id: ClientId,
+    pub(super) channel: usize,
+    pub(super) index: u32,
+    pub(super) key: Key,
+    pub(super) sides: [Held; 2],
+    pub(super) connected: Connected,
+    pub(super) tenants: [TenantId; 2],
+    pub(super) reached: SocketAddr,
+}
+
+impl Twin {
+    /// Where a side's socket is.
+    pub(super) fn namespace(&self, side: usize) -> NamespaceId {
+        self.sides[side].namespace
+    }
 }
 
 impl Held {
-    fn end(&self) -> (NamespaceId, u64) {
+    pub(super) fn end(&self) -> (NamespaceId, u64) {
         (self.namespace, self.wanted.cookie)
     }
 }
@@ -100,6 +127,7 @@ impl Twins {
             look_at: None,
             diags: HashMap::new(),
             nobody: Arc::new(nobody),
+            unix: UnixTwins::default(),
         })
     }
 
@@ -114,11 +142,39 @@ impl Twins {
         Endpoint { client: ClientId::MAX, serial: 0, slot: 0, generation: 1, memory, mover }
     }
 
+    /// Remembers that a client speaks for one more listening socket; false: it may not.
+    pub(super) fn may_speak_for_another(&mut self, client: ClientId) -> bool {
+        let held = self.held.entry(client).or_default();
+        let may = *held < LISTENERS_PER_CLIENT_MAX;
+        *held += usize::from(may);
+        may
+    }
+
+    pub(super) fn speaks_for_fewer(&mut self, client: ClientId, fewer: usize) {
+        *self.held.entry(client).or_default() -= fewer;
+    }
+
+    pub(super) fn diag(&self, namespace: NamespaceId) -> Option<&SocketDiag> {
+        self.diags.get(&namespace)
+    }
+
+    /// Unclaimed connections of AF_UNIX.
+    pub(super) fn unclaimed_unix(&self) -> impl Iterator<Item = u32> + '_ {
+        let unix = self.unclaimed.iter().filter(|(key, _)| matches!(key, Key::Unix(_)));
+        unix.flat_map(|(_, list)| list.iter().copied())
+    }
+
+    /// The oldest unclaimed connection of a name that is one's own.
+    pub(super) fn first_unclaimed(&self, key: &Key) -> Option<u32> {
+        self.unclaimed.get(key)?.first().copied()
+    }
+
     /// A client has gone.
     pub fn leave(&mut self, client: ClientId) {
         if self.held.remove(&client).is_none() {
             return;
         }
+        self.unix.leave(client, None);
         self.listeners.retain(|_, list| {
             list.iter_mut().for_each(|listening| listening.holders.retain(|&holder| holder != client));
             list.retain(|listening| !listening.holders.is_empty());
@@ -129,7 +185,9 @@ impl Twins {
     /// A connection is over.
     pub fn forget(&mut self, connection: u32, twin: &Twin) {
         for (side, held) in twin.sides.iter().enumerate() {
-            if self.ends.get(&held.end()) == Some(&(connection, side)) {
+            if held.unix && self.unix.ends.get(&held.inode) == Some(&(connection, side)) {
+                self.unix.ends.remove(&held.inode);
+            } else if self.ends.get(&held.end()) == Some(&(connection, side)) {
                 self.ends.remove(&held.end());
             }
         }
@@ -171,7 +229,12 @@ impl Conductor {
             return Err(Violation::Frame);
         }
         let mover = client.mover;
+        let unix = is_unix(asked);
         let answer = match operation {
+            TwinOperation::Listen if unix => self.unix_listen(id, asked),
+            TwinOperation::Unlisten if unix => self.unix_unlisten(id, asked),
+            TwinOperation::Connect if unix => self.unix_connect(id, channel, asked),
+            TwinOperation::Claim if unix => self.unix_claim(id, channel, asked),
             TwinOperation::Listen => self.twin_listen(id, asked),
             TwinOperation::Unlisten => self.twin_unlisten(id, asked),
             TwinOperation::Connect => self.twin_connect(id, channel, asked),
@@ -182,7 +245,7 @@ impl Conductor {
         Ok(())
     }
 
-    fn namespace(&self, id: ClientId) -> Result<NamespaceId, Errno> {
+    pub(super) fn namespace(&self, id: ClientId) -> Result<NamespaceId, Errno> {
         Ok(self.client(id).ok_or(Errno::BADF)?.identity.namespace)
     }
 
@@ -197,11 +260,10 @@ impl Conductor {
         if known.is_some_and(|at| list[at].holders.contains(&id)) {
             return Ok(done(SocketId(0)));
         }
-        let held = self.twins.held.entry(id).or_default();
-        if *held >= LISTENERS_PER_CLIENT_MAX {
+        if !self.twins.may_speak_for_another(id) {
             return Err(Errno::NOBUFS);
         }
-        *held += 1;
+        let list = self.twins.listeners.entry((namespace, local.port())).or_default();
         match known {
             Some(at) => list[at].holders.push(id),
             None => list.push(Listening { ip: local.ip(), cookie: asked.cookie, holders: vec![id] }),
@@ -231,7 +293,7 @@ impl Conductor {
         let to = asked.peer.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
-        let (namespace, mover, pid) = (client.identity.namespace, client.mover, client.identity.pid);
+        let (namespace, pid) = (client.identity.namespace, client.identity.pid);
         let there = self.names.namespace_of(namespace, to.ip(), now)?;
         let peer = self.twins.holder(there, to).ok_or(Errno::CONNREFUSED)?;
         let inode = inode_of_descriptor(pid, asked.descriptor)?;
@@ -244,16 +306,28 @@ impl Conductor {
             true => SocketAddr::new(self.names.local_for(namespace, to.ip(), now).ip(), bound.port()),
         };
         let index = self.free_connection();
-        let key = Key([(namespace, local.port()), (there, to.port())]);
+        let key = Key::Tcp([(namespace, local.port()), (there, to.port())]);
         let connected =
             Connected { connection: index, side: 0, local: dressed(local, to.is_ipv6()), remote: to };
-        let socket = self.fresh_socket(to.is_ipv6(), channel, SocketState::Connected(connected));
+        let wanted = Wanted { local: connected.local, peer: to, cookie: asked.cookie };
+        let unknown = Wanted { local: to, peer: connected.local, cookie: COOKIE_ANY };
+        let sides = [
+            Held { namespace, wanted, inode, unix: false },
+            Held { namespace: there, wanted: unknown, inode: 0, unix: false },
+        ];
+        self.new_twin(NewTwin { id, channel, index, key, sides, connected, tenants, reached: to })
+    }
+
+    /// A connection with one side, which can send at once.
+    pub(super) fn new_twin(&mut self, new: NewTwin) -> Answer {
+        let NewTwin { id, channel, index, key, sides, connected, tenants, reached } = new;
+        let mover = self.client(id).ok_or(Errno::BADF)?.mover;
+        let v6 = connected.remote.is_ipv6();
+        let socket = self.fresh_socket(v6, channel, SocketState::Connected(connected));
         let send_ring_bytes = socket.send_ring_bytes;
         let (slot, generation) =
             self.open_slot(id, socket).inspect_err(|_| self.free_connections.push(index))?;
         self.serial += 1;
-        let wanted = Wanted { local: connected.local, peer: to, cookie: asked.cookie };
-        let unknown = Wanted { local: to, peer: connected.local, cookie: COOKIE_ANY };
         self.connections[index as usize] = Some(Connection {
             sides: [Some((id, slot)), None],
             movers: [mover, mover],
@@ -262,16 +336,8 @@ impl Conductor {
             tenants,
             settled: Default::default(),
             cut: false,
-            reached: to,
-            twin: Some(Box::new(Twin {
-                key,
-                sides: [
-                    Held { namespace, wanted, inode },
-                    Held { namespace: there, wanted: unknown, inode: 0 },
-                ],
-                claimed: false,
-                send_end: None,
-            })),
+            reached,
+            twin: Some(Box::new(Twin { key, sides, claimed: false, send_end: None })),
             // Its ends may move to other clients.
             direct: None,
         });
@@ -288,7 +354,10 @@ impl Conductor {
         }
         self.twins.unclaimed.entry(key).or_default().push(index);
         // Not proved yet: it must not take anybody's place.
-        self.twins.ends.entry((namespace, asked.cookie)).or_insert((index, 0));
+        match sides[0].unix {
+            true => self.twins.unix.ends.entry(sides[0].inode).or_insert((index, 0)),
+            false => self.twins.ends.entry(sides[0].end()).or_insert((index, 0)),
+        };
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);
         Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
@@ -299,8 +368,14 @@ impl Conductor {
         let held = self.prove(id, asked)?;
         let (local, remote) = (held.wanted.local, held.wanted.peer);
         let from = self.names.namespace_of(held.namespace, remote.ip(), now)?;
-        let key = Key([(from, remote.port()), (held.namespace, local.port())]);
+        let key = Key::Tcp([(from, remote.port()), (held.namespace, local.port())]);
         let index = self.unclaimed_at(&key, local, remote).ok_or(Errno::NOENT)?;
+        self.claim(id, channel, index, held)
+    }
+
+    /// Gives an unclaimed connection its other side.
+    pub(super) fn claim(&mut self, id: ClientId, channel: usize, index: u32, held: Held) -> Answer {
+        let (local, remote) = (held.wanted.local, held.wanted.peer);
         let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
         let Some(Some(connection)) = self.connections.get(index as usize) else { return Err(Errno::NOENT) };
         if connection.tenants[1] != tenant {
@@ -322,7 +397,10 @@ impl Conductor {
         let send_end = twin.send_end;
         self.twins.no_longer_unclaimed(index, twin);
         for (side, held) in twin.sides.iter().enumerate() {
-            self.twins.ends.insert(held.end(), (index, side));
+            match held.unix {
+                true => self.twins.unix.ends.insert(held.inode, (index, side)),
+                false => self.twins.ends.insert(held.end(), (index, side)),
+            };
         }
 
         let (there, back) = (index * 2, index * 2 + 1);
@@ -348,12 +426,18 @@ impl Conductor {
     }
 
     fn twin_take(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
-        let at = (self.namespace(id)?, asked.cookie);
-        let &(index, side) = self.twins.ends.get(&at).ok_or(Errno::NOENT)?;
-        let held = self.prove(id, asked)?;
+        let ((index, side), held) = match is_unix(asked) {
+            true => self.unix_end(id, asked)?,
+            false => {
+                let at = (self.namespace(id)?, asked.cookie);
+                let end = *self.twins.ends.get(&at).ok_or(Errno::NOENT)?;
+                (end, self.prove(id, asked)?)
+            }
+        };
         let Some(Some(connection)) = self.connections.get(index as usize) else { return Err(Errno::NOENT) };
         let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
-        if (known.end(), known.inode) != (held.end(), held.inode) {
+        let same = if held.unix { known.unix } else { known.end() == held.end() };
+        if !same || known.inode != held.inode {
             return Err(Errno::NOENT);
         }
         let client = self.client(id).ok_or(Errno::BADF)?;
@@ -469,7 +553,11 @@ impl Conductor {
         let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
             return false;
         };
-        let Held { namespace, wanted, .. } = twin.sides[side];
+        let Held { namespace, wanted, inode, unix } = twin.sides[side];
+        if unix {
+            return inode != 0
+                && self.twins.diags.get(&namespace).is_some_and(|diag| diag.unix(inode).is_ok());
+        }
         let accepted = side == 0 || twin.claimed;
         let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
         matches!(found, Some(Ok(inode)) if inode != 0 || !accepted)
@@ -497,7 +585,7 @@ impl Conductor {
     fn unclaimed_at(&mut self, key: &Key, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         for index in self.twins.unclaimed.get(key)?.clone() {
             let Some(twin) = self.connection(index).and_then(|c| c.twin.as_ref()) else { continue };
-            let Held { namespace, wanted, inode } = twin.sides[0];
+            let Held { namespace, wanted, inode, .. } = twin.sides[0];
             let same = |a: SocketAddr, b: SocketAddr| canonical(a.ip()) == canonical(b.ip());
             if !same(wanted.peer, local) {
                 continue;
@@ -533,10 +621,10 @@ impl Conductor {
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }
-        Ok(Held { namespace, wanted, inode })
+        Ok(Held { namespace, wanted, inode, unix: false })
     }
 
-    fn open_diag(&mut self, id: ClientId, namespace: NamespaceId) -> Result<(), Errno> {
+    pub(super) fn open_diag(&mut self, id: ClientId, namespace: NamespaceId) -> Result<(), Errno> {
         if self.twins.diags.contains_key(&namespace) {
             return Ok(());
         }

@@ -88,6 +88,9 @@ hooks! {
         let plain = || real::ioctl(fd, request, argument);
         call(
             || {
+                if let Some(socket) = entry::find(fd).as_ref().and_then(|entry| entry.socket()) {
+                    socket.facts.touch();
+                }
                 let entry = entry::twinned(fd)?;
                 let twin = entry.twin().ok_or(Failure::Plain)?;
                 let value = argument as *mut c_int;
@@ -152,6 +155,9 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
         libc::F_SETFL if table::look(fd) != table::PLAIN => aside(|| {
+            if let Some(socket) = entry::find(fd).as_ref().and_then(|entry| entry.socket()) {
+                socket.facts.touch();
+            }
             if let Ok(entry) = entry::twinned(fd) {
                 let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
                 entry.twin().inspect(|twin| twin.nonblocking.store(nonblocking, Ordering::Relaxed));

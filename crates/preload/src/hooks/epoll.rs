@@ -3,7 +3,7 @@ use super::hooks;
 use super::socket::look_at_listener;
 use crate::call::{aside, call, Failure, Outcome};
 use crate::entry::{self, lock, Watcher};
-use crate::{companion, real, table};
+use crate::{companion, real, short, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use std::sync::Weak;
 use std::time::Duration;
@@ -95,13 +95,17 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         return Ok(0);
     }
     look_at_listener(fd);
-    let socket = entry.socket().filter(|socket| socket.is_fresh()).ok_or(Failure::Plain)?;
+    let socket = entry.socket().filter(|socket| socket.is_fresh() || short::wanted());
+    let socket = socket.ok_or(Failure::Plain)?;
     // SAFETY: the caller's event, if any.
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };
     if result != 0 {
         return Err(Failure::Errno(crate::call::errno()));
     }
     aside(|| {
+        if !socket.is_fresh() {
+            return companion::control_listener(epoll, operation, fd, &entry, event_of());
+        }
         let mut watchers = lock(&socket.watchers);
         watchers.retain(|watcher| (watcher.epoll, watcher.fd) != (epoll, fd));
         if let Some(event) = event_of().filter(|_| operation != libc::EPOLL_CTL_DEL) {

@@ -3,10 +3,11 @@
 mod descriptor;
 mod epoll;
 mod move_data;
-mod poll;
+mod names;
+pub(crate) mod poll;
 mod receive;
 mod send;
-mod socket;
+pub(crate) mod socket;
 pub(crate) mod stdio;
 mod syscall;
 

@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, Entry};
-use crate::{real, table, unclaimed};
+use crate::{real, short, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{Epoll, Socket};
 use std::cell::RefCell;
@@ -104,13 +104,18 @@ struct Member {
     place: usize,
     entry: Arc<Entry>,
     wanted: u32,
+    /// Of a listener: what of it is the fabric's.
+    listening: Option<Arc<Socket>>,
 }
 
 impl Member {
     fn look(&self) -> i16 {
-        let Some(twin) = self.entry.twin() else { return 0 };
-        let mut ready =
-            twin.ready(&self.entry, self.wanted) & (self.wanted | (libc::POLLERR | libc::POLLHUP) as u32);
+        let ready = match (&self.listening, self.entry.twin()) {
+            (Some(end), _) => end.ready(self.wanted) & libc::POLLIN as u32,
+            (None, Some(twin)) => twin.ready(&self.entry, self.wanted),
+            (None, None) => return 0,
+        };
+        let mut ready = ready & (self.wanted | (libc::POLLERR | libc::POLLHUP) as u32);
         // The other names of the two.
         if ready & libc::POLLIN as u32 != 0 {
             ready |= self.wanted & libc::POLLRDNORM as u32;
@@ -146,10 +151,11 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
         if let Some(epoll) = entry.as_ref().and_then(|entry| entry.epoll()) {
             epoll.expose();
         }
-        entry = entry.filter(|entry| entry.twin().is_some());
-        let fd = if entry.is_some() { -1 } else { poll.fd };
+        let listening = entry.as_ref().and_then(|entry| short::listening(entry, poll.fd));
+        entry = entry.filter(|entry| entry.twin().is_some() || listening.is_some());
+        let fd = if entry.is_some() && listening.is_none() { -1 } else { poll.fd };
         kernel.push(pollfd { fd, events: poll.events, revents: 0 });
-        members.extend(entry.map(|entry| Member { place, entry, wanted: wanted(poll.events) }));
+        members.extend(entry.map(|entry| Member { place, entry, wanted: wanted(poll.events), listening }));
     }
     if members.is_empty() {
         return Err(Failure::Plain);
@@ -185,22 +191,23 @@ fn wait(
                 });
             }
         }
-        let mut found = 0;
+        fds.iter_mut().for_each(|poll| poll.revents = 0);
+        let mut found = false;
         for member in members {
             let revents = member.look();
             fds[member.place].revents = revents;
-            found += c_int::from(revents != 0);
+            found |= revents != 0;
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let only_looking = found > 0 || timeout == zero || left == zero;
+        let only_looking = found || timeout == zero || left == zero;
         if only_looking || mask.is_null() && kernel.iter().any(|poll| poll.fd >= 0) {
-            found += kernel_poll(kernel, zero, std::ptr::null())?;
+            found |= kernel_poll(kernel, zero, std::ptr::null())? > 0;
         }
-        if found > 0 || only_looking {
+        if found || only_looking {
             for (poll, kernel) in fds.iter_mut().zip(kernel.iter()).filter(|(_, kernel)| kernel.fd >= 0) {
-                poll.revents = kernel.revents;
+                poll.revents |= kernel.revents;
             }
-            return Ok(found);
+            return Ok(fds.iter().filter(|poll| poll.revents != 0).count() as c_int);
         }
         let left = if unclaimed::any() {
             Some(left.map_or(unclaimed::LOOK_EVERY, |l| l.min(unclaimed::LOOK_EVERY)))
@@ -275,13 +282,23 @@ fn sleep(
 ) -> Outcome<()> {
     let mut wanted: Vec<(Arc<Socket>, u32)> = Vec::new();
     for member in members {
-        let Some(twin) = member.entry.twin() else { continue };
-        let Ok(socket) = twin.with(&member.entry, |socket| Ok(socket.clone())) else { continue };
+        let twin = || member.entry.twin()?.with(&member.entry, |socket| Ok(socket.clone())).ok();
+        let Some(socket) = member.listening.clone().or_else(twin) else { continue };
         match wanted.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &socket)) {
             Some((_, events)) => *events |= member.wanted,
             None => wanted.push((socket, member.wanted)),
         }
     }
+    sleep_on(wanted, kernel, left, mask)
+}
+
+/// Sleeps until something may have happened to one of these, or in the kernel.
+pub(crate) fn sleep_on(
+    wanted: Vec<(Arc<Socket>, u32)>,
+    kernel: &mut Vec<pollfd>,
+    left: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<()> {
     let sleep = |poller: &mut Poller| -> Outcome<()> {
         poller.watch(wanted)?;
         let host = poller.fabric.host_fd()?;

@@ -1,7 +1,7 @@
 //! Receiving.
 use super::hooks;
 use crate::call::{call, Failure, Outcome};
-use crate::{entry, real, start, table};
+use crate::{entry, real, start, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 hooks! {
@@ -142,9 +142,13 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outc
     // SAFETY: the caller's promise.
     unsafe {
         let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags)?;
+        let room = (*message).msg_controllen;
         (*message).msg_namelen = 0;
         (*message).msg_controllen = 0;
         (*message).msg_flags = 0;
+        if entry::twinned(fd).is_ok_and(|entry| entry.twin().is_some_and(|twin| twin.unix)) {
+            unix::add_credentials(fd, message, room);
+        }
         Ok(received)
     }
 }

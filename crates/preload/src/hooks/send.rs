@@ -1,7 +1,7 @@
 //! Sending.
 use super::hooks;
-use crate::call::{call, Failure, Outcome};
-use crate::{entry, real, table};
+use crate::call::{call, set_errno, Failure, Outcome};
+use crate::{entry, real, short, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 hooks! {
@@ -55,12 +55,9 @@ hooks! {
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
-            return real::sendmsg(fd, message, flags);
+            return send_plain(fd, message, flags);
         }
-        call(
-            || transmit_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags),
-            || real::sendmsg(fd, message, flags),
-        )
+        call(|| transmit_message(fd, message, flags), || send_plain(fd, message, flags))
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int) -> c_int {
@@ -71,6 +68,22 @@ hooks! {
             || transmit_messages(fd, messages, count as usize, flags),
             || real::sendmmsg(fd, messages, count, flags),
         )
+    }
+}
+
+/// `sendmsg` of the kernel's. It cannot hand on a connection that it does not have.
+unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if short::wanted() && !message.is_null() && (*message).msg_controllen > 0 {
+            let mut refused = false;
+            each_passed(message, |fd| refused |= short::refuses_to_pass(fd));
+            if refused {
+                set_errno(libc::EOPNOTSUPP);
+                return -1;
+            }
+        }
+        real::sendmsg(fd, message, flags)
     }
 }
 
@@ -117,14 +130,32 @@ unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_
     unsafe { twin.transmit(&entry, pieces, flags) }.map(|sent| sent as ssize_t)
 }
 
+unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<ssize_t> {
+    // SAFETY: the caller's message.
+    unsafe {
+        if (*message).msg_controllen > 0 {
+            leave_for_control(fd)?;
+        }
+        transmit_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags)
+    }
+}
+
+/// What the fabric cannot carry, on a connection of AF_UNIX, the kernel does.
+fn leave_for_control(fd: c_int) -> Outcome<()> {
+    let entry = entry::twinned(fd)?;
+    match entry.twin().filter(|twin| twin.unix) {
+        Some(twin) => unix::leave_for_control(&entry, twin),
+        None => Ok(()),
+    }
+}
+
 unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
     let mut done = 0;
     while done < count {
         // SAFETY: the caller's array.
         let message = unsafe { &mut *messages.add(done) };
-        let (list, pieces) = (message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen);
         // SAFETY: the caller's message.
-        match unsafe { transmit_pieces(fd, list, pieces, flags) } {
+        match unsafe { transmit_message(fd, &message.msg_hdr, flags) } {
             Ok(sent) => message.msg_len = sent as u32,
             Err(failure) if done == 0 => return Err(failure),
             Err(_) => break,

@@ -4,7 +4,7 @@ use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, attach_twin, Entry};
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{address, fabric, real, start, table};
+use crate::{address, fabric, real, short, start, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::Shutdown;
 use std::sync::atomic::Ordering;
@@ -21,19 +21,27 @@ hooks! {
         if fd >= 0 {
             table::is_new(fd);
             let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
-            if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && start::enabled() {
-                aside(|| drop(entry::adopt(fd, None)));
+            let unix = unix::is_kind(domain, kind, protocol);
+            let inet = stream && (domain == libc::AF_INET || domain == libc::AF_INET6);
+            if (inet || unix) && start::enabled() {
+                aside(|| {
+                    if let Some(entry) = entry::adopt(fd, None) {
+                        if let Some(socket) = entry.socket() {
+                            socket.facts.made(domain, kind);
+                            socket.unix.store(unix, Ordering::Relaxed);
+                        }
+                    }
+                });
             }
         }
         fd
     }
 
     fn listen(fd: c_int, backlog: c_int) -> c_int {
-        let result = real::listen(fd, backlog);
-        if result == 0 && table::look(fd) != table::PLAIN {
-            aside(|| listens(fd));
+        if table::look(fd) == table::PLAIN {
+            return real::listen(fd, backlog);
         }
-        result
+        call(|| listen_twinned(fd, backlog), || real::listen(fd, backlog))
     }
 
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -51,13 +59,15 @@ hooks! {
             }
             return accepted;
         }
-        let mut joined = false;
-        aside(|| joined = look_at_listener(fd));
-        let accepted = real::accept(fd, address, len);
-        if accepted >= 0 {
-            aside(|| claim(accepted, joined));
-        }
-        accepted
+        call(|| short::accept(fd, address, len, 0), || {
+            let mut joined = false;
+            aside(|| joined = look_at_listener(fd));
+            let accepted = real::accept(fd, address, len);
+            if accepted >= 0 {
+                aside(|| claim(accepted, joined));
+            }
+            accepted
+        })
     }
 
     fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
@@ -68,13 +78,15 @@ hooks! {
             }
             return accepted;
         }
-        let mut joined = false;
-        aside(|| joined = look_at_listener(fd));
-        let accepted = real::accept4(fd, address, len, flags);
-        if accepted >= 0 {
-            aside(|| claim(accepted, joined));
-        }
-        accepted
+        call(|| short::accept(fd, address, len, flags), || {
+            let mut joined = false;
+            aside(|| joined = look_at_listener(fd));
+            let accepted = real::accept4(fd, address, len, flags);
+            if accepted >= 0 {
+                aside(|| claim(accepted, joined));
+            }
+            accepted
+        })
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
@@ -83,6 +95,9 @@ hooks! {
         }
         call(
             || {
+                if let Some(entry::State::Listener(listener)) = entry::find(fd).as_ref().and_then(|e| e.socket()?.state()) {
+                    listener.short.bar();
+                }
                 let entry = entry::twinned(fd)?;
                 let twin = entry.twin().ok_or(Failure::Plain)?;
                 let direction = match how {
@@ -97,6 +112,13 @@ hooks! {
                 }
                 if how != libc::SHUT_RD {
                     twin.send_shut.store(true, Ordering::Relaxed);
+                }
+                if twin.names.is_some() {
+                    return result.map(|()| 0);
+                }
+                if twin.waits_for_claim() {
+                    // The kernel's has to stay open until it is known which of the two is used.
+                    return result.map(|()| 0);
                 }
                 // The kernel's connection follows: who asks for its state gets the right answer.
                 checked(real::shutdown(fd, how))
@@ -114,6 +136,9 @@ hooks! {
 
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
         let result = real::getsockopt(fd, level, name, value, len);
+        if result == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_INFO && table::look(fd) != table::PLAIN {
+            aside(|| short_state(fd, value, *len));
+        }
         if result == 0 && level == libc::SOL_SOCKET && name == libc::SO_ERROR && table::look(fd) != table::PLAIN {
             aside(|| {
                 let (Ok(entry), false) = (entry::twinned(fd), value.is_null()) else { return };
@@ -129,8 +154,41 @@ hooks! {
     }
 }
 
-fn listens(fd: c_int) {
-    let Some(entry) = entry::find(fd) else { return };
+unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
+    let entry = entry::find(fd).ok_or(Failure::Plain)?;
+    if entry.twin().is_some_and(|twin| twin.names.is_some()) {
+        return Err(Failure::Errno(libc::EINVAL));
+    }
+    // SAFETY: a number.
+    let result = checked(unsafe { real::listen(fd, backlog) })?;
+    if entry.socket().is_some_and(|socket| socket.unix.load(Ordering::Relaxed)) && !unix::may_listen(fd) {
+        entry.give_up();
+        return Ok(result);
+    }
+    listens(fd, &entry);
+    if let Some(socket) = entry.socket() {
+        if let Some(entry::State::Listener(listener)) = socket.state() {
+            listener.short.set_backlog(backlog);
+        }
+        if !entry::lock(&socket.watchers).is_empty() {
+            // It is waited for already.
+            drop(short::listening(&entry, fd));
+        }
+    }
+    Ok(result)
+}
+
+/// Whether a connection without one of the kernel's is there, where a program asks the kernel.
+unsafe fn short_state(fd: c_int, value: *mut c_void, len: socklen_t) {
+    const ESTABLISHED: u8 = 1;
+    let Ok(entry) = entry::twinned(fd) else { return };
+    if entry.twin().is_some_and(|twin| twin.names.is_some()) && len > 0 && !value.is_null() {
+        // SAFETY: the kernel has written `len` bytes; the first is the state.
+        unsafe { value.cast::<u8>().write(ESTABLISHED) };
+    }
+}
+
+fn listens(fd: c_int, entry: &Arc<Entry>) {
     let Some(socket) = entry.socket() else { return };
     if entry.twin().is_some() || socket.unfit.load(Ordering::Relaxed) {
         return;
@@ -148,13 +206,13 @@ fn listens(fd: c_int) {
 }
 
 /// Before a listener is used: a forked child tells the driver for itself. Says whether the driver knows.
-pub(super) fn look_at_listener(fd: c_int) -> bool {
+pub(crate) fn look_at_listener(fd: c_int) -> bool {
     let Some(entry) = entry::find(fd) else { return false };
     let Some(socket) = entry.socket() else { return false };
     matches!(socket.state(), Some(entry::State::Listener(_))) && socket.join_listener(fd)
 }
 
-fn claim(fd: c_int, joined: bool) {
+pub(crate) fn claim(fd: c_int, joined: bool) {
     table::is_new(fd);
     if !joined {
         return;
@@ -167,17 +225,36 @@ fn claim(fd: c_int, joined: bool) {
 
 unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
     let entry = entry::find(fd).ok_or(Failure::Plain)?;
-    if entry.twin().is_some() {
+    if let Some(twin) = entry.twin() {
+        if twin.names.is_some() {
+            // SAFETY: the caller's promise.
+            let family = unsafe { address::family(address, len) };
+            return short::connect_again(fd, twin, family);
+        }
         // SAFETY: the caller's promise.
         return unsafe { connect_again(fd, address, len) };
     }
     let socket = entry.socket().ok_or(Failure::Plain)?;
+    if socket.unix.load(Ordering::Relaxed) && socket.is_fresh() {
+        // SAFETY: the caller's promise.
+        return unsafe { unix::connect(fd, &entry, address, len) };
+    }
     // SAFETY: the caller's promise.
     let to = unsafe { address::parse(address, len) }.ok_or(Failure::Plain)?;
-    if !socket.is_fresh() || address::peer(fd).is_some() {
+    let unfit = socket.unfit.load(Ordering::Relaxed);
+    if !socket.is_fresh() {
         return Err(Failure::Plain);
     }
-    if socket.unfit.load(Ordering::Relaxed) || !fabric::may_reach(to) || !address::give_port(fd) {
+    if !unfit {
+        match short::connect(fd, &entry, to) {
+            Err(Failure::Plain) => {}
+            connected => return connected,
+        }
+    }
+    if address::peer(fd).is_some() {
+        return Err(Failure::Plain);
+    }
+    if unfit || !fabric::may_reach(to) || !address::give_port(fd) {
         return Err(Failure::Plain);
     }
     let Some(end) = fabric::connect(fd, to) else { return Err(Failure::Plain) };
@@ -228,6 +305,7 @@ unsafe fn set_option(
 ) -> Outcome<c_int> {
     let entry = entry::find(fd).ok_or(Failure::Plain)?;
     let socket = entry.socket().ok_or(Failure::Plain)?;
+    socket.facts.touch();
     let twin = entry.twin();
     let number = || {
         let enough = !value.is_null() && len as usize >= size_of::<c_int>();
@@ -250,6 +328,14 @@ unsafe fn set_option(
             if number() != 0 =>
         {
             socket.unfit.store(true, Ordering::Relaxed);
+        }
+        // A peer's process cannot know: from now on nobody has a twin here.
+        _ if unix::adds_to_messages(level, name) && number() != 0 && twin.is_none() => {
+            socket.unfit.store(true, Ordering::Relaxed);
+            if matches!(socket.state(), Some(entry::State::Listener(_))) {
+                fabric::unlisten(fd);
+                entry.give_up();
+            }
         }
         // A hint only. See `listens`.
         (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT)

@@ -1,0 +1,147 @@
+//! Twins of AF_UNIX connections. As those of TCP ([`super::twins`]), but the names are other ones: a listener is
+//! the file that it is bound to, a socket its inode, and the kernel says which two sockets are one connection. The
+//! containers' network namespaces do not matter: who sees the file may connect, unless the policy denies it.
+use super::client::Connected;
+use super::sockets::{done, Answer};
+use super::twins::{Held, Key, Listening, NewTwin};
+use super::Conductor;
+use crate::identity::NamespaceId;
+use crate::kernel_socket::{inode_of_descriptor, Wanted};
+use crate::messages::ClientId;
+use crate::unix_socket::UnixSocket;
+use pd_abi::{Address, SocketId, TwinRequest};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+
+/// In place of an address: a file has none.
+const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// A file: device and inode.
+type File = (u64, u64);
+
+/// Sockets of this family.
+#[derive(Debug, Default)]
+pub struct UnixTwins {
+    listeners: HashMap<File, Vec<Listening>>,
+    /// Connection and side of each socket with a twin, by its inode.
+    pub(super) ends: HashMap<u32, (u32, usize)>,
+}
+
+impl UnixTwins {
+    /// A client has gone, or speaks for a listener no more. Returns how many it spoke for.
+    pub(super) fn leave(&mut self, client: ClientId, only: Option<u64>) -> usize {
+        let mut left = 0;
+        self.listeners.retain(|_, list| {
+            for listening in list.iter_mut().filter(|l| only.is_none_or(|cookie| l.cookie == cookie)) {
+                let before = listening.holders.len();
+                listening.holders.retain(|&holder| holder != client);
+                left += before - listening.holders.len();
+            }
+            list.retain(|listening| !listening.holders.is_empty());
+            !list.is_empty()
+        });
+        left
+    }
+}
+
+impl Conductor {
+    pub(super) fn unix_listen(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
+        let (device, inode) = asked.local.to_file().ok_or(Errno::AFNOSUPPORT)?;
+        let (namespace, inode_of_socket) = self.unix_inode(id, asked)?;
+        let found = self.twins.diag(namespace).ok_or(Errno::OPNOTSUPP)?.unix(inode_of_socket)?;
+        let device_of_kernel = libc::major(device) << 20 | libc::minor(device);
+        if !found.listens || found.file != Some((device_of_kernel, inode as u32)) {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        let list = self.twins.unix.listeners.entry((device, inode)).or_default();
+        let known = list.iter().position(|l| l.cookie == asked.cookie);
+        if known.is_some_and(|at| list[at].holders.contains(&id)) {
+            return Ok(done(SocketId(0)));
+        }
+        if !self.twins.may_speak_for_another(id) {
+            return Err(Errno::NOBUFS);
+        }
+        let list = self.twins.unix.listeners.entry((device, inode)).or_default();
+        match known {
+            Some(at) => list[at].holders.push(id),
+            None => list.push(Listening { ip: NOWHERE.ip(), cookie: asked.cookie, holders: vec![id] }),
+        }
+        Ok(done(SocketId(0)))
+    }
+
+    pub(super) fn unix_unlisten(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
+        match self.twins.unix.leave(id, Some(asked.cookie)) {
+            0 => Err(Errno::NOENT),
+            left => {
+                self.twins.speaks_for_fewer(id, left);
+                Ok(done(SocketId(0)))
+            }
+        }
+    }
+
+    pub(super) fn unix_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
+        let file = asked.peer.to_file().ok_or(Errno::AFNOSUPPORT)?;
+        let list = self.twins.unix.listeners.get(&file).ok_or(Errno::CONNREFUSED)?;
+        let holder = list.iter().find_map(|listening| listening.holders.first().copied());
+        let peer = holder.ok_or(Errno::CONNREFUSED)?;
+        let (namespace, inode) = self.unix_inode(id, asked)?;
+        let tenants = self.admit(id, peer, NOWHERE)?;
+        self.check_room(peer)?;
+        let wanted = Wanted { local: NOWHERE, peer: NOWHERE, cookie: asked.cookie };
+        let held = Held { namespace, wanted, inode, unix: true };
+        // Proved when it is claimed.
+        let sides = [held, Held { inode: 0, ..held }];
+        let key = Key::Unix(inode);
+        let index = self.free_connection();
+        let connected = Connected { connection: index, side: 0, local: NOWHERE, remote: NOWHERE };
+        self.new_twin(NewTwin { id, channel, index, key, sides, connected, tenants, reached: NOWHERE })
+    }
+
+    pub(super) fn unix_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
+        let (own, inode) = self.unix_inode(id, asked)?;
+        let (namespace, found) = self.find_accepted(own, inode).ok_or(Errno::NOENT)?;
+        let key = Key::Unix(found.peer);
+        let index = self.twins.first_unclaimed(&key).filter(|_| found.peer != 0).ok_or(Errno::NOENT)?;
+        let wanted = Wanted { local: NOWHERE, peer: NOWHERE, cookie: asked.cookie };
+        let held = Held { namespace, wanted, inode, unix: true };
+        self.claim(id, channel, index, held)
+    }
+
+    /// The socket that has the side of a twin that the client says it holds.
+    pub(super) fn unix_end(
+        &mut self,
+        id: ClientId,
+        asked: &TwinRequest,
+    ) -> Result<((u32, usize), Held), Errno> {
+        let (namespace, inode) = self.unix_inode(id, asked)?;
+        let end = *self.twins.unix.ends.get(&inode).ok_or(Errno::NOENT)?;
+        let wanted = Wanted { local: NOWHERE, peer: NOWHERE, cookie: asked.cookie };
+        Ok((end, Held { namespace, wanted, inode, unix: true }))
+    }
+
+    fn unix_inode(&mut self, id: ClientId, asked: &TwinRequest) -> Result<(NamespaceId, u32), Errno> {
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let (namespace, pid) = (client.identity.namespace, client.identity.pid);
+        let inode = inode_of_descriptor(pid, asked.descriptor)?;
+        self.open_diag(id, namespace)?;
+        Ok((namespace, inode))
+    }
+
+    /// The accepted socket with this inode: it is in the network namespace of who connected, whichever that is.
+    fn find_accepted(&self, own: NamespaceId, inode: u32) -> Option<(NamespaceId, UnixSocket)> {
+        let mut namespaces = vec![own];
+        for index in self.twins.unclaimed_unix() {
+            let twin = self.connection(index).and_then(|connection| connection.twin.as_ref());
+            let namespace = twin.map(|twin| twin.namespace(0));
+            namespaces.extend(namespace.filter(|namespace| !namespaces.contains(namespace)));
+        }
+        let look = |namespace| Some((namespace, self.twins.diag(namespace)?.unix(inode).ok()?));
+        namespaces.into_iter().find_map(look)
+    }
+}
+
+/// Whether a question is about a socket of this family.
+pub(super) fn is_unix(asked: &TwinRequest) -> bool {
+    asked.local.family == Address::FILE.family
+}

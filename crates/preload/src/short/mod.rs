@@ -1,0 +1,155 @@
+//! The short-connection mode (`PD_PRELOAD=short`): connections without one of the kernel's beside them. The
+//! program's descriptor is a kernel socket that is never connected; a fabric socket connects, is accepted
+//! and carries the bytes. Towards addresses where nobody listens in this way, connections have twins as ever.
+//!
+//! The kernel knows nothing of such a connection, so it cannot be proved to another process: it stays with
+//! the process that made it. A process that forks while it has one has no new ones from then on, and neither
+//! has the child.
+mod listener;
+mod names;
+
+pub(crate) use listener::{accept, resume, Listening};
+pub(crate) use names::Names;
+
+use crate::call::{Failure, Outcome};
+use crate::entry::{attach_twin, Entry, State};
+use crate::log::note;
+use crate::twin::Twin;
+use crate::{address, fabric, real, table};
+use libc::c_int;
+use pd_client::core::Socket;
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+static WANTED: AtomicBool = AtomicBool::new(false);
+static SUSPENDED: AtomicBool = AtomicBool::new(false);
+
+/// Turns the mode on, at start.
+pub(crate) fn want() {
+    WANTED.store(true, Ordering::Relaxed);
+}
+
+/// Whether the mode is on.
+#[inline]
+pub(crate) fn wanted() -> bool {
+    WANTED.load(Ordering::Relaxed)
+}
+
+/// Whether new connections may be of this kind.
+fn open_to_new() -> bool {
+    wanted() && !SUSPENDED.load(Ordering::Relaxed)
+}
+
+/// From now on new connections have twins, which go from process to process.
+fn suspend() {
+    if !SUSPENDED.swap(true, Ordering::Relaxed) {
+        note!("no more short connections: they could not be handed on");
+    }
+}
+
+/// What is known of a socket without asking the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    /// Made here, and none of what is below can have changed since; not bound, no time-outs.
+    untouched: AtomicBool,
+    nonblocking: AtomicBool,
+    v6: AtomicBool,
+}
+
+impl Facts {
+    /// It is made just now.
+    pub(crate) fn made(&self, domain: c_int, kind: c_int) {
+        self.nonblocking.store(kind & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
+        self.v6.store(domain == libc::AF_INET6, Ordering::Relaxed);
+        self.untouched.store(true, Ordering::Relaxed);
+    }
+
+    /// Something is being changed: ask the kernel from now on.
+    pub(crate) fn touch(&self) {
+        self.untouched.store(false, Ordering::Relaxed);
+    }
+}
+
+/// `connect` of a socket that is not connected, if somebody listens at `to` in this mode.
+pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<c_int> {
+    let socket = entry.socket().filter(|_| open_to_new()).ok_or(Failure::Plain)?;
+    if !fabric::may_reach_short(to) {
+        return Err(Failure::Plain);
+    }
+    let facts = &socket.facts;
+    let (mut nonblocking, mut v6) =
+        (facts.nonblocking.load(Ordering::Relaxed), facts.v6.load(Ordering::Relaxed));
+    let mut timeouts = [0; 2];
+    if !facts.untouched.load(Ordering::Relaxed) {
+        let (family, local) = address::local(fd).ok_or(Failure::Plain)?;
+        if local.port() != 0 || !local.ip().is_unspecified() || address::peer(fd).is_some() {
+            return Err(Failure::Plain);
+        }
+        v6 = family == libc::AF_INET6;
+        // SAFETY: only asks.
+        nonblocking = unsafe { real::fcntl(fd, libc::F_GETFL, 0) } & libc::O_NONBLOCK != 0;
+        timeouts = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].map(|name| address::timeout_ns(fd, name));
+    }
+    let end = fabric::connect_short(to).ok_or(Failure::Plain)?;
+    note!("descriptor {fd}: connected to {to}, on the fabric alone");
+    let names = Names::new(v6, to, nonblocking);
+    attach_twin(fd, Twin::alone(end, nonblocking, timeouts, names));
+    if nonblocking {
+        // As over TCP: it is told by `poll` that the connection is there.
+        return Err(Failure::Errno(libc::EINPROGRESS));
+    }
+    Ok(0)
+}
+
+/// `connect` on such a connection: an error, unless it undoes the connection.
+pub(crate) fn connect_again(fd: c_int, twin: &Twin, family: c_int) -> Outcome<c_int> {
+    let names = twin.names.as_ref().ok_or(Failure::Plain)?;
+    if family == libc::AF_UNSPEC {
+        table::release(fd);
+        crate::entry::adopt(fd, None);
+        return Ok(0);
+    }
+    if names.connecting.swap(false, Ordering::Relaxed) {
+        return Ok(0);
+    }
+    Err(Failure::Errno(libc::EISCONN))
+}
+
+/// Before a fork.
+pub(crate) fn before_fork() {
+    if !wanted() {
+        return;
+    }
+    let mut seen = HashSet::new();
+    for fd in (0..table::end()).filter(|&fd| table::look(fd) == table::SOCKET) {
+        let Some(entry) = table::entry(fd).filter(|entry| seen.insert(Arc::as_ptr(entry))) else { continue };
+        match entry.socket().and_then(|socket| socket.state()) {
+            Some(State::Twin(twin)) if twin.names.is_some() => suspend(),
+            Some(State::Listener(listener)) => listener.short.pause(),
+            _ => {}
+        }
+    }
+}
+
+/// Whether a message would hand on such a connection, which nobody else could use.
+pub(crate) fn refuses_to_pass(fd: c_int) -> bool {
+    let alone = |entry: &Arc<Entry>| entry.twin().is_some_and(|twin| twin.names.is_some());
+    let refuses = table::look(fd) == table::SOCKET && table::entry(fd).as_ref().is_some_and(alone);
+    if refuses {
+        suspend();
+    }
+    refuses
+}
+
+/// The fabric end of a listener, for waits.
+pub(crate) fn listening(entry: &Arc<Entry>, fd: c_int) -> Option<Arc<Socket>> {
+    if !wanted() {
+        return None;
+    }
+    match entry.socket()?.state()? {
+        State::Listener(listener) => listener.short.end(fd, entry),
+        State::Twin(_) => None,
+    }
+}
