@@ -67,7 +67,7 @@ pub enum Request {
         /// How long.
         ms: u64,
     },
-    /// Both: open connections one after the other and close them. Answered with [`Reply::Streamed`],
+    /// Both: open connections, as many at a time as `open` says, and close them. Answered with [`Reply::Streamed`],
     /// in which bytes count connections.
     SetUp {
         /// How.

@@ -1,5 +1,5 @@
-//! `setup`: connections opened and closed per second, one after the other, and the same with a message that
-//! goes and comes back on each.
+//! `setup`: connections opened and closed per second, one after the other or many at a time, and the same with a
+//! message that goes and comes back on each.
 
 use anyhow::Result;
 use pd_harness::progress;
@@ -20,8 +20,8 @@ const SCHEMES: [Scheme; 6] = [
     Scheme::Tcp,
     Scheme::Unix,
 ];
-/// Bytes of each connection's message; 0: none.
-const MESSAGES: [usize; 2] = [0, 64];
+/// Bytes of each connection's message (0: none), and connections at a time.
+const CASES: [(usize, usize); 4] = [(0, 1), (64, 1), (0, 64), (64, 64)];
 /// Connections of a round: fewer rounds' worth than there are ports, for TCP keeps those a minute.
 const CONNECTIONS: u64 = 5_000;
 const CONNECTIONS_QUICK: u64 = 2_000;
@@ -29,6 +29,7 @@ const CONNECTIONS_QUICK: u64 = 2_000;
 struct SetupCell {
     scheme: Scheme,
     message_bytes: usize,
+    at_a_time: usize,
     connections: u64,
 }
 
@@ -38,15 +39,18 @@ impl Cell for SetupCell {
     }
 
     fn params(&self) -> Params {
-        match self.message_bytes {
-            0 => Params::new(),
-            bytes => vec![("message_bytes", bytes.into())],
-        }
+        let message = (self.message_bytes > 0).then(|| ("message_bytes", self.message_bytes.into()));
+        message.into_iter().chain([("at_a_time", self.at_a_time.into())]).collect()
     }
 
     fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let signals = stand.signals;
-        stand.pair(self.scheme)?.set_up(self.connections / 10, self.message_bytes, signals)?;
+        stand.pair(self.scheme)?.set_up(
+            self.connections / 10,
+            self.message_bytes,
+            self.at_a_time,
+            signals,
+        )?;
         Ok(Metrics::new())
     }
 
@@ -54,7 +58,8 @@ impl Cell for SetupCell {
         let signals = stand.signals;
         let before = stand.clocks()?;
         let pair = stand.pair(self.scheme)?;
-        let (opened, accepted) = pair.set_up(self.connections, self.message_bytes, signals)?;
+        let (opened, accepted) =
+            pair.set_up(self.connections, self.message_bytes, self.at_a_time, signals)?;
         let machine = stand.clocks()?.machine - before.machine;
         let count = self.connections as f64;
         Ok(Metrics::from([
@@ -73,20 +78,17 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let schemes = settings.among(&SCHEMES);
     let connections = if settings.quick { CONNECTIONS_QUICK } else { CONNECTIONS };
     let mut stand = Stand::set_up(&schemes, Memory::FEW, &settings.engine, signals)?;
-    let bar = progress::bar((schemes.len() * MESSAGES.len() * (settings.rounds + 1)) as u64);
+    let bar = progress::bar((schemes.len() * CASES.len() * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
-    for message_bytes in MESSAGES {
-        let cells = schemes.iter().map(|&scheme| {
-            let cell: Box<dyn Cell> = Box::new(SetupCell { scheme, message_bytes, connections });
+    for (message_bytes, at_a_time) in CASES {
+        // The standard library, and with it an unmodified program, connects one at a time.
+        let able = |scheme: &&Scheme| at_a_time == 1 || scheme.preload().is_none();
+        let cells = schemes.iter().filter(able).map(|&scheme| {
+            let cell: Box<dyn Cell> = Box::new(SetupCell { scheme, message_bytes, at_a_time, connections });
             cell
         });
-        rows.extend(interleave::run(
-            Bench::Setup.name(),
-            cells.collect(),
-            settings.rounds,
-            &mut stand,
-            &bar,
-        )?);
+        let name = Bench::Setup.name();
+        rows.extend(interleave::run(name, cells.collect(), settings.rounds, &mut stand, &bar)?);
     }
     bar.finish_and_clear();
     Ok(rows)

@@ -87,8 +87,8 @@ pub fn plots(bench: &str) -> Vec<Plot> {
         )],
         "memory" => vec![plot("Memory, bytes", Some("containers"), "containers", "memory_bytes", true)],
         "setup" => {
-            let used =
-                plot("Connections opened, used and closed per second", None, "", "connections_per_s", false);
+            let title = "Connections opened, used and closed per second";
+            let used = plot(title, Some("at_a_time"), "connections at a time", "connections_per_s", false);
             vec![Plot { only_with: Some("message_bytes"), ..used }]
         }
         _ => Vec::new(),

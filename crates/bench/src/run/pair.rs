@@ -170,14 +170,15 @@ impl Pair {
         }
     }
 
-    /// Opens and closes so many connections; returns what the two sides say.
+    /// Opens and closes so many connections, so many at a time; returns what the two sides say.
     pub fn set_up(
         &mut self,
         connections: u64,
         message_bytes: usize,
+        at_a_time: usize,
         signals: &Signals,
     ) -> Result<(Streamed, Streamed)> {
-        let open = Open { scheme: self.scheme, message_bytes, connections: 1, core: None };
+        let open = Open { scheme: self.scheme, message_bytes, connections: at_a_time, core: None };
         let to = self.listen(&open, signals)?;
         self.recv()?.ask(&Request::SetUp { open, to: String::new(), connections })?;
         self.send.ask(&Request::SetUp { open, to, connections })?;

@@ -221,11 +221,22 @@ pub trait Listening {
     /// Waits for all connections. `from` is the connecting end's address, where the scheme has one.
     fn accept(self: Box<Self>, from: &str) -> Result<Box<dyn End>>;
 
-    /// Accepts and closes so many connections, one after the other. Each brings a message of the size opened
+    /// Accepts and closes so many connections, as many at a time as were opened with. Each brings a message of the size opened
     /// with, if that is not 0, which goes back.
     fn accept_and_close(&mut self, _connections: u64) -> Result<()> {
         bail!("the scheme's connection rate is not measured")
     }
+}
+
+/// Calls `work` with the size of each group when `connections` are dealt with so many at a time.
+fn in_groups(connections: u64, at_a_time: usize, mut work: impl FnMut(usize) -> Result<()>) -> Result<()> {
+    let mut left = connections as usize;
+    while left > 0 {
+        let group = left.min(at_a_time);
+        work(group)?;
+        left -= group;
+    }
+    Ok(())
 }
 
 /// Listens; files that the two ends share go to `dir`.
@@ -272,7 +283,7 @@ pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
     Ok((end, String::new()))
 }
 
-/// Opens connections to `to` and closes them, one after the other; see [`Listening::accept_and_close`].
+/// Opens connections to `to` and closes them, as many at a time as `open` says; see [`Listening::accept_and_close`].
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     match open.scheme {
         Scheme::Pipedevice | Scheme::PipedeviceDirect => pipedevice::connect_and_close(open, to, connections),

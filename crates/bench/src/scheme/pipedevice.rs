@@ -7,7 +7,7 @@ use anyhow::{ensure, Context, Result};
 use pd_client::{Epoll, Event, Interest, Listener, Path, SendBuffer, Shutdown, Stream};
 use pd_harness::peer::own_address;
 
-use super::{End, Scheme};
+use super::{in_groups, End, Scheme};
 use crate::protocol::Open;
 
 /// Messages are written in turn in so much memory.
@@ -47,15 +47,20 @@ impl super::Listening for Listening {
 
     fn accept_and_close(&mut self, connections: u64) -> Result<()> {
         let message = message(&self.open)?;
-        for _ in 0..connections {
-            let stream = self.listener.accept().context("cannot accept")?;
+        in_groups(connections, self.open.connections, |group| {
+            let accept = || self.listener.accept().context("cannot accept");
+            let streams = (0..group).map(|_| accept()).collect::<Result<Vec<_>>>()?;
             if let Some(message) = &message {
-                receive(&stream, self.open.message_bytes)?;
-                stream.send(message, ..)?;
+                for stream in &streams {
+                    receive(stream, self.open.message_bytes)?;
+                    stream.send(message, ..)?;
+                }
             }
-            let _end = stream.recv(1)?;
-        }
-        Ok(())
+            for stream in streams {
+                let _end = stream.recv(1)?;
+            }
+            Ok(())
+        })
     }
 }
 
@@ -75,15 +80,23 @@ pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     let to: SocketAddr = to.parse()?;
     let message = message(open)?;
-    for n in 0..connections {
-        let stream = Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"))?;
-        check_path(open.scheme, &stream)?;
+    in_groups(connections, open.connections, |group| {
+        let streams = match group {
+            1 => Stream::connect(to).map(|stream| vec![stream]),
+            _ => Stream::connect_several(to, group),
+        };
+        let streams = streams.with_context(|| format!("cannot connect to {to}"))?;
+        check_path(open.scheme, &streams[0])?;
         if let Some(message) = &message {
-            stream.send(message, ..)?;
-            receive(&stream, open.message_bytes)?;
+            for stream in &streams {
+                stream.send(message, ..)?;
+            }
+            for stream in &streams {
+                receive(stream, open.message_bytes)?;
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The message of a short connection.

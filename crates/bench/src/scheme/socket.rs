@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
 use pd_harness::peer::own_address;
-use rustix::event::epoll;
-use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::event::{epoll, poll, PollFd, PollFlags};
+use rustix::io::{ioctl_fionbio, Errno};
+use rustix::net::{self, sockopt, AddressFamily, SocketFlags, SocketType};
 
 use super::memory::{Inbox, PageAligned};
-use super::{End, Scheme};
+use super::{in_groups, End, Scheme};
 use crate::limits::raise_descriptors;
 use crate::protocol::Open;
 
@@ -101,14 +101,19 @@ impl super::Listening for Listening {
     fn accept_and_close(&mut self, connections: u64) -> Result<()> {
         // The standard library's calls are the C library's, which a preloaded library can stand in for.
         let mut message = vec![0; self.open.message_bytes];
-        for _ in 0..connections {
-            let mut socket = TcpStream::from(self.accept_one(0)?);
-            socket.read_exact(&mut message)?;
-            socket.write_all(&message)?;
-            // The connecting side closes first, as clients do.
-            let _end = socket.read(&mut [0])?;
-        }
-        Ok(())
+        in_groups(connections, self.open.connections, |group| {
+            let accept = || self.accept_one(0).map(TcpStream::from);
+            let mut sockets = (0..group).map(|_| accept()).collect::<Result<Vec<_>>>()?;
+            for socket in &mut sockets {
+                socket.read_exact(&mut message)?;
+                socket.write_all(&message)?;
+            }
+            for mut socket in sockets {
+                // The connecting side closes first, as clients do.
+                let _end = socket.read(&mut [0])?;
+            }
+            Ok(())
+        })
     }
 }
 
@@ -160,12 +165,43 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
     }
     let addresses: Vec<&str> = to.split(',').collect();
     let mut message = vec![1; open.message_bytes];
-    for _ in 0..connections {
-        let mut socket = TcpStream::from(connect_one(open.scheme, &addresses, 0)?);
-        socket.write_all(&message)?;
-        socket.read_exact(&mut message)?;
+    in_groups(connections, open.connections, |group| {
+        let mut sockets = match (group, open.scheme) {
+            (1, _) => vec![connect_one(open.scheme, &addresses, 0)?],
+            (_, Scheme::Unix) => {
+                (0..group).map(|_| connect_one(open.scheme, &addresses, 0)).collect::<Result<Vec<_>>>()?
+            }
+            _ => connect_at_once(addresses[0].parse()?, group)?,
+        };
+        let mut sockets: Vec<_> = sockets.drain(..).map(TcpStream::from).collect();
+        for socket in &mut sockets {
+            socket.write_all(&message)?;
+        }
+        for socket in &mut sockets {
+            socket.read_exact(&mut message)?;
+        }
+        Ok(())
+    })
+}
+
+/// TCP connections whose handshakes run at the same time.
+fn connect_at_once(to: SocketAddr, count: usize) -> Result<Vec<OwnedFd>> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let begin = || -> Result<OwnedFd> {
+        let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+        match net::connect(&socket, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+            Err(error) => Err(error).with_context(|| format!("cannot connect to {to}")),
+        }
+    };
+    let sockets = (0..count).map(|_| begin()).collect::<Result<Vec<_>>>()?;
+    for socket in &sockets {
+        poll(&mut [PollFd::new(socket, PollFlags::OUT)], None)?;
+        sockopt::socket_error(socket)?.with_context(|| format!("cannot connect to {to}"))?;
+        ioctl_fionbio(socket, false)?;
     }
-    Ok(())
+    Ok(sockets)
 }
 
 /// Connected sockets.
