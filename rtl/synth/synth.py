@@ -196,7 +196,7 @@ def main() -> int:
         text += [f"`{family}`:", "", *lines, ""]
         if paths:
             named = ", ".join(f"`{module}` {delay / 1000:.1f}" for delay, module in paths[:6])
-            text += [f"ABC's delay of the slowest paths, ns, cells without wires, on the family's own model: {named}.", ""]
+            text += [f"ABC's delay of the slowest paths, ns, with the wires that Yosys supposes for the family: {named}.", ""]
         if family == "cyclone10gx":
             counted = figures["first four"]
             for what, value, most in [

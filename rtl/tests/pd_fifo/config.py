@@ -1,0 +1,1 @@
+RUNS = [("default", {}, {}), ("two", {"LOG2_DEPTH": 1, "WIDTH": 100}, {})]

@@ -1,0 +1,1 @@
+RUNS = [("default", {}, {}), ("odd", {"COUNT": 31}, {})]

@@ -1,0 +1,1 @@
+RUNS = [("small", {"VECTORS": 32}, {}), ("full", {}, {"long": True})]
