@@ -1,6 +1,5 @@
 //! Programs that a peer runs for the benchmark `programs`: with the library or without, as the scheme says.
 
-use std::net::{Ipv4Addr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -36,13 +35,27 @@ fn command(scheme: Scheme, words: &[String]) -> Result<Command> {
     Ok(command)
 }
 
+/// Whether anything listens on a port in this network namespace. A connection to find out would be a client
+/// to the server.
+fn is_listening(port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    ["tcp", "tcp6"].iter().any(|family| {
+        let table = std::fs::read_to_string(format!("/proc/self/net/{family}")).unwrap_or_default();
+        table.lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let at = |place: usize| words.get(place).copied().unwrap_or_default();
+            at(1).ends_with(&format!(":{port:04X}")) && at(3) == LISTEN
+        })
+    })
+}
+
 /// Starts a server and waits until it listens.
 pub fn start(scheme: Scheme, words: &[String], port: u16) -> Result<Server> {
     // What it says is for nobody: standard output is this peer's line to the benchmark.
     let child = command(scheme, words)?.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut server = Server(child.with_context(|| format!("cannot start {}", words[0]))?);
     let end = Instant::now() + START_TIMEOUT;
-    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+    while !is_listening(port) {
         let status = server.0.try_wait()?;
         ensure!(status.is_none(), "{} ended early: {status:?}", words[0]);
         ensure!(Instant::now() < end, "{} does not listen on port {port}", words[0]);
