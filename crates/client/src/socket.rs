@@ -88,7 +88,7 @@ impl Socket {
 
     fn make(v6: bool, beside_kernel: bool) -> Result<Arc<Self>> {
         let attachment = process().attachment()?;
-        Self::new_at(&attachment, v6)
+        Self::new_at(&attachment, v6, beside_kernel)
     }
 
     /// Several new sockets, with few round trips to the driver.
@@ -104,7 +104,7 @@ impl Socket {
             if wanted > 1 && channel.spares(v6) == 0 {
                 channel.stock(&attachment, v6, wanted.min(ANSWERS_MAX as usize) as u32)?;
             }
-            match Self::new_at(&attachment, v6) {
+            match Self::new_at(&attachment, v6, false) {
                 Ok(socket) => sockets.push(socket),
                 Err(error) => {
                     sockets.iter().for_each(|socket| drop(socket.close()));
@@ -115,7 +115,7 @@ impl Socket {
         Ok(sockets)
     }
 
-    fn new_at(attachment: &Arc<Attachment>, v6: bool) -> Result<Arc<Self>> {
+    fn new_at(attachment: &Arc<Attachment>, v6: bool, beside_kernel: bool) -> Result<Arc<Self>> {
         let (link, ring_bytes) = Self::open(attachment, v6)?;
         let control = Control {
             link: Arc::new(link),

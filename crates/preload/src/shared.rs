@@ -77,7 +77,9 @@ impl Slot {
     fn inherit(&self) -> bool {
         let holders = self.holders.each_ref().map(|holder| holder.load(Ordering::Acquire));
         let Some(place) = holders.iter().position(|&holder| holder != 0) else { return false };
-        if self.coming.load(Ordering::Acquire) > 0 || holders.iter().any(|&holder| holder != 0 && is_alive(holder)) {
+        if self.coming.load(Ordering::Acquire) > 0
+            || holders.iter().any(|&holder| holder != 0 && is_alive(holder))
+        {
             return false;
         }
         let holder = &self.holders[place];

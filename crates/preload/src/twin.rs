@@ -505,8 +505,8 @@ impl Twin {
     /// The events of `poll` and `epoll` that hold.
     pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
         let ready = self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32);
-        let full = unclaimed::any()
-            && lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0);
+        let full =
+            unclaimed::any() && lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0);
         if full {
             ready & !(libc::EPOLLOUT as u32)
         } else {

@@ -86,8 +86,19 @@ fn a_killed_backend_or_client_of_postgresql_leaves_nothing() {
     let server = serve(&site, true, &create(&site));
     client(&site, true, &["pgbench", "-q", "-i", "-s", "1"]);
     let (program, address) = (programs().join("pgbench"), site.server());
-    let load =
-        [program.to_str().unwrap(), "-h", &address, "-U", "postgres", "-n", "-c", "4", "-T", "60", "postgres"];
+    let load = [
+        program.to_str().unwrap(),
+        "-h",
+        &address,
+        "-U",
+        "postgres",
+        "-n",
+        "-c",
+        "4",
+        "-T",
+        "60",
+        "postgres",
+    ];
     for victim in ["server", "client"] {
         let before = site.delivered();
         let mut client = site.start(CLIENT, true, &load);

@@ -22,7 +22,14 @@ pub struct PeerArgs {
 
 /// Runs the peer; returns the status to exit with.
 pub fn main(args: &PeerArgs) -> Result<i32> {
-    let mut peer = Peer { dir: args.dir.clone(), listening: None, end: None, connections: 0, sends: false, server: None };
+    let mut peer = Peer {
+        dir: args.dir.clone(),
+        listening: None,
+        end: None,
+        connections: 0,
+        sends: false,
+        server: None,
+    };
     serve(|request| matches!(request, Request::Quit), |request| peer.answer(request))?;
     Ok(0)
 }
