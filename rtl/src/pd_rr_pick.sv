@@ -73,6 +73,9 @@ module pd_rr_pick #(
     for (int g = 0; g < GROUPS; g++) if (GROUP_BITS'(g) == group_q) in_group |= set_q[g*IN +: IN];
   end
   assign first = lowest(15'(candidates_q));
+  // Groups of less than 16 have shorter numbers.
+  logic unused_first;
+  assign unused_first = ^first;
   always_comb begin
     for (int i = 0; i < IN; i++) above[i] = (candidates_q & ~({IN{1'b1}} << i)) != '0;
   end

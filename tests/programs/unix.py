@@ -1,6 +1,6 @@
 """AF_UNIX stream sockets, as Python uses them. `unix.py server PATH` serves at PATH (threads), PATH.late (accepts late)
 and PATH.async (asyncio); `unix.py client PATH` prints a line for each way, which does not depend on what carries the
-bytes. The first byte of a connection says what the server does: 'E' echo, 'D' take and give descriptors, 'C' say who
+bytes; `unix.py own -` connects to itself. The first byte of a connection says what the server does: 'E' echo, 'D' take and give descriptors, 'C' say who
 sends."""
 import array
 import asyncio
@@ -212,6 +212,10 @@ def others(path):
     one, other = socket.socketpair()
     one.send(b"pair")
     print(other.recv(4))
+
+
+def own():
+    """Listening and connecting in one process."""
     with tempfile.TemporaryDirectory() as folder, listener(folder + "/own") as own:
         with connected(folder + "/own", b"self") as sock:
             accepted = own.accept()[0]
@@ -248,6 +252,8 @@ def main():
             if os.path.exists(file):
                 os.unlink(file)
         asyncio.run(server(path))
+    elif what == "own":
+        own()
     else:
         client(path)
 

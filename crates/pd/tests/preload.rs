@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 #[path = "preload/short.rs"]
 mod short;
+#[path = "preload/unix.rs"]
+mod unix;
 
 const PORT: &str = "7300";
 

@@ -1,0 +1,15 @@
+//! AF_UNIX stream sockets, whose files two containers share.
+
+use super::{programs, Site};
+
+#[test]
+fn unix_sockets_answer_the_same_whatever_carries_the_bytes() {
+    let site = Site::new(76);
+    let program = programs().join("unix.py");
+    let program = program.to_str().unwrap();
+    let path = site.folder.path().join("unix");
+    let path = path.to_str().unwrap();
+    site.compare(&["python3", program, "server", path], &["python3", program, "client", path]);
+    let [kernel, fabric] = [false, true].map(|has| site.answer(has, &["python3", program, "own", "-"]));
+    assert_eq!(kernel, fabric);
+}
