@@ -50,17 +50,18 @@ impl Socket {
 
     fn try_accept(&self) -> Result<Arc<Socket>> {
         // One at a time: the count of connections taken must not run ahead of those that came.
-        let mut arrived = lock(&self.accepting);
+        let mut accepting = lock(&self.accepting);
         if !self.is_listening() {
             return Err(Error::invalid("the socket does not listen; call pd_listen first"));
         }
         if !self.keep_listening() {
             return Err(would_block());
         }
+        let arrived = accepting.get_or_insert_default();
         // Those of a driver that has gone are gone, too.
         arrived.retain(|next| next.link.attachment.alive());
         if arrived.is_empty() {
-            self.fetch_arrived(&mut arrived)?;
+            self.fetch_arrived(arrived)?;
         }
         let next = arrived.pop_front().ok_or_else(would_block)?;
         let mut side = lock(&self.recv);
@@ -111,7 +112,7 @@ impl Socket {
 
     /// Closes connections that have come and that nobody has accepted.
     pub(crate) fn refuse_arrived(&self) {
-        for next in lock(&self.accepting).drain(..) {
+        for next in lock(&self.accepting).take().into_iter().flat_map(|arrived| *arrived) {
             if next.link.attachment.alive() {
                 let _ = next.link.submit(next.link.request(Operation::Close));
             }

@@ -28,7 +28,9 @@ pub struct Socket {
     pub(crate) nonblocking: AtomicBool,
     closed: AtomicBool,
     pub(crate) control: Mutex<Control>,
-    pub(crate) accepting: Mutex<VecDeque<Arrived>>,
+    /// Of a listener, once something has come.
+    #[allow(clippy::box_collection, reason = "most sockets never listen: they have a word for it, not five")]
+    pub(crate) accepting: Mutex<Option<Box<VecDeque<Arrived>>>>,
     /// Held while bytes are copied and sent: nobody else sends then.
     pub(crate) copying: Mutex<()>,
     pub(crate) send: Mutex<SendSide>,

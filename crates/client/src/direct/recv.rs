@@ -13,7 +13,8 @@ use std::time::Duration;
 /// The receiving half's view of the rings.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
-    pair: Option<(Half, Half)>,
+    /// Own and peer's. Most sockets have none.
+    pair: Option<Box<(Half, Half)>>,
     waker: Waker,
     pace: Pace,
 }
@@ -27,9 +28,9 @@ impl RecvSide {
             let Some((own, peer)) = shared.both(&self.link)? else { return Ok(self.producer) };
             self.ring =
                 Some(Ring { words: (0, 0, 0), map: peer.map.clone(), head: peer.head, bytes: peer.bytes });
-            self.incoming.pair = Some((own, peer));
+            self.incoming.pair = Some(Box::new((own, peer)));
         }
-        let Some((_, peer)) = &self.incoming.pair else { return Ok(self.producer) };
+        let Some((_, peer)) = self.incoming.pair.as_deref() else { return Ok(self.producer) };
         if shared.is_broken() {
             return Ok(self.producer);
         }
@@ -44,7 +45,7 @@ impl RecvSide {
     #[inline]
     pub(crate) fn give_back_direct(&mut self, consumer: u64) {
         let incoming = &mut self.incoming;
-        let Some((own, peer)) = &incoming.pair else { return };
+        let Some((own, peer)) = incoming.pair.as_deref() else { return };
         own.publish(direct::CONSUMER, consumer);
         if incoming.waker.tell(own, peer, &SEND, consumer) {
             let _ = self.link.submit(self.link.request(Operation::Nudge));
@@ -57,7 +58,7 @@ impl RecvSide {
         if self.turn().is_sleeping() {
             return;
         }
-        if let Some((own, peer)) = &self.incoming.pair {
+        if let Some((own, peer)) = self.incoming.pair.as_deref() {
             self.incoming.pace.went_on(own, peer, &RECV);
         }
     }
@@ -71,7 +72,7 @@ impl RecvSide {
         }
         let index = (self.cursor + self.lowat).max(self.cursor + there + 1);
         let lent = self.turn().is_sleeping();
-        if let Some((own, peer)) = &self.incoming.pair {
+        if let Some((own, peer)) = self.incoming.pair.as_deref() {
             self.incoming.pace.arm(own, &RECV, index.min(self.consumer + peer.bytes).max(1), lent);
         }
         self.poll()
@@ -87,7 +88,7 @@ impl Socket {
         timeout: Duration,
     ) -> MutexGuard<'a, RecvSide> {
         let link = side.link.clone();
-        let pair = side.incoming.pair.clone();
+        let pair = side.incoming.pair.as_deref().cloned();
         let pair = pair.as_ref().map(|(own, peer)| (own, peer));
         // No more than the ring holds.
         let wake_at = pair.map_or(wake_at, |(_, peer)| wake_at.min(side.consumer + peer.bytes));

@@ -17,8 +17,9 @@ const PIECE_BYTES: u64 = 32 << 10;
 /// The sending half's view of the rings.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
-    own: Option<Half>,
-    peer: Option<Half>,
+    /// Most sockets have none.
+    own: Option<Box<Half>>,
+    peer: Option<Box<Half>>,
     /// Bytes written, and sends that they were.
     written: u64,
     messages: u64,
@@ -60,7 +61,7 @@ impl SendSide {
         let Some(shared) = &self.link.direct else { return Ok(()) };
         if self.out.peer.is_none() {
             if let Some((own, peer)) = shared.both(&self.link)? {
-                (self.out.own, self.out.peer) = (Some(own), Some(peer));
+                (self.out.own, self.out.peer) = (Some(Box::new(own)), Some(Box::new(peer)));
             }
         }
         let Some(peer) = &self.out.peer else { return Ok(()) };
@@ -90,7 +91,7 @@ impl SendSide {
     unsafe fn write_direct(&mut self, ptr: *const u8, len: u64, splinters: bool) -> Result<u64> {
         if self.out.own.is_none() {
             let Some(shared) = &self.link.direct else { return Ok(0) };
-            self.out.own = Some(shared.own(&self.link)?);
+            self.out.own = Some(Box::new(shared.own(&self.link)?));
         }
         let piece = len.min(PIECE_BYTES).min(self.out.bytes() / 2);
         if self.out.room() < piece {
@@ -190,7 +191,7 @@ impl Socket {
         timeout: Duration,
     ) -> MutexGuard<'a, SendSide> {
         let link = side.link.clone();
-        let (own, peer) = (side.out.own.clone(), side.out.peer.clone());
+        let (own, peer) = (side.out.own.as_deref().cloned(), side.out.peer.as_deref().cloned());
         let wake_at = side.out.half_free_at().max(1);
         let pair = own.as_ref().zip(peer.as_ref());
         let sleeping = side.turn().is_sleeping();
