@@ -54,6 +54,19 @@ macro_rules! counters {
     };
 }
 
+/// The same; their names are passed on by another macro as well.
+macro_rules! named_counters {
+    ($d:tt, $names:ident, $(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident,)+ }) => {
+        counters! { $(#[$about])* $name { $($(#[$doc])* $field,)+ } }
+
+        /// Calls another macro with the names of the counters.
+        #[macro_export]
+        macro_rules! $names {
+            ($d with:ident) => { $d with! { $($field,)+ } };
+        }
+    };
+}
+
 /// What the region holds. Nothing in it changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -86,7 +99,8 @@ counters! {
     }
 }
 
-counters! {
+named_counters! {
+    $, agent_counters,
     /// What one agent has done. The driver has done the sum.
     AgentCounters {
         /// Clients that attached.

@@ -27,31 +27,7 @@ macro_rules! metrics {
     };
 }
 
-metrics! {
-    clients_attached,
-    clients_left,
-    clients_cut_off,
-    accepts_paused,
-    connections_made,
-    connections_closed,
-    connections_denied,
-    connections_over_quota,
-    connections_cut,
-    requests_refused,
-    sends_dropped,
-    bytes_delivered,
-    messages_completed,
-    rings_full,
-    rings_denied,
-    wake_ups,
-    mover_sleeps,
-    commands_redone,
-    engines_quarantined,
-    connections_direct,
-    connections_broken,
-    bytes_reported,
-    messages_reported,
-}
+pd_abi::agent_counters!(metrics);
 
 impl Metrics {
     /// Adds to a counter.
