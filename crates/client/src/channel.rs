@@ -2,9 +2,8 @@
 //! where threads share a socket.
 use crate::attachment::Attachment;
 use crate::epoll::Watch;
-use crate::error::{Error, Result};
+use crate::error::{check, Error, Result};
 use crate::own::OwnFd;
-use crate::socket::check;
 use crate::turn::{lock, sleep_in_turn, HasTurn, Turn, SLEEP_MAX};
 use pd_abi::layout::{channel_control, channel_offset, channel_status, socket_control, socket_offset};
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES, RING_BYTES_DEFAULT};

@@ -1,9 +1,9 @@
 //! Control calls: bind, listen, connect, shutdown, options, addresses. Each is one request and one
 //! answer on the calling thread's channel (or the socket's, where order with sends matters).
 use crate::direct::Path;
-use crate::error::{Error, Result};
+use crate::error::{check, Error, Result};
 use crate::link::Link;
-use crate::socket::{check, Control, Socket, State};
+use crate::socket::{Control, Socket, State};
 use crate::turn::lock;
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL};

@@ -1,3 +1,4 @@
+use pd_abi::Event;
 use rustix::io::Errno;
 use std::borrow::Cow;
 use std::fmt;
@@ -105,4 +106,12 @@ pub(crate) fn bad_socket() -> Error {
 
 pub(crate) fn dead() -> Error {
     Error::new(Errno::CONNRESET, "the driver has gone, and the connection with it; connect again")
+}
+
+/// The answer, unless it is an error.
+pub(crate) fn check(answer: Event, what: impl FnOnce() -> String) -> Result<Event> {
+    if answer.errno != 0 {
+        return Err(Error::from_driver(answer.errno, what));
+    }
+    Ok(answer)
 }

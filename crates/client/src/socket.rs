@@ -12,7 +12,7 @@ use crate::send::SendSide;
 use crate::turn::{lock, HasTurn};
 use pd_abi::layout::ENDED;
 use pd_abi::limits::ANSWERS_MAX;
-use pd_abi::{Event, Operation};
+use pd_abi::Operation;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -322,14 +322,6 @@ impl Socket {
     pub(crate) fn serial(&self) -> u64 {
         self.serial
     }
-}
-
-/// The answer, unless it is an error.
-pub(crate) fn check(answer: Event, what: impl FnOnce() -> String) -> Result<Event> {
-    if answer.errno != 0 {
-        return Err(Error::from_driver(answer.errno, what));
-    }
-    Ok(answer)
 }
 
 pub(crate) fn would_block() -> Error {

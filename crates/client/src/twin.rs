@@ -6,11 +6,11 @@
 //! holds the same socket in another process (after `fork`, `exec`, or by a message) [`take`]s its twin before use.
 //! Close the kernel's socket first, then the twin: while another process holds the former, the twin's end lives on.
 use crate::attachment::Attachment;
-use crate::error::{Error, Result};
+use crate::error::{check, Error, Result};
 use crate::link::Link;
 use crate::process::process;
 use crate::send::copied::WINDOW_BYTES_MAX;
-use crate::socket::{check, Control, Socket, State};
+use crate::socket::{Control, Socket, State};
 use crate::turn::lock;
 use pd_abi::{Address, Event, Frame, FrameKind, Operation, SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;

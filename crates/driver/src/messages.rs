@@ -1,6 +1,6 @@
 //! What conductor and movers tell each other.
 use crate::memory::{ClientMemory, Slot};
-use crate::mover::Budget;
+use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use pd_abi::{Event, Request};
 use pd_shm::ring::{Consumer, Producer, SharedCells};

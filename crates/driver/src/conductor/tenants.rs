@@ -3,7 +3,7 @@ use super::Connection;
 use crate::admin::{Account, PolicyReport, RouteReport, RuleReport, TenantReport};
 use crate::identity::{control_group, namespace_of_file, NamespaceId};
 use crate::messages::TenantId;
-use crate::mover::Budget;
+use crate::policy::budget::Budget;
 use crate::policy::{is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT};
 use pd_abi::counters::FlowCounters;
 use pd_shm::counters::CounterRegion;

@@ -19,7 +19,6 @@ mod throttle;
 mod turns;
 
 pub use table::{BufferTable, Entry, ENTRIES_MAX};
-pub use throttle::Budget;
 
 use crate::clock::Clock;
 use crate::mailbox::Mailbox;

@@ -6,36 +6,17 @@
 use super::flow::Flow;
 use super::Mover;
 use crate::messages::{FlowId, TenantId};
+use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter, Rate, Rates};
 use crate::policy::Limits;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long the next in a queue waits if the one woken before it has no turn: it may have ended.
 const NEXT_AFTER: Duration = Duration::from_millis(4);
-
-/// The buckets of one tenant, shared by all movers; a new one when its limits change.
-#[derive(Debug)]
-pub struct Budget {
-    /// What it was made from.
-    pub limits: Limits,
-    bytes: Option<Bucket>,
-    messages: Option<Bucket>,
-    /// Times that a flow had to wait for tokens.
-    pub waits: AtomicU64,
-}
-
-impl Budget {
-    /// Full buckets.
-    pub fn new(limits: Limits) -> Arc<Self> {
-        let [bytes, messages] =
-            [limits.tenant.bytes, limits.tenant.messages].map(|rate| rate.map(Bucket::new));
-        Arc::new(Self { limits, bytes, messages, waits: AtomicU64::new(0) })
-    }
-}
 
 /// What a flow may put under way in its turn.
 #[derive(Clone, Copy, Debug)]

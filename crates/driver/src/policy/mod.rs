@@ -3,6 +3,7 @@
 //! [`Policy::parse`] reads a file ([`mod@file`] describes it), [`Policy::decide`] answers for one connection, and
 //! [`rate`] holds the token buckets. Nothing here knows clients or connections: the conductor finds out whose a
 //! client is and asks; movers spend the tokens.
+pub mod budget;
 mod file;
 pub mod rate;
 

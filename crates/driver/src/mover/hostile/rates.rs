@@ -1,7 +1,7 @@
 //! Rates in a mover, against arithmetic, with a clock of the tests' own: B and C send each other all that their
 //! rates let them.
 use super::*;
-use crate::mover::Budget;
+use crate::policy::budget::Budget;
 use crate::policy::rate::{Rate, Rates};
 use crate::policy::Limits;
 
