@@ -37,6 +37,21 @@ pub struct Endpoint {
     pub mover: MoverId,
 }
 
+/// A channel as it begins.
+#[derive(Debug)]
+pub struct NewChannel {
+    /// Whose it is.
+    pub client: ClientId,
+    /// Its number.
+    pub channel: usize,
+    /// What the client asks.
+    pub requests: Consumer<SharedCells<Request>>,
+    /// What it is told.
+    pub events: Producer<SharedCells<Event>>,
+    /// What it rings.
+    pub doorbell: OwnedFd,
+}
+
 /// A direction of a connection as it begins.
 #[derive(Clone, Debug)]
 pub struct NewFlow {
@@ -109,13 +124,7 @@ pub enum ToMover {
     /// A client attached.
     AddClient { client: ClientId, memory: Arc<ClientMemory> },
     /// One more channel of a client.
-    AddChannel {
-        client: ClientId,
-        channel: usize,
-        requests: Consumer<SharedCells<Request>>,
-        events: Producer<SharedCells<Event>>,
-        doorbell: OwnedFd,
-    },
+    AddChannel(Box<NewChannel>),
     /// Write this pipe when the channel's reader asks for it.
     AddPipe { client: ClientId, channel: usize, pipe: OwnedFd },
     /// Spans of this region may be sent.
@@ -226,3 +235,6 @@ pub enum Violation {
     #[error("does not read its attach socket")]
     Deaf,
 }
+
+// Records of the control plane are copied from agent to agent: what is large goes by a pointer.
+const _: () = assert!(size_of::<ToMover>() <= 64 && size_of::<ToConductor>() <= 72);

@@ -3,7 +3,7 @@ use super::client::{Client, Phase, RegionUse};
 use super::{token, Conductor, TOKEN_PIDFD, TOKEN_SOCKET};
 use crate::identity::{self, Identity};
 use crate::memory::{ClientMemory, Exhausted};
-use crate::messages::{ClientId, ToMover, Violation};
+use crate::messages::{ClientId, NewChannel, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::StartError;
@@ -226,7 +226,13 @@ impl Conductor {
         match made {
             Ok(((requests, events), doorbell, theirs)) => {
                 client.channels += 1;
-                let command = ToMover::AddChannel { client: id, channel: index, requests, events, doorbell };
+                let command = ToMover::AddChannel(Box::new(NewChannel {
+                    client: id,
+                    channel: index,
+                    requests,
+                    events,
+                    doorbell,
+                }));
                 self.movers[mover].send(command);
                 self.tell_client(id, &Frame::new(FrameKind::Channel).with_id(index as u32), &[theirs]);
             }

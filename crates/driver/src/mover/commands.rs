@@ -2,7 +2,7 @@
 use super::channel::Channel;
 use super::{channel_of, counting, put, token, Client, Mover, Socket};
 use crate::memory::Slot;
-use crate::messages::{ClientId, FlowId, Ring, ToConductor, ToMover};
+use crate::messages::{ClientId, FlowId, NewChannel, Ring, ToConductor, ToMover};
 use pd_abi::layout::socket_status;
 use pd_abi::Operation;
 use pd_shm::wait::Waker;
@@ -39,7 +39,8 @@ impl Mover {
                 };
                 put(&mut self.clients, client as usize, state);
             }
-            ToMover::AddChannel { client, channel, requests, events, doorbell } => {
+            ToMover::AddChannel(new) => {
+                let NewChannel { client, channel, requests, events, doorbell } = *new;
                 let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
                 let data = epoll::EventData::new_u64(token(client, channel));
                 if let Err(error) = epoll::add(&self.epoll, &doorbell, data, edge) {

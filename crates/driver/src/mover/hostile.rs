@@ -17,7 +17,9 @@ use super::{Mover, MoverSettings};
 use crate::clock::Clock;
 use crate::mailbox::Mailbox;
 use crate::memory::{ClientMemory, HugepageUse, Pool, Slot};
-use crate::messages::{ClientId, Endpoint, Finish, FlowId, NewFlow, Ring, ToConductor, ToMover, Violation};
+use crate::messages::{
+    ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Ring, ToConductor, ToMover, Violation,
+};
 use crate::metrics::Metrics;
 use pd_abi::layout::{
     channel_control, channel_offset, channel_status, socket_control, socket_offset, socket_status, ENDED,
@@ -264,7 +266,13 @@ impl World {
             let (requests, events) = memory.channel(channel).expect("a channel");
             let doorbell = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
             doorbells.push(doorbell.try_clone().expect("a descriptor"));
-            self.inbox.send(ToMover::AddChannel { client, channel, requests, events, doorbell });
+            self.inbox.send(ToMover::AddChannel(Box::new(NewChannel {
+                client,
+                channel,
+                requests,
+                events,
+                doorbell,
+            })));
         }
         let (send, send_fd) = pool.send_region(SEND_REGION_BYTES as u64).expect("memory");
         let fill = Mapping::new(&send_fd, SEND_REGION_BYTES, Protection::ReadWrite).expect("a mapping");
