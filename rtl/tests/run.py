@@ -5,7 +5,8 @@
 
 A folder below tests/ is a module under test: `test_*.py` with cocotb tests, and `config.py` with TOP (default: the folder's
 name) and RUNS, a list of (name, parameters, options). Options: `long` (only with --long), `modules` (default: every test_*.py),
-`environment`. With --long PD_LONG=1 is set and tests do more. The reports of coverage end up in DIR/coverage.txt.
+`environment`. With --long PD_LONG=1 is set and tests do more. The reports of coverage end up in DIR/coverage.txt; a run fails if a
+feature that its tests declare was not seen, and all of them if a promise of features.py was not.
 """
 
 import argparse
@@ -165,11 +166,25 @@ def main():
             except Exception as error:  # noqa: BLE001 (whatever went wrong is this run's result)
                 bad += 1
                 print(f"FAIL  {error}", flush=True)
+    by_folder = {}
+    for label, report in reports:
+        into = by_folder.setdefault(label.split("-")[0], {})
+        for feature, count in report.items():
+            into[feature] = into.get(feature, 0) + count
+    # Not imported: nothing is to be left beside the sources.
+    lines, missing = runpy.run_path(str(TESTS / "features.py"))["table"](by_folder)
     with open(build_dir / "coverage.txt", "w") as out:
+        out.writelines(f"{line}\n" for line in [*lines, ""])
         for label, report in sorted(reports):
-            for feature, hits in sorted(report.items()):
-                out.write(f"{label:28} {hits:8}  {feature}\n")
-    print(f"{tests} tests of {len(runs)} runs, {bad} runs failed, seed {seed}; coverage: {build_dir / 'coverage.txt'}")
+            for feature, count in sorted(report.items()):
+                out.write(f"{label:28} {count:8}  {feature}\n")
+    # A single folder shows a part of it.
+    if not arguments.folders:
+        print("\n".join(["what was promised, and how often it was seen at least:", *lines]))
+        bad += bool(missing)
+        for promise in missing:
+            print(f"FAIL  never seen: {promise}")
+    print(f"{tests} tests of {len(runs)} runs, {bad} failures, seed {seed}; coverage: {build_dir / 'coverage.txt'}")
     return 1 if bad else 0
 
 

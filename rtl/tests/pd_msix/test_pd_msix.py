@@ -79,7 +79,7 @@ async def vectors(dut):
         raise AssertionError(f"interrupts lost: {sorted(raised)}")
 
     for turn in range(30 if LONG else 6):
-        await burst(300)
+        await burst(150)
         await drained(20000)
         sent.clear()
         state["interval"] = 400

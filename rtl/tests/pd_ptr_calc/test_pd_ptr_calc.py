@@ -15,7 +15,7 @@ async def pointers(dut):
     rng = rng_of("pointers")
     depth = 1 << parameter("LOG2_DEPTH", 10)
     await start(dut, sq_producer_i=0, sq_consumer_i=0, cq_consumer_i=0, batch_max_i=16)
-    for _ in range(20000 if LONG else 4000):
+    for _ in range(20000 if LONG else 1500):
         consumer = rng.choice([rng.randrange(1 << 16), rng.choice([0, depth, 1 << 16]) - rng.randint(0, 20) & 0xFFFF])
         waiting = rng.choice([0, rng.randint(0, 20), rng.randint(0, depth), rng.randrange(1 << 16)])
         used = rng.choice([0, rng.randint(0, depth), depth - rng.randint(0, 20), depth, depth + 1, rng.randrange(1 << 16)])

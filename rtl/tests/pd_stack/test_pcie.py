@@ -8,8 +8,10 @@ from cocotbext.pcie.core import Device, Endpoint, RootComplex
 from cocotbext.pcie.core.caps.msi import MsixCapability
 from cocotbext.pcie.core.tlp import Tlp, TlpType
 
-from common import abi, tlp
+from common import abi, coverage, tlp
 from common.settings import LONG, parameter, rng as rng_of
+
+coverage.declare("copy on a root complex", "refused by a root complex", "interrupt on a root complex")
 
 
 class PdEndpoint(Endpoint):
@@ -132,6 +134,8 @@ async def copies(dut, name, mps, mrrs, commands):
                 assert bus.error is None, bus.error
                 assert vector.event.is_set(), f"no interrupt and no completion {consumer}"
                 vector.event.clear()
+                coverage.hit("interrupt on a root complex")
+            coverage.hit("refused by a root complex" if nowhere else "copy on a root complex")
             assert entry.status == (abi.STATUS_BAD_ADDRESS if nowhere else abi.STATUS_OK), vars(entry)
             assert entry.conn_id == consumer
             if not nowhere:
