@@ -253,6 +253,9 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
         }
         let entry = adopt(fd, None)?;
         entry.socket()?.unix.store(unix, Ordering::Relaxed);
+        // SAFETY: only asks.
+        let flags = unsafe { crate::real::fcntl(fd, libc::F_GETFL, 0) };
+        entry.socket()?.facts.set_nonblocking(flags & libc::O_NONBLOCK != 0);
         entry.socket()?.join_listener(fd);
         return Some(entry);
     }

@@ -135,6 +135,7 @@ fn again(old: &Entry) -> Arc<Entry> {
         new.unfit.store(socket.unfit.load(Ordering::Relaxed), Ordering::Relaxed);
     }
     if let Some(new) = entry.socket() {
+        new.facts.set_nonblocking(socket.facts.nonblocking());
         new.unix.store(socket.unix.load(Ordering::Relaxed), Ordering::Relaxed);
     }
     entry

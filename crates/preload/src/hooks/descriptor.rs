@@ -88,8 +88,12 @@ hooks! {
         let plain = || real::ioctl(fd, request, argument);
         call(
             || {
-                if let Some(socket) = entry::find(fd).as_ref().and_then(|entry| entry.socket()) {
+                let mine = entry::find(fd).ok_or(Failure::Plain)?;
+                if let Some(socket) = mine.socket() {
                     socket.facts.touch();
+                    if request == libc::FIONBIO && argument != 0 {
+                        socket.facts.set_nonblocking((argument as *const c_int).read() != 0);
+                    }
                 }
                 let entry = entry::twinned(fd)?;
                 let twin = entry.twin().ok_or(Failure::Plain)?;
@@ -157,6 +161,7 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
         libc::F_SETFL if table::look(fd) != table::PLAIN => aside(|| {
             if let Some(socket) = entry::find(fd).as_ref().and_then(|entry| entry.socket()) {
                 socket.facts.touch();
+                socket.facts.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
             }
             if let Ok(entry) = entry::twinned(fd) {
                 let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;

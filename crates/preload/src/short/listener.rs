@@ -161,9 +161,8 @@ pub(crate) unsafe fn accept(
         return Err(Failure::Plain);
     }
     let entry = entry::find(fd).ok_or(Failure::Plain)?;
-    let Some(State::Listener(listener)) = entry.socket().and_then(|socket| socket.state()) else {
-        return Err(Failure::Plain);
-    };
+    let socket = entry.socket().ok_or(Failure::Plain)?;
+    let Some(State::Listener(listener)) = socket.state() else { return Err(Failure::Plain) };
     let listening = &listener.short;
     let end = listening.end(fd, &entry).ok_or(Failure::Plain)?;
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
@@ -171,7 +170,7 @@ pub(crate) unsafe fn accept(
     }
     if listening.accepts.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == KERNEL_EVERY - 1 && is_ready(fd) {
         // SAFETY: the caller's promise.
-        if let Some(accepted) = unsafe { accept_kernel(fd, address, len, flags) }? {
+        if let Some(accepted) = unsafe { accept_kernel(listening, fd, address, len, flags) }? {
             return Ok(accepted);
         }
     }
@@ -197,8 +196,7 @@ pub(crate) unsafe fn accept(
         let until = match waits {
             Some(until) => until,
             None => {
-                // SAFETY: only asks.
-                if unsafe { real::fcntl(fd, libc::F_GETFL, 0) } & libc::O_NONBLOCK != 0 {
+                if socket.facts.nonblocking() {
                     return Err(Failure::Plain);
                 }
                 let timeout_ns = address::timeout_ns(fd, libc::SO_RCVTIMEO);
@@ -212,7 +210,7 @@ pub(crate) unsafe fn accept(
             continue;
         }
         // SAFETY: the caller's promise.
-        if let Some(accepted) = unsafe { wait(fd, &end, until, (address, len), flags) }? {
+        if let Some(accepted) = unsafe { wait(listening, fd, &end, until, (address, len), flags) }? {
             return Ok(accepted);
         }
     }
@@ -224,6 +222,7 @@ fn has_come(end: &Socket) -> bool {
 
 /// Waits for either; a connection of the kernel's is accepted at once.
 unsafe fn wait(
+    listening: &Listening,
     fd: c_int,
     end: &Arc<Socket>,
     until: Option<Instant>,
@@ -243,7 +242,7 @@ unsafe fn wait(
         return Ok(None);
     }
     // SAFETY: the caller's promise.
-    unsafe { accept_kernel(fd, address, len, flags) }
+    unsafe { accept_kernel(listening, fd, address, len, flags) }
 }
 
 fn is_ready(fd: c_int) -> bool {
@@ -255,12 +254,15 @@ fn is_ready(fd: c_int) -> bool {
 /// The kernel's `accept` without waiting, though the socket may be one that waits: another process may
 /// have taken what was there.
 unsafe fn accept_kernel(
+    listening: &Listening,
     fd: c_int,
     address: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
 ) -> Outcome<Option<c_int>> {
     let joined = crate::hooks::socket::look_at_listener(fd);
+    // One thread at a time: another would find the flag set and leave it so, or not set when it needs it.
+    let _turn = entry::lock(&listening.opening);
     // SAFETY: flags of a descriptor, given back as they were; the caller's promise.
     let (accepted, failed) = unsafe {
         let status = real::fcntl(fd, libc::F_GETFL, 0);

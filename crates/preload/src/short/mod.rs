@@ -66,6 +66,16 @@ impl Facts {
         self.untouched.store(true, Ordering::Relaxed);
     }
 
+    /// The program makes calls wait, or not. What the kernel says of a listener's is not always that: see
+    /// [`accept`].
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
     /// Something is being changed: ask the kernel from now on.
     pub(crate) fn touch(&self) {
         self.untouched.store(false, Ordering::Relaxed);
