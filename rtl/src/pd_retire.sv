@@ -2,9 +2,9 @@
 //
 // When the last command of a batch has ended, its entries are written to the CQ slots of their SQ slots in one go, each with its
 // status and the phase. When they are on their way, the batch is retired in the state registers and its interrupt raised.
-// Interface: `ctx_*` what is known of a batch from its fetch, of which `look_*` tells the number of entries; `start_*` its commands
-// will end now; `end_*` (never refused) and `bad_*`
-// commands that ended; `fail_*` a batch that couldn't be read. `cq_*` jobs, with contents on `entry_*`; `cq_sent_i` in their order.
+// Interface: `ctx_*` what is known of a batch from its fetch (`look_*`: its number of entries); `start_*` its commands will end now;
+// `end_*` (never refused) and `bad_*` commands that ended; `fail_*` a batch that couldn't be read. `cq_*` jobs, with contents on
+// `entry_*`; `cq_sent_i` in their order.
 // Timing: a command's end a cycle; two cycles plus one an entry for a batch. `irq_*` one cycle after the end of its batch.
 module pd_retire #(
   parameter int unsigned QUEUE_BITS = 8,
