@@ -12,7 +12,7 @@ fn serve(site: &Site, library: bool) -> super::site::Running {
 #[ignore = "needs iperf3: make test-programs"]
 fn iperf3_moves_what_it_is_told_in_both_directions() {
     let site = Site::new(1);
-    site.compare(4 * BYTES, |site, library| {
+    site.compare(2 * BYTES, |site, library| {
         let server = serve(site, library);
         let mut answer = String::new();
         for options in [&["--parallel", "1"][..], &["--reverse"], &["--parallel", "3"], &["--zerocopy"]] {
@@ -22,9 +22,9 @@ fn iperf3_moves_what_it_is_told_in_both_directions() {
             let result: Value = serde_json::from_str(&site.run(CLIENT, library, &command)).unwrap();
             let sum = |name: &str| result["end"][name]["bytes"].as_u64().unwrap();
             let (sent, received) = (sum("sum_sent"), sum("sum_received"));
-            // A receiver that is told to stop may leave what was under way.
+            // A receiver that is told to stop leaves what is under way.
             assert!(sent >= BYTES && received <= sent, "{options:?}: {sent} sent, {received} received");
-            assert!(received >= BYTES - (16 << 20), "{options:?}: {sent} sent, {received} received");
+            assert!(received >= BYTES / 2, "{options:?}: {sent} sent, {received} received");
             answer += &format!("{options:?} {}\n", result["error"]);
         }
         server.end();

@@ -18,6 +18,11 @@ use crate::scheme::Scheme;
 const SCHEMES: [Scheme; 3] = [Scheme::Pipedevice, Scheme::Tcp, Scheme::TcpPreload];
 const CLIENTS: u32 = 50;
 const FILE_BYTES: usize = 1 << 20;
+/// Shorter rounds would measure how programs start and connect.
+const ROUND_S_MIN: f64 = 2.0;
+/// The first round, of which nothing is counted.
+const WARM_UP_S: f64 = 1.0;
+const WARM_UP_REQUESTS: u64 = 10_000;
 
 /// A server, and a client that loads it.
 #[derive(Clone, Copy, Debug)]
@@ -203,11 +208,9 @@ impl Cell for ProgramCell {
         std::fs::create_dir_all(&dir)?;
         let command = self.load.server(&dir)?;
         self.server = stand.pair(self.scheme)?.start_server(command, self.load.port(), signals)?;
-        self.requests = 2_000;
-        for _ in 0..2 {
-            if let Work::Requests(requests, seconds) = self.run(stand, self.round_s, self.requests)? {
-                self.requests = (requests / seconds * self.round_s / 2.0).max(1_000.0) as u64;
-            }
+        self.requests = WARM_UP_REQUESTS;
+        if let Work::Requests(requests, seconds) = self.run(stand, WARM_UP_S, self.requests)? {
+            self.requests = (requests / seconds * self.round_s / 2.0).max(1_000.0) as u64;
         }
         Ok(Metrics::new())
     }
@@ -242,7 +245,7 @@ impl Cell for ProgramCell {
 /// Runs it.
 pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let schemes = settings.among(&SCHEMES);
-    let name = Bench::Programs.name();
+    let (name, round_s) = (Bench::Programs.name(), settings.round_s.max(ROUND_S_MIN));
     let mut stand = Stand::set_up(&schemes, Memory::PROGRAMS, &settings.engine, signals)?;
     let bar = progress::bar((LOADS.len() * schemes.len() * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
@@ -253,8 +256,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         }
         let cells = schemes.iter().map(|&scheme| {
             let server = String::new();
-            let cell: Box<dyn Cell> =
-                Box::new(ProgramCell { scheme, load, round_s: settings.round_s, server, requests: 0 });
+            let cell: Box<dyn Cell> = Box::new(ProgramCell { scheme, load, round_s, server, requests: 0 });
             cell
         });
         rows.extend(interleave::run(name, cells.collect(), settings.rounds, &mut stand, &bar)?);
