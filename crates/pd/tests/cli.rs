@@ -21,7 +21,7 @@ fn bad_options_are_named() {
     refused(&["fly"], &["fly"]);
     refused(&["run", "--name", "x"], &["COMMAND"]);
     refused(&["run", "--name", "x", "--ip", "10.0.0", "--", "true"], &["'10.0.0'", "10.88.0.2/24"]);
-    refused(&["demo", "--rounds", "0"], &["--rounds", "1..=1000"]);
+    refused(&["demo", "--rounds", "1001"], &["--rounds", "0..=1000"]);
     refused(&["demo", "--message-bytes", "1"], &["--message-bytes 1 ", "64 to 16MiB"]);
     refused(&["demo", "--window-bytes", "8M"], &["--window-bytes 8MiB", "4MiB"]);
     refused(&["demo", "--read-bytes", "100000"], &["--read-bytes 100000", "multiple"]);
