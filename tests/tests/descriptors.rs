@@ -1,5 +1,5 @@
 //! A driver that has no descriptors left. Alone in its process, whose limit on open files it changes.
-use pd_tests::TestDriver;
+use pd_tests::{alone, TestDriver};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ fn limit_with(free: u64) -> u64 {
 
 #[test]
 fn clients_wait_until_there_are_descriptors_again() {
+    let _alone = alone();
     let most = getrlimit(Resource::Nofile).maximum;
     limit(256);
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
@@ -59,6 +60,7 @@ fn clients_wait_until_there_are_descriptors_again() {
 
 #[test]
 fn a_connection_that_outlives_its_client_leaves_the_next_client_alone() {
+    let _alone = alone();
     let driver = TestDriver::new();
     let mut server = driver.puppet();
     let address = server.ok("listen l 127.0.0.1:0 8");
