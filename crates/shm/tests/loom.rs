@@ -608,7 +608,8 @@ impl Everywhere {
         let mut state = self.state.lock().unwrap();
         if state.0 || ended {
             fence(SeqCst);
-            state.1 = true;
+            // Once: what comes later is not fenced by it.
+            *state = (false, true);
         }
     }
 
