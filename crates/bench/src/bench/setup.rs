@@ -77,7 +77,7 @@ impl Cell for SetupCell {
 pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let schemes = settings.among(&SCHEMES);
     let connections = if settings.quick { CONNECTIONS_QUICK } else { CONNECTIONS };
-    let mut stand = Stand::set_up(&schemes, Memory::FEW, &settings.engine, signals)?;
+    let mut stand = Stand::set_up(&schemes, Memory::MANY, &settings.engine, signals)?;
     let bar = progress::bar((schemes.len() * CASES.len() * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
     for (message_bytes, at_a_time) in CASES {
