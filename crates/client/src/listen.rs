@@ -58,8 +58,10 @@ impl Socket {
             return Err(would_block());
         }
         let arrived = accepting.get_or_insert_default();
-        // Those of a driver that has gone are gone, too.
-        arrived.retain(|next| next.link.attachment.alive());
+        // Those of a driver that has gone are gone, too: all come from one.
+        if arrived.front().is_some_and(|next| !next.link.attachment.alive()) {
+            arrived.clear();
+        }
         if arrived.is_empty() {
             self.fetch_arrived(arrived)?;
         }

@@ -247,7 +247,12 @@ impl Twin {
         Ok(())
     }
 
-    fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: Option<Instant>) -> Outcome<()> {
+    /// Waits once, at most until the socket's time is over. `until`: when that is, known after the call's first wait.
+    fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: &mut Option<Option<Instant>>) -> Outcome<()> {
+        let until = *until.get_or_insert_with(|| match wait {
+            Wait::Recv => Self::until(&self.recv_timeout_ns),
+            Wait::Send => Self::until(&self.send_timeout_ns),
+        });
         let mut limit = Duration::MAX;
         if let Some(until) = until {
             limit = until.saturating_duration_since(Instant::now());
@@ -335,13 +340,10 @@ impl Twin {
                     rest.advance(part);
                     continue;
                 }
-                Err(AGAIN) if self.waits(flags) => {
-                    let until = *until.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
-                    match self.wait(entry, Wait::Recv, until) {
-                        Ok(()) => continue,
-                        Err(failure) => failure,
-                    }
-                }
+                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv, &mut until) {
+                    Ok(()) => continue,
+                    Err(failure) => failure,
+                },
                 Err(failure) => failure,
             };
             return if received > 0 { Ok(received) } else { Err(failure) };
@@ -379,13 +381,10 @@ impl Twin {
                     rest.advance(part);
                     continue;
                 }
-                Err(AGAIN) if self.waits(flags) => {
-                    let until = *until.get_or_insert_with(|| Self::until(&self.send_timeout_ns));
-                    match self.wait(entry, Wait::Send, until) {
-                        Ok(()) => continue,
-                        Err(failure) => failure,
-                    }
-                }
+                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Send, &mut until) {
+                    Ok(()) => continue,
+                    Err(failure) => failure,
+                },
                 Err(failure) => failure,
             };
             if sent > 0 {
@@ -481,13 +480,10 @@ impl Twin {
                     }
                     continue;
                 }
-                Err(AGAIN) if waits => {
-                    let until = *until.get_or_insert_with(|| Self::until(&self.send_timeout_ns));
-                    match self.wait(entry, Wait::Send, until) {
-                        Ok(()) => continue,
-                        Err(failure) => failure,
-                    }
-                }
+                Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut until) {
+                    Ok(()) => continue,
+                    Err(failure) => failure,
+                },
                 Err(failure) => failure,
             };
             if sent == 0 && failure == Failure::Errno(libc::EPIPE) {

@@ -175,27 +175,12 @@ impl Names {
             || (is_local(ip) && self.namespaces.get(&id).is_some_and(|n| n.addresses.contains_key(&ip)))
     }
 
-    #[cfg(test)]
-    /// Binds a socket. Port 0 asks for any free port. Returns the address bound.
+    /// Binds a socket. Port 0 asks for any free port. Returns the address bound. `share`: the user with whose other
+    /// sockets that say so, too, it shares its port.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL` if the namespace does not hold the address, `EADDRINUSE` if the port is taken.
     pub fn bind(
-        &mut self,
-        id: NamespaceId,
-        wanted: SocketAddr,
-        v6_only: bool,
-        owner: (ClientId, Slot),
-        now: Duration,
-    ) -> Result<SocketAddr, Errno> {
-        self.bind_shared(id, wanted, v6_only, owner, None, now)
-    }
-
-    /// The same of a socket that shares its port with others of this user that say so, too.
-    ///
-    /// # Errors
-    /// As for [`Self::bind`].
-    pub fn bind_shared(
         &mut self,
         id: NamespaceId,
         wanted: SocketAddr,
@@ -431,19 +416,32 @@ mod tests {
         *held.lock().unwrap() = Some(addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect());
     }
 
+    impl Names {
+        fn bind_alone(
+            &mut self,
+            id: NamespaceId,
+            wanted: SocketAddr,
+            v6_only: bool,
+            owner: (ClientId, Slot),
+            now: Duration,
+        ) -> Result<SocketAddr, Errno> {
+            self.bind(id, wanted, v6_only, owner, None, now)
+        }
+    }
+
     #[test]
     fn binds_only_what_the_namespace_holds() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
         let now = Duration::ZERO;
-        assert_eq!(names.bind(id(1), at("10.0.0.2:5"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert_eq!(names.bind(id(1), at("10.0.0.1:5"), false, (1, 1), now), Ok(at("10.0.0.1:5")));
-        assert_eq!(names.bind(id(1), at("0.0.0.0:5"), false, (1, 2), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind(id(2), at("0.0.0.0:5"), false, (2, 1), now), Ok(at("0.0.0.0:5")));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.2:5"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:5"), false, (1, 1), now), Ok(at("10.0.0.1:5")));
+        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2), now), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(2), at("0.0.0.0:5"), false, (2, 1), now), Ok(at("0.0.0.0:5")));
         names.unbind(id(1), 5, (1, 1));
-        assert_eq!(names.bind(id(1), at("0.0.0.0:5"), false, (1, 2), now), Ok(at("0.0.0.0:5")));
-        assert_eq!(names.bind(id(1), at("[::]:5"), false, (1, 3), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind(id(1), at("[::]:5"), true, (1, 3), now), Ok(at("[::]:5")));
-        let any = names.bind(id(1), at("127.0.0.1:0"), false, (1, 4), now).unwrap();
+        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2), now), Ok(at("0.0.0.0:5")));
+        assert_eq!(names.bind_alone(id(1), at("[::]:5"), false, (1, 3), now), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(1), at("[::]:5"), true, (1, 3), now), Ok(at("[::]:5")));
+        let any = names.bind_alone(id(1), at("127.0.0.1:0"), false, (1, 4), now).unwrap();
         assert!((EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST).contains(&any.port()));
     }
 
@@ -451,7 +449,7 @@ mod tests {
     fn loopback_stays_at_home_and_addresses_cross() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2", "fd00::2"])]);
         let now = Duration::from_secs(1);
-        names.bind(id(2), at("0.0.0.0:80"), false, (2, 1), now).unwrap();
+        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 1), now).unwrap();
         assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Err(Errno::CONNREFUSED), "not listening");
         names.listen(id(2), 80, (2, 1));
         assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Ok((2, 1)));
@@ -468,11 +466,15 @@ mod tests {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
         let now = Duration::from_secs(1);
         let wanted = at("0.0.0.0:80");
-        names.bind_shared(id(1), wanted, false, (1, 1), Some(7), now).unwrap();
-        names.bind_shared(id(1), wanted, false, (2, 1), Some(7), now).unwrap();
-        let others = names.bind_shared(id(1), wanted, false, (3, 1), Some(8), now);
+        names.bind(id(1), wanted, false, (1, 1), Some(7), now).unwrap();
+        names.bind(id(1), wanted, false, (2, 1), Some(7), now).unwrap();
+        let others = names.bind(id(1), wanted, false, (3, 1), Some(8), now);
         assert_eq!(others, Err(Errno::ADDRINUSE), "another user");
-        assert_eq!(names.bind(id(1), wanted, false, (4, 1), now), Err(Errno::ADDRINUSE), "does not share");
+        assert_eq!(
+            names.bind_alone(id(1), wanted, false, (4, 1), now),
+            Err(Errno::ADDRINUSE),
+            "does not share"
+        );
         names.listen(id(1), 80, (1, 1));
         names.listen(id(1), 80, (2, 1));
         let mut next = || names.listener(id(2), at("10.0.0.1:80"), now).unwrap().0;
@@ -486,10 +488,10 @@ mod tests {
     fn a_stolen_address_gains_nothing() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.1"])]);
         let now = Duration::from_secs(1);
-        names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), now).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), now).unwrap();
         names.listen(id(1), 80, (1, 1));
-        assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
-        names.bind(id(2), at("0.0.0.0:80"), false, (2, 2), now).unwrap();
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
+        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 2), now).unwrap();
         names.listen(id(2), 80, (2, 2));
         assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now), Ok((1, 1)));
         names.leave(id(1));
@@ -503,9 +505,9 @@ mod tests {
         let now = Duration::from_secs(1);
         names.register(id(1), registration(&["10.0.0.1"]), now).unwrap();
         assert_eq!(names.register(id(2), registration(&["10.0.0.1"]), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert_eq!(names.bind(id(1), at("10.0.0.7:80"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert!(names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), now).is_ok());
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.7:80"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
+        assert!(names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), now).is_ok());
     }
 
     #[test]
@@ -513,21 +515,24 @@ mod tests {
         let (mut names, [one, two]) = changing();
         let second = Duration::from_secs;
         hold(&one, &["10.0.0.1"]);
-        names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
         hold(&one, &[]);
         hold(&two, &["10.0.0.1"]);
         // Asked by the new holder alone, within the time for which nothing is read again, too.
         let now = second(1) + ADDRESSES_FRESH;
-        names.bind(id(2), at("0.0.0.0:81"), false, (2, 1), now).unwrap();
-        names.bind(id(2), at("10.0.0.1:80"), false, (2, 2), now).unwrap();
+        names.bind_alone(id(2), at("0.0.0.0:81"), false, (2, 1), now).unwrap();
+        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 2), now).unwrap();
         names.listen(id(2), 80, (2, 2));
         assert_eq!(names.listener(id(1), at("10.0.0.1:80"), second(2)), Ok((2, 2)));
-        assert_eq!(names.bind(id(1), at("10.0.0.1:82"), false, (1, 2), second(3)), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(
+            names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2), second(3)),
+            Err(Errno::ADDRNOTAVAIL)
+        );
         // And back again, registered.
         hold(&two, &[]);
         hold(&one, &["10.0.0.1"]);
         names.register(id(1), registration(&["10.0.0.1"]), second(4)).unwrap();
-        names.bind(id(1), at("10.0.0.1:82"), false, (1, 2), second(4)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2), second(4)).unwrap();
     }
 
     #[test]
@@ -537,13 +542,21 @@ mod tests {
         let refused = Err(Errno::ADDRNOTAVAIL);
         hold(&one, &["10.0.0.1"]);
         hold(&two, &["10.0.0.1"]);
-        names.bind(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
         *one.lock().unwrap() = None;
-        assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), second(2)), refused, "unreadable");
+        assert_eq!(
+            names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(2)),
+            refused,
+            "unreadable"
+        );
         names.register(id(1), registration(&["10.0.0.1"]), second(2)).unwrap();
         hold(&one, &[]);
-        assert_eq!(names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), second(3)), refused, "registered");
+        assert_eq!(
+            names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(3)),
+            refused,
+            "registered"
+        );
         names.leave(id(1));
-        names.bind(id(2), at("10.0.0.1:80"), false, (2, 1), second(4)).unwrap();
+        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(4)).unwrap();
     }
 }

@@ -157,7 +157,7 @@ impl Conductor {
         let beside_kernel = request.value & BESIDE_KERNEL != 0;
         let share = beside_kernel.then_some(client.identity.uid);
         let (v6_only, owner) = (state.v6_only, (id, socket.slot()));
-        let bound = self.names.bind_shared(namespace, wanted, v6_only, owner, share, now)?;
+        let bound = self.names.bind(namespace, wanted, v6_only, owner, share, now)?;
         if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
             (state.bound, state.beside_kernel) = (Some(bound), beside_kernel);
         }

@@ -37,8 +37,8 @@ pub struct Twins {
     held: HashMap<ClientId, usize>,
     /// Connections that nobody has claimed.
     unclaimed: HashMap<Key, Vec<u32>>,
-    /// Connection and side of each kernel socket that has a twin, by its namespace and cookie.
-    ends: HashMap<(NamespaceId, u64), (u32, usize)>,
+    /// Connection and side of each kernel socket that has a twin.
+    ends: HashMap<End, (u32, usize)>,
     parked: Vec<(u32, usize)>,
     look_at: Option<Duration>,
     diags: HashMap<NamespaceId, SocketDiag>,
@@ -61,6 +61,15 @@ pub(super) enum Key {
     /// Port and namespace of the listener and of the one who connects.
     Tcp([(NamespaceId, u16); 2]),
     /// Inode of the socket that connects.
+    Unix(u32),
+}
+
+/// What a kernel's socket is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum End {
+    /// Namespace and cookie.
+    Tcp(NamespaceId, u64),
+    /// Inode.
     Unix(u32),
 }
 
@@ -105,8 +114,11 @@ impl Twin {
 }
 
 impl Held {
-    pub(super) fn end(&self) -> (NamespaceId, u64) {
-        (self.namespace, self.wanted.cookie)
+    fn end(&self) -> End {
+        match self.unix {
+            true => End::Unix(self.inode),
+            false => End::Tcp(self.namespace, self.wanted.cookie),
+        }
     }
 }
 
@@ -185,9 +197,7 @@ impl Twins {
     /// A connection is over.
     pub fn forget(&mut self, connection: u32, twin: &Twin) {
         for (side, held) in twin.sides.iter().enumerate() {
-            if held.unix && self.unix.ends.get(&held.inode) == Some(&(connection, side)) {
-                self.unix.ends.remove(&held.inode);
-            } else if self.ends.get(&held.end()) == Some(&(connection, side)) {
+            if self.ends.get(&held.end()) == Some(&(connection, side)) {
                 self.ends.remove(&held.end());
             }
         }
@@ -354,10 +364,7 @@ impl Conductor {
         }
         self.twins.unclaimed.entry(key).or_default().push(index);
         // Not proved yet: it must not take anybody's place.
-        match sides[0].unix {
-            true => self.twins.unix.ends.entry(sides[0].inode).or_insert((index, 0)),
-            false => self.twins.ends.entry(sides[0].end()).or_insert((index, 0)),
-        };
+        self.twins.ends.entry(sides[0].end()).or_insert((index, 0));
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);
         Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
@@ -397,10 +404,7 @@ impl Conductor {
         let send_end = twin.send_end;
         self.twins.no_longer_unclaimed(index, twin);
         for (side, held) in twin.sides.iter().enumerate() {
-            match held.unix {
-                true => self.twins.unix.ends.insert(held.inode, (index, side)),
-                false => self.twins.ends.insert(held.end(), (index, side)),
-            };
+            self.twins.ends.insert(held.end(), (index, side));
         }
 
         let (there, back) = (index * 2, index * 2 + 1);
@@ -426,18 +430,19 @@ impl Conductor {
     }
 
     fn twin_take(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
-        let ((index, side), held) = match is_unix(asked) {
-            true => self.unix_end(id, asked)?,
+        let held = match is_unix(asked) {
+            true => self.unix_held(id, asked)?,
             false => {
-                let at = (self.namespace(id)?, asked.cookie);
-                let end = *self.twins.ends.get(&at).ok_or(Errno::NOENT)?;
-                (end, self.prove(id, asked)?)
+                // Most have none: nothing to prove then.
+                let end = End::Tcp(self.namespace(id)?, asked.cookie);
+                self.twins.ends.get(&end).ok_or(Errno::NOENT)?;
+                self.prove(id, asked)?
             }
         };
+        let &(index, side) = self.twins.ends.get(&held.end()).ok_or(Errno::NOENT)?;
         let Some(Some(connection)) = self.connections.get(index as usize) else { return Err(Errno::NOENT) };
         let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
-        let same = if held.unix { known.unix } else { known.end() == held.end() };
-        if !same || known.inode != held.inode {
+        if (known.end(), known.inode) != (held.end(), held.inode) {
             return Err(Errno::NOENT);
         }
         let client = self.client(id).ok_or(Errno::BADF)?;

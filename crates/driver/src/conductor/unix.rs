@@ -24,8 +24,6 @@ type File = (u64, u64);
 #[derive(Debug, Default)]
 pub struct UnixTwins {
     listeners: HashMap<File, Vec<Listening>>,
-    /// Connection and side of each socket with a twin, by its inode.
-    pub(super) ends: HashMap<u32, (u32, usize)>,
 }
 
 impl UnixTwins {
@@ -85,39 +83,30 @@ impl Conductor {
         let list = self.twins.unix.listeners.get(&file).ok_or(Errno::CONNREFUSED)?;
         let holder = list.iter().find_map(|listening| listening.holders.first().copied());
         let peer = holder.ok_or(Errno::CONNREFUSED)?;
-        let (namespace, inode) = self.unix_inode(id, asked)?;
+        let held = self.unix_held(id, asked)?;
         let tenants = self.admit(id, peer, NOWHERE)?;
         self.check_room(peer)?;
-        let wanted = Wanted { local: NOWHERE, peer: NOWHERE, cookie: asked.cookie };
-        let held = Held { namespace, wanted, inode, unix: true };
         // Proved when it is claimed.
         let sides = [held, Held { inode: 0, ..held }];
-        let key = Key::Unix(inode);
+        let key = Key::Unix(held.inode);
         let index = self.free_connection();
         let connected = Connected { connection: index, side: 0, local: NOWHERE, remote: NOWHERE };
         self.new_twin(NewTwin { id, channel, index, key, sides, connected, tenants, reached: NOWHERE })
     }
 
     pub(super) fn unix_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
-        let (own, inode) = self.unix_inode(id, asked)?;
-        let (namespace, found) = self.find_accepted(own, inode).ok_or(Errno::NOENT)?;
+        let held = self.unix_held(id, asked)?;
+        let (namespace, found) = self.find_accepted(held.namespace, held.inode).ok_or(Errno::NOENT)?;
         let key = Key::Unix(found.peer);
         let index = self.twins.first_unclaimed(&key).filter(|_| found.peer != 0).ok_or(Errno::NOENT)?;
-        let wanted = Wanted { local: NOWHERE, peer: NOWHERE, cookie: asked.cookie };
-        let held = Held { namespace, wanted, inode, unix: true };
-        self.claim(id, channel, index, held)
+        self.claim(id, channel, index, Held { namespace, ..held })
     }
 
-    /// The socket that has the side of a twin that the client says it holds.
-    pub(super) fn unix_end(
-        &mut self,
-        id: ClientId,
-        asked: &TwinRequest,
-    ) -> Result<((u32, usize), Held), Errno> {
+    /// The socket that the client holds.
+    pub(super) fn unix_held(&mut self, id: ClientId, asked: &TwinRequest) -> Result<Held, Errno> {
         let (namespace, inode) = self.unix_inode(id, asked)?;
-        let end = *self.twins.unix.ends.get(&inode).ok_or(Errno::NOENT)?;
         let wanted = Wanted { local: NOWHERE, peer: NOWHERE, cookie: asked.cookie };
-        Ok((end, Held { namespace, wanted, inode, unix: true }))
+        Ok(Held { namespace, wanted, inode, unix: true })
     }
 
     fn unix_inode(&mut self, id: ClientId, asked: &TwinRequest) -> Result<(NamespaceId, u32), Errno> {
