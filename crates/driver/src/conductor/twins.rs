@@ -6,6 +6,8 @@
 //! side; the other is whoever holds the accepted socket and claims it. Sides pass from process to process with
 //! the socket (fork, exec, descriptors sent): whoever uses it takes it. A side whose process has gone while
 //! somebody still holds the kernel's socket is *parked*: nothing is lost until the last holder has gone.
+mod parked;
+
 use super::client::{Connected, Socket, SocketState};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
@@ -25,9 +27,6 @@ use std::time::Duration;
 
 /// Listening sockets that one client may speak for.
 const LISTENERS_PER_CLIENT_MAX: usize = 1024;
-/// How soon it is looked whether somebody still holds a parked side's socket, and how often after that.
-const PARKED_FIRST: Duration = Duration::from_millis(50);
-const PARKED_AGAIN: Duration = Duration::from_millis(500);
 
 /// See the module.
 #[derive(Debug)]
@@ -513,61 +512,6 @@ impl Conductor {
         Ok(done(socket))
     }
 
-    /// A side of a connection that is over for its client: says whether somebody else still holds the kernel's
-    /// socket, and keeps it for whoever takes it.
-    pub(super) fn park(&mut self, index: u32, side: usize) -> bool {
-        if !self.is_held(index, side) {
-            return false;
-        }
-        let Some(mover) = self.connection(index).map(|connection| connection.movers[side]) else {
-            return false;
-        };
-        self.move_side(index, side, self.twins.nobody(mover), None);
-        self.look_after(index, side);
-        true
-    }
-
-    /// Looks from now on whether a side that belongs to no client still has a socket of the kernel's.
-    pub(super) fn look_after(&mut self, index: u32, side: usize) {
-        if self.connection(index).is_some() {
-            self.twins.parked.push((index, side));
-            let at = self.clock.now() + PARKED_FIRST;
-            self.twins.look_at = Some(self.twins.look_at.map_or(at, |other| other.min(at)));
-        }
-    }
-
-    /// Ends parked sides whose sockets nobody holds any more.
-    pub(super) fn look_after_parked(&mut self) {
-        let now = self.clock.now();
-        if self.twins.look_at.is_none_or(|at| now < at) {
-            return;
-        }
-        for (index, side) in std::mem::take(&mut self.twins.parked) {
-            if self.is_held(index, side) {
-                self.twins.parked.push((index, side));
-            } else if self.connection(index).is_some() {
-                self.hang_up(index, side, Ending::Died(now));
-            }
-        }
-        self.twins.look_at = (!self.twins.parked.is_empty()).then(|| now + PARKED_AGAIN);
-        self.drop_diags();
-    }
-
-    /// Whether a process holds the kernel's socket of a side, or (unclaimed) may still accept it.
-    fn is_held(&self, index: u32, side: usize) -> bool {
-        let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
-            return false;
-        };
-        let Held { namespace, wanted, inode, unix } = twin.sides[side];
-        if unix {
-            return inode != 0
-                && self.twins.diags.get(&namespace).is_some_and(|diag| diag.unix(inode).is_ok());
-        }
-        let accepted = side == 0 || twin.claimed;
-        let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
-        matches!(found, Some(Ok(inode)) if inode != 0 || !accepted)
-    }
-
     /// Remembers for whoever claims it that the connecting side receives no more. Says whether nobody has claimed
     /// it.
     pub(super) fn deafen_unclaimed(&mut self, index: u32, send_end: u32) -> bool {
@@ -575,15 +519,6 @@ impl Conductor {
         let Some(twin) = connection.twin.as_mut().filter(|twin| !twin.claimed) else { return false };
         twin.send_end = Some(send_end);
         true
-    }
-
-    /// Lets go of network namespaces that nobody is in any more.
-    pub(super) fn drop_diags(&mut self) {
-        let parked = self.twins.parked.iter().filter_map(|(index, side)| {
-            Some(self.connections[*index as usize].as_ref()?.twin.as_ref()?.sides[*side].namespace)
-        });
-        let parked: Vec<_> = parked.collect();
-        self.twins.diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));
     }
 
     /// The connection of this name that nobody has claimed, if the kernel agrees that it is the same.
