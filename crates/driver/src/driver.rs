@@ -87,8 +87,7 @@ impl Driver {
         )?;
         let mut movers = Vec::new();
         for id in 0..inboxes.len() {
-            let of_mover =
-                MoverSettings { id, spin_pauses: settings.spin_pauses, ring_idle: settings.ring_idle };
+            let of_mover = MoverSettings { id, spin: settings.spin, ring_idle: settings.ring_idle };
             movers.push(Mover::new(
                 of_mover,
                 Arc::clone(&clock),

@@ -25,8 +25,8 @@ pub struct Settings {
     pub ring_bytes_default: u64,
     /// Threads that move bytes.
     pub movers: usize,
-    /// Pauses of a spin before a sleep, while clients stream; five times as many while they wait for answers.
-    pub spin_pauses: u32,
+    /// How long a mover looks for work at most before it sleeps.
+    pub spin: Duration,
     /// How long an empty receive ring stays with an idle connection.
     pub ring_idle: Duration,
     /// Connections in all; `ENOBUFS` beyond.
@@ -51,7 +51,7 @@ impl Default for Settings {
             hugepages: HugepageUse::Auto,
             ring_bytes_default: pd_abi::limits::RING_BYTES_DEFAULT,
             movers: 1,
-            spin_pauses: pd_shm::Spin::PAUSES_DEFAULT,
+            spin: pd_shm::Spin::LIMIT_DEFAULT,
             ring_idle: Duration::from_secs(1),
             connections_max: 131_072,
             clients_max: 4096,

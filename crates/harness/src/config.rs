@@ -69,9 +69,8 @@ pub struct DriverConfig {
     pub movers: u64,
     /// Engine that moves the bytes, as `pd doctor` names them.
     pub engine: String,
-    /// Pause instructions that a mover spins before it sleeps, while clients stream; five times as many while they
-    /// wait for answers.
-    pub spin_pauses: u64,
+    /// Microseconds that a mover looks for work at most before it sleeps.
+    pub spin_us: u64,
     /// Milliseconds after which an idle ring is reclaimed.
     pub idle_ring_ms: u64,
     /// Connections of all clients together.
@@ -168,7 +167,7 @@ impl Default for DriverConfig {
         DriverConfig {
             movers: 1,
             engine: "cpu".to_owned(),
-            spin_pauses: u64::from(pd_driver::Settings::default().spin_pauses),
+            spin_us: 50,
             idle_ring_ms: 1_000,
             connections_max: 65_536,
         }
@@ -239,7 +238,7 @@ impl Config {
         crate::engines::by_name(&driver.engine)
             .with_context(|| format!("driver.engine = \"{}\" is not usable", driver.engine))?;
         number("driver.movers", driver.movers, 1, 64)?;
-        number("driver.spin_pauses", driver.spin_pauses, 0, 1_000_000)?;
+        number("driver.spin_us", driver.spin_us, 0, 10_000)?;
         number("driver.idle_ring_ms", driver.idle_ring_ms, 1, 86_400_000)?;
         number("driver.connections_max", driver.connections_max, 1, 1 << 24)
     }
@@ -280,7 +279,7 @@ impl Config {
             hugepages: self.memory.hugepages,
             ring_bytes_default: self.memory.ring_bytes_default.0,
             movers: usize::try_from(self.driver.movers)?,
-            spin_pauses: u32::try_from(self.driver.spin_pauses)?,
+            spin: Duration::from_micros(self.driver.spin_us),
             ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
             connections_max: usize::try_from(self.driver.connections_max)?,
             policy: self.read_policy()?,
@@ -341,7 +340,7 @@ mod tests {
             [driver]
             movers = 2
             engine = "cpu"
-            spin_pauses = 0
+            spin_us = 0
             idle_ring_ms = 500
             connections_max = 100
             [metrics]
@@ -371,7 +370,7 @@ mod tests {
             ("[driver]\nmovers = 65", "driver.movers", "65", "1 to 64"),
             ("[driver]\nconnections_max = 0", "driver.connections_max", "0", "1 to 16777216"),
             ("[driver]\nidle_ring_ms = 0", "driver.idle_ring_ms", "0", "1 to 86400000"),
-            ("[driver]\nspin_pauses = 1000001", "driver.spin_pauses", "1000001", "0 to 1000000"),
+            ("[driver]\nspin_us = 10001", "driver.spin_us", "10001", "0 to 10000"),
             ("[memory]\nbudget_bytes = \"1MiB\"", "memory.budget_bytes", "1MiB", "16MiB to 1TiB"),
             (
                 "[memory]\nbudget_bytes = \"1GiB\"\nclient_budget_bytes = \"2GiB\"",

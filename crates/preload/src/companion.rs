@@ -4,7 +4,7 @@
 use crate::call::{errno, set_errno, Failure, Outcome};
 use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
-use crate::{real, short, table, unclaimed};
+use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use pd_client::core::{Armed, Epoll, Socket};
 use std::collections::HashMap;
@@ -330,6 +330,16 @@ pub(crate) unsafe fn wait(
         if events.len > 0 || timeout == zero {
             return Ok(events.len as c_int);
         }
+        let found = spin::until(|| {
+            events.wait(epoll, zero, mask)?;
+            if events.room() > 0 {
+                companion.look(&mut events)?;
+            }
+            Ok(events.len > 0)
+        })?;
+        if found {
+            return Ok(events.len as c_int);
+        }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         if left == zero {
             return Ok(0);
@@ -348,6 +358,7 @@ pub(crate) unsafe fn wait(
         let before = errno();
         companion.fabric.disarm(armed, slept == Ok(true));
         set_errno(before);
+        spin::slept();
         let tagged = slept?;
         if events.room() > 0 {
             companion.look(&mut events)?;

@@ -1,10 +1,10 @@
 //! What the library asks of the driver, all in one place.
 use crate::address;
 use crate::log::note;
+use crate::refusals::{self, now_ns};
 use crate::unix::File;
 use libc::c_int;
 use pd_client::core::{twin, Socket};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -14,27 +14,10 @@ use std::time::Duration;
 
 /// How long a driver that was not there is not asked for again.
 const ABSENT_FOR: Duration = Duration::from_secs(2);
-/// How long an address where nobody listened is not tried again.
-const REFUSED_FOR: Duration = Duration::from_millis(500);
-/// The same for one whose listener is known to the driver but takes no twins: finding out is slow.
-const UNCLAIMED_FOR: Duration = Duration::from_secs(30);
-/// Addresses remembered for that.
-const REFUSED: usize = 64;
-
 /// Marks addresses that were tried without a kernel connection.
 const SHORT: &str = "short";
 
 static ABSENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-static REFUSALS: [AtomicU64; REFUSED] = [const { AtomicU64::new(0) }; REFUSED];
-
-fn now_ns() -> u64 {
-    // SAFETY: room for a time.
-    unsafe {
-        let mut time: libc::timespec = std::mem::zeroed();
-        libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time);
-        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-    }
-}
 
 /// Whether there is a driver, as far as is known; attaches at first.
 fn available() -> bool {
@@ -49,35 +32,14 @@ fn available() -> bool {
     available
 }
 
-/// A word for an address and the time until which it is not to be tried: 24 bits of a hash, 40 bits of
-/// milliseconds.
-fn refusal(to: impl Hash) -> (&'static AtomicU64, u64) {
-    let mut hasher = DefaultHasher::new();
-    to.hash(&mut hasher);
-    let hash = hasher.finish();
-    (&REFUSALS[hash as usize % REFUSED], hash >> 40)
-}
-
-fn is_refused(to: impl Hash) -> bool {
-    let (word, hash) = refusal(to);
-    let word = word.load(Ordering::Relaxed);
-    word >> 40 == hash && word & ((1 << 40) - 1) > now_ns() / 1_000_000
-}
-
-fn remember_refusal(to: impl Hash, for_so_long: Duration) {
-    let (word, hash) = refusal(to);
-    let until_ms = now_ns() / 1_000_000 + for_so_long.as_millis() as u64;
-    word.store(hash << 40 | until_ms & ((1 << 40) - 1), Ordering::Relaxed);
-}
-
 /// Whether a connection to `to` is worth a try.
 pub(crate) fn may_reach(to: SocketAddr) -> bool {
-    address::is_eligible(to) && !is_refused(to) && available()
+    address::is_eligible(to) && !refusals::holds(to) && available()
 }
 
 /// The same for one without a kernel connection.
 pub(crate) fn may_reach_short(to: SocketAddr) -> bool {
-    address::is_eligible(to) && !is_refused((to, SHORT)) && available()
+    address::is_eligible(to) && !refusals::holds((to, SHORT)) && available()
 }
 
 /// A connection to `to` without one of the kernel's, if somebody takes such there.
@@ -93,7 +55,7 @@ pub(crate) fn connect_short(to: SocketAddr) -> Option<Arc<Socket>> {
         }
         Err(error) => {
             note!("to {to} not on the fabric alone: {error}");
-            remember_refusal((to, SHORT), REFUSED_FOR);
+            refusals::refused((to, SHORT));
             None
         }
     }
@@ -101,7 +63,7 @@ pub(crate) fn connect_short(to: SocketAddr) -> Option<Arc<Socket>> {
 
 /// A listener of the fabric's beside the kernel's.
 pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog: u32) -> Option<Arc<Socket>> {
-    if is_refused((local, SHORT)) || !available() {
+    if refusals::holds((local, SHORT)) || !available() {
         return None;
     }
     let listen = |socket: &Socket| {
@@ -122,7 +84,7 @@ pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog:
         }
         Err(error) => {
             note!("descriptor {fd} takes no short connections: {error}");
-            remember_refusal((local, SHORT), REFUSED_FOR);
+            refusals::refused((local, SHORT));
             None
         }
     }
@@ -157,7 +119,7 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Option<Arc<Socket>> {
         }
         Err(error) => {
             note!("to {to} by kernel TCP: {error}");
-            remember_refusal(to, REFUSED_FOR);
+            refusals::refused(to);
             None
         }
     }
@@ -205,17 +167,17 @@ pub(crate) fn take(fd: c_int) -> Taken {
 
 /// Nobody claimed a connection to `to`: the next ones are made without a twin.
 pub(crate) fn remember_unclaimed(to: SocketAddr) {
-    remember_refusal(to, UNCLAIMED_FOR);
+    refusals::unclaimed(to);
 }
 
 /// The same of an AF_UNIX socket's file.
 pub(crate) fn remember_unclaimed_file(file: File) {
-    remember_refusal(file, UNCLAIMED_FOR);
+    refusals::unclaimed(file);
 }
 
 /// A twin for the AF_UNIX connection that `fd` is about to make to the file at `path`.
 pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Option<Arc<Socket>> {
-    if is_refused(file) || !available() {
+    if refusals::holds(file) || !available() {
         return None;
     }
     match twin::connect_unix(borrow(fd), path) {
@@ -225,7 +187,7 @@ pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Option<Arc<Soc
         }
         Err(error) => {
             note!("to {} by the kernel: {error}", path.display());
-            remember_refusal(file, REFUSED_FOR);
+            refusals::refused(file);
             None
         }
     }

@@ -1,41 +1,109 @@
 use std::num::NonZero;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
-/// Whether spinning can help at all: another party may run at the same time.
+/// Whether pausing can help at all: another party may run at the same time.
 pub fn spinning_allowed() -> bool {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get)) > 1
 }
 
-/// A bounded spin that learns: what it waited for came in time, spin as long again; it did not, spin
-/// less next time. Never more than the limit, and never less than a sixteenth of it, so that it can
-/// learn again when peers are quick.
+/// So long a spin only pauses; then it offers the core to others between looks.
+const PAUSING: Duration = Duration::from_micros(1);
+
+/// A bounded spin before a sleep, which learns: what it waited for came within the limit, by a sleep or without,
+/// then it spins that long again; it did not, then half as long next time. Never longer than the limit, and never
+/// less than a sixteenth of it, so that it can learn again when peers are quick.
+///
+/// After a few pause instructions it yields the core between looks, so that a party that shares it can do what is
+/// waited for: then two processes take turns without a sleep, a wake-up and an idle core between them.
 #[derive(Clone, Debug)]
 pub struct Spin {
-    pauses_max: u32,
-    pauses: u32,
+    limit: Duration,
+    bound: Duration,
+    began: Option<Instant>,
 }
 
 impl Spin {
-    /// Pauses that fit two cores and three parties (measured: more costs throughput, none too).
-    pub const PAUSES_DEFAULT: u32 = 200;
+    /// What a sleep and a wake-up cost together on a virtual core, about: who spins for longer wastes more than
+    /// it could save.
+    pub const LIMIT_DEFAULT: Duration = Duration::from_micros(50);
 
-    /// A spin of at most `pauses_max` pauses; none on a machine with one core.
-    pub fn new(pauses_max: u32) -> Self {
-        let pauses_max = if spinning_allowed() { pauses_max } else { 0 };
-        Self { pauses_max, pauses: pauses_max }
+    /// A spin of at most `limit`; none if that is zero.
+    pub fn new(limit: Duration) -> Self {
+        Self { limit, bound: limit, began: None }
     }
 
-    /// Spins until `ready` says yes (true) or the bound is reached (false).
+    /// Spins until `ready` says yes (true) or the bound is reached (false). Who sleeps after that says
+    /// [`Self::slept`].
     pub fn until(&mut self, mut ready: impl FnMut() -> bool) -> bool {
-        for _ in 0..self.pauses {
+        if ready() {
+            self.bound = self.limit;
+            return true;
+        }
+        if self.limit.is_zero() {
+            return false;
+        }
+        let began = Instant::now();
+        let pausing = if spinning_allowed() { PAUSING } else { Duration::ZERO };
+        loop {
+            let spent = began.elapsed();
+            if spent >= self.bound {
+                self.began = Some(began);
+                return false;
+            }
+            if spent < pausing {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
             if ready() {
-                self.pauses = self.pauses_max;
+                self.bound = self.limit;
                 return true;
             }
-            std::hint::spin_loop();
         }
-        self.pauses = (self.pauses / 2).max(self.pauses_max / 16);
-        ready()
+    }
+
+    /// Learns from a sleep that followed a spin in vain and has ended.
+    pub fn slept(&mut self) {
+        if let Some(began) = self.began.take() {
+            self.learn(began.elapsed());
+        }
+    }
+
+    fn learn(&mut self, waited: Duration) {
+        self.bound = if waited < self.limit { self.limit } else { (self.bound / 2).max(self.limit / 16) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_micros(64);
+
+    #[test]
+    fn long_waits_make_spins_short_and_a_quick_one_long_again() {
+        let mut spin = Spin::new(LIMIT);
+        for bound in [32, 16, 8, 4, 4] {
+            spin.learn(LIMIT);
+            assert_eq!(spin.bound, Duration::from_micros(bound));
+        }
+        spin.learn(LIMIT / 2);
+        assert_eq!(spin.bound, LIMIT);
+    }
+
+    #[test]
+    fn it_ends_with_what_it_waits_for_or_without() {
+        let mut looks = 0;
+        let third = || {
+            looks += 1;
+            looks == 3
+        };
+        assert!(Spin::new(Duration::from_secs(60)).until(third));
+        assert_eq!(looks, 3);
+        let mut spin = Spin::new(LIMIT);
+        assert!(!spin.until(|| false) && spin.began.is_some());
+        assert!(!Spin::new(Duration::ZERO).until(|| false));
     }
 }

@@ -52,6 +52,7 @@ pub fn sleep(
         cells.sleep(seen, timeout);
     }
     cells.store_wake_at(0);
+    spin.slept();
 }
 
 /// What a waker remembers about one sleeper.

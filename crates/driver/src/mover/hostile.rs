@@ -164,7 +164,7 @@ impl World {
         let clock = Arc::new(ManualClock::default());
         let inbox = Mailbox::new().expect("a mailbox");
         let outbox = Mailbox::new().expect("a mailbox");
-        let settings = MoverSettings { id: 0, spin_pauses: 0, ring_idle: Duration::from_secs(1) };
+        let settings = MoverSettings { id: 0, spin: Duration::ZERO, ring_idle: Duration::from_secs(1) };
         let engine = pd_engine::by_name(engine).expect("an engine");
         let inboxes = [Arc::clone(&inbox)];
         let counters = crate::metrics::region(1, 4, 4, 0).expect("memory");

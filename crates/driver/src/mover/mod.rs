@@ -43,15 +43,6 @@ use throttle::Throttle;
 
 /// Commands that one flow may write in its turn.
 const COMMANDS_PER_TURN: usize = 128;
-/// Who sends less than this in such a time waits for answers, and a mover spins for the next message; who sends
-/// more leaves it no time to, or needs the core for the bytes. (Measured on two cores: the longer spin halves a
-/// round trip of 64 bytes; between messages of a stream it would cost up to half of the throughput.)
-const LOAD_BYTES: u64 = 256 << 10;
-const LOAD_WINDOW: Duration = Duration::from_micros(100);
-/// What a message weighs beside its bytes.
-const LOAD_MESSAGE_BYTES: u64 = 4 << 10;
-/// How much longer than the other the spin for answers may be.
-const SPIN_LONGER: u32 = 5;
 /// A mover that does not sleep looks at its doorbells this often.
 const BUSY_POLL: Duration = Duration::from_millis(1);
 
@@ -60,8 +51,8 @@ const BUSY_POLL: Duration = Duration::from_millis(1);
 pub struct MoverSettings {
     /// Its index.
     pub id: MoverId,
-    /// Pauses of a spin before a sleep, while clients stream; five times as many while they wait for answers.
-    pub spin_pauses: u32,
+    /// How long it looks for work at most before it sleeps.
+    pub spin: Duration,
     /// How long an empty receive ring stays with an idle flow.
     pub ring_idle: Duration,
 }
@@ -97,12 +88,7 @@ pub struct Mover {
     commands: VecDeque<ToMover>,
     batch: Vec<Command>,
     completions: Vec<Command>,
-    /// While clients stream, and while they wait for answers.
-    spins: [Spin; 2],
-    waiting: bool,
-    /// Bytes moved, messages weighed in, since then.
-    load: u64,
-    load_since: Duration,
+    spin: Spin,
     now: Duration,
     next_tick: Duration,
     /// Whether any flow needs ticks: it has a ring that may fall idle, or is ending.
@@ -156,10 +142,7 @@ impl Mover {
         epoll::add(&epoll, inbox.fd(), epoll::EventData::new_u64(TOKEN_INBOX), edge)?;
         Ok(Self {
             engines: Engines::new(engine, Arc::clone(&metrics))?,
-            spins: [1, SPIN_LONGER].map(|times| Spin::new(settings.spin_pauses.saturating_mul(times))),
-            waiting: false,
-            load: 0,
-            load_since: Duration::ZERO,
+            spin: Spin::new(settings.spin),
             peers: inboxes.to_vec(),
             inbox,
             settings,
@@ -228,7 +211,10 @@ impl Mover {
             std::thread::yield_now();
             return;
         }
-        if self.spin(&news) {
+        let mut spin = self.spin.clone();
+        let found = spin.until(|| news() || self.has_news());
+        self.spin = spin;
+        if found {
             return;
         }
         self.arm();
@@ -247,19 +233,7 @@ impl Mover {
         self.inbox.set_asleep(false);
         asleep(false);
         self.disarm();
-    }
-
-    /// Spins as long as the load of late suggests. Says whether there is something to do.
-    fn spin(&mut self, news: &impl Fn() -> bool) -> bool {
-        if self.now - self.load_since >= LOAD_WINDOW {
-            self.waiting = self.load < LOAD_BYTES;
-            self.load = 0;
-            self.load_since = self.now;
-        }
-        let mut spin = self.spins[usize::from(self.waiting)].clone();
-        let found = spin.until(|| news() || self.has_news());
-        self.spins[usize::from(self.waiting)] = spin;
-        found
+        self.spin.slept();
     }
 
     /// Whether the descriptor given to [`Self::watch`] has become readable since the last call.

@@ -2,7 +2,7 @@
 use super::counting::{self, Moved};
 use super::flow::{Flow, News, Pump};
 use super::throttle::Allowance;
-use super::{Mover, COMMANDS_PER_TURN, LOAD_MESSAGE_BYTES};
+use super::{Mover, COMMANDS_PER_TURN};
 use crate::messages::{ClientId, FlowId, ToConductor, Violation};
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
@@ -99,8 +99,6 @@ impl Mover {
                 self.unpark(next, true);
             }
             if !self.batch.is_empty() {
-                let bytes: u64 = self.batch.iter().map(|command| u64::from(command.data_len)).sum();
-                self.load += bytes + self.batch.len() as u64 * LOAD_MESSAGE_BYTES;
                 self.engines.submit(&self.batch);
                 self.reap();
                 self.publish();

@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, Entry};
-use crate::{real, short, table, unclaimed};
+use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{Epoll, Socket};
 use std::cell::RefCell;
@@ -305,6 +305,14 @@ pub(crate) fn sleep_on(
         if poller.fabric.look(1, &mut |_, _| {})? > 0 {
             return Ok(());
         }
+        let found = spin::until(|| {
+            let kernel_too = kernel.iter().any(|poll| poll.fd >= 0);
+            Ok(poller.fabric.look(1, &mut |_, _| {})? > 0
+                || kernel_too && kernel_poll(kernel, Some(Duration::ZERO), std::ptr::null())? > 0)
+        })?;
+        if found {
+            return Ok(());
+        }
         let armed = poller.fabric.arm()?;
         if armed.ready {
             poller.fabric.disarm(armed, false);
@@ -313,6 +321,7 @@ pub(crate) fn sleep_on(
         kernel.push(pollfd { fd: host, events: libc::POLLIN, revents: 0 });
         let slept = kernel_poll(kernel, left, mask);
         let before = errno();
+        spin::slept();
         let woken = kernel.pop().is_some_and(|host| host.revents != 0);
         poller.fabric.disarm(armed, woken);
         set_errno(before);
