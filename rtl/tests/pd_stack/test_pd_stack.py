@@ -617,7 +617,7 @@ async def traffic_with_faults(dut):
 
 async def throughput(dut, length, least, numbers=(0,), offset=0):
     """Gbit/s of payload at 250 MHz, in the middle of a run; at least `least` per 512 bits."""
-    device = Device(dut, rng_of("throughput"), size=48 << 20 if LONG else 8 << 20)
+    device = Device(dut, rng_of("throughput"), size=64 << 20 if LONG else 8 << 20)
     device.host.latency, device.host.reorder, device.host.split = (200, 200), False, False
     await device.start()
     pairs = [Queue(device, number, irq=True) for number in numbers]
