@@ -8,7 +8,7 @@ use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, RING_BYTES_MAX};
 use pd_abi::{Frame, FrameKind};
-use pd_shm::{attach, Mapping, Protection};
+use pd_shm::{attach, Mapping, Protection, Spin};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -60,6 +60,7 @@ pub(crate) type RingWords = (u32, u32, u32);
 #[derive(Debug, Default)]
 struct Wire {
     receive_regions: HashMap<u32, (OwnFd, u64)>,
+    spin: Spin,
 }
 
 #[derive(Debug, Default)]
@@ -348,8 +349,12 @@ impl Wire {
         let sent = attach::send(socket, frame, &[], SendFlags::empty());
         let mut hung_up = false;
         loop {
-            if !wait_readable(socket, ANSWER_WAIT) {
-                return Err(Error::new(Errno::CONNRESET, "the driver does not answer; see its log"));
+            if !self.spin.until(|| wait_readable(socket, Duration::ZERO)) {
+                let answers = wait_readable(socket, ANSWER_WAIT);
+                self.spin.slept();
+                if !answers {
+                    return Err(Error::new(Errno::CONNRESET, "the driver does not answer; see its log"));
+                }
             }
             let (answer, fds) = match attach::receive(socket, RecvFlags::empty()) {
                 Ok(Some(answer)) => answer,

@@ -23,7 +23,7 @@ pub(crate) struct Turn {
 
 impl Turn {
     pub(crate) fn new() -> Self {
-        Self { sleeping: false, waiting: 0, spin: Spin::new(Spin::LIMIT_DEFAULT) }
+        Self { sleeping: false, waiting: 0, spin: Spin::default() }
     }
 
     /// Whether a thread sleeps on the word.

@@ -4,7 +4,7 @@ use pd_client::core::Spin;
 use std::cell::RefCell;
 
 thread_local! {
-    static SPIN: RefCell<Spin> = RefCell::new(Spin::new(Spin::LIMIT_DEFAULT));
+    static SPIN: RefCell<Spin> = RefCell::default();
 }
 
 /// Asks `ready` for a bounded time that learns; says whether it said yes. Who sleeps if not says [`slept`] then.

@@ -76,6 +76,12 @@ impl Spin {
     }
 }
 
+impl Default for Spin {
+    fn default() -> Self {
+        Self::new(Self::LIMIT_DEFAULT)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -43,6 +43,8 @@ use throttle::Throttle;
 
 /// Commands that one flow may write in its turn.
 const COMMANDS_PER_TURN: usize = 128;
+/// One look in so many before a sleep is at the doorbells, too.
+const LOOKS_PER_POLL: u32 = 4;
 /// A mover that does not sleep looks at its doorbells this often.
 const BUSY_POLL: Duration = Duration::from_millis(1);
 
@@ -211,8 +213,11 @@ impl Mover {
             std::thread::yield_now();
             return;
         }
-        let mut spin = self.spin.clone();
-        let found = spin.until(|| news() || self.has_news());
+        let (mut spin, mut looks) = (self.spin.clone(), 0u32);
+        let found = spin.until(|| {
+            looks += 1;
+            news() || self.has_news() || looks % LOOKS_PER_POLL == 0 && self.wait(Some(Duration::ZERO))
+        });
         self.spin = spin;
         if found {
             return;
@@ -241,12 +246,14 @@ impl Mover {
         std::mem::take(&mut self.watched)
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    /// Waits in the kernel; says whether anybody rang.
+    fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let timeout =
             timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
         let mut space = [MaybeUninit::uninit(); 64];
         // An interrupted or failed wait is a wake-up like any other: everything is looked at.
-        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) else { return };
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) else { return false };
+        let rung = !ready.is_empty();
         for event in ready {
             match event.data.u64() {
                 TOKEN_INBOX => {}
@@ -254,6 +261,7 @@ impl Mover {
                 token => self.activate((token >> 32) as ClientId, token as u32 as usize),
             }
         }
+        rung
     }
 
     /// Asks all clients that are looked at to ring, and blocked receivers to say when there is room.
