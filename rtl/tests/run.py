@@ -37,9 +37,9 @@ def call(command, log, **options):
     """Runs a command; its output goes to `log`. On failure its tail is the error."""
     with open(log, "w") as out:
         try:
-            code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False, timeout=1800, **options).returncode
+            code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False, timeout=7200, **options).returncode
         except subprocess.TimeoutExpired:
-            code = "no end in 30 minutes"
+            code = "no end in two hours"
     if code:
         tail = "".join(open(log, errors="replace").readlines()[-60:])
         raise RuntimeError(f"{Path(command[0]).name} failed ({code}), see {log}:\n{tail}")

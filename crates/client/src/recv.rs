@@ -58,6 +58,8 @@ pub(crate) struct Ring {
     pub(crate) map: Arc<Mapping>,
     pub(crate) head: usize,
     pub(crate) bytes: u64,
+    /// Position in the stream of the byte that the ring's own count begins with.
+    pub(crate) origin: u64,
 }
 
 /// Bytes handed out: where they are, and where in the stream.
@@ -112,7 +114,7 @@ impl RecvSide {
     /// Looks for what was delivered. Returns the bytes that can be handed out.
     #[inline]
     fn refresh(&mut self) -> Result<u64> {
-        if self.link.direct.is_some() {
+        if self.link.direct.is_some() && self.follow()? {
             self.producer = self.direct_producer()?;
             return Ok(self.producer - self.cursor);
         }
@@ -123,14 +125,14 @@ impl RecvSide {
         Ok(self.producer - self.cursor)
     }
 
-    fn take_delivery(&mut self, producer: u64) -> Result<()> {
+    pub(crate) fn take_delivery(&mut self, producer: u64) -> Result<()> {
         // With everything given back the driver may have attached another ring meanwhile.
         if self.consumer == self.producer || self.ring.is_none() {
             let words = self.link.ring_words();
             if self.ring.as_ref().is_none_or(|ring| ring.words != words) {
                 let map = self.link.attachment.ring(words)?;
                 let bytes = map.len() as u64 / 2;
-                self.ring = Some(Ring { words, map, head: 0, bytes });
+                self.ring = Some(Ring { words, map, head: 0, bytes, origin: 0 });
             }
         }
         let ring_bytes = self.ring.as_ref().map_or(0, |ring| ring.bytes);
@@ -146,7 +148,12 @@ impl RecvSide {
     pub(crate) fn poll(&mut self) -> (u64, u32) {
         let end = self.link.recv_end();
         let there = if self.link.direct.is_some() {
-            self.refresh().unwrap_or_default()
+            let there = self.refresh().unwrap_or_default();
+            if self.is_remainder() {
+                there.max(self.lowat)
+            } else {
+                there
+            }
         } else if self.listening {
             self.link.recv_producer().saturating_sub(self.consumer)
         } else {
@@ -173,9 +180,7 @@ impl RecvSide {
             let len = there.min(max as u64);
             let start = self.cursor;
             self.cursor += len;
-            if self.link.direct.is_some() {
-                self.went_on();
-            }
+            self.went_on();
             return Ok(Some(self.handout(start, len)));
         }
         if there > 0 {
@@ -204,26 +209,26 @@ impl RecvSide {
 
     /// Whether waiting for more bytes is in vain.
     fn nothing_more(&self, end: u32) -> bool {
-        end != 0 || self.shut || self.ring_is_full() || !self.link.attachment.alive()
+        end != 0 || self.shut || self.ring_is_full() || self.is_remainder() || !self.link.attachment.alive()
     }
 
     fn ring_is_full(&self) -> bool {
-        let bytes = self.producer - self.consumer;
-        bytes > 0 && self.ring.as_ref().is_some_and(|ring| bytes == ring.bytes)
+        let Some(ring) = &self.ring else { return false };
+        let bytes = self.producer - self.consumer.max(ring.origin);
+        bytes > 0 && bytes == ring.bytes
     }
 
     fn handout(&self, start: u64, len: u64) -> Handout {
         let ring = self.ring.as_ref().expect("bytes come with a ring");
-        let offset = ring.head + (start & (ring.bytes - 1)) as usize;
+        let offset = ring.head + ((start - ring.origin) & (ring.bytes - 1)) as usize;
         Handout { ptr: ring.map.address(offset, len as usize), len: len as usize, start }
     }
 
     /// Gives back everything before `consumer`.
     #[inline]
     fn give_back(&mut self, consumer: u64) -> Result<()> {
-        self.consumer = consumer;
-        if self.link.direct.is_some() {
-            self.give_back_direct(consumer);
+        let before = std::mem::replace(&mut self.consumer, consumer);
+        if self.give_back_direct(before, consumer) {
             return Ok(());
         }
         self.link.store_recv_consumer(consumer);

@@ -84,10 +84,9 @@ impl SendSide {
     /// Counts what the driver has done with and frees it.
     #[inline]
     pub(crate) fn reap(&mut self) {
-        if self.link.direct.is_some() {
+        if self.out.has_ring() {
             // What fails shows itself in `end`.
             let _ = self.look_for_room();
-            return;
         }
         if self.flights.is_empty() {
             return;
@@ -131,22 +130,27 @@ impl SendSide {
 
     /// Whether a poll says that the socket is writable: half of the ring, so that wake-ups are few.
     pub(crate) fn writable(&self) -> bool {
-        if self.link.direct.is_some() {
+        if self.out.has_ring() {
             return self.connected && self.out.is_writable();
+        }
+        if self.is_overdue() {
+            return self.connected && self.flights.is_empty();
         }
         self.connected
             && self.bytes <= self.ring_bytes / 2
             && self.flights.len() as u64 <= SENDS_IN_FLIGHT_MAX / 2
     }
 
-    /// The counter at which a waiter wants to be woken: half of what is in flight.
+    /// The counter at which a waiter wants to be woken: half of what is in flight, or all of it before the first byte
+    /// on the direct path.
     pub(crate) fn wake_at(&self) -> u64 {
-        self.completed + (self.flights.len() as u64 / 2).max(1)
+        let flights = self.flights.len() as u64;
+        self.completed + if self.is_overdue() { flights } else { flights / 2 }.max(1)
     }
 
     /// Asks for a `Ready` event when there is room. Says whether something has been done meanwhile.
     pub(crate) fn arm(&mut self) -> bool {
-        if self.link.direct.is_some() {
+        if self.out.has_ring() {
             return self.arm_direct();
         }
         self.link.store_send_wake_at(self.wake_at());
@@ -165,7 +169,7 @@ impl SendSide {
 
     /// Whether the socket can send, as far as this process knows.
     #[inline]
-    fn check_open(&self) -> Result<()> {
+    pub(crate) fn check_open(&self) -> Result<()> {
         if self.shut || !self.connected {
             return Err(self.not_open());
         }
@@ -215,6 +219,7 @@ impl SendSide {
         }
         self.posted += 1;
         self.bytes += len;
+        self.out.weigh(len);
         self.flights.push_back((block, len as u32));
         Ok(())
     }
@@ -247,12 +252,15 @@ impl Socket {
         if !block.is_of(&side.link.attachment) {
             return Err(stale());
         }
+        let mut deadline = None;
         if side.link.direct.is_some() {
-            // SAFETY: the bytes lie in one allocated block, which is looked up above.
-            return unsafe { self.send_direct(side, ptr, len) };
+            side = self.turn_direct(side, &mut deadline)?;
+            if side.out.has_ring() {
+                // SAFETY: the bytes lie in one allocated block, which is looked up above.
+                return unsafe { self.send_direct(side, ptr, len) };
+            }
         }
         let mut left = len as u64;
-        let mut deadline = None;
         let mut look = side.wants_look();
         loop {
             if look || side.room() < left {
@@ -294,7 +302,7 @@ impl Socket {
         }
     }
 
-    fn sleep_for_sends<'a>(
+    pub(crate) fn sleep_for_sends<'a>(
         &'a self,
         side: MutexGuard<'a, SendSide>,
         timeout: Duration,

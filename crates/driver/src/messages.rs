@@ -228,9 +228,6 @@ pub enum Violation {
     /// Attach socket.
     #[error("unexpected message on the attach socket")]
     Frame,
-    /// Send to the driver on the direct path.
-    #[error("send through the driver on a direct connection")]
-    Path,
     /// Attach socket not read.
     #[error("does not read its attach socket")]
     Deaf,

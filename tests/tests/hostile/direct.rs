@@ -117,20 +117,6 @@ fn a_ring_that_is_not_mapped_or_sealed_by_others_ends_its_client() {
     scene.end();
 }
 
-#[test]
-fn sends_through_the_driver_on_a_direct_connection() {
-    let scene = direct_stage();
-    let mut raw = Raw::attach(&scene.driver, 1);
-    let (listener, addr) = raw.listen(0, 8);
-    let socket = raw.connect(0, addr);
-    raw.accept(0, listener);
-    let (region, _map) = raw.send_region(4096);
-    raw.post(0, &Request::send(socket, Span { region: region.id as u16, offset: 0, len: 100 }));
-    scene.expect_cut_off(&mut raw, Violation::Path);
-    drop((raw, region));
-    scene.end();
-}
-
 /// A raw client connected to an honest one, with both of the raw client's views.
 struct Pair {
     puppet: Puppet,
@@ -166,12 +152,12 @@ fn impossible_words_end_the_connection_and_nothing_else() {
             0 => map.store_u64(direct::PRODUCER, u64::MAX, Ordering::Release),
             1 => map.store_u64(direct::PRODUCER, map.len() as u64 + 1000, Ordering::Release),
             2 => map.store_u64(direct::PRODUCER, 999, Ordering::Release),
-            _ => map.store_u64(direct::CONSUMER, 1, Ordering::Release),
+            _ => map.store_u64(direct::CONSUMER, 1 << 40, Ordering::Release),
         }
         let failed = match receives {
             true => puppet.ask("recv s 1 1000 1").unwrap_err(),
             // It looks when its ring is full.
-            false => puppet.ask("send s 1 0 50000000 100000").unwrap_err(),
+            false => puppet.ask("send s 1 0 50000000 10000").unwrap_err(),
         };
         assert_eq!(failed.0, libc::ECONNRESET, "{failed:?}");
         wait_for_reset(&raw, socket);
@@ -185,6 +171,36 @@ fn impossible_words_end_the_connection_and_nothing_else() {
         puppet.ok("recv d 5 0 100000");
         puppet.finish();
     }
+    scene.end();
+}
+
+#[test]
+fn sends_through_the_driver_after_the_first_byte_in_the_ring_are_not_received() {
+    let scene = direct_stage();
+    let Pair { mut puppet, mut raw, socket, map } = pair(&scene);
+    let (region, memory) = raw.send_region(4096);
+    let mut bytes = vec![0; 4096];
+    fill(1, 0, &mut bytes);
+    // SAFETY: private bytes; both are this client's to write.
+    unsafe {
+        memory.copy_in(0, bytes.as_ptr(), bytes.len());
+        map.copy_in(PAGE, bytes.as_ptr().wrapping_add(100), 1001);
+    }
+    let mut send = |offset, len| {
+        raw.post(0, &Request::send(socket, Span { region: region.id as u16, offset, len }));
+    };
+    // As an honest client: the first by the driver, the rest by the ring.
+    send(0, 100);
+    puppet.ok("recv s 1 0 100");
+    map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
+    puppet.ok("recv s 1 100 1000");
+    send(0, 4096);
+    map.store_u64(direct::PRODUCER, 1001, Ordering::Release);
+    puppet.ok("recv s 1 1100 1");
+    puppet.ok("send s 2 0 10000 1000");
+    assert_eq!(raw.is_cut_off(), None);
+    drop((raw, region, map));
+    puppet.finish();
     scene.end();
 }
 

@@ -1,11 +1,12 @@
 /* Every errno that a BSD programmer expects, and that each failure leaves a sentence. */
 #include "common.h"
 
-static void without_peer(const char *ip, const char *port) {
+/* On a port of its own: the client looks for the other. */
+static void without_peer(const char *ip) {
     void *data;
     int one = 1;
     socklen_t len, size = sizeof one;
-    struct sockaddr_storage addr = parse(ip, port, &len);
+    struct sockaddr_storage addr = parse(ip, "0", &len);
 
     FAILS(pd_socket(AF_UNIX, SOCK_STREAM, 0), EAFNOSUPPORT);
     FAILS(pd_socket(AF_INET, SOCK_DGRAM, 0), EPROTONOSUPPORT);
@@ -43,6 +44,7 @@ static void without_peer(const char *ip, const char *port) {
 
     CHECK(pd_bind(sid, &addr, len) == 0);
     FAILS(pd_bind(sid, &addr, len), EINVAL);
+    CHECK(pd_getsockname(sid, &addr, &len) == 0);
     CHECK(pd_listen(sid, 5) == 0);
     int other = pd_socket(addr.ss_family, SOCK_STREAM, 0);
     CHECK(other >= 0);
@@ -74,7 +76,7 @@ static void without_peer(const char *ip, const char *port) {
 }
 
 static void server(const char *ip, const char *port) {
-    without_peer(ip, port);
+    without_peer(ip);
     int listener = listen_on(ip, port);
     int sid = pd_accept4(listener, (struct sockaddr *)NULL, NULL, SOCK_NONBLOCK);
     CHECK(sid >= 0);

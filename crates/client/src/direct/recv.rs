@@ -15,41 +15,95 @@ use std::time::Duration;
 pub(crate) struct Incoming {
     /// Own and peer's. Most sockets have none.
     pair: Option<Box<(Half, Half)>>,
+    /// Position in the stream of the first byte in the peer's ring, once there is one: those before it came by the
+    /// driver.
+    origin: Option<u64>,
+    /// The receive ring of those, while some are lent.
+    before: Option<Ring>,
     waker: Waker,
     pace: Pace,
 }
 
 impl RecvSide {
-    /// The peer's index; what was last seen of it while there is none.
+    /// Whether bytes come by the peer's ring by now. They do from the first one there, after all that the driver
+    /// delivered: the peer sends it when the driver has told it of the last.
+    #[inline]
+    pub(crate) fn follow(&mut self) -> Result<bool> {
+        Ok(self.incoming.origin.is_some() || self.try_follow()?)
+    }
+
+    fn try_follow(&mut self) -> Result<bool> {
+        let Some(shared) = &self.link.direct else { return Ok(false) };
+        if self.incoming.pair.is_none() {
+            let Some(pair) = shared.both(&self.link)? else { return Ok(false) };
+            self.incoming.pair = Some(Box::new(pair));
+        }
+        if !self.peer_has_begun() {
+            return Ok(false);
+        }
+        let delivered = self.link.recv_producer();
+        if delivered != self.producer {
+            self.take_delivery(delivered)?;
+        }
+        if self.cursor != self.producer {
+            return Ok(false);
+        }
+        let Some((_, peer)) = self.incoming.pair.as_deref() else { return Ok(false) };
+        let (map, head, bytes, origin) = (peer.map.clone(), peer.head, peer.bytes, self.producer);
+        let ring = self.ring.replace(Ring { words: (0, 0, 0), map, head, bytes, origin });
+        self.incoming.before = ring.filter(|_| self.consumer < origin);
+        self.incoming.origin = Some(origin);
+        Ok(true)
+    }
+
+    fn peer_has_begun(&self) -> bool {
+        self.incoming.pair.as_deref().is_some_and(|(_, peer)| peer.load(direct::PRODUCER) != 0)
+    }
+
+    /// Whether what is there is the last that comes by the driver: it waits for no more, which lie elsewhere.
+    pub(crate) fn is_remainder(&self) -> bool {
+        self.incoming.origin.is_none() && self.cursor != self.producer && self.peer_has_begun()
+    }
+
+    /// The position that the peer's index stands for.
     #[inline]
     pub(crate) fn direct_producer(&mut self) -> Result<u64> {
-        let Some(shared) = &self.link.direct else { return Ok(self.producer) };
-        if self.incoming.pair.is_none() {
-            let Some((own, peer)) = shared.both(&self.link)? else { return Ok(self.producer) };
-            self.ring =
-                Some(Ring { words: (0, 0, 0), map: peer.map.clone(), head: peer.head, bytes: peer.bytes });
-            self.incoming.pair = Some(Box::new((own, peer)));
-        }
-        let Some((_, peer)) = self.incoming.pair.as_deref() else { return Ok(self.producer) };
+        let (Some(shared), Some((_, peer)), Some(origin)) =
+            (&self.link.direct, self.incoming.pair.as_deref(), self.incoming.origin)
+        else {
+            return Ok(self.producer);
+        };
         if shared.is_broken() {
             return Ok(self.producer);
         }
-        let producer = peer.load(direct::PRODUCER);
-        if producer.wrapping_sub(self.consumer) > peer.bytes || producer < self.producer {
+        let producer = peer.load(direct::PRODUCER).wrapping_add(origin);
+        if producer.wrapping_sub(self.consumer.max(origin)) > peer.bytes || producer < self.producer {
             return Err(shared.end(&self.link));
         }
         Ok(producer)
     }
 
-    /// Gives back everything before `consumer`.
+    /// Gives back everything from `before` to `consumer`; false if that is the driver's alone.
     #[inline]
-    pub(crate) fn give_back_direct(&mut self, consumer: u64) {
+    pub(crate) fn give_back_direct(&mut self, before: u64, consumer: u64) -> bool {
         let incoming = &mut self.incoming;
-        let Some((own, peer)) = incoming.pair.as_deref() else { return };
-        own.publish(direct::CONSUMER, consumer);
-        if incoming.waker.tell(own, peer, &SEND, consumer) {
-            let _ = self.link.submit(self.link.request(Operation::Nudge));
+        let (Some((own, peer)), Some(origin)) = (incoming.pair.as_deref(), incoming.origin) else {
+            return false;
+        };
+        if before < origin {
+            self.link.store_recv_consumer(consumer.min(origin));
+            if consumer >= origin {
+                incoming.before = None;
+            }
         }
+        if consumer > origin {
+            let consumer = consumer - origin;
+            own.publish(direct::CONSUMER, consumer);
+            if incoming.waker.tell(own, peer, &SEND, consumer) {
+                let _ = self.link.submit(self.link.request(Operation::Nudge));
+            }
+        }
+        true
     }
 
     /// Bytes were there.
@@ -72,15 +126,18 @@ impl RecvSide {
         }
         let index = (self.cursor + self.lowat).max(self.cursor + there + 1);
         let lent = self.turn().is_sleeping();
-        if let Some((own, peer)) = self.incoming.pair.as_deref() {
-            self.incoming.pace.arm(own, &RECV, index.min(self.consumer + peer.bytes).max(1), lent);
+        let given_back = self.consumer.max(self.incoming.origin.unwrap_or_default());
+        let incoming = &mut self.incoming;
+        if let Some((own, peer)) = incoming.pair.as_deref() {
+            let index = incoming.origin.map_or(1, |origin| index.min(given_back + peer.bytes) - origin);
+            incoming.pace.arm(own, &RECV, index.max(1), lent);
         }
         self.poll()
     }
 }
 
 impl Socket {
-    /// Sleeps until the peer's index reaches `wake_at` or the stream ends.
+    /// Sleeps until the stream is delivered up to `wake_at`, or ends.
     pub(crate) fn sleep_for_direct<'a>(
         &'a self,
         mut side: MutexGuard<'a, RecvSide>,
@@ -90,19 +147,25 @@ impl Socket {
         let link = side.link.clone();
         let pair = side.incoming.pair.as_deref().cloned();
         let pair = pair.as_ref().map(|(own, peer)| (own, peer));
-        // No more than the ring holds.
-        let wake_at = pair.map_or(wake_at, |(_, peer)| wake_at.min(side.consumer + peer.bytes));
+        let origin = side.incoming.origin;
+        // Of the peer's ring no more than it holds, and its first byte whatever was waited for.
+        let given_back = side.consumer.max(origin.unwrap_or_default());
+        let wake_at = pair
+            .filter(|_| origin.is_some())
+            .map_or(wake_at, |(_, peer)| wake_at.min(given_back + peer.bytes));
+        let in_ring = origin.map_or(1, |origin| wake_at - origin);
         let sleeping = side.turn().is_sleeping();
         let mut other = Pace::default();
         let pace = if sleeping { &mut other } else { &mut side.incoming.pace };
-        let bells = Bells::new(link.recv_cells(), pair, &RECV, pace);
+        let bells = Bells::new(link.recv_cells(), pair, &RECV, in_ring, pace);
         let (mut side, timed_out) =
             sleep_in_turn(&self.recv, &self.recv_turn, side, &bells, wake_at, timeout, || {
                 let came = match pair {
-                    Some((_, peer)) => peer.load(direct::PRODUCER) >= wake_at,
+                    Some((_, peer)) => peer.load(direct::PRODUCER) >= in_ring,
                     None => link.peer_is_ready(),
                 };
-                came || link.recv_end() != 0 || self.check_usable().is_err()
+                let delivered = origin.is_none() && link.recv_producer() >= wake_at;
+                came || delivered || link.recv_end() != 0 || self.check_usable().is_err()
             });
         if !sleeping {
             side.incoming.pace = bells.pace();

@@ -14,9 +14,18 @@ use std::time::Duration;
 /// A long message is shown to the receiver piece by piece, so that it reads while the rest is copied.
 const PIECE_BYTES: u64 = 32 << 10;
 
+/// A connection begins offloaded: a ring is made when so much was sent that it is worth the making, a message
+/// weighing one and each 4 KiB of it one more...
+const RING_DUE: u64 = 64;
+/// ...and its bytes go there from a moment on when the driver has delivered all before. There has to be one by then.
+const RING_OVERDUE: u64 = 2 * RING_DUE;
+const WEIGHT_BYTES: u64 = 4 << 10;
+
 /// The sending half's view of the rings.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
+    /// What was sent before there was a ring, or since one could not be had.
+    weight: u64,
     /// Most sockets have none.
     own: Option<Box<Half>>,
     peer: Option<Box<Half>>,
@@ -30,6 +39,18 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
+    /// Whether what is sent goes into the own ring.
+    #[inline]
+    pub(crate) fn has_ring(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// So many bytes were sent by the driver.
+    #[inline]
+    pub(crate) fn weigh(&mut self, bytes: u64) {
+        self.weight += 1 + bytes / WEIGHT_BYTES;
+    }
+
     fn bytes(&self) -> u64 {
         self.own.as_ref().map_or(0, |own| own.bytes)
     }
@@ -43,7 +64,7 @@ impl Outgoing {
         self.written > 0
     }
 
-    /// Half of the ring is free. Without a ring: all of it.
+    /// Half of the ring is free.
     pub(crate) fn is_writable(&self) -> bool {
         self.room() >= self.bytes() / 2
     }
@@ -55,6 +76,29 @@ impl Outgoing {
 }
 
 impl SendSide {
+    /// Nothing more is sent by the driver: the connection waits to go on directly.
+    #[inline]
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.link.direct.is_some() && !self.out.has_ring() && self.out.weight >= RING_OVERDUE
+    }
+
+    /// Goes on directly if it is time, and nothing is on its way. Without memory for a ring it stays offloaded.
+    fn try_ring(&mut self) {
+        let Some(shared) = &self.link.direct else { return };
+        if self.out.weight < RING_DUE && !shared.has_own() {
+            return;
+        }
+        let shared = shared.clone();
+        self.reap();
+        if self.in_flight() > 0 {
+            return;
+        }
+        match shared.own(&self.link) {
+            Ok(own) => self.out.own = Some(Box::new(own)),
+            Err(_) => self.out.weight = 0,
+        }
+    }
+
     /// Looks how much the peer has given back.
     #[inline]
     pub(crate) fn look_for_room(&mut self) -> Result<()> {
@@ -89,10 +133,6 @@ impl SendSide {
     /// `len` readable bytes at `ptr`.
     #[inline]
     unsafe fn write_direct(&mut self, ptr: *const u8, len: u64, splinters: bool) -> Result<u64> {
-        if self.out.own.is_none() {
-            let Some(shared) = &self.link.direct else { return Ok(0) };
-            self.out.own = Some(Box::new(shared.own(&self.link)?));
-        }
         let piece = len.min(PIECE_BYTES).min(self.out.bytes() / 2);
         if self.out.room() < piece {
             self.look_for_room()?;
@@ -139,6 +179,32 @@ impl SendSide {
 }
 
 impl Socket {
+    /// Has a connection go on directly when it is time; waits, at most so long, for what has to be delivered first.
+    pub(crate) fn turn_direct<'a>(
+        &'a self,
+        mut side: MutexGuard<'a, SendSide>,
+        deadline: &mut Option<Deadline>,
+    ) -> Result<MutexGuard<'a, SendSide>> {
+        while !side.out.has_ring() && side.check_open().is_ok() {
+            side.try_ring();
+            if !side.is_overdue() {
+                break;
+            }
+            side.end()?;
+            if self.is_nonblocking() {
+                if self.watch.subscribed() && side.arm() {
+                    continue;
+                }
+                return Err(would_block());
+            }
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
+            let timeout = deadline.next_sleep().ok_or_else(would_block)?;
+            side = self.sleep_for_sends(side, timeout);
+            self.check_usable()?;
+        }
+        Ok(side)
+    }
+
     /// [`Socket::send`] on the direct path.
     ///
     /// # Safety
@@ -197,7 +263,7 @@ impl Socket {
         let sleeping = side.turn().is_sleeping();
         let mut other = Pace::default();
         let pace = if sleeping { &mut other } else { &mut side.out.pace };
-        let bells = Bells::new(link.send_cells(), pair, &SEND, pace);
+        let bells = Bells::new(link.send_cells(), pair, &SEND, wake_at, pace);
         let (mut side, timed_out) =
             sleep_in_turn(&self.send, &self.send_turn, side, &bells, wake_at, timeout, || {
                 let room = match pair {

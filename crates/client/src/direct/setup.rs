@@ -24,10 +24,16 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    /// The ring that this side writes, made at first use.
+    /// The ring that this side writes, made when it is first wanted.
     pub(super) fn own(&self, link: &Link) -> Result<Half> {
         let _one = lock(&self.making);
         self.own_locked(link)
+    }
+
+    /// Whether there is one: the peer's is of no use without.
+    #[inline]
+    pub(super) fn has_own(&self) -> bool {
+        self.own.get().is_some()
     }
 
     fn own_locked(&self, link: &Link) -> Result<Half> {

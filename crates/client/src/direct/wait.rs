@@ -130,6 +130,8 @@ pub(super) struct Bells<'a> {
     /// The peer's, once there is one.
     pub(super) direct: Option<(&'a Half, &'a Half)>,
     pub(super) words: &'static Words,
+    /// The peer's index that is waited for.
+    index: u64,
     pace: Cell<Pace>,
     seen: Cell<u32>,
 }
@@ -139,9 +141,10 @@ impl<'a> Bells<'a> {
         line: SharedCells<'a>,
         direct: Option<(&'a Half, &'a Half)>,
         words: &'static Words,
+        index: u64,
         pace: &mut Pace,
     ) -> Self {
-        Self { line, direct, words, pace: Cell::new(std::mem::take(pace)), seen: Cell::new(0) }
+        Self { line, direct, words, index, pace: Cell::new(std::mem::take(pace)), seen: Cell::new(0) }
     }
 
     /// The pace after the sleep.
@@ -159,7 +162,8 @@ impl SleeperCells for Bells<'_> {
     fn store_wake_at(&self, value: u64) {
         self.line.store_wake_at(value);
         if let Some((own, _)) = self.direct {
-            own.map.store_u64(self.words.wake_at, value, Ordering::Relaxed);
+            let index = if value == 0 { 0 } else { self.index };
+            own.map.store_u64(self.words.wake_at, index, Ordering::Relaxed);
         }
     }
 
