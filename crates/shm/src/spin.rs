@@ -11,6 +11,12 @@ pub fn spinning_allowed() -> bool {
 /// So long a spin only pauses; then it offers the core to others between looks.
 const PAUSING: Duration = Duration::from_micros(1);
 
+/// A yield that took longer has had somebody else run on this core.
+const YIELD_ALONE: Duration = Duration::from_micros(2);
+/// After so many waits in a row that shared the core a sleep is due: the scheduler places who wakes up, on an idle core
+/// if there is one, but leaves those where they are that take turns.
+const SHARED_MAX: u32 = 256;
+
 /// A bounded spin before a sleep, which learns: what it waited for came within the limit, by a sleep or without,
 /// then it spins that long again; it did not, then half as long next time. Never longer than the limit, and never
 /// less than a sixteenth of it, so that it can learn again when peers are quick.
@@ -22,6 +28,8 @@ pub struct Spin {
     limit: Duration,
     bound: Duration,
     began: Option<Instant>,
+    /// Waits in a row that shared the core.
+    shared: u32,
 }
 
 impl Spin {
@@ -31,7 +39,7 @@ impl Spin {
 
     /// A spin of at most `limit`; none if that is zero.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, bound: limit, began: None }
+        Self { limit, bound: limit, began: None, shared: 0 }
     }
 
     /// Spins until `ready` says yes (true) or the bound is reached (false). Who sleeps after that says
@@ -46,22 +54,27 @@ impl Spin {
         }
         let began = Instant::now();
         let pausing = if spinning_allowed() { PAUSING } else { Duration::ZERO };
-        loop {
-            let spent = began.elapsed();
-            if spent >= self.bound {
-                self.began = Some(began);
-                return false;
-            }
-            if spent < pausing {
-                std::hint::spin_loop();
-            } else {
+        let (mut spent, mut shares) = (Duration::ZERO, false);
+        while spent < self.bound && self.shared < SHARED_MAX {
+            let yields = spent >= pausing;
+            if yields {
                 std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
             }
-            if ready() {
+            let found = ready();
+            let now = began.elapsed();
+            shares |= yields && now - spent > YIELD_ALONE;
+            spent = now;
+            if found {
                 self.bound = self.limit;
+                self.shared = if shares { self.shared + 1 } else { 0 };
                 return true;
             }
         }
+        self.shared = 0;
+        self.began = Some(began);
+        false
     }
 
     /// Learns from a sleep that followed a spin in vain and has ended.
