@@ -223,7 +223,7 @@ impl WakerCells for Bell {
 fn sleep_until(bell: &Bell, counter: &AtomicU64, value: u64) {
     let reached = || counter.load(Acquire) >= value;
     while !reached() {
-        wait::sleep(bell, value, &mut Spin::new(0), Duration::MAX, reached);
+        wait::sleep(bell, value, &mut Spin::new(Duration::ZERO), Duration::MAX, reached);
     }
 }
 
@@ -361,7 +361,7 @@ fn wake_at_the_end() {
         let (bell, counter, end) = &*words;
         let ready = || counter.load(Acquire) >= 2 || end.load(Acquire) != 0;
         while !ready() {
-            wait::sleep(bell, 2, &mut Spin::new(0), Duration::MAX, ready);
+            wait::sleep(bell, 2, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
         }
         waking.join().unwrap();
     });
@@ -523,7 +523,7 @@ fn events_waiting() {
             } else {
                 let position = consumer.position();
                 let ready = || ring.0.producer.load(Acquire) != position;
-                wait::sleep(bell, position + 1, &mut Spin::new(0), Duration::MAX, ready);
+                wait::sleep(bell, position + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
             }
         }
         mover.join().unwrap();
@@ -573,7 +573,7 @@ fn reactive_events() {
         while socket.recv_producer.load(Acquire) < DELIVERIES {
             let position = consumer.position();
             let ready = || ring.0.producer.load(Acquire) != position;
-            wait::sleep(&socket.bell, position + 1, &mut Spin::new(0), Duration::MAX, ready);
+            wait::sleep(&socket.bell, position + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
             let mut any = false;
             while let Some(number) = consumer.read().unwrap() {
                 socket.event_ack.store(number as u32, Release);
@@ -697,7 +697,7 @@ fn direct_without_fences() {
         for value in 1..=2 {
             let reached = || counter.load(Acquire) >= value;
             while !reached() {
-                wait::sleep(sleeper, value, &mut Spin::new(0), Duration::MAX, reached);
+                wait::sleep(sleeper, value, &mut Spin::new(Duration::ZERO), Duration::MAX, reached);
             }
         }
         waking.join().unwrap();
@@ -724,6 +724,39 @@ fn direct_ready() {
         path.store(1, Release);
         fence(SeqCst);
         sleep_until(bell, counter, 1);
+        sending.join().unwrap();
+    });
+}
+
+/// Direct path: the receiver that sees the first byte in the peer's ring also sees all that the driver has delivered
+/// before (`SYNC POINT: direct-begin`).
+#[test]
+fn direct_begin() {
+    let parts = [
+        "direct: release of what is delivered",
+        "direct: acquire of what is delivered",
+        "direct: release of the first byte",
+        "direct: acquire of the first byte",
+    ];
+    check("direct_begin", 5, &parts, |weak| {
+        let cells = Arc::new((AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)));
+        let (driver, sender) = (cells.clone(), cells.clone());
+        let driving = thread::spawn(move || {
+            let (recv_producer, send_consumer, _) = &*driver;
+            recv_producer.store(7, Relaxed);
+            send_consumer.store(1, weak.order("direct: release of what is delivered", Release));
+        });
+        let sending = thread::spawn(move || {
+            let (_, send_consumer, producer) = &*sender;
+            if send_consumer.load(weak.order("direct: acquire of what is delivered", Acquire)) == 1 {
+                producer.store(1, weak.order("direct: release of the first byte", Release));
+            }
+        });
+        let (recv_producer, _, producer) = &*cells;
+        if producer.load(weak.order("direct: acquire of the first byte", Acquire)) != 0 {
+            assert_eq!(recv_producer.load(Relaxed), 7);
+        }
+        driving.join().unwrap();
         sending.join().unwrap();
     });
 }

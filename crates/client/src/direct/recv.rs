@@ -41,6 +41,7 @@ impl RecvSide {
         if !self.peer_has_begun() {
             return Ok(false);
         }
+        // SYNC POINT: direct-begin (the peer has seen that all before was delivered, then stored its index)
         let delivered = self.link.recv_producer();
         if delivered != self.producer {
             self.take_delivery(delivered)?;

@@ -89,6 +89,7 @@ impl SendSide {
             return;
         }
         let shared = shared.clone();
+        // SYNC POINT: direct-begin (the peer sees the first byte in the ring, then all that was delivered)
         self.reap();
         if self.in_flight() > 0 {
             return;

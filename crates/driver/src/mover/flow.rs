@@ -368,6 +368,7 @@ impl Flow {
             }
             self.published.0 = self.delivered;
             self.last_active = now;
+            // SYNC POINT: direct-begin (before the source is told of it)
             memory.publish_u64(slot, socket_status::RECV_PRODUCER, self.delivered);
         }
         let unannounced = self.delivered - self.announced;
