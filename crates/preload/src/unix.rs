@@ -158,12 +158,22 @@ pub(crate) fn leave_for_control(entry: &Arc<Entry>, twin: &Twin) -> Outcome<()> 
     Err(Failure::Plain)
 }
 
+/// How long after the fabric's end the kernel's may come.
+const KERNEL_FOLLOWS_MS: c_int = 10;
+
 /// The peer's direction has ended on the fabric: the rest is the kernel's.
 pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin) {
     let _ = twin.with(entry, |end| end.shutdown(Shutdown::Both));
     companion::move_back(entry);
+    let fd = entry.any_fd();
     entry.give_up();
     twin.leave();
+    // The peer tells the kernel next, and the program may have been told that there is something.
+    if let Some(fd) = fd {
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one descriptor.
+        unsafe { real::poll(&mut poll, 1, KERNEL_FOLLOWS_MS) };
+    }
 }
 
 /// What the kernel would add to a message of a socket with `SO_PASSCRED`: whom the connection is to.
