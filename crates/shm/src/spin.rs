@@ -15,7 +15,7 @@ const PAUSING: Duration = Duration::from_micros(1);
 const YIELD_ALONE: Duration = Duration::from_micros(2);
 /// After so many waits in a row that shared the core a sleep is due: the scheduler places who wakes up, on an idle core
 /// if there is one, but leaves those where they are that take turns.
-const SHARED_MAX: u32 = 256;
+const SHARED_MAX: u32 = 1024;
 
 /// A bounded spin before a sleep, which learns: what it waited for came within the limit, by a sleep or without,
 /// then it spins that long again; it did not, then half as long next time. Never longer than the limit, and never
