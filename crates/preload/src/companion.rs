@@ -70,9 +70,12 @@ impl Companion {
         Ok(entry)
     }
 
-    /// A member's last descriptor is closed.
-    pub(crate) fn forget(&self, fd: c_int) {
-        lock(&self.members).remove(&fd);
+    /// A member's last descriptor is closed, or about to be. The number may be another's by now.
+    fn forget(&self, fd: c_int, entry: &Arc<Entry>) {
+        let mut members = lock(&self.members);
+        if members.get(&fd).is_some_and(|member| Arc::ptr_eq(member, entry)) {
+            members.remove(&fd);
+        }
     }
 
     /// The instance's last descriptor is closed.
@@ -115,7 +118,8 @@ pub(crate) fn control(
     let (twin, socket) = (entry.twin().ok_or(Failure::Plain)?, entry.socket().ok_or(Failure::Plain)?);
     let instance = Companion::of(epoll)?;
     let companion = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
-    let known = lock(&companion.members).contains_key(&fd);
+    // What had the number before may have been closed just now.
+    let known = lock(&companion.members).get(&fd).is_some_and(|member| Arc::ptr_eq(member, entry));
     let event = event.map(|(flags, data)| (flags & !NOT_OURS, data));
     match (operation, known) {
         (libc::EPOLL_CTL_ADD, true) => return Err(Failure::Errno(libc::EEXIST)),
@@ -143,6 +147,22 @@ pub(crate) fn control(
     let companion = Arc::downgrade(&instance);
     lock(&socket.watchers).push(Watcher { epoll, fd, event: (flags, data), companion });
     Ok(())
+}
+
+/// The last number of `entry` is about to be closed, or is: as in the kernel's instances, nothing is told of it any
+/// more, which another thread might take for news of the next connection with that number.
+pub(crate) fn leave_all(entry: &Arc<Entry>) {
+    let Some(socket) = entry.socket() else { return };
+    let watchers = std::mem::take(&mut *lock(&socket.watchers));
+    let end = entry.twin().and_then(Twin::current);
+    for watcher in watchers {
+        let Some(instance) = watcher.companion.upgrade() else { continue };
+        let Some(companion) = instance.epoll() else { continue };
+        if let Some(end) = &end {
+            let _ = companion.fabric.remove(end);
+        }
+        companion.forget(watcher.fd, entry);
+    }
 }
 
 /// A listener's fabric part has come into being: it belongs into all instances that the kernel's is in. Says
@@ -182,7 +202,7 @@ pub(crate) fn control_listener(
         if let (Some(end), Some(companion)) = (end, companion.as_ref().and_then(|instance| instance.epoll()))
         {
             let _ = companion.fabric.remove(&end);
-            companion.forget(fd);
+            companion.forget(fd, entry);
         }
         return;
     }

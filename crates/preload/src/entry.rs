@@ -1,7 +1,7 @@
 //! What a descriptor stands for: a TCP socket or an epoll instance. Descriptors made by `dup` share an
 //! entry, as they share the kernel's open file.
 use crate::call::{Failure, Outcome};
-use crate::companion::Companion;
+use crate::companion::{self, Companion};
 use crate::fabric::{self, Taken};
 use crate::short::{Facts, Listening};
 use crate::twin::Twin;
@@ -114,6 +114,7 @@ impl Entry {
         if lock(&self.fds).len() != 1 {
             return;
         }
+        companion::leave_all(self);
         match self.socket().and_then(|socket| socket.state.get()) {
             Some(State::Listener(_)) => fabric::unlisten(fd),
             // The peer could not tell whose end it is to take when the kernel's socket is gone.
@@ -136,11 +137,7 @@ impl Entry {
         match &self.thing {
             Thing::Epoll(companion) => companion.close(),
             Thing::Socket(socket) => {
-                for watcher in lock(&socket.watchers).drain(..) {
-                    if let Some(companion) = watcher.companion.upgrade() {
-                        companion.epoll().inspect(|companion| companion.forget(watcher.fd));
-                    }
-                }
+                companion::leave_all(self);
                 match socket.state.get() {
                     Some(State::Twin(twin)) => twin.close(),
                     Some(State::Listener(listener)) => listener.short.close(),

@@ -111,6 +111,15 @@ impl Socket {
     }
 }
 
+impl Socket {
+    /// Whether the program thinks that this is TCP, where a peer's close is the end of its stream and no more: some
+    /// read nothing after a `HUP`.
+    fn stands_for_tcp(&self) -> bool {
+        let control = lock(&self.control);
+        control.beside_kernel && control.local.is_some()
+    }
+}
+
 impl Source for Socket {
     fn leave(&self, item: &Arc<Item>) {
         self.unwatch(&lock(&self.control), item);
@@ -145,8 +154,11 @@ impl Source for Socket {
         if failed(recv_end) || failed(send_end) {
             ready |= ERR;
         }
-        if received_all && (send_end != 0 || failed(recv_end) || lock(&self.send).shut) {
-            ready |= HUP;
+        if received_all {
+            let gone = failed(recv_end) || failed(send_end) || send_end != 0 && !self.stands_for_tcp();
+            if gone || lock(&self.send).shut {
+                ready |= HUP;
+            }
         }
         if wanted & OUT != 0 {
             ready |= self.out_readiness();
