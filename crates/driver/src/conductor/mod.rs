@@ -316,16 +316,15 @@ impl Conductor {
         self.end_connection(index);
     }
 
-    /// Forgets a connection whose flows are over. Direct rings may be read, and asked for, until both sockets are
-    /// closed.
+    /// Forgets a connection whose flows are over and whose sockets are closed. Until then the ends in their lines may
+    /// be read, and direct rings, too.
     fn end_connection(&mut self, index: u32) {
         let Some(connection) = self.connection(index) else { return };
         let open = |&(client, slot): &(ClientId, Slot)| {
             let socket = self.client(client).and_then(|client| client.socket(slot));
             socket.is_some_and(|socket| matches!(socket.state, SocketState::Connected(_)))
         };
-        let read = connection.direct.is_some() && connection.sides.iter().flatten().any(open);
-        if connection.done != [true, true] || read {
+        if connection.done != [true, true] || connection.sides.iter().flatten().any(open) {
             return;
         }
         let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
