@@ -210,6 +210,31 @@ fn half_close_leaves_the_other_half_open() {
 }
 
 #[test]
+fn an_end_stays_until_the_socket_is_closed() {
+    let ended: Vec<_> = (0..20)
+        .map(|_| {
+            let (here, peer) = pair();
+            send_pieces(&peer, 5, 100, 100);
+            let bytes = here.recv(100).unwrap().len();
+            assert_eq!(bytes, 100);
+            drop(peer);
+            here.shutdown(Shutdown::Write).unwrap();
+            here
+        })
+        .collect();
+    // The driver notices that all was read; then come others, whose lines are not those of the earlier ones.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let later: Vec<_> = (0..200).map(|_| pair()).collect();
+    for (a, b) in &later {
+        send_pieces(a, 6, 100, 100);
+        assert_eq!(b.recv(100).unwrap().len(), 100);
+    }
+    for here in &ended {
+        assert_eq!(here.recv(1).unwrap().len(), 0);
+    }
+}
+
+#[test]
 fn data_sent_before_accept_and_after_close_arrives() {
     driver();
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
