@@ -15,17 +15,8 @@ def digest(data):
 
 
 def get(connection, name, **headers):
-    kept = connection.sock is not None
-    try:
-        connection.request("GET", "/" + name, headers=headers)
-        answer = connection.getresponse()
-    except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-        # A server that is reloaded may close a kept connection while a request comes; then one asks again (RFC 9112, 9.3.1).
-        if not kept:
-            raise
-        connection.close()
-        connection.request("GET", "/" + name, headers=headers)
-        answer = connection.getresponse()
+    connection.request("GET", "/" + name, headers=headers)
+    answer = connection.getresponse()
     body = answer.read()
     assert answer.status in (200, 206), answer.status
     return body

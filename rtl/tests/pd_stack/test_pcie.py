@@ -148,7 +148,7 @@ async def copies(dut, name, mps, mrrs, commands):
 @cocotb.test()
 async def on_a_root_complex(dut):
     """Random copies on a modelled PCIe link, woken by MSI-X; maximum payload 256, read requests 512."""
-    await copies(dut, "pcie", 1, 2, 600 if LONG else 100)
+    await copies(dut, "pcie", 1, 2, 1500 if LONG else 100)
 
 
 @cocotb.test(skip=not LONG)

@@ -7,8 +7,6 @@ from common.driver import Device, Queue
 from common.settings import LONG, parameter, rng as rng_of
 
 SEND = abi.TYPE_GENERAL_SEND
-# Longer copies wait longer for each other: so do the time-outs.
-SLOW = 8 if parameter("COPY_BYTES_MAX", 4096) > 4096 else 1
 BAD = "command with BadType", "command with BadLength", "command with BadAddress", "command with Failed"
 coverage.declare(
     "command with OK", *BAD, "queue full", "queue wrapped", "CQ not consumed holds the SQ", "completion in pieces", "completions out of order",
@@ -170,7 +168,7 @@ for _mps, _mrrs, _tags in ((0, 0, True), (1, 2, True), (2, 3, False), (0, 2, Fal
 
     async def _traffic(dut, mps=_mps, mrrs=_mrrs, tags=_tags):
         name = f"traffic {mps} {mrrs} {tags}"
-        await traffic(dut, name, 1500 if LONG else 220, mps=mps, mrrs=mrrs, ext_tag=tags)
+        await traffic(dut, name, 3000 if LONG else 220, mps=mps, mrrs=mrrs, ext_tag=tags)
         if not tags:
             coverage.hit("32 tags")
     _traffic.__name__ = _traffic.__qualname__ = f"traffic_mps{128 << _mps}_mrrs{128 << _mrrs}_{'ext' if _tags else '32'}_tags"
@@ -219,7 +217,7 @@ async def faults(dut):
     device = Device(dut, rng)
     device.host.latency = (10, 60)
     await device.start()
-    device.write(abi.REG_CPL_TIMEOUT, 4 * SLOW)
+    device.write(abi.REG_CPL_TIMEOUT, 4)
     pairs = [Queue(device, number) for number in range(4)]
     for queue in pairs:
         queue.enable()
@@ -247,8 +245,8 @@ async def faults(dut):
         # The unharmed queues are through long before the time-outs.
         begin = device.bus.cycle
         for queue in pairs[2:]:
-            await queue.drain(3000 * SLOW)
-        assert device.bus.cycle - begin < 3000 * SLOW
+            await queue.drain(3000)
+        assert device.bus.cycle - begin < 3000
         for queue in pairs[:2]:
             await queue.drain()
         # Late completions of some of the lost reads: dropped.
@@ -598,27 +596,27 @@ async def traffic_with_faults(dut):
     device = Device(dut, rng, mps=rng.randrange(3), mrrs=rng.randrange(4))
     device.bus.pause.update(req=0.2, cpl=0.2)
     await device.start()
-    device.write(abi.REG_CPL_TIMEOUT, 8 * SLOW)
+    device.write(abi.REG_CPL_TIMEOUT, 8)
     pairs = [Queue(device, number) for number in range(5)]
     for queue in pairs:
         queue.enable()
     floor = device.next_free
     device.host.fault = lambda start, end: rng.choice([None] * 30 + ["ur", "ca", "poison", "lost"]) if start >= floor else None
     any_end = {abi.STATUS_OK, abi.STATUS_BAD_ADDRESS, abi.STATUS_FAILED}
-    for _ in range(10 if LONG else 3):
+    for _ in range(20 if LONG else 3):
         for queue in pairs:
             for _ in range(rng.randint(1, 30)):
                 queue.submit(copy(device, lengths(device)), any_end)
             queue.doorbell()
         for queue in pairs:
             await queue.drain()
-        await device.cycles(256 * 18 * SLOW)
+        await device.cycles(256 * 18)
         device.next_free = floor
     await finish(device, pairs)
 
 
 async def throughput(dut, length, least, numbers=(0,), offset=0):
-    """Gbit/s of payload at 250 MHz, in the middle of a run; at least `least`."""
+    """Gbit/s of payload at 250 MHz, in the middle of a run; at least `least` per 512 bits."""
     device = Device(dut, rng_of("throughput"), size=64 << 20 if LONG else 8 << 20)
     device.host.latency, device.host.reorder, device.host.split = (200, 200), False, False
     await device.start()
@@ -639,8 +637,7 @@ async def throughput(dut, length, least, numbers=(0,), offset=0):
     rate = (high[1] - low[1]) * 8 / ((high[0] - low[0]) * 4)
     dut._log.info("%d-byte copies on %d queues: %.1f Gbit/s at 250 MHz and %d bits", length, len(pairs), rate, device.width)
     await finish(device, pairs)
-    # What wider links carry takes more queues and longer copies than these; they are no slower. Few tags are.
-    assert rate >= least or parameter("TAGS", 64) < 64
+    assert rate >= least * device.width / 512
     return rate
 
 
