@@ -152,12 +152,12 @@ fn impossible_words_end_the_connection_and_nothing_else() {
             0 => map.store_u64(direct::PRODUCER, u64::MAX, Ordering::Release),
             1 => map.store_u64(direct::PRODUCER, map.len() as u64 + 1000, Ordering::Release),
             2 => map.store_u64(direct::PRODUCER, 999, Ordering::Release),
-            _ => map.store_u64(direct::CONSUMER, 1 << 40, Ordering::Release),
+            _ => map.store_u64(direct::CONSUMER, 1, Ordering::Release),
         }
         let failed = match receives {
             true => puppet.ask("recv s 1 1000 1").unwrap_err(),
             // It looks when its ring is full.
-            false => puppet.ask("send s 1 0 50000000 10000").unwrap_err(),
+            false => puppet.ask("send s 1 0 50000000 100000").unwrap_err(),
         };
         assert_eq!(failed.0, libc::ECONNRESET, "{failed:?}");
         wait_for_reset(&raw, socket);

@@ -95,7 +95,11 @@ impl SendSide {
             return;
         }
         match shared.own(&self.link) {
-            Ok(own) => self.out.own = Some(Box::new(own)),
+            Ok(own) => {
+                self.out.own = Some(Box::new(own));
+                // Nothing was written: a peer that has given something back ends the connection, as `end` says.
+                let _ = self.look_for_room();
+            }
             Err(_) => self.out.weight = 0,
         }
     }
