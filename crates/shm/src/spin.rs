@@ -8,8 +8,9 @@ pub fn spinning_allowed() -> bool {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get)) > 1
 }
 
-/// So long a spin only pauses; then it offers the core to others between looks.
-const PAUSING: Duration = Duration::from_micros(1);
+/// So long a spin pauses between looks before it offers the core to others; twice as long after each offer that
+/// nobody took.
+const PATIENCE_MIN: Duration = Duration::from_micros(1);
 
 /// A yield that took longer has had somebody else run on this core.
 const YIELD_ALONE: Duration = Duration::from_micros(2);
@@ -21,13 +22,16 @@ const SHARED_MAX: u32 = 1024;
 /// then it spins that long again; it did not, then half as long next time. Never longer than the limit, and never
 /// less than a sixteenth of it, so that it can learn again when peers are quick.
 ///
-/// After a few pause instructions it yields the core between looks, so that a party that shares it can do what is
-/// waited for: then two processes take turns without a sleep, a wake-up and an idle core between them.
+/// Between pause instructions it yields the core, so that a party that shares it can do what is waited for: then two
+/// processes take turns without a sleep, a wake-up and an idle core between them. A yield is a system call: on a core
+/// that nobody shares they become rare, and stay so from one wait to the next.
 #[derive(Clone, Debug)]
 pub struct Spin {
     limit: Duration,
     bound: Duration,
     began: Option<Instant>,
+    /// How long it pauses before the next yield.
+    patience: Duration,
     /// Waits in a row that shared the core.
     shared: u32,
 }
@@ -39,7 +43,7 @@ impl Spin {
 
     /// A spin of at most `limit`; none if that is zero.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, bound: limit, began: None, shared: 0 }
+        Self { limit, bound: limit, began: None, patience: PATIENCE_MIN, shared: 0 }
     }
 
     /// Spins until `ready` says yes (true) or the bound is reached (false). Who sleeps after that says
@@ -53,10 +57,10 @@ impl Spin {
             return false;
         }
         let began = Instant::now();
-        let pausing = if spinning_allowed() { PAUSING } else { Duration::ZERO };
         let (mut spent, mut shares) = (Duration::ZERO, false);
+        let mut next = if spinning_allowed() { self.patience } else { Duration::ZERO };
         while spent < self.bound && self.shared < SHARED_MAX {
-            let yields = spent >= pausing;
+            let yields = spent >= next;
             if yields {
                 std::thread::yield_now();
             } else {
@@ -64,7 +68,12 @@ impl Spin {
             }
             let found = ready();
             let now = began.elapsed();
-            shares |= yields && now - spent > YIELD_ALONE;
+            if yields {
+                let alone = now - spent <= YIELD_ALONE;
+                self.patience = if alone { (self.patience * 2).min(self.limit / 2) } else { PATIENCE_MIN };
+                next = if alone && spinning_allowed() { now + self.patience } else { now };
+                shares |= !alone;
+            }
             spent = now;
             if found {
                 self.bound = self.limit;
