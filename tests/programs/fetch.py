@@ -1,22 +1,44 @@
-"""Fetches files by HTTP. `fetch.py ADDRESS:PORT NAME...`: prints a line of checksums for each way; they depend on
-the files alone."""
+"""Fetches files by HTTP. `fetch.py [--reloading] ADDRESS:PORT NAME...`: prints a line of checksums for each way; they
+depend on the files alone.
+
+With `--reloading` the server may be told to reload meanwhile. Workers that end close connections that wait for a
+request, and cannot know that one is on its way (RFC 9112, 9.3.1): with kernel TCP too. So a request is made once more
+if a connection that had served one before ends without a byte of the answer. An answer that has begun is whole, and a
+new connection serves its request, whatever happens."""
+import argparse
 import concurrent.futures
 import hashlib
 import http.client
 import socket
-import sys
 import time
 
-ADDRESS, NAMES = sys.argv[1], sys.argv[2:]
+parser = argparse.ArgumentParser()
+parser.add_argument("--reloading", action="store_true")
+parser.add_argument("address")
+parser.add_argument("names", nargs="+")
+arguments = parser.parse_args()
+ADDRESS, NAMES, RELOADING = arguments.address, arguments.names, arguments.reloading
 
 
 def digest(data):
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def get(connection, name, **headers):
+def ask(connection, name, headers):
+    served = connection.sock is not None
+    try:
+        connection.request("GET", "/" + name, headers=headers)
+        return connection.getresponse()
+    except (ConnectionResetError, BrokenPipeError):
+        if not (RELOADING and served):
+            raise
+    connection.close()
     connection.request("GET", "/" + name, headers=headers)
-    answer = connection.getresponse()
+    return connection.getresponse()
+
+
+def get(connection, name, **headers):
+    answer = ask(connection, name, headers)
     body = answer.read()
     assert answer.status in (200, 206), answer.status
     return body
@@ -76,7 +98,9 @@ def pipelined():
     return bodies
 
 
-for way in (kept, one_each, parts, slowly, pipelined):
+# A worker that ends answers no more than the request it is at: not what was sent behind it.
+WAYS = (kept, one_each, parts, slowly) if RELOADING else (kept, one_each, parts, slowly, pipelined)
+for way in WAYS:
     print(way.__name__, *way())
 with concurrent.futures.ThreadPoolExecutor(8) as pool:
     for found in pool.map(lambda _: kept(), range(8)):

@@ -1,10 +1,36 @@
-//! Limits of this process that many connections need raised.
+//! Limits of this process and of the machine that many connections need raised.
 
 use anyhow::{ensure, Result};
+use pd_harness::container::state::Lock;
+use pd_harness::sysctl::{Limit, Raised};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 
 /// Descriptors beside those of connections.
 const OTHERS: u64 = 256;
+
+/// Mappings of a process for each connection, at most: the receiver maps each ring twice, and on the direct path
+/// there are two rings.
+const MAPPINGS: u64 = 4;
+/// Mappings beside those of connections: what Linux allows if nobody says otherwise.
+const OTHER_MAPPINGS: u64 = 65_530;
+
+/// Lets the processes of this machine have so many connections each while the result lives. Where the machine does not
+/// let that be, says so and goes on: fewer connections than asked for may work.
+pub fn raise_machine(connections: usize) -> Result<Vec<Raised>> {
+    let connections = connections as u64;
+    let limits = [
+        (Limit::Mappings, connections * MAPPINGS + OTHER_MAPPINGS),
+        (Limit::Descriptors, connections + OTHERS),
+    ];
+    let lock = Lock::acquire()?;
+    let raised = limits.map(|(limit, least)| {
+        Raised::raise(limit, least, &lock).unwrap_or_else(|e| {
+            eprintln!("pd: warning: {} should be {least}: {e:#}", limit.name());
+            None
+        })
+    });
+    Ok(raised.into_iter().flatten().collect())
+}
 
 /// Lets this process have a descriptor for each of `connections`.
 pub fn raise_descriptors(connections: usize) -> Result<()> {

@@ -1,14 +1,17 @@
 //! The machine's pool of 2 MB hugepages: reading it, and raising it for a while.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::container::state::{Lock, ProcessId, RUN_DIR};
+use crate::container::state::{orphans, owned, Lock};
 
 /// Bytes of one page of the pool.
 pub const PAGE_BYTES: u64 = 2 << 20;
+
+/// What notes of added pages are called.
+const NOTE: &str = "hugepages";
 
 /// A pool, as sysfs shows it.
 #[derive(Clone, Debug)]
@@ -74,9 +77,7 @@ impl Guard {
     /// Makes at least `bytes` of free hugepages. Where that fails, says so once and goes on: ordinary
     /// pages serve, more slowly.
     pub fn raise(bytes: u64, _lock: &Lock) -> Guard {
-        let own = ProcessId::own();
-        let note = Path::new(RUN_DIR).join(format!("hugepages-{}-{}", own.pid, own.start_ticks));
-        Guard::raise_in(Pool::system(), bytes, note)
+        Guard::raise_in(Pool::system(), bytes, owned(NOTE))
     }
 
     fn raise_in(pool: Pool, bytes: u64, note: PathBuf) -> Guard {
@@ -111,24 +112,13 @@ impl Drop for Guard {
 
 /// Gives back the pages that killed processes added.
 pub fn sweep(_lock: &Lock) {
-    let Ok(entries) = fs::read_dir(RUN_DIR) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let Some(owner) = name.to_str().and_then(note_owner) else { continue };
-        if owner.is_alive() {
-            continue;
-        }
-        let added = fs::read_to_string(entry.path()).ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    for note in orphans(NOTE) {
+        let added = fs::read_to_string(&note).ok().and_then(|n| n.parse().ok()).unwrap_or(0);
         if added > 0 {
             let _ = Pool::system().take_back(added);
         }
-        let _ = fs::remove_file(entry.path());
+        let _ = fs::remove_file(note);
     }
-}
-
-fn note_owner(name: &str) -> Option<ProcessId> {
-    let (pid, start_ticks) = name.strip_prefix("hugepages-")?.split_once('-')?;
-    Some(ProcessId { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod progress;
 pub mod signals;
 pub mod site;
 pub mod sys;
+pub mod sysctl;
 pub mod tied;
 
 use std::path::PathBuf;

@@ -39,8 +39,12 @@ pub fn serve(site: &Site, library: bool, folder: &Path) -> Running {
 
 /// Fetches every file in several ways from `address`; what was got, as checksums.
 pub fn fetch(site: &Site, library: bool, address: &str) -> String {
+    fetch_with(site, library, &[address])
+}
+
+fn fetch_with(site: &Site, library: bool, arguments: &[&str]) -> String {
     let names: Vec<_> = FILES.iter().map(|(name, _)| *name).collect();
-    site.run(CLIENT, library, &[&["python3", &program("fetch.py"), address][..], &names].concat())
+    site.run(CLIENT, library, &[&["python3", &program("fetch.py")][..], arguments, &names].concat())
 }
 
 /// `wrk` for some seconds. There may be no error.
@@ -64,13 +68,16 @@ fn nginx_serves_right_files_under_load_and_across_a_reload() {
             load(site, library, path, "2");
         }
         let workers = server.processes("nginx");
+        let address = format!("{}:8080", site.server());
+        let while_reloading = || fetch_with(site, library, &["--reloading", &address]);
+        let calm = while_reloading();
         std::thread::scope(|scope| {
-            let running = scope.spawn(|| fetch(site, library, &format!("{}:8080", site.server())));
+            let running = scope.spawn(while_reloading);
             for _ in 0..3 {
                 server.signal(Signal::HUP);
                 std::thread::sleep(Duration::from_millis(300));
             }
-            assert_eq!(running.join().unwrap(), fetch_once(&answer));
+            assert_eq!(running.join().unwrap(), calm);
         });
         assert!(
             server.processes("nginx").iter().filter(|pid| workers.contains(pid)).count() <= 1,
@@ -80,11 +87,6 @@ fn nginx_serves_right_files_under_load_and_across_a_reload() {
         server.end();
         answer
     });
-}
-
-/// The first of several answers that are the same.
-fn fetch_once(answers: &str) -> &str {
-    &answers[..answers.len() / 2]
 }
 
 #[test]

@@ -8,6 +8,7 @@ use pd_harness::signals::Signals;
 
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
+use crate::limits::raise_machine;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
 use crate::run::pair::Cores;
@@ -86,6 +87,7 @@ impl Cell for ConnectionsCell {
 pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let schemes = settings.among(&SCHEMES);
     let counts = settings.pick(&COUNTS_QUICK, &COUNTS);
+    let _limits = raise_machine(counts.iter().copied().max().unwrap_or(0))?;
     let mut stand = Stand::set_up(&schemes, Memory::MANY, &settings.engine, signals)?;
     let bar = progress::bar((counts.len() * schemes.len() * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();

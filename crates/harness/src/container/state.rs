@@ -200,7 +200,7 @@ pub fn release_bridges(_lock: &Lock) {
 }
 
 /// Removes everything that a killed `pd` left: processes, links, control groups, directories,
-/// bridges, hugepages.
+/// bridges, hugepages, raised limits.
 pub fn sweep(lock: &Lock) -> Result<()> {
     for record in records()?.into_iter().filter(|r| !r.owner.is_alive()) {
         record.init.end();
@@ -211,8 +211,11 @@ pub fn sweep(lock: &Lock) -> Result<()> {
     release_bridges(lock);
     sweep_dirs();
     crate::hugepages::sweep(lock);
+    crate::sysctl::sweep(lock);
     Ok(())
 }
+
+const SCRATCH: &str = "scratch";
 
 /// A directory under [`RUN_DIR`] for one process; removed when dropped, or by the next sweep.
 pub struct ScratchDir {
@@ -222,8 +225,7 @@ pub struct ScratchDir {
 impl ScratchDir {
     /// Creates it for this process.
     pub fn create(_lock: &Lock) -> Result<ScratchDir> {
-        let own = ProcessId::own();
-        let path = Path::new(RUN_DIR).join(format!("scratch-{}-{}", own.pid, own.start_ticks));
+        let path = owned(SCRATCH);
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -244,18 +246,30 @@ impl Drop for ScratchDir {
 }
 
 fn sweep_dirs() {
-    let Ok(entries) = fs::read_dir(RUN_DIR) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let Some(owner) = name.to_str().and_then(scratch_owner) else { continue };
-        if !owner.is_alive() {
-            let _ = fs::remove_dir_all(entry.path());
-        }
+    for path in orphans(SCRATCH) {
+        let _ = fs::remove_dir_all(path);
     }
 }
 
-fn scratch_owner(name: &str) -> Option<ProcessId> {
-    let (pid, start_ticks) = name.strip_prefix("scratch-")?.split_once('-')?;
+/// A path under [`RUN_DIR`] for something of this process: a directory, or a note that tells the next sweep what
+/// there is to undo. `kind` is unlike that of all else this process has.
+pub fn owned(kind: &str) -> PathBuf {
+    let own = ProcessId::own();
+    Path::new(RUN_DIR).join(format!("{kind}-{}-{}", own.pid, own.start_ticks))
+}
+
+/// What [`owned`] has named for processes that are gone.
+pub fn orphans(kind: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(RUN_DIR).into_iter().flatten().flatten();
+    let of_the_dead = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_str().and_then(|name| owner(name, kind)).is_some_and(|owner| !owner.is_alive())
+    };
+    entries.filter(of_the_dead).map(|entry| entry.path()).collect()
+}
+
+fn owner(name: &str, kind: &str) -> Option<ProcessId> {
+    let (pid, start_ticks) = name.strip_prefix(kind)?.strip_prefix('-')?.split_once('-')?;
     Some(ProcessId { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
 }
 
@@ -287,8 +301,9 @@ mod tests {
     }
 
     #[test]
-    fn a_scratch_name_carries_its_owner() {
-        assert_eq!(scratch_owner("scratch-12-34"), Some(ProcessId { pid: 12, start_ticks: 34 }));
-        assert_eq!(scratch_owner("driver.sock"), None);
+    fn a_name_carries_its_owner() {
+        assert_eq!(owner("scratch-12-34", SCRATCH), Some(ProcessId { pid: 12, start_ticks: 34 }));
+        assert_eq!(owner("vm.max-12-34", SCRATCH), None);
+        assert_eq!(owner("driver.sock", SCRATCH), None);
     }
 }
