@@ -34,6 +34,7 @@ mod control;
 mod direct;
 mod epoll;
 mod error;
+mod hold;
 mod link;
 mod listen;
 mod own;
@@ -58,6 +59,7 @@ pub mod core {
     pub use crate::attachment::remember_socket_path;
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::{ready, Epoll};
+    pub use crate::hold::Hold;
     pub use crate::own::{is_own, own_fds, set_floor};
     pub use crate::pause::Pause;
     pub use crate::process::available;

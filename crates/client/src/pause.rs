@@ -1,4 +1,5 @@
 //! Waiting on one offloaded connection, for callers that have to come back when a signal handler has run.
+use crate::hold::Hold;
 use crate::socket::Socket;
 use crate::turn::{lock, sleep_in_turn, SLEEP_MAX};
 use pd_shm::wait::{SharedCells, SleeperCells};
@@ -16,6 +17,7 @@ pub enum Pause {
 
 struct Noticing<'a> {
     cells: SharedCells<'a>,
+    hold: &'a Hold,
     signal: &'a Cell<bool>,
 }
 
@@ -30,6 +32,9 @@ impl SleeperCells for Noticing<'_> {
         SleeperCells::fence(&self.cells);
     }
     fn sleep(&self, seen: u32, timeout: Duration) {
+        if self.hold.release() {
+            return self.signal.set(true);
+        }
         let (map, offset) = self.cells.doorbell;
         self.signal.set(map.futex_wait(offset, seen, timeout));
     }
@@ -47,7 +52,7 @@ impl Socket {
     /// Sleeps until something can be received or the stream ends; at most `timeout`, and at most the
     /// time after which one looks for the driver.
     pub fn pause_recv(&self, timeout: Duration) -> Pause {
-        let signal = Cell::new(false);
+        let (signal, hold) = (Cell::new(false), Hold::default());
         let mut side = lock(&self.recv);
         let (there, end) = side.poll();
         if there > 0 || end != 0 || side.shut || self.check_usable().is_err() {
@@ -55,10 +60,11 @@ impl Socket {
         }
         let wake_at = side.wake_at();
         let link = side.link.clone();
-        let cells = Noticing { cells: link.recv_cells(), signal: &signal };
+        let cells = Noticing { cells: link.recv_cells(), hold: &hold, signal: &signal };
         let limit = timeout.min(SLEEP_MAX);
         let (side, timed_out) =
             sleep_in_turn(&self.recv, &self.recv_turn, side, &cells, wake_at, limit, || {
+                hold.look();
                 link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err()
             });
         drop(side);
@@ -71,7 +77,7 @@ impl Socket {
     /// Sleeps until there is room to send or nothing can be sent any more; limits as in
     /// [`Self::pause_recv`].
     pub fn pause_send(&self, timeout: Duration) -> Pause {
-        let signal = Cell::new(false);
+        let (signal, hold) = (Cell::new(false), Hold::default());
         let mut side = lock(&self.send);
         side.reap();
         if side.writable() || side.end().is_err() || self.check_usable().is_err() {
@@ -79,10 +85,11 @@ impl Socket {
         }
         let wake_at = side.wake_at();
         let link = side.link.clone();
-        let cells = Noticing { cells: link.send_cells(), signal: &signal };
+        let cells = Noticing { cells: link.send_cells(), hold: &hold, signal: &signal };
         let limit = timeout.min(SLEEP_MAX);
         let (mut side, timed_out) =
             sleep_in_turn(&self.send, &self.send_turn, side, &cells, wake_at, limit, || {
+                hold.look();
                 link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err()
             });
         if self.watch.subscribed() {

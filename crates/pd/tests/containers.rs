@@ -203,8 +203,9 @@ fn signals_reach_the_command() {
     let net = Net::new(6);
     let script = "trap 'exit 33' TERM; trap 'exit 34' INT; echo up; while :; do sleep 0.05; done";
     for (signal, status) in [(rustix::process::Signal::TERM, 33), (rustix::process::Signal::INT, 34)] {
-        let mut child =
-            net.run("a", Some(&net.ip(2)), &["sh", "-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        // A signal that was ignored when a shell started cannot be trapped by it.
+        let command = ["env", "--default-signal", "sh", "-c", script];
+        let mut child = net.run("a", Some(&net.ip(2)), &command).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let out = child.stdout.take().unwrap();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();

@@ -1,0 +1,128 @@
+//! Signals held back while a thread looks for something before it sleeps.
+//!
+//! A call that waits in the kernel ends when a handler has run. One that looks for a while first would not notice a
+//! handler that runs meanwhile, and sleep as if nothing had been. So signals wait for the end of the looks: then
+//! whoever would sleep knows which ones came.
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// So many looks go by before signals are held: as long as a call takes to get to where it waits, about.
+const LOOKS_FREE: u32 = 8;
+/// Those that a thread causes itself, and that end it if they are held.
+const OWN: [libc::c_int; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+
+/// The signals of the calling thread, held from [`Self::look`] to [`Self::release`] or the end of this value.
+#[derive(Default)]
+pub struct Hold {
+    looks: Cell<u32>,
+    /// What was blocked before.
+    before: Cell<Option<libc::sigset_t>>,
+}
+
+fn set(fill: impl FnOnce(*mut libc::sigset_t) -> libc::c_int) -> libc::sigset_t {
+    let mut set = MaybeUninit::zeroed();
+    fill(set.as_mut_ptr());
+    // SAFETY: all zeroes is a set, the empty one.
+    unsafe { set.assume_init() }
+}
+
+fn contains(set: &libc::sigset_t, signal: libc::c_int) -> bool {
+    // SAFETY: only reads the set.
+    unsafe { libc::sigismember(set, signal) == 1 }
+}
+
+impl Hold {
+    /// Call at each look. Holds signals from the ninth on.
+    pub fn look(&self) {
+        let looks = self.looks.get();
+        self.looks.set(looks.saturating_add(1));
+        if looks != LOOKS_FREE {
+            return;
+        }
+        // SAFETY: the set is there to be written.
+        let mut all = set(|set| unsafe { libc::sigfillset(set) });
+        for signal in OWN {
+            // SAFETY: as above.
+            unsafe { libc::sigdelset(&mut all, signal) };
+        }
+        // SAFETY: as above; these are signals of the calling thread alone.
+        let before = set(|set| unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &all, set) });
+        self.before.set(Some(before));
+    }
+
+    /// Lets signals through again; says whether handlers of some have run just now.
+    pub fn release(&self) -> bool {
+        let Some(before) = self.before.take() else { return false };
+        // SAFETY: the set is there to be written.
+        let pending = set(|set| unsafe { libc::sigpending(set) });
+        // Asked before a handler runs, which may have been installed for once.
+        let handled = (1..=libc::SIGRTMAX())
+            .any(|signal| contains(&pending, signal) && !contains(&before, signal) && is_handled(signal));
+        // SAFETY: a set that was in force before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
+        handled
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+fn is_handled(signal: libc::c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only asks; all zeroes is a value of the type, for signals that nobody may ask about.
+    let action = unsafe {
+        libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn handler(_signal: libc::c_int) {
+        RUNS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn raise(signal: libc::c_int) {
+        // SAFETY: to the calling thread, which has a handler for it.
+        unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
+    }
+
+    #[test]
+    fn a_handler_runs_at_the_end_and_is_noticed() {
+        // SAFETY: a handler that only counts, for a signal that nobody else uses here.
+        unsafe { libc::signal(libc::SIGUSR2, handler as *const () as libc::sighandler_t) };
+        let runs = || RUNS.load(Ordering::Relaxed);
+        let hold = Hold::default();
+        (0..LOOKS_FREE).for_each(|_| hold.look());
+        raise(libc::SIGUSR2);
+        assert_eq!(runs(), 1, "not held for a few looks");
+        hold.look();
+        raise(libc::SIGUSR2);
+        hold.look();
+        assert_eq!(runs(), 1, "held");
+        assert!(hold.release() && runs() == 2);
+        assert!(!hold.release(), "once");
+        drop(hold);
+
+        let hold = Hold::default();
+        (0..=LOOKS_FREE).for_each(|_| hold.look());
+        raise(libc::SIGUSR2);
+        drop(hold);
+        assert_eq!(runs(), 3, "let through when dropped");
+
+        let hold = Hold::default();
+        (0..=LOOKS_FREE).for_each(|_| hold.look());
+        assert!(!hold.release(), "nothing came");
+    }
+}
