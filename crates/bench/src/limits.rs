@@ -2,7 +2,7 @@
 
 use anyhow::{ensure, Result};
 use pd_harness::container::state::Lock;
-use pd_harness::sysctl::{Limit, Raised};
+use pd_harness::sysctl::Raised;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 
 /// Descriptors beside those of connections.
@@ -14,22 +14,14 @@ const MAPPINGS: u64 = 4;
 /// Mappings beside those of connections: what Linux allows if nobody says otherwise.
 const OTHER_MAPPINGS: u64 = 65_530;
 
-/// Lets the processes of this machine have so many connections each while the result lives. Where the machine does not
-/// let that be, says so and goes on: fewer connections than asked for may work.
-pub fn raise_machine(connections: usize) -> Result<Vec<Raised>> {
-    let connections = connections as u64;
-    let limits = [
-        (Limit::Mappings, connections * MAPPINGS + OTHER_MAPPINGS),
-        (Limit::Descriptors, connections + OTHERS),
-    ];
-    let lock = Lock::acquire()?;
-    let raised = limits.map(|(limit, least)| {
-        Raised::raise(limit, least, &lock).unwrap_or_else(|e| {
-            eprintln!("pd: warning: {} should be {least}: {e:#}", limit.name());
-            None
-        })
-    });
-    Ok(raised.into_iter().flatten().collect())
+/// Lets each process of this machine have the mappings of so many connections while the result lives. Where the
+/// machine does not let that be, says so and goes on: fewer connections than asked for may work.
+pub fn raise_mappings(connections: usize) -> Result<Option<Raised>> {
+    let least = connections as u64 * MAPPINGS + OTHER_MAPPINGS;
+    Ok(Raised::mappings(least, &Lock::acquire()?).unwrap_or_else(|e| {
+        eprintln!("pd: warning: vm.max_map_count should be {least}: {e:#}");
+        None
+    }))
 }
 
 /// Lets this process have a descriptor for each of `connections`.
@@ -43,8 +35,8 @@ pub fn raise_descriptors(connections: usize) -> Result<()> {
     let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
     ensure!(
         raised.is_ok(),
-        "{connections} connections need {wanted} descriptors and {} are allowed; raise ulimit -n and \
-         sysctl fs.nr_open",
+        "{connections} connections need {wanted} descriptors and {} are allowed, which only CAP_SYS_RESOURCE can \
+         change; raise ulimit -Hn before",
         limit.maximum.unwrap_or(u64::MAX)
     );
     Ok(())

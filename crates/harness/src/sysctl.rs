@@ -1,4 +1,4 @@
-//! Limits of the whole machine that are raised for a while: `sysctl`.
+//! A limit of the whole machine that is raised for a while: mappings that a process may have.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,30 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::container::state::{orphans, owned, Lock};
 
-/// A limit that can be raised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// Mappings that a process may have.
-    Mappings,
-    /// What the limit of a process's descriptors can be raised to.
-    Descriptors,
-}
-
-impl Limit {
-    const ALL: [Limit; 2] = [Limit::Mappings, Limit::Descriptors];
-
-    /// Its name for `sysctl`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Limit::Mappings => "vm.max_map_count",
-            Limit::Descriptors => "fs.nr_open",
-        }
-    }
-
-    fn path(self) -> PathBuf {
-        Path::new("/proc/sys").join(self.name().replace('.', "/"))
-    }
-}
+const PATH: &str = "/proc/sys/vm/max_map_count";
+/// What notes of a raised limit are called.
+const NOTE: &str = "mappings";
 
 /// A limit that is raised; as before when dropped, or after the next sweep if this process is killed.
 #[derive(Debug)]
@@ -48,12 +27,12 @@ struct Change {
 }
 
 impl Raised {
-    /// Raises a limit to at least `least`; `None` if it is high enough.
+    /// Lets processes have `least` mappings (`vm.max_map_count`); `None` if they may already.
     ///
     /// # Errors
     /// If it cannot be: not root, or a machine that does not let it.
-    pub fn raise(limit: Limit, least: u64, _lock: &Lock) -> Result<Option<Raised>> {
-        Raised::raise_in(limit.path(), least, owned(limit.name()))
+    pub fn mappings(least: u64, _lock: &Lock) -> Result<Option<Raised>> {
+        Raised::raise_in(PATH.into(), least, owned(NOTE))
     }
 
     fn raise_in(path: PathBuf, least: u64, note: PathBuf) -> Result<Option<Raised>> {
@@ -98,16 +77,14 @@ fn write(path: &Path, value: u64) -> Result<()> {
     fs::write(path, value.to_string()).with_context(|| format!("cannot write {value} to {}", path.display()))
 }
 
-/// Undoes what killed processes have raised.
+/// Undoes what killed processes have done.
 pub fn sweep(_lock: &Lock) {
-    for limit in Limit::ALL {
-        for note in orphans(limit.name()) {
-            let change = fs::read(&note).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            if let Some(change) = change {
-                let _ = undo(&limit.path(), change);
-            }
-            let _ = fs::remove_file(note);
+    for note in orphans(NOTE) {
+        let change = fs::read(&note).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        if let Some(change) = change {
+            let _ = undo(Path::new(PATH), change);
         }
+        let _ = fs::remove_file(note);
     }
 }
 

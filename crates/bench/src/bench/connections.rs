@@ -1,4 +1,4 @@
-//! `connections`: one pair of containers with 1 to 65,536 connections that get messages of 1 KB in turn
+//! `connections`: one pair of containers with 1 to 65,535 connections that get messages of 1 KB in turn
 //! (Figure 12), and what a connection costs in memory, idle and active. PipeDevice's rings have 64 KB here.
 
 use anyhow::Result;
@@ -8,7 +8,7 @@ use pd_harness::signals::Signals;
 
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
-use crate::limits::raise_machine;
+use crate::limits::raise_mappings;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
 use crate::run::pair::Cores;
@@ -17,7 +17,8 @@ use crate::scheme::Scheme;
 
 const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::Tcp, Scheme::Unix];
 const MESSAGE_BYTES: usize = 1 << 10;
-const COUNTS: [usize; 8] = [1, 16, 128, 1024, 4096, 16_384, 32_768, 65_536];
+/// The most: a client has 65,536 sockets, and one of the receiver's listens.
+const COUNTS: [usize; 8] = [1, 16, 128, 1024, 4096, 16_384, 32_768, 65_535];
 const COUNTS_QUICK: [usize; 4] = [1, 128, 1024, 16_384];
 /// Results are normalised by the throughput with so many, as in the paper.
 const NORMAL: f64 = 128.0;
@@ -87,7 +88,7 @@ impl Cell for ConnectionsCell {
 pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let schemes = settings.among(&SCHEMES);
     let counts = settings.pick(&COUNTS_QUICK, &COUNTS);
-    let _limits = raise_machine(counts.iter().copied().max().unwrap_or(0))?;
+    let _mappings = raise_mappings(counts.iter().copied().max().unwrap_or(0))?;
     let mut stand = Stand::set_up(&schemes, Memory::MANY, &settings.engine, signals)?;
     let bar = progress::bar((counts.len() * schemes.len() * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
