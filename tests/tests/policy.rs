@@ -5,6 +5,7 @@ use pd_driver::Settings;
 use pd_tests::{is_root, Network, Puppet, TestDriver};
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A driver, namespaces a and b, a puppet in each, and text that makes them the tenants red and blue.
 struct Stage {
@@ -42,6 +43,14 @@ impl Stage {
     fn tenant(&self, name: &str) -> TenantReport {
         let found = self.driver.policy().tenants.into_iter().find(|tenant| tenant.name == name);
         found.unwrap_or_else(|| panic!("no tenant {name}"))
+    }
+
+    fn wait_for(&self, name: &str, until: impl Fn(&TenantReport) -> bool) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !until(&self.tenant(name)) {
+            assert!(Instant::now() < end, "{:?}", self.tenant(name));
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -164,6 +173,9 @@ fn reload_under_traffic(movers: usize) {
     assert!(waits > 0, "no flow ever waited");
     // The tenant that sends is charged for what it sent, the other one for what it got.
     let moved = 2_000_000 + 12 * 3_000_000;
+    // A mover counts a message just after its receiver can have it.
+    stage.wait_for("blue", |blue| blue.account.bytes_sent >= moved);
+    stage.wait_for("red", |red| red.account.bytes_received >= moved);
     let (red, blue) = (stage.tenant("red").account, stage.tenant("blue").account);
     assert_eq!((blue.bytes_sent, blue.bytes_received), (moved, 0));
     assert_eq!((red.bytes_sent, red.bytes_received), (0, moved));
