@@ -7,16 +7,14 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// So many looks go by before signals are held: as long as a call takes to get to where it waits, about.
-const LOOKS_FREE: u32 = 8;
 /// Those that a thread causes itself, and that end it if they are held.
 const OWN: [libc::c_int; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
 
-/// The signals of the calling thread, held from [`Self::look`] to [`Self::release`] or the end of this value.
+/// The signals of the calling thread, held from the first look in vain to [`Self::release`] or the end of this value.
 #[derive(Default)]
 pub struct Hold {
-    looks: Cell<u32>,
+    begun: Cell<bool>,
     /// What was blocked before.
     before: Cell<Option<libc::sigset_t>>,
 }
@@ -34,13 +32,15 @@ fn contains(set: &libc::sigset_t, signal: libc::c_int) -> bool {
 }
 
 impl Hold {
-    /// Call at each look. Holds signals from the ninth on.
-    pub fn look(&self) {
-        let looks = self.looks.get();
-        self.looks.set(looks.saturating_add(1));
-        if looks != LOOKS_FREE {
-            return;
+    /// Takes what a look has found, and returns it.
+    pub fn look(&self, found: bool) -> bool {
+        if !found && !self.begun.replace(true) {
+            self.begin();
         }
+        found
+    }
+
+    fn begin(&self) {
         // SAFETY: the set is there to be written.
         let mut all = set(|set| unsafe { libc::sigfillset(set) });
         for signal in OWN {
@@ -60,16 +60,22 @@ impl Hold {
         // Asked before a handler runs, which may have been installed for once.
         let handled = (1..=libc::SIGRTMAX())
             .any(|signal| contains(&pending, signal) && !contains(&before, signal) && is_handled(signal));
-        // SAFETY: a set that was in force before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
+        restore(&before);
         handled
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.release();
+        if let Some(before) = self.before.take() {
+            restore(&before);
+        }
     }
+}
+
+fn restore(before: &libc::sigset_t) {
+    // SAFETY: a set that was in force before.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
 }
 
 fn is_handled(signal: libc::c_int) -> bool {
@@ -104,25 +110,26 @@ mod tests {
         unsafe { libc::signal(libc::SIGUSR2, handler as *const () as libc::sighandler_t) };
         let runs = || RUNS.load(Ordering::Relaxed);
         let hold = Hold::default();
-        (0..LOOKS_FREE).for_each(|_| hold.look());
+        assert!(hold.look(true));
         raise(libc::SIGUSR2);
-        assert_eq!(runs(), 1, "not held for a few looks");
-        hold.look();
+        assert_eq!(runs(), 1, "nobody would sleep");
+        assert!(!hold.look(false));
         raise(libc::SIGUSR2);
-        hold.look();
+        hold.look(false);
         assert_eq!(runs(), 1, "held");
         assert!(hold.release() && runs() == 2);
+        hold.look(false);
         assert!(!hold.release(), "once");
         drop(hold);
 
         let hold = Hold::default();
-        (0..=LOOKS_FREE).for_each(|_| hold.look());
+        hold.look(false);
         raise(libc::SIGUSR2);
         drop(hold);
         assert_eq!(runs(), 3, "let through when dropped");
 
         let hold = Hold::default();
-        (0..=LOOKS_FREE).for_each(|_| hold.look());
+        hold.look(false);
         assert!(!hold.release(), "nothing came");
     }
 }

@@ -64,8 +64,9 @@ impl Socket {
         let limit = timeout.min(SLEEP_MAX);
         let (side, timed_out) =
             sleep_in_turn(&self.recv, &self.recv_turn, side, &cells, wake_at, limit, || {
-                hold.look();
-                link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err()
+                hold.look(
+                    link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err(),
+                )
             });
         drop(side);
         if timed_out {
@@ -89,8 +90,9 @@ impl Socket {
         let limit = timeout.min(SLEEP_MAX);
         let (mut side, timed_out) =
             sleep_in_turn(&self.send, &self.send_turn, side, &cells, wake_at, limit, || {
-                hold.look();
-                link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err()
+                hold.look(
+                    link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err(),
+                )
             });
         if self.watch.subscribed() {
             // The sleep took back the request for a `Ready` event.

@@ -14,18 +14,16 @@ thread_local! {
 pub(crate) fn until(mut ready: impl FnMut() -> Outcome<bool>) -> Outcome<bool> {
     let (mut failure, hold) = (None, Hold::default());
     let look = || {
-        hold.look();
-        ready().unwrap_or_else(|error| {
+        hold.look(ready().unwrap_or_else(|error| {
             failure = Some(error);
             true
-        })
+        }))
     };
     // A thread that ends, or a signal handler that waits while the thread does: no spin.
     let found = SPIN.try_with(|spin| spin.try_borrow_mut().is_ok_and(|mut spin| spin.until(look)));
-    let interrupted = hold.release();
     match (failure, found.unwrap_or(false)) {
         (Some(error), _) => Err(error),
-        (None, false) if interrupted => Err(Failure::Errno(libc::EINTR)),
+        (None, false) if hold.release() => Err(Failure::Errno(libc::EINTR)),
         (None, found) => Ok(found),
     }
 }
