@@ -14,9 +14,18 @@ const PATIENCE_MIN: Duration = Duration::from_micros(1);
 
 /// A yield that took longer has had somebody else run on this core.
 const YIELD_ALONE: Duration = Duration::from_micros(2);
+/// A yield that took longer went to somebody who does not take turns, but keeps the core for as long as the scheduler
+/// lets it: then sleepers, whom the scheduler prefers when they wake up, are better off...
+const YIELD_FOREIGN: Duration = Duration::from_millis(1);
+/// ...and so many waits do not yield: the least of these the first time, four times as many if it happens again, at most
+/// the most of these.
+const CROWDED: (u32, u32) = (16, 4096);
 /// After so many waits in a row that shared the core a sleep is due: the scheduler places who wakes up, on an idle core
 /// if there is one, but leaves those where they are that take turns.
 const SHARED_MAX: u32 = 1024;
+
+/// The shortest spin is this part of the limit.
+const LEAST: u32 = 16;
 
 /// A bounded spin before a sleep, which learns: what it waited for came within the limit, by a sleep or without,
 /// then it spins that long again; it did not, then half as long next time. Never longer than the limit, and never
@@ -24,7 +33,8 @@ const SHARED_MAX: u32 = 1024;
 ///
 /// Between pause instructions it yields the core, so that a party that shares it can do what is waited for: then two
 /// processes take turns without a sleep, a wake-up and an idle core between them. A yield is a system call: on a core
-/// that nobody shares they become rare, and stay so from one wait to the next.
+/// that nobody shares they become rare, and stay so from one wait to the next. They cease for a while when they went to
+/// somebody who keeps the core.
 #[derive(Clone, Debug)]
 pub struct Spin {
     limit: Duration,
@@ -34,6 +44,10 @@ pub struct Spin {
     patience: Duration,
     /// Waits in a row that shared the core.
     shared: u32,
+    /// Waits to come that do not yield.
+    crowded: u32,
+    /// How many they are the next time; one less with each yield that was short.
+    penalty: u32,
 }
 
 impl Spin {
@@ -43,7 +57,15 @@ impl Spin {
 
     /// A spin of at most `limit`; none if that is zero.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, bound: limit, began: None, patience: PATIENCE_MIN, shared: 0 }
+        Self {
+            limit,
+            bound: limit,
+            began: None,
+            patience: PATIENCE_MIN,
+            shared: 0,
+            crowded: 0,
+            penalty: CROWDED.0,
+        }
     }
 
     /// Spins until `ready` says yes (true) or the bound is reached (false). Who sleeps after that says
@@ -58,8 +80,8 @@ impl Spin {
         }
         let began = Instant::now();
         let (mut spent, mut shares) = (Duration::ZERO, false);
-        let mut next = if spinning_allowed() { self.patience } else { Duration::ZERO };
-        while spent < self.bound && self.shared < SHARED_MAX {
+        let (bound, mut next) = self.plan();
+        while spent < bound && self.shared < SHARED_MAX {
             let yields = spent >= next;
             if yields {
                 std::thread::yield_now();
@@ -73,6 +95,7 @@ impl Spin {
                 self.patience = if alone { (self.patience * 2).min(self.limit / 2) } else { PATIENCE_MIN };
                 next = if alone && spinning_allowed() { now + self.patience } else { now };
                 shares |= !alone;
+                self.look_for_crowds(now - spent);
             }
             spent = now;
             if found {
@@ -86,6 +109,27 @@ impl Spin {
         false
     }
 
+    /// How long this spin lasts at most, and when it yields first.
+    fn plan(&mut self) -> (Duration, Duration) {
+        let alone = !spinning_allowed();
+        if self.crowded > 0 {
+            self.crowded -= 1;
+            let pauses = if alone { Duration::ZERO } else { self.limit / LEAST };
+            return (pauses, pauses);
+        }
+        (self.bound, if alone { Duration::ZERO } else { self.patience })
+    }
+
+    /// Learns from a yield that lasted so long.
+    fn look_for_crowds(&mut self, yielded: Duration) {
+        if yielded > YIELD_FOREIGN {
+            self.crowded = self.penalty;
+            self.penalty = (self.penalty * 4).min(CROWDED.1);
+        } else {
+            self.penalty = (self.penalty - 1).max(CROWDED.0);
+        }
+    }
+
     /// Learns from a sleep that followed a spin in vain and has ended.
     pub fn slept(&mut self) {
         if let Some(began) = self.began.take() {
@@ -94,7 +138,7 @@ impl Spin {
     }
 
     fn learn(&mut self, waited: Duration) {
-        self.bound = if waited < self.limit { self.limit } else { (self.bound / 2).max(self.limit / 16) };
+        self.bound = if waited < self.limit { self.limit } else { (self.bound / 2).max(self.limit / LEAST) };
     }
 }
 
@@ -119,6 +163,21 @@ mod tests {
         }
         spin.learn(LIMIT / 2);
         assert_eq!(spin.bound, LIMIT);
+    }
+
+    #[test]
+    fn it_does_not_yield_to_those_who_keep_the_core() {
+        let mut spin = Spin::new(LIMIT);
+        for waits in [16, 64, 256, 1024, 4096, 4096] {
+            spin.look_for_crowds(YIELD_FOREIGN * 2);
+            assert_eq!(spin.crowded, waits);
+        }
+        let (bound, next) = spin.plan();
+        assert_eq!((bound, spin.crowded), (next, 4095), "it is over before it would yield");
+        spin.crowded = 0;
+        assert!(spin.plan().1 < spin.plan().0);
+        (0..4096).for_each(|_| spin.look_for_crowds(LIMIT));
+        assert_eq!((spin.crowded, spin.penalty), (0, 16));
     }
 
     #[test]
