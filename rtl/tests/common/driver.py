@@ -17,8 +17,7 @@ class Device:
         self.width = len(dut.req_data_o)
         self.bus = tlp.Bus(dut, random, self.width)
         self.requester = 0x0300
-        # No payload is narrower than the datapath.
-        mps = max(mps, (self.width // 1024).bit_length() - 1)
+        mps = tlp.payload_code(mps, self.width)
         self.host = Host(self.bus, random, size, base, 128 << mps, 128 << mrrs, self.requester, 256 if ext_tag else 32)
         self.host.on_msi = self._msi
         self.bus.on_bar_completion = self._bar_completion
@@ -104,10 +103,16 @@ class Device:
         assert addr == 0xFEE00000 + 16 * (data & 0xFFFF)
         self.msis.setdefault(data & 0xFFFF, []).append(self.bus.cycle)
 
+    async def ready(self):
+        return await self.read(abi.REG_STATUS) >> abi.STATUS_READY_LSB & 1
+
     async def enable(self):
         self.write(abi.REG_CONTROL, 1)
-        while not await self.read(abi.REG_STATUS) >> abi.STATUS_READY_LSB & 1:
-            pass
+        # A queue a cycle is disabled first; a read of a register takes longer than that.
+        for _ in range(self.queues_max + 8):
+            if await self.ready():
+                return
+        raise AssertionError("the device doesn't start")
 
     async def idle(self, polls=20000):
         for _ in range(polls):

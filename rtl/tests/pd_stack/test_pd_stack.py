@@ -585,6 +585,28 @@ async def registers(dut):
     await device.idle()
 
 
+@cocotb.test(skip=parameter("TLP_WIDTH", 512) <= 1024)
+async def payload_below_a_beat(dut):
+    """With a maximum payload below a beat the device stays off, and starts as soon as there is enough."""
+    device = Device(dut, rng_of("payload_below_a_beat"))
+    await device.start()
+    device.write(abi.REG_CONTROL, 0)
+    await device.idle()
+    least = device.mps
+    for code in range(least):
+        dut.cfg_max_payload_i.value = code
+        device.write(abi.REG_CONTROL, 1)
+        await device.cycles(4 * device.queues_max)
+        assert not await device.ready(), f"it runs with {128 << code} bytes"
+    dut.cfg_max_payload_i.value = least
+    await device.enable()
+    queue = Queue(device, 1)
+    queue.enable()
+    queue.submit(copy(device, 4096))
+    queue.doorbell()
+    await finish(device, [queue])
+
+
 @cocotb.test()
 async def random_faults(dut):
     """Random traffic with random faults, everywhere but in SQ entries."""
