@@ -8,7 +8,7 @@ class Host:
     """`memory` begins at address `base`. `latency` is a range of cycles, `rcb` the read completion boundary.
 
     A write to a byte that nobody expects to be written, or that was written before, fails the test at once: `expect` allows one
-    write per byte. `fault(start, end)` may return "ur", "ca", "poison" or "lost" for a read.
+    write per byte. Writes from address `payload_from` on count as payload. `fault(start, end)` may return "ur", "ca", "poison" or "lost" for a read.
     """
 
     def __init__(self, bus, random, size, base, max_payload, max_read, requester, tags=256):
@@ -21,9 +21,10 @@ class Host:
         self.fault = lambda start, end: None
         self.on_msi = lambda addr, data: None
         self.msi_base = 0xFEE00000
-        self.outstanding = {}
+        self.outstanding, self.asked = {}, {}
         self.lost = []
-        self.reads = self.writes = self.read_bytes = self.write_bytes = 0
+        self.reads = self.writes = self.read_bytes = self.payload_bytes = 0
+        self.payload_from = base
         self.seen = {}
         self._due = []
         bus.on_request = self._request
@@ -73,7 +74,8 @@ class Host:
         skip = request.start - request.addr
         self.memory[start:end] = request.data[skip:skip + end - start]
         self.writes += 1
-        self.write_bytes += end - start
+        if request.start >= self.payload_from:
+            self.payload_bytes += end - start
         if end % 4096 == 0:
             self.note("write up to a 4 KB boundary")
         if end - start == self.max_payload:
@@ -84,7 +86,9 @@ class Host:
     def _read(self, request):
         assert 4 * request.dws <= self.max_read, "a read above the maximum read request size"
         assert request.tag < self.tags, "a tag above the limit"
-        assert request.tag not in self.outstanding, "a tag used twice"
+        assert request.tag not in self.outstanding, \
+            f"a tag used twice, {self.bus.cycle - self.asked[request.tag]} cycles after it was first, with an answer owed"
+        self.asked[request.tag] = self.bus.cycle
         start, end = request.start, request.end
         assert 0 <= start - self.base < end - self.base <= len(self.memory), f"a read outside memory at {start:#x}"
         self.reads += 1
