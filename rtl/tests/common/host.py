@@ -141,15 +141,32 @@ class Host:
             self.note("completion in pieces")
         return result
 
+    def all_answers_beats(self):
+        """Beats of the answers to as many reads as can be out, each in the smallest pieces, the first and last cut."""
+        return self.tags * (self.max_read // min(self.rcb, self.bus.bytes) + 1)
+
+    def answer_cycles(self):
+        """Cycles from a read to its last completion, at most, if it is answered at all.
+
+        When it is due it waits for luck as long as all answers take once; from then on only older ones go before it. To that come
+        the pauses of the completions, with a quarter for their luck, and its way out of the device: behind four others and, in
+        turns with them, as many writes.
+        """
+        beats, pause = self.all_answers_beats(), self.bus.pause
+        out = 5 * (self.max_payload // self.bus.bytes + 3) / (1 - pause["req"])
+        return int(self.latency[1] + beats + 1.25 * (beats / (1 - pause["cpl"]) + out)) + 16
+
     def _cycle(self):
-        # One piece at a time, of any read that is due.
+        # One piece at a time, of any read that is due; of one that has waited long before all others.
         if self.bus.completions_waiting > 1 or not self._due:
             return
         now = self.bus.cycle
         ripe = [i for i, (due, _, _) in enumerate(self._due) if due <= now]
         if not ripe:
             return
-        at = self.random.choice(ripe) if self.reorder else ripe[0]
+        oldest = min(ripe, key=lambda i: self._due[i][0])
+        fair = not self.reorder or self._due[oldest][0] + self.all_answers_beats() < now
+        at = oldest if fair else self.random.choice(ripe)
         _, tag, pieces = self._due[at]
         if at != 0:
             self.note("completions out of order")

@@ -13,9 +13,8 @@ Commands, completion entries and interrupts are not counted, as they are not in 
 for them.
 """
 
-from common.settings import parameter
+from common.settings import CLOCK_NS, parameter
 
-CLOCK_NS = 4
 LINK_GBIT_PER_S = 101.5
 # Cycles that the device itself takes, as the headers of the modules say. With a read: header FIFO 1, pd_dma_out 1, pd_dma_rx 5,
 # pd_ids 2. With a copy: pd_dma_front 4, pd_dma_split 2, header FIFO 1, pd_dma_out 1, pd_dma_rx 5, pd_dma_track 1, back through
@@ -27,10 +26,6 @@ def slots():
     """Copies that the Data Buffer holds: a row more for each than its bytes fill, as pd_stack has it."""
     beat = parameter("TLP_WIDTH", 512) // 8
     return min(64, parameter("BUFFER_BYTES", 131072) // beat // (parameter("COPY_BYTES_MAX", 4096) // beat + 1))
-
-
-def tags(host):
-    return min(parameter("TAGS", 128), host.tags)
 
 
 def cut(start, length, limit):
@@ -55,19 +50,20 @@ def reads(device, command):
 
 
 class Work:
-    """What commands come to: beats of the request stream, and cycles that they hold slots and tags in all."""
+    """What commands come to: beats of the request stream and of answers, and cycles that they hold slots and tags in all."""
 
     def __init__(self, device, commands, latency):
         host = device.host
-        self.bytes = self.stream = self.slot_cycles = self.tag_cycles = self.reads = 0
+        self.bytes = self.stream = self.answers = self.slot_cycles = self.tag_cycles = 0
         for command in commands:
             write = sum(beats(device, *piece) for piece in cut(command.dst_addr, command.data_len, host.max_payload))
             reading = 0
             for start, length in reads(device, command):
                 answer = sum(beats(device, *piece) for piece in cut(start, length, host.max_payload))
                 self.tag_cycles += latency + READ_CYCLES + answer
-                self.reads += 1
                 self.stream += 1
+                # At most: pieces of the completion boundary.
+                self.answers += length // min(host.rcb, device.bus.bytes) + 2
                 reading += answer
             self.bytes += command.data_len
             self.stream += write
@@ -79,5 +75,17 @@ def gbit_per_s(device, commands, latency):
     """The most that these commands can move in steady state, with a host that answers after `latency` cycles."""
     work = Work(device, commands, latency)
     link = LINK_GBIT_PER_S * device.width / 512
-    cycles = max(work.stream, work.slot_cycles / slots(), work.tag_cycles / tags(device.host))
+    cycles = max(work.stream, work.slot_cycles / slots(), work.tag_cycles / device.host.tags)
     return min(link, work.bytes * 8 / (cycles * CLOCK_NS))
+
+
+def cycles(device, commands, lost):
+    """Within how many cycles these commands are through that aren't among the `lost` ones.
+
+    Each resource has all its work in that time, even if none of it were done at the same time as another's: both streams, and the
+    slots and tags that the lost ones leave, those of the turn before too.
+    """
+    latency = device.host.latency[1]
+    work = Work(device, commands, latency)
+    serial = work.stream + work.answers + work.slot_cycles / (slots() - lost) + work.tag_cycles / (device.host.tags - 2 * lost)
+    return int(latency + serial)

@@ -9,7 +9,7 @@ from cocotbext.pcie.core.caps.msi import MsixCapability
 from cocotbext.pcie.core.tlp import Tlp, TlpType
 
 from common import abi, coverage, tlp
-from common.settings import LONG, parameter, rng as rng_of
+from common.settings import CLOCK_NS, LONG, parameter, rng as rng_of
 
 coverage.declare("copy on a root complex", "refused by a root complex", "interrupt on a root complex")
 
@@ -55,7 +55,7 @@ class PdEndpoint(Endpoint):
 
 
 async def start(dut, rng, mps, mrrs):
-    cocotb.start_soon(Clock(dut.clk_i, 4, units="ns").start())
+    cocotb.start_soon(Clock(dut.clk_i, CLOCK_NS, units="ns").start())
     bus = tlp.Bus(dut, rng, len(dut.req_data_o))
     for name in ("cpl_valid_i", "bar_valid_i", "req_ready_i", "bar_cpl_ready_i", "cfg_bus_master_i", "cfg_msix_enable_i"):
         getattr(dut, name).value = 0

@@ -5,8 +5,8 @@ import itertools
 import cocotb
 
 from common import abi, coverage, limit, tlp
-from common.driver import Device, Queue
-from common.settings import LONG, parameter, rng as rng_of
+from common.driver import STUCK_CYCLES, Device, Queue
+from common.settings import CLOCK_NS, LONG, parameter, rng as rng_of
 
 SEND = abi.TYPE_GENERAL_SEND
 BAD = "command with BadType", "command with BadLength", "command with BadAddress", "command with Failed"
@@ -127,8 +127,8 @@ async def traffic(dut, name, commands, queues=4, bad=0.1, pauses=0.2, fault=None
     pairs = [Queue(device, number, irq=rng.random() < 0.5) for number in rng.sample(range(device.queues_max), queues)]
     for queue in pairs:
         queue.enable()
-    floor, left, ahead, doorbells = device.next_free, commands, 0, device.mmio_writes
-    batches = 0
+    floor, left, doorbells = device.next_free, commands, device.mmio_writes
+    batches, progress = 0, device.bus.cycle
     while left or any(queue.flying for queue in pairs):
         if device.next_free - device.host.base > len(device.host.memory) * 3 // 4:
             for queue in pairs:
@@ -136,8 +136,11 @@ async def traffic(dut, name, commands, queues=4, bad=0.1, pauses=0.2, fault=None
                 batches += 1
                 await queue.drain()
             reuse(device, floor)
+            progress = device.bus.cycle
         queue = rng.choice(pairs)
-        queue.reap()
+        if queue.reap():
+            progress = device.bus.cycle
+        assert device.bus.cycle - progress < STUCK_CYCLES, f"no completions any more, {left} commands to come"
         batch = min(left, queue.room(), rng.choice([1, 1, 3, 16, 40]))
         for _ in range(batch):
             if rng.random() < bad:
@@ -219,7 +222,6 @@ async def faults(dut):
     device = Device(dut, rng)
     device.host.latency = (10, 60)
     await device.start()
-    device.write(abi.REG_CPL_TIMEOUT, 4)
     pairs = [Queue(device, number) for number in range(4)]
     for queue in pairs:
         queue.enable()
@@ -229,26 +231,35 @@ async def faults(dut):
         return next((kind for begin, (stop, kind) in faulty.items() if start < stop and begin < end), None)
     device.host.fault = fault
     status = {"ur": abi.STATUS_BAD_ADDRESS, "ca": abi.STATUS_FAILED, "poison": abi.STATUS_FAILED, "lost": abi.STATUS_FAILED}
-    errors = lost = 0
+    errors, lost, floor = 0, 0, device.next_free
+    # A lost read holds a slot until its time-out: some are left.
+    lost_most = max(limit.slots() // 4, 1)
     for turn in range(12 if LONG else 5):
+        commands, kinds = [], []
         for queue in pairs:
             for _ in range(8):
                 if queue.number < 2 and rng.random() < 0.4:
                     command = copy(device, rng.choice([40, 600, 4096]))
-                    kind = rng.choice(list(status))
+                    kind = rng.choice([kind for kind in status if kind != "lost" or kinds.count("lost") < lost_most])
                     at = command.src_addr + rng.randrange(command.data_len)
                     faulty[at] = (at + 1, kind)
-                    errors += 1
-                    # Another read of the same copy may have failed before: any of its errors will do.
+                    kinds.append(kind)
                     queue.submit(command, status[kind])
                 else:
-                    queue.submit(copy(device, lengths(device)))
+                    command = copy(device, lengths(device))
+                    queue.submit(command)
+                commands.append(command)
+        errors += len(kinds)
+        # The unharmed queues are through before the first time-out, and no read that is answered meets it.
+        through = limit.cycles(device, commands, lost_most)
+        device.time_out_after(max(through, device.host.answer_cycles()))
+        for queue in pairs:
             queue.doorbell()
-        # The unharmed queues are through long before the time-outs.
         begin = device.bus.cycle
         for queue in pairs[2:]:
-            await queue.drain(3000)
-        assert device.bus.cycle - begin < 3000
+            await queue.drain(through)
+        dut._log.info("unharmed queues: %d of %d cycles", device.bus.cycle - begin, through)
+        assert device.bus.cycle - begin < through
         for queue in pairs[:2]:
             await queue.drain()
         # Late completions of some of the lost reads: dropped.
@@ -260,6 +271,8 @@ async def faults(dut):
                 coverage.hit("late completion dropped")
         device.host.lost.clear()
         await device.cycles(20)
+        faulty.clear()
+        reuse(device, floor)
     await finish(device, pairs)
     assert await device.read(abi.REG_COUNT_ERRORS) == errors
     assert await device.read(abi.REG_COUNT_TIMEOUTS) == lost
@@ -270,7 +283,7 @@ async def tags_come_back(dut):
     """Every tag lost once, never answered: after a second time-out all are in use again."""
     device = Device(dut, rng_of("tags_come_back"), ext_tag=False)
     await device.start()
-    device.write(abi.REG_CPL_TIMEOUT, 2)
+    time_out = device.time_out_after(device.host.answer_cycles())
     queue = Queue(device, 1)
     queue.enable()
     losing = [True]
@@ -281,12 +294,39 @@ async def tags_come_back(dut):
     queue.doorbell()
     await queue.drain()
     losing[0] = False
-    await device.cycles(256 * 6)
+    await device.cycles(2 * time_out + 512)
     for _ in range(8):
         queue.submit(copy(device, 4096))
     queue.doorbell()
     await finish(device, [queue])
     assert await device.read(abi.REG_COUNT_TIMEOUTS) == len(device.host.lost) >= 32
+
+
+@cocotb.test()
+async def time_out_when_due(dut):
+    """A lost read fails its command when CPL_TIMEOUT says, neither before nor much later."""
+    device = Device(dut, rng_of("time_out_when_due"))
+    await device.start()
+    queue = Queue(device, 1)
+    queue.enable()
+    floor = device.next_free
+    device.host.fault = lambda start, end: "lost" if start >= floor else None
+    # A tag is looked at every four cycles for each that there is; then the completion is written.
+    late = 4 * parameter("TAGS", 128) + 256
+    for units in (1, 2, 6):
+        device.write(abi.REG_CPL_TIMEOUT, units)
+        for _ in range(12):
+            queue.submit(copy(device, 64, offset=0), abi.STATUS_FAILED)
+            queue.doorbell()
+            seen = len(device.host.lost)
+            await device.until(lambda: len(device.host.lost) > seen, what="the read")
+            asked = device.bus.cycle
+            await queue.drain()
+            waited = device.bus.cycle - asked
+            assert 256 * (units - 1) < waited <= 256 * units + late, f"timed out after {waited} cycles, {units} units"
+            await device.cycles(device.random.randrange(256))
+    await finish(device, [queue])
+    assert await device.read(abi.REG_COUNT_TIMEOUTS) == len(device.host.lost)
 
 
 @cocotb.test()
@@ -581,9 +621,8 @@ async def registers(dut):
     # A message is ignored, I/O refused.
     device.bus.send_bar(0x34000000 << 96, b"")
     device.bus.send_bar((0x02000001 << 96) | (0x0008_F0_0F << 64), b"")
-    waiting = device._waiting.setdefault(0xF0, cocotb.triggers.Event())
-    await waiting.wait()
-    assert tlp.parse_completion(waiting.data[0])["status"] == tlp.UNSUPPORTED
+    header, _ = await device.answer(0xF0)
+    assert tlp.parse_completion(header)["status"] == tlp.UNSUPPORTED
     await device.idle()
 
 
@@ -620,7 +659,7 @@ async def traffic_with_faults(dut):
     device = Device(dut, rng, mps=rng.randrange(3), mrrs=rng.randrange(4))
     device.bus.pause.update(req=0.2, cpl=0.2)
     await device.start()
-    device.write(abi.REG_CPL_TIMEOUT, 8)
+    time_out = device.time_out_after(device.host.answer_cycles())
     pairs = [Queue(device, number) for number in range(5)]
     for queue in pairs:
         queue.enable()
@@ -634,7 +673,8 @@ async def traffic_with_faults(dut):
             queue.doorbell()
         for queue in pairs:
             await queue.drain()
-        await device.cycles(256 * 18)
+        # The tags of lost reads come back.
+        await device.cycles(2 * time_out + 512)
         device.next_free = floor
     await finish(device, pairs)
 
@@ -655,8 +695,9 @@ async def throughput(dut, length, share, numbers=(0,), offset=0, align=512):
         assert most == limit.LINK_GBIT_PER_S * device.width / 512, "nothing but the link may hold such a device back"
     for queue in pairs:
         queue.enable()
-    waiting, stamps = iter(commands), []
+    waiting, stamps, begin = iter(commands), [], device.bus.cycle
     while device.host.payload_bytes < length * total:
+        assert device.bus.cycle - begin < STUCK_CYCLES + total * length * 16 / device.width, "the copies come to no end"
         for queue in pairs:
             queue.reap()
             if queue.room() >= min(16, device.depth // 2):
@@ -670,7 +711,7 @@ async def throughput(dut, length, share, numbers=(0,), offset=0, align=512):
     # Neither start-up nor tail.
     low = next(stamp for stamp in stamps if stamp[1] > length * total * 0.3)
     high = next(stamp for stamp in stamps if stamp[1] > length * total * 0.8)
-    rate = (high[1] - low[1]) * 8 / ((high[0] - low[0]) * limit.CLOCK_NS)
+    rate = (high[1] - low[1]) * 8 / ((high[0] - low[0]) * CLOCK_NS)
     dut._log.info("%d-byte copies on %d queues: %.1f of %.1f Gbit/s at 250 MHz and %d bits", length, len(pairs), rate, most, device.width)
     await finish(device, pairs)
     assert rate >= share * most
