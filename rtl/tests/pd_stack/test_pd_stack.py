@@ -701,7 +701,7 @@ async def throughput(dut, length, share, numbers=(0,), offset=0, align=512):
         assert device.bus.cycle - begin < STUCK_CYCLES + total * length * 16 / device.width, "the copies come to no end"
         for queue in pairs:
             queue.reap()
-            if queue.room() >= min(16, device.depth // 2):
+            if queue.room() >= 16:
                 batch = list(itertools.islice(waiting, min(queue.room(), -(-total // len(pairs)))))
                 for command in batch:
                     queue.submit(command)
