@@ -8,7 +8,8 @@ class Host:
     """`memory` begins at address `base`. `latency` is a range of cycles, `rcb` the read completion boundary.
 
     A write to a byte that nobody expects to be written, or that was written before, fails the test at once: `expect` allows one
-    write per byte. Writes from address `payload_from` on count as payload. `fault(start, end)` may return "ur", "ca", "poison" or "lost" for a read.
+    write per byte. Writes from address `payload_from` on count as payload. `fault(start, end)` may return "ur", "ca", "poison" or
+    "lost" for a read.
     """
 
     def __init__(self, bus, random, size, base, max_payload, max_read, requester, tags=256):
