@@ -2,11 +2,15 @@
 
 import cocotb
 from cocotb.clock import Clock
-from cocotb.triggers import Event, FallingEdge
+from cocotb.triggers import Event, FallingEdge, with_timeout
 
 from common import abi, tlp
 from common.host import Host
-from common.settings import parameter
+from common.settings import CLOCK_NS, parameter
+
+# After so many cycles without any of it nothing will come any more: the longest that a test waits for are time-outs of lost reads, two
+# one after the other, of copies that queued up for their tags.
+STUCK_CYCLES = 200_000
 
 
 class Device:
@@ -17,9 +21,9 @@ class Device:
         self.width = len(dut.req_data_o)
         self.bus = tlp.Bus(dut, random, self.width)
         self.requester = 0x0300
-        # No payload is narrower than the datapath.
-        mps = max(mps, (self.width // 1024).bit_length() - 1)
-        self.host = Host(self.bus, random, size, base, 128 << mps, 128 << mrrs, self.requester, 256 if ext_tag else 32)
+        mps = tlp.payload_code(mps, self.width)
+        tags = min(parameter("TAGS", 128), 256 if ext_tag else 32)
+        self.host = Host(self.bus, random, size, base, 128 << mps, 128 << mrrs, self.requester, tags)
         self.host.on_msi = self._msi
         self.bus.on_bar_completion = self._bar_completion
         self.mps, self.mrrs, self.ext_tag = mps, mrrs, ext_tag
@@ -34,7 +38,7 @@ class Device:
 
     async def start(self):
         dut = self.dut
-        cocotb.start_soon(Clock(dut.clk_i, 4, units="ns").start())
+        cocotb.start_soon(Clock(dut.clk_i, CLOCK_NS, units="ns").start())
         for name in ("cpl_valid_i", "bar_valid_i", "req_ready_i", "bar_cpl_ready_i", "cpl_sop_i", "cpl_eop_i",
                      "bar_sop_i", "bar_eop_i", "cpl_hdr_i", "bar_hdr_i", "cpl_data_i", "bar_data_i"):
             getattr(dut, name).value = 0
@@ -62,7 +66,7 @@ class Device:
             if self.bus.error:
                 raise self.bus.error
 
-    async def until(self, condition, cycles=200_000, what="an event"):
+    async def until(self, condition, cycles=STUCK_CYCLES, what="an event"):
         falling = FallingEdge(self.dut.clk_i)
         for _ in range(cycles):
             if self.bus.error:
@@ -80,13 +84,16 @@ class Device:
         self.bus.send_bar(request.header(), value.to_bytes(4 * dws, "little"))
 
     async def read_raw(self, offset, dws=1, first=0xF, last=None):
-        self._bar_tag = (self._bar_tag + 1) % 256
-        tag, event = self._bar_tag, Event()
-        self._waiting[tag] = event
+        tag = self._bar_tag = (self._bar_tag + 1) % 256
         last = (0xF if dws > 1 else 0) if last is None else last
         request = tlp.Request(False, 0xC000_0000 + offset, dws, 0x0008, tag, first, last)
         self.bus.send_bar(request.header(), b"")
-        await event.wait()
+        return await self.answer(tag)
+
+    async def answer(self, tag):
+        """Header and payload of the completion of a read of the BAR."""
+        event = self._waiting[tag] = Event()
+        await with_timeout(event.wait(), STUCK_CYCLES * CLOCK_NS, "ns")
         return event.data
 
     async def read(self, offset):
@@ -104,10 +111,25 @@ class Device:
         assert addr == 0xFEE00000 + 16 * (data & 0xFFFF)
         self.msis.setdefault(data & 0xFFFF, []).append(self.bus.cycle)
 
+    async def ready(self):
+        return await self.read(abi.REG_STATUS) >> abi.STATUS_READY_LSB & 1
+
     async def enable(self):
         self.write(abi.REG_CONTROL, 1)
-        while not await self.read(abi.REG_STATUS) >> abi.STATUS_READY_LSB & 1:
-            pass
+        # A queue a cycle is disabled first; a read of a register takes longer than that.
+        for _ in range(self.queues_max + 8):
+            if await self.ready():
+                return
+        raise AssertionError("the device doesn't start")
+
+    def time_out_after(self, cycles):
+        """Sets the least completion time-out that no read of so many cycles meets, and returns it.
+
+        A read's age is the difference of two readings of a counter of 256 cycles, so it may be a unit less than it seems.
+        """
+        units = -(-cycles // 256) + 1
+        self.write(abi.REG_CPL_TIMEOUT, units)
+        return 256 * units
 
     async def idle(self, polls=20000):
         for _ in range(polls):
@@ -213,6 +235,6 @@ class Queue:
         self.completed += reaped
         return reaped
 
-    async def drain(self, cycles=200_000):
+    async def drain(self, cycles=STUCK_CYCLES):
         await self.device.until(lambda: self.reap() is not None and self.consumer == self.producer, cycles,
                                 f"completions of queue {self.number} from {self.consumer} to {self.producer}")

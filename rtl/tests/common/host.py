@@ -8,7 +8,8 @@ class Host:
     """`memory` begins at address `base`. `latency` is a range of cycles, `rcb` the read completion boundary.
 
     A write to a byte that nobody expects to be written, or that was written before, fails the test at once: `expect` allows one
-    write per byte. `fault(start, end)` may return "ur", "ca", "poison" or "lost" for a read.
+    write per byte. Writes from address `payload_from` on count as payload. `fault(start, end)` may return "ur", "ca", "poison" or
+    "lost" for a read.
     """
 
     def __init__(self, bus, random, size, base, max_payload, max_read, requester, tags=256):
@@ -21,9 +22,10 @@ class Host:
         self.fault = lambda start, end: None
         self.on_msi = lambda addr, data: None
         self.msi_base = 0xFEE00000
-        self.outstanding = {}
+        self.outstanding, self.asked = {}, {}
         self.lost = []
-        self.reads = self.writes = self.read_bytes = self.write_bytes = 0
+        self.reads = self.writes = self.read_bytes = self.payload_bytes = 0
+        self.payload_from = base
         self.seen = {}
         self._due = []
         bus.on_request = self._request
@@ -73,7 +75,8 @@ class Host:
         skip = request.start - request.addr
         self.memory[start:end] = request.data[skip:skip + end - start]
         self.writes += 1
-        self.write_bytes += end - start
+        if request.start >= self.payload_from:
+            self.payload_bytes += end - start
         if end % 4096 == 0:
             self.note("write up to a 4 KB boundary")
         if end - start == self.max_payload:
@@ -84,7 +87,9 @@ class Host:
     def _read(self, request):
         assert 4 * request.dws <= self.max_read, "a read above the maximum read request size"
         assert request.tag < self.tags, "a tag above the limit"
-        assert request.tag not in self.outstanding, "a tag used twice"
+        assert request.tag not in self.outstanding, \
+            f"a tag used twice, {self.bus.cycle - self.asked[request.tag]} cycles after it was first, with an answer owed"
+        self.asked[request.tag] = self.bus.cycle
         start, end = request.start, request.end
         assert 0 <= start - self.base < end - self.base <= len(self.memory), f"a read outside memory at {start:#x}"
         self.reads += 1
@@ -137,15 +142,32 @@ class Host:
             self.note("completion in pieces")
         return result
 
+    def all_answers_beats(self):
+        """Beats of the answers to as many reads as can be out, each in the smallest pieces, the first and last cut."""
+        return self.tags * (self.max_read // min(self.rcb, self.bus.bytes) + 1)
+
+    def answer_cycles(self):
+        """Cycles from a read to its last completion, at most, if it is answered at all.
+
+        When it is due it waits for luck as long as all answers take once; from then on only older ones go before it. To that come
+        the pauses of the completions, with a quarter for their luck, and its way out of the device: behind four others and, in
+        turns with them, as many writes.
+        """
+        beats, pause = self.all_answers_beats(), self.bus.pause
+        out = 5 * (self.max_payload // self.bus.bytes + 3) / (1 - pause["req"])
+        return int(self.latency[1] + beats + 1.25 * (beats / (1 - pause["cpl"]) + out)) + 16
+
     def _cycle(self):
-        # One piece at a time, of any read that is due.
+        # One piece at a time, of any read that is due; of one that has waited long before all others.
         if self.bus.completions_waiting > 1 or not self._due:
             return
         now = self.bus.cycle
         ripe = [i for i, (due, _, _) in enumerate(self._due) if due <= now]
         if not ripe:
             return
-        at = self.random.choice(ripe) if self.reorder else ripe[0]
+        oldest = min(ripe, key=lambda i: self._due[i][0])
+        fair = not self.reorder or self._due[oldest][0] + self.all_answers_beats() < now
+        at = oldest if fair else self.random.choice(ripe)
         _, tag, pieces = self._due[at]
         if at != 0:
             self.note("completions out of order")

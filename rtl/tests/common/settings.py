@@ -6,6 +6,7 @@ import random
 
 LONG = bool(os.environ.get("PD_LONG"))
 PARAMETERS = json.loads(os.environ.get("PD_PARAMETERS", "{}"))
+CLOCK_NS = 4
 SEED = os.environ.get("RANDOM_SEED", "1")
 
 

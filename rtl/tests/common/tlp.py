@@ -6,6 +6,11 @@ MRD, MWR, CPL = 0, 1, 2
 SUCCESS, UNSUPPORTED, RETRY, ABORT = 0, 1, 2, 4
 
 
+def payload_code(code, width):
+    """Max_Payload_Size as Device Control codes it, but no less than a beat of `width` bits: with less the device doesn't start."""
+    return max(code, (width // 1024).bit_length() - 1)
+
+
 @dataclass
 class Request:
     """A memory request. `first` and `last` are the byte enables; `data` is whole DWs."""

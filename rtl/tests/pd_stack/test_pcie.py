@@ -9,7 +9,7 @@ from cocotbext.pcie.core.caps.msi import MsixCapability
 from cocotbext.pcie.core.tlp import Tlp, TlpType
 
 from common import abi, coverage, tlp
-from common.settings import LONG, parameter, rng as rng_of
+from common.settings import CLOCK_NS, LONG, parameter, rng as rng_of
 
 coverage.declare("copy on a root complex", "refused by a root complex", "interrupt on a root complex")
 
@@ -55,7 +55,7 @@ class PdEndpoint(Endpoint):
 
 
 async def start(dut, rng, mps, mrrs):
-    cocotb.start_soon(Clock(dut.clk_i, 4, units="ns").start())
+    cocotb.start_soon(Clock(dut.clk_i, CLOCK_NS, units="ns").start())
     bus = tlp.Bus(dut, rng, len(dut.req_data_o))
     for name in ("cpl_valid_i", "bar_valid_i", "req_ready_i", "bar_cpl_ready_i", "cfg_bus_master_i", "cfg_msix_enable_i"):
         getattr(dut, name).value = 0
@@ -67,7 +67,7 @@ async def start(dut, rng, mps, mrrs):
     device = Device(endpoint)
     cocotb.start_soon(endpoint.sender())
     root = RootComplex()
-    root.max_payload_size, root.max_read_request_size = mps, mrrs
+    root.max_payload_size, root.max_read_request_size = tlp.payload_code(mps, bus.bytes * 8), mrrs
     root.make_port().connect(device)
     dut.cfg_requester_id_i.value = 0
     await root.enumerate()
@@ -91,8 +91,11 @@ async def copies(dut, name, mps, mrrs, commands):
     bar = handle.bar_window[0]
     assert await bar.read_dword(abi.REG_ID) == abi.DEVICE_ID
     await bar.write_dword(abi.REG_CONTROL, 1)
-    while not await bar.read_dword(abi.REG_STATUS) >> abi.STATUS_READY_LSB & 1:
-        pass
+    # A queue a cycle is disabled first.
+    for _ in range(parameter("QUEUES", 256) + 8):
+        if ready := await bar.read_dword(abi.REG_STATUS) >> abi.STATUS_READY_LSB & 1:
+            break
+    assert ready, "the device doesn't start"
     depth = 1 << parameter("LOG2_DEPTH", 10)
     memory = root.mem_pool.alloc_region(1 << 20)
     base = memory.get_absolute_address(0)
@@ -153,5 +156,5 @@ async def on_a_root_complex(dut):
 
 @cocotb.test(skip=not LONG)
 async def on_a_root_complex_small(dut):
-    """The same with the smallest TLPs."""
+    """The same with the smallest TLPs that the width takes."""
     await copies(dut, "pcie small", 0, 0, 600)
