@@ -38,8 +38,31 @@ pub fn remember_socket_path() {
 
 /// How long an answer on the attach socket may take.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// Ring mappings kept although no socket uses them.
+/// So many ring mappings may stay although no socket uses them, and as many as are used.
 const RINGS_KEPT_MAX: usize = 1024;
+
+/// Receive rings as they are mapped here. Those that no socket uses any more stay for a while: rings go to other sockets.
+#[derive(Debug, Default)]
+struct Rings {
+    known: HashMap<RingWords, Arc<Mapping>>,
+    /// Those in use when the others were dropped last.
+    used: usize,
+}
+
+impl Rings {
+    /// Drops the unused before they are as many as the others, so that looking for them costs little for each ring.
+    fn insert(&mut self, words: RingWords, ring: Arc<Mapping>) {
+        if self.known.len() > 2 * self.used.max(RINGS_KEPT_MAX / 2) {
+            self.drop_unused();
+        }
+        self.known.insert(words, ring);
+    }
+
+    fn drop_unused(&mut self) {
+        self.known.retain(|_, ring| Arc::strong_count(ring) > 1);
+        self.used = self.known.len();
+    }
+}
 
 /// An attachment. Dead once the driver has gone; then a new one is made.
 #[derive(Debug)]
@@ -51,7 +74,7 @@ pub(crate) struct Attachment {
     pub(crate) control: Arc<Mapping>,
     pub(crate) status: Arc<Mapping>,
     channels: Mutex<Channels>,
-    rings: Mutex<HashMap<RingWords, Arc<Mapping>>>,
+    rings: Mutex<Rings>,
 }
 
 /// Where a receive ring lies: region, first page, pages.
@@ -215,7 +238,7 @@ impl Attachment {
 
     /// The mapping of a receive ring. Slow the first time, a look-up after that.
     pub(crate) fn ring(&self, words: RingWords) -> Result<Arc<Mapping>> {
-        if let Some(ring) = lock(&self.rings).get(&words) {
+        if let Some(ring) = lock(&self.rings).known.get(&words) {
             return Ok(ring.clone());
         }
         let (region, page, pages) = words;
@@ -237,23 +260,15 @@ impl Attachment {
         let offset = u64::from(page) * PAGE_BYTES as u64;
         let map = || Mapping::twice(fd, offset, bytes, *page_bytes as usize);
         let map = map().or_else(|_| {
-            self.drop_unused_rings(0);
+            lock(&self.rings).drop_unused();
             map()
         });
         let ring = Arc::new(map.map_err(|errno| {
             Error::new(Errno::NOMEM, format!("cannot map a receive ring of {bytes} bytes: {errno}"))
         })?);
         drop(wire);
-        self.drop_unused_rings(RINGS_KEPT_MAX);
         lock(&self.rings).insert(words, ring.clone());
         Ok(ring)
-    }
-
-    fn drop_unused_rings(&self, kept: usize) {
-        let mut rings = lock(&self.rings);
-        if rings.len() > kept {
-            rings.retain(|_, ring| Arc::strong_count(ring) > 1);
-        }
     }
 
     /// Says something that is answered on a channel.

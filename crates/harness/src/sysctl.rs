@@ -44,9 +44,11 @@ impl Raised {
         // Written before the change, so that a sweep finds it.
         fs::write(&note, serde_json::to_vec(&change)?)
             .with_context(|| format!("cannot write {}", note.display()))?;
-        let raised = Raised { path, note, change };
-        write(&raised.path, least)?;
-        Ok(Some(raised))
+        if let Err(e) = write(&path, least) {
+            let _ = fs::remove_file(&note);
+            return Err(e);
+        }
+        Ok(Some(Raised { path, note, change }))
     }
 }
 
@@ -107,6 +109,16 @@ mod tests {
         assert_eq!((read(&path).unwrap(), note.exists()), (11, true));
         drop(raised);
         assert_eq!((read(&path).unwrap(), note.exists()), (10, false));
+    }
+
+    #[test]
+    fn what_cannot_be_raised_leaves_no_note() {
+        let (dir, path, note) = limit("10\n");
+        // Nobody may write this one.
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/proc/sys/kernel/random/poolsize", &path).unwrap();
+        assert!(Raised::raise_in(path, 1 << 40, note.clone()).is_err() && !note.exists());
+        drop(dir);
     }
 
     #[test]
