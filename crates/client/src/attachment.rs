@@ -52,7 +52,7 @@ struct Rings {
 impl Rings {
     /// Drops the unused before they are as many as the others, so that looking for them costs little for each ring.
     fn insert(&mut self, words: RingWords, ring: Arc<Mapping>) {
-        if self.known.len() > 2 * self.used.max(RINGS_KEPT_MAX / 2) {
+        if self.known.len() > RINGS_KEPT_MAX.max(2 * self.used) {
             self.drop_unused();
         }
         self.known.insert(words, ring);

@@ -58,8 +58,9 @@ impl Hold {
         // SAFETY: the set is there to be written.
         let pending = set(|set| unsafe { libc::sigpending(set) });
         // Asked before a handler runs, which may have been installed for once.
-        let handled = (1..=libc::SIGRTMAX())
-            .any(|signal| contains(&pending, signal) && !contains(&before, signal) && is_handled(signal));
+        let handled = (1..=libc::SIGRTMAX()).any(|signal| {
+            contains(&pending, signal) && !contains(&before, signal) && handler_flags(signal).is_some()
+        });
         restore(&before);
         handled
     }
@@ -78,14 +79,16 @@ fn restore(before: &libc::sigset_t) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
 }
 
-fn is_handled(signal: libc::c_int) -> bool {
+/// The flags (`SA_RESTART` and so on) of the handler that this process has for a signal, if it has one.
+pub fn handler_flags(signal: libc::c_int) -> Option<libc::c_int> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: only asks; all zeroes is a value of the type, for signals that nobody may ask about.
     let action = unsafe {
         libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
         action.assume_init()
     };
-    action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN
+    let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
+    handled.then_some(action.sa_flags)
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ pub mod core {
     pub use crate::attachment::remember_socket_path;
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::{ready, Epoll};
-    pub use crate::hold::Hold;
+    pub use crate::hold::{handler_flags, Hold};
     pub use crate::own::{is_own, own_fds, set_floor};
     pub use crate::pause::Pause;
     pub use crate::process::available;

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::container::state::{orphans, owned, Lock};
+use crate::sysctl;
 
 /// Bytes of one page of the pool.
 pub const PAGE_BYTES: u64 = 2 << 20;
@@ -35,9 +36,7 @@ impl Pool {
     }
 
     fn read(&self, file: &str) -> Result<u64> {
-        let path = self.dir.join(file);
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        text.trim().parse().with_context(|| format!("{} holds no number", path.display()))
+        sysctl::read(&self.dir.join(file))
     }
 
     /// What it has now.
@@ -46,8 +45,7 @@ impl Pool {
     }
 
     fn set_total(&self, pages: u64) -> Result<()> {
-        let path = self.dir.join("nr_hugepages");
-        fs::write(&path, pages.to_string()).with_context(|| format!("cannot write {}", path.display()))
+        sysctl::write(&self.dir.join("nr_hugepages"), pages)
     }
 
     /// Makes at least `pages` free pages, adding no more than are missing. The kernel may give fewer.

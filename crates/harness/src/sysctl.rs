@@ -70,12 +70,14 @@ fn undo(path: &Path, change: Change) -> Result<()> {
     }
 }
 
-fn read(path: &Path) -> Result<u64> {
+/// The number in a file of the kernel.
+pub(crate) fn read(path: &Path) -> Result<u64> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     text.trim().parse().with_context(|| format!("{} holds no number", path.display()))
 }
 
-fn write(path: &Path, value: u64) -> Result<()> {
+/// Sets it.
+pub(crate) fn write(path: &Path, value: u64) -> Result<()> {
     fs::write(path, value.to_string()).with_context(|| format!("cannot write {value} to {}", path.display()))
 }
 

@@ -1,4 +1,5 @@
 //! What every hook does around its work: errno, panics, signals.
+use pd_client::core::handler_flags;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// How a call on a twin ends if it does not succeed.
@@ -70,12 +71,6 @@ pub(crate) fn checked<T: PartialEq + From<i8>>(result: T) -> Outcome<T> {
 /// Whether some handler wants calls to be interrupted: installed without `SA_RESTART`. Which handler
 /// has run is not known; one that was to interrupt must not be missed.
 pub(crate) fn signals_interrupt() -> bool {
-    (1..=libc::SIGRTMAX()).any(|signal| {
-        // SAFETY: all zeroes is a value of the type; the kernel writes it.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: only asks.
-        let known = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) } == 0;
-        let handled = action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN;
-        known && handled && action.sa_flags & libc::SA_RESTART == 0
-    })
+    (1..=libc::SIGRTMAX())
+        .any(|signal| handler_flags(signal).is_some_and(|flags| flags & libc::SA_RESTART == 0))
 }

@@ -111,13 +111,13 @@ impl Spin {
 
     /// How long this spin lasts at most, and when it yields first.
     fn plan(&mut self) -> (Duration, Duration) {
-        let alone = !spinning_allowed();
+        let pausing = |time| if spinning_allowed() { time } else { Duration::ZERO };
         if self.crowded > 0 {
             self.crowded -= 1;
-            let pauses = if alone { Duration::ZERO } else { self.limit / LEAST };
+            let pauses = pausing(self.limit / LEAST);
             return (pauses, pauses);
         }
-        (self.bound, if alone { Duration::ZERO } else { self.patience })
+        (self.bound, pausing(self.patience))
     }
 
     /// Learns from a yield that lasted so long.

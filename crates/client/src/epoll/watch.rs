@@ -109,9 +109,7 @@ impl Socket {
             }
         }
     }
-}
 
-impl Socket {
     /// Whether the program thinks that this is TCP, where a peer's close is the end of its stream and no more: some
     /// read nothing after a `HUP`.
     fn stands_for_tcp(&self) -> bool {
