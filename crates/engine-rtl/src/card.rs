@@ -100,8 +100,8 @@ impl Card {
     pub fn ring(&self, index: usize, sq_producer_index: u16, cq_consumer_index: u16) {
         let value = queue::DOORBELL_SQ_PRODUCER.with(sq_producer_index.into())
             | queue::DOORBELL_CQ_CONSUMER.with(cq_consumer_index.into());
-        self.shared.doorbells[index].store(value, Ordering::Relaxed);
         // SYNC POINT: rtl-doorbell
+        self.shared.doorbells[index].store(value, Ordering::Release);
         self.shared.rung[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
         self.tell();
     }
@@ -186,12 +186,13 @@ impl Clocked {
 
     fn take_doorbells(&mut self) {
         for (number, rung) in self.shared.rung.iter().enumerate() {
-            // SYNC POINT: rtl-doorbell
             let mut bits = rung.swap(0, Ordering::Acquire);
             while bits != 0 {
                 let index = number * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                let value = self.shared.doorbells[index].load(Ordering::Relaxed);
+                // Perhaps of a later doorbell than the one that set the bit; then its entries must be seen too.
+                // SYNC POINT: rtl-doorbell
+                let value = self.shared.doorbells[index].load(Ordering::Acquire);
                 self.port.host.submit(index, queue::DOORBELL_SQ_PRODUCER.get(value) as u16);
                 self.port.write(queue_offset(index as u32, queue::DOORBELL), value);
             }
@@ -211,6 +212,8 @@ impl Clocked {
                 Order::Remove(index, answer) => {
                     close_queue(&mut self.port, index as u32);
                     self.port.host.remove(index);
+                    // A doorbell not looked at yet must not ring for the pair that gets this number next.
+                    self.shared.rung[index / 64].fetch_and(!(1 << (index % 64)), Ordering::Relaxed);
                     let _ = answer.send(());
                 }
                 Order::Count(answer) => {

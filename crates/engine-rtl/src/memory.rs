@@ -2,7 +2,7 @@
 use crate::grants::Grants;
 use crate::port::Host;
 use crate::ring::{command_of, words_of, Ring, RING_BYTES};
-use pd_abi::limits::CHUNK_BYTES_PAPER;
+use pd_abi::limits::{CHUNK_BYTES_PAPER, QUEUE_DEPTH};
 use pd_abi::{Command, CommandType};
 use std::collections::VecDeque;
 use std::mem::size_of;
@@ -21,10 +21,24 @@ struct Queue {
     rings: Arc<Rings>,
     /// Entries that the driver has told of.
     submitted: u16,
-    /// Entries that the card has completed.
-    completed: u16,
-    /// What each entry in between allows: source, destination, length; length 0: nothing.
-    in_flight: VecDeque<(u64, u64, u64)>,
+    /// What each of the last of them allows, from the oldest that the card has not completed; `None`: completed.
+    in_flight: VecDeque<Option<Copy>>,
+}
+
+/// What a command in flight allows; length 0: nothing.
+#[derive(Default)]
+struct Copy {
+    src: u64,
+    dst: u64,
+    len: u64,
+}
+
+impl Queue {
+    /// Where in `in_flight` the entry is whose completion belongs at byte `offset` of the completion queue.
+    fn in_flight_at(&self, offset: usize) -> usize {
+        let oldest = usize::from(self.submitted).wrapping_sub(self.in_flight.len());
+        (offset / size_of::<Command>()).wrapping_sub(oldest) % QUEUE_DEPTH
+    }
 }
 
 /// The memory behind the port of an `rtl` engine.
@@ -41,14 +55,14 @@ impl EngineMemory {
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
         }
-        self.queues[index] = Some(Queue { rings, submitted: 0, completed: 0, in_flight: VecDeque::new() });
+        self.queues[index] = Some(Queue { rings, submitted: 0, in_flight: VecDeque::new() });
     }
 
     /// Takes all back that pair `index` allowed.
     pub fn remove(&mut self, index: usize) {
         let Some(queue) = self.queues.get_mut(index).and_then(Option::take) else { return };
-        for (src, dst, len) in queue.in_flight {
-            self.revoke(src, dst, len);
+        for copy in queue.in_flight.into_iter().flatten() {
+            self.revoke(&copy);
         }
     }
 
@@ -63,7 +77,7 @@ impl EngineMemory {
                 && (1..=u64::from(CHUNK_BYTES_PAPER)).contains(&len)
                 && [src, dst].iter().all(|addr| *addr != 0 && addr.checked_add(len).is_some());
             queue.submitted = queue.submitted.wrapping_add(1);
-            queue.in_flight.push_back(if valid { (src, dst, len) } else { (0, 0, 0) });
+            queue.in_flight.push_back(Some(if valid { Copy { src, dst, len } } else { Copy::default() }));
             if valid {
                 self.sources.grant(src, len);
                 self.destinations.grant(dst, len);
@@ -73,35 +87,38 @@ impl EngineMemory {
 
     /// Whether the card has something to do.
     pub fn is_busy(&self) -> bool {
-        self.queues.iter().flatten().any(|queue| queue.submitted != queue.completed)
+        self.queues.iter().flatten().any(|queue| !queue.in_flight.is_empty())
     }
 
-    fn revoke(&mut self, src: u64, dst: u64, len: u64) {
-        if len > 0 {
-            self.sources.revoke(src, len);
-            self.destinations.revoke(dst, len);
+    fn revoke(&mut self, copy: &Copy) {
+        if copy.len > 0 {
+            self.sources.revoke(copy.src, copy.len);
+            self.destinations.revoke(copy.dst, copy.len);
         }
     }
 
-    /// A completion of pair `index` at byte `offset` of its queue. Only the next one in order is right.
+    /// A completion of pair `index` at byte `offset` of its queue. Batches of them may come in any order: a later one
+    /// with less to copy is done first. Each must answer an entry in flight, once.
     fn complete(&mut self, index: usize, offset: usize, entry: &[u8]) -> bool {
         let Some(Some(queue)) = self.queues.get_mut(index) else { return false };
-        let expected = usize::from(queue.completed) * size_of::<Command>() % RING_BYTES;
-        if offset != expected {
+        if offset % size_of::<Command>() != 0 {
             return false;
         }
-        let Some((src, dst, len)) = queue.in_flight.pop_front() else { return false };
+        let at = queue.in_flight_at(offset);
+        let Some(copy) = queue.in_flight.get_mut(at).and_then(Option::take) else { return false };
+        while queue.in_flight.front().is_some_and(Option::is_none) {
+            queue.in_flight.pop_front();
+        }
         let mut words = words_of(&Command::default());
         for (word, bytes) in words.iter_mut().zip(entry.chunks_exact(8)) {
             *word = u64::from_le_bytes([
                 bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
             ]);
         }
-        let (at, rings) = (queue.completed, Arc::clone(&queue.rings));
-        queue.completed = queue.completed.wrapping_add(1);
+        let rings = Arc::clone(&queue.rings);
         // The driver may give the bytes to somebody else as soon as it sees the entry.
-        self.revoke(src, dst, len);
-        rings.cq.store(at, words);
+        self.revoke(&copy);
+        rings.cq.store((offset / size_of::<Command>()) as u16, words);
         true
     }
 
@@ -203,16 +220,38 @@ mod tests {
     }
 
     #[test]
-    fn completions_come_in_order_and_only_for_what_was_submitted() {
+    fn completions_come_once_and_only_for_what_was_submitted() {
         let (src, mut dst) = ([0; LEN], [0; LEN]);
         let command = copy(&src, &mut dst);
-        let (mut memory, rings) = memory(&[command, Command::default()]);
-        assert!(!memory.write(rings.cq.addr() + 32, &[0; 32]), "the second first");
-        assert!(!memory.write(rings.cq.addr(), &[0; 16]), "half an entry");
-        assert!(memory.write(rings.cq.addr(), &[0; 64]));
-        assert!(!memory.write(rings.cq.addr() + 64, &[0; 32]), "one that was not submitted");
+        let (mut memory, rings) = memory(&[command, Command::default(), Command::default()]);
+        let at = |entry: u64| rings.cq.addr() + entry * 32;
+        assert!(!memory.write(at(0), &[0; 16]), "half an entry");
+        assert!(!memory.write(at(0) + 8, &[0; 32]), "between two entries");
+        assert!(memory.write(at(1), &[0; 32]), "the second first");
+        assert!(!memory.write(at(1), &[0; 32]), "the second again");
+        assert!(memory.is_busy() && memory.read(command.src_addr, &mut [0]), "the first is in flight");
+        assert!(memory.write(at(0), &[0; 32]));
+        assert!(!memory.read(command.src_addr, &mut [0]), "the first is done");
+        for entry in [0, 1, 3, QUEUE_DEPTH as u64 - 1] {
+            assert!(!memory.write(at(entry), &[0; 32]), "one that is not in flight");
+        }
+        assert!(memory.is_busy());
         memory.remove(3);
-        assert!(!memory.write(rings.cq.addr() + 64, &[0; 32]), "a queue that is gone");
+        assert!(!memory.write(at(2), &[0; 32]), "a queue that is gone");
+        assert!(!memory.is_busy());
+    }
+
+    #[test]
+    fn entries_keep_their_places_when_numbers_wrap() {
+        let (mut memory, rings) = memory(&[]);
+        for submitted in (0..=u16::MAX).chain(0..5).skip(2).step_by(2) {
+            memory.submit(3, submitted);
+            let slot = |back: u16| usize::from(submitted.wrapping_sub(back)) % QUEUE_DEPTH;
+            for back in [1, 2] {
+                assert!(memory.write(rings.cq.addr() + 32 * slot(back) as u64, &[0; 32]), "{submitted}");
+            }
+            assert!(!memory.is_busy());
+        }
     }
 
     #[test]

@@ -83,3 +83,40 @@ fn a_batch_is_one_doorbell() {
     drop(pair);
     assert!(destination.iter().all(|byte| *byte == 0x5a));
 }
+
+/// A batch with nothing to copy is done before one with much that was submitted first; both are reaped, in order.
+#[test]
+fn a_later_batch_is_done_first() {
+    const LEN: usize = 4096;
+    const COPIES: usize = 16;
+    let Some(engine) = engine() else { return };
+    let source = [0x5au8; LEN];
+    let mut destination = vec![0u8; COPIES * LEN];
+    let (from, to) = (source.as_ptr().expose_provenance(), destination.as_mut_ptr().expose_provenance());
+    let copies: Vec<_> = (0..COPIES)
+        .map(|number| Command {
+            request_type: CommandType::GeneralSend as u8,
+            data_len: LEN as u32,
+            src_addr: from as u64,
+            dst_addr: (to + number * LEN) as u64,
+            ..Command::default()
+        })
+        .collect();
+    let mut pair = engine.queue_pair().expect("a queue pair");
+    for _ in 0..50 {
+        // SAFETY: source and destinations live until all completions are reaped below, and are disjoint.
+        let accepted = unsafe { pair.submit(&copies) + pair.submit(&[Command::default()]) };
+        assert_eq!(accepted, COPIES + 1);
+        let mut statuses = Vec::new();
+        let mut completions = [Command::default(); COPIES + 1];
+        while pair.in_flight() > 0 {
+            let reaped = pair.reap(&mut completions);
+            statuses.extend(completions[..reaped].iter().map(|completion| completion.status));
+            let Counts { refused, malformed, .. } = engine.counts();
+            assert_eq!((refused, malformed), (0, 0));
+        }
+        let (last, first) = statuses.split_last().expect("completions");
+        assert!(first.iter().all(|status| *status == CommandStatus::Ok as u8));
+        assert_eq!(*last, CommandStatus::BadType as u8);
+    }
+}
