@@ -20,6 +20,8 @@ const YIELD_FOREIGN: Duration = Duration::from_millis(1);
 /// ...and so many waits do not yield: the least of these the first time, four times as many if it happens again, at most
 /// the most of these.
 const CROWDED: (u32, u32) = (16, 4096);
+/// A crowd so long after the last one is another one: a thread of the kernel now and then is no neighbour.
+const CROWD_FORGOTTEN: Duration = Duration::from_secs(1);
 /// After so many waits in a row that shared the core a sleep is due: the scheduler places who wakes up, on an idle core
 /// if there is one, but leaves those where they are that take turns.
 const SHARED_MAX: u32 = 1024;
@@ -48,6 +50,8 @@ pub struct Spin {
     crowded: u32,
     /// How many they are the next time; one less with each yield that was short.
     penalty: u32,
+    /// When a yield went to somebody who keeps the core.
+    crowd: Option<Instant>,
 }
 
 impl Spin {
@@ -65,6 +69,7 @@ impl Spin {
             shared: 0,
             crowded: 0,
             penalty: CROWDED.0,
+            crowd: None,
         }
     }
 
@@ -95,7 +100,7 @@ impl Spin {
                 self.patience = if alone { (self.patience * 2).min(self.limit / 2) } else { PATIENCE_MIN };
                 next = if alone && spinning_allowed() { now + self.patience } else { now };
                 shares |= !alone;
-                self.look_for_crowds(now - spent);
+                self.look_for_crowds(now - spent, began + now);
             }
             spent = now;
             if found {
@@ -120,9 +125,13 @@ impl Spin {
         (self.bound, pausing(self.patience))
     }
 
-    /// Learns from a yield that lasted so long.
-    fn look_for_crowds(&mut self, yielded: Duration) {
+    /// Learns from a yield that lasted so long and has ended now.
+    fn look_for_crowds(&mut self, yielded: Duration, now: Instant) {
         if yielded > YIELD_FOREIGN {
+            let last = self.crowd.replace(now);
+            if last.is_some_and(|last| now.saturating_duration_since(last) > CROWD_FORGOTTEN) {
+                self.penalty = CROWDED.0;
+            }
             self.crowded = self.penalty;
             self.penalty = (self.penalty * 4).min(CROWDED.1);
         } else {
@@ -168,16 +177,29 @@ mod tests {
     #[test]
     fn it_does_not_yield_to_those_who_keep_the_core() {
         let mut spin = Spin::new(LIMIT);
+        let mut now = Instant::now();
         for waits in [16, 64, 256, 1024, 4096, 4096] {
-            spin.look_for_crowds(YIELD_FOREIGN * 2);
+            now += CROWD_FORGOTTEN;
+            spin.look_for_crowds(YIELD_FOREIGN * 2, now);
             assert_eq!(spin.crowded, waits);
         }
         let (bound, next) = spin.plan();
         assert_eq!((bound, spin.crowded), (next, 4095), "it is over before it would yield");
         spin.crowded = 0;
         assert!(spin.plan().1 < spin.plan().0);
-        (0..4096).for_each(|_| spin.look_for_crowds(LIMIT));
+        (0..4096).for_each(|_| spin.look_for_crowds(LIMIT, now));
         assert_eq!((spin.crowded, spin.penalty), (0, 16));
+    }
+
+    #[test]
+    fn a_crowd_is_forgotten() {
+        let mut spin = Spin::new(LIMIT);
+        let mut now = Instant::now();
+        for _ in 0..10 {
+            now += CROWD_FORGOTTEN * 2;
+            spin.look_for_crowds(YIELD_FOREIGN * 2, now);
+            assert_eq!(spin.crowded, CROWDED.0);
+        }
     }
 
     #[test]
