@@ -3,8 +3,9 @@
 use crate::attachment::Attachment;
 use crate::epoll::Watch;
 use crate::error::{check, Error, Result};
+use crate::lock::{Guard, Lock};
 use crate::own::OwnFd;
-use crate::turn::{lock, sleep_in_turn, HasTurn, Turn, SLEEP_MAX};
+use crate::turn::{sleep_in_turn, HasTurn, Turn, SLEEP_MAX};
 use pd_abi::layout::{channel_control, channel_offset, channel_status, socket_control, socket_offset};
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES, RING_BYTES_DEFAULT};
 use pd_abi::{Event, EventKind, Operation, Request, SocketId};
@@ -13,7 +14,7 @@ use pd_shm::{wait, Mapping};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Condvar, OnceLock, Weak};
 use std::time::Duration;
 
 /// Sockets that a channel asks for on stock.
@@ -30,7 +31,7 @@ pub(crate) struct Channel {
     control: Arc<Mapping>,
     status: Arc<Mapping>,
     attachment: Weak<Attachment>,
-    inner: Mutex<Inner>,
+    inner: Lock<Inner>,
     turn: Condvar,
 }
 
@@ -109,7 +110,7 @@ impl Channel {
             control,
             status,
             attachment: Arc::downgrade(attachment),
-            inner: Mutex::new(inner),
+            inner: Lock::new(inner),
             turn: Condvar::new(),
         }
     }
@@ -150,7 +151,7 @@ impl Channel {
     /// Writes an unanswered request. Waits only if the ring is full, which the driver always empties.
     #[inline]
     pub(crate) fn submit(&self, request: Request) -> Result<()> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         match inner.requests.write(request) {
             Ok(true) => {
                 self.publish(&mut inner);
@@ -169,7 +170,7 @@ impl Channel {
                 Ok(false) => self.wait_for_room(&mut rounds)?,
                 Err(Broken) => return Err(self.broken()),
             }
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             result = inner.requests.write(request);
             self.publish(&mut inner);
         }
@@ -208,7 +209,7 @@ impl Channel {
         attachment: &Attachment,
         mut request: Request,
     ) -> Result<(Event, Vec<Event>)> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         request.tag = inner.ask();
         let inner = self.write(inner, request)?;
         self.wait_for_answer(attachment, inner, request.tag)
@@ -220,10 +221,10 @@ impl Channel {
         attachment: &Attachment,
         requests: impl Iterator<Item = Request>,
     ) -> Vec<Result<Event>> {
-        let mut inner = Some(lock(&self.inner));
+        let mut inner = Some(self.inner.lock());
         let mut asked = Vec::new();
         for mut request in requests {
-            let mut guard = inner.take().unwrap_or_else(|| lock(&self.inner));
+            let mut guard = inner.take().unwrap_or_else(|| self.inner.lock());
             request.tag = guard.ask();
             // Published with the last one: the driver shall not wake up for each.
             let written = match guard.requests.write(request) {
@@ -235,19 +236,15 @@ impl Channel {
             };
             asked.push(written.map(|()| request.tag));
         }
-        let mut guard = inner.take().unwrap_or_else(|| lock(&self.inner));
+        let mut guard = inner.take().unwrap_or_else(|| self.inner.lock());
         self.publish(&mut guard);
         drop(guard);
-        let answer = |tag| self.wait_for_answer(attachment, lock(&self.inner), tag).map(|(answer, _)| answer);
+        let answer = |tag| self.wait_for_answer(attachment, self.inner.lock(), tag).map(|(answer, _)| answer);
         asked.into_iter().map(|asked| asked.and_then(answer)).collect()
     }
 
     /// Writes a question and publishes it; waits while the ring is full.
-    fn write<'a>(
-        &'a self,
-        mut inner: MutexGuard<'a, Inner>,
-        request: Request,
-    ) -> Result<MutexGuard<'a, Inner>> {
+    fn write<'a>(&'a self, mut inner: Guard<'a, Inner>, request: Request) -> Result<Guard<'a, Inner>> {
         let written = inner.requests.write(request);
         self.publish(&mut inner);
         if written == Ok(true) {
@@ -255,7 +252,7 @@ impl Channel {
         }
         drop(inner);
         let result = self.submit_slowly(written, request);
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         match result {
             Ok(()) => Ok(inner),
             Err(error) => {
@@ -271,18 +268,18 @@ impl Channel {
         attachment: &Attachment,
         ask: impl FnOnce(u32) -> Result<()>,
     ) -> Result<Event> {
-        let tag = lock(&self.inner).ask();
+        let tag = self.inner.lock().ask();
         if let Err(error) = ask(tag) {
-            lock(&self.inner).forget(tag);
+            self.inner.lock().forget(tag);
             return Err(error);
         }
-        self.wait_for_answer(attachment, lock(&self.inner), tag).map(|(answer, _)| answer)
+        self.wait_for_answer(attachment, self.inner.lock(), tag).map(|(answer, _)| answer)
     }
 
     fn wait_for_answer<'a>(
         &'a self,
         attachment: &Attachment,
-        mut inner: MutexGuard<'a, Inner>,
+        mut inner: Guard<'a, Inner>,
         tag: u32,
     ) -> Result<(Event, Vec<Event>)> {
         loop {
@@ -299,7 +296,7 @@ impl Channel {
             if timed_out {
                 drop(inner);
                 attachment.check_alive();
-                inner = lock(&self.inner);
+                inner = self.inner.lock();
             }
         }
     }
@@ -307,7 +304,7 @@ impl Channel {
     /// A new socket's id and the size of its rings: one on stock, or else the driver's answer.
     pub(crate) fn open(&self, attachment: &Attachment, v6: bool) -> Result<(SocketId, u64)> {
         let more = {
-            let spares = &mut lock(&self.inner).spares[usize::from(v6)];
+            let spares = &mut self.inner.lock().spares[usize::from(v6)];
             if let Some(spare) = spares.sockets.pop() {
                 return Ok(spare);
             }
@@ -316,7 +313,7 @@ impl Channel {
             more
         };
         self.stock(attachment, v6, 1 + more)?;
-        lock(&self.inner).spares[usize::from(v6)].sockets.pop().ok_or_else(|| self.broken())
+        self.inner.lock().spares[usize::from(v6)].sockets.pop().ok_or_else(|| self.broken())
     }
 
     /// Has the driver open at most so many sockets.
@@ -331,18 +328,18 @@ impl Channel {
             bytes => (SocketId(answer.socket), bytes),
         };
         let sockets = others.into_iter().chain([last]).map(opened);
-        lock(&self.inner).spares[usize::from(v6)].sockets.extend(sockets);
+        self.inner.lock().spares[usize::from(v6)].sockets.extend(sockets);
         Ok(())
     }
 
     /// Sockets on stock.
     pub(crate) fn spares(&self, v6: bool) -> usize {
-        lock(&self.inner).spares[usize::from(v6)].sockets.len()
+        self.inner.lock().spares[usize::from(v6)].sockets.len()
     }
 
     /// Takes all events. Says whether there were any.
     pub(crate) fn take_events(&self) -> Result<bool> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         self.drain(&mut inner)
     }
 
@@ -414,7 +411,7 @@ impl Channel {
 
     /// From now on every event is also written to the pipe; takes those that are there.
     pub(crate) fn use_pipe(&self) -> Result<()> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.pipe_users += 1;
         if self.arm(&inner) {
             self.drain(&mut inner)?;
@@ -424,7 +421,7 @@ impl Channel {
 
     /// Takes back one [`Self::use_pipe`].
     pub(crate) fn leave_pipe(&self) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.pipe_users = inner.pipe_users.saturating_sub(1);
         if inner.pipe_users == 0 {
             self.control.store_u32(self.at + channel_control::PIPE_WANTED, 0, Ordering::Relaxed);
@@ -457,10 +454,10 @@ impl Channel {
 
     fn sleep<'a>(
         &'a self,
-        inner: MutexGuard<'a, Inner>,
+        inner: Guard<'a, Inner>,
         timeout: Duration,
         mut ready: impl FnMut() -> bool,
-    ) -> (MutexGuard<'a, Inner>, bool) {
+    ) -> (Guard<'a, Inner>, bool) {
         let position = inner.events.position();
         let cells = wait::SharedCells {
             wake_at: (&self.control, self.at + channel_control::EVENT_WAKE_AT),
@@ -482,7 +479,7 @@ impl Channel {
     /// Takes the events that come within `timeout`; returns early for no reason, or when `ready`.
     /// Says whether the time was over.
     pub(crate) fn wait_events(&self, timeout: Duration, mut ready: impl FnMut() -> bool) -> Result<bool> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if self.drain(&mut inner)? || ready() {
             return Ok(false);
         }
@@ -499,7 +496,7 @@ impl Channel {
 
     /// Passes `Ready` events of socket `id` on to `watch`, or (none) to nobody.
     pub(crate) fn set_watch(&self, id: SocketId, watch: Option<Arc<Watch>>) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let slot = usize::from(id.slot());
         if inner.watches.len() <= slot {
             if watch.is_none() {

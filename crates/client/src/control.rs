@@ -95,7 +95,7 @@ impl Socket {
         control.local = answer.address().to_socket_addr().or(control.local);
         control.backlog = backlog;
         control.state = State::Listening;
-        lock(&self.recv).listening = true;
+        self.recv.lock().listening = true;
         Ok(())
     }
 
@@ -162,8 +162,8 @@ impl Socket {
         control.state = State::Connected;
         let link = Arc::new(control.link.connected());
         self.set_link(&mut control, link);
-        lock(&self.send).connected = true;
-        lock(&self.recv).connected = true;
+        self.send.lock().connected = true;
+        self.recv.lock().connected = true;
         drop(control);
         self.watch.notify();
         Ok(())
@@ -181,13 +181,13 @@ impl Socket {
         }
         let (read, write) = (how != Shutdown::Write, how != Shutdown::Read);
         if write {
-            lock(&self.send).shut = true;
+            self.send.lock().shut = true;
         }
         let mask = u64::from(read) | u64::from(write) << 1;
         let request = control.link.request(Operation::Shutdown).with_numbers(mask, 0);
         control.call(request, || "cannot shut the connection down".to_owned())?;
         if read {
-            lock(&self.recv).shut = true;
+            self.recv.lock().shut = true;
         }
         control.link.kick();
         drop(control);
@@ -240,7 +240,7 @@ impl Socket {
         let taken = control.set_option(SocketOption::SendRingBytes, bytes)?.number();
         let taken = taken.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
         control.send_ring_bytes = taken;
-        lock(&self.send).ring_bytes = taken;
+        self.send.lock().ring_bytes = taken;
         Ok(taken)
     }
 
@@ -302,7 +302,7 @@ impl Socket {
     pub(crate) fn adopt(&self) -> Result<()> {
         let mut control = lock(&self.control);
         {
-            let mut side = lock(&self.send);
+            let mut side = self.send.lock();
             if !std::mem::take(&mut side.adoptable) || side.has_sent() {
                 return Ok(());
             }

@@ -37,6 +37,7 @@ mod error;
 mod hold;
 mod link;
 mod listen;
+mod lock;
 mod own;
 mod pause;
 mod process;

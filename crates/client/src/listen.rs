@@ -34,7 +34,7 @@ impl Socket {
                 Err(error) if error.would_block() && !self.is_nonblocking() => {}
                 _ => return result,
             }
-            let side = lock(&self.recv);
+            let side = self.recv.lock();
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let Some(timeout) = deadline.next_sleep() else { return result };
             let wake_at = side.consumer + 1;
@@ -66,7 +66,7 @@ impl Socket {
             self.fetch_arrived(arrived)?;
         }
         let next = arrived.pop_front().ok_or_else(would_block)?;
-        let mut side = lock(&self.recv);
+        let mut side = self.recv.lock();
         side.consumer += 1;
         side.link.store_recv_consumer(side.consumer);
         drop(side);
@@ -77,7 +77,7 @@ impl Socket {
     fn fetch_arrived(&self, arrived: &mut VecDeque<Arrived>) -> Result<()> {
         self.check_usable()?;
         let (link, came, taken) = {
-            let mut side = lock(&self.recv);
+            let mut side = self.recv.lock();
             let came = side.link.recv_producer();
             if came <= side.consumer {
                 side.idle_calls = side.idle_calls.wrapping_add(1);
@@ -100,7 +100,7 @@ impl Socket {
         };
         if last.errno == Errno::AGAIN.raw_os_error() as u32 {
             // Those that came have left again.
-            let mut side = lock(&self.recv);
+            let mut side = self.recv.lock();
             side.consumer = side.consumer.max(came);
             side.link.store_recv_consumer(side.consumer);
         }
@@ -168,7 +168,7 @@ impl Socket {
             return Err(error);
         }
         self.set_link(control, link);
-        lock(&self.recv).restart();
+        self.recv.lock().restart();
         self.rewatch(control);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Waiting on one offloaded connection, for callers that have to come back when a signal handler has run.
 use crate::hold::Hold;
 use crate::socket::Socket;
-use crate::turn::{lock, sleep_in_turn, SLEEP_MAX};
+use crate::turn::{sleep_in_turn, SLEEP_MAX};
 use pd_shm::wait::{SharedCells, SleeperCells};
 use std::cell::Cell;
 use std::time::Duration;
@@ -53,7 +53,7 @@ impl Socket {
     /// time after which one looks for the driver.
     pub fn pause_recv(&self, timeout: Duration) -> Pause {
         let (signal, hold) = (Cell::new(false), Hold::default());
-        let mut side = lock(&self.recv);
+        let mut side = self.recv.lock();
         let (there, end) = side.poll();
         if there > 0 || end != 0 || side.shut || self.check_usable().is_err() {
             return Pause::Look;
@@ -79,7 +79,7 @@ impl Socket {
     /// [`Self::pause_recv`].
     pub fn pause_send(&self, timeout: Duration) -> Pause {
         let (signal, hold) = (Cell::new(false), Hold::default());
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         side.reap();
         if side.writable() || side.end().is_err() || self.check_usable().is_err() {
             return Pause::Look;

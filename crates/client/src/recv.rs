@@ -6,15 +6,16 @@ use crate::control::not_connected;
 use crate::direct::Incoming;
 use crate::error::{Error, Result};
 use crate::link::Link;
+use crate::lock::Guard;
 use crate::socket::{would_block, Socket};
-use crate::turn::{lock, sleep_in_turn, Deadline, HasTurn, Turn};
+use crate::turn::{sleep_in_turn, Deadline, HasTurn, Turn};
 use pd_abi::layout::ENDED;
 use pd_abi::Operation;
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::atomic::{fence, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How many fruitless non-blocking calls go by before one looks whether the driver is there.
@@ -253,7 +254,7 @@ impl Socket {
     /// `EAGAIN`, `ENOTCONN`, `ECONNRESET`; `ENOBUFS` if the ring is full of bytes handed out.
     pub fn recv(&self, max: usize) -> Result<Handout> {
         self.check_usable()?;
-        let mut side = lock(&self.recv);
+        let mut side = self.recv.lock();
         if max == 0 {
             return Ok(Handout { ptr: NonNull::dangling(), len: 0, start: side.cursor });
         }
@@ -280,10 +281,10 @@ impl Socket {
     /// Sleeps until the producer reaches `wake_at` or the stream ends.
     pub(crate) fn sleep_for_recv<'a>(
         &'a self,
-        side: MutexGuard<'a, RecvSide>,
+        side: Guard<'a, RecvSide>,
         wake_at: u64,
         timeout: Duration,
-    ) -> MutexGuard<'a, RecvSide> {
+    ) -> Guard<'a, RecvSide> {
         let link = side.link.clone();
         if link.direct.is_some() {
             return self.sleep_for_direct(side, wake_at, timeout);
@@ -295,7 +296,7 @@ impl Socket {
         if timed_out {
             drop(side);
             link.attachment.check_alive();
-            return lock(&self.recv);
+            return self.recv.lock();
         }
         side
     }
@@ -306,7 +307,7 @@ impl Socket {
     /// `EINVAL` if there are not so many.
     pub fn recv_done(&self, len: usize) -> Result<()> {
         self.check_usable()?;
-        let mut side = lock(&self.recv);
+        let mut side = self.recv.lock();
         let out = side.cursor - side.consumer;
         if len as u64 > out || !side.early.is_empty() {
             return Err(Error::invalid(format!(
@@ -322,7 +323,7 @@ impl Socket {
         if len == 0 || self.check_usable().is_err() {
             return;
         }
-        let mut side = lock(&self.recv);
+        let mut side = self.recv.lock();
         let mut end = start + len;
         if start != side.consumer {
             side.early.push((start, end));
@@ -342,12 +343,12 @@ impl Socket {
     pub fn set_recv_lowat(&self, bytes: u64) -> Result<()> {
         self.check_usable()?;
         let ring = self.ring_bytes().1;
-        lock(&self.recv).lowat = bytes.clamp(1, ring / 2);
+        self.recv.lock().lowat = bytes.clamp(1, ring / 2);
         Ok(())
     }
 
     /// See [`Self::set_recv_lowat`].
     pub fn recv_lowat(&self) -> u64 {
-        lock(&self.recv).lowat
+        self.recv.lock().lowat
     }
 }

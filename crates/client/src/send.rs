@@ -9,16 +9,17 @@ use crate::control::not_connected;
 use crate::direct::Outgoing;
 use crate::error::{Error, Result};
 use crate::link::Link;
+use crate::lock::Guard;
 use crate::process::process;
 use crate::socket::{would_block, Socket};
-use crate::turn::{lock, sleep_in_turn, Deadline, HasTurn, Turn, SLEEP_MAX};
+use crate::turn::{sleep_in_turn, Deadline, HasTurn, Turn, SLEEP_MAX};
 use pd_abi::layout::ENDED;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, SENDS_IN_FLIGHT_MAX};
 use pd_abi::{Request, Span};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::atomic::{fence, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The sending half of a socket.
@@ -243,18 +244,20 @@ impl Socket {
             return Ok(0);
         }
         let (block, mut offset) = arena::find(ptr, len).ok_or_else(foreign)?;
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         if side.adoptable {
             drop(side);
             self.adopt()?;
-            side = lock(&self.send);
+            side = self.send.lock();
         }
         if !block.is_of(&side.link.attachment) {
             return Err(stale());
         }
         let mut deadline = None;
         if side.link.direct.is_some() {
-            side = self.turn_direct(side, &mut deadline)?;
+            if !side.out.has_ring() {
+                side = self.turn_direct(side, &mut deadline)?;
+            }
             if side.out.has_ring() {
                 // SAFETY: the bytes lie in one allocated block, which is looked up above.
                 return unsafe { self.send_direct(side, ptr, len) };
@@ -304,9 +307,9 @@ impl Socket {
 
     pub(crate) fn sleep_for_sends<'a>(
         &'a self,
-        side: MutexGuard<'a, SendSide>,
+        side: Guard<'a, SendSide>,
         timeout: Duration,
-    ) -> MutexGuard<'a, SendSide> {
+    ) -> Guard<'a, SendSide> {
         let link = side.link.clone();
         let wake_at = side.wake_at();
         let (mut side, timed_out) =
@@ -320,7 +323,7 @@ impl Socket {
         if timed_out {
             drop(side);
             link.attachment.check_alive();
-            return lock(&self.send);
+            return self.send.lock();
         }
         side
     }
@@ -332,7 +335,7 @@ impl Socket {
     /// `EAGAIN` if none may (non-blocking), `EFAULT` if one is not of `pd_malloc`.
     pub fn buf_refresh(&self, buffers: &mut [*mut u8]) -> Result<usize> {
         self.check_usable()?;
-        lock(&self.send).reap();
+        self.send.lock().reap();
         let mut free = 0;
         for &ptr in buffers.iter() {
             let (block, _) = arena::find(ptr, 1).ok_or_else(foreign)?;
@@ -344,7 +347,7 @@ impl Socket {
         if self.is_nonblocking() {
             return if free == 0 { Err(would_block()) } else { Ok(front(buffers)) };
         }
-        let deadline = Deadline::after(lock(&self.send).timeout);
+        let deadline = Deadline::after(self.send.lock().timeout);
         for &ptr in buffers.iter() {
             let (block, _) = arena::find(ptr, 1).ok_or_else(foreign)?;
             wait_for_landing(&block, &deadline)?;
@@ -355,7 +358,7 @@ impl Socket {
 
     /// Waits at most `timeout` for sends of this socket; false if none is in flight.
     fn wait_for_some(&self, timeout: Duration) -> Result<bool> {
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         side.reap();
         if side.in_flight() == 0 {
             return Ok(false);
@@ -368,9 +371,9 @@ impl Socket {
     /// memory is then free once the socket is closed.
     fn sleep_or_fail<'a>(
         &'a self,
-        side: MutexGuard<'a, SendSide>,
+        side: Guard<'a, SendSide>,
         timeout: Duration,
-    ) -> Result<MutexGuard<'a, SendSide>> {
+    ) -> Result<Guard<'a, SendSide>> {
         let completed = side.completed;
         let ended = side.link.send_end() != 0;
         if ended {
@@ -379,7 +382,7 @@ impl Socket {
         } else {
             return Ok(self.sleep_for_sends(side, timeout));
         }
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         side.reap();
         if side.completed == completed {
             side.end()?;
@@ -394,7 +397,7 @@ pub(crate) fn has_landed(block: &Block) -> bool {
         return true;
     }
     if let Some(sender) = process().socket(block.sender()) {
-        let mut side = lock(&sender.send);
+        let mut side = sender.send.lock();
         side.reap();
         if !block.in_flight() || side.in_flight() > 0 {
             return !block.in_flight();

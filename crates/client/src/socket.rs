@@ -6,6 +6,7 @@ use crate::epoll::Watch;
 use crate::error::{bad_socket, Error, Result};
 use crate::link::Link;
 use crate::listen::Arrived;
+use crate::lock::Lock;
 use crate::process::{forks, process};
 use crate::recv::RecvSide;
 use crate::send::SendSide;
@@ -32,10 +33,10 @@ pub struct Socket {
     #[allow(clippy::box_collection, reason = "most sockets never listen: they have a word for it, not five")]
     pub(crate) accepting: Mutex<Option<Box<VecDeque<Arrived>>>>,
     /// Held while bytes are copied and sent: nobody else sends then.
-    pub(crate) copying: Mutex<()>,
-    pub(crate) send: Mutex<SendSide>,
+    pub(crate) copying: Lock<()>,
+    pub(crate) send: Lock<SendSide>,
     pub(crate) send_turn: Condvar,
-    pub(crate) recv: Mutex<RecvSide>,
+    pub(crate) recv: Lock<RecvSide>,
     pub(crate) recv_turn: Condvar,
     pub(crate) watch: Arc<Watch>,
 }
@@ -154,8 +155,8 @@ impl Socket {
             nonblocking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             accepting: Mutex::default(),
-            copying: Mutex::new(()),
-            send: Mutex::new(SendSide::new(
+            copying: Lock::new(()),
+            send: Lock::new(SendSide::new(
                 control.link.clone(),
                 serial,
                 connected,
@@ -163,7 +164,7 @@ impl Socket {
                 control.send_ring_bytes,
             )),
             send_turn: Condvar::new(),
-            recv: Mutex::new(RecvSide::new(control.link.clone(), connected)),
+            recv: Lock::new(RecvSide::new(control.link.clone(), connected)),
             recv_turn: Condvar::new(),
             control: Mutex::new(control),
             watch: Arc::default(),
@@ -207,13 +208,13 @@ impl Socket {
     /// `EBADF`.
     pub fn set_recv_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         self.check_usable()?;
-        lock(&self.recv).timeout = timeout;
+        self.recv.lock().timeout = timeout;
         Ok(())
     }
 
     /// See [`Self::set_recv_timeout`].
     pub fn recv_timeout(&self) -> Option<Duration> {
-        lock(&self.recv).timeout
+        self.recv.lock().timeout
     }
 
     /// Longest wait of a send; none: no limit.
@@ -222,19 +223,19 @@ impl Socket {
     /// `EBADF`.
     pub fn set_send_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         self.check_usable()?;
-        lock(&self.send).timeout = timeout;
+        self.send.lock().timeout = timeout;
         Ok(())
     }
 
     /// See [`Self::set_send_timeout`].
     pub fn send_timeout(&self) -> Option<Duration> {
-        lock(&self.send).timeout
+        self.send.lock().timeout
     }
 
     /// Replaces the link on both sides.
     pub(crate) fn set_link(&self, control: &mut Control, link: Arc<Link>) {
-        lock(&self.send).link = link.clone();
-        lock(&self.recv).link = link.clone();
+        self.send.lock().link = link.clone();
+        self.recv.lock().link = link.clone();
         control.link = link;
     }
 
@@ -254,9 +255,9 @@ impl Socket {
             let _ = link.submit(link.request(Operation::Close));
         }
         let sleeping = {
-            let mut side = lock(&self.recv);
+            let mut side = self.recv.lock();
             side.forget_ring();
-            side.turn().is_sleeping() || lock(&self.send).turn().is_sleeping()
+            side.turn().is_sleeping() || self.send.lock().turn().is_sleeping()
         };
         if sleeping {
             link.kick();
@@ -273,8 +274,8 @@ impl Socket {
         if control.link.direct.is_some() {
             let link = Arc::new(control.link.closed());
             self.set_link(&mut control, link);
-            lock(&self.send).out = Outgoing::default();
-            let mut recv = lock(&self.recv);
+            self.send.lock().out = Outgoing::default();
+            let mut recv = self.recv.lock();
             recv.forget_ring();
             recv.incoming = Incoming::default();
         }
@@ -283,7 +284,7 @@ impl Socket {
 
     /// Whether sends of this socket are not yet done. Frees the memory of those that are.
     pub(crate) fn sends_in_flight(&self) -> bool {
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         if self.closed.load(Ordering::Acquire) {
             side.reap_closed();
         } else {
@@ -294,7 +295,7 @@ impl Socket {
 
     /// Whether sends may still be delivered: those of an ended stream are not.
     pub(crate) fn sends_undelivered(&self) -> bool {
-        self.sends_in_flight() && lock(&self.send).link.send_end() == 0
+        self.sends_in_flight() && self.send.lock().link.send_end() == 0
     }
 
     /// The pending error (`SO_ERROR`), which is then none.

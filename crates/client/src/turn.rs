@@ -1,5 +1,6 @@
 //! One sleeper per wake word: the first thread that waits sleeps on the shared word, further threads
 //! of the process wait for their turn on a condition variable.
+use crate::lock::{Guard, Lock};
 use pd_shm::wait::{self, SleeperCells};
 use pd_shm::Spin;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -63,20 +64,19 @@ impl Deadline {
 /// Gives up the lock, sleeps until the wake word is reached or the time is over or for no reason,
 /// and takes the lock again. Says whether the time was over: then look after the driver.
 pub(crate) fn sleep_in_turn<'a, T: HasTurn>(
-    mutex: &'a Mutex<T>,
+    mutex: &'a Lock<T>,
     condvar: &Condvar,
-    mut guard: MutexGuard<'a, T>,
+    mut guard: Guard<'a, T>,
     cells: &impl SleeperCells,
     wake_at: u64,
     timeout: Duration,
     ready: impl FnMut() -> bool,
-) -> (MutexGuard<'a, T>, bool) {
+) -> (Guard<'a, T>, bool) {
     if guard.turn().sleeping {
         guard.turn().waiting += 1;
-        let (mut guard, result) =
-            condvar.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner);
+        let (mut guard, timed_out) = guard.wait_timeout(condvar, timeout);
         guard.turn().waiting -= 1;
-        return (guard, result.timed_out());
+        return (guard, timed_out);
     }
     guard.turn().sleeping = true;
     let mut spin = guard.turn().spin.clone();
@@ -84,7 +84,7 @@ pub(crate) fn sleep_in_turn<'a, T: HasTurn>(
     let start = Instant::now();
     wait::sleep(cells, wake_at, &mut spin, timeout, ready);
     let timed_out = start.elapsed() >= timeout;
-    let mut guard = lock(mutex);
+    let mut guard = mutex.lock();
     let turn = guard.turn();
     (turn.sleeping, turn.spin) = (false, spin);
     if turn.waiting > 0 {

@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 /// From `linux/membarrier.h`.
 const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
 const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
+const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
 fn membarrier(command: libc::c_int) -> bool {
     // SAFETY: a system call with numbers only.
@@ -26,6 +28,21 @@ pub fn register() -> bool {
 pub fn everywhere() {
     fence(Ordering::SeqCst);
     if !membarrier(GLOBAL_EXPEDITED) {
+        debug_assert!(false, "a kernel that registers for barriers makes them");
+    }
+}
+
+/// Says whether [`own`] works in this process; once and for all.
+pub fn register_own() -> bool {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    *REGISTERED.get_or_init(|| membarrier(REGISTER_PRIVATE_EXPEDITED))
+}
+
+/// A fence here and on every core that runs a thread of this process, which has registered. A forked child is
+/// registered as its parent was.
+pub fn own() {
+    fence(Ordering::SeqCst);
+    if !membarrier(PRIVATE_EXPEDITED) {
         debug_assert!(false, "a kernel that registers for barriers makes them");
     }
 }

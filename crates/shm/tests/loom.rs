@@ -17,6 +17,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
+use pd_shm::bias::{self, BiasCells};
 use pd_shm::ring::{Cells, Consumer, Producer};
 use pd_shm::wait::{self, SleeperCells, Waker, WakerCells};
 use pd_shm::Spin;
@@ -701,6 +702,77 @@ fn direct_without_fences() {
             }
         }
         waking.join().unwrap();
+    });
+}
+
+/// A bias whose thread makes no fences: the barrier is [`Everywhere`].
+struct Biased {
+    owner: loom::sync::atomic::AtomicUsize,
+    busy: loom::sync::atomic::AtomicBool,
+    everywhere: Everywhere,
+    weak: Weak,
+}
+
+impl BiasCells for Biased {
+    fn load_owner(&self) -> usize {
+        self.owner.load(Relaxed)
+    }
+    fn store_owner(&self, thread: usize) {
+        self.owner.store(thread, Relaxed);
+    }
+    fn load_busy(&self) -> bool {
+        self.busy.load(self.weak.order("bias: acquire of busy", Acquire))
+    }
+    fn store_busy(&self, busy: bool) {
+        self.busy.store(busy, self.weak.order("bias: release of busy", Release));
+    }
+    fn compiler_fence(&self) {
+        self.everywhere.point(false);
+    }
+    fn barrier(&self) {
+        if !self.weak.leaves_out("bias: barrier") {
+            self.everywhere.fence();
+        }
+    }
+    fn pause(&self) {
+        thread::yield_now();
+    }
+}
+
+/// The lock of the client library: a thread that has the bias and one that takes it away are never in at the same time
+/// (`SYNC POINT: bias-dekker`).
+#[test]
+fn bias_is_revoked() {
+    let parts = ["bias: barrier", "bias: acquire of busy", "bias: release of busy"];
+    check("bias_is_revoked", 3, &parts, |weak| {
+        let lock = Arc::new((
+            Biased {
+                owner: loom::sync::atomic::AtomicUsize::new(1),
+                busy: loom::sync::atomic::AtomicBool::new(false),
+                everywhere: Everywhere { state: Mutex::new((false, false)) },
+                weak,
+            },
+            UnsafeCell::new(0),
+        ));
+        let owners = lock.clone();
+        let owner = thread::spawn(move || {
+            let (cells, state) = &*owners;
+            for _ in 0..2 {
+                cells.everywhere.point(false);
+                if bias::enter(cells, 1) {
+                    cells.everywhere.point(false);
+                    // SAFETY: under the lock.
+                    state.with_mut(|state| unsafe { *state += 1 });
+                    cells.store_busy(false);
+                }
+            }
+            cells.everywhere.point(true);
+        });
+        let (cells, state) = &*lock;
+        bias::revoke(cells);
+        // SAFETY: under the lock.
+        state.with_mut(|state| unsafe { *state += 1 });
+        owner.join().unwrap();
     });
 }
 

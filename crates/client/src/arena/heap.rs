@@ -9,6 +9,20 @@ const SLAB_PAGES: u32 = 16;
 /// Sizes of small blocks, in granules. At most a fifth of a block is lost to rounding above 512 bytes.
 const CLASSES: [u16; 20] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 63];
 
+/// By size in granules: what a division by it is a multiplication with, and a shift by [`RECIPROCAL_BITS`]. Exact for the
+/// granules of a slab, as long as their number times the size is below the shift.
+const RECIPROCALS: [u32; 64] = {
+    let mut reciprocals = [0; 64];
+    let mut size = 1;
+    while size < reciprocals.len() {
+        reciprocals[size] = (1u32 << RECIPROCAL_BITS).div_ceil(size as u32);
+        size += 1;
+    }
+    reciprocals
+};
+const RECIPROCAL_BITS: u32 = 16;
+const _: () = assert!(SLAB_PAGES as usize * PAGE_BYTES / GRANULE * 63 < 1 << RECIPROCAL_BITS);
+
 /// What a page is part of, as one word: a run's first page (32 bits), then its pages (large, 31 bits) or
 /// the granules of a block (small), then which of the two. 0: nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,10 +54,11 @@ impl Page {
         if !self.small {
             return Some((run, run + self.size as usize * PAGE_BYTES));
         }
-        let block = self.size * GRANULE as u32;
-        let index = (offset - run) as u32 / block;
-        let start = run + (index * block) as usize;
-        let end = start + block as usize;
+        let granule = (offset - run) / GRANULE;
+        let index = (granule * RECIPROCALS[self.size as usize % 64] as usize) >> RECIPROCAL_BITS;
+        let block = self.size as usize * GRANULE;
+        let start = run + index * block;
+        let end = start + block;
         (end <= run + SLAB_PAGES as usize * PAGE_BYTES).then_some((start, end))
     }
 }
@@ -211,6 +226,15 @@ mod tests {
 
     fn around(pages: &[AtomicU64], offset: usize) -> Option<(usize, usize)> {
         Page::load(&pages[offset / PAGE_BYTES])?.block_around(offset)
+    }
+
+    #[test]
+    fn reciprocals_divide_what_a_slab_has() {
+        for size in 1..=63 {
+            for granule in 0..SLAB_PAGES as usize * PAGE_BYTES / GRANULE {
+                assert_eq!((granule * RECIPROCALS[size] as usize) >> RECIPROCAL_BITS, granule / size);
+            }
+        }
     }
 
     proptest! {

@@ -1,14 +1,15 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::wait::{Bells, Pace, Waker, RECV, SEND};
+use super::wait::{lull, Bells, Density, Pace, Waker, RECV, SEND};
 use super::Half;
 use crate::error::Result;
+use crate::lock::Guard;
 use crate::recv::{RecvSide, Ring};
 use crate::socket::Socket;
-use crate::turn::{lock, sleep_in_turn, HasTurn};
+use crate::turn::{sleep_in_turn, HasTurn};
 use pd_abi::layout::direct;
 use pd_abi::Operation;
-use std::sync::MutexGuard;
-use std::time::Duration;
+use pd_shm::spinning_allowed;
+use std::time::{Duration, Instant};
 
 /// The receiving half's view of the rings.
 #[derive(Debug, Default)]
@@ -22,6 +23,7 @@ pub(crate) struct Incoming {
     before: Option<Ring>,
     waker: Waker,
     pace: Pace,
+    density: Density,
 }
 
 impl RecvSide {
@@ -141,10 +143,10 @@ impl Socket {
     /// Sleeps until the stream is delivered up to `wake_at`, or ends.
     pub(crate) fn sleep_for_direct<'a>(
         &'a self,
-        mut side: MutexGuard<'a, RecvSide>,
+        mut side: Guard<'a, RecvSide>,
         wake_at: u64,
         timeout: Duration,
-    ) -> MutexGuard<'a, RecvSide> {
+    ) -> Guard<'a, RecvSide> {
         let link = side.link.clone();
         let pair = side.incoming.pair.as_deref().cloned();
         let pair = pair.as_ref().map(|(own, peer)| (own, peer));
@@ -156,11 +158,17 @@ impl Socket {
             .map_or(wake_at, |(_, peer)| wake_at.min(given_back + peer.bytes));
         let in_ring = origin.map_or(1, |origin| wake_at - origin);
         let sleeping = side.turn().is_sleeping();
+        let sent = pair.map_or(0, |(own, _)| own.load(direct::PRODUCER));
+        let mut lulls = side.incoming.density.wants_lull(sent) && spinning_allowed();
+        let start = Instant::now();
         let mut other = Pace::default();
         let pace = if sleeping { &mut other } else { &mut side.incoming.pace };
         let bells = Bells::new(link.recv_cells(), pair, &RECV, in_ring, pace);
         let (mut side, timed_out) =
             sleep_in_turn(&self.recv, &self.recv_turn, side, &bells, wake_at, timeout, || {
+                if std::mem::take(&mut lulls) {
+                    lull();
+                }
                 let came = match pair {
                     Some((_, peer)) => peer.load(direct::PRODUCER) >= in_ring,
                     None => link.peer_is_ready(),
@@ -171,10 +179,11 @@ impl Socket {
         if !sleeping {
             side.incoming.pace = bells.pace();
         }
+        side.incoming.density.learn(start.elapsed());
         if timed_out {
             drop(side);
             link.attachment.check_alive();
-            return lock(&self.recv);
+            return self.recv.lock();
         }
         side
     }

@@ -2,17 +2,22 @@
 use super::wait::{Bells, Pace, Waker, RECV, SEND};
 use super::Half;
 use crate::error::Result;
+use crate::lock::Guard;
 use crate::send::{partial, SendSide};
 use crate::socket::{would_block, Socket};
-use crate::turn::{lock, sleep_in_turn, Deadline, HasTurn};
+use crate::turn::{sleep_in_turn, Deadline, HasTurn};
 use pd_abi::layout::direct;
+use pd_abi::limits::LINE_BYTES;
 use pd_abi::Operation;
 use std::sync::atomic::{fence, Ordering};
-use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// A long message is shown to the receiver piece by piece, so that it reads while the rest is copied.
 const PIECE_BYTES: u64 = 32 << 10;
+
+/// While room is plenty, short messages ask for the lines of those to come this far ahead: the receiver's core has them
+/// from the last time around, and stores are seen in order, so that each would wait for its own.
+const AHEAD_BYTES: u64 = 512;
 
 /// A connection begins offloaded: a ring is made when so much was sent that it is worth the making, a message
 /// weighing one and each 4 KiB of it one more...
@@ -157,6 +162,12 @@ impl SendSide {
                 own.map.copy_in(own.head, ptr.add(first as usize), (part - first) as usize);
             }
         }
+        if part <= AHEAD_BYTES && self.out.room() > 4 * AHEAD_BYTES {
+            let lines = (0..part).step_by(LINE_BYTES);
+            lines.for_each(|at| {
+                own.map.prefetch_to_write(own.place(self.out.written + part + AHEAD_BYTES + at))
+            });
+        }
         self.out.written += part;
         if part == len {
             self.out.messages += 1;
@@ -187,9 +198,9 @@ impl Socket {
     /// Has a connection go on directly when it is time; waits, at most so long, for what has to be delivered first.
     pub(crate) fn turn_direct<'a>(
         &'a self,
-        mut side: MutexGuard<'a, SendSide>,
+        mut side: Guard<'a, SendSide>,
         deadline: &mut Option<Deadline>,
-    ) -> Result<MutexGuard<'a, SendSide>> {
+    ) -> Result<Guard<'a, SendSide>> {
         while !side.out.has_ring() && side.check_open().is_ok() {
             side.try_ring();
             if !side.is_overdue() {
@@ -216,7 +227,7 @@ impl Socket {
     /// `len` readable bytes at `ptr`.
     pub(crate) unsafe fn send_direct<'a>(
         &'a self,
-        mut side: MutexGuard<'a, SendSide>,
+        mut side: Guard<'a, SendSide>,
         ptr: *const u8,
         len: usize,
     ) -> Result<usize> {
@@ -256,11 +267,7 @@ impl Socket {
         }
     }
 
-    fn sleep_for_room<'a>(
-        &'a self,
-        mut side: MutexGuard<'a, SendSide>,
-        timeout: Duration,
-    ) -> MutexGuard<'a, SendSide> {
+    fn sleep_for_room<'a>(&'a self, mut side: Guard<'a, SendSide>, timeout: Duration) -> Guard<'a, SendSide> {
         let link = side.link.clone();
         let (own, peer) = (side.out.own.as_deref().cloned(), side.out.peer.as_deref().cloned());
         let wake_at = side.out.half_free_at().max(1);
@@ -283,7 +290,7 @@ impl Socket {
         if timed_out {
             drop(side);
             link.attachment.check_alive();
-            return lock(&self.send);
+            return self.send.lock();
         }
         side
     }

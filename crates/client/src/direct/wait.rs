@@ -9,7 +9,7 @@ use pd_shm::wait::{SharedCells, SleeperCells};
 use pd_shm::{barrier, Mapping};
 use std::cell::Cell;
 use std::sync::atomic::{compiler_fence, fence, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// So often in a row something was there without a sleep: then the peer need not fence.
 const AWAKE_MIN: u32 = 256;
@@ -123,6 +123,43 @@ impl Pace {
     }
 }
 
+/// How long a receiver of a dense stream leaves the sender alone.
+const LULL: Duration = Duration::from_micros(2);
+/// So many short waits in a row make a stream dense.
+const DENSE_MIN: u32 = 16;
+
+/// Whether messages come so densely, and unanswered, that a receiver that has taken all had better not look at once:
+/// each look takes the line of the index from the sender, and messages are cheaper by the dozen.
+#[derive(Debug, Default)]
+pub(super) struct Density {
+    /// The own index when it was looked at last.
+    sent: u64,
+    short_waits: u32,
+}
+
+impl Density {
+    /// Before a wait: whether to begin with a lull. `sent`: the own index, which tells an exchange from a stream.
+    pub(super) fn wants_lull(&mut self, sent: u64) -> bool {
+        if std::mem::replace(&mut self.sent, sent) != sent {
+            self.short_waits = 0;
+        }
+        self.short_waits >= DENSE_MIN
+    }
+
+    /// After a wait, the lull included.
+    pub(super) fn learn(&mut self, waited: Duration) {
+        self.short_waits = if waited < 2 * LULL { self.short_waits.saturating_add(1) } else { 0 };
+    }
+}
+
+/// Lets that time pass.
+pub(super) fn lull() {
+    let start = Instant::now();
+    while start.elapsed() < LULL {
+        std::hint::spin_loop();
+    }
+}
+
 /// The words of a sleep that ends by the peer or by the driver.
 pub(super) struct Bells<'a> {
     /// The driver's, in control and status line.
@@ -184,6 +221,27 @@ impl SleeperCells for Bells<'_> {
                 let places = [(&*peer.map, self.words.doorbell, seen), (status, at, self.seen.get())];
                 Mapping::futex_wait_two(places, timeout);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dense_stream_lulls_and_an_exchange_does_not() {
+        let mut density = Density::default();
+        for waits in 0..DENSE_MIN {
+            assert!(!density.wants_lull(0), "{waits} short waits");
+            density.learn(LULL);
+        }
+        assert!(density.wants_lull(0));
+        density.learn(LULL * 3);
+        assert!(!density.wants_lull(0), "nothing came in the lull");
+        for sent in 1..100 {
+            assert!(!density.wants_lull(sent), "each wait is for an answer");
+            density.learn(LULL / 2);
         }
     }
 }

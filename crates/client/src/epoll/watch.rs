@@ -89,7 +89,7 @@ impl Socket {
         if !self.keep_listening() {
             return 0;
         }
-        if lock(&self.recv).poll().0 > 0 {
+        if self.recv.lock().poll().0 > 0 {
             IN
         } else {
             0
@@ -97,7 +97,7 @@ impl Socket {
     }
 
     fn out_readiness(&self) -> u32 {
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         loop {
             side.reap();
             if side.writable() || side.end().is_err() {
@@ -127,7 +127,7 @@ impl Source for Socket {
         if self.check_usable().is_err() {
             return 0;
         }
-        let mut side = lock(&self.recv);
+        let mut side = self.recv.lock();
         if side.listening {
             drop(side);
             return self.listener_readiness();
@@ -154,7 +154,7 @@ impl Source for Socket {
         }
         if received_all {
             let gone = failed(recv_end) || failed(send_end) || send_end != 0 && !self.stands_for_tcp();
-            if gone || lock(&self.send).shut {
+            if gone || self.send.lock().shut {
                 ready |= HUP;
             }
         }

@@ -3,7 +3,6 @@
 use super::{RecvSide, IDLE_CALLS};
 use crate::error::Result;
 use crate::socket::{would_block, Socket};
-use crate::turn::lock;
 use libc::iovec;
 
 impl RecvSide {
@@ -28,7 +27,7 @@ impl Socket {
         if max == 0 {
             return Ok(0);
         }
-        let mut side = lock(&self.recv);
+        let mut side = self.recv.lock();
         let lowat = std::mem::replace(&mut side.lowat, 1);
         let taken = side.take(max);
         side.lowat = lowat;
@@ -71,12 +70,12 @@ impl Socket {
 
     /// Whether anything has come from the peer, be it the end.
     pub fn has_heard(&self) -> bool {
-        let side = lock(&self.recv);
+        let side = self.recv.lock();
         side.link.recv_producer() > 0 || side.link.recv_end() != 0
     }
 
     /// Bytes that can be received now.
     pub fn received(&self) -> u64 {
-        lock(&self.recv).poll().0
+        self.recv.lock().poll().0
     }
 }

@@ -5,7 +5,6 @@ use crate::arena;
 use crate::error::{Error, Result};
 use crate::process::forks;
 use crate::socket::{would_block, Socket};
-use crate::turn::lock;
 use libc::iovec;
 use std::cell::RefCell;
 use std::ptr;
@@ -118,8 +117,8 @@ impl Socket {
     /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`; those of `fill`, if nothing was sent.
     pub fn send_filled(&self, len: usize, fill: &mut Fill<'_>) -> Result<usize> {
         self.check_usable()?;
-        let _copying = lock(&self.copying);
-        if lock(&self.send).adoptable {
+        let _copying = self.copying.lock();
+        if self.send.lock().adoptable {
             self.adopt()?;
         }
         let mut sent = 0;
@@ -143,7 +142,7 @@ impl Socket {
 
     /// How long the next part may be.
     fn copied_part(&self, wanted: u64, first: bool) -> Result<usize> {
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         let look = first && side.wants_look();
         if look || side.copied_room(wanted) < wanted {
             side.reap();
@@ -170,7 +169,7 @@ impl Socket {
             return Ok(0);
         }
         let (block, offset) = arena::find(place.start, filled).ok_or_else(super::foreign)?;
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         if !block.is_of(&side.link.attachment) {
             side.end()?;
             return Err(stale());
@@ -211,7 +210,7 @@ impl Socket {
 
     /// Bytes sent and not yet delivered.
     pub fn undelivered(&self) -> u64 {
-        let mut side = lock(&self.send);
+        let mut side = self.send.lock();
         side.reap();
         side.bytes
     }
