@@ -18,13 +18,16 @@ use serde_json::Value;
 const LOSS: f64 = 0.97;
 /// Improbable: at most this, shared by all comparisons.
 const PROBABILITY: f64 = 0.05;
-/// With fewer rounds nothing could be significant.
-const ROUNDS: u16 = 8;
+/// With fewer than nine nothing could be significant; an even number has each build go first as often.
+const ROUNDS: u16 = 10;
+/// Both paths.
+const SCHEMES: &str = "pipedevice,pipedevice-direct";
 /// What is compared, and whether more is better.
 const METRICS: [(&str, bool); 2] = [("throughput_gbit_per_s", true), ("cpu_s_per_gb", false)];
 
 /// One figure of both builds, round by round.
 struct Comparison {
+    scheme: String,
     message_bytes: u64,
     metric: &'static str,
     /// This build over the other, above 1 if this one is better.
@@ -41,7 +44,7 @@ impl Comparison {
 /// Runs one build's benchmark and returns its rows.
 fn measure(pd: &Path, file: &Path) -> Result<Vec<Value>> {
     let output = Command::new(pd)
-        .args(["bench", "throughput", "--quick", "--rounds", "1", "--schemes", "pipedevice", "--json"])
+        .args(["bench", "throughput", "--quick", "--rounds", "1", "--schemes", SCHEMES, "--json"])
         .arg(file)
         .stdin(Stdio::null())
         .output()
@@ -59,19 +62,22 @@ fn measure(pd: &Path, file: &Path) -> Result<Vec<Value>> {
 fn compare(own: &[Vec<Value>], base: &[Vec<Value>]) -> Vec<Comparison> {
     let mut comparisons = Vec::new();
     for row in own.first().into_iter().flatten() {
-        let Some(message_bytes) = row["message_bytes"].as_u64() else { continue };
+        let (Some(scheme), Some(message_bytes)) = (row["scheme"].as_str(), row["message_bytes"].as_u64())
+        else {
+            continue;
+        };
         for (metric, more_is_better) in METRICS {
             let figure = |rows: &Vec<Value>| {
-                rows.iter().find(|r| r["message_bytes"] == message_bytes)?[metric]
-                    .as_f64()
-                    .filter(|v| *v > 0.0)
+                let row =
+                    rows.iter().find(|r| r["scheme"] == scheme && r["message_bytes"] == message_bytes)?;
+                row[metric].as_f64().filter(|v| *v > 0.0)
             };
             let ratio = |(own, base): (&Vec<Value>, &Vec<Value>)| {
                 let ratio = figure(own)? / figure(base)?;
                 Some(if more_is_better { ratio } else { 1.0 / ratio })
             };
             let ratios = own.iter().zip(base).filter_map(ratio).collect();
-            comparisons.push(Comparison { message_bytes, metric, ratios });
+            comparisons.push(Comparison { scheme: scheme.to_owned(), message_bytes, metric, ratios });
         }
     }
     comparisons
@@ -92,7 +98,8 @@ pub fn run(base: &Path, rounds: Option<u16>, signals: &Signals) -> Result<i32> {
         let loss = comparison.is_loss(comparisons.len());
         losses += usize::from(loss);
         println!(
-            "{:>8} B  {:<22} {:.3} of the base ({:.3}..{:.3}){}",
+            "{:<17} {:>8} B  {:<22} {:.3} of the base ({:.3}..{:.3}){}",
+            comparison.scheme,
             comparison.message_bytes,
             comparison.metric,
             summary.median,
@@ -102,6 +109,9 @@ pub fn run(base: &Path, rounds: Option<u16>, signals: &Signals) -> Result<i32> {
         );
     }
     println!("above 1 this build is better; {losses} significant losses over {rounds} rounds");
+    if loss_probability(&vec![0.5; rounds.into()]) > PROBABILITY / comparisons.len() as f64 {
+        println!("so few rounds cannot show a loss to be significant");
+    }
     Ok(i32::from(losses > 0))
 }
 
@@ -127,8 +137,8 @@ mod tests {
     use serde_json::json;
 
     fn rounds(gbit: f64, cpu: f64) -> Vec<Vec<Value>> {
-        let row = json!({"message_bytes": 64, "throughput_gbit_per_s": gbit, "cpu_s_per_gb": cpu});
-        vec![vec![row]; 8]
+        let row = |scheme, gbit| json!({"scheme": scheme, "message_bytes": 64, "throughput_gbit_per_s": gbit, "cpu_s_per_gb": cpu});
+        vec![vec![row("one", gbit), row("other", gbit * 2.0)]; 8]
     }
 
     #[test]
@@ -137,12 +147,19 @@ mod tests {
         assert!((comparisons[0].ratios[0] - 1.2).abs() < 1e-9);
         assert!((comparisons[1].ratios[0] - 2.0).abs() < 1e-9);
         assert!(comparisons.iter().all(|c| c.ratios.len() == 8 && !c.is_loss(2)));
+        assert_eq!(
+            comparisons.iter().map(|c| &*c.scheme).collect::<Vec<_>>(),
+            ["one", "one", "other", "other"]
+        );
+        assert!((comparisons[2].ratios[0] - 1.2).abs() < 1e-9, "each scheme with itself");
     }
 
     #[test]
     fn a_steady_loss_counts_and_a_small_or_chance_one_does_not() {
-        let comparison = |ratios: Vec<f64>| Comparison { message_bytes: 64, metric: "x", ratios };
+        let comparison =
+            |ratios: Vec<f64>| Comparison { scheme: String::new(), message_bytes: 64, metric: "x", ratios };
         assert!(comparison(vec![0.9; 8]).is_loss(8));
+        assert!(comparison(vec![0.9; ROUNDS.into()]).is_loss(16), "the default can show one");
         assert!(!comparison(vec![0.98; 8]).is_loss(8));
         assert!(!comparison(vec![0.8, 1.2, 0.7, 1.1, 0.9, 1.3, 0.8, 1.0]).is_loss(8));
         assert!(!comparison(vec![0.9; 3]).is_loss(8));
