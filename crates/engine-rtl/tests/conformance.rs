@@ -45,6 +45,19 @@ suite!(capability layout_echo depth depth_returns_one_by_one wrap_around batches
     full_pair_blocks_no_other threads drop_in_flight
     random_against_model);
 
+/// Commands that copy all of `source` to each part of `destination`.
+fn copies(source: &[u8], destination: &mut [u8]) -> Vec<Command> {
+    let (from, to) = (source.as_ptr().expose_provenance(), destination.as_mut_ptr().expose_provenance());
+    let copy = |number| Command {
+        request_type: CommandType::GeneralSend as u8,
+        data_len: source.len() as u32,
+        src_addr: from as u64,
+        dst_addr: (to + number * source.len()) as u64,
+        ..Command::default()
+    };
+    (0..destination.len() / source.len()).map(copy).collect()
+}
+
 /// A batch takes one write of a register, and the bytes cross the slot as packets.
 #[test]
 fn a_batch_is_one_doorbell() {
@@ -53,16 +66,7 @@ fn a_batch_is_one_doorbell() {
     let Some(engine) = engine() else { return };
     let source = [0x5au8; LEN];
     let mut destination = vec![0u8; COMMANDS * LEN];
-    let (from, to) = (source.as_ptr().expose_provenance(), destination.as_mut_ptr().expose_provenance());
-    let commands: Vec<_> = (0..COMMANDS)
-        .map(|number| Command {
-            request_type: CommandType::GeneralSend as u8,
-            data_len: LEN as u32,
-            src_addr: from as u64,
-            dst_addr: (to + number * LEN) as u64,
-            ..Command::default()
-        })
-        .collect();
+    let commands = copies(&source, &mut destination);
     let mut pair = engine.queue_pair().expect("a queue pair");
     let before = engine.counts();
     // SAFETY: source and destinations live until all completions are reaped below, and are disjoint.
@@ -92,16 +96,7 @@ fn a_later_batch_is_done_first() {
     let Some(engine) = engine() else { return };
     let source = [0x5au8; LEN];
     let mut destination = vec![0u8; COPIES * LEN];
-    let (from, to) = (source.as_ptr().expose_provenance(), destination.as_mut_ptr().expose_provenance());
-    let copies: Vec<_> = (0..COPIES)
-        .map(|number| Command {
-            request_type: CommandType::GeneralSend as u8,
-            data_len: LEN as u32,
-            src_addr: from as u64,
-            dst_addr: (to + number * LEN) as u64,
-            ..Command::default()
-        })
-        .collect();
+    let copies = copies(&source, &mut destination);
     let mut pair = engine.queue_pair().expect("a queue pair");
     for _ in 0..50 {
         // SAFETY: source and destinations live until all completions are reaped below, and are disjoint.
