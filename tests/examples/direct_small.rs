@@ -23,7 +23,8 @@ fn receive(stream: &Stream, mut bytes: usize) -> u64 {
     let mut sum = 0u64;
     while bytes > 0 {
         let received = stream.recv(RECV_BYTES).expect("receive");
-        let words = received.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+        let words =
+            received.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
         sum = words.fold(sum, u64::wrapping_add);
         bytes -= received.len();
     }
