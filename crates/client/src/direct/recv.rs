@@ -8,8 +8,7 @@ use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, HasTurn};
 use pd_abi::layout::direct;
 use pd_abi::Operation;
-use pd_shm::spinning_allowed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The receiving half's view of the rings.
 #[derive(Debug, Default)]
@@ -159,8 +158,8 @@ impl Socket {
         let in_ring = origin.map_or(1, |origin| wake_at - origin);
         let sleeping = side.turn().is_sleeping();
         let sent = pair.map_or(0, |(own, _)| own.load(direct::PRODUCER));
-        let mut lulls = side.incoming.density.wants_lull(sent) && spinning_allowed();
-        let start = Instant::now();
+        let began = side.incoming.density.begin(sent);
+        let mut lulls = side.incoming.density.wants_lull();
         let mut other = Pace::default();
         let pace = if sleeping { &mut other } else { &mut side.incoming.pace };
         let bells = Bells::new(link.recv_cells(), pair, &RECV, in_ring, pace);
@@ -179,7 +178,7 @@ impl Socket {
         if !sleeping {
             side.incoming.pace = bells.pace();
         }
-        side.incoming.density.learn(start.elapsed());
+        side.incoming.density.end(began);
         if timed_out {
             drop(side);
             link.attachment.check_alive();

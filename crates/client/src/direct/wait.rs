@@ -6,7 +6,7 @@
 use super::Half;
 use pd_abi::layout::direct;
 use pd_shm::wait::{SharedCells, SleeperCells};
-use pd_shm::{barrier, Mapping};
+use pd_shm::{barrier, spinning_allowed, Mapping};
 use std::cell::Cell;
 use std::sync::atomic::{compiler_fence, fence, Ordering};
 use std::time::{Duration, Instant};
@@ -138,16 +138,29 @@ pub(super) struct Density {
 }
 
 impl Density {
-    /// Before a wait: whether to begin with a lull. `sent`: the own index, which tells an exchange from a stream.
-    pub(super) fn wants_lull(&mut self, sent: u64) -> bool {
+    /// Before a wait. `sent`: the own index, which tells an exchange from a stream. An exchange takes no time: there
+    /// the clock would be a part of each round trip.
+    pub(super) fn begin(&mut self, sent: u64) -> Option<Instant> {
         if std::mem::replace(&mut self.sent, sent) != sent {
             self.short_waits = 0;
+            return None;
         }
-        self.short_waits >= DENSE_MIN
+        Some(Instant::now())
     }
 
-    /// After a wait, the lull included.
-    pub(super) fn learn(&mut self, waited: Duration) {
+    /// Whether the wait should begin with a lull.
+    pub(super) fn wants_lull(&self) -> bool {
+        self.short_waits >= DENSE_MIN && spinning_allowed()
+    }
+
+    /// After a wait of a stream, which began then.
+    pub(super) fn end(&mut self, began: Option<Instant>) {
+        if let Some(began) = began {
+            self.learn(began.elapsed());
+        }
+    }
+
+    fn learn(&mut self, waited: Duration) {
         self.short_waits = if waited < 2 * LULL { self.short_waits.saturating_add(1) } else { 0 };
     }
 }
@@ -233,15 +246,17 @@ mod tests {
     fn a_dense_stream_lulls_and_an_exchange_does_not() {
         let mut density = Density::default();
         for waits in 0..DENSE_MIN {
-            assert!(!density.wants_lull(0), "{waits} short waits");
+            assert!(density.begin(0).is_some() && density.short_waits == waits);
+            assert!(!density.wants_lull());
             density.learn(LULL);
         }
-        assert!(density.wants_lull(0));
+        assert_eq!(density.wants_lull(), spinning_allowed());
         density.learn(LULL * 3);
-        assert!(!density.wants_lull(0), "nothing came in the lull");
+        assert!(!density.wants_lull(), "nothing came in the lull");
         for sent in 1..100 {
-            assert!(!density.wants_lull(sent), "each wait is for an answer");
-            density.learn(LULL / 2);
+            let began = density.begin(sent);
+            assert!(began.is_none() && !density.wants_lull(), "each wait is for an answer");
+            density.end(began);
         }
     }
 }
