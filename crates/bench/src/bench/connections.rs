@@ -1,5 +1,9 @@
 //! `connections`: one pair of containers with 1 to 65,535 connections that get messages of 1 KB in turn
-//! (Figure 12), and what a connection costs in memory, idle and active. PipeDevice's rings have 64 KB here.
+//! (Figure 12), and what a connection costs in memory, idle and active, and all of them in the driver's time while they
+//! are idle. PipeDevice's rings have 64 KB here.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use pd_harness::machine::memory_bytes;
@@ -24,6 +28,8 @@ const COUNTS_QUICK: [usize; 4] = [1, 128, 1024, 16_384];
 const NORMAL: f64 = 128.0;
 /// With fewer connections their memory is lost in that of everything else.
 const MEMORY_CONNECTIONS_MIN: usize = 1024;
+/// So long idle connections are left alone before the driver's time is taken, and then so long again.
+const IDLE: Duration = Duration::from_secs(1);
 
 struct ConnectionsCell {
     stream: StreamCell,
@@ -64,6 +70,9 @@ impl Cell for ConnectionsCell {
         let mut once = Metrics::new();
         if self.stream.connections >= MEMORY_CONNECTIONS_MIN {
             once.insert("idle_bytes_per_connection", self.bytes_per_connection());
+            if self.stream.scheme.has_driver() {
+                once.extend(idle_driver(stand)?);
+            }
         }
         self.stream.warm_up(stand)?;
         if self.stream.connections >= MEMORY_CONNECTIONS_MIN {
@@ -82,6 +91,18 @@ impl Cell for ConnectionsCell {
         stand.end_pairs(self.stream.scheme);
         closed
     }
+}
+
+/// What the driver takes of a core while nobody asks for anything.
+fn idle_driver(stand: &Stand<'_>) -> Result<Option<(&'static str, f64)>> {
+    sleep(IDLE);
+    let (start, before) = (Instant::now(), stand.clocks()?.driver);
+    sleep(IDLE);
+    let after = stand.clocks()?.driver;
+    let share = |(before, after): (Duration, Duration)| {
+        100.0 * after.saturating_sub(before).as_secs_f64() / start.elapsed().as_secs_f64()
+    };
+    Ok(before.zip(after).map(|times| ("idle_driver_core_percent", share(times))))
 }
 
 /// Runs it.

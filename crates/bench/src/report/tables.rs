@@ -20,6 +20,7 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("cpu_s_per_gb", "CPU s/GB", 3),
             ("idle_bytes_per_connection", "idle B/conn", 0),
             ("active_bytes_per_connection", "active B/conn", 0),
+            ("idle_driver_core_percent", "idle driver %", 2),
         ],
         "fairness" => &[
             ("throughput_gbit_per_s", "Gbit/s", 2),
