@@ -32,11 +32,9 @@ impl SleeperCells for Noticing<'_> {
         SleeperCells::fence(&self.cells);
     }
     fn sleep(&self, seen: u32, timeout: Duration) {
-        if self.hold.release() {
-            return self.signal.set(true);
-        }
         let (map, offset) = self.cells.doorbell;
-        self.signal.set(map.futex_wait(offset, seen, timeout));
+        self.signal.set(self.hold.release() || map.futex_wait(offset, seen, timeout));
+        self.hold.again();
     }
 }
 
@@ -50,9 +48,9 @@ fn outcome(signal: &Cell<bool>) -> Pause {
 
 impl Socket {
     /// Sleeps until something can be received or the stream ends; at most `timeout`, and at most the
-    /// time after which one looks for the driver.
-    pub fn pause_recv(&self, timeout: Duration) -> Pause {
-        let (signal, hold) = (Cell::new(false), Hold::default());
+    /// time after which one looks for the driver. Signals stay held if there is nothing yet.
+    pub fn pause_recv(&self, timeout: Duration, hold: &Hold) -> Pause {
+        let signal = Cell::new(false);
         let mut side = self.recv.lock();
         let (there, end) = side.poll();
         if there > 0 || end != 0 || side.shut || self.check_usable().is_err() {
@@ -60,14 +58,14 @@ impl Socket {
         }
         let wake_at = side.wake_at();
         let link = side.link.clone();
-        let cells = Noticing { cells: link.recv_cells(), hold: &hold, signal: &signal };
+        let cells = Noticing { cells: link.recv_cells(), hold, signal: &signal };
         let limit = timeout.min(SLEEP_MAX);
+        let came = || link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err();
         let (side, timed_out) =
-            sleep_in_turn(&self.recv, &self.recv_turn, side, &cells, wake_at, limit, || {
-                hold.look(
-                    link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err(),
-                )
-            });
+            sleep_in_turn(&self.recv, &self.recv_turn, side, &cells, wake_at, limit, || hold.look(came()));
+        if came() {
+            hold.release();
+        }
         drop(side);
         if timed_out {
             link.attachment.check_alive();
@@ -77,8 +75,8 @@ impl Socket {
 
     /// Sleeps until there is room to send or nothing can be sent any more; limits as in
     /// [`Self::pause_recv`].
-    pub fn pause_send(&self, timeout: Duration) -> Pause {
-        let (signal, hold) = (Cell::new(false), Hold::default());
+    pub fn pause_send(&self, timeout: Duration, hold: &Hold) -> Pause {
+        let signal = Cell::new(false);
         let mut side = self.send.lock();
         side.reap();
         if side.writable() || side.end().is_err() || self.check_usable().is_err() {
@@ -86,14 +84,14 @@ impl Socket {
         }
         let wake_at = side.wake_at();
         let link = side.link.clone();
-        let cells = Noticing { cells: link.send_cells(), hold: &hold, signal: &signal };
+        let cells = Noticing { cells: link.send_cells(), hold, signal: &signal };
         let limit = timeout.min(SLEEP_MAX);
+        let came = || link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err();
         let (mut side, timed_out) =
-            sleep_in_turn(&self.send, &self.send_turn, side, &cells, wake_at, limit, || {
-                hold.look(
-                    link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err(),
-                )
-            });
+            sleep_in_turn(&self.send, &self.send_turn, side, &cells, wake_at, limit, || hold.look(came()));
+        if came() {
+            hold.release();
+        }
         if self.watch.subscribed() {
             // The sleep took back the request for a `Ready` event.
             side.arm();

@@ -11,7 +11,7 @@ use crate::unix::{self, File};
 use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
-use pd_client::core::{Pause, Socket};
+use pd_client::core::{Hold, Pause, Socket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -57,6 +57,15 @@ pub(crate) struct Twin {
 enum Wait {
     Recv,
     Send,
+}
+
+/// What the waits of one call share.
+#[derive(Default)]
+struct Waits {
+    /// When the socket's time is over, if ever; known after the first.
+    until: Option<Option<Instant>>,
+    /// So that a handler that runs between two of them ends the call.
+    hold: Hold,
 }
 
 impl Twin {
@@ -247,9 +256,9 @@ impl Twin {
         Ok(())
     }
 
-    /// Waits once, at most until the socket's time is over. `until`: when that is, known after the call's first wait.
-    fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: &mut Option<Option<Instant>>) -> Outcome<()> {
-        let until = *until.get_or_insert_with(|| match wait {
+    /// Waits once, at most until the socket's time is over.
+    fn wait(&self, entry: &Arc<Entry>, wait: Wait, waits: &mut Waits) -> Outcome<()> {
+        let until = *waits.until.get_or_insert_with(|| match wait {
             Wait::Recv => Self::until(&self.recv_timeout_ns),
             Wait::Send => Self::until(&self.send_timeout_ns),
         });
@@ -266,14 +275,23 @@ impl Twin {
         if self.abandoned.load(Ordering::Acquire) {
             return Err(Failure::Plain);
         }
-        let Some(socket) = self.current().filter(|_| self.slot.get().is_none_or(|slot| slot.is_mine()))
-        else {
-            std::thread::sleep(limit.min(TAKE_EVERY));
-            return Ok(());
-        };
-        let pause = match wait {
-            Wait::Recv => socket.pause_recv(limit),
-            Wait::Send => socket.pause_send(limit),
+        let pause = match self.current().filter(|_| self.slot.get().is_none_or(|slot| slot.is_mine())) {
+            Some(socket) => match wait {
+                Wait::Recv => socket.pause_recv(limit, &waits.hold),
+                Wait::Send => socket.pause_send(limit, &waits.hold),
+            },
+            None => {
+                let handled = waits.hold.release();
+                if !handled {
+                    std::thread::sleep(limit.min(TAKE_EVERY));
+                }
+                waits.hold.again();
+                if handled {
+                    Pause::Signal
+                } else {
+                    Pause::Look
+                }
+            }
         };
         // As the kernel has it: with a time-out a handler always ends the call.
         if pause == Pause::Signal && (until.is_some() || signals_interrupt()) {
@@ -314,7 +332,7 @@ impl Twin {
         let ends_here = !self.unix || wanted == 0;
         let all = flags & libc::MSG_WAITALL != 0;
         let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
-        let (mut received, mut until) = (0, None);
+        let (mut received, mut waiting) = (0, Waits::default());
         loop {
             // SAFETY: the caller's promise.
             let part = self.with(entry, |socket| unsafe { socket.recv_copied(rest.pieces(), peek) });
@@ -340,7 +358,7 @@ impl Twin {
                     rest.advance(part);
                     continue;
                 }
-                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv, &mut until) {
+                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv, &mut waiting) {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
@@ -368,7 +386,7 @@ impl Twin {
         }
         let wanted = total(pieces);
         let mut rest = Rest::new(pieces, false);
-        let (mut sent, mut until) = (0, None);
+        let (mut sent, mut waiting) = (0, Waits::default());
         loop {
             // SAFETY: the caller's promise.
             let part = unsafe { self.transmit_some(entry, rest.pieces()) };
@@ -381,7 +399,7 @@ impl Twin {
                     rest.advance(part);
                     continue;
                 }
-                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Send, &mut until) {
+                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
@@ -448,7 +466,7 @@ impl Twin {
         if self.send_left.load(Ordering::Relaxed) {
             return Err(Failure::Plain);
         }
-        let (mut sent, mut until) = (0, None);
+        let (mut sent, mut waiting) = (0, Waits::default());
         let waits = waits && self.waits(0);
         while sent < len {
             let mut state = unclaimed::any().then(|| lock(&self.unclaimed));
@@ -480,7 +498,7 @@ impl Twin {
                     }
                     continue;
                 }
-                Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut until) {
+                Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
