@@ -42,6 +42,13 @@ impl Hold {
         found
     }
 
+    /// Lets signals through again, if they are held: what was waited for has come, so that nobody asks which ones did.
+    pub fn end(&self) {
+        if let Some(before) = self.before.take() {
+            restore(&before);
+        }
+    }
+
     /// Holds them again after a release; nothing came of the sleep in between, or it is not known yet what.
     pub fn again(&self) {
         if self.begun.get() && self.before.get().is_none() {
@@ -77,9 +84,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(before) = self.before.take() {
-            restore(&before);
-        }
+        self.end();
     }
 }
 

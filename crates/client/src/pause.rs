@@ -64,7 +64,7 @@ impl Socket {
         let (side, timed_out) =
             sleep_in_turn(&self.recv, &self.recv_turn, side, &cells, wake_at, limit, || hold.look(came()));
         if came() {
-            hold.release();
+            hold.end();
         }
         drop(side);
         if timed_out {
@@ -90,7 +90,7 @@ impl Socket {
         let (mut side, timed_out) =
             sleep_in_turn(&self.send, &self.send_turn, side, &cells, wake_at, limit, || hold.look(came()));
         if came() {
-            hold.release();
+            hold.end();
         }
         if self.watch.subscribed() {
             // The sleep took back the request for a `Ready` event.
