@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// One driver for all tests of this binary: a process attaches once. One test at a time, for they count what is
 /// left.
-fn driver() -> &'static TestDriver {
+pub fn driver() -> &'static TestDriver {
     static DRIVER: OnceLock<TestDriver> = OnceLock::new();
     DRIVER.get_or_init(|| {
         let driver = TestDriver::new();
@@ -22,7 +22,7 @@ fn driver() -> &'static TestDriver {
 }
 
 /// A listener that takes twins.
-fn listener(at: &str) -> TcpListener {
+pub fn listener(at: &str) -> TcpListener {
     driver();
     let listener = TcpListener::bind(at).unwrap();
     twin::listen(listener.as_fd()).unwrap();
@@ -42,7 +42,7 @@ fn bound(to: SocketAddr) -> OwnedFd {
 }
 
 /// A connection of the kernel, its twin, and the accepted socket, unclaimed.
-fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
+pub fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
     let to = listener.local_addr().unwrap();
     let fd = bound(to);
     let side = TwinSide::new(twin::connect(fd.as_fd(), to).unwrap(), 0);
@@ -51,19 +51,19 @@ fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
     (fd, side, accepted)
 }
 
-fn claim(accepted: &TcpStream) -> Option<TwinSide> {
+pub fn claim(accepted: &TcpStream) -> Option<TwinSide> {
     twin::claim(accepted.as_fd()).unwrap().map(|socket| TwinSide::new(socket, 1))
 }
 
 /// Another process that has inherited a socket.
-struct Holder {
+pub struct Holder {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
 impl Holder {
-    fn new(socket: &impl AsRawFd, side: u64) -> Self {
+    pub fn new(socket: &impl AsRawFd, side: u64) -> Self {
         let raw = socket.as_raw_fd();
         // Without close-on-exec, so that it is inherited under this number.
         // SAFETY: no memory is concerned.
@@ -88,12 +88,12 @@ impl Holder {
         assert_eq!(answer, "ok\n");
     }
 
-    fn tell(&mut self, line: &str) {
+    pub fn tell(&mut self, line: &str) {
         self.say(line);
         self.hear();
     }
 
-    fn kill(mut self) {
+    pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

@@ -103,7 +103,7 @@ const SOCKET_STATUS: [(&str, u64); 13] = words!(
     GENERATION,
     PATH,
 );
-const PATH: [(&str, u64); 3] = words!("PATH_", path, OFFLOADED, DIRECT, PEER_READY);
+const PATH: [(&str, u64); 4] = words!("PATH_", path, OFFLOADED, DIRECT, PEER_READY, LEFT);
 const DIRECT: [(&str, u64); 12] = words!(
     "DIRECT_",
     direct,
@@ -120,7 +120,7 @@ const DIRECT: [(&str, u64); 12] = words!(
     RECV_DOORBELL,
     SEND_DOORBELL,
 );
-const NUMBERS: [(&str, u64); 39] = [
+const NUMBERS: [(&str, u64); 40] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
@@ -147,6 +147,7 @@ const NUMBERS: [(&str, u64); 39] = [
     ("OP_ADOPT", Operation::Adopt as u64),
     ("OP_NUDGE", Operation::Nudge as u64),
     ("OP_BROKEN", Operation::Broken as u64),
+    ("OP_LEFT", Operation::Left as u64),
     ("EVENT_ANSWER", EventKind::Answer as u64),
     ("EVENT_READY", EventKind::Ready as u64),
     ("EVENT_MORE", EventKind::More as u64),

@@ -114,6 +114,9 @@ pub mod path {
     pub const DIRECT: u32 = 1;
     /// Added to `DIRECT`: the peer has made its ring.
     pub const PEER_READY: u32 = 2;
+    /// Added to `DIRECT`: the peer's end is another client's by now, and the connection is offloaded again. Nothing is
+    /// written into the own ring any more, and what lies in the peer's is the last (see `Operation::Left`).
+    pub const LEFT: u32 = 4;
 }
 
 /// The index page of a direct ring: the first page of a memory file that one client of a connection

@@ -38,7 +38,9 @@ pub use address::{Address, Family};
 pub use command::{Command, CommandStatus, CommandType, TableId};
 pub use event::{Event, EventKind};
 pub use frame::{Frame, FrameKind};
-pub use request::{Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL};
+pub use request::{
+    Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, LEFT_RECEIVING, LEFT_SENDING,
+};
 pub use twin::{TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 
 /// Version of everything in this crate. A driver refuses a client of another version.

@@ -97,7 +97,7 @@ pub enum Operation {
     Bind = 4,
     /// Listen; numbers: backlog. Answered with the local address.
     Listen = 5,
-    /// Connect to an address; `value` may be [`BESIDE_KERNEL`]. Answered with the local address.
+    /// Connect to an address. Answered with the local address.
     Connect = 6,
     /// Take one connection from the backlog. Answered with the new socket's id and the peer's
     /// address, or `EAGAIN`.
@@ -116,6 +116,9 @@ pub enum Operation {
     Nudge = 13,
     /// Direct path: the peer's words are impossible, end the connection. Unanswered.
     Broken = 14,
+    /// The socket has left the direct path, as its `path` word asked for, in one of its directions: `value` is
+    /// [`LEFT_RECEIVING`] or [`LEFT_SENDING`]. Unanswered.
+    Left = 15,
 }
 
 impl Operation {
@@ -136,13 +139,19 @@ impl Operation {
             12 => Self::Withdraw,
             13 => Self::Nudge,
             14 => Self::Broken,
+            15 => Self::Left,
             _ => return None,
         })
     }
 }
 
-/// The socket stands beside one of the kernel's, for a program that knows no other: it is never on the direct
-/// path, and listeners of one user in one network namespace share a port, taking connections in turns.
+/// `value` of [`Operation::Left`]: all of the peer's ring was read.
+pub const LEFT_RECEIVING: u32 = 1;
+/// The same: nothing more is written into the own ring.
+pub const LEFT_SENDING: u32 = 2;
+
+/// The socket stands beside one of the kernel's, for a program that knows no other: listeners of one user in one
+/// network namespace share a port, taking connections in turns.
 pub const BESIDE_KERNEL: u32 = 1;
 
 /// Socket options that the driver keeps.

@@ -197,9 +197,9 @@ impl Socket {
 
     /// How the connection's bytes travel; `Offloaded` while there is none.
     pub fn path(&self) -> Path {
-        match lock(&self.control).link.direct {
-            Some(_) => Path::Direct,
-            None => Path::Offloaded,
+        match lock(&self.control).link.goes_direct() {
+            true => Path::Direct,
+            false => Path::Offloaded,
         }
     }
 

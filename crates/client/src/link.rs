@@ -17,8 +17,10 @@ pub(crate) struct Link {
     pub(crate) id: SocketId,
     /// The channel that the socket's requests go through, in order, and its events come to.
     pub(crate) home: Arc<Channel>,
-    /// Of a connection on the direct path.
+    /// Of a connection on the direct path, or a twin, which may come there.
     pub(crate) direct: Option<Arc<Direct>>,
+    /// Of a twin: its ends go from process to process, so that its path is the driver's word at any time.
+    twin: bool,
     at: usize,
 }
 
@@ -26,7 +28,7 @@ impl Link {
     /// Takes a new id into use: clears its control line, then says so.
     pub(crate) fn new(attachment: Arc<Attachment>, id: SocketId, home: Arc<Channel>) -> Self {
         let at = socket_offset(id.slot());
-        let link = Self { attachment, id, home, direct: None, at };
+        let link = Self { attachment, id, home, direct: None, twin: false, at };
         let map = &link.attachment.control;
         for word in [control::RECV_CONSUMER, control::RECV_WAKE_AT, control::SEND_WAKE_AT] {
             map.store_u64(at + word, 0, Ordering::Relaxed);
@@ -51,13 +53,38 @@ impl Link {
         Self { direct, ..self.clone() }
     }
 
+    /// The same id, of a twin.
+    pub(crate) fn of_twin(self) -> Self {
+        Self { direct: Some(Arc::default()), twin: true, ..self }
+    }
+
     /// The same id, of a socket that is used no more.
     pub(crate) fn closed(&self) -> Self {
-        Self { direct: None, ..self.clone() }
+        Self { direct: None, twin: false, ..self.clone() }
     }
 
     fn path_word(&self) -> u32 {
         self.attachment.status.load_u32(self.at + status::PATH, Ordering::Acquire)
+    }
+
+    /// Whether what is sent may go into the own ring, or is going to.
+    #[inline]
+    pub(crate) fn goes_direct(&self) -> bool {
+        match self.twin {
+            false => self.direct.is_some(),
+            true => self.direct.is_some() && self.path_word() & (path::DIRECT | path::LEFT) == path::DIRECT,
+        }
+    }
+
+    /// Whether the connection is on the direct path by the driver's word, or was.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.path_word() & path::DIRECT != 0
+    }
+
+    /// Whether the connection is to leave the direct path, or has.
+    #[inline]
+    pub(crate) fn has_left(&self) -> bool {
+        self.twin && self.path_word() & path::LEFT != 0
     }
 
     /// Whether the peer has made its direct ring.

@@ -39,7 +39,7 @@ impl Socket {
             let Some(timeout) = deadline.next_sleep() else { return result };
             let wake_at = side.consumer + 1;
             if side.link.attachment.alive() {
-                drop(self.sleep_for_recv(side, wake_at, timeout));
+                drop(self.sleep_for_recv(side, wake_at, timeout, None));
             } else {
                 drop(side);
                 std::thread::sleep(timeout);

@@ -1,8 +1,8 @@
-//! Waiting on one offloaded connection, for callers that have to come back when a signal handler has run.
+//! Waiting on one connection, for callers that have to come back when a signal handler has run.
+use crate::direct::Noticing;
 use crate::hold::Hold;
 use crate::socket::Socket;
-use crate::turn::{sleep_in_turn, SLEEP_MAX};
-use pd_shm::wait::{SharedCells, SleeperCells};
+use crate::turn::SLEEP_MAX;
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -13,29 +13,6 @@ pub enum Pause {
     Look,
     /// A signal handler has run.
     Signal,
-}
-
-struct Noticing<'a> {
-    cells: SharedCells<'a>,
-    hold: &'a Hold,
-    signal: &'a Cell<bool>,
-}
-
-impl SleeperCells for Noticing<'_> {
-    fn load_doorbell(&self) -> u32 {
-        self.cells.load_doorbell()
-    }
-    fn store_wake_at(&self, value: u64) {
-        self.cells.store_wake_at(value);
-    }
-    fn fence(&self) {
-        SleeperCells::fence(&self.cells);
-    }
-    fn sleep(&self, seen: u32, timeout: Duration) {
-        let (map, offset) = self.cells.doorbell;
-        self.signal.set(self.hold.release() || map.futex_wait(offset, seen, timeout));
-        self.hold.again();
-    }
 }
 
 fn outcome(signal: &Cell<bool>) -> Pause {
@@ -57,19 +34,8 @@ impl Socket {
             return Pause::Look;
         }
         let wake_at = side.wake_at();
-        let link = side.link.clone();
-        let cells = Noticing { cells: link.recv_cells(), hold, signal: &signal };
-        let limit = timeout.min(SLEEP_MAX);
-        let came = || link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err();
-        let (side, timed_out) =
-            sleep_in_turn(&self.recv, &self.recv_turn, side, &cells, wake_at, limit, || hold.look(came()));
-        if came() {
-            hold.end();
-        }
-        drop(side);
-        if timed_out {
-            link.attachment.check_alive();
-        }
+        let noticing = Noticing { hold, signal: &signal };
+        drop(self.sleep_for_recv(side, wake_at, timeout.min(SLEEP_MAX), Some(noticing)));
         outcome(&signal)
     }
 
@@ -82,24 +48,8 @@ impl Socket {
         if side.writable() || side.end().is_err() || self.check_usable().is_err() {
             return Pause::Look;
         }
-        let wake_at = side.wake_at();
-        let link = side.link.clone();
-        let cells = Noticing { cells: link.send_cells(), hold, signal: &signal };
-        let limit = timeout.min(SLEEP_MAX);
-        let came = || link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err();
-        let (mut side, timed_out) =
-            sleep_in_turn(&self.send, &self.send_turn, side, &cells, wake_at, limit, || hold.look(came()));
-        if came() {
-            hold.end();
-        }
-        if self.watch.subscribed() {
-            // The sleep took back the request for a `Ready` event.
-            side.arm();
-        }
-        drop(side);
-        if timed_out {
-            link.attachment.check_alive();
-        }
+        let noticing = Noticing { hold, signal: &signal };
+        drop(self.sleep_for_send(side, timeout.min(SLEEP_MAX), Some(noticing)));
         outcome(&signal)
     }
 

@@ -6,9 +6,8 @@ use crate::control::not_connected;
 use crate::direct::Incoming;
 use crate::error::{Error, Result};
 use crate::link::Link;
-use crate::lock::Guard;
 use crate::socket::{would_block, Socket};
-use crate::turn::{sleep_in_turn, Deadline, HasTurn, Turn};
+use crate::turn::{Deadline, HasTurn, Turn};
 use pd_abi::layout::ENDED;
 use pd_abi::Operation;
 use pd_shm::Mapping;
@@ -115,9 +114,12 @@ impl RecvSide {
     /// Looks for what was delivered. Returns the bytes that can be handed out.
     #[inline]
     fn refresh(&mut self) -> Result<u64> {
-        if self.link.direct.is_some() && self.follow()? {
-            self.producer = self.direct_producer()?;
-            return Ok(self.producer - self.cursor);
+        if self.link.direct.is_some() {
+            self.leave_if_asked()?;
+            if self.follow()? {
+                self.producer = self.direct_producer()?;
+                return Ok(self.producer - self.cursor);
+            }
         }
         let producer = self.link.recv_producer();
         if producer != self.producer {
@@ -273,32 +275,9 @@ impl Socket {
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
             let wake_at = side.cursor + side.lowat;
-            side = self.sleep_for_recv(side, wake_at, timeout);
+            side = self.sleep_for_recv(side, wake_at, timeout, None);
             self.check_usable()?;
         }
-    }
-
-    /// Sleeps until the producer reaches `wake_at` or the stream ends.
-    pub(crate) fn sleep_for_recv<'a>(
-        &'a self,
-        side: Guard<'a, RecvSide>,
-        wake_at: u64,
-        timeout: Duration,
-    ) -> Guard<'a, RecvSide> {
-        let link = side.link.clone();
-        if link.direct.is_some() {
-            return self.sleep_for_direct(side, wake_at, timeout);
-        }
-        let (side, timed_out) =
-            sleep_in_turn(&self.recv, &self.recv_turn, side, &link.recv_cells(), wake_at, timeout, || {
-                link.recv_producer() >= wake_at || link.recv_end() != 0 || self.check_usable().is_err()
-            });
-        if timed_out {
-            drop(side);
-            link.attachment.check_alive();
-            return self.recv.lock();
-        }
-        side
     }
 
     /// Gives back the first `len` bytes handed out and not yet given back.

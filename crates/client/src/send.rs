@@ -12,7 +12,7 @@ use crate::link::Link;
 use crate::lock::Guard;
 use crate::process::process;
 use crate::socket::{would_block, Socket};
-use crate::turn::{sleep_in_turn, Deadline, HasTurn, Turn, SLEEP_MAX};
+use crate::turn::{Deadline, HasTurn, Turn, SLEEP_MAX};
 use pd_abi::layout::ENDED;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, SENDS_IN_FLIGHT_MAX};
 use pd_abi::{Request, Span};
@@ -85,6 +85,7 @@ impl SendSide {
     /// Counts what the driver has done with and frees it.
     #[inline]
     pub(crate) fn reap(&mut self) {
+        self.leave_if_asked();
         if self.out.has_ring() {
             // What fails shows itself in `end`.
             let _ = self.look_for_room();
@@ -255,6 +256,7 @@ impl Socket {
         }
         let mut deadline = None;
         if side.link.direct.is_some() {
+            side.leave_if_asked();
             if !side.out.has_ring() {
                 side = self.turn_direct(side, &mut deadline)?;
             }
@@ -298,34 +300,11 @@ impl Socket {
             }
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let Some(timeout) = deadline.next_sleep() else { return partial(len, left, would_block()) };
-            side = self.sleep_for_sends(side, timeout);
+            side = self.sleep_for_send(side, timeout, None);
             if let Err(error) = self.check_usable() {
                 return partial(len, left, error);
             }
         }
-    }
-
-    pub(crate) fn sleep_for_sends<'a>(
-        &'a self,
-        side: Guard<'a, SendSide>,
-        timeout: Duration,
-    ) -> Guard<'a, SendSide> {
-        let link = side.link.clone();
-        let wake_at = side.wake_at();
-        let (mut side, timed_out) =
-            sleep_in_turn(&self.send, &self.send_turn, side, &link.send_cells(), wake_at, timeout, || {
-                link.send_consumer() >= wake_at || link.send_end() != 0 || self.check_usable().is_err()
-            });
-        if self.watch.subscribed() {
-            // The sleep took back the request for a `Ready` event.
-            side.arm();
-        }
-        if timed_out {
-            drop(side);
-            link.attachment.check_alive();
-            return self.send.lock();
-        }
-        side
     }
 
     /// Moves those of the buffers that may be written again to the front, in their order, and returns
@@ -380,7 +359,7 @@ impl Socket {
             drop(side);
             std::thread::sleep(timeout.min(Duration::from_millis(10)));
         } else {
-            return Ok(self.sleep_for_sends(side, timeout));
+            return Ok(self.sleep_for_send(side, timeout, None));
         }
         let mut side = self.send.lock();
         side.reap();

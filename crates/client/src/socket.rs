@@ -80,8 +80,8 @@ impl Socket {
         Self::make(v6, false)
     }
 
-    /// The same for a program that knows only the kernel's sockets, one of which stands beside this one. It is
-    /// never on the direct path, and such listeners of one user and network namespace may share a port.
+    /// The same for a program that knows only the kernel's sockets, one of which stands beside this one. Such listeners
+    /// of one user and network namespace may share a port.
     ///
     /// # Errors
     /// As for [`Self::new`].

@@ -107,6 +107,22 @@ impl Drop for Forwarded {
     }
 }
 
+/// What the former receiver of a direct flow has not read of the sender's ring, and what the sender may still write
+/// there until it hears that it shall not.
+#[derive(Debug)]
+pub struct Remainder {
+    /// The sender's memory file, from its index page on.
+    pub map: Mapping,
+    /// Where the ring begins, and its bytes.
+    pub head: usize,
+    /// A power of two.
+    pub bytes: u64,
+    /// Bytes that were read.
+    pub read: u64,
+    /// Its writer has left it.
+    pub is_last: bool,
+}
+
 /// How a flow's sending side ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Finish {
@@ -154,10 +170,15 @@ pub enum ToMover {
     /// The destination takes no more; the source learns `send_end`. With `recv_end`, so does the
     /// destination.
     Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
+    /// A twin's flow: its bytes go by rings of the two clients as long as its ends stay where they are.
+    GoDirect { flow: FlowId },
     /// The flow's bytes go to another client's socket from now on, what was not read first.
-    Retarget { flow: FlowId, destination: Endpoint },
-    /// The sends of another client's socket are the flow's from now on, after those of its present one.
-    HandOver { flow: FlowId, source: Endpoint },
+    Retarget { flow: FlowId, destination: Endpoint, remainder: Option<Box<Remainder>> },
+    /// The sends of another client's socket are the flow's from now on, after those of its present one. `held`: not
+    /// before the destination says that it has read the ring of that one.
+    HandOver { flow: FlowId, source: Endpoint, held: bool },
+    /// The flow's receiver says so (to its own mover).
+    Released { flow: FlowId, _forwarded: Forwarded },
     /// A flow is another tenant's from now on.
     SetTenant { flow: FlowId, tenant: TenantId },
     /// What a tenant may send from now on.

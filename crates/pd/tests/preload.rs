@@ -14,6 +14,16 @@ mod unix;
 
 const PORT: &str = "7300";
 
+/// What a container has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum With {
+    Nothing,
+    /// The preload library.
+    Library,
+    /// The same, as one of a tenant's: what two such say to each other goes directly.
+    Tenant,
+}
+
 /// A driver, a bridge and the names of one test.
 struct Site {
     folder: tempfile::TempDir,
@@ -43,15 +53,18 @@ impl Site {
     }
 
     /// A command in a container with this host number.
-    fn run(&self, host: u8, preload: bool, command: &[&str]) -> Command {
+    fn run(&self, host: u8, with: With, command: &[&str]) -> Command {
         let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
         run.args(["run", "--bridge", &format!("pdt{}", self.third)])
             .args(["--name", &format!("t{}-{host}", self.third)])
             .args(["--ip", &format!("10.97.{}.{host}/24", self.third)])
             .arg("--socket")
             .arg(self.folder.path().join("s"));
-        if preload {
+        if with != With::Nothing {
             run.arg("--preload");
+        }
+        if with == With::Tenant {
+            run.args(["--tenant", "one"]);
         }
         run.arg("--").args(command).stdin(Stdio::null());
         run
@@ -59,18 +72,23 @@ impl Site {
 
     /// Connections that the driver has made so far.
     fn connections(&self) -> u64 {
+        self.counter("connections_made")
+    }
+
+    /// A counter of the driver's.
+    fn counter(&self, name: &str) -> u64 {
         let output = Command::new(env!("CARGO_BIN_EXE_pd"))
             .args(["stats", "--json", "--admin-socket"])
             .arg(self.folder.path().join("admin.sock"))
             .output()
             .unwrap();
         let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        stats["counters"]["connections_made"].as_u64().unwrap()
+        stats["counters"][name].as_u64().unwrap()
     }
 
     /// Starts a server and waits until it says "ready".
-    fn serve(&self, preload: bool, command: &[&str]) -> Server {
-        let mut child = self.run(2, preload, command).stdout(Stdio::piped()).spawn().unwrap();
+    fn serve(&self, with: With, command: &[&str]) -> Server {
+        let mut child = self.run(2, with, command).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let stdout = child.stdout.take().unwrap();
         BufReader::new(stdout).read_line(&mut line).unwrap();
@@ -78,8 +96,8 @@ impl Site {
         Server(child)
     }
 
-    fn answer(&self, preload: bool, command: &[&str]) -> String {
-        let output = self.run(3, preload, command).output().unwrap();
+    fn answer(&self, with: With, command: &[&str]) -> String {
+        let output = self.run(3, with, command).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(
             output.status.success(),
@@ -90,19 +108,29 @@ impl Site {
         text
     }
 
-    /// Server and client with and without the library, in all four ways: the same answers, and on the
-    /// fabric when both have it.
+    /// Server and client with and without the library, in all ways: the same answers, on the fabric when both have it,
+    /// and directly when they are one tenant's.
     fn compare(&self, server: &[&str], client: &[&str]) {
+        use With::{Library, Nothing, Tenant};
         let mut expected = None;
-        for (server_has, client_has) in [(false, false), (true, true), (true, false), (false, true)] {
-            let before = self.connections();
+        let ways = [
+            (Nothing, Nothing),
+            (Library, Library),
+            (Tenant, Tenant),
+            (Library, Nothing),
+            (Nothing, Library),
+        ];
+        for (server_has, client_has) in ways {
+            let before = [self.connections(), self.counter("connections_direct")];
             let running = self.serve(server_has, server);
             let answer = self.answer(client_has, client);
             drop(running);
             let expected = expected.get_or_insert_with(|| answer.clone());
-            assert_eq!(&answer, expected, "server with the library: {server_has}, client: {client_has}");
-            let made = self.connections() - before;
-            assert_eq!(made > 0, server_has && client_has, "{made} connections on the fabric");
+            assert_eq!(&answer, expected, "server: {server_has:?}, client: {client_has:?}");
+            let made = self.connections() - before[0];
+            assert_eq!(made > 0, server_has == client_has && client_has != Nothing, "{made} on the fabric");
+            let direct = self.counter("connections_direct") - before[1];
+            assert_eq!(direct > 0, client_has == Tenant, "{direct} of {made} direct");
         }
         assert!(expected.is_some_and(|text| !text.is_empty()));
     }

@@ -227,8 +227,8 @@ impl Mapping {
     }
 
     /// Sleeps while the futexes at two places hold what is expected of them; at most `timeout`. Returns on
-    /// wake-ups, signals and for no reason at all.
-    pub fn futex_wait_two(places: [(&Self, usize, u32); 2], timeout: std::time::Duration) {
+    /// wake-ups, signals and for no reason at all; says whether it was a signal.
+    pub fn futex_wait_two(places: [(&Self, usize, u32); 2], timeout: std::time::Duration) -> bool {
         let waits = places.map(|(map, offset, expected)| {
             let mut wait = futex::Wait::new();
             wait.val = expected.into();
@@ -243,12 +243,13 @@ impl Mapping {
             tv_nsec: (nanos % 1_000_000_000) as i64,
         };
         let flags = futex::WaitvFlags::empty();
-        if let Err(Errno::NOSYS | Errno::PERM) =
-            futex::waitv(&waits, flags, Some(&until), futex::ClockId::Monotonic)
-        {
-            // Linux before 5.16, or a filter of system calls: the second is looked at every so often.
-            let [(map, offset, expected), _] = places;
-            map.futex_wait(offset, expected, timeout.min(std::time::Duration::from_millis(1)));
+        match futex::waitv(&waits, flags, Some(&until), futex::ClockId::Monotonic) {
+            Err(Errno::NOSYS | Errno::PERM) => {
+                // Linux before 5.16, or a filter of system calls: the second is looked at every so often.
+                let [(map, offset, expected), _] = places;
+                map.futex_wait(offset, expected, timeout.min(std::time::Duration::from_millis(1)))
+            }
+            slept => slept == Err(Errno::INTR),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::run::interleave::{self, Cell};
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 3] = [Scheme::Pipedevice, Scheme::Tcp, Scheme::TcpPreload];
+const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::Tcp, Scheme::TcpPreload];
 const CLIENTS: u32 = 50;
 const FILE_BYTES: usize = 1 << 20;
 /// Shorter rounds would measure how programs start and connect.

@@ -15,6 +15,7 @@ mod wait;
 pub(crate) use recv::Incoming;
 pub(crate) use send::Outgoing;
 pub(crate) use setup::Direct;
+pub(crate) use wait::Noticing;
 
 use pd_shm::Mapping;
 use std::sync::atomic::Ordering;

@@ -1,13 +1,15 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::wait::{lull, Bells, Density, Pace, Waker, RECV, SEND};
+use super::wait::{lull, Bells, Density, Noticing, Pace, Waker, RECV, SEND};
 use super::Half;
 use crate::error::Result;
+use crate::link::Link;
 use crate::lock::Guard;
 use crate::recv::{RecvSide, Ring};
 use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, HasTurn};
 use pd_abi::layout::direct;
-use pd_abi::Operation;
+use pd_abi::{Operation, Request, LEFT_RECEIVING};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The receiving half's view of the rings.
@@ -20,9 +22,21 @@ pub(crate) struct Incoming {
     origin: Option<u64>,
     /// The receive ring of those, while some are lent.
     before: Option<Ring>,
+    leaving: Leaving,
     waker: Waker,
     pace: Pace,
     density: Density,
+}
+
+/// How far a twin is that leaves the direct path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Leaving {
+    #[default]
+    Not,
+    /// So many bytes were ever written into the peer's ring, and no more will be.
+    At(u64),
+    /// What comes is the driver's.
+    Done,
 }
 
 impl RecvSide {
@@ -34,7 +48,10 @@ impl RecvSide {
     }
 
     fn try_follow(&mut self) -> Result<bool> {
-        let Some(shared) = &self.link.direct else { return Ok(false) };
+        let Some(shared) = self.link.direct.as_ref().filter(|_| self.incoming.leaving != Leaving::Done)
+        else {
+            return Ok(false);
+        };
         if self.incoming.pair.is_none() {
             let Some(pair) = shared.both(&self.link)? else { return Ok(false) };
             self.incoming.pair = Some(Box::new(pair));
@@ -58,6 +75,44 @@ impl RecvSide {
         Ok(true)
     }
 
+    /// Leaves the direct path if the connection does: when all of the peer's ring was read, bytes come by the driver
+    /// again, which holds them back until it hears of that.
+    #[inline]
+    pub(crate) fn leave_if_asked(&mut self) -> Result<()> {
+        if self.incoming.leaving != Leaving::Done && self.link.has_left() {
+            self.leave()?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn leave(&mut self) -> Result<()> {
+        if self.incoming.leaving == Leaving::Not {
+            let Some(shared) = &self.link.direct else { return Ok(()) };
+            // SYNC POINT: direct-left (who had the peer's end has written before another took it)
+            let last = match shared.both(&self.link)? {
+                Some((_, peer)) => peer.load(direct::PRODUCER),
+                None => 0,
+            };
+            self.incoming.leaving = Leaving::At(last);
+        }
+        let Leaving::At(last) = self.incoming.leaving else { return Ok(()) };
+        if last > 0 && !self.follow()? {
+            return Ok(()); // what the driver delivered before is read first
+        }
+        let origin = self.incoming.origin.unwrap_or(self.consumer);
+        if last > 0 && self.consumer != origin + last {
+            return Ok(());
+        }
+        // From here on the driver's count goes on where it ended.
+        if last > 0 {
+            (self.consumer, self.cursor, self.producer) = (origin, origin, origin);
+            self.forget_ring();
+        }
+        self.incoming = Incoming { leaving: Leaving::Done, ..Incoming::default() };
+        self.link.submit(Request { value: LEFT_RECEIVING, ..self.link.request(Operation::Left) })
+    }
+
     fn peer_has_begun(&self) -> bool {
         self.incoming.pair.as_deref().is_some_and(|(_, peer)| peer.load(direct::PRODUCER) != 0)
     }
@@ -78,7 +133,11 @@ impl RecvSide {
         if shared.is_broken() {
             return Ok(self.producer);
         }
-        let producer = peer.load(direct::PRODUCER).wrapping_add(origin);
+        let written = match self.incoming.leaving {
+            Leaving::At(last) => last,
+            _ => peer.load(direct::PRODUCER),
+        };
+        let producer = written.wrapping_add(origin);
         if producer.wrapping_sub(self.consumer.max(origin)) > peer.bytes || producer < self.producer {
             return Err(shared.end(&self.link));
         }
@@ -138,47 +197,75 @@ impl RecvSide {
     }
 }
 
+/// What a receiver waits for, on whichever path it comes.
+struct Arrival {
+    link: Arc<Link>,
+    pair: Option<(Half, Half)>,
+    origin: Option<u64>,
+    /// In the stream.
+    wake_at: u64,
+    /// In the peer's ring.
+    in_ring: u64,
+    /// That the connection leaves the direct path is no news.
+    knows_of_leaving: bool,
+}
+
+impl Arrival {
+    fn new(side: &RecvSide, wake_at: u64) -> Self {
+        let pair = side.incoming.pair.as_deref().cloned();
+        let origin = side.incoming.origin;
+        // Of the peer's ring no more than it holds, and its first byte whatever was waited for.
+        let given_back = side.consumer.max(origin.unwrap_or_default());
+        let most = pair.as_ref().filter(|_| origin.is_some()).map(|(_, peer)| given_back + peer.bytes);
+        let wake_at = wake_at.min(most.unwrap_or(u64::MAX));
+        let in_ring = origin.map_or(1, |origin| wake_at - origin);
+        let knows_of_leaving = side.incoming.leaving != Leaving::Not;
+        Self { link: side.link.clone(), pair, origin, wake_at, in_ring, knows_of_leaving }
+    }
+
+    /// Whether it has come, or the stream has ended, or goes on elsewhere.
+    #[inline]
+    fn has_come(&self) -> bool {
+        let came = match &self.pair {
+            Some((_, peer)) => peer.load(direct::PRODUCER) >= self.in_ring,
+            None => self.link.direct.is_some() && !self.knows_of_leaving && self.link.peer_is_ready(),
+        };
+        let delivered = || self.origin.is_none() && self.link.recv_producer() >= self.wake_at;
+        let leaves = || !self.knows_of_leaving && self.link.has_left();
+        came || delivered() || self.link.recv_end() != 0 || leaves()
+    }
+}
+
 impl Socket {
     /// Sleeps until the stream is delivered up to `wake_at`, or ends.
-    pub(crate) fn sleep_for_direct<'a>(
+    pub(crate) fn sleep_for_recv<'a>(
         &'a self,
         mut side: Guard<'a, RecvSide>,
         wake_at: u64,
         timeout: Duration,
+        noticing: Option<Noticing<'_>>,
     ) -> Guard<'a, RecvSide> {
-        let link = side.link.clone();
-        let pair = side.incoming.pair.as_deref().cloned();
-        let pair = pair.as_ref().map(|(own, peer)| (own, peer));
-        let origin = side.incoming.origin;
-        // Of the peer's ring no more than it holds, and its first byte whatever was waited for.
-        let given_back = side.consumer.max(origin.unwrap_or_default());
-        let wake_at = pair
-            .filter(|_| origin.is_some())
-            .map_or(wake_at, |(_, peer)| wake_at.min(given_back + peer.bytes));
-        let in_ring = origin.map_or(1, |origin| wake_at - origin);
+        let arrival = Arrival::new(&side, wake_at);
+        let (link, pair) = (&arrival.link, arrival.pair.as_ref());
+        let began = pair.and_then(|(own, _)| side.incoming.density.begin(own.load(direct::PRODUCER)));
+        let mut lulls = pair.is_some() && side.incoming.density.wants_lull();
         let sleeping = side.turn().is_sleeping();
-        let sent = pair.map_or(0, |(own, _)| own.load(direct::PRODUCER));
-        let began = side.incoming.density.begin(sent);
-        let mut lulls = side.incoming.density.wants_lull();
-        let mut other = Pace::default();
-        let pace = if sleeping { &mut other } else { &mut side.incoming.pace };
-        let bells = Bells::new(link.recv_cells(), pair, &RECV, in_ring, pace);
+        let bells = Bells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);
+        let bells = if sleeping { bells } else { bells.at_pace(&mut side.incoming.pace) };
         let (mut side, timed_out) =
-            sleep_in_turn(&self.recv, &self.recv_turn, side, &bells, wake_at, timeout, || {
+            sleep_in_turn(&self.recv, &self.recv_turn, side, &bells, arrival.wake_at, timeout, || {
                 if std::mem::take(&mut lulls) {
                     lull();
                 }
-                let came = match pair {
-                    Some((_, peer)) => peer.load(direct::PRODUCER) >= in_ring,
-                    None => link.peer_is_ready(),
-                };
-                let delivered = origin.is_none() && link.recv_producer() >= wake_at;
-                came || delivered || link.recv_end() != 0 || self.check_usable().is_err()
+                bells.look(arrival.has_come() || self.check_usable().is_err())
             });
         if !sleeping {
             side.incoming.pace = bells.pace();
         }
         side.incoming.density.end(began);
+        if let Some(noticing) = noticing.filter(|_| arrival.has_come() || self.check_usable().is_err()) {
+            noticing.hold.end();
+        }
         if timed_out {
             drop(side);
             link.attachment.check_alive();

@@ -1,15 +1,17 @@
 //! Sending on the direct path: one copy into the own ring.
-use super::wait::{Bells, Pace, Waker, RECV, SEND};
+use super::wait::{Bells, Noticing, Pace, Waker, RECV, SEND};
 use super::Half;
 use crate::error::Result;
+use crate::link::Link;
 use crate::lock::Guard;
-use crate::send::{partial, SendSide};
+use crate::send::{partial, Fill, SendSide};
 use crate::socket::{would_block, Socket};
 use crate::turn::{sleep_in_turn, Deadline, HasTurn};
 use pd_abi::layout::direct;
 use pd_abi::limits::LINE_BYTES;
-use pd_abi::Operation;
+use pd_abi::{Operation, Request, LEFT_SENDING};
 use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A long message is shown to the receiver piece by piece, so that it reads while the rest is copied.
@@ -31,6 +33,8 @@ const WEIGHT_BYTES: u64 = 4 << 10;
 pub(crate) struct Outgoing {
     /// What was sent before there was a ring, or since one could not be had.
     weight: u64,
+    /// The connection has left the direct path.
+    left: bool,
     /// Most sockets have none.
     own: Option<Box<Half>>,
     peer: Option<Box<Half>>,
@@ -84,13 +88,28 @@ impl SendSide {
     /// Nothing more is sent by the driver: the connection waits to go on directly.
     #[inline]
     pub(crate) fn is_overdue(&self) -> bool {
-        self.link.direct.is_some() && !self.out.has_ring() && self.out.weight >= RING_OVERDUE
+        self.out.weight >= RING_OVERDUE && !self.out.has_ring() && self.link.goes_direct()
+    }
+
+    /// Leaves the direct path if the connection does.
+    #[inline]
+    pub(crate) fn leave_if_asked(&mut self) {
+        if !self.out.left && self.link.has_left() {
+            self.leave();
+        }
+    }
+
+    #[cold]
+    fn leave(&mut self) {
+        self.out = Outgoing { left: true, messages: self.out.messages, ..Outgoing::default() };
+        // SYNC POINT: direct-left (after the last byte, and before what is sent by the driver)
+        let _ = self.link.submit(Request { value: LEFT_SENDING, ..self.link.request(Operation::Left) });
     }
 
     /// Goes on directly if it is time, and nothing is on its way. Without memory for a ring it stays offloaded.
-    fn try_ring(&mut self) {
+    pub(crate) fn try_ring(&mut self) {
         let Some(shared) = &self.link.direct else { return };
-        if self.out.weight < RING_DUE && !shared.has_own() {
+        if (self.out.weight < RING_DUE && !shared.has_own()) || !self.link.goes_direct() {
             return;
         }
         let shared = shared.clone();
@@ -100,6 +119,8 @@ impl SendSide {
             return;
         }
         match shared.own(&self.link) {
+            // A ring that came too late is not looked at.
+            Ok(_) if !self.link.goes_direct() => {}
             Ok(own) => {
                 self.out.own = Some(Box::new(own));
                 // Nothing was written: a peer that has given something back ends the connection, as `end` says.
@@ -162,6 +183,14 @@ impl SendSide {
                 own.map.copy_in(own.head, ptr.add(first as usize), (part - first) as usize);
             }
         }
+        self.wrote(part, part == len);
+        Ok(part)
+    }
+
+    /// Shows the peer `part` bytes more; with them a message `ends` or not.
+    #[inline]
+    fn wrote(&mut self, part: u64, ends: bool) {
+        let Some(own) = &self.out.own else { return };
         if part <= AHEAD_BYTES && self.out.room() > 4 * AHEAD_BYTES {
             let lines = (0..part).step_by(LINE_BYTES);
             lines.for_each(|at| {
@@ -169,13 +198,32 @@ impl SendSide {
             });
         }
         self.out.written += part;
-        if part == len {
+        if ends {
             self.out.messages += 1;
             own.map.store_u64(direct::MESSAGES, self.out.messages, Ordering::Relaxed);
         }
         own.publish(direct::PRODUCER, self.out.written);
         self.tell_receiver();
-        Ok(part)
+    }
+
+    /// Has `fill` write up to `wanted` bytes into the own ring: not a splinter of them. Returns how many it wrote, and
+    /// whether it has more; none: there is no room.
+    pub(crate) fn fill_direct(&mut self, wanted: u64, fill: &mut Fill<'_>) -> Result<Option<(usize, bool)>> {
+        let piece = wanted.min(PIECE_BYTES).min(self.out.bytes() / 2);
+        if self.out.room() < piece {
+            self.look_for_room()?;
+            if self.out.room() < piece {
+                return Ok(None);
+            }
+        }
+        let Some(own) = &self.out.own else { return Ok(None) };
+        let at = own.place(self.out.written);
+        let part = piece.min((own.head as u64 + own.bytes) - at as u64) as usize;
+        let filled = fill(own.map.address(at, part).as_ptr(), part)?.min(part);
+        if filled > 0 {
+            self.wrote(filled as u64, filled < part || filled as u64 == wanted);
+        }
+        Ok(Some((filled, filled == part)))
     }
 
     #[inline]
@@ -215,7 +263,7 @@ impl Socket {
             }
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let timeout = deadline.next_sleep().ok_or_else(would_block)?;
-            side = self.sleep_for_sends(side, timeout);
+            side = self.sleep_for_send(side, timeout, None);
             self.check_usable()?;
         }
         Ok(side)
@@ -234,6 +282,13 @@ impl Socket {
         let (mut left, mut deadline, mut slept) = (len as u64, None, false);
         loop {
             let at = ptr.wrapping_add(len - left as usize);
+            side.leave_if_asked();
+            if !side.out.has_ring() {
+                drop(side);
+                let rest = self.send(at, left as usize);
+                return rest
+                    .map_or_else(|error| partial(len, left, error), |sent| Ok(len - left as usize + sent));
+            }
             // SAFETY: the rest of the caller's bytes.
             let step =
                 side.end().and_then(|()| unsafe { side.write_direct(at, left, self.is_nonblocking()) });
@@ -242,7 +297,7 @@ impl Socket {
                 Ok(part) => {
                     left -= part;
                     if left == 0 {
-                        if !slept && !side.turn().is_sleeping() {
+                        if !slept {
                             side.went_on();
                         }
                         return Ok(len);
@@ -259,33 +314,76 @@ impl Socket {
             }
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let Some(timeout) = deadline.next_sleep() else { return partial(len, left, would_block()) };
-            side = self.sleep_for_room(side, timeout);
+            side = self.sleep_for_send(side, timeout, None);
             slept = true;
             if let Err(error) = self.check_usable() {
                 return partial(len, left, error);
             }
         }
     }
+}
 
-    fn sleep_for_room<'a>(&'a self, mut side: Guard<'a, SendSide>, timeout: Duration) -> Guard<'a, SendSide> {
+/// What a sender waits for, on whichever path it sends.
+struct Vacancy {
+    link: Arc<Link>,
+    /// On the direct path.
+    rings: Option<Option<(Half, Half)>>,
+    /// The peer's index, or the driver's count of sends done.
+    wake_at: u64,
+}
+
+impl Vacancy {
+    fn new(side: &SendSide) -> Self {
         let link = side.link.clone();
-        let (own, peer) = (side.out.own.as_deref().cloned(), side.out.peer.as_deref().cloned());
-        let wake_at = side.out.half_free_at().max(1);
-        let pair = own.as_ref().zip(peer.as_ref());
+        let Some(own) = side.out.own.as_deref() else {
+            return Self { link, rings: None, wake_at: side.wake_at() };
+        };
+        let rings = side.out.peer.as_deref().map(|peer| (own.clone(), peer.clone()));
+        Self { link, rings: Some(rings), wake_at: side.out.half_free_at().max(1) }
+    }
+
+    fn pair(&self) -> Option<&(Half, Half)> {
+        self.rings.as_ref()?.as_ref()
+    }
+
+    /// Whether there is room, or nothing can be sent any more, or not on this path.
+    #[inline]
+    fn has_come(&self) -> bool {
+        let room = match &self.rings {
+            None => self.link.send_consumer() >= self.wake_at,
+            Some(Some((_, peer))) => peer.load(direct::CONSUMER) >= self.wake_at,
+            Some(None) => self.link.peer_is_ready(),
+        };
+        room || self.link.send_end() != 0 || (self.rings.is_some() && self.link.has_left())
+    }
+}
+
+impl Socket {
+    /// Sleeps until there is room to send, or nothing can be sent any more.
+    pub(crate) fn sleep_for_send<'a>(
+        &'a self,
+        mut side: Guard<'a, SendSide>,
+        timeout: Duration,
+        noticing: Option<Noticing<'_>>,
+    ) -> Guard<'a, SendSide> {
+        let vacancy = Vacancy::new(&side);
+        let (link, pair, wake_at) = (&vacancy.link, vacancy.pair(), vacancy.wake_at);
         let sleeping = side.turn().is_sleeping();
-        let mut other = Pace::default();
-        let pace = if sleeping { &mut other } else { &mut side.out.pace };
-        let bells = Bells::new(link.send_cells(), pair, &SEND, wake_at, pace);
+        let bells = Bells::new(link.send_cells(), pair, &SEND, wake_at, noticing);
+        let bells = if sleeping { bells } else { bells.at_pace(&mut side.out.pace) };
         let (mut side, timed_out) =
             sleep_in_turn(&self.send, &self.send_turn, side, &bells, wake_at, timeout, || {
-                let room = match pair {
-                    Some((_, peer)) => peer.load(direct::CONSUMER) >= wake_at,
-                    None => link.peer_is_ready(),
-                };
-                room || link.send_end() != 0 || self.check_usable().is_err()
+                bells.look(vacancy.has_come() || self.check_usable().is_err())
             });
         if !sleeping {
             side.out.pace = bells.pace();
+        }
+        if let Some(noticing) = noticing.filter(|_| vacancy.has_come() || self.check_usable().is_err()) {
+            noticing.hold.end();
+        }
+        if vacancy.rings.is_none() && self.watch.subscribed() {
+            // The sleep took back the request for a `Ready` event.
+            side.arm();
         }
         if timed_out {
             drop(side);
@@ -297,8 +395,12 @@ impl Socket {
 }
 
 impl SendSide {
+    /// There was room, without a sleep.
     #[inline]
-    fn went_on(&mut self) {
+    pub(crate) fn went_on(&mut self) {
+        if self.turn().is_sleeping() {
+            return;
+        }
         if let (Some(own), Some(peer)) = (&self.out.own, &self.out.peer) {
             self.out.pace.went_on(own, peer, &SEND);
         }

@@ -4,6 +4,7 @@
 //! fence while the peer sleeps often; while it does not, the peer takes the fence over: it makes one on all cores
 //! before it sleeps ([`pd_shm::barrier`]), so that a stream needs none.
 use super::Half;
+use crate::hold::Hold;
 use pd_abi::layout::direct;
 use pd_shm::wait::{SharedCells, SleeperCells};
 use pd_shm::{barrier, spinning_allowed, Mapping};
@@ -173,15 +174,24 @@ pub(super) fn lull() {
     }
 }
 
+/// For sleepers that have to come back when a signal handler has run.
+#[derive(Clone, Copy)]
+pub(crate) struct Noticing<'a> {
+    pub(crate) hold: &'a Hold,
+    /// Whether one has.
+    pub(crate) signal: &'a Cell<bool>,
+}
+
 /// The words of a sleep that ends by the peer or by the driver.
 pub(super) struct Bells<'a> {
     /// The driver's, in control and status line.
     pub(super) line: SharedCells<'a>,
     /// The peer's, once there is one.
-    pub(super) direct: Option<(&'a Half, &'a Half)>,
+    pub(super) direct: Option<&'a (Half, Half)>,
     pub(super) words: &'static Words,
     /// The peer's index that is waited for.
-    index: u64,
+    pub(super) index: u64,
+    pub(super) noticing: Option<Noticing<'a>>,
     pace: Cell<Pace>,
     seen: Cell<u32>,
 }
@@ -189,17 +199,40 @@ pub(super) struct Bells<'a> {
 impl<'a> Bells<'a> {
     pub(super) fn new(
         line: SharedCells<'a>,
-        direct: Option<(&'a Half, &'a Half)>,
+        direct: Option<&'a (Half, Half)>,
         words: &'static Words,
         index: u64,
-        pace: &mut Pace,
+        noticing: Option<Noticing<'a>>,
     ) -> Self {
-        Self { line, direct, words, index, pace: Cell::new(std::mem::take(pace)), seen: Cell::new(0) }
+        Self { line, direct, words, index, noticing, pace: Cell::default(), seen: Cell::new(0) }
     }
 
-    /// The pace after the sleep.
+    /// With the pace of the side that sleeps, which has it back afterwards.
+    pub(super) fn at_pace(self, pace: &mut Pace) -> Self {
+        self.pace.set(std::mem::take(pace));
+        self
+    }
+
     pub(super) fn pace(self) -> Pace {
         self.pace.into_inner()
+    }
+
+    /// Passes on what a look has found.
+    #[inline]
+    pub(super) fn look(&self, found: bool) -> bool {
+        self.noticing.map_or(found, |noticing| noticing.hold.look(found))
+    }
+
+    /// Says whether a signal ended the sleep.
+    fn wait(&self, seen: u32, timeout: Duration) -> bool {
+        let (status, at) = self.line.doorbell;
+        match self.direct {
+            None => status.futex_wait(at, self.seen.get(), timeout),
+            Some((_, peer)) => {
+                let places = [(&*peer.map, self.words.doorbell, seen), (status, at, self.seen.get())];
+                Mapping::futex_wait_two(places, timeout)
+            }
+        }
     }
 }
 
@@ -225,16 +258,12 @@ impl SleeperCells for Bells<'_> {
     }
 
     fn sleep(&self, seen: u32, timeout: Duration) {
-        let (status, at) = self.line.doorbell;
-        match self.direct {
-            None => {
-                status.futex_wait(at, self.seen.get(), timeout);
-            }
-            Some((_, peer)) => {
-                let places = [(&*peer.map, self.words.doorbell, seen), (status, at, self.seen.get())];
-                Mapping::futex_wait_two(places, timeout);
-            }
-        }
+        let Some(Noticing { hold, signal }) = self.noticing else {
+            self.wait(seen, timeout);
+            return;
+        };
+        signal.set(hold.release() || self.wait(seen, timeout));
+        hold.again();
     }
 }
 

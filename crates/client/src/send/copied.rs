@@ -1,8 +1,9 @@
 //! Sending from memory of the program's: one copy into blocks of send memory, which are given up at
-//! once and free themselves when they are delivered. Never waits. For offloaded connections, as twins are.
+//! once and free themselves when they are delivered; on the direct path into the own ring. Never waits.
 use super::{stale, SendSide};
 use crate::arena;
 use crate::error::{Error, Result};
+use crate::lock::Guard;
 use crate::process::forks;
 use crate::socket::{would_block, Socket};
 use libc::iovec;
@@ -70,6 +71,9 @@ pub type Fill<'a> = dyn FnMut(*mut u8, usize) -> Result<usize> + 'a;
 impl SendSide {
     /// Bytes that may be sent now, of `wanted`: not a splinter of them.
     fn copied_room(&self, wanted: u64) -> u64 {
+        if self.is_overdue() {
+            return 0; // it goes on directly when all before is delivered
+        }
         let window = self.ring_bytes.min(WINDOW_BYTES_MAX);
         let room = self.room().min(window.saturating_sub(self.bytes)).min(wanted);
         if room < wanted && room < window / 8 {
@@ -123,14 +127,10 @@ impl Socket {
         }
         let mut sent = 0;
         while sent < len {
-            let part = match self.copied_part((len - sent) as u64, sent == 0) {
-                Ok(part) => part,
-                Err(error) => return if sent == 0 { Err(error) } else { Ok(sent) },
-            };
-            match self.send_part(part, fill) {
-                Ok(filled) => {
+            match self.send_next((len - sent) as u64, sent == 0, fill) {
+                Ok((filled, more)) => {
                     sent += filled;
-                    if filled < part {
+                    if !more {
                         break;
                     }
                 }
@@ -140,9 +140,40 @@ impl Socket {
         Ok(sent)
     }
 
-    /// How long the next part may be.
-    fn copied_part(&self, wanted: u64, first: bool) -> Result<usize> {
+    /// Sends the next part of `wanted` bytes. Returns how long it was, and whether `fill` has more.
+    fn send_next(&self, wanted: u64, first: bool, fill: &mut Fill<'_>) -> Result<(usize, bool)> {
         let mut side = self.send.lock();
+        side.leave_if_asked();
+        if side.link.direct.is_some() && !side.out.has_ring() {
+            side.try_ring();
+        }
+        if side.out.has_ring() {
+            return self.send_filled_direct(side, wanted, fill);
+        }
+        let part = self.copied_part(side, wanted, first)?;
+        self.send_part(part, fill).map(|filled| (filled, filled == part))
+    }
+
+    fn send_filled_direct(
+        &self,
+        mut side: Guard<'_, SendSide>,
+        wanted: u64,
+        fill: &mut Fill<'_>,
+    ) -> Result<(usize, bool)> {
+        loop {
+            side.end()?;
+            if let Some(filled) = side.fill_direct(wanted, fill)? {
+                side.went_on();
+                return Ok(filled);
+            }
+            if !(self.watch.subscribed() && side.arm()) {
+                return Err(would_block());
+            }
+        }
+    }
+
+    /// How long the next part may be that goes by the driver.
+    fn copied_part(&self, mut side: Guard<'_, SendSide>, wanted: u64, first: bool) -> Result<usize> {
         let look = first && side.wants_look();
         if look || side.copied_room(wanted) < wanted {
             side.reap();

@@ -60,8 +60,6 @@ struct SlotUse {
 pub struct Socket {
     pub v6: bool,
     pub v6_only: bool,
-    /// See [`pd_abi::BESIDE_KERNEL`].
-    pub beside_kernel: bool,
     pub channel: usize,
     /// Explicitly bound, hence to be unbound.
     pub bound: Option<SocketAddr>,

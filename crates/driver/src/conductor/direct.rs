@@ -4,8 +4,8 @@
 //! The flows of such a connection exist as for any other: they carry no bytes, and end it as they would end others.
 use super::client::SocketState;
 use super::{Conductor, Connection};
-use crate::memory::{DirectRing, Exhausted};
-use crate::messages::{ClientId, TenantId, ToMover, Violation};
+use crate::memory::{DirectRing, Exhausted, Slot};
+use crate::messages::{ClientId, Remainder, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::layout::{path, socket_status};
@@ -57,6 +57,24 @@ pub struct Direct {
     /// What the sides are believed to have sent.
     reported: [(u64, u64); 2],
     since: Duration,
+    /// Sides that are another client's than they were: with one of them the connection is offloaded again.
+    left: [bool; 2],
+}
+
+/// What becomes of a direct connection one side of which goes to another client.
+#[derive(Debug, Default)]
+pub(super) struct Parting {
+    /// What that side had not read of its peer's ring.
+    pub(super) remainder: Option<Box<Remainder>>,
+    /// Its peer has still to read what it wrote.
+    pub(super) held: bool,
+}
+
+impl Direct {
+    /// Whether bytes go by the rings.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.left == [false; 2]
+    }
 }
 
 impl Conductor {
@@ -81,28 +99,111 @@ impl Conductor {
 
     /// A connection begins on the direct path: its sockets' lines say so before anybody is told of it.
     pub(super) fn open_direct(&mut self, sides: [(ClientId, u16); 2]) -> Direct {
-        let clients = sides.map(|(id, slot)| {
-            let Some(client) = self.client_mut(id) else { return (id, 0) };
-            client.direct += 1;
-            if let Some(memory) = &client.memory {
-                memory.publish_u32(slot, socket_status::PATH, path::DIRECT);
-            }
-            (id, client.serial)
-        });
+        let clients = sides.map(|(id, slot)| self.enter_direct(id, slot));
         Metrics::add(&self.metrics.connections_direct, 1);
-        let (rings, reported) = Default::default();
-        Direct { rings, clients, reported, since: self.clock.now() }
+        let (rings, reported, left) = Default::default();
+        Direct { rings, clients, reported, since: self.clock.now(), left }
+    }
+
+    /// A client's socket is on the direct path. Returns the client with its serial.
+    fn enter_direct(&mut self, id: ClientId, slot: Slot) -> (ClientId, u64) {
+        let Some(client) = self.client_mut(id) else { return (id, 0) };
+        client.direct += 1;
+        if let Some(memory) = &client.memory {
+            memory.publish_u32(slot, socket_status::PATH, path::DIRECT);
+        }
+        (id, client.serial)
+    }
+
+    fn exit_direct(&mut self, (id, serial): (ClientId, u64)) {
+        if let Some(client) = self.client_mut(id).filter(|client| client.serial == serial) {
+            client.direct -= 1;
+        }
+    }
+
+    /// Whether two clients may take up the direct path of a connection that one of them had not.
+    fn stays_direct(&self, index: u32, clients: [ClientId; 2], side: usize) -> bool {
+        let Some(Connection { tenants, reached, .. }) = self.connection(index) else { return false };
+        let mut tenants = *tenants;
+        if let Some(client) = self.client(clients[side]) {
+            tenants[side] = client.tenant;
+        }
+        self.path_of(clients[0], clients[1], tenants, *reached) == Path::Direct && !self.is_full(clients)
+    }
+
+    /// One side of a connection goes to another client, or to nobody. As long as there are no rings it may go on as
+    /// it is; else it is offloaded from now on.
+    ///
+    /// # Errors
+    /// If the rest of a ring cannot be mapped: the connection cannot go on.
+    pub(super) fn part(
+        &mut self,
+        index: u32,
+        side: usize,
+        owner: Option<(ClientId, Slot)>,
+    ) -> Result<Parting, Errno> {
+        let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
+        let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
+        let (former, unused) = (direct.clients[side], direct.rings.iter().all(Option::is_none));
+        if unused && direct.is_in_use() {
+            let stays = match (owner, peer) {
+                (Some((new, _)), Some((peer, _))) => {
+                    let mut clients = [new; 2];
+                    clients[1 - side] = peer;
+                    self.stays_direct(index, clients, side)
+                }
+                _ => true, // nobody has it
+            };
+            if stays {
+                self.exit_direct(former);
+                let entered =
+                    owner.map_or((ClientId::MAX, 0), |(client, slot)| self.enter_direct(client, slot));
+                if let Some(direct) = self.direct_mut(index) {
+                    direct.clients[side] = entered;
+                }
+                return Ok(Parting::default());
+            }
+        }
+        self.report_sides(index);
+        let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
+        let first = !std::mem::replace(&mut direct.left[side], true);
+        let (own, others) = (direct.rings[side].as_ref(), direct.rings[1 - side].as_ref());
+        let mut parting = Parting::default();
+        if first {
+            let read = own.map_or(0, DirectRing::said_read);
+            let is_last = direct.left[1 - side];
+            let sealed = others.filter(|ring| ring.is_sealed());
+            parting.remainder = sealed.map(|ring| ring.remainder(read, is_last)).transpose()?.map(Box::new);
+        }
+        if !direct.left[1 - side] {
+            let ready = own.is_some_and(DirectRing::is_sealed);
+            parting.held = first && ready && own.is_some_and(|ring| ring.said().0 > 0);
+            let path = path::DIRECT | path::LEFT | if ready { path::PEER_READY } else { 0 };
+            if let Some((peer, slot)) = peer {
+                if let Some(memory) = self.client(peer).and_then(|peer| peer.memory.as_ref()) {
+                    // SYNC POINT: direct-left (the peer sees all that the former client wrote)
+                    memory.publish_u32(slot, socket_status::PATH, path);
+                }
+            }
+        }
+        Ok(parting)
+    }
+
+    /// Both sides of a connection look again.
+    pub(super) fn kick(&self, index: u32) {
+        let Some(Connection { movers, .. }) = self.connection(index) else { return };
+        for side in [0, 1] {
+            self.movers[movers[side]].send(ToMover::Kick { flow: index * 2 + side as u32 });
+        }
     }
 
     /// Its connection is over.
     pub(super) fn close_direct(&mut self, direct: Direct) {
-        for ((id, serial), ring) in direct.clients.into_iter().zip(direct.rings) {
-            if let Some(client) = self.client_mut(id).filter(|client| client.serial == serial) {
-                client.direct -= 1;
-            }
+        for (owner, ring) in direct.clients.into_iter().zip(direct.rings) {
+            self.exit_direct(owner);
             if let Some(ring) = ring {
                 self.rings.open -= 1;
-                self.rings.held.push(Held { ring, owner: (id, serial) });
+                self.rings.held.push(Held { ring, owner });
             }
         }
         let newest = self.rings.held.len().saturating_sub(2);
@@ -179,8 +280,8 @@ impl Conductor {
         let state =
             client.socket(socket.slot()).filter(|_| client.generation(socket.slot()) == socket.generation());
         let SocketState::Connected(connected) = &state?.state else { return None };
-        self.connection(connected.connection)?.direct.as_ref()?;
-        Some((connected.connection, connected.side))
+        let direct = self.connection(connected.connection)?.direct.as_ref()?;
+        (!direct.left[connected.side]).then_some((connected.connection, connected.side))
     }
 
     fn direct_mut(&mut self, index: u32) -> Option<&mut Direct> {
@@ -250,17 +351,15 @@ impl Conductor {
         let ring = self.direct_mut(index).and_then(|direct| direct.rings[side].as_mut());
         ring.ok_or(Violation::Frame)?.seal().map_err(|_| Violation::Frame)?;
         let Some(connection) = self.connection(index) else { return Ok(()) };
-        let movers = connection.movers;
-        if let Some((peer, slot)) = connection.sides[1 - side] {
+        let in_use = connection.direct.as_ref().is_some_and(|direct| direct.is_in_use());
+        if let Some((peer, slot)) = connection.sides[1 - side].filter(|_| in_use) {
             if let Some(memory) = self.client(peer).and_then(|peer| peer.memory.as_ref()) {
                 memory.publish_u32(slot, socket_status::PATH, path::DIRECT | path::PEER_READY);
             }
         }
         // SYNC POINT: direct-ready (the peer stores its producer index, fences, looks at its path)
         fence(Ordering::SeqCst);
-        for side in [0, 1] {
-            self.movers[movers[side]].send(ToMover::Kick { flow: index * 2 + side as u32 });
-        }
+        self.kick(index);
         self.tell_client(id, &Frame::new(FrameKind::Ready).with_id(socket), &[]);
         Ok(())
     }

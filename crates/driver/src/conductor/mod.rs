@@ -106,6 +106,13 @@ struct Connection {
     direct: Option<Box<direct::Direct>>,
 }
 
+impl Connection {
+    /// Whether its bytes go by rings of the two clients.
+    fn is_direct(&self) -> bool {
+        self.direct.as_ref().is_some_and(|direct| direct.is_in_use())
+    }
+}
+
 const TOKEN_INBOX: u64 = 0;
 const TOKEN_LISTENER: u64 = 1;
 const TOKEN_ADMIN: u64 = 2;

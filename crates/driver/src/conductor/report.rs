@@ -150,7 +150,7 @@ impl Conductor {
             Some(ConnectionReport {
                 connection: index as u32,
                 serial: entry.serial,
-                path: if entry.direct.is_some() { Path::Direct } else { Path::Offloaded },
+                path: if entry.is_direct() { Path::Direct } else { Path::Offloaded },
                 from: side(0),
                 to: side(1),
                 bytes: flows.map(|flow| flow.bytes),

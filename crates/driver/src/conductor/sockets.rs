@@ -41,7 +41,7 @@ impl Conductor {
                 return;
             }
             Operation::Broken => return self.break_direct(id, socket),
-            Operation::Send | Operation::Space | Operation::Nudge => return,
+            Operation::Send | Operation::Space | Operation::Nudge | Operation::Left => return,
             _ if !live => Err(Errno::BADF),
             Operation::Bind => self.bind(id, socket, request),
             Operation::Listen => self.listen(id, socket, request.numbers().0),
@@ -109,7 +109,6 @@ impl Conductor {
         Socket {
             v6,
             v6_only: false,
-            beside_kernel: false,
             channel,
             bound: None,
             state,
@@ -154,12 +153,11 @@ impl Conductor {
             return Err(Errno::INVAL);
         }
         let wanted = family_of(state, wanted)?;
-        let beside_kernel = request.value & BESIDE_KERNEL != 0;
-        let share = beside_kernel.then_some(client.identity.uid);
+        let share = (request.value & BESIDE_KERNEL != 0).then_some(client.identity.uid);
         let (v6_only, owner) = (state.v6_only, (id, socket.slot()));
         let bound = self.names.bind(namespace, wanted, v6_only, owner, share, now)?;
         if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
-            (state.bound, state.beside_kernel) = (Some(bound), beside_kernel);
+            state.bound = Some(bound);
         }
         Ok(done(socket).with_address(bound.into()))
     }
@@ -205,7 +203,6 @@ impl Conductor {
         }
         let to = family_of(state, to)?;
         let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
-        let beside_kernel = request.value & BESIDE_KERNEL != 0;
         let reached = self.tenants.route(to);
         let (peer, peer_listener) = self.names.listener(namespace, reached, now)?;
         let tenants = self.admit(id, peer, reached)?;
@@ -237,7 +234,6 @@ impl Conductor {
             return Err(Errno::CONNREFUSED);
         }
         let (peer_v6, peer_channel) = (listening.v6, listening.channel);
-        let may_be_direct = !beside_kernel && !listening.beside_kernel;
         let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
         let index = self.free_connection();
         let accepted = Socket {
@@ -268,7 +264,7 @@ impl Conductor {
             return Err(Errno::CONNREFUSED);
         };
         let direct = match self.path_of(id, peer, tenants, reached) {
-            Path::Direct if may_be_direct && !self.is_full([id, peer]) => {
+            Path::Direct if !self.is_full([id, peer]) => {
                 Some(Box::new(self.open_direct([(id, socket.slot()), (peer, peer_slot)])))
             }
             _ => None,

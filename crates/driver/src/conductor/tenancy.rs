@@ -115,8 +115,7 @@ impl Conductor {
 
     /// Whether a connection is on the direct path, and would not get there again.
     fn is_misplaced(&self, index: usize) -> bool {
-        let Some(connection) = self.connections[index].as_ref().filter(|c| !c.cut && c.direct.is_some())
-        else {
+        let Some(connection) = self.connections[index].as_ref().filter(|c| !c.cut && c.is_direct()) else {
             return false;
         };
         let [Some((from, _)), Some((to, _))] = connection.sides else { return false };

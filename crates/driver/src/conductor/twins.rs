@@ -9,6 +9,7 @@
 mod parked;
 
 use super::client::{Connected, Socket, SocketState};
+use super::direct::Parting;
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
 use super::unix::{is_unix, UnixTwins};
@@ -18,6 +19,7 @@ use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
 use crate::memory::{ClientMemory, Slot};
 use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
+use crate::policy::Path;
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -347,7 +349,7 @@ impl Conductor {
             cut: false,
             reached,
             twin: Some(Box::new(Twin { key, sides, claimed: false, send_end: None })),
-            // Its ends may move to other clients.
+            // Perhaps when both ends are there.
             direct: None,
         });
         if let Some(source) = self.endpoint(id, slot) {
@@ -411,7 +413,11 @@ impl Conductor {
         let other = first.and_then(|(client, slot)| self.endpoint(client, slot));
         let other = other.unwrap_or_else(|| self.twins.nobody(movers[0]));
         self.tell_incoming(&endpoint, there, movers[0]);
-        self.movers[movers[0]].send(ToMover::Retarget { flow: there, destination: endpoint.clone() });
+        self.movers[movers[0]].send(ToMover::Retarget {
+            flow: there,
+            destination: endpoint.clone(),
+            remainder: None,
+        });
         self.tell_incoming(&other, back, movers[1]);
         self.movers[movers[1]].send(ToMover::AddFlow(Box::new(NewFlow {
             id: back,
@@ -424,8 +430,26 @@ impl Conductor {
         })));
         if let Some(send_end) = send_end {
             self.movers[movers[1]].send(ToMover::Abort { flow: back, send_end, recv_end: None });
+        } else if let Some(first) = first {
+            self.begin_direct(index, [first, (id, slot)]);
         }
         Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
+    }
+
+    /// Puts a twin whose ends are both there on the direct path if the policy says so.
+    fn begin_direct(&mut self, index: u32, sides: [(ClientId, Slot); 2]) {
+        let clients = sides.map(|(client, _)| client);
+        let Some(Connection { tenants, reached, .. }) = self.connection(index) else { return };
+        if self.path_of(clients[0], clients[1], *tenants, *reached) != Path::Direct || self.is_full(clients) {
+            return;
+        }
+        let direct = Box::new(self.open_direct(sides));
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        connection.direct = Some(direct);
+        for side in [0, 1] {
+            let flow = index * 2 + side as u32;
+            self.movers[connection.movers[side]].send(ToMover::GoDirect { flow });
+        }
     }
 
     fn twin_take(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
@@ -481,6 +505,9 @@ impl Conductor {
 
     /// Gives one side of a connection to another client, or to nobody.
     fn move_side(&mut self, index: u32, side: usize, to: Endpoint, owner: Option<(ClientId, Slot)>) {
+        let Ok(Parting { remainder, held }) = self.part(index, side, owner) else {
+            return self.cut(index as usize);
+        };
         let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
         connection.sides[side] = owner;
         let movers = connection.movers;
@@ -488,9 +515,16 @@ impl Conductor {
         let (outgoing, incoming) = (index * 2 + side as u32, index * 2 + (1 - side) as u32);
         if claimed {
             self.tell_incoming(&to, incoming, movers[1 - side]);
-            self.movers[movers[1 - side]].send(ToMover::Retarget { flow: incoming, destination: to.clone() });
+            self.movers[movers[1 - side]].send(ToMover::Retarget {
+                flow: incoming,
+                destination: to.clone(),
+                remainder,
+            });
         }
-        self.movers[movers[side]].send(ToMover::HandOver { flow: outgoing, source: to });
+        self.movers[movers[side]].send(ToMover::HandOver { flow: outgoing, source: to, held });
+        if self.connection(index).is_some_and(|connection| connection.direct.is_some()) {
+            self.kick(index);
+        }
     }
 
     /// Has the receiving socket's mover know which flow brings it bytes.

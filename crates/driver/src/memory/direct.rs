@@ -1,6 +1,7 @@
 //! Rings of the direct path: one memory file for each direction of a connection, which one client writes and the
 //! other reads.
 use super::pool::{Exhausted, HugepageUse, Lease, Pool};
+use crate::messages::Remainder;
 use pd_abi::layout::direct;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
@@ -11,7 +12,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// An index page and a ring. The driver maps the index page, to read; it never touches the ring.
+/// An index page and a ring. The driver maps the index page, to read; the ring only when its reader's end goes to
+/// another client.
 ///
 /// The memory stays on the budget until [`Self::is_let_go`]: clients may keep what they have mapped.
 #[derive(Debug)]
@@ -119,6 +121,26 @@ impl DirectRing {
     pub fn said(&self) -> (u64, u64) {
         let load = |word| self.index.load_u64(word, Ordering::Relaxed);
         (load(direct::PRODUCER), load(direct::MESSAGES))
+    }
+
+    /// Bytes of the peer's ring that the owner says it has given back: anything.
+    pub fn said_read(&self) -> u64 {
+        self.index.load_u64(direct::CONSUMER, Ordering::Relaxed)
+    }
+
+    /// Whether its owner has mapped it, and may write.
+    pub fn is_sealed(&self) -> bool {
+        self.sealed
+    }
+
+    /// All of it, to be read for a client that cannot.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    pub fn remainder(&self, read: u64, is_last: bool) -> Result<Remainder> {
+        let head = self.pages.bytes();
+        let map = Mapping::new(&self.fd, head + self.bytes as usize, Protection::Read)?;
+        Ok(Remainder { map, head, bytes: self.bytes, read, is_last })
     }
 
     /// Whether no client holds it any more.

@@ -106,6 +106,7 @@ impl Mover {
             }
             ToMover::Ring { flow: id, ring } => self.take_ring(id, ring),
             ToMover::Finish { flow: id, finish } => {
+                self.read_on(id, true);
                 if let Some(flow) = self.flows.get(id) {
                     flow.finish(finish);
                     self.ticking = true;
@@ -119,8 +120,14 @@ impl Mover {
                     self.touch(id);
                 }
             }
-            ToMover::Retarget { flow, destination } => self.retarget(flow, destination),
-            ToMover::HandOver { flow, source } => self.hand_over(flow, source),
+            ToMover::GoDirect { flow } => {
+                if let Some(flow) = self.flows.get(flow) {
+                    (flow.direct, flow.lasts) = (true, true);
+                }
+            }
+            ToMover::Retarget { flow, destination, remainder } => self.retarget(flow, destination, remainder),
+            ToMover::HandOver { flow, source, held } => self.hand_over(flow, source, held),
+            ToMover::Released { flow, .. } => self.release(flow),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
             ToMover::SetBudget { tenant, budget } => self.set_budget(tenant, budget),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),

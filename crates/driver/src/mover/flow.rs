@@ -29,6 +29,9 @@ pub struct Flow {
     pub destination: Endpoint,
     /// Its bytes go by rings of the two clients.
     pub direct: bool,
+    /// It is there as long as its destination, which may go to another client: what lies in a ring of the source is
+    /// to be read, too.
+    pub lasts: bool,
 
     /// Sends accepted and not yet completed, oldest first.
     sbt: BufferTable,
@@ -70,7 +73,7 @@ pub struct Flow {
     pub woken: bool,
     /// Its own rates, if any.
     pub own: Option<Box<Own>>,
-    finish: Option<Finish>,
+    pub finish: Option<Finish>,
     aborted: bool,
     destination_gone: bool,
     end_published: bool,
@@ -113,6 +116,7 @@ impl Flow {
             source,
             destination,
             direct,
+            lasts: false,
             sbt: BufferTable::new(send_ring_bytes),
             cursor: (0, 0),
             oldest_delivered: 0,
@@ -221,7 +225,7 @@ impl Flow {
         commands: &mut Vec<Command>,
         commands_max: usize,
     ) -> Result<Pump, Violation> {
-        if self.pending == 0 || self.aborted || self.moves.as_ref().is_some_and(|m| m.is_switching()) {
+        if self.pending == 0 || self.aborted || self.moves.as_ref().is_some_and(|moves| moves.is_waiting()) {
             return Ok(Pump::Drained);
         }
         if self.ring_outgrown && self.is_ring_empty()? {
@@ -563,7 +567,25 @@ impl Flow {
 
     /// Whether the flow can be forgotten, given that its ring is idle.
     pub fn is_over(&self) -> bool {
-        self.is_drained() && self.finish.is_some() && self.end_published
+        self.is_drained()
+            && self.finish.is_some()
+            && self.end_published
+            && (self.destination_gone || !self.lasts)
+    }
+
+    /// Whether there is a ring of the source's that the destination cannot read.
+    pub fn has_remainder(&self) -> bool {
+        self.moves.as_ref().is_some_and(|moves| moves.remainder.is_some())
+    }
+
+    /// Whether it was given up.
+    pub fn is_aborted(&self) -> bool {
+        self.aborted
+    }
+
+    /// Whether no bytes of a send are under way.
+    pub fn has_no_send_under_way(&self) -> bool {
+        self.sbt.is_empty() || self.rbt.is_empty()
     }
 
     /// Whether its ring may fall idle, or it is ending.

@@ -85,6 +85,9 @@ pub struct Mover {
     /// Channels with events to publish.
     dirty: Vec<(ClientId, usize)>,
     overflowing: Vec<(ClientId, usize)>,
+    /// Flows with a ring of the source's that is read here, and when to look at one of them next.
+    unfinished: Vec<FlowId>,
+    next_look: Duration,
     /// Receive rings of its flows.
     rings: u64,
     commands: VecDeque<ToMover>,
@@ -162,6 +165,8 @@ impl Mover {
             touched: Vec::new(),
             dirty: Vec::new(),
             overflowing: Vec::new(),
+            unfinished: Vec::new(),
+            next_look: Duration::ZERO,
             rings: 0,
             commands: VecDeque::new(),
             batch: Vec::with_capacity(COMMANDS_PER_TURN),
@@ -188,6 +193,9 @@ impl Mover {
         let mut worked = self.take_commands();
         if self.ticking && self.now >= self.next_tick {
             self.tick(self.settings.ring_idle);
+        }
+        if !self.unfinished.is_empty() && self.now >= self.next_look {
+            self.look_at_unfinished();
         }
         if self.now >= self.next_poll {
             // Busy for a while: hear those that ring all the same.
@@ -229,7 +237,8 @@ impl Mover {
         fence(Ordering::SeqCst);
         if !news() && !self.has_news() {
             let tick = self.ticking.then_some(self.next_tick);
-            let until = [tick, wake_by, self.throttle.next()].into_iter().flatten().min();
+            let look = (!self.unfinished.is_empty()).then_some(self.next_look);
+            let until = [tick, look, wake_by, self.throttle.next()].into_iter().flatten().min();
             let now = self.clock.now();
             self.wait(until.map(|until| until.saturating_sub(now).max(Duration::from_millis(1))));
             self.next_poll = self.clock.now() + BUSY_POLL;

@@ -4,14 +4,23 @@
 //! *Receiving*: what the old client has not given back goes to the new one first, as copies from ring to ring.
 //! *Sending*: what the old client has sent is delivered first; its socket is released after that. Both are
 //! private to the mover, like all of a flow, and cost one pointer in flows that never move.
+//!
+//! A connection on the direct path leaves it when one of its ends moves. Receiving: the mover reads the sender's ring
+//! in the old client's place, until the sender says that it has left it. Sending: what the new client sends waits until
+//! the receiver says that it has read the old one's ring.
 use super::flow::Flow;
 use super::{counting, Mover};
-use crate::messages::{ClientId, Endpoint, FlowId, Ring, ToConductor};
-use pd_abi::layout::{socket_status, ENDED};
+use crate::messages::{ClientId, Endpoint, FlowId, Remainder, Ring, ToConductor};
+use crate::metrics::Metrics;
+use pd_abi::layout::{direct, socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_shm::wait::{SharedCells, Waker};
+use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What a flow that was moved has to remember.
 #[derive(Debug, Default)]
@@ -26,12 +35,65 @@ pub struct Moves {
     heirs: VecDeque<(u64, Endpoint)>,
     /// Sends accepted before those of the present sender.
     pub base: u64,
+    /// The sender's ring, as long as it may write there and the receiver cannot read it.
+    pub remainder: Option<Box<Unfinished>>,
+    /// The receiver has still to read the ring of a former sender.
+    held: bool,
 }
+
+/// A ring that the mover reads until its writer has left it.
+#[derive(Debug)]
+pub struct Unfinished {
+    map: Arc<Mapping>,
+    head: usize,
+    bytes: u64,
+    /// Bytes that were read, by the former receiver or here.
+    read: u64,
+    /// When to look again, and how long to wait after that.
+    look_at: Duration,
+    pause: Duration,
+}
+
+impl From<Remainder> for Unfinished {
+    fn from(Remainder { map, head, bytes, read, is_last: _ }: Remainder) -> Self {
+        Self { map: Arc::new(map), head, bytes, read, look_at: Duration::ZERO, pause: LOOK_FIRST }
+    }
+}
+
+/// How soon after a look at a ring that its writer has not left there is another one; twice as long each time...
+const LOOK_FIRST: Duration = Duration::from_millis(1);
+/// ...up to this.
+const LOOK_LAST: Duration = Duration::from_secs(1);
+
+/// Where a former receiver's bytes are.
+#[derive(Debug)]
+enum Source {
+    /// In its receive ring.
+    Ring(Ring),
+    /// In the ring of the sender that it read: the ring's offset in the mapping, and its bytes.
+    Direct(Arc<Mapping>, usize, u64),
+}
+
+impl Source {
+    /// Address and bytes of the ring.
+    fn place(&self) -> (u64, u64) {
+        let (map, offset, bytes) = match self {
+            Self::Ring(ring) => {
+                (&ring.map, ring.page as usize * PAGE_BYTES, u64::from(ring.pages) * PAGE_BYTES as u64)
+            }
+            Self::Direct(map, head, bytes) => (map, *head, *bytes),
+        };
+        (map.address(offset, bytes as usize).as_ptr() as u64, bytes)
+    }
+}
+
+/// A client's counter cannot be what it is.
+struct Impossible;
 
 /// Bytes in a former receiver's ring.
 #[derive(Debug)]
 struct Piece {
-    ring: Ring,
+    source: Source,
     /// Offset in the ring of the next byte to be put under way (free-running), and how many there are.
     at: u64,
     left: u64,
@@ -39,14 +101,13 @@ struct Piece {
     undelivered: u64,
 }
 
-impl Piece {
-    fn ring_bytes(&self) -> u64 {
-        u64::from(self.ring.pages) * PAGE_BYTES as u64
-    }
-}
-
 impl Moves {
     /// Whether the flow must not put anything under way.
+    pub fn is_waiting(&self) -> bool {
+        self.held || self.is_switching()
+    }
+
+    /// Whether it is to have another destination.
     pub fn is_switching(&self) -> bool {
         self.next.is_some()
     }
@@ -54,11 +115,9 @@ impl Moves {
     /// Address and length of what is to be copied next.
     pub fn next_unread(&self) -> Option<(u64, u64)> {
         let piece = self.unread.iter().find(|piece| piece.left > 0)?;
-        let bytes = piece.ring_bytes();
+        let (base, bytes) = piece.source.place();
         let position = piece.at & (bytes - 1);
-        let len = piece.left.min(bytes - position);
-        let base = piece.ring.map.address(piece.ring.page as usize * PAGE_BYTES, bytes as usize);
-        Some((base.as_ptr() as u64 + position, len))
+        Some((base + position, piece.left.min(bytes - position)))
     }
 
     /// `len` bytes of it are under way.
@@ -76,10 +135,34 @@ impl Moves {
         true
     }
 
-    /// A ring whose bytes are all delivered.
-    fn read_up(&mut self) -> Option<Ring> {
+    /// Where bytes lay that are all delivered.
+    fn read_up(&mut self) -> Option<Source> {
         self.unread.front().filter(|piece| piece.undelivered == 0)?;
-        self.unread.pop_front().map(|piece| piece.ring)
+        self.unread.pop_front().map(|piece| piece.source)
+    }
+
+    /// Bytes that have come into the sender's ring since the last look; none if this is not their place in the stream.
+    ///
+    /// # Errors
+    /// If there are more than it holds.
+    fn look_at_remainder(&mut self, now: Duration, in_order: bool) -> Result<u64, Impossible> {
+        let Some(ring) = self.remainder.as_deref_mut() else { return Ok(0) };
+        ring.look_at = now + ring.pause;
+        ring.pause = (ring.pause * 2).min(LOOK_LAST);
+        if !in_order {
+            return Ok(0);
+        }
+        let written = ring.map.load_u64(direct::PRODUCER, Ordering::Acquire);
+        let len = written.wrapping_sub(ring.read);
+        if len > ring.bytes {
+            return Err(Impossible);
+        }
+        if len > 0 {
+            let source = Source::Direct(Arc::clone(&ring.map), ring.head, ring.bytes);
+            self.unread.push_back(Piece { source, at: ring.read, left: len, undelivered: len });
+        }
+        ring.read = written;
+        Ok(len)
     }
 
     /// The sender that comes next, if all sends before its own are done.
@@ -113,7 +196,7 @@ impl Flow {
         }
         let moves = self.moves.as_mut()?;
         moves.counted += left;
-        moves.unread.push_front(Piece { ring, at, left, undelivered: left });
+        moves.unread.push_front(Piece { source: Source::Ring(ring), at, left, undelivered: left });
         self.pending += left;
         None
     }
@@ -129,7 +212,7 @@ fn tell_moved(former: &Endpoint, word: usize, wait: &SharedCells<'_>) {
 
 impl Mover {
     /// Flow `id` delivers to another client's socket from now on.
-    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint) {
+    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, remainder: Option<Box<Remainder>>) {
         let Some(flow) = self.flows.get(id) else {
             // It is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
@@ -138,8 +221,85 @@ impl Mover {
             self.ready_at((destination.mover, destination.client, slot));
             return;
         };
-        flow.moves.get_or_insert_default().next = Some(destination);
+        let moves = flow.moves.get_or_insert_default();
+        moves.next = Some(destination);
+        // Of a former sender's ring the new destination gets what the former one had not read, here.
+        moves.held = false;
+        if let Some(remainder) = remainder {
+            let is_last = remainder.is_last || flow.finish.is_some();
+            moves.remainder = Some(Box::new(Unfinished::from(*remainder)));
+            self.unfinished.push(id);
+            self.next_look = Duration::ZERO;
+            self.read_on(id, is_last);
+        }
         self.switch(id);
+    }
+
+    /// Takes what has come into a ring that is read in a former receiver's place. `last`: the sender has left it.
+    pub(super) fn read_on(&mut self, id: FlowId, last: bool) {
+        let now = self.now;
+        let Some(flow) = self.flows.used(id).filter(|flow| flow.has_remainder()) else { return };
+        // Copies of sends and bytes in the ring never come together, unless the sender breaks the protocol.
+        let in_order = flow.has_no_send_under_way() && !flow.is_aborted();
+        let Some(moves) = flow.moves.as_mut() else { return };
+        let found = moves.look_at_remainder(now, in_order);
+        if last {
+            moves.remainder = None;
+        }
+        match found {
+            Ok(0) => {}
+            Ok(len) => {
+                flow.pending += len;
+                // They count as the sender says (`Reported`).
+                moves.counted += len;
+                self.resume(id);
+            }
+            Err(Impossible) => self.break_flow(id),
+        }
+    }
+
+    /// The sender's words about its ring are impossible.
+    fn break_flow(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        if let Some(moves) = &mut flow.moves {
+            moves.remainder = None;
+        }
+        let client = flow.source.client;
+        tracing::warn!(client, "a client broke the protocol of its direct ring; its connection ends");
+        Metrics::add(&self.metrics.connections_broken, 1);
+        let news = flow.abort(Flow::failure(), Some(Flow::failure()));
+        self.tell(id, news);
+        self.touch(id);
+    }
+
+    /// Looks at the rings whose writers have not left them.
+    pub(super) fn look_at_unfinished(&mut self) {
+        self.next_look = Duration::MAX;
+        for at in (0..self.unfinished.len()).rev() {
+            let id = self.unfinished[at];
+            if self.look_at(id).is_some_and(|at| at <= self.now) {
+                self.read_on(id, false);
+            }
+            match self.look_at(id) {
+                Some(at) => self.next_look = self.next_look.min(at),
+                None => {
+                    self.unfinished.swap_remove(at);
+                }
+            }
+        }
+    }
+
+    /// When the ring of a flow is to be looked at, if it has one that is read here.
+    fn look_at(&mut self, id: FlowId) -> Option<Duration> {
+        Some(self.flows.used(id)?.moves.as_ref()?.remainder.as_ref()?.look_at)
+    }
+
+    /// The receiver has read the ring of a former sender.
+    pub(super) fn release(&mut self, id: FlowId) {
+        let Some(moves) = self.flows.used(id).and_then(|flow| flow.moves.as_mut()) else { return };
+        if std::mem::take(&mut moves.held) {
+            self.resume(id);
+        }
     }
 
     /// Carries out [`Self::retarget`] if no copy is under way.
@@ -164,7 +324,8 @@ impl Mover {
     }
 
     /// The sends of another client's socket are this flow's from now on, after those of its present one.
-    pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint) {
+    pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, held: bool) {
+        self.read_on(id, true);
         let Some(flow) = self.flows.get(id) else {
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, ENDED);
@@ -174,7 +335,9 @@ impl Mover {
         let former = flow.last_sender().clone();
         let heir = (source.client, source.slot);
         let (base, _) = flow.sends();
-        flow.moves.get_or_insert_default().heirs.push_back((base, source));
+        let moves = flow.moves.get_or_insert_default();
+        moves.heirs.push_back((base, source));
+        moves.held |= held;
         tell_moved(&former, socket_status::SEND_END, &former.memory.send_wait(former.slot));
         if let Some(socket) = self.socket_mut(former.client, former.slot) {
             socket.outgoing = None;
@@ -191,8 +354,10 @@ impl Mover {
             let Some(flow) = self.flows.get(id) else { return };
             let (_, sends_done) = flow.sends();
             let Some(moves) = &mut flow.moves else { return };
-            if let Some(ring) = moves.read_up() {
-                self.conductor.send(ToConductor::FreeRing { ring });
+            if let Some(source) = moves.read_up() {
+                if let Source::Ring(ring) = source {
+                    self.conductor.send(ToConductor::FreeRing { ring });
+                }
                 continue;
             }
             let Some(heir) = moves.inherit(sends_done) else { return };
@@ -215,7 +380,9 @@ impl Mover {
         let Some(flow) = self.flows.get(id) else { return };
         let unread = flow.moves.as_mut().map(|moves| std::mem::take(&mut moves.unread)).unwrap_or_default();
         for piece in unread {
-            self.conductor.send(ToConductor::FreeRing { ring: piece.ring });
+            if let Source::Ring(ring) = piece.source {
+                self.conductor.send(ToConductor::FreeRing { ring });
+            }
         }
     }
 }

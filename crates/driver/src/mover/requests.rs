@@ -4,7 +4,7 @@ use super::{channel_of, Mover, Socket};
 use crate::memory::Slot;
 use crate::messages::{ClientId, Forwarded, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
-use pd_abi::{Operation, Request, SocketId};
+use pd_abi::{Operation, Request, SocketId, LEFT_RECEIVING, LEFT_SENDING};
 use std::sync::atomic::{fence, Ordering};
 
 /// Requests taken from one channel before the next gets its turn.
@@ -145,6 +145,22 @@ impl Mover {
                 }
                 Ok(())
             }
+            Operation::Left => {
+                let socket = self.socket(client, SocketId(request.socket));
+                match (request.value, socket.and_then(|s| s.outgoing), socket.and_then(|s| s.incoming)) {
+                    (LEFT_SENDING, Some(flow), _) => self.read_on(flow, true),
+                    (LEFT_RECEIVING, _, Some((mover, flow))) if mover == self.settings.id => {
+                        self.release(flow)
+                    }
+                    (LEFT_RECEIVING, _, Some((mover, flow))) => {
+                        if let Some(_forwarded) = self.forwarded(client) {
+                            self.peers[mover].send(ToMover::Released { flow, _forwarded });
+                        }
+                    }
+                    _ => {}
+                }
+                Ok(())
+            }
             _ => {
                 if let Some(_forwarded) = self.forwarded(client) {
                     let (channel, request) = (index, *request);
@@ -174,7 +190,13 @@ impl Mover {
             Metrics::add(&self.metrics.sends_dropped, 1);
             return Ok(());
         };
-        let Some(flow) = self.flows.get(id) else { return Ok(()) };
+        let Some(mut flow) = self.flows.get(id) else { return Ok(()) };
+        if flow.has_remainder() {
+            // What lies in the sender's ring was sent before.
+            self.read_on(id, false);
+            let Some(again) = self.flows.get(id) else { return Ok(()) };
+            flow = again;
+        }
         flow.accept(address, span.len)?;
         if flow.pending == 0 {
             self.touch(id);

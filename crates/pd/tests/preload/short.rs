@@ -1,6 +1,6 @@
 //! The short-connection mode: connections that the kernel knows nothing of.
 
-use super::{programs, terminate, Server, Site, PORT};
+use super::{programs, terminate, Server, Site, With, PORT};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
@@ -19,18 +19,19 @@ fn program() -> String {
 fn short_connections_answer_the_same_whatever_carries_the_bytes() {
     let (site, program) = (Site::new(73), program());
     site.compare(&short(&program, &["server", PORT]), &short(&program, &["client", "10.97.73.2", PORT]));
-    let [kernel, fabric] = [false, true].map(|has| site.answer(has, &short(&program, &["own"])));
+    let [kernel, fabric] =
+        [With::Nothing, With::Library].map(|has| site.answer(has, &short(&program, &["own"])));
     assert_eq!(kernel, fabric);
 }
 
 #[test]
 fn short_connections_are_not_the_kernels_and_kernel_peers_have_the_same_port() {
     let (site, program) = (Site::new(74), program());
-    let server = site.serve(true, &short(&program, &["server", PORT]));
+    let server = site.serve(With::Library, &short(&program, &["server", PORT]));
     let client = short(&program, &["client", "10.97.74.2", PORT]);
     let before = site.connections();
     // One with the library, one without, at the same time.
-    let [with, without] = [(3, true), (4, false)].map(|(host, has)| {
+    let [with, without] = [(3, With::Library), (4, With::Nothing)].map(|(host, has)| {
         site.run(host, has, &client).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
     let outputs = [with, without].map(|child| child.wait_with_output().unwrap());
@@ -50,8 +51,8 @@ fn short_connections_are_not_the_kernels_and_kernel_peers_have_the_same_port() {
 #[test]
 fn a_killed_server_ends_short_connections_and_frees_the_port() {
     let (site, program) = (Site::new(75), program());
-    let server = site.serve(true, &short(&program, &["server", PORT]));
-    let mut client = site.run(3, true, &short(&program, &["hold", "10.97.75.2", PORT]));
+    let server = site.serve(With::Library, &short(&program, &["server", PORT]));
+    let mut client = site.run(3, With::Library, &short(&program, &["hold", "10.97.75.2", PORT]));
     let mut client = client.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "held");
@@ -62,8 +63,8 @@ fn a_killed_server_ends_short_connections_and_frees_the_port() {
     let end = lines.next().unwrap().unwrap();
     assert!(end.starts_with("ended"), "{end}");
     assert!(client.wait().unwrap().success());
-    let _again = site.serve(true, &short(&program, &["server", PORT]));
-    let answer = site.answer(true, &short(&program, &["fork", "10.97.75.2", PORT]));
+    let _again = site.serve(With::Library, &short(&program, &["server", PORT]));
+    let answer = site.answer(With::Library, &short(&program, &["fork", "10.97.75.2", PORT]));
     // The first connection stays with the process that made it; later ones go from process to process.
     assert_eq!(answer, "child ENOTCONN\nparent 64\nchild 64\nparent b''\n");
     terminate(&mut client);

@@ -1,6 +1,6 @@
 //! AF_UNIX stream sockets, whose files two containers share.
 
-use super::{programs, Site};
+use super::{programs, Site, With};
 
 #[test]
 fn unix_sockets_answer_the_same_whatever_carries_the_bytes() {
@@ -10,6 +10,7 @@ fn unix_sockets_answer_the_same_whatever_carries_the_bytes() {
     let path = site.folder.path().join("unix");
     let path = path.to_str().unwrap();
     site.compare(&["python3", program, "server", path], &["python3", program, "client", path]);
-    let [kernel, fabric] = [false, true].map(|has| site.answer(has, &["python3", program, "own", "-"]));
+    let [kernel, fabric] =
+        [With::Nothing, With::Library].map(|has| site.answer(has, &["python3", program, "own", "-"]));
     assert_eq!(kernel, fabric);
 }

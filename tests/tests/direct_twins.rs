@@ -1,0 +1,133 @@
+//! The tests of twins, over the direct path, and of twins that leave it when an end moves.
+#[path = "twins.rs"]
+mod twins;
+
+use pd_client::Path;
+use pd_tests::{alone, Random, TwinSide};
+use std::os::fd::AsFd;
+use twins::{claim, connect, driver, listener, Holder};
+
+/// Which ends go to another process in the middle of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Moving([bool; 2]);
+
+/// So many bytes, in short messages and such of up to `long` bytes.
+fn send_all(side: &TwinSide, from: u64, to: u64, long: u64, seed: u64) {
+    let (mut at, mut random) = (from, Random(seed));
+    while at < to {
+        let most = if random.below(2) == 0 { 2_000 } else { long };
+        let bytes = (1 + random.below(most)).min(to - at);
+        side.send(at, bytes as usize);
+        at += bytes;
+    }
+}
+
+/// Both streams, while ends move when some of each was sent and some of that was read. Says whether the connection
+/// stayed on the direct path.
+fn exchange(round: u64, Moving(moving): Moving) -> bool {
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    assert_eq!((a.socket.path(), b.socket.path()), (Path::Direct, Path::Direct));
+    let descriptors = [fd.as_fd(), accepted.as_fd()];
+    let mut random = Random(100 + round);
+    // When both move, nobody reads what does not fit into a ring.
+    let both = moving == [true; 2];
+    let (most, long) = if both { (250_000, 2_000) } else { (3_000_000, 100_000) };
+    let mut total = || 1 + random.below(if round % 4 == 0 { 20_000 } else { most });
+    // By side: what it sends in all, and before it moves; what it receives before it moves.
+    let totals = [total(), total()];
+    let sent = totals.map(|total| random.below(total + 1));
+    let read = [random.below(totals[1] + 1), random.below(totals[0] + 1)];
+    // What an end reads before it moves has to be sent before the other does.
+    let read = if both { [read[0].min(sent[1]), read[1].min(sent[0])] } else { read };
+    let sides = [a, b];
+    std::thread::scope(|scope| {
+        let mut ends = Vec::new();
+        for (number, side) in sides.iter().enumerate() {
+            let other = 1 - number;
+            ends.push(scope.spawn(move || {
+                send_all(side, 0, if moving[number] { sent[number] } else { totals[number] }, long, round)
+            }));
+            ends.push(
+                scope.spawn(move || {
+                    side.receive(0, if moving[number] { read[number] } else { totals[other] })
+                }),
+            );
+        }
+        let mut holders = Vec::new();
+        for number in [0, 1] {
+            if !moving[number] {
+                continue;
+            }
+            for end in ends.drain(if both { 0..2 } else { 2 * number..2 * number + 2 }) {
+                end.join().expect("an end");
+            }
+            let mut holder = Holder::new(&descriptors[number], number as u64);
+            holder.tell("take");
+            // In pieces, in turns, so that neither waits for the other with both windows full.
+            let (send_to, read_to) = (totals[number], totals[1 - number]);
+            let (mut at, mut from) = (sent[number], read[number]);
+            holders.push(scope.spawn(move || {
+                while at < send_to || from < read_to {
+                    let part = (send_to - at).min(40_000);
+                    if part > 0 {
+                        holder.tell(&format!("send {at} {part}"));
+                        at += part;
+                    }
+                    let part = (read_to - from).min(40_000);
+                    if part > 0 {
+                        holder.tell(&format!("receive {from} {part}"));
+                        from += part;
+                    }
+                }
+                holder
+            }));
+        }
+        let moved = holders.into_iter().map(|holder| holder.join().expect("a holder")).collect::<Vec<_>>();
+        ends.into_iter().for_each(|end| end.join().expect("an end"));
+        moved.into_iter().for_each(Holder::kill);
+    });
+    // Without a ring in use it could stay where it was.
+    let stayed = |number: usize| !moving[number] && sides[number].socket.path() == Path::Direct;
+    stayed(0) || stayed(1)
+}
+
+#[test]
+fn a_moving_end_takes_the_connection_off_the_direct_path_without_a_byte_lost() {
+    let _alone = alone();
+    let moving = |round| Moving([[false, true], [true, false], [true, true]][round as usize % 3]);
+    let stayed = (0..36).filter(|&round| exchange(round, moving(round))).count();
+    assert!(driver().metrics().connections_direct >= 36);
+    assert!((1..18).contains(&stayed), "{stayed} of 36 stayed on the direct path");
+}
+
+#[test]
+fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    for shut in [false, true] {
+        let (fd, a, accepted) = connect(&listener);
+        let b = claim(&accepted).expect("a twin");
+        send_all(&a, 0, 600_000, 100_000, 3);
+        b.receive(0, 250_000);
+        send_all(&b, 0, 300_000, 100_000, 4);
+        send_all(&a, 600_000, 900_000, 100_000, 5);
+        // The end of the stream was told before the end moves, or the writer has gone.
+        if shut {
+            a.socket.shutdown(pd_client::Shutdown::Write).unwrap();
+        } else {
+            drop(fd);
+            a.socket.close().unwrap();
+        }
+        let mut holder = Holder::new(&accepted, 1);
+        holder.tell("take");
+        holder.tell("receive 250000 650000");
+        holder.tell("end");
+        if shut {
+            holder.tell("send 300000 5000");
+            a.receive(0, 305_000);
+        }
+        holder.kill();
+    }
+}
