@@ -51,6 +51,7 @@ pub fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
     (fd, side, accepted)
 }
 
+/// The other end of it.
 pub fn claim(accepted: &TcpStream) -> Option<TwinSide> {
     twin::claim(accepted.as_fd()).unwrap().map(|socket| TwinSide::new(socket, 1))
 }
@@ -63,6 +64,7 @@ pub struct Holder {
 }
 
 impl Holder {
+    /// One that has not taken it.
     pub fn new(socket: &impl AsRawFd, side: u64) -> Self {
         let raw = socket.as_raw_fd();
         // Without close-on-exec, so that it is inherited under this number.
@@ -88,11 +90,13 @@ impl Holder {
         assert_eq!(answer, "ok\n");
     }
 
+    /// Has it do something; see the program `twin`.
     pub fn tell(&mut self, line: &str) {
         self.say(line);
         self.hear();
     }
 
+    /// Kills it.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
