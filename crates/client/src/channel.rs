@@ -488,6 +488,11 @@ impl Channel {
         Ok(timed_out)
     }
 
+    /// Whether an event has come; a broken ring is news as well.
+    pub(crate) fn has_events(&self) -> bool {
+        self.inner.lock().events.available().map_or(true, |events| events > 0)
+    }
+
     /// Makes threads of this process that sleep in [`Self::wait_events`] look again.
     pub(crate) fn kick(&self) {
         self.status.futex_wake(self.at + channel_status::EVENT_DOORBELL);

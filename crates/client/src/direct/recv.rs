@@ -1,6 +1,7 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
 use super::wait::{lull, Bells, Density, Noticing, Pace, Waker, RECV, SEND};
 use super::Half;
+use crate::epoll::ready::Rest;
 use crate::error::Result;
 use crate::link::Link;
 use crate::lock::Guard;
@@ -178,22 +179,41 @@ impl RecvSide {
         }
     }
 
+    /// Of the direct path: the peer's index that is news, if there is not enough now, and also with `edge`.
+    fn next_news(&self, there: u64, edge: bool) -> Option<u64> {
+        let (_, peer) = self.incoming.pair.as_deref()?;
+        if there >= self.lowat && !edge {
+            return None;
+        }
+        let index = (self.cursor + self.lowat).max(self.cursor + there + 1);
+        let in_ring =
+            |origin: u64| index.min(self.consumer.max(origin).saturating_add(peer.bytes)) - origin;
+        Some(self.incoming.origin.map_or(1, in_ring).max(1))
+    }
+
     /// [`RecvSide::poll`], after which an event comes when there is more: if there is not enough now, and also with
     /// `edge`.
     pub(crate) fn poll_and_arm(&mut self, edge: bool) -> (u64, u32) {
         let (there, end) = self.poll();
-        if self.incoming.pair.is_none() || (there >= self.lowat && !edge) {
-            return (there, end);
-        }
-        let index = (self.cursor + self.lowat).max(self.cursor + there + 1);
+        let Some(index) = self.next_news(there, edge) else { return (there, end) };
         let lent = self.turn().is_sleeping();
-        let given_back = self.consumer.max(self.incoming.origin.unwrap_or_default());
         let incoming = &mut self.incoming;
-        if let Some((own, peer)) = incoming.pair.as_deref() {
-            let index = incoming.origin.map_or(1, |origin| index.min(given_back + peer.bytes) - origin);
-            incoming.pace.arm(own, &RECV, index.max(1), lent);
+        if let Some((own, _)) = incoming.pair.as_deref() {
+            incoming.pace.arm(own, &RECV, index, lent);
         }
         self.poll()
+    }
+
+    /// The same, but for an event that need not come.
+    pub(crate) fn poll_and_rest(&mut self, edge: bool) -> (u64, u32, Option<Rest>) {
+        let (there, end) = self.poll();
+        let value = self.next_news(there, edge);
+        let rest = self.incoming.pair.as_deref().zip(value).map(|((_, peer), value)| Rest {
+            map: peer.map.clone(),
+            word: direct::PRODUCER,
+            value,
+        });
+        (there, end, rest)
     }
 }
 

@@ -47,7 +47,7 @@ impl Epoll {
         if lost {
             self.lose();
         }
-        Ok(collect(&self.queue, max, report))
+        Ok(collect(&self.queue, &self.resting, max, report))
     }
 
     /// Call before sleeping on the descriptor, after a look found nothing.
@@ -74,6 +74,7 @@ impl Epoll {
         for channel in &channels {
             lost |= channel.use_pipe().is_err();
         }
+        self.arm_resting();
         fence(Ordering::SeqCst);
         let mut queue = lock(&self.queue);
         let ready = lost || !queue.is_empty();

@@ -12,7 +12,8 @@ use crate::process::forks;
 use crate::socket::Socket;
 use crate::turn::{lock, SLEEP_MAX};
 use kernel::Kernel;
-use ready::{collect, Interest, Item, Queue, Source};
+use pd_shm::Spin;
+use ready::{collect, Interest, Item, Queue, Resting, Source};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
@@ -30,6 +31,8 @@ pub struct Epoll {
     this: Weak<Self>,
     items: Mutex<HashMap<u64, Arc<Item>>>,
     queue: Mutex<Queue>,
+    resting: Mutex<Resting>,
+    spin: Mutex<Spin>,
     /// Channels that events of its sockets come to, and how many of its sockets each has.
     homes: Mutex<Vec<Home>>,
     kernel: OnceLock<Kernel>,
@@ -56,6 +59,8 @@ impl Epoll {
             this: this.clone(),
             items: Mutex::default(),
             queue: Mutex::default(),
+            resting: Mutex::default(),
+            spin: Mutex::default(),
             homes: Mutex::default(),
             kernel: OnceLock::new(),
             changes: AtomicU32::new(0),
@@ -275,7 +280,7 @@ impl Epoll {
         loop {
             let seen = self.changes.load(Ordering::Acquire);
             self.take_events(&found);
-            let count = collect(&self.queue, max, report);
+            let count = collect(&self.queue, &self.resting, max, report);
             self.signal(&mut lock(&self.queue));
             if count > 0 {
                 return Ok(count);
@@ -322,7 +327,37 @@ impl Epoll {
         }
     }
 
+    /// Looks for a while at what is at rest, which would otherwise have to send an event. Says whether there is news.
+    fn spin_for_resting(&self, timeout: Duration, seen: u32) -> bool {
+        if lock(&self.resting).is_empty() {
+            return false;
+        }
+        let homes: Vec<_> = lock(&self.homes).iter().map(|home| home.channel.clone()).collect();
+        let news = || {
+            let events = homes.iter().any(|channel| channel.has_events());
+            events || self.changes.load(Ordering::Acquire) != seen || lock(&self.resting).has_news()
+        };
+        let until = Instant::now().checked_add(timeout);
+        let mut spin = lock(&self.spin).clone();
+        let found = spin.until(|| news() || until.is_some_and(|until| Instant::now() >= until));
+        if !found {
+            self.arm_resting();
+            spin.slept();
+        }
+        *lock(&self.spin) = spin;
+        found || self.changes.load(Ordering::Acquire) != seen
+    }
+
+    /// Has events come of what is at rest.
+    fn arm_resting(&self) {
+        let news = lock(&self.resting).arm();
+        news.iter().for_each(|item| self.queue(item));
+    }
+
     fn sleep(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
+        if self.spin_for_resting(timeout, seen) {
+            return Ok(kernel::Found::default());
+        }
         let only = match lock(&self.homes).as_slice() {
             [home] => Some(home.channel.clone()),
             _ => None,

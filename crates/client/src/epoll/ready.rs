@@ -5,6 +5,7 @@
 //! edge-triggered ones wait for the next event, one-shot ones for the next `modify`.
 use super::Epoll;
 use crate::turn::lock;
+use pd_shm::Mapping;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -30,8 +31,79 @@ pub(crate) trait Source: Send + Sync {
     /// that an event comes when it changes.
     fn readiness(&self, wanted: u32) -> u32;
 
+    /// The same, but where a word in shared memory tells when `IN` is news, no event need come for that: whoever waits
+    /// looks at the word, until it has to sleep.
+    fn glance(&self, wanted: u32) -> (u32, Option<Rest>) {
+        (self.readiness(wanted), None)
+    }
+
     /// The item's epoll instance has ended.
     fn leave(&self, item: &Arc<Item>);
+}
+
+/// A source at rest: there is news when the word of a direct ring has reached a value.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    pub(crate) map: Arc<Mapping>,
+    pub(crate) word: usize,
+    pub(crate) value: u64,
+}
+
+impl Rest {
+    fn is_over(&self) -> bool {
+        self.map.load_u64(self.word, Ordering::Acquire) >= self.value
+    }
+}
+
+/// Items at rest, which are looked at in each look, and not one by one.
+#[derive(Debug, Default)]
+pub(crate) struct Resting(Vec<(Rest, Arc<Item>)>);
+
+/// So many are looked at; of the others an event has to come.
+const RESTING_MAX: usize = 256;
+
+impl Resting {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        self.0.iter().any(|(rest, _)| rest.is_over())
+    }
+
+    /// Queues those of which there is news.
+    fn wake(&mut self, queue: &Mutex<Queue>) {
+        self.0.retain(|(rest, item)| {
+            if item.removed.load(Ordering::Relaxed) {
+                return false;
+            }
+            let over = rest.is_over();
+            if over {
+                item.resting.store(false, Ordering::Relaxed);
+                lock(queue).push(item);
+            }
+            !over
+        });
+    }
+
+    /// Takes one in; it may be there already, with a value that comes no later.
+    fn take(&mut self, rest: Rest, item: &Arc<Item>) {
+        if !item.resting.swap(true, Ordering::Relaxed) {
+            self.0.push((rest, item.clone()));
+        }
+    }
+
+    /// From now on events come of all of them. Returns those of which there is news.
+    pub(crate) fn arm(&mut self) -> Vec<Arc<Item>> {
+        let mut news = Vec::new();
+        for (_, item) in self.0.drain(..) {
+            item.resting.store(false, Ordering::Relaxed);
+            if item.arm() {
+                news.push(item);
+            }
+        }
+        news
+    }
 }
 
 /// What a program wants to know about one source.
@@ -68,6 +140,8 @@ pub(crate) struct Item {
     pub(crate) removed: AtomicBool,
     /// In the queue. Changes under the queue's lock only.
     queued: AtomicBool,
+    /// In [`Resting`]. Changes under its lock only.
+    resting: AtomicBool,
 }
 
 impl std::fmt::Debug for Item {
@@ -84,23 +158,34 @@ impl Item {
             interest: Mutex::new(interest),
             removed: AtomicBool::new(false),
             queued: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
         })
     }
 
-    /// What to report now, and whether to look again.
-    fn look(&self) -> Option<(u32, u64, bool)> {
+    /// The source and what is wanted of it, if anything.
+    fn wanted(&self) -> Option<(Arc<dyn Source>, u32)> {
         if self.removed.load(Ordering::Acquire) {
             return None;
         }
         let source = self.source.upgrade()?;
         let wanted = *lock(&self.interest);
-        if !wanted.enabled {
-            return None;
-        }
-        let ready = source.readiness(wanted.events);
+        wanted.enabled.then_some((source, wanted.events))
+    }
+
+    /// What to report now, and whether to look again; until when it may rest otherwise.
+    fn look(&self, may_rest: bool) -> (Option<(u32, u64, bool)>, Option<Rest>) {
+        let Some((source, events)) = self.wanted() else { return (None, None) };
+        let (ready, rest) =
+            if may_rest { source.glance(events) } else { (source.readiness(events), None) };
         let mut interest = lock(&self.interest);
-        let (report, again) = interest.report(ready)?;
-        Some((report, interest.data, again))
+        let report = interest.report(ready).map(|(report, again)| (report, interest.data, again));
+        (report, rest)
+    }
+
+    /// Makes sure that an event comes. Says whether there is something to report already.
+    fn arm(&self) -> bool {
+        let Some((source, events)) = self.wanted() else { return false };
+        source.readiness(events) & (events | ERR | HUP) != 0
     }
 }
 
@@ -133,16 +218,30 @@ impl Queue {
 
 /// Looks once at everything queued; reports at most `max` events. Returns how many. The queue is not
 /// locked while an item is looked at.
-pub(crate) fn collect(queue: &Mutex<Queue>, max: usize, report: &mut dyn FnMut(u32, u64)) -> usize {
+pub(crate) fn collect(
+    queue: &Mutex<Queue>,
+    resting: &Mutex<Resting>,
+    max: usize,
+    report: &mut dyn FnMut(u32, u64),
+) -> usize {
     let mut count = 0;
     let mut again: Vec<Arc<Item>> = Vec::new();
+    let may_rest = {
+        let mut resting = lock(resting);
+        resting.wake(queue);
+        resting.0.len() < RESTING_MAX
+    };
     let waiting = lock(queue).items.len();
     for _ in 0..waiting {
         if count == max {
             break;
         }
         let Some(item) = lock(queue).pop() else { break };
-        if let Some((events, data, look_again)) = item.look() {
+        let (found, rest) = item.look(may_rest);
+        if let Some(rest) = rest {
+            lock(resting).take(rest, &item);
+        }
+        if let Some((events, data, look_again)) = found {
             report(events, data);
             count += 1;
             if look_again {
@@ -231,7 +330,7 @@ mod tests {
                 Item::new(source, Weak::new(), Interest::new(IN, i as u64))
             }).collect();
             let mut model = [Model { wanted: IN, ..Model::default() }; 3];
-            let queue = Mutex::new(Queue::default());
+            let (queue, resting) = (Mutex::new(Queue::default()), Mutex::default());
             for step in steps {
                 match step {
                     Step::Happen(i, events) => {
@@ -251,7 +350,7 @@ mod tests {
                     }
                     Step::Wait(max) => {
                         let mut got = Vec::new();
-                        let count = collect(&queue, max, &mut |events, data| got.push((events, data as usize)));
+                        let count = collect(&queue, &resting, max, &mut |events, data| got.push((events, data as usize)));
                         prop_assert_eq!(count, got.len());
                         let due = model.iter().filter(|item| item.due() != 0).count();
                         prop_assert_eq!(count, due.min(max), "{} due", due);

@@ -1,5 +1,5 @@
 //! What an epoll instance sees of a socket.
-use super::ready::{Item, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
+use super::ready::{Item, Rest, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
 use pd_abi::layout::ENDED;
@@ -124,18 +124,35 @@ impl Source for Socket {
     }
 
     fn readiness(&self, wanted: u32) -> u32 {
+        self.look(wanted, true).0
+    }
+
+    fn glance(&self, wanted: u32) -> (u32, Option<Rest>) {
+        self.look(wanted, false)
+    }
+}
+
+impl Socket {
+    /// What holds now. `arms`: an event comes of `IN`; else it may be that nothing comes until a rest is over.
+    fn look(&self, wanted: u32, arms: bool) -> (u32, Option<Rest>) {
         if self.check_usable().is_err() {
-            return 0;
+            return (0, None);
         }
         let mut side = self.recv.lock();
         if side.listening {
             drop(side);
-            return self.listener_readiness();
+            return (self.listener_readiness(), None);
         }
         if !side.connected {
-            return OUT | HUP;
+            return (OUT | HUP, None);
         }
-        let (there, recv_end) = side.poll_and_arm(wanted & EDGE != 0);
+        let (there, recv_end, rest) = match arms {
+            true => {
+                let (there, end) = side.poll_and_arm(wanted & EDGE != 0);
+                (there, end, None)
+            }
+            false => side.poll_and_rest(wanted & EDGE != 0),
+        };
         let send_end = side.link.send_end();
         let (shut, lowat) = (side.shut, side.lowat);
         drop(side);
@@ -161,6 +178,6 @@ impl Source for Socket {
         if wanted & OUT != 0 {
             ready |= self.out_readiness();
         }
-        ready
+        (ready, rest)
     }
 }
