@@ -186,8 +186,7 @@ impl RecvSide {
             return None;
         }
         let index = (self.cursor + self.lowat).max(self.cursor + there + 1);
-        let in_ring =
-            |origin: u64| index.min(self.consumer.max(origin).saturating_add(peer.bytes)) - origin;
+        let in_ring = |origin: u64| index.min(self.consumer.max(origin).saturating_add(peer.bytes)) - origin;
         Some(self.incoming.origin.map_or(1, in_ring).max(1))
     }
 

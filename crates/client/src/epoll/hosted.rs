@@ -74,7 +74,7 @@ impl Epoll {
         for channel in &channels {
             lost |= channel.use_pipe().is_err();
         }
-        self.arm_resting();
+        self.begin_sleep();
         fence(Ordering::SeqCst);
         let mut queue = lock(&self.queue);
         let ready = lost || !queue.is_empty();
@@ -94,6 +94,7 @@ impl Epoll {
             }
         }
         self.armed.fetch_sub(1, Ordering::SeqCst);
+        lock(&self.resting).end_sleep();
         let mut queue = lock(&self.queue);
         if queue.signalled {
             queue.signalled = false;

@@ -17,7 +17,7 @@ use ready::{collect, Interest, Item, Queue, Resting, Source};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,8 @@ pub struct Epoll {
     items: Mutex<HashMap<u64, Arc<Item>>>,
     queue: Mutex<Queue>,
     resting: Mutex<Resting>,
+    /// [`Self::fd`] has been called.
+    exported: AtomicBool,
     spin: Mutex<Spin>,
     /// Channels that events of its sockets come to, and how many of its sockets each has.
     homes: Mutex<Vec<Home>>,
@@ -60,6 +62,7 @@ impl Epoll {
             items: Mutex::default(),
             queue: Mutex::default(),
             resting: Mutex::default(),
+            exported: AtomicBool::new(false),
             spin: Mutex::default(),
             homes: Mutex::default(),
             kernel: OnceLock::new(),
@@ -242,7 +245,12 @@ impl Epoll {
     /// `EMFILE`; those of asking the driver for wake pipes.
     pub fn fd(&self) -> Result<RawFd> {
         self.check_usable()?;
-        Ok(self.kernel()?.raw_fd())
+        let fd = self.kernel()?.raw_fd();
+        if !self.exported.swap(true, Ordering::AcqRel) {
+            // Whoever has it may sleep at any time.
+            self.begin_sleep();
+        }
+        Ok(fd)
     }
 
     fn kernel(&self) -> Result<&Kernel> {
@@ -328,7 +336,7 @@ impl Epoll {
     }
 
     /// Looks for a while at what is at rest, which would otherwise have to send an event. Says whether there is news.
-    fn spin_for_resting(&self, timeout: Duration, seen: u32) -> bool {
+    fn spin_for_resting(&self, seen: u32) -> bool {
         if lock(&self.resting).is_empty() {
             return false;
         }
@@ -337,27 +345,32 @@ impl Epoll {
             let events = homes.iter().any(|channel| channel.has_events());
             events || self.changes.load(Ordering::Acquire) != seen || lock(&self.resting).has_news()
         };
-        let until = Instant::now().checked_add(timeout);
         let mut spin = lock(&self.spin).clone();
-        let found = spin.until(|| news() || until.is_some_and(|until| Instant::now() >= until));
+        let found = spin.until(news);
         if !found {
-            self.arm_resting();
             spin.slept();
         }
         *lock(&self.spin) = spin;
-        found || self.changes.load(Ordering::Acquire) != seen
+        found
     }
 
-    /// Has events come of what is at rest.
-    fn arm_resting(&self) {
-        let news = lock(&self.resting).arm();
-        news.iter().for_each(|item| self.queue(item));
+    /// Has events come of what is at rest, until [`Resting::end_sleep`].
+    fn begin_sleep(&self) {
+        let items = lock(&self.resting).begin_sleep();
+        items.iter().filter(|item| item.arm()).for_each(|item| self.queue(item));
     }
 
     fn sleep(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
-        if self.spin_for_resting(timeout, seen) {
+        if self.spin_for_resting(seen) {
             return Ok(kernel::Found::default());
         }
+        self.begin_sleep();
+        let found = self.sleep_for_events(timeout, seen);
+        lock(&self.resting).end_sleep();
+        found
+    }
+
+    fn sleep_for_events(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
         let only = match lock(&self.homes).as_slice() {
             [home] => Some(home.channel.clone()),
             _ => None,

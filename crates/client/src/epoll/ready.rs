@@ -55,25 +55,29 @@ impl Rest {
     }
 }
 
-/// Items at rest, which are looked at in each look, and not one by one.
+/// Items at rest, which are looked at in each look, and not one by one. There are none while a thread sleeps, or
+/// might: it would not notice.
 #[derive(Debug, Default)]
-pub(crate) struct Resting(Vec<(Rest, Arc<Item>)>);
+pub(crate) struct Resting {
+    items: Vec<(Rest, Arc<Item>)>,
+    sleepers: u32,
+}
 
 /// So many are looked at; of the others an event has to come.
 const RESTING_MAX: usize = 256;
 
 impl Resting {
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.items.is_empty()
     }
 
     pub(crate) fn has_news(&self) -> bool {
-        self.0.iter().any(|(rest, _)| rest.is_over())
+        self.items.iter().any(|(rest, _)| rest.is_over())
     }
 
     /// Queues those of which there is news.
     fn wake(&mut self, queue: &Mutex<Queue>) {
-        self.0.retain(|(rest, item)| {
+        self.items.retain(|(rest, item)| {
             if item.removed.load(Ordering::Relaxed) {
                 return false;
             }
@@ -86,23 +90,31 @@ impl Resting {
         });
     }
 
-    /// Takes one in; it may be there already, with a value that comes no later.
-    fn take(&mut self, rest: Rest, item: &Arc<Item>) {
-        if !item.resting.swap(true, Ordering::Relaxed) {
-            self.0.push((rest, item.clone()));
-        }
+    fn has_room(&self) -> bool {
+        self.sleepers == 0 && self.items.len() < RESTING_MAX
     }
 
-    /// From now on events come of all of them. Returns those of which there is news.
-    pub(crate) fn arm(&mut self) -> Vec<Arc<Item>> {
-        let mut news = Vec::new();
-        for (_, item) in self.0.drain(..) {
-            item.resting.store(false, Ordering::Relaxed);
-            if item.arm() {
-                news.push(item);
-            }
+    /// Takes one in; it may be there already, with a value that comes no later. False: it cannot rest.
+    fn take(&mut self, rest: Rest, item: &Arc<Item>) -> bool {
+        if !self.has_room() {
+            return false;
         }
-        news
+        if !item.resting.swap(true, Ordering::Relaxed) {
+            self.items.push((rest, item.clone()));
+        }
+        true
+    }
+
+    /// A thread is about to sleep. Returns what rested here: an event has to come of each.
+    pub(crate) fn begin_sleep(&mut self) -> Vec<Arc<Item>> {
+        self.sleepers += 1;
+        let items = self.items.drain(..).map(|(_, item)| item);
+        items.inspect(|item| item.resting.store(false, Ordering::Relaxed)).collect()
+    }
+
+    /// It sleeps no more.
+    pub(crate) fn end_sleep(&mut self) {
+        self.sleepers -= 1;
     }
 }
 
@@ -175,15 +187,14 @@ impl Item {
     /// What to report now, and whether to look again; until when it may rest otherwise.
     fn look(&self, may_rest: bool) -> (Option<(u32, u64, bool)>, Option<Rest>) {
         let Some((source, events)) = self.wanted() else { return (None, None) };
-        let (ready, rest) =
-            if may_rest { source.glance(events) } else { (source.readiness(events), None) };
+        let (ready, rest) = if may_rest { source.glance(events) } else { (source.readiness(events), None) };
         let mut interest = lock(&self.interest);
         let report = interest.report(ready).map(|(report, again)| (report, interest.data, again));
         (report, rest)
     }
 
     /// Makes sure that an event comes. Says whether there is something to report already.
-    fn arm(&self) -> bool {
+    pub(crate) fn arm(&self) -> bool {
         let Some((source, events)) = self.wanted() else { return false };
         source.readiness(events) & (events | ERR | HUP) != 0
     }
@@ -229,7 +240,7 @@ pub(crate) fn collect(
     let may_rest = {
         let mut resting = lock(resting);
         resting.wake(queue);
-        resting.0.len() < RESTING_MAX
+        resting.has_room()
     };
     let waiting = lock(queue).items.len();
     for _ in 0..waiting {
@@ -239,7 +250,10 @@ pub(crate) fn collect(
         let Some(item) = lock(queue).pop() else { break };
         let (found, rest) = item.look(may_rest);
         if let Some(rest) = rest {
-            lock(resting).take(rest, &item);
+            let rests = lock(resting).take(rest, &item);
+            if !rests && item.arm() {
+                lock(queue).push(&item);
+            }
         }
         if let Some((events, data, look_again)) = found {
             report(events, data);

@@ -72,7 +72,7 @@ fn requests_for_others_do_not_pile_up() {
 
 #[test]
 fn unknown_operations() {
-    for operation in [0, 15, 255] {
+    for operation in [0, 16, 255] {
         let request = Request { operation, ..Request::default() };
         assert_eq!(violation(|w| w.request_on(0, request)), Some(Violation::Operation(operation)));
     }
