@@ -1,5 +1,7 @@
 //! A driver, a bridge, and containers that run programs on it.
-use pd_tests::{is_root, program_path, TestDriver};
+use pd_abi::counters::AgentCounters;
+use pd_driver::policy::Path as BytesPath;
+use pd_tests::{is_root, path, program_path, TestDriver};
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::{read_dir, read_link, read_to_string, File};
 use std::os::unix::fs::PermissionsExt;
@@ -33,6 +35,11 @@ fn until(what: &str, mut wished: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "{what} never came true");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Bytes that went over the fabric, on whichever path.
+fn on_fabric(counted: &AgentCounters) -> u64 {
+    counted.bytes_delivered + counted.bytes_reported
 }
 
 impl Site {
@@ -74,6 +81,9 @@ impl Site {
         if library {
             run.arg("--preload");
         }
+        if path() == BytesPath::Direct {
+            run.args(["--tenant", "one"]);
+        }
         run.arg("--").args(command).stdin(Stdio::null());
         run
     }
@@ -114,13 +124,17 @@ impl Site {
 
     /// Bytes that went over the fabric so far.
     pub fn delivered(&self) -> u64 {
-        self.driver.metrics().bytes_delivered
+        on_fabric(&self.driver.metrics())
     }
 
     /// Waits until so many bytes more than `before` have gone over the fabric.
     pub fn wait_for_bytes(&self, before: u64, bytes: u64) {
         let wanted = before + bytes;
-        self.driver.wait_for("bytes flow", |report| report.metrics["bytes_delivered"] > wanted);
+        // Whoever asks for a report has the clients' words on direct connections read.
+        let flown = ["bytes_delivered", "bytes_reported"];
+        self.driver.wait_for("bytes flow", |report| {
+            flown.iter().map(|&name| report.metrics[name]).sum::<u64>() > wanted
+        });
     }
 
     /// Waits until no connection is left.
@@ -148,7 +162,8 @@ impl Site {
             assert_eq!(&answer, expected, "with the library: {library}");
             if library {
                 assert!(since.connections_made > 0, "no connection on the fabric");
-                assert!(since.bytes_delivered >= bytes, "{} bytes on the fabric", since.bytes_delivered);
+                assert!(on_fabric(&since) >= bytes, "{} bytes on the fabric", on_fabric(&since));
+                assert_eq!(since.connections_direct > 0, path() == BytesPath::Direct);
             } else {
                 assert_eq!(since.connections_made, 0);
             }
