@@ -1,6 +1,6 @@
 //! Container engines, each with all its state in a folder, and containers of theirs.
 use pd_tests::program_path;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -65,6 +65,8 @@ impl Engine {
         let host = format!("unix://{}", at("docker.sock").display());
         let (bridge, had_bridge) = ("docker0", has_interface("docker0"));
         let log = std::fs::File::create(at("log")).unwrap();
+        // Docker 28.2 reads descriptions of devices by itself, older ones if told to, 20.10 never.
+        std::fs::write(at("daemon.json"), r#"{"features": {"cdi": true}}"#).unwrap();
         let mut daemon = Command::new("dockerd");
         daemon.args([
             "--host",
@@ -75,6 +77,7 @@ impl Engine {
             "--bip",
             "10.99.7.1/24",
         ]);
+        daemon.arg("--config-file").arg(at("daemon.json"));
         daemon.arg("--data-root").arg(at("data")).arg("--exec-root").arg(at("run"));
         daemon.arg("--pidfile").arg(at("pid")).stdout(log.try_clone().unwrap()).stderr(log);
         let daemon = daemon.spawn().expect("dockerd");
@@ -87,6 +90,13 @@ impl Engine {
             std::thread::sleep(Duration::from_millis(100));
         }
         this
+    }
+
+    /// Whether this docker's `--device` takes devices that `pd cdi` has described.
+    pub fn knows_devices(&self) -> bool {
+        let info = output(self.tell().args(["info", "--format", "{{json .}}"]));
+        let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+        info["CDISpecDirs"].as_array().is_some_and(|folders| !folders.is_empty())
     }
 
     fn tell(&self) -> Command {
@@ -136,6 +146,15 @@ impl Engine {
         let mut child = container.stdout(Stdio::piped()).spawn().unwrap();
         let printed = BufReader::new(child.stdout.take().unwrap());
         (Container { engine: self, name, child }, printed)
+    }
+
+    /// A container that serves: it has said that it is ready.
+    pub fn serve<'a>(&'a self, name: &'a str, options: &[String], command: &[&str]) -> Container<'a> {
+        let (container, mut printed) = self.start(name, options, command);
+        let mut line = String::new();
+        printed.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "ready");
+        container
     }
 
     /// Runs a container to its end.
@@ -210,4 +229,12 @@ impl Drop for Description {
     fn drop(&mut self) {
         let _ = cdi().arg("--remove").output();
     }
+}
+
+/// The program of `tests/programs/calls.c`, compiled into `folder`.
+pub fn compile_calls(folder: &Path) -> PathBuf {
+    let program = folder.join("calls");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/calls.c");
+    output(Command::new("gcc").args(["-O2", "-pthread", "-o"]).arg(&program).arg(source));
+    program
 }
