@@ -14,7 +14,8 @@ const FILE_NAME: &str = "pipedevice.json";
 ///
 /// Engines that read it (podman 4.1 or later, docker 28.2 or later, containerd, CRI-O) then give a container
 /// the driver's socket and the C library by `--device pipedevice/fabric=native`, and by
-/// `--device pipedevice/fabric=preload` also the library that serves unmodified programs, preloaded.
+/// `--device pipedevice/fabric=preload` also the library that serves unmodified programs, preloaded. Docker
+/// before 28.2 has to be told to, by `"features": {"cdi": true}` in /etc/docker/daemon.json; 20.10 does not know it.
 #[derive(Debug, clap::Args)]
 pub struct CdiArgs {
     /// Directory that container engines read; the file is called pipedevice.json
