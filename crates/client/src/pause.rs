@@ -34,6 +34,9 @@ impl Socket {
             return Pause::Look;
         }
         let wake_at = side.wake_at();
+        if side.glimpse(wake_at) {
+            return Pause::Look;
+        }
         let noticing = Noticing { hold, signal: &signal };
         drop(self.sleep_for_recv(side, wake_at, timeout.min(SLEEP_MAX), Some(noticing)));
         outcome(&signal)

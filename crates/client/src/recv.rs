@@ -272,9 +272,12 @@ impl Socket {
                 }
                 return Err(would_block());
             }
+            let wake_at = side.cursor + side.lowat;
+            if side.glimpse(wake_at) {
+                continue;
+            }
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
-            let wake_at = side.cursor + side.lowat;
             side = self.sleep_for_recv(side, wake_at, timeout, None);
             self.check_usable()?;
         }

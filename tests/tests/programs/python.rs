@@ -20,8 +20,10 @@ fn processes_of_pythons_multiprocessing_share_queues_over_the_fabric() {
 fn killed_processes_of_pythons_multiprocessing_leave_nothing() {
     let site = Site::new(19);
     let program = program("processes.py");
+    // The container outlives its server: who connects to an address that is nobody's waits for minutes.
+    let serves = format!("python3 {program} server; exec sleep 1000");
     for victim in ["server", "client"] {
-        let server = site.serve(SERVER, true, 7400, &["python3", &program, "server"]);
+        let server = site.serve(SERVER, true, 7400, &["sh", "-c", &serves]);
         let before = site.delivered();
         let mut client = site.start(CLIENT, true, &["python3", &program, "forever", &site.server()]);
         site.wait_for_bytes(before, 4 << 20);

@@ -1,5 +1,5 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::wait::{lull, Bells, Density, Noticing, Pace, Waker, RECV, SEND};
+use super::wait::{lull, Bells, Density, Glimpses, Noticing, Pace, Waker, RECV, SEND};
 use super::Half;
 use crate::epoll::ready::Rest;
 use crate::error::Result;
@@ -27,6 +27,7 @@ pub(crate) struct Incoming {
     waker: Waker,
     pace: Pace,
     density: Density,
+    glimpses: Glimpses,
 }
 
 /// How far a twin is that leaves the direct path.
@@ -112,6 +113,25 @@ impl RecvSide {
         }
         self.incoming = Incoming { leaving: Leaving::Done, ..Incoming::default() };
         self.link.submit(Request { value: LEFT_RECEIVING, ..self.link.request(Operation::Left) })
+    }
+
+    /// Waits for a moment for the answer to what was sent; says whether bytes have come up to `wake_at`.
+    #[inline]
+    pub(crate) fn glimpse(&mut self, wake_at: u64) -> bool {
+        let sleeping = self.turn().is_sleeping();
+        let incoming = &mut self.incoming;
+        let (Some((own, peer)), Some(origin)) = (incoming.pair.as_deref(), incoming.origin) else {
+            return false;
+        };
+        let sent = own.load(direct::PRODUCER);
+        if sleeping || !incoming.density.is_exchange(sent) {
+            return false;
+        }
+        let came = incoming.glimpses.until(|| peer.load(direct::PRODUCER) >= wake_at - origin);
+        if came {
+            incoming.density.begin(sent);
+        }
+        came
     }
 
     fn peer_has_begun(&self) -> bool {

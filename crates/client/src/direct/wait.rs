@@ -139,6 +139,11 @@ pub(super) struct Density {
 }
 
 impl Density {
+    /// Whether something was sent since the last wait, so that this one is for an answer.
+    pub(super) fn is_exchange(&self, sent: u64) -> bool {
+        self.sent != sent
+    }
+
     /// Before a wait. `sent`: the own index, which tells an exchange from a stream. An exchange takes no time: there
     /// the clock would be a part of each round trip.
     pub(super) fn begin(&mut self, sent: u64) -> Option<Instant> {
@@ -163,6 +168,39 @@ impl Density {
 
     fn learn(&mut self, waited: Duration) {
         self.short_waits = if waited < 2 * LULL { self.short_waits.saturating_add(1) } else { 0 };
+    }
+}
+
+/// So many looks are made with the lock held, which is given up and taken again for a longer wait: in an exchange on
+/// two cores the answer comes sooner than that takes.
+const GLIMPSES: u32 = 100;
+/// After so many in vain in a row only one in so many waits begins with them.
+const GLIMPSES_IN_VAIN: u32 = 8;
+const GLIMPSE_AGAIN: u32 = 64;
+
+/// Whether waits for answers are so short.
+#[derive(Debug, Default)]
+pub(super) struct Glimpses {
+    in_vain: u32,
+}
+
+impl Glimpses {
+    /// Looks for a moment, if that has been of use.
+    #[inline]
+    pub(super) fn until(&mut self, came: impl Fn() -> bool) -> bool {
+        let tries = self.in_vain < GLIMPSES_IN_VAIN || self.in_vain % GLIMPSE_AGAIN == 0;
+        self.in_vain += 1;
+        if !tries || !spinning_allowed() {
+            return false;
+        }
+        for _ in 0..GLIMPSES {
+            if came() {
+                self.in_vain = 0;
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
     }
 }
 
