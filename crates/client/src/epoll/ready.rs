@@ -335,6 +335,61 @@ mod tests {
         }
     }
 
+    /// Ready when its word is reached; counts how often it was armed.
+    struct Ringing {
+        map: Arc<Mapping>,
+        value: u64,
+        armed: AtomicU32,
+    }
+
+    impl Source for Ringing {
+        fn readiness(&self, _wanted: u32) -> u32 {
+            self.armed.fetch_add(1, Ordering::Relaxed);
+            self.glance(IN).0
+        }
+
+        fn glance(&self, _wanted: u32) -> (u32, Option<Rest>) {
+            if self.map.load_u64(0, Ordering::Relaxed) >= self.value {
+                return (IN, None);
+            }
+            (0, Some(Rest { map: self.map.clone(), word: 0, value: self.value }))
+        }
+
+        fn leave(&self, _item: &Arc<Item>) {}
+    }
+
+    #[test]
+    fn what_rests_is_found_by_looking_and_armed_before_a_sleep() {
+        let fd = pd_shm::memfd::create("test", 4096, pd_shm::memfd::Pages::Ordinary).unwrap();
+        let map = Arc::new(Mapping::new(fd, 4096, pd_shm::Protection::ReadWrite).unwrap());
+        let source = Arc::new(Ringing { map: map.clone(), value: 3, armed: AtomicU32::new(0) });
+        let weak: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
+        let item = Item::new(weak, Weak::new(), Interest::new(IN, 9));
+        let (queue, resting) = (Mutex::new(Queue::default()), Mutex::<Resting>::default());
+        let looks = || collect(&queue, &resting, 10, &mut |_, _| {});
+        let armed = || source.armed.load(Ordering::Relaxed);
+        lock(&queue).push(&item);
+        assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 1, 0));
+        lock(&queue).push(&item);
+        assert_eq!((looks(), lock(&resting).items.len()), (0, 1), "it rests once");
+        assert!(!lock(&resting).has_news());
+        map.store_u64(0, 3, Ordering::Relaxed);
+        assert!(lock(&resting).has_news());
+        assert_eq!((looks(), armed()), (1, 0), "no event was asked for");
+
+        map.store_u64(0, 0, Ordering::Relaxed);
+        assert_eq!((looks(), lock(&resting).items.len()), (0, 1));
+        let rested = lock(&resting).begin_sleep();
+        assert_eq!((rested.len(), rested[0].arm(), armed()), (1, false, 1));
+        lock(&queue).push(&item);
+        assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 0, 2), "somebody sleeps");
+        lock(&resting).end_sleep();
+        lock(&queue).push(&item);
+        assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 1, 2));
+        item.removed.store(true, Ordering::Relaxed);
+        assert_eq!((looks(), lock(&resting).items.len()), (0, 0), "its mapping is not kept");
+    }
+
     proptest! {
         #[test]
         fn reports_what_is_promised(steps in steps()) {

@@ -1,0 +1,184 @@
+//! A hostile sender whose direct ring is read here, because its reader's end has gone to another client: whatever it
+//! writes there, the new reader learns an end at worst, and nobody else anything.
+use super::*;
+use crate::memory::DirectRing;
+use pd_abi::layout::direct;
+use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
+use proptest::prelude::*;
+
+/// C's socket that flow 0 goes to.
+const SLOT: Slot = 1;
+
+struct Moved {
+    world: World,
+    /// A's ring, as A maps it.
+    map: Mapping,
+    ring: DirectRing,
+}
+
+impl Moved {
+    /// After A has written so many bytes into its ring, of which B had read some.
+    fn new(written: u64, read: u64) -> Self {
+        let mut world = World::new("cpu");
+        world.open(C, SLOT);
+        let mut ring = Pool::new(1 << 20, HugepageUse::Off).direct_ring(RING_BYTES).expect("a ring");
+        let len = PAGE_BYTES + RING_BYTES as usize;
+        let map =
+            Mapping::new(ring.for_owner().expect("a file"), len, Protection::ReadWrite).expect("a mapping");
+        ring.seal().expect("a seal");
+        for at in (0..RING_BYTES).step_by(8) {
+            map.store_u64(PAGE_BYTES + at as usize, at, Ordering::Relaxed);
+        }
+        map.store_u64(direct::PRODUCER, written, Ordering::Release);
+        let remainder = Some(Box::new(ring.remainder(read, false).expect("a mapping")));
+        let destination = Endpoint {
+            client: C,
+            serial: u64::from(C) + 1,
+            slot: SLOT,
+            generation: GENERATION,
+            memory: Arc::clone(&world.parties[C as usize].memory),
+            mover: 0,
+        };
+        world.inbox.send(ToMover::GoDirect { flow: 0 });
+        world.inbox.send(ToMover::Retarget { flow: 0, destination, remainder });
+        world.rest();
+        Self { world, map, ring }
+    }
+
+    fn write(&self, producer: u64) {
+        self.map.store_u64(direct::PRODUCER, producer, Ordering::Release);
+    }
+
+    fn say_left(&mut self, value: u32) {
+        let request = Request::new(Operation::Left, SocketId::new(0, GENERATION), 0);
+        self.world.request_on(0, Request { value, ..request });
+    }
+
+    fn send(&mut self, len: u64) {
+        let span = Span { region: 0, offset: 0, len };
+        self.world.request_on(0, Request::send(SocketId::new(0, GENERATION), span));
+    }
+
+    fn ring_doorbells(&self) {
+        (0..CHANNELS_OF_A).for_each(|channel| self.world.parties[0].ring_doorbell(channel));
+    }
+
+    /// Bytes that C was delivered, and how its stream ended.
+    fn delivered(&self) -> (u64, u32) {
+        let c = &self.world.parties[C as usize];
+        (c.status_u64(SLOT, socket_status::RECV_PRODUCER), c.status_u32(SLOT, socket_status::RECV_END))
+    }
+
+    /// C gives back all that it was delivered.
+    fn give_back(&mut self) {
+        let at = socket_offset(SLOT) + socket_control::RECV_CONSUMER;
+        self.world.parties[C as usize].control.store_u64(at, self.delivered().0, Ordering::Release);
+    }
+
+    /// The word of eight bytes at `position` of what C was delivered.
+    fn word(&self, position: u64) -> u64 {
+        let (client, page) = World::place(0);
+        let at = page as usize * PAGE_BYTES + (position % RING_BYTES) as usize;
+        self.world.parties[client as usize].receive.load_u64(at, Ordering::Relaxed)
+    }
+
+    fn finish(mut self) {
+        self.ring_doorbells();
+        self.world.pass(Duration::from_millis(10));
+        self.world.exchange(20_000);
+        self.world.check_guards();
+        assert!(!self.ring.is_let_go(), "A holds it");
+    }
+}
+
+#[test]
+fn the_rest_comes_in_order_and_then_what_is_sent() {
+    let mut moved = Moved::new(160, 64);
+    assert_eq!((moved.delivered(), moved.word(0), moved.word(88)), ((96, 0), 64, 152));
+    // Written before A noticed: found by looking.
+    moved.write(200);
+    moved.world.pass(Duration::from_millis(5));
+    assert_eq!((moved.delivered().0, moved.word(128)), (136, 192));
+    moved.write(240);
+    moved.say_left(LEFT_SENDING);
+    moved.send(80);
+    moved.ring_doorbells();
+    moved.world.pass(Duration::from_millis(1));
+    assert_eq!((moved.delivered().0, moved.word(168)), (136 + 40 + 80, 232));
+    assert!(MARKS.contains(&moved.word(176).to_le_bytes()[0]));
+    // It has left.
+    moved.write(400);
+    moved.world.pass(Duration::from_secs(2));
+    assert_eq!(moved.delivered(), (256, 0));
+    moved.finish();
+}
+
+#[test]
+fn a_shutdown_comes_after_the_rest() {
+    let mut moved = Moved::new(48, 0);
+    moved.write(96);
+    let finish = Finish { late_errno: 0, deadline: None, source_gone: false };
+    moved.world.inbox.send(ToMover::Finish { flow: 0, finish });
+    moved.world.pass(Duration::from_millis(1));
+    assert_eq!(moved.delivered(), (96, ENDED));
+    moved.finish();
+}
+
+#[test]
+fn impossible_counters_end_the_connection() {
+    for (written, read) in [(0, 1), (RING_BYTES + 1, 0), (u64::MAX, 0), (5, u64::MAX - RING_BYTES)] {
+        let moved = Moved::new(written, read);
+        assert_eq!(moved.delivered(), (0, RESET), "{written} written, {read} read");
+        assert_eq!(moved.world.parties[0].status_u32(0, socket_status::SEND_END), RESET);
+        assert_eq!(moved.world.violation, None);
+        moved.finish();
+    }
+}
+
+#[test]
+fn sends_of_an_heir_wait_until_the_former_ring_is_read() {
+    let mut world = World::new("cpu");
+    let source = Endpoint {
+        client: B,
+        serial: u64::from(B) + 1,
+        slot: 0,
+        generation: GENERATION,
+        memory: Arc::clone(&world.parties[B as usize].memory),
+        mover: 0,
+    };
+    world.inbox.send(ToMover::HandOver { flow: 2, source, held: true });
+    world.send(0, 0, 100);
+    world.rest();
+    let delivered = |world: &World| world.parties[C as usize].status_u64(0, socket_status::RECV_PRODUCER);
+    assert_eq!(delivered(&world), 0);
+    world.mover.release(2);
+    world.rest();
+    assert_eq!(delivered(&world), 100);
+    world.check_guards();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn whatever_it_does_concerns_its_own_connection(
+        start in (0..2 * RING_BYTES, 0..2 * RING_BYTES),
+        steps in prop::collection::vec((0u8..8, 0..3 * RING_BYTES), 0..60),
+    ) {
+        let mut moved = Moved::new(start.0, start.1);
+        for (step, value) in steps {
+            match step {
+                0 | 1 => moved.write(start.0 + value),
+                2 => moved.send(1 + value % SEND_RING_BYTES),
+                3 => moved.say_left([0, LEFT_RECEIVING, LEFT_SENDING, u32::MAX][value as usize % 4]),
+                4 => moved.world.pass(Duration::from_micros(value)),
+                5 => moved.give_back(),
+                6 => moved.ring_doorbells(),
+                _ => {
+                    moved.world.step();
+                }
+            }
+        }
+        moved.finish();
+    }
+}
