@@ -29,6 +29,7 @@
 #define PD_ABI_OP_ADOPT 11ull
 #define PD_ABI_OP_NUDGE 13ull
 #define PD_ABI_OP_BROKEN 14ull
+#define PD_ABI_OP_LEFT 15ull
 #define PD_ABI_EVENT_ANSWER 1ull
 #define PD_ABI_EVENT_READY 2ull
 #define PD_ABI_EVENT_MORE 3ull
@@ -97,6 +98,7 @@
 #define PD_ABI_PATH_OFFLOADED 0ull
 #define PD_ABI_PATH_DIRECT 1ull
 #define PD_ABI_PATH_PEER_READY 2ull
+#define PD_ABI_PATH_LEFT 4ull
 #define PD_ABI_DIRECT_PRODUCER 0ull
 #define PD_ABI_DIRECT_MESSAGES 8ull
 #define PD_ABI_DIRECT_CONSUMER 128ull

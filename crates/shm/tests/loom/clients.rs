@@ -1,0 +1,280 @@
+//! What clients share with each other: the direct path, and locks of the threads of one.
+use super::*;
+use pd_shm::bias::{self, BiasCells};
+
+/// A barrier on all cores (`pd_shm::barrier`): it comes at some point of the other thread's program, and is a fence
+/// there. The lock orders no more than that fence does.
+struct Everywhere {
+    state: Mutex<(bool, bool)>,
+}
+
+impl Everywhere {
+    /// A point between two accesses of the thread that does not fence.
+    fn point(&self, ended: bool) {
+        let mut state = self.state.lock().unwrap();
+        if state.0 || ended {
+            fence(SeqCst);
+            // Once: what comes later is not fenced by it.
+            *state = (false, true);
+        }
+    }
+
+    fn fence(&self) {
+        fence(SeqCst);
+        self.state.lock().unwrap().0 = true;
+        while !self.state.lock().unwrap().1 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// The sleeper of the direct path: the first time it takes the waker's fence over, then it has it fence.
+struct Unfenced {
+    bell: Bell,
+    unfenced: AtomicU32,
+    everywhere: Everywhere,
+    taken_over: std::sync::atomic::AtomicBool,
+}
+
+impl SleeperCells for Unfenced {
+    fn load_doorbell(&self) -> u32 {
+        self.bell.load_doorbell()
+    }
+    fn store_wake_at(&self, value: u64) {
+        self.bell.store_wake_at(value);
+    }
+    fn fence(&self) {
+        if self.taken_over.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            return self.bell.weak.fence("direct: fence of the sleeper");
+        }
+        if !self.bell.weak.leaves_out("direct: end of unfenced") {
+            self.unfenced.store(0, Relaxed);
+        }
+        if !self.bell.weak.leaves_out("direct: barrier of the sleeper") {
+            self.everywhere.fence();
+        }
+    }
+    fn sleep(&self, seen: u32, timeout: Duration) {
+        self.bell.sleep(seen, timeout);
+    }
+}
+
+/// Direct path, client with client: a stream without fences loses no wake-up when its reader begins to sleep
+/// (`SYNC POINT: direct-dekker`).
+#[test]
+fn direct_without_fences() {
+    let parts = [
+        "direct: barrier of the sleeper",
+        "direct: end of unfenced",
+        "direct: fence of the waker",
+        "direct: fence of the sleeper",
+    ];
+    check("clients::direct_without_fences", 3, &parts, |weak| {
+        let cells = Arc::new((
+            Unfenced {
+                bell: Bell::new(weak),
+                unfenced: AtomicU32::new(1),
+                everywhere: Everywhere { state: Mutex::new((false, false)) },
+                taken_over: false.into(),
+            },
+            AtomicU64::new(0),
+        ));
+        let waker = cells.clone();
+        let waking = thread::spawn(move || {
+            let (sleeper, counter) = &*waker;
+            let mut woken_at = 0;
+            for value in 1..=2 {
+                sleeper.everywhere.point(false);
+                counter.store(value, Release);
+                sleeper.everywhere.point(false);
+                if sleeper.unfenced.load(Acquire) == 0 {
+                    weak.fence("direct: fence of the waker");
+                }
+                sleeper.everywhere.point(false);
+                let wake_at = sleeper.bell.load_wake_at();
+                if wake_at != 0 && value >= wake_at && wake_at != woken_at {
+                    woken_at = wake_at;
+                    sleeper.bell.ring();
+                }
+            }
+            sleeper.everywhere.point(true);
+        });
+        let (sleeper, counter) = &*cells;
+        for value in 1..=2 {
+            let reached = || counter.load(Acquire) >= value;
+            while !reached() {
+                wait::sleep(sleeper, value, &mut Spin::new(Duration::ZERO), Duration::MAX, reached);
+            }
+        }
+        waking.join().unwrap();
+    });
+}
+
+/// A bias whose thread makes no fences: the barrier is [`Everywhere`].
+struct Biased {
+    owner: loom::sync::atomic::AtomicUsize,
+    busy: loom::sync::atomic::AtomicBool,
+    everywhere: Everywhere,
+    weak: Weak,
+}
+
+impl BiasCells for Biased {
+    fn load_owner(&self) -> usize {
+        self.owner.load(Relaxed)
+    }
+    fn store_owner(&self, thread: usize) {
+        self.owner.store(thread, Relaxed);
+    }
+    fn load_busy(&self) -> bool {
+        self.busy.load(self.weak.order("bias: acquire of busy", Acquire))
+    }
+    fn store_busy(&self, busy: bool) {
+        self.busy.store(busy, self.weak.order("bias: release of busy", Release));
+    }
+    fn compiler_fence(&self) {
+        self.everywhere.point(false);
+    }
+    fn barrier(&self) {
+        if !self.weak.leaves_out("bias: barrier") {
+            self.everywhere.fence();
+        }
+    }
+    fn pause(&self) {
+        thread::yield_now();
+    }
+}
+
+/// The lock of the client library: a thread that has the bias and one that takes it away are never in at the same time
+/// (`SYNC POINT: bias-dekker`).
+#[test]
+fn bias_is_revoked() {
+    let parts = ["bias: barrier", "bias: acquire of busy", "bias: release of busy"];
+    check("clients::bias_is_revoked", 3, &parts, |weak| {
+        let lock = Arc::new((
+            Biased {
+                owner: loom::sync::atomic::AtomicUsize::new(1),
+                busy: loom::sync::atomic::AtomicBool::new(false),
+                everywhere: Everywhere { state: Mutex::new((false, false)) },
+                weak,
+            },
+            UnsafeCell::new(0),
+        ));
+        let owners = lock.clone();
+        let owner = thread::spawn(move || {
+            let (cells, state) = &*owners;
+            for _ in 0..2 {
+                cells.everywhere.point(false);
+                if bias::enter(cells, 1) {
+                    cells.everywhere.point(false);
+                    // SAFETY: under the lock.
+                    state.with_mut(|state| unsafe { *state += 1 });
+                    cells.store_busy(false);
+                }
+            }
+            cells.everywhere.point(true);
+        });
+        let (cells, state) = &*lock;
+        bias::revoke(cells);
+        // SAFETY: under the lock.
+        state.with_mut(|state| unsafe { *state += 1 });
+        owner.join().unwrap();
+    });
+}
+
+/// Direct path, before both have a ring: whoever sends sees that the peer's is there, or the peer sees what was
+/// sent (`SYNC POINT: direct-ready`).
+#[test]
+fn direct_ready() {
+    check("clients::direct_ready", 5, &["direct: fence of the sender"], |weak| {
+        let cells = Arc::new((Bell::new(weak), AtomicU64::new(0), AtomicU32::new(0)));
+        let sender = cells.clone();
+        let sending = thread::spawn(move || {
+            let (bell, counter, path) = &*sender;
+            counter.store(1, Release);
+            weak.fence("direct: fence of the sender");
+            if path.load(Acquire) != 0 {
+                Waker::default().wake(bell, 1);
+            }
+        });
+        // The driver, and then the client that it answers.
+        let (bell, counter, path) = &*cells;
+        path.store(1, Release);
+        fence(SeqCst);
+        sleep_until(bell, counter, 1);
+        sending.join().unwrap();
+    });
+}
+
+/// Direct path: the receiver that sees the first byte in the peer's ring also sees all that the driver has delivered
+/// before (`SYNC POINT: direct-begin`).
+#[test]
+fn direct_begin() {
+    let parts = [
+        "direct: release of what is delivered",
+        "direct: acquire of what is delivered",
+        "direct: release of the first byte",
+        "direct: acquire of the first byte",
+    ];
+    check("clients::direct_begin", 5, &parts, |weak| {
+        let cells = Arc::new((AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)));
+        let (driver, sender) = (cells.clone(), cells.clone());
+        let driving = thread::spawn(move || {
+            let (recv_producer, send_consumer, _) = &*driver;
+            recv_producer.store(7, Relaxed);
+            send_consumer.store(1, weak.order("direct: release of what is delivered", Release));
+        });
+        let sending = thread::spawn(move || {
+            let (_, send_consumer, producer) = &*sender;
+            if send_consumer.load(weak.order("direct: acquire of what is delivered", Acquire)) == 1 {
+                producer.store(1, weak.order("direct: release of the first byte", Release));
+            }
+        });
+        let (recv_producer, _, producer) = &*cells;
+        if producer.load(weak.order("direct: acquire of the first byte", Acquire)) != 0 {
+            assert_eq!(recv_producer.load(Relaxed), 7);
+        }
+        driving.join().unwrap();
+        sending.join().unwrap();
+    });
+}
+
+/// Direct path: when an end goes to another client, its peer sees the last byte of the former one, and whoever reads the
+/// peer's ring in the former one's place sees the peer's last (`SYNC POINT: direct-left`).
+#[test]
+fn direct_left() {
+    let parts = [
+        "direct: release of the word that it leaves",
+        "direct: acquire of the word that it leaves",
+        "direct: release of the request that it has left",
+        "direct: acquire of the request that it has left",
+    ];
+    check("clients::direct_left", 5, &parts, |weak| {
+        // Indices of the former client and of its peer, the path in the peer's line, the peer's request.
+        let cells = Arc::new([(); 4].map(|()| AtomicU64::new(0)));
+        let (former, peer) = (cells.clone(), cells.clone());
+        let handing_over = thread::spawn(move || {
+            // One thread for the former client and the driver, which hears of the move after all that it wrote.
+            let [written, _, path, _] = &*former;
+            written.store(7, Relaxed);
+            path.store(1, weak.order("direct: release of the word that it leaves", Release));
+        });
+        let leaving = thread::spawn(move || {
+            let [written, own, path, request] = &*peer;
+            own.store(1, Release);
+            if path.load(weak.order("direct: acquire of the word that it leaves", Acquire)) != 0 {
+                assert_eq!(written.load(Relaxed), 7, "the last of the former client's bytes");
+                request.store(1, weak.order("direct: release of the request that it has left", Release));
+            } else {
+                own.store(2, Relaxed);
+                request.store(2, weak.order("direct: release of the request that it has left", Release));
+            }
+        });
+        let [_, own, _, request] = &*cells;
+        let left = request.load(weak.order("direct: acquire of the request that it has left", Acquire));
+        if left != 0 {
+            assert_eq!(own.load(Relaxed), left, "the last of the peer's bytes");
+        }
+        handing_over.join().unwrap();
+        leaving.join().unwrap();
+    });
+}
