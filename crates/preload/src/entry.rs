@@ -164,6 +164,13 @@ impl Socket {
         self.state.get().is_none()
     }
 
+    /// The program wants a signal for each event: only the kernel sends those.
+    pub(crate) fn wants_signals(&self) {
+        if self.is_fresh() {
+            self.unfit.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// It listens: tells the driver, once in each process. Without a driver it is tried again with
     /// later calls. Says whether the driver knows.
     pub(crate) fn join_listener(&self, fd: c_int) -> bool {

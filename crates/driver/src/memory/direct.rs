@@ -136,10 +136,13 @@ impl DirectRing {
     /// All of it, to be read for a client that cannot.
     ///
     /// # Errors
-    /// Those of `mmap`.
+    /// Those of `mmap`; when there is no memory.
     pub fn remainder(&self, read: u64, is_last: bool) -> Result<Remainder> {
         let head = self.pages.bytes();
-        let map = Mapping::new(&self.fd, head + self.bytes as usize, Protection::Read)?;
+        let len = head + self.bytes as usize;
+        let map = Mapping::new(&self.fd, len, Protection::Read)?;
+        // The owner may have punched holes before it was sealed: found out here, and not by a copy's access.
+        map.populate(0, len)?;
         Ok(Remainder { map, head, bytes: self.bytes, read, is_last })
     }
 

@@ -7,6 +7,8 @@ use libc::{c_int, c_uint, c_ulong};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
+const FIOASYNC: c_ulong = 0x5452;
+
 hooks! {
     fn close(fd: c_int) -> c_int {
         if pd_client::core::is_own(fd) {
@@ -94,6 +96,9 @@ hooks! {
                     if request == libc::FIONBIO && argument != 0 {
                         socket.facts.set_nonblocking((argument as *const c_int).read() != 0);
                     }
+                    if request == FIOASYNC && argument != 0 && (argument as *const c_int).read() != 0 {
+                        socket.wants_signals();
+                    }
                 }
                 let entry = entry::twinned(fd)?;
                 let twin = entry.twin().ok_or(Failure::Plain)?;
@@ -162,6 +167,9 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
             if let Some(socket) = entry::find(fd).as_ref().and_then(|entry| entry.socket()) {
                 socket.facts.touch();
                 socket.facts.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
+                if argument as c_int & libc::O_ASYNC != 0 {
+                    socket.wants_signals();
+                }
             }
             if let Ok(entry) = entry::twinned(fd) {
                 let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;

@@ -14,6 +14,8 @@ use std::sync::Arc;
 const HANDSHAKE_MS: c_int = 5;
 /// Of the kernel's interface, not in `libc` everywhere.
 const TCP_FASTOPEN_CONNECT: c_int = 30;
+const TCP_MD5SIG_EXT: c_int = 32;
+const SO_TIMESTAMPING_NEW: c_int = 65;
 
 hooks! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -324,9 +326,7 @@ unsafe fn set_option(
         (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if twin.is_some() && number() != 0 => {
             return Err(Failure::Errno(libc::EOPNOTSUPP));
         }
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) | (libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT)
-            if number() != 0 =>
-        {
+        _ if is_of_tcp_alone(level, name) && number() != 0 => {
             socket.unfit.store(true, Ordering::Relaxed);
         }
         // A peer's process cannot know: from now on nobody has a twin here.
@@ -351,6 +351,17 @@ unsafe fn set_option(
         set_timeouts(fd, name, &entry, twin);
     }
     Ok(result)
+}
+
+/// Whether the option asks for what only a connection of the kernel's can do.
+fn is_of_tcp_alone(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::SOL_SOCKET => [libc::SO_ZEROCOPY, libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW].contains(&name),
+        libc::IPPROTO_TCP => {
+            [TCP_FASTOPEN_CONNECT, libc::TCP_MD5SIG, TCP_MD5SIG_EXT, libc::TCP_REPAIR].contains(&name)
+        }
+        _ => false,
+    }
 }
 
 fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
