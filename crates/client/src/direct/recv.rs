@@ -1,7 +1,7 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
 use super::wait::{lull, Bells, Density, Glimpses, Noticing, Pace, Waker, RECV, SEND};
 use super::Half;
-use crate::epoll::ready::Rest;
+use crate::epoll::rest::Rest;
 use crate::error::Result;
 use crate::link::Link;
 use crate::lock::Guard;

@@ -2,6 +2,7 @@
 pub mod hosted;
 mod kernel;
 pub mod ready;
+pub(crate) mod rest;
 mod watch;
 
 pub(crate) use watch::Watch;
@@ -13,7 +14,8 @@ use crate::socket::Socket;
 use crate::turn::{lock, SLEEP_MAX};
 use kernel::Kernel;
 use pd_shm::Spin;
-use ready::{collect, Interest, Item, Queue, Resting, Source};
+use ready::{collect, Interest, Item, Queue, Source};
+use rest::Resting;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::RawFd;

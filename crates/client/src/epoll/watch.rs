@@ -1,5 +1,6 @@
 //! What an epoll instance sees of a socket.
-use super::ready::{Item, Rest, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
+use super::ready::{Item, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
+use super::rest::Rest;
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
 use pd_abi::layout::ENDED;

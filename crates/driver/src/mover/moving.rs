@@ -8,17 +8,19 @@
 //! A connection on the direct path leaves it when one of its ends moves. Receiving: the mover reads the sender's ring
 //! in the old client's place, until the sender says that it has left it. Sending: what the new client sends waits until
 //! the receiver says that it has read the old one's ring.
+mod remainder;
+
+pub use remainder::Unfinished;
+
 use super::flow::Flow;
 use super::{counting, Mover};
 use crate::messages::{ClientId, Endpoint, FlowId, Remainder, Ring, ToConductor};
-use crate::metrics::Metrics;
-use pd_abi::layout::{direct, socket_status, ENDED};
+use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_shm::wait::{SharedCells, Waker};
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,30 +43,6 @@ pub struct Moves {
     held: bool,
 }
 
-/// A ring that the mover reads until its writer has left it.
-#[derive(Debug)]
-pub struct Unfinished {
-    map: Arc<Mapping>,
-    head: usize,
-    bytes: u64,
-    /// Bytes that were read, by the former receiver or here.
-    read: u64,
-    /// When to look again, and how long to wait after that.
-    look_at: Duration,
-    pause: Duration,
-}
-
-impl From<Remainder> for Unfinished {
-    fn from(Remainder { map, head, bytes, read, is_last: _ }: Remainder) -> Self {
-        Self { map: Arc::new(map), head, bytes, read, look_at: Duration::ZERO, pause: LOOK_FIRST }
-    }
-}
-
-/// How soon after a look at a ring that its writer has not left there is another one; twice as long each time...
-const LOOK_FIRST: Duration = Duration::from_millis(1);
-/// ...up to this.
-const LOOK_LAST: Duration = Duration::from_secs(1);
-
 /// Where a former receiver's bytes are.
 #[derive(Debug)]
 enum Source {
@@ -86,9 +64,6 @@ impl Source {
         (map.address(offset, bytes as usize).as_ptr() as u64, bytes)
     }
 }
-
-/// A client's counter cannot be what it is.
-struct Impossible;
 
 /// Bytes in a former receiver's ring.
 #[derive(Debug)]
@@ -139,30 +114,6 @@ impl Moves {
     fn read_up(&mut self) -> Option<Source> {
         self.unread.front().filter(|piece| piece.undelivered == 0)?;
         self.unread.pop_front().map(|piece| piece.source)
-    }
-
-    /// Bytes that have come into the sender's ring since the last look; none if this is not their place in the stream.
-    ///
-    /// # Errors
-    /// If there are more than it holds.
-    fn look_at_remainder(&mut self, now: Duration, in_order: bool) -> Result<u64, Impossible> {
-        let Some(ring) = self.remainder.as_deref_mut() else { return Ok(0) };
-        ring.look_at = now + ring.pause;
-        ring.pause = (ring.pause * 2).min(LOOK_LAST);
-        if !in_order {
-            return Ok(0);
-        }
-        let written = ring.map.load_u64(direct::PRODUCER, Ordering::Acquire);
-        let len = written.wrapping_sub(ring.read);
-        if len > ring.bytes {
-            return Err(Impossible);
-        }
-        if len > 0 {
-            let source = Source::Direct(Arc::clone(&ring.map), ring.head, ring.bytes);
-            self.unread.push_back(Piece { source, at: ring.read, left: len, undelivered: len });
-        }
-        ring.read = written;
-        Ok(len)
     }
 
     /// The sender that comes next, if all sends before its own are done.
@@ -233,65 +184,6 @@ impl Mover {
             self.read_on(id, is_last);
         }
         self.switch(id);
-    }
-
-    /// Takes what has come into a ring that is read in a former receiver's place. `last`: the sender has left it.
-    pub(super) fn read_on(&mut self, id: FlowId, last: bool) {
-        let now = self.now;
-        let Some(flow) = self.flows.used(id).filter(|flow| flow.has_remainder()) else { return };
-        // Copies of sends and bytes in the ring never come together, unless the sender breaks the protocol.
-        let in_order = flow.has_no_send_under_way() && !flow.is_aborted();
-        let Some(moves) = flow.moves.as_mut() else { return };
-        let found = moves.look_at_remainder(now, in_order);
-        if last {
-            moves.remainder = None;
-        }
-        match found {
-            Ok(0) => {}
-            Ok(len) => {
-                flow.pending += len;
-                // They count as the sender says (`Reported`).
-                moves.counted += len;
-                self.resume(id);
-            }
-            Err(Impossible) => self.break_flow(id),
-        }
-    }
-
-    /// The sender's words about its ring are impossible.
-    fn break_flow(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(id) else { return };
-        if let Some(moves) = &mut flow.moves {
-            moves.remainder = None;
-        }
-        let client = flow.source.client;
-        tracing::warn!(client, "a client broke the protocol of its direct ring; its connection ends");
-        Metrics::add(&self.metrics.connections_broken, 1);
-        let news = flow.abort(Flow::failure(), Some(Flow::failure()));
-        self.tell(id, news);
-        self.touch(id);
-    }
-
-    /// Looks at the rings whose writers have not left them.
-    pub(super) fn look_at_unfinished(&mut self) {
-        self.next_look = Duration::MAX;
-        for at in (0..self.unfinished.len()).rev() {
-            let id = self.unfinished[at];
-            if self.look_at(id).is_some_and(|at| at <= self.now) {
-                self.read_on(id, false);
-            }
-            match self.look_at(id) {
-                Some(at) => self.next_look = self.next_look.min(at),
-                None => {
-                    self.unfinished.swap_remove(at);
-                }
-            }
-        }
-    }
-
-    /// When the ring of a flow is to be looked at, if it has one that is read here.
-    fn look_at(&mut self, id: FlowId) -> Option<Duration> {
-        Some(self.flows.used(id)?.moves.as_ref()?.remainder.as_ref()?.look_at)
     }
 
     /// The receiver has read the ring of a former sender.

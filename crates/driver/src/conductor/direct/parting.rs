@@ -1,0 +1,86 @@
+//! Direct connections one side of which goes to another client: they are offloaded from then on.
+use crate::conductor::{Conductor, Connection};
+use crate::memory::{DirectRing, Slot};
+use crate::messages::{ClientId, Remainder};
+use crate::policy::Path;
+use pd_abi::layout::{path, socket_status};
+use rustix::io::Errno;
+
+/// What becomes of a direct connection one side of which goes to another client.
+#[derive(Debug, Default)]
+pub(in crate::conductor) struct Parting {
+    /// What that side had not read of its peer's ring.
+    pub(in crate::conductor) remainder: Option<Box<Remainder>>,
+    /// Its peer has still to read what it wrote.
+    pub(in crate::conductor) held: bool,
+}
+
+impl Conductor {
+    /// Whether two clients may take up the direct path of a connection that one of them had not.
+    fn stays_direct(&self, index: u32, clients: [ClientId; 2], side: usize) -> bool {
+        let Some(Connection { tenants, reached, .. }) = self.connection(index) else { return false };
+        let mut tenants = *tenants;
+        if let Some(client) = self.client(clients[side]) {
+            tenants[side] = client.tenant;
+        }
+        self.path_of(clients[0], clients[1], tenants, *reached) == Path::Direct && !self.is_full(clients)
+    }
+
+    /// One side of a connection goes to another client, or to nobody. As long as there are no rings it may go on as
+    /// it is; else it is offloaded from now on.
+    ///
+    /// # Errors
+    /// If the rest of a ring cannot be mapped: the connection cannot go on.
+    pub(in crate::conductor) fn part(
+        &mut self,
+        index: u32,
+        side: usize,
+        owner: Option<(ClientId, Slot)>,
+    ) -> Result<Parting, Errno> {
+        let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
+        let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
+        let (former, unused) = (direct.clients[side], direct.rings.iter().all(Option::is_none));
+        if unused && direct.is_in_use() {
+            let stays = match (owner, peer) {
+                (Some((new, _)), Some((peer, _))) => {
+                    let mut clients = [new; 2];
+                    clients[1 - side] = peer;
+                    self.stays_direct(index, clients, side)
+                }
+                _ => true, // nobody has it
+            };
+            if stays {
+                self.exit_direct(former);
+                let entered =
+                    owner.map_or((ClientId::MAX, 0), |(client, slot)| self.enter_direct(client, slot));
+                if let Some(direct) = self.direct_mut(index) {
+                    direct.clients[side] = entered;
+                }
+                return Ok(Parting::default());
+            }
+        }
+        self.report_sides(index);
+        let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
+        let first = !std::mem::replace(&mut direct.left[side], true);
+        let (own, others) = (direct.rings[side].as_ref(), direct.rings[1 - side].as_ref());
+        let mut parting = Parting::default();
+        if first {
+            let read = own.map_or(0, DirectRing::said_read);
+            let is_last = direct.left[1 - side];
+            let sealed = others.filter(|ring| ring.is_sealed());
+            parting.remainder = sealed.map(|ring| ring.remainder(read, is_last)).transpose()?.map(Box::new);
+        }
+        if !direct.left[1 - side] {
+            let ready = own.is_some_and(DirectRing::is_sealed);
+            parting.held = first && ready && own.is_some_and(|ring| ring.said().0 > 0);
+            let path = path::DIRECT | path::LEFT | if ready { path::PEER_READY } else { 0 };
+            if let Some((peer, slot)) = peer {
+                if let Some(memory) = self.client(peer).and_then(|peer| peer.memory.as_ref()) {
+                    // SYNC POINT: direct-left (the peer sees all that the former client wrote)
+                    memory.publish_u32(slot, socket_status::PATH, path);
+                }
+            }
+        }
+        Ok(parting)
+    }
+}
