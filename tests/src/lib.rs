@@ -34,6 +34,7 @@ impl TestDriver {
             socket: folder.path().join("driver.sock"),
             admin_socket: folder.path().join("admin.sock"),
             budget_bytes: 1 << 30,
+            movers: movers(),
             policy: Policy { path: path(), ..Policy::default() },
             ..Settings::default()
         };
@@ -163,13 +164,28 @@ impl Default for TestDriver {
     }
 }
 
-/// The path that connections of this test binary take: those called `direct...` repeat tests of others over the
-/// direct path, by including them as modules.
-pub fn path() -> BytesPath {
+/// Whether this test binary's name says so. Some repeat the tests of others in other circumstances, by including them
+/// as modules.
+fn is_called(name: &str) -> bool {
     let binary = std::env::current_exe().expect("path of the test");
-    match binary.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("direct")) {
-        true => BytesPath::Direct,
-        false => BytesPath::Offloaded,
+    binary.file_name().and_then(|own| own.to_str()).is_some_and(|own| own.contains(name))
+}
+
+/// The path that connections of this test binary take: directly in those called `direct...`.
+pub fn path() -> BytesPath {
+    if is_called("direct") {
+        BytesPath::Direct
+    } else {
+        BytesPath::Offloaded
+    }
+}
+
+/// The movers of drivers of this test binary: three in those called `several_movers...`.
+fn movers() -> usize {
+    if is_called("several_movers") {
+        3
+    } else {
+        Settings::default().movers
     }
 }
 

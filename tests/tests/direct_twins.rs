@@ -4,6 +4,7 @@ mod twins;
 
 use pd_client::Path;
 use pd_tests::{alone, Random, TwinSide};
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use twins::{claim, connect, driver, listener, Holder};
 
@@ -24,9 +25,8 @@ fn send_all(side: &TwinSide, from: u64, to: u64, long: u64, seed: u64) {
 
 /// Both streams, while ends move when some of each was sent and some of that was read. Says whether the connection
 /// stayed on the direct path.
-fn exchange(round: u64, Moving(moving): Moving) -> bool {
-    let listener = listener("127.0.0.1:0");
-    let (fd, a, accepted) = connect(&listener);
+fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving) -> bool {
+    let (fd, a, accepted) = connect(listener);
     let b = claim(&accepted).expect("a twin");
     assert_eq!((a.socket.path(), b.socket.path()), (Path::Direct, Path::Direct));
     let descriptors = [fd.as_fd(), accepted.as_fd()];
@@ -97,7 +97,8 @@ fn exchange(round: u64, Moving(moving): Moving) -> bool {
 fn a_moving_end_takes_the_connection_off_the_direct_path_without_a_byte_lost() {
     let _alone = alone();
     let moving = |round| Moving([[false, true], [true, false], [true, true]][round as usize % 3]);
-    let stayed = (0..36).filter(|&round| exchange(round, moving(round))).count();
+    let listener = listener("127.0.0.1:0");
+    let stayed = (0..36).filter(|&round| exchange(&listener, round, moving(round))).count();
     assert!(driver().metrics().connections_direct >= 36);
     assert!((1..18).contains(&stayed), "{stayed} of 36 stayed on the direct path");
 }

@@ -111,6 +111,13 @@ pub fn control_group(pid: Pid) -> Option<String> {
     path(":").or_else(|| path("name=systemd:")).map(str::to_owned)
 }
 
+/// The process that made a process, or took it in.
+pub fn parent(pid: u32) -> Option<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let number = text.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    number.trim().parse().ok().filter(|&parent| parent != 0)
+}
+
 /// The network namespace that a file stands for.
 ///
 /// # Errors

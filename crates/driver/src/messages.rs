@@ -67,8 +67,6 @@ pub struct NewFlow {
     pub send_ring_bytes: u64,
     /// The connection's, for its lines in the counter region.
     pub serial: u64,
-    /// Its bytes go by rings of the two clients: it is there for how the connection ends.
-    pub direct: bool,
 }
 
 /// A receive ring handed to a flow.
@@ -123,6 +121,27 @@ pub struct Remainder {
     pub is_last: bool,
 }
 
+/// What the sender of a direct flow is told when its peer's end has gone to another client: not before both flows know.
+/// Whoever drops the last reference tells it.
+#[derive(Debug)]
+pub struct Leave {
+    /// The sender.
+    pub to: Endpoint,
+    /// What its `path` word says from then on.
+    pub path: u32,
+    /// The flows of the connection, with their movers.
+    pub flows: [(MoverId, FlowId); 2],
+}
+
+/// What a direct flow has to know when its destination goes to another client.
+#[derive(Debug)]
+pub struct Parted {
+    /// If the former receiver read a ring.
+    pub remainder: Option<Remainder>,
+    /// If the sender is the first client that it had.
+    pub leave: Option<Arc<Leave>>,
+}
+
 /// How a flow's sending side ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Finish {
@@ -173,10 +192,10 @@ pub enum ToMover {
     /// A twin's flow: its bytes go by rings of the two clients as long as its ends stay where they are.
     GoDirect { flow: FlowId },
     /// The flow's bytes go to another client's socket from now on, what was not read first.
-    Retarget { flow: FlowId, destination: Endpoint, remainder: Option<Box<Remainder>> },
+    Retarget { flow: FlowId, destination: Endpoint, parted: Option<Box<Parted>> },
     /// The sends of another client's socket are the flow's from now on, after those of its present one. `held`: not
     /// before the destination says that it has read the ring of that one.
-    HandOver { flow: FlowId, source: Endpoint, held: bool },
+    HandOver { flow: FlowId, source: Endpoint, held: bool, leave: Option<Arc<Leave>> },
     /// The flow's receiver says so (to its own mover).
     Released { flow: FlowId, _forwarded: Forwarded },
     /// A flow is another tenant's from now on.

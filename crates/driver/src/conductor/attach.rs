@@ -138,8 +138,7 @@ impl Conductor {
         });
         self.tenants.look();
         let tenant = self.tenant_of(&identity);
-        let mover = self.next_mover;
-        self.next_mover = (mover + 1) % self.movers.len();
+        let mover = self.families.enter(identity.pid, self.movers.len());
         self.serial += 1;
         self.clients[id as usize] = Some(Client::new(self.serial, identity, tenant, socket, mover));
         self.attached += 1;

@@ -6,6 +6,7 @@
 mod attach;
 mod client;
 mod direct;
+mod families;
 mod names;
 mod report;
 mod rings;
@@ -28,6 +29,7 @@ use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
+use families::Families;
 use names::Names;
 use pd_abi::layout::ENDED;
 use pd_abi::{Frame, FrameKind};
@@ -70,7 +72,7 @@ pub struct Conductor {
     tenants: Tenants,
     twins: Twins,
     rings: direct::Rings,
-    next_mover: MoverId,
+    families: Families,
     /// Clients and connections numbered so far.
     serial: u64,
     /// A pipe that hangs up when the driver is no more: its reading end goes with the counter region.
@@ -161,7 +163,7 @@ impl Conductor {
             tenants: Tenants::default(),
             twins: Twins::new()?,
             rings: direct::Rings::default(),
-            next_mover: 0,
+            families: Families::default(),
             serial: 0,
             alive: pipe_with(PipeFlags::CLOEXEC)?,
             epoll,
@@ -410,6 +412,7 @@ impl Conductor {
             let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
         }
         self.attached -= 1;
+        self.families.leave(pid);
         Metrics::add(&self.metrics.clients_left, left);
         let now = self.clock.now();
         let deadline = if violation.is_some() { now } else { now + GRACE };

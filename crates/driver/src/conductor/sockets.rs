@@ -289,7 +289,6 @@ impl Conductor {
                 destination: to.clone(),
                 send_ring_bytes,
                 serial,
-                direct: direct.is_some(),
             })));
         }
         self.connections[index as usize] = Some(Connection {

@@ -17,7 +17,7 @@ use super::{Conductor, Connection, Ending};
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
 use crate::memory::{ClientMemory, Slot};
-use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, TenantId, ToMover, Violation};
+use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, Parted, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
@@ -360,7 +360,6 @@ impl Conductor {
                 destination: self.twins.nobody(mover),
                 send_ring_bytes,
                 serial: self.serial,
-                direct: false,
             })));
         }
         self.twins.unclaimed.entry(key).or_default().push(index);
@@ -416,7 +415,7 @@ impl Conductor {
         self.movers[movers[0]].send(ToMover::Retarget {
             flow: there,
             destination: endpoint.clone(),
-            remainder: None,
+            parted: None,
         });
         self.tell_incoming(&other, back, movers[1]);
         self.movers[movers[1]].send(ToMover::AddFlow(Box::new(NewFlow {
@@ -426,7 +425,6 @@ impl Conductor {
             destination: other,
             send_ring_bytes,
             serial,
-            direct: false,
         })));
         if let Some(send_end) = send_end {
             self.movers[movers[1]].send(ToMover::Abort { flow: back, send_end, recv_end: None });
@@ -505,7 +503,7 @@ impl Conductor {
 
     /// Gives one side of a connection to another client, or to nobody.
     fn move_side(&mut self, index: u32, side: usize, to: Endpoint, owner: Option<(ClientId, Slot)>) {
-        let Ok(Parting { remainder, held }) = self.part(index, side, owner) else {
+        let Ok(Parting { remainder, held, leave }) = self.part(index, side, owner) else {
             return self.cut(index as usize);
         };
         let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
@@ -518,13 +516,10 @@ impl Conductor {
             self.movers[movers[1 - side]].send(ToMover::Retarget {
                 flow: incoming,
                 destination: to.clone(),
-                remainder,
+                parted: Some(Box::new(Parted { remainder, leave: leave.clone() })),
             });
         }
-        self.movers[movers[side]].send(ToMover::HandOver { flow: outgoing, source: to, held });
-        if self.connection(index).is_some_and(|connection| connection.direct.is_some()) {
-            self.kick(index);
-        }
+        self.movers[movers[side]].send(ToMover::HandOver { flow: outgoing, source: to, held, leave });
     }
 
     /// Has the receiving socket's mover know which flow brings it bytes.

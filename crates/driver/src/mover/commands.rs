@@ -122,11 +122,19 @@ impl Mover {
             }
             ToMover::GoDirect { flow } => {
                 if let Some(flow) = self.flows.get(flow) {
-                    (flow.direct, flow.lasts) = (true, true);
+                    flow.lasts = true;
                 }
             }
-            ToMover::Retarget { flow, destination, remainder } => self.retarget(flow, destination, remainder),
-            ToMover::HandOver { flow, source, held } => self.hand_over(flow, source, held),
+            ToMover::Retarget { flow, destination, parted } => {
+                let (remainder, leave) =
+                    parted.map_or((None, None), |parted| (parted.remainder, parted.leave));
+                self.retarget(flow, destination, remainder);
+                self.tell_to_leave(leave);
+            }
+            ToMover::HandOver { flow, source, held, leave } => {
+                self.hand_over(flow, source, held);
+                self.tell_to_leave(leave);
+            }
             ToMover::Released { flow, .. } => self.release(flow),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
             ToMover::SetBudget { tenant, budget } => self.set_budget(tenant, budget),

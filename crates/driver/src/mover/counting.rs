@@ -118,7 +118,6 @@ mod tests {
             destination: end(destination),
             send_ring_bytes: 1 << 20,
             serial,
-            direct: false,
         }
     }
 

@@ -27,10 +27,8 @@ pub struct Flow {
     pub tenant: TenantId,
     pub source: Endpoint,
     pub destination: Endpoint,
-    /// Its bytes go by rings of the two clients.
-    pub direct: bool,
-    /// It is there as long as its destination, which may go to another client: what lies in a ring of the source is
-    /// to be read, too.
+    /// Of a twin on the direct path: it is there as long as its destination, which may go to another client, for what
+    /// lies in a ring of the source is to be read, too.
     pub lasts: bool,
 
     /// Sends accepted and not yet completed, oldest first.
@@ -109,13 +107,12 @@ pub struct News {
 
 impl Flow {
     pub fn new(new: NewFlow) -> Self {
-        let NewFlow { id, tenant, source, destination, send_ring_bytes, direct, serial: _ } = new;
+        let NewFlow { id, tenant, source, destination, send_ring_bytes, serial: _ } = new;
         Self {
             id,
             tenant,
             source,
             destination,
-            direct,
             lasts: false,
             sbt: BufferTable::new(send_ring_bytes),
             cursor: (0, 0),

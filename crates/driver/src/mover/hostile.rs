@@ -298,7 +298,6 @@ impl World {
                 destination: endpoint(destination),
                 send_ring_bytes: SEND_RING_BYTES,
                 serial: u64::from(flow / 2) + 1,
-                direct: false,
             })));
         }
     }

@@ -163,7 +163,7 @@ fn tell_moved(former: &Endpoint, word: usize, wait: &SharedCells<'_>) {
 
 impl Mover {
     /// Flow `id` delivers to another client's socket from now on.
-    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, remainder: Option<Box<Remainder>>) {
+    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, remainder: Option<Remainder>) {
         let Some(flow) = self.flows.get(id) else {
             // It is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
@@ -178,7 +178,7 @@ impl Mover {
         moves.held = false;
         if let Some(remainder) = remainder {
             let is_last = remainder.is_last || flow.finish.is_some();
-            moves.remainder = Some(Box::new(Unfinished::from(*remainder)));
+            moves.remainder = Some(Box::new(Unfinished::from(remainder)));
             self.unfinished.push(id);
             self.next_look = Duration::ZERO;
             self.read_on(id, is_last);
@@ -225,6 +225,9 @@ impl Mover {
             return;
         };
         let former = flow.last_sender().clone();
+        // What it has sent before the conductor heard of its heir may still lie in its request ring.
+        self.catch_up(former.client, former.slot);
+        let Some(flow) = self.flows.get(id) else { return };
         let heir = (source.client, source.slot);
         let (base, _) = flow.sends();
         let moves = flow.moves.get_or_insert_default();

@@ -45,6 +45,20 @@ impl Mover {
         worked
     }
 
+    /// Takes the requests of the channel that a socket sends on, as many as there can be.
+    pub(super) fn catch_up(&mut self, client: ClientId, slot: Slot) {
+        let channel = match self.clients.get(client as usize) {
+            Some(Some(state)) => state.sockets.get(slot as usize).map(|socket| usize::from(socket.channel)),
+            _ => None,
+        };
+        let Some(channel) = channel else { return };
+        for _ in 0..pd_abi::limits::REQUEST_RING_ENTRIES as usize / REQUESTS_PER_TURN {
+            if self.poll_channel(client, channel) != Some(true) {
+                return;
+            }
+        }
+    }
+
     /// Takes requests of one channel. None: the channel shall not be looked at any more.
     pub(super) fn poll_channel(&mut self, client: ClientId, index: usize) -> Option<bool> {
         let memory = &self.clients.get(client as usize)?.as_ref()?.memory;
@@ -132,7 +146,7 @@ impl Mover {
             }
             Operation::Nudge => {
                 let outgoing = self.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing);
-                let flow = outgoing.and_then(|id| self.flows.get(id)).filter(|flow| flow.direct);
+                let flow = outgoing.and_then(|id| self.flows.get(id));
                 let Some((mover, to, slot)) =
                     flow.map(|Flow { destination: to, .. }| (to.mover, to.client, to.slot))
                 else {

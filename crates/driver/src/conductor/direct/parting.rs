@@ -1,18 +1,21 @@
 //! Direct connections one side of which goes to another client: they are offloaded from then on.
 use crate::conductor::{Conductor, Connection};
 use crate::memory::{DirectRing, Slot};
-use crate::messages::{ClientId, Remainder};
+use crate::messages::{ClientId, Leave, Remainder};
 use crate::policy::Path;
-use pd_abi::layout::{path, socket_status};
+use pd_abi::layout::path;
 use rustix::io::Errno;
+use std::sync::Arc;
 
 /// What becomes of a direct connection one side of which goes to another client.
 #[derive(Debug, Default)]
 pub(in crate::conductor) struct Parting {
     /// What that side had not read of its peer's ring.
-    pub(in crate::conductor) remainder: Option<Box<Remainder>>,
+    pub(in crate::conductor) remainder: Option<Remainder>,
     /// Its peer has still to read what it wrote.
     pub(in crate::conductor) held: bool,
+    /// What its peer is told.
+    pub(in crate::conductor) leave: Option<Arc<Leave>>,
 }
 
 impl Conductor {
@@ -37,7 +40,8 @@ impl Conductor {
         side: usize,
         owner: Option<(ClientId, Slot)>,
     ) -> Result<Parting, Errno> {
-        let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
+        let Some(connection) = self.connection(index) else { return Ok(Parting::default()) };
+        let (peer, movers) = (connection.sides[1 - side], connection.movers);
         let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
         let (former, unused) = (direct.clients[side], direct.rings.iter().all(Option::is_none));
         if unused && direct.is_in_use() {
@@ -68,18 +72,15 @@ impl Conductor {
             let read = own.map_or(0, DirectRing::said_read);
             let is_last = direct.left[1 - side];
             let sealed = others.filter(|ring| ring.is_sealed());
-            parting.remainder = sealed.map(|ring| ring.remainder(read, is_last)).transpose()?.map(Box::new);
+            parting.remainder = sealed.map(|ring| ring.remainder(read, is_last)).transpose()?;
         }
-        if !direct.left[1 - side] {
+        if first && !direct.left[1 - side] {
             let ready = own.is_some_and(DirectRing::is_sealed);
-            parting.held = first && ready && own.is_some_and(|ring| ring.said().0 > 0);
+            parting.held = ready && own.is_some_and(|ring| ring.said().0 > 0);
             let path = path::DIRECT | path::LEFT | if ready { path::PEER_READY } else { 0 };
-            if let Some((peer, slot)) = peer {
-                if let Some(memory) = self.client(peer).and_then(|peer| peer.memory.as_ref()) {
-                    // SYNC POINT: direct-left (the peer sees all that the former client wrote)
-                    memory.publish_u32(slot, socket_status::PATH, path);
-                }
-            }
+            let to = peer.and_then(|(peer, slot)| self.endpoint(peer, slot));
+            let flows = [0, 1].map(|side| (movers[side], index * 2 + side as u32));
+            parting.leave = to.map(|to| Arc::new(Leave { to, path, flows }));
         }
         Ok(parting)
     }

@@ -2,6 +2,7 @@
 //! writes there, the new reader learns an end at worst, and nobody else anything.
 use super::*;
 use crate::memory::DirectRing;
+use crate::messages::Parted;
 use pd_abi::layout::direct;
 use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
 use proptest::prelude::*;
@@ -30,7 +31,8 @@ impl Moved {
             map.store_u64(PAGE_BYTES + at as usize, at, Ordering::Relaxed);
         }
         map.store_u64(direct::PRODUCER, written, Ordering::Release);
-        let remainder = Some(Box::new(ring.remainder(read, false).expect("a mapping")));
+        let remainder = Some(ring.remainder(read, false).expect("a mapping"));
+        let parted = Some(Box::new(Parted { remainder, leave: None }));
         let destination = Endpoint {
             client: C,
             serial: u64::from(C) + 1,
@@ -40,7 +42,7 @@ impl Moved {
             mover: 0,
         };
         world.inbox.send(ToMover::GoDirect { flow: 0 });
-        world.inbox.send(ToMover::Retarget { flow: 0, destination, remainder });
+        world.inbox.send(ToMover::Retarget { flow: 0, destination, parted });
         world.rest();
         Self { world, map, ring }
     }
@@ -146,7 +148,7 @@ fn sends_of_an_heir_wait_until_the_former_ring_is_read() {
         memory: Arc::clone(&world.parties[B as usize].memory),
         mover: 0,
     };
-    world.inbox.send(ToMover::HandOver { flow: 2, source, held: true });
+    world.inbox.send(ToMover::HandOver { flow: 2, source, held: true, leave: None });
     world.send(0, 0, 100);
     world.rest();
     let delivered = |world: &World| world.parties[C as usize].status_u64(0, socket_status::RECV_PRODUCER);

@@ -1,12 +1,12 @@
 //! Rings of senders that are read here, because those who read them have gone.
 use super::{Moves, Piece, Source};
-use crate::messages::{FlowId, Remainder};
+use crate::messages::{FlowId, Leave, Remainder, ToMover};
 use crate::metrics::Metrics;
 use crate::mover::flow::Flow;
 use crate::mover::Mover;
-use pd_abi::layout::direct;
+use pd_abi::layout::{direct, socket_status};
 use pd_shm::Mapping;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +74,17 @@ impl Moves {
 }
 
 impl Mover {
+    /// Tells a client that its connection leaves the direct path, if all know that have to.
+    pub(in crate::mover) fn tell_to_leave(&self, leave: Option<Arc<Leave>>) {
+        let Some(Leave { to, path, flows }) = leave.and_then(Arc::into_inner) else { return };
+        // SYNC POINT: direct-left (the peer sees all that the former client wrote)
+        to.memory.publish_u32(to.slot, socket_status::PATH, path);
+        fence(Ordering::SeqCst);
+        for (mover, flow) in flows {
+            self.peers[mover].send(ToMover::Kick { flow });
+        }
+    }
+
     /// Takes what has come into a ring that is read in a former receiver's place. `last`: the sender has left it.
     pub(in crate::mover) fn read_on(&mut self, id: FlowId, last: bool) {
         let now = self.now;
