@@ -133,12 +133,27 @@ pub struct Leave {
     pub flows: [(MoverId, FlowId); 2],
 }
 
-/// What a direct flow has to know when its destination goes to another client.
-#[derive(Debug)]
+/// A socket whose end of a connection is another's by now. Its slot is free when both flows have let go of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Former {
+    /// Its client, and that one's serial.
+    pub client: ClientId,
+    pub serial: u64,
+    /// Its slot.
+    pub slot: Slot,
+}
+
+/// What a flow has to know when one of its ends goes to another client.
+#[derive(Debug, Default)]
 pub struct Parted {
-    /// If the former receiver read a ring.
+    /// Whose it was.
+    pub former: Option<Former>,
+    /// Of the destination on the direct path: what it had not read.
     pub remainder: Option<Remainder>,
-    /// If the sender is the first client that it had.
+    /// Of the source on the direct path: nothing of the new one's is delivered before the destination says that it has
+    /// read the ring of the former.
+    pub held: bool,
+    /// If the other end leaves the direct path, too.
     pub leave: Option<Arc<Leave>>,
 }
 
@@ -193,9 +208,8 @@ pub enum ToMover {
     GoDirect { flow: FlowId },
     /// The flow's bytes go to another client's socket from now on, what was not read first.
     Retarget { flow: FlowId, destination: Endpoint, parted: Option<Box<Parted>> },
-    /// The sends of another client's socket are the flow's from now on, after those of its present one. `held`: not
-    /// before the destination says that it has read the ring of that one.
-    HandOver { flow: FlowId, source: Endpoint, held: bool, leave: Option<Arc<Leave>> },
+    /// The sends of another client's socket are the flow's from now on, after those of its present one.
+    HandOver { flow: FlowId, source: Endpoint, parted: Box<Parted> },
     /// The flow's receiver says so (to its own mover).
     Released { flow: FlowId, _forwarded: Forwarded },
     /// A flow is another tenant's from now on.
@@ -231,8 +245,8 @@ pub enum ToConductor {
     NeedRing { flow: FlowId, bytes_max: u64 },
     /// A flow needs this ring no more.
     FreeRing { ring: Ring },
-    /// All sends of a socket are done whose flow has another source now.
-    Inherited { client: ClientId, serial: u64, slot: Slot },
+    /// A flow of this socket's has another source, all its sends being done; or another destination.
+    LetGo { former: Former },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
     /// From whoever runs the driver: this policy is in force from now on.

@@ -23,7 +23,7 @@ use crate::identity::NamespaceId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
 use crate::messages::{
-    ClientId, Endpoint, Finish, FlowId, MoverId, TenantId, ToConductor, ToMover, Violation,
+    ClientId, Endpoint, Finish, FlowId, Former, MoverId, TenantId, ToConductor, ToMover, Violation,
 };
 use crate::metrics::Metrics;
 use crate::settings::Settings;
@@ -271,9 +271,13 @@ impl Conductor {
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::FreeRing { ring } => self.free_ring(&ring),
-            ToConductor::Inherited { client, serial, slot } => {
-                if self.client(client).is_some_and(|c| c.serial == serial) {
-                    self.release_slot(client, slot);
+            ToConductor::LetGo { former: Former { client, serial, slot } } => {
+                let client_state = self.client_mut(client).filter(|client| client.serial == serial);
+                if let Some(socket) = client_state.and_then(|client| client.socket_mut(slot)) {
+                    socket.flows_left = socket.flows_left.saturating_sub(1);
+                    if socket.flows_left == 0 {
+                        self.release_slot(client, slot);
+                    }
                 }
             }
             ToConductor::FlowDone { flow } => self.flow_done(flow),

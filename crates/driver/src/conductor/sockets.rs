@@ -114,6 +114,7 @@ impl Conductor {
             state,
             send_ring_bytes: self.settings.ring_bytes_default,
             receive_ring_bytes: self.settings.ring_bytes_default,
+            flows_left: 0,
         }
     }
 

@@ -17,7 +17,9 @@ use super::{Conductor, Connection, Ending};
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
 use crate::memory::{ClientMemory, Slot};
-use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, Parted, TenantId, ToMover, Violation};
+use crate::messages::{
+    ClientId, Endpoint, FlowId, Former, MoverId, NewFlow, Parted, TenantId, ToMover, Violation,
+};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
@@ -434,8 +436,12 @@ impl Conductor {
         Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
     }
 
-    /// Puts a twin whose ends are both there on the direct path if the policy says so.
+    /// Puts a twin whose ends are both there on the direct path if the policy says so. With several movers twins are
+    /// offloaded: leaving the direct path is proved for one only.
     fn begin_direct(&mut self, index: u32, sides: [(ClientId, Slot); 2]) {
+        if self.movers.len() > 1 {
+            return;
+        }
         let clients = sides.map(|(client, _)| client);
         let Some(Connection { tenants, reached, .. }) = self.connection(index) else { return };
         if self.path_of(clients[0], clients[1], *tenants, *reached) != Path::Direct || self.is_full(clients) {
@@ -507,19 +513,28 @@ impl Conductor {
             return self.cut(index as usize);
         };
         let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
-        connection.sides[side] = owner;
+        let owned = std::mem::replace(&mut connection.sides[side], owner);
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.claimed);
+        let former = owned.and_then(|(client, slot)| {
+            let state = self.client_mut(client)?;
+            state.socket_mut(slot)?.flows_left = 1 + u8::from(claimed);
+            Some(Former { client, serial: state.serial, slot })
+        });
         let (outgoing, incoming) = (index * 2 + side as u32, index * 2 + (1 - side) as u32);
         if claimed {
             self.tell_incoming(&to, incoming, movers[1 - side]);
             self.movers[movers[1 - side]].send(ToMover::Retarget {
                 flow: incoming,
                 destination: to.clone(),
-                parted: Some(Box::new(Parted { remainder, leave: leave.clone() })),
+                parted: Some(Box::new(Parted { former, remainder, held: false, leave: leave.clone() })),
             });
         }
-        self.movers[movers[side]].send(ToMover::HandOver { flow: outgoing, source: to, held, leave });
+        self.movers[movers[side]].send(ToMover::HandOver {
+            flow: outgoing,
+            source: to,
+            parted: Box::new(Parted { former, remainder: None, held, leave }),
+        });
     }
 
     /// Has the receiving socket's mover know which flow brings it bytes.

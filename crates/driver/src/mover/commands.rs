@@ -2,7 +2,7 @@
 use super::channel::Channel;
 use super::{channel_of, counting, put, token, Client, Mover, Socket};
 use crate::memory::Slot;
-use crate::messages::{ClientId, FlowId, NewChannel, Ring, ToConductor, ToMover};
+use crate::messages::{ClientId, FlowId, NewChannel, Parted, Ring, ToConductor, ToMover};
 use pd_abi::layout::socket_status;
 use pd_abi::Operation;
 use pd_shm::wait::Waker;
@@ -126,14 +126,14 @@ impl Mover {
                 }
             }
             ToMover::Retarget { flow, destination, parted } => {
-                let (remainder, leave) =
-                    parted.map_or((None, None), |parted| (parted.remainder, parted.leave));
-                self.retarget(flow, destination, remainder);
+                let Parted { former, remainder, leave, .. } =
+                    parted.map_or_else(Parted::default, |parted| *parted);
+                self.retarget(flow, destination, former, remainder);
                 self.tell_to_leave(leave);
             }
-            ToMover::HandOver { flow, source, held, leave } => {
-                self.hand_over(flow, source, held);
-                self.tell_to_leave(leave);
+            ToMover::HandOver { flow, source, parted } => {
+                self.hand_over(flow, source, parted.former, parted.held);
+                self.tell_to_leave(parted.leave);
             }
             ToMover::Released { flow, .. } => self.release(flow),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),

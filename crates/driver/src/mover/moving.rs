@@ -14,7 +14,7 @@ pub use remainder::Unfinished;
 
 use super::flow::Flow;
 use super::{counting, Mover};
-use crate::messages::{ClientId, Endpoint, FlowId, Remainder, Ring, ToConductor};
+use crate::messages::{ClientId, Endpoint, FlowId, Former, Remainder, Ring, ToConductor};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_shm::wait::{SharedCells, Waker};
@@ -27,8 +27,9 @@ use std::time::Duration;
 /// What a flow that was moved has to remember.
 #[derive(Debug, Default)]
 pub struct Moves {
-    /// Where it shall deliver as soon as no copy is under way.
+    /// Where it shall deliver as soon as no copy is under way, and whose end that was.
     next: Option<Endpoint>,
+    formers: Vec<Former>,
     /// Unread bytes in rings of former receivers, in the order of the stream.
     unread: VecDeque<Piece>,
     /// Bytes of them that were counted when they were delivered first.
@@ -163,8 +164,15 @@ fn tell_moved(former: &Endpoint, word: usize, wait: &SharedCells<'_>) {
 
 impl Mover {
     /// Flow `id` delivers to another client's socket from now on.
-    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, remainder: Option<Remainder>) {
+    pub(super) fn retarget(
+        &mut self,
+        id: FlowId,
+        destination: Endpoint,
+        former: Option<Former>,
+        remainder: Option<Remainder>,
+    ) {
         let Some(flow) = self.flows.get(id) else {
+            self.let_go(former);
             // It is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
             memory.publish_u32(slot, socket_status::RECV_END, ENDED);
@@ -174,6 +182,7 @@ impl Mover {
         };
         let moves = flow.moves.get_or_insert_default();
         moves.next = Some(destination);
+        moves.formers.extend(former);
         // Of a former sender's ring the new destination gets what the former one had not read, here.
         moves.held = false;
         if let Some(remainder) = remainder {
@@ -213,12 +222,25 @@ impl Mover {
         self.ready_at((former.mover, former.client, former.slot));
         self.tell(id, news);
         self.resume(id);
+        self.let_go_formers(id);
+    }
+
+    /// The flow touches the line of this socket no more.
+    fn let_go(&self, former: impl IntoIterator<Item = Former>) {
+        former.into_iter().for_each(|former| self.conductor.send(ToConductor::LetGo { former }));
+    }
+
+    fn let_go_formers(&mut self, id: FlowId) {
+        let moves = self.flows.used(id).and_then(|flow| flow.moves.as_mut());
+        let formers = moves.map(|moves| std::mem::take(&mut moves.formers)).unwrap_or_default();
+        self.let_go(formers);
     }
 
     /// The sends of another client's socket are this flow's from now on, after those of its present one.
-    pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, held: bool) {
+    pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, former: Option<Former>, held: bool) {
         self.read_on(id, true);
         let Some(flow) = self.flows.get(id) else {
+            self.let_go(former);
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, ENDED);
             Waker::default().wake_always(&memory.send_wait(slot));
@@ -259,11 +281,8 @@ impl Mover {
             let former = std::mem::replace(&mut flow.source, heir);
             counting::open_clients(&self.metrics, self.settings.id, [&flow.source, &flow.destination]);
             let news = flow.introduce_source();
-            self.conductor.send(ToConductor::Inherited {
-                client: former.client,
-                serial: former.serial,
-                slot: former.slot,
-            });
+            let Endpoint { client, serial, slot, .. } = former;
+            self.let_go((client != ClientId::MAX).then_some(Former { client, serial, slot }));
             self.forget_client(former.client);
             self.tell(id, news);
             self.touch(id);
@@ -272,6 +291,7 @@ impl Mover {
 
     /// Gives back the rings of former receivers: nobody will read them.
     pub(super) fn drop_unread(&mut self, id: FlowId) {
+        self.let_go_formers(id);
         let Some(flow) = self.flows.get(id) else { return };
         let unread = flow.moves.as_mut().map(|moves| std::mem::take(&mut moves.unread)).unwrap_or_default();
         for piece in unread {

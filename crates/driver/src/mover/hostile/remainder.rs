@@ -32,7 +32,7 @@ impl Moved {
         }
         map.store_u64(direct::PRODUCER, written, Ordering::Release);
         let remainder = Some(ring.remainder(read, false).expect("a mapping"));
-        let parted = Some(Box::new(Parted { remainder, leave: None }));
+        let parted = Some(Box::new(Parted { remainder, ..Parted::default() }));
         let destination = Endpoint {
             client: C,
             serial: u64::from(C) + 1,
@@ -148,7 +148,11 @@ fn sends_of_an_heir_wait_until_the_former_ring_is_read() {
         memory: Arc::clone(&world.parties[B as usize].memory),
         mover: 0,
     };
-    world.inbox.send(ToMover::HandOver { flow: 2, source, held: true, leave: None });
+    world.inbox.send(ToMover::HandOver {
+        flow: 2,
+        source,
+        parted: Box::new(Parted { held: true, ..Parted::default() }),
+    });
     world.send(0, 0, 100);
     world.rest();
     let delivered = |world: &World| world.parties[C as usize].status_u64(0, socket_status::RECV_PRODUCER);
