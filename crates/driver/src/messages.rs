@@ -121,16 +121,13 @@ pub struct Remainder {
     pub is_last: bool,
 }
 
-/// What the sender of a direct flow is told when its peer's end has gone to another client: not before both flows know.
-/// Whoever drops the last reference tells it.
+/// What a client on the direct path is told when its peer's end has gone to another.
 #[derive(Debug)]
 pub struct Leave {
-    /// The sender.
+    /// The client's end.
     pub to: Endpoint,
     /// What its `path` word says from then on.
     pub path: u32,
-    /// The flows of the connection, with their movers.
-    pub flows: [(MoverId, FlowId); 2],
 }
 
 /// A socket whose end of a connection is another's by now. Its slot is free when both flows have let go of it.
@@ -153,8 +150,8 @@ pub struct Parted {
     /// Of the source on the direct path: nothing of the new one's is delivered before the destination says that it has
     /// read the ring of the former.
     pub held: bool,
-    /// If the other end leaves the direct path, too.
-    pub leave: Option<Arc<Leave>>,
+    /// Of the source: the other end leaves the direct path, too.
+    pub leave: Option<Leave>,
 }
 
 /// How a flow's sending side ends.
@@ -210,8 +207,6 @@ pub enum ToMover {
     Retarget { flow: FlowId, destination: Endpoint, parted: Option<Box<Parted>> },
     /// The sends of another client's socket are the flow's from now on, after those of its present one.
     HandOver { flow: FlowId, source: Endpoint, parted: Box<Parted> },
-    /// The flow's receiver says so (to its own mover).
-    Released { flow: FlowId, _forwarded: Forwarded },
     /// A flow is another tenant's from now on.
     SetTenant { flow: FlowId, tenant: TenantId },
     /// What a tenant may send from now on.

@@ -117,7 +117,7 @@ impl Conductor {
     }
 
     /// Both sides of a connection look again.
-    pub(super) fn kick(&self, index: u32) {
+    fn kick(&self, index: u32) {
         let Some(Connection { movers, .. }) = self.connection(index) else { return };
         for side in [0, 1] {
             self.movers[movers[side]].send(ToMover::Kick { flow: index * 2 + side as u32 });

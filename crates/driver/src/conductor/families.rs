@@ -45,7 +45,9 @@ impl Families {
         if self.departed.len() > DEPARTED_MAX {
             let oldest = self.departed.pop_front();
             // A later client may be the same process.
-            self.known.retain(|pid, &mut (_, clients)| clients > 0 || Some(*pid) != oldest);
+            let gone =
+                oldest.filter(|oldest| self.known.get(oldest).is_some_and(|&(_, clients)| clients == 0));
+            gone.and_then(|gone| self.known.remove(&gone));
         }
     }
 }

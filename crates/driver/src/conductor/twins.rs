@@ -7,9 +7,9 @@
 //! the socket (fork, exec, descriptors sent): whoever uses it takes it. A side whose process has gone while
 //! somebody still holds the kernel's socket is *parked*: nothing is lost until the last holder has gone.
 mod parked;
+mod passing;
 
-use super::client::{Connected, Socket, SocketState};
-use super::direct::Parting;
+use super::client::{Connected, SocketState};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
 use super::unix::{is_unix, UnixTwins};
@@ -17,9 +17,7 @@ use super::{Conductor, Connection, Ending};
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
 use crate::memory::{ClientMemory, Slot};
-use crate::messages::{
-    ClientId, Endpoint, FlowId, Former, MoverId, NewFlow, Parted, TenantId, ToMover, Violation,
-};
+use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
@@ -454,87 +452,6 @@ impl Conductor {
             let flow = index * 2 + side as u32;
             self.movers[connection.movers[side]].send(ToMover::GoDirect { flow });
         }
-    }
-
-    fn twin_take(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
-        let held = match is_unix(asked) {
-            true => self.unix_held(id, asked)?,
-            false => {
-                // Most have none: nothing to prove then.
-                let end = End::Tcp(self.namespace(id)?, asked.cookie);
-                self.twins.ends.get(&end).ok_or(Errno::NOENT)?;
-                self.prove(id, asked)?
-            }
-        };
-        let &(index, side) = self.twins.ends.get(&held.end()).ok_or(Errno::NOENT)?;
-        let Some(Some(connection)) = self.connections.get(index as usize) else { return Err(Errno::NOENT) };
-        let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
-        if (known.end(), known.inode) != (held.end(), held.inode) {
-            return Err(Errno::NOENT);
-        }
-        let client = self.client(id).ok_or(Errno::BADF)?;
-        if client.mover != connection.movers[side] {
-            // A flow stays with its mover.
-            return Err(Errno::OPNOTSUPP);
-        }
-        if connection.sides[side].is_some_and(|(owner, _)| owner == id) {
-            return Err(Errno::ALREADY);
-        }
-        let Wanted { local, peer: remote, .. } = held.wanted;
-        let connected = Connected { connection: index, side, local, remote };
-        let former = connection.sides[side];
-        let former_socket = former.and_then(|(owner, slot)| self.client(owner)?.socket(slot));
-        let fresh = self.fresh_socket(local.is_ipv6(), channel, SocketState::Connected(connected));
-        let socket = match former_socket {
-            Some(former) => Socket {
-                send_ring_bytes: former.send_ring_bytes,
-                receive_ring_bytes: former.receive_ring_bytes,
-                ..fresh
-            },
-            None => fresh,
-        };
-        let send_ring_bytes = socket.send_ring_bytes;
-        let (slot, generation) = self.open_slot(id, socket)?;
-        let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
-        self.move_side(index, side, endpoint, Some((id, slot)));
-        self.twins.parked.retain(|parked| *parked != (index, side));
-        if let Some((owner, slot)) = former {
-            // Its slot is free when what it has sent is delivered.
-            if let Some(socket) = self.client_mut(owner).and_then(|c| c.socket_mut(slot)) {
-                socket.state = SocketState::Closing(None);
-            }
-        }
-        Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
-    }
-
-    /// Gives one side of a connection to another client, or to nobody.
-    fn move_side(&mut self, index: u32, side: usize, to: Endpoint, owner: Option<(ClientId, Slot)>) {
-        let Ok(Parting { remainder, held, leave }) = self.part(index, side, owner) else {
-            return self.cut(index as usize);
-        };
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
-        let owned = std::mem::replace(&mut connection.sides[side], owner);
-        let movers = connection.movers;
-        let claimed = connection.twin.as_ref().is_none_or(|twin| twin.claimed);
-        let former = owned.and_then(|(client, slot)| {
-            let state = self.client_mut(client)?;
-            state.socket_mut(slot)?.flows_left = 1 + u8::from(claimed);
-            Some(Former { client, serial: state.serial, slot })
-        });
-        let (outgoing, incoming) = (index * 2 + side as u32, index * 2 + (1 - side) as u32);
-        if claimed {
-            self.tell_incoming(&to, incoming, movers[1 - side]);
-            self.movers[movers[1 - side]].send(ToMover::Retarget {
-                flow: incoming,
-                destination: to.clone(),
-                parted: Some(Box::new(Parted { former, remainder, held: false, leave: leave.clone() })),
-            });
-        }
-        self.movers[movers[side]].send(ToMover::HandOver {
-            flow: outgoing,
-            source: to,
-            parted: Box::new(Parted { former, remainder: None, held, leave }),
-        });
     }
 
     /// Has the receiving socket's mover know which flow brings it bytes.

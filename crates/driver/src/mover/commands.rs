@@ -88,12 +88,7 @@ impl Mover {
                     socket.incoming = Some((mover, flow));
                 }
             }
-            ToMover::Kick { flow: id } => {
-                if let Some(flow) = self.flows.get(id) {
-                    let news = flow.kick();
-                    self.tell(id, news);
-                }
-            }
+            ToMover::Kick { flow } => self.kick(flow),
             ToMover::Reported { flow, bytes, messages } => {
                 if let Some(flow) = self.flows.get(flow) {
                     counting::count_reported(&self.metrics, self.settings.id, flow, bytes, messages);
@@ -126,16 +121,15 @@ impl Mover {
                 }
             }
             ToMover::Retarget { flow, destination, parted } => {
-                let Parted { former, remainder, leave, .. } =
-                    parted.map_or_else(Parted::default, |parted| *parted);
+                let Parted { former, remainder, .. } = parted.map_or_else(Parted::default, |parted| *parted);
                 self.retarget(flow, destination, former, remainder);
-                self.tell_to_leave(leave);
             }
             ToMover::HandOver { flow, source, parted } => {
                 self.hand_over(flow, source, parted.former, parted.held);
-                self.tell_to_leave(parted.leave);
+                if let Some(leave) = parted.leave {
+                    self.tell_to_leave(flow, &leave);
+                }
             }
-            ToMover::Released { flow, .. } => self.release(flow),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
             ToMover::SetBudget { tenant, budget } => self.set_budget(tenant, budget),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
@@ -151,6 +145,14 @@ impl Mover {
                     self.forget_client(client);
                 }
             }
+        }
+    }
+
+    /// Both ends of a flow look again.
+    pub(super) fn kick(&mut self, id: FlowId) {
+        if let Some(flow) = self.flows.get(id) {
+            let news = flow.kick();
+            self.tell(id, news);
         }
     }
 

@@ -71,7 +71,7 @@ pub struct Flow {
     pub woken: bool,
     /// Its own rates, if any.
     pub own: Option<Box<Own>>,
-    pub finish: Option<Finish>,
+    finish: Option<Finish>,
     aborted: bool,
     destination_gone: bool,
     end_published: bool,
@@ -573,6 +573,11 @@ impl Flow {
     /// Whether there is a ring of the source's that the destination cannot read.
     pub fn has_remainder(&self) -> bool {
         self.moves.as_ref().is_some_and(|moves| moves.remainder.is_some())
+    }
+
+    /// Whether the source sends no more.
+    pub fn is_finished(&self) -> bool {
+        self.finish.is_some()
     }
 
     /// Whether it was given up.

@@ -180,13 +180,14 @@ impl Mover {
             self.ready_at((destination.mover, destination.client, slot));
             return;
         };
+        let finished = flow.is_finished();
         let moves = flow.moves.get_or_insert_default();
         moves.next = Some(destination);
         moves.formers.extend(former);
         // Of a former sender's ring the new destination gets what the former one had not read, here.
         moves.held = false;
         if let Some(remainder) = remainder {
-            let is_last = remainder.is_last || flow.finish.is_some();
+            let is_last = remainder.is_last || finished;
             moves.remainder = Some(Box::new(Unfinished::from(remainder)));
             self.unfinished.push(id);
             self.next_look = Duration::ZERO;

@@ -53,18 +53,16 @@ impl Mover {
         };
         let Some(channel) = channel else { return };
         for _ in 0..pd_abi::limits::REQUEST_RING_ENTRIES as usize / REQUESTS_PER_TURN {
-            if self.poll_channel(client, channel) != Some(true) {
+            if self.has_fallen_behind(client)
+                || self.take_requests(client, channel).is_none_or(|taken| taken == 0)
+            {
                 return;
             }
         }
     }
 
-    /// Takes requests of one channel. None: the channel shall not be looked at any more.
-    pub(super) fn poll_channel(&mut self, client: ClientId, index: usize) -> Option<bool> {
-        let memory = &self.clients.get(client as usize)?.as_ref()?.memory;
-        if memory.forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX {
-            return Some(false); // whoever is to carry them out has fallen behind
-        }
+    /// One turn's requests of a channel; how many they were. None: the channel is no more, or its client was cut off.
+    fn take_requests(&mut self, client: ClientId, index: usize) -> Option<usize> {
         let mut taken = 0;
         let result = loop {
             let channel = channel_of(&mut self.clients, client, index)?;
@@ -82,20 +80,31 @@ impl Mover {
                 Err(_) => break Err(Violation::RequestRing),
             }
         };
-        let quiet = {
-            let channel = channel_of(&mut self.clients, client, index)?;
-            if taken > 0 {
-                channel.requests.release();
-                channel.quiet_turns = 0;
-            } else {
-                channel.quiet_turns += 1;
-            }
-            channel.quiet_turns > QUIET_TURNS_MAX && self.active.len() > 1
-        };
+        if taken > 0 {
+            channel_of(&mut self.clients, client, index)?.requests.release();
+        }
         if let Err(violation) = result {
             self.cut_off(client, violation);
             return None;
         }
+        Some(taken)
+    }
+
+    /// Whether the agents that are to carry out a client's requests have fallen behind.
+    fn has_fallen_behind(&self, client: ClientId) -> bool {
+        let state = self.clients.get(client as usize).and_then(Option::as_ref);
+        state.is_some_and(|state| state.memory.forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX)
+    }
+
+    /// Takes requests of one channel. None: the channel shall not be looked at any more.
+    pub(super) fn poll_channel(&mut self, client: ClientId, index: usize) -> Option<bool> {
+        if self.has_fallen_behind(client) {
+            return Some(false);
+        }
+        let taken = self.take_requests(client, index)?;
+        let channel = channel_of(&mut self.clients, client, index)?;
+        channel.quiet_turns = if taken > 0 { 0 } else { channel.quiet_turns + 1 };
+        let quiet = channel.quiet_turns > QUIET_TURNS_MAX && self.active.len() > 1;
         if quiet && self.look_away(client, index) {
             return None;
         }
@@ -164,12 +173,7 @@ impl Mover {
                 match (request.value, socket.and_then(|s| s.outgoing), socket.and_then(|s| s.incoming)) {
                     (LEFT_SENDING, Some(flow), _) => self.read_on(flow, true),
                     (LEFT_RECEIVING, _, Some((mover, flow))) if mover == self.settings.id => {
-                        self.release(flow)
-                    }
-                    (LEFT_RECEIVING, _, Some((mover, flow))) => {
-                        if let Some(_forwarded) = self.forwarded(client) {
-                            self.peers[mover].send(ToMover::Released { flow, _forwarded });
-                        }
+                        self.release(flow);
                     }
                     _ => {}
                 }

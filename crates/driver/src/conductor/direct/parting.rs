@@ -5,7 +5,6 @@ use crate::messages::{ClientId, Leave, Remainder};
 use crate::policy::Path;
 use pd_abi::layout::path;
 use rustix::io::Errno;
-use std::sync::Arc;
 
 /// What becomes of a direct connection one side of which goes to another client.
 #[derive(Debug, Default)]
@@ -15,7 +14,7 @@ pub(in crate::conductor) struct Parting {
     /// Its peer has still to read what it wrote.
     pub(in crate::conductor) held: bool,
     /// What its peer is told.
-    pub(in crate::conductor) leave: Option<Arc<Leave>>,
+    pub(in crate::conductor) leave: Option<Leave>,
 }
 
 impl Conductor {
@@ -40,8 +39,7 @@ impl Conductor {
         side: usize,
         owner: Option<(ClientId, Slot)>,
     ) -> Result<Parting, Errno> {
-        let Some(connection) = self.connection(index) else { return Ok(Parting::default()) };
-        let (peer, movers) = (connection.sides[1 - side], connection.movers);
+        let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
         let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
         let (former, unused) = (direct.clients[side], direct.rings.iter().all(Option::is_none));
         if unused && direct.is_in_use() {
@@ -79,8 +77,7 @@ impl Conductor {
             parting.held = ready && own.is_some_and(|ring| ring.said().0 > 0);
             let path = path::DIRECT | path::LEFT | if ready { path::PEER_READY } else { 0 };
             let to = peer.and_then(|(peer, slot)| self.endpoint(peer, slot));
-            let flows = [0, 1].map(|side| (movers[side], index * 2 + side as u32));
-            parting.leave = to.map(|to| Arc::new(Leave { to, path, flows }));
+            parting.leave = to.map(|to| Leave { to, path });
         }
         Ok(parting)
     }

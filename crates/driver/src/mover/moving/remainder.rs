@@ -1,6 +1,6 @@
 //! Rings of senders that are read here, because those who read them have gone.
 use super::{Moves, Piece, Source};
-use crate::messages::{FlowId, Leave, Remainder, ToMover};
+use crate::messages::{FlowId, Leave, Remainder};
 use crate::metrics::Metrics;
 use crate::mover::flow::Flow;
 use crate::mover::Mover;
@@ -74,15 +74,14 @@ impl Moves {
 }
 
 impl Mover {
-    /// Tells a client that its connection leaves the direct path, if all know that have to.
-    pub(in crate::mover) fn tell_to_leave(&self, leave: Option<Arc<Leave>>) {
-        let Some(Leave { to, path, flows }) = leave.and_then(Arc::into_inner) else { return };
+    /// Tells a client that its connection leaves the direct path. Both flows know: `id`, which brings it bytes, and the
+    /// one back, which this mover has, too.
+    pub(in crate::mover) fn tell_to_leave(&mut self, id: FlowId, Leave { to, path }: &Leave) {
         // SYNC POINT: direct-left (the peer sees all that the former client wrote)
-        to.memory.publish_u32(to.slot, socket_status::PATH, path);
+        to.memory.publish_u32(to.slot, socket_status::PATH, *path);
         fence(Ordering::SeqCst);
-        for (mover, flow) in flows {
-            self.peers[mover].send(ToMover::Kick { flow });
-        }
+        self.kick(id);
+        self.kick(id ^ 1);
     }
 
     /// Takes what has come into a ring that is read in a former receiver's place. `last`: the sender has left it.
