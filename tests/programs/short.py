@@ -2,7 +2,7 @@
 accept), PORT+2 (HTTP) and PORT+3 (processes that accept); `short.py client IP PORT` prints a line for each way,
 which does not depend on what carries the bytes, and says on standard error how many connections the kernel made;
 `short.py hold IP PORT` connects, says "held" and then how the connection ended; `short.py fork IP PORT` forks with
-a connection; `short.py own` connects to itself."""
+a connection; `short.py crowd IP PORT` keeps the processes busy; `short.py own` connects to itself."""
 import asyncio
 import errno
 import fcntl
@@ -286,6 +286,28 @@ def fork(ip, port):
         print("parent", sock.recv(1))
 
 
+def crowd(ip, port):
+    """Several of the kernel at once, for who accepts there to get in each other's way; then others, of which each of them
+    gets some."""
+    answers = []
+
+    def ask_by_kernel():
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, 37, 1)  # SO_TIMESTAMPING, which only the kernel's have.
+            sock.connect((ip, port + 3))
+            sock.sendall(b"crowd\n")
+            answers.append(sock.recv(4096))
+
+    for _ in range(100):
+        workers = [threading.Thread(target=ask_by_kernel) for _ in range(6)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        answers.extend(ask((ip, port + 3), "crowd") for _ in range(6))
+    print(len(answers), len(set(answers)))
+
+
 def main():
     what, *arguments = sys.argv[1:]
     if what == "server":
@@ -293,7 +315,7 @@ def main():
     elif what == "own":
         own_listener()
     else:
-        {"client": client, "hold": hold, "fork": fork}[what](arguments[0], int(arguments[1]))
+        {"client": client, "hold": hold, "fork": fork, "crowd": crowd}[what](arguments[0], int(arguments[1]))
 
 
 main()

@@ -14,7 +14,7 @@ use pd_shm::{wait, Mapping};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering};
-use std::sync::{Arc, Condvar, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// Sockets that a channel asks for on stock.
@@ -32,7 +32,6 @@ pub(crate) struct Channel {
     status: Arc<Mapping>,
     attachment: Weak<Attachment>,
     inner: Lock<Inner>,
-    turn: Condvar,
 }
 
 #[derive(Debug)]
@@ -111,7 +110,6 @@ impl Channel {
             status,
             attachment: Arc::downgrade(attachment),
             inner: Lock::new(inner),
-            turn: Condvar::new(),
         }
     }
 
@@ -383,7 +381,7 @@ impl Channel {
             }
         }
         if any && inner.turn.contended() {
-            self.turn.notify_all();
+            self.inner.notify_all();
         }
         Ok(any)
     }
@@ -464,10 +462,9 @@ impl Channel {
             doorbell: (&self.status, self.at + channel_status::EVENT_DOORBELL),
         };
         let producer = self.at + channel_status::EVENT_PRODUCER;
-        let (mut inner, timed_out) =
-            sleep_in_turn(&self.inner, &self.turn, inner, &cells, position + 1, timeout, || {
-                self.status.load_u64(producer, Ordering::Acquire) != position || ready()
-            });
+        let (mut inner, timed_out) = sleep_in_turn(&self.inner, inner, &cells, position + 1, timeout, || {
+            self.status.load_u64(producer, Ordering::Acquire) != position || ready()
+        });
         // The sleep took back the request for a wake-up that the pipe needs.
         if inner.pipe_users > 0 && self.arm(&inner) {
             // A broken ring shows itself to the next who reads it.
@@ -496,7 +493,7 @@ impl Channel {
     /// Makes threads of this process that sleep in [`Self::wait_events`] look again.
     pub(crate) fn kick(&self) {
         self.status.futex_wake(self.at + channel_status::EVENT_DOORBELL);
-        self.turn.notify_all();
+        self.inner.notify_all();
     }
 
     /// Passes `Ready` events of socket `id` on to `watch`, or (none) to nobody.

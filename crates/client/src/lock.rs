@@ -5,8 +5,8 @@ use std::cell::UnsafeCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 /// So often in a row a thread takes the lock before it is biased towards it; four times as often after each time that
 /// another thread came all the same, for then all wait for a fence on all cores.
@@ -20,6 +20,8 @@ pub(crate) struct Lock<T> {
     /// a register.
     held: UnsafeCell<Option<MutexGuard<'static, Streak>>>,
     state: UnsafeCell<T>,
+    /// A futex: counts notifications.
+    notified: AtomicU32,
 }
 
 // SAFETY: `held` and the state are reached through a guard only, there is one at a time, and it stays with its thread.
@@ -49,6 +51,7 @@ impl<T> Lock<T> {
             shared: Mutex::new(streak),
             held: UnsafeCell::new(None),
             state: UnsafeCell::new(state),
+            notified: AtomicU32::new(0),
         }
     }
 
@@ -59,6 +62,12 @@ impl<T> Lock<T> {
             self.hold(lock(&self.shared));
         }
         Guard { lock: self, _of_thread: PhantomData }
+    }
+
+    /// Wakes all who wait: see [`Guard::wait`]. Call after what they wait for was done under the lock.
+    pub(crate) fn notify_all(&self) {
+        self.notified.fetch_add(1, Ordering::Relaxed);
+        pd_shm::wake_all(&self.notified);
     }
 
     /// Without a bias: takes it from who has it, and counts.
@@ -88,20 +97,14 @@ impl<T> Lock<T> {
 }
 
 impl<T> Guard<'_, T> {
-    /// Gives the lock up, waits for `condvar`, for `timeout` or for nothing, and takes it again. Says whether the time
-    /// was over.
-    pub(crate) fn wait_timeout(mut self, condvar: &Condvar, timeout: Duration) -> (Self, bool) {
+    /// Gives the lock up, sleeps by `sleep` while the word that it is given holds the value beside it, which is until
+    /// [`Lock::notify_all`], and takes it again.
+    pub(crate) fn wait(self, sleep: impl FnOnce(&AtomicU32, u32)) -> Self {
         let lock = self.lock;
-        let Some(streak) = lock.take_held(&mut self) else {
-            // Who would notify might take the lock by the bias.
-            drop(self);
-            lock.hold(crate::turn::lock(&lock.shared));
-            return (Self { lock, _of_thread: PhantomData }, false);
-        };
-        std::mem::forget(self);
-        let (streak, result) = condvar.wait_timeout(streak, timeout).unwrap_or_else(PoisonError::into_inner);
-        lock.hold(streak);
-        (Self { lock, _of_thread: PhantomData }, result.timed_out())
+        let seen = lock.notified.load(Ordering::Relaxed);
+        drop(self);
+        sleep(&lock.notified, seen);
+        lock.lock()
     }
 }
 
@@ -151,6 +154,7 @@ impl<T> fmt::Debug for Guard<'_, T> {
 mod tests {
     use super::*;
     use std::sync::Barrier;
+    use std::time::Duration;
 
     /// A thread that has the bias, and others that come now and then, count together.
     #[test]
@@ -198,19 +202,21 @@ mod tests {
     /// The biased thread waits on a condition for what another thread does under the lock.
     #[test]
     fn a_wait_ends_whoever_has_the_bias() {
-        let (lock, condvar) = (Lock::new(0), Condvar::new());
+        let lock = Lock::new(0);
         (0..STREAK).for_each(|_| drop(lock.lock()));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for value in 1..=100 {
                     (0..2 * STREAK).for_each(|_| drop(lock.lock()));
                     *lock.lock() = value;
-                    condvar.notify_all();
+                    lock.notify_all();
                 }
             });
             let mut guard = lock.lock();
             while *guard < 100 {
-                guard = guard.wait_timeout(&condvar, Duration::from_millis(20)).0;
+                guard = guard.wait(|word, seen| {
+                    pd_shm::sleep_on(word, seen, Duration::from_secs(20), |sleep| sleep.make());
+                });
             }
         });
     }

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A socket. Closed by [`Socket::close`], never by dropping it.
@@ -35,9 +35,7 @@ pub struct Socket {
     /// Held while bytes are copied and sent: nobody else sends then.
     pub(crate) copying: Lock<()>,
     pub(crate) send: Lock<SendSide>,
-    pub(crate) send_turn: Condvar,
     pub(crate) recv: Lock<RecvSide>,
-    pub(crate) recv_turn: Condvar,
     pub(crate) watch: Arc<Watch>,
 }
 
@@ -163,9 +161,7 @@ impl Socket {
                 adoptable,
                 control.send_ring_bytes,
             )),
-            send_turn: Condvar::new(),
             recv: Lock::new(RecvSide::new(control.link.clone(), connected)),
-            recv_turn: Condvar::new(),
             control: Mutex::new(control),
             watch: Arc::default(),
         });
@@ -262,8 +258,8 @@ impl Socket {
         if sleeping {
             link.kick();
         }
-        self.send_turn.notify_all();
-        self.recv_turn.notify_all();
+        self.send.notify_all();
+        self.recv.notify_all();
         process().retire(self.serial, self);
         Ok(())
     }

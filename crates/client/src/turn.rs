@@ -1,9 +1,10 @@
 //! One sleeper per wake word: the first thread that waits sleeps on the shared word, further threads
-//! of the process wait for their turn on a condition variable.
+//! of the process wait for their turn on a word of the lock.
 use crate::lock::{Guard, Lock};
-use pd_shm::wait::{self, SleeperCells};
+use pd_shm::wait::{self, SharedCells, SleeperCells};
 use pd_shm::Spin;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest sleep before a waiter looks whether the driver is still there.
@@ -61,34 +62,44 @@ impl Deadline {
     }
 }
 
+/// How a thread sleeps while another one does on the wake word: on a word of the process's, while it holds a value.
+pub(crate) trait WaitTurn {
+    fn wait_turn(&self, word: &AtomicU32, seen: u32, timeout: Duration);
+}
+
+impl WaitTurn for SharedCells<'_> {
+    fn wait_turn(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
+        pd_shm::sleep_on(word, seen, timeout, |sleep| sleep.make());
+    }
+}
+
 /// Gives up the lock, sleeps until the wake word is reached or the time is over or for no reason,
 /// and takes the lock again. Says whether the time was over: then look after the driver.
 pub(crate) fn sleep_in_turn<'a, T: HasTurn>(
-    mutex: &'a Lock<T>,
-    condvar: &Condvar,
+    lock: &'a Lock<T>,
     mut guard: Guard<'a, T>,
-    cells: &impl SleeperCells,
+    cells: &(impl SleeperCells + WaitTurn),
     wake_at: u64,
     timeout: Duration,
     ready: impl FnMut() -> bool,
 ) -> (Guard<'a, T>, bool) {
+    let start = Instant::now();
     if guard.turn().sleeping {
         guard.turn().waiting += 1;
-        let (mut guard, timed_out) = guard.wait_timeout(condvar, timeout);
+        let mut guard = guard.wait(|word, seen| cells.wait_turn(word, seen, timeout));
         guard.turn().waiting -= 1;
-        return (guard, timed_out);
+        return (guard, start.elapsed() >= timeout);
     }
     guard.turn().sleeping = true;
     let mut spin = guard.turn().spin.clone();
     drop(guard);
-    let start = Instant::now();
     wait::sleep(cells, wake_at, &mut spin, timeout, ready);
     let timed_out = start.elapsed() >= timeout;
-    let mut guard = mutex.lock();
+    let mut guard = lock.lock();
     let turn = guard.turn();
     (turn.sleeping, turn.spin) = (false, spin);
     if turn.waiting > 0 {
-        condvar.notify_all();
+        lock.notify_all();
     }
     (guard, timed_out)
 }

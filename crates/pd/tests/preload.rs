@@ -5,14 +5,20 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 #[path = "preload/short.rs"]
 mod short;
+#[path = "preload/unclaimed.rs"]
+mod unclaimed;
 #[path = "preload/unix.rs"]
 mod unix;
 
 const PORT: &str = "7300";
+
+/// No client takes a tenth of this.
+const HANGS_AFTER: Duration = Duration::from_secs(180);
 
 /// What a container has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +103,17 @@ impl Site {
     }
 
     fn answer(&self, with: With, command: &[&str]) -> String {
-        let output = self.run(3, with, command).output().unwrap();
+        let mut run = self.run(3, with, command);
+        let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let id = child.id();
+        let (tell, ended) = mpsc::channel();
+        std::thread::spawn(move || tell.send(child.wait_with_output()));
+        let output = ended.recv_timeout(HANGS_AFTER).unwrap_or_else(|_| {
+            signal(id, rustix::process::Signal::TERM);
+            let output = ended.recv_timeout(Duration::from_secs(10)).expect("the client ends when told to");
+            panic!("{with:?}: the client hangs after {output:?}");
+        });
+        let output = output.unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(
             output.status.success(),
@@ -152,9 +168,13 @@ impl Drop for Server {
 }
 
 fn terminate(child: &mut Child) {
-    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    signal(child.id(), rustix::process::Signal::TERM);
     let _ = child.wait();
+}
+
+fn signal(id: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(id as i32).unwrap();
+    let _ = rustix::process::kill_process(pid, signal);
 }
 
 fn programs() -> PathBuf {

@@ -6,7 +6,7 @@ use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
 use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use pd_client::core::{Armed, Epoll, Socket};
+use pd_client::core::{Armed, Epoll, Hold, Socket};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -335,7 +335,7 @@ pub(crate) unsafe fn wait(
     short::resume(|| lock(&companion.members).values().cloned().collect());
     let mut events = Events { at, max: max as usize, len: 0 };
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let zero = Some(Duration::ZERO);
+    let (zero, hold) = (Some(Duration::ZERO), Hold::default());
     loop {
         if unclaimed::any() {
             unclaimed::look();
@@ -350,7 +350,7 @@ pub(crate) unsafe fn wait(
         if events.len > 0 || timeout == zero {
             return Ok(events.len as c_int);
         }
-        let found = spin::until(|| {
+        let found = spin::until(&hold, || {
             events.wait(epoll, zero, mask)?;
             if events.room() > 0 {
                 companion.look(&mut events)?;
@@ -374,7 +374,7 @@ pub(crate) unsafe fn wait(
             companion.fabric.disarm(armed, false);
             continue;
         }
-        let slept = events.wait(epoll, limit, mask);
+        let slept = events.wait(epoll, limit, hold.mask_or(mask));
         let before = errno();
         companion.fabric.disarm(armed, slept == Ok(true));
         set_errno(before);
@@ -388,7 +388,7 @@ pub(crate) unsafe fn wait(
         }
         if tagged && lock(&companion.members).is_empty() && !companion.hosted.load(Ordering::Relaxed) {
             // The instance is a parent process's, and so is what has happened.
-            std::thread::sleep(Duration::from_millis(1));
+            hold.sleep_for(Duration::from_millis(1));
         }
     }
 }

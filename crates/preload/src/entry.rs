@@ -117,8 +117,9 @@ impl Entry {
         companion::leave_all(self);
         match self.socket().and_then(|socket| socket.state.get()) {
             Some(State::Listener(_)) => fabric::unlisten(fd),
-            // The peer could not tell whose end it is to take when the kernel's socket is gone.
-            Some(State::Twin(twin)) if twin.unix && !twin.is_shared() => unclaimed::settle_now(self),
+            // What was sent has to reach a peer that nobody will ever hear of, too; and one of AF_UNIX could not tell
+            // whose end it is to take when the kernel's socket is gone.
+            Some(State::Twin(twin)) if !twin.is_shared() => unclaimed::settle_now(self),
             _ => {}
         }
     }

@@ -1,5 +1,5 @@
 //! Looking for a while before a sleep in the kernel, which would find out about the fabric only by a descriptor.
-use crate::call::{Failure, Outcome};
+use crate::call::Outcome;
 use pd_client::core::{Hold, Spin};
 use std::cell::RefCell;
 
@@ -7,12 +7,13 @@ thread_local! {
     static SPIN: RefCell<Spin> = RefCell::default();
 }
 
-/// Asks `ready` for a bounded time that learns; says whether it said yes. Who sleeps if not says [`slept`] then.
+/// Asks `ready` for a bounded time that learns; says whether it said yes. Who sleeps if not, with the mask of `hold`, says
+/// [`slept`] then.
 ///
 /// # Errors
-/// `EINTR` if a signal handler has run and `ready` never said yes; those of `ready`.
-pub(crate) fn until(mut ready: impl FnMut() -> Outcome<bool>) -> Outcome<bool> {
-    let (mut failure, hold) = (None, Hold::default());
+/// Those of `ready`.
+pub(crate) fn until(hold: &Hold, mut ready: impl FnMut() -> Outcome<bool>) -> Outcome<bool> {
+    let mut failure = None;
     let look = || {
         hold.look(ready().unwrap_or_else(|error| {
             failure = Some(error);
@@ -21,11 +22,7 @@ pub(crate) fn until(mut ready: impl FnMut() -> Outcome<bool>) -> Outcome<bool> {
     };
     // A thread that ends, or a signal handler that waits while the thread does: no spin.
     let found = SPIN.try_with(|spin| spin.try_borrow_mut().is_ok_and(|mut spin| spin.until(look)));
-    match (failure, found.unwrap_or(false)) {
-        (Some(error), _) => Err(error),
-        (None, false) if hold.release() => Err(Failure::Errno(libc::EINTR)),
-        (None, found) => Ok(found),
-    }
+    failure.map_or(Ok(found.unwrap_or(false)), Err)
 }
 
 /// Learns from a sleep that has ended.

@@ -75,7 +75,7 @@ impl Twin {
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
         fit_buffers(fd, &socket);
         let timeouts = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].map(|name| address::timeout_ns(fd, name));
-        let unclaimed = unclaimed.then(Unclaimed::new);
+        let unclaimed = unclaimed.then(|| Unclaimed::new(fd));
         let unix = address::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_UNIX);
         let nonblocking = flags & libc::O_NONBLOCK != 0;
         Self { unclaimed: Mutex::new(unclaimed), unix, ..Self::of(socket, nonblocking, timeouts) }
@@ -269,27 +269,25 @@ impl Twin {
                 return Err(AGAIN);
             }
         }
+        let mut full = false;
         if unclaimed::any() && lock(&self.unclaimed).is_some() && !unclaimed::settle(entry) {
-            limit = limit.min(unclaimed::LOOK_EVERY);
+            full = wait == Wait::Send && self.is_full();
+            limit = limit.min(if full { unclaimed::LOOK_FOR_ROOM_EVERY } else { unclaimed::LOOK_EVERY });
         }
         if self.abandoned.load(Ordering::Acquire) {
             return Err(Failure::Plain);
         }
-        let pause = match self.current().filter(|_| self.slot.get().is_none_or(|slot| slot.is_mine())) {
+        let socket = self.current().filter(|_| !full && self.slot.get().is_none_or(|slot| slot.is_mine()));
+        let pause = match socket {
             Some(socket) => match wait {
                 Wait::Recv => socket.pause_recv(limit, &waits.hold),
                 Wait::Send => socket.pause_send(limit, &waits.hold),
             },
             None => {
-                let handled = waits.hold.release();
-                if !handled {
-                    std::thread::sleep(limit.min(TAKE_EVERY));
-                }
-                waits.hold.again();
-                if handled {
-                    Pause::Signal
-                } else {
-                    Pause::Look
+                waits.hold.look(false);
+                match waits.hold.sleep_for(limit.min(TAKE_EVERY)) {
+                    true => Pause::Signal,
+                    false => Pause::Look,
                 }
             }
         };
@@ -516,12 +514,15 @@ impl Twin {
         Ok(sent)
     }
 
+    /// Whether as much was sent as may be before the peer is there.
+    fn is_full(&self) -> bool {
+        lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0)
+    }
+
     /// The events of `poll` and `epoll` that hold.
     pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
         let ready = self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32);
-        let full =
-            unclaimed::any() && lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0);
-        if full {
+        if unclaimed::any() && self.is_full() {
             ready & !(libc::EPOLLOUT as u32)
         } else {
             ready

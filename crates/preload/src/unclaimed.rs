@@ -8,16 +8,18 @@ use crate::log::note;
 use crate::{address, real};
 use libc::{c_int, iovec};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a peer may take to accept. One that takes longer gets a plain connection.
 const CLAIM_WITHIN: Duration = Duration::from_millis(500);
 /// The same once as much as is kept was sent: asking is the only way to know, and spoils it if the answer is no.
-const CLAIM_WITHIN_FULL: Duration = Duration::from_millis(10);
+const CLAIM_WITHIN_FULL: Duration = Duration::from_millis(50);
 /// How often a wait looks.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Most that is kept, and hence sent, before the peer is there.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// The same of one for room, which ends by a look only.
+pub(crate) const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_micros(100);
+/// Most that is kept, and hence sent, before the peer is there; less if the kernel's socket has a smaller buffer.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
 static WAITING: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
@@ -28,16 +30,21 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 pub(crate) struct Unclaimed {
     since: Instant,
     sent: Vec<u8>,
+    most: usize,
 }
 
 impl Unclaimed {
-    pub(crate) fn new() -> Self {
-        Self { since: Instant::now(), sent: Vec::new() }
+    /// Of the connection of `fd`. As much is kept as the kernel takes at once: nobody may have to wait, in a call that was to
+    /// receive perhaps, until the peer reads. Half its buffer, which has to hold what it adds as well.
+    pub(crate) fn new(fd: c_int) -> Self {
+        let buffer = address::option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
+        let most = (buffer.max(2) as usize / 2).min(KEPT_BYTES_MAX);
+        Self { since: Instant::now(), sent: Vec::new(), most }
     }
 
     /// Bytes that may still be sent.
     pub(crate) fn room(&self) -> usize {
-        KEPT_BYTES_MAX - self.sent.len()
+        self.most - self.sent.len()
     }
 
     pub(crate) fn keep(&mut self, pieces: &[iovec], mut bytes: usize) {
@@ -65,6 +72,7 @@ pub(crate) fn any() -> bool {
 }
 
 pub(crate) fn add(entry: &Arc<Entry>) {
+    settle_at_exit();
     let mut waiting = lock(&WAITING);
     waiting.push(Arc::downgrade(entry));
     COUNT.store(waiting.len(), Ordering::Relaxed);
@@ -101,15 +109,24 @@ pub(crate) fn settle_now(entry: &Arc<Entry>) {
     }
 }
 
-/// At the end of the process.
-pub(crate) fn settle_all_now() {
+/// What was sent before the peer took its end has to reach it when this process ends.
+fn settle_at_exit() {
+    static ONCE: Once = Once::new();
+    extern "C" fn settle() {
+        crate::call::aside(settle_all_now);
+    }
+    // SAFETY: a function that lives as long as the program.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(settle);
+    });
+}
+
+fn settle_all_now() {
     if !any() {
         return;
     }
     for entry in lock(&WAITING).iter().filter_map(Weak::upgrade) {
-        if entry.twin().is_some_and(|twin| twin.unix) {
-            decide(&entry, false);
-        }
+        decide(&entry, false);
     }
 }
 
@@ -137,7 +154,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
         fabric::remember_unclaimed_file(file);
     }
     note!("descriptor {fd}: nobody took the connection; {} bytes go over the kernel", sent.len());
-    if let Some(to) = address::peer(fd) {
+    if let Some(to) = address::peer(fd).filter(|_| patient) {
         fabric::remember_unclaimed(to);
     }
     replay(fd, &sent);

@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 /// Of the kernel's interface, not in `libc` everywhere.
 const SO_PASSPIDFD: c_int = 76;
@@ -98,7 +98,6 @@ pub(crate) unsafe fn connect(
         (Some((end, file)), 0) => {
             note!("descriptor {fd}: connected to a file on the fabric");
             attach_twin(fd, Twin::new(fd, end, true).towards(file));
-            settle_at_exit();
         }
         (Some((end, _)), _) => {
             fabric::withdraw(&end);
@@ -129,18 +128,6 @@ unsafe fn twin_towards(
     let status = std::fs::metadata(path).ok()?;
     let file = (status.dev(), status.ino());
     fabric::connect_unix(fd, path, file).map(|end| (end, file))
-}
-
-/// What was sent before the peer took its end has to reach it when this process ends.
-fn settle_at_exit() {
-    static ONCE: Once = Once::new();
-    extern "C" fn settle() {
-        crate::call::aside(unclaimed::settle_all_now);
-    }
-    // SAFETY: a function that lives as long as the program.
-    ONCE.call_once(|| unsafe {
-        libc::atexit(settle);
-    });
 }
 
 /// A message with more than bytes is about to be sent: this direction is the kernel's from now on.

@@ -22,9 +22,11 @@ mod mapping;
 pub mod memfd;
 mod pod;
 pub mod ring;
+mod sleep;
 mod spin;
 pub mod wait;
 
 pub use mapping::{Mapping, Protection};
 pub use pod::Pod;
+pub use sleep::{sleep_for, sleep_on, wake_all, Sleep};
 pub use spin::{spinning_allowed, Spin};

@@ -1,8 +1,6 @@
 use crate::Pod;
 use rustix::io::{Errno, Result};
 use rustix::mm::{madvise, mmap, mmap_anonymous, munmap, Advice, MapFlags, ProtFlags};
-use rustix::thread::futex;
-use rustix::time::{clock_gettime, ClockId, Timespec};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
@@ -217,47 +215,6 @@ impl Mapping {
         }
     }
 
-    /// Sleeps while the futex at `offset` holds `expected`; at most `timeout`. Returns on wake-ups,
-    /// signals and for no reason at all. Says whether a signal handler has run.
-    pub fn futex_wait(&self, offset: usize, expected: u32, timeout: std::time::Duration) -> bool {
-        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        // Every other outcome makes the caller look again.
-        let slept = futex::wait(self.atomic_u32(offset), futex::Flags::empty(), expected, Some(&timeout));
-        slept == Err(rustix::io::Errno::INTR)
-    }
-
-    /// Sleeps while the futexes at two places hold what is expected of them; at most `timeout`. Returns on
-    /// wake-ups, signals and for no reason at all; says whether it was a signal.
-    pub fn futex_wait_two(places: [(&Self, usize, u32); 2], timeout: std::time::Duration) -> bool {
-        let waits = places.map(|(map, offset, expected)| {
-            let mut wait = futex::Wait::new();
-            wait.val = expected.into();
-            wait.uaddr = futex::WaitPtr::new(map.address(offset, 4).as_ptr().cast());
-            wait.flags = futex::WaitFlags::SIZE_U32;
-            wait
-        });
-        let now = clock_gettime(ClockId::Monotonic);
-        let nanos = now.tv_nsec as u64 + u64::from(timeout.subsec_nanos());
-        let until = Timespec {
-            tv_sec: now.tv_sec + timeout.as_secs() as i64 + (nanos / 1_000_000_000) as i64,
-            tv_nsec: (nanos % 1_000_000_000) as i64,
-        };
-        let flags = futex::WaitvFlags::empty();
-        match futex::waitv(&waits, flags, Some(&until), futex::ClockId::Monotonic) {
-            Err(Errno::NOSYS | Errno::PERM) => {
-                // Linux before 5.16, or a filter of system calls: the second is looked at every so often.
-                let [(map, offset, expected), _] = places;
-                map.futex_wait(offset, expected, timeout.min(std::time::Duration::from_millis(1)))
-            }
-            slept => slept == Err(Errno::INTR),
-        }
-    }
-
-    /// Wakes all that sleep on the futex at `offset`.
-    pub fn futex_wake(&self, offset: usize) {
-        let _ = futex::wake(self.atomic_u32(offset), futex::Flags::empty(), i32::MAX as u32);
-    }
-
     fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
         self.check(offset, 8, 8);
         // SAFETY: in range and aligned (checked; the base is page aligned), mapped as long as `self`
@@ -265,7 +222,7 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.base.byte_add(offset).cast().as_ptr()) }
     }
 
-    fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
+    pub(crate) fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
         self.check(offset, 4, 4);
         // SAFETY: as for `atomic_u64`.
         unsafe { AtomicU32::from_ptr(self.base.byte_add(offset).cast().as_ptr()) }
@@ -343,28 +300,6 @@ mod tests {
         assert_eq!((peer.len(), peer.load_u64(0, Ordering::Relaxed)), (5 * 4096, 7));
         assert_eq!(peer.load_u64(4096, Ordering::Relaxed), 9);
         assert_eq!(peer.load_u64(3 * 4096, Ordering::Relaxed), 9);
-    }
-
-    #[test]
-    fn either_of_two_futexes_ends_a_sleep() {
-        let fd = create("test", 4096, Pages::Ordinary).unwrap();
-        let map = std::sync::Arc::new(Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap());
-        let long = std::time::Duration::from_secs(20);
-        for rung in [0, 64] {
-            let sleeper = map.clone();
-            let start = std::time::Instant::now();
-            let thread = std::thread::spawn(move || {
-                let seen = [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire));
-                while [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire)) == seen {
-                    Mapping::futex_wait_two([(&sleeper, 0, seen[0]), (&sleeper, 64, seen[1])], long);
-                }
-            });
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            map.store_u32(rung, map.load_u32(rung, Ordering::Relaxed) + 1, Ordering::Release);
-            map.futex_wake(rung);
-            thread.join().unwrap();
-            assert!(start.elapsed() < long);
-        }
     }
 
     #[test]

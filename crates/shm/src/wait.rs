@@ -114,7 +114,7 @@ impl SleeperCells for SharedCells<'_> {
         fence(Ordering::SeqCst);
     }
     fn sleep(&self, seen: u32, timeout: Duration) {
-        self.doorbell.0.futex_wait(self.doorbell.1, seen, timeout);
+        self.doorbell.0.futex_wait(self.doorbell.1, seen, timeout, |sleep| sleep.make());
     }
 }
 

@@ -291,19 +291,18 @@ impl Socket {
         let sleeping = side.turn().is_sleeping();
         let bells = Bells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);
         let bells = if sleeping { bells } else { bells.at_pace(&mut side.incoming.pace) };
-        let (mut side, timed_out) =
-            sleep_in_turn(&self.recv, &self.recv_turn, side, &bells, arrival.wake_at, timeout, || {
-                if std::mem::take(&mut lulls) {
-                    lull();
-                }
-                bells.look(arrival.has_come() || self.check_usable().is_err())
-            });
+        let (mut side, timed_out) = sleep_in_turn(&self.recv, side, &bells, arrival.wake_at, timeout, || {
+            if std::mem::take(&mut lulls) {
+                lull();
+            }
+            bells.look(arrival.has_come() || self.check_usable().is_err())
+        });
         if !sleeping {
             side.incoming.pace = bells.pace();
         }
         side.incoming.density.end(began);
         if let Some(noticing) = noticing.filter(|_| arrival.has_come() || self.check_usable().is_err()) {
-            noticing.hold.end();
+            noticing.end();
         }
         if timed_out {
             drop(side);

@@ -101,7 +101,7 @@ impl SendSide {
 
     #[cold]
     fn leave(&mut self) {
-        self.out = Outgoing { left: true, messages: self.out.messages, ..Outgoing::default() };
+        self.out = Outgoing { left: true, ..Outgoing::default() };
         // SYNC POINT: direct-left (after the last byte, and before what is sent by the driver)
         let _ = self.link.submit(Request { value: LEFT_SENDING, ..self.link.request(Operation::Left) });
     }
@@ -326,35 +326,34 @@ impl Socket {
 /// What a sender waits for, on whichever path it sends.
 struct Vacancy {
     link: Arc<Link>,
-    /// On the direct path.
-    rings: Option<Option<(Half, Half)>>,
+    /// By rings, of which the peer's may be missing yet.
+    direct: bool,
+    pair: Option<(Half, Half)>,
     /// The peer's index, or the driver's count of sends done.
     wake_at: u64,
 }
 
 impl Vacancy {
     fn new(side: &SendSide) -> Self {
-        let link = side.link.clone();
-        let Some(own) = side.out.own.as_deref() else {
-            return Self { link, rings: None, wake_at: side.wake_at() };
-        };
-        let rings = side.out.peer.as_deref().map(|peer| (own.clone(), peer.clone()));
-        Self { link, rings: Some(rings), wake_at: side.out.half_free_at().max(1) }
-    }
-
-    fn pair(&self) -> Option<&(Half, Half)> {
-        self.rings.as_ref()?.as_ref()
+        let (own, peer) = (side.out.own.as_deref(), side.out.peer.as_deref());
+        let direct = own.is_some();
+        Self {
+            link: side.link.clone(),
+            direct,
+            pair: own.cloned().zip(peer.cloned()),
+            wake_at: if direct { side.out.half_free_at().max(1) } else { side.wake_at() },
+        }
     }
 
     /// Whether there is room, or nothing can be sent any more, or not on this path.
     #[inline]
     fn has_come(&self) -> bool {
-        let room = match &self.rings {
+        let room = match &self.pair {
+            Some((_, peer)) => peer.load(direct::CONSUMER) >= self.wake_at,
+            None if self.direct => self.link.peer_is_ready(),
             None => self.link.send_consumer() >= self.wake_at,
-            Some(Some((_, peer))) => peer.load(direct::CONSUMER) >= self.wake_at,
-            Some(None) => self.link.peer_is_ready(),
         };
-        room || self.link.send_end() != 0 || (self.rings.is_some() && self.link.has_left())
+        room || self.link.send_end() != 0 || (self.direct && self.link.has_left())
     }
 }
 
@@ -367,21 +366,20 @@ impl Socket {
         noticing: Option<Noticing<'_>>,
     ) -> Guard<'a, SendSide> {
         let vacancy = Vacancy::new(&side);
-        let (link, pair, wake_at) = (&vacancy.link, vacancy.pair(), vacancy.wake_at);
+        let (link, pair, wake_at) = (&vacancy.link, vacancy.pair.as_ref(), vacancy.wake_at);
         let sleeping = side.turn().is_sleeping();
         let bells = Bells::new(link.send_cells(), pair, &SEND, wake_at, noticing);
         let bells = if sleeping { bells } else { bells.at_pace(&mut side.out.pace) };
-        let (mut side, timed_out) =
-            sleep_in_turn(&self.send, &self.send_turn, side, &bells, wake_at, timeout, || {
-                bells.look(vacancy.has_come() || self.check_usable().is_err())
-            });
+        let (mut side, timed_out) = sleep_in_turn(&self.send, side, &bells, wake_at, timeout, || {
+            bells.look(vacancy.has_come() || self.check_usable().is_err())
+        });
         if !sleeping {
             side.out.pace = bells.pace();
         }
         if let Some(noticing) = noticing.filter(|_| vacancy.has_come() || self.check_usable().is_err()) {
-            noticing.hold.end();
+            noticing.end();
         }
-        if vacancy.rings.is_none() && self.watch.subscribed() {
+        if !vacancy.direct && self.watch.subscribed() {
             // The sleep took back the request for a `Ready` event.
             side.arm();
         }

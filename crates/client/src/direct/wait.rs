@@ -5,11 +5,12 @@
 //! before it sleeps ([`pd_shm::barrier`]), so that a stream needs none.
 use super::Half;
 use crate::hold::Hold;
+use crate::turn::WaitTurn;
 use pd_abi::layout::direct;
 use pd_shm::wait::{SharedCells, SleeperCells};
-use pd_shm::{barrier, spinning_allowed, Mapping};
+use pd_shm::{barrier, sleep_on, spinning_allowed, Mapping, Sleep};
 use std::cell::Cell;
-use std::sync::atomic::{compiler_fence, fence, Ordering};
+use std::sync::atomic::{compiler_fence, fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// So often in a row something was there without a sleep: then the peer need not fence.
@@ -220,6 +221,18 @@ pub(crate) struct Noticing<'a> {
     pub(crate) signal: &'a Cell<bool>,
 }
 
+impl Noticing<'_> {
+    fn sleep(&self, wait: impl FnOnce(&dyn Fn(&Sleep<'_>) -> isize) -> bool) {
+        self.signal.set(self.hold.sleep(wait));
+    }
+
+    /// What was waited for has come; which handlers have run does not matter any more.
+    pub(super) fn end(&self) {
+        self.hold.end();
+        self.signal.set(false);
+    }
+}
+
 /// The words of a sleep that ends by the peer or by the driver.
 pub(super) struct Bells<'a> {
     /// The driver's, in control and status line.
@@ -228,8 +241,8 @@ pub(super) struct Bells<'a> {
     pub(super) direct: Option<&'a (Half, Half)>,
     pub(super) words: &'static Words,
     /// The peer's index that is waited for.
-    pub(super) index: u64,
-    pub(super) noticing: Option<Noticing<'a>>,
+    index: u64,
+    noticing: Option<Noticing<'a>>,
     pace: Cell<Pace>,
     seen: Cell<u32>,
 }
@@ -262,13 +275,13 @@ impl<'a> Bells<'a> {
     }
 
     /// Says whether a signal ended the sleep.
-    fn wait(&self, seen: u32, timeout: Duration) -> bool {
+    fn wait(&self, seen: u32, timeout: Duration, make: impl Fn(&Sleep<'_>) -> isize) -> bool {
         let (status, at) = self.line.doorbell;
         match self.direct {
-            None => status.futex_wait(at, self.seen.get(), timeout),
+            None => status.futex_wait(at, self.seen.get(), timeout, make),
             Some((_, peer)) => {
                 let places = [(&*peer.map, self.words.doorbell, seen), (status, at, self.seen.get())];
-                Mapping::futex_wait_two(places, timeout)
+                Mapping::futex_wait_two(places, timeout, make)
             }
         }
     }
@@ -296,12 +309,22 @@ impl SleeperCells for Bells<'_> {
     }
 
     fn sleep(&self, seen: u32, timeout: Duration) {
-        let Some(Noticing { hold, signal }) = self.noticing else {
-            self.wait(seen, timeout);
-            return;
-        };
-        signal.set(hold.release() || self.wait(seen, timeout));
-        hold.again();
+        match self.noticing {
+            Some(noticing) => noticing.sleep(|make| self.wait(seen, timeout, make)),
+            None => drop(self.wait(seen, timeout, |sleep| sleep.make())),
+        }
+    }
+}
+
+impl WaitTurn for Bells<'_> {
+    fn wait_turn(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
+        match self.noticing {
+            Some(noticing) => {
+                noticing.hold.look(false);
+                noticing.sleep(|make| sleep_on(word, seen, timeout, make));
+            }
+            None => drop(sleep_on(word, seen, timeout, |sleep| sleep.make())),
+        }
     }
 }
 

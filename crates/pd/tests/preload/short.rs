@@ -48,6 +48,17 @@ fn short_connections_are_not_the_kernels_and_kernel_peers_have_the_same_port() {
     assert!(opened[0] < 50, "{opened:?}");
 }
 
+/// Processes that share a listener have kernel peers and fabric peers at the same time, and each is accepted by one.
+#[test]
+fn processes_that_share_a_listener_accept_both_kinds_of_peers() {
+    let (site, program) = (Site::new(79), program());
+    let _server = site.serve(With::Library, &short(&program, &["server", PORT]));
+    let answer = site.answer(With::Library, &short(&program, &["crowd", "10.97.79.2", PORT]));
+    assert_eq!(answer, "1200 1\n");
+    // But those before the server's processes first accept.
+    assert!((550..=600).contains(&site.connections()));
+}
+
 #[test]
 fn a_killed_server_ends_short_connections_and_frees_the_port() {
     let (site, program) = (Site::new(75), program());

@@ -4,7 +4,7 @@ use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, Entry};
 use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use pd_client::core::{Epoll, Socket};
+use pd_client::core::{Epoll, Hold, Socket};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -170,13 +170,14 @@ fn wait(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Outcome<c_int> {
-    let zero = Some(Duration::ZERO);
+    let (zero, hold) = (Some(Duration::ZERO), Hold::default());
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         if unclaimed::any() {
             unclaimed::look();
             if members.iter().any(|member| table::look(fds[member.place].fd) == table::PLAIN) {
                 // One is the kernel's now.
+                hold.end();
                 return poll_fds(
                     fds,
                     until.map(|until| until.saturating_duration_since(Instant::now())),
@@ -214,7 +215,7 @@ fn wait(
         } else {
             left
         };
-        sleep(members, kernel, left, mask)?;
+        sleep(members, kernel, left, mask, &hold)?;
     }
 }
 
@@ -279,6 +280,7 @@ fn sleep(
     kernel: &mut Vec<pollfd>,
     left: Option<Duration>,
     mask: *const sigset_t,
+    hold: &Hold,
 ) -> Outcome<()> {
     let mut wanted: Vec<(Arc<Socket>, u32)> = Vec::new();
     for member in members {
@@ -289,15 +291,16 @@ fn sleep(
             None => wanted.push((socket, member.wanted)),
         }
     }
-    sleep_on(wanted, kernel, left, mask)
+    sleep_on(wanted, kernel, left, mask, hold)
 }
 
-/// Sleeps until something may have happened to one of these, or in the kernel.
+/// Sleeps until something may have happened to one of these, or in the kernel. Signals are held by `hold` before and after.
 pub(crate) fn sleep_on(
     wanted: Vec<(Arc<Socket>, u32)>,
     kernel: &mut Vec<pollfd>,
     left: Option<Duration>,
     mask: *const sigset_t,
+    hold: &Hold,
 ) -> Outcome<()> {
     let sleep = |poller: &mut Poller| -> Outcome<()> {
         poller.watch(wanted)?;
@@ -305,7 +308,7 @@ pub(crate) fn sleep_on(
         if poller.fabric.look(1, &mut |_, _| {})? > 0 {
             return Ok(());
         }
-        let found = spin::until(|| {
+        let found = spin::until(hold, || {
             let kernel_too = kernel.iter().any(|poll| poll.fd >= 0);
             Ok(poller.fabric.look(1, &mut |_, _| {})? > 0
                 || kernel_too && kernel_poll(kernel, Some(Duration::ZERO), std::ptr::null())? > 0)
@@ -319,7 +322,7 @@ pub(crate) fn sleep_on(
             return Ok(());
         }
         kernel.push(pollfd { fd: host, events: libc::POLLIN, revents: 0 });
-        let slept = kernel_poll(kernel, left, mask);
+        let slept = kernel_poll(kernel, left, hold.mask_or(mask));
         let before = errno();
         spin::slept();
         let woken = kernel.pop().is_some_and(|host| host.revents != 0);

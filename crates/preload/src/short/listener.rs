@@ -10,7 +10,7 @@ use crate::twin::Twin;
 use crate::{address, fabric, real, table};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, sockaddr, socklen_t};
-use pd_client::core::{ready, Socket};
+use pd_client::core::{ready, Hold, Socket};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -174,7 +174,7 @@ pub(crate) unsafe fn accept(
             return Ok(accepted);
         }
     }
-    let mut waits: Option<Option<Instant>> = None;
+    let (mut waits, hold): (Option<Option<Instant>>, _) = (None, Hold::default());
     loop {
         if let Some((accepted, twin)) = take(listening, &end, flags)? {
             // SAFETY: the caller's promise.
@@ -205,12 +205,12 @@ pub(crate) unsafe fn accept(
         };
         if (0..SPINS).any(|_| {
             std::hint::spin_loop();
-            has_come(&end)
+            hold.look(has_come(&end))
         }) {
             continue;
         }
         // SAFETY: the caller's promise.
-        if let Some(accepted) = unsafe { wait(listening, fd, &end, until, (address, len), flags) }? {
+        if let Some(accepted) = unsafe { wait(listening, fd, &end, (until, &hold), (address, len), flags) }? {
             return Ok(accepted);
         }
     }
@@ -225,7 +225,7 @@ unsafe fn wait(
     listening: &Listening,
     fd: c_int,
     end: &Arc<Socket>,
-    until: Option<Instant>,
+    (until, hold): (Option<Instant>, &Hold),
     (address, len): (*mut sockaddr, *mut socklen_t),
     flags: c_int,
 ) -> Outcome<Option<c_int>> {
@@ -234,7 +234,7 @@ unsafe fn wait(
         return Err(AGAIN);
     }
     let mut kernel = vec![libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null()) {
+    match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null(), hold) {
         Err(Failure::Errno(libc::EINTR)) if until.is_none() && !signals_interrupt() => return Ok(None),
         other => other?,
     }
@@ -251,8 +251,8 @@ fn is_ready(fd: c_int) -> bool {
     unsafe { real::poll(&mut poll, 1, 0) > 0 }
 }
 
-/// The kernel's `accept` without waiting, though the socket may be one that waits: another process may
-/// have taken what was there.
+/// The kernel's `accept` without waiting, though the socket may be one that waits, and though another process may have taken
+/// what was there: those that share a listener take turns.
 unsafe fn accept_kernel(
     listening: &Listening,
     fd: c_int,
@@ -261,31 +261,51 @@ unsafe fn accept_kernel(
     flags: c_int,
 ) -> Outcome<Option<c_int>> {
     let joined = crate::hooks::socket::look_at_listener(fd);
-    // One thread at a time: another would find the flag set and leave it so, or not set when it needs it.
+    // Of the threads of this process...
     let _turn = entry::lock(&listening.opening);
-    // SAFETY: flags of a descriptor, given back as they were; the caller's promise.
-    let (accepted, failed) = unsafe {
-        let status = real::fcntl(fd, libc::F_GETFL, 0);
-        let waits = status >= 0 && status & libc::O_NONBLOCK == 0;
-        if waits {
-            real::fcntl(fd, libc::F_SETFL, (status | libc::O_NONBLOCK) as libc::c_ulong);
-        }
-        let accepted = real::accept4(fd, address, len, flags);
-        let failed = errno();
-        if waits {
-            real::fcntl(fd, libc::F_SETFL, status as libc::c_ulong);
-        }
-        set_errno(failed);
-        (accepted, failed)
-    };
+    // ...and of the processes that accept here, of which none has to change what the others see of the socket.
+    let _turn = FileLock::new(fd);
+    if !is_ready(fd) {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let accepted = unsafe { real::accept4(fd, address, len, flags) };
     if accepted >= 0 {
         crate::hooks::socket::claim(accepted, joined);
         return Ok(Some(accepted));
     }
-    if failed == libc::EAGAIN {
-        return Ok(None);
+    match errno() {
+        libc::EAGAIN => Ok(None),
+        failed => Err(Failure::Errno(failed)),
     }
-    Err(Failure::Errno(failed))
+}
+
+/// A lock between processes that share a descriptor, which ends with its holder.
+struct FileLock(c_int);
+
+impl FileLock {
+    fn new(fd: c_int) -> Self {
+        // Refused only where the kernel has no memory for it; then there is none.
+        while Self::set(fd, libc::F_WRLCK) < 0 && errno() == libc::EINTR {}
+        Self(fd)
+    }
+
+    fn set(fd: c_int, kind: c_int) -> c_int {
+        // SAFETY: zeroes are a value of the type; the call reads it.
+        unsafe {
+            let mut lock: libc::flock = std::mem::zeroed();
+            lock.l_type = kind as libc::c_short;
+            real::fcntl(fd, libc::F_SETLKW, (&raw const lock).addr() as libc::c_ulong)
+        }
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        let before = errno();
+        Self::set(self.0, libc::F_UNLCK);
+        set_errno(before);
+    }
 }
 
 /// A connection of the fabric's, if one has come, and a descriptor for it.

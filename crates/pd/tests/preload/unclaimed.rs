@@ -1,0 +1,138 @@
+//! Connections that are accepted where nothing is hooked: what was sent meanwhile goes over the kernel.
+
+use super::{Site, With, HANGS_AFTER};
+use std::time::{Duration, Instant};
+
+/// Listens at a port and at a file, and has both accepted by a program without the library.
+const SERVER: &str = r#"
+import os, socket, subprocess, sys
+port = socket.create_server(("0.0.0.0", 7300))
+file = socket.socket(socket.AF_UNIX)
+file.bind(sys.argv[2])
+file.listen()
+fds = [port.fileno(), file.fileno()]
+plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+subprocess.run([sys.executable, "-c", sys.argv[1], *map(str, fds)], pass_fds=fds, env=plain)
+"#;
+
+/// Sends back what it gets.
+const ECHO: &str = r#"
+import socket, sys, threading
+def echo(sock):
+    while part := sock.recv(65536):
+        sock.sendall(part)
+    sock.close()
+def accept(listener):
+    while True:
+        threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
+print("ready", flush=True)
+for fd in sys.argv[1:]:
+    threading.Thread(target=accept, args=(socket.socket(fileno=int(fd)),)).start()
+"#;
+
+/// Writes what it gets from each connection to a file.
+const SINK: &str = r#"
+import os, socket, sys, threading
+def sink(sock):
+    data = b""
+    while part := sock.recv(65536):
+        data += part
+    with open(os.environ["INTO"], "ab") as file:
+        file.write(data + b"\n")
+def accept(listener):
+    while True:
+        sink(listener.accept()[0])
+print("ready", flush=True)
+for fd in sys.argv[1:]:
+    threading.Thread(target=accept, args=(socket.socket(fileno=int(fd)),)).start()
+"#;
+
+/// Says something and is gone.
+const LAST_WORDS: &str = r#"
+import socket, sys
+host, path, way = sys.argv[1:]
+for family, address in [(socket.AF_INET, (host, 7300)), (socket.AF_UNIX, path)]:
+    sock = socket.socket(family)
+    sock.connect(address)
+    sock.sendall(way.encode())
+    if way == "closed":
+        sock.close()
+    else:
+        sock.detach()
+"#;
+
+#[test]
+fn last_words_arrive_where_nothing_is_hooked() {
+    let site = Site::new(80);
+    let [path, into] = ["file", "into"].map(|name| site.folder.path().join(name));
+    let (path, env) = (path.to_str().unwrap(), format!("INTO={}", into.display()));
+    let _server = site.serve(With::Library, &["env", &env, "python3", "-c", SERVER, SINK, path]);
+    for way in ["closed", "ended"] {
+        assert_eq!(site.answer(With::Library, &["python3", "-c", LAST_WORDS, "10.97.80.2", path, way]), "");
+    }
+    assert!(site.connections() >= 4, "were made on the fabric first");
+    let end = Instant::now() + HANGS_AFTER;
+    loop {
+        let mut lines = std::fs::read_to_string(&into).unwrap_or_default();
+        lines = lines.lines().collect::<Vec<_>>().join(" ");
+        if lines == "closed closed ended ended" {
+            break;
+        }
+        assert!(Instant::now() < end, "only {lines:?} arrived");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Sends much at once, and receives it with the same thread or another one; the peer sends more than it has room for as
+/// long as nobody receives.
+const CLIENT: &str = r#"
+import select, socket, sys, threading
+BULK = bytes(range(251)) * 16384
+def receive(sock):
+    data = b""
+    while part := sock.recv(65536):
+        data += part
+    return data == BULK
+def with_threads(sock):
+    def feed():
+        sock.sendall(BULK)
+        sock.shutdown(socket.SHUT_WR)
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    right = receive(sock)
+    feeder.join()
+    return right
+def with_poll(sock):
+    sock.setblocking(False)
+    sent, data = 0, b""
+    while len(data) < len(BULK):
+        _, out, _ = select.select([sock], [sock] if sent < len(BULK) else [], [])
+        if out:
+            sent += sock.send(BULK[sent:sent + (1 << 20)])
+        try:
+            data += sock.recv(65536)
+        except BlockingIOError:
+            pass
+    return data == BULK
+host, path, way = sys.argv[1:]
+for family, address in [(socket.AF_INET, (host, 7300)), (socket.AF_UNIX, path)]:
+    with socket.socket(family) as sock:
+        sock.connect(address)
+        print("threads" if way == "threads" else "poll", (with_threads if way == "threads" else with_poll)(sock))
+"#;
+
+#[test]
+fn whoever_finds_out_does_not_wait_for_the_peer() {
+    let site = Site::new(78);
+    let path = site.folder.path().join("file");
+    let path = path.to_str().unwrap();
+    for way in ["threads", "poll"] {
+        let server = site.serve(With::Library, &["python3", "-c", SERVER, ECHO, path]);
+        // Of containers of their own, since addresses where nobody claims are remembered.
+        let answer = site.answer(With::Library, &["python3", "-c", CLIENT, "10.97.78.2", path, way]);
+        assert_eq!(answer, format!("{way} True\n").repeat(2));
+        drop(server);
+        std::fs::remove_file(path).unwrap();
+    }
+    assert!(site.connections() >= 2, "as many were made on the fabric first");
+}

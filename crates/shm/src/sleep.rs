@@ -1,0 +1,157 @@
+//! System calls that sleep: on words of shared memory, or for a time.
+//!
+//! They are described first and made by whom they are given to, for who has to know which signal handlers run lets them
+//! through as the last thing before.
+use crate::Mapping;
+use std::marker::PhantomData;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// A system call that does nothing but sleep. It reads memory that lives as long as `'a`, so that making it is safe.
+#[derive(Debug)]
+pub struct Sleep<'a> {
+    number: libc::c_long,
+    arguments: [usize; 6],
+    reads: PhantomData<&'a ()>,
+}
+
+impl Sleep<'_> {
+    /// Its number and its arguments, for those who make it themselves.
+    pub fn parts(&self) -> (libc::c_long, [usize; 6]) {
+        (self.number, self.arguments)
+    }
+
+    /// Makes it. 0 or more, or a negative `errno`.
+    pub fn make(&self) -> isize {
+        let [a, b, c, d, e, f] = self.arguments;
+        // SAFETY: it only sleeps, and what it reads is there.
+        let result = unsafe { libc::syscall(self.number, a, b, c, d, e, f) };
+        if result >= 0 {
+            return result as isize;
+        }
+        let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
+        -(error as isize)
+    }
+}
+
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: time.as_secs().min(i32::MAX as u64) as libc::time_t,
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// Sleeps for `time`, in the way of `make`; says whether a signal handler ended it.
+pub fn sleep_for(time: Duration, make: impl FnOnce(&Sleep<'_>) -> isize) -> bool {
+    let time = timespec(time);
+    let arguments = [libc::CLOCK_MONOTONIC as usize, 0, (&raw const time).addr(), 0, 0, 0];
+    make(&Sleep { number: libc::SYS_clock_nanosleep, arguments, reads: PhantomData })
+        == -(libc::EINTR as isize)
+}
+
+/// Sleeps while `word` holds `expected`; at most `timeout`; in the way of `make`. Returns on wake-ups, signals and for no
+/// reason at all; says whether a signal handler ended it.
+pub fn sleep_on(
+    word: &AtomicU32,
+    expected: u32,
+    timeout: Duration,
+    make: impl FnOnce(&Sleep<'_>) -> isize,
+) -> bool {
+    let timeout = timespec(timeout);
+    let operation = libc::FUTEX_WAIT as usize;
+    let arguments = [word.as_ptr().addr(), operation, expected as usize, (&raw const timeout).addr(), 0, 0];
+    // Every other outcome makes the caller look again.
+    make(&Sleep { number: libc::SYS_futex, arguments, reads: PhantomData }) == -(libc::EINTR as isize)
+}
+
+/// Wakes all that sleep on `word`.
+pub fn wake_all(word: &AtomicU32) {
+    let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
+}
+
+impl Mapping {
+    /// [`sleep_on`] the futex at `offset`.
+    pub fn futex_wait(
+        &self,
+        offset: usize,
+        expected: u32,
+        timeout: Duration,
+        make: impl FnOnce(&Sleep<'_>) -> isize,
+    ) -> bool {
+        sleep_on(self.atomic_u32(offset), expected, timeout, make)
+    }
+
+    /// Wakes all that sleep on the futex at `offset`.
+    pub fn futex_wake(&self, offset: usize) {
+        wake_all(self.atomic_u32(offset));
+    }
+
+    /// Sleeps while the futexes at two places hold what is expected of them; at most `timeout`; in the way of `make`.
+    /// Returns on wake-ups, signals and for no reason at all; says whether it was a signal.
+    pub fn futex_wait_two(
+        places: [(&Self, usize, u32); 2],
+        timeout: Duration,
+        make: impl Fn(&Sleep<'_>) -> isize,
+    ) -> bool {
+        let waits = places.map(|(map, offset, expected)| {
+            // SAFETY: all zeroes is a value of the type.
+            let mut wait: libc::futex_waitv = unsafe { std::mem::zeroed() };
+            wait.val = expected.into();
+            wait.uaddr = map.atomic_u32(offset).as_ptr().addr() as u64;
+            wait.flags = libc::FUTEX2_SIZE_U32 as u32;
+            wait
+        });
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let until = timespec(Duration::new(now.tv_sec as u64, now.tv_nsec as u32).saturating_add(timeout));
+        let arguments = [
+            waits.as_ptr().addr(),
+            waits.len(),
+            0,
+            (&raw const until).addr(),
+            libc::CLOCK_MONOTONIC as usize,
+            0,
+        ];
+        let slept = make(&Sleep { number: libc::SYS_futex_waitv, arguments, reads: PhantomData });
+        if slept == -(libc::ENOSYS as isize) || slept == -(libc::EPERM as isize) {
+            // Linux before 5.16, or a filter of system calls: the second is looked at every so often.
+            let [(map, offset, expected), _] = places;
+            return map.futex_wait(offset, expected, timeout.min(Duration::from_millis(1)), make);
+        }
+        slept == -(libc::EINTR as isize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memfd::{create, Pages};
+    use crate::Protection;
+    use std::sync::atomic::Ordering;
+    use std::time::Instant;
+
+    #[test]
+    fn either_of_two_futexes_ends_a_sleep() {
+        let fd = create("test", 4096, Pages::Ordinary).unwrap();
+        let map = std::sync::Arc::new(Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap());
+        let long = Duration::from_secs(20);
+        for rung in [0, 64] {
+            let sleeper = map.clone();
+            let start = Instant::now();
+            let thread = std::thread::spawn(move || {
+                let seen = [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire));
+                while [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire)) == seen {
+                    Mapping::futex_wait_two(
+                        [(&sleeper, 0, seen[0]), (&sleeper, 64, seen[1])],
+                        long,
+                        |sleep| sleep.make(),
+                    );
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            map.store_u32(rung, map.load_u32(rung, Ordering::Relaxed) + 1, Ordering::Release);
+            map.futex_wake(rung);
+            thread.join().unwrap();
+            assert!(start.elapsed() < long);
+        }
+    }
+}
