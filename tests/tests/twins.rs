@@ -278,6 +278,28 @@ fn a_connecting_side_moves_too_and_its_shutdown_with_it() {
     again.expect_end();
 }
 
+/// Before the other side has claimed it no flow brings a connecting side bytes, which could tell that it is another's.
+#[test]
+fn who_waits_learns_that_a_side_has_gone_before_the_claim() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    a.send(0, 1000);
+    let receiver = a.socket.clone();
+    let waiting = std::thread::spawn(move || receiver.recv(1).unwrap_err().errno());
+    let mut holder = Holder::new(&fd, 0);
+    holder.tell("take");
+    assert_eq!(waiting.join().unwrap(), libc::ESTALE);
+    holder.tell("send 1000 1000");
+    holder.kill();
+    // The socket is still held here, and what was sent is not lost.
+    let again = TwinSide::take(fd.as_fd(), 0).expect("a twin");
+    let b = claim(&accepted).expect("a twin");
+    b.receive(0, 2000);
+    b.send(0, 1000);
+    again.receive(0, 1000);
+}
+
 #[test]
 fn a_side_outlives_the_process_that_used_it() {
     let _alone = alone();

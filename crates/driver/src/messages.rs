@@ -152,6 +152,8 @@ pub struct Parted {
     pub held: bool,
     /// Of the source: the other end leaves the direct path, too.
     pub leave: Option<Leave>,
+    /// Of the source: nobody has claimed the other end, so that no flow brings the former owner bytes, which could tell it.
+    pub unclaimed: bool,
 }
 
 /// How a flow's sending side ends.

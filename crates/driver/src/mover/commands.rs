@@ -125,7 +125,7 @@ impl Mover {
                 self.retarget(flow, destination, former, remainder);
             }
             ToMover::HandOver { flow, source, parted } => {
-                self.hand_over(flow, source, parted.former, parted.held);
+                self.hand_over(flow, source, &parted);
                 if let Some(leave) = parted.leave {
                     self.tell_to_leave(flow, &leave);
                 }

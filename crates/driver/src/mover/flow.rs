@@ -5,7 +5,7 @@ use super::moving::Moves;
 use super::table::BufferTable;
 use super::throttle::{Allowance, Own};
 use crate::memory::ClientMemory;
-use crate::messages::{Endpoint, Finish, FlowId, NewFlow, Ring, TenantId, Violation};
+use crate::messages::{ClientId, Endpoint, Finish, FlowId, NewFlow, Ring, TenantId, Violation};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Command, CommandType, TableId};
@@ -539,6 +539,13 @@ impl Flow {
     /// Nothing pending and nothing under way.
     pub fn is_drained(&self) -> bool {
         self.pending == 0 && self.rbt.is_empty()
+    }
+
+    /// Whether bytes of this client's may still be copied: it is the source, or one that comes after it, and may have
+    /// died meanwhile.
+    pub fn needs_memory_of(&self, client: ClientId) -> bool {
+        let sends = self.source.client == client && !self.is_drained();
+        sends || self.moves.as_ref().is_some_and(|moves| moves.has_heir(client))
     }
 
     /// Whether the flow touches nothing of its source any more.

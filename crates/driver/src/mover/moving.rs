@@ -14,7 +14,7 @@ pub use remainder::Unfinished;
 
 use super::flow::Flow;
 use super::{counting, Mover};
-use crate::messages::{ClientId, Endpoint, FlowId, Former, Remainder, Ring, ToConductor};
+use crate::messages::{ClientId, Endpoint, FlowId, Former, Parted, Remainder, Ring, ToConductor};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_shm::wait::{SharedCells, Waker};
@@ -130,6 +130,11 @@ impl Moves {
         self.heirs.back().map(|(_, heir)| heir)
     }
 
+    /// Whether this client is one of the senders to come.
+    pub fn has_heir(&self, client: ClientId) -> bool {
+        self.heirs.iter().any(|(_, heir)| heir.client == client)
+    }
+
     /// The number of sends at which the present sender's end.
     pub fn sends_of_present(&self) -> u64 {
         self.heirs.front().map_or(u64::MAX, |(base, _)| *base)
@@ -238,10 +243,10 @@ impl Mover {
     }
 
     /// The sends of another client's socket are this flow's from now on, after those of its present one.
-    pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, former: Option<Former>, held: bool) {
+    pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, parted: &Parted) {
         self.read_on(id, true);
         let Some(flow) = self.flows.get(id) else {
-            self.let_go(former);
+            self.let_go(parted.former);
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, ENDED);
             Waker::default().wake_always(&memory.send_wait(slot));
@@ -255,8 +260,12 @@ impl Mover {
         let (base, _) = flow.sends();
         let moves = flow.moves.get_or_insert_default();
         moves.heirs.push_back((base, source));
-        moves.held |= held;
+        moves.held |= parted.held;
         tell_moved(&former, socket_status::SEND_END, &former.memory.send_wait(former.slot));
+        if parted.unclaimed {
+            tell_moved(&former, socket_status::RECV_END, &former.memory.recv_wait(former.slot));
+            self.ready_at((former.mover, former.client, former.slot));
+        }
         if let Some(socket) = self.socket_mut(former.client, former.slot) {
             socket.outgoing = None;
         }

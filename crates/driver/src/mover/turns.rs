@@ -256,7 +256,7 @@ impl Mover {
         if !entry.as_ref().is_some_and(|state| state.removing) {
             return;
         }
-        let needed = self.flows.all_used().any(|f| f.source.client == client && !f.is_drained());
+        let needed = self.flows.all_used().any(|flow| flow.needs_memory_of(client));
         if !needed {
             *entry = None;
             self.flows.forget_source(client);

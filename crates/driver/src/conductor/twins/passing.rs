@@ -95,7 +95,7 @@ impl Conductor {
         self.movers[movers[side]].send(ToMover::HandOver {
             flow: outgoing,
             source: to,
-            parted: Box::new(Parted { former, remainder: None, held, leave }),
+            parted: Box::new(Parted { former, remainder: None, held, leave, unclaimed: !claimed }),
         });
     }
 }
