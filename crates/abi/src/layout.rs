@@ -117,6 +117,8 @@ pub mod path {
     /// Added to `DIRECT`: the peer's end is another client's by now, and the connection is offloaded again. Nothing is
     /// written into the own ring any more, and what lies in the peer's is the last (see `Operation::Left`).
     pub const LEFT: u32 = 4;
+    /// Of a twin that has connected, and is offloaded: the other end has been claimed.
+    pub const CLAIMED: u32 = 8;
 }
 
 /// The index page of a direct ring: the first page of a memory file that one client of a connection

@@ -76,9 +76,9 @@ impl Link {
         }
     }
 
-    /// Whether the connection is on the direct path by the driver's word, or was.
-    pub(crate) fn is_direct(&self) -> bool {
-        self.path_word() & path::DIRECT != 0
+    /// Of a twin that has connected: whether the other end was claimed.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.path_word() & (path::CLAIMED | path::DIRECT) != 0
     }
 
     /// Whether the connection is to leave the direct path, or has.

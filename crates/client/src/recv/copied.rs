@@ -68,10 +68,10 @@ impl Socket {
         Ok(handout.len)
     }
 
-    /// Whether the peer is there: anything has come from it, be it the end, or the two are on the direct path.
+    /// Whether the peer of a twin is there: it has claimed its end, or something came from it, be it the end.
     pub fn has_heard(&self) -> bool {
         let side = self.recv.lock();
-        side.link.is_direct() || side.link.recv_producer() > 0 || side.link.recv_end() != 0
+        side.link.is_claimed() || side.link.recv_producer() > 0 || side.link.recv_end() != 0
     }
 
     /// Bytes that can be received now.

@@ -20,6 +20,7 @@ use crate::memory::{ClientMemory, Slot};
 use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::policy::Path;
+use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -411,6 +412,10 @@ impl Conductor {
         let send_ring_bytes = self.settings.ring_bytes_default;
         let other = first.and_then(|(client, slot)| self.endpoint(client, slot));
         let other = other.unwrap_or_else(|| self.twins.nobody(movers[0]));
+        if other.client != ClientId::MAX {
+            // Said before either of them can say more.
+            other.memory.publish_u32(other.slot, socket_status::PATH, path::CLAIMED);
+        }
         self.tell_incoming(&endpoint, there, movers[0]);
         self.movers[movers[0]].send(ToMover::Retarget {
             flow: there,
