@@ -3,6 +3,7 @@
 //! kernel TCP without the library first, and has to answer the same in every other way.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -51,7 +52,8 @@ impl Site {
         command.arg("driver").arg("--config").arg(at("driver.toml"));
         let site = Site { driver: command.spawn().unwrap(), folder, third };
         let end = Instant::now() + Duration::from_secs(20);
-        while !site.folder.path().join("admin.sock").exists() {
+        // There is a file before anybody listens.
+        while UnixStream::connect(site.folder.path().join("admin.sock")).is_err() {
             assert!(Instant::now() < end, "the driver does not start");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -88,6 +90,7 @@ impl Site {
             .arg(self.folder.path().join("admin.sock"))
             .output()
             .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         stats["counters"][name].as_u64().unwrap()
     }
