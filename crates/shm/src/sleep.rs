@@ -44,7 +44,7 @@ fn timespec(time: Duration) -> libc::timespec {
 /// Sleeps for `time`, in the way of `make`; says whether a signal handler ended it.
 pub fn sleep_for(time: Duration, make: impl FnOnce(&Sleep<'_>) -> isize) -> bool {
     let time = timespec(time);
-    let arguments = [libc::CLOCK_MONOTONIC as usize, 0, (&raw const time).addr(), 0, 0, 0];
+    let arguments = [libc::CLOCK_MONOTONIC as usize, 0, (&raw const time).expose_provenance(), 0, 0, 0];
     make(&Sleep { number: libc::SYS_clock_nanosleep, arguments, reads: PhantomData })
         == -(libc::EINTR as isize)
 }
@@ -59,7 +59,14 @@ pub fn sleep_on(
 ) -> bool {
     let timeout = timespec(timeout);
     let operation = libc::FUTEX_WAIT as usize;
-    let arguments = [word.as_ptr().addr(), operation, expected as usize, (&raw const timeout).addr(), 0, 0];
+    let arguments = [
+        word.as_ptr().expose_provenance(),
+        operation,
+        expected as usize,
+        (&raw const timeout).expose_provenance(),
+        0,
+        0,
+    ];
     // Every other outcome makes the caller look again.
     make(&Sleep { number: libc::SYS_futex, arguments, reads: PhantomData }) == -(libc::EINTR as isize)
 }
@@ -97,17 +104,17 @@ impl Mapping {
             // SAFETY: all zeroes is a value of the type.
             let mut wait: libc::futex_waitv = unsafe { std::mem::zeroed() };
             wait.val = expected.into();
-            wait.uaddr = map.atomic_u32(offset).as_ptr().addr() as u64;
+            wait.uaddr = map.atomic_u32(offset).as_ptr().expose_provenance() as u64;
             wait.flags = libc::FUTEX2_SIZE_U32 as u32;
             wait
         });
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let until = timespec(Duration::new(now.tv_sec as u64, now.tv_nsec as u32).saturating_add(timeout));
         let arguments = [
-            waits.as_ptr().addr(),
+            waits.as_ptr().expose_provenance(),
             waits.len(),
             0,
-            (&raw const until).addr(),
+            (&raw const until).expose_provenance(),
             libc::CLOCK_MONOTONIC as usize,
             0,
         ];

@@ -12,7 +12,7 @@ use pd_shm::Sleep;
 #[cfg(target_arch = "x86_64")]
 pub(super) fn make(sleep: &Sleep<'_>, mask: &libc::sigset_t, held: &libc::sigset_t) -> (isize, bool) {
     let (number, [a, b, c, d, e, f]) = sleep.parts();
-    let call = [number as usize, a, b, c, d, e, f, std::ptr::from_ref(held).addr()];
+    let call = [number as usize, a, b, c, d, e, f, std::ptr::from_ref(held).expose_provenance()];
     let (result, handled): (isize, usize);
     // SAFETY: the kernel's convention for three system calls: two that change the mask, by sets that are there to be read, and
     // one that only sleeps. What is written lies below the stack pointer and its red zone of 128 bytes, which this block
@@ -72,10 +72,10 @@ pub(super) fn make(sleep: &Sleep<'_>, mask: &libc::sigset_t, held: &libc::sigset
             setmask = const libc::SIG_SETMASK,
             block = const libc::SIG_BLOCK,
             interrupted = const libc::EINTR,
-            inlateout("r12") std::ptr::from_ref(mask).addr() => result,
+            inlateout("r12") std::ptr::from_ref(mask).expose_provenance() => result,
             in("r13") MARK,
             in("r14") frame_bytes(),
-            inlateout("r15") call.as_ptr().addr() => handled,
+            inlateout("r15") call.as_ptr().expose_provenance() => handled,
             lateout("rax") _, lateout("rcx") _, lateout("rdx") _, lateout("rsi") _, lateout("rdi") _,
             lateout("r8") _, lateout("r9") _, lateout("r10") _, lateout("r11") _,
         );

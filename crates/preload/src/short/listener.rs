@@ -295,7 +295,7 @@ impl FileLock {
         unsafe {
             let mut lock: libc::flock = std::mem::zeroed();
             lock.l_type = kind as libc::c_short;
-            real::fcntl(fd, libc::F_SETLKW, (&raw const lock).addr() as libc::c_ulong)
+            real::fcntl(fd, libc::F_SETLKW, (&raw const lock).expose_provenance() as libc::c_ulong)
         }
     }
 }
