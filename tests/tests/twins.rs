@@ -164,10 +164,11 @@ fn plain_and_withdrawn_connections_have_no_twin() {
     assert!(claim(&listener.accept().unwrap().0).is_none());
     assert!(twin::take(plain.as_fd()).unwrap().is_none());
 
-    let (_fd, a, accepted) = connect(&listener);
+    let (fd, a, accepted) = connect(&listener);
     twin::withdraw(&a.socket).unwrap();
     assert!(claim(&accepted).is_none());
     a.socket.close().unwrap();
+    assert!(twin::take(fd.as_fd()).unwrap().is_none(), "though the kernel's socket is held");
 
     let (_fd, a, accepted) = connect(&listener);
     let _b = claim(&accepted).expect("a twin");

@@ -91,7 +91,9 @@ extern "C" fn before_fork() {
                 continue;
             }
             if let Some(entry) = table::entry(fd) {
-                if let Some(twin) = entry.twin() {
+                // What a child sends could not be told from what was kept before.
+                unclaimed::settle_now(&entry);
+                if let Some(twin) = entry.twin().filter(|_| table::look(fd) == table::SOCKET) {
                     if seen.insert(Arc::as_ptr(&entry)) {
                         twin.share();
                     }

@@ -81,6 +81,8 @@ pub struct Twin {
     key: Key,
     sides: [Held; 2],
     claimed: bool,
+    /// Its connection is the kernel's alone.
+    withdrawn: bool,
     /// What the claimer learns if the other side has ended: its sends reach nobody.
     send_end: Option<u32>,
 }
@@ -349,7 +351,7 @@ impl Conductor {
             settled: Default::default(),
             cut: false,
             reached,
-            twin: Some(Box::new(Twin { key, sides, claimed: false, send_end: None })),
+            twin: Some(Box::new(Twin { key, sides, claimed: false, withdrawn: false, send_end: None })),
             // Perhaps when both ends are there.
             direct: None,
         });
@@ -470,11 +472,13 @@ impl Conductor {
     /// An unclaimed twin of its own, before anybody has it. Its bytes can go another way then.
     pub(super) fn withdraw(&mut self, id: ClientId, socket: SocketId) -> Answer {
         let Connected { connection, .. } = self.connected(id, socket.slot())?;
-        let Some(Some(entry)) = self.connections.get(connection as usize) else { return Err(Errno::NOTCONN) };
-        match &entry.twin {
-            Some(twin) if !twin.claimed => self.twins.no_longer_unclaimed(connection, twin),
-            _ => return Err(Errno::ISCONN),
-        }
+        let Some(Some(entry)) = self.connections.get_mut(connection as usize) else {
+            return Err(Errno::NOTCONN);
+        };
+        let Some(twin) = entry.twin.as_mut().filter(|twin| !twin.claimed) else { return Err(Errno::ISCONN) };
+        twin.withdrawn = true;
+        // Nor takes it anybody who holds the kernel's socket.
+        self.twins.forget(connection, twin);
         Ok(done(socket))
     }
 

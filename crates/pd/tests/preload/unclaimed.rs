@@ -121,6 +121,36 @@ for family, address in [(socket.AF_INET, (host, 7300)), (socket.AF_UNIX, path)]:
         print("threads" if way == "threads" else "poll", (with_threads if way == "threads" else with_poll)(sock))
 "#;
 
+/// Forks before the peer is heard of.
+const FORKED: &str = r#"
+import os, socket, sys
+host, path = sys.argv[1:]
+for family, address in [(socket.AF_INET, (host, 7300)), (socket.AF_UNIX, path)]:
+    with socket.socket(family) as sock:
+        sock.connect(address)
+        sock.sendall(b"parent,")
+        if os.fork() == 0:
+            sock.sendall(b"child,")
+            os._exit(0)
+        os.wait()
+        sock.sendall(b"parent")
+        data = b""
+        while len(data) < 19:
+            data += sock.recv(100)
+        print(data.decode())
+"#;
+
+#[test]
+fn a_fork_before_the_peer_is_heard_of_loses_nothing() {
+    let site = Site::new(81);
+    let path = site.folder.path().join("file");
+    let path = path.to_str().unwrap();
+    let _server = site.serve(With::Library, &["python3", "-c", SERVER, ECHO, path]);
+    let answer = site.answer(With::Library, &["python3", "-c", FORKED, "10.97.81.2", path]);
+    assert_eq!(answer, "parent,child,parent\n".repeat(2));
+    assert!(site.connections() >= 2, "were made on the fabric first");
+}
+
 #[test]
 fn whoever_finds_out_does_not_wait_for_the_peer() {
     let site = Site::new(78);

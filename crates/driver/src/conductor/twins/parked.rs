@@ -52,6 +52,9 @@ impl Conductor {
         let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
             return false;
         };
+        if twin.withdrawn {
+            return false;
+        }
         let Held { namespace, wanted, inode, unix } = twin.sides[side];
         if unix {
             return inode != 0
