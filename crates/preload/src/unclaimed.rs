@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// How long a peer may take to accept. One that takes longer gets a plain connection.
 const CLAIM_WITHIN: Duration = Duration::from_millis(500);
-/// The same once as much as is kept was sent: asking is the only way to know, and spoils it if the answer is no.
+/// The same once as much as is kept was sent, for then the program waits.
 const CLAIM_WITHIN_FULL: Duration = Duration::from_millis(50);
 /// How often a wait looks.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
