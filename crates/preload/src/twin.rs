@@ -75,8 +75,8 @@ impl Twin {
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
         fit_buffers(fd, &socket);
         let timeouts = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].map(|name| address::timeout_ns(fd, name));
-        let unclaimed = unclaimed.then(|| Unclaimed::new(fd));
         let unix = address::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_UNIX);
+        let unclaimed = unclaimed.then(|| Unclaimed::new(fd, unix));
         let nonblocking = flags & libc::O_NONBLOCK != 0;
         Self { unclaimed: Mutex::new(unclaimed), unix, ..Self::of(socket, nonblocking, timeouts) }
     }

@@ -20,7 +20,9 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// The same of one for room, which ends by a look only.
 pub(crate) const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_micros(100);
 /// Most that is kept, and hence sent, before the peer is there; less if the kernel's socket has a smaller buffer.
-const KEPT_BYTES_MAX: usize = 1 << 20;
+const KEPT_BYTES_MAX: usize = 96 << 10;
+/// A TCP receiver's first window, which takes bytes that nobody has read yet.
+const WINDOW_BYTES: usize = 48 << 10;
 
 static WAITING: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -35,11 +37,12 @@ pub(crate) struct Unclaimed {
 
 impl Unclaimed {
     /// Of the connection of `fd`. As much is kept as the kernel takes at once: nobody may have to wait, in a call that was to
-    /// receive perhaps, until the peer reads. Half its buffer, which has to hold what it adds as well.
-    pub(crate) fn new(fd: c_int) -> Self {
-        let buffer = address::option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
-        let most = (buffer.max(2) as usize / 2).min(KEPT_BYTES_MAX);
-        Self { since: Instant::now(), sent: Vec::new(), most }
+    /// receive perhaps, until the peer reads. Of AF_UNIX it is half the buffer, which has to hold what the kernel adds as
+    /// well; TCP has two, and what one of them has no room for travels to the other.
+    pub(crate) fn new(fd: c_int, unix: bool) -> Self {
+        let buffer = address::option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0).max(2) as usize;
+        let most = if unix { buffer / 2 } else { buffer + WINDOW_BYTES };
+        Self { since: Instant::now(), sent: Vec::new(), most: most.min(KEPT_BYTES_MAX) }
     }
 
     /// Bytes that may still be sent.
