@@ -342,8 +342,9 @@ impl Epoll {
         if lock(&self.resting).is_empty() {
             return false;
         }
+        let homes: Vec<_> = lock(&self.homes).iter().map(|home| home.channel.clone()).collect();
         let news = || {
-            let events = lock(&self.homes).iter().any(|home| home.channel.has_events());
+            let events = homes.iter().any(|channel| channel.has_events());
             events || self.changes.load(Ordering::Acquire) != seen || lock(&self.resting).has_news()
         };
         let mut spin = lock(&self.spin).clone();
