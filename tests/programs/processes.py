@@ -1,5 +1,6 @@
 """Processes of several containers that share queues, by Python's multiprocessing. `processes.py server`,
-`processes.py client ADDRESS`, `processes.py forever ADDRESS`."""
+`processes.py client ADDRESS`, `processes.py forever ADDRESS`; `processes.py release ADDRESS` gives something to the server's
+threads that wait for it on behalf of clients which are dead, so that they look at their connections."""
 import hashlib
 import multiprocessing
 import queue
@@ -68,6 +69,11 @@ def round_of(shared):
 multiprocessing.set_start_method("fork")
 if sys.argv[1] == "server":
     server()
+elif sys.argv[1] == "release":
+    shared = connected(sys.argv[2])
+    for waited_for in (shared.tasks(), shared.results()):
+        for _ in range(4):
+            waited_for.put((None, None))
 else:
     shared = connected(sys.argv[2])
     found = round_of(shared)

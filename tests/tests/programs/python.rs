@@ -31,9 +31,10 @@ fn killed_processes_of_pythons_multiprocessing_leave_nothing() {
             server.kill("python3");
             assert!(!client.wait(), "the client has not noticed");
         } else {
-            // A thread of the server's that waits for a task, on behalf of one that is dead, does not look at its
-            // connection until the server ends.
             client.kill("python3");
+            assert!(!client.wait(), "it was killed");
+            site.run(CLIENT, true, &["python3", &program, "release", &site.server()]);
+            site.wait_for_ends();
         }
         drop((server, client));
         site.expect_nothing_left();
