@@ -10,6 +10,7 @@ use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, HasTurn};
 use pd_abi::layout::direct;
 use pd_abi::{Operation, Request, LEFT_RECEIVING};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub(crate) struct Incoming {
     leaving: Leaving,
     waker: Waker,
     pace: Pace,
+    /// The peer was asked to have an event sent.
+    armed: bool,
     density: Density,
     glimpses: Glimpses,
 }
@@ -219,8 +222,22 @@ impl RecvSide {
         let incoming = &mut self.incoming;
         if let Some((own, _)) = incoming.pair.as_deref() {
             incoming.pace.arm(own, &RECV, index, lent);
+            incoming.armed = true;
         }
         self.poll()
+    }
+
+    /// Whether the peer was asked for an event that may not have come.
+    pub(crate) fn awaits_event(&self) -> bool {
+        self.incoming.armed
+    }
+
+    /// None need come any more.
+    pub(crate) fn disarm(&mut self) {
+        self.incoming.armed = false;
+        if let Some((own, _)) = self.incoming.pair.as_deref() {
+            own.map.store_u64(direct::RECV_EVENT_AT, 0, Ordering::Relaxed);
+        }
     }
 
     /// The same, but for an event that need not come.

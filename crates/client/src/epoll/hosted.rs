@@ -94,7 +94,7 @@ impl Epoll {
             }
         }
         self.armed.fetch_sub(1, Ordering::SeqCst);
-        lock(&self.resting).end_sleep();
+        lock(&self.resting).end_sleep(&self.queue);
         let mut queue = lock(&self.queue);
         if queue.signalled {
             queue.signalled = false;

@@ -368,7 +368,7 @@ impl Epoll {
         }
         self.begin_sleep();
         let found = self.sleep_for_events(timeout, seen);
-        lock(&self.resting).end_sleep();
+        lock(&self.resting).end_sleep(&self.queue);
         found
     }
 

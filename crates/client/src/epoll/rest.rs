@@ -24,6 +24,8 @@ impl Rest {
 #[derive(Debug, Default)]
 pub(crate) struct Resting {
     items: Vec<(Rest, Arc<Item>)>,
+    /// What rested before a sleep that goes on.
+    disturbed: Vec<Arc<Item>>,
     sleepers: u32,
 }
 
@@ -73,12 +75,19 @@ impl Resting {
     pub(crate) fn begin_sleep(&mut self) -> Vec<Arc<Item>> {
         self.sleepers += 1;
         let items = self.items.drain(..).map(|(_, item)| item);
-        items.inspect(|item| item.resting.store(false, Ordering::Relaxed)).collect()
+        let items: Vec<_> = items.inspect(|item| item.resting.store(false, Ordering::Relaxed)).collect();
+        self.disturbed.extend(items.iter().cloned());
+        items
     }
 
-    /// It sleeps no more.
-    pub(crate) fn end_sleep(&mut self) {
+    /// It sleeps no more. After the last one queues what rested before: most has had no event, and rests again instead
+    /// of having the peer send one.
+    pub(super) fn end_sleep(&mut self, queue: &Mutex<Queue>) {
         self.sleepers -= 1;
+        if self.sleepers == 0 && !self.disturbed.is_empty() {
+            let mut queue = lock(queue);
+            self.disturbed.drain(..).for_each(|item| queue.push(&item));
+        }
     }
 }
 
@@ -137,9 +146,8 @@ mod tests {
         assert_eq!((rested.len(), rested[0].arm(), armed()), (1, false, 1));
         lock(&queue).push(&item);
         assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 0, 2), "somebody sleeps");
-        lock(&resting).end_sleep();
-        lock(&queue).push(&item);
-        assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 1, 2));
+        lock(&resting).end_sleep(&queue);
+        assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 1, 2), "it rests again");
         item.removed.store(true, Ordering::Relaxed);
         assert_eq!((looks(), lock(&resting).items.len()), (0, 0), "its mapping is not kept");
     }

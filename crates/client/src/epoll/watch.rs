@@ -152,7 +152,13 @@ impl Socket {
                 let (there, end) = side.poll_and_arm(wanted & EDGE != 0);
                 (there, end, None)
             }
-            false => side.poll_and_rest(wanted & EDGE != 0),
+            false => {
+                // Whoever else wants one adds its item before it takes the lock to ask for it.
+                if side.awaits_event() && lock(&self.watch.items).len() == 1 {
+                    side.disarm();
+                }
+                side.poll_and_rest(wanted & EDGE != 0)
+            }
         };
         let send_end = side.link.send_end();
         let (shut, lowat) = (side.shut, side.lowat);

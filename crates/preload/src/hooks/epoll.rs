@@ -10,7 +10,7 @@ use std::time::Duration;
 
 hooks! {
     fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-        if table::look(fd) == table::PLAIN || table::is_borrowed() {
+        if table::look(fd) == table::PLAIN {
             return real::epoll_ctl(epoll, operation, fd, event);
         }
         call(|| control(epoll, operation, fd, event), || real::epoll_ctl(epoll, operation, fd, event))
