@@ -446,6 +446,7 @@ impl Twin {
                 // SAFETY: the caller's promise.
                 let sent = self.with(entry, |socket| unsafe { socket.send_copied(&limited) })?;
                 unclaimed.keep(&limited, sent);
+                self.hold_if_full(unclaimed);
                 return Ok(sent);
             }
         }
@@ -487,6 +488,9 @@ impl Twin {
             } else {
                 Err(AGAIN)
             };
+            if let Some(unclaimed) = kept {
+                self.hold_if_full(unclaimed);
+            }
             drop(state);
             let failure = match part {
                 Ok(part) => {
@@ -514,19 +518,21 @@ impl Twin {
         Ok(sent)
     }
 
-    /// Whether as much was sent as may be before the peer is there.
+    /// As much was sent as may be before the peer is there: then the connection is not writable.
+    fn hold_if_full(&self, unclaimed: &Unclaimed) {
+        if let Some(socket) = self.current().filter(|_| unclaimed.room() == 0) {
+            socket.hold_out(true);
+        }
+    }
+
+    /// Whether that is so.
     fn is_full(&self) -> bool {
         lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0)
     }
 
     /// The events of `poll` and `epoll` that hold.
     pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
-        let ready = self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32);
-        if unclaimed::any() && self.is_full() {
-            ready & !(libc::EPOLLOUT as u32)
-        } else {
-            ready
-        }
+        self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::fabric;
 use crate::log::note;
 use crate::{address, real};
 use libc::{c_int, iovec};
+use pd_client::core::Socket;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
@@ -140,7 +141,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     let since = unclaimed.since.elapsed();
     if socket.has_heard() {
         *state = None;
-        shut_as_the_twin(entry);
+        claimed(entry, &socket);
         return true;
     }
     if patient && since < CLAIM_WITHIN && (unclaimed.room() > 0 || since < CLAIM_WITHIN_FULL) {
@@ -148,7 +149,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     }
     if !fabric::withdraw(&socket) {
         *state = None;
-        shut_as_the_twin(entry);
+        claimed(entry, &socket);
         return true;
     }
     let sent = state.take().map(|unclaimed| unclaimed.sent).unwrap_or_default();
@@ -166,6 +167,12 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     entry.give_up();
     twin.abandon();
     true
+}
+
+/// The peer is there.
+fn claimed(entry: &Entry, socket: &Socket) {
+    socket.hold_out(false);
+    shut_as_the_twin(entry);
 }
 
 /// The kernel's connection was not shut down as long as its bytes might have to go there.

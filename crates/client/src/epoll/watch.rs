@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Watch {
     items: Mutex<Vec<Arc<Item>>>,
     subscribed: AtomicBool,
+    /// See [`Socket::hold_out`].
+    out_held: AtomicBool,
 }
 
 impl Watch {
@@ -97,7 +99,18 @@ impl Socket {
         }
     }
 
+    /// Whether the program may not send for now, for a reason that is not the connection's: then it is not writable.
+    /// When it is again, that is news to those who wait for edges.
+    pub fn hold_out(&self, held: bool) {
+        if self.watch.out_held.swap(held, Ordering::AcqRel) && !held {
+            self.watch.notify();
+        }
+    }
+
     fn out_readiness(&self) -> u32 {
+        if self.watch.out_held.load(Ordering::Acquire) {
+            return 0;
+        }
         let mut side = self.send.lock();
         loop {
             side.reap();

@@ -166,3 +166,54 @@ fn whoever_finds_out_does_not_wait_for_the_peer() {
     }
     assert!(site.connections() >= 2, "as many were made on the fabric first");
 }
+
+/// Accepts late, and says when it has got all.
+const LATE: &str = r#"
+import select, socket, sys, time
+listener = socket.create_server(("0.0.0.0", 7300))
+print("ready", flush=True)
+while True:
+    select.select([listener], [], [])
+    time.sleep(0.03)
+    sock, _ = listener.accept()
+    got = b""
+    while len(got) < int(sys.argv[1]):
+        got += sock.recv(65536)
+    sock.sendall(got)
+    sock.close()
+"#;
+
+/// Sends as much as it may whenever an edge tells it to, before the peer has accepted, and after.
+const EDGES: &str = r#"
+import select, socket, sys
+BULK = bytes(range(251)) * 4096
+sock = socket.create_connection((sys.argv[1], 7300))
+sock.setblocking(False)
+epoll = select.epoll()
+epoll.register(sock, select.EPOLLOUT | select.EPOLLIN | select.EPOLLET)
+sent, vain, data = 0, 0, bytearray()
+while len(data) < len(BULK):
+    (_, events), = epoll.poll()
+    before = sent
+    try:
+        while sent < len(BULK):
+            sent += sock.send(BULK[sent:])
+    except BlockingIOError:
+        vain += events == select.EPOLLOUT and sent == before
+    try:
+        while part := sock.recv(65536):
+            data += part
+    except BlockingIOError:
+        pass
+print(data == BULK, vain)
+"#;
+
+#[test]
+fn edges_tell_when_the_peer_has_come() {
+    let site = Site::new(82);
+    let _server = site.serve(With::Library, &["python3", "-c", LATE, &(251 * 4096).to_string()]);
+    for _ in 0..5 {
+        assert_eq!(site.answer(With::Library, &["python3", "-c", EDGES, "10.97.82.2"]), "True 0\n");
+    }
+    assert!(site.connections() >= 1, "was made on the fabric");
+}
