@@ -256,10 +256,11 @@ impl Socket {
             side.turn().is_sleeping() || self.send.lock().turn().is_sleeping()
         };
         if sleeping {
+            // Who waits for a turn is told by who sleeps, or has not begun to wait and finds the socket closed.
             link.kick();
+            self.send.notify_all();
+            self.recv.notify_all();
         }
-        self.send.notify_all();
-        self.recv.notify_all();
         process().retire(self.serial, self);
         Ok(())
     }
