@@ -47,12 +47,13 @@ impl<T> Mailbox<T> {
         self.filled.load(Ordering::Acquire)
     }
 
-    /// Moves all commands into `into`.
+    /// Moves all commands into `into`, which is empty.
     pub fn drain(&self, into: &mut VecDeque<T>) {
+        debug_assert!(into.is_empty(), "they would be lost");
         if self.is_filled() {
             let mut queue = self.lock();
             self.filled.store(false, Ordering::Relaxed);
-            into.append(&mut queue);
+            std::mem::swap(into, &mut queue);
         }
     }
 

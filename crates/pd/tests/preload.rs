@@ -40,10 +40,15 @@ struct Site {
 
 impl Site {
     fn new(third: u8) -> Site {
+        Site::with_movers(third, 1)
+    }
+
+    fn with_movers(third: u8, movers: usize) -> Site {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let config = format!(
-            "socket = {:?}\nadmin_socket = {:?}\n[memory]\nbudget_bytes = \"256MiB\"\nhugepages = \"off\"\n",
+            "socket = {:?}\nadmin_socket = {:?}\n[memory]\nbudget_bytes = \"256MiB\"\nhugepages = \"off\"\n\
+             [driver]\nmovers = {movers}\n",
             at("s"),
             at("admin.sock")
         );
@@ -60,12 +65,17 @@ impl Site {
         site
     }
 
+    /// The address of the container with this host number.
+    fn address(&self, host: u8) -> String {
+        format!("10.97.{}.{host}", self.third)
+    }
+
     /// A command in a container with this host number.
     fn run(&self, host: u8, with: With, command: &[&str]) -> Command {
         let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
         run.args(["run", "--bridge", &format!("pdt{}", self.third)])
             .args(["--name", &format!("t{}-{host}", self.third)])
-            .args(["--ip", &format!("10.97.{}.{host}/24", self.third)])
+            .args(["--ip", &format!("{}/24", self.address(host))])
             .arg("--socket")
             .arg(self.folder.path().join("s"));
         if with != With::Nothing {
@@ -184,9 +194,7 @@ fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs")
 }
 
-#[test]
-fn calls_answer_the_same_whatever_carries_the_bytes() {
-    let site = Site::new(71);
+fn compare_calls(site: &Site) {
     let program = site.folder.path().join("calls");
     let compiled = Command::new("gcc")
         .args(["-O2", "-Wall", "-Wextra", "-D_FORTIFY_SOURCE=2", "-pthread", "-o"])
@@ -196,15 +204,35 @@ fn calls_answer_the_same_whatever_carries_the_bytes() {
         .unwrap();
     assert!(compiled.success());
     let program = program.to_str().unwrap();
-    site.compare(&[program, "server", PORT], &[program, "client", "10.97.71.2", PORT]);
+    site.compare(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
+}
+
+fn compare_python(site: &Site) {
+    let program = programs().join("echo.py");
+    let program = program.to_str().unwrap();
+    site.compare(
+        &["python3", program, "server", PORT],
+        &["python3", program, "client", &site.address(2), PORT],
+    );
+}
+
+#[test]
+fn calls_answer_the_same_whatever_carries_the_bytes() {
+    compare_calls(&Site::new(71));
 }
 
 #[test]
 fn python_answers_the_same_whatever_carries_the_bytes() {
-    let site = Site::new(72);
-    let program = programs().join("echo.py");
-    let program = program.to_str().unwrap();
-    site.compare(&["python3", program, "server", PORT], &["python3", program, "client", "10.97.72.2", PORT]);
+    compare_python(&Site::new(72));
+}
+
+/// Containers have movers of their own, and connections ends of two.
+#[test]
+fn several_movers_make_no_difference() {
+    let site = Site::with_movers(83, 3);
+    compare_calls(&site);
+    compare_python(&site);
+    unix::compare(&site);
 }
 
 #[test]

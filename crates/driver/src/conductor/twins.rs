@@ -441,12 +441,8 @@ impl Conductor {
         Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
     }
 
-    /// Puts a twin whose ends are both there on the direct path if the policy says so. With several movers twins are
-    /// offloaded: leaving the direct path is proved for one only.
+    /// Puts a twin whose ends are both there on the direct path if the policy says so.
     fn begin_direct(&mut self, index: u32, sides: [(ClientId, Slot); 2]) {
-        if self.movers.len() > 1 {
-            return;
-        }
         let clients = sides.map(|(client, _)| client);
         let Some(Connection { tenants, reached, .. }) = self.connection(index) else { return };
         if self.path_of(clients[0], clients[1], *tenants, *reached) != Path::Direct || self.is_full(clients) {

@@ -5,12 +5,18 @@ use super::{programs, Site, With};
 #[test]
 fn unix_sockets_answer_the_same_whatever_carries_the_bytes() {
     let site = Site::new(76);
+    compare(&site);
+    let program = programs().join("unix.py");
+    let program = program.to_str().unwrap();
+    let [kernel, fabric] =
+        [With::Nothing, With::Library].map(|has| site.answer(has, &["python3", program, "own", "-"]));
+    assert_eq!(kernel, fabric);
+}
+
+pub(super) fn compare(site: &Site) {
     let program = programs().join("unix.py");
     let program = program.to_str().unwrap();
     let path = site.folder.path().join("unix");
     let path = path.to_str().unwrap();
     site.compare(&["python3", program, "server", path], &["python3", program, "client", path]);
-    let [kernel, fabric] =
-        [With::Nothing, With::Library].map(|has| site.answer(has, &["python3", program, "own", "-"]));
-    assert_eq!(kernel, fabric);
 }
