@@ -55,9 +55,4 @@ impl Socket {
         drop(self.sleep_for_send(side, timeout.min(SLEEP_MAX), Some(noticing)));
         outcome(&signal)
     }
-
-    /// The events of [`crate::core::ready`] that hold now; of `OUT` only if `wanted`.
-    pub fn ready(&self, wanted: u32) -> u32 {
-        crate::epoll::ready::Source::readiness(self, wanted)
-    }
 }

@@ -138,17 +138,34 @@ impl Source for Socket {
     }
 
     fn readiness(&self, wanted: u32) -> u32 {
-        self.look(wanted, true).0
+        self.look(wanted, News::Sent).0
     }
 
     fn glance(&self, wanted: u32) -> (u32, Option<Rest>) {
-        self.look(wanted, false)
+        self.look(wanted, News::LookedFor)
     }
 }
 
+/// How who looks hears that `IN` holds later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum News {
+    /// By an event.
+    Sent,
+    /// By looking at a word that tells when a rest is over, if there is one, and then nobody else is told; else by an
+    /// event.
+    LookedFor,
+    /// By looking again.
+    Nowhere,
+}
+
 impl Socket {
-    /// What holds now. `arms`: an event comes of `IN`; else it may be that nothing comes until a rest is over.
-    fn look(&self, wanted: u32, arms: bool) -> (u32, Option<Rest>) {
+    /// The events of [`crate::core::ready`] that hold now; of `OUT` only if `wanted`. No event need come of `IN`.
+    pub fn ready(&self, wanted: u32) -> u32 {
+        self.look(wanted, News::Nowhere).0
+    }
+
+    /// What holds now, and when a rest is over.
+    fn look(&self, wanted: u32, news: News) -> (u32, Option<Rest>) {
         if self.check_usable().is_err() {
             return (0, None);
         }
@@ -160,17 +177,22 @@ impl Socket {
         if !side.connected {
             return (OUT | HUP, None);
         }
-        let (there, recv_end, rest) = match arms {
-            true => {
-                let (there, end) = side.poll_and_arm(wanted & EDGE != 0);
+        let edge = wanted & EDGE != 0;
+        let (there, recv_end, rest) = match news {
+            News::Sent => {
+                let (there, end) = side.poll_and_arm(edge);
                 (there, end, None)
             }
-            false => {
-                // Whoever else wants one adds its item before it takes the lock to ask for it.
+            News::LookedFor => {
+                // Whoever else wants an event adds its item before it takes the lock to ask for it.
                 if side.awaits_event() && lock(&self.watch.items).len() == 1 {
                     side.disarm();
                 }
-                side.poll_and_rest(wanted & EDGE != 0)
+                side.poll_and_rest(edge)
+            }
+            News::Nowhere => {
+                let (there, end) = side.poll();
+                (there, end, None)
             }
         };
         let send_end = side.link.send_end();
