@@ -117,9 +117,7 @@ impl Entry {
         companion::leave_all(self);
         match self.socket().and_then(|socket| socket.state.get()) {
             Some(State::Listener(_)) => fabric::unlisten(fd),
-            // What was sent has to reach a peer that nobody will ever hear of, too; and one of AF_UNIX could not tell
-            // whose end it is to take when the kernel's socket is gone.
-            Some(State::Twin(twin)) if !twin.is_shared() => unclaimed::settle_now(self),
+            Some(State::Twin(twin)) if !twin.is_shared() => unclaimed::settle_before_close(self),
             _ => {}
         }
     }

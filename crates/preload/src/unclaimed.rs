@@ -5,6 +5,7 @@ use crate::companion;
 use crate::entry::{lock, Entry};
 use crate::fabric;
 use crate::log::note;
+use crate::twin::Twin;
 use crate::{address, real};
 use libc::{c_int, iovec};
 use pd_client::core::Socket;
@@ -103,14 +104,42 @@ pub(crate) fn look() {
 
 /// Finds out how it stands with one; true: it is decided.
 pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
-    decide(entry, true)
+    let decided = decide(entry, true);
+    if decided {
+        leave(entry);
+    }
+    decided
 }
 
 /// The same without giving the peer more time.
 pub(crate) fn settle_now(entry: &Arc<Entry>) {
     if any() {
         decide(entry, false);
+        leave(entry);
     }
+}
+
+/// The same before the last close: what was sent has to reach a peer that nobody will ever hear of, too; and one of
+/// AF_UNIX could not tell whose end it is to take when the kernel's socket is gone.
+pub(crate) fn settle_before_close(entry: &Arc<Entry>) {
+    if !any() {
+        return;
+    }
+    let matters =
+        |twin: &Twin| twin.unix || lock(&twin.unclaimed).as_ref().is_some_and(|it| !it.sent.is_empty());
+    if entry.twin().is_some_and(matters) {
+        decide(entry, false);
+    }
+    leave(entry);
+}
+
+/// It is looked at no more.
+fn leave(entry: &Arc<Entry>) {
+    let mut waiting = lock(&WAITING);
+    if let Some(at) = waiting.iter().position(|one| std::ptr::eq(one.as_ptr(), Arc::as_ptr(entry))) {
+        waiting.swap_remove(at);
+    }
+    COUNT.store(waiting.len(), Ordering::Relaxed);
 }
 
 /// What was sent before the peer took its end has to reach it when this process ends.

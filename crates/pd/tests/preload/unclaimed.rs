@@ -217,3 +217,31 @@ fn edges_tell_when_the_peer_has_come() {
     }
     assert!(site.connections() >= 1, "was made on the fabric");
 }
+
+/// Makes connections one after the other, and says by how many KiB that has made it larger.
+const MANY: &str = r#"
+import socket, sys
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4
+def connect(times):
+    for n in range(times):
+        with socket.create_connection((sys.argv[1], 7300)) as sock:
+            if n % 2:
+                sock.sendall(b"x")
+                sock.recv(1)
+connect(1000)
+before = resident()
+connect(6000)
+print(resident() - before)
+"#;
+
+#[test]
+fn connections_that_are_over_leave_nothing_behind() {
+    let site = Site::new(84);
+    let _server = site.serve(With::Library, &["python3", "-c", super::ECHO]);
+    let grown = site.answer(With::Library, &["python3", "-c", MANY, "10.97.84.2"]);
+    let grown: i64 = grown.trim().parse().unwrap();
+    assert!(grown < 400, "{grown} KiB");
+    assert!(site.connections() >= 1000, "were made on the fabric");
+}
