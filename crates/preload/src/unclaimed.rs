@@ -95,11 +95,11 @@ pub(crate) fn forget() {
 /// Looks at all such connections.
 pub(crate) fn look() {
     let waiting = lock(&WAITING).clone();
-    let waiting: Vec<_> =
-        waiting.into_iter().filter(|entry| entry.upgrade().is_some_and(|e| !settle(&e))).collect();
-    let mut all = lock(&WAITING);
-    all.retain(|entry| waiting.iter().any(|left| left.ptr_eq(entry)));
-    COUNT.store(all.len(), Ordering::Relaxed);
+    for entry in waiting.iter().filter_map(Weak::upgrade) {
+        settle(&entry);
+    }
+    // What another thread has added meanwhile stays.
+    keep(|entry| entry.strong_count() > 0);
 }
 
 /// Finds out how it stands with one; true: it is decided.
@@ -135,10 +135,12 @@ pub(crate) fn settle_before_close(entry: &Arc<Entry>) {
 
 /// It is looked at no more.
 fn leave(entry: &Arc<Entry>) {
+    keep(|one| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(entry)));
+}
+
+fn keep(wanted: impl Fn(&Weak<Entry>) -> bool) {
     let mut waiting = lock(&WAITING);
-    if let Some(at) = waiting.iter().position(|one| std::ptr::eq(one.as_ptr(), Arc::as_ptr(entry))) {
-        waiting.swap_remove(at);
-    }
+    waiting.retain(wanted);
     COUNT.store(waiting.len(), Ordering::Relaxed);
 }
 
