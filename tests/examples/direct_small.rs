@@ -68,6 +68,42 @@ fn together(from: &Stream, to: &Stream, window: &mut [SendBuffer]) {
     println!("two threads: {:.2} million messages/s", MESSAGES as f64 / start.elapsed().as_secs_f64() / 1e6);
 }
 
+/// The same with messages that are written where they are sent from.
+fn in_place(from: &Stream, to: &Stream) {
+    let fill = |n: usize| {
+        move |place: &mut [u8]| {
+            place.fill(n as u8);
+            place.len()
+        }
+    };
+    let mut sent = Duration::ZERO;
+    for turn in 0..WARM_UP + TURNS {
+        let start = Instant::now();
+        for n in 0..WINDOW {
+            from.send_with(MESSAGE_BYTES, fill(n)).expect("send");
+        }
+        let end = Instant::now();
+        receive(to, WINDOW * MESSAGE_BYTES);
+        if turn >= WARM_UP {
+            sent += end - start;
+        }
+    }
+    println!("in place, alone: {:.1} ns a message", sent.as_secs_f64() * 1e9 / (TURNS * WINDOW) as f64);
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| black_box(receive(to, MESSAGES * MESSAGE_BYTES)));
+            for n in 0..MESSAGES {
+                from.send_with(MESSAGE_BYTES, fill(n)).expect("send");
+            }
+        });
+        println!(
+            "in place, two threads: {:.2} million messages/s",
+            MESSAGES as f64 / start.elapsed().as_secs_f64() / 1e6
+        );
+    }
+}
+
 fn main() {
     let driver = TestDriver::new();
     driver.attach_here();
@@ -79,4 +115,5 @@ fn main() {
     let mut window: Vec<_> = (0..WINDOW).map(|_| SendBuffer::new(MESSAGE_BYTES).expect("memory")).collect();
     alone(&from, &to, &mut window);
     (0..RUNS).for_each(|_| together(&from, &to, &mut window));
+    in_place(&from, &to);
 }

@@ -57,6 +57,24 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// A call that the linker's map forgets is missing from the installed library.
+#[test]
+fn the_map_of_symbols_has_each_call() {
+    let read = |file: &str| std::fs::read_to_string(capi().join(file)).expect(file);
+    let (header, map) = (read("include/pd.h"), read("libpd.map"));
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let calls = header.lines().filter(|line| !line.starts_with([' ', '/', '#', 't'])).filter_map(|line| {
+        let name = line.split_once('(')?.0;
+        Some(name.rsplit(|c| !word(c)).next()?.to_owned())
+    });
+    let mut calls: Vec<_> = calls.filter(|name| name.starts_with("pd_")).collect();
+    let exported = map.lines().filter_map(|line| line.trim().strip_suffix(';'));
+    let mut exported: Vec<_> = exported.filter(|name| name.starts_with("pd_")).collect();
+    calls.sort();
+    exported.sort_unstable();
+    assert!(calls.len() > 20 && calls == exported, "declared: {calls:?}, exported: {exported:?}");
+}
+
 fn start(driver: &TestDriver, program: &str, role: &str, addr: &str, port: u16) -> Child {
     let mut command = Command::new(programs().join(program));
     command.args([role, addr, &port.to_string()]).env("LD_LIBRARY_PATH", programs());

@@ -23,7 +23,7 @@ fn pair() -> (Stream, Stream) {
     (stream, accepted)
 }
 
-/// Sends the stream called `seed` in pieces of random size.
+/// Sends the stream called `seed` in pieces of random size, some of which are written where they are sent from.
 fn send_pieces(stream: &Stream, seed: u64, bytes: u64, piece_max: u64) {
     let mut random = Random(seed);
     let mut buffers: Vec<_> = (0..3).map(|_| SendBuffer::new(piece_max as usize).unwrap()).collect();
@@ -34,8 +34,16 @@ fn send_pieces(stream: &Stream, seed: u64, bytes: u64, piece_max: u64) {
                 break 'all;
             }
             let len = (1 + random.below(piece_max)).min(bytes - position) as usize;
-            fill(seed, position, &mut buffer.wait_mut().unwrap()[..len]);
-            assert_eq!(stream.send(buffer, ..len).unwrap(), len);
+            let sent = if random.below(2) == 0 {
+                stream.send_with(len, |place| {
+                    fill(seed, position, place);
+                    place.len()
+                })
+            } else {
+                fill(seed, position, &mut buffer.wait_mut().unwrap()[..len]);
+                stream.send(buffer, ..len)
+            };
+            assert_eq!(sent.unwrap(), len);
             position += len as u64;
         }
     }
@@ -193,6 +201,78 @@ fn slow_reader_and_slow_writer_lose_nothing() {
             }
             assert_eq!(position, 60 * 50_000);
         });
+    }
+}
+
+/// What the place's filler says was written is sent, neither more nor less.
+#[test]
+fn a_filler_says_how_much_is_sent() {
+    let (a, b) = pair();
+    let mut position = 0;
+    // The first go by the driver, also on the direct path.
+    for round in 0..300u64 {
+        let len = 1 + (round * 37 % 1000) as usize;
+        let wrote = |wrote: usize, place: &mut [u8]| {
+            assert_eq!(place.len(), len);
+            fill(9, position, place);
+            wrote
+        };
+        assert_eq!(a.send_with(len, |place| wrote(len + 1, place)).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(a.send_with(len, |place| wrote(0, place)).unwrap(), 0);
+        if round % 150 == 0 {
+            let panics = || a.send_with(len, |_| panic!("of the test"));
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        }
+        assert_eq!(a.send_with(len, |place| wrote(len.div_ceil(2), place)).unwrap(), len.div_ceil(2));
+        let until = position + len.div_ceil(2) as u64;
+        while position < until {
+            let received = b.recv(1000).unwrap();
+            verify(9, position, &received);
+            position += received.len() as u64;
+        }
+    }
+    assert_eq!(a.send_with(0, |_| unreachable!("there is no place of no bytes")).unwrap(), 0);
+    b.set_nonblocking(true);
+    assert_eq!(b.recv(1).unwrap_err().errno(), libc::EAGAIN, "nothing else was sent");
+    drop(b);
+    while a.send_with(1, |_| 1).is_ok() {
+        thread::yield_now();
+    }
+    let error = a.send_with(1, |_| unreachable!("nothing can be sent")).unwrap_err();
+    assert_eq!(error.errno(), libc::EPIPE);
+}
+
+/// A filler of a non-blocking stream is called only if there is room for what it writes.
+#[test]
+fn a_full_stream_calls_no_filler() {
+    let (a, b) = pair();
+    a.set_nonblocking(true);
+    b.set_nonblocking(true);
+    let (mut sent, mut received) = (0, 0);
+    for len in [64u64, 1000, 4096, 10_000] {
+        loop {
+            let step = a.send_with(len as usize, |place| {
+                fill(4, sent, place);
+                place.len()
+            });
+            match step {
+                Ok(bytes) => {
+                    assert_eq!(bytes as u64, len);
+                    sent += len;
+                }
+                Err(error) if error.would_block() && sent - received > 1 << 16 => break,
+                Err(error) => assert!(error.would_block(), "{error}"), // before the first byte in the ring
+            }
+        }
+        while received < sent {
+            match b.recv(1 << 16) {
+                Ok(bytes) => {
+                    verify(4, received, &bytes);
+                    received += bytes.len() as u64;
+                }
+                Err(error) => assert!(error.would_block(), "{error}"),
+            }
+        }
     }
 }
 

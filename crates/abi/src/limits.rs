@@ -35,9 +35,6 @@ pub const RING_BYTES_DEFAULT: u64 = 4 << 20;
 pub const RING_BYTES_MIN: u64 = 64 << 10;
 /// Largest ring; larger wishes are rounded down, as the BSD calls do.
 pub const RING_BYTES_MAX: u64 = 1 << 30;
-/// Size of a direct ring where neither side says otherwise: two of them and the buffers that programs send
-/// from stay in the second-level caches together.
-pub const DIRECT_RING_BYTES_DEFAULT: u64 = 1 << 20;
 /// Connections that one client may have on the direct path, each of which takes up to three of the 65,530 mappings
 /// that a process may have; further ones are offloaded.
 pub const DIRECT_CONNECTIONS_MAX: usize = 16_384;

@@ -12,6 +12,44 @@ pub extern "C" fn pd_send(sid: c_int, buf: *const c_void, len: size_t) -> ssize_
     guard(-1, || with_socket(sid, |socket| Ok(socket.send(buf.cast(), len)? as ssize_t)))
 }
 
+/// Writes at most `len` bytes at `place` and says how many; -1 if it fails.
+type Fill = unsafe extern "C" fn(place: *mut c_void, len: size_t, arg: *mut c_void) -> ssize_t;
+
+/// See `pd_send_with(3)`.
+///
+/// # Safety
+/// `fill` may be called with `arg`, and returns.
+#[no_mangle]
+pub unsafe extern "C" fn pd_send_with(
+    sid: c_int,
+    len: size_t,
+    fill: Option<Fill>,
+    arg: *mut c_void,
+) -> ssize_t {
+    guard(-1, || {
+        let mut failed = None;
+        let fill = fill.ok_or_else(|| Error::with_errno(libc::EFAULT, "the function is NULL"))?;
+        with_socket(sid, |socket| {
+            let sent = socket.send_placed(len, |place| {
+                // SAFETY: the caller's function, with its argument and a place of so many bytes.
+                let filled = unsafe { fill(place.as_mut_ptr().cast(), place.len(), arg) };
+                // SAFETY: the calling thread's errno.
+                let errno = || unsafe { *libc::__errno_location() };
+                usize::try_from(filled).unwrap_or_else(|_| {
+                    failed = Some(errno());
+                    0
+                })
+            })?;
+            match failed {
+                Some(errno) => {
+                    Err(Error::with_errno(errno, "the function that was to write the bytes failed"))
+                }
+                None => Ok(sent as ssize_t),
+            }
+        })
+    })
+}
+
 /// See `pd_recv(3)`.
 ///
 /// # Safety

@@ -22,7 +22,8 @@
 //!
 //! Signals interrupt no call: waits go on after a handler has run. A forked child starts without an
 //! attachment; the parent's sockets are closed in it. A normal exit waits up to five seconds until
-//! what was sent is delivered. Nothing here copies payload but sends on the direct path ([`Path`]), once.
+//! what was sent is delivered. Nothing here copies payload but [`Stream::send`] on the direct path ([`Path`]), once, which
+//! [`Stream::send_with`] spares.
 //!
 //! [`core`] is what the C API is built on.
 

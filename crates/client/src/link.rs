@@ -108,6 +108,13 @@ impl Link {
         Request::new(operation, self.id, 0)
     }
 
+    /// Has the driver post an event to the peer of a direct connection.
+    #[cold]
+    pub(crate) fn nudge(&self) {
+        // It fails only without a driver, of which the peer hears anyway.
+        let _ = self.submit(self.request(Operation::Nudge));
+    }
+
     #[inline]
     pub(crate) fn recv_producer(&self) -> u64 {
         self.attachment.status.load_u64(self.at + status::RECV_PRODUCER, Ordering::Acquire)

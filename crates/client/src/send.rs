@@ -1,6 +1,7 @@
 //! Sending: spans of send regions, without a copy. The span belongs to the driver until the socket's
 //! `send_consumer` has counted it.
 pub(crate) mod copied;
+mod placed;
 
 pub use copied::Fill;
 
@@ -292,18 +293,10 @@ impl Socket {
                 Ok(false) => {}
                 Err(error) => return partial(len, left, error),
             }
-            if self.is_nonblocking() {
-                if self.watch.subscribed() && side.arm() {
-                    continue;
-                }
-                return partial(len, left, would_block());
-            }
-            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
-            let Some(timeout) = deadline.next_sleep() else { return partial(len, left, would_block()) };
-            side = self.sleep_for_send(side, timeout, None);
-            if let Err(error) = self.check_usable() {
-                return partial(len, left, error);
-            }
+            side = match self.await_room(side, &mut deadline) {
+                Ok(side) => side,
+                Err(error) => return partial(len, left, error),
+            };
         }
     }
 

@@ -230,17 +230,22 @@ impl Mapping {
 
     #[inline]
     fn check(&self, offset: usize, len: usize, align: usize) {
-        assert!(
-            offset % align == 0 && offset.checked_add(len).is_some_and(|end| end <= self.len),
-            "offset {offset} + {len} is outside a mapping of {} bytes or misaligned",
-            self.len
-        );
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if offset % align != 0 || !inside {
+            outside(offset, len, self.len);
+        }
     }
 
     #[inline]
     fn check_writable(&self) {
         assert!(self.protection == Protection::ReadWrite, "store to a read-only mapping");
     }
+}
+
+/// Takes its arguments by value: a panic with them in place would have each access store them for it.
+#[cold]
+fn outside(offset: usize, len: usize, mapped: usize) -> ! {
+    panic!("offset {offset} + {len} is outside a mapping of {mapped} bytes or misaligned")
 }
 
 impl Protection {

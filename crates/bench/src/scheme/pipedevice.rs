@@ -1,5 +1,5 @@
-//! PipeDevice through its Rust client library: messages are written in send memory and read where the
-//! engine put them, so that neither program copies payload; or, on the direct path, where the client library did.
+//! PipeDevice through its Rust client library: messages are written in send memory and read where the engine put them; or,
+//! on the direct path, written and read in the connection's ring. Neither program copies payload.
 
 use std::net::SocketAddr;
 
@@ -129,7 +129,9 @@ fn check_path(scheme: Scheme, stream: &Stream) -> Result<()> {
 struct PipedeviceEnd {
     streams: Vec<Stream>,
     message_bytes: usize,
-    /// Made at the first send: a receiver needs none.
+    /// On the direct path.
+    in_place: bool,
+    /// Made at the first send from it: a receiver needs none.
     window: Vec<SendBuffer>,
     next: usize,
     epoll: Option<Epoll>,
@@ -148,7 +150,9 @@ impl PipedeviceEnd {
                 Some(epoll)
             }
         };
-        Ok(PipedeviceEnd { streams, message_bytes, window: Vec::new(), next: 0, epoll, events: Vec::new() })
+        let in_place = streams[0].path() == Path::Direct;
+        let (window, events) = (Vec::new(), Vec::new());
+        Ok(PipedeviceEnd { streams, message_bytes, in_place, window, next: 0, epoll, events })
     }
 
     fn make_window(&mut self) -> Result<()> {
@@ -162,6 +166,14 @@ impl PipedeviceEnd {
 
 impl End for PipedeviceEnd {
     fn send(&mut self, connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        if self.in_place {
+            let filled = self.streams[connection].send_with(len, |place| {
+                fill(place);
+                place.len()
+            });
+            filled.context("cannot send")?;
+            return Ok(());
+        }
         if self.window.is_empty() {
             self.make_window()?;
         }

@@ -59,6 +59,22 @@ impl Stream {
         self.socket.send(buffer.as_ptr().wrapping_add(start), end - start)
     }
 
+    /// Has `fill` write at most `len` bytes where they are sent from, and sends as many as it says. On the direct path
+    /// that is the connection's ring, so that nobody copies them, and nothing need be kept until they are delivered. What the
+    /// place holds before is of no meaning. `fill` must not use this stream: it would wait for itself.
+    ///
+    /// Returns how many bytes were sent: on a blocking stream all that were written. On a non-blocking one `fill` is
+    /// called only if there is room for all of `len` or for half of the send ring, and in the latter case perhaps only
+    /// the first bytes are sent.
+    ///
+    /// # Errors
+    /// `EPIPE`, `ECONNRESET`, `EAGAIN`; `EMSGSIZE` and `ENOMEM` if there is no send memory for `len` bytes; `EINVAL` if
+    /// `fill` says more than `len`.
+    #[inline]
+    pub fn send_with(&self, len: usize, fill: impl FnOnce(&mut [u8]) -> usize) -> Result<usize> {
+        self.socket.send_placed(len, fill)
+    }
+
     /// Lends at most `max` received bytes; waits for the first. Empty: the stream has ended (or `max`
     /// is 0). Several lendings may be held at a time and given back in any order.
     ///

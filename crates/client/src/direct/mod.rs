@@ -1,8 +1,8 @@
 //! The direct path: a connection whose bytes lie in rings that the two clients share, one for each direction.
 //!
-//! The sender copies into the ring that it writes ([`send`]); the receiver is lent the bytes where they are
-//! ([`recv`]). The driver makes the rings ([`setup`]), passes on events for epoll, and ends the connection; it takes
-//! no part otherwise. [`wait`] is how the two wake each other.
+//! The sender copies into the ring that it writes, or writes its bytes there ([`send`]); the receiver is lent the bytes
+//! where they are ([`recv`]). The driver makes the rings ([`setup`]), passes on events for epoll, and ends the
+//! connection; it takes no part otherwise. [`wait`] is how the two wake each other.
 //!
 //! The peer is not trusted with this process's memory: its words are loaded once and bounded, and what cannot be
 //! ends the connection. But it may change bytes that were received while they are read: the two are one tenant, or

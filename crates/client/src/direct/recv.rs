@@ -132,7 +132,7 @@ impl RecvSide {
         }
         let came = incoming.glimpses.until(|| peer.load(direct::PRODUCER) >= wake_at - origin);
         if came {
-            incoming.density.begin(sent);
+            incoming.density.begin(sent, self.cursor, peer.bytes);
         }
         came
     }
@@ -185,7 +185,7 @@ impl RecvSide {
             let consumer = consumer - origin;
             own.publish(direct::CONSUMER, consumer);
             if incoming.waker.tell(own, peer, &SEND, consumer) {
-                let _ = self.link.submit(self.link.request(Operation::Nudge));
+                self.link.nudge();
             }
         }
         true
@@ -303,14 +303,16 @@ impl Socket {
     ) -> Guard<'a, RecvSide> {
         let arrival = Arrival::new(&side, wake_at);
         let (link, pair) = (&arrival.link, arrival.pair.as_ref());
-        let began = pair.and_then(|(own, _)| side.incoming.density.begin(own.load(direct::PRODUCER)));
-        let mut lulls = pair.is_some() && side.incoming.density.wants_lull();
+        let (cursor, density) = (side.cursor, &mut side.incoming.density);
+        let began =
+            pair.and_then(|(own, peer)| density.begin(own.load(direct::PRODUCER), cursor, peer.bytes));
+        let mut pause = pair.and_then(|_| density.lull());
         let sleeping = side.turn().is_sleeping();
         let bells = Bells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);
         let bells = if sleeping { bells } else { bells.at_pace(&mut side.incoming.pace) };
         let (mut side, timed_out) = sleep_in_turn(&self.recv, side, &bells, arrival.wake_at, timeout, || {
-            if std::mem::take(&mut lulls) {
-                lull();
+            if let Some(time) = pause.take() {
+                lull(time);
             }
             bells.look(arrival.has_come() || self.check_usable().is_err())
         });

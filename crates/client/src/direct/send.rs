@@ -1,4 +1,4 @@
-//! Sending on the direct path: one copy into the own ring.
+//! Sending on the direct path: one copy into the own ring, or none if it is written in place.
 use super::wait::{Bells, Noticing, Pace, Waker, RECV, SEND};
 use super::Half;
 use crate::error::Result;
@@ -209,21 +209,47 @@ impl SendSide {
     /// Has `fill` write up to `wanted` bytes into the own ring: not a splinter of them. Returns how many it wrote, and
     /// whether it has more; none: there is no room.
     pub(crate) fn fill_direct(&mut self, wanted: u64, fill: &mut Fill<'_>) -> Result<Option<(usize, bool)>> {
-        let piece = wanted.min(PIECE_BYTES).min(self.out.bytes() / 2);
-        if self.out.room() < piece {
+        let piece = wanted.min(PIECE_BYTES).min(self.most_placed());
+        let Some(place) = self.place_direct(piece)? else { return Ok(None) };
+        let part = place.len();
+        let filled = fill(place.cast(), part)?.min(part);
+        self.wrote_placed(filled, filled < part || filled as u64 == wanted);
+        Ok(Some((filled, filled == part)))
+    }
+
+    /// The place of the next `len` bytes in the own ring, if there is room for all of them; of the first only, where the
+    /// ring ends.
+    #[inline]
+    pub(crate) fn place_direct(&mut self, len: u64) -> Result<Option<*mut [u8]>> {
+        if self.out.room() < len {
             self.look_for_room()?;
-            if self.out.room() < piece {
+            if self.out.room() < len {
                 return Ok(None);
             }
         }
         let Some(own) = &self.out.own else { return Ok(None) };
         let at = own.place(self.out.written);
-        let part = piece.min((own.head as u64 + own.bytes) - at as u64) as usize;
-        let filled = fill(own.map.address(at, part).as_ptr(), part)?.min(part);
-        if filled > 0 {
-            self.wrote(filled as u64, filled < part || filled as u64 == wanted);
+        let len = len.min((own.head as u64 + own.bytes) - at as u64) as usize;
+        Ok(Some(std::ptr::slice_from_raw_parts_mut(own.map.address(at, len).as_ptr(), len)))
+    }
+
+    /// So many bytes were written there; with them a message `ends` or not.
+    #[inline]
+    pub(crate) fn wrote_placed(&mut self, bytes: usize, ends: bool) {
+        if bytes > 0 {
+            self.wrote(bytes as u64, ends);
         }
-        Ok(Some((filled, filled == part)))
+    }
+
+    /// Free bytes of the own ring, as last seen.
+    pub(crate) fn room_direct(&self) -> u64 {
+        self.out.room()
+    }
+
+    /// Most that [`Self::place_direct`] ever has room for when a wait for room is over.
+    #[inline]
+    pub(crate) fn most_placed(&self) -> u64 {
+        self.out.bytes() / 2
     }
 
     #[inline]
@@ -237,7 +263,7 @@ impl SendSide {
         let out = &mut self.out;
         let (Some(own), Some(peer)) = (&out.own, &out.peer) else { return };
         if out.waker.tell(own, peer, &RECV, out.written) {
-            let _ = self.link.submit(self.link.request(Operation::Nudge));
+            self.link.nudge();
         }
     }
 }
@@ -255,16 +281,7 @@ impl Socket {
                 break;
             }
             side.end()?;
-            if self.is_nonblocking() {
-                if self.watch.subscribed() && side.arm() {
-                    continue;
-                }
-                return Err(would_block());
-            }
-            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
-            let timeout = deadline.next_sleep().ok_or_else(would_block)?;
-            side = self.sleep_for_send(side, timeout, None);
-            self.check_usable()?;
+            side = self.await_room(side, deadline)?;
         }
         Ok(side)
     }
@@ -306,19 +323,11 @@ impl Socket {
                 }
                 Err(error) => return partial(len, left, error),
             }
-            if self.is_nonblocking() {
-                if self.watch.subscribed() && side.arm_direct() {
-                    continue;
-                }
-                return partial(len, left, would_block());
-            }
-            let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
-            let Some(timeout) = deadline.next_sleep() else { return partial(len, left, would_block()) };
-            side = self.sleep_for_send(side, timeout, None);
+            side = match self.await_room(side, &mut deadline) {
+                Ok(side) => side,
+                Err(error) => return partial(len, left, error),
+            };
             slept = true;
-            if let Err(error) = self.check_usable() {
-                return partial(len, left, error);
-            }
         }
     }
 }
@@ -358,6 +367,26 @@ impl Vacancy {
 }
 
 impl Socket {
+    /// Waits for room to send, or for a reason to look again.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the socket is non-blocking or the time is over; `EBADF` if it was closed meanwhile.
+    pub(crate) fn await_room<'a>(
+        &'a self,
+        mut side: Guard<'a, SendSide>,
+        deadline: &mut Option<Deadline>,
+    ) -> Result<Guard<'a, SendSide>> {
+        if self.is_nonblocking() {
+            // Somebody may wait for room in an epoll instance.
+            return if self.watch.subscribed() && side.arm() { Ok(side) } else { Err(would_block()) };
+        }
+        let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
+        let timeout = deadline.next_sleep().ok_or_else(would_block)?;
+        let side = self.sleep_for_send(side, timeout, None);
+        self.check_usable()?;
+        Ok(side)
+    }
+
     /// Sleeps until there is room to send, or nothing can be sent any more.
     pub(crate) fn sleep_for_send<'a>(
         &'a self,

@@ -125,8 +125,11 @@ impl Pace {
     }
 }
 
-/// How long a receiver of a dense stream leaves the sender alone.
+/// How long a receiver of a dense stream leaves the sender alone...
 const LULL: Duration = Duration::from_micros(2);
+/// ...and of one that has so many bytes a nanosecond, for which that is a small part of what is under way.
+const LONG_LULL: Duration = Duration::from_micros(8);
+const BULK_BYTES_PER_NS: u128 = 1;
 /// So many short waits in a row make a stream dense.
 const DENSE_MIN: u32 = 16;
 
@@ -137,6 +140,10 @@ pub(super) struct Density {
     /// The own index when it was looked at last.
     sent: u64,
     short_waits: u32,
+    /// When the last wait of a stream began, and where.
+    last: Option<(Instant, u64)>,
+    /// As much came since the wait before that.
+    is_bulk: bool,
 }
 
 impl Density {
@@ -145,19 +152,30 @@ impl Density {
         self.sent != sent
     }
 
-    /// Before a wait. `sent`: the own index, which tells an exchange from a stream. An exchange takes no time: there
-    /// the clock would be a part of each round trip.
-    pub(super) fn begin(&mut self, sent: u64) -> Option<Instant> {
+    /// Before a wait at position `cursor` of a stream through a ring of so many bytes. `sent`: the own index, which tells
+    /// an exchange from a stream. An exchange takes no time: there the clock would be a part of each round trip.
+    pub(super) fn begin(&mut self, sent: u64, cursor: u64, ring_bytes: u64) -> Option<Instant> {
         if std::mem::replace(&mut self.sent, sent) != sent {
-            self.short_waits = 0;
+            (self.short_waits, self.last) = (0, None);
             return None;
         }
-        Some(Instant::now())
+        let now = Instant::now();
+        if let Some((before, from)) = self.last.replace((now, cursor)) {
+            self.is_bulk = is_bulk(cursor.saturating_sub(from), now - before, ring_bytes);
+        }
+        Some(now)
     }
 
-    /// Whether the wait should begin with a lull.
-    pub(super) fn wants_lull(&self) -> bool {
-        self.short_waits >= DENSE_MIN && spinning_allowed()
+    /// The lull that the wait should begin with, if any.
+    pub(super) fn lull(&self) -> Option<Duration> {
+        (self.short_waits >= DENSE_MIN && spinning_allowed()).then(|| self.usual_lull())
+    }
+
+    fn usual_lull(&self) -> Duration {
+        match self.is_bulk {
+            true => LONG_LULL,
+            false => LULL,
+        }
     }
 
     /// After a wait of a stream, which began then.
@@ -168,8 +186,15 @@ impl Density {
     }
 
     fn learn(&mut self, waited: Duration) {
-        self.short_waits = if waited < 2 * LULL { self.short_waits.saturating_add(1) } else { 0 };
+        let short = waited < 2 * self.usual_lull();
+        self.short_waits = if short { self.short_waits.saturating_add(1) } else { 0 };
     }
+}
+
+/// Whether so many bytes in that time are bulk, but will not fill a quarter of the ring in a lull.
+fn is_bulk(bytes: u64, time: Duration, ring_bytes: u64) -> bool {
+    let (bytes, time) = (u128::from(bytes), time.as_nanos());
+    bytes >= time * BULK_BYTES_PER_NS && bytes * LONG_LULL.as_nanos() * 4 <= time * u128::from(ring_bytes)
 }
 
 /// So many looks are made with the lock held, which is given up and taken again for a longer wait: in an exchange on
@@ -206,9 +231,9 @@ impl Glimpses {
 }
 
 /// Lets that time pass.
-pub(super) fn lull() {
+pub(super) fn lull(time: Duration) {
     let start = Instant::now();
-    while start.elapsed() < LULL {
+    while start.elapsed() < time {
         std::hint::spin_loop();
     }
 }
@@ -336,17 +361,28 @@ mod tests {
     fn a_dense_stream_lulls_and_an_exchange_does_not() {
         let mut density = Density::default();
         for waits in 0..DENSE_MIN {
-            assert!(density.begin(0).is_some() && density.short_waits == waits);
-            assert!(!density.wants_lull());
+            assert!(density.begin(0, 0, 1 << 20).is_some() && density.short_waits == waits);
+            assert_eq!(density.lull(), None);
             density.learn(LULL);
         }
-        assert_eq!(density.wants_lull(), spinning_allowed());
+        assert_eq!(density.lull(), spinning_allowed().then_some(LULL));
         density.learn(LULL * 3);
-        assert!(!density.wants_lull(), "nothing came in the lull");
+        assert_eq!(density.lull(), None, "nothing came in the lull");
         for sent in 1..100 {
-            let began = density.begin(sent);
-            assert!(began.is_none() && !density.wants_lull(), "each wait is for an answer");
+            let began = density.begin(sent, 0, 1 << 20);
+            assert!(began.is_none() && density.lull().is_none(), "each wait is for an answer");
             density.end(began);
         }
+    }
+
+    #[test]
+    fn bulk_has_longer_lulls_while_the_ring_has_room_for_them() {
+        let (time, second) = (Duration::from_micros(10), 1_000_000_000);
+        let bytes_at = |per_second: u64| per_second * 10_000 / second;
+        assert!(!is_bulk(bytes_at(second / 2), time, 1 << 20));
+        assert!(is_bulk(bytes_at(second), time, 1 << 20));
+        assert!(is_bulk(bytes_at(20 * second), time, 1 << 20));
+        assert!(!is_bulk(bytes_at(20 * second), time, 512 << 10), "the sender would wait for the receiver");
+        assert!(!is_bulk(0, Duration::from_nanos(20), 1 << 20));
     }
 }

@@ -85,14 +85,14 @@ impl SendSide {
 }
 
 /// Memory for one message, to be given up after it was sent.
-struct Place {
-    start: *mut u8,
+pub(super) struct Place {
+    pub(super) start: *mut u8,
     own: bool,
 }
 
 impl Place {
     /// Not under a socket's lock: to find free memory all sockets may be looked at.
-    fn new(bytes: usize) -> Result<Self> {
+    pub(super) fn new(bytes: usize) -> Result<Self> {
         if bytes <= STAGED_BYTES_MAX {
             let staged =
                 STAGE.try_with(|stage| stage.try_borrow_mut().ok().map(|mut stage| stage.take(bytes)));

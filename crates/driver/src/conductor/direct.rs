@@ -13,7 +13,7 @@ use crate::messages::{ClientId, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::layout::{path, socket_status};
-use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, DIRECT_RING_BYTES_DEFAULT, PAGE_BYTES};
+use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, PAGE_BYTES};
 use pd_abi::{Frame, FrameKind, SocketId};
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -245,8 +245,7 @@ impl Conductor {
         let asked = [of(side).map(|s| s.send_ring_bytes), of(1 - side).map(|s| s.receive_ring_bytes)];
         let asked = asked.into_iter().flatten().filter(|&bytes| bytes != usual).max();
         let share = (RINGS_BYTES / (self.rings.open + 1)).max(RING_BYTES_BUSY);
-        let bytes =
-            asked.unwrap_or(usual.min(DIRECT_RING_BYTES_DEFAULT)).min(share).min(self.fair_ring_bytes(id));
+        let bytes = asked.unwrap_or(usual).min(share).min(self.fair_ring_bytes(id));
         (bytes + 1).next_power_of_two() / 2
     }
 
