@@ -1,6 +1,8 @@
 //! Commands from one agent to another: in order, at control rates only. Senders bound what clients make them
-//! send (`messages::Forwarded`).
+//! send (`messages::Forwarded`). An agent gathers what it has to tell another ([`Outbox`]): a lock and a fence for each
+//! command would be a good part of what a connection costs.
 use rustix::event::{eventfd, EventfdFlags};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, Ordering};
@@ -33,6 +35,21 @@ impl<T> Mailbox<T> {
     /// Adds a command and wakes the owner if it sleeps.
     pub fn send(&self, item: T) {
         self.lock().push_back(item);
+        self.tell();
+    }
+
+    /// Moves all of `items` here, in their order, and wakes the owner if it sleeps.
+    fn send_all(&self, items: &mut VecDeque<T>) {
+        let mut queue = self.lock();
+        match queue.is_empty() {
+            true => std::mem::swap(&mut *queue, items),
+            false => queue.append(items),
+        }
+        drop(queue);
+        self.tell();
+    }
+
+    fn tell(&self) {
         self.filled.store(true, Ordering::Release);
         // SYNC POINT: mailbox-dekker
         fence(Ordering::SeqCst);
@@ -71,5 +88,79 @@ impl<T> Mailbox<T> {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Mailboxes that one agent sends to, and what it has to tell the one that it wrote to last.
+#[derive(Debug)]
+pub struct Outbox<T> {
+    mailboxes: Vec<Arc<Mailbox<T>>>,
+    gathered: RefCell<Gathered<T>>,
+}
+
+#[derive(Debug)]
+struct Gathered<T> {
+    to: usize,
+    items: VecDeque<T>,
+}
+
+impl<T> Outbox<T> {
+    /// Nothing to tell yet.
+    pub fn new(mailboxes: Vec<Arc<Mailbox<T>>>) -> Self {
+        Self { mailboxes, gathered: RefCell::new(Gathered { to: 0, items: VecDeque::new() }) }
+    }
+
+    /// How many mailboxes they are.
+    pub fn len(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    /// Tells the owner of a mailbox, at the latest by the next [`Self::flush`]. What was sent to another before is there
+    /// before.
+    pub fn send(&self, to: usize, item: T) {
+        let mut gathered = self.gathered.borrow_mut();
+        if gathered.to != to {
+            self.deliver(&mut gathered);
+            gathered.to = to;
+        }
+        gathered.items.push_back(item);
+    }
+
+    /// Delivers all that was sent. Call before waiting.
+    pub fn flush(&self) {
+        self.deliver(&mut self.gathered.borrow_mut());
+    }
+
+    fn deliver(&self, Gathered { to, items }: &mut Gathered<T>) {
+        if !items.is_empty() {
+            self.mailboxes[*to].send_all(items);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gathered_comes_in_order_and_before_what_is_sent_to_others_later() {
+        let mailboxes = [0, 1].map(|_| Mailbox::new().unwrap());
+        let drained = |index: usize| {
+            let mut items = VecDeque::new();
+            mailboxes[index].drain(&mut items);
+            Vec::from(items)
+        };
+        let outbox = Outbox::new(mailboxes.to_vec());
+        assert_eq!(outbox.len(), 2);
+        (0..3).for_each(|n| outbox.send(0, n));
+        assert!(drained(0).is_empty());
+        outbox.send(1, 10);
+        assert_eq!((drained(0), drained(1)), (vec![0, 1, 2], vec![]));
+        mailboxes[1].send(9);
+        outbox.send(1, 11);
+        outbox.flush();
+        assert_eq!((drained(0), drained(1)), (vec![], vec![9, 10, 11]));
+        outbox.flush();
+        assert!(!mailboxes[0].is_filled() && !mailboxes[1].is_filled());
     }
 }

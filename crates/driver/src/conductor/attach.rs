@@ -206,7 +206,7 @@ impl Conductor {
         client.memory = Some(Arc::clone(&memory));
         client.phase = Phase::Mapping(keep);
         let mover = client.mover;
-        self.movers[mover].send(ToMover::AddClient { client: id, memory });
+        self.movers.send(mover, ToMover::AddClient { client: id, memory });
         self.tell_client(id, &Frame::new(FrameKind::Welcome).with_id(id.into()), &[control, status]);
     }
 
@@ -232,7 +232,7 @@ impl Conductor {
                     events,
                     doorbell,
                 }));
-                self.movers[mover].send(command);
+                self.movers.send(mover, command);
                 self.tell_client(id, &Frame::new(FrameKind::Channel).with_id(index as u32), &[theirs]);
             }
             Err(errno) => self.refuse(id, errno, "no memory or descriptors for a channel"),
@@ -283,7 +283,7 @@ impl Conductor {
         region.map.populate(0, region.map.len()).map_err(|_| Violation::Frame)?;
         let map = Arc::clone(&region.map);
         let mover = client.mover;
-        self.movers[mover].send(ToMover::AddRegion { client: id, region: number as u16, map });
+        self.movers.send(mover, ToMover::AddRegion { client: id, region: number as u16, map });
         self.tell_client(id, &Frame::new(FrameKind::Ready).with_id(number), &[]);
         Ok(())
     }
@@ -296,7 +296,7 @@ impl Conductor {
         let mover = client.mover;
         match pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) {
             Ok((reader, writer)) => {
-                self.movers[mover].send(ToMover::AddPipe { client: id, channel, pipe: writer });
+                self.movers.send(mover, ToMover::AddPipe { client: id, channel, pipe: writer });
                 self.tell_client(id, &Frame::new(FrameKind::WakePipe).with_id(channel as u32), &[reader]);
             }
             Err(errno) => self.refuse(id, errno, "no descriptors left in the driver"),

@@ -120,7 +120,7 @@ impl Conductor {
     fn kick(&self, index: u32) {
         let Some(Connection { movers, .. }) = self.connection(index) else { return };
         for side in [0, 1] {
-            self.movers[movers[side]].send(ToMover::Kick { flow: index * 2 + side as u32 });
+            self.movers.send(movers[side], ToMover::Kick { flow: index * 2 + side as u32 });
         }
     }
 
@@ -339,7 +339,7 @@ impl Conductor {
                 direct.reported[side] = (bytes, messages);
                 let flow = index * 2 + side as u32;
                 let (bytes, messages) = news;
-                self.movers[movers[side]].send(ToMover::Reported { flow, bytes, messages });
+                self.movers.send(movers[side], ToMover::Reported { flow, bytes, messages });
             }
         }
     }

@@ -20,7 +20,7 @@ pub use names::Registration;
 
 use crate::clock::Clock;
 use crate::identity::NamespaceId;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Exhausted, Pool, Slot};
 use crate::messages::{
     ClientId, Endpoint, Finish, FlowId, Former, MoverId, TenantId, ToConductor, ToMover, Violation,
@@ -58,7 +58,7 @@ pub struct Conductor {
     settings: Settings,
     clock: Arc<dyn Clock>,
     inbox: Arc<Mailbox<ToConductor>>,
-    movers: Vec<Arc<Mailbox<ToMover>>>,
+    movers: Outbox<ToMover>,
     metrics: Arc<Metrics>,
     pool: Arc<Pool>,
     names: Names,
@@ -150,7 +150,7 @@ impl Conductor {
             settings,
             clock,
             inbox,
-            movers,
+            movers: Outbox::new(movers),
             metrics,
             names: Names::default(),
             clients: Vec::new(),
@@ -174,6 +174,7 @@ impl Conductor {
             messages: VecDeque::new(),
         };
         this.apply(policy);
+        this.movers.flush();
         Ok(this)
     }
 
@@ -188,6 +189,7 @@ impl Conductor {
             self.carry_out(message);
         }
         self.messages = messages;
+        self.movers.flush();
         self.set_gauges();
         true
     }
@@ -212,6 +214,7 @@ impl Conductor {
                 _ => {}
             }
         }
+        self.movers.flush();
         self.set_gauges();
     }
 
@@ -232,6 +235,7 @@ impl Conductor {
             self.watch_listeners(epoll::EventFlags::IN);
             self.welcome_clients();
         }
+        self.movers.flush();
     }
 
     /// Accepts nobody for a while if that failed for want of descriptors: whoever connects waits, and the
@@ -365,7 +369,7 @@ impl Conductor {
             memory.close_slot(slot);
         }
         if client.close(slot).is_some() {
-            self.movers[mover].send(ToMover::CloseSocket { client: id, slot });
+            self.movers.send(mover, ToMover::CloseSocket { client: id, slot });
         }
     }
 
@@ -383,8 +387,8 @@ impl Conductor {
             }
         };
         let movers = entry.movers;
-        self.movers[movers[side]].send(ToMover::Finish { flow: outgoing, finish });
-        self.movers[movers[1 - side]].send(ToMover::Abort { flow: incoming, send_end, recv_end: None });
+        self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
+        self.movers.send(movers[1 - side], ToMover::Abort { flow: incoming, send_end, recv_end: None });
         if side == 0 && self.deafen_unclaimed(connection, send_end) {
             // There is no flow back to wait for.
             self.flow_done(incoming);
@@ -421,7 +425,7 @@ impl Conductor {
         let now = self.clock.now();
         let deadline = if violation.is_some() { now } else { now + GRACE };
         if attached {
-            self.movers[mover].send(ToMover::Drain { client: id });
+            self.movers.send(mover, ToMover::Drain { client: id });
         }
         for slot in self.client(id).map(Client::slots).unwrap_or_default() {
             self.close_socket(id, slot, Ending::Died(deadline));
@@ -430,7 +434,7 @@ impl Conductor {
         self.names.leave(namespace);
         self.drop_diags();
         if attached {
-            self.movers[mover].send(ToMover::RemoveClient { client: id });
+            self.movers.send(mover, ToMover::RemoveClient { client: id });
         } else {
             self.clients[id as usize] = None;
         }

@@ -17,7 +17,7 @@ impl Conductor {
         let Some(mover) = self.source_mover(flow) else { return };
         let Some((client, slot)) = self.destination(flow) else {
             // Nobody yet, if it is a twin that nobody has claimed: its mover asks again when somebody does.
-            return self.movers[mover].send(ToMover::Ring { flow, ring: None });
+            return self.movers.send(mover, ToMover::Ring { flow, ring: None });
         };
         let Some(wished) = self.client(client).and_then(|c| c.socket(slot)).map(|s| s.receive_ring_bytes)
         else {
@@ -29,7 +29,7 @@ impl Conductor {
             self.waiting_rings.push(flow);
             self.reclaim();
         }
-        self.movers[mover].send(ToMover::Ring { flow, ring });
+        self.movers.send(mover, ToMover::Ring { flow, ring });
     }
 
     fn allocate_ring(&mut self, id: ClientId, wanted: u64) -> Option<Ring> {
@@ -69,9 +69,7 @@ impl Conductor {
 
     /// Has movers take back rings that are empty right now.
     pub(super) fn reclaim(&self) {
-        for mover in &self.movers {
-            mover.send(ToMover::Reclaim);
-        }
+        (0..self.movers.len()).for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
     }
 
     /// Makes a receive region with room for a ring of `bytes` bytes.
@@ -119,7 +117,7 @@ impl Conductor {
     pub(super) fn retry_rings(&mut self) {
         for flow in std::mem::take(&mut self.waiting_rings) {
             if let Some(mover) = self.source_mover(flow) {
-                self.movers[mover].send(ToMover::Resume { flow });
+                self.movers.send(mover, ToMover::Resume { flow });
             }
         }
     }

@@ -76,7 +76,7 @@ impl Conductor {
         for _ in 1..many.min(ANSWERS_MAX) {
             let Ok(next) = one(self) else { break };
             let event = Event { tag, ..std::mem::replace(&mut last, next) }.and_more();
-            self.movers[mover].send(ToMover::Post { client, channel, event });
+            self.movers.send(mover, ToMover::Post { client, channel, event });
         }
         Ok(last)
     }
@@ -91,7 +91,7 @@ impl Conductor {
     ) {
         let refused = |errno: Errno| Event::answer(socket, 0, errno.raw_os_error() as u32);
         let event = Event { tag, ..answer.unwrap_or_else(refused) };
-        self.movers[mover].send(ToMover::Post { client, channel, event });
+        self.movers.send(mover, ToMover::Post { client, channel, event });
     }
 
     fn open(&mut self, id: ClientId, channel: usize, request: &Request) -> Answer {
@@ -131,7 +131,7 @@ impl Conductor {
             }
         }
         memory.open_slot(slot, generation);
-        self.movers[mover].send(ToMover::OpenSocket { client: id, slot, generation, channel });
+        self.movers.send(mover, ToMover::OpenSocket { client: id, slot, generation, channel });
         Ok((slot, generation))
     }
 
@@ -140,7 +140,7 @@ impl Conductor {
         let mover = client.mover;
         if let Some(socket) = client.socket_mut(slot) {
             socket.channel = channel;
-            self.movers[mover].send(ToMover::Home { client: id, slot, channel });
+            self.movers.send(mover, ToMover::Home { client: id, slot, channel });
         }
     }
 
@@ -277,20 +277,21 @@ impl Conductor {
         for (flow, from, to, at, send_ring_bytes) in
             [(there, &source, &destination, 0, send_ring_bytes), (back, &destination, &source, 1, peer_send)]
         {
-            self.movers[movers[1 - at]].send(ToMover::Incoming {
-                client: to.client,
-                slot: to.slot,
-                flow,
-                mover: movers[at],
-            });
-            self.movers[movers[at]].send(ToMover::AddFlow(Box::new(NewFlow {
-                id: flow,
-                tenant: tenants[at],
-                source: from.clone(),
-                destination: to.clone(),
-                send_ring_bytes,
-                serial,
-            })));
+            self.movers.send(
+                movers[1 - at],
+                ToMover::Incoming { client: to.client, slot: to.slot, flow, mover: movers[at] },
+            );
+            self.movers.send(
+                movers[at],
+                ToMover::AddFlow(Box::new(NewFlow {
+                    id: flow,
+                    tenant: tenants[at],
+                    source: from.clone(),
+                    destination: to.clone(),
+                    send_ring_bytes,
+                    serial,
+                })),
+            );
         }
         self.connections[index as usize] = Some(Connection {
             sides: [Some((id, socket.slot())), Some((peer, peer_slot))],
@@ -342,7 +343,7 @@ impl Conductor {
         listener.backlog.push_back(slot);
         listener.arrived += 1;
         let count = listener.arrived;
-        self.movers[mover].send(ToMover::Backlog { client: id, slot: listener_slot, count });
+        self.movers.send(mover, ToMover::Backlog { client: id, slot: listener_slot, count });
     }
 
     fn accept(&mut self, id: ClientId, socket: SocketId, channel: usize) -> Answer {
@@ -376,14 +377,13 @@ impl Conductor {
         let incoming = connection * 2 + (1 - side) as u32;
         if how & 2 != 0 {
             let finish = crate::messages::Finish { late_errno: 0, deadline: None, source_gone: false };
-            self.movers[movers[side]].send(ToMover::Finish { flow: outgoing, finish });
+            self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         }
         if how & 1 != 0 {
-            self.movers[movers[1 - side]].send(ToMover::Abort {
-                flow: incoming,
-                send_end: ENDED,
-                recv_end: Some(ENDED),
-            });
+            self.movers.send(
+                movers[1 - side],
+                ToMover::Abort { flow: incoming, send_end: ENDED, recv_end: Some(ENDED) },
+            );
             self.deafen_unclaimed(connection, ENDED);
         }
         Ok(done(socket))
@@ -398,7 +398,7 @@ impl Conductor {
             if let Ok(connected) = self.connected(id, slot) {
                 let flow = connected.connection * 2 + connected.side as u32;
                 if let Some(mover) = self.source_mover(flow) {
-                    self.movers[mover].send(ToMover::SetSendRing { flow, bytes: ring });
+                    self.movers.send(mover, ToMover::SetSendRing { flow, bytes: ring });
                 }
             }
         }

@@ -62,8 +62,9 @@ impl Conductor {
     /// connections it ended.
     pub(super) fn apply(&mut self, policy: Policy) -> u64 {
         for (tenant, budget) in self.tenants.apply(policy) {
-            for mover in &self.movers {
-                mover.send(ToMover::SetBudget { tenant, budget: std::sync::Arc::clone(&budget) });
+            for mover in 0..self.movers.len() {
+                let budget = std::sync::Arc::clone(&budget);
+                self.movers.send(mover, ToMover::SetBudget { tenant, budget });
             }
         }
         let mut cut = self.sort_clients();
@@ -102,7 +103,7 @@ impl Conductor {
             self.tenants.hand_over(connection, now);
             for side in [0, 1] {
                 let flow = index as u32 * 2 + side as u32;
-                self.movers[connection.movers[side]].send(ToMover::SetTenant { flow, tenant: now[side] });
+                self.movers.send(connection.movers[side], ToMover::SetTenant { flow, tenant: now[side] });
             }
         }
         let misplaced: Vec<_> =
@@ -139,7 +140,7 @@ impl Conductor {
         for side in [0, 1] {
             let flow = index as u32 * 2 + side as u32;
             let abort = ToMover::Abort { flow, send_end: errno, recv_end: Some(errno) };
-            self.movers[connection.movers[side]].send(abort);
+            self.movers.send(connection.movers[side], abort);
         }
     }
 

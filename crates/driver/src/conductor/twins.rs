@@ -356,14 +356,17 @@ impl Conductor {
             direct: None,
         });
         if let Some(source) = self.endpoint(id, slot) {
-            self.movers[mover].send(ToMover::AddFlow(Box::new(NewFlow {
-                id: index * 2,
-                tenant: tenants[0],
-                source,
-                destination: self.twins.nobody(mover),
-                send_ring_bytes,
-                serial: self.serial,
-            })));
+            self.movers.send(
+                mover,
+                ToMover::AddFlow(Box::new(NewFlow {
+                    id: index * 2,
+                    tenant: tenants[0],
+                    source,
+                    destination: self.twins.nobody(mover),
+                    send_ring_bytes,
+                    serial: self.serial,
+                })),
+            );
         }
         self.twins.unclaimed.entry(key).or_default().push(index);
         // Not proved yet: it must not take anybody's place.
@@ -419,22 +422,22 @@ impl Conductor {
             other.memory.publish_u32(other.slot, socket_status::PATH, path::CLAIMED);
         }
         self.tell_incoming(&endpoint, there, movers[0]);
-        self.movers[movers[0]].send(ToMover::Retarget {
-            flow: there,
-            destination: endpoint.clone(),
-            parted: None,
-        });
+        self.movers
+            .send(movers[0], ToMover::Retarget { flow: there, destination: endpoint.clone(), parted: None });
         self.tell_incoming(&other, back, movers[1]);
-        self.movers[movers[1]].send(ToMover::AddFlow(Box::new(NewFlow {
-            id: back,
-            tenant,
-            source: endpoint,
-            destination: other,
-            send_ring_bytes,
-            serial,
-        })));
+        self.movers.send(
+            movers[1],
+            ToMover::AddFlow(Box::new(NewFlow {
+                id: back,
+                tenant,
+                source: endpoint,
+                destination: other,
+                send_ring_bytes,
+                serial,
+            })),
+        );
         if let Some(send_end) = send_end {
-            self.movers[movers[1]].send(ToMover::Abort { flow: back, send_end, recv_end: None });
+            self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, recv_end: None });
         } else if let Some(first) = first {
             self.begin_direct(index, [first, (id, slot)]);
         }
@@ -453,7 +456,7 @@ impl Conductor {
         connection.direct = Some(direct);
         for side in [0, 1] {
             let flow = index * 2 + side as u32;
-            self.movers[connection.movers[side]].send(ToMover::GoDirect { flow });
+            self.movers.send(connection.movers[side], ToMover::GoDirect { flow });
         }
     }
 
@@ -461,7 +464,7 @@ impl Conductor {
     fn tell_incoming(&self, to: &Endpoint, flow: FlowId, mover: MoverId) {
         if to.client != ClientId::MAX {
             let (client, slot) = (to.client, to.slot);
-            self.movers[to.mover].send(ToMover::Incoming { client, slot, flow, mover });
+            self.movers.send(to.mover, ToMover::Incoming { client, slot, flow, mover });
         }
     }
 

@@ -159,7 +159,7 @@ impl Mover {
     pub(super) fn take_ring(&mut self, id: FlowId, ring: Option<Ring>) {
         let Some(flow) = self.flows.get(id) else {
             if let Some(ring) = ring {
-                self.conductor.send(ToConductor::FreeRing { ring });
+                self.tell_conductor(ToConductor::FreeRing { ring });
             }
             return;
         };

@@ -21,7 +21,7 @@ mod turns;
 pub use table::{BufferTable, Entry, ENTRIES_MAX};
 
 use crate::clock::Clock;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::ClientMemory;
 use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover};
 use crate::metrics::Metrics;
@@ -65,7 +65,7 @@ pub struct Mover {
     clock: Arc<dyn Clock>,
     inbox: Arc<Mailbox<ToMover>>,
     peers: Vec<Arc<Mailbox<ToMover>>>,
-    conductor: Arc<Mailbox<ToConductor>>,
+    conductor: Outbox<ToConductor>,
     metrics: Arc<Metrics>,
     engines: Engines,
     epoll: OwnedFd,
@@ -153,7 +153,7 @@ impl Mover {
             settings,
             now: clock.now(),
             clock,
-            conductor,
+            conductor: Outbox::new(vec![conductor]),
             metrics,
             epoll,
             clients: Vec::new(),
@@ -210,8 +210,21 @@ impl Mover {
         worked |= self.run_flows();
         worked |= self.reap();
         self.publish();
+        self.conductor.flush();
         self.flush_events();
+        self.conductor.flush();
         worked
+    }
+
+    /// Tells the conductor, at the latest at the end of the turn.
+    fn tell_conductor(&self, message: ToConductor) {
+        self.conductor.send(0, message);
+    }
+
+    /// Tells another mover, after all that the conductor was told.
+    fn tell_mover(&self, mover: MoverId, command: ToMover) {
+        self.conductor.flush();
+        self.peers[mover].send(command);
     }
 
     /// Waits for something to do: a bounded spin, then a sleep, at most until `wake_by`. `news` looks

@@ -222,7 +222,7 @@ impl Mover {
         let news = flow.repeat_recv_end();
         self.rings -= u64::from(had_ring);
         if let Some(ring) = read_up {
-            self.conductor.send(ToConductor::FreeRing { ring });
+            self.tell_conductor(ToConductor::FreeRing { ring });
         }
         tell_moved(&former, socket_status::RECV_END, &former.memory.recv_wait(former.slot));
         self.ready_at((former.mover, former.client, former.slot));
@@ -233,7 +233,7 @@ impl Mover {
 
     /// The flow touches the line of this socket no more.
     fn let_go(&self, former: impl IntoIterator<Item = Former>) {
-        former.into_iter().for_each(|former| self.conductor.send(ToConductor::LetGo { former }));
+        former.into_iter().for_each(|former| self.tell_conductor(ToConductor::LetGo { former }));
     }
 
     fn let_go_formers(&mut self, id: FlowId) {
@@ -283,7 +283,7 @@ impl Mover {
             let Some(moves) = &mut flow.moves else { return };
             if let Some(source) = moves.read_up() {
                 if let Source::Ring(ring) = source {
-                    self.conductor.send(ToConductor::FreeRing { ring });
+                    self.tell_conductor(ToConductor::FreeRing { ring });
                 }
                 continue;
             }
@@ -306,7 +306,7 @@ impl Mover {
         let unread = flow.moves.as_mut().map(|moves| std::mem::take(&mut moves.unread)).unwrap_or_default();
         for piece in unread {
             if let Source::Ring(ring) = piece.source {
-                self.conductor.send(ToConductor::FreeRing { ring });
+                self.tell_conductor(ToConductor::FreeRing { ring });
             }
         }
     }

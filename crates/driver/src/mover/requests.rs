@@ -146,7 +146,7 @@ impl Mover {
                     Some((mover, flow)) if mover == self.settings.id => self.resume(flow),
                     Some((mover, flow)) => {
                         if let Some(_forwarded) = self.forwarded(client) {
-                            self.peers[mover].send(ToMover::Space { flow, _forwarded });
+                            self.tell_mover(mover, ToMover::Space { flow, _forwarded });
                         }
                     }
                     None => {}
@@ -164,7 +164,7 @@ impl Mover {
                 if mover == self.settings.id {
                     self.post_ready(to, slot);
                 } else if let Some(_forwarded) = self.forwarded(client) {
-                    self.peers[mover].send(ToMover::Nudge { client: to, slot, _forwarded });
+                    self.tell_mover(mover, ToMover::Nudge { client: to, slot, _forwarded });
                 }
                 Ok(())
             }
@@ -182,7 +182,7 @@ impl Mover {
             _ => {
                 if let Some(_forwarded) = self.forwarded(client) {
                     let (channel, request) = (index, *request);
-                    self.conductor.send(ToConductor::Control { client, channel, request, _forwarded });
+                    self.tell_conductor(ToConductor::Control { client, channel, request, _forwarded });
                 }
                 Ok(())
             }
@@ -245,7 +245,7 @@ impl Mover {
     pub(super) fn cut_off(&mut self, client: ClientId, violation: Violation) {
         let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
         if !std::mem::replace(&mut state.cut_off, true) {
-            self.conductor.send(ToConductor::Violation { client, violation });
+            self.tell_conductor(ToConductor::Violation { client, violation });
         }
     }
 }

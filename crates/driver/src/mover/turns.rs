@@ -223,7 +223,7 @@ impl Mover {
         if !flow.ring_asked {
             flow.ring_asked = true;
             let bytes_max = (RINGS_BYTES / (self.rings + 1)).max(RING_BYTES_BUSY);
-            self.conductor.send(ToConductor::NeedRing { flow: id, bytes_max });
+            self.tell_conductor(ToConductor::NeedRing { flow: id, bytes_max });
         }
     }
 
@@ -232,7 +232,7 @@ impl Mover {
         let ring = self.flows.get(id).and_then(Flow::take_ring);
         if let Some(ring) = ring {
             self.rings -= 1;
-            self.conductor.send(ToConductor::FreeRing { ring });
+            self.tell_conductor(ToConductor::FreeRing { ring });
         }
     }
 
@@ -241,7 +241,7 @@ impl Mover {
         self.drop_unread(id);
         self.give_ring(id);
         let Some(flow) = self.flows.remove(id) else { return };
-        self.conductor.send(ToConductor::FlowDone { flow: id });
+        self.tell_conductor(ToConductor::FlowDone { flow: id });
         let client = flow.source.client;
         if let Some(socket) = self.socket_mut(client, flow.source.slot) {
             if socket.outgoing == Some(id) {
@@ -260,7 +260,7 @@ impl Mover {
         if !needed {
             *entry = None;
             self.flows.forget_source(client);
-            self.conductor.send(ToConductor::ClientGone { client });
+            self.tell_conductor(ToConductor::ClientGone { client });
         }
     }
 
@@ -270,7 +270,7 @@ impl Mover {
         let news = flow.abort(Flow::failure(), None);
         self.tell(id, news);
         self.touch(id);
-        self.conductor.send(ToConductor::Violation { client, violation });
+        self.tell_conductor(ToConductor::Violation { client, violation });
     }
 
     /// Deadlines, idle rings, flows over.

@@ -86,16 +86,22 @@ impl Conductor {
         let (outgoing, incoming) = (index * 2 + side as u32, index * 2 + (1 - side) as u32);
         if claimed {
             self.tell_incoming(&to, incoming, movers[1 - side]);
-            self.movers[movers[1 - side]].send(ToMover::Retarget {
-                flow: incoming,
-                destination: to.clone(),
-                parted: Some(Box::new(Parted { former, remainder, ..Parted::default() })),
-            });
+            self.movers.send(
+                movers[1 - side],
+                ToMover::Retarget {
+                    flow: incoming,
+                    destination: to.clone(),
+                    parted: Some(Box::new(Parted { former, remainder, ..Parted::default() })),
+                },
+            );
         }
-        self.movers[movers[side]].send(ToMover::HandOver {
-            flow: outgoing,
-            source: to,
-            parted: Box::new(Parted { former, remainder: None, held, leave, unclaimed: !claimed }),
-        });
+        self.movers.send(
+            movers[side],
+            ToMover::HandOver {
+                flow: outgoing,
+                source: to,
+                parted: Box::new(Parted { former, remainder: None, held, leave, unclaimed: !claimed }),
+            },
+        );
     }
 }
