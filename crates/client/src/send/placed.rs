@@ -6,6 +6,7 @@ use super::SendSide;
 use crate::error::{Error, Result};
 use crate::lock::Guard;
 use crate::socket::{would_block, Socket};
+use crate::turn::Deadline;
 use std::slice;
 
 impl Socket {
@@ -22,12 +23,11 @@ impl Socket {
         if len == 0 {
             return Ok(0);
         }
-        let mut side = self.send.lock();
+        let (mut side, mut deadline) = (self.send.lock(), None);
         if !side.out.has_ring() {
-            side = self.begin_placed(side)?;
+            side = self.begin_placed(side, &mut deadline)?;
         }
         if side.out.has_ring() {
-            let mut deadline = None;
             loop {
                 side.leave_if_asked();
                 side.end()?;
@@ -57,14 +57,18 @@ impl Socket {
 
     /// Before the first byte in an own ring.
     #[cold]
-    fn begin_placed<'a>(&'a self, mut side: Guard<'a, SendSide>) -> Result<Guard<'a, SendSide>> {
+    fn begin_placed<'a>(
+        &'a self,
+        mut side: Guard<'a, SendSide>,
+        deadline: &mut Option<Deadline>,
+    ) -> Result<Guard<'a, SendSide>> {
         if side.adoptable {
             drop(side);
             self.adopt()?;
             side = self.send.lock();
         }
         match side.link.direct {
-            Some(_) => self.turn_direct(side, &mut None),
+            Some(_) => self.turn_direct(side, deadline),
             None => Ok(side),
         }
     }

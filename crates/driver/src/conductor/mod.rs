@@ -127,7 +127,7 @@ fn token(kind: u64, client: ClientId) -> epoll::EventData {
 }
 
 impl Conductor {
-    /// A conductor that listens on the sockets of its settings.
+    /// A conductor that listens on the sockets of its settings. With a single mover it runs in that one's thread.
     ///
     /// # Errors
     /// If they cannot be made.
@@ -150,7 +150,10 @@ impl Conductor {
             settings,
             clock,
             inbox,
-            movers: Outbox::new(movers),
+            movers: match <[_; 1]>::try_from(movers) {
+                Ok([mover]) => Outbox::within_thread(mover),
+                Err(movers) => Outbox::new(movers),
+            },
             metrics,
             names: Names::default(),
             clients: Vec::new(),

@@ -12,7 +12,7 @@ impl Mover {
         if mover == self.settings.id {
             self.post_ready(client, slot);
         } else {
-            self.tell_mover(mover, ToMover::Ready { client, slot });
+            self.peers[mover].send(ToMover::Ready { client, slot });
         }
     }
 

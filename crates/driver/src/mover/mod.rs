@@ -129,7 +129,7 @@ fn token(client: ClientId, channel: usize) -> u64 {
 }
 
 impl Mover {
-    /// A mover with `engine` to copy.
+    /// A mover with `engine` to copy. One that has no others beside it runs in the conductor's thread.
     ///
     /// # Errors
     /// Those of the engine, `epoll` and `eventfd`.
@@ -153,7 +153,10 @@ impl Mover {
             settings,
             now: clock.now(),
             clock,
-            conductor: Outbox::new(vec![conductor]),
+            conductor: match inboxes {
+                [_] => Outbox::within_thread(conductor),
+                _ => Outbox::new(vec![conductor]),
+            },
             metrics,
             epoll,
             clients: Vec::new(),
@@ -219,12 +222,6 @@ impl Mover {
     /// Tells the conductor, at the latest at the end of the turn.
     fn tell_conductor(&self, message: ToConductor) {
         self.conductor.send(0, message);
-    }
-
-    /// Tells another mover, after all that the conductor was told.
-    fn tell_mover(&self, mover: MoverId, command: ToMover) {
-        self.conductor.flush();
-        self.peers[mover].send(command);
     }
 
     /// Waits for something to do: a bounded spin, then a sleep, at most until `wake_by`. `news` looks

@@ -146,7 +146,7 @@ impl Mover {
                     Some((mover, flow)) if mover == self.settings.id => self.resume(flow),
                     Some((mover, flow)) => {
                         if let Some(_forwarded) = self.forwarded(client) {
-                            self.tell_mover(mover, ToMover::Space { flow, _forwarded });
+                            self.peers[mover].send(ToMover::Space { flow, _forwarded });
                         }
                     }
                     None => {}
@@ -164,7 +164,7 @@ impl Mover {
                 if mover == self.settings.id {
                     self.post_ready(to, slot);
                 } else if let Some(_forwarded) = self.forwarded(client) {
-                    self.tell_mover(mover, ToMover::Nudge { client: to, slot, _forwarded });
+                    self.peers[mover].send(ToMover::Nudge { client: to, slot, _forwarded });
                 }
                 Ok(())
             }
