@@ -1,10 +1,12 @@
-//! What a message of 64 bytes costs on the direct path: to a sender alone, and between two threads on two cores.
+//! What a message of 64 bytes costs on the direct path, copied into the ring or written there: to a sender alone, and
+//! between two threads on two cores.
 //!
 //! ```text
 //! cargo run --release -p pd-tests --example direct_small
 //! ```
 use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::TestDriver;
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -31,77 +33,36 @@ fn receive(stream: &Stream, mut bytes: usize) -> u64 {
     sum
 }
 
-/// One thread fills a window, sends it and receives it, so that nobody waits for anybody.
-fn alone(from: &Stream, to: &Stream, window: &mut [SendBuffer]) {
-    let (mut filled, mut sent) = (Duration::ZERO, Duration::ZERO);
+/// One thread calls `send` for each message of a window and then receives them, so that nobody waits for anybody. Says how
+/// long a message took, beside `aside`, which is done for each before.
+fn alone(to: &Stream, mut aside: impl FnMut(usize, usize), mut send: impl FnMut(usize, usize)) -> [f64; 2] {
+    let mut times = [Duration::ZERO; 2];
     for turn in 0..WARM_UP + TURNS {
         let start = Instant::now();
-        for buffer in window.iter_mut() {
-            buffer.wait_mut().expect("memory")[0] = turn as u8;
-        }
-        let full = Instant::now();
-        for buffer in window.iter() {
-            from.send(buffer, ..).expect("send");
-        }
+        (0..WINDOW).for_each(|n| aside(turn, n));
+        let ready = Instant::now();
+        (0..WINDOW).for_each(|n| send(turn, n));
         let end = Instant::now();
         receive(to, WINDOW * MESSAGE_BYTES);
         if turn >= WARM_UP {
-            filled += full - start;
-            sent += end - full;
+            times[0] += ready - start;
+            times[1] += end - ready;
         }
     }
-    let each = |time: Duration| time.as_secs_f64() * 1e9 / (TURNS * WINDOW) as f64;
-    println!("alone: buffer {:.1} ns, send {:.1} ns a message", each(filled), each(sent));
+    times.map(|time| time.as_secs_f64() * 1e9 / (TURNS * WINDOW) as f64)
 }
 
-/// One thread rewrites and sends, another receives and adds up.
-fn together(from: &Stream, to: &Stream, window: &mut [SendBuffer]) {
+/// One thread sends, another receives and adds up.
+fn together(to: &Stream, mut send: impl FnMut(usize)) {
     let start = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| black_box(receive(to, MESSAGES * MESSAGE_BYTES)));
-        for n in 0..MESSAGES {
-            let buffer = &mut window[n % WINDOW];
-            buffer.wait_mut().expect("memory").fill(n as u8);
-            from.send(buffer, ..).expect("send");
-        }
+        (0..MESSAGES).for_each(&mut send);
     });
-    println!("two threads: {:.2} million messages/s", MESSAGES as f64 / start.elapsed().as_secs_f64() / 1e6);
-}
-
-/// The same with messages that are written where they are sent from.
-fn in_place(from: &Stream, to: &Stream) {
-    let fill = |n: usize| {
-        move |place: &mut [u8]| {
-            place.fill(n as u8);
-            place.len()
-        }
-    };
-    let mut sent = Duration::ZERO;
-    for turn in 0..WARM_UP + TURNS {
-        let start = Instant::now();
-        for n in 0..WINDOW {
-            from.send_with(MESSAGE_BYTES, fill(n)).expect("send");
-        }
-        let end = Instant::now();
-        receive(to, WINDOW * MESSAGE_BYTES);
-        if turn >= WARM_UP {
-            sent += end - start;
-        }
-    }
-    println!("in place, alone: {:.1} ns a message", sent.as_secs_f64() * 1e9 / (TURNS * WINDOW) as f64);
-    for _ in 0..RUNS {
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            scope.spawn(|| black_box(receive(to, MESSAGES * MESSAGE_BYTES)));
-            for n in 0..MESSAGES {
-                from.send_with(MESSAGE_BYTES, fill(n)).expect("send");
-            }
-        });
-        println!(
-            "in place, two threads: {:.2} million messages/s",
-            MESSAGES as f64 / start.elapsed().as_secs_f64() / 1e6
-        );
-    }
+    println!(
+        "  two threads: {:.2} million messages/s",
+        MESSAGES as f64 / start.elapsed().as_secs_f64() / 1e6
+    );
 }
 
 fn main() {
@@ -112,8 +73,32 @@ fn main() {
     let from = Stream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).expect("connect");
     let to = listener.accept().expect("accept");
     assert_eq!(from.path(), pd_client::Path::Direct);
-    let mut window: Vec<_> = (0..WINDOW).map(|_| SendBuffer::new(MESSAGE_BYTES).expect("memory")).collect();
-    alone(&from, &to, &mut window);
-    (0..RUNS).for_each(|_| together(&from, &to, &mut window));
-    in_place(&from, &to);
+
+    let window = (0..WINDOW).map(|_| SendBuffer::new(MESSAGE_BYTES).expect("memory")).collect();
+    let window = RefCell::<Vec<_>>::new(window);
+    let fill = |turn: usize, n: usize| {
+        window.borrow_mut()[n % WINDOW].wait_mut().expect("memory").fill(turn as u8);
+    };
+    let send = |_, n: usize| {
+        from.send(&window.borrow()[n % WINDOW], ..).expect("send");
+    };
+    let [filled, sent] = alone(&to, fill, send);
+    println!("copied, alone: buffer {filled:.1} ns, send {sent:.1} ns a message");
+    for _ in 0..RUNS {
+        together(&to, |n| {
+            fill(n, n);
+            send(n, n);
+        });
+    }
+
+    let send = |turn: usize, _| {
+        let filled = from.send_with(MESSAGE_BYTES, |place| {
+            place.fill(turn as u8);
+            place.len()
+        });
+        filled.expect("send");
+    };
+    let [_, sent] = alone(&to, |_, _| {}, send);
+    println!("in place, alone: {sent:.1} ns a message");
+    (0..RUNS).for_each(|_| together(&to, |n| send(n, n)));
 }
