@@ -1,7 +1,7 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
 use crate::conductor::Conductor;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, Outbox};
 use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
@@ -78,11 +78,12 @@ impl Driver {
         let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
         let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
         let conductor_inbox = Mailbox::new()?;
+        let one_thread = count == 1;
         let mut conductor = Conductor::new(
             settings.clone(),
             Arc::clone(&clock),
             Arc::clone(&conductor_inbox),
-            inboxes.clone(),
+            Outbox::new(inboxes.clone(), one_thread),
             Arc::new(Metrics::new(&counters, 0)),
         )?;
         let mut movers = Vec::new();
@@ -93,7 +94,7 @@ impl Driver {
                 Arc::clone(&clock),
                 engine,
                 &inboxes,
-                Arc::clone(&conductor_inbox),
+                Outbox::new(vec![Arc::clone(&conductor_inbox)], one_thread),
                 Arc::new(Metrics::new(&counters, 1 + id)),
             )?);
         }
@@ -105,7 +106,7 @@ impl Driver {
             threads.push(thread);
             Ok::<_, std::io::Error>(())
         };
-        if movers.len() == 1 {
+        if one_thread {
             let mut mover = movers.remove(0);
             mover.watch(conductor.fd())?;
             spawn("pd-driver".into(), Box::new(move |stop| run_shared(conductor, mover, &*clock, stop)))?;

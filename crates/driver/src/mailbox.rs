@@ -101,14 +101,10 @@ pub struct Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// Tells each command at once.
-    pub fn new(mailboxes: Vec<Arc<Mailbox<T>>>) -> Self {
-        Self { mailboxes, gathered: None }
-    }
-
-    /// Gathers what it has to tell an agent of the same thread.
-    pub fn within_thread(mailbox: Arc<Mailbox<T>>) -> Self {
-        Self { mailboxes: vec![mailbox], gathered: Some(RefCell::default()) }
+    /// Gathers what it has to tell if the mailbox, which is one then, is of an agent of the same thread.
+    pub fn new(mailboxes: Vec<Arc<Mailbox<T>>>, same_thread: bool) -> Self {
+        debug_assert!(!same_thread || mailboxes.len() == 1, "all is delivered to the first");
+        Self { mailboxes, gathered: same_thread.then(RefCell::default) }
     }
 
     /// How many mailboxes they are.
@@ -145,7 +141,7 @@ mod tests {
     #[test]
     fn within_a_thread_commands_are_gathered_and_come_in_order() {
         let mailbox = Mailbox::new().unwrap();
-        let outbox = Outbox::within_thread(mailbox.clone());
+        let outbox = Outbox::new(vec![mailbox.clone()], true);
         (0..3).for_each(|n| outbox.send(0, n));
         assert!(!mailbox.is_filled() && drained(&mailbox).is_empty());
         outbox.flush();
@@ -161,7 +157,7 @@ mod tests {
     #[test]
     fn between_threads_commands_are_there_at_once() {
         let mailboxes = [0, 1].map(|_| Mailbox::new().unwrap());
-        let outbox = Outbox::new(mailboxes.to_vec());
+        let outbox = Outbox::new(mailboxes.to_vec(), false);
         assert_eq!(outbox.len(), 2);
         outbox.send(1, 7);
         assert!(drained(&mailboxes[0]).is_empty() && drained(&mailboxes[1]) == [7]);

@@ -127,7 +127,7 @@ fn token(kind: u64, client: ClientId) -> epoll::EventData {
 }
 
 impl Conductor {
-    /// A conductor that listens on the sockets of its settings. With a single mover it runs in that one's thread.
+    /// A conductor that listens on the sockets of its settings.
     ///
     /// # Errors
     /// If they cannot be made.
@@ -135,7 +135,7 @@ impl Conductor {
         mut settings: Settings,
         clock: Arc<dyn Clock>,
         inbox: Arc<Mailbox<ToConductor>>,
-        movers: Vec<Arc<Mailbox<ToMover>>>,
+        movers: Outbox<ToMover>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StartError> {
         let policy = std::mem::take(&mut settings.policy);
@@ -150,10 +150,7 @@ impl Conductor {
             settings,
             clock,
             inbox,
-            movers: match <[_; 1]>::try_from(movers) {
-                Ok([mover]) => Outbox::within_thread(mover),
-                Err(movers) => Outbox::new(movers),
-            },
+            movers,
             metrics,
             names: Names::default(),
             clients: Vec::new(),

@@ -15,7 +15,7 @@
 //! ever accused, and once accused it is gone in bounded time.
 use super::{Mover, MoverSettings};
 use crate::clock::Clock;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{ClientMemory, HugepageUse, Pool, Slot};
 use crate::messages::{
     ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Ring, ToConductor, ToMover, Violation,
@@ -169,7 +169,8 @@ impl World {
         let inboxes = [Arc::clone(&inbox)];
         let counters = crate::metrics::region(1, 4, 4, 0).expect("memory");
         let (as_clock, metrics) = (Arc::clone(&clock), Arc::new(Metrics::new(&counters, 1)));
-        let mover = Mover::new(settings, as_clock, &engine, &inboxes, Arc::clone(&outbox), metrics);
+        let conductor = Outbox::new(vec![Arc::clone(&outbox)], true);
+        let mover = Mover::new(settings, as_clock, &engine, &inboxes, conductor, metrics);
         let mut world = Self {
             clock,
             mover: mover.expect("a mover"),

@@ -129,7 +129,7 @@ fn token(client: ClientId, channel: usize) -> u64 {
 }
 
 impl Mover {
-    /// A mover with `engine` to copy. One that has no others beside it runs in the conductor's thread.
+    /// A mover with `engine` to copy.
     ///
     /// # Errors
     /// Those of the engine, `epoll` and `eventfd`.
@@ -138,7 +138,7 @@ impl Mover {
         clock: Arc<dyn Clock>,
         engine: &dyn Engine,
         inboxes: &[Arc<Mailbox<ToMover>>],
-        conductor: Arc<Mailbox<ToConductor>>,
+        conductor: Outbox<ToConductor>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, crate::StartError> {
         let inbox = Arc::clone(&inboxes[settings.id]);
@@ -153,10 +153,7 @@ impl Mover {
             settings,
             now: clock.now(),
             clock,
-            conductor: match inboxes {
-                [_] => Outbox::within_thread(conductor),
-                _ => Outbox::new(vec![conductor]),
-            },
+            conductor,
             metrics,
             epoll,
             clients: Vec::new(),
