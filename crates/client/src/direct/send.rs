@@ -64,7 +64,9 @@ impl Outgoing {
         self.own.as_ref().map_or(0, |own| own.bytes)
     }
 
-    fn room(&self) -> u64 {
+    /// Free bytes of the own ring, as last seen.
+    #[inline]
+    pub(crate) fn room(&self) -> u64 {
         self.bytes() - (self.written - self.consumer)
     }
 
@@ -73,14 +75,20 @@ impl Outgoing {
         self.written > 0
     }
 
+    /// Most that there ever is room for when a wait for room is over.
+    #[inline]
+    pub(crate) fn most_placed(&self) -> u64 {
+        self.bytes() / 2
+    }
+
     /// Half of the ring is free.
     pub(crate) fn is_writable(&self) -> bool {
-        self.room() >= self.bytes() / 2
+        self.room() >= self.most_placed()
     }
 
     /// The peer's index at which half of the ring is free.
     fn half_free_at(&self) -> u64 {
-        self.written.saturating_sub(self.bytes() / 2)
+        self.written.saturating_sub(self.most_placed())
     }
 }
 
@@ -164,7 +172,7 @@ impl SendSide {
     /// `len` readable bytes at `ptr`.
     #[inline]
     unsafe fn write_direct(&mut self, ptr: *const u8, len: u64, splinters: bool) -> Result<u64> {
-        let piece = len.min(PIECE_BYTES).min(self.out.bytes() / 2);
+        let piece = len.min(PIECE_BYTES).min(self.out.most_placed());
         if self.out.room() < piece {
             self.look_for_room()?;
             if self.out.room() < piece && !(splinters && self.out.room() > 0) {
@@ -187,10 +195,10 @@ impl SendSide {
         Ok(part)
     }
 
-    /// Shows the peer `part` bytes more; with them a message `ends` or not.
+    /// Shows the peer `part` bytes more, if any; with them a message `ends` or not.
     #[inline]
-    fn wrote(&mut self, part: u64, ends: bool) {
-        let Some(own) = &self.out.own else { return };
+    pub(crate) fn wrote(&mut self, part: u64, ends: bool) {
+        let Some(own) = self.out.own.as_ref().filter(|_| part > 0) else { return };
         if part <= AHEAD_BYTES && self.out.room() > 4 * AHEAD_BYTES {
             let lines = (0..part).step_by(LINE_BYTES);
             lines.for_each(|at| {
@@ -209,11 +217,11 @@ impl SendSide {
     /// Has `fill` write up to `wanted` bytes into the own ring: not a splinter of them. Returns how many it wrote, and
     /// whether it has more; none: there is no room.
     pub(crate) fn fill_direct(&mut self, wanted: u64, fill: &mut Fill<'_>) -> Result<Option<(usize, bool)>> {
-        let piece = wanted.min(PIECE_BYTES).min(self.most_placed());
+        let piece = wanted.min(PIECE_BYTES).min(self.out.most_placed());
         let Some(place) = self.place_direct(piece)? else { return Ok(None) };
         let part = place.len();
         let filled = fill(place.cast(), part)?.min(part);
-        self.wrote_placed(filled, filled < part || filled as u64 == wanted);
+        self.wrote(filled as u64, filled < part || filled as u64 == wanted);
         Ok(Some((filled, filled == part)))
     }
 
@@ -231,25 +239,6 @@ impl SendSide {
         let at = own.place(self.out.written);
         let len = len.min((own.head as u64 + own.bytes) - at as u64) as usize;
         Ok(Some(std::ptr::slice_from_raw_parts_mut(own.map.address(at, len).as_ptr(), len)))
-    }
-
-    /// So many bytes were written there; with them a message `ends` or not.
-    #[inline]
-    pub(crate) fn wrote_placed(&mut self, bytes: usize, ends: bool) {
-        if bytes > 0 {
-            self.wrote(bytes as u64, ends);
-        }
-    }
-
-    /// Free bytes of the own ring, as last seen.
-    pub(crate) fn room_direct(&self) -> u64 {
-        self.out.room()
-    }
-
-    /// Most that [`Self::place_direct`] ever has room for when a wait for room is over.
-    #[inline]
-    pub(crate) fn most_placed(&self) -> u64 {
-        self.out.bytes() / 2
     }
 
     #[inline]

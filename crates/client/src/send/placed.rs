@@ -24,32 +24,28 @@ impl Socket {
             return Ok(0);
         }
         let (mut side, mut deadline) = (self.send.lock(), None);
+        side.leave_if_asked();
         if !side.out.has_ring() {
             side = self.begin_placed(side, &mut deadline)?;
         }
-        if side.out.has_ring() {
-            loop {
-                side.leave_if_asked();
-                side.end()?;
-                if !side.out.has_ring() || len as u64 > side.most_placed() {
-                    break;
+        while side.out.has_ring() && len as u64 <= side.out.most_placed() {
+            side.end()?;
+            if let Some(place) = side.place_direct(len as u64)? {
+                if place.len() < len {
+                    break; // the ring ends there
                 }
-                if let Some(place) = side.place_direct(len as u64)? {
-                    if place.len() < len {
-                        break; // the ring ends there
-                    }
-                    // SAFETY: bytes of the own ring, which the peer can only read, and has given back; while the lock
-                    // is held nobody else in this process writes them.
-                    let filled = fill(unsafe { &mut *place });
-                    check(filled, len)?;
-                    side.wrote_placed(filled, true);
-                    if deadline.is_none() {
-                        side.went_on();
-                    }
-                    return Ok(filled);
+                // SAFETY: bytes of the own ring, which the peer can only read, and has given back; while the lock is
+                // held nobody else in this process writes them.
+                let filled = fill(unsafe { &mut *place });
+                check(filled, len)?;
+                side.wrote(filled as u64, true);
+                if deadline.is_none() {
+                    side.went_on();
                 }
-                side = self.await_room(side, &mut deadline)?;
+                return Ok(filled);
             }
+            side = self.await_room(side, &mut deadline)?;
+            side.leave_if_asked();
         }
         drop(side);
         self.send_from_memory(len, fill)
@@ -92,11 +88,11 @@ impl Socket {
         }
         while self.is_nonblocking() {
             side.reap();
-            let (room, ring_bytes) = match side.out.has_ring() {
-                true => (side.room_direct(), side.most_placed() * 2),
-                false => (side.room(), side.ring_bytes),
+            let (room, half) = match side.out.has_ring() {
+                true => (side.out.room(), side.out.most_placed()),
+                false => (side.room(), side.ring_bytes / 2),
             };
-            if room >= len.min(ring_bytes / 2) {
+            if room >= len.min(half) {
                 break;
             }
             if !(self.watch.subscribed() && side.arm()) {
