@@ -5,7 +5,7 @@ use rustix::io::{Errno, Result};
 use rustix::net::sockopt;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
-use std::collections::HashMap;
+use foldhash::HashMap;
 use std::net::IpAddr;
 
 /// A network namespace: device and inode of its file.
@@ -158,7 +158,7 @@ fn interface_addresses() -> std::io::Result<HashMap<IpAddr, u8>> {
     if unsafe { libc::getifaddrs(&mut head) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
-    let mut found = HashMap::new();
+    let mut found = HashMap::default();
     let mut at = head;
     while !at.is_null() {
         // SAFETY: `at` is an entry of the list, which lives until `freeifaddrs`.

@@ -113,6 +113,7 @@ impl<T> Outbox<T> {
     }
 
     /// Tells the owner of a mailbox, at the latest by the next [`Self::flush`].
+    #[inline(always)]
     pub fn send(&self, to: usize, item: T) {
         match &self.gathered {
             Some(gathered) => gathered.borrow_mut().push_back(item),

@@ -186,7 +186,8 @@ pub enum ToMover {
     CloseSocket { client: ClientId, slot: Slot },
     /// So many connections have entered the listener's backlog.
     Backlog { client: ClientId, slot: Slot, count: u64 },
-    /// A direction of a connection; this mover serves its source.
+    /// A direction of a connection; this mover serves its source. If it serves the destination, too, there is no
+    /// [`Self::Incoming`].
     AddFlow(Box<NewFlow>),
     /// Both ends of a direct flow shall look again.
     Kick { flow: FlowId },

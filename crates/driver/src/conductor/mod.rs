@@ -269,6 +269,7 @@ impl Conductor {
         self.epoll.as_fd()
     }
 
+    #[inline(never)]
     fn carry_out(&mut self, message: ToConductor) {
         match message {
             ToConductor::Control { client, channel, request, .. } => self.control(client, channel, &request),

@@ -6,9 +6,9 @@
 use crate::identity::NamespaceId;
 use crate::memory::Slot;
 use crate::messages::ClientId;
+use foldhash::HashMap;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -76,7 +76,7 @@ impl Names {
         let namespace = self.namespaces.entry(id).or_insert_with(|| Namespace {
             users: 0,
             read: read(),
-            addresses: HashMap::new(),
+            addresses: HashMap::default(),
             read_at: None,
             claimed_at: None,
             registration: None,

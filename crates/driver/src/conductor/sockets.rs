@@ -3,7 +3,7 @@ use super::client::{Connected, Listener, Socket, SocketState};
 use super::names::canonical;
 use super::{Conductor, Connection, Ending};
 use crate::memory::Slot;
-use crate::messages::{ClientId, MoverId, NewFlow, ToMover};
+use crate::messages::{ClientId, Endpoint, MoverId, NewFlow, ToMover};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::layout::ENDED;
@@ -273,26 +273,12 @@ impl Conductor {
         self.serial += 1;
         let serial = self.serial;
         let movers = [mover, destination.mover];
-        let (there, back) = (index * 2, index * 2 + 1);
-        for (flow, from, to, at, send_ring_bytes) in
-            [(there, &source, &destination, 0, send_ring_bytes), (back, &destination, &source, 1, peer_send)]
-        {
-            self.movers.send(
-                movers[1 - at],
-                ToMover::Incoming { client: to.client, slot: to.slot, flow, mover: movers[at] },
-            );
-            self.movers.send(
-                movers[at],
-                ToMover::AddFlow(Box::new(NewFlow {
-                    id: flow,
-                    tenant: tenants[at],
-                    source: from.clone(),
-                    destination: to.clone(),
-                    send_ring_bytes,
-                    serial,
-                })),
-            );
-        }
+        let flow = |side: u32, source: Endpoint, destination: Endpoint, send_ring_bytes| {
+            let (id, tenant) = (index * 2 + side, tenants[side as usize]);
+            NewFlow { id, tenant, source, destination, send_ring_bytes, serial }
+        };
+        self.add_flow(flow(0, source.clone(), destination.clone(), send_ring_bytes));
+        self.add_flow(flow(1, destination, source, peer_send));
         self.connections[index as usize] = Some(Connection {
             sides: [Some((id, socket.slot())), Some((peer, peer_slot))],
             movers,
@@ -309,6 +295,16 @@ impl Conductor {
         Metrics::add(&self.metrics.connections_made, 1);
         self.queue(peer, peer_listener, peer_slot);
         Ok(done(socket).with_address(dressed(local, v6).into()))
+    }
+
+    /// Has the movers know of a direction of a connection.
+    pub(super) fn add_flow(&self, new: NewFlow) {
+        let (from, to) = (new.source.mover, &new.destination);
+        if to.mover != from {
+            let (client, slot, flow) = (to.client, to.slot, new.id);
+            self.movers.send(to.mover, ToMover::Incoming { client, slot, flow, mover: from });
+        }
+        self.movers.send(from, ToMover::AddFlow(Box::new(new)));
     }
 
     /// Whether there is room for one more connection, and memory for `peer` to receive something.

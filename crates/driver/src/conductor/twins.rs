@@ -20,10 +20,10 @@ use crate::memory::{ClientMemory, Slot};
 use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::policy::Path;
+use foldhash::HashMap;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,13 +135,13 @@ impl Twins {
         let (nobody, _) = ClientMemory::new(u32::MAX)?;
         nobody.populate_slot(0)?;
         Ok(Self {
-            listeners: HashMap::new(),
-            held: HashMap::new(),
-            unclaimed: HashMap::new(),
-            ends: HashMap::new(),
+            listeners: HashMap::default(),
+            held: HashMap::default(),
+            unclaimed: HashMap::default(),
+            ends: HashMap::default(),
             parked: Vec::new(),
             look_at: None,
-            diags: HashMap::new(),
+            diags: HashMap::default(),
             nobody: Arc::new(nobody),
             unix: UnixTwins::default(),
         })
@@ -356,17 +356,9 @@ impl Conductor {
             direct: None,
         });
         if let Some(source) = self.endpoint(id, slot) {
-            self.movers.send(
-                mover,
-                ToMover::AddFlow(Box::new(NewFlow {
-                    id: index * 2,
-                    tenant: tenants[0],
-                    source,
-                    destination: self.twins.nobody(mover),
-                    send_ring_bytes,
-                    serial: self.serial,
-                })),
-            );
+            let destination = self.twins.nobody(mover);
+            let (id, tenant, serial) = (index * 2, tenants[0], self.serial);
+            self.add_flow(NewFlow { id, tenant, source, destination, send_ring_bytes, serial });
         }
         self.twins.unclaimed.entry(key).or_default().push(index);
         // Not proved yet: it must not take anybody's place.
@@ -424,18 +416,8 @@ impl Conductor {
         self.tell_incoming(&endpoint, there, movers[0]);
         self.movers
             .send(movers[0], ToMover::Retarget { flow: there, destination: endpoint.clone(), parted: None });
-        self.tell_incoming(&other, back, movers[1]);
-        self.movers.send(
-            movers[1],
-            ToMover::AddFlow(Box::new(NewFlow {
-                id: back,
-                tenant,
-                source: endpoint,
-                destination: other,
-                send_ring_bytes,
-                serial,
-            })),
-        );
+        let (source, destination) = (endpoint, other);
+        self.add_flow(NewFlow { id: back, tenant, source, destination, send_ring_bytes, serial });
         if let Some(send_end) = send_end {
             self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, recv_end: None });
         } else if let Some(first) = first {

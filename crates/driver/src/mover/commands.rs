@@ -26,6 +26,7 @@ impl Mover {
         true
     }
 
+    #[inline(never)]
     pub(super) fn carry_out(&mut self, command: ToMover) {
         match command {
             ToMover::AddClient { client, memory } => {
@@ -80,6 +81,12 @@ impl Mover {
                 counting::open(&self.metrics, self.settings.id, &new);
                 if let Some(socket) = self.socket_mut(new.source.client, new.source.slot) {
                     socket.outgoing = Some(new.id);
+                }
+                let (id, to) = (self.settings.id, &new.destination);
+                if to.mover == id {
+                    if let Some(socket) = self.socket_mut(to.client, to.slot) {
+                        socket.incoming = Some((id, new.id));
+                    }
                 }
                 self.flows.add(new);
             }

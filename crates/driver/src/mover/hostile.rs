@@ -290,8 +290,6 @@ impl World {
                 memory: Arc::clone(&self.parties[client as usize].memory),
                 mover: 0,
             };
-            let (client, slot) = destination;
-            self.inbox.send(ToMover::Incoming { client, slot, flow, mover: 0 });
             self.inbox.send(ToMover::AddFlow(Box::new(NewFlow {
                 id: flow,
                 tenant: 0,
