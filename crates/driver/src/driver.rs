@@ -1,6 +1,6 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
-use crate::conductor::Conductor;
+use crate::conductor::{Conductor, Movers};
 use crate::mailbox::{Mailbox, Outbox};
 use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
@@ -12,6 +12,7 @@ use pd_engine::{Engine, EngineError};
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -79,13 +80,6 @@ impl Driver {
         let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
         let conductor_inbox = Mailbox::new()?;
         let one_thread = count == 1;
-        let mut conductor = Conductor::new(
-            settings.clone(),
-            Arc::clone(&clock),
-            Arc::clone(&conductor_inbox),
-            Outbox::new(inboxes.clone(), one_thread),
-            Arc::new(Metrics::new(&counters, 0)),
-        )?;
         let mut movers = Vec::new();
         for id in 0..inboxes.len() {
             let of_mover = MoverSettings { id, spin: settings.spin, ring_idle: settings.ring_idle };
@@ -94,10 +88,24 @@ impl Driver {
                 Arc::clone(&clock),
                 engine,
                 &inboxes,
-                Outbox::new(vec![Arc::clone(&conductor_inbox)], one_thread),
+                match one_thread {
+                    true => Outbox::Kept(RefCell::default()),
+                    false => Outbox::Mailbox(Arc::clone(&conductor_inbox)),
+                },
                 Arc::new(Metrics::new(&counters, 1 + id)),
             )?);
         }
+        let reached = match one_thread {
+            true => Movers::Own(RefCell::new(Box::new(movers.remove(0)))),
+            false => Movers::Threads(inboxes),
+        };
+        let mut conductor = Conductor::new(
+            settings.clone(),
+            Arc::clone(&clock),
+            Arc::clone(&conductor_inbox),
+            reached,
+            Arc::new(Metrics::new(&counters, 0)),
+        )?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         let mut spawn = |name: String, run: Box<dyn FnOnce(&AtomicBool) + Send>| {
@@ -107,9 +115,7 @@ impl Driver {
             Ok::<_, std::io::Error>(())
         };
         if one_thread {
-            let mut mover = movers.remove(0);
-            mover.watch(conductor.fd())?;
-            spawn("pd-driver".into(), Box::new(move |stop| run_shared(conductor, mover, &*clock, stop)))?;
+            spawn("pd-driver".into(), Box::new(move |stop| run_shared(&mut conductor, &*clock, stop)))?;
         } else {
             for (id, mover) in movers.into_iter().enumerate() {
                 let clock = Arc::clone(&clock);
@@ -149,13 +155,15 @@ impl Drop for Driver {
     }
 }
 
-fn run_shared(mut conductor: Conductor, mut mover: Mover, clock: &dyn Clock, stop: &AtomicBool) {
+fn run_shared(conductor: &mut Conductor, clock: &dyn Clock, stop: &AtomicBool) {
     let inbox = Arc::clone(conductor.inbox());
     let mut next_tick = None;
     while !stop.load(Ordering::Acquire) {
+        let Some(mover) = conductor.mover() else { return };
         let mut worked = mover.step();
+        let watched = mover.take_watched();
         worked |= conductor.step();
-        if mover.take_watched() {
+        if watched {
             conductor.poll(Some(Duration::ZERO));
             worked = true;
         }
@@ -164,9 +172,10 @@ fn run_shared(mut conductor: Conductor, mut mover: Mover, clock: &dyn Clock, sto
             if clock.now() >= at {
                 conductor.tick();
                 next_tick = None;
+                worked = true;
             }
         }
-        if !worked {
+        if let Some(mover) = conductor.mover().filter(|_| !worked) {
             let by = next_tick.unwrap_or(Duration::MAX).min(clock.now() + STOP_POLL);
             mover.idle(Some(by), |asleep| inbox.set_asleep(asleep), || inbox.is_filled());
         }

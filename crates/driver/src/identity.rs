@@ -1,11 +1,11 @@
 //! Who a client is, from the kernel and never from the client.
+use foldhash::HashMap;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::net::sockopt;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
-use foldhash::HashMap;
 use std::net::IpAddr;
 
 /// A network namespace: device and inode of its file.

@@ -1,6 +1,6 @@
 //! Commands from one agent to another: in order, at control rates only. Senders bound what clients make them
-//! send (`messages::Forwarded`). What an agent has to tell one of its own thread is gathered ([`Outbox`]): a lock and a fence for each
-//! command would be a good part of what a connection costs.
+//! send (`messages::Forwarded`). Between two agents of one thread there is no mailbox, whose lock, fence and copies would be
+//! a good part of what a connection costs: one calls the other, and takes what the other has kept for it ([`Outbox`]).
 use rustix::event::{eventfd, EventfdFlags};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -35,21 +35,6 @@ impl<T> Mailbox<T> {
     /// Adds a command and wakes the owner if it sleeps.
     pub fn send(&self, item: T) {
         self.lock().push_back(item);
-        self.tell();
-    }
-
-    /// Moves all of `items` here, in their order, and wakes the owner if it sleeps.
-    fn send_all(&self, items: &mut VecDeque<T>) {
-        let mut queue = self.lock();
-        match queue.is_empty() {
-            true => std::mem::swap(&mut *queue, items),
-            false => queue.append(items),
-        }
-        drop(queue);
-        self.tell();
-    }
-
-    fn tell(&self) {
         self.filled.store(true, Ordering::Release);
         // SYNC POINT: mailbox-dekker
         fence(Ordering::SeqCst);
@@ -91,40 +76,38 @@ impl<T> Mailbox<T> {
     }
 }
 
-/// The mailboxes that an agent sends to. If the two are one thread, what it has to tell is gathered until the end of its
-/// turn; nobody sees a difference. Otherwise each command is there before the agent does anything else, which others may
-/// see: a client that was told of something asks for more of it, and is not to be ahead of the command.
+/// Where an agent puts what it has to tell another.
 #[derive(Debug)]
-pub struct Outbox<T> {
-    mailboxes: Vec<Arc<Mailbox<T>>>,
-    gathered: Option<RefCell<VecDeque<T>>>,
+pub enum Outbox<T> {
+    /// One of another thread.
+    Mailbox(Arc<Mailbox<T>>),
+    /// One of the same thread, which takes it from here.
+    Kept(RefCell<VecDeque<T>>),
 }
 
 impl<T> Outbox<T> {
-    /// Gathers what it has to tell if the mailbox, which is one then, is of an agent of the same thread.
-    pub fn new(mailboxes: Vec<Arc<Mailbox<T>>>, same_thread: bool) -> Self {
-        debug_assert!(!same_thread || mailboxes.len() == 1, "all is delivered to the first");
-        Self { mailboxes, gathered: same_thread.then(RefCell::default) }
-    }
-
-    /// How many mailboxes they are.
-    pub fn len(&self) -> usize {
-        self.mailboxes.len()
-    }
-
-    /// Tells the owner of a mailbox, at the latest by the next [`Self::flush`].
-    #[inline(always)]
-    pub fn send(&self, to: usize, item: T) {
-        match &self.gathered {
-            Some(gathered) => gathered.borrow_mut().push_back(item),
-            None => self.mailboxes[to].send(item),
+    /// Tells it.
+    #[inline]
+    pub fn send(&self, item: T) {
+        match self {
+            Self::Mailbox(mailbox) => mailbox.send(item),
+            Self::Kept(kept) => kept.borrow_mut().push_back(item),
         }
     }
 
-    /// Delivers all that was gathered.
-    pub fn flush(&self) {
-        if let Some(gathered) = self.gathered.as_ref().filter(|gathered| !gathered.borrow().is_empty()) {
-            self.mailboxes[0].send_all(&mut gathered.borrow_mut());
+    /// How many are kept for an agent of the same thread.
+    pub fn kept(&self) -> Option<usize> {
+        match self {
+            Self::Mailbox(_) => None,
+            Self::Kept(kept) => Some(kept.borrow().len()),
+        }
+    }
+
+    /// Moves what was kept into `into`, which is empty.
+    pub fn drain(&self, into: &mut VecDeque<T>) {
+        debug_assert!(into.is_empty(), "they would be lost");
+        if let Self::Kept(kept) = self {
+            std::mem::swap(into, &mut kept.borrow_mut());
         }
     }
 }
@@ -133,34 +116,24 @@ impl<T> Outbox<T> {
 mod tests {
     use super::*;
 
-    fn drained(mailbox: &Mailbox<u32>) -> Vec<u32> {
-        let mut items = VecDeque::new();
-        mailbox.drain(&mut items);
-        items.into()
+    #[test]
+    fn what_is_kept_comes_in_order_and_once() {
+        let outbox = Outbox::Kept(RefCell::default());
+        (0..3).for_each(|n| outbox.send(n));
+        let mut taken = VecDeque::new();
+        outbox.drain(&mut taken);
+        assert_eq!(taken, [0, 1, 2]);
+        taken.clear();
+        outbox.drain(&mut taken);
+        assert!(taken.is_empty());
     }
 
     #[test]
-    fn within_a_thread_commands_are_gathered_and_come_in_order() {
+    fn what_goes_to_another_thread_is_there_at_once() {
         let mailbox = Mailbox::new().unwrap();
-        let outbox = Outbox::new(vec![mailbox.clone()], true);
-        (0..3).for_each(|n| outbox.send(0, n));
-        assert!(!mailbox.is_filled() && drained(&mailbox).is_empty());
-        outbox.flush();
-        assert_eq!(drained(&mailbox), [0, 1, 2]);
-        outbox.send(0, 11);
-        mailbox.send(10);
-        outbox.flush();
-        assert_eq!(drained(&mailbox), [10, 11]);
-        outbox.flush();
-        assert!(!mailbox.is_filled());
-    }
-
-    #[test]
-    fn between_threads_commands_are_there_at_once() {
-        let mailboxes = [0, 1].map(|_| Mailbox::new().unwrap());
-        let outbox = Outbox::new(mailboxes.to_vec(), false);
-        assert_eq!(outbox.len(), 2);
-        outbox.send(1, 7);
-        assert!(drained(&mailboxes[0]).is_empty() && drained(&mailboxes[1]) == [7]);
+        Outbox::Mailbox(mailbox.clone()).send(7);
+        let mut taken = VecDeque::new();
+        mailbox.drain(&mut taken);
+        assert_eq!(taken, [7]);
     }
 }

@@ -167,15 +167,15 @@ pub struct Finish {
     pub source_gone: bool,
 }
 
-/// Conductor (or another mover) to mover.
+/// Conductor (or another mover) to mover. It is carried out where it lies: what has to be owned is taken out of it.
 #[derive(Debug)]
 pub enum ToMover {
     /// A client attached.
     AddClient { client: ClientId, memory: Arc<ClientMemory> },
     /// One more channel of a client.
-    AddChannel(Box<NewChannel>),
+    AddChannel(Option<Box<NewChannel>>),
     /// Write this pipe when the channel's reader asks for it.
-    AddPipe { client: ClientId, channel: usize, pipe: OwnedFd },
+    AddPipe { client: ClientId, channel: usize, pipe: Option<OwnedFd> },
     /// Spans of this region may be sent.
     AddRegion { client: ClientId, region: u16, map: Arc<Mapping> },
     /// A socket exists; its events go to `channel`.
@@ -188,7 +188,7 @@ pub enum ToMover {
     Backlog { client: ClientId, slot: Slot, count: u64 },
     /// A direction of a connection; this mover serves its source. If it serves the destination, too, there is no
     /// [`Self::Incoming`].
-    AddFlow(Box<NewFlow>),
+    AddFlow(Option<Box<NewFlow>>),
     /// Both ends of a direct flow shall look again.
     Kick { flow: FlowId },
     /// The source of a direct flow says that it has sent so much more.
@@ -235,8 +235,8 @@ pub enum ToMover {
 /// Mover to conductor.
 #[derive(Debug)]
 pub enum ToConductor {
-    /// A request other than a send.
-    Control { client: ClientId, channel: usize, request: Request, _forwarded: Forwarded },
+    /// A request other than a send. In one thread it is carried out before more are taken, and not counted.
+    Control { client: ClientId, channel: usize, request: Request, _forwarded: Option<Forwarded> },
     /// The client broke the protocol.
     Violation { client: ClientId, violation: Violation },
     /// The flow has something to deliver and no ring.

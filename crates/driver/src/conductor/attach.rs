@@ -225,14 +225,8 @@ impl Conductor {
         match made {
             Ok(((requests, events), doorbell, theirs)) => {
                 client.channels += 1;
-                let command = ToMover::AddChannel(Box::new(NewChannel {
-                    client: id,
-                    channel: index,
-                    requests,
-                    events,
-                    doorbell,
-                }));
-                self.movers.send(mover, command);
+                let new = NewChannel { client: id, channel: index, requests, events, doorbell };
+                self.movers.send(mover, ToMover::AddChannel(Some(Box::new(new))));
                 self.tell_client(id, &Frame::new(FrameKind::Channel).with_id(index as u32), &[theirs]);
             }
             Err(errno) => self.refuse(id, errno, "no memory or descriptors for a channel"),
@@ -296,7 +290,7 @@ impl Conductor {
         let mover = client.mover;
         match pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) {
             Ok((reader, writer)) => {
-                self.movers.send(mover, ToMover::AddPipe { client: id, channel, pipe: writer });
+                self.movers.send(mover, ToMover::AddPipe { client: id, channel, pipe: Some(writer) });
                 self.tell_client(id, &Frame::new(FrameKind::WakePipe).with_id(channel as u32), &[reader]);
             }
             Err(errno) => self.refuse(id, errno, "no descriptors left in the driver"),

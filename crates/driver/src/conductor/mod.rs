@@ -7,6 +7,7 @@ mod attach;
 mod client;
 mod direct;
 mod families;
+mod movers;
 mod names;
 mod report;
 mod rings;
@@ -16,16 +17,18 @@ mod tenants;
 mod twins;
 mod unix;
 
+pub use movers::Movers;
 pub use names::Registration;
 
 use crate::clock::Clock;
 use crate::identity::NamespaceId;
-use crate::mailbox::{Mailbox, Outbox};
+use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
 use crate::messages::{
     ClientId, Endpoint, Finish, FlowId, Former, MoverId, TenantId, ToConductor, ToMover, Violation,
 };
 use crate::metrics::Metrics;
+use crate::mover::Mover;
 use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
@@ -40,7 +43,7 @@ use rustix::time::Timespec;
 use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tenants::{Registered, Tenants, Traffic};
@@ -58,7 +61,7 @@ pub struct Conductor {
     settings: Settings,
     clock: Arc<dyn Clock>,
     inbox: Arc<Mailbox<ToConductor>>,
-    movers: Outbox<ToMover>,
+    movers: Movers,
     metrics: Arc<Metrics>,
     pool: Arc<Pool>,
     names: Names,
@@ -135,7 +138,7 @@ impl Conductor {
         mut settings: Settings,
         clock: Arc<dyn Clock>,
         inbox: Arc<Mailbox<ToConductor>>,
-        movers: Outbox<ToMover>,
+        movers: Movers,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StartError> {
         let policy = std::mem::take(&mut settings.policy);
@@ -173,25 +176,37 @@ impl Conductor {
             unidentified: None,
             messages: VecDeque::new(),
         };
+        if let Some(mover) = this.movers.own() {
+            mover.watch(&this.epoll)?;
+        }
         this.apply(policy);
-        this.movers.flush();
         Ok(this)
     }
 
-    /// Carries out what the movers have sent. Says whether there was anything.
+    /// Carries out what the movers, and whoever runs the driver, have sent. Says whether there was anything.
     pub fn step(&mut self) -> bool {
-        if !self.inbox.is_filled() {
-            return false;
-        }
         let mut messages = std::mem::take(&mut self.messages);
+        self.movers.take_messages(&mut messages);
+        let mut worked = self.carry_out_all(&mut messages);
         self.inbox.drain(&mut messages);
-        for message in messages.drain(..) {
-            self.carry_out(message);
-        }
+        worked |= self.carry_out_all(&mut messages);
         self.messages = messages;
-        self.movers.flush();
-        self.set_gauges();
-        true
+        if worked {
+            self.set_gauges();
+        }
+        worked
+    }
+
+    fn carry_out_all(&mut self, messages: &mut VecDeque<ToConductor>) -> bool {
+        let worked = !messages.is_empty();
+        messages.iter_mut().for_each(|message| self.carry_out(message));
+        messages.clear();
+        worked
+    }
+
+    /// The mover of the same thread.
+    pub fn mover(&mut self) -> Option<&mut Mover> {
+        self.movers.own()
     }
 
     /// Looks at the kernel's news: new clients, messages on attach sockets, deaths. Waits at most
@@ -214,7 +229,6 @@ impl Conductor {
                 _ => {}
             }
         }
-        self.movers.flush();
         self.set_gauges();
     }
 
@@ -235,7 +249,6 @@ impl Conductor {
             self.watch_listeners(epoll::EventFlags::IN);
             self.welcome_clients();
         }
-        self.movers.flush();
     }
 
     /// Accepts nobody for a while if that failed for want of descriptors: whoever connects waits, and the
@@ -264,18 +277,14 @@ impl Conductor {
         &self.inbox
     }
 
-    /// Readable when [`Self::poll`] has something to look at.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    #[inline(never)]
-    fn carry_out(&mut self, message: ToConductor) {
-        match message {
-            ToConductor::Control { client, channel, request, .. } => self.control(client, channel, &request),
+    fn carry_out(&mut self, message: &mut ToConductor) {
+        match *message {
+            ToConductor::Control { client, channel, ref request, .. } => {
+                self.control(client, channel, request)
+            }
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
-            ToConductor::FreeRing { ring } => self.free_ring(&ring),
+            ToConductor::FreeRing { ref ring } => self.free_ring(ring),
             ToConductor::LetGo { former: Former { client, serial, slot } } => {
                 let client_state = self.client_mut(client).filter(|client| client.serial == serial);
                 if let Some(socket) = client_state.and_then(|client| client.socket_mut(slot)) {
@@ -286,8 +295,8 @@ impl Conductor {
                 }
             }
             ToConductor::FlowDone { flow } => self.flow_done(flow),
-            ToConductor::Apply { policy } => {
-                let cut = self.apply(*policy);
+            ToConductor::Apply { ref mut policy } => {
+                let cut = self.apply(std::mem::take(policy));
                 tracing::info!(cut, "policy applied");
             }
             ToConductor::ClientGone { client } => {

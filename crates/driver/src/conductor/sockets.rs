@@ -120,9 +120,10 @@ impl Conductor {
 
     pub(super) fn open_slot(&mut self, id: ClientId, socket: Socket) -> Result<(Slot, u16), Errno> {
         let client = self.client_mut(id).ok_or(Errno::BADF)?;
-        let memory = client.memory.clone().ok_or(Errno::BADF)?;
+        client.memory.as_ref().ok_or(Errno::BADF)?;
         let (mover, channel) = (client.mover, socket.channel);
         let (slot, generation) = client.open(socket).ok_or(Errno::MFILE)?;
+        let memory = client.memory.as_ref().ok_or(Errno::BADF)?;
         if generation == 1 {
             // The first socket there.
             if let Err(errno) = memory.populate_slot(slot) {
@@ -304,7 +305,7 @@ impl Conductor {
             let (client, slot, flow) = (to.client, to.slot, new.id);
             self.movers.send(to.mover, ToMover::Incoming { client, slot, flow, mover: from });
         }
-        self.movers.send(from, ToMover::AddFlow(Box::new(new)));
+        self.movers.send(from, ToMover::AddFlow(Some(Box::new(new))));
     }
 
     /// Whether there is room for one more connection, and memory for `peer` to receive something.

@@ -7,6 +7,7 @@ use pd_abi::layout::socket_status;
 use pd_abi::Operation;
 use pd_shm::wait::Waker;
 use rustix::event::epoll;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a ring is idle before it is given back when memory is short.
@@ -19,17 +20,18 @@ impl Mover {
         }
         let mut commands = std::mem::take(&mut self.commands);
         self.inbox.drain(&mut commands);
-        for command in commands.drain(..) {
-            self.carry_out(command);
-        }
+        commands.iter_mut().for_each(|command| self.carry_out(command));
+        commands.clear();
         self.commands = commands;
         true
     }
 
-    #[inline(never)]
-    pub(super) fn carry_out(&mut self, command: ToMover) {
-        match command {
-            ToMover::AddClient { client, memory } => {
+    /// Does what a command says. By a reference: a copy of it would wait until the pieces that it has just been made of
+    /// have reached the cache.
+    pub fn carry_out(&mut self, command: &mut ToMover) {
+        match *command {
+            ToMover::AddClient { client, ref memory } => {
+                let memory = Arc::clone(memory);
                 let state = Client {
                     memory,
                     channels: Vec::new(),
@@ -40,7 +42,8 @@ impl Mover {
                 };
                 put(&mut self.clients, client as usize, state);
             }
-            ToMover::AddChannel(new) => {
+            ToMover::AddChannel(ref mut new) => {
+                let Some(new) = new.take() else { return };
                 let NewChannel { client, channel, requests, events, doorbell } = *new;
                 let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
                 let data = epoll::EventData::new_u64(token(client, channel));
@@ -51,14 +54,14 @@ impl Mover {
                 put(&mut state.channels, channel, Channel::new(requests, events, doorbell));
                 self.activate(client, channel);
             }
-            ToMover::AddPipe { client, channel, pipe } => {
+            ToMover::AddPipe { client, channel, ref mut pipe } => {
                 if let Some(channel) = channel_of(&mut self.clients, client, channel) {
-                    channel.pipe = Some(pipe);
+                    channel.pipe = pipe.take();
                 }
             }
-            ToMover::AddRegion { client, region, map } => {
+            ToMover::AddRegion { client, region, ref map } => {
                 if let Some(Some(state)) = self.clients.get_mut(client as usize) {
-                    put(&mut state.regions, region as usize, map);
+                    put(&mut state.regions, region as usize, Arc::clone(map));
                 }
             }
             ToMover::OpenSocket { client, slot, generation, channel } => {
@@ -77,7 +80,8 @@ impl Mover {
                 }
             }
             ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
-            ToMover::AddFlow(new) => {
+            ToMover::AddFlow(ref mut new) => {
+                let Some(new) = new.take() else { return };
                 counting::open(&self.metrics, self.settings.id, &new);
                 if let Some(socket) = self.socket_mut(new.source.client, new.source.slot) {
                     socket.outgoing = Some(new.id);
@@ -106,7 +110,7 @@ impl Mover {
                     flow.set_send_ring(bytes);
                 }
             }
-            ToMover::Ring { flow: id, ring } => self.take_ring(id, ring),
+            ToMover::Ring { flow: id, ref mut ring } => self.take_ring(id, ring.take()),
             ToMover::Finish { flow: id, finish } => {
                 self.read_on(id, true);
                 if let Some(flow) = self.flows.get(id) {
@@ -127,18 +131,18 @@ impl Mover {
                     flow.lasts = true;
                 }
             }
-            ToMover::Retarget { flow, destination, parted } => {
-                let Parted { former, remainder, .. } = parted.map_or_else(Parted::default, |parted| *parted);
-                self.retarget(flow, destination, former, remainder);
+            ToMover::Retarget { flow, ref destination, ref mut parted } => {
+                let parted = parted.take().map_or_else(Parted::default, |parted| *parted);
+                self.retarget(flow, destination.clone(), parted.former, parted.remainder);
             }
-            ToMover::HandOver { flow, source, parted } => {
-                self.hand_over(flow, source, &parted);
-                if let Some(leave) = parted.leave {
-                    self.tell_to_leave(flow, &leave);
+            ToMover::HandOver { flow, ref source, ref parted } => {
+                self.hand_over(flow, source.clone(), parted);
+                if let Some(leave) = &parted.leave {
+                    self.tell_to_leave(flow, leave);
                 }
             }
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
-            ToMover::SetBudget { tenant, budget } => self.set_budget(tenant, budget),
+            ToMover::SetBudget { tenant, ref budget } => self.set_budget(tenant, Arc::clone(budget)),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
             ToMover::Ready { client, slot } | ToMover::Nudge { client, slot, .. } => {
                 self.post_ready(client, slot);

@@ -169,7 +169,7 @@ impl World {
         let inboxes = [Arc::clone(&inbox)];
         let counters = crate::metrics::region(1, 4, 4, 0).expect("memory");
         let (as_clock, metrics) = (Arc::clone(&clock), Arc::new(Metrics::new(&counters, 1)));
-        let conductor = Outbox::new(vec![Arc::clone(&outbox)], true);
+        let conductor = Outbox::Mailbox(Arc::clone(&outbox));
         let mover = Mover::new(settings, as_clock, &engine, &inboxes, conductor, metrics);
         let mut world = Self {
             clock,
@@ -217,13 +217,13 @@ impl World {
             let (requests, events) = memory.channel(channel).expect("a channel");
             let doorbell = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
             doorbells.push(doorbell.try_clone().expect("a descriptor"));
-            self.inbox.send(ToMover::AddChannel(Box::new(NewChannel {
+            self.inbox.send(ToMover::AddChannel(Some(Box::new(NewChannel {
                 client,
                 channel,
                 requests,
                 events,
                 doorbell,
-            })));
+            }))));
         }
         let (send, send_fd) = pool.send_region(SEND_REGION_BYTES as u64).expect("memory");
         let fill = Mapping::new(&send_fd, SEND_REGION_BYTES, Protection::ReadWrite).expect("a mapping");
@@ -290,14 +290,14 @@ impl World {
                 memory: Arc::clone(&self.parties[client as usize].memory),
                 mover: 0,
             };
-            self.inbox.send(ToMover::AddFlow(Box::new(NewFlow {
+            self.inbox.send(ToMover::AddFlow(Some(Box::new(NewFlow {
                 id: flow,
                 tenant: 0,
                 source: endpoint(source),
                 destination: endpoint(destination),
                 send_ring_bytes: SEND_RING_BYTES,
                 serial: u64::from(flow / 2) + 1,
-            })));
+            }))));
         }
     }
 
@@ -570,7 +570,7 @@ impl World {
             9 => {
                 let Ok((reader, pipe)) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) else { return };
                 self.pipe = Some(reader);
-                self.inbox.send(ToMover::AddPipe { client: A, channel: 0, pipe });
+                self.inbox.send(ToMover::AddPipe { client: A, channel: 0, pipe: Some(pipe) });
             }
             10 => self.pipe = None,
             _ => {}

@@ -210,15 +210,18 @@ impl Mover {
         worked |= self.run_flows();
         worked |= self.reap();
         self.publish();
-        self.conductor.flush();
         self.flush_events();
-        self.conductor.flush();
         worked
     }
 
-    /// Tells the conductor, at the latest at the end of the turn.
+    #[inline]
     fn tell_conductor(&self, message: ToConductor) {
-        self.conductor.send(0, message);
+        self.conductor.send(message);
+    }
+
+    /// What it has to tell a conductor of its own thread; `into` is empty.
+    pub fn take_messages(&self, into: &mut VecDeque<ToConductor>) {
+        self.conductor.drain(into);
     }
 
     /// Waits for something to do: a bounded spin, then a sleep, at most until `wake_by`. `news` looks

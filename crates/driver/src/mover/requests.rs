@@ -12,6 +12,8 @@ const REQUESTS_PER_TURN: usize = 64;
 /// Requests of one client that may be on their way to other agents; beyond, its request rings wait. Checked
 /// once in a channel's turn, which may pass on [`REQUESTS_PER_TURN`].
 pub(super) const FORWARDED_MAX: usize = 1024;
+/// The same of all clients together, in a driver of one thread, which carries them out before it takes more.
+const KEPT_MAX: usize = 1 << 16;
 /// Turns without a request after which a channel is no longer looked at until it rings.
 const QUIET_TURNS_MAX: u32 = 4096;
 
@@ -92,6 +94,9 @@ impl Mover {
 
     /// Whether the agents that are to carry out a client's requests have fallen behind.
     fn has_fallen_behind(&self, client: ClientId) -> bool {
+        if let Some(kept) = self.conductor.kept() {
+            return kept >= KEPT_MAX;
+        }
         let state = self.clients.get(client as usize).and_then(Option::as_ref);
         state.is_some_and(|state| state.memory.forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX)
     }
@@ -180,10 +185,12 @@ impl Mover {
                 Ok(())
             }
             _ => {
-                if let Some(_forwarded) = self.forwarded(client) {
-                    let (channel, request) = (index, *request);
-                    self.tell_conductor(ToConductor::Control { client, channel, request, _forwarded });
-                }
+                let (channel, request) = (index, *request);
+                let _forwarded = match self.conductor.kept() {
+                    Some(_) => None,
+                    None => self.forwarded(client),
+                };
+                self.tell_conductor(ToConductor::Control { client, channel, request, _forwarded });
                 Ok(())
             }
         }
