@@ -11,7 +11,7 @@ use std::time::Duration;
 const BYTES_PER_TURN: u64 = 256 << 10;
 /// Receive rings of this much in all stay in the caches that copies go through; the more flows there are, the
 /// smaller are their rings...
-const RINGS_BYTES: u64 = 16 << 20;
+const RINGS_BYTES: u64 = 4 << 20;
 /// ...down to this.
 const RING_BYTES_BUSY: u64 = 16 << 10;
 /// A ring that was full is exchanged for one this many times larger, at least, when there are fewer flows.
