@@ -300,10 +300,9 @@ impl Conductor {
 
     /// Has the movers know of a direction of a connection.
     pub(super) fn add_flow(&self, new: NewFlow) {
-        let (from, to) = (new.source.mover, &new.destination);
-        if to.mover != from {
-            let (client, slot, flow) = (to.client, to.slot, new.id);
-            self.movers.send(to.mover, ToMover::Incoming { client, slot, flow, mover: from });
+        let from = new.source.mover;
+        if new.destination.mover != from {
+            self.tell_incoming(&new.destination, new.id, from);
         }
         self.movers.send(from, ToMover::AddFlow(Some(Box::new(new))));
     }

@@ -443,7 +443,7 @@ impl Conductor {
     }
 
     /// Has the receiving socket's mover know which flow brings it bytes.
-    fn tell_incoming(&self, to: &Endpoint, flow: FlowId, mover: MoverId) {
+    pub(super) fn tell_incoming(&self, to: &Endpoint, flow: FlowId, mover: MoverId) {
         if to.client != ClientId::MAX {
             let (client, slot) = (to.client, to.slot);
             self.movers.send(to.mover, ToMover::Incoming { client, slot, flow, mover });
