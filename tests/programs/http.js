@@ -32,6 +32,7 @@ function ask(agent, number) {
     const sent = body(number);
     const request = http.request({ agent, host: process.argv[3], port: 8000, method: 'POST' }, (response) => {
       const parts = [];
+      response.on('error', reject);
       response.on('data', (part) => parts.push(part));
       response.on('end', () => {
         const all = Buffer.concat(parts);
