@@ -1,5 +1,5 @@
 """A client of redis, without its library. `redis.py ADDRESS fill|save|digest|follow`: what it prints depends on
-redis' data alone."""
+redis' data alone. `redis.py ADDRESS forever`: load, until a connection ends."""
 import hashlib
 import random
 import socket
@@ -89,8 +89,19 @@ def follow(redis):
     print("replica", digest(redis))
 
 
+def forever(redis):
+    all = [redis] + [Redis(sys.argv[1]) for _ in range(49)]
+    while True:
+        for one in all:
+            for number in range(8):
+                one.send("SET", f"key{number}", b"x" * 1000)
+        for one in all:
+            for number in range(8):
+                assert one.receive() == b"OK"
+
+
 redis = Redis(sys.argv[1])
 if sys.argv[2] == "digest":
     print("digest", digest(redis))
 else:
-    {"fill": fill, "save": save, "follow": follow}[sys.argv[2]](redis)
+    {"fill": fill, "save": save, "follow": follow, "forever": forever}[sys.argv[2]](redis)
