@@ -116,11 +116,12 @@ need-root:
 	    echo "the tests make network namespaces and need root; run:" >&2; \
 	    echo "  sudo env PATH=\"\$$PATH\" HOME=\"\$$HOME\" make test" >&2; exit 1; }
 
-# Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes.
+# Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes. Libraries and
+# programs are built with the tests: alone, dependencies would have fewer features and be built twice.
 test: TESTING := yes
 test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
-	$(CARGO) build --workspace --jobs $(JOBS)
+	$(CARGO) build --workspace --all-targets --jobs $(JOBS)
 	PD_RTL_REQUIRED=1 $(CARGO) test --workspace --jobs $(JOBS)
 	RUSTFLAGS="--cfg loom" $(CARGO) test --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
