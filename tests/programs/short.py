@@ -13,6 +13,7 @@ import select
 import selectors
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -163,6 +164,11 @@ def names(address):
         port = sock.getsockname()[1]
         sock.connect(address)
         print("bound", sock.getsockname()[1] == port)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.connect(address)
+        print("before", failure(sock.recv, 1), sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
 
 def nonblocking(address, closed):
@@ -237,6 +243,23 @@ def own_listener():
     sock.close()
     print("end", accepted.recv(5))
     accepted.close()
+
+
+def kernel_first():
+    """Whom the kernel has connected stays so, wherever it connects again."""
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    with subprocess.Popen([sys.executable, "-c", code], env=plain, stdin=-1, stdout=-1, text=True) as other:
+        port = int(other.stdout.readline())
+        with listener(0) as fabric, socket.socket() as sock:
+            fabric.setblocking(False)
+            try:
+                fabric.accept()
+            except BlockingIOError:
+                pass
+            sock.connect(("127.0.0.1", port))
+            print("again", failure(sock.connect, ("127.0.0.1", fabric.getsockname()[1])), sock.getpeername()[1] == port)
+        other.stdin.close()
 
 
 def kernel_connections():
@@ -314,6 +337,7 @@ def main():
         server(int(arguments[0]))
     elif what == "own":
         own_listener()
+        kernel_first()
     else:
         {"client": client, "hold": hold, "fork": fork, "crowd": crowd}[what](arguments[0], int(arguments[1]))
 

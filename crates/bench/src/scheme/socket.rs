@@ -4,18 +4,23 @@
 //! receiver reads up to 256 KB at a time. TCP's buffers are left to the kernel's autotuning: fixed ones
 //! are slower. AF_UNIX has no autotuning, and its default of 208 KB holds three messages of 64 KB:
 //! it is raised for one connection. Many connections are waited for with one epoll.
+//!
+//! Streams make system calls of their own (`rustix`). Connections that are opened, used and closed go by the C library's
+//! calls (`std`, `nix`), which a preloaded library can stand in for.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
 use pd_harness::peer::own_address;
-use rustix::event::{epoll, poll, PollFd, PollFlags};
-use rustix::io::{ioctl_fionbio, Errno};
-use rustix::net::{self, sockopt, AddressFamily, SocketFlags, SocketType};
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::sockopt;
 
 use super::memory::{Inbox, PageAligned};
 use super::{in_groups, End, Scheme};
@@ -99,7 +104,6 @@ impl super::Listening for Listening {
     }
 
     fn accept_and_close(&mut self, connections: u64) -> Result<()> {
-        // The standard library's calls are the C library's, which a preloaded library can stand in for.
         let mut message = vec![0; self.open.message_bytes];
         in_groups(connections, self.open.connections, |group| {
             let accept = || self.accept_one(0).map(TcpStream::from);
@@ -166,14 +170,11 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
     let addresses: Vec<&str> = to.split(',').collect();
     let mut message = vec![1; open.message_bytes];
     in_groups(connections, open.connections, |group| {
-        let mut sockets = match (group, open.scheme) {
-            (1, _) => vec![connect_one(open.scheme, &addresses, 0)?],
-            (_, Scheme::Unix) => {
-                (0..group).map(|_| connect_one(open.scheme, &addresses, 0)).collect::<Result<Vec<_>>>()?
-            }
+        let one = |_| -> Result<TcpStream> { Ok(connect_one(open.scheme, &addresses, 0)?.into()) };
+        let mut sockets: Vec<TcpStream> = match (group, open.scheme) {
+            (1, _) | (_, Scheme::Unix) => (0..group).map(one).collect::<Result<_>>()?,
             _ => connect_at_once(addresses[0].parse()?, group)?,
         };
-        let mut sockets: Vec<_> = sockets.drain(..).map(TcpStream::from).collect();
         for socket in &mut sockets {
             socket.write_all(&message)?;
         }
@@ -185,21 +186,21 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
 }
 
 /// TCP connections whose handshakes run at the same time.
-fn connect_at_once(to: SocketAddr, count: usize) -> Result<Vec<OwnedFd>> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let begin = || -> Result<OwnedFd> {
-        let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
-        match net::connect(&socket, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+fn connect_at_once(to: SocketAddr, count: usize) -> Result<Vec<TcpStream>> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let begin = || -> Result<TcpStream> {
+        let socket = nix::sys::socket::socket(family, SockType::Stream, flags, None)?;
+        match nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
+            Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(socket.into()),
             Err(error) => Err(error).with_context(|| format!("cannot connect to {to}")),
         }
     };
     let sockets = (0..count).map(|_| begin()).collect::<Result<Vec<_>>>()?;
     for socket in &sockets {
-        poll(&mut [PollFd::new(socket, PollFlags::OUT)], None)?;
-        sockopt::socket_error(socket)?.with_context(|| format!("cannot connect to {to}"))?;
-        ioctl_fionbio(socket, false)?;
+        poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)], PollTimeout::NONE)?;
+        socket.take_error()?.map_or(Ok(()), Err).with_context(|| format!("cannot connect to {to}"))?;
+        socket.set_nonblocking(false)?;
     }
     Ok(sockets)
 }

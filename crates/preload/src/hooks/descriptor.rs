@@ -92,7 +92,6 @@ hooks! {
             || {
                 let mine = entry::find(fd).ok_or(Failure::Plain)?;
                 if let Some(socket) = mine.socket() {
-                    socket.facts.touch();
                     if request == libc::FIONBIO && argument != 0 {
                         socket.facts.set_nonblocking((argument as *const c_int).read() != 0);
                     }
@@ -165,7 +164,6 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
         libc::F_SETFL if table::look(fd) != table::PLAIN => aside(|| {
             if let Some(socket) = entry::find(fd).as_ref().and_then(|entry| entry.socket()) {
-                socket.facts.touch();
                 socket.facts.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
                 if argument as c_int & libc::O_ASYNC != 0 {
                     socket.wants_signals();

@@ -16,6 +16,9 @@ const HANDSHAKE_MS: c_int = 5;
 const TCP_FASTOPEN_CONNECT: c_int = 30;
 const TCP_MD5SIG_EXT: c_int = 32;
 const SO_TIMESTAMPING_NEW: c_int = 65;
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
+const TIMEOUTS: [c_int; 4] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_NEW, SO_SNDTIMEO_NEW];
 
 hooks! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -249,7 +252,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     }
     if !unfit {
         match short::connect(fd, &entry, to) {
-            Err(Failure::Plain) => {}
+            Err(Failure::Plain) => socket.facts.leave_to_kernel(),
             connected => return connected,
         }
     }
@@ -307,7 +310,9 @@ unsafe fn set_option(
 ) -> Outcome<c_int> {
     let entry = entry::find(fd).ok_or(Failure::Plain)?;
     let socket = entry.socket().ok_or(Failure::Plain)?;
-    socket.facts.touch();
+    if level == libc::SOL_SOCKET && TIMEOUTS.contains(&name) {
+        socket.facts.touch();
+    }
     let twin = entry.twin();
     let number = || {
         let enough = !value.is_null() && len as usize >= size_of::<c_int>();

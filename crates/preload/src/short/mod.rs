@@ -52,8 +52,10 @@ fn suspend() {
 /// What is known of a socket without asking the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
-    /// Made here, and none of what is below can have changed since; not bound, no time-outs.
+    /// Made here, not bound and without time-outs.
     untouched: AtomicBool,
+    /// The kernel was asked to connect it.
+    tried: AtomicBool,
     nonblocking: AtomicBool,
     v6: AtomicBool,
 }
@@ -76,9 +78,14 @@ impl Facts {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Something is being changed: ask the kernel from now on.
+    /// It gets an address or a time-out: ask the kernel from now on.
     pub(crate) fn touch(&self) {
         self.untouched.store(false, Ordering::Relaxed);
+    }
+
+    /// The kernel is asked to connect it, and may not be done when the call returns.
+    pub(crate) fn leave_to_kernel(&self) {
+        self.tried.store(true, Ordering::Relaxed);
     }
 }
 
@@ -89,6 +96,9 @@ pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<
         return Err(Failure::Plain);
     }
     let facts = &socket.facts;
+    if facts.tried.load(Ordering::Relaxed) {
+        return Err(Failure::Plain);
+    }
     let (mut nonblocking, mut v6) =
         (facts.nonblocking.load(Ordering::Relaxed), facts.v6.load(Ordering::Relaxed));
     let mut timeouts = [0; 2];
