@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 
@@ -262,6 +263,86 @@ def kernel_first():
         other.stdin.close()
 
 
+def begin(address):
+    sock = socket.socket()
+    sock.setblocking(False)
+    assert sock.connect_ex(address) == errno.EINPROGRESS
+    return sock
+
+
+def begun():
+    """A loop that begins connections and goes on: to who listens, to who is the kernel's alone, to nobody."""
+    code = """import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.stdin.readline())))
+print("ready", flush=True)
+sock, _ = listener.accept()
+sock.sendall(sock.recv(10))"""
+    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    # Before there are connections: none could be begun after that.
+    other = subprocess.Popen([sys.executable, "-c", code], env=plain, stdin=-1, stdout=-1, text=True)
+    first, second, epoll = listener(0), listener(0), select.epoll()
+    addresses = [("127.0.0.1", one.getsockname()[1]) for one in (first, second)]
+    for one, address in zip((first, second), addresses):
+        one.setblocking(False)
+        print("nobody yet", failure(one.accept))
+        one.settimeout(5)
+        sock = begin(address)
+        epoll.register(sock, select.EPOLLOUT)
+        print("first", epoll.poll(5) == [(sock.fileno(), select.EPOLLOUT)], one.accept()[1] == sock.getsockname())
+        epoll.unregister(sock)
+        sock.close()
+    for address in addresses[:1] * 3:
+        sock = begin(address)
+        epoll.register(sock, select.EPOLLOUT)
+        accepted, peer = first.accept()
+        print("begun", epoll.poll(5) == [(sock.fileno(), select.EPOLLOUT)], peer == sock.getsockname())
+        sock.send(b"x")
+        print("sent", accepted.recv(5))
+        epoll.modify(sock, select.EPOLLIN)
+        accepted.close()
+        print("ended", epoll.poll(5) == [(sock.fileno(), select.EPOLLIN)], sock.recv(5))
+        sock.close()
+    print("named", begin(addresses[0]).getsockname()[1] == first.accept()[1][1])
+    begin(addresses[0]).close()
+    print("closed", first.accept()[0].recv(5))
+    socks = [begin(addresses[0]) for _ in range(100)]
+    polled = select.poll()
+    for sock in socks:
+        polled.register(sock, select.POLLOUT)
+    done = 0
+    while done < len(socks):
+        for fd, _ in polled.poll(5000):
+            polled.unregister(fd)
+            done += 1
+    print("many", sum(first.accept()[0].send(b"y") for _ in socks), sum(failure(sock.recv, 1) == b"y" for sock in socks if select.select([sock], [], [], 5)))
+    found = []
+    waiting = threading.Thread(target=lambda: found.extend(epoll.poll(5)))
+    waiting.start()
+    time.sleep(0.1)
+    sock = begin(addresses[0])
+    epoll.register(sock, select.EPOLLOUT)
+    waiting.join()
+    print("elsewhere", found == [(sock.fileno(), select.EPOLLOUT)], first.accept()[1] == sock.getsockname())
+    epoll.close()
+    epoll = select.epoll()
+    epoll.poll(0)
+    first.close()
+    second.close()
+    other.stdin.write(f"{addresses[0][1]}\n")
+    other.stdin.close()
+    other.stdout.readline()
+    sock = begin(addresses[0])
+    epoll.register(sock, select.EPOLLOUT)
+    print("kernel's", epoll.poll(5) == [(sock.fileno(), select.EPOLLOUT)], sock.getpeername() == addresses[0], sock.send(b"z"))
+    epoll.modify(sock, select.EPOLLIN)
+    print("echo", epoll.poll(5) == [(sock.fileno(), select.EPOLLIN)], sock.recv(5))
+    other.wait()
+    sock = begin(addresses[1])
+    epoll.register(sock, select.EPOLLOUT)
+    print("refused", epoll.poll(5)[0][1] & select.EPOLLERR != 0)
+    print(errno.errorcode.get(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
+
+
 def kernel_connections():
     with open("/proc/net/snmp") as file:
         head, values = [line.split()[1:] for line in file if line.startswith("Tcp:")]
@@ -338,6 +419,7 @@ def main():
     elif what == "own":
         own_listener()
         kernel_first()
+        begun()
     else:
         {"client": client, "hold": hold, "fork": fork, "crowd": crowd}[what](arguments[0], int(arguments[1]))
 

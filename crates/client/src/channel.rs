@@ -201,6 +201,23 @@ impl Channel {
         self.call_for_several(attachment, request).map(|(answer, _)| answer)
     }
 
+    /// Asks, for [`Self::answer`] or [`Self::forget`].
+    pub(crate) fn ask(&self, mut request: Request) -> Result<u32> {
+        let mut inner = self.inner.lock();
+        request.tag = inner.ask();
+        self.write(inner, request).map(|_| request.tag)
+    }
+
+    /// Waits for the answer to what was asked, whatever its errno.
+    pub(crate) fn answer(&self, attachment: &Attachment, tag: u32) -> Result<Event> {
+        self.wait_for_answer(attachment, self.inner.lock(), tag).map(|(answer, _)| answer)
+    }
+
+    /// Nobody will wait for the answer.
+    pub(crate) fn forget(&self, tag: u32) {
+        self.inner.lock().forget(tag);
+    }
+
     /// Asks and waits for the answer, whatever its errno, and those that came before it.
     pub(crate) fn call_for_several(
         &self,
@@ -237,8 +254,7 @@ impl Channel {
         let mut guard = inner.take().unwrap_or_else(|| self.inner.lock());
         self.publish(&mut guard);
         drop(guard);
-        let answer = |tag| self.wait_for_answer(attachment, self.inner.lock(), tag).map(|(answer, _)| answer);
-        asked.into_iter().map(|asked| asked.and_then(answer)).collect()
+        asked.into_iter().map(|asked| asked.and_then(|tag| self.answer(attachment, tag))).collect()
     }
 
     /// Writes a question and publishes it; waits while the ring is full.
@@ -267,11 +283,8 @@ impl Channel {
         ask: impl FnOnce(u32) -> Result<()>,
     ) -> Result<Event> {
         let tag = self.inner.lock().ask();
-        if let Err(error) = ask(tag) {
-            self.inner.lock().forget(tag);
-            return Err(error);
-        }
-        self.wait_for_answer(attachment, self.inner.lock(), tag).map(|(answer, _)| answer)
+        ask(tag).inspect_err(|_| self.forget(tag))?;
+        self.answer(attachment, tag)
     }
 
     fn wait_for_answer<'a>(

@@ -32,6 +32,7 @@ impl Control {
         self.check_family(addr)?;
         match self.state {
             State::New | State::Bound => {}
+            State::Connecting(_) => return Err(Error::new(Errno::ALREADY, "the socket is being connected")),
             State::Connected => return Err(Error::new(Errno::ISCONN, "the socket is connected already")),
             State::Listening => {
                 return Err(Error::new(Errno::OPNOTSUPP, "a listening socket cannot connect; make another"))
@@ -110,6 +111,37 @@ impl Socket {
         let request = control.ask_to_connect(addr)?;
         let answer = control.link.home.call(&control.link.attachment, request);
         self.take_connection(control, addr, answer)
+    }
+
+    /// Begins to connect to a listener, without waiting for the driver. Until [`Self::finish_connect`] the socket is ready
+    /// for nothing.
+    ///
+    /// # Errors
+    /// Those of [`Self::connect`] for which the driver is not asked.
+    pub fn begin_connect(&self, addr: SocketAddr) -> Result<()> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        let request = control.ask_to_connect(addr)?;
+        self.recv.lock().connecting = true;
+        control.state = State::Connecting(control.link.home.ask(request)?);
+        control.peer = Some(addr);
+        Ok(())
+    }
+
+    /// Waits for what has come of [`Self::begin_connect`]; nothing to do if it is known.
+    ///
+    /// # Errors
+    /// Those of [`Self::connect`]; the socket is as before it then.
+    pub fn finish_connect(&self) -> Result<()> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        let (State::Connecting(tag), Some(addr)) = (control.state, control.peer) else { return Ok(()) };
+        let answer = control.link.home.answer(&control.link.attachment, tag);
+        control.state = if control.local.is_some() { State::Bound } else { State::New };
+        control.peer = None;
+        let taken = self.take_connection(control, addr, answer);
+        self.recv.lock().connecting = false;
+        taken
     }
 
     /// Connects several sockets, with one round trip to the driver for those of one thread.

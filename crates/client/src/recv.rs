@@ -25,6 +25,8 @@ pub(crate) const IDLE_CALLS: u32 = 1024;
 pub(crate) struct RecvSide {
     pub(crate) link: Arc<Link>,
     pub(crate) connected: bool,
+    /// The driver was asked to connect it, and may have done so.
+    pub(crate) connecting: bool,
     pub(crate) listening: bool,
     pub(crate) shut: bool,
     pub(crate) lowat: u64,
@@ -86,6 +88,7 @@ impl RecvSide {
         Self {
             link,
             connected,
+            connecting: false,
             listening: false,
             shut: false,
             lowat: 1,

@@ -45,6 +45,8 @@ pub(crate) enum State {
     New,
     Bound,
     Listening,
+    /// The driver was asked, by a question with this tag.
+    Connecting(u32),
     Connected,
 }
 
@@ -268,6 +270,9 @@ impl Socket {
     /// Unmaps direct rings: the driver takes them back when nobody holds them.
     fn let_go(&self) -> Arc<Link> {
         let mut control = lock(&self.control);
+        if let State::Connecting(tag) = control.state {
+            control.link.home.forget(tag);
+        }
         if control.link.direct.is_some() {
             let link = Arc::new(control.link.closed());
             self.set_link(&mut control, link);

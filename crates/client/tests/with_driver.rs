@@ -1,4 +1,5 @@
 //! The Rust API against a driver in the same process. One test: the attachment is the process's.
+use pd_client::core::{ready, Socket};
 use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
 use pd_driver::{Driver, HugepageUse, Settings, SystemClock};
 use pd_engine::Cpu;
@@ -94,6 +95,40 @@ fn lendings_come_back_in_any_order(listener: &Listener) {
             }
         }
     }
+}
+
+fn connecting_need_not_wait(listener: &Listener) {
+    let to = listener.local_addr().unwrap();
+    let wanted = ready::IN | ready::OUT;
+    let socket = Socket::new(false).unwrap();
+    assert_eq!(socket.ready(wanted), ready::OUT | ready::HUP);
+    socket.begin_connect(to).unwrap();
+    assert_eq!(socket.begin_connect(to).unwrap_err().errno(), libc::EALREADY);
+    let accepted = listener.accept().unwrap();
+    assert_eq!(socket.ready(wanted), 0);
+    thread::scope(|scope| scope.spawn(|| socket.finish_connect()).join().unwrap()).unwrap();
+    socket.finish_connect().unwrap();
+    assert_eq!(socket.ready(wanted), ready::OUT);
+    assert_eq!(accepted.peer_addr().unwrap(), socket.local_addr().unwrap());
+    assert_eq!(socket.begin_connect(to).unwrap_err().errno(), libc::EISCONN);
+    socket.close().unwrap();
+    assert!(accepted.recv(1).unwrap().is_empty());
+
+    // Refused, it is as before.
+    let socket = Socket::new(false).unwrap();
+    socket.begin_connect(SocketAddr::new(to.ip(), 1)).unwrap();
+    assert_eq!(socket.finish_connect().unwrap_err().errno(), libc::ECONNREFUSED);
+    assert_eq!(socket.ready(wanted), ready::OUT | ready::HUP);
+    assert_eq!(socket.peer_addr().unwrap_err().errno(), libc::ENOTCONN);
+    socket.connect(to).unwrap();
+    socket.close().unwrap();
+    assert!(listener.accept().unwrap().recv(1).unwrap().is_empty());
+
+    // Given up before it is known.
+    let socket = Socket::new(false).unwrap();
+    socket.begin_connect(to).unwrap();
+    socket.close().unwrap();
+    assert!(listener.accept().unwrap().recv(1).unwrap().is_empty());
 }
 
 fn epoll_serves_many(listener: &Listener) {
@@ -194,6 +229,7 @@ fn works_with_the_driver() {
     assert_eq!(Listener::bind(listener.local_addr().unwrap()).unwrap_err().errno(), 98);
     bytes_arrive(&listener);
     lendings_come_back_in_any_order(&listener);
+    connecting_need_not_wait(&listener);
     epoll_serves_many(&listener);
     drop(a_killed_driver_is_replaced(dir.path(), driver, listener));
 }

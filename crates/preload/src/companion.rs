@@ -8,7 +8,7 @@ use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use pd_client::core::{Armed, Epoll, Hold, Socket};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,17 @@ pub(crate) struct Companion {
     exposed: Mutex<Option<Armed>>,
     is_exposed: AtomicBool,
     waits: AtomicU32,
+    /// The thread that has waited, if it is the only one.
+    waiter: AtomicUsize,
+}
+
+/// Several threads have waited.
+const SEVERAL: usize = usize::MAX;
+
+/// A number of the calling thread's.
+fn this_thread() -> usize {
+    thread_local! { static PLACE: u8 = const { 0 }; }
+    PLACE.with(|place| std::ptr::from_ref(place).addr())
 }
 
 impl Companion {
@@ -40,7 +51,24 @@ impl Companion {
             exposed: Mutex::default(),
             is_exposed: AtomicBool::new(false),
             waits: AtomicU32::new(0),
+            waiter: AtomicUsize::new(0),
         }
+    }
+
+    /// The calling thread is about to wait.
+    fn note_waiter(&self) {
+        let (this, known) = (this_thread(), self.waiter.load(Ordering::Relaxed));
+        if known != this && known != SEVERAL {
+            let waiter = if known == 0 { this } else { SEVERAL };
+            if self.waiter.compare_exchange(known, waiter, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                self.waiter.store(SEVERAL, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether nobody but the calling thread waits for the instance's members, as in a loop.
+    fn is_of_this_thread(&self) -> bool {
+        self.waiter.load(Ordering::Relaxed) == this_thread() && !self.is_exposed.load(Ordering::Acquire)
     }
 
     /// The companion of a kernel instance, made at first.
@@ -133,8 +161,12 @@ pub(crate) fn control(
         return if removed == Err(Failure::Plain) { Err(Failure::Plain) } else { Ok(()) };
     }
     let (flags, data) = event.ok_or(Failure::Errno(libc::EFAULT))?;
+    if !companion.is_of_this_thread() {
+        // Who waits already would hear nothing of how the connecting ends.
+        short::settle(entry);
+    }
     if operation == libc::EPOLL_CTL_MOD {
-        twin.with(entry, |end| companion.fabric.modify(end, flags, data))?;
+        twin.with_begun(entry, |end| companion.fabric.modify(end, flags, data))?;
         for watcher in lock(&socket.watchers).iter_mut() {
             if (watcher.epoll, watcher.fd) == (epoll, fd) {
                 watcher.event = (flags, data);
@@ -142,7 +174,7 @@ pub(crate) fn control(
         }
         return Ok(());
     }
-    twin.with(entry, |end| companion.fabric.add(end, flags, data))?;
+    twin.with_begun(entry, |end| companion.fabric.add(end, flags, data))?;
     lock(&companion.members).insert(fd, entry.clone());
     let companion = Arc::downgrade(&instance);
     lock(&socket.watchers).push(Watcher { epoll, fd, event: (flags, data), companion });
@@ -332,6 +364,8 @@ pub(crate) unsafe fn wait(
 ) -> Outcome<c_int> {
     let instance = table::entry(epoll).ok_or(Failure::Plain)?;
     let companion = instance.epoll().ok_or(Failure::Plain)?;
+    companion.note_waiter();
+    short::settle_all();
     short::resume(|| lock(&companion.members).values().cloned().collect());
     let mut events = Events { at, max: max as usize, len: 0 };
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));

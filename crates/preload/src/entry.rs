@@ -159,6 +159,11 @@ impl Socket {
         self.state.get()
     }
 
+    /// Whether it is in epoll instances.
+    pub(crate) fn is_watched(&self) -> bool {
+        !lock(&self.watchers).is_empty()
+    }
+
     pub(crate) fn is_fresh(&self) -> bool {
         self.state.get().is_none()
     }

@@ -48,17 +48,35 @@ pub(crate) fn connect_short(to: SocketAddr) -> Option<Arc<Socket>> {
         Ok(()) => Ok(socket),
         Err(error) => socket.close().and(Err(error)),
     });
+    take_short(to, connected)
+}
+
+/// Begins such a connection: see [`Socket::begin_connect`].
+pub(crate) fn begin_short(to: SocketAddr) -> Option<Arc<Socket>> {
+    let begun = Socket::beside_kernel(to.is_ipv6()).and_then(|socket| match socket.begin_connect(to) {
+        Ok(()) => Ok(socket),
+        Err(error) => socket.close().and(Err(error)),
+    });
+    take_short(to, begun)
+}
+
+fn take_short(to: SocketAddr, connected: pd_client::Result<Arc<Socket>>) -> Option<Arc<Socket>> {
     match connected {
         Ok(socket) => {
             socket.set_nonblocking(true);
             Some(socket)
         }
         Err(error) => {
-            note!("to {to} not on the fabric alone: {error}");
-            refusals::refused((to, SHORT));
+            refuse_short(to, &error);
             None
         }
     }
+}
+
+/// Nobody takes such connections at `to`.
+pub(crate) fn refuse_short(to: SocketAddr, error: &pd_client::Error) {
+    note!("to {to} not on the fabric alone: {error}");
+    refusals::refused((to, SHORT));
 }
 
 /// A listener of the fabric's beside the kernel's.

@@ -5,7 +5,7 @@ use crate::entry::{lock, Entry};
 use crate::fabric::{self, Taken};
 use crate::log::note;
 use crate::shared::{Held, Slot};
-use crate::short::Names;
+use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
 use crate::unix::{self, File};
 use crate::{address, companion, real};
@@ -203,6 +203,18 @@ impl Twin {
 
     /// Does something with the end, taking it over first if another process has it.
     pub(crate) fn with<T>(
+        &self,
+        entry: &Arc<Entry>,
+        work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,
+    ) -> Outcome<T> {
+        if self.names.as_ref().is_some_and(Names::is_begun) {
+            short::settle(entry);
+        }
+        self.with_begun(entry, work)
+    }
+
+    /// The same with one that may not yet be connected.
+    pub(crate) fn with_begun<T>(
         &self,
         entry: &Arc<Entry>,
         mut work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,

@@ -15,9 +15,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
-use pd_harness::peer::own_address;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage};
+use pd_harness::peer::own_address;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt;

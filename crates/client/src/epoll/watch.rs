@@ -175,7 +175,7 @@ impl Socket {
             return (self.listener_readiness(), None);
         }
         if !side.connected {
-            return (OUT | HUP, None);
+            return (if side.connecting { 0 } else { OUT | HUP }, None);
         }
         let edge = wanted & EDGE != 0;
         let (there, recv_end, rest) = match news {

@@ -42,6 +42,9 @@ unsafe fn write_name(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, pee
     let entry = entry::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let names = twin.names.as_ref().ok_or(Failure::Plain)?;
+    if names.is_begun() {
+        twin.with(&entry, |_| Ok(()))?;
+    }
     // SAFETY: the caller's promise.
     let written = unsafe {
         match peer {

@@ -139,6 +139,7 @@ fn wanted(events: i16) -> u32 {
 }
 
 fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
+    short::settle_all();
     let mut members = Vec::new();
     // One more place for the fabric's descriptor.
     let mut kernel = Vec::with_capacity(fds.len() + 1);

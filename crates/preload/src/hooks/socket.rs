@@ -234,7 +234,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
         if twin.names.is_some() {
             // SAFETY: the caller's promise.
             let family = unsafe { address::family(address, len) };
-            return short::connect_again(fd, twin, family);
+            return short::connect_again(fd, &entry, twin, family);
         }
         // SAFETY: the caller's promise.
         return unsafe { connect_again(fd, address, len) };

@@ -5,9 +5,11 @@
 //! The kernel knows nothing of such a connection, so it cannot be proved to another process: it stays with
 //! the process that made it. A process that forks while it has one has no new ones from then on, and neither
 //! has the child.
+mod begun;
 mod listener;
 mod names;
 
+pub(crate) use begun::{settle, settle_all};
 pub(crate) use listener::{accept, resume, Listening};
 pub(crate) use names::Names;
 
@@ -112,10 +114,19 @@ pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<
         nonblocking = unsafe { real::fcntl(fd, libc::F_GETFL, 0) } & libc::O_NONBLOCK != 0;
         timeouts = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].map(|name| address::timeout_ns(fd, name));
     }
-    let end = fabric::connect_short(to).ok_or(Failure::Plain)?;
-    note!("descriptor {fd}: connected to {to}, on the fabric alone");
+    // Whom it has found before it is likely to find again: then it need not wait for that. Who waits already might.
+    let begins = nonblocking && begun::has_found(to) && !socket.is_watched();
+    let connected = if begins { fabric::begin_short(to) } else { fabric::connect_short(to) };
+    let end = connected.ok_or(Failure::Plain)?;
     let names = Names::new(v6, to, nonblocking);
+    names.begun.store(begins, Ordering::Relaxed);
     attach_twin(fd, Twin::alone(end, nonblocking, timeouts, names));
+    if begins {
+        begun::add(entry);
+    } else {
+        note!("descriptor {fd}: connected to {to}, on the fabric alone");
+        begun::found(to);
+    }
     if nonblocking {
         // As over TCP: it is told by `poll` that the connection is there.
         return Err(Failure::Errno(libc::EINPROGRESS));
@@ -124,8 +135,9 @@ pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<
 }
 
 /// `connect` on such a connection: an error, unless it undoes the connection.
-pub(crate) fn connect_again(fd: c_int, twin: &Twin, family: c_int) -> Outcome<c_int> {
-    let names = twin.names.as_ref().ok_or(Failure::Plain)?;
+pub(crate) fn connect_again(fd: c_int, entry: &Arc<Entry>, twin: &Twin, family: c_int) -> Outcome<c_int> {
+    settle(entry);
+    let names = twin.names.as_ref().filter(|_| twin.current().is_some()).ok_or(Failure::Plain)?;
     if family == libc::AF_UNSPEC {
         table::release(fd);
         crate::entry::adopt(fd, None);
@@ -142,6 +154,7 @@ pub(crate) fn before_fork() {
     if !wanted() {
         return;
     }
+    settle_all();
     let mut seen = HashSet::new();
     for fd in (0..table::end()).filter(|&fd| table::look(fd) == table::SOCKET) {
         let Some(entry) = table::entry(fd).filter(|entry| seen.insert(Arc::as_ptr(entry))) else { continue };

@@ -3,8 +3,8 @@ use crate::address;
 use libc::{c_int, sockaddr, socklen_t};
 use pd_client::core::Socket;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// What the kernel would know of the connection.
 #[derive(Debug)]
@@ -15,11 +15,31 @@ pub(crate) struct Names {
     local: OnceLock<SocketAddr>,
     /// The next `connect` is the one that finds a non-blocking connection made.
     pub(crate) connecting: AtomicBool,
+    /// The driver was asked for the connection, and nobody has waited for the answer.
+    pub(super) begun: AtomicBool,
+    pub(super) settling: Mutex<()>,
 }
 
 impl Names {
     pub(crate) fn new(v6: bool, peer: SocketAddr, connecting: bool) -> Self {
-        Self { v6, peer, local: OnceLock::new(), connecting: AtomicBool::new(connecting) }
+        Self {
+            v6,
+            peer,
+            local: OnceLock::new(),
+            connecting: AtomicBool::new(connecting),
+            begun: AtomicBool::new(false),
+            settling: Mutex::default(),
+        }
+    }
+
+    /// Whether nobody has waited for the driver's answer.
+    #[inline]
+    pub(crate) fn is_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
     }
 
     /// For a forked child.

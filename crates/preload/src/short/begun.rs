@@ -1,0 +1,116 @@
+//! Non-blocking connections that were begun, and whose answers from the driver nobody has waited for. A loop that begins
+//! many goes on meanwhile; its next wait, or the next call on one of them, waits for the answers first.
+//!
+//! The driver may refuse, though somebody took such connections at the address before: then the kernel connects, which
+//! the program does not notice.
+use super::Names;
+use crate::companion;
+use crate::entry::{lock, Entry};
+use crate::fabric;
+use crate::log::note;
+use crate::real;
+use crate::twin::Twin;
+use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+/// Answers that may be outstanding: the driver keeps them for us.
+const BEGUN_MAX: usize = 64;
+/// Addresses remembered.
+const FOUND_MAX: usize = 1024;
+
+static BEGUN: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static FOUND: RwLock<Option<HashSet<SocketAddr>>> = RwLock::new(None);
+
+/// Whether somebody took a connection of this kind at `to`, and nobody was refused since.
+pub(super) fn has_found(to: SocketAddr) -> bool {
+    let found = FOUND.read().unwrap_or_else(PoisonError::into_inner);
+    found.as_ref().is_some_and(|found| found.contains(&to))
+}
+
+/// Somebody does.
+pub(super) fn found(to: SocketAddr) {
+    if has_found(to) {
+        return;
+    }
+    let mut found = FOUND.write().unwrap_or_else(PoisonError::into_inner);
+    let found = found.get_or_insert_default();
+    if found.len() >= FOUND_MAX {
+        found.clear();
+    }
+    found.insert(to);
+}
+
+fn lost(to: SocketAddr) {
+    let mut found = FOUND.write().unwrap_or_else(PoisonError::into_inner);
+    found.as_mut().map(|found| found.remove(&to));
+}
+
+/// One was begun.
+pub(super) fn add(entry: &Arc<Entry>) {
+    let full = {
+        let mut begun = lock(&BEGUN);
+        begun.push(Arc::downgrade(entry));
+        COUNT.store(begun.len(), Ordering::Relaxed);
+        begun.len() >= BEGUN_MAX
+    };
+    if full {
+        settle_all();
+    }
+}
+
+/// Waits for the answers of all. Before anything is waited for.
+#[inline]
+pub(crate) fn settle_all() {
+    if COUNT.load(Ordering::Relaxed) > 0 {
+        settle_each();
+    }
+}
+
+#[cold]
+fn settle_each() {
+    let begun = {
+        let mut begun = lock(&BEGUN);
+        COUNT.store(0, Ordering::Relaxed);
+        std::mem::take(&mut *begun)
+    };
+    begun.iter().filter_map(Weak::upgrade).for_each(|entry| settle(&entry));
+}
+
+/// Waits for the answer of one. The connection is the kernel's afterwards if the driver has refused it.
+pub(crate) fn settle(entry: &Arc<Entry>) {
+    let Some(twin) = entry.twin() else { return };
+    let Some(names) = twin.names.as_ref().filter(|names| names.is_begun()) else { return };
+    let _settling = lock(&names.settling);
+    let Some(end) = twin.current().filter(|_| names.is_begun()) else { return };
+    match end.finish_connect() {
+        Ok(()) => note!("connected to {}, on the fabric alone", names.peer()),
+        Err(error) if error.errno() == libc::EBADF => note!("closed before it was connected: {error}"),
+        Err(error) => {
+            lost(names.peer());
+            fabric::refuse_short(names.peer(), &error);
+            leave_to_kernel(entry, twin, names);
+        }
+    }
+    names.begun.store(false, Ordering::Release);
+}
+
+fn leave_to_kernel(entry: &Arc<Entry>, twin: &Twin, names: &Names) {
+    let Some(fd) = entry.any_fd() else { return };
+    // SAFETY: room for any address, and its size.
+    unsafe {
+        let mut to: sockaddr_storage = std::mem::zeroed();
+        let mut len = size_of::<sockaddr_storage>() as socklen_t;
+        let at = (&raw mut to).cast::<sockaddr>();
+        if names.write_peer(at, &mut len).is_ok() {
+            // The program's socket does not wait. What comes of it the program is told by the kernel.
+            let _: c_int = real::connect(fd, at, len);
+        }
+    }
+    companion::move_back(entry);
+    entry.give_up();
+    twin.abandon();
+}
