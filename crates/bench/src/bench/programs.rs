@@ -1,6 +1,6 @@
 //! `programs`: programs that know nothing of PipeDevice, with the library that puts their connections on it, beside
 //! the same programs on kernel TCP over the same bridge. `tcp-preload` are programs that have the library and
-//! no driver: what it costs those that stay on the kernel.
+//! no driver: what it costs those that stay on the kernel. `preload-short` is their mode for short connections.
 
 use std::path::Path;
 
@@ -15,9 +15,10 @@ use crate::run::interleave::{self, Cell};
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::Tcp, Scheme::TcpPreload];
+const SCHEMES: [Scheme; 5] =
+    [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::PreloadShort, Scheme::Tcp, Scheme::TcpPreload];
 const CLIENTS: u32 = 50;
-const FILE_BYTES: usize = 1 << 20;
+const NGINX_CONNECTIONS: u32 = 16;
 /// Shorter rounds would measure how programs start and connect.
 const ROUND_S_MIN: f64 = 2.0;
 /// The first round, of which nothing is counted.
@@ -31,18 +32,19 @@ enum Load {
     Iperf3 { streams: u32 },
     /// SET and GET of values of so many bytes, so many requests under way on each connection.
     Redis { bytes: u32, pipeline: u32 },
-    /// Requests for a file.
-    Nginx { connections: u32 },
+    /// Requests for a file of so many bytes, each on a connection of its own if so.
+    Nginx { bytes: usize, short: bool },
 }
 
-const LOADS: [Load; 7] = [
+const LOADS: [Load; 8] = [
     Load::Iperf3 { streams: 1 },
     Load::Iperf3 { streams: 4 },
     Load::Redis { bytes: 64, pipeline: 1 },
     Load::Redis { bytes: 64, pipeline: 16 },
     Load::Redis { bytes: 64 << 10, pipeline: 1 },
     Load::Redis { bytes: 64 << 10, pipeline: 16 },
-    Load::Nginx { connections: 16 },
+    Load::Nginx { bytes: 1 << 20, short: false },
+    Load::Nginx { bytes: 64, short: true },
 ];
 
 /// One program with its arguments.
@@ -66,9 +68,17 @@ impl Load {
             Load::Redis { bytes, pipeline } => {
                 params.extend([("value_bytes", json!(bytes)), ("pipeline", json!(pipeline))]);
             }
-            Load::Nginx { .. } => params.push(("file_bytes", json!(FILE_BYTES))),
+            Load::Nginx { bytes, short } => {
+                params.push(("file_bytes", json!(bytes)));
+                params.extend(short.then(|| ("keep_alive", json!(false))));
+            }
         }
         params
+    }
+
+    /// Whether it is run with the scheme: the mode for short connections is for those only.
+    fn suits(self, scheme: Scheme) -> bool {
+        scheme != Scheme::PreloadShort || matches!(self, Load::Nginx { short: true, .. })
     }
 
     /// What has to be there: programs and their Debian packages.
@@ -104,8 +114,8 @@ impl Load {
             Load::Redis { .. } => {
                 format!("redis-server --bind 0.0.0.0 --protected-mode no --appendonly no --dir {at} --save")
             }
-            Load::Nginx { .. } => {
-                std::fs::write(dir.join("file"), vec![b'x'; FILE_BYTES])?;
+            Load::Nginx { bytes, .. } => {
+                std::fs::write(dir.join("file"), vec![b'x'; bytes])?;
                 let text = format!(
                     "user root; worker_processes 1; daemon off; pid {at}/nginx.pid; error_log stderr;
                      events {{ worker_connections 512; }}
@@ -131,9 +141,11 @@ impl Load {
             Load::Redis { bytes, pipeline } => format!(
                 "redis-benchmark -h {server} --csv -t set,get -c {CLIENTS} -d {bytes} -P {pipeline} -n {requests}"
             ),
-            Load::Nginx { connections } => {
+            Load::Nginx { short, .. } => {
                 let port = self.port();
-                format!("wrk -t 1 -c {connections} -d {seconds} http://{server}:{port}/file")
+                let load = format!("wrk -t 1 -c {NGINX_CONNECTIONS} -d {seconds} http://{server}:{port}/file");
+                let header = short.then(|| ["-H".to_owned(), "Connection: close".to_owned()]);
+                return words(&load).into_iter().chain(header.into_iter().flatten()).collect();
             }
         })
     }
@@ -247,14 +259,16 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let schemes = settings.among(&SCHEMES);
     let (name, round_s) = (Bench::Programs.name(), settings.round_s.max(ROUND_S_MIN));
     let mut stand = Stand::set_up(&schemes, Memory::PROGRAMS, &settings.engine, signals)?;
-    let bar = progress::bar((LOADS.len() * schemes.len() * (settings.rounds + 1)) as u64);
+    let suitable = |load: Load| schemes.iter().copied().filter(move |&scheme| load.suits(scheme));
+    let cells = LOADS.iter().map(|&load| suitable(load).count()).sum::<usize>();
+    let bar = progress::bar((cells * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
     for load in LOADS {
         if let Some(reason) = load.missing() {
-            rows.extend(schemes.iter().map(|s| Row::not_run(name, s.name(), load.params(), reason.clone())));
+            rows.extend(suitable(load).map(|s| Row::not_run(name, s.name(), load.params(), reason.clone())));
             continue;
         }
-        let cells = schemes.iter().map(|&scheme| {
+        let cells = suitable(load).map(|scheme| {
             let server = String::new();
             let cell: Box<dyn Cell> = Box::new(ProgramCell { scheme, load, round_s, server, requests: 0 });
             cell
@@ -276,7 +290,7 @@ mod tests {
         assert_eq!(redis.parse(text, 1000).unwrap(), Work::Requests(2000.0, 0.03));
         assert!(redis.parse("\"SET\",\"50000.00\"\n", 1000).is_err());
 
-        let nginx = Load::Nginx { connections: 1 };
+        let nginx = Load::Nginx { bytes: 64, short: false };
         let text = "  2000 requests in 1.00s, 2.0GB read\nRequests/sec:   1000.00\n";
         assert_eq!(nginx.parse(text, 0).unwrap(), Work::Requests(2000.0, 2.0));
         assert!(nginx.parse(&format!("{text}  Non-2xx or 3xx responses: 7\n"), 0).is_err());
