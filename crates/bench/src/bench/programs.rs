@@ -70,7 +70,7 @@ impl Load {
             }
             Load::Nginx { bytes, short } => {
                 params.push(("file_bytes", json!(bytes)));
-                params.extend(short.then(|| ("keep_alive", json!(false))));
+                params.extend(short.then_some(("keep_alive", json!(false))));
             }
         }
         params
