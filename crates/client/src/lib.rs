@@ -69,6 +69,7 @@ pub mod core {
     pub use crate::send::Fill;
     pub use crate::sids::{insert, remove, with, with_socket, Named};
     pub use crate::socket::Socket;
+    pub use pd_shm::bias::this_thread;
     pub use pd_shm::Spin;
 
     /// Twins of kernel sockets.

@@ -6,7 +6,7 @@ use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
 use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use pd_client::core::{Armed, Epoll, Hold, Socket};
+use pd_client::core::{this_thread, Armed, Epoll, Hold, Socket};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -35,12 +35,6 @@ pub(crate) struct Companion {
 
 /// Several threads have waited.
 const SEVERAL: usize = usize::MAX;
-
-/// A number of the calling thread's.
-fn this_thread() -> usize {
-    thread_local! { static PLACE: u8 = const { 0 }; }
-    PLACE.with(|place| std::ptr::from_ref(place).addr())
-}
 
 impl Companion {
     pub(crate) fn new() -> Self {

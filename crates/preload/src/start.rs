@@ -109,6 +109,7 @@ extern "C" fn in_child() {
     call::aside(|| {
         table::set_process();
         unclaimed::forget();
+        short::forget();
         let mut made: HashMap<*const Entry, Arc<Entry>> = HashMap::new();
         for (fd, old) in table::forget_all() {
             let new = made.entry(Arc::as_ptr(&old)).or_insert_with(|| again(&old)).clone();

@@ -11,6 +11,7 @@ use crate::log::note;
 use crate::real;
 use crate::twin::Twin;
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
+use pd_client::core::this_thread;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +23,12 @@ const BEGUN_MAX: usize = 64;
 const FOUND_MAX: usize = 1024;
 
 static BEGUN: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+/// How many may be begun.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Held by who waits for answers: who comes meanwhile finds them all settled.
+static SETTLING: Mutex<()> = Mutex::new(());
+/// The thread that holds it: a signal handler of its own does not wait for it.
+static SETTLER: AtomicUsize = AtomicUsize::new(0);
 static FOUND: RwLock<Option<HashSet<SocketAddr>>> = RwLock::new(None);
 
 /// Whether somebody took a connection of this kind at `to`, and nobody was refused since.
@@ -72,20 +78,44 @@ pub(crate) fn settle_all() {
 
 #[cold]
 fn settle_each() {
-    let begun = {
-        let mut begun = lock(&BEGUN);
-        COUNT.store(0, Ordering::Relaxed);
-        std::mem::take(&mut *begun)
-    };
-    begun.iter().filter_map(Weak::upgrade).for_each(|entry| settle(&entry));
+    in_turn(|| {
+        let begun = std::mem::take(&mut *lock(&BEGUN));
+        begun.iter().filter_map(Weak::upgrade).for_each(|entry| take_answer(&entry));
+        let begun = lock(&BEGUN);
+        COUNT.store(begun.len(), Ordering::Relaxed);
+    });
 }
 
 /// Waits for the answer of one. The connection is the kernel's afterwards if the driver has refused it.
 pub(crate) fn settle(entry: &Arc<Entry>) {
+    if entry.twin().and_then(|twin| twin.names.as_ref()).is_some_and(Names::is_begun) {
+        in_turn(|| take_answer(entry));
+    }
+}
+
+/// A forked child has begun none.
+pub(crate) fn forget() {
+    COUNT.store(0, Ordering::Relaxed);
+    // A thread of the parent's may have had the lock.
+    if let Ok(mut begun) = BEGUN.try_lock() {
+        begun.clear();
+    }
+}
+
+fn in_turn(work: impl FnOnce()) {
+    if SETTLER.load(Ordering::Relaxed) == this_thread() {
+        return;
+    }
+    let _settling = lock(&SETTLING);
+    SETTLER.store(this_thread(), Ordering::Relaxed);
+    work();
+    SETTLER.store(0, Ordering::Relaxed);
+}
+
+fn take_answer(entry: &Arc<Entry>) {
     let Some(twin) = entry.twin() else { return };
     let Some(names) = twin.names.as_ref().filter(|names| names.is_begun()) else { return };
-    let _settling = lock(&names.settling);
-    let Some(end) = twin.current().filter(|_| names.is_begun()) else { return };
+    let Some(end) = twin.current() else { return };
     match end.finish_connect() {
         Ok(()) => note!("connected to {}, on the fabric alone", names.peer()),
         Err(error) if error.errno() == libc::EBADF => note!("closed before it was connected: {error}"),

@@ -9,7 +9,7 @@ mod begun;
 mod listener;
 mod names;
 
-pub(crate) use begun::{settle, settle_all};
+pub(crate) use begun::{forget, settle, settle_all};
 pub(crate) use listener::{accept, resume, Listening};
 pub(crate) use names::Names;
 

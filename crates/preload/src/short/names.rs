@@ -4,7 +4,7 @@ use libc::{c_int, sockaddr, socklen_t};
 use pd_client::core::Socket;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// What the kernel would know of the connection.
 #[derive(Debug)]
@@ -17,7 +17,6 @@ pub(crate) struct Names {
     pub(crate) connecting: AtomicBool,
     /// The driver was asked for the connection, and nobody has waited for the answer.
     pub(super) begun: AtomicBool,
-    pub(super) settling: Mutex<()>,
 }
 
 impl Names {
@@ -28,7 +27,6 @@ impl Names {
             local: OnceLock::new(),
             connecting: AtomicBool::new(connecting),
             begun: AtomicBool::new(false),
-            settling: Mutex::default(),
         }
     }
 
