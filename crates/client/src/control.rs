@@ -122,8 +122,8 @@ impl Socket {
         self.check_usable()?;
         let mut control = lock(&self.control);
         let request = control.ask_to_connect(addr)?;
-        self.recv.lock().connecting = true;
         control.state = State::Connecting(control.link.home.ask(request)?);
+        self.recv.lock().connecting = true;
         control.peer = Some(addr);
         Ok(())
     }

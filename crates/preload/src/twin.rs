@@ -182,6 +182,11 @@ impl Twin {
         }
     }
 
+    /// Whether it is.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
     /// The connection goes on in the kernel.
     pub(crate) fn leave(&self) {
         if let Some(slot) = self.slot.get() {

@@ -137,7 +137,7 @@ pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<
 /// `connect` on such a connection: an error, unless it undoes the connection.
 pub(crate) fn connect_again(fd: c_int, entry: &Arc<Entry>, twin: &Twin, family: c_int) -> Outcome<c_int> {
     settle(entry);
-    let names = twin.names.as_ref().filter(|_| twin.current().is_some()).ok_or(Failure::Plain)?;
+    let names = twin.names.as_ref().filter(|_| !twin.is_abandoned()).ok_or(Failure::Plain)?;
     if family == libc::AF_UNSPEC {
         table::release(fd);
         crate::entry::adopt(fd, None);
