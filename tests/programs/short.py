@@ -246,11 +246,20 @@ def own_listener():
     accepted.close()
 
 
+def outside(code):
+    """A child that does not have the library."""
+    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], env=plain, stdin=pipe, stdout=pipe, text=True)
+
+
 def kernel_first():
     """Whom the kernel has connected stays so, wherever it connects again."""
-    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
-    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    with subprocess.Popen([sys.executable, "-c", code], env=plain, stdin=-1, stdout=-1, text=True) as other:
+    code = """import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+sys.stdin.read()"""
+    with outside(code) as other:
         port = int(other.stdout.readline())
         with listener(0) as fabric, socket.socket() as sock:
             fabric.setblocking(False)
@@ -259,7 +268,8 @@ def kernel_first():
             except BlockingIOError:
                 pass
             sock.connect(("127.0.0.1", port))
-            print("again", failure(sock.connect, ("127.0.0.1", fabric.getsockname()[1])), sock.getpeername()[1] == port)
+            other_address = ("127.0.0.1", fabric.getsockname()[1])
+            print("again", failure(sock.connect, other_address), sock.getpeername()[1] == port)
         other.stdin.close()
 
 
@@ -277,9 +287,8 @@ listener = socket.create_server(("127.0.0.1", int(sys.stdin.readline())))
 print("ready", flush=True)
 sock, _ = listener.accept()
 sock.sendall(sock.recv(10))"""
-    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     # Before there are connections: none could be begun after that.
-    other = subprocess.Popen([sys.executable, "-c", code], env=plain, stdin=-1, stdout=-1, text=True)
+    other = outside(code)
     first, second, epoll = listener(0), listener(0), select.epoll()
     addresses = [("127.0.0.1", one.getsockname()[1]) for one in (first, second)]
     for one, address in zip((first, second), addresses):
@@ -314,7 +323,8 @@ sock.sendall(sock.recv(10))"""
         for fd, _ in polled.poll(5000):
             polled.unregister(fd)
             done += 1
-    print("many", sum(first.accept()[0].send(b"y") for _ in socks), sum(failure(sock.recv, 1) == b"y" for sock in socks if select.select([sock], [], [], 5)))
+    sent = sum(first.accept()[0].send(b"y") for _ in socks)
+    print("many", sent, sum(sock.recv(1) == b"y" for sock in socks if select.select([sock], [], [], 5)[0]))
     found = []
     waiting = threading.Thread(target=lambda: found.extend(epoll.poll(5)))
     waiting.start()
@@ -333,7 +343,8 @@ sock.sendall(sock.recv(10))"""
     other.stdout.readline()
     sock = begin(addresses[0])
     epoll.register(sock, select.EPOLLOUT)
-    print("kernel's", epoll.poll(5) == [(sock.fileno(), select.EPOLLOUT)], sock.getpeername() == addresses[0], sock.send(b"z"))
+    print("kernel's", epoll.poll(5) == [(sock.fileno(), select.EPOLLOUT)], sock.getpeername() == addresses[0])
+    sock.send(b"z")
     epoll.modify(sock, select.EPOLLIN)
     print("echo", epoll.poll(5) == [(sock.fileno(), select.EPOLLIN)], sock.recv(5))
     other.wait()

@@ -82,7 +82,8 @@ impl Holder {
     }
 
     fn say(&mut self, line: &str) {
-        writeln!(self.input, "{line}").unwrap();
+        // In one piece: who has read it may end.
+        self.input.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
     fn hear(&mut self) {
@@ -367,8 +368,8 @@ fn kills_at_random_leave_nothing() {
             a.send(0, 1 + random.below(200_000) as usize);
         }
         if random.below(2) == 0 {
-            holder.say("take");
-            holder.say("send 0 100000");
+            // At once: where there is nothing to take, the process ends, and reads no second line.
+            holder.say("take\nsend 0 100000");
         }
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         holder.kill();
