@@ -62,7 +62,7 @@ pub mod core {
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::{ready, Epoll};
     pub use crate::hold::{handler_flags, Hold};
-    pub use crate::own::{is_own, own_fds, set_floor};
+    pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
     pub use crate::process::available;
     pub use crate::recv::Handout;

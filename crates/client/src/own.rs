@@ -50,7 +50,7 @@ pub(crate) fn close_inherited() {
 
 /// A descriptor of the library's.
 #[derive(Debug)]
-pub(crate) struct OwnFd {
+pub struct OwnFd {
     fd: ManuallyDrop<OwnedFd>,
     forks: u32,
 }
@@ -67,6 +67,20 @@ impl OwnFd {
             fd
         };
         Self { fd: ManuallyDrop::new(fd), forks: forks() }
+    }
+
+    /// A second descriptor of what the program has open. None if numbers have run out, or without a floor.
+    pub fn copy(of: BorrowedFd<'_>) -> Option<Self> {
+        let floor = FLOOR.load(Ordering::Relaxed);
+        let fd = rustix::io::fcntl_dupfd_cloexec(of, floor).ok().filter(|_| floor > 0)?;
+        list().push(fd.as_raw_fd());
+        Some(Self { fd: ManuallyDrop::new(fd), forks: forks() })
+    }
+}
+
+impl AsRawFd for OwnFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 }
 

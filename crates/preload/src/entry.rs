@@ -3,7 +3,7 @@
 use crate::call::{Failure, Outcome};
 use crate::companion::{self, Companion};
 use crate::fabric::{self, Taken};
-use crate::short::{Facts, Listening};
+use crate::short::{self, Facts, Listening};
 use crate::twin::Twin;
 use crate::{address, table, unclaimed, unix};
 use libc::c_int;
@@ -104,6 +104,11 @@ impl Entry {
         lock(&self.fds).push(fd);
     }
 
+    /// Its numbers.
+    pub(crate) fn fds(&self) -> Vec<c_int> {
+        lock(&self.fds).clone()
+    }
+
     /// Any of its numbers.
     pub(crate) fn any_fd(&self) -> Option<c_int> {
         lock(&self.fds).first().copied()
@@ -117,7 +122,10 @@ impl Entry {
         companion::leave_all(self);
         match self.socket().and_then(|socket| socket.state.get()) {
             Some(State::Listener(_)) => fabric::unlisten(fd),
-            Some(State::Twin(twin)) if !twin.is_shared() => unclaimed::settle_before_close(self),
+            Some(State::Twin(twin)) if !twin.is_shared() => {
+                unclaimed::settle_before_close(self);
+                short::keep(fd, self, twin);
+            }
             _ => {}
         }
     }
@@ -243,6 +251,7 @@ pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
     if entry.twin().is_some() {
         Ok(entry)
     } else {
+        short::renew(&entry);
         Err(Failure::Plain)
     }
 }

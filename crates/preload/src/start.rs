@@ -139,6 +139,7 @@ fn again(old: &Entry) -> Arc<Entry> {
     }
     if let Some(new) = entry.socket() {
         new.facts.set_nonblocking(socket.facts.nonblocking());
+        new.facts.behind.again(&socket.facts.behind);
         new.unix.store(socket.unix.load(Ordering::Relaxed), Ordering::Relaxed);
     }
     entry

@@ -201,7 +201,7 @@ impl Twin {
         if let Some(slot) = self.slot.get() {
             slot.let_go();
         }
-        if let Some(socket) = self.socket.swap(None) {
+        if let Some(socket) = self.current() {
             let _ = socket.close();
         }
     }

@@ -24,6 +24,16 @@ fn short_connections_answer_the_same_whatever_carries_the_bytes() {
     assert_eq!(kernel, fabric);
 }
 
+/// The kernel's sockets behind connections that have ended are behind the next ones: nobody notices.
+#[test]
+fn a_socket_has_nothing_of_an_earlier_one() {
+    let (site, program) = (Site::new(85), programs().join("again.py").to_str().unwrap().to_owned());
+    let kernel = site.answer(With::Nothing, &short(&program, &[]));
+    assert_eq!(site.connections(), 0);
+    assert_eq!(kernel, site.answer(With::Library, &short(&program, &[])));
+    assert_eq!(site.connections(), 88);
+}
+
 #[test]
 fn short_connections_are_not_the_kernels_and_kernel_peers_have_the_same_port() {
     let (site, program) = (Site::new(74), program());

@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::entry::Entry;
-use crate::{entry, real, table};
+use crate::{entry, real, short, table};
 use libc::{c_int, c_uint, c_ulong};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -72,12 +72,14 @@ hooks! {
     }
 
     fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        before_fcntl(fd, command, argument);
         let result = real::fcntl(fd, command, argument);
         after_fcntl(fd, command, argument, result);
         result
     }
 
     fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        before_fcntl(fd, command, argument);
         let result = real::fcntl64(fd, command, argument);
         after_fcntl(fd, command, argument, result);
         result
@@ -90,8 +92,13 @@ hooks! {
         let plain = || real::ioctl(fd, request, argument);
         call(
             || {
-                let mine = entry::find(fd).ok_or(Failure::Plain)?;
-                if let Some(socket) = mine.socket() {
+                let entry = entry::find(fd).ok_or(Failure::Plain)?;
+                match request {
+                    // They ask, or their effect is known, or it is on the number alone.
+                    libc::FIONREAD | libc::TIOCOUTQ | libc::FIONBIO | libc::FIOCLEX | libc::FIONCLEX => {}
+                    _ => short::alter(&entry),
+                }
+                if let Some(socket) = entry.socket() {
                     if request == libc::FIONBIO && argument != 0 {
                         socket.facts.set_nonblocking((argument as *const c_int).read() != 0);
                     }
@@ -99,7 +106,6 @@ hooks! {
                         socket.wants_signals();
                     }
                 }
-                let entry = entry::twinned(fd)?;
                 let twin = entry.twin().ok_or(Failure::Plain)?;
                 let value = argument as *mut c_int;
                 if value.is_null() {
@@ -156,6 +162,18 @@ fn duplicated(from: c_int, to: c_int) {
     }
 }
 
+fn before_fcntl(fd: c_int, command: c_int, argument: c_ulong) {
+    let known = match command {
+        libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_GETOWN => true,
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => true,
+        libc::F_SETFL => argument as c_int & (libc::O_ASYNC | libc::O_APPEND) == 0,
+        _ => false,
+    };
+    if !known && table::look(fd) == table::SOCKET {
+        aside(|| table::entry(fd).iter().for_each(short::alter));
+    }
+}
+
 fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
     if result < 0 {
         return;
@@ -163,16 +181,15 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
         libc::F_SETFL if table::look(fd) != table::PLAIN => aside(|| {
-            if let Some(socket) = entry::find(fd).as_ref().and_then(|entry| entry.socket()) {
-                socket.facts.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
+            let Some(entry) = entry::find(fd) else { return };
+            let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
+            if let Some(socket) = entry.socket() {
+                socket.facts.set_nonblocking(nonblocking);
                 if argument as c_int & libc::O_ASYNC != 0 {
                     socket.wants_signals();
                 }
             }
-            if let Ok(entry) = entry::twinned(fd) {
-                let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
-                entry.twin().inspect(|twin| twin.nonblocking.store(nonblocking, Ordering::Relaxed));
-            }
+            entry.twin().inspect(|twin| twin.nonblocking.store(nonblocking, Ordering::Relaxed));
         }),
         _ => {}
     }

@@ -94,6 +94,7 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         companion::control(epoll, operation, fd, &entry, event_of())?;
         return Ok(0);
     }
+    short::renew(&entry);
     look_at_listener(fd);
     let socket = entry.socket().filter(|socket| socket.is_fresh() || short::wanted());
     let socket = socket.ok_or(Failure::Plain)?;

@@ -202,7 +202,7 @@ fn wait(
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let only_looking = found || timeout == zero || left == zero;
-        if only_looking || mask.is_null() && kernel.iter().any(|poll| poll.fd >= 0) {
+        if (only_looking || mask.is_null()) && kernel.iter().any(|poll| poll.fd >= 0) {
             found |= kernel_poll(kernel, zero, std::ptr::null())? > 0;
         }
         if found || only_looking {

@@ -22,7 +22,10 @@ const TIMEOUTS: [c_int; 4] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_
 
 hooks! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        let fd = real::socket(domain, kind, protocol);
+        let (fd, spare) = match short::socket(domain, kind, protocol) {
+            Some((fd, spare)) => (fd, Some(spare)),
+            None => (real::socket(domain, kind, protocol), None),
+        };
         if fd >= 0 {
             table::is_new(fd);
             let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
@@ -32,7 +35,7 @@ hooks! {
                 aside(|| {
                     if let Some(entry) = entry::adopt(fd, None) {
                         if let Some(socket) = entry.socket() {
-                            socket.facts.made(domain, kind);
+                            socket.facts.made(domain, kind, spare);
                             socket.unix.store(unix, Ordering::Relaxed);
                         }
                     }
@@ -140,20 +143,15 @@ hooks! {
     }
 
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
-        let result = real::getsockopt(fd, level, name, value, len);
-        if result == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_INFO && table::look(fd) != table::PLAIN {
-            aside(|| short_state(fd, value, *len));
+        if table::look(fd) == table::PLAIN {
+            return real::getsockopt(fd, level, name, value, len);
         }
-        if result == 0 && level == libc::SOL_SOCKET && name == libc::SO_ERROR && table::look(fd) != table::PLAIN {
-            aside(|| {
-                let (Ok(entry), false) = (entry::twinned(fd), value.is_null()) else { return };
-                let value = value.cast::<c_int>();
-                if let (Some(twin), 0) = (entry.twin(), value.read_unaligned()) {
-                    if let Ok(error) = twin.with(&entry, |end| end.take_error()) {
-                        value.write_unaligned(error);
-                    }
-                }
-            });
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+            return call(|| take_error(fd, value, len), || real::getsockopt(fd, level, name, value, len));
+        }
+        let result = real::getsockopt(fd, level, name, value, len);
+        if result == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_INFO {
+            aside(|| short_state(fd, value, *len));
         }
         result
     }
@@ -164,6 +162,7 @@ unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
     if entry.twin().is_some_and(|twin| twin.names.is_some()) {
         return Err(Failure::Errno(libc::EINVAL));
     }
+    short::renew(&entry);
     // SAFETY: a number.
     let result = checked(unsafe { real::listen(fd, backlog) })?;
     if entry.socket().is_some_and(|socket| socket.unix.load(Ordering::Relaxed)) && !unix::may_listen(fd) {
@@ -181,6 +180,37 @@ unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
         }
     }
     Ok(result)
+}
+
+/// The error of a connection with a twin: the kernel's first, if that has the connection, too.
+unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outcome<c_int> {
+    const BYTES: socklen_t = size_of::<c_int>() as socklen_t;
+    let entry = entry::twinned(fd)?;
+    let twin = entry.twin().ok_or(Failure::Plain)?;
+    // SAFETY: the caller's, if any.
+    if value.is_null() || len.is_null() || unsafe { len.read() } < BYTES {
+        return Err(Failure::Plain);
+    }
+    let place = value.cast::<c_int>();
+    if twin.names.is_none() {
+        // SAFETY: the caller's promise.
+        checked(unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, value, len) })?;
+        // SAFETY: the kernel has written it.
+        if unsafe { place.read_unaligned() } != 0 {
+            return Ok(0);
+        }
+    }
+    let error = match twin.with(&entry, |end| end.take_error()) {
+        Ok(error) => error,
+        Err(Failure::Plain) => return Err(Failure::Plain),
+        Err(_) => 0,
+    };
+    // SAFETY: there is room, as the caller says.
+    unsafe {
+        place.write_unaligned(error);
+        len.write(BYTES);
+    }
+    Ok(0)
 }
 
 /// Whether a connection without one of the kernel's is there, where a program asks the kernel.
@@ -245,17 +275,16 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
         return unsafe { unix::connect(fd, &entry, address, len) };
     }
     // SAFETY: the caller's promise.
-    let to = unsafe { address::parse(address, len) }.ok_or(Failure::Plain)?;
+    let to = unsafe { address::parse(address, len) };
     let unfit = socket.unfit.load(Ordering::Relaxed);
-    if !socket.is_fresh() {
-        return Err(Failure::Plain);
-    }
-    if !unfit {
+    if let Some(to) = to.filter(|_| socket.is_fresh() && !unfit) {
         match short::connect(fd, &entry, to) {
             Err(Failure::Plain) => socket.facts.leave_to_kernel(),
             connected => return connected,
         }
     }
+    short::renew(&entry);
+    let to = to.filter(|_| socket.is_fresh()).ok_or(Failure::Plain)?;
     if address::peer(fd).is_some() {
         return Err(Failure::Plain);
     }
@@ -313,7 +342,6 @@ unsafe fn set_option(
     if level == libc::SOL_SOCKET && TIMEOUTS.contains(&name) {
         socket.facts.touch();
     }
-    let twin = entry.twin();
     let number = || {
         let enough = !value.is_null() && len as usize >= size_of::<c_int>();
         if enough {
@@ -323,6 +351,11 @@ unsafe fn set_option(
             0
         }
     };
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => socket.facts.behind.set_nodelay(number() != 0),
+        _ => short::alter(&entry),
+    }
+    let twin = entry.twin().filter(|twin| !twin.is_abandoned());
     match (level, name) {
         // The kernel would encrypt what goes over TCP, or tell when it has sent it: nothing goes there.
         (libc::IPPROTO_TCP, libc::TCP_ULP) if twin.is_some() => {

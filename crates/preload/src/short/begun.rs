@@ -94,7 +94,7 @@ pub(crate) fn settle(entry: &Arc<Entry>) {
 }
 
 /// A forked child has begun none.
-pub(crate) fn forget() {
+pub(super) fn forget() {
     COUNT.store(0, Ordering::Relaxed);
     // A thread of the parent's may have had the lock.
     if let Ok(mut begun) = BEGUN.try_lock() {
@@ -130,6 +130,7 @@ fn take_answer(entry: &Arc<Entry>) {
 
 fn leave_to_kernel(entry: &Arc<Entry>, twin: &Twin, names: &Names) {
     let Some(fd) = entry.any_fd() else { return };
+    super::renew(entry);
     // SAFETY: room for any address, and its size.
     unsafe {
         let mut to: sockaddr_storage = std::mem::zeroed();

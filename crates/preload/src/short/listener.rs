@@ -1,6 +1,6 @@
 //! Listeners that take connections from the kernel and from the fabric, on one address. The fabric's part
 //! begins when the process first accepts or waits: who only passes a listener on to others takes none.
-use super::{open_to_new, Names};
+use super::{open_to_new, spare, Names, Spare};
 use crate::call::{errno, set_errno, signals_interrupt, Failure, Outcome, AGAIN};
 use crate::companion;
 use crate::entry::{self, Entry, State};
@@ -176,15 +176,17 @@ pub(crate) unsafe fn accept(
     }
     let (mut waits, hold): (Option<Option<Instant>>, _) = (None, Hold::default());
     loop {
-        if let Some((accepted, twin)) = take(listening, &end, flags)? {
+        if let Some((accepted, twin, spare)) = take(listening, &end, flags)? {
             // SAFETY: the caller's promise.
             let written = unsafe { write_address(&twin, address, len) };
             note!("descriptor {accepted}: accepted on the fabric alone");
-            if entry::adopt(accepted, Some(State::Twin(Box::new(twin)))).is_none() {
+            let adopted = entry::adopt(accepted, Some(State::Twin(Box::new(twin))));
+            let Some(socket) = adopted.as_ref().and_then(|entry| entry.socket()) else {
                 // SAFETY: made just now.
                 unsafe { real::close(accepted) };
                 return Err(Failure::Errno(libc::EMFILE));
-            }
+            };
+            socket.facts.accepted(listening.v6.load(Ordering::Relaxed), flags, spare);
             if let Err(errno) = written {
                 table::release(accepted);
                 // SAFETY: made just now.
@@ -308,15 +310,22 @@ impl Drop for FileLock {
     }
 }
 
-/// A connection of the fabric's, if one has come, and a descriptor for it.
-fn take(listening: &Listening, end: &Arc<Socket>, flags: c_int) -> Outcome<Option<(c_int, Twin)>> {
+/// A connection of the fabric's, if one has come, and a descriptor for it, of a spare socket if there is one.
+fn take(
+    listening: &Listening,
+    end: &Arc<Socket>,
+    flags: c_int,
+) -> Outcome<Option<(c_int, Twin, Option<Spare>)>> {
     if !has_come(end) {
         return Ok(None);
     }
     let v6 = listening.v6.load(Ordering::Relaxed);
     let domain = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    // SAFETY: makes a descriptor.
-    let fd = unsafe { real::socket(domain, libc::SOCK_STREAM | flags, 0) };
+    let (fd, spare) = match spare::take(v6, libc::SOCK_STREAM | flags) {
+        Some((fd, spare)) => (fd, Some(spare)),
+        // SAFETY: makes a descriptor.
+        None => (unsafe { real::socket(domain, libc::SOCK_STREAM | flags, 0) }, None),
+    };
     if fd < 0 {
         return Err(Failure::Errno(errno()));
     }
@@ -336,7 +345,8 @@ fn take(listening: &Listening, end: &Arc<Socket>, flags: c_int) -> Outcome<Optio
     accepted.set_nonblocking(true);
     let timeouts = [listening.recv_timeout_ns.load(Ordering::Relaxed), 0];
     let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
-    Ok(Some((fd, Twin::alone(accepted, nonblocking, timeouts, Names::new(v6, peer, false)))))
+    let twin = Twin::alone(accepted, nonblocking, timeouts, Names::new(v6, peer, false));
+    Ok(Some((fd, twin, spare)))
 }
 
 unsafe fn write_address(twin: &Twin, at: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {

@@ -8,10 +8,12 @@
 mod begun;
 mod listener;
 mod names;
+mod spare;
 
-pub(crate) use begun::{forget, settle, settle_all};
+pub(crate) use begun::{settle, settle_all};
 pub(crate) use listener::{accept, resume, Listening};
 pub(crate) use names::Names;
+pub(crate) use spare::{alter, keep, renew, Behind, Spare};
 
 use crate::call::{Failure, Outcome};
 use crate::entry::{attach_twin, Entry, State};
@@ -51,6 +53,20 @@ fn suspend() {
     }
 }
 
+/// A new socket of the program's, as it asks for it, from a spare one. None: it is the kernel's to make.
+pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Option<(c_int, Spare)> {
+    if !wanted() || (protocol != 0 && protocol != libc::IPPROTO_TCP) {
+        return None;
+    }
+    spare::take(spare::family(domain, kind)?, kind)
+}
+
+/// A forked child has begun no connections, and has no spare sockets.
+pub(crate) fn forget() {
+    begun::forget();
+    spare::forget();
+}
+
 /// What is known of a socket without asking the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
@@ -59,15 +75,21 @@ pub(crate) struct Facts {
     /// The kernel was asked to connect it.
     tried: AtomicBool,
     nonblocking: AtomicBool,
-    v6: AtomicBool,
+    pub(crate) behind: Behind,
 }
 
 impl Facts {
-    /// It is made just now.
-    pub(crate) fn made(&self, domain: c_int, kind: c_int) {
+    /// It is made just now, with a spare socket of the kernel's or a new one.
+    pub(crate) fn made(&self, domain: c_int, kind: c_int, spare: Option<Spare>) {
         self.nonblocking.store(kind & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
-        self.v6.store(domain == libc::AF_INET6, Ordering::Relaxed);
+        self.behind.made(domain == libc::AF_INET6, spare);
         self.untouched.store(true, Ordering::Relaxed);
+    }
+
+    /// It stands for a connection that was accepted with these flags.
+    fn accepted(&self, v6: bool, flags: c_int, spare: Option<Spare>) {
+        self.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
+        self.behind.made(v6, spare);
     }
 
     /// The program makes calls wait, or not. What the kernel says of a listener's is not always that: see
@@ -101,8 +123,7 @@ pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<
     if facts.tried.load(Ordering::Relaxed) {
         return Err(Failure::Plain);
     }
-    let (mut nonblocking, mut v6) =
-        (facts.nonblocking.load(Ordering::Relaxed), facts.v6.load(Ordering::Relaxed));
+    let (mut nonblocking, mut v6) = (facts.nonblocking.load(Ordering::Relaxed), facts.behind.is_v6());
     let mut timeouts = [0; 2];
     if !facts.untouched.load(Ordering::Relaxed) {
         let (family, local) = address::local(fd).ok_or(Failure::Plain)?;
@@ -139,6 +160,7 @@ pub(crate) fn connect_again(fd: c_int, entry: &Arc<Entry>, twin: &Twin, family: 
     settle(entry);
     let names = twin.names.as_ref().filter(|_| !twin.is_abandoned()).ok_or(Failure::Plain)?;
     if family == libc::AF_UNSPEC {
+        renew(entry);
         table::release(fd);
         crate::entry::adopt(fd, None);
         return Ok(0);
@@ -161,7 +183,8 @@ pub(crate) fn before_fork() {
         match entry.socket().and_then(|socket| socket.state()) {
             Some(State::Twin(twin)) if twin.names.is_some() => suspend(),
             Some(State::Listener(listener)) => listener.short.pause(),
-            _ => {}
+            // The child has it, too.
+            _ => renew(&entry),
         }
     }
 }
@@ -169,7 +192,9 @@ pub(crate) fn before_fork() {
 /// Whether a message would hand on such a connection, which nobody else could use.
 pub(crate) fn refuses_to_pass(fd: c_int) -> bool {
     let alone = |entry: &Arc<Entry>| entry.twin().is_some_and(|twin| twin.names.is_some());
-    let refuses = table::look(fd) == table::SOCKET && table::entry(fd).as_ref().is_some_and(alone);
+    let Some(entry) = table::entry(fd).filter(|_| table::look(fd) == table::SOCKET) else { return false };
+    alter(&entry);
+    let refuses = alone(&entry);
     if refuses {
         suspend();
     }

@@ -1,0 +1,192 @@
+//! Kernel sockets behind short connections that have ended, kept for the next ones. The kernel takes longer to make one and to
+//! throw it away than the fabric takes for a connection.
+//!
+//! What the kernel itself connects, binds or listens on was nobody's before: another process may still have a used socket
+//! (a child of `vfork` or `posix_spawn` inherits what nobody has told the library), and would hold that connection open.
+use super::{open_to_new, settle};
+use crate::entry::{lock, Entry};
+use crate::real;
+use crate::twin::Twin;
+use libc::{c_int, c_ulong, socklen_t};
+use pd_client::core::OwnFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// So many sockets have a second descriptor, at most.
+const SPARES_MAX: usize = 128;
+
+/// A kernel socket by a descriptor of the library's, which outlives the program's.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    socket: OwnFd,
+    nonblocking: bool,
+}
+
+/// IPv4 and IPv6.
+static SPARES: [Mutex<Vec<Spare>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+impl Spare {
+    fn of(fd: c_int) -> Option<Self> {
+        if COUNT.fetch_add(1, Ordering::Relaxed) < SPARES_MAX {
+            // SAFETY: the program's, which is in `close`.
+            if let Some(socket) = OwnFd::copy(unsafe { BorrowedFd::borrow_raw(fd) }) {
+                return Some(Self { socket, nonblocking: false });
+            }
+        }
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What is known of the kernel's socket behind a descriptor.
+#[derive(Debug, Default)]
+pub(crate) struct Behind {
+    v6: AtomicBool,
+    /// It was another connection's before.
+    used: AtomicBool,
+    /// Its second descriptor, if it has one.
+    spare: Mutex<Option<Spare>>,
+    nodelay: AtomicBool,
+    /// It was made here, and is as it was then, but for what is known.
+    unaltered: AtomicBool,
+}
+
+impl Behind {
+    /// A new descriptor of this family, with a spare socket or a new one.
+    pub(super) fn made(&self, v6: bool, spare: Option<Spare>) {
+        self.v6.store(v6, Ordering::Relaxed);
+        self.used.store(spare.is_some(), Ordering::Relaxed);
+        self.unaltered.store(true, Ordering::Relaxed);
+        *lock(&self.spare) = spare;
+    }
+
+    /// The same in a forked child, which leaves it to its parent to keep it.
+    pub(crate) fn again(&self, of: &Self) {
+        self.v6.store(of.is_v6(), Ordering::Relaxed);
+        self.used.store(of.used.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    pub(super) fn is_v6(&self) -> bool {
+        self.v6.load(Ordering::Relaxed)
+    }
+
+    /// The program has set TCP_NODELAY.
+    pub(crate) fn set_nodelay(&self, nodelay: bool) {
+        self.nodelay.store(nodelay, Ordering::Relaxed);
+    }
+
+    pub(super) fn alter(&self) {
+        self.unaltered.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Whether sockets of this kind are kept, and whether they are IPv6.
+pub(crate) fn family(domain: c_int, kind: c_int) -> Option<bool> {
+    let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+    let v6 = domain == libc::AF_INET6;
+    (stream && (v6 || domain == libc::AF_INET)).then_some(v6)
+}
+
+/// A spare socket and a descriptor of it, of `kind` as for `socket`.
+pub(crate) fn take(v6: bool, kind: c_int) -> Option<(c_int, Spare)> {
+    if !open_to_new() {
+        return None;
+    }
+    let spare = lock(&SPARES[usize::from(v6)]).pop()?;
+    let duplicate = if kind & libc::SOCK_CLOEXEC != 0 { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    // SAFETY: a descriptor of the library's, and numbers.
+    let fd = unsafe { real::fcntl(spare.socket.as_raw_fd(), duplicate, 0) };
+    let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+    if fd >= 0 && nonblocking != spare.nonblocking {
+        set_nonblocking(fd, nonblocking);
+    }
+    (fd >= 0).then_some((fd, spare))
+}
+
+fn set_nonblocking(fd: c_int, nonblocking: bool) {
+    let nonblocking = c_int::from(nonblocking);
+    // SAFETY: an integer, which the call reads.
+    unsafe { real::ioctl(fd, libc::FIONBIO, (&raw const nonblocking).expose_provenance() as c_ulong) };
+}
+
+fn set_nodelay(fd: c_int, nodelay: bool) {
+    let (nodelay, len) = (c_int::from(nodelay), size_of::<c_int>() as socklen_t);
+    // SAFETY: an integer and its size.
+    unsafe { real::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, (&raw const nodelay).cast(), len) };
+}
+
+/// The only descriptor of a connection is about to be closed: keeps what is behind it, if that is worth it.
+pub(crate) fn keep(fd: c_int, entry: &Entry, twin: &Twin) {
+    let (Some(socket), true) = (entry.socket(), twin.names.is_some() && open_to_new()) else { return };
+    let behind = &socket.facts.behind;
+    if !behind.unaltered.load(Ordering::Relaxed) || twin.is_abandoned() {
+        return;
+    }
+    let known = lock(&behind.spare).take();
+    let Some(mut spare) = known.or_else(|| Spare::of(fd)) else { return };
+    if behind.nodelay.load(Ordering::Relaxed) {
+        set_nodelay(fd, false);
+    }
+    spare.nonblocking = socket.facts.nonblocking();
+    lock(&SPARES[usize::from(behind.is_v6())]).push(spare);
+}
+
+/// The program makes something else of a socket than the library knows to undo. One that is not connected may become the
+/// kernel's.
+pub(crate) fn alter(entry: &Arc<Entry>) {
+    let Some(socket) = entry.socket() else { return };
+    if socket.facts.behind.used.load(Ordering::Relaxed) {
+        settle(entry);
+        if entry.twin().is_none() {
+            renew(entry);
+        }
+    }
+    socket.facts.behind.alter();
+}
+
+/// The kernel is about to do something with the socket: one that was another connection's is replaced by a new one.
+pub(crate) fn renew(entry: &Entry) {
+    let Some(socket) = entry.socket() else { return };
+    let behind = &socket.facts.behind;
+    if !behind.used.swap(false, Ordering::Relaxed) {
+        return;
+    }
+    drop(lock(&behind.spare).take());
+    let domain = if behind.is_v6() { libc::AF_INET6 } else { libc::AF_INET };
+    let flags = if socket.facts.nonblocking() { libc::SOCK_NONBLOCK } else { 0 };
+    // SAFETY: makes a descriptor and duplicates it; the numbers are the program's names of this very socket.
+    unsafe {
+        let new = real::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0);
+        if new < 0 {
+            // Then the used one will do.
+            return;
+        }
+        if behind.nodelay.load(Ordering::Relaxed) {
+            set_nodelay(new, true);
+        }
+        for fd in entry.fds() {
+            let closes = real::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC != 0;
+            real::dup3(new, fd, if closes { libc::O_CLOEXEC } else { 0 });
+        }
+        real::close(new);
+    }
+}
+
+/// A forked child has none: its parent's are closed.
+pub(super) fn forget() {
+    for spares in &SPARES {
+        // A thread of the parent's may have had the lock.
+        if let Ok(mut spares) = spares.try_lock() {
+            spares.clear();
+        }
+    }
+    COUNT.store(0, Ordering::Relaxed);
+}
