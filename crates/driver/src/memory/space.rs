@@ -1,7 +1,8 @@
 //! Which pages of a receive region are taken by rings.
 use std::collections::BTreeMap;
 
-/// Free pages of one region as maximal runs; first fit, aligned to the size asked for.
+/// Free pages of one region as maximal runs; first fit, aligned to the size asked for. Of the places where a ring may be there
+/// are so few, then, that a client soon has them all mapped.
 #[derive(Debug)]
 pub struct Space {
     free: BTreeMap<u32, u32>,
@@ -15,12 +16,18 @@ impl Space {
         Self { free: BTreeMap::from([(0, pages)]), pages, taken: 0 }
     }
 
-    /// Takes `count` consecutive pages; returns the first.
+    /// Takes `count` consecutive pages; returns the first, a multiple of `count`.
     pub fn take(&mut self, count: u32) -> Option<u32> {
-        let (&at, &run) = self.free.iter().find(|(_, &run)| run >= count)?;
-        self.free.remove(&at);
-        if run > count {
-            self.free.insert(at + count, run - count);
+        let fits = |(&from, &run): (&u32, &u32)| {
+            let (at, end) = (from.next_multiple_of(count), from + run);
+            (at + count <= end).then_some((from, at, end))
+        };
+        let (from, at, end) = self.free.iter().find_map(fits)?;
+        self.free.remove(&from);
+        for (free_from, free_to) in [(from, at), (at + count, end)] {
+            if free_from < free_to {
+                self.free.insert(free_from, free_to - free_from);
+            }
         }
         self.taken += count;
         Some(at)
@@ -69,18 +76,18 @@ mod tests {
             for (take, count, pick) in steps {
                 if take {
                     if let Some(at) = space.take(count) {
-                        prop_assert!(at + count <= 64);
+                        prop_assert!(at % count == 0 && at + count <= 64);
                         for &(other, run) in &taken {
                             prop_assert!(at + count <= other || other + run <= at);
                         }
                         taken.push((at, count));
                     } else {
-                        // No run of that length is free.
+                        // No such run is free.
                         let mut free = [true; 64];
                         for &(at, run) in &taken {
                             free[at as usize..(at + run) as usize].fill(false);
                         }
-                        prop_assert!(!free.windows(count as usize).any(|w| w.iter().all(|&f| f)));
+                        prop_assert!(!free.chunks_exact(count as usize).any(|run| run.iter().all(|&f| f)));
                     }
                 } else if !taken.is_empty() {
                     let (at, run) = taken.swap_remove(pick % taken.len());

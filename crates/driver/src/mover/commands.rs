@@ -177,11 +177,13 @@ impl Mover {
         match ring {
             Some(ring) => {
                 flow.set_ring(ring);
-                self.rings += 1;
                 self.ticking = true;
                 self.resume(id);
             }
-            None => flow.ring_asked = false,
+            None => {
+                flow.ring_asked = false;
+                self.rings -= 1;
+            }
         }
     }
 

@@ -88,8 +88,10 @@ pub struct Mover {
     /// Flows with a ring of the source's that is read here, and when to look at one of them next.
     unfinished: Vec<FlowId>,
     next_look: Duration,
-    /// Receive rings of its flows.
+    /// Receive rings that its flows have or have asked for.
     rings: u64,
+    /// The most of them of late.
+    rings_peak: u64,
     commands: VecDeque<ToMover>,
     batch: Vec<Command>,
     completions: Vec<Command>,
@@ -168,6 +170,7 @@ impl Mover {
             unfinished: Vec::new(),
             next_look: Duration::ZERO,
             rings: 0,
+            rings_peak: 0,
             commands: VecDeque::new(),
             batch: Vec::with_capacity(COMMANDS_PER_TURN),
             completions: vec![Command::default(); COMMANDS_PER_TURN],

@@ -16,6 +16,9 @@ const RINGS_BYTES: u64 = 4 << 20;
 const RING_BYTES_BUSY: u64 = 16 << 10;
 /// A ring that was full is exchanged for one this many times larger, at least, when there are fewer flows.
 const RING_GROWTH: u64 = 4;
+/// What is left, at each tick, of a number of rings that there are no longer. Short connections have rings for moments: sizes by
+/// the number at each would be all there are, in new memory.
+const RINGS_FORGOTTEN: (u64, u64) = (3, 4);
 /// Flows with a full receive ring that are looked at before each sleep; more than these ask their
 /// receivers for a request at once.
 const BLOCKED_POLLED_MAX: usize = 32;
@@ -222,7 +225,9 @@ impl Mover {
         flow.blocked = true;
         if !flow.ring_asked {
             flow.ring_asked = true;
-            let bytes_max = (RINGS_BYTES / (self.rings + 1)).max(RING_BYTES_BUSY);
+            self.rings += 1;
+            self.rings_peak = self.rings_peak.max(self.rings);
+            let bytes_max = (RINGS_BYTES / self.rings_peak).max(RING_BYTES_BUSY);
             self.tell_conductor(ToConductor::NeedRing { flow: id, bytes_max });
         }
     }
@@ -241,6 +246,7 @@ impl Mover {
         self.drop_unread(id);
         self.give_ring(id);
         let Some(flow) = self.flows.remove(id) else { return };
+        self.rings -= u64::from(flow.ring_asked);
         self.tell_conductor(ToConductor::FlowDone { flow: id });
         let client = flow.source.client;
         if let Some(socket) = self.socket_mut(client, flow.source.slot) {
@@ -278,7 +284,8 @@ impl Mover {
         self.next_tick = self.now
             + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
         self.ticking = false;
-        let share = RINGS_BYTES / self.rings.max(1);
+        self.rings_peak = self.rings.max(self.rings_peak * RINGS_FORGOTTEN.0 / RINGS_FORGOTTEN.1);
+        let share = RINGS_BYTES / self.rings_peak.max(1);
         for id in 0..self.flows.end() {
             let Some(flow) = self.flows.used(id) else { continue };
             self.ticking |= flow.needs_ticks();
