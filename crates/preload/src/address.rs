@@ -129,21 +129,6 @@ pub(crate) fn peer(fd: c_int) -> Option<SocketAddr> {
     ask(fd, real::getpeername).map(|(_, address)| address)
 }
 
-/// Binds an unbound socket to a port of the kernel's choice. Says whether it has one now.
-pub(crate) fn give_port(fd: c_int) -> bool {
-    let Some((family, local)) = local(fd) else { return false };
-    if local.port() != 0 {
-        return true;
-    }
-    // SAFETY: zeroes are the unspecified address and port 0; the sizes are right.
-    unsafe {
-        let mut any: sockaddr_storage = zeroed();
-        any.ss_family = family as libc::sa_family_t;
-        let len = if family == libc::AF_INET { size_of::<sockaddr_in>() } else { size_of::<sockaddr_in6>() };
-        real::bind(fd, (&raw const any).cast(), len as socklen_t) == 0
-    }
-}
-
 /// An integer option of a socket.
 pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;

@@ -17,6 +17,7 @@ mod entry;
 mod fabric;
 mod hooks;
 mod log;
+mod port;
 mod real;
 mod refusals;
 mod shared;

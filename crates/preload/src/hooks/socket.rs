@@ -4,7 +4,7 @@ use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, attach_twin, Entry};
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{address, fabric, real, short, start, table, unix};
+use crate::{address, fabric, port, real, short, start, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::Shutdown;
 use std::sync::atomic::Ordering;
@@ -288,7 +288,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     if address::peer(fd).is_some() {
         return Err(Failure::Plain);
     }
-    if unfit || !fabric::may_reach(to) || !address::give_port(fd) {
+    if unfit || !fabric::may_reach(to) || !port::give(fd) {
         return Err(Failure::Plain);
     }
     let Some(end) = fabric::connect(fd, to) else { return Err(Failure::Plain) };
