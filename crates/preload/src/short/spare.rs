@@ -4,7 +4,7 @@
 //! What the kernel itself connects, binds or listens on was nobody's before: another process may still have a used socket
 //! (a child of `vfork` or `posix_spawn` inherits what nobody has told the library), and would hold that connection open.
 use super::{open_to_new, settle};
-use crate::entry::{lock, Entry};
+use crate::entry::Entry;
 use crate::real;
 use crate::twin::Twin;
 use libc::{c_int, c_ulong, socklen_t};
@@ -23,7 +23,7 @@ pub(crate) struct Spare {
     nonblocking: bool,
 }
 
-/// IPv4 and IPv6.
+/// IPv4 and IPv6. Nobody waits for a lock on them: a signal handler may close sockets, too, and a forked child has threads' locks.
 static SPARES: [Mutex<Vec<Spare>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -65,7 +65,9 @@ impl Behind {
         self.v6.store(v6, Ordering::Relaxed);
         self.used.store(spare.is_some(), Ordering::Relaxed);
         self.unaltered.store(true, Ordering::Relaxed);
-        *lock(&self.spare) = spare;
+        if let Ok(mut place) = self.spare.try_lock() {
+            *place = spare;
+        }
     }
 
     /// The same in a forked child, which leaves it to its parent to keep it.
@@ -100,7 +102,7 @@ pub(crate) fn take(v6: bool, kind: c_int) -> Option<(c_int, Spare)> {
     if !open_to_new() {
         return None;
     }
-    let spare = lock(&SPARES[usize::from(v6)]).pop()?;
+    let spare = SPARES[usize::from(v6)].try_lock().ok()?.pop()?;
     let duplicate = if kind & libc::SOCK_CLOEXEC != 0 { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
     // SAFETY: a descriptor of the library's, and numbers.
     let fd = unsafe { real::fcntl(spare.socket.as_raw_fd(), duplicate, 0) };
@@ -130,13 +132,17 @@ pub(crate) fn keep(fd: c_int, entry: &Entry, twin: &Twin) {
     if !behind.unaltered.load(Ordering::Relaxed) || twin.is_abandoned() {
         return;
     }
-    let known = lock(&behind.spare).take();
-    let Some(mut spare) = known.or_else(|| Spare::of(fd)) else { return };
+    let (Ok(mut known), Ok(mut spares)) =
+        (behind.spare.try_lock(), SPARES[usize::from(behind.is_v6())].try_lock())
+    else {
+        return;
+    };
+    let Some(mut spare) = known.take().or_else(|| Spare::of(fd)) else { return };
     if behind.nodelay.load(Ordering::Relaxed) {
         set_nodelay(fd, false);
     }
     spare.nonblocking = socket.facts.nonblocking();
-    lock(&SPARES[usize::from(behind.is_v6())]).push(spare);
+    spares.push(spare);
 }
 
 /// The program makes something else of a socket than the library knows to undo. One that is not connected may become the
@@ -159,7 +165,7 @@ pub(crate) fn renew(entry: &Entry) {
     if !behind.used.swap(false, Ordering::Relaxed) {
         return;
     }
-    drop(lock(&behind.spare).take());
+    drop(behind.spare.try_lock().map(|mut spare| spare.take()));
     let domain = if behind.is_v6() { libc::AF_INET6 } else { libc::AF_INET };
     let flags = if socket.facts.nonblocking() { libc::SOCK_NONBLOCK } else { 0 };
     // SAFETY: makes a descriptor and duplicates it; the numbers are the program's names of this very socket.
