@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Addresses remembered.
 const SLOTS: usize = 64;
 /// Powers of two of milliseconds: the first refusal counts so long, each after that twice as long as the one before.
-const FIRST: u64 = 1;
+const FIRST: u64 = 0;
 const LAST: u64 = 9;
 /// One whose listener is known to the driver but takes no twins: finding out is slow. Half a minute.
 const UNCLAIMED: u64 = 15;
@@ -16,12 +16,12 @@ const UNTIL: u64 = (1 << UNTIL_BITS) - 1;
 /// Of an address's hash 20 bits, the power of two, and the time until which it is not to be tried in milliseconds.
 static REFUSALS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
-/// The clock by which refusals end; its steps are those of the kernel's timer.
+/// The clock by which refusals end.
 pub(crate) fn now_ns() -> u64 {
     // SAFETY: room for a time.
     unsafe {
         let mut time: libc::timespec = std::mem::zeroed();
-        libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time);
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time);
         time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
     }
 }
