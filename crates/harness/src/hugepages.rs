@@ -23,7 +23,7 @@ pub struct Pool {
 /// How many pages a pool has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Pages in the pool.
+    /// Pages that the pool is to keep. Those in use when it was lowered are not counted: they leave it when they are freed.
     pub total: u64,
     /// Pages that nobody has mapped.
     pub free: u64,
@@ -41,7 +41,9 @@ impl Pool {
 
     /// What it has now.
     pub fn counts(&self) -> Result<Counts> {
-        Ok(Counts { total: self.read("nr_hugepages")?, free: self.read("free_hugepages")? })
+        let all = self.read("nr_hugepages")?;
+        let total = all.saturating_sub(self.read("surplus_hugepages")?);
+        Ok(Counts { total, free: self.read("free_hugepages")? })
     }
 
     fn set_total(&self, pages: u64) -> Result<()> {
@@ -127,6 +129,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("nr_hugepages"), format!("{total}\n")).unwrap();
         fs::write(dir.path().join("free_hugepages"), format!("{free}\n")).unwrap();
+        fs::write(dir.path().join("surplus_hugepages"), "0\n").unwrap();
         let pool = Pool { dir: dir.path().to_owned() };
         (dir, pool)
     }
@@ -139,6 +142,15 @@ mod tests {
         pool.take_back(2).unwrap();
         assert_eq!(pool.counts().unwrap(), Counts { total: 10, free: 4 });
         assert_eq!(pool.add(3).unwrap(), 0);
+    }
+
+    #[test]
+    fn pages_on_their_way_out_are_not_kept() {
+        // Somebody has lowered the pool by 9 while all 18 were in use.
+        let (dir, pool) = pool(18, 0);
+        fs::write(dir.path().join("surplus_hugepages"), "9\n").unwrap();
+        pool.take_back(9).unwrap();
+        assert_eq!(pool.read("nr_hugepages").unwrap(), 0);
     }
 
     #[test]
