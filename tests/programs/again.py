@@ -1,6 +1,5 @@
-"""A program that opens and closes sockets again and again: nothing of one is to be found at the next. `again.py own` connects
-to itself and prints lines that do not depend on what carries the bytes; on standard error it says how many connections
-the kernel made."""
+"""A program that opens and closes sockets again and again: nothing of one is to be found at the next. It connects to itself and
+prints lines that do not depend on what carries the bytes."""
 import fcntl
 import os
 import socket
@@ -77,8 +76,7 @@ def options():
             # Two pairs and two that are not connected at a time: all that was closed is in use.
             kept = [pairs.pair(), pairs.pair()]
             spare = [socket.socket(pairs.family) for _ in range(2)]
-            print("next", all(state(sock) == state(fresh) for sock in kept[0] for fresh in [kept[1][0]]),
-                  state(kept[0][0]), state(kept[1][1]), *(state(sock) for sock in spare))
+            print("next", *(state(sock) for sock in (*kept[0], *kept[1], *spare)))
             for one, other in kept:
                 one.sendall(b"x")
                 print(other.recv(2), end=" ")
@@ -132,8 +130,10 @@ def kernel(pairs):
                 except BlockingIOError:
                     pass
         print(peer.stdout.readline().strip())
-    ports = [sock.getsockname()[1] for sock in bound(8)]
-    print("bound again", all(any(sock.getsockname()[1] == port for sock in [bind(port)]) for port in ports))
+    bound = [bind(0) for _ in range(8)]
+    ports = [sock.getsockname()[1] for sock in bound]
+    del bound
+    print("bound again", all(bind(port).getsockname()[1] == port for port in ports))
     with socket.socket() as sock:
         if os.fork() == 0:
             sock.connect(address)
@@ -152,18 +152,11 @@ def bind(port):
     return sock
 
 
-def bound(count):
-    return [bind(0) for _ in range(count)]
-
-
 def main():
     options()
     pairs = Pairs(socket.AF_INET, "127.0.0.1")
     numbers(pairs)
     kernel(pairs)
-    with open("/proc/net/snmp") as file:
-        head, values = [line.split()[1:] for line in file if line.startswith("Tcp:")]
-    print(dict(zip(head, values))["ActiveOpens"], file=sys.stderr)
 
 
 main()

@@ -1,4 +1,4 @@
-"""Python's ways to use sockets. `echo.py server PORT` serves with asyncio; `echo.py client IP PORT`
+"""Python's ways to use sockets. `echo.py server PORT...` serves with asyncio; `echo.py client IP PORT`
 prints a line for each way, which does not depend on what carries the bytes."""
 import asyncio
 import hashlib
@@ -19,11 +19,10 @@ async def serve(reader, writer):
     writer.close()
 
 
-async def server(port):
-    listener = await asyncio.start_server(serve, "0.0.0.0", port)
+async def server(*ports):
+    listeners = [await asyncio.start_server(serve, "0.0.0.0", port) for port in ports]
     print("ready", flush=True)
-    async with listener:
-        await listener.serve_forever()
+    await asyncio.gather(*(listener.serve_forever() for listener in listeners))
 
 
 def received(sock, count):
@@ -119,7 +118,7 @@ def with_subprocess(address):
 
 
 if sys.argv[1] == "server":
-    asyncio.run(server(int(sys.argv[2])))
+    asyncio.run(server(*map(int, sys.argv[2:])))
 elif __name__ == "__main__":
     where = (sys.argv[2], int(sys.argv[3]))
     blocking(where)

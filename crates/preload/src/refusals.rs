@@ -59,7 +59,7 @@ pub(crate) fn refused(to: impl Hash) {
     let (slot, hash) = find(to);
     let (of, power, until) = parts(slot.load(Ordering::Relaxed));
     let again = of == hash && now_ms() < until + 2 * (1 << power);
-    remember(slot, hash, if again { (power + 1).clamp(FIRST, LAST) } else { FIRST });
+    remember(slot, hash, if again { (power + 1).min(LAST) } else { FIRST });
 }
 
 /// At `to` somebody listens who took no twin.

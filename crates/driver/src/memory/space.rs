@@ -1,8 +1,8 @@
 //! Which pages of a receive region are taken by rings.
 use std::collections::BTreeMap;
 
-/// Free pages of one region as maximal runs; first fit, aligned to the size asked for. Of the places where a ring may be there
-/// are so few, then, that a client soon has them all mapped.
+/// Free pages of one region as maximal runs; first fit, aligned to the size asked for: then there are so few
+/// places for rings that a client soon has all of them mapped.
 #[derive(Debug)]
 pub struct Space {
     free: BTreeMap<u32, u32>,

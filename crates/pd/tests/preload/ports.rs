@@ -6,10 +6,12 @@ use super::{programs, Site, With, PORT};
 /// which shares ports between peers.
 #[test]
 fn connections_that_find_no_port_of_their_own_are_the_kernels() {
-    let (site, program) = (Site::new(86), programs().join("ports.py"));
-    let program = ["python3", program.to_str().unwrap()];
-    let _server = site.serve(With::Library, &[&program[..], &["server", PORT]].concat());
-    let client = [&program[..], &["client", "10.97.86.2", PORT]].concat();
+    const OTHER: &str = "7301";
+    let site = Site::new(86);
+    let [server, client] =
+        ["echo.py", "ports.py"].map(|name| programs().join(name).to_str().unwrap().to_owned());
+    let _server = site.serve(With::Library, &["python3", &server, "server", PORT, OTHER]);
+    let client = ["python3", &client, "10.97.86.2", PORT, OTHER];
     let kernel = site.answer(With::Nothing, &client);
     assert_eq!((kernel.lines().count(), site.connections()), (20, 0));
     assert_eq!(site.answer(With::Library, &client), kernel);

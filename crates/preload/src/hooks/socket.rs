@@ -22,10 +22,7 @@ const TIMEOUTS: [c_int; 4] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_
 
 hooks! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        let (fd, spare) = match short::socket(domain, kind, protocol) {
-            Some((fd, spare)) => (fd, Some(spare)),
-            None => (real::socket(domain, kind, protocol), None),
-        };
+        let (fd, spare) = short::socket(domain, kind, protocol);
         if fd >= 0 {
             table::is_new(fd);
             let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);

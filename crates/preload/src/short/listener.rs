@@ -1,6 +1,6 @@
 //! Listeners that take connections from the kernel and from the fabric, on one address. The fabric's part
 //! begins when the process first accepts or waits: who only passes a listener on to others takes none.
-use super::{open_to_new, spare, Names, Spare};
+use super::{open_to_new, Names, Spare};
 use crate::call::{errno, set_errno, signals_interrupt, Failure, Outcome, AGAIN};
 use crate::companion;
 use crate::entry::{self, Entry, State};
@@ -321,11 +321,8 @@ fn take(
     }
     let v6 = listening.v6.load(Ordering::Relaxed);
     let domain = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    let (fd, spare) = match spare::take(v6, libc::SOCK_STREAM | flags) {
-        Some((fd, spare)) => (fd, Some(spare)),
-        // SAFETY: makes a descriptor.
-        None => (unsafe { real::socket(domain, libc::SOCK_STREAM | flags, 0) }, None),
-    };
+    // SAFETY: makes a descriptor.
+    let (fd, spare) = unsafe { super::socket(domain, libc::SOCK_STREAM | flags, 0) };
     if fd < 0 {
         return Err(Failure::Errno(errno()));
     }

@@ -53,12 +53,18 @@ fn suspend() {
     }
 }
 
-/// A new socket of the program's, as it asks for it, from a spare one. None: it is the kernel's to make.
-pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Option<(c_int, Spare)> {
-    if !wanted() || (protocol != 0 && protocol != libc::IPPROTO_TCP) {
-        return None;
+/// A new socket, as `socket` makes it: of a spare one if there is one, or else the kernel's.
+///
+/// # Safety
+/// That of `socket`.
+pub(crate) unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> (c_int, Option<Spare>) {
+    let tcp = wanted() && (protocol == 0 || protocol == libc::IPPROTO_TCP);
+    let family = spare::family(domain, kind).filter(|_| tcp);
+    match family.and_then(|v6| spare::take(v6, kind)) {
+        Some((fd, spare)) => (fd, Some(spare)),
+        // SAFETY: the caller's promise.
+        None => (unsafe { real::socket(domain, kind, protocol) }, None),
     }
-    spare::take(spare::family(domain, kind)?, kind)
 }
 
 /// A forked child has begun no connections, and has no spare sockets.
