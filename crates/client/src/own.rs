@@ -57,22 +57,22 @@ pub struct OwnFd {
 
 impl OwnFd {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        let floor = FLOOR.load(Ordering::Relaxed);
-        let fd = if floor == 0 {
-            fd
-        } else {
+        Self::copy(fd.as_fd()).unwrap_or_else(|| {
             // Without a free number up there it stays where it is.
-            let fd = rustix::io::fcntl_dupfd_cloexec(&fd, floor).unwrap_or(fd);
-            list().push(fd.as_raw_fd());
-            fd
-        };
-        Self { fd: ManuallyDrop::new(fd), forks: forks() }
+            if FLOOR.load(Ordering::Relaxed) > 0 {
+                list().push(fd.as_raw_fd());
+            }
+            Self { fd: ManuallyDrop::new(fd), forks: forks() }
+        })
     }
 
     /// A second descriptor of what the program has open. None if numbers have run out, or without a floor.
     pub fn copy(of: BorrowedFd<'_>) -> Option<Self> {
         let floor = FLOOR.load(Ordering::Relaxed);
-        let fd = rustix::io::fcntl_dupfd_cloexec(of, floor).ok().filter(|_| floor > 0)?;
+        if floor == 0 {
+            return None;
+        }
+        let fd = rustix::io::fcntl_dupfd_cloexec(of, floor).ok()?;
         list().push(fd.as_raw_fd());
         Some(Self { fd: ManuallyDrop::new(fd), forks: forks() })
     }
