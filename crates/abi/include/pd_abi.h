@@ -3,7 +3,7 @@
 #ifndef PD_ABI_H
 #define PD_ABI_H
 
-#define PD_ABI_VERSION 2ull
+#define PD_ABI_VERSION 3ull
 #define PD_ABI_MAGIC 3564147499544373584ull
 #define PD_ABI_COMMAND_BYTES 32ull
 #define PD_ABI_REQUEST_BYTES 32ull
@@ -30,6 +30,8 @@
 #define PD_ABI_OP_NUDGE 13ull
 #define PD_ABI_OP_BROKEN 14ull
 #define PD_ABI_OP_LEFT 15ull
+#define PD_ABI_OP_OPEN_FILE 16ull
+#define PD_ABI_OP_SEND_FILE 17ull
 #define PD_ABI_EVENT_ANSWER 1ull
 #define PD_ABI_EVENT_READY 2ull
 #define PD_ABI_EVENT_MORE 3ull

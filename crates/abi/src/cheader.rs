@@ -120,7 +120,7 @@ const DIRECT: [(&str, u64); 12] = words!(
     RECV_DOORBELL,
     SEND_DOORBELL,
 );
-const NUMBERS: [(&str, u64); 40] = [
+const NUMBERS: [(&str, u64); 42] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
@@ -148,6 +148,8 @@ const NUMBERS: [(&str, u64); 40] = [
     ("OP_NUDGE", Operation::Nudge as u64),
     ("OP_BROKEN", Operation::Broken as u64),
     ("OP_LEFT", Operation::Left as u64),
+    ("OP_OPEN_FILE", Operation::OpenFile as u64),
+    ("OP_SEND_FILE", Operation::SendFile as u64),
     ("EVENT_ANSWER", EventKind::Answer as u64),
     ("EVENT_READY", EventKind::Ready as u64),
     ("EVENT_MORE", EventKind::More as u64),

@@ -19,7 +19,7 @@ use crate::limits::{LINE_BYTES, PAGE_BYTES};
 use core::mem::{offset_of, size_of};
 
 /// Version of this module's layout. Grows without [`crate::VERSION`], which clients know.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// First word of the region: "PipeCnt1", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeCnt1");
 
@@ -149,6 +149,12 @@ named_counters! {
         bytes_reported,
         /// Sends that they say these were.
         messages_reported,
+        /// Bytes of files that the driver read for clients.
+        file_bytes,
+        /// Reads of files that had to wait for a disk.
+        files_cold,
+        /// Connections that were ended because a file was shorter than what was sent of it, or could not be read.
+        files_failed,
     }
 }
 
@@ -254,10 +260,11 @@ const _: () = {
     assert!(offset_of!(Header, started_ns) == 24 && offset_of!(Header, memory_budget_bytes) == 32);
     assert!(HEADER + size_of::<Header>() <= GAUGES && GAUGES + size_of::<Gauges>() <= PAGE_BYTES);
     assert!(size_of::<Gauges>() == 16 && offset_of!(Gauges, rings_waiting) == 8);
-    assert!(size_of::<AgentCounters>() == 184 && size_of::<AgentCounters>() <= AGENT_STRIDE);
+    assert!(size_of::<AgentCounters>() == 208 && size_of::<AgentCounters>() <= AGENT_STRIDE);
     assert!(offset_of!(AgentCounters, bytes_delivered) == 88);
     assert!(offset_of!(AgentCounters, engines_quarantined) == 144);
     assert!(offset_of!(AgentCounters, messages_reported) == 176);
+    assert!(offset_of!(AgentCounters, files_failed) == 200);
     assert!(size_of::<ClientCounters>() == 56 && size_of::<ClientCounters>() <= LINE_STRIDE);
     assert!(offset_of!(ClientCounters, serial) == 0 && offset_of!(ClientCounters, wake_ups) == 48);
     assert!(size_of::<FlowCounters>() == 40 && size_of::<FlowCounters>() <= LINE_STRIDE);

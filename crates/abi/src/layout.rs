@@ -10,7 +10,7 @@
 //! looks at the counter once more and then sleeps on the doorbell (a futex); the other side writes
 //! the counter, fences, looks at `_wake_at`, and if it is reached increments the doorbell and wakes.
 use crate::limits::{
-    CHANNELS_MAX, EVENT_RING_ENTRIES, LINE_BYTES, PAGE_BYTES, REQUEST_RING_ENTRIES, SOCKETS_MAX,
+    CHANNELS_MAX, EVENT_RING_ENTRIES, FILES_MAX, LINE_BYTES, PAGE_BYTES, REQUEST_RING_ENTRIES, SOCKETS_MAX,
 };
 use crate::{Event, Request};
 use core::mem::size_of;
@@ -23,6 +23,17 @@ pub mod header {
     pub const VERSION: usize = 8;
     /// u32: the client's number.
     pub const CLIENT: usize = 12;
+    /// u32 × [`crate::limits::FILES_MAX`]: the [`crate::FileId`] of each slot with an open file that may be sent; 0:
+    /// none. See [`super::control_header::FILE_USES`].
+    pub const FILES: usize = 64;
+}
+
+/// Words of the header of the control region.
+pub mod control_header {
+    /// u32 × [`crate::limits::FILES_MAX`]: sends of the file of each slot, since it was opened. The client counts one,
+    /// fences, looks whether the slot is still the file's, and only then sends; the driver closes a file by clearing the
+    /// slot, fencing, and looking whether it has taken as many sends as were counted: if not, it stays open.
+    pub const FILE_USES: usize = 64;
 }
 
 /// Words of a channel in the control region, which the client writes.
@@ -188,6 +199,8 @@ const _: () = {
     // Producer and consumer words of one channel never share a cache line.
     assert!(channel_control::EVENT_CONSUMER - channel_control::REQUEST_PRODUCER >= LINE_BYTES);
     assert!(channel_status::EVENT_PRODUCER - channel_status::REQUEST_CONSUMER >= 2 * LINE_BYTES);
+    assert!(header::FILES + 4 * FILES_MAX <= PAGE_BYTES);
+    assert!(control_header::FILE_USES + 4 * FILES_MAX <= PAGE_BYTES);
     assert!(socket_status::PATH + 4 <= SOCKET_STRIDE);
     assert!(direct::SEND_DOORBELL + 4 <= PAGE_BYTES);
     assert!(socket_control::GENERATION + 4 <= SOCKET_STRIDE);

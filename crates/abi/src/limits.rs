@@ -43,6 +43,10 @@ pub const MESSAGE_BYTES_MAX: u64 = 1 << 30;
 /// Send requests that one socket may have outstanding; the library waits at it.
 pub const SENDS_IN_FLIGHT_MAX: u64 = 4096;
 
+/// Files that the driver has open for one client at a time, to read what is sent of them; bytes of others are copied
+/// by the client.
+pub const FILES_MAX: usize = 64;
+
 /// Largest backlog of a listener; larger wishes are rounded down, as the BSD calls do.
 pub const BACKLOG_MAX: u32 = 4096;
 /// First and last port handed out where a program names none.

@@ -73,6 +73,11 @@ impl Request {
         Self::new(Operation::Send, socket, 0).with_numbers(span.to_word(), span.len)
     }
 
+    /// A send of `len` bytes of `file` from `offset` on, on `socket`. Counted like [`Self::send`].
+    pub fn send_file(socket: SocketId, file: FileId, offset: u64, len: u64) -> Self {
+        Self::new(Operation::SendFile, socket, file.0).with_numbers(offset, len)
+    }
+
     /// The span of a send request.
     pub fn span(&self) -> Span {
         let (word, len) = self.numbers();
@@ -119,6 +124,12 @@ pub enum Operation {
     /// The socket has left the direct path, as its `path` word asked for, in one of its directions: `value` is
     /// [`LEFT_RECEIVING`] or [`LEFT_SENDING`]. Unanswered.
     Left = 15,
+    /// The driver shall open a file of the client's for [`Self::SendFile`]: `value` is its descriptor, the numbers are
+    /// its device and inode. Answered with a [`FileId`] as a number.
+    OpenFile = 16,
+    /// Move a piece of a file to the peer: `tag` is a [`FileId`], the numbers are the first byte and how many
+    /// (at most [`MESSAGE_BYTES_MAX`](crate::limits::MESSAGE_BYTES_MAX)). Counted as a send. Unanswered.
+    SendFile = 17,
 }
 
 impl Operation {
@@ -140,6 +151,8 @@ impl Operation {
             13 => Self::Nudge,
             14 => Self::Broken,
             15 => Self::Left,
+            16 => Self::OpenFile,
+            17 => Self::SendFile,
             _ => return None,
         })
     }
@@ -208,6 +221,26 @@ impl SocketId {
     }
 }
 
+/// A client's name for a file that the driver has open for it: the slot (words in the headers of the control and
+/// status regions) and the slot's generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct FileId(pub u32);
+
+impl FileId {
+    /// The id of `slot` in its `generation` (never 0 for an open file).
+    pub const fn new(slot: u16, generation: u16) -> Self {
+        Self((generation as u32) << 16 | slot as u32)
+    }
+    /// Which of [`FILES_MAX`](crate::limits::FILES_MAX).
+    pub const fn slot(self) -> u16 {
+        self.0 as u16
+    }
+    /// How often the slot had been used.
+    pub const fn generation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+}
+
 /// A piece of a region: what crosses the boundary instead of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -235,5 +268,7 @@ mod tests {
         assert_eq!(Request::send(SocketId::new(7, 9), span).span(), span);
         let id = SocketId::new(65_535, 3);
         assert_eq!((id.slot(), id.generation()), (65_535, 3));
+        let file = FileId::new(63, 9);
+        assert_eq!((file.slot(), file.generation()), (63, 9));
     }
 }

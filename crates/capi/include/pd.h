@@ -6,6 +6,7 @@
  *   pd_send     takes memory of pd_malloc, which belongs to the driver until the bytes are moved
  *               (pd_buf_refresh tells);
  *   pd_send_with has the caller write where the bytes are sent from;
+ *   pd_sendfile has the driver read a file where it can;
  *   pd_recv     returns a pointer to received bytes, which stay there until pd_recv_done.
  *
  * Every call returns -1 (or NULL) and sets errno when it fails; pd_errmsg() then says what failed, on
@@ -64,6 +65,8 @@ ssize_t pd_send(int sid, const void *buf, size_t len);
 /* Send what fill writes, at most len bytes, where they are sent from: nothing need be kept. fill says how many it wrote,
  * or -1 if it fails; it returns, and does not use the socket. */
 ssize_t pd_send_with(int sid, size_t len, ssize_t (*fill)(void *place, size_t len, void *arg), void *arg);
+/* Send at most count bytes of a file from *offset on, or from its position if offset is NULL, and move that on. */
+ssize_t pd_sendfile(int sid, int fd, off_t *offset, size_t count);
 /* Move the buffers that may be written again to the front; return how many they are. */
 int pd_buf_refresh(int sid, void **bufs, int n);
 

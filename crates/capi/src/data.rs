@@ -1,8 +1,9 @@
 //! Sending, receiving, and the memory for it.
 use crate::guard::guard;
-use libc::{c_int, c_void, size_t, ssize_t};
+use libc::{c_int, c_void, off_t, size_t, ssize_t};
 use pd_client::core::{free, malloc, with_socket};
 use pd_client::{Error, Result};
+use std::os::fd::BorrowedFd;
 use std::ptr;
 
 /// See `pd_send(3)`.
@@ -47,6 +48,38 @@ pub unsafe extern "C" fn pd_send_with(
                 None => Ok(sent as ssize_t),
             }
         })
+    })
+}
+
+/// See `pd_sendfile(3)`.
+///
+/// # Safety
+/// `offset` points to a number, or is null.
+#[no_mangle]
+pub unsafe extern "C" fn pd_sendfile(sid: c_int, fd: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    guard(-1, || {
+        // SAFETY: only asks for the file's position.
+        let position = || unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) };
+        // SAFETY: the caller's number, if it is not null.
+        let at = unsafe { offset.as_ref() }.copied().unwrap_or_else(position);
+        if fd < 0 || at < 0 {
+            return Err(Error::with_errno(
+                if fd < 0 { libc::EBADF } else { libc::EINVAL },
+                "no such file or place in it",
+            ));
+        }
+        // SAFETY: a descriptor of the caller's, for the time of the call.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let sent = with_socket(sid, |socket| socket.send_file(file, at as u64, count))?;
+        let after = at + sent as off_t;
+        // SAFETY: as above; or sets the file's position.
+        unsafe {
+            match offset.as_mut() {
+                Some(offset) => *offset = after,
+                None => drop(libc::lseek(fd, after, libc::SEEK_SET)),
+            }
+        }
+        Ok(sent as ssize_t)
     })
 }
 

@@ -4,6 +4,7 @@ use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
 use crate::own::OwnFd;
 use crate::process::forks;
+use crate::send::file::Files;
 use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, RING_BYTES_MAX};
@@ -75,6 +76,7 @@ pub(crate) struct Attachment {
     pub(crate) status: Arc<Mapping>,
     channels: Mutex<Channels>,
     rings: Mutex<Rings>,
+    pub(crate) files: Mutex<Files>,
 }
 
 /// Where a receive ring lies: region, first page, pages.
@@ -141,6 +143,7 @@ impl Attachment {
             status: Arc::new(status),
             channels: Mutex::default(),
             rings: Mutex::default(),
+            files: Mutex::default(),
         }))
     }
 
@@ -445,6 +448,7 @@ mod tests {
             status: region(),
             channels: Mutex::default(),
             rings: Mutex::default(),
+            files: Mutex::default(),
         };
         assert!(attachment.check_alive());
         // A driver that hangs up with a frame unread resets the connection.

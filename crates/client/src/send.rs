@@ -1,6 +1,7 @@
 //! Sending: spans of send regions, without a copy. The span belongs to the driver until the socket's
 //! `send_consumer` has counted it.
 pub(crate) mod copied;
+pub(crate) mod file;
 mod placed;
 
 pub use copied::Fill;
@@ -38,7 +39,8 @@ pub(crate) struct SendSide {
     posted: u64,
     completed: u64,
     bytes: u64,
-    flights: VecDeque<(Block, u32)>,
+    /// Sends in flight: the block that must not be written meanwhile, if they are of one, and bytes.
+    flights: VecDeque<(Option<Block>, u32)>,
     /// On the direct path.
     pub(crate) out: Outgoing,
     turn: Turn,
@@ -117,7 +119,9 @@ impl SendSide {
         for _ in self.completed..completed {
             if let Some((block, len)) = self.flights.pop_front() {
                 self.bytes -= u64::from(len);
-                block.land();
+                if let Some(block) = block {
+                    block.land();
+                }
             }
         }
         self.completed = completed;
@@ -220,11 +224,17 @@ impl SendSide {
             block.land();
             return Err(error);
         }
+        self.count(Some(block), len);
+        Ok(())
+    }
+
+    /// One more send is in flight.
+    #[inline]
+    fn count(&mut self, block: Option<Block>, len: u64) {
         self.posted += 1;
         self.bytes += len;
         self.out.weigh(len);
         self.flights.push_back((block, len as u32));
-        Ok(())
     }
 }
 

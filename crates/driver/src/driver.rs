@@ -6,6 +6,7 @@ use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
 use crate::policy::Policy;
+use crate::reader::Reader;
 use crate::settings::Settings;
 use pd_abi::counters::AgentCounters;
 use pd_engine::{Engine, EngineError};
@@ -80,6 +81,7 @@ impl Driver {
         let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
         let conductor_inbox = Mailbox::new()?;
         let one_thread = count == 1;
+        let (reader, jobs) = Reader::new();
         let mut movers = Vec::new();
         for id in 0..inboxes.len() {
             let of_mover = MoverSettings { id, spin: settings.spin, ring_idle: settings.ring_idle };
@@ -93,6 +95,7 @@ impl Driver {
                     false => Outbox::Mailbox(Arc::clone(&conductor_inbox)),
                 },
                 Arc::new(Metrics::new(&counters, 1 + id)),
+                reader.clone(),
             )?);
         }
         let reached = match one_thread {
@@ -123,6 +126,9 @@ impl Driver {
             }
             spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(&mut conductor, stop)))?;
         }
+        // Until the movers end, and every file with them.
+        drop(reader);
+        spawn("pd-reader".into(), Box::new(move |_| jobs.run()))?;
         Ok(Self { stop, threads, settings, counters, conductor: conductor_inbox })
     }
 

@@ -7,6 +7,7 @@ use rustix::net::sockopt;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// A network namespace: device and inode of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,7 +32,7 @@ pub struct Identity {
     /// User.
     pub uid: u32,
     /// Readable when the process has died.
-    pub pidfd: OwnedFd,
+    pub pidfd: Arc<OwnedFd>,
     /// Its network namespace.
     pub namespace: NamespaceId,
     /// Holds the namespace, so that its id is not reused.
@@ -58,7 +59,7 @@ impl Identity {
         Ok(Self {
             pid: credentials.pid.as_raw_nonzero().get() as u32,
             uid: credentials.uid.as_raw(),
-            pidfd,
+            pidfd: Arc::new(pidfd),
             namespace,
             namespace_fd,
             cgroup,
@@ -66,7 +67,11 @@ impl Identity {
     }
 }
 
-fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
+/// Whether the process has died.
+///
+/// # Errors
+/// Those of `poll`.
+pub fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
     let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)

@@ -21,6 +21,7 @@ mod messages;
 mod metrics;
 mod mover;
 pub mod policy;
+mod reader;
 mod settings;
 mod size;
 mod unix_socket;

@@ -2,6 +2,8 @@
 use crate::memory::{ClientMemory, Slot};
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
+use crate::reader::{Asker, OpenFile};
+use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Event, Request};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::Mapping;
@@ -35,6 +37,15 @@ pub struct Endpoint {
     pub memory: Arc<ClientMemory>,
     /// The mover that serves the client.
     pub mover: MoverId,
+}
+
+/// A client's process: its number means it as long as the descriptor does not say that it has exited.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Number, in the driver's namespace.
+    pub pid: u32,
+    /// Readable when it has died.
+    pub pidfd: Arc<OwnedFd>,
 }
 
 /// A channel as it begins.
@@ -85,6 +96,18 @@ pub struct Ring {
     pub wished: u64,
     /// The driver's mapping of the region.
     pub map: Arc<Mapping>,
+}
+
+impl Ring {
+    /// Where it begins in the region.
+    pub fn offset(&self) -> usize {
+        self.page as usize * PAGE_BYTES
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.pages) * PAGE_BYTES as u64
+    }
 }
 
 /// A client's request on its way to another agent: counted against the client until it is dropped there.
@@ -171,7 +194,7 @@ pub struct Finish {
 #[derive(Debug)]
 pub enum ToMover {
     /// A client attached.
-    AddClient { client: ClientId, memory: Arc<ClientMemory> },
+    AddClient { client: ClientId, memory: Arc<ClientMemory>, process: Process },
     /// One more channel of a client.
     AddChannel(Option<Box<NewChannel>>),
     /// Write this pipe when the channel's reader asks for it.
@@ -230,6 +253,10 @@ pub enum ToMover {
     Drain { client: ClientId },
     /// Forget the client as soon as no flow needs it.
     RemoveClient { client: ClientId },
+    /// From the reader: a client's file, or why it is not opened.
+    FileOpened(Option<Box<(Asker, rustix::io::Result<Arc<OpenFile>>)>>),
+    /// From the reader: the piece of a file is where it belongs, whole or not.
+    FileRead { flow: FlowId, entry_seq: u16, whole: bool },
 }
 
 /// Mover to conductor.
@@ -277,6 +304,9 @@ pub enum Violation {
     /// Receive ring.
     #[error("gave back bytes that were never delivered")]
     ReceiveRing,
+    /// File.
+    #[error("send of a piece of a file that is not open")]
+    File,
     /// Attach socket.
     #[error("unexpected message on the attach socket")]
     Frame,

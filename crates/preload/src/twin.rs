@@ -52,6 +52,9 @@ pub(crate) struct Twin {
     pub(crate) send_left: AtomicBool,
 }
 
+/// Has the driver read what is to be sent, at most so many bytes. None: it does not.
+pub(crate) type ByDriver<'a> = dyn FnMut(&Socket, usize) -> pd_client::Result<Option<usize>> + 'a;
+
 /// What a wait is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
@@ -478,6 +481,7 @@ impl Twin {
         len: usize,
         waits: bool,
         fill: &mut pd_client::core::Fill<'_>,
+        by_driver: &mut ByDriver<'_>,
     ) -> Outcome<usize> {
         if self.send_left.load(Ordering::Relaxed) {
             return Err(Failure::Plain);
@@ -491,6 +495,11 @@ impl Twin {
             let mut ended = false;
             let part = if most > 0 {
                 self.with(entry, |socket| {
+                    if kept.is_none() {
+                        if let Some(sent) = by_driver(socket, most)? {
+                            return Ok(sent);
+                        }
+                    }
                     socket.send_filled(most, &mut |place, room| {
                         let filled = fill(place, room)?;
                         ended |= filled < room;

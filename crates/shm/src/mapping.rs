@@ -3,7 +3,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{madvise, mmap, mmap_anonymous, munmap, Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -116,6 +116,33 @@ impl Mapping {
         let to = self.address(offset, len);
         // SAFETY: `to` has `len` bytes, checked; the rest is the caller's promise.
         unsafe { ptr::copy_nonoverlapping(from, to.as_ptr(), len) };
+    }
+
+    /// Reads `file` from byte `from` on into the `len` bytes at `offset`. Returns how many bytes there were: fewer at the
+    /// file's end, and with `at_once` up to where a disk would have to be waited for.
+    ///
+    /// # Errors
+    /// Those of `preadv2`: with `at_once`, `EAGAIN` if the first byte is on a disk only, and `EOPNOTSUPP` if the file
+    /// system cannot tell.
+    ///
+    /// # Safety
+    /// As for [`Self::copy_in`].
+    pub unsafe fn read_file(
+        &self,
+        offset: usize,
+        len: usize,
+        file: impl AsFd,
+        from: u64,
+        at_once: bool,
+    ) -> Result<usize> {
+        self.check_writable();
+        let piece = libc::iovec { iov_base: self.address(offset, len).as_ptr().cast(), iov_len: len };
+        let flags = if at_once { libc::RWF_NOWAIT } else { 0 };
+        let from = i64::try_from(from).map_err(|_| Errno::INVAL)?;
+        // SAFETY: the piece lies in the mapping (checked), and is the caller's.
+        let read = unsafe { libc::preadv2(file.as_fd().as_raw_fd(), &piece, 1, from, flags) };
+        usize::try_from(read)
+            .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
     }
 
     /// Asks for the cache line at `offset`, to be written soon. Nothing but the time that takes depends on it.
@@ -305,6 +332,20 @@ mod tests {
         assert_eq!((peer.len(), peer.load_u64(0, Ordering::Relaxed)), (5 * 4096, 7));
         assert_eq!(peer.load_u64(4096, Ordering::Relaxed), 9);
         assert_eq!(peer.load_u64(3 * 4096, Ordering::Relaxed), 9);
+    }
+
+    #[test]
+    fn files_are_read_in_place_and_end_where_they_end() {
+        let fd = create("test", 2 * 4096, Pages::Ordinary).unwrap();
+        let map = Mapping::new(&fd, 2 * 4096, Protection::ReadWrite).unwrap();
+        let file = create("file", 4096, Pages::Ordinary).unwrap();
+        Mapping::new(&file, 4096, Protection::ReadWrite).unwrap().store_u64(4088, 9, Ordering::Relaxed);
+        // SAFETY: nobody else has this mapping.
+        let read = |offset, len, from| unsafe { map.read_file(offset, len, &file, from, false) };
+        assert_eq!(read(4096, 4096, 4088), Ok(8));
+        assert_eq!(map.load_u64(4096, Ordering::Relaxed), 9);
+        assert_eq!((read(0, 8, 4096), read(0, 8, u64::MAX)), (Ok(0), Err(Errno::INVAL)));
+        assert!(std::panic::catch_unwind(|| read(4096, 4097, 0)).is_err());
     }
 
     #[test]

@@ -80,7 +80,7 @@ fn impossible_event_counters() {
 #[test]
 fn unknown_operations() {
     let scene = stage();
-    for operation in [0, 16, 17, 127, 128, 255] {
+    for operation in [0, 18, 19, 127, 128, 255] {
         let mut raw = Raw::attach(&scene.driver, 1);
         raw.post(0, &Request { operation, ..Request::default() });
         scene.expect_cut_off(&mut raw, Violation::Operation(operation));

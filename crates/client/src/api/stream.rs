@@ -6,6 +6,7 @@ use crate::recv::Handout;
 use crate::socket::Socket;
 use std::net::SocketAddr;
 use std::ops::{Bound, Deref, RangeBounds};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,6 +74,19 @@ impl Stream {
     #[inline]
     pub fn send_with(&self, len: usize, fill: impl FnOnce(&mut [u8]) -> usize) -> Result<usize> {
         self.socket.send_placed(len, fill)
+    }
+
+    /// Sends at most `len` bytes of a file from `offset` on; fewer if it ends before. On the offloaded path the driver reads
+    /// large pieces itself if the file is on a disk of its own (ext4, xfs) and in the page cache, so that nobody copies them
+    /// into send memory. They are read when they are delivered: who changes the file meanwhile changes what
+    /// arrives, as with `sendfile(2)`; who cuts it off ends the connection with `ECONNRESET`.
+    ///
+    /// A blocking stream sends all; a non-blocking one what there is room for.
+    ///
+    /// # Errors
+    /// `EPIPE`, `ECONNRESET`, `EAGAIN`; those of reading the file.
+    pub fn send_file(&self, file: impl AsFd, offset: u64, len: usize) -> Result<usize> {
+        self.socket.send_file(file.as_fd(), offset, len)
     }
 
     /// Lends at most `max` received bytes; waits for the first. Empty: the stream has ended (or `max`

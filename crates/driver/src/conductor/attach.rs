@@ -3,7 +3,7 @@ use super::client::{Client, Phase, RegionUse};
 use super::{token, Conductor, TOKEN_PIDFD, TOKEN_SOCKET};
 use crate::identity::{self, Identity};
 use crate::memory::{ClientMemory, Exhausted};
-use crate::messages::{ClientId, NewChannel, ToMover, Violation};
+use crate::messages::{ClientId, NewChannel, Process, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 use crate::StartError;
@@ -206,7 +206,8 @@ impl Conductor {
         client.memory = Some(Arc::clone(&memory));
         client.phase = Phase::Mapping(keep);
         let mover = client.mover;
-        self.movers.send(mover, ToMover::AddClient { client: id, memory });
+        let process = Process { pid: client.identity.pid, pidfd: Arc::clone(&client.identity.pidfd) };
+        self.movers.send(mover, ToMover::AddClient { client: id, memory, process });
         self.tell_client(id, &Frame::new(FrameKind::Welcome).with_id(id.into()), &[control, status]);
     }
 

@@ -41,7 +41,13 @@ impl Conductor {
                 return;
             }
             Operation::Broken => return self.break_direct(id, socket),
-            Operation::Send | Operation::Space | Operation::Nudge | Operation::Left => return,
+            // The mover's own.
+            Operation::Send
+            | Operation::SendFile
+            | Operation::OpenFile
+            | Operation::Space
+            | Operation::Nudge
+            | Operation::Left => return,
             _ if !live => Err(Errno::BADF),
             Operation::Bind => self.bind(id, socket, request),
             Operation::Listen => self.listen(id, socket, request.numbers().0),

@@ -1,7 +1,7 @@
 //! A client's control and status regions as the driver uses them.
 use pd_abi::layout::{
-    self, channel_control, channel_offset, channel_status, header, socket_control, socket_offset,
-    socket_status,
+    self, channel_control, channel_offset, channel_status, control_header, header, socket_control,
+    socket_offset, socket_status,
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
 use pd_abi::{Event, Request, MAGIC, VERSION};
@@ -51,7 +51,7 @@ impl ClientMemory {
         Ok((Self { control, status, forwarded: AtomicUsize::new(0) }, [control_fd, status_fd]))
     }
 
-    /// Brings the pages of a channel into being and returns its rings.
+    /// Brings the pages of a channel, and the header, into being and returns its rings.
     ///
     /// # Errors
     /// When there is no memory.
@@ -61,6 +61,7 @@ impl ClientMemory {
         index: usize,
     ) -> Result<(Consumer<RingCells<Request>>, Producer<RingCells<Event>>)> {
         let at = channel_offset(index);
+        self.control.populate(0, PAGE_BYTES)?;
         self.control.populate(at, layout::CHANNEL_STRIDE)?;
         self.status.populate(at, layout::CHANNEL_STRIDE)?;
         let requests = RingCells::new(
@@ -174,6 +175,16 @@ impl ClientMemory {
     /// Whether the channel's wake pipe shall be written as well.
     pub fn pipe_wanted(&self, channel: usize) -> bool {
         self.control.load_u32(channel_offset(channel) + channel_control::PIPE_WANTED, Relaxed) != 0
+    }
+
+    /// Tells the client which file is open in a slot: a `FileId`, or 0.
+    pub fn set_file(&self, slot: usize, file: u32) {
+        self.status.store_u32(header::FILES + 4 * slot, file, Release);
+    }
+
+    /// Sends of the slot's file, as the client says.
+    pub fn file_uses(&self, slot: usize) -> u32 {
+        self.control.load_u32(control_header::FILE_USES + 4 * slot, Acquire)
     }
 
     /// Tells the client whether to ring: 0, or the number of the driver's sleep.

@@ -30,10 +30,11 @@ impl Mover {
     /// have reached the cache.
     pub fn carry_out(&mut self, command: &mut ToMover) {
         match *command {
-            ToMover::AddClient { client, ref memory } => {
-                let memory = Arc::clone(memory);
+            ToMover::AddClient { client, ref memory, ref process } => {
                 let state = Client {
-                    memory,
+                    memory: Arc::clone(memory),
+                    process: process.clone(),
+                    files: Vec::new(),
                     channels: Vec::new(),
                     regions: Vec::new(),
                     sockets: Vec::new(),
@@ -150,6 +151,12 @@ impl Mover {
             ToMover::Space { flow, .. } | ToMover::Resume { flow } => self.resume(flow),
             ToMover::Reclaim => self.tick(RING_IDLE_SHORT),
             ToMover::Drain { client } => self.drain(client),
+            ToMover::FileOpened(ref mut opened) => {
+                if let Some((asker, file)) = opened.take().map(|opened| *opened) {
+                    self.file_opened(&asker, file);
+                }
+            }
+            ToMover::FileRead { flow, entry_seq, whole } => self.cold_read(flow, entry_seq, whole),
             ToMover::RemoveClient { client } => {
                 if let Some(Some(state)) = self.clients.get_mut(client as usize) {
                     state.removing = true;
@@ -204,8 +211,12 @@ impl Mover {
             for _ in 0..pd_abi::limits::REQUEST_RING_ENTRIES {
                 let Some(channel) = channel_of(&mut self.clients, client, index) else { break };
                 let Ok(Some(request)) = channel.requests.read() else { break };
-                let is_send = Operation::from_raw(request.operation) == Some(Operation::Send);
-                if is_send && self.take_send(client, &request).is_err() {
+                let taken = match Operation::from_raw(request.operation) {
+                    Some(Operation::Send) => self.take_send(client, &request),
+                    Some(Operation::SendFile) => self.take_file_send(client, &request),
+                    _ => Ok(()),
+                };
+                if taken.is_err() {
                     break;
                 }
             }

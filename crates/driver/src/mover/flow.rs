@@ -1,5 +1,7 @@
 //! One direction of a connection: from the sends of one socket to the receive ring of another
 //! (paper, section III-E).
+mod file;
+
 use super::counting::Moved;
 use super::moving::Moves;
 use super::table::BufferTable;
@@ -7,7 +9,6 @@ use super::throttle::{Allowance, Own};
 use crate::memory::ClientMemory;
 use crate::messages::{ClientId, Endpoint, Finish, FlowId, NewFlow, Ring, TenantId, Violation};
 use pd_abi::layout::{socket_status, ENDED};
-use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Command, CommandType, TableId};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
@@ -71,6 +72,8 @@ pub struct Flow {
     pub woken: bool,
     /// Its own rates, if any.
     pub own: Option<Box<Own>>,
+    /// If it ever sent any.
+    files: Option<Box<file::Files>>,
     finish: Option<Finish>,
     aborted: bool,
     destination_gone: bool,
@@ -95,6 +98,10 @@ pub enum Pump {
     NoRing,
     /// The receive ring is empty and too small: it shall be exchanged.
     Outgrown,
+    /// What comes next is on a disk: the reader shall read it ([`Flow::take_cold`]).
+    Cold,
+    /// A file has not what was sent of it.
+    Failed,
 }
 
 /// News for one side of the flow, to be turned into `Ready` events.
@@ -139,6 +146,7 @@ impl Flow {
             throttled: false,
             woken: false,
             own: None,
+            files: None,
             finish: None,
             aborted: false,
             destination_gone: false,
@@ -149,22 +157,22 @@ impl Flow {
         }
     }
 
-    /// Accepts a send of `len` bytes at `address` in the driver's mapping.
+    /// Accepts a send of `len` bytes at `address` in the driver's mapping. Returns its number if it is to be delivered.
     ///
     /// # Errors
     /// If the client sends more than its send ring holds.
-    pub fn accept(&mut self, address: u64, len: u64) -> Result<(), Violation> {
+    pub fn accept(&mut self, address: u64, len: u64) -> Result<Option<u64>, Violation> {
         self.sends_accepted += 1;
         if self.aborted || self.finish.is_some() {
             // Nobody will read it. Its span may be reused once those before it may.
             if self.sbt.is_empty() {
                 self.sends_done = self.sends_accepted;
             }
-            return Ok(());
+            return Ok(None);
         }
-        self.sbt.insert(address, len).ok_or(Violation::SendRing)?;
+        let number = self.sbt.insert(address, len).ok_or(Violation::SendRing)?;
         self.pending += len;
-        Ok(())
+        Ok(Some(number))
     }
 
     pub fn set_send_ring(&mut self, bytes: u64) {
@@ -203,7 +211,7 @@ impl Flow {
     }
 
     fn ring_bytes(&self) -> u64 {
-        self.ring.as_ref().map_or(0, |ring| u64::from(ring.pages) * PAGE_BYTES as u64)
+        self.ring.as_ref().map_or(0, Ring::bytes)
     }
 
     /// Whether the next byte is the first of a send.
@@ -222,15 +230,15 @@ impl Flow {
         commands: &mut Vec<Command>,
         commands_max: usize,
     ) -> Result<Pump, Violation> {
-        if self.pending == 0 || self.aborted || self.moves.as_ref().is_some_and(|moves| moves.is_waiting()) {
+        if self.pending == 0 || self.aborted || self.is_cold() || self.is_moving() {
             return Ok(Pump::Drained);
         }
         if self.ring_outgrown && self.is_ring_empty()? {
             return Ok(Pump::Outgrown);
         }
         let Some(ring) = &self.ring else { return Ok(Pump::NoRing) };
-        let ring_bytes = u64::from(ring.pages) * PAGE_BYTES as u64;
-        let ring_address = ring.map.address(ring.page as usize * PAGE_BYTES, ring_bytes as usize);
+        let ring_bytes = ring.bytes();
+        let ring_address = ring.map.address(ring.offset(), ring_bytes as usize);
         let base = ring_address.as_ptr() as u64;
         while self.pending > 0 {
             if budget.bytes == 0 || commands.len() >= commands_max {
@@ -247,7 +255,11 @@ impl Flow {
                 (None, Some(entry)) => (entry.pointer + under_way, entry.size - under_way),
                 (None, None) => return Ok(Pump::Drained),
             };
-            let want = left.min(budget.bytes).min(chunk_bytes_max.into());
+            let file = if unread.is_none() { self.file_of(number) } else { None };
+            let want = match file {
+                Some(_) => left.min(budget.bytes),
+                None => left.min(budget.bytes).min(chunk_bytes_max.into()),
+            };
             let mut room = ring_bytes - (self.reserved - self.consumed);
             if room < want {
                 self.refresh_consumed()?;
@@ -258,19 +270,17 @@ impl Flow {
                 return Ok(Pump::Full);
             }
             let position = self.reserved & (ring_bytes - 1);
-            let len = want.min(room).min(ring_bytes - position);
-            let Some(seq) = self.rbt.insert(position, len) else { return Ok(Pump::More) };
-            commands.push(Command {
-                request_type: CommandType::GeneralSend as u8,
-                cid: self.source.client,
-                data_len: len as u32,
-                src_addr,
-                dst_addr: base + position,
-                conn_id: self.id,
-                table_id: TableId::Rbt as u8,
-                entry_seq: seq as u16,
-                ..Command::default()
-            });
+            let mut len = want.min(room).min(ring_bytes - position);
+            let is_file = file.is_some();
+            if let Some(file) = file {
+                len = match self.read_piece(&file, file::Piece { from: src_addr, position, len }) {
+                    Ok(len) => len,
+                    Err(pump) => return Ok(pump),
+                };
+            } else {
+                let Some(seq) = self.rbt.insert(position, len) else { return Ok(Pump::More) };
+                commands.push(self.command(src_addr, base + position, len, seq));
+            }
             self.reserved += len;
             self.pending -= len;
             budget.bytes -= len;
@@ -280,8 +290,32 @@ impl Flow {
                 _ if len == left => self.cursor = (number + 1, 0),
                 _ => self.cursor = (number, under_way + len),
             }
+            if is_file {
+                self.deliver();
+                if self.is_cold() {
+                    return Ok(Pump::Cold);
+                }
+            }
         }
         Ok(Pump::Drained)
+    }
+
+    fn command(&self, src_addr: u64, dst_addr: u64, len: u64, seq: u64) -> Command {
+        Command {
+            request_type: CommandType::GeneralSend as u8,
+            cid: self.source.client,
+            data_len: len as u32,
+            src_addr,
+            dst_addr,
+            conn_id: self.id,
+            table_id: TableId::Rbt as u8,
+            entry_seq: seq as u16,
+            ..Command::default()
+        }
+    }
+
+    fn is_moving(&self) -> bool {
+        self.moves.as_ref().is_some_and(|moves| moves.is_waiting())
     }
 
     fn refresh_consumed(&mut self) -> Result<(), Violation> {
@@ -334,6 +368,11 @@ impl Flow {
     pub fn complete(&mut self, entry_seq: u16) {
         let finished = self.rbt.number(entry_seq).is_some_and(|number| self.rbt.finish(number));
         debug_assert!(finished, "completion of a command that is not under way");
+        self.deliver();
+    }
+
+    /// Takes what is delivered in the order of the stream.
+    fn deliver(&mut self) {
         while let Some(entry) = self.rbt.remove_finished() {
             if self.aborted {
                 continue;
@@ -349,6 +388,9 @@ impl Flow {
                 self.sbt.remove_finished();
                 self.sends_done += 1;
                 self.oldest_delivered = 0;
+                if let Some(files) = &mut self.files {
+                    files.forget_before(self.sends_done);
+                }
             }
         }
         if self.rbt.is_empty() && (self.aborted || (self.finish.is_some() && self.sbt.is_empty())) {
@@ -516,6 +558,9 @@ impl Flow {
 
     fn drop_sends(&mut self) {
         self.sbt.clear();
+        if let Some(files) = &mut self.files {
+            files.forget_before(u64::MAX);
+        }
         self.sends_done = self.sends_accepted;
     }
 

@@ -18,21 +18,23 @@ use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{ClientMemory, HugepageUse, Pool, Slot};
 use crate::messages::{
-    ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Ring, ToConductor, ToMover, Violation,
+    ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Process, Ring, ToConductor, ToMover, Violation,
 };
 use crate::metrics::Metrics;
+use crate::reader::Reader;
 use pd_abi::layout::{
     channel_control, channel_offset, channel_status, socket_control, socket_offset, socket_status, ENDED,
     REGION_BYTES,
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
-use pd_abi::{Event, EventKind, Operation, Request, SocketId, Span};
+use pd_abi::{Event, EventKind, FileId, Operation, Request, SocketId, Span};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::{memfd, Mapping, Protection};
 use peers::{Line, Party, Peer};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::pipe::{pipe_with, PipeFlags};
+use rustix::process::{getpid, pidfd_open, PidfdFlags};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -170,7 +172,7 @@ impl World {
         let counters = crate::metrics::region(1, 4, 4, 0).expect("memory");
         let (as_clock, metrics) = (Arc::clone(&clock), Arc::new(Metrics::new(&counters, 1)));
         let conductor = Outbox::Mailbox(Arc::clone(&outbox));
-        let mover = Mover::new(settings, as_clock, &engine, &inboxes, conductor, metrics);
+        let mover = Mover::new(settings, as_clock, &engine, &inboxes, conductor, metrics, Reader::new().0);
         let mut world = Self {
             clock,
             mover: mover.expect("a mover"),
@@ -211,7 +213,9 @@ impl World {
         memfd::seal_against_all(&control_fd).expect("a seal");
         let status = Mapping::new(&status_fd, REGION_BYTES, Protection::Read).expect("a mapping");
         let (control, status) = (Arc::new(control), Arc::new(status));
-        self.inbox.send(ToMover::AddClient { client, memory: Arc::clone(&memory) });
+        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("a process");
+        let process = Process { pid: std::process::id(), pidfd: Arc::new(pidfd) };
+        self.inbox.send(ToMover::AddClient { client, memory: Arc::clone(&memory), process });
         let mut doorbells = Vec::new();
         for channel in 0..if client == A { CHANNELS_OF_A } else { 1 } {
             let (requests, events) = memory.channel(channel).expect("a channel");

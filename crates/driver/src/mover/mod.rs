@@ -8,6 +8,7 @@ mod commands;
 mod counting;
 mod engines;
 mod events;
+mod files;
 mod flow;
 mod flows;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
@@ -23,10 +24,12 @@ pub use table::{BufferTable, Entry, ENTRIES_MAX};
 use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::ClientMemory;
-use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover};
+use crate::messages::{ClientId, FlowId, MoverId, Process, ToConductor, ToMover};
 use crate::metrics::Metrics;
+use crate::reader::Reader;
 use channel::Channel;
 use engines::Engines;
+use files::FileSlot;
 use flows::Flows;
 use pd_abi::Command;
 use pd_engine::Engine;
@@ -68,6 +71,8 @@ pub struct Mover {
     conductor: Outbox<ToConductor>,
     metrics: Arc<Metrics>,
     engines: Engines,
+    /// Opens files and waits for disks.
+    reader: Reader,
     epoll: OwnedFd,
 
     clients: Vec<Option<Client>>,
@@ -107,6 +112,8 @@ pub struct Mover {
 
 struct Client {
     memory: Arc<ClientMemory>,
+    process: Process,
+    files: Vec<FileSlot>,
     channels: Vec<Option<Channel>>,
     regions: Vec<Option<Arc<Mapping>>>,
     sockets: Vec<Socket>,
@@ -142,6 +149,7 @@ impl Mover {
         inboxes: &[Arc<Mailbox<ToMover>>],
         conductor: Outbox<ToConductor>,
         metrics: Arc<Metrics>,
+        reader: Reader,
     ) -> Result<Self, crate::StartError> {
         let inbox = Arc::clone(&inboxes[settings.id]);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -157,6 +165,7 @@ impl Mover {
             clock,
             conductor,
             metrics,
+            reader,
             epoll,
             clients: Vec::new(),
             flows: Flows::default(),

@@ -145,6 +145,11 @@ impl Mover {
             Operation::from_raw(request.operation).ok_or(Violation::Operation(request.operation))?;
         match operation {
             Operation::Send => self.take_send(client, request),
+            Operation::SendFile => self.take_file_send(client, request),
+            Operation::OpenFile => {
+                self.open_file(client, index, request);
+                Ok(())
+            }
             Operation::Space => {
                 let socket = self.socket(client, SocketId(request.socket));
                 match socket.and_then(|s| s.incoming) {
@@ -210,7 +215,17 @@ impl Mover {
             return Err(Violation::Span);
         }
         let address = region.address(span.offset as usize, span.len as usize).as_ptr() as u64;
-        let Some(id) = self.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing) else {
+        self.accept(client, SocketId(request.socket), |flow| flow.accept(address, span.len).map(drop))
+    }
+
+    /// Lets the flow that a socket sends on take something.
+    pub(super) fn accept(
+        &mut self,
+        client: ClientId,
+        socket: SocketId,
+        take: impl FnOnce(&mut Flow) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
+        let Some(id) = self.socket(client, socket).and_then(|s| s.outgoing) else {
             // Not connected, or closed by now: nobody waits for it.
             Metrics::add(&self.metrics.sends_dropped, 1);
             return Ok(());
@@ -222,7 +237,7 @@ impl Mover {
             let Some(again) = self.flows.get(id) else { return Ok(()) };
             flow = again;
         }
-        flow.accept(address, span.len)?;
+        take(flow)?;
         if flow.pending == 0 {
             self.touch(id);
         } else if !flow.queued && !flow.blocked {

@@ -4,6 +4,7 @@ use super::flow::{Flow, News, Pump};
 use super::throttle::Allowance;
 use super::{Mover, COMMANDS_PER_TURN};
 use crate::messages::{ClientId, FlowId, ToConductor, Violation};
+use crate::metrics::Metrics;
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
@@ -96,12 +97,19 @@ impl Mover {
                     self.need_ring(id);
                 }
                 Ok(Pump::Drained) => {}
+                Ok(Pump::Cold) => self.read_cold(id),
+                Ok(Pump::Failed) => self.fail_file(id),
                 Err(violation) => self.destination_broke(id, violation),
             }
             if let Some(next) = next {
                 self.unpark(next, true);
             }
-            if !self.batch.is_empty() {
+            let read = self.flows.get(id).map_or(0, Flow::take_file_bytes);
+            if read > 0 {
+                Metrics::add(&self.metrics.file_bytes, read);
+                self.touch(id);
+            }
+            if read > 0 || !self.batch.is_empty() {
                 self.engines.submit(&self.batch);
                 self.reap();
                 self.publish();
@@ -150,18 +158,23 @@ impl Mover {
             let count = self.engines.reap(&mut self.completions);
             for at in 0..count {
                 let completion = self.completions[at];
-                let Some(flow) = self.flows.get(completion.conn_id) else { continue };
-                flow.complete(completion.entry_seq);
-                let can_switch = flow.can_switch();
-                self.touch(completion.conn_id);
-                if can_switch {
-                    self.switch(completion.conn_id);
-                }
+                self.completed(completion.conn_id, completion.entry_seq);
             }
             worked |= count > 0;
             if count < self.completions.len() {
                 return worked;
             }
+        }
+    }
+
+    /// Bytes are where a flow wanted them.
+    pub(super) fn completed(&mut self, id: FlowId, entry_seq: u16) {
+        let Some(flow) = self.flows.get(id) else { return };
+        flow.complete(entry_seq);
+        let can_switch = flow.can_switch();
+        self.touch(id);
+        if can_switch {
+            self.switch(id);
         }
     }
 
@@ -283,7 +296,7 @@ impl Mover {
     pub(super) fn tick(&mut self, ring_idle: Duration) {
         self.next_tick = self.now
             + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
-        self.ticking = false;
+        self.ticking = self.close_idle_files();
         self.rings_peak = self.rings.max(self.rings_peak * RINGS_FORGOTTEN.0 / RINGS_FORGOTTEN.1);
         let share = RINGS_BYTES / self.rings_peak.max(1);
         for id in 0..self.flows.end() {

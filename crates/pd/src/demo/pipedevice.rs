@@ -4,10 +4,12 @@
 //! The file part reads straight into send-buffer memory; the bulk part rewrites messages in place in
 //! send-buffer memory. Neither side copies payload.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::ops::Range;
 
 use anyhow::{ensure, Context, Result};
+use memmap2::Mmap;
 use pd_client::{Listener, SendBuffer, Shutdown, Stream};
 use pd_harness::digest::{rewrite, Digest};
 use pd_harness::peer::own_address;
@@ -57,6 +59,10 @@ impl PdSender for Stream {
         Stream::send(self, buffer, range)?;
         Ok(())
     }
+    fn send_file(&mut self, file: &File, offset: u64, len: usize) -> Result<()> {
+        ensure!(Stream::send_file(self, file, offset, len)? == len, "a file became shorter while it was sent");
+        Ok(())
+    }
     fn finish(self) -> Result<()> {
         Ok(self.shutdown(Shutdown::Write)?)
     }
@@ -80,6 +86,8 @@ pub trait PdSender {
     fn with_mut<R>(&mut self, buffer: &mut Self::Buffer, f: impl FnOnce(&mut [u8]) -> R) -> Result<R>;
     /// Sends a part of `buffer`, without a copy.
     fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>) -> Result<()>;
+    /// Sends a piece of a file.
+    fn send_file(&mut self, file: &File, offset: u64, len: usize) -> Result<()>;
     /// Ends the connection in order.
     fn finish(self) -> Result<()>;
 }
@@ -97,13 +105,14 @@ pub struct PipedeviceSending<S: PdSender> {
     window_bytes: usize,
     read_bytes: usize,
     buffers: Vec<S::Buffer>,
+    maps: Vec<Mmap>,
 }
 
 impl<S: PdSender> PipedeviceSending<S> {
     /// Sends messages of `message_bytes` from a window of `window_bytes`; files are read `read_bytes`
     /// at a time.
     pub fn new(sender: S, message_bytes: usize, window_bytes: usize, read_bytes: usize) -> Self {
-        PipedeviceSending { sender, message_bytes, window_bytes, read_bytes, buffers: Vec::new() }
+        PipedeviceSending { sender, message_bytes, window_bytes, read_bytes, buffers: Vec::new(), maps: Vec::new() }
     }
 
     fn send_bulk(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
@@ -128,43 +137,33 @@ impl<S: PdSender> PipedeviceSending<S> {
 
     fn send_file(&mut self, bytes: u64, source: &Source, digest: &mut Digest) -> Result<()> {
         let (mut left, mut at) = (bytes, Cursor::default());
-        loop {
-            for buffer in &mut self.buffers {
-                let len = self.read_bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
-                self.sender.with_mut(buffer, |memory| {
-                    source.fill(&mut at, &mut memory[..len])?;
-                    digest.update(&memory[..len]);
-                    anyhow::Ok(())
-                })??;
-                for start in (0..len).step_by(self.message_bytes) {
-                    self.sender.send(buffer, start..len.min(start + self.message_bytes))?;
-                }
-                left -= len as u64;
-                if left == 0 {
-                    return Ok(());
-                }
-            }
+        while left > 0 {
+            let some = source.contiguous(at, left.min(self.read_bytes as u64));
+            let (start, end) = (at.offset as usize, (at.offset + some) as usize);
+            digest.update(&self.maps[at.file][start..end]);
+            self.sender.send_file(&source.files()[at.file].file, at.offset, end - start)?;
+            source.advance(&mut at, some);
+            left -= some;
         }
+        Ok(())
     }
 }
 
 impl<S: PdSender> Sending for PipedeviceSending<S> {
     fn prepare(&mut self, order: &Order, source: &Source) -> Result<()> {
-        let bytes = match order.part {
-            Part::File => self.read_bytes,
-            Part::Bulk => self.message_bytes,
-        };
-        // Given back first, for the ring need not hold both sets.
-        self.buffers.clear();
-        for _ in 0..(self.window_bytes / bytes).max(2) {
-            let buffer = self.sender.buffer(bytes)?;
-            self.buffers.push(buffer);
-        }
-        if order.part == Part::Bulk {
-            let mut at = Cursor::default();
-            for buffer in &mut self.buffers {
-                self.sender.with_mut(buffer, |memory| source.fill(&mut at, &mut memory[..bytes]))??;
+        if order.part == Part::File {
+            if self.maps.is_empty() {
+                self.maps = source.map()?;
             }
+            return Ok(());
+        }
+        let mut at = Cursor::default();
+        self.buffers.clear();
+        for _ in 0..(self.window_bytes / self.message_bytes).max(2) {
+            let mut buffer = self.sender.buffer(self.message_bytes)?;
+            self.sender
+                .with_mut(&mut buffer, |memory| source.fill(&mut at, &mut memory[..self.message_bytes]))??;
+            self.buffers.push(buffer);
         }
         Ok(())
     }
@@ -212,6 +211,7 @@ impl<R: PdReceiver> Receiving for PipedeviceReceiving<R> {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::os::unix::fs::FileExt;
 
     use super::*;
     use crate::demo::protocol::Scheme;
@@ -231,6 +231,12 @@ mod tests {
         }
         fn send(&mut self, buffer: &Vec<u8>, range: Range<usize>) -> Result<()> {
             self.0.push_back(buffer[range].to_vec());
+            Ok(())
+        }
+        fn send_file(&mut self, file: &File, offset: u64, len: usize) -> Result<()> {
+            let mut bytes = vec![0; len];
+            file.read_exact_at(&mut bytes, offset)?;
+            self.0.push_back(bytes);
             Ok(())
         }
         fn finish(self) -> Result<()> {

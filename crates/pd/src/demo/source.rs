@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{ensure, Context, Result};
+use memmap2::Mmap;
 
 /// Where files are looked for when none is named.
 const ROOTS: [&str; 5] = ["/usr", "/opt", "/root", "/home", "/var"];
@@ -165,6 +166,15 @@ impl Source {
     /// Bytes of one pass.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Maps the files.
+    pub fn map(&self) -> Result<Vec<Mmap>> {
+        let map = |piece: &Piece| {
+            let map = pd_harness::sys::map_file(&piece.file);
+            map.with_context(|| format!("cannot map {}", piece.path.display()))
+        };
+        self.files.iter().map(map).collect()
     }
 
     /// Bytes from `at` to the end of its file, at most `max`.

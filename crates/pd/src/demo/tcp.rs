@@ -126,12 +126,7 @@ impl Sending for TcpSending {
                 source.fill(&mut Cursor::default(), self.buffer.get())?;
             }
             (Part::File, Scheme::Tcp) => self.buffer = PageAligned::new(self.message_bytes),
-            (Part::File, _) if self.maps.is_empty() => {
-                for piece in source.files() {
-                    let map = pd_harness::sys::map_file(&piece.file);
-                    self.maps.push(map.with_context(|| format!("cannot map {}", piece.path.display()))?);
-                }
-            }
+            (Part::File, _) if self.maps.is_empty() => self.maps = source.map()?,
             (Part::File, _) => {}
         }
         Ok(())

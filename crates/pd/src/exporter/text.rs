@@ -19,7 +19,7 @@ use crate::live::Sample;
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
-const COUNTERS: [(&str, &str, &str); 23] = [
+const COUNTERS: [(&str, &str, &str); 26] = [
     ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
     ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
     ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
@@ -55,6 +55,9 @@ const COUNTERS: [(&str, &str, &str); 23] = [
     ),
     ("bytes_reported", "pipedevice_reported_bytes", "Bytes that clients say they sent on the direct path"),
     ("messages_reported", "pipedevice_messages_reported", "Sends that clients say these were"),
+    ("file_bytes", "pipedevice_file_bytes", "Bytes of files that the driver read for clients"),
+    ("files_cold", "pipedevice_files_cold", "Reads of files that had to wait for a disk"),
+    ("files_failed", "pipedevice_files_failed", "Connections ended because a file could not be read"),
 ];
 
 type OfClient = fn(&ClientReport, &ClientCounters) -> u64;

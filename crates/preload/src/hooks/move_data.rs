@@ -4,7 +4,10 @@ use crate::call::{call, checked, errno, Failure, Outcome};
 use crate::twin::Twin;
 use crate::{entry, real, table};
 use libc::{c_int, c_uint, loff_t, off_t, size_t, ssize_t};
+use pd_client::core::Socket;
 use pd_client::Error;
+use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 
 /// Bytes that a writable pipe takes without waiting.
 const PIPE_BYTES: usize = 4096;
@@ -50,20 +53,36 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -
     let entry = entry::twinned(out)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's offset, if any.
-    let mut at = if offset.is_null() { None } else { Some(unsafe { offset.read() }) };
-    let sent = twin.transmit_from(&entry, count, true, &mut |place, room| {
+    let at = Cell::new(if offset.is_null() { None } else { Some(unsafe { offset.read() }) });
+    let mut fill = |place: *mut u8, room| {
         // SAFETY: the place has so much room.
         let filled = unsafe {
-            match at {
+            match at.get() {
                 Some(at) => libc::pread(from, place.cast(), room, at),
                 None => real::read(from, place.cast(), room),
             }
         };
         let filled =
             usize::try_from(filled).map_err(|_| Error::with_errno(errno(), "the file cannot be read"))?;
-        at = at.map(|at| at + filled as off_t);
+        at.set(at.get().map(|at| at + filled as off_t));
         Ok(filled)
-    })?;
+    };
+    let mut by_driver = |socket: &Socket, most| {
+        // SAFETY: only asks for, and sets, the file's position.
+        let seek = |by, whence| unsafe { libc::lseek(from, by, whence) };
+        let begin = at.get().unwrap_or_else(|| seek(0, libc::SEEK_CUR));
+        let (Ok(begin), true) = (u64::try_from(begin), from >= 0) else { return Ok(None) };
+        // SAFETY: the program's descriptor, for the time of its call.
+        let sent = socket.send_by_driver(unsafe { BorrowedFd::borrow_raw(from) }, begin, most)?;
+        if let Some(sent) = sent {
+            match at.get() {
+                Some(before) => at.set(Some(before + sent as off_t)),
+                None => drop(seek(sent as off_t, libc::SEEK_CUR)),
+            }
+        }
+        Ok(sent)
+    };
+    let sent = twin.transmit_from(&entry, count, true, &mut fill, &mut by_driver)?;
     if !offset.is_null() {
         // SAFETY: as above.
         unsafe { *offset += sent as off_t };
@@ -98,11 +117,12 @@ fn from_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize
     wait_for(from, libc::POLLIN, wait)?;
     // What is there: a read of it does not wait.
     let there = bytes_in(from).min(len);
-    let sent = twin.transmit_from(&entry, there, wait, &mut |place, room| {
+    let mut fill = |place: *mut u8, room| {
         // SAFETY: the place has so much room.
         let filled = unsafe { real::read(from, place.cast(), room) };
         usize::try_from(filled).map_err(|_| Error::with_errno(errno(), "the pipe cannot be read"))
-    })?;
+    };
+    let sent = twin.transmit_from(&entry, there, wait, &mut fill, &mut |_, _| Ok(None))?;
     Ok(sent as ssize_t)
 }
 

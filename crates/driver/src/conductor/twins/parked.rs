@@ -1,5 +1,6 @@
 //! Sides of twins that belong to no client, while somebody still holds the kernel's socket.
 use super::{Conductor, Ending, Held};
+use crate::conductor::GRACE;
 use std::time::Duration;
 
 /// How soon it is looked whether somebody still holds a parked side's socket, and how often after that.
@@ -40,7 +41,8 @@ impl Conductor {
             if self.is_held(index, side) {
                 self.twins.parked.push((index, side));
             } else if self.connection(index).is_some() {
-                self.hang_up(index, side, Ending::Died(now));
+                // What its last owner sent may not be delivered yet.
+                self.hang_up(index, side, Ending::Died(now + GRACE));
             }
         }
         self.twins.look_at = (!self.twins.parked.is_empty()).then(|| now + PARKED_AGAIN);

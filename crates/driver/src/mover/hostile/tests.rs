@@ -72,9 +72,18 @@ fn requests_for_others_do_not_pile_up() {
 
 #[test]
 fn unknown_operations() {
-    for operation in [0, 16, 255] {
+    for operation in [0, 18, 255] {
         let request = Request { operation, ..Request::default() };
         assert_eq!(violation(|w| w.request_on(0, request)), Some(Violation::Operation(operation)));
+    }
+}
+
+#[test]
+fn files_that_are_not_open() {
+    let socket = SocketId::new(0, GENERATION);
+    for id in [FileId(0), FileId::new(0, 1), FileId(u32::MAX)] {
+        let request = Request::send_file(socket, id, 0, 1);
+        assert_eq!(violation(|w| w.request_on(0, request)), Some(Violation::File));
     }
 }
 

@@ -1,0 +1,264 @@
+//! Sending a file without reading it: the driver reads it into the peer's receive ring. The driver opens it when it is
+//! first sent; after that a send names it and waits for nobody.
+use super::{partial, SendSide, Socket};
+use crate::attachment::Attachment;
+use crate::error::{Error, Result};
+use crate::lock::Guard;
+use crate::socket::would_block;
+use crate::turn::lock;
+use pd_abi::layout::{control_header, header};
+use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
+use pd_abi::{FileId, Operation, Request, SocketId};
+use rustix::fs::{fstat, FileType};
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{fence, Ordering};
+use std::time::{Duration, Instant};
+
+/// Less of a file is copied: that is done before the driver has looked.
+const FILE_BYTES_MIN: u64 = 64 << 10;
+/// How long the driver is not asked for files after it has refused one for a reason that may pass.
+const REFUSED: Duration = Duration::from_millis(100);
+
+/// Files that the driver has open for this process.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    /// By the slot of their ids.
+    known: Vec<Option<Known>>,
+    /// Devices whose files the driver does not open.
+    refused: Vec<u64>,
+    again: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Known {
+    name: Name,
+    id: FileId,
+    /// Sends so far.
+    uses: u32,
+}
+
+/// Device and inode.
+type Name = (u64, u64);
+
+impl Files {
+    fn find(&self, name: Name) -> Option<FileId> {
+        self.known.iter().flatten().find(|known| known.name == name).map(|known| known.id)
+    }
+
+    fn is_refused(&self, (device, _): Name) -> bool {
+        self.refused.contains(&device) || self.again.is_some_and(|again| Instant::now() < again)
+    }
+
+    fn add(&mut self, name: Name, id: FileId) {
+        let slot = usize::from(id.slot());
+        if self.known.len() <= slot {
+            self.known.resize_with(slot + 1, || None);
+        }
+        self.known[slot] = Some(Known { name, id, uses: 0 });
+    }
+}
+
+impl Attachment {
+    /// The file, which the driver opens if it has not. None: it does not.
+    fn file(
+        &self,
+        fd: BorrowedFd<'_>,
+        name: Name,
+        ask: impl Fn(Request) -> Result<Answer>,
+    ) -> Result<Option<FileId>> {
+        let mut files = lock(&self.files);
+        if let Some(id) = files.find(name) {
+            return Ok(Some(id));
+        }
+        if files.is_refused(name) {
+            return Ok(None);
+        }
+        let mut request = Request::new(Operation::OpenFile, SocketId(0), 0).with_numbers(name.0, name.1);
+        request.value = fd.as_raw_fd() as u32;
+        match ask(request)? {
+            Ok(id) => {
+                self.control.store_u32(
+                    control_header::FILE_USES + 4 * usize::from(id.slot()),
+                    0,
+                    Ordering::Release,
+                );
+                files.add(name, id);
+                Ok(Some(id))
+            }
+            // Of no file of that file system, or of none at all.
+            Err(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS | Errno::NOSYS) => {
+                files.refused.push(name.0);
+                Ok(None)
+            }
+            Err(_) => {
+                files.again = Some(Instant::now() + REFUSED);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Counts a send of the file, which has to follow. False: the driver has closed it.
+    fn count_file(&self, id: FileId) -> bool {
+        let mut files = lock(&self.files);
+        let slot = usize::from(id.slot());
+        let Some(place) = files.known.get_mut(slot) else { return false };
+        let Some(known) = place.as_mut().filter(|known| known.id == id) else { return false };
+        let uses = control_header::FILE_USES + 4 * slot;
+        self.control.store_u32(uses, known.uses.wrapping_add(1), Ordering::Release);
+        // SYNC POINT: file-dekker
+        fence(Ordering::SeqCst);
+        if self.status.load_u32(header::FILES + 4 * slot, Ordering::Acquire) == id.0 {
+            known.uses = known.uses.wrapping_add(1);
+            return true;
+        }
+        // Or is about to: it may find that it need not, and then shall later.
+        self.control.store_u32(uses, known.uses, Ordering::Release);
+        *place = None;
+        false
+    }
+}
+
+type Answer = std::result::Result<FileId, Errno>;
+
+impl Socket {
+    /// Sends at most `len` bytes of a file from `offset` on: fewer if it ends before, and, on a non-blocking socket, if
+    /// there is no room for more.
+    ///
+    /// # Errors
+    /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`; those of reading the file.
+    pub fn send_file(&self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let (mut sent, mut deadline) = (0, None);
+        while sent < len {
+            let (at, left) = (offset + sent as u64, len - sent);
+            let step = match self.send_by_driver(fd, at, left) {
+                Ok(None) => self.send_filled(left, &mut read_at(fd, at)),
+                Ok(Some(part)) => Ok(part),
+                Err(error) => Err(error),
+            };
+            match step {
+                Ok(0) => break,
+                Ok(part) => sent += part,
+                Err(error) if error.errno() == libc::EAGAIN && !self.is_nonblocking() => {
+                    match self.await_room(self.send.lock(), &mut deadline) {
+                        Ok(side) => drop(side),
+                        Err(error) => return partial(len, left as u64, error),
+                    }
+                }
+                Err(error) => return partial(len, left as u64, error),
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Sends at most `len` bytes of a file from `offset` on, which the driver reads: as many as there is room for. They are
+    /// read when they are delivered: who changes the file meanwhile changes what arrives, as with the kernel's `sendfile`, and
+    /// who cuts it off ends the connection. Never waits for room. None: the driver does not read this file, or it would have
+    /// to wait for a disk, or the connection is on the direct path; send what it holds ([`Self::send_filled`]).
+    ///
+    /// # Errors
+    /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`.
+    pub fn send_by_driver(&self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Option<usize>> {
+        self.check_usable()?;
+        if (len as u64) < FILE_BYTES_MIN {
+            return Ok(None);
+        }
+        let Ok(known) = fstat(fd) else { return Ok(None) };
+        let len = (len as u64).min((known.st_size as u64).saturating_sub(offset)).min(MESSAGE_BYTES_MAX);
+        let is_file = FileType::from_raw_mode(known.st_mode) == FileType::RegularFile;
+        if !is_file || len < FILE_BYTES_MIN || is_cold(fd, offset, len) {
+            return Ok(None);
+        }
+        let _copying = self.copying.lock();
+        let side = self.send.lock();
+        let adoptable = side.adoptable;
+        let link = side.link.clone();
+        drop(side);
+        if link.goes_direct() {
+            return Ok(None);
+        }
+        if adoptable {
+            self.adopt()?;
+        }
+        let attachment = &link.attachment;
+        loop {
+            let ask = |request| {
+                let answer = attachment.channel()?.call(attachment, request)?;
+                Ok(match answer.errno {
+                    0 => Ok(FileId(answer.number() as u32)),
+                    errno => Err(Errno::from_raw_os_error(errno as i32)),
+                })
+            };
+            let Some(id) = attachment.file(fd, (known.st_dev, known.st_ino), ask)? else { return Ok(None) };
+            let Some((mut side, part)) = self.file_part(self.send.lock(), len)? else { return Ok(None) };
+            if !std::sync::Arc::ptr_eq(&side.link.attachment, attachment) {
+                return Ok(None);
+            }
+            if attachment.count_file(id) {
+                side.post_file(id, offset, part)?;
+                return Ok(Some(part as usize));
+            }
+        }
+    }
+
+    /// How much of `wanted` bytes there is room for. None: they do not go by the driver.
+    fn file_part<'a>(
+        &'a self,
+        mut side: Guard<'a, SendSide>,
+        wanted: u64,
+    ) -> Result<Option<(Guard<'a, SendSide>, u64)>> {
+        if side.room() < wanted {
+            side.reap();
+        }
+        loop {
+            side.end()?;
+            if side.out.has_ring() {
+                return Ok(None);
+            }
+            let room = side.room().min(wanted);
+            // Not a splinter.
+            if room == wanted || room >= side.ring_bytes / 8 {
+                return Ok(Some((side, room)));
+            }
+            if !(self.watch.subscribed() && side.arm()) {
+                return Err(would_block());
+            }
+        }
+    }
+}
+
+impl SendSide {
+    fn post_file(&mut self, id: FileId, offset: u64, len: u64) -> Result<()> {
+        self.link.submit(Request::send_file(self.link.id, id, offset, len))?;
+        self.count(None, len);
+        Ok(())
+    }
+}
+
+/// Reads a file from `at` on, piece by piece.
+fn read_at(fd: BorrowedFd<'_>, mut at: u64) -> impl FnMut(*mut u8, usize) -> Result<usize> + '_ {
+    move |place, room| {
+        let from = i64::try_from(at).map_err(|_| Error::invalid("no file is that long"))?;
+        // SAFETY: the place has so much room.
+        let read = unsafe { libc::pread(fd.as_raw_fd(), place.cast(), room, from) };
+        let read = usize::try_from(read).map_err(|_| {
+            let errno = std::io::Error::last_os_error().raw_os_error();
+            Error::with_errno(errno.unwrap_or(libc::EIO), "the file cannot be read")
+        })?;
+        at += read as u64;
+        Ok(read)
+    }
+}
+
+/// Whether some of the range is known not to be in the page cache: then it is read by whose memory it shall count as.
+fn is_cold(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
+    /// See cachestat(2), Linux 6.5; the number is the same on all architectures.
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let range = [offset, len];
+    let mut stat = [0u64; 5];
+    // SAFETY: a range of two numbers and an answer of five, which live through the call.
+    let result =
+        unsafe { libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), range.as_ptr(), stat.as_mut_ptr(), 0) };
+    let page = PAGE_BYTES as u64;
+    result == 0 && stat[0] < (offset + len).div_ceil(page) - offset / page
+}

@@ -1,0 +1,169 @@
+//! Files that clients send: which are open, sends of them, and pieces that come from a disk.
+//!
+//! A client asks for a file once and then names it in sends without waiting for anybody. A file that is not sent for a while is
+//! closed, by words of both sides (see [`pd_abi::layout::control_header::FILE_USES`]), so that an idle client holds no
+//! removed file and no file system.
+use super::flow::Flow;
+use super::{Client, Mover};
+use crate::messages::{ClientId, FlowId, Violation};
+use crate::metrics::Metrics;
+use crate::reader::{Asker, OpenFile, Wanted};
+use pd_abi::limits::{FILES_MAX, MESSAGE_BYTES_MAX};
+use pd_abi::{Event, FileId, Request, SocketId};
+use rustix::io::Errno;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a file stays open that is not sent.
+const FILE_IDLE: Duration = Duration::from_secs(1);
+
+/// A place for a file of a client's.
+#[derive(Debug, Default)]
+pub(super) struct FileSlot {
+    /// Of the present file, or the last one.
+    generation: u16,
+    state: State,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Free,
+    /// The reader is about it.
+    Opening,
+    Open {
+        file: Arc<OpenFile>,
+        taken: u32,
+        last_used: Duration,
+    },
+}
+
+impl Mover {
+    /// Has a file opened.
+    pub(super) fn open_file(&mut self, client: ClientId, channel: usize, request: &Request) {
+        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let free = state.files.iter().position(|slot| matches!(slot.state, State::Free));
+        let slot = free.unwrap_or(state.files.len());
+        if slot == FILES_MAX {
+            self.answer_file(client, channel, request.tag, Err(Errno::MFILE));
+            return;
+        }
+        if slot == state.files.len() {
+            state.files.push(FileSlot::default());
+        }
+        state.files[slot].state = State::Opening;
+        let (device, inode) = request.numbers();
+        let wanted = Wanted { process: state.process.clone(), descriptor: request.value, device, inode };
+        let asker = Asker { client, memory: Arc::clone(&state.memory), slot, channel, tag: request.tag };
+        self.reader.open(wanted, asker, &self.inbox);
+    }
+
+    /// Takes what came of it.
+    pub(super) fn file_opened(&mut self, asker: &Asker, file: rustix::io::Result<Arc<OpenFile>>) {
+        let Some(Some(state)) = self.clients.get_mut(asker.client as usize) else { return };
+        if !Arc::ptr_eq(&state.memory, &asker.memory) {
+            return; // another client by now
+        }
+        let Some(slot) = state.files.get_mut(asker.slot) else { return };
+        let result = match file {
+            Ok(file) => {
+                slot.generation = slot.generation.wrapping_add(1).max(1);
+                slot.state = State::Open { file, taken: 0, last_used: self.now };
+                let id = FileId::new(asker.slot as u16, slot.generation);
+                state.memory.set_file(asker.slot, id.0);
+                self.ticking = true;
+                Ok(id)
+            }
+            Err(error) => {
+                slot.state = State::Free;
+                Err(error)
+            }
+        };
+        self.answer_file(asker.client, asker.channel, asker.tag, result);
+    }
+
+    fn answer_file(&mut self, client: ClientId, channel: usize, tag: u32, result: Result<FileId, Errno>) {
+        let event = match result {
+            Ok(id) => Event::answer(SocketId(0), tag, 0).with_number(id.0.into()),
+            Err(errno) => {
+                Metrics::add(&self.metrics.requests_refused, 1);
+                Event::answer(SocketId(0), tag, errno.raw_os_error() as u32)
+            }
+        };
+        self.post(client, channel, event);
+    }
+
+    /// Takes a send of a piece of a file.
+    pub(super) fn take_file_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {
+        let (offset, len) = request.numbers();
+        let id = FileId(request.tag);
+        let state = self.clients[client as usize].as_mut().ok_or(Violation::File)?;
+        let slot = state.files.get_mut(usize::from(id.slot())).ok_or(Violation::File)?;
+        let FileSlot { generation, state: State::Open { file, taken, last_used } } = slot else {
+            return Err(Violation::File);
+        };
+        let end = offset.checked_add(len).filter(|&end| i64::try_from(end).is_ok());
+        if *generation != id.generation() || len == 0 || len > MESSAGE_BYTES_MAX || end.is_none() {
+            return Err(Violation::File);
+        }
+        *taken = taken.wrapping_add(1);
+        *last_used = self.now;
+        let file = Arc::clone(file);
+        self.accept(client, SocketId(request.socket), |flow| flow.accept_file(file, offset, len))
+    }
+
+    /// Closes files that were not sent for a while. Says whether any stays open.
+    pub(super) fn close_idle_files(&mut self) -> bool {
+        let now = self.now;
+        let clients = self.clients.iter_mut().flatten();
+        clients.fold(false, |any, client| close_idle(client, now) | any)
+    }
+
+    /// Has the reader read what a flow found to be on a disk.
+    pub(super) fn read_cold(&mut self, id: FlowId) {
+        if let Some(read) = self.flows.get(id).and_then(Flow::take_cold) {
+            Metrics::add(&self.metrics.files_cold, 1);
+            self.reader.read(read, id, &self.inbox);
+        }
+    }
+
+    /// Takes what came of it.
+    pub(super) fn cold_read(&mut self, id: FlowId, entry_seq: u16, whole: bool) {
+        if !whole {
+            self.fail_file(id);
+        }
+        let Some(flow) = self.flows.get(id) else { return };
+        flow.end_cold();
+        self.completed(id, entry_seq);
+        self.resume(id);
+    }
+
+    /// Ends a flow whose file has not what was sent of it.
+    pub(super) fn fail_file(&mut self, id: FlowId) {
+        let Some(flow) = self.flows.get(id) else { return };
+        Metrics::add(&self.metrics.files_failed, 1);
+        let news = flow.abort(Flow::failure(), Some(Flow::failure()));
+        self.tell(id, news);
+        self.touch(id);
+    }
+}
+
+fn close_idle(client: &mut Client, now: Duration) -> bool {
+    let mut any = false;
+    for (at, slot) in client.files.iter_mut().enumerate() {
+        let State::Open { taken, last_used, .. } = slot.state else { continue };
+        if now.saturating_sub(last_used) > FILE_IDLE {
+            client.memory.set_file(at, 0);
+            // SYNC POINT: file-dekker
+            fence(Ordering::SeqCst);
+            if client.memory.file_uses(at) == taken {
+                slot.state = State::Free;
+                continue;
+            }
+            client.memory.set_file(at, FileId::new(at as u16, slot.generation).0);
+        }
+        any = true;
+    }
+    any
+}

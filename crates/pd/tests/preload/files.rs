@@ -1,0 +1,36 @@
+//! Files that programs send.
+
+use super::{programs, Site, PORT};
+use std::os::unix::fs::MetadataExt;
+
+const FILE_BYTES: u32 = 6_000_000;
+
+/// The answers do not depend on what carries the bytes; on the offloaded path the driver reads them.
+fn compare(third: u8, mode: &str, ways: &str) {
+    let site = Site::new(third);
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, (0..FILE_BYTES).map(|n| (n * 31 >> 5) as u8).collect::<Vec<_>>()).unwrap();
+    let program = programs().join("files.py");
+    let (program, file) = (program.to_str().unwrap(), path.to_str().unwrap());
+    let (mode, ip) = (format!("PD_PRELOAD={mode}"), site.address(2));
+    site.compare(
+        &["env", &mode, "python3", program, "server", PORT, file],
+        &["env", &mode, "python3", program, "client", &ip, PORT, ways],
+    );
+    // Files of other file systems than a disk's own are copied by the program.
+    let device = path.metadata().unwrap().dev();
+    let read = site.counter("file_bytes");
+    assert_eq!(read > u64::from(FILE_BYTES), rustix::fs::major(device) != 0, "{read} bytes by the driver");
+    assert_eq!((site.counter("files_failed"), site.counter("clients_cut_off")), (0, 0));
+}
+
+#[test]
+fn files_arrive_whoever_reads_them() {
+    compare(87, "on", "all");
+}
+
+#[test]
+fn files_arrive_by_short_connections() {
+    compare(88, "short", "alone");
+}
