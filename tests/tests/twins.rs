@@ -352,6 +352,25 @@ fn a_side_outlives_the_process_that_used_it() {
 }
 
 #[test]
+fn what_the_last_user_sent_arrives_though_another_held_the_socket_for_a_moment() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (_fd, a, accepted) = connect(&listener);
+    a.socket.set_receive_ring_bytes(64 << 10).unwrap();
+    let mut last = Holder::new(&accepted, 1);
+    drop(claim(&accepted).expect("a twin"));
+    last.tell("take");
+    // More than the receive ring holds.
+    last.tell("send 0 1000000");
+    last.kill();
+    std::thread::sleep(Duration::from_millis(20)); // it is seen that the socket is held here
+    drop(accepted);
+    std::thread::sleep(Duration::from_millis(230)); // and that it is not any more
+    a.receive(0, 1_000_000);
+    a.expect_end();
+}
+
+#[test]
 fn kills_at_random_leave_nothing() {
     let _alone = alone();
     let listener = listener("127.0.0.1:0");
