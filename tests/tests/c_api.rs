@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PROGRAMS: [&str; 6] = ["echo", "epoll", "errors", "listing1", "options", "threads"];
+const PROGRAMS: [&str; 7] = ["echo", "epoll", "errors", "file", "listing1", "options", "threads"];
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -108,6 +108,11 @@ fn pair(program: &str, addr: &str) {
     driver.wait_for("nothing is left", |r| {
         r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0
     });
+}
+
+#[test]
+fn file() {
+    pair("file", "127.0.0.1");
 }
 
 #[test]

@@ -63,8 +63,10 @@ pub unsafe extern "C" fn pd_sendfile(sid: c_int, fd: c_int, offset: *mut off_t, 
         // SAFETY: the caller's number, if it is not null.
         let at = unsafe { offset.as_ref() }.copied().unwrap_or_else(position);
         if fd < 0 || at < 0 {
+            // SAFETY: the calling thread's errno.
+            let errno = if offset.is_null() { unsafe { *libc::__errno_location() } } else { libc::EINVAL };
             return Err(Error::with_errno(
-                if fd < 0 { libc::EBADF } else { libc::EINVAL },
+                if fd < 0 { libc::EBADF } else { errno },
                 "no such file or place in it",
             ));
         }

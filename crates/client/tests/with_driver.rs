@@ -97,6 +97,41 @@ fn lendings_come_back_in_any_order(listener: &Listener) {
     }
 }
 
+fn files_arrive(listener: &Listener, driver: &Driver) {
+    const TOTAL: usize = 10 << 20;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, (0..TOTAL).map(pattern).collect::<Vec<_>>()).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    let (a, b) = pair(listener);
+    assert_eq!(a.path(), pd_client::Path::Direct);
+    let sender = thread::spawn(move || {
+        let mut at = 0;
+        while at < TOTAL {
+            // Some are copied, most are not; between them comes memory.
+            let len = 1 + at % 777_777;
+            at += a.send_file(&file, at as u64, len).unwrap();
+            let small = SendBuffer::new(1).unwrap();
+            a.send(&small, ..).unwrap();
+        }
+        assert_eq!(a.send_file(&file, TOTAL as u64, 1).unwrap(), 0);
+    });
+    let mut all = Vec::new();
+    while let Some(received) = Some(b.recv(usize::MAX).unwrap()).filter(|received| !received.is_empty()) {
+        all.extend_from_slice(&received);
+    }
+    sender.join().unwrap();
+    let (mut at, mut bytes) = (0, all.into_iter());
+    while at < TOTAL {
+        let end = (at + 1 + at % 777_777).min(TOTAL);
+        assert!((at..end).all(|at| bytes.next() == Some(pattern(at))), "{at}..{end}");
+        at = end;
+        assert!(bytes.next().is_some());
+    }
+    assert!(bytes.next().is_none());
+    assert_eq!(driver.metrics().file_bytes, 0, "they lie in the ring");
+}
+
 fn connecting_need_not_wait(listener: &Listener) {
     let to = listener.local_addr().unwrap();
     let wanted = ready::IN | ready::OUT;
@@ -229,6 +264,7 @@ fn works_with_the_driver() {
     assert_eq!(Listener::bind(listener.local_addr().unwrap()).unwrap_err().errno(), 98);
     bytes_arrive(&listener);
     lendings_come_back_in_any_order(&listener);
+    files_arrive(&listener, &driver);
     connecting_need_not_wait(&listener);
     epoll_serves_many(&listener);
     drop(a_killed_driver_is_replaced(dir.path(), driver, listener));

@@ -468,6 +468,46 @@ fn space_wake_at() {
     });
 }
 
+/// Files that clients send: `Attachment::count_file` of the client library against `Mover::close_idle_files`
+/// (`SYNC POINT: file-dekker`). No send names a file that the driver has closed.
+#[test]
+fn idle_files_are_closed() {
+    const SENDS: u32 = 2;
+    let parts = ["fence of the client", "look of the client", "fence of the driver", "look of the driver"];
+    check("idle_files_are_closed", 5, &parts, |weak| {
+        // The slot, sends counted, and sends in the request ring.
+        let words = Arc::new([1, 0, 0].map(AtomicU32::new));
+        let client = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                let [slot, uses, requests] = &*words;
+                for send in 1..=SENDS {
+                    uses.store(send, Release);
+                    weak.fence("fence of the client");
+                    if slot.load(Acquire) == 0 && !weak.leaves_out("look of the client") {
+                        uses.store(send - 1, Release);
+                        return;
+                    }
+                    requests.store(send, Release);
+                }
+            })
+        };
+        let [slot, uses, requests] = &*words;
+        for _ in 0..2 {
+            let taken = requests.load(Acquire);
+            slot.store(0, Release);
+            weak.fence("fence of the driver");
+            if uses.load(Acquire) == taken || weak.leaves_out("look of the driver") {
+                client.join().unwrap();
+                assert_eq!(requests.load(Acquire), taken, "a send of a closed file");
+                return;
+            }
+            slot.store(1, Release);
+        }
+        client.join().unwrap();
+    });
+}
+
 /// Full event rings: `Channel::drain` of the client library against `Mover::retry_overflow`. Events that
 /// wait for room are posted once there is some.
 #[test]

@@ -111,7 +111,8 @@ fn files_beyond_what_a_client_may_have() {
 #[test]
 fn sends_of_files_that_are_not_open() {
     let scene = stage();
-    let sends: [fn(FileId) -> (FileId, u64, u64); 6] = [
+    type Send = fn(FileId) -> (FileId, u64, u64);
+    let sends: [Send; 6] = [
         |id| (FileId::new(id.slot() + 1, id.generation()), 0, 1),
         |id| (FileId::new(id.slot(), id.generation() + 1), 0, 1),
         |_| (FileId(u32::MAX), 0, 1),

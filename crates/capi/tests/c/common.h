@@ -97,7 +97,7 @@ static inline void send_pattern(int sid, unsigned seed, size_t total, size_t mes
 static inline void recv_pattern(int sid, unsigned seed, size_t total, size_t at_most) {
     for (size_t at = 0; at < total;) {
         void *data = NULL;
-        ssize_t len = pd_recv(sid, at_most, &data);
+        ssize_t len = pd_recv(sid, total - at < at_most ? total - at : at_most, &data);
         CHECK(len > 0);
         for (ssize_t i = 0; i < len; i++)
             CHECK(((unsigned char *)data)[i] == byte_at(seed, at + (size_t)i));

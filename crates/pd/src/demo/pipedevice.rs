@@ -60,7 +60,10 @@ impl PdSender for Stream {
         Ok(())
     }
     fn send_file(&mut self, file: &File, offset: u64, len: usize) -> Result<()> {
-        ensure!(Stream::send_file(self, file, offset, len)? == len, "a file became shorter while it was sent");
+        ensure!(
+            Stream::send_file(self, file, offset, len)? == len,
+            "a file became shorter while it was sent"
+        );
         Ok(())
     }
     fn finish(self) -> Result<()> {
@@ -112,7 +115,14 @@ impl<S: PdSender> PipedeviceSending<S> {
     /// Sends messages of `message_bytes` from a window of `window_bytes`; files are read `read_bytes`
     /// at a time.
     pub fn new(sender: S, message_bytes: usize, window_bytes: usize, read_bytes: usize) -> Self {
-        PipedeviceSending { sender, message_bytes, window_bytes, read_bytes, buffers: Vec::new(), maps: Vec::new() }
+        PipedeviceSending {
+            sender,
+            message_bytes,
+            window_bytes,
+            read_bytes,
+            buffers: Vec::new(),
+            maps: Vec::new(),
+        }
     }
 
     fn send_bulk(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
