@@ -145,7 +145,7 @@ pub struct Remainder {
 }
 
 /// What a client on the direct path is told when its peer's end has gone to another.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Leave {
     /// The client's end.
     pub to: Endpoint,
@@ -233,6 +233,10 @@ pub enum ToMover {
     Retarget { flow: FlowId, destination: Endpoint, parted: Option<Box<Parted>> },
     /// The sends of another client's socket are the flow's from now on, after those of its present one.
     HandOver { flow: FlowId, source: Endpoint, parted: Box<Parted> },
+    /// From the mover that has carried out [`Self::HandOver`] of this flow to that of the flow back.
+    Leave { flow: FlowId, leave: Box<Leave> },
+    /// From the mover of the flow's destination, which has read the ring of a former source.
+    Release { flow: FlowId, _forwarded: Forwarded },
     /// A flow is another tenant's from now on.
     SetTenant { flow: FlowId, tenant: TenantId },
     /// What a tenant may send from now on.

@@ -2,7 +2,7 @@
 use super::channel::Channel;
 use super::{channel_of, counting, put, token, Client, Mover, Socket};
 use crate::memory::Slot;
-use crate::messages::{ClientId, FlowId, NewChannel, Parted, Ring, ToConductor, ToMover};
+use crate::messages::{ClientId, FlowId, MoverId, NewChannel, Parted, Ring, ToConductor, ToMover};
 use pd_abi::layout::socket_status;
 use pd_abi::Operation;
 use pd_shm::wait::Waker;
@@ -100,7 +100,7 @@ impl Mover {
                     socket.incoming = Some((mover, flow));
                 }
             }
-            ToMover::Kick { flow } => self.kick(flow),
+            ToMover::Kick { flow } => self.kick(flow, self.settings.id),
             ToMover::Reported { flow, bytes, messages } => {
                 if let Some(flow) = self.flows.get(flow) {
                     counting::count_reported(&self.metrics, self.settings.id, flow, bytes, messages);
@@ -142,6 +142,8 @@ impl Mover {
                     self.tell_to_leave(flow, leave);
                 }
             }
+            ToMover::Leave { flow, ref leave } => self.tell_to_leave(flow, leave),
+            ToMover::Release { flow, .. } => self.release(flow),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
             ToMover::SetBudget { tenant, ref budget } => self.set_budget(tenant, Arc::clone(budget)),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
@@ -167,7 +169,11 @@ impl Mover {
     }
 
     /// Both ends of a flow look again.
-    pub(super) fn kick(&mut self, id: FlowId) {
+    pub(super) fn kick(&mut self, id: FlowId, mover: MoverId) {
+        if mover != self.settings.id {
+            self.peers[mover].send(ToMover::Kick { flow: id });
+            return;
+        }
         if let Some(flow) = self.flows.get(id) {
             let news = flow.kick();
             self.tell(id, news);

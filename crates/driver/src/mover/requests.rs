@@ -185,6 +185,11 @@ impl Mover {
                     (LEFT_RECEIVING, _, Some((mover, flow))) if mover == self.settings.id => {
                         self.release(flow);
                     }
+                    (LEFT_RECEIVING, _, Some((mover, flow))) => {
+                        if let Some(_forwarded) = self.forwarded(client) {
+                            self.peers[mover].send(ToMover::Release { flow, _forwarded });
+                        }
+                    }
                     _ => {}
                 }
                 Ok(())
