@@ -73,6 +73,17 @@ def grown(sock, path, file, size):
             all_of(sock, to.fileno(), part * 100_000, (part + 1) * 100_000)
 
 
+def written_anew(sock, path, file, size):
+    with open(path + ".scratch", "w+b") as scratch:
+        os.remove(scratch.name)
+        for part in range(8):
+            scratch.write(bytes([part]) * 100_000)
+            scratch.flush()
+            all_of(sock, scratch.fileno(), 0, 100_000)
+            scratch.seek(0)
+            scratch.truncate()
+
+
 def by_a_child(sock, path, file, size):
     all_of(sock, file, 0, size // 2)
     if (pid := os.fork()) == 0:
@@ -100,7 +111,7 @@ def by_another_program(sock, path, file, size):
     os.waitpid(pid, 0)
 
 
-ALONE = [whole, in_between, by_position, non_blocking, more_than_there_is, removed, grown]
+ALONE = [whole, in_between, by_position, non_blocking, more_than_there_is, removed, grown, written_anew]
 ALL = [*ALONE, by_a_child, by_one_that_ends, by_another_program]
 
 

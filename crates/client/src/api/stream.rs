@@ -77,8 +77,8 @@ impl Stream {
     }
 
     /// Sends at most `len` bytes of a file from `offset` on; fewer if it ends before. On the offloaded path the driver reads
-    /// large pieces itself if the file is on a disk of its own (ext4, xfs) and in the page cache, so that nobody copies them
-    /// into send memory. They are read when they are delivered: who changes the file meanwhile changes what
+    /// large pieces itself if the file is open for reading only, on a disk of its own (ext4, xfs) and in the page cache, so
+    /// that nobody copies them into send memory. They are read when they are delivered: who changes the file meanwhile changes what
     /// arrives, as with `sendfile(2)`; who cuts it off ends the connection with `ECONNRESET`.
     ///
     /// A blocking stream sends all; a non-blocking one what there is room for.

@@ -9,10 +9,11 @@ use crate::turn::lock;
 use pd_abi::layout::{control_header, header};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use pd_abi::{FileId, Operation, Request, SocketId};
-use rustix::fs::{fstat, FileType};
+use rustix::fs::{fcntl_getfl, fstat, FileType, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Less of a file is copied: that is done before the driver has looked.
@@ -154,7 +155,8 @@ impl Socket {
     /// Sends at most `len` bytes of a file from `offset` on, which the driver reads: as many as there is room for. They are
     /// read when they are delivered: who changes the file meanwhile changes what arrives, as with the kernel's `sendfile`, and
     /// who cuts it off ends the connection. Never waits for room. None: the driver does not read this file, or it would have
-    /// to wait for a disk, or the connection is on the direct path; send what it holds ([`Self::send_filled`]).
+    /// to wait for a disk, or the descriptor is not for reading only, or the connection is on the direct path; send what it
+    /// holds ([`Self::send_filled`]).
     ///
     /// # Errors
     /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`.
@@ -166,7 +168,9 @@ impl Socket {
         let Ok(known) = fstat(fd) else { return Ok(None) };
         let len = (len as u64).min((known.st_size as u64).saturating_sub(offset)).min(MESSAGE_BYTES_MAX);
         let is_file = FileType::from_raw_mode(known.st_mode) == FileType::RegularFile;
-        if !is_file || len < FILE_BYTES_MIN || is_cold(fd, offset, len) {
+        // Who writes it, too, may write it anew from its first byte as soon as it was sent.
+        let is_source = fcntl_getfl(fd).is_ok_and(|flags| flags & OFlags::ACCMODE == OFlags::RDONLY);
+        if !is_file || !is_source || len < FILE_BYTES_MIN || is_cold(fd, offset, len) {
             return Ok(None);
         }
         let _copying = self.copying.lock();
@@ -191,7 +195,7 @@ impl Socket {
             };
             let Some(id) = attachment.file(fd, (known.st_dev, known.st_ino), ask)? else { return Ok(None) };
             let Some((mut side, part)) = self.file_part(self.send.lock(), len)? else { return Ok(None) };
-            if !std::sync::Arc::ptr_eq(&side.link.attachment, attachment) {
+            if !Arc::ptr_eq(&side.link.attachment, attachment) {
                 return Ok(None);
             }
             if attachment.count_file(id) {

@@ -6,11 +6,11 @@ use std::os::unix::fs::MetadataExt;
 const FILE_BYTES: u32 = 6_000_000;
 
 /// The answers do not depend on what carries the bytes; on the offloaded path the driver reads them.
-fn compare(third: u8, mode: &str, ways: &str) {
-    let site = Site::new(third);
+fn compare(third: u8, movers: usize, mode: &str, ways: &str) {
+    let site = Site::with_movers(third, movers);
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("file");
-    std::fs::write(&path, (0..FILE_BYTES).map(|n| (n * 31 >> 5) as u8).collect::<Vec<_>>()).unwrap();
+    std::fs::write(&path, (0..FILE_BYTES).map(|n| ((n * 31) >> 5) as u8).collect::<Vec<_>>()).unwrap();
     let program = programs().join("files.py");
     let (program, file) = (program.to_str().unwrap(), path.to_str().unwrap());
     let (mode, ip) = (format!("PD_PRELOAD={mode}"), site.address(2));
@@ -27,10 +27,15 @@ fn compare(third: u8, mode: &str, ways: &str) {
 
 #[test]
 fn files_arrive_whoever_reads_them() {
-    compare(87, "on", "all");
+    compare(87, 1, "on", "all");
 }
 
 #[test]
 fn files_arrive_by_short_connections() {
-    compare(88, "short", "alone");
+    compare(88, 1, "short", "alone");
+}
+
+#[test]
+fn files_arrive_with_several_movers() {
+    compare(89, 3, "on", "all");
 }
