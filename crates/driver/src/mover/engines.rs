@@ -13,6 +13,8 @@ pub struct Engines {
     chosen: Box<dyn QueuePair>,
     cpu: Box<dyn QueuePair>,
     name: &'static str,
+    /// It is `cpu`.
+    own: bool,
     chunk_bytes_max: u32,
     /// Commands that the submission queue had no room for.
     backlog: VecDeque<Command>,
@@ -29,6 +31,7 @@ impl Engines {
         Ok(Self {
             chosen: engine.queue_pair()?,
             name: capability.name,
+            own: capability.name == cpu.capability().name,
             chunk_bytes_max: capability.chunk_bytes_max.min(cpu.capability().chunk_bytes_max),
             cpu: cpu.queue_pair()?,
             backlog: VecDeque::new(),
@@ -41,6 +44,11 @@ impl Engines {
 
     pub fn chunk_bytes_max(&self) -> u32 {
         self.chunk_bytes_max
+    }
+
+    /// Whether the mover's own core copies, and may as well read files: what another engine is there for is not its to do.
+    pub fn reads_files(&self) -> bool {
+        self.own
     }
 
     pub fn in_flight(&self) -> usize {

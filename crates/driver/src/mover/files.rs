@@ -42,6 +42,10 @@ enum State {
 impl Mover {
     /// Has a file opened.
     pub(super) fn open_file(&mut self, client: ClientId, channel: usize, request: &Request) {
+        if !self.engines.reads_files() {
+            self.answer_file(client, channel, request.tag, Err(Errno::OPNOTSUPP));
+            return;
+        }
         let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
         let free = state.files.iter().position(|slot| matches!(slot.state, State::Free));
         let slot = free.unwrap_or(state.files.len());

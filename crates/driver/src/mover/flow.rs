@@ -611,7 +611,8 @@ impl Flow {
             return Ok(true);
         }
         self.refresh_consumed()?;
-        Ok(self.consumed == self.published.0)
+        // What is delivered and not yet published lies there as well.
+        Ok(self.consumed == self.delivered)
     }
 
     /// Whether the flow can be forgotten, given that its ring is idle.
