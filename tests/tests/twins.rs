@@ -360,13 +360,13 @@ fn what_the_last_user_sent_arrives_though_another_held_the_socket_for_a_moment()
     let mut last = Holder::new(&accepted, 1);
     drop(claim(&accepted).expect("a twin"));
     last.tell("take");
-    // More than the receive ring holds.
-    last.tell("send 0 1000000");
+    // More than the receive ring holds, and too little for rings of their own.
+    last.tell("send 0 200000");
     last.kill();
     std::thread::sleep(Duration::from_millis(20)); // it is seen that the socket is held here
     drop(accepted);
     std::thread::sleep(Duration::from_millis(230)); // and that it is not any more
-    a.receive(0, 1_000_000);
+    a.receive(0, 200_000);
     a.expect_end();
 }
 
