@@ -201,44 +201,40 @@ impl SocketOption {
     }
 }
 
-/// A client's name for one of its sockets: the slot (line in the control and status regions) and
-/// the slot's generation, so that a stale id never reaches a later socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct SocketId(pub u32);
+/// A client's name for one of its things: a slot and the slot's generation, so that a stale id never reaches a later
+/// user of the slot.
+macro_rules! slot_id {
+    ($(#[$about:meta])* $name:ident) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+        pub struct $name(pub u32);
 
-impl SocketId {
-    /// The id of `slot` in its `generation` (never 0 for a live socket).
-    pub const fn new(slot: u16, generation: u16) -> Self {
-        Self((generation as u32) << 16 | slot as u32)
-    }
-    /// Line of the control and status regions.
-    pub const fn slot(self) -> u16 {
-        self.0 as u16
-    }
-    /// How often the slot had been used.
-    pub const fn generation(self) -> u16 {
-        (self.0 >> 16) as u16
-    }
+        impl $name {
+            /// The id of `slot` in its `generation` (never 0 while it is in use).
+            pub const fn new(slot: u16, generation: u16) -> Self {
+                Self((generation as u32) << 16 | slot as u32)
+            }
+            /// Which one.
+            pub const fn slot(self) -> u16 {
+                self.0 as u16
+            }
+            /// How often the slot had been used.
+            pub const fn generation(self) -> u16 {
+                (self.0 >> 16) as u16
+            }
+        }
+    };
 }
 
-/// A client's name for a file that the driver has open for it: the slot (words in the headers of the control and
-/// status regions) and the slot's generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct FileId(pub u32);
+slot_id! {
+    /// A socket. The slot is its line of the control and status regions.
+    SocketId
+}
 
-impl FileId {
-    /// The id of `slot` in its `generation` (never 0 for an open file).
-    pub const fn new(slot: u16, generation: u16) -> Self {
-        Self((generation as u32) << 16 | slot as u32)
-    }
-    /// Which of [`FILES_MAX`](crate::limits::FILES_MAX).
-    pub const fn slot(self) -> u16 {
-        self.0 as u16
-    }
-    /// How often the slot had been used.
-    pub const fn generation(self) -> u16 {
-        (self.0 >> 16) as u16
-    }
+slot_id! {
+    /// A file that the driver has open for the client. The slot is that of its words in the headers of the control and
+    /// status regions, one of [`FILES_MAX`](crate::limits::FILES_MAX).
+    FileId
 }
 
 /// A piece of a region: what crosses the boundary instead of a pointer.

@@ -58,18 +58,22 @@ pub unsafe extern "C" fn pd_send_with(
 #[no_mangle]
 pub unsafe extern "C" fn pd_sendfile(sid: c_int, fd: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     guard(-1, || {
-        // SAFETY: only asks for the file's position.
-        let position = || unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) };
-        // SAFETY: the caller's number, if it is not null.
-        let at = unsafe { offset.as_ref() }.copied().unwrap_or_else(position);
-        if fd < 0 || at < 0 {
-            // SAFETY: the calling thread's errno.
-            let errno = if offset.is_null() { unsafe { *libc::__errno_location() } } else { libc::EINVAL };
-            return Err(Error::with_errno(
-                if fd < 0 { libc::EBADF } else { errno },
-                "no such file or place in it",
-            ));
+        if fd < 0 {
+            return Err(Error::with_errno(libc::EBADF, "the file's descriptor is negative"));
         }
+        // SAFETY: the caller's number, if it is not null.
+        let at = match unsafe { offset.as_ref() } {
+            Some(&at) if at < 0 => return Err(Error::invalid("the offset is negative")),
+            Some(&at) => at,
+            // SAFETY: only asks for the file's position.
+            None => match unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) } {
+                -1 => {
+                    let errno = std::io::Error::last_os_error().raw_os_error();
+                    return Err(Error::with_errno(errno.unwrap_or(libc::ESPIPE), "the file has no position"));
+                }
+                at => at,
+            },
+        };
         // SAFETY: a descriptor of the caller's, for the time of the call.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         let sent = with_socket(sid, |socket| socket.send_file(file, at as u64, count))?;

@@ -47,8 +47,10 @@ impl Files {
         self.known.iter().flatten().find(|known| known.name == name).map(|known| known.id)
     }
 
-    fn is_refused(&self, (device, _): Name) -> bool {
-        self.refused.contains(&device) || self.again.is_some_and(|again| Instant::now() < again)
+    /// Whether the driver does not open this file, or not now.
+    fn is_refused(&self, name: Name) -> bool {
+        let now = || self.again.is_some_and(|again| Instant::now() < again);
+        self.find(name).is_none() && (self.refused.contains(&name.0) || now())
     }
 
     fn add(&mut self, name: Name, id: FileId) {
@@ -71,9 +73,6 @@ impl Attachment {
         let mut files = lock(&self.files);
         if let Some(id) = files.find(name) {
             return Ok(Some(id));
-        }
-        if files.is_refused(name) {
-            return Ok(None);
         }
         let mut request = Request::new(Operation::OpenFile, SocketId(0), 0).with_numbers(name.0, name.1);
         request.value = fd.as_raw_fd() as u32;
@@ -165,7 +164,19 @@ impl Socket {
         if (len as u64) < FILE_BYTES_MIN {
             return Ok(None);
         }
+        let _copying = self.copying.lock();
+        let side = self.send.lock();
+        let (adoptable, link) = (side.adoptable, side.link.clone());
+        drop(side);
+        if link.goes_direct() {
+            return Ok(None);
+        }
+        let attachment = &link.attachment;
         let Ok(known) = fstat(fd) else { return Ok(None) };
+        let name = (known.st_dev, known.st_ino);
+        if lock(&attachment.files).is_refused(name) {
+            return Ok(None);
+        }
         let len = (len as u64).min((known.st_size as u64).saturating_sub(offset)).min(MESSAGE_BYTES_MAX);
         let is_file = FileType::from_raw_mode(known.st_mode) == FileType::RegularFile;
         // Who writes it, too, may write it anew from its first byte as soon as it was sent.
@@ -173,18 +184,9 @@ impl Socket {
         if !is_file || !is_source || len < FILE_BYTES_MIN || is_cold(fd, offset, len) {
             return Ok(None);
         }
-        let _copying = self.copying.lock();
-        let side = self.send.lock();
-        let adoptable = side.adoptable;
-        let link = side.link.clone();
-        drop(side);
-        if link.goes_direct() {
-            return Ok(None);
-        }
         if adoptable {
             self.adopt()?;
         }
-        let attachment = &link.attachment;
         loop {
             let ask = |request| {
                 let answer = attachment.channel()?.call(attachment, request)?;
@@ -193,8 +195,8 @@ impl Socket {
                     errno => Err(Errno::from_raw_os_error(errno as i32)),
                 })
             };
-            let Some(id) = attachment.file(fd, (known.st_dev, known.st_ino), ask)? else { return Ok(None) };
-            let Some((mut side, part)) = self.file_part(self.send.lock(), len)? else { return Ok(None) };
+            let Some(id) = attachment.file(fd, name, ask)? else { return Ok(None) };
+            let Some((mut side, part)) = self.file_part(len)? else { return Ok(None) };
             if !Arc::ptr_eq(&side.link.attachment, attachment) {
                 return Ok(None);
             }
@@ -206,11 +208,8 @@ impl Socket {
     }
 
     /// How much of `wanted` bytes there is room for. None: they do not go by the driver.
-    fn file_part<'a>(
-        &'a self,
-        mut side: Guard<'a, SendSide>,
-        wanted: u64,
-    ) -> Result<Option<(Guard<'a, SendSide>, u64)>> {
+    fn file_part(&self, wanted: u64) -> Result<Option<(Guard<'_, SendSide>, u64)>> {
+        let mut side = self.send.lock();
         if side.room() < wanted {
             side.reap();
         }

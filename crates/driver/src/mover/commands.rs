@@ -120,13 +120,7 @@ impl Mover {
                     self.touch(id);
                 }
             }
-            ToMover::Abort { flow: id, send_end, recv_end } => {
-                if let Some(flow) = self.flows.get(id) {
-                    let news = flow.abort(send_end, recv_end);
-                    self.tell(id, news);
-                    self.touch(id);
-                }
-            }
+            ToMover::Abort { flow, send_end, recv_end } => self.abort(flow, send_end, recv_end),
             ToMover::GoDirect { flow } => {
                 if let Some(flow) = self.flows.get(flow) {
                     flow.lasts = true;
@@ -165,6 +159,15 @@ impl Mover {
                     self.forget_client(client);
                 }
             }
+        }
+    }
+
+    /// Gives a flow up; see [`Flow::abort`](super::flow::Flow::abort).
+    pub(super) fn abort(&mut self, id: FlowId, send_end: u32, recv_end: Option<u32>) {
+        if let Some(flow) = self.flows.get(id) {
+            let news = flow.abort(send_end, recv_end);
+            self.tell(id, news);
+            self.touch(id);
         }
     }
 

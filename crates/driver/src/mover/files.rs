@@ -145,11 +145,8 @@ impl Mover {
 
     /// Ends a flow whose file has not what was sent of it.
     pub(super) fn fail_file(&mut self, id: FlowId) {
-        let Some(flow) = self.flows.get(id) else { return };
         Metrics::add(&self.metrics.files_failed, 1);
-        let news = flow.abort(Flow::failure(), Some(Flow::failure()));
-        self.tell(id, news);
-        self.touch(id);
+        self.abort(id, Flow::failure(), Some(Flow::failure()));
     }
 }
 

@@ -16,7 +16,6 @@ use super::flow::Flow;
 use super::{counting, Mover};
 use crate::messages::{ClientId, Endpoint, FlowId, Former, Parted, Remainder, Ring, ToConductor};
 use pd_abi::layout::{socket_status, ENDED};
-use pd_abi::limits::PAGE_BYTES;
 use pd_shm::wait::{SharedCells, Waker};
 use pd_shm::Mapping;
 use rustix::io::Errno;
@@ -57,9 +56,7 @@ impl Source {
     /// Address and bytes of the ring.
     fn place(&self) -> (u64, u64) {
         let (map, offset, bytes) = match self {
-            Self::Ring(ring) => {
-                (&ring.map, ring.page as usize * PAGE_BYTES, u64::from(ring.pages) * PAGE_BYTES as u64)
-            }
+            Self::Ring(ring) => (&ring.map, ring.offset(), ring.bytes()),
             Self::Direct(map, head, bytes) => (map, *head, *bytes),
         };
         (map.address(offset, bytes as usize).as_ptr() as u64, bytes)

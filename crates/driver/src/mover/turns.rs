@@ -286,9 +286,7 @@ impl Mover {
     pub(super) fn destination_broke(&mut self, id: FlowId, violation: Violation) {
         let Some(flow) = self.flows.get(id) else { return };
         let client = flow.destination.client;
-        let news = flow.abort(Flow::failure(), None);
-        self.tell(id, news);
-        self.touch(id);
+        self.abort(id, Flow::failure(), None);
         self.tell_conductor(ToConductor::Violation { client, violation });
     }
 

@@ -70,7 +70,7 @@ pub struct DemoArgs {
     /// Memory that senders send from
     #[arg(long, default_value = "2M")]
     window_bytes: Bytes,
-    /// Bytes that the PipeDevice sender reads from a file at a time
+    /// Bytes of a file that the PipeDevice sender checksums and sends at a time
     #[arg(long, default_value = "1M")]
     read_bytes: Bytes,
     /// PipeDevice's engine

@@ -1,8 +1,8 @@
 //! PipeDevice as the demo uses it: two small traits over the client library, and the sender and
 //! receiver written against them.
 //!
-//! The file part reads straight into send-buffer memory; the bulk part rewrites messages in place in
-//! send-buffer memory. Neither side copies payload.
+//! The file part has the driver read the files, the sender's checksum taken through a mapping of them; the bulk part
+//! rewrites messages in place in send-buffer memory. Neither side copies payload.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -112,7 +112,7 @@ pub struct PipedeviceSending<S: PdSender> {
 }
 
 impl<S: PdSender> PipedeviceSending<S> {
-    /// Sends messages of `message_bytes` from a window of `window_bytes`; files are read `read_bytes`
+    /// Sends messages of `message_bytes` from a window of `window_bytes`; files are sent `read_bytes`
     /// at a time.
     pub fn new(sender: S, message_bytes: usize, window_bytes: usize, read_bytes: usize) -> Self {
         PipedeviceSending {

@@ -123,9 +123,7 @@ impl Mover {
         let client = flow.source.client;
         tracing::warn!(client, "a client broke the protocol of its direct ring; its connection ends");
         Metrics::add(&self.metrics.connections_broken, 1);
-        let news = flow.abort(Flow::failure(), Some(Flow::failure()));
-        self.tell(id, news);
-        self.touch(id);
+        self.abort(id, Flow::failure(), Some(Flow::failure()));
     }
 
     /// Looks at the rings whose writers have not left them.
