@@ -74,6 +74,11 @@ impl Site {
         format!("10.97.{}.{host}", self.third)
     }
 
+    /// What the library writes down.
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
     /// A command in a container with this host number.
     fn run(&self, host: u8, with: With, command: &[&str]) -> Command {
         let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
@@ -83,7 +88,7 @@ impl Site {
             .arg("--socket")
             .arg(self.folder.path().join("s"));
         if with != With::Nothing {
-            run.arg("--preload");
+            run.arg("--preload").env("PD_PRELOAD_LOG", self.log());
         }
         if with == With::Tenant {
             run.args(["--tenant", "one"]);
@@ -99,14 +104,17 @@ impl Site {
 
     /// A counter of the driver's.
     fn counter(&self, name: &str) -> u64 {
+        self.stats()["counters"][name].as_u64().unwrap()
+    }
+
+    fn stats(&self) -> serde_json::Value {
         let output = Command::new(env!("CARGO_BIN_EXE_pd"))
             .args(["stats", "--json", "--admin-socket"])
             .arg(self.folder.path().join("admin.sock"))
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let stats: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        stats["counters"][name].as_u64().unwrap()
+        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     /// Starts a server and waits until it says "ready".
@@ -159,7 +167,13 @@ impl Site {
             let answer = self.answer(client_has, client);
             drop(running);
             let expected = expected.get_or_insert_with(|| answer.clone());
-            assert_eq!(&answer, expected, "server: {server_has:?}, client: {client_has:?}");
+            assert_eq!(
+                &answer,
+                expected,
+                "server: {server_has:?}, client: {client_has:?}, {:#}\n{}",
+                self.stats()["counters"],
+                std::fs::read_to_string(self.log()).unwrap_or_default()
+            );
             let made = self.connections() - before[0];
             assert_eq!(made > 0, server_has == client_has && client_has != Nothing, "{made} on the fabric");
             let direct = self.counter("connections_direct") - before[1];
