@@ -23,6 +23,9 @@ pub mod header {
     pub const VERSION: usize = 8;
     /// u32: the client's number.
     pub const CLIENT: usize = 12;
+    /// u32: twins that the client may find when it accepts: made towards listeners that it speaks for, and not yet claimed
+    /// or withdrawn. Counted before who makes one learns of it, so 0 says that what the kernel has accepted has none.
+    pub const CLAIMABLE: usize = 16;
     /// u32 × [`crate::limits::FILES_MAX`]: the [`crate::FileId`] of each slot with an open file that may be sent; 0:
     /// none. See [`super::control_header::FILE_USES`].
     pub const FILES: usize = 64;

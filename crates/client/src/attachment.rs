@@ -153,6 +153,11 @@ impl Attachment {
         !self.dead.load(Ordering::Relaxed)
     }
 
+    /// Whether something that was accepted may have a twin.
+    pub(crate) fn may_claim(&self) -> bool {
+        self.status.load_u32(header::CLAIMABLE, Ordering::Acquire) > 0
+    }
+
     /// The error of calls on what the driver has taken with it.
     pub(crate) fn dead_error(&self) -> Error {
         match self.reason.get() {

@@ -59,12 +59,16 @@ pub fn connect_unix(fd: BorrowedFd<'_>, path: &Path) -> Result<Arc<Socket>> {
     twin_of(fd, TwinOperation::Connect, Ends { local: Address::FILE, peer: file }, None)
 }
 
-/// The twin of `fd`, which was just accepted, if its peer made one.
+/// The twin of `fd`, which was just accepted from a listener that this process speaks for ([`listen`]), if its peer made one.
+/// The driver is only asked while there are such.
 ///
 /// # Errors
 /// `EACCES`, `EMFILE`, `ENETDOWN`.
 pub fn claim(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
-    found(twin(fd, TwinOperation::Claim, None))
+    match process().attachment()?.may_claim() {
+        true => found(twin(fd, TwinOperation::Claim, None)),
+        false => Ok(None),
+    }
 }
 
 /// The twin of the connected socket `fd`, which another process had, if there is one. What that process received

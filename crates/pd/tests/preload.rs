@@ -128,25 +128,7 @@ impl Site {
     }
 
     fn answer(&self, with: With, command: &[&str]) -> String {
-        let mut run = self.run(3, with, command);
-        let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let id = child.id();
-        let (tell, ended) = mpsc::channel();
-        std::thread::spawn(move || tell.send(child.wait_with_output()));
-        let output = ended.recv_timeout(HANGS_AFTER).unwrap_or_else(|_| {
-            signal(id, rustix::process::Signal::TERM);
-            let output = ended.recv_timeout(Duration::from_secs(10)).expect("the client ends when told to");
-            panic!("{with:?}: the client hangs after {output:?}");
-        });
-        let output = output.unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(
-            output.status.success(),
-            "{:?}: {text}{}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        );
-        text
+        answer_of(&mut self.run(3, with, command))
     }
 
     /// Server and client with and without the library, in all ways: the same answers, on the fabric when both have it,
@@ -196,6 +178,28 @@ impl Drop for Server {
     fn drop(&mut self) {
         terminate(&mut self.0);
     }
+}
+
+/// What a client prints.
+fn answer_of(run: &mut Command) -> String {
+    let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let id = child.id();
+    let (tell, ended) = mpsc::channel();
+    std::thread::spawn(move || tell.send(child.wait_with_output()));
+    let output = ended.recv_timeout(HANGS_AFTER).unwrap_or_else(|_| {
+        signal(id, rustix::process::Signal::TERM);
+        let output = ended.recv_timeout(Duration::from_secs(10)).expect("the client ends when told to");
+        panic!("{run:?}: the client hangs after {output:?}");
+    });
+    let output = output.unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{:?}: {text}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
 }
 
 fn terminate(child: &mut Child) {
@@ -251,6 +255,22 @@ fn several_movers_make_no_difference() {
     compare_calls(&site);
     compare_python(&site);
     unix::compare(&site);
+}
+
+/// Who accepts asks the driver only while somebody has made a twin towards it.
+#[test]
+fn who_has_no_library_is_accepted_while_the_driver_stands_still() {
+    let site = Site::new(90);
+    let program = programs().join("echo.py");
+    let program = program.to_str().unwrap();
+    let _server = site.serve(With::Library, &["python3", program, "server", PORT]);
+    let ip = site.address(2);
+    let client = ["python3", program, "client", &ip, PORT];
+    let expected = site.answer(With::Library, &client);
+    signal(site.driver.id(), rustix::process::Signal::STOP);
+    let answer = answer_of(Command::new("env").args(client));
+    signal(site.driver.id(), rustix::process::Signal::CONT);
+    assert_eq!(answer, expected);
 }
 
 #[test]

@@ -367,8 +367,8 @@ impl Conductor {
         for (client, slot) in sides.into_iter().flatten() {
             self.release_slot(client, slot);
         }
-        if let Some(twin) = twin {
-            self.twins.forget(index, &twin);
+        if let Some(mut twin) = twin {
+            self.twins.forget(index, &mut twin);
         }
     }
 

@@ -35,8 +35,7 @@ const LISTENERS_PER_CLIENT_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct Twins {
     listeners: HashMap<(NamespaceId, u16), Vec<Listening>>,
-    /// How many of them each client holds.
-    held: HashMap<ClientId, usize>,
+    speakers: HashMap<ClientId, Speaker>,
     /// Connections that nobody has claimed.
     unclaimed: HashMap<Key, Vec<u32>>,
     /// Connection and side of each kernel socket that has a twin.
@@ -55,6 +54,25 @@ pub(super) struct Listening {
     pub(super) ip: IpAddr,
     pub(super) cookie: u64,
     pub(super) holders: Vec<ClientId>,
+}
+
+/// A client that speaks for listening sockets.
+#[derive(Debug)]
+struct Speaker {
+    serial: u64,
+    memory: Arc<ClientMemory>,
+    listeners: usize,
+    /// Twins that it may find when it accepts: see [`pd_abi::layout::header::CLAIMABLE`].
+    claimable: u32,
+}
+
+/// What a listening socket is found by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Namespace and port.
+    Tcp(NamespaceId, u16),
+    /// Device and inode.
+    Unix(u64, u64),
 }
 
 /// What both sides know of a connection before they know each other.
@@ -79,6 +97,9 @@ enum End {
 #[derive(Debug)]
 pub struct Twin {
     key: Key,
+    /// What it was made towards, and who may find it there, by number and serial: as long as nobody has claimed it.
+    place: Place,
+    told: Vec<(ClientId, u64)>,
     sides: [Held; 2],
     claimed: bool,
     /// Its connection is the kernel's alone.
@@ -104,6 +125,9 @@ pub(super) struct NewTwin {
     pub(super) channel: usize,
     pub(super) index: u32,
     pub(super) key: Key,
+    pub(super) place: Place,
+    /// Who speaks for listeners there.
+    pub(super) speakers: Vec<ClientId>,
     pub(super) sides: [Held; 2],
     pub(super) connected: Connected,
     pub(super) tenants: [TenantId; 2],
@@ -136,7 +160,7 @@ impl Twins {
         nobody.populate_slot(0)?;
         Ok(Self {
             listeners: HashMap::default(),
-            held: HashMap::default(),
+            speakers: HashMap::default(),
             unclaimed: HashMap::default(),
             ends: HashMap::default(),
             parked: Vec::new(),
@@ -158,16 +182,22 @@ impl Twins {
         Endpoint { client: ClientId::MAX, serial: 0, slot: 0, generation: 1, memory, mover }
     }
 
-    /// Remembers that a client speaks for one more listening socket; false: it may not.
-    pub(super) fn may_speak_for_another(&mut self, client: ClientId) -> bool {
-        let held = self.held.entry(client).or_default();
-        let may = *held < LISTENERS_PER_CLIENT_MAX;
-        *held += usize::from(may);
-        may
+    pub(super) fn speaks_for_fewer(&mut self, client: ClientId, fewer: usize) {
+        if let Some(speaker) = self.speakers.get_mut(&client) {
+            speaker.listeners -= fewer;
+        }
     }
 
-    pub(super) fn speaks_for_fewer(&mut self, client: ClientId, fewer: usize) {
-        *self.held.entry(client).or_default() -= fewer;
+    /// A twin was made that these may find. Returns who they are.
+    fn tell_of_twin(&mut self, speakers: &[ClientId]) -> Vec<(ClientId, u64)> {
+        let mut told = Vec::with_capacity(speakers.len());
+        for client in speakers {
+            if let Some(speaker) = self.speakers.get_mut(client) {
+                speaker.may_claim(speaker.claimable + 1);
+                told.push((*client, speaker.serial));
+            }
+        }
+        told
     }
 
     pub(super) fn diag(&self, namespace: NamespaceId) -> Option<&SocketDiag> {
@@ -187,7 +217,7 @@ impl Twins {
 
     /// A client has gone.
     pub fn leave(&mut self, client: ClientId) {
-        if self.held.remove(&client).is_none() {
+        if self.speakers.remove(&client).is_none() {
             return;
         }
         self.unix.leave(client, None);
@@ -199,7 +229,7 @@ impl Twins {
     }
 
     /// A connection is over.
-    pub fn forget(&mut self, connection: u32, twin: &Twin) {
+    pub fn forget(&mut self, connection: u32, twin: &mut Twin) {
         for (side, held) in twin.sides.iter().enumerate() {
             if self.ends.get(&held.end()) == Some(&(connection, side)) {
                 self.ends.remove(&held.end());
@@ -209,7 +239,12 @@ impl Twins {
         self.no_longer_unclaimed(connection, twin);
     }
 
-    fn no_longer_unclaimed(&mut self, connection: u32, twin: &Twin) {
+    fn no_longer_unclaimed(&mut self, connection: u32, twin: &mut Twin) {
+        for (client, serial) in std::mem::take(&mut twin.told) {
+            if let Some(speaker) = self.speakers.get_mut(&client).filter(|speaker| speaker.serial == serial) {
+                speaker.may_claim(speaker.claimable - 1);
+            }
+        }
         if let Some(list) = self.unclaimed.get_mut(&twin.key) {
             list.retain(|unclaimed| *unclaimed != connection);
             if list.is_empty() {
@@ -218,14 +253,30 @@ impl Twins {
         }
     }
 
-    fn holder(&self, namespace: NamespaceId, to: SocketAddr) -> Option<ClientId> {
+    /// Who speaks for listening sockets that the kernel may choose for `to`.
+    fn speakers_at(&self, namespace: NamespaceId, to: SocketAddr) -> Vec<ClientId> {
         let ip = canonical(to.ip());
         let accepts = |listening: &&Listening| match canonical(listening.ip) {
             own if own.is_unspecified() => own.is_ipv6() || ip.is_ipv4(),
             own => own == ip,
         };
-        let list = self.listeners.get(&(namespace, to.port()))?;
-        list.iter().filter(accepts).find_map(|listening| listening.holders.first().copied())
+        let list = self.listeners.get(&(namespace, to.port()));
+        all_speakers(list.into_iter().flatten().filter(accepts))
+    }
+}
+
+/// Each of those who speak for some of these, once.
+pub(super) fn all_speakers<'a>(listening: impl Iterator<Item = &'a Listening>) -> Vec<ClientId> {
+    let mut all: Vec<ClientId> = listening.flat_map(|listening| listening.holders.iter().copied()).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+impl Speaker {
+    fn may_claim(&mut self, twins: u32) {
+        self.claimable = twins;
+        self.memory.set_claimable(twins);
     }
 }
 
@@ -274,9 +325,7 @@ impl Conductor {
         if known.is_some_and(|at| list[at].holders.contains(&id)) {
             return Ok(done(SocketId(0)));
         }
-        if !self.twins.may_speak_for_another(id) {
-            return Err(Errno::NOBUFS);
-        }
+        self.speak_for(id, Place::Tcp(namespace, local.port()))?;
         let list = self.twins.listeners.entry((namespace, local.port())).or_default();
         match known {
             Some(at) => list[at].holders.push(id),
@@ -289,17 +338,41 @@ impl Conductor {
         let local = asked.local.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let at = (self.namespace(id)?, local.port());
         let list = self.twins.listeners.get_mut(&at).ok_or(Errno::NOENT)?;
+        let mut left = 0;
         for listening in list.iter_mut().filter(|listening| listening.cookie == asked.cookie) {
             let before = listening.holders.len();
             listening.holders.retain(|&holder| holder != id);
-            let held = self.twins.held.entry(id).or_default();
-            *held -= before - listening.holders.len();
+            left += before - listening.holders.len();
         }
         list.retain(|listening| !listening.holders.is_empty());
         if list.is_empty() {
             self.twins.listeners.remove(&at);
         }
+        self.twins.speaks_for_fewer(id, left);
         Ok(done(SocketId(0)))
+    }
+
+    /// A client speaks for one more listening socket, and may find what was made towards it before.
+    pub(super) fn speak_for(&mut self, id: ClientId, place: Place) -> Result<(), Errno> {
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let (serial, memory) = (client.serial, client.memory.clone().ok_or(Errno::BADF)?);
+        let fresh = || Speaker { serial, memory, listeners: 0, claimable: 0 };
+        let speaker = self.twins.speakers.entry(id).or_insert_with(fresh);
+        if speaker.listeners == LISTENERS_PER_CLIENT_MAX {
+            return Err(Errno::NOBUFS);
+        }
+        speaker.listeners += 1;
+        let mut claimable = speaker.claimable;
+        for index in self.twins.unclaimed.values().flatten() {
+            let Some(Some(connection)) = self.connections.get_mut(*index as usize) else { continue };
+            let here = connection.twin.as_mut().filter(|twin| twin.place == place);
+            if let Some(twin) = here.filter(|twin| !twin.told.contains(&(id, serial))) {
+                twin.told.push((id, serial));
+                claimable += 1;
+            }
+        }
+        speaker.may_claim(claimable);
+        Ok(())
     }
 
     fn twin_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
@@ -309,7 +382,8 @@ impl Conductor {
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, pid) = (client.identity.namespace, client.identity.pid);
         let there = self.names.namespace_of(namespace, to.ip(), now)?;
-        let peer = self.twins.holder(there, to).ok_or(Errno::CONNREFUSED)?;
+        let speakers = self.twins.speakers_at(there, to);
+        let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
         let inode = inode_of_descriptor(pid, asked.descriptor)?;
         self.open_diag(id, namespace)?;
         self.open_diag(peer, there)?;
@@ -329,12 +403,13 @@ impl Conductor {
             Held { namespace, wanted, inode, unix: false },
             Held { namespace: there, wanted: unknown, inode: 0, unix: false },
         ];
-        self.new_twin(NewTwin { id, channel, index, key, sides, connected, tenants, reached: to })
+        let place = Place::Tcp(there, to.port());
+        self.new_twin(NewTwin { id, channel, index, key, place, speakers, sides, connected, tenants, reached: to })
     }
 
     /// A connection with one side, which can send at once.
     pub(super) fn new_twin(&mut self, new: NewTwin) -> Answer {
-        let NewTwin { id, channel, index, key, sides, connected, tenants, reached } = new;
+        let NewTwin { id, channel, index, key, place, speakers, sides, connected, tenants, reached } = new;
         let mover = self.client(id).ok_or(Errno::BADF)?.mover;
         let v6 = connected.remote.is_ipv6();
         let socket = self.fresh_socket(v6, channel, SocketState::Connected(connected));
@@ -351,7 +426,15 @@ impl Conductor {
             settled: Default::default(),
             cut: false,
             reached,
-            twin: Some(Box::new(Twin { key, sides, claimed: false, withdrawn: false, send_end: None })),
+            twin: Some(Box::new(Twin {
+                key,
+                place,
+                told: self.twins.tell_of_twin(&speakers),
+                sides,
+                claimed: false,
+                withdrawn: false,
+                send_end: None,
+            })),
             // Perhaps when both ends are there.
             direct: None,
         });

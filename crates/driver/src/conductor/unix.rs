@@ -3,7 +3,7 @@
 //! containers' network namespaces do not matter: who sees the file may connect, unless the policy denies it.
 use super::client::Connected;
 use super::sockets::{done, Answer};
-use super::twins::{Held, Key, Listening, NewTwin};
+use super::twins::{all_speakers, Held, Key, Listening, NewTwin, Place};
 use super::Conductor;
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, Wanted};
@@ -57,9 +57,7 @@ impl Conductor {
         if known.is_some_and(|at| list[at].holders.contains(&id)) {
             return Ok(done(SocketId(0)));
         }
-        if !self.twins.may_speak_for_another(id) {
-            return Err(Errno::NOBUFS);
-        }
+        self.speak_for(id, Place::Unix(device, inode))?;
         let list = self.twins.unix.listeners.entry((device, inode)).or_default();
         match known {
             Some(at) => list[at].holders.push(id),
@@ -81,8 +79,8 @@ impl Conductor {
     pub(super) fn unix_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
         let file = asked.peer.to_file().ok_or(Errno::AFNOSUPPORT)?;
         let list = self.twins.unix.listeners.get(&file).ok_or(Errno::CONNREFUSED)?;
-        let holder = list.iter().find_map(|listening| listening.holders.first().copied());
-        let peer = holder.ok_or(Errno::CONNREFUSED)?;
+        let speakers = all_speakers(list.iter());
+        let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
         let held = self.unix_held(id, asked)?;
         let tenants = self.admit(id, peer, NOWHERE)?;
         self.check_room(peer)?;
@@ -91,7 +89,9 @@ impl Conductor {
         let key = Key::Unix(held.inode);
         let index = self.free_connection();
         let connected = Connected { connection: index, side: 0, local: NOWHERE, remote: NOWHERE };
-        self.new_twin(NewTwin { id, channel, index, key, sides, connected, tenants, reached: NOWHERE })
+        let place = Place::Unix(file.0, file.1);
+        let reached = NOWHERE;
+        self.new_twin(NewTwin { id, channel, index, key, place, speakers, sides, connected, tenants, reached })
     }
 
     pub(super) fn unix_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {

@@ -177,6 +177,11 @@ impl ClientMemory {
         self.control.load_u32(channel_offset(channel) + channel_control::PIPE_WANTED, Relaxed) != 0
     }
 
+    /// Tells the client how many twins it may find when it accepts.
+    pub fn set_claimable(&self, twins: u32) {
+        self.status.store_u32(header::CLAIMABLE, twins, Release);
+    }
+
     /// Tells the client which file is open in a slot: a `FileId`, or 0.
     pub fn set_file(&self, slot: usize, file: u32) {
         self.status.store_u32(header::FILES + 4 * slot, file, Release);
