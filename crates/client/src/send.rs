@@ -39,6 +39,8 @@ pub(crate) struct SendSide {
     posted: u64,
     completed: u64,
     bytes: u64,
+    /// Bytes of all sends so far.
+    sent: u64,
     /// Sends in flight: the block that must not be written meanwhile, if they are of one, and bytes.
     flights: VecDeque<(Option<Block>, u32)>,
     /// On the direct path.
@@ -71,6 +73,7 @@ impl SendSide {
             posted: 0,
             completed: 0,
             bytes: 0,
+            sent: 0,
             flights: VecDeque::new(),
             out: Outgoing::default(),
             turn: Turn::new(),
@@ -83,6 +86,12 @@ impl SendSide {
 
     pub(crate) fn has_sent(&self) -> bool {
         self.posted > 0 || self.out.has_sent()
+    }
+
+    /// How often the socket has sent, and how many bytes.
+    fn carried(&self) -> (u64, u64) {
+        let (messages, bytes) = self.out.carried();
+        (self.posted + messages, self.sent + bytes)
     }
 
     /// Counts what the driver has done with and frees it.
@@ -233,12 +242,23 @@ impl SendSide {
     fn count(&mut self, block: Option<Block>, len: u64) {
         self.posted += 1;
         self.bytes += len;
+        self.sent += len;
         self.out.weigh(len);
         self.flights.push_back((block, len as u32));
     }
 }
 
 impl Socket {
+    /// How often the socket has sent so far, on its present path.
+    pub fn sends(&self) -> u64 {
+        self.send.lock().carried().0
+    }
+
+    /// Bytes sent on its present path and received so far.
+    pub fn bytes(&self) -> u64 {
+        self.send.lock().carried().1 + self.recv.lock().cursor
+    }
+
     /// Sends `len` bytes at `ptr`, which lie in one block of `pd_malloc`'s. They must not be written
     /// until the send is done (see [`Self::buf_refresh`]). A blocking socket sends all; a
     /// non-blocking one sends what there is room for.

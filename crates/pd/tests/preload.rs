@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+#[path = "preload/brief.rs"]
+mod brief;
 #[path = "preload/files.rs"]
 mod files;
 #[path = "preload/ports.rs"]

@@ -378,13 +378,15 @@ pub(crate) unsafe fn wait(
         if events.len > 0 || timeout == zero {
             return Ok(events.len as c_int);
         }
-        let found = spin::until(&hold, || {
-            events.wait(epoll, zero, mask)?;
-            if events.room() > 0 {
-                companion.look(&mut events)?;
-            }
-            Ok(events.len > 0)
-        })?;
+        // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
+        let found = !lock(&companion.members).is_empty()
+            && spin::until(&hold, || {
+                events.wait(epoll, zero, mask)?;
+                if events.room() > 0 {
+                    companion.look(&mut events)?;
+                }
+                Ok(events.len > 0)
+            })?;
         if found {
             return Ok(events.len as c_int);
         }

@@ -1,7 +1,7 @@
 //! What the library asks of the driver, all in one place.
 use crate::address;
 use crate::log::note;
-use crate::refusals::{self, now_ns};
+use crate::refusals::{self, now_ns, Place};
 use crate::unix::File;
 use libc::c_int;
 use pd_client::core::{twin, Socket};
@@ -34,7 +34,7 @@ fn available() -> bool {
 
 /// Whether a connection to `to` is worth a try.
 pub(crate) fn may_reach(to: SocketAddr) -> bool {
-    address::is_eligible(to) && !refusals::holds(to) && available()
+    address::is_eligible(to) && !refusals::holds(Place::Address(to)) && available()
 }
 
 /// The same for one without a kernel connection.
@@ -137,7 +137,7 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Option<Arc<Socket>> {
         }
         Err(error) => {
             note!("to {to} by kernel TCP: {error}");
-            refusals::refused(to);
+            refusals::refused(Place::Address(to));
             None
         }
     }
@@ -183,19 +183,9 @@ pub(crate) fn take(fd: c_int) -> Taken {
     }
 }
 
-/// Nobody claimed a connection to `to`: the next ones are made without a twin.
-pub(crate) fn remember_unclaimed(to: SocketAddr) {
-    refusals::unclaimed(to);
-}
-
-/// The same of an AF_UNIX socket's file.
-pub(crate) fn remember_unclaimed_file(file: File) {
-    refusals::unclaimed(file);
-}
-
 /// A twin for the AF_UNIX connection that `fd` is about to make to the file at `path`.
 pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Option<Arc<Socket>> {
-    if refusals::holds(file) || !available() {
+    if refusals::holds(Place::File(file)) || !available() {
         return None;
     }
     match twin::connect_unix(borrow(fd), path) {
@@ -205,7 +195,7 @@ pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Option<Arc<Soc
         }
         Err(error) => {
             note!("to {} by the kernel: {error}", path.display());
-            refusals::refused(file);
+            refusals::refused(Place::File(file));
             None
         }
     }

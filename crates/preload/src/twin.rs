@@ -4,10 +4,11 @@ use crate::call::{signals_interrupt, Failure, Outcome, AGAIN};
 use crate::entry::{lock, Entry};
 use crate::fabric::{self, Taken};
 use crate::log::note;
+use crate::refusals::{self, Place};
 use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
-use crate::unix::{self, File};
+use crate::unix;
 use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
@@ -46,8 +47,8 @@ pub(crate) struct Twin {
     pub(crate) names: Option<Names>,
     /// Of AF_UNIX: see [`crate::unix`].
     pub(crate) unix: bool,
-    /// What it was connected to.
-    pub(crate) file: Option<File>,
+    /// What it was connected to, by this process.
+    pub(crate) towards: Option<Place>,
     /// Sends are the kernel's from now on.
     pub(crate) send_left: AtomicBool,
 }
@@ -84,9 +85,9 @@ impl Twin {
         Self { unclaimed: Mutex::new(unclaimed), unix, ..Self::of(socket, nonblocking, timeouts) }
     }
 
-    /// The same, connected to a file.
-    pub(crate) fn towards(self, file: File) -> Self {
-        Self { file: Some(file), ..self }
+    /// The same, connected to a place.
+    pub(crate) fn towards(self, place: Place) -> Self {
+        Self { towards: Some(place), ..self }
     }
 
     /// A connection without one of the kernel's, with its time-outs for receiving and sending.
@@ -108,7 +109,7 @@ impl Twin {
             sent_in_vain: AtomicBool::new(false),
             names: None,
             unix: false,
-            file: None,
+            towards: None,
             send_left: AtomicBool::new(false),
         }
     }
@@ -134,7 +135,7 @@ impl Twin {
             sent_in_vain: AtomicBool::new(false),
             names: self.names.as_ref().map(Names::again),
             unix: self.unix,
-            file: None,
+            towards: None,
             send_left: AtomicBool::new(self.send_left.load(Ordering::Relaxed)),
         }
     }
@@ -205,6 +206,9 @@ impl Twin {
             slot.let_go();
         }
         if let Some(socket) = self.current() {
+            if let (Some(place), None) = (self.towards, self.slot.get()) {
+                refusals::ended(place, socket.sends(), socket.bytes());
+            }
             let _ = socket.close();
         }
     }

@@ -5,6 +5,7 @@ use crate::companion;
 use crate::entry::{lock, Entry};
 use crate::fabric;
 use crate::log::note;
+use crate::refusals;
 use crate::twin::Twin;
 use crate::{address, real};
 use libc::{c_int, iovec};
@@ -185,13 +186,10 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     }
     let sent = state.take().map(|unclaimed| unclaimed.sent).unwrap_or_default();
     let Some(fd) = entry.any_fd() else { return true };
-    if let Some(file) = twin.file.filter(|_| patient) {
-        fabric::remember_unclaimed_file(file);
+    if let Some(place) = twin.towards.filter(|_| patient) {
+        refusals::unclaimed(place);
     }
     note!("descriptor {fd}: nobody took the connection; {} bytes go over the kernel", sent.len());
-    if let Some(to) = address::peer(fd).filter(|_| patient) {
-        fabric::remember_unclaimed(to);
-    }
     replay(fd, &sent);
     shut_as_the_twin(entry);
     companion::move_back(entry);

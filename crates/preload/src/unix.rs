@@ -8,6 +8,7 @@
 use crate::call::{errno, Failure, Outcome};
 use crate::entry::{attach_twin, lock, Entry};
 use crate::log::note;
+use crate::refusals::Place;
 use crate::twin::Twin;
 use crate::{address, companion, fabric, real, unclaimed};
 use libc::{c_int, c_void, msghdr, sockaddr, sockaddr_un, socklen_t};
@@ -97,7 +98,7 @@ pub(crate) unsafe fn connect(
     match (end, result) {
         (Some((end, file)), 0) => {
             note!("descriptor {fd}: connected to a file on the fabric");
-            attach_twin(fd, Twin::new(fd, end, true).towards(file));
+            attach_twin(fd, Twin::new(fd, end, true).towards(Place::File(file)));
         }
         (Some((end, _)), _) => {
             fabric::withdraw(&end);

@@ -70,6 +70,11 @@ impl Outgoing {
         self.bytes() - (self.written - self.consumer)
     }
 
+    /// Sends that went into the ring, and their bytes.
+    pub(crate) fn carried(&self) -> (u64, u64) {
+        (self.messages, self.written)
+    }
+
     /// Whether anything was written.
     pub(crate) fn has_sent(&self) -> bool {
         self.written > 0

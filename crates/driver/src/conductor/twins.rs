@@ -404,7 +404,18 @@ impl Conductor {
             Held { namespace: there, wanted: unknown, inode: 0, unix: false },
         ];
         let place = Place::Tcp(there, to.port());
-        self.new_twin(NewTwin { id, channel, index, key, place, speakers, sides, connected, tenants, reached: to })
+        self.new_twin(NewTwin {
+            id,
+            channel,
+            index,
+            key,
+            place,
+            speakers,
+            sides,
+            connected,
+            tenants,
+            reached: to,
+        })
     }
 
     /// A connection with one side, which can send at once.

@@ -91,7 +91,18 @@ impl Conductor {
         let connected = Connected { connection: index, side: 0, local: NOWHERE, remote: NOWHERE };
         let place = Place::Unix(file.0, file.1);
         let reached = NOWHERE;
-        self.new_twin(NewTwin { id, channel, index, key, place, speakers, sides, connected, tenants, reached })
+        self.new_twin(NewTwin {
+            id,
+            channel,
+            index,
+            key,
+            place,
+            speakers,
+            sides,
+            connected,
+            tenants,
+            reached,
+        })
     }
 
     pub(super) fn unix_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {

@@ -3,6 +3,7 @@ use super::hooks;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, attach_twin, Entry};
 use crate::log::note;
+use crate::refusals::Place;
 use crate::twin::Twin;
 use crate::{address, fabric, port, real, short, start, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
@@ -297,7 +298,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
             && (is_established(fd) || !fabric::withdraw(&end)));
     if established {
         note!("descriptor {fd}: connected to {to} on the fabric");
-        attach_twin(fd, Twin::new(fd, end, true));
+        attach_twin(fd, Twin::new(fd, end, true).towards(Place::Address(to)));
     } else {
         note!("descriptor {fd}: kernel TCP to {to}");
         let _ = end.close();

@@ -1,0 +1,24 @@
+//! Connections that are over before they were worth a twin.
+
+use super::{programs, Site, With, PORT};
+
+#[test]
+fn one_brief_connection_after_the_other_is_the_kernels_and_long_ones_are_not() {
+    let site = Site::new(91);
+    let program = programs().join("brief.py");
+    let program = program.to_str().unwrap();
+    let _server = site.serve(With::Library, &["python3", program, "server", PORT]);
+    let ip = site.address(2);
+    let make = |count: u64, bytes: u64| {
+        let before = site.connections();
+        let (count_text, bytes_text) = (count.to_string(), bytes.to_string());
+        let client = ["python3", program, "client", &ip, PORT, &count_text, &bytes_text];
+        let answer = site.answer(With::Library, &client);
+        assert_eq!(answer.trim(), (count * bytes).to_string());
+        site.connections() - before
+    };
+    let brief = make(2000, 64);
+    assert!((16..2000).contains(&brief), "{brief} on the fabric");
+    // What another process has made is nothing to this one.
+    assert_eq!(make(40, 1 << 20), 40);
+}

@@ -1,0 +1,25 @@
+"""Connections that are opened, used once and closed. `brief.py server PORT` sends as many bytes as it is asked for;
+`brief.py client IP PORT COUNT BYTES` makes so many connections, one after the other, and prints what came in all."""
+import socket
+import sys
+
+
+def server(port):
+    listener = socket.create_server(("0.0.0.0", int(port)), backlog=100)
+    print("ready", flush=True)
+    while True:
+        with listener.accept()[0] as sock:
+            sock.sendall(b"x" * int(sock.recv(20)))
+
+
+def client(ip, port, count, asked):
+    total = 0
+    for _ in range(int(count)):
+        with socket.create_connection((ip, int(port))) as sock:
+            sock.sendall(asked.encode())
+            while part := sock.recv(1 << 20):
+                total += len(part)
+    print(total)
+
+
+{"server": server, "client": client}[sys.argv[1]](*sys.argv[2:])
