@@ -106,6 +106,25 @@ impl Holder {
 }
 
 #[test]
+fn who_speaks_for_a_listener_later_finds_what_was_made_before() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (_fd, a, accepted) = connect(&listener);
+    // Without close-on-exec.
+    // SAFETY: no memory is concerned; the descriptor is nobody else's.
+    let inherited = unsafe { OwnedFd::from_raw_fd(libc::dup(listener.as_raw_fd())) };
+    let mut b = Holder::new(&accepted, 1);
+    b.tell(&format!("claim {}", inherited.as_raw_fd()));
+    a.send(0, 1000);
+    b.tell("receive 0 1000");
+    b.tell("send 0 1000");
+    a.receive(0, 1000);
+    assert!(claim(&accepted).is_none(), "it is claimed");
+    drop(inherited);
+    b.kill();
+}
+
+#[test]
 fn what_was_sent_before_the_claim_arrives() {
     let _alone = alone();
     for at in ["127.0.0.1:0", "[::1]:0"] {

@@ -1,7 +1,7 @@
 //! One side of a twin, as a process of its own that has inherited the kernel's socket.
 //!
 //! `twin FD SIDE [take]`: holds descriptor FD. Does as each line of its standard input says and answers `ok`:
-//! `take`; `send POSITION BYTES`; `receive POSITION BYTES`; `end` (the stream has ended); `shut` (send no more);
+//! `take`; `claim FD` (what was accepted from listener FD); `send POSITION BYTES`; `receive POSITION BYTES`; `end` (the stream has ended); `shut` (send no more);
 //! `close` (both sockets); `pass` (becomes this program anew, which takes: `exec`).
 use pd_client::Shutdown;
 use pd_tests::TwinSide;
@@ -33,6 +33,13 @@ fn main() {
         let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).expect("number");
         match (command, &twin) {
             ("take", _) => twin = take(),
+            ("claim", _) => {
+                // SAFETY: inherited, and owned by nothing in this process.
+                let listener = unsafe { BorrowedFd::borrow_raw(number() as i32) };
+                pd_client::core::twin::listen(listener).expect("listen");
+                let claimed = pd_client::core::twin::claim(fd).expect("claim").expect("a twin");
+                twin = Some(TwinSide::new(claimed, side));
+            }
             ("send", Some(twin)) => twin.send(number(), number() as usize),
             ("receive", Some(twin)) => twin.receive(number(), number()),
             ("end", Some(twin)) => twin.expect_end(),
