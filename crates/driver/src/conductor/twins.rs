@@ -6,8 +6,12 @@
 //! side; the other is whoever holds the accepted socket and claims it. Sides pass from process to process with
 //! the socket (fork, exec, descriptors sent): whoever uses it takes it. A side whose process has gone while
 //! somebody still holds the kernel's socket is *parked*: nothing is lost until the last holder has gone.
+mod listeners;
 mod parked;
 mod passing;
+
+use listeners::Speaker;
+pub(super) use listeners::{all_speakers, Listening, Place};
 
 use super::client::{Connected, SocketState};
 use super::names::canonical;
@@ -24,12 +28,9 @@ use foldhash::HashMap;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Listening sockets that one client may speak for.
-const LISTENERS_PER_CLIENT_MAX: usize = 1024;
 
 /// See the module.
 #[derive(Debug)]
@@ -46,33 +47,6 @@ pub struct Twins {
     /// Lines that nobody reads: the other end of connections that nobody has claimed.
     nobody: Arc<ClientMemory>,
     pub(super) unix: UnixTwins,
-}
-
-/// A listening socket of the kernel.
-#[derive(Debug)]
-pub(super) struct Listening {
-    pub(super) ip: IpAddr,
-    pub(super) cookie: u64,
-    pub(super) holders: Vec<ClientId>,
-}
-
-/// A client that speaks for listening sockets.
-#[derive(Debug)]
-struct Speaker {
-    serial: u64,
-    memory: Arc<ClientMemory>,
-    listeners: usize,
-    /// Twins that it may find when it accepts: see [`pd_abi::layout::header::CLAIMABLE`].
-    claimable: u32,
-}
-
-/// What a listening socket is found by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Namespace and port.
-    Tcp(NamespaceId, u16),
-    /// Device and inode.
-    Unix(u64, u64),
 }
 
 /// What both sides know of a connection before they know each other.
@@ -182,24 +156,6 @@ impl Twins {
         Endpoint { client: ClientId::MAX, serial: 0, slot: 0, generation: 1, memory, mover }
     }
 
-    pub(super) fn speaks_for_fewer(&mut self, client: ClientId, fewer: usize) {
-        if let Some(speaker) = self.speakers.get_mut(&client) {
-            speaker.listeners -= fewer;
-        }
-    }
-
-    /// A twin was made that these may find. Returns who they are.
-    fn tell_of_twin(&mut self, speakers: &[ClientId]) -> Vec<(ClientId, u64)> {
-        let mut told = Vec::with_capacity(speakers.len());
-        for client in speakers {
-            if let Some(speaker) = self.speakers.get_mut(client) {
-                speaker.may_claim(speaker.claimable + 1);
-                told.push((*client, speaker.serial));
-            }
-        }
-        told
-    }
-
     pub(super) fn diag(&self, namespace: NamespaceId) -> Option<&SocketDiag> {
         self.diags.get(&namespace)
     }
@@ -215,19 +171,6 @@ impl Twins {
         self.unclaimed.get(key)?.first().copied()
     }
 
-    /// A client has gone.
-    pub fn leave(&mut self, client: ClientId) {
-        if self.speakers.remove(&client).is_none() {
-            return;
-        }
-        self.unix.leave(client, None);
-        self.listeners.retain(|_, list| {
-            list.iter_mut().for_each(|listening| listening.holders.retain(|&holder| holder != client));
-            list.retain(|listening| !listening.holders.is_empty());
-            !list.is_empty()
-        });
-    }
-
     /// A connection is over.
     pub fn forget(&mut self, connection: u32, twin: &mut Twin) {
         for (side, held) in twin.sides.iter().enumerate() {
@@ -240,43 +183,13 @@ impl Twins {
     }
 
     fn no_longer_unclaimed(&mut self, connection: u32, twin: &mut Twin) {
-        for (client, serial) in std::mem::take(&mut twin.told) {
-            if let Some(speaker) = self.speakers.get_mut(&client).filter(|speaker| speaker.serial == serial) {
-                speaker.may_claim(speaker.claimable - 1);
-            }
-        }
+        self.take_back_told(twin);
         if let Some(list) = self.unclaimed.get_mut(&twin.key) {
             list.retain(|unclaimed| *unclaimed != connection);
             if list.is_empty() {
                 self.unclaimed.remove(&twin.key);
             }
         }
-    }
-
-    /// Who speaks for listening sockets that the kernel may choose for `to`.
-    fn speakers_at(&self, namespace: NamespaceId, to: SocketAddr) -> Vec<ClientId> {
-        let ip = canonical(to.ip());
-        let accepts = |listening: &&Listening| match canonical(listening.ip) {
-            own if own.is_unspecified() => own.is_ipv6() || ip.is_ipv4(),
-            own => own == ip,
-        };
-        let list = self.listeners.get(&(namespace, to.port()));
-        all_speakers(list.into_iter().flatten().filter(accepts))
-    }
-}
-
-/// Each of those who speak for some of these, once.
-pub(super) fn all_speakers<'a>(listening: impl Iterator<Item = &'a Listening>) -> Vec<ClientId> {
-    let mut all: Vec<ClientId> = listening.flat_map(|listening| listening.holders.iter().copied()).collect();
-    all.sort_unstable();
-    all.dedup();
-    all
-}
-
-impl Speaker {
-    fn may_claim(&mut self, twins: u32) {
-        self.claimable = twins;
-        self.memory.set_claimable(twins);
     }
 }
 
@@ -312,67 +225,6 @@ impl Conductor {
 
     pub(super) fn namespace(&self, id: ClientId) -> Result<NamespaceId, Errno> {
         Ok(self.client(id).ok_or(Errno::BADF)?.identity.namespace)
-    }
-
-    fn twin_listen(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
-        let local = asked.local.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
-        let (namespace, now) = (self.namespace(id)?, self.clock.now());
-        if !local.ip().is_unspecified() && !self.names.holds(namespace, canonical(local.ip()), now) {
-            return Err(Errno::ADDRNOTAVAIL);
-        }
-        let list = self.twins.listeners.entry((namespace, local.port())).or_default();
-        let known = list.iter().position(|l| (l.ip, l.cookie) == (local.ip(), asked.cookie));
-        if known.is_some_and(|at| list[at].holders.contains(&id)) {
-            return Ok(done(SocketId(0)));
-        }
-        self.speak_for(id, Place::Tcp(namespace, local.port()))?;
-        let list = self.twins.listeners.entry((namespace, local.port())).or_default();
-        match known {
-            Some(at) => list[at].holders.push(id),
-            None => list.push(Listening { ip: local.ip(), cookie: asked.cookie, holders: vec![id] }),
-        }
-        Ok(done(SocketId(0)))
-    }
-
-    fn twin_unlisten(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
-        let local = asked.local.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
-        let at = (self.namespace(id)?, local.port());
-        let list = self.twins.listeners.get_mut(&at).ok_or(Errno::NOENT)?;
-        let mut left = 0;
-        for listening in list.iter_mut().filter(|listening| listening.cookie == asked.cookie) {
-            let before = listening.holders.len();
-            listening.holders.retain(|&holder| holder != id);
-            left += before - listening.holders.len();
-        }
-        list.retain(|listening| !listening.holders.is_empty());
-        if list.is_empty() {
-            self.twins.listeners.remove(&at);
-        }
-        self.twins.speaks_for_fewer(id, left);
-        Ok(done(SocketId(0)))
-    }
-
-    /// A client speaks for one more listening socket, and may find what was made towards it before.
-    pub(super) fn speak_for(&mut self, id: ClientId, place: Place) -> Result<(), Errno> {
-        let client = self.client(id).ok_or(Errno::BADF)?;
-        let (serial, memory) = (client.serial, client.memory.clone().ok_or(Errno::BADF)?);
-        let fresh = || Speaker { serial, memory, listeners: 0, claimable: 0 };
-        let speaker = self.twins.speakers.entry(id).or_insert_with(fresh);
-        if speaker.listeners == LISTENERS_PER_CLIENT_MAX {
-            return Err(Errno::NOBUFS);
-        }
-        speaker.listeners += 1;
-        let mut claimable = speaker.claimable;
-        for index in self.twins.unclaimed.values().flatten() {
-            let Some(Some(connection)) = self.connections.get_mut(*index as usize) else { continue };
-            let here = connection.twin.as_mut().filter(|twin| twin.place == place);
-            if let Some(twin) = here.filter(|twin| !twin.told.contains(&(id, serial))) {
-                twin.told.push((id, serial));
-                claimable += 1;
-            }
-        }
-        speaker.may_claim(claimable);
-        Ok(())
     }
 
     fn twin_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
