@@ -249,14 +249,10 @@ impl SendSide {
 }
 
 impl Socket {
-    /// How often the socket has sent so far, on its present path.
-    pub fn sends(&self) -> u64 {
-        self.send.lock().carried().0
-    }
-
-    /// Bytes sent on its present path and received so far.
-    pub fn bytes(&self) -> u64 {
-        self.send.lock().carried().1 + self.recv.lock().cursor
+    /// How often the socket has sent so far, on its present path, and bytes sent so and received.
+    pub fn carried(&self) -> (u64, u64) {
+        let (sends, bytes) = self.send.lock().carried();
+        (sends, bytes + self.recv.lock().cursor)
     }
 
     /// Sends `len` bytes at `ptr`, which lie in one block of `pd_malloc`'s. They must not be written

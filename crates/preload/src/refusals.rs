@@ -16,7 +16,7 @@ const UNCLAIMED: u64 = 15;
 /// One with brief connections only. A second, after which some have twins again.
 const BRIEF: u64 = 10;
 /// A connection that has sent less often than this and carried fewer bytes was brief: it has not saved what its twin has cost (150
-/// µs of all cores, of which a send saves 15 and a megabyte 270).
+/// to 190 µs of all cores, of which a send saves 15 and a megabyte 270).
 const SENDS_WORTH: u64 = 10;
 const BYTES_WORTH: u64 = 512 << 10;
 /// So many in a row, within this time of the first, are what connections to a place are like.
@@ -100,7 +100,7 @@ pub(crate) fn unclaimed(to: impl Hash) {
 }
 
 /// A connection to `to` is over for this process, which has sent so often on it; bytes are those of both directions.
-pub(crate) fn ended(to: Place, sends: u64, bytes: u64) {
+pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
     let (slot, hash) = find_in(&BRIEFS, to);
     let (of, before, first) = parts(slot.load(Ordering::Relaxed));
     if sends >= SENDS_WORTH || bytes >= BYTES_WORTH {

@@ -207,7 +207,7 @@ impl Twin {
         }
         if let Some(socket) = self.current() {
             if let (Some(place), None) = (self.towards, self.slot.get()) {
-                refusals::ended(place, socket.sends(), socket.bytes());
+                refusals::ended(place, socket.carried());
             }
             let _ = socket.close();
         }

@@ -1,8 +1,8 @@
 //! One side of a twin, as a process of its own that has inherited the kernel's socket.
 //!
 //! `twin FD SIDE [take]`: holds descriptor FD. Does as each line of its standard input says and answers `ok`:
-//! `take`; `claim FD` (what was accepted from listener FD); `send POSITION BYTES`; `receive POSITION BYTES`; `end` (the stream has ended); `shut` (send no more);
-//! `close` (both sockets); `pass` (becomes this program anew, which takes: `exec`).
+//! `take`; `claim FD` (what was accepted from listener FD); `send POSITION BYTES`; `receive POSITION BYTES`; `end`
+//! (the stream has ended); `shut` (send no more); `close` (both sockets); `pass` (becomes this program anew, which takes: `exec`).
 use pd_client::Shutdown;
 use pd_tests::TwinSide;
 use std::io::BufRead;
