@@ -25,12 +25,18 @@ impl TwinSide {
 
     /// Sends `bytes` bytes of its stream from `position` on.
     pub fn send(&self, position: u64, bytes: usize) {
+        assert_eq!(self.send_what_fits(position, bytes), bytes);
+    }
+
+    /// Sends `bytes` bytes of its stream from `position` on, or as many as there is room for until its time is over.
+    pub fn send_what_fits(&self, position: u64, bytes: usize) -> usize {
         let block = malloc(bytes).expect("memory");
         // SAFETY: `malloc` gave so many bytes to this call alone.
         let slice = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), bytes) };
         fill(1 + self.side, position, slice);
-        assert_eq!(self.socket.send(block.as_ptr(), bytes).expect("send"), bytes);
+        let sent = self.socket.send(block.as_ptr(), bytes).expect("send");
         free(block.as_ptr()).expect("free"); // once it is delivered
+        sent
     }
 
     /// Receives `bytes` bytes and checks them to be its peer's stream from `position` on.

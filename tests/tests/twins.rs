@@ -10,6 +10,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+/// A connection takes so many bytes that nobody reads.
+const ROOM: usize = 3_000_000;
+
 /// One driver for all tests of this binary: a process attaches once. One test at a time, for they count what is
 /// left.
 pub fn driver() -> &'static TestDriver {
@@ -21,12 +24,21 @@ pub fn driver() -> &'static TestDriver {
     })
 }
 
-/// A listener that takes twins. Connections of earlier tests are over, so that rings are as large as ever: these tests
-/// send what nobody reads at once.
+/// A listener that takes twins. Connections of earlier tests are over, and rings are as large as ever again: these
+/// tests send what nobody reads at once.
 pub fn listener(at: &str) -> TcpListener {
-    driver().wait_for("earlier connections are over", |report| report.connections.is_empty());
+    let driver = driver();
     let listener = TcpListener::bind(at).unwrap();
     twin::listen(listener.as_fd()).unwrap();
+    let mut roomy = false;
+    while !roomy {
+        driver.wait_for("earlier connections are over", |report| report.connections.is_empty());
+        let (_fd, a, accepted) = connect(&listener);
+        let _b = claim(&accepted).expect("a twin");
+        a.socket.set_send_timeout(Some(Duration::from_millis(200))).unwrap();
+        roomy = a.send_what_fits(0, ROOM) == ROOM;
+    }
+    driver.wait_for("the last one of them is over", |report| report.connections.is_empty());
     listener
 }
 

@@ -325,5 +325,7 @@ impl Mover {
                 Err(violation) => self.destination_broke(id, violation),
             }
         }
+        // Until what is over is forgotten: else a lone connection after a pause had a ring as if it were one of many.
+        self.ticking |= self.rings_peak > self.rings;
     }
 }

@@ -137,6 +137,18 @@ fn a_ring_that_was_full_is_exchanged_when_it_is_empty() {
     world.finish();
 }
 
+#[test]
+fn rings_that_are_no_longer_are_forgotten() {
+    let mut world = World::new("cpu");
+    world.exchange(20_000);
+    assert!(world.mover.rings_peak > 1, "there were several at a time");
+    for _ in 0..40 {
+        world.pass(Duration::from_millis(100));
+    }
+    assert_eq!((world.mover.rings, world.mover.rings_peak), (0, 0));
+    world.finish();
+}
+
 fn ask(world: &mut World, requests: u64) {
     for tag in 0..requests {
         let request = Request { operation: Operation::Bind as u8, tag: tag as u32, ..Request::default() };
