@@ -10,13 +10,13 @@ mod listeners;
 mod parked;
 mod passing;
 
-use listeners::Speaker;
-pub(super) use listeners::{all_speakers, Listening, Place};
+pub(super) use listeners::Place;
+use listeners::{Listening, Speaker};
 
 use super::client::{Connected, SocketState};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
-use super::unix::{is_unix, UnixTwins};
+use super::unix::is_unix;
 use super::{Conductor, Connection, Ending};
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
@@ -35,7 +35,7 @@ use std::time::Duration;
 /// See the module.
 #[derive(Debug)]
 pub struct Twins {
-    listeners: HashMap<(NamespaceId, u16), Vec<Listening>>,
+    listeners: HashMap<Place, Vec<Listening>>,
     speakers: HashMap<ClientId, Speaker>,
     /// Connections that nobody has claimed.
     unclaimed: HashMap<Key, Vec<u32>>,
@@ -46,7 +46,6 @@ pub struct Twins {
     diags: HashMap<NamespaceId, SocketDiag>,
     /// Lines that nobody reads: the other end of connections that nobody has claimed.
     nobody: Arc<ClientMemory>,
-    pub(super) unix: UnixTwins,
 }
 
 /// What both sides know of a connection before they know each other.
@@ -141,7 +140,6 @@ impl Twins {
             look_at: None,
             diags: HashMap::default(),
             nobody: Arc::new(nobody),
-            unix: UnixTwins::default(),
         })
     }
 
@@ -210,11 +208,10 @@ impl Conductor {
         let unix = is_unix(asked);
         let answer = match operation {
             TwinOperation::Listen if unix => self.unix_listen(id, asked),
-            TwinOperation::Unlisten if unix => self.unix_unlisten(id, asked),
             TwinOperation::Connect if unix => self.unix_connect(id, channel, asked),
             TwinOperation::Claim if unix => self.unix_claim(id, channel, asked),
             TwinOperation::Listen => self.twin_listen(id, asked),
-            TwinOperation::Unlisten => self.twin_unlisten(id, asked),
+            TwinOperation::Unlisten => self.unlisten(id, asked),
             TwinOperation::Connect => self.twin_connect(id, channel, asked),
             TwinOperation::Claim => self.twin_claim(id, channel, asked),
             TwinOperation::Take => self.twin_take(id, channel, asked),
@@ -234,7 +231,8 @@ impl Conductor {
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, pid) = (client.identity.namespace, client.identity.pid);
         let there = self.names.namespace_of(namespace, to.ip(), now)?;
-        let speakers = self.twins.speakers_at(there, to);
+        let place = Place::Tcp(there, to.port());
+        let speakers = self.twins.speakers_at(place, to);
         let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
         let inode = inode_of_descriptor(pid, asked.descriptor)?;
         self.open_diag(id, namespace)?;
@@ -255,7 +253,6 @@ impl Conductor {
             Held { namespace, wanted, inode, unix: false },
             Held { namespace: there, wanted: unknown, inode: 0, unix: false },
         ];
-        let place = Place::Tcp(there, to.port());
         self.new_twin(NewTwin {
             id,
             channel,

@@ -2,46 +2,19 @@
 //! the file that it is bound to, a socket its inode, and the kernel says which two sockets are one connection. The
 //! containers' network namespaces do not matter: who sees the file may connect, unless the policy denies it.
 use super::client::Connected;
-use super::sockets::{done, Answer};
-use super::twins::{all_speakers, Held, Key, Listening, NewTwin, Place};
+use super::sockets::Answer;
+use super::twins::{Held, Key, NewTwin, Place};
 use super::Conductor;
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, Wanted};
 use crate::messages::ClientId;
 use crate::unix_socket::UnixSocket;
-use pd_abi::{Address, SocketId, TwinRequest};
+use pd_abi::{Address, TwinRequest};
 use rustix::io::Errno;
-use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// In place of an address: a file has none.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
-
-/// A file: device and inode.
-type File = (u64, u64);
-
-/// Sockets of this family.
-#[derive(Debug, Default)]
-pub struct UnixTwins {
-    listeners: HashMap<File, Vec<Listening>>,
-}
-
-impl UnixTwins {
-    /// A client has gone, or speaks for a listener no more. Returns how many it spoke for.
-    pub(super) fn leave(&mut self, client: ClientId, only: Option<u64>) -> usize {
-        let mut left = 0;
-        self.listeners.retain(|_, list| {
-            for listening in list.iter_mut().filter(|l| only.is_none_or(|cookie| l.cookie == cookie)) {
-                let before = listening.holders.len();
-                listening.holders.retain(|&holder| holder != client);
-                left += before - listening.holders.len();
-            }
-            list.retain(|listening| !listening.holders.is_empty());
-            !list.is_empty()
-        });
-        left
-    }
-}
 
 impl Conductor {
     pub(super) fn unix_listen(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
@@ -52,34 +25,13 @@ impl Conductor {
         if !found.listens || found.file != Some((device_of_kernel, inode as u32)) {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        let list = self.twins.unix.listeners.entry((device, inode)).or_default();
-        let known = list.iter().position(|l| l.cookie == asked.cookie);
-        if known.is_some_and(|at| list[at].holders.contains(&id)) {
-            return Ok(done(SocketId(0)));
-        }
-        self.speak_for(id, Place::Unix(device, inode))?;
-        let list = self.twins.unix.listeners.entry((device, inode)).or_default();
-        match known {
-            Some(at) => list[at].holders.push(id),
-            None => list.push(Listening { ip: NOWHERE.ip(), cookie: asked.cookie, holders: vec![id] }),
-        }
-        Ok(done(SocketId(0)))
-    }
-
-    pub(super) fn unix_unlisten(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
-        match self.twins.unix.leave(id, Some(asked.cookie)) {
-            0 => Err(Errno::NOENT),
-            left => {
-                self.twins.speaks_for_fewer(id, left);
-                Ok(done(SocketId(0)))
-            }
-        }
+        self.join_listener(id, Place::Unix(device, inode), NOWHERE.ip(), asked.cookie)
     }
 
     pub(super) fn unix_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
-        let file = asked.peer.to_file().ok_or(Errno::AFNOSUPPORT)?;
-        let list = self.twins.unix.listeners.get(&file).ok_or(Errno::CONNREFUSED)?;
-        let speakers = all_speakers(list.iter());
+        let (device, inode) = asked.peer.to_file().ok_or(Errno::AFNOSUPPORT)?;
+        let place = Place::Unix(device, inode);
+        let speakers = self.twins.speakers_at(place, NOWHERE);
         let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
         let held = self.unix_held(id, asked)?;
         let tenants = self.admit(id, peer, NOWHERE)?;
@@ -89,7 +41,6 @@ impl Conductor {
         let key = Key::Unix(held.inode);
         let index = self.free_connection();
         let connected = Connected { connection: index, side: 0, local: NOWHERE, remote: NOWHERE };
-        let place = Place::Unix(file.0, file.1);
         let reached = NOWHERE;
         self.new_twin(NewTwin {
             id,

@@ -2,6 +2,7 @@
 use super::{Twin, Twins};
 use crate::conductor::names::canonical;
 use crate::conductor::sockets::{done, Answer};
+use crate::conductor::unix::is_unix;
 use crate::conductor::Conductor;
 use crate::identity::NamespaceId;
 use crate::memory::ClientMemory;
@@ -16,10 +17,11 @@ const LISTENERS_PER_CLIENT_MAX: usize = 1024;
 
 /// A listening socket of the kernel.
 #[derive(Debug)]
-pub(in crate::conductor) struct Listening {
-    pub(in crate::conductor) ip: IpAddr,
-    pub(in crate::conductor) cookie: u64,
-    pub(in crate::conductor) holders: Vec<ClientId>,
+pub(super) struct Listening {
+    /// Unspecified for a file, too.
+    ip: IpAddr,
+    cookie: u64,
+    holders: Vec<ClientId>,
 }
 
 /// A client that speaks for listening sockets.
@@ -33,7 +35,7 @@ pub(super) struct Speaker {
 }
 
 /// What a listening socket is found by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::conductor) enum Place {
     /// Namespace and port.
     Tcp(NamespaceId, u16),
@@ -42,12 +44,6 @@ pub(in crate::conductor) enum Place {
 }
 
 impl Twins {
-    pub(in crate::conductor) fn speaks_for_fewer(&mut self, client: ClientId, fewer: usize) {
-        if let Some(speaker) = self.speakers.get_mut(&client) {
-            speaker.listeners -= fewer;
-        }
-    }
-
     /// A twin was made that these may find. Returns who they are.
     pub(super) fn tell_of_twin(&mut self, speakers: &[ClientId]) -> Vec<(ClientId, u64)> {
         let mut told = Vec::with_capacity(speakers.len());
@@ -71,37 +67,51 @@ impl Twins {
 
     /// A client has gone.
     pub fn leave(&mut self, client: ClientId) {
-        if self.speakers.remove(&client).is_none() {
-            return;
+        if self.speakers.remove(&client).is_some() {
+            self.listeners.retain(|_, list| {
+                silence(list, client, None);
+                !list.is_empty()
+            });
         }
-        self.unix.leave(client, None);
-        self.listeners.retain(|_, list| {
-            list.iter_mut().for_each(|listening| listening.holders.retain(|&holder| holder != client));
-            list.retain(|listening| !listening.holders.is_empty());
-            !list.is_empty()
-        });
     }
 
-    /// Who speaks for listening sockets that the kernel may choose for `to`.
-    pub(super) fn speakers_at(&self, namespace: NamespaceId, to: SocketAddr) -> Vec<ClientId> {
+    /// A client speaks for a listening socket of AF_UNIX no more, whose file it may not know any longer.
+    fn leave_unix(&mut self, client: ClientId, cookie: u64) -> usize {
+        let mut left = 0;
+        self.listeners.retain(|place, list| {
+            if matches!(place, Place::Unix(..)) {
+                left += silence(list, client, Some(cookie));
+            }
+            !list.is_empty()
+        });
+        left
+    }
+
+    /// Who speaks for listening sockets that the kernel may choose for `to`; for a file, which has no address, for any there.
+    pub(in crate::conductor) fn speakers_at(&self, place: Place, to: SocketAddr) -> Vec<ClientId> {
         let ip = canonical(to.ip());
         let accepts = |listening: &&Listening| match canonical(listening.ip) {
             own if own.is_unspecified() => own.is_ipv6() || ip.is_ipv4(),
             own => own == ip,
         };
-        let list = self.listeners.get(&(namespace, to.port()));
-        all_speakers(list.into_iter().flatten().filter(accepts))
+        let list = self.listeners.get(&place).into_iter().flatten().filter(accepts);
+        let mut all: Vec<ClientId> = list.flat_map(|listening| listening.holders.iter().copied()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 }
 
-/// Each of those who speak for some of these, once.
-pub(in crate::conductor) fn all_speakers<'a>(
-    listening: impl Iterator<Item = &'a Listening>,
-) -> Vec<ClientId> {
-    let mut all: Vec<ClientId> = listening.flat_map(|listening| listening.holders.iter().copied()).collect();
-    all.sort_unstable();
-    all.dedup();
-    all
+/// A client speaks for these no more, or only not for the one with this cookie. Returns for how many fewer it speaks.
+fn silence(list: &mut Vec<Listening>, client: ClientId, cookie: Option<u64>) -> usize {
+    let mut fewer = 0;
+    for listening in list.iter_mut().filter(|l| cookie.is_none_or(|cookie| l.cookie == cookie)) {
+        let before = listening.holders.len();
+        listening.holders.retain(|&holder| holder != client);
+        fewer += before - listening.holders.len();
+    }
+    list.retain(|listening| !listening.holders.is_empty());
+    fewer
 }
 
 impl Speaker {
@@ -118,40 +128,54 @@ impl Conductor {
         if !local.ip().is_unspecified() && !self.names.holds(namespace, canonical(local.ip()), now) {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        let list = self.twins.listeners.entry((namespace, local.port())).or_default();
-        let known = list.iter().position(|l| (l.ip, l.cookie) == (local.ip(), asked.cookie));
-        if known.is_some_and(|at| list[at].holders.contains(&id)) {
-            return Ok(done(SocketId(0)));
+        self.join_listener(id, Place::Tcp(namespace, local.port()), local.ip(), asked.cookie)
+    }
+
+    pub(super) fn unlisten(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
+        let fewer = if is_unix(asked) {
+            self.twins.leave_unix(id, asked.cookie)
+        } else {
+            let local = asked.local.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+            let place = Place::Tcp(self.namespace(id)?, local.port());
+            let list = self.twins.listeners.get_mut(&place).ok_or(Errno::NOENT)?;
+            let fewer = silence(list, id, Some(asked.cookie));
+            if list.is_empty() {
+                self.twins.listeners.remove(&place);
+            }
+            fewer
+        };
+        if fewer == 0 {
+            return Err(Errno::NOENT);
         }
-        self.speak_for(id, Place::Tcp(namespace, local.port()))?;
-        let list = self.twins.listeners.entry((namespace, local.port())).or_default();
-        match known {
-            Some(at) => list[at].holders.push(id),
-            None => list.push(Listening { ip: local.ip(), cookie: asked.cookie, holders: vec![id] }),
+        if let Some(speaker) = self.twins.speakers.get_mut(&id) {
+            speaker.listeners -= fewer;
         }
         Ok(done(SocketId(0)))
     }
 
-    pub(super) fn twin_unlisten(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
-        let local = asked.local.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
-        let at = (self.namespace(id)?, local.port());
-        let list = self.twins.listeners.get_mut(&at).ok_or(Errno::NOENT)?;
-        let mut left = 0;
-        for listening in list.iter_mut().filter(|listening| listening.cookie == asked.cookie) {
-            let before = listening.holders.len();
-            listening.holders.retain(|&holder| holder != id);
-            left += before - listening.holders.len();
+    /// A client speaks for a listening socket from now on.
+    pub(in crate::conductor) fn join_listener(
+        &mut self,
+        id: ClientId,
+        place: Place,
+        ip: IpAddr,
+        cookie: u64,
+    ) -> Answer {
+        let is_it = |listening: &Listening| (listening.ip, listening.cookie) == (ip, cookie);
+        let known = self.twins.listeners.get(&place).and_then(|list| list.iter().find(|one| is_it(one)));
+        if known.is_none_or(|known| !known.holders.contains(&id)) {
+            self.speak_for(id, place)?;
+            let list = self.twins.listeners.entry(place).or_default();
+            match list.iter_mut().find(|one| is_it(one)) {
+                Some(known) => known.holders.push(id),
+                None => list.push(Listening { ip, cookie, holders: vec![id] }),
+            }
         }
-        list.retain(|listening| !listening.holders.is_empty());
-        if list.is_empty() {
-            self.twins.listeners.remove(&at);
-        }
-        self.twins.speaks_for_fewer(id, left);
         Ok(done(SocketId(0)))
     }
 
     /// A client speaks for one more listening socket, and may find what was made towards it before.
-    pub(in crate::conductor) fn speak_for(&mut self, id: ClientId, place: Place) -> Result<(), Errno> {
+    fn speak_for(&mut self, id: ClientId, place: Place) -> Result<(), Errno> {
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (serial, memory) = (client.serial, client.memory.clone().ok_or(Errno::BADF)?);
         let fresh = || Speaker { serial, memory, listeners: 0, claimable: 0 };
