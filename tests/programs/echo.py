@@ -3,11 +3,13 @@ prints a line for each way, which does not depend on what carries the bytes."""
 import asyncio
 import hashlib
 import multiprocessing
+import select
 import selectors
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 BULK = bytes(range(256)) * 8192
 
@@ -77,6 +79,35 @@ def with_selectors(address):
             print(kind.__name__, done)
 
 
+def with_waiter(address):
+    """One thread waits for what another adds, while there is nothing else to wait for."""
+    echoed, total = threading.Semaphore(0), 0
+    with select.epoll() as epoll:
+        socks = {}
+
+        def wait():
+            nonlocal total
+            while total < 12_000:
+                for fd, _ in epoll.poll():
+                    total += len(socks[fd].recv(2000))
+                    if total % 1000 == 0:
+                        epoll.unregister(fd)
+                        echoed.release()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        for _ in range(12):
+            time.sleep(0.02)
+            with socket.create_connection(address) as sock:
+                socks[sock.fileno()] = sock
+                epoll.register(sock, select.EPOLLIN)
+                for _ in range(10):
+                    sock.sendall(b"x" * 100)
+                echoed.acquire()
+        waiter.join()
+    print("waiter", total)
+
+
 async def with_asyncio(address):
     async def one(number):
         reader, writer = await asyncio.open_connection(*address)
@@ -124,6 +155,7 @@ elif __name__ == "__main__":
     blocking(where)
     with_file(where)
     with_selectors(where)
+    with_waiter(where)
     asyncio.run(with_asyncio(where))
     with_processes(where)
     with_subprocess(where)

@@ -34,7 +34,8 @@ pub struct RunArgs {
     #[arg(long, default_value = pd_harness::config::DEFAULT_SOCKET)]
     socket: PathBuf,
     /// The command's TCP connections to other such commands run on PipeDevice, by LD_PRELOAD: see
-    /// libpd_preload(7). With "short" connections are made without the kernel, for many short ones
+    /// libpd_preload(7). With "short" connections are made without the kernel, for many short ones; with "all"
+    /// those that are too brief to gain by it run on PipeDevice, too
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     preload: Option<Preload>,
     /// The command and its arguments
@@ -45,8 +46,10 @@ pub struct RunArgs {
 /// How programs that do not know of PipeDevice are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Preload {
-    /// The kernel connects, the fabric carries the bytes
+    /// The kernel connects, the fabric carries the bytes, but for brief connections in a row
     On,
+    /// Brief ones, too
+    All,
     /// The fabric connects, too
     Short,
 }
@@ -57,8 +60,12 @@ pub fn main(mut args: RunArgs) -> Result<i32> {
     if let Some(mode) = args.preload {
         let mut setting = OsString::from("LD_PRELOAD=");
         setting.push(pd_harness::preload_library()?);
-        let short = (mode == Preload::Short).then(|| "PD_PRELOAD=short".into());
-        args.command.splice(0..0, ["env".into(), setting].into_iter().chain(short));
+        let mode = match mode {
+            Preload::On => None,
+            Preload::All => Some("PD_PRELOAD=all".into()),
+            Preload::Short => Some("PD_PRELOAD=short".into()),
+        };
+        args.command.splice(0..0, ["env".into(), setting].into_iter().chain(mode));
     }
     let spec = Spec {
         name: args.name,

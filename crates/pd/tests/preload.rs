@@ -42,6 +42,8 @@ struct Site {
     folder: tempfile::TempDir,
     driver: Child,
     third: u8,
+    /// Of `pd run`. What is tested may be brief.
+    preload: &'static str,
 }
 
 impl Site {
@@ -61,7 +63,7 @@ impl Site {
         std::fs::write(at("driver.toml"), config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
         command.arg("driver").arg("--config").arg(at("driver.toml"));
-        let site = Site { driver: command.spawn().unwrap(), folder, third };
+        let site = Site { driver: command.spawn().unwrap(), folder, third, preload: "--preload=all" };
         let end = Instant::now() + Duration::from_secs(20);
         // There is a file before anybody listens.
         while UnixStream::connect(site.folder.path().join("admin.sock")).is_err() {
@@ -90,7 +92,7 @@ impl Site {
             .arg("--socket")
             .arg(self.folder.path().join("s"));
         if with != With::Nothing {
-            run.arg("--preload").env("PD_PRELOAD_LOG", self.log());
+            run.arg(self.preload).env("PD_PRELOAD_LOG", self.log());
         }
         if with == With::Tenant {
             run.args(["--tenant", "one"]);

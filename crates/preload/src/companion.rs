@@ -92,6 +92,36 @@ impl Companion {
         Ok(entry)
     }
 
+    /// There is one more member.
+    fn enroll(&self, fd: c_int, entry: &Arc<Entry>) {
+        let first = {
+            let mut members = lock(&self.members);
+            let first = members.is_empty();
+            members.insert(fd, entry.clone());
+            first
+        };
+        if first && !self.is_of_this_thread() {
+            // Others may sleep as if there was none: see `wait`.
+            self.fabric.poke();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        lock(&self.members).is_empty()
+    }
+
+    /// The fabric's descriptor has told of something where there were no members.
+    fn hear(&self, hold: &Hold) -> Outcome<()> {
+        if self.hosted.load(Ordering::Relaxed) {
+            let armed = self.fabric.arm()?;
+            self.fabric.disarm(armed, true);
+        } else {
+            // The instance is a parent process's, and so is what has happened.
+            hold.sleep_for(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// A member's last descriptor is closed, or about to be. The number may be another's by now.
     fn forget(&self, fd: c_int, entry: &Arc<Entry>) {
         let mut members = lock(&self.members);
@@ -169,7 +199,7 @@ pub(crate) fn control(
         return Ok(());
     }
     twin.with_begun(entry, |end| companion.fabric.add(end, flags, data))?;
-    lock(&companion.members).insert(fd, entry.clone());
+    companion.enroll(fd, entry);
     let companion = Arc::downgrade(&instance);
     lock(&socket.watchers).push(Watcher { epoll, fd, event: (flags, data), companion });
     Ok(())
@@ -205,7 +235,7 @@ fn watch_end(entry: &Arc<Entry>, end: &Arc<Socket>, watcher: &mut Watcher) -> Ou
     if companion.fabric.modify(end, flags, data).is_err() {
         companion.fabric.add(end, flags, data)?;
     }
-    lock(&companion.members).insert(watcher.fd, entry.clone());
+    companion.enroll(watcher.fd, entry);
     watcher.companion = Arc::downgrade(&instance);
     Ok(())
 }
@@ -367,6 +397,14 @@ pub(crate) unsafe fn wait(
     loop {
         if unclaimed::any() {
             unclaimed::look();
+        } else if companion.is_empty() && !companion.is_exposed.load(Ordering::Acquire) {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let tagged = events.wait(epoll, left, hold.mask_or(mask))?;
+            if !tagged || events.len > 0 || left == zero {
+                return Ok(events.len as c_int);
+            }
+            companion.hear(&hold)?;
+            continue;
         }
         let tick = companion.waits.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == 0;
         if tick || timeout == zero {
@@ -379,7 +417,7 @@ pub(crate) unsafe fn wait(
             return Ok(events.len as c_int);
         }
         // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
-        let found = !lock(&companion.members).is_empty()
+        let found = !companion.is_empty()
             && spin::until(&hold, || {
                 events.wait(epoll, zero, mask)?;
                 if events.room() > 0 {
@@ -416,9 +454,8 @@ pub(crate) unsafe fn wait(
         if events.len > 0 {
             return Ok(events.len as c_int);
         }
-        if tagged && lock(&companion.members).is_empty() && !companion.hosted.load(Ordering::Relaxed) {
-            // The instance is a parent process's, and so is what has happened.
-            hold.sleep_for(Duration::from_millis(1));
+        if tagged && companion.is_empty() {
+            companion.hear(&hold)?;
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::unix::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Places remembered.
 const SLOTS: usize = 64;
@@ -39,6 +39,14 @@ static REFUSALS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
 /// As many brief connections to a place, in the words' bits for the power, less one; and when the first was over.
 static BRIEFS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
+
+/// Brief ones, too, have twins.
+static ALL: AtomicBool = AtomicBool::new(false);
+
+/// The user wants brief connections on the fabric, too.
+pub(crate) fn want_all() {
+    ALL.store(true, Ordering::Relaxed);
+}
 
 /// The clock by which refusals end.
 pub(crate) fn now_ns() -> u64 {
@@ -101,6 +109,9 @@ pub(crate) fn unclaimed(to: impl Hash) {
 
 /// A connection to `to` is over for this process, which has sent so often on it; bytes are those of both directions.
 pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
+    if ALL.load(Ordering::Relaxed) {
+        return;
+    }
     let (slot, hash) = find_in(&BRIEFS, to);
     let (of, before, first) = parts(slot.load(Ordering::Relaxed));
     if sends >= SENDS_WORTH || bytes >= BYTES_WORTH {

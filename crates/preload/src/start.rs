@@ -1,7 +1,7 @@
 //! Start of the library in a program, and of a forked child.
 use crate::companion::Companion;
 use crate::entry::{self, lock, Entry, State, Thing};
-use crate::{call, log, short, table, unclaimed};
+use crate::{call, log, refusals, short, table, unclaimed};
 use libc::c_int;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
@@ -38,6 +38,9 @@ extern "C" fn start() {
         }
         if is(b"short") {
             short::want();
+        }
+        if is(b"all") {
+            refusals::want_all();
         }
         log::set_place(value(c"PD_PRELOAD_LOG").filter(|place: &CString| !place.is_empty()));
         table::set_process();

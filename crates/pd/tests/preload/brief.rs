@@ -4,12 +4,13 @@ use super::{programs, Site, With, PORT};
 
 #[test]
 fn one_brief_connection_after_the_other_is_the_kernels_and_long_ones_are_not() {
-    let site = Site::new(91);
+    let mut site = Site::new(91);
+    site.preload = "--preload";
     let program = programs().join("brief.py");
     let program = program.to_str().unwrap();
     let _server = site.serve(With::Library, &["python3", program, "server", PORT]);
     let ip = site.address(2);
-    let make = |count: u64, bytes: u64| {
+    let make = |site: &Site, count: u64, bytes: u64| {
         let before = site.connections();
         let (count_text, bytes_text) = (count.to_string(), bytes.to_string());
         let client = ["python3", program, "client", &ip, PORT, &count_text, &bytes_text];
@@ -17,8 +18,10 @@ fn one_brief_connection_after_the_other_is_the_kernels_and_long_ones_are_not() {
         assert_eq!(answer.trim(), (count * bytes).to_string());
         site.connections() - before
     };
-    let brief = make(2000, 64);
+    let brief = make(&site, 2000, 64);
     assert!((16..2000).contains(&brief), "{brief} on the fabric");
     // What another process has made is nothing to this one.
-    assert_eq!(make(40, 1 << 20), 40);
+    assert_eq!(make(&site, 40, 1 << 20), 40);
+    site.preload = "--preload=all";
+    assert_eq!(make(&site, 100, 64), 100);
 }

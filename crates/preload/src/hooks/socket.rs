@@ -283,25 +283,32 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     }
     short::renew(&entry);
     let to = to.filter(|_| socket.is_fresh()).ok_or(Failure::Plain)?;
-    if address::peer(fd).is_some() {
-        return Err(Failure::Plain);
-    }
-    if unfit || !fabric::may_reach(to) || !port::give(fd) {
-        return Err(Failure::Plain);
-    }
-    let Some(end) = fabric::connect(fd, to) else { return Err(Failure::Plain) };
+    let end = if !unfit && fabric::may_reach(to) && address::peer(fd).is_none() && port::give(fd) {
+        fabric::connect(fd, to)
+    } else {
+        None
+    };
     // SAFETY: the caller's promise.
     let result = unsafe { real::connect(fd, address, len) };
     let errno = errno();
-    let established = result == 0
-        || ([libc::EINPROGRESS, libc::EINTR].contains(&errno)
-            && (is_established(fd) || !fabric::withdraw(&end)));
-    if established {
-        note!("descriptor {fd}: connected to {to} on the fabric");
-        attach_twin(fd, Twin::new(fd, end, true).towards(Place::Address(to)));
-    } else {
-        note!("descriptor {fd}: kernel TCP to {to}");
-        let _ = end.close();
+    let begun = result == 0 || errno == libc::EINPROGRESS;
+    match end {
+        Some(end)
+            if result == 0
+                || ((begun || errno == libc::EINTR) && (is_established(fd) || !fabric::withdraw(&end))) =>
+        {
+            note!("descriptor {fd}: connected to {to} on the fabric");
+            attach_twin(fd, Twin::new(fd, end, true).towards(Place::Address(to)));
+        }
+        end => {
+            if let Some(end) = end {
+                note!("descriptor {fd}: kernel TCP to {to}");
+                let _ = end.close();
+            }
+            if begun {
+                entry.give_up();
+            }
+        }
     }
     if result == 0 {
         return Ok(0);
