@@ -63,7 +63,7 @@ fn outcomes(suite: &str, driver: &TestDriver, library: bool) -> (String, String)
         .env("PD_SOCKET", driver.socket())
         .current_dir(driver.folder());
     if library {
-        python.env("LD_PRELOAD", program_path("libpd_preload.so"));
+        python.env("LD_PRELOAD", program_path("libpd_preload.so")).env("PD_PRELOAD", "all");
     }
     let output = python.stdin(Stdio::null()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

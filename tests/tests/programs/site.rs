@@ -79,7 +79,7 @@ impl Site {
             .arg("--socket")
             .arg(self.driver.socket());
         if library {
-            run.arg("--preload");
+            run.arg("--preload=all");
         }
         if path() == BytesPath::Direct {
             run.args(["--tenant", "one"]);
