@@ -50,7 +50,8 @@ fn fetch_with(site: &Site, library: bool, arguments: &[&str]) -> String {
 /// `wrk` for some seconds. There may be no error.
 fn load(site: &Site, library: bool, path: &str, seconds: &str) {
     let url = format!("http://{}:8080/{path}", site.server());
-    let text = site.run(CLIENT, library, &["wrk", "-t", "2", "-c", "20", "-d", seconds, &url]);
+    let text =
+        site.run(CLIENT, library, &["wrk", "-t", "2", "-c", "20", "--timeout", "60", "-d", seconds, &url]);
     assert!(text.contains("Requests/sec"), "{text}");
     assert!(!text.contains("Socket errors") && !text.contains("Non-2xx"), "{text}");
 }
