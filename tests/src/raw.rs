@@ -267,6 +267,21 @@ impl Raw {
         true
     }
 
+    /// Writes a request as soon as there is room for it. False once the driver has hung up.
+    ///
+    /// # Panics
+    /// If it does neither.
+    pub fn post_unless_cut_off(&mut self, channel: usize, request: &Request) -> bool {
+        let until = Instant::now() + PATIENCE;
+        while !self.try_post(channel, request, Duration::from_millis(50)) {
+            if self.is_cut_off().is_some() {
+                return false;
+            }
+            assert!(Instant::now() < until, "the driver takes no requests, and has not hung up");
+        }
+        true
+    }
+
     /// As [`Self::try_post`], with patience.
     ///
     /// # Panics

@@ -266,11 +266,7 @@ fn more_sends_than_agreed() {
     // In number.
     let (mut raw, socket, puppet, region, _map) = connected_with_memory(&scene, 4096);
     for _ in 0..RING_BYTES + 40_000 {
-        if !raw.try_post(
-            0,
-            &Request::send(socket, Span { region, offset: 0, len: 1 }),
-            Duration::from_millis(50),
-        ) {
+        if !raw.post_unless_cut_off(0, &Request::send(socket, Span { region, offset: 0, len: 1 })) {
             break;
         }
     }
