@@ -30,8 +30,10 @@ pub fn listener(at: &str) -> TcpListener {
     let driver = driver();
     let listener = TcpListener::bind(at).unwrap();
     twin::listen(listener.as_fd()).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
     let mut roomy = false;
     while !roomy {
+        assert!(Instant::now() < until, "no connection takes {ROOM} bytes that nobody reads");
         driver.wait_for("earlier connections are over", |report| report.connections.is_empty());
         let (_fd, a, accepted) = connect(&listener);
         let _b = claim(&accepted).expect("a twin");

@@ -393,12 +393,13 @@ pub(crate) unsafe fn wait(
     short::resume(|| lock(&companion.members).values().cloned().collect());
     let mut events = Events { at, max: max as usize, len: 0 };
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
     let (zero, hold) = (Some(Duration::ZERO), Hold::default());
     loop {
         if unclaimed::any() {
             unclaimed::look();
         } else if companion.is_empty() && !companion.is_exposed.load(Ordering::Acquire) {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left();
             let tagged = events.wait(epoll, left, hold.mask_or(mask))?;
             if !tagged || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
@@ -428,7 +429,7 @@ pub(crate) unsafe fn wait(
         if found {
             return Ok(events.len as c_int);
         }
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left();
         if left == zero {
             return Ok(0);
         }

@@ -232,7 +232,7 @@ impl Conductor {
         let (namespace, pid) = (client.identity.namespace, client.identity.pid);
         let there = self.names.namespace_of(namespace, to.ip(), now)?;
         let place = Place::Tcp(there, to.port());
-        let speakers = self.twins.speakers_at(place, to);
+        let speakers = self.twins.speakers_at(place, to.ip());
         let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
         let inode = inode_of_descriptor(pid, asked.descriptor)?;
         self.open_diag(id, namespace)?;

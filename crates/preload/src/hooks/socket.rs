@@ -291,12 +291,13 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     // SAFETY: the caller's promise.
     let result = unsafe { real::connect(fd, address, len) };
     let errno = errno();
-    let begun = result == 0 || errno == libc::EINPROGRESS;
+    let established = |end| {
+        result == 0
+            || ([libc::EINPROGRESS, libc::EINTR].contains(&errno)
+                && (is_established(fd) || !fabric::withdraw(end)))
+    };
     match end {
-        Some(end)
-            if result == 0
-                || ((begun || errno == libc::EINTR) && (is_established(fd) || !fabric::withdraw(&end))) =>
-        {
+        Some(end) if established(&end) => {
             note!("descriptor {fd}: connected to {to} on the fabric");
             attach_twin(fd, Twin::new(fd, end, true).towards(Place::Address(to)));
         }
@@ -305,7 +306,8 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
                 note!("descriptor {fd}: kernel TCP to {to}");
                 let _ = end.close();
             }
-            if begun {
+            if result == 0 || errno == libc::EINPROGRESS {
+                // Nothing to do with the library any more.
                 entry.give_up();
             }
         }

@@ -9,7 +9,7 @@ use crate::memory::ClientMemory;
 use crate::messages::ClientId;
 use pd_abi::{SocketId, TwinRequest};
 use rustix::io::Errno;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Listening sockets that one client may speak for.
@@ -87,9 +87,9 @@ impl Twins {
         left
     }
 
-    /// Who speaks for listening sockets that the kernel may choose for `to`; for a file, which has no address, for any there.
-    pub(in crate::conductor) fn speakers_at(&self, place: Place, to: SocketAddr) -> Vec<ClientId> {
-        let ip = canonical(to.ip());
+    /// Who speaks for listening sockets there that the kernel may choose for `ip`, which is unspecified for a file.
+    pub(in crate::conductor) fn speakers_at(&self, place: Place, ip: IpAddr) -> Vec<ClientId> {
+        let ip = canonical(ip);
         let accepts = |listening: &&Listening| match canonical(listening.ip) {
             own if own.is_unspecified() => own.is_ipv6() || ip.is_ipv4(),
             own => own == ip,
