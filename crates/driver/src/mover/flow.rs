@@ -3,6 +3,7 @@
 mod file;
 
 use super::counting::Moved;
+use super::fit::{Fit, Shares};
 use super::moving::Moves;
 use super::table::BufferTable;
 use super::throttle::{Allowance, Own};
@@ -45,9 +46,7 @@ pub struct Flow {
 
     pub ring: Option<Ring>,
     pub ring_asked: bool,
-    /// The ring was full of late; a larger one is to be had.
-    ring_filled: bool,
-    ring_outgrown: bool,
+    fit: Fit,
     /// Copies under way in the receive ring, in order of the stream.
     rbt: BufferTable,
     /// Bytes ever reserved, delivered and given back; the ring holds what lies between.
@@ -92,12 +91,12 @@ pub enum Pump {
     Drained,
     /// More to copy when its turn comes again.
     More,
-    /// The receive ring is full.
+    /// The receive ring is full, or takes nothing until it is empty.
     Full,
     /// There is no receive ring.
     NoRing,
-    /// The receive ring is empty and too small: it shall be exchanged.
-    Outgrown,
+    /// The receive ring is empty and too small or too large: it shall be exchanged.
+    Poor,
     /// What comes next is on a disk: the reader shall read it ([`Flow::take_cold`]).
     Cold,
     /// A file has not what was sent of it.
@@ -129,8 +128,7 @@ impl Flow {
             sends_done: 0,
             ring: None,
             ring_asked: false,
-            ring_filled: false,
-            ring_outgrown: false,
+            fit: Fit::default(),
             rbt: BufferTable::new(u64::MAX),
             reserved: 0,
             delivered: 0,
@@ -187,21 +185,19 @@ impl Flow {
         memory.publish_u32(slot, socket_status::RING_PAGES, ring.pages);
         self.ring = Some(ring);
         self.ring_asked = false;
-        self.ring_filled = false;
+        self.fit.begin();
     }
 
     pub fn take_ring(&mut self) -> Option<Ring> {
-        self.ring_outgrown = false;
+        self.fit.begin();
         self.ring.take()
     }
 
-    /// Lets a ring be exchanged that was full since the last call, was not what the receiver wishes, and has no
-    /// more than `small_bytes`.
-    pub fn check_size(&mut self, small_bytes: u64) {
-        let filled = std::mem::take(&mut self.ring_filled);
-        let bytes = self.ring_bytes();
-        self.ring_outgrown |=
-            filled && bytes <= small_bytes && self.ring.as_ref().is_some_and(|ring| bytes < ring.wished);
+    /// At each tick: lets a ring be exchanged that has not the size that it should have. Returns whether the flow
+    /// was busy since the last one.
+    pub fn check_size(&mut self, shares: Shares) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        self.fit.look((ring.bytes(), ring.wished), self.delivered, shares)
     }
 
     /// Whether all that ever went into the ring has been given back.
@@ -233,8 +229,13 @@ impl Flow {
         if self.pending == 0 || self.aborted || self.is_cold() || self.is_moving() {
             return Ok(Pump::Drained);
         }
-        if self.ring_outgrown && self.is_ring_empty()? {
-            return Ok(Pump::Outgrown);
+        if self.fit.is_poor() {
+            if self.is_ring_empty()? {
+                return Ok(Pump::Poor);
+            }
+            if self.fit.is_closed() {
+                return Ok(Pump::Full);
+            }
         }
         let Some(ring) = &self.ring else { return Ok(Pump::NoRing) };
         let ring_bytes = ring.bytes();
@@ -266,7 +267,7 @@ impl Flow {
                 room = ring_bytes - (self.reserved - self.consumed);
             }
             if room == 0 {
-                self.ring_filled = true;
+                self.fit.note_full();
                 return Ok(Pump::Full);
             }
             let position = self.reserved & (ring_bytes - 1);
@@ -340,18 +341,17 @@ impl Flow {
     /// If the receiving client broke the protocol.
     pub fn has_room(&mut self) -> Result<bool, Violation> {
         self.refresh_consumed()?;
-        let ring_bytes = self.ring_bytes();
-        Ok(self.reserved - self.consumed < ring_bytes)
+        Ok(self.reserved - self.consumed < if self.fit.is_closed() { 1 } else { self.ring_bytes() })
     }
 
-    /// Asks the receiver to say when half of a full ring, or what is pending, is given back. Look at
-    /// [`Self::has_room`] after this and a fence.
+    /// Asks the receiver to say when half of a full ring, or what is pending, is given back, or all of one that takes
+    /// nothing before. Look at [`Self::has_room`] after this and a fence.
     pub fn ask_for_room(&self) {
         if self.end_published {
             return;
         }
         let ring_bytes = self.ring_bytes();
-        let want = self.pending.min(ring_bytes / 2).max(1);
+        let want = if self.fit.is_closed() { ring_bytes } else { self.pending.min(ring_bytes / 2).max(1) };
         let target = (self.reserved + want).saturating_sub(ring_bytes).max(self.consumed + 1);
         self.destination.memory.publish_u64(self.destination.slot, socket_status::SPACE_WAKE_AT, target);
     }

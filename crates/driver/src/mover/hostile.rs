@@ -482,6 +482,8 @@ impl World {
             15 => {
                 let nanos = program.short() << (program.byte() % 16);
                 self.clock.0.fetch_add(nanos, Ordering::Relaxed);
+                // As if there were as many flows that share what there is for rings: from 1,024 on these are too large.
+                self.mover.busy = u64::from(program.byte()) << 4;
             }
             16 => self.rule(program),
             _ => self.parties[0].ring_doorbell(usize::from(program.byte()) % CHANNELS_OF_A),

@@ -9,6 +9,7 @@ mod counting;
 mod engines;
 mod events;
 mod files;
+mod fit;
 mod flow;
 mod flows;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
@@ -97,6 +98,8 @@ pub struct Mover {
     rings: u64,
     /// The most of them of late.
     rings_peak: u64,
+    /// Flows that were busy from the last tick but one to the last.
+    busy: u64,
     commands: VecDeque<ToMover>,
     batch: Vec<Command>,
     completions: Vec<Command>,
@@ -180,6 +183,7 @@ impl Mover {
             next_look: Duration::ZERO,
             rings: 0,
             rings_peak: 0,
+            busy: 0,
             commands: VecDeque::new(),
             batch: Vec::with_capacity(COMMANDS_PER_TURN),
             completions: vec![Command::default(); COMMANDS_PER_TURN],

@@ -1,5 +1,6 @@
 //! Flows in turn: copies submitted and reaped, both sides told, flows ended and forgotten.
 use super::counting::{self, Moved};
+use super::fit::Shares;
 use super::flow::{Flow, News, Pump};
 use super::throttle::Allowance;
 use super::{Mover, COMMANDS_PER_TURN};
@@ -12,11 +13,9 @@ use std::time::Duration;
 const BYTES_PER_TURN: u64 = 256 << 10;
 /// Receive rings of this much in all stay in the caches that copies go through; the more flows there are, the
 /// smaller are their rings...
-const RINGS_BYTES: u64 = 4 << 20;
+pub(super) const RINGS_BYTES: u64 = 4 << 20;
 /// ...down to this.
 const RING_BYTES_BUSY: u64 = 16 << 10;
-/// A ring that was full is exchanged for one this many times larger, at least, when there are fewer flows.
-const RING_GROWTH: u64 = 4;
 /// What is left, at each tick, of a number of rings that there are no longer. Short connections have rings for moments: sizes by
 /// the number at each would be all there are, in new memory.
 const RINGS_FORGOTTEN: (u64, u64) = (3, 4);
@@ -92,7 +91,7 @@ impl Mover {
                     }
                 }
                 Ok(Pump::NoRing) => self.need_ring(id),
-                Ok(Pump::Outgrown) => {
+                Ok(Pump::Poor) => {
                     self.give_ring(id);
                     self.need_ring(id);
                 }
@@ -296,11 +295,11 @@ impl Mover {
             + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
         self.ticking = self.close_idle_files();
         self.rings_peak = self.rings.max(self.rings_peak * RINGS_FORGOTTEN.0 / RINGS_FORGOTTEN.1);
-        let share = RINGS_BYTES / self.rings_peak.max(1);
+        let shares = Shares::new(self.rings_peak, std::mem::take(&mut self.busy));
         for id in 0..self.flows.end() {
             let Some(flow) = self.flows.used(id) else { continue };
             self.ticking |= flow.needs_ticks();
-            flow.check_size(share / RING_GROWTH);
+            self.busy += u64::from(flow.check_size(shares));
             let news = flow.check_deadline(self.now);
             if news.source || news.destination {
                 self.tell(id, news);

@@ -137,6 +137,50 @@ fn a_ring_that_was_full_is_exchanged_when_it_is_empty() {
     world.finish();
 }
 
+/// B and C have exchanged more than a ring holds, and B's ring is full, when many others turn out to be busy.
+fn busy_beside_others() -> World {
+    let mut world = World::new("cpu");
+    world.exchange(3 * RING_BYTES);
+    while world.send(0, 0, 3000) {}
+    world.rest();
+    world.mover.busy = 4096;
+    world.pass(Duration::from_millis(200));
+    assert_eq!(world.rings_given[2], 0, "it is not empty");
+    world
+}
+
+#[test]
+fn a_ring_of_more_than_its_share_is_emptied_and_exchanged() {
+    let mut world = busy_beside_others();
+    let mut received = 0;
+    while world.rings_given[2] == 0 {
+        let more = world.receive(1, 0, 1000);
+        assert!(more > 0, "nothing comes after {received} bytes");
+        received += more;
+        world.rest();
+    }
+    assert_eq!(received, RING_BYTES, "nothing came into it before it was empty");
+    world.exchange(20_000);
+    world.finish();
+}
+
+#[test]
+fn a_ring_that_is_not_emptied_in_time_is_kept() {
+    let mut world = busy_beside_others();
+    assert_eq!(world.receive(1, 0, 1000), 1000);
+    world.mover.busy = 4096;
+    world.pass(Duration::from_millis(200));
+    let mut received = 1000;
+    while received < RING_BYTES + 1000 {
+        let more = world.receive(1, 0, 1000);
+        assert!(more > 0, "a receiver that waits for all that its ring holds waits for ever");
+        received += more;
+    }
+    assert_eq!(world.rings_given[2], 0);
+    world.exchange(20_000);
+    world.finish();
+}
+
 #[test]
 fn rings_that_are_no_longer_are_forgotten() {
     let mut world = World::new("cpu");
