@@ -58,6 +58,43 @@ fn clients_wait_until_there_are_descriptors_again() {
     assert!(driver.is_running());
 }
 
+/// A driver with descriptors for so many direct rings, and twice as many connections.
+fn serve_with_rings(most: u64) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
+    driver.apply("path = \"direct\"");
+    let (mut server, mut client) = (driver.puppet(), driver.puppet());
+    let addr = server.ok("listen l 127.0.0.1:0 64");
+    for n in 0..most {
+        client.ok(&format!("connect c{n} {addr}"));
+        server.ok(&format!("accept s{n} l"));
+    }
+    // An eighth of what there may be is not for them.
+    let wanted = limit_with(0) + most;
+    limit((wanted..).find(|limit| limit - limit / 8 >= wanted).unwrap());
+    for round in 0..3 {
+        for n in 0..most {
+            client.tell(&format!("send c{n} {n} {} 200000 1000", round * 200_000));
+            server.ok(&format!("recv s{n} {n} {} 200000", round * 200_000));
+            client.answer().unwrap();
+        }
+    }
+    assert!(driver.metrics().rings_denied > 0, "there were enough");
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    let rings = links.filter(|link| link.to_string_lossy().contains("pd-direct")).count();
+    assert!(rings > 0 && rings % 2 == 0, "{rings} rings");
+    limit(maximum.unwrap_or(4096));
+    drop((server, client));
+    driver.wait_for("all gone", |r| r.clients.is_empty() && r.memory_used_bytes == 0);
+}
+
+#[test]
+fn direct_connections_without_descriptors_for_two_rings_are_served_offloaded() {
+    let _alone = alone();
+    (8..12).for_each(serve_with_rings);
+}
+
 #[test]
 fn a_connection_that_outlives_its_client_leaves_the_next_client_alone() {
     let _alone = alone();

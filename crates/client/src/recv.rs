@@ -154,11 +154,11 @@ impl RecvSide {
     pub(crate) fn poll(&mut self) -> (u64, u32) {
         let end = self.link.recv_end();
         let there = if self.link.direct.is_some() {
-            let there = self.refresh().unwrap_or_default();
-            if self.is_remainder() {
-                there.max(self.lowat)
-            } else {
-                there
+            match self.refresh() {
+                Ok(there) if self.is_remainder() => there.max(self.lowat),
+                Ok(there) => there,
+                // The next receive says what has failed.
+                Err(_) => self.lowat,
             }
         } else if self.listening {
             self.link.recv_producer().saturating_sub(self.consumer)

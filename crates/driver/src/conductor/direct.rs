@@ -56,6 +56,8 @@ struct Held {
 pub struct Direct {
     /// By side, the ring that it writes.
     rings: [Option<DirectRing>; 2],
+    /// For the side that has none yet. Without one of its own it could not read the other's, so they are made together.
+    second: Option<Held>,
     /// The clients and their serials.
     clients: [(ClientId, u64); 2],
     /// What the sides are believed to have sent.
@@ -96,8 +98,8 @@ impl Conductor {
     pub(super) fn open_direct(&mut self, sides: [(ClientId, u16); 2]) -> Direct {
         let clients = sides.map(|(id, slot)| self.enter_direct(id, slot));
         Metrics::add(&self.metrics.connections_direct, 1);
-        let (rings, reported, left) = Default::default();
-        Direct { rings, clients, reported, since: self.clock.now(), left }
+        let (rings, second, reported, left) = Default::default();
+        Direct { rings, second, clients, reported, since: self.clock.now(), left }
     }
 
     /// A client's socket is on the direct path. Returns the client with its serial.
@@ -126,15 +128,14 @@ impl Conductor {
 
     /// Its connection is over.
     pub(super) fn close_direct(&mut self, direct: Direct) {
+        let before = self.rings.held.len();
         for (owner, ring) in direct.clients.into_iter().zip(direct.rings) {
             self.exit_direct(owner);
-            if let Some(ring) = ring {
-                self.rings.open -= 1;
-                self.rings.held.push(Held { ring, owner });
-            }
+            self.rings.held.extend(ring.map(|ring| Held { ring, owner }));
         }
-        let newest = self.rings.held.len().saturating_sub(2);
-        self.take_back(newest..self.rings.held.len());
+        self.rings.held.extend(direct.second);
+        self.rings.open -= (self.rings.held.len() - before) as u64;
+        self.take_back(before..self.rings.held.len());
     }
 
     /// Takes back those of the rings of ended connections that nobody holds.
@@ -219,18 +220,42 @@ impl Conductor {
         if self.direct_mut(index).is_none_or(|direct| direct.rings[side].is_some()) {
             return Err((Errno::ALREADY, "the direct ring is there already".to_owned()));
         }
-        let ring = self.allocate_direct(id, self.direct_ring_bytes(id, index, side))?;
+        let (ring, second) = match self.direct_mut(index).and_then(|direct| direct.second.take()) {
+            Some(Held { ring, .. }) => (ring, None),
+            None => self.allocate_both(id, (index, side))?,
+        };
         let failed = |errno: Errno| (errno, format!("cannot pass on a direct ring: {errno}"));
-        let fd = ring.for_owner().map_err(failed)?;
-        let answer = (ring.bytes(), ring.page_bytes(), fd);
-        if let Some(client) = self.client_mut(id) {
-            client.region_bytes += ring.charged_bytes();
-        }
-        self.rings.open += 1;
+        let answer = ring.for_owner().map(|fd| (ring.bytes(), ring.page_bytes(), fd)).map_err(failed);
         if let Some(direct) = self.direct_mut(index) {
             direct.rings[side] = Some(ring);
+            direct.second = second;
         }
-        Ok(answer)
+        answer
+    }
+
+    /// A ring for a side, and one for the other: both or none, charged to their clients.
+    fn allocate_both(
+        &mut self,
+        id: ClientId,
+        (index, side): (u32, usize),
+    ) -> Result<(DirectRing, Option<Held>), (Errno, String)> {
+        let ring = self.allocate_direct(id, self.direct_ring_bytes(id, index, side))?;
+        let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
+        let second = match peer.and_then(|(peer, _)| Some((peer, self.client(peer)?.serial))) {
+            Some(owner) => {
+                let bytes = self.direct_ring_bytes(owner.0, index, 1 - side);
+                Some(Held { ring: self.allocate_direct(owner.0, bytes)?, owner })
+            }
+            None => None,
+        };
+        let of_second = second.as_ref().map(|second| (second.owner.0, second.ring.charged_bytes()));
+        for (id, bytes) in [(id, ring.charged_bytes())].into_iter().chain(of_second) {
+            if let Some(client) = self.client_mut(id) {
+                client.region_bytes += bytes;
+            }
+            self.rings.open += 1;
+        }
+        Ok((ring, second))
     }
 
     /// What one of the two sockets asked for, else the usual size; less where there are many rings, or memory is
@@ -263,10 +288,10 @@ impl Conductor {
                 Err(exhausted) => {
                     self.warn_exhausted(&exhausted);
                     bytes /= 2;
-                    if bytes < PAGE_BYTES as u64 {
+                    if bytes < PAGE_BYTES as u64 || matches!(exhausted, Exhausted::Memory(Errno::MFILE)) {
                         Metrics::add(&self.metrics.rings_denied, 1);
                         self.reclaim();
-                        return Err((Errno::NOBUFS, format!("no memory for a direct ring: {exhausted}")));
+                        return Err((Errno::NOBUFS, format!("no room for a direct ring: {exhausted}")));
                     }
                 }
             }

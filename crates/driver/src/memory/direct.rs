@@ -8,9 +8,14 @@ use pd_shm::memfd::{self, Pages};
 use pd_shm::{Mapping, Protection};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
-use std::os::fd::OwnedFd;
+use rustix::process::{getrlimit, Resource};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+
+/// Of the descriptors that the driver may have, one in so many is not for rings, which take one each: clients attach, and rings
+/// are passed on.
+const DESCRIPTORS_LEFT: u64 = 8;
 
 /// An index page and a ring. The driver maps the index page, to read; the ring only when its reader's end goes to
 /// another client.
@@ -61,6 +66,11 @@ impl Pool {
             }
             // What a lease is asked for later has to come of an opening, like what the others hold.
             let fd = memfd::reopen(&made, OFlags::RDWR)?;
+            // The kernel gives the lowest number that is free: that many are in use.
+            let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+            if fd.as_raw_fd() as u64 >= most - most / DESCRIPTORS_LEFT {
+                return Err(Errno::MFILE);
+            }
             let index = Mapping::new(&fd, head, Protection::Read)?;
             index.populate(0, PAGE_BYTES)?;
             Ok((fd, index))
