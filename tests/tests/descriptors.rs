@@ -58,7 +58,7 @@ fn clients_wait_until_there_are_descriptors_again() {
     assert!(driver.is_running());
 }
 
-/// A driver with descriptors for so many direct rings, and twice as many connections.
+/// A driver with descriptors for so many direct rings, and as many connections, which want two each.
 fn serve_with_rings(most: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
