@@ -3,6 +3,7 @@ prints a line for each way, which does not depend on what carries the bytes."""
 import asyncio
 import hashlib
 import multiprocessing
+import os
 import select
 import selectors
 import socket
@@ -120,6 +121,26 @@ async def with_asyncio(address):
     print("asyncio", await asyncio.gather(*(one(number) for number in range(20))))
 
 
+def before_connecting(address):
+    with socket.socket() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with sock.dup() as other:
+            sock.setblocking(False)
+            sock.setblocking(True)
+            sock.connect(address)
+            other.sendall(b"by the other")
+            nodelay = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            print("connected after dup", received(sock, 12), nodelay != 0)
+    with socket.socket() as sock:
+        pid = os.fork()
+        if pid == 0:
+            sock.connect(address)
+            sock.sendall(b"from the child")
+            print("connected after fork", received(sock, 14), flush=True)
+            os._exit(0)
+        print(os.waitpid(pid, 0)[1])
+
+
 def child(sock):
     sock.sendall(b"from the child")
     sock.close()
@@ -157,5 +178,6 @@ elif __name__ == "__main__":
     with_selectors(where)
     with_waiter(where)
     asyncio.run(with_asyncio(where))
+    before_connecting(where)
     with_processes(where)
     with_subprocess(where)

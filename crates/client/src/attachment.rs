@@ -33,7 +33,7 @@ fn socket_path() -> PathBuf {
 }
 
 /// Looks where the driver is, now and for good.
-pub fn remember_socket_path() {
+pub(crate) fn remember_socket_path() {
     SOCKET_PATH.get_or_init(socket_path);
 }
 

@@ -58,13 +58,12 @@ pub use error::{Error, Result};
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
     pub use crate::arena::{free, malloc};
-    pub use crate::attachment::remember_socket_path;
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::{ready, Epoll};
     pub use crate::hold::{handler_flags, Hold};
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
-    pub use crate::process::available;
+    pub use crate::process::{available, prepare};
     pub use crate::recv::Handout;
     pub use crate::send::Fill;
     pub use crate::sids::{insert, remove, with, with_socket, Named};

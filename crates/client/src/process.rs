@@ -1,12 +1,13 @@
 //! What one process holds: its attachment, its sockets, its memory. A forked child starts with
 //! nothing: the parent's objects are unreachable from it.
 use crate::arena::Arenas;
-use crate::attachment::Attachment;
+use crate::attachment::{remember_socket_path, Attachment};
 use crate::error::Result;
 use crate::sids::Sids;
 use crate::socket::Socket;
 use crate::turn::lock;
 use foldhash::HashMap;
+use pd_shm::barrier;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ptr;
@@ -70,6 +71,7 @@ fn start() -> &'static Process {
             libc::pthread_atfork(None, None, Some(in_child));
             libc::atexit(at_exit);
         }
+        barrier::register_early();
     }
     let fresh = Box::into_raw(Box::<Process>::default());
     match PROCESS.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
@@ -83,6 +85,13 @@ fn start() -> &'static Process {
             }
         }
     }
+}
+
+/// Does what is to be done before the program has threads, or clears its environment: looks where the driver is, now and for
+/// good, and registers for barriers.
+pub fn prepare() {
+    remember_socket_path();
+    barrier::register_early();
 }
 
 /// Whether a driver can be attached to, attaching if need be.

@@ -277,9 +277,29 @@ fn who_has_no_library_is_accepted_while_the_driver_stands_still() {
     assert_eq!(answer, expected);
 }
 
+fn library() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_pd")).parent().unwrap().join("libpd_preload.so")
+}
+
+/// Of a process with several threads the kernel takes its time to register it.
+#[test]
+fn a_program_is_registered_for_barriers_before_it_has_threads() {
+    const PRIVATE_EXPEDITED: u32 = 1 << 3;
+    let ask = format!(
+        "import ctypes; print(ctypes.CDLL(None).syscall({}, {PRIVATE_EXPEDITED}, 0, 0))",
+        libc::SYS_membarrier
+    );
+    let answer = |preload: &Path| {
+        let mut program = Command::new("python3");
+        answer_of(program.args(["-c", &ask]).env("LD_PRELOAD", preload).env("PD_SOCKET", "/nonexistent"))
+    };
+    assert_eq!(answer(Path::new("")).trim(), "-1");
+    assert_eq!(answer(&library()).trim(), "0");
+}
+
 #[test]
 fn without_a_driver_programs_run_as_ever() {
-    let library = Path::new(env!("CARGO_BIN_EXE_pd")).parent().unwrap().join("libpd_preload.so");
+    let library = library();
     let program = programs().join("echo.py");
     let mut server = Command::new("python3")
         .arg(&program)

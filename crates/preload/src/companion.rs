@@ -395,11 +395,12 @@ pub(crate) unsafe fn wait(
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
     let (zero, hold) = (Some(Duration::ZERO), Hold::default());
+    let mut all_is_left = true;
     loop {
         if unclaimed::any() {
             unclaimed::look();
         } else if companion.is_empty() && !companion.is_exposed.load(Ordering::Acquire) {
-            let left = left();
+            let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
             let tagged = events.wait(epoll, left, hold.mask_or(mask))?;
             if !tagged || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
@@ -407,6 +408,7 @@ pub(crate) unsafe fn wait(
             companion.hear(&hold)?;
             continue;
         }
+        all_is_left = false;
         let tick = companion.waits.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == 0;
         if tick || timeout == zero {
             events.wait(epoll, zero, mask)?;

@@ -236,11 +236,22 @@ pub(crate) fn attach_twin(fd: c_int, twin: Twin) {
     }
 }
 
+fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: only asks.
+    let flags = unsafe { crate::real::fcntl(fd, libc::F_GETFL, 0) };
+    flags & libc::O_NONBLOCK != 0
+}
+
 /// The entry of a socket, looking at what it is if it was inherited.
 pub(crate) fn find(fd: c_int) -> Option<Arc<Entry>> {
     match table::look(fd) {
         table::SOCKET => table::entry(fd),
         table::INHERITED => resolve(fd),
+        table::FRESH => {
+            let entry = make(None);
+            entry.socket()?.facts.set_nonblocking(is_nonblocking(fd));
+            table::set_fresh(fd, entry)
+        }
         _ => None,
     }
 }
@@ -270,9 +281,7 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
         }
         let entry = adopt(fd, None)?;
         entry.socket()?.unix.store(unix, Ordering::Relaxed);
-        // SAFETY: only asks.
-        let flags = unsafe { crate::real::fcntl(fd, libc::F_GETFL, 0) };
-        entry.socket()?.facts.set_nonblocking(flags & libc::O_NONBLOCK != 0);
+        entry.socket()?.facts.set_nonblocking(is_nonblocking(fd));
         entry.socket()?.join_listener(fd);
         return Some(entry);
     }

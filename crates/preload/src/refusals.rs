@@ -3,6 +3,7 @@
 use crate::unix::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Places remembered.
@@ -13,8 +14,10 @@ const LAST: u64 = 9;
 /// One whose listener is known to the driver but takes no twins: finding out is slow. Half a minute.
 const UNCLAIMED: u64 = 15;
 
-/// One with brief connections only. A second, after which some have twins again.
+/// One with brief connections only: a second, after which some have twins again. If those are brief, too, it is twice as long, up to
+/// eight seconds.
 const BRIEF: u64 = 10;
+const BRIEF_LAST: u64 = 13;
 /// A connection that has sent less often than this and carried fewer bytes was brief: it has not saved what its twin has cost (150
 /// to 190 µs of all cores, of which a send saves 15 and a megabyte 270).
 const SENDS_WORTH: u64 = 10;
@@ -95,10 +98,15 @@ pub(crate) fn holds(to: impl Hash) -> bool {
 
 /// Nobody listened at `to` just now: perhaps not yet. Who is refused again soon waits longer.
 pub(crate) fn refused(to: impl Hash) {
+    hold_longer(to, FIRST..=LAST);
+}
+
+/// Holds `to` for a time of these: the first, unless one of them was over only lately.
+fn hold_longer(to: impl Hash, powers: RangeInclusive<u64>) {
     let (slot, hash) = find(to);
     let (of, power, until) = parts(slot.load(Ordering::Relaxed));
-    let again = of == hash && now_ms() < until + 2 * (1 << power);
-    remember(slot, hash, if again { (power + 1).min(LAST) } else { FIRST });
+    let again = of == hash && powers.contains(&power) && now_ms() < until + 2 * (1 << power);
+    remember(slot, hash, if again { (power + 1).min(*powers.end()) } else { *powers.start() });
 }
 
 /// At `to` somebody listens who took no twin.
@@ -127,6 +135,6 @@ pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
         slot.store(word(hash, before + 1, first), Ordering::Relaxed);
     } else {
         slot.store(0, Ordering::Relaxed);
-        remember(find(to).0, hash, BRIEF);
+        hold_longer(to, BRIEF..=BRIEF_LAST);
     }
 }

@@ -45,7 +45,7 @@ extern "C" fn start() {
         log::set_place(value(c"PD_PRELOAD_LOG").filter(|place: &CString| !place.is_empty()));
         table::set_process();
         pd_client::core::set_floor(floor());
-        pd_client::core::remember_socket_path();
+        pd_client::core::prepare();
         mark_inherited();
         crate::hooks::stdio::replace_standard_streams();
         // SAFETY: functions that live as long as the program.

@@ -17,6 +17,9 @@ pub(crate) const SOCKET: u8 = 1;
 pub(crate) const EPOLL: u8 = 2;
 /// A socket from another program image or process, not yet looked at.
 pub(crate) const INHERITED: u8 = 3;
+/// A TCP socket made here, with which nothing has been done that asks for an entry. Many never get one: those that connect
+/// to where nobody is on the fabric.
+pub(crate) const FRESH: u8 = 4;
 
 static KINDS: [AtomicU8; FDS] = [const { AtomicU8::new(PLAIN) }; FDS];
 static ENTRIES: [ArcSwapOption<Entry>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
@@ -46,10 +49,35 @@ pub(crate) fn end() -> c_int {
 
 /// Marks a number as one to be looked at when it is first used.
 pub(crate) fn mark_inherited(fd: c_int) {
+    mark(fd, INHERITED);
+}
+
+/// Marks the number of a new TCP socket.
+pub(crate) fn mark_fresh(fd: c_int) {
+    mark(fd, FRESH);
+}
+
+fn mark(fd: c_int, as_what: u8) {
     if let Some(kind) = KINDS.get(fd as usize) {
         END.fetch_max(fd + 1, Ordering::Relaxed);
-        kind.store(INHERITED, Ordering::Release);
+        kind.store(as_what, Ordering::Release);
     }
+}
+
+/// The kernel connects the fresh socket: its number is plain.
+pub(crate) fn leave_fresh(fd: c_int) {
+    if let Some(kind) = KINDS.get(fd as usize) {
+        let _ = kind.compare_exchange(FRESH, PLAIN, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// Gives a fresh number an entry, unless another thread has done so just now. Returns the number's.
+pub(crate) fn set_fresh(fd: c_int, entry: Arc<Entry>) -> Option<Arc<Entry>> {
+    let slot = ENTRIES.get(fd as usize)?;
+    entry.add_fd(fd);
+    let other = slot.compare_and_swap(&None::<Arc<Entry>>, Some(entry.clone()));
+    let _ = KINDS[fd as usize].compare_exchange(FRESH, SOCKET, Ordering::AcqRel, Ordering::Relaxed);
+    Some(other.clone().unwrap_or(entry))
 }
 
 /// Gives a number an entry. False if the number is too high.
@@ -99,14 +127,14 @@ pub(crate) fn is_new(fd: c_int) {
 /// After `dup`: the new number names the same thing.
 pub(crate) fn duplicate(from: c_int, to: c_int) {
     release(to);
-    match look(from) {
-        PLAIN => {}
-        INHERITED => mark_inherited(to),
-        _ => {
-            if let Some(entry) = entry(from) {
-                set(to, &entry);
-            }
-        }
+    let entry = match look(from) {
+        PLAIN => None,
+        INHERITED => return mark_inherited(to),
+        FRESH => crate::entry::find(from),
+        _ => entry(from),
+    };
+    if let Some(entry) = entry {
+        set(to, &entry);
     }
 }
 
@@ -130,8 +158,8 @@ pub(crate) fn is_borrowed() -> bool {
 pub(crate) fn forget_all() -> Vec<(c_int, Arc<Entry>)> {
     let mut all = Vec::new();
     for fd in 0..end() {
-        // What was inherited is still that.
-        if look(fd) != INHERITED {
+        // What was inherited is still that, and so is what was fresh.
+        if ![INHERITED, FRESH].contains(&look(fd)) {
             all.extend(clear(fd).map(|entry| (fd, entry)));
         }
     }

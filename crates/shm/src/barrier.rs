@@ -4,6 +4,8 @@
 //! The waker stores a counter and then looks whether somebody sleeps. Without a fence the look may come before
 //! the store is seen. A barrier by the sleeper, between its own store and its look, comes before the waker's look,
 //! which then sees that somebody sleeps, or after the waker's store, which the sleeper then sees.
+use std::fs;
+use std::os::linux::fs::MetadataExt;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -23,6 +25,16 @@ fn membarrier(command: libc::c_int) -> bool {
 pub fn register() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     *REGISTERED.get_or_init(|| membarrier(REGISTER_GLOBAL_EXPEDITED))
+}
+
+/// Registers for both kinds if this process has one thread, which takes no time. For one with several the kernel waits until
+/// all cores have been through something else, 10 to 30 ms, in the first call that needs a barrier.
+pub fn register_early() {
+    // Two links are the directory's own, one is each thread's.
+    if fs::metadata("/proc/self/task").is_ok_and(|threads| threads.st_nlink() == 3) {
+        register();
+        register_own();
+    }
 }
 
 /// A fence here and on every core that runs a registered process.

@@ -90,13 +90,17 @@ hooks! {
             return real::ioctl(fd, request, argument);
         }
         let plain = || real::ioctl(fd, request, argument);
+        // They ask, or their effect is known, or it is on the number alone.
+        let is_known =
+            [libc::FIONREAD, libc::TIOCOUTQ, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request);
+        if is_known && table::look(fd) == table::FRESH {
+            return plain();
+        }
         call(
             || {
                 let entry = entry::find(fd).ok_or(Failure::Plain)?;
-                match request {
-                    // They ask, or their effect is known, or it is on the number alone.
-                    libc::FIONREAD | libc::TIOCOUTQ | libc::FIONBIO | libc::FIOCLEX | libc::FIONCLEX => {}
-                    _ => short::alter(&entry),
+                if !is_known {
+                    short::alter(&entry);
                 }
                 if let Some(socket) = entry.socket() {
                     if request == libc::FIONBIO && argument != 0 {
@@ -180,6 +184,7 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
     }
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
+        libc::F_SETFL if table::look(fd) == table::FRESH && argument as c_int & libc::O_ASYNC == 0 => {}
         libc::F_SETFL if table::look(fd) != table::PLAIN => aside(|| {
             let Some(entry) = entry::find(fd) else { return };
             let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;

@@ -29,7 +29,9 @@ hooks! {
             let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
             let unix = unix::is_kind(domain, kind, protocol);
             let inet = stream && (domain == libc::AF_INET || domain == libc::AF_INET6);
-            if (inet || unix) && start::enabled() {
+            if inet && !short::wanted() && start::enabled() {
+                table::mark_fresh(fd);
+            } else if (inet || unix) && start::enabled() {
                 aside(|| {
                     if let Some(entry) = entry::adopt(fd, None) {
                         if let Some(socket) = entry.socket() {
@@ -53,6 +55,13 @@ hooks! {
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
         if table::look(fd) == table::PLAIN {
             return real::connect(fd, address, len);
+        }
+        if table::look(fd) == table::FRESH && !may_reach(address, len) {
+            let result = real::connect(fd, address, len);
+            if result == 0 || errno() == libc::EINPROGRESS {
+                table::leave_fresh(fd);
+            }
+            return result;
         }
         call(|| connect_twinned(fd, address, len), || real::connect(fd, address, len))
     }
@@ -135,6 +144,9 @@ hooks! {
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
         if table::look(fd) == table::PLAIN {
+            return real::setsockopt(fd, level, name, value, len);
+        }
+        if table::look(fd) == table::FRESH && !may_make_unfit(level, name) {
             return real::setsockopt(fd, level, name, value, len);
         }
         call(|| set_option(fd, level, name, value, len), || real::setsockopt(fd, level, name, value, len))
@@ -254,6 +266,17 @@ pub(crate) fn claim(fd: c_int, joined: bool) {
         note!("descriptor {fd}: accepted on the fabric");
         attach_twin(fd, Twin::new(fd, socket, false));
     }
+}
+
+/// Whether a connection to the address, if it is one of an IP socket, is worth a look. Errno stays as it is.
+///
+/// # Safety
+/// That of `connect`.
+unsafe fn may_reach(address: *const sockaddr, len: socklen_t) -> bool {
+    let mut may = true;
+    // SAFETY: the caller's promise.
+    aside(|| may = unsafe { address::parse(address, len) }.is_none_or(fabric::may_reach));
+    may
 }
 
 unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
@@ -396,6 +419,11 @@ unsafe fn set_option(
         set_timeouts(fd, name, &entry, twin);
     }
     Ok(result)
+}
+
+/// Whether a program may set the option so that the socket is not for the fabric.
+fn may_make_unfit(level: c_int, name: c_int) -> bool {
+    is_of_tcp_alone(level, name) || unix::adds_to_messages(level, name)
 }
 
 /// Whether the option asks for what only a connection of the kernel's can do.

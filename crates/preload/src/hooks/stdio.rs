@@ -27,7 +27,7 @@ extern "C" {
 
 hooks! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        if ![table::SOCKET, table::INHERITED].contains(&table::look(fd)) {
+        if ![table::SOCKET, table::INHERITED, table::FRESH].contains(&table::look(fd)) {
             return real::fdopen(fd, mode);
         }
         open_stream(fd, mode)
