@@ -37,6 +37,9 @@ pub struct BenchArgs {
     /// Schemes to run [default: all of the benchmark]
     #[arg(long, value_delimiter = ',', value_enum)]
     schemes: Vec<Scheme>,
+    /// Only rows with this parameter, as the results name it; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parameter)]
+    only: Vec<(String, String)>,
     /// PipeDevice's engine
     #[arg(long, default_value = "cpu")]
     engine: String,
@@ -58,6 +61,7 @@ impl BenchArgs {
             rounds: usize::from(self.rounds.unwrap_or(if self.quick { 3 } else { 5 })),
             round_s: f64::from(self.round_ms.unwrap_or(if self.quick { 300 } else { 800 })) / 1e3,
             schemes: self.schemes.clone(),
+            only: self.only.clone(),
             engine: self.engine.clone(),
         }
     }
@@ -77,6 +81,9 @@ impl BenchArgs {
         if !self.schemes.is_empty() {
             let names: Vec<&str> = self.schemes.iter().map(|s| s.name()).collect();
             text += &format!(" --schemes {}", names.join(","));
+        }
+        for (name, value) in &self.only {
+            text += &format!(" --only {name}={value}");
         }
         if self.engine != "cpu" {
             text += &format!(" --engine {}", self.engine);
@@ -104,7 +111,9 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
     let machine = Machine::describe();
     let mut rows = Vec::new();
     for bench in args.benches() {
-        let found = bench.run(&args.settings(), &signals)?;
+        let settings = args.settings();
+        let mut found = bench.run(&settings, &signals)?;
+        found.retain(|row| settings.wants(&row.params));
         println!("{}\n{}\n", bench.title(), tables::table(bench.name(), &found.iter().collect::<Vec<_>>()));
         rows.extend(found);
         // After each, so that an interrupted run keeps what it has.
@@ -112,11 +121,20 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
             write_json(path, &rows)?;
         }
     }
+    ensure!(
+        !rows.is_empty(),
+        "no row has all the parameters given by --only; the tables show which there are"
+    );
     if let Some(dir) = &args.report {
         Report { machine, background_cores, options: args.options(), rows }.write(dir)?;
         println!("report: {}", dir.join("index.html").display());
     }
     Ok(0)
+}
+
+fn parameter(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').ok_or("write NAME=VALUE, such as program=nginx")?;
+    Ok((parts.0.to_owned(), parts.1.to_owned()))
 }
 
 fn write_json(path: &Path, rows: &[Row]) -> Result<()> {

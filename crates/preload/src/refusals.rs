@@ -14,9 +14,9 @@ const LAST: u64 = 9;
 /// One whose listener is known to the driver but takes no twins: finding out is slow. Half a minute.
 const UNCLAIMED: u64 = 15;
 
-/// One with brief connections only: a second, after which some have twins again. If those are brief, too, it is twice as long, up to
-/// eight seconds.
-const BRIEF: u64 = 10;
+/// One with brief connections only: two seconds, after which some have twins again. If those are brief, too, it is twice as long, up
+/// to eight seconds.
+const BRIEF: u64 = 11;
 const BRIEF_LAST: u64 = 13;
 /// A connection that has sent less often than this and carried fewer bytes was brief: it has not saved what its twin has cost (150
 /// to 190 µs of all cores, of which a send saves 15 and a megabyte 270).

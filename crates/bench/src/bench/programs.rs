@@ -273,7 +273,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
             let cell: Box<dyn Cell> = Box::new(ProgramCell { scheme, load, round_s, server, requests: 0 });
             cell
         });
-        rows.extend(interleave::run(name, cells.collect(), settings.rounds, &mut stand, &bar)?);
+        rows.extend(interleave::run(name, cells.collect(), settings, &mut stand, &bar)?);
     }
     bar.finish_and_clear();
     Ok(rows)

@@ -86,7 +86,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
             cell
         });
         let name = Bench::Setup.name();
-        rows.extend(interleave::run(name, cells.collect(), settings.rounds, &mut stand, &bar)?);
+        rows.extend(interleave::run(name, cells.collect(), settings, &mut stand, &bar)?);
     }
     bar.finish_and_clear();
     Ok(rows)

@@ -5,6 +5,7 @@ use indicatif::ProgressBar;
 use pd_harness::signals::Interrupted;
 
 use super::stand::Stand;
+use crate::bench::Settings;
 use crate::row::{Metrics, Params, Row};
 use crate::scheme::Scheme;
 
@@ -74,15 +75,19 @@ impl Entry {
     }
 }
 
-/// Runs cells that are compared with each other `rounds` times. Cells of one scheme must not be open at
+/// Runs those cells that are wanted, which are compared with each other, so many rounds. Cells of one scheme must not be open at
 /// the same time: give them in separate calls.
 pub fn run(
     bench: &'static str,
     cells: Vec<Box<dyn Cell>>,
-    rounds: usize,
+    settings: &Settings,
     stand: &mut Stand<'_>,
     bar: &ProgressBar,
 ) -> Result<Vec<Row>> {
+    let rounds = settings.rounds;
+    let (cells, others): (Vec<_>, Vec<_>) =
+        cells.into_iter().partition(|cell| settings.wants(&cell.params()));
+    bar.inc((others.len() * (rounds + 1)) as u64);
     let entry = |cell| Entry { cell, once: Metrics::new(), rounds: Vec::new(), failed: None };
     let mut entries: Vec<Entry> = cells.into_iter().map(entry).collect();
     for entry in &mut entries {
