@@ -1,5 +1,6 @@
 //! The command line of `pd bench`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -109,11 +110,16 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
     }
     let background_cores = background_cores(&signals)?;
     let machine = Machine::describe();
-    let mut rows = Vec::new();
+    let (mut rows, mut left_out) = (Vec::new(), BTreeSet::new());
     for bench in args.benches() {
         let settings = args.settings();
-        let mut found = bench.run(&settings, &signals)?;
-        found.retain(|row| settings.wants(&row.params));
+        let found = bench.run(&settings, &signals)?;
+        let (found, others): (Vec<Row>, Vec<Row>) =
+            found.into_iter().partition(|row| settings.wants(&row.params));
+        left_out.extend(others.iter().map(Row::params_text));
+        if found.is_empty() {
+            continue;
+        }
         println!("{}\n{}\n", bench.title(), tables::table(bench.name(), &found.iter().collect::<Vec<_>>()));
         rows.extend(found);
         // After each, so that an interrupted run keeps what it has.
@@ -121,10 +127,11 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
             write_json(path, &rows)?;
         }
     }
-    ensure!(
-        !rows.is_empty(),
-        "no row has all the parameters given by --only; the tables show which there are"
-    );
+    if rows.is_empty() {
+        ensure!(!left_out.is_empty(), "none of these schemes belongs to {}; leave out --schemes", args.name);
+        let there = left_out.into_iter().collect::<Vec<_>>().join("; ");
+        bail!("no row has all the parameters given by --only; there are: {there}");
+    }
     if let Some(dir) = &args.report {
         Report { machine, background_cores, options: args.options(), rows }.write(dir)?;
         println!("report: {}", dir.join("index.html").display());

@@ -64,6 +64,22 @@ fn every_scheme_moves_bytes_unchanged_or_says_why_not() {
 }
 
 #[test]
+fn who_leaves_out_every_row_is_told_which_there_are() {
+    let told = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_pd"))
+            .args(["bench", "throughput", "--quick", "--rounds", "1", "--round-ms", "20"])
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let text = told(&["--schemes", "tcp", "--only", "message_bytes=5"]);
+    assert!(text.contains("there are: ") && text.contains("message_bytes 65536"), "{text}");
+    assert!(told(&["--schemes", "preload"]).contains("leave out --schemes"));
+}
+
+#[test]
 fn the_other_benchmarks_have_figures_for_pipedevice_and_tcp() {
     let dir = tempfile::tempdir().unwrap();
     for (name, metric) in [

@@ -75,8 +75,8 @@ impl Entry {
     }
 }
 
-/// Runs those cells that are wanted, which are compared with each other, so many rounds. Cells of one scheme must not be open at
-/// the same time: give them in separate calls.
+/// Runs those cells that are wanted, which are compared with each other, so many rounds; has rows for the others, too, which were
+/// not run. Cells of one scheme must not be open at the same time: give them in separate calls.
 pub fn run(
     bench: &'static str,
     cells: Vec<Box<dyn Cell>>,
@@ -119,7 +119,10 @@ pub fn run(
     for entry in &mut entries {
         entry.step(stand, |cell, stand| cell.close(stand))?;
     }
-    Ok(entries.into_iter().map(|entry| entry.row(bench)).collect())
+    let left_out = |cell: Box<dyn Cell>| {
+        Row::not_run(bench, cell.scheme().name(), cell.params(), "left out by --only".to_owned())
+    };
+    Ok(entries.into_iter().map(|entry| entry.row(bench)).chain(others.into_iter().map(left_out)).collect())
 }
 
 impl dyn Cell {
