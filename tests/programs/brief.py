@@ -1,7 +1,9 @@
 """Connections that are opened, used once and closed. `brief.py server PORT` sends as many bytes as it is asked for;
-`brief.py client IP PORT COUNT BYTES` makes so many connections, one after the other, and prints what came in all."""
+`brief.py client IP PORT COUNT BYTES [SECONDS]` makes so many connections, one after the other, once, or again and again for so
+many seconds, and prints what came in all."""
 import socket
 import sys
+import time
 
 
 def server(port):
@@ -12,13 +14,23 @@ def server(port):
             sock.sendall(b"x" * int(sock.recv(20)))
 
 
-def client(ip, port, count, asked):
+def ask(ip, port, asked):
     total = 0
-    for _ in range(int(count)):
-        with socket.create_connection((ip, int(port))) as sock:
-            sock.sendall(asked.encode())
-            while part := sock.recv(1 << 20):
-                total += len(part)
+    with socket.create_connection((ip, int(port))) as sock:
+        sock.sendall(asked.encode())
+        while part := sock.recv(1 << 20):
+            total += len(part)
+    return total
+
+
+def client(ip, port, count, asked, seconds="0"):
+    end = time.monotonic() + float(seconds)
+    total = 0
+    while True:
+        total += sum(ask(ip, port, asked) for _ in range(int(count)))
+        if time.monotonic() >= end:
+            break
+        time.sleep(0.1)
     print(total)
 
 
