@@ -21,8 +21,9 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Direct rings of this much in all stay in the caches; the more there are, the smaller are new ones...
-const RINGS_BYTES: u64 = 16 << 20;
+/// Direct rings take this much in all; the more there are, the smaller are new ones. With a quarter of it 50 connections
+/// that have a megabyte each under way wait for room more than they copy...
+const RINGS_BYTES: u64 = 64 << 20;
 /// ...down to this.
 const RING_BYTES_BUSY: u64 = 16 << 10;
 /// How often clients' words are read for the counters.
