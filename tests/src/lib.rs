@@ -35,7 +35,7 @@ impl TestDriver {
             admin_socket: folder.path().join("admin.sock"),
             budget_bytes: 1 << 30,
             movers: movers(),
-            policy: Policy { path: path(), ..Policy::default() },
+            policy: Policy { path: Some(path()), ..Policy::default() },
             ..Settings::default()
         };
         change(&mut settings);

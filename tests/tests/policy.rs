@@ -278,10 +278,15 @@ fn a_client_does_not_choose_its_tenant() {
     drop((first, others));
 }
 
-/// The path of a new connection from `from` to the listener of `to` at `addr`; it then carries some bytes.
-fn path(from: &mut Puppet, to: &mut Puppet, addr: &str) -> String {
+/// The path of a new connection from `from` to the listener of `to` at `addr`, whose ends receive bytes that can still
+/// change if they are `shared`; it then carries some bytes.
+fn path(from: &mut Puppet, to: &mut Puppet, addr: &str, shared: bool) -> String {
     from.ok(&format!("connect c {addr}"));
     to.ok("accept s p");
+    if shared {
+        from.ok("share c");
+        to.ok("share s");
+    }
     let path = from.ok("path c");
     assert_eq!(to.ok("path s"), path);
     from.tell("send c 1 0 300000 7000");
@@ -303,31 +308,40 @@ fn a_connections_path_follows_the_policy() {
     let rule = |from: &str, to: &str, path: &str| {
         format!("[[rule]]\nfrom = \"{from}\"\nto = \"{to}\"\naction = \"allow\"\npath = \"{path}\"\n")
     };
+    let trusted = |trust: bool| format!("trust = {trust}\n");
     let tenants = tenants.replace("MORE", "");
     let rate = "rate = { bytes_per_second = \"1GB\" }";
-    for (policy, beside, across) in [
-        // Nobody says whose they are: one container's are together, others' are not.
-        (String::new(), "direct", "offloaded"),
-        ("path = \"offloaded\"".into(), "offloaded", "offloaded"),
-        (tenants.clone(), "direct", "offloaded"),
-        (both(""), "direct", "direct"),
+    for (policy, beside, across, shared) in [
+        // Nobody says who trusts whom: one container's do, and others' share what they do not mind to share.
+        (String::new(), "direct", "offloaded", "direct"),
+        ("path = \"offloaded\"".into(), "offloaded", "offloaded", "offloaded"),
+        (tenants.clone(), "direct", "offloaded", "direct"),
+        (both(""), "direct", "direct", "direct"),
         // What has to be metered, is.
-        (both(rate), "offloaded", "offloaded"),
-        (both("connection_rate = { messages_per_second = 100000 }"), "offloaded", "offloaded"),
-        // Unless a rule says otherwise, which it may of anybody.
-        (both(rate) + &rule("one", "one", "direct"), "direct", "direct"),
-        (both("") + &rule("one", "one", "offloaded"), "offloaded", "offloaded"),
-        (tenants.clone() + &rule("blue", "red", "direct"), "direct", "direct"),
-        (tenants.clone() + &rule("red", "red", "offloaded"), "offloaded", "offloaded"),
-        (format!("path = \"offloaded\"\n{}", both("")) + &rule("one", "one", "direct"), "direct", "direct"),
+        (both(rate), "offloaded", "offloaded", "offloaded"),
+        (both("connection_rate = { messages_per_second = 100000 }"), "offloaded", "offloaded", "offloaded"),
+        // Unless a rule says otherwise, which it may of anybody. It says nothing of trust.
+        (both(rate) + &rule("one", "one", "direct"), "direct", "direct", "direct"),
+        (both("") + &rule("one", "one", "offloaded"), "offloaded", "offloaded", "offloaded"),
+        (tenants.clone() + &rule("blue", "red", "direct"), "direct", "offloaded", "direct"),
+        (tenants.clone() + &rule("blue", "red", "direct") + &trusted(true), "direct", "direct", "direct"),
+        (both("") + &rule("one", "one", "direct") + &trusted(false), "offloaded", "offloaded", "direct"),
+        (tenants.clone() + &rule("red", "red", "offloaded"), "offloaded", "offloaded", "direct"),
+        (
+            format!("path = \"offloaded\"\n{}", both("")) + &rule("one", "one", "direct"),
+            "direct",
+            "direct",
+            "direct",
+        ),
     ] {
         driver.apply(&policy);
-        assert_eq!(path(&mut sidecar, &mut a, addr), beside, "beside, {policy}");
-        assert_eq!(path(&mut b, &mut a, addr), across, "across, {policy}");
+        assert_eq!(path(&mut sidecar, &mut a, addr, false), beside, "beside, {policy}");
+        assert_eq!(path(&mut b, &mut a, addr, false), across, "across, {policy}");
+        assert_eq!(path(&mut b, &mut a, addr, true), shared, "shared, {policy}");
     }
     // The reports know.
     driver.apply(&both(""));
-    assert_eq!(path(&mut b, &mut a, addr), "direct");
+    assert_eq!(path(&mut b, &mut a, addr, false), "direct");
     let account = || driver.policy().tenants.into_iter().find(|t| t.name == "one").unwrap().account;
     b.tell("send c 1 300000 200000 10000");
     a.ok("recv s 1 300000 200000");
@@ -337,16 +351,81 @@ fn a_connections_path_follows_the_policy() {
     });
     assert!(driver.report().metrics["bytes_reported"] >= 500_000 && account().bytes_sent >= 500_000);
     assert!(account().messages_sent >= 63);
-    // A policy that takes the path away ends who is on it; the rest goes on.
+    // A policy that takes the path away takes it away from those who are on it, too.
     a.ok("listen q 10.77.0.1:7111 8");
     driver.apply(&(both("") + "[[rule]]\nport = 7111\naction = \"allow\"\npath = \"offloaded\""));
     b.ok("connect d 10.77.0.1:7111");
     a.ok("accept e q");
     assert_eq!((b.ok("path c"), b.ok("path d")), ("direct".into(), "offloaded".into()));
-    assert_eq!(driver.apply(&tenants), 1);
-    assert_eq!(b.errno("recv c 1 0 1"), libc::ECONNRESET);
-    assert_eq!(a.errno("recv s 1 0 1"), libc::ECONNRESET);
-    b.tell("send d 2 0 100000 10000");
-    a.ok("recv e 2 0 100000");
-    b.answer().unwrap();
+    assert_eq!(driver.apply(&tenants), 0);
+    assert_eq!((b.ok("path c"), a.ok("path s")), ("offloaded".into(), "offloaded".into()));
+    for (to, from) in [("c", "s"), ("d", "e")] {
+        b.tell(&format!("send {to} 2 0 100000 10000"));
+        a.ok(&format!("recv {from} 2 0 100000"));
+        b.answer().unwrap();
+    }
+    assert_eq!(driver.metrics().connections_cut, 0);
+}
+
+/// Policies that offload and do not come and go while streams pass both ways: not a byte is lost or doubled.
+fn paths_change_under_traffic(movers: usize) {
+    let Some(Stage { driver, network: _network, mut a, mut b, .. }) = stage(|s| s.movers = movers) else {
+        return;
+    };
+    let policies = ["path = \"offloaded\"", "path = \"direct\""];
+    a.ok("listen p 10.77.0.1:7120 8");
+    let mut random = pd_tests::Random(movers as u64);
+    for round in 0..12 {
+        // It begins on one path, and is on the other one later.
+        driver.apply(policies[round % 2]);
+        b.ok("connect c 10.77.0.1:7120");
+        a.ok("accept s p");
+        b.ok("share c");
+        a.ok("share s");
+        let mut at = [0, 0];
+        for change in 1..=3 {
+            let lengths = [0, 1].map(|_| 100_000 + random.below(4_000_000));
+            let message = 100 + random.below(50_000);
+            // There and back at the same time, or one after the other.
+            let both = random.below(2) == 0;
+            for way in [0, 1] {
+                let (from, to, names) = match way {
+                    0 => (&mut b, &mut a, ["c", "s"]),
+                    _ => (&mut a, &mut b, ["s", "c"]),
+                };
+                let (begin, len) = (at[way], lengths[way]);
+                from.tell(&format!("send {} {way} {begin} {len} {message}", names[0]));
+                std::thread::sleep(Duration::from_micros(random.below(1500)));
+                if way == 0 || both {
+                    assert_eq!(driver.apply(policies[(round + change + way) % 2]), 0);
+                }
+                to.ok(&format!("recv {} {way} {begin} {len}", names[1]));
+                from.answer().unwrap();
+                at[way] += len;
+            }
+        }
+        // The end comes after the last byte, whatever path that takes.
+        b.tell(&format!("send c 0 {} 300000 7000", at[0]));
+        driver.apply(policies[round / 2 % 2]);
+        b.answer().unwrap();
+        b.ok("shutdown c");
+        a.ok(&format!("recv s 0 {} 300000", at[0]));
+        assert_eq!(a.ok("end s"), "0");
+        a.ok("close s");
+        assert_eq!(b.ok("end c"), "0");
+        b.ok("close c");
+    }
+    let metrics = driver.metrics();
+    assert!(metrics.connections_recalled > 0 && metrics.connections_direct > 0, "{metrics:?}");
+    assert_eq!((metrics.connections_broken, metrics.connections_cut), (0, 0));
+}
+
+#[test]
+fn a_connections_path_changes_under_traffic() {
+    paths_change_under_traffic(1);
+}
+
+#[test]
+fn a_connections_path_changes_under_traffic_on_three_movers() {
+    paths_change_under_traffic(3);
 }

@@ -3,7 +3,7 @@
 #ifndef PD_ABI_H
 #define PD_ABI_H
 
-#define PD_ABI_VERSION 4ull
+#define PD_ABI_VERSION 5ull
 #define PD_ABI_MAGIC 3564147499544373584ull
 #define PD_ABI_COMMAND_BYTES 32ull
 #define PD_ABI_REQUEST_BYTES 32ull
@@ -32,6 +32,8 @@
 #define PD_ABI_OP_LEFT 15ull
 #define PD_ABI_OP_OPEN_FILE 16ull
 #define PD_ABI_OP_SEND_FILE 17ull
+#define PD_ABI_OPTION_RECEIVES_SHARED 7ull
+#define PD_ABI_RECEIVES_SHARED 2ull
 #define PD_ABI_EVENT_ANSWER 1ull
 #define PD_ABI_EVENT_READY 2ull
 #define PD_ABI_EVENT_MORE 3ull
@@ -101,6 +103,10 @@
 #define PD_ABI_PATH_DIRECT 1ull
 #define PD_ABI_PATH_PEER_READY 2ull
 #define PD_ABI_PATH_LEFT 4ull
+#define PD_ABI_PATH_CLAIMED 8ull
+#define PD_ABI_PATH_LAST 16ull
+#define PD_ABI_PATH_SENDS_OFFLOADED 32ull
+#define PD_ABI_PATH_TRUSTED 64ull
 #define PD_ABI_DIRECT_PRODUCER 0ull
 #define PD_ABI_DIRECT_MESSAGES 8ull
 #define PD_ABI_DIRECT_CONSUMER 128ull

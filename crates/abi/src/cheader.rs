@@ -1,7 +1,7 @@
 //! The C header of constants, generated: `crates/abi/include/pd_abi.h` is this text, committed, and a
 //! test fails when it is stale (`UPDATE=1 cargo test -p pd-abi` writes it anew).
 use crate::layout::{channel_control, channel_status, direct, path, socket_control, socket_status};
-use crate::{layout, limits, CommandStatus, CommandType, EventKind, FrameKind, Operation};
+use crate::{layout, limits, CommandStatus, CommandType, EventKind, FrameKind, Operation, SocketOption};
 use core::fmt::{self, Write};
 
 /// Writes the header to `out`.
@@ -103,7 +103,8 @@ const SOCKET_STATUS: [(&str, u64); 13] = words!(
     GENERATION,
     PATH,
 );
-const PATH: [(&str, u64); 4] = words!("PATH_", path, OFFLOADED, DIRECT, PEER_READY, LEFT);
+const PATH: [(&str, u64); 8] =
+    words!("PATH_", path, OFFLOADED, DIRECT, PEER_READY, LEFT, CLAIMED, LAST, SENDS_OFFLOADED, TRUSTED);
 const DIRECT: [(&str, u64); 12] = words!(
     "DIRECT_",
     direct,
@@ -120,7 +121,7 @@ const DIRECT: [(&str, u64); 12] = words!(
     RECV_DOORBELL,
     SEND_DOORBELL,
 );
-const NUMBERS: [(&str, u64); 42] = [
+const NUMBERS: [(&str, u64); 44] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
@@ -150,6 +151,8 @@ const NUMBERS: [(&str, u64); 42] = [
     ("OP_LEFT", Operation::Left as u64),
     ("OP_OPEN_FILE", Operation::OpenFile as u64),
     ("OP_SEND_FILE", Operation::SendFile as u64),
+    ("OPTION_RECEIVES_SHARED", SocketOption::ReceivesShared as u64),
+    ("RECEIVES_SHARED", crate::RECEIVES_SHARED as u64),
     ("EVENT_ANSWER", EventKind::Answer as u64),
     ("EVENT_READY", EventKind::Ready as u64),
     ("EVENT_MORE", EventKind::More as u64),

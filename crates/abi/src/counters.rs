@@ -19,7 +19,7 @@ use crate::limits::{LINE_BYTES, PAGE_BYTES};
 use core::mem::{offset_of, size_of};
 
 /// Version of this module's layout. Grows without [`crate::VERSION`], which clients know.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// First word of the region: "PipeCnt1", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeCnt1");
 
@@ -145,6 +145,8 @@ named_counters! {
         connections_direct,
         /// Connections on the direct path that a client ended because its peer's words were impossible.
         connections_broken,
+        /// Connections that left the direct path because policy or tenants changed.
+        connections_recalled,
         /// Bytes that clients say they have sent on the direct path.
         bytes_reported,
         /// Sends that they say these were.
@@ -260,11 +262,11 @@ const _: () = {
     assert!(offset_of!(Header, started_ns) == 24 && offset_of!(Header, memory_budget_bytes) == 32);
     assert!(HEADER + size_of::<Header>() <= GAUGES && GAUGES + size_of::<Gauges>() <= PAGE_BYTES);
     assert!(size_of::<Gauges>() == 16 && offset_of!(Gauges, rings_waiting) == 8);
-    assert!(size_of::<AgentCounters>() == 208 && size_of::<AgentCounters>() <= AGENT_STRIDE);
+    assert!(size_of::<AgentCounters>() == 216 && size_of::<AgentCounters>() <= AGENT_STRIDE);
     assert!(offset_of!(AgentCounters, bytes_delivered) == 88);
     assert!(offset_of!(AgentCounters, engines_quarantined) == 144);
-    assert!(offset_of!(AgentCounters, messages_reported) == 176);
-    assert!(offset_of!(AgentCounters, files_failed) == 200);
+    assert!(offset_of!(AgentCounters, messages_reported) == 184);
+    assert!(offset_of!(AgentCounters, files_failed) == 208);
     assert!(size_of::<ClientCounters>() == 56 && size_of::<ClientCounters>() <= LINE_STRIDE);
     assert!(offset_of!(ClientCounters, serial) == 0 && offset_of!(ClientCounters, wake_ups) == 48);
     assert!(size_of::<FlowCounters>() == 40 && size_of::<FlowCounters>() <= LINE_STRIDE);

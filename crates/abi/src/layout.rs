@@ -128,11 +128,18 @@ pub mod path {
     pub const DIRECT: u32 = 1;
     /// Added to `DIRECT`: the peer has made its ring.
     pub const PEER_READY: u32 = 2;
-    /// Added to `DIRECT`: the peer's end is another client's by now, and the connection is offloaded again. Nothing is
-    /// written into the own ring any more, and what lies in the peer's is the last (see `Operation::Left`).
+    /// Added to `DIRECT`: the connection is offloaded again. Nothing is written into the own ring any more (see
+    /// `Operation::Left`). Of the peer's ring no more is read than has come by now, until `LAST` says where it ends.
     pub const LEFT: u32 = 4;
     /// Of a twin that has connected, and is offloaded: the other end has been claimed.
     pub const CLAIMED: u32 = 8;
+    /// Added to `LEFT`: the peer writes nothing more into its ring, and what lies there is the last.
+    pub const LAST: u32 = 16;
+    /// Added to `DIRECT`: what this side sends stays offloaded, because its peer receives no bytes that the sender can
+    /// still change (see `SocketOption::ReceivesShared`).
+    pub const SENDS_OFFLOADED: u32 = 32;
+    /// Added to `DIRECT`: the policy says that the two sides trust each other. Bytes may be lent where the peer wrote them.
+    pub const TRUSTED: u32 = 64;
 }
 
 /// The index page of a direct ring: the first page of a memory file that one client of a connection

@@ -40,11 +40,12 @@ pub use event::{Event, EventKind};
 pub use frame::{Frame, FrameKind};
 pub use request::{
     FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, LEFT_RECEIVING, LEFT_SENDING,
+    RECEIVES_SHARED,
 };
 pub use twin::{TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 
 /// Version of everything in this crate. A driver refuses a client of another version.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");

@@ -100,9 +100,10 @@ pub enum Operation {
     Socket = 3,
     /// Bind to an address; `value` may be [`BESIDE_KERNEL`]. Answered with the address bound.
     Bind = 4,
-    /// Listen; numbers: backlog. Answered with the local address.
+    /// Listen; numbers: backlog; `value` may be [`RECEIVES_SHARED`], for the sockets that are accepted. Answered with the
+    /// local address.
     Listen = 5,
-    /// Connect to an address. Answered with the local address.
+    /// Connect to an address; `value` may be [`RECEIVES_SHARED`]. Answered with the local address.
     Connect = 6,
     /// Take one connection from the backlog. Answered with the new socket's id and the peer's
     /// address, or `EAGAIN`.
@@ -167,6 +168,9 @@ pub const LEFT_SENDING: u32 = 2;
 /// network namespace share a port, taking connections in turns.
 pub const BESIDE_KERNEL: u32 = 1;
 
+/// See [`SocketOption::ReceivesShared`].
+pub const RECEIVES_SHARED: u32 = 2;
+
 /// Socket options that the driver keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -184,6 +188,9 @@ pub enum SocketOption {
     LocalAddress = 5,
     /// A listener takes no new connections for now; those that wait in its backlog stay.
     Paused = 6,
+    /// The socket receives bytes that their sender can still change, on the direct path: the library copies them before
+    /// the program looks at them, or the program has asked for them as they are. Cannot be taken back.
+    ReceivesShared = 7,
 }
 
 impl SocketOption {
@@ -196,6 +203,7 @@ impl SocketOption {
             4 => Self::V6Only,
             5 => Self::LocalAddress,
             6 => Self::Paused,
+            7 => Self::ReceivesShared,
             _ => return None,
         })
     }

@@ -79,6 +79,7 @@ int pd_recv_done(int sid, size_t len);
 #define SOL_PD 0x5044
 #define PD_NONBLOCK 1 /* int: return EAGAIN instead of waiting */
 #define PD_PATH 2     /* char[], read only: "offloaded", "direct" or "kernel" */
+#define PD_RECV_SHARED 3 /* int: receive bytes that their sender can still change */
 
 int pd_setsockopt(int sid, int level, int option, const void *value, socklen_t value_len);
 int pd_getsockopt(int sid, int level, int option, void *value, socklen_t *value_len);

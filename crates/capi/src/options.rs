@@ -13,6 +13,9 @@ const PD_NONBLOCK: c_int = 1;
 /// string, read only: the path that the connection's bytes take.
 const PD_PATH: c_int = 2;
 
+/// int: receive bytes that their sender can still change.
+const PD_RECV_SHARED: c_int = 3;
+
 /// A value as bytes.
 enum Value {
     Int(c_int),
@@ -91,6 +94,11 @@ unsafe fn set(
             socket.set_nonblocking(int()? != 0);
             Ok(())
         }
+        (SOL_PD, PD_RECV_SHARED) => match int()? {
+            0 if socket.receives_shared() => Err(Error::invalid("PD_RECV_SHARED cannot be taken back")),
+            0 => Ok(()),
+            _ => socket.set_receives_shared(),
+        },
         _ => Err(unknown(level, option)),
     }
 }
@@ -110,6 +118,7 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Result<Value> {
         (libc::SOL_SOCKET, libc::SO_LINGER) => Value::Linger,
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Value::Int(socket.v6_only().into()),
         (SOL_PD, PD_NONBLOCK) => Value::Int(socket.nonblocking().into()),
+        (SOL_PD, PD_RECV_SHARED) => Value::Int(socket.receives_shared().into()),
         (SOL_PD, PD_PATH) => Value::Text(match socket.path() {
             Path::Offloaded => b"offloaded\0",
             Path::Direct => b"direct\0",

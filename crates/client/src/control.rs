@@ -6,7 +6,7 @@ use crate::link::Link;
 use crate::socket::{Control, Socket, State};
 use crate::turn::lock;
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
-use pd_abi::{Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL};
+use pd_abi::{Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, RECEIVES_SHARED};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
@@ -38,7 +38,15 @@ impl Control {
                 return Err(Error::new(Errno::OPNOTSUPP, "a listening socket cannot connect; make another"))
             }
         }
-        Ok(self.addressed(Operation::Connect, addr))
+        let value = if self.receives_shared { RECEIVES_SHARED } else { 0 };
+        Ok(Request { value, ..self.addressed(Operation::Connect, addr) })
+    }
+
+    /// Of a listener with so many places.
+    pub(crate) fn listen_request(&self, backlog: u32) -> Request {
+        let value = if self.receives_shared { RECEIVES_SHARED } else { 0 };
+        let request = self.link.request(Operation::Listen);
+        Request { value, ..request }.with_numbers(backlog.into(), 0)
     }
 
     /// A request about an address.
@@ -88,7 +96,7 @@ impl Socket {
             return Err(Error::invalid("a connected socket cannot listen"));
         }
         let backlog = backlog.clamp(1, BACKLOG_MAX);
-        let request = control.link.request(Operation::Listen).with_numbers(backlog.into(), 0);
+        let request = control.listen_request(backlog);
         let answer = control.call(request, || match control.local {
             Some(local) => format!("cannot listen on {local}"),
             None => "cannot listen".to_owned(),
@@ -229,7 +237,7 @@ impl Socket {
 
     /// How the connection's bytes travel; `Offloaded` while there is none.
     pub fn path(&self) -> Path {
-        match lock(&self.control).link.goes_direct() {
+        match lock(&self.control).link.is_direct() {
             true => Path::Direct,
             false => Path::Offloaded,
         }
@@ -308,6 +316,28 @@ impl Socket {
         control.set_option(SocketOption::V6Only, only.into())?;
         control.v6_only = only;
         Ok(())
+    }
+
+    /// Lets bytes be received that their sender can still change, on the direct path, where the peer is not one that the
+    /// policy trusts: then they are not copied. Of a listener: for the connections that it accepts from now on. Cannot be
+    /// taken back.
+    ///
+    /// # Errors
+    /// Those of asking the driver, on a connected socket.
+    pub fn set_receives_shared(&self) -> Result<()> {
+        self.check_usable()?;
+        let mut control = lock(&self.control);
+        control.receives_shared = true;
+        self.recv.lock().receives_shared = true;
+        if matches!(control.state, State::Connected | State::Listening) {
+            control.set_option(SocketOption::ReceivesShared, 1)?;
+        }
+        Ok(())
+    }
+
+    /// See [`Self::set_receives_shared`].
+    pub fn receives_shared(&self) -> bool {
+        lock(&self.control).receives_shared
     }
 
     /// Makes a listener take no new connections for a while, or take them again. Those in its backlog stay.

@@ -17,10 +17,8 @@ pub(crate) struct Link {
     pub(crate) id: SocketId,
     /// The channel that the socket's requests go through, in order, and its events come to.
     pub(crate) home: Arc<Channel>,
-    /// Of a connection on the direct path, or a twin, which may come there.
+    /// Of a connection: the driver may put it on the direct path at any time, and take it from there.
     pub(crate) direct: Option<Arc<Direct>>,
-    /// Of a twin: its ends go from process to process, so that its path is the driver's word at any time.
-    twin: bool,
     at: usize,
 }
 
@@ -28,7 +26,7 @@ impl Link {
     /// Takes a new id into use: clears its control line, then says so.
     pub(crate) fn new(attachment: Arc<Attachment>, id: SocketId, home: Arc<Channel>) -> Self {
         let at = socket_offset(id.slot());
-        let link = Self { attachment, id, home, direct: None, twin: false, at };
+        let link = Self { attachment, id, home, direct: None, at };
         let map = &link.attachment.control;
         for word in [control::RECV_CONSUMER, control::RECV_WAKE_AT, control::SEND_WAKE_AT] {
             map.store_u64(at + word, 0, Ordering::Relaxed);
@@ -47,20 +45,14 @@ impl Link {
         Self { home, ..self.clone() }
     }
 
-    /// The same id, now connected: on the path that the driver has chosen.
+    /// The same id, now connected.
     pub(crate) fn connected(&self) -> Self {
-        let direct = (self.path_word() & path::DIRECT != 0).then(Arc::default);
-        Self { direct, ..self.clone() }
-    }
-
-    /// The same id, of a twin.
-    pub(crate) fn of_twin(self) -> Self {
-        Self { direct: Some(Arc::default()), twin: true, ..self }
+        Self { direct: Some(Arc::default()), ..self.clone() }
     }
 
     /// The same id, of a socket that is used no more.
     pub(crate) fn closed(&self) -> Self {
-        Self { direct: None, twin: false, ..self.clone() }
+        Self { direct: None, ..self.clone() }
     }
 
     fn path_word(&self) -> u32 {
@@ -70,10 +62,19 @@ impl Link {
     /// Whether what is sent may go into the own ring, or is going to.
     #[inline]
     pub(crate) fn goes_direct(&self) -> bool {
-        match self.twin {
-            false => self.direct.is_some(),
-            true => self.direct.is_some() && self.path_word() & (path::DIRECT | path::LEFT) == path::DIRECT,
-        }
+        let asked = path::DIRECT | path::LEFT | path::SENDS_OFFLOADED;
+        self.direct.is_some() && self.path_word() & asked == path::DIRECT
+    }
+
+    /// Whether bytes go by rings in one direction at least.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct.is_some() && self.path_word() & (path::DIRECT | path::LEFT) == path::DIRECT
+    }
+
+    /// Whether the policy says that the peer does not change what it has sent.
+    #[inline]
+    pub(crate) fn trusts_peer(&self) -> bool {
+        self.path_word() & path::TRUSTED != 0
     }
 
     /// Of a twin that has connected: whether the other end was claimed.
@@ -84,7 +85,13 @@ impl Link {
     /// Whether the connection is to leave the direct path, or has.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
-        self.twin && self.path_word() & path::LEFT != 0
+        self.path_word() & path::LEFT != 0
+    }
+
+    /// Whether the peer writes no more into its ring.
+    #[inline]
+    pub(crate) fn is_last(&self) -> bool {
+        self.path_word() & path::LAST != 0
     }
 
     /// Whether the peer has made its direct ring.

@@ -129,6 +129,7 @@ impl Socket {
             v6: listener.v6,
             v6_only: listener.v6_only,
             beside_kernel: listener.beside_kernel,
+            receives_shared: listener.receives_shared,
             local: listener.local,
             local_inexact: listener.local.is_none_or(|local| local.ip().is_unspecified()),
             peer: peer.to_socket_addr(),
@@ -183,7 +184,7 @@ impl Socket {
             let bind = control.addressed(Operation::Bind, local);
             control.call(bind, || format!("cannot bind to {local} again"))?;
         }
-        let listen = control.link.request(Operation::Listen).with_numbers(control.backlog.into(), 0);
+        let listen = control.listen_request(control.backlog);
         control.call(listen, || "cannot listen again".to_owned())?;
         Ok(())
     }

@@ -40,6 +40,10 @@ pub(crate) struct RecvSide {
     pub(crate) ring: Option<Ring>,
     /// On the direct path.
     pub(crate) incoming: Incoming,
+    /// See [`Socket::set_receives_shared`].
+    pub(crate) receives_shared: bool,
+    /// Of a socket whose bytes are copied: those that were peeked at, which is what they stay.
+    peeked: Vec<u8>,
     space_answered: u64,
     /// Given back before what came earlier.
     early: Vec<(u64, u64)>,
@@ -84,7 +88,7 @@ fn moved() -> Error {
 }
 
 impl RecvSide {
-    pub(crate) fn new(link: Arc<Link>, connected: bool) -> Self {
+    pub(crate) fn new(link: Arc<Link>, connected: bool, receives_shared: bool) -> Self {
         Self {
             link,
             connected,
@@ -98,6 +102,8 @@ impl RecvSide {
             producer: 0,
             ring: None,
             incoming: Incoming::default(),
+            receives_shared,
+            peeked: Vec::new(),
             space_answered: 0,
             early: Vec::new(),
             idle_calls: 0,

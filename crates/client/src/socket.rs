@@ -59,6 +59,8 @@ pub(crate) struct Control {
     pub(crate) v6_only: bool,
     /// See [`pd_abi::BESIDE_KERNEL`].
     pub(crate) beside_kernel: bool,
+    /// See [`Socket::set_receives_shared`]. The library copies for programs that know only the kernel's sockets.
+    pub(crate) receives_shared: bool,
     pub(crate) local: Option<SocketAddr>,
     /// The local address is the listener's wildcard: the driver knows the real one.
     pub(crate) local_inexact: bool,
@@ -126,6 +128,7 @@ impl Socket {
             v6,
             v6_only: false,
             beside_kernel,
+            receives_shared: beside_kernel,
             local: None,
             local_inexact: false,
             peer: None,
@@ -163,7 +166,7 @@ impl Socket {
                 adoptable,
                 control.send_ring_bytes,
             )),
-            recv: Lock::new(RecvSide::new(control.link.clone(), connected)),
+            recv: Lock::new(RecvSide::new(control.link.clone(), connected, control.receives_shared)),
             control: Mutex::new(control),
             watch: Arc::default(),
         });

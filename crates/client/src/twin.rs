@@ -149,11 +149,12 @@ fn twin_of(
     let peer = to.or_else(|| peer_address(fd));
     let ring_bytes = answer.number();
     let control = Control {
-        link: Arc::new(Link::new(attachment, SocketId(answer.socket), channel).of_twin()),
+        link: Arc::new(Link::new(attachment, SocketId(answer.socket), channel).connected()),
         state: State::Connected,
         v6: peer.is_some_and(|peer| peer.is_ipv6()),
         v6_only: false,
         beside_kernel: true,
+        receives_shared: true,
         local: own_address(fd),
         local_inexact: false,
         peer,

@@ -138,7 +138,7 @@ pub struct PolicyReport {
     pub file: Option<PathBuf>,
     /// Every tenant that the driver has heard of, with its account since the driver's start.
     pub tenants: Vec<TenantReport>,
-    /// How bytes travel within a tenant without rates.
+    /// How bytes travel without rates, where no rule says so.
     pub path: BytesPath,
     /// Rules in their order, and the default behind them.
     pub rules: Vec<RuleReport>,

@@ -153,6 +153,15 @@ pub struct Leave {
     pub path: u32,
 }
 
+/// What a side of a connection has done that leaves the direct path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// The flow's source writes nothing more into its ring.
+    Writer,
+    /// The flow's destination has read that ring to the end.
+    Reader,
+}
+
 /// A socket whose end of a connection is another's by now. Its slot is free when both flows have let go of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Former {
@@ -278,6 +287,8 @@ pub enum ToConductor {
     LetGo { former: Former },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
+    /// A client has said that it leaves the direct path, in one direction.
+    Gone { flow: FlowId, gone: Gone },
     /// From whoever runs the driver: this policy is in force from now on.
     Apply { policy: Box<Policy> },
     /// The mover has forgotten the client.

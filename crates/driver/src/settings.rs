@@ -1,5 +1,5 @@
 //! What a driver can be told.
-use crate::policy::Policy;
+use crate::policy::{Path, Policy};
 use crate::HugepageUse;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub struct Settings {
     pub connections_max: usize,
     /// Clients in all; refused beyond.
     pub clients_max: usize,
+    /// How bytes travel where the policy does not say.
+    pub path: Path,
     /// What is in force at the start.
     pub policy: Policy,
     /// Where it came from, for those who ask.
@@ -55,6 +57,7 @@ impl Default for Settings {
             ring_idle: Duration::from_secs(1),
             connections_max: 131_072,
             clients_max: 4096,
+            path: Path::default(),
             policy: Policy::default(),
             policy_file: None,
         }

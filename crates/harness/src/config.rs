@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail, Context, Result};
+use pd_driver::policy::Path as BytesPath;
 use pd_driver::{Bytes, HugepageUse, Policy, Settings};
 use serde::{Deserialize, Serialize};
 
@@ -282,6 +283,8 @@ impl Config {
             spin: Duration::from_micros(self.driver.spin_us),
             ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
             connections_max: usize::try_from(self.driver.connections_max)?,
+            // An engine of hardware is there to be used, and one that fails to be tested.
+            path: if self.driver.engine == "cpu" { BytesPath::Direct } else { BytesPath::Offloaded },
             policy: self.read_policy()?,
             policy_file: self.policy.clone(),
             ..Settings::default()

@@ -106,7 +106,7 @@ fn print_report(report: &PolicyReport) {
         rules.add_row([(index + 1).to_string(), rule.hits.to_string(), rule.rule.clone()]);
     }
     println!("{rules}");
-    println!("\npath within a tenant without rates: {}", report.path);
+    println!("\npath without rates: {}", report.path);
     if !report.routes.is_empty() {
         let mut routes = table(["SERVICE", "TO", "HITS"]);
         for route in &report.routes {

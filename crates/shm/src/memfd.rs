@@ -6,7 +6,10 @@
 //! client, and then sealed the same way: existing writable mappings stay, new ones, `write`,
 //! truncation and hole punching are refused by the kernel for good.
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
-use rustix::fs::{fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, MemfdFlags, OFlags, SealFlags};
+use rustix::fs::{
+    fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create, FallocateFlags, MemfdFlags,
+    OFlags, SealFlags,
+};
 use rustix::io::{Errno, Result};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -57,6 +60,25 @@ pub fn create(name: &str, bytes: usize, pages: Pages) -> Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Gives the file all its pages.
+///
+/// # Errors
+/// When there is no memory.
+pub fn allocate(fd: impl AsFd, bytes: usize) -> Result<()> {
+    fallocate(fd, FallocateFlags::empty(), 0, bytes as u64)
+}
+
+/// Whether it has them still: who had it writable may have punched holes before it was sealed, and a hole is memory that
+/// the next reader has to find, or dies.
+///
+/// # Errors
+/// Those of `fstat`.
+pub fn is_whole(fd: impl AsFd, bytes: usize) -> Result<bool> {
+    /// What `st_blocks` counts.
+    const BLOCK_BYTES: u64 = 512;
+    Ok(fstat(fd)?.st_blocks as u64 * BLOCK_BYTES >= bytes as u64)
+}
+
 /// Seals against new writers: no new writable mapping, no `write`, no hole punching, no more seals.
 ///
 /// # Errors
@@ -95,6 +117,19 @@ pub fn is_sealed(fd: impl AsFd) -> bool {
 mod tests {
     use super::*;
     use crate::{Mapping, Protection};
+
+    #[test]
+    fn holes_are_found() {
+        let fd = create("test", 4 * PAGE_BYTES, Pages::Ordinary).unwrap();
+        assert!(!is_whole(&fd, 4 * PAGE_BYTES).unwrap());
+        allocate(&fd, 4 * PAGE_BYTES).unwrap();
+        assert!(is_whole(&fd, 4 * PAGE_BYTES).unwrap());
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&fd, hole, PAGE_BYTES as u64, PAGE_BYTES as u64).unwrap();
+        assert!(!is_whole(&fd, 4 * PAGE_BYTES).unwrap());
+        seal_against_all(&fd).unwrap();
+        assert_eq!(fallocate(&fd, hole, 0, PAGE_BYTES as u64), Err(Errno::PERM));
+    }
 
     #[test]
     fn what_others_hold_is_told_from_what_they_let_go() {

@@ -305,6 +305,11 @@ impl Puppet {
             "send-bytes" => stream(words[1]).send(&self.blocks[words[2]], ..number(3) as usize)?.to_string(),
             // path NAME: offloaded or direct.
             "path" => stream(words[1]).path().name().to_owned(),
+            // share NAME: receives bytes that the sender can still change.
+            "share" => {
+                stream(words[1]).set_recv_shared()?;
+                String::new()
+            }
             // end NAME: waits for the end of the stream.
             "end" => stream(words[1]).recv(1)?.len().to_string(),
             "shutdown" => {

@@ -2,7 +2,7 @@
 use super::regions::attack;
 use super::{stage, Scene};
 use pd_abi::layout::{direct, path, socket_status};
-use pd_abi::{Frame, FrameKind, Operation, Request, SocketId, Span};
+use pd_abi::{Frame, FrameKind, Operation, Request, SocketId, SocketOption, Span};
 use pd_driver::Violation;
 use pd_shm::{Mapping, Protection};
 use pd_tests::{fill, Puppet, Random, Raw};
@@ -259,8 +259,108 @@ fn nudges_without_end() {
     assert_eq!(raw.is_cut_off(), None);
     raw.post(0, &Request::new(Operation::Broken, socket, 0));
     wait_for_reset(&raw, socket);
+    // Whoever goes on writing into the ring of an ended connection reaches nobody.
+    map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
     assert_eq!(puppet.errno("recv s 1 0 1"), Errno::CONNRESET.raw_os_error());
     drop((raw, map));
     puppet.finish();
     scene.end();
+}
+
+#[test]
+fn a_ring_with_a_hole_ends_its_client() {
+    use rustix::fs::{fallocate, FallocateFlags};
+    let scene = direct_stage();
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let (listener, addr) = raw.listen(0, 8);
+    let socket = raw.connect(0, addr);
+    raw.accept(0, listener);
+    let ring = ask(&mut raw, FrameKind::DirectRing, socket).expect("a ring");
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&ring.fd, hole, (ring.len - PAGE) as u64, PAGE as u64).unwrap();
+    pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::DirectMapped).with_id(socket.0)).unwrap();
+    scene.expect_cut_off(&mut raw, Violation::Frame);
+    drop((ring, raw));
+    scene.end();
+}
+
+/// Whoever is not trusted, and sends to a program that has not asked for bytes that can change.
+const NOT_TRUSTED: &str = "[[rule]]\naction = \"allow\"\npath = \"direct\"\ntrust = false";
+
+#[test]
+fn bytes_that_can_change_are_for_those_only_who_asked_for_them() {
+    let scene = stage();
+    assert_eq!(scene.driver.apply(NOT_TRUSTED), 0);
+    let mut puppet = scene.driver.puppet();
+    let addr = puppet.ok("listen l 127.0.0.1:0 8");
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let socket = raw.connect(0, addr.parse().unwrap());
+    puppet.ok("accept s l");
+    // Neither has asked: there are no rings.
+    assert_eq!(ask(&mut raw, FrameKind::DirectRing, socket).err(), Some(libc::ENOTCONN as u32));
+    // This side has, so that the peer's bytes may come by a ring. It writes into its own, too.
+    let mut request = Request::new(Operation::SetOption, socket, 9).with_numbers(1, 0);
+    request.value = SocketOption::ReceivesShared as u32;
+    assert_eq!(raw.call(0, request).errno, 0);
+    let word = raw.status.load_u32(Raw::socket_word(socket, socket_status::PATH), Ordering::Acquire);
+    assert_eq!(word, path::DIRECT | path::SENDS_OFFLOADED);
+    assert_eq!(puppet.ok("path s"), "direct");
+    let (_, map) = make_ring(&mut raw, socket);
+    map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
+    assert_eq!(puppet.errno("recv s 1 0 1"), libc::ECONNRESET);
+    wait_for_reset(&raw, socket);
+    assert_eq!(scene.driver.metrics().connections_broken, 1);
+    drop((raw, map));
+    puppet.finish();
+    scene.end();
+}
+
+#[test]
+fn who_does_not_leave_the_direct_path_is_heard_no_more() {
+    let scene = direct_stage();
+    let Pair { mut puppet, mut raw, socket, map } = pair(&scene);
+    let mut bytes = vec![0; 4000];
+    fill(1, 0, &mut bytes);
+    // SAFETY: private bytes; the ring is this client's to write.
+    unsafe { map.copy_in(PAGE, bytes.as_ptr(), bytes.len()) };
+    map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
+    puppet.ok("recv s 1 0 1000");
+    assert_eq!(scene.driver.apply("path = \"offloaded\""), 0);
+    assert_eq!(puppet.ok("path s"), "offloaded");
+    // The puppet hears of it with its next call; what comes later it does not take.
+    puppet.tell("recv s 1 1000 2500");
+    std::thread::sleep(Duration::from_millis(50));
+    for written in [1001, 2000, 3000] {
+        map.store_u64(direct::PRODUCER, written, Ordering::Release);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let own = ask(&mut raw, FrameKind::PeerRing, socket);
+    let given_back = || own.as_ref().map_or(1000, |ring| consumer(ring));
+    assert_eq!(given_back(), 1000, "bytes written after the recall were received");
+    // Leaving at last: where the ring ends is fixed by that, and the rest comes by the driver.
+    let mut left = Request::new(Operation::Left, socket, 0);
+    left.value = pd_abi::LEFT_SENDING;
+    raw.post(0, &left);
+    let until = Instant::now() + Duration::from_secs(20);
+    let last = || raw.status.load_u32(Raw::socket_word(socket, socket_status::PATH), Ordering::Acquire);
+    while last() & path::LEFT == 0 {
+        assert!(Instant::now() < until);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    map.store_u64(direct::PRODUCER, 4000, Ordering::Release);
+    let (region, memory) = raw.send_region(4096);
+    // SAFETY: private bytes; the memory is this client's to write.
+    unsafe { memory.copy_in(0, bytes.as_ptr().wrapping_add(3000), 500) };
+    raw.post(0, &Request::send(socket, Span { region: region.id as u16, offset: 0, len: 500 }));
+    puppet.answer().expect("3000 bytes by the ring, 500 by the driver");
+    assert_eq!(raw.is_cut_off(), None);
+    drop((raw, map, region, own));
+    puppet.finish();
+    scene.end();
+}
+
+fn consumer(ring: &Passed) -> u64 {
+    Mapping::new(&ring.fd, ring.len, Protection::Read)
+        .expect("map")
+        .load_u64(direct::CONSUMER, Ordering::Acquire)
 }

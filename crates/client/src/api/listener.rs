@@ -22,11 +22,19 @@ pub struct ListenerOptions {
     pub recv_ring_bytes: Option<u64>,
     /// An IPv6 listener takes no IPv4 connections.
     pub v6_only: bool,
+    /// Accepted connections receive bytes that their sender can still change: see [`Stream::set_recv_shared`].
+    pub recv_shared: bool,
 }
 
 impl Default for ListenerOptions {
     fn default() -> Self {
-        Self { backlog: BACKLOG_MAX, send_ring_bytes: None, recv_ring_bytes: None, v6_only: false }
+        Self {
+            backlog: BACKLOG_MAX,
+            send_ring_bytes: None,
+            recv_ring_bytes: None,
+            v6_only: false,
+            recv_shared: false,
+        }
     }
 }
 
@@ -54,6 +62,9 @@ impl Listener {
         }
         if let Some(bytes) = options.recv_ring_bytes {
             socket.set_receive_ring_bytes(bytes)?;
+        }
+        if options.recv_shared {
+            socket.set_receives_shared()?;
         }
         socket.bind(addr)?;
         socket.listen(options.backlog)?;

@@ -92,13 +92,22 @@ impl Stream {
     /// Lends at most `max` received bytes; waits for the first. Empty: the stream has ended (or `max`
     /// is 0). Several lendings may be held at a time and given back in any order.
     ///
-    /// On the direct path ([`Self::path`]) the bytes lie in the peer's memory: who does not trust the peer, copies
-    /// them before looking at them, or has the policy offload the connection.
+    /// The bytes stay as they are until they are given back, unless [`Self::set_recv_shared`] was called.
     ///
     /// # Errors
     /// `ECONNRESET`, `EAGAIN`; `ENOBUFS` if the whole receive ring is lent out.
     pub fn recv(&self, max: usize) -> Result<Received<'_>> {
         Ok(Received { handout: self.socket.recv(max)?, stream: self })
+    }
+
+    /// Receives bytes that their sender can still change until they are given back, for programs that look at each byte
+    /// once or check nothing: then they can take the direct path, on which nobody copies them, also from peers that the policy
+    /// does not trust. Until this is called such bytes are offloaded. Cannot be taken back.
+    ///
+    /// # Errors
+    /// Those of asking the driver.
+    pub fn set_recv_shared(&self) -> Result<()> {
+        self.socket.set_receives_shared()
     }
 
     /// Ends one direction or both.
@@ -205,9 +214,9 @@ impl Deref for Received<'_> {
     fn deref(&self) -> &[u8] {
         // SAFETY: the receive ring is written by the driver alone, which is trusted and writes to a
         // byte that was delivered only after it was given back, which happens in `drop`; on the direct
-        // path by the peer, of the same tenant, whose library keeps to the same (one that does not can
-        // change what is read here, as `Stream::recv` says). The mapping is read-only here and kept by
-        // the socket, which the stream keeps.
+        // path by a peer that the policy trusts to keep to the same, or the program has asked for bytes that
+        // may change (`Stream::set_recv_shared`). The mapping is read-only here and kept by the socket, which the
+        // stream keeps.
         unsafe { std::slice::from_raw_parts(self.handout.ptr.as_ptr(), self.handout.len) }
     }
 }

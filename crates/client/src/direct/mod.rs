@@ -4,9 +4,11 @@
 //! where they are ([`recv`]). The driver makes the rings ([`setup`]), passes on events for epoll, and ends the
 //! connection; it takes no part otherwise. [`wait`] is how the two wake each other.
 //!
-//! The peer is not trusted with this process's memory: its words are loaded once and bounded, and what cannot be
-//! ends the connection. But it may change bytes that were received while they are read: the two are one tenant, or
-//! the policy says so.
+//! The peer is not trusted. Its words are loaded once and bounded, and what cannot be ends the connection. It can change
+//! bytes that it has sent until they are given back, so a program is never shown them where they lie, unless the policy says
+//! that the two trust each other or the program has asked for it ([`crate::core::Socket::set_receives_shared`]): for other
+//! programs what was received is copied first, once, also what was only peeked at. A connection that the driver has ended, or
+//! whose driver has gone, ends here, too, whatever the peer goes on writing.
 mod recv;
 mod send;
 mod setup;
@@ -20,6 +22,9 @@ pub(crate) use wait::Noticing;
 use pd_shm::Mapping;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+
+/// How often, in bytes of a stream, one looks whether the driver is there: who always finds bytes or room never sleeps.
+const ALIVE_BYTES: u64 = 4 << 20;
 
 /// How a connection's bytes travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

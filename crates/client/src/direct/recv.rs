@@ -1,6 +1,6 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
 use super::wait::{lull, Bells, Density, Glimpses, Noticing, Pace, Waker, RECV, SEND};
-use super::Half;
+use super::{Half, ALIVE_BYTES};
 use crate::epoll::rest::Rest;
 use crate::error::Result;
 use crate::link::Link;
@@ -8,7 +8,7 @@ use crate::lock::Guard;
 use crate::recv::{RecvSide, Ring};
 use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, HasTurn};
-use pd_abi::layout::direct;
+use pd_abi::layout::{direct, ENDED};
 use pd_abi::{Operation, Request, LEFT_RECEIVING};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -33,11 +33,14 @@ pub(crate) struct Incoming {
     glimpses: Glimpses,
 }
 
-/// How far a twin is that leaves the direct path.
+/// How far a connection is that leaves the direct path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Leaving {
     #[default]
     Not,
+    /// So many bytes had been written into the peer's ring. No more are read until the driver says that the peer writes
+    /// no more: if it goes on all the same, nobody hears of it.
+    Until(u64),
     /// So many bytes were ever written into the peer's ring, and no more will be.
     At(u64),
     /// What comes is the driver's.
@@ -63,6 +66,10 @@ impl RecvSide {
         }
         if !self.peer_has_begun() {
             return Ok(false);
+        }
+        if !self.receives_shared && !self.link.trusts_peer() {
+            // It was told that what it sends stays offloaded.
+            return Err(shared.end(&self.link));
         }
         // SYNC POINT: direct-begin (the peer has seen that all before was delivered, then stored its index)
         let delivered = self.link.recv_producer();
@@ -92,14 +99,19 @@ impl RecvSide {
 
     #[cold]
     fn leave(&mut self) -> Result<()> {
-        if self.incoming.leaving == Leaving::Not {
+        if matches!(self.incoming.leaving, Leaving::Not | Leaving::Until(_)) {
             let Some(shared) = &self.link.direct else { return Ok(()) };
-            // SYNC POINT: direct-left (who had the peer's end has written before another took it)
-            let last = match shared.both(&self.link)? {
+            // SYNC POINT: direct-left (the peer has written its last byte before the driver says so)
+            let is_last = self.link.is_last();
+            let written = match shared.both(&self.link)? {
                 Some((_, peer)) => peer.load(direct::PRODUCER),
                 None => 0,
             };
-            self.incoming.leaving = Leaving::At(last);
+            match self.incoming.leaving {
+                _ if is_last => self.incoming.leaving = Leaving::At(written),
+                Leaving::Not => self.incoming.leaving = Leaving::Until(written),
+                _ => {}
+            }
         }
         let Leaving::At(last) = self.incoming.leaving else { return Ok(()) };
         if last > 0 && !self.follow()? {
@@ -118,6 +130,11 @@ impl RecvSide {
         self.link.submit(Request { value: LEFT_RECEIVING, ..self.link.request(Operation::Left) })
     }
 
+    /// Whether what is there lies in the peer's ring.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.incoming.origin.is_some()
+    }
+
     /// Waits for a moment for the answer to what was sent; says whether bytes have come up to `wake_at`.
     #[inline]
     pub(crate) fn glimpse(&mut self, wake_at: u64) -> bool {
@@ -127,7 +144,7 @@ impl RecvSide {
             return false;
         };
         let sent = own.load(direct::PRODUCER);
-        if sleeping || !incoming.density.is_exchange(sent) {
+        if sleeping || incoming.leaving != Leaving::Not || !incoming.density.is_exchange(sent) {
             return false;
         }
         let came = incoming.glimpses.until(|| peer.load(direct::PRODUCER) >= wake_at - origin);
@@ -154,11 +171,12 @@ impl RecvSide {
         else {
             return Ok(self.producer);
         };
-        if shared.is_broken() {
+        if shared.is_broken() || self.is_cut() {
+            // What the peer goes on writing then is not received.
             return Ok(self.producer);
         }
         let written = match self.incoming.leaving {
-            Leaving::At(last) => last,
+            Leaving::At(last) | Leaving::Until(last) => last,
             _ => peer.load(direct::PRODUCER),
         };
         let producer = written.wrapping_add(origin);
@@ -166,6 +184,13 @@ impl RecvSide {
             return Err(shared.end(&self.link));
         }
         Ok(producer)
+    }
+
+    /// Whether the connection has failed, or its driver has gone.
+    #[inline]
+    fn is_cut(&self) -> bool {
+        let end = self.link.recv_end();
+        (end != 0 && end != ENDED) || !self.link.attachment.alive()
     }
 
     /// Gives back everything from `before` to `consumer`; false if that is the driver's alone.
@@ -183,6 +208,9 @@ impl RecvSide {
         }
         if consumer > origin {
             let consumer = consumer - origin;
+            if consumer / ALIVE_BYTES != before.saturating_sub(origin) / ALIVE_BYTES {
+                self.link.attachment.check_alive();
+            }
             own.publish(direct::CONSUMER, consumer);
             if incoming.waker.tell(own, peer, &SEND, consumer) {
                 self.link.nudge();
@@ -207,6 +235,9 @@ impl RecvSide {
         let (_, peer) = self.incoming.pair.as_deref()?;
         if there >= self.lowat && !edge {
             return None;
+        }
+        if let Leaving::Until(_) = self.incoming.leaving {
+            return None; // what comes next is the driver's word
         }
         let index = (self.cursor + self.lowat).max(self.cursor + there + 1);
         let in_ring = |origin: u64| index.min(self.consumer.max(origin).saturating_add(peer.bytes)) - origin;
@@ -262,8 +293,8 @@ struct Arrival {
     wake_at: u64,
     /// In the peer's ring.
     in_ring: u64,
-    /// That the connection leaves the direct path is no news.
-    knows_of_leaving: bool,
+    /// What is known of leaving the direct path is no news.
+    leaving: Leaving,
 }
 
 impl Arrival {
@@ -275,19 +306,25 @@ impl Arrival {
         let most = pair.as_ref().filter(|_| origin.is_some()).map(|(_, peer)| given_back + peer.bytes);
         let wake_at = wake_at.min(most.unwrap_or(u64::MAX));
         let in_ring = origin.map_or(1, |origin| wake_at - origin);
-        let knows_of_leaving = side.incoming.leaving != Leaving::Not;
-        Self { link: side.link.clone(), pair, origin, wake_at, in_ring, knows_of_leaving }
+        let leaving = side.incoming.leaving;
+        Self { link: side.link.clone(), pair, origin, wake_at, in_ring, leaving }
     }
 
     /// Whether it has come, or the stream has ended, or goes on elsewhere.
     #[inline]
     fn has_come(&self) -> bool {
-        let came = match &self.pair {
-            Some((_, peer)) => peer.load(direct::PRODUCER) >= self.in_ring,
-            None => self.link.direct.is_some() && !self.knows_of_leaving && self.link.peer_is_ready(),
+        let came = match (&self.pair, self.leaving) {
+            (_, Leaving::Until(written)) => written >= self.in_ring,
+            (Some((_, peer)), _) => peer.load(direct::PRODUCER) >= self.in_ring,
+            (None, Leaving::Not) => self.link.direct.is_some() && self.link.peer_is_ready(),
+            (None, _) => false,
         };
         let delivered = || self.origin.is_none() && self.link.recv_producer() >= self.wake_at;
-        let leaves = || !self.knows_of_leaving && self.link.has_left();
+        let leaves = || match self.leaving {
+            Leaving::Not => self.link.has_left(),
+            Leaving::Until(_) => self.link.is_last(),
+            _ => false,
+        };
         came || delivered() || self.link.recv_end() != 0 || leaves()
     }
 }

@@ -1,6 +1,6 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
 use super::wait::{Bells, Noticing, Pace, Waker, RECV, SEND};
-use super::Half;
+use super::{Half, ALIVE_BYTES};
 use crate::error::Result;
 use crate::link::Link;
 use crate::lock::Guard;
@@ -107,7 +107,9 @@ impl SendSide {
     /// Leaves the direct path if the connection does.
     #[inline]
     pub(crate) fn leave_if_asked(&mut self) {
-        if !self.out.left && self.link.has_left() {
+        // Without a ring there is none to leave, and the driver's line had better stay where it is.
+        let has_own = || self.link.direct.as_ref().is_some_and(|shared| shared.has_own());
+        if !self.out.left && has_own() && self.link.has_left() {
             self.leave();
         }
     }
@@ -122,7 +124,11 @@ impl SendSide {
     /// Goes on directly if it is time, and nothing is on its way. Without memory for a ring it stays offloaded.
     pub(crate) fn try_ring(&mut self) {
         let Some(shared) = &self.link.direct else { return };
-        if (self.out.weight < RING_DUE && !shared.has_own()) || !self.link.goes_direct() {
+        if self.out.weight < RING_DUE && !shared.has_own() {
+            return;
+        }
+        if !self.link.goes_direct() {
+            self.out.weight = 0; // to be looked at again after as much
             return;
         }
         let shared = shared.clone();
@@ -209,6 +215,9 @@ impl SendSide {
             lines.for_each(|at| {
                 own.map.prefetch_to_write(own.place(self.out.written + part + AHEAD_BYTES + at))
             });
+        }
+        if (self.out.written + part) / ALIVE_BYTES != self.out.written / ALIVE_BYTES {
+            self.link.attachment.check_alive();
         }
         self.out.written += part;
         if ends {

@@ -1,14 +1,73 @@
 //! Receiving into memory of the program's: one copy out of the receive ring, and the bytes are given
 //! back at once. Never waits. Not to be mixed with handouts on one socket.
+//!
+//! Each byte is read once. On the direct path its sender can change it until it is given back, so what a program has peeked at
+//! is kept here, and is what it receives later.
 use super::{RecvSide, IDLE_CALLS};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::socket::{would_block, Socket};
 use libc::iovec;
+use rustix::io::Errno;
 
 impl RecvSide {
     /// The producer's value at which something more can be received.
     pub(crate) fn wake_at(&self) -> u64 {
         self.cursor + 1
+    }
+
+    /// Keeps the first `len` bytes that are there, at `from`, as they are now.
+    fn keep(&mut self, from: *const u8, len: usize) -> Result<()> {
+        let more = len.saturating_sub(self.peeked.len());
+        self.peeked.try_reserve(more).map_err(|_| {
+            Error::new(Errno::NOBUFS, format!("no memory to keep {len} bytes that were peeked at"))
+        })?;
+        let kept = self.peeked.len();
+        // SAFETY: `len` readable bytes, the caller says, and room for those that are new.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.wrapping_add(kept), self.peeked.as_mut_ptr().add(kept), more);
+            self.peeked.set_len(kept + more);
+        }
+        Ok(())
+    }
+
+    fn forget_kept(&mut self, len: usize) {
+        match len {
+            0 => {}
+            all if all == self.peeked.len() => self.peeked = Vec::new(),
+            some => drop(self.peeked.drain(..some)),
+        }
+    }
+}
+
+/// Memory of a program's in pieces, which are filled one after the other.
+struct Pieces<'a> {
+    pieces: &'a [iovec],
+    /// Of the first piece.
+    filled: usize,
+}
+
+impl Pieces<'_> {
+    /// Copies `len` bytes at `from` to where the last call has ended.
+    ///
+    /// # Safety
+    /// `len` readable bytes at `from`, and so much room; each piece is memory that may be written, or null.
+    unsafe fn put(&mut self, mut from: *const u8, mut len: usize) {
+        while len > 0 {
+            let Some((piece, others)) = self.pieces.split_first() else { return };
+            let part = len.min(piece.iov_len - self.filled);
+            if !piece.iov_base.is_null() {
+                // SAFETY: the caller says so.
+                unsafe {
+                    let to = piece.iov_base.cast::<u8>().add(self.filled);
+                    std::ptr::copy_nonoverlapping(from, to, part);
+                }
+            }
+            (from, len) = (from.wrapping_add(part), len - part);
+            self.filled += part;
+            if self.filled == piece.iov_len {
+                (self.pieces, self.filled) = (others, 0);
+            }
+        }
     }
 }
 
@@ -38,30 +97,25 @@ impl Socket {
             }
             return Err(would_block());
         };
-        let mut from = handout.ptr.as_ptr().cast_const();
-        let mut left = handout.len;
-        for piece in pieces {
-            let part = left.min(piece.iov_len);
-            if piece.iov_base.is_null() {
-                // To be thrown away.
-                from = from.wrapping_add(part);
-                left -= part;
-                continue;
+        let from = handout.ptr.as_ptr().cast_const();
+        if peek && side.is_direct() && !side.link.trusts_peer() {
+            if let Err(error) = side.keep(from, handout.len) {
+                side.cursor -= handout.len as u64;
+                return Err(error);
             }
-            // SAFETY: the caller's memory has room for the piece; the handout is readable for `left`
-            // bytes more. Nobody writes it, or at worst a broken driver, and bytes may be anything.
-            unsafe {
-                std::ptr::copy_nonoverlapping(from, piece.iov_base.cast(), part);
-                from = from.add(part);
-            }
-            left -= part;
-            if left == 0 {
-                break;
-            }
+        }
+        let kept = side.peeked.len().min(handout.len);
+        let mut pieces = Pieces { pieces, filled: 0 };
+        // SAFETY: the caller's memory has room for the pieces. The handout is readable; its sender may write it meanwhile,
+        // and bytes may be anything.
+        unsafe {
+            pieces.put(side.peeked.as_ptr(), kept);
+            pieces.put(from.wrapping_add(kept), handout.len - kept);
         }
         if peek {
             side.cursor -= handout.len as u64;
         } else if handout.len > 0 {
+            side.forget_kept(kept);
             let consumer = side.cursor;
             side.give_back(consumer)?;
         }

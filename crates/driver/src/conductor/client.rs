@@ -66,6 +66,8 @@ pub struct Socket {
     pub state: SocketState,
     pub send_ring_bytes: u64,
     pub receive_ring_bytes: u64,
+    /// See [`pd_abi::SocketOption::ReceivesShared`]; of a listener: its connections.
+    pub receives_shared: bool,
     /// Of an end that is another's by now: flows that have not let go of it.
     pub flows_left: u8,
 }

@@ -2,21 +2,24 @@
 //! send, and taken back when neither holds them any more. Their bytes never pass here.
 //!
 //! The flows of such a connection exist as for any other: they carry no bytes, and end it as they would end others.
+//! [`placing`] decides which connections have rings, and moves those that are open when that changes; [`parting`] is what
+//! becomes of rings when an end goes to another process. Only the conductor writes the `path` words of direct connections,
+//! but for [`Leave`](crate::messages::Leave).
 mod parting;
+mod placing;
 
 pub(super) use parting::Parting;
+pub(super) use placing::Plan;
 
 use super::client::SocketState;
 use super::{Conductor, Connection};
 use crate::memory::{DirectRing, Exhausted, Slot};
-use crate::messages::{ClientId, TenantId, ToMover, Violation};
+use crate::messages::{ClientId, ToMover, Violation};
 use crate::metrics::Metrics;
-use crate::policy::Path;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, PAGE_BYTES};
 use pd_abi::{Frame, FrameKind, SocketId};
 use rustix::io::Errno;
-use std::net::SocketAddr;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,29 +69,27 @@ pub struct Direct {
     since: Duration,
     /// Sides that are another client's than they were: with one of them the connection is offloaded again.
     left: [bool; 2],
+    /// Which sides' sends may go by rings.
+    plan: Plan,
+    /// What the sides' `path` words say.
+    words: [u32; 2],
+    /// Of a connection that is to be offloaded again with both its clients: see [`placing`].
+    recall: Option<placing::Recall>,
 }
 
 impl Direct {
     /// Whether bytes go by the rings.
     pub(super) fn is_in_use(&self) -> bool {
-        self.left == [false; 2]
+        self.left == [false; 2] && self.recall.is_none()
+    }
+
+    /// Whether no ring was ever made.
+    fn is_unused(&self) -> bool {
+        self.rings.iter().all(Option::is_none)
     }
 }
 
 impl Conductor {
-    /// How a connection between two clients travels.
-    pub(super) fn path_of(
-        &self,
-        from: ClientId,
-        to: ClientId,
-        tenants: [TenantId; 2],
-        reached: SocketAddr,
-    ) -> Path {
-        let (Some(from), Some(to)) = (self.client(from), self.client(to)) else { return Path::Offloaded };
-        let kin = from.identity.namespace == to.identity.namespace && from.identity.uid == to.identity.uid;
-        self.tenants.path(tenants, kin, reached)
-    }
-
     /// Whether one of the clients has as many direct connections as it may: further ones are offloaded.
     pub(super) fn is_full(&self, clients: [ClientId; 2]) -> bool {
         let full = |id| self.client(id).is_none_or(|client| client.direct >= DIRECT_CONNECTIONS_MAX);
@@ -96,21 +97,37 @@ impl Conductor {
     }
 
     /// A connection begins on the direct path: its sockets' lines say so before anybody is told of it.
-    pub(super) fn open_direct(&mut self, sides: [(ClientId, u16); 2]) -> Direct {
-        let clients = sides.map(|(id, slot)| self.enter_direct(id, slot));
+    pub(super) fn open_direct(&mut self, sides: [(ClientId, Slot); 2], plan: Plan) -> Direct {
+        let words = plan.words();
+        let clients = [0, 1].map(|side| self.enter_direct(sides[side], words[side]));
         Metrics::add(&self.metrics.connections_direct, 1);
         let (rings, second, reported, left) = Default::default();
-        Direct { rings, second, clients, reported, since: self.clock.now(), left }
+        Direct { rings, second, clients, reported, since: self.clock.now(), left, plan, words, recall: None }
     }
 
     /// A client's socket is on the direct path. Returns the client with its serial.
-    fn enter_direct(&mut self, id: ClientId, slot: Slot) -> (ClientId, u64) {
+    fn enter_direct(&mut self, (id, slot): (ClientId, Slot), word: u32) -> (ClientId, u64) {
         let Some(client) = self.client_mut(id) else { return (id, 0) };
         client.direct += 1;
         if let Some(memory) = &client.memory {
-            memory.publish_u32(slot, socket_status::PATH, path::DIRECT);
+            memory.publish_u32(slot, socket_status::PATH, word);
         }
         (id, client.serial)
+    }
+
+    /// Adds to what a side's `path` word says, and lets its client know.
+    fn say(&mut self, index: u32, side: usize, more: u32) {
+        let Some(Some(Connection { sides, direct: Some(direct), .. })) =
+            self.connections.get_mut(index as usize)
+        else {
+            return;
+        };
+        direct.words[side] |= more;
+        let (owner, word) = (sides[side], direct.words[side]);
+        let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
+        if let Some((memory, slot)) = memory {
+            memory.publish_u32(slot, socket_status::PATH, word);
+        }
     }
 
     fn exit_direct(&mut self, (id, serial): (ClientId, u64)) {
@@ -302,12 +319,8 @@ impl Conductor {
     fn seal_ring(&mut self, id: ClientId, (index, side): (u32, usize), socket: u32) -> Result<(), Violation> {
         let ring = self.direct_mut(index).and_then(|direct| direct.rings[side].as_mut());
         ring.ok_or(Violation::Frame)?.seal().map_err(|_| Violation::Frame)?;
-        let Some(connection) = self.connection(index) else { return Ok(()) };
-        let in_use = connection.direct.as_ref().is_some_and(|direct| direct.is_in_use());
-        if let Some((peer, slot)) = connection.sides[1 - side].filter(|_| in_use) {
-            if let Some(memory) = self.client(peer).and_then(|peer| peer.memory.as_ref()) {
-                memory.publish_u32(slot, socket_status::PATH, path::DIRECT | path::PEER_READY);
-            }
+        if self.connection(index).is_some_and(Connection::is_direct) {
+            self.say(index, 1 - side, path::PEER_READY);
         }
         // SYNC POINT: direct-ready (the peer stores its producer index, fences, looks at its path)
         fence(Ordering::SeqCst);
@@ -357,7 +370,9 @@ impl Conductor {
         for side in [0, 1] {
             let Some(ring) = &direct.rings[side] else { continue };
             let (was, said) = (direct.reported[side], ring.said());
-            let bytes = said.0.clamp(was.0, most.max(was.0));
+            // What the reader has given back was written, whatever the writer says.
+            let read = direct.rings[1 - side].as_ref().map_or(0, DirectRing::said_read);
+            let bytes = said.0.max(read).clamp(was.0, most.max(was.0));
             // A send has a byte at least.
             let messages = said.1.clamp(was.1, bytes.max(was.1));
             let news = (bytes - was.0, messages - was.1);

@@ -25,7 +25,7 @@ use crate::identity::NamespaceId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
 use crate::messages::{
-    ClientId, Endpoint, Finish, FlowId, Former, MoverId, TenantId, ToConductor, ToMover, Violation,
+    ClientId, Endpoint, Finish, FlowId, Former, Gone, MoverId, TenantId, ToConductor, ToMover, Violation,
 };
 use crate::metrics::Metrics;
 use crate::mover::Mover;
@@ -150,6 +150,7 @@ impl Conductor {
         epoll::add(&epoll, &admin, token(TOKEN_ADMIN, 0), epoll::EventFlags::IN)?;
         let mut this = Self {
             pool: Pool::new(settings.budget_bytes, settings.hugepages),
+            tenants: Tenants::new(settings.path),
             settings,
             clock,
             inbox,
@@ -163,7 +164,6 @@ impl Conductor {
             waiting_rings: Vec::new(),
             warned_exhausted: None,
             registered: HashMap::new(),
-            tenants: Tenants::default(),
             twins: Twins::new()?,
             rings: direct::Rings::default(),
             families: Families::default(),
@@ -295,6 +295,7 @@ impl Conductor {
                 }
             }
             ToConductor::FlowDone { flow } => self.flow_done(flow),
+            ToConductor::Gone { flow, gone } => self.gone(flow, gone),
             ToConductor::Apply { ref mut policy } => {
                 let cut = self.apply(std::mem::take(policy));
                 tracing::info!(cut, "policy applied");
@@ -398,6 +399,7 @@ impl Conductor {
         };
         let movers = entry.movers;
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
+        self.gone(outgoing, Gone::Writer);
         self.movers.send(movers[1 - side], ToMover::Abort { flow: incoming, send_end, recv_end: None });
         if side == 0 && self.deafen_unclaimed(connection, send_end) {
             // There is no flow back to wait for.

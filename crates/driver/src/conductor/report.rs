@@ -100,8 +100,7 @@ impl Conductor {
             let _ = epoll::delete(&self.epoll, &old.pidfd);
             self.names.leave(id);
         }
-        let cut = self.sort_clients();
-        Metrics::add(&self.metrics.connections_cut, cut);
+        self.sort_anew();
         Ok(())
     }
 
@@ -118,8 +117,7 @@ impl Conductor {
             }
             !exited
         });
-        let cut = self.sort_clients();
-        Metrics::add(&self.metrics.connections_cut, cut);
+        self.sort_anew();
     }
 
     /// Tells the readers of the counter region how things stand.

@@ -3,12 +3,11 @@ use super::client::{Connected, Listener, Socket, SocketState};
 use super::names::canonical;
 use super::{Conductor, Connection, Ending};
 use crate::memory::Slot;
-use crate::messages::{ClientId, Endpoint, MoverId, NewFlow, ToMover};
+use crate::messages::{ClientId, Endpoint, Gone, MoverId, NewFlow, ToMover};
 use crate::metrics::Metrics;
-use crate::policy::Path;
 use pd_abi::layout::ENDED;
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
-use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL};
+use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, RECEIVES_SHARED};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -50,7 +49,7 @@ impl Conductor {
             | Operation::Left => return,
             _ if !live => Err(Errno::BADF),
             Operation::Bind => self.bind(id, socket, request),
-            Operation::Listen => self.listen(id, socket, request.numbers().0),
+            Operation::Listen => self.listen(id, socket, request),
             Operation::Connect => self.connect(id, socket, request),
             Operation::Accept => {
                 let many = request.value;
@@ -120,6 +119,7 @@ impl Conductor {
             state,
             send_ring_bytes: self.settings.ring_bytes_default,
             receive_ring_bytes: self.settings.ring_bytes_default,
+            receives_shared: false,
             flows_left: 0,
         }
     }
@@ -170,12 +170,13 @@ impl Conductor {
         Ok(done(socket).with_address(bound.into()))
     }
 
-    fn listen(&mut self, id: ClientId, socket: SocketId, backlog: u64) -> Answer {
-        let backlog_max = backlog.clamp(1, BACKLOG_MAX.into()) as usize;
+    fn listen(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
+        let backlog_max = request.numbers().0.clamp(1, BACKLOG_MAX.into()) as usize;
         let slot = socket.slot();
         let client = self.client_mut(id).ok_or(Errno::BADF)?;
         let namespace = client.identity.namespace;
         let state = client.socket_mut(slot).ok_or(Errno::BADF)?;
+        state.receives_shared |= request.value & RECEIVES_SHARED != 0;
         match &mut state.state {
             SocketState::Active => {}
             SocketState::Listen(listener) => {
@@ -243,10 +244,12 @@ impl Conductor {
         }
         let (peer_v6, peer_channel) = (listening.v6, listening.channel);
         let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
+        let peer_shared = listening.receives_shared;
         let index = self.free_connection();
         let accepted = Socket {
             send_ring_bytes: peer_send,
             receive_ring_bytes: peer_receive,
+            receives_shared: peer_shared,
             ..self.fresh_socket(
                 peer_v6,
                 peer_channel,
@@ -265,18 +268,16 @@ impl Conductor {
         if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
             let local = dressed(local, v6);
             state.state = SocketState::Connected(Connected { connection: index, side: 0, local, remote });
+            state.receives_shared |= request.value & RECEIVES_SHARED != 0;
         }
         let (Some(source), Some(destination)) =
             (self.endpoint(id, socket.slot()), self.endpoint(peer, peer_slot))
         else {
             return Err(Errno::CONNREFUSED);
         };
-        let direct = match self.path_of(id, peer, tenants, reached) {
-            Path::Direct if !self.is_full([id, peer]) => {
-                Some(Box::new(self.open_direct([(id, socket.slot()), (peer, peer_slot)])))
-            }
-            _ => None,
-        };
+        let sides = [(id, socket.slot()), (peer, peer_slot)];
+        let plan = self.plan(sides, tenants, reached, false).filter(|_| !self.is_full([id, peer]));
+        let direct = plan.map(|plan| Box::new(self.open_direct(sides, plan)));
         self.serial += 1;
         let serial = self.serial;
         let movers = [mover, destination.mover];
@@ -287,7 +288,7 @@ impl Conductor {
         self.add_flow(flow(0, source.clone(), destination.clone(), send_ring_bytes));
         self.add_flow(flow(1, destination, source, peer_send));
         self.connections[index as usize] = Some(Connection {
-            sides: [Some((id, socket.slot())), Some((peer, peer_slot))],
+            sides: sides.map(Some),
             movers,
             done: [false; 2],
             serial,
@@ -380,6 +381,7 @@ impl Conductor {
         if how & 2 != 0 {
             let finish = crate::messages::Finish { late_errno: 0, deadline: None, source_gone: false };
             self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
+            self.gone(outgoing, Gone::Writer);
         }
         if how & 1 != 0 {
             self.movers.send(
@@ -413,6 +415,14 @@ impl Conductor {
             SocketOption::ReceiveRingBytes => {
                 state.receive_ring_bytes = ring;
                 ring
+            }
+            SocketOption::ReceivesShared if value == 0 => return Err(Errno::INVAL),
+            SocketOption::ReceivesShared => {
+                state.receives_shared = true;
+                if let SocketState::Connected(Connected { connection, .. }) = state.state {
+                    self.place(connection);
+                }
+                1
             }
             SocketOption::ReuseAddress => value.min(1),
             SocketOption::V6Only => {

@@ -5,7 +5,7 @@ use crate::admin::PolicyReport;
 use crate::identity::{Identity, NamespaceId};
 use crate::messages::{ClientId, TenantId, ToMover};
 use crate::metrics::Metrics;
-use crate::policy::{Action, Path, Policy};
+use crate::policy::{Action, Policy};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 
@@ -67,7 +67,8 @@ impl Conductor {
                 self.movers.send(mover, ToMover::SetBudget { tenant, budget });
             }
         }
-        let mut cut = self.sort_clients();
+        self.sort_clients();
+        let mut cut = 0;
         for index in 0..self.connections.len() {
             if self.is_denied(index) {
                 self.cut(index);
@@ -75,12 +76,12 @@ impl Conductor {
             }
         }
         Metrics::add(&self.metrics.connections_cut, cut);
+        self.place_all();
         cut
     }
 
-    /// Finds out anew whose clients and connections are. Ends those that share memory and may do so no more; returns
-    /// how many.
-    pub(super) fn sort_clients(&mut self) -> u64 {
+    /// Finds out anew whose clients and connections are.
+    fn sort_clients(&mut self) {
         self.tenants.look();
         for id in 0..self.clients.len() {
             let Some(client) = &self.clients[id] else { continue };
@@ -106,21 +107,12 @@ impl Conductor {
                 self.movers.send(connection.movers[side], ToMover::SetTenant { flow, tenant: now[side] });
             }
         }
-        let misplaced: Vec<_> =
-            (0..self.connections.len()).filter(|&index| self.is_misplaced(index)).collect();
-        for &index in &misplaced {
-            self.cut(index);
-        }
-        misplaced.len() as u64
     }
 
-    /// Whether a connection is on the direct path, and would not get there again.
-    fn is_misplaced(&self, index: usize) -> bool {
-        let Some(connection) = self.connections[index].as_ref().filter(|c| !c.cut && c.is_direct()) else {
-            return false;
-        };
-        let [Some((from, _)), Some((to, _))] = connection.sides else { return false };
-        self.path_of(from, to, connection.tenants, connection.reached) == Path::Offloaded
+    /// The same, when a container has come or gone: connections travel as it says for their tenants by now.
+    pub(super) fn sort_anew(&mut self) {
+        self.sort_clients();
+        self.place_all();
     }
 
     fn is_denied(&self, index: usize) -> bool {

@@ -58,6 +58,8 @@ pub struct Facts<'a> {
 #[derive(Debug)]
 pub struct Tenants {
     policy: Policy,
+    /// How bytes travel where the policy does not say.
+    path: Path,
     /// Of the rules, and of the default.
     hits: Vec<u64>,
     route_hits: Vec<u64>,
@@ -75,10 +77,12 @@ struct Entry {
     budget: Arc<Budget>,
 }
 
-impl Default for Tenants {
-    fn default() -> Self {
+impl Tenants {
+    /// The default tenant alone, and no policy. `path`: how bytes travel where a policy does not say.
+    pub fn new(path: Path) -> Self {
         let mut this = Self {
             policy: Policy::default(),
+            path,
             hits: vec![0],
             route_hits: Vec::new(),
             places: Vec::new(),
@@ -88,9 +92,7 @@ impl Default for Tenants {
         let _ = this.enroll(DEFAULT_TENANT);
         this
     }
-}
 
-impl Tenants {
     /// The number of a tenant, new or known.
     ///
     /// # Errors
@@ -186,23 +188,26 @@ impl Tenants {
         (action, rule.unwrap_or(self.policy.rules.len()))
     }
 
-    /// How a connection's bytes travel. What a rule says holds; otherwise they go directly if both clients are one
-    /// tenant's, and nothing has to be metered. Nobody named the clients of the default tenant: they are one
-    /// tenant's only within a network namespace and as one user (`kin`).
-    pub fn path(&self, tenants: [TenantId; 2], kin: bool, reached: SocketAddr) -> Path {
+    /// How a connection's bytes travel, and whether the two sides trust each other. What a rule says holds; otherwise
+    /// bytes that have to be metered are offloaded, and who is of one tenant is trusted. Nobody named the clients of the
+    /// default tenant: they are one tenant's only within a network namespace and as one user (`kin`).
+    pub fn path(&self, tenants: [TenantId; 2], kin: bool, reached: SocketAddr) -> (Path, bool) {
         let [from, to] = tenants.map(|id| &self.entries[id as usize]);
         let (address, port) = (reached.ip().to_canonical(), reached.port());
         let attempt = Attempt { from: &from.name, to: &to.name, address, port };
         let rule = self.policy.decide(&attempt).1.map(|index| &self.policy.rules[index]);
-        if let Some(path) = rule.and_then(|rule| rule.path) {
-            return path;
-        }
         let named = tenants[0] != TenantId::default();
         let limited = [from, to].iter().any(|entry| entry.budget.limits != Limits::default());
-        match tenants[0] == tenants[1] && (named || kin) && !limited {
-            true => self.policy.path,
-            false => Path::Offloaded,
-        }
+        let path = rule.and_then(|rule| rule.path).unwrap_or(match limited {
+            true => Path::Offloaded,
+            false => self.usual_path(),
+        });
+        let trust = rule.and_then(|rule| rule.trust);
+        (path, trust.unwrap_or(tenants[0] == tenants[1] && (named || kin)))
+    }
+
+    fn usual_path(&self) -> Path {
+        self.policy.path.unwrap_or(self.path)
     }
 
     /// Counts a decision on a connect and the tenant's connections.
@@ -270,7 +275,7 @@ impl Tenants {
         let rules = policy.rules.iter().map(ToString::to_string).chain([otherwise]);
         PolicyReport {
             file,
-            path: policy.path,
+            path: self.usual_path(),
             tenants: self.entries.iter().map(|entry| entry.report(policy)).collect(),
             rules: rules.zip(&self.hits).map(|(rule, &hits)| RuleReport { rule, hits }).collect(),
             routes: (policy.routes.iter().zip(&self.route_hits))

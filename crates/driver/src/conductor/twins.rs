@@ -20,10 +20,9 @@ use super::unix::is_unix;
 use super::{Conductor, Connection, Ending};
 use crate::identity::NamespaceId;
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
-use crate::memory::{ClientMemory, Slot};
+use crate::memory::ClientMemory;
 use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
-use crate::policy::Path;
 use foldhash::HashMap;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
@@ -363,26 +362,10 @@ impl Conductor {
         self.add_flow(NewFlow { id: back, tenant, source, destination, send_ring_bytes, serial });
         if let Some(send_end) = send_end {
             self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, recv_end: None });
-        } else if let Some(first) = first {
-            self.begin_direct(index, [first, (id, slot)]);
+        } else {
+            self.place(index);
         }
         Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
-    }
-
-    /// Puts a twin whose ends are both there on the direct path if the policy says so.
-    fn begin_direct(&mut self, index: u32, sides: [(ClientId, Slot); 2]) {
-        let clients = sides.map(|(client, _)| client);
-        let Some(Connection { tenants, reached, .. }) = self.connection(index) else { return };
-        if self.path_of(clients[0], clients[1], *tenants, *reached) != Path::Direct || self.is_full(clients) {
-            return;
-        }
-        let direct = Box::new(self.open_direct(sides));
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
-        connection.direct = Some(direct);
-        for side in [0, 1] {
-            let flow = index * 2 + side as u32;
-            self.movers.send(connection.movers[side], ToMover::GoDirect { flow });
-        }
     }
 
     /// Has the receiving socket's mover know which flow brings it bytes.

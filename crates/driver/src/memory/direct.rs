@@ -60,10 +60,8 @@ impl Pool {
         let lease = self.lease(len as u64)?;
         let make = || -> Result<(OwnedFd, Mapping)> {
             let made = memfd::create("pd-direct", len, pages)?;
-            if pages == Pages::Huge {
-                // Whether there are so many is found out here, and not by a client's access.
-                Mapping::new(&made, len, Protection::ReadWrite)?.populate(0, len)?;
-            }
+            // Whether there is so much is found out here, and not by a client's access.
+            memfd::allocate(&made, len)?;
             // What a lease is asked for later has to come of an opening, like what the others hold.
             let fd = memfd::reopen(&made, OFlags::RDWR)?;
             // The kernel gives the lowest number that is free: that many are in use.
@@ -92,11 +90,13 @@ impl DirectRing {
     /// The owner has mapped it: nobody maps it writable any more.
     ///
     /// # Errors
-    /// `EPERM` if somebody else has sealed it; when there is no memory.
+    /// `EPERM` if somebody else has sealed it; `EFAULT` if its owner has punched a hole before: the reader would die of it
+    /// where memory is short.
     pub fn seal(&mut self) -> Result<()> {
         memfd::seal_against_all(&self.fd)?;
-        // The owner may have punched a hole before.
-        self.index.populate(0, PAGE_BYTES)?;
+        if !memfd::is_whole(&self.fd, self.pages.bytes() + self.bytes as usize)? {
+            return Err(Errno::FAULT);
+        }
         self.sealed = true;
         Ok(())
     }
@@ -151,7 +151,7 @@ impl DirectRing {
         let head = self.pages.bytes();
         let len = head + self.bytes as usize;
         let map = Mapping::new(&self.fd, len, Protection::Read)?;
-        // The owner may have punched holes before it was sealed: found out here, and not by a copy's access.
+        // It has all its pages; what the mapping needs of its own is found out here, and not by a copy's access.
         map.populate(0, len)?;
         Ok(Remainder { map, head, bytes: self.bytes, read, is_last })
     }

@@ -7,14 +7,14 @@
 //!
 //! A connection on the direct path leaves it when one of its ends moves. Receiving: the mover reads the sender's ring
 //! in the old client's place, until the sender says that it has left it. Sending: what the new client sends waits until
-//! the receiver says that it has read the old one's ring.
+//! the receiver says that it has read the old one's ring. So does what a client sends that leaves the path itself.
 mod remainder;
 
 pub use remainder::Unfinished;
 
 use super::flow::Flow;
 use super::{counting, Mover};
-use crate::messages::{ClientId, Endpoint, FlowId, Former, Parted, Remainder, Ring, ToConductor};
+use crate::messages::{ClientId, Endpoint, FlowId, Former, Gone, Parted, Remainder, Ring, ToConductor};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_shm::wait::{SharedCells, Waker};
 use pd_shm::Mapping;
@@ -39,8 +39,10 @@ pub struct Moves {
     pub base: u64,
     /// The sender's ring, as long as it may write there and the receiver cannot read it.
     pub remainder: Option<Box<Unfinished>>,
-    /// The receiver has still to read the ring of a former sender.
+    /// The receiver has still to read a ring that the present sender has left, or a former one had.
     held: bool,
+    /// It has had another receiver, for which the mover reads what the former one had not.
+    retargeted: bool,
 }
 
 /// Where a former receiver's bytes are.
@@ -185,6 +187,7 @@ impl Mover {
         let finished = flow.is_finished();
         let moves = flow.moves.get_or_insert_default();
         moves.next = Some(destination);
+        moves.retargeted = true;
         moves.formers.extend(former);
         // Of a former sender's ring the new destination gets what the former one had not read, here.
         moves.held = false;
@@ -198,8 +201,19 @@ impl Mover {
         self.switch(id);
     }
 
-    /// The receiver has read the ring of a former sender.
+    /// The sender writes nothing more into its ring. What it sends from now on waits until the receiver has read that,
+    /// unless it is read here.
+    pub(super) fn leave_ring(&mut self, id: FlowId) {
+        self.read_on(id, true);
+        let Some(flow) = self.flows.get(id) else { return };
+        let moves = flow.moves.get_or_insert_default();
+        moves.held |= !moves.retargeted;
+        self.tell_conductor(ToConductor::Gone { flow: id, gone: Gone::Writer });
+    }
+
+    /// The receiver has read a ring that the sender has left.
     pub(super) fn release(&mut self, id: FlowId) {
+        self.tell_conductor(ToConductor::Gone { flow: id, gone: Gone::Reader });
         let Some(moves) = self.flows.used(id).and_then(|flow| flow.moves.as_mut()) else { return };
         if std::mem::take(&mut moves.held) {
             self.resume(id);

@@ -181,7 +181,7 @@ impl Mover {
             Operation::Left => {
                 let socket = self.socket(client, SocketId(request.socket));
                 match (request.value, socket.and_then(|s| s.outgoing), socket.and_then(|s| s.incoming)) {
-                    (LEFT_SENDING, Some(flow), _) => self.read_on(flow, true),
+                    (LEFT_SENDING, Some(flow), _) => self.leave_ring(flow),
                     (LEFT_RECEIVING, _, Some((mover, flow))) if mover == self.settings.id => {
                         self.release(flow);
                     }

@@ -3,7 +3,7 @@
 //!
 //! ```toml
 //! default = "deny"                    # of connections that no rule matches; "allow" if absent
-//! path = "offloaded"                  # of connections within a tenant; "direct" if absent
+//! path = "offloaded"                  # of connections without rates; as the driver says if absent
 //!
 //! [[tenant]]
 //! name = "red"
@@ -21,6 +21,7 @@
 //! port = [80, "8000-8999"]
 //! action = "allow"
 //! path = "direct"                     # whatever the tenants are, and without their rates
+//! trust = true                        # received bytes may be lent where the peer wrote them; within a tenant if absent
 //!
 //! [[route]]
 //! service = "10.96.0.1:80"
@@ -57,7 +58,7 @@ pub struct PolicyError(String);
 #[serde(deny_unknown_fields, default)]
 struct File {
     default: Action,
-    path: Path,
+    path: Option<Path>,
     tenant: Vec<Spanned<TenantTable>>,
     rule: Vec<Spanned<RuleTable>>,
     route: Vec<Spanned<RouteTable>>,
@@ -65,8 +66,13 @@ struct File {
 
 impl Default for File {
     fn default() -> Self {
-        let (default, path) = (Action::default(), Path::default());
-        Self { default, path, tenant: Vec::new(), rule: Vec::new(), route: Vec::new() }
+        Self {
+            default: Action::default(),
+            path: None,
+            tenant: Vec::new(),
+            rule: Vec::new(),
+            route: Vec::new(),
+        }
     }
 }
 
@@ -105,6 +111,7 @@ struct RuleTable {
     port: Option<Many<Ports>>,
     action: Action,
     path: Option<Path>,
+    trust: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -217,8 +224,10 @@ impl Policy {
     }
 
     fn knows(&self, rule: &Rule) -> Result<(), String> {
-        if rule.path.is_some() && rule.action == Action::Deny {
-            return Err("a connection that is denied has no path; take the key out".to_owned());
+        let (path, trust) = (rule.path.is_some(), rule.trust.is_some());
+        if (path || trust) && rule.action == Action::Deny {
+            let key = if path { "path" } else { "trust" };
+            return Err(format!("a connection that is denied has no {key}; take the key out"));
         }
         let unknown = |name: &&String| *name != DEFAULT_TENANT && self.tenant(name).is_none();
         match rule.from.iter().chain(&rule.to).find(unknown) {
@@ -313,6 +322,7 @@ fn rule(table: RuleTable) -> Rule {
         ports: table.port.map_or_else(Vec::new, |many| many.0.into_iter().map(|ports| ports.0).collect()),
         action: table.action,
         path: table.path,
+        trust: table.trust,
     }
 }
 

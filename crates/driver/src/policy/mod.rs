@@ -30,8 +30,8 @@ pub struct Policy {
     pub rules: Vec<Rule>,
     /// Service addresses.
     pub routes: Vec<Route>,
-    /// How bytes travel within a tenant, where no rule says so.
-    pub path: Path,
+    /// How bytes travel where no rule says so; none: as the driver's settings say.
+    pub path: Option<Path>,
 }
 
 /// How a connection's bytes travel.
@@ -40,7 +40,8 @@ pub struct Policy {
 pub enum Path {
     /// The driver moves them.
     Offloaded,
-    /// The two clients share rings. Their driver neither sees nor meters the bytes.
+    /// The two clients share a ring for each direction, which the sender writes and the receiver can only read. The driver
+    /// neither sees nor meters the bytes.
     #[default]
     Direct,
 }
@@ -95,8 +96,10 @@ pub struct Rule {
     pub ports: Vec<RangeInclusive<u16>>,
     /// What then.
     pub action: Action,
-    /// How the bytes travel; none: directly within a tenant without rates, offloaded otherwise.
+    /// How the bytes travel; none: as the policy says for all, and offloaded where a tenant has rates.
     pub path: Option<Path>,
+    /// Whether the two sides trust each other not to change bytes that were sent; none: within a tenant.
+    pub trust: Option<bool>,
 }
 
 /// Who connects to a service address is connected to another.
@@ -203,6 +206,9 @@ impl fmt::Display for Rule {
         if let Some(path) = self.path {
             write!(f, ", path {path}")?;
         }
+        if let Some(trust) = self.trust {
+            write!(f, ", {}", if trust { "trusted" } else { "not trusted" })?;
+        }
         Ok(())
     }
 }
@@ -246,7 +252,9 @@ impl fmt::Display for Policy {
             writeln!(f, "rule {}: {rule}", index + 1)?;
         }
         writeln!(f, "otherwise: {}", self.default)?;
-        writeln!(f, "path within a tenant without rates: {}", self.path)?;
+        if let Some(path) = self.path {
+            writeln!(f, "path without rates: {path}")?;
+        }
         for route in &self.routes {
             writeln!(f, "service {route}")?;
         }

@@ -38,6 +38,7 @@ fn every_key_is_read_and_explained() {
         port = [80, "8000-8999"]
         action = "allow"
         path = "direct"
+        trust = true
         [[route]]
         service = "10.96.0.1:80"
         to = "10.0.0.2:8080"
@@ -52,9 +53,9 @@ fn every_key_is_read_and_explained() {
     for line in [
         "tenant red: container web, cgroup /red.slice, namespace /run/netns/red; at most 5 connections; \
          1048576 bytes/s, burst 2097152; 1000 messages/s, burst 20; 4096 bytes/s a connection, burst 65536",
-        "rule 1: allow red to red, blue, address 10.0.0.0/8, fd00::1/128, port 80, 8000-8999, path direct",
+        "rule 1: allow red to red, blue, address 10.0.0.0/8, fd00::1/128, port 80, 8000-8999, path direct, trusted",
         "otherwise: deny",
-        "path within a tenant without rates: offloaded",
+        "path without rates: offloaded",
         "service 10.96.0.1:80 is 10.0.0.2:8080",
     ] {
         assert!(told.lines().any(|l| l == line), "{line:?} is missing in:\n{told}");

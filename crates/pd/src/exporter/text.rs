@@ -19,7 +19,7 @@ use crate::live::Sample;
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
-const COUNTERS: [(&str, &str, &str); 26] = [
+const COUNTERS: [(&str, &str, &str); 27] = [
     ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
     ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
     ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
@@ -52,6 +52,11 @@ const COUNTERS: [(&str, &str, &str); 26] = [
         "connections_broken",
         "pipedevice_connections_broken",
         "Direct connections ended because a peer's words were impossible",
+    ),
+    (
+        "connections_recalled",
+        "pipedevice_connections_recalled",
+        "Connections that left the direct path because policy or tenants changed",
     ),
     ("bytes_reported", "pipedevice_reported_bytes", "Bytes that clients say they sent on the direct path"),
     ("messages_reported", "pipedevice_messages_reported", "Sends that clients say these were"),

@@ -2,7 +2,6 @@
 use crate::conductor::{Conductor, Connection};
 use crate::memory::{DirectRing, Slot};
 use crate::messages::{ClientId, Leave, Remainder};
-use crate::policy::Path;
 use pd_abi::layout::path;
 use rustix::io::Errno;
 
@@ -19,13 +18,16 @@ pub(in crate::conductor) struct Parting {
 
 impl Conductor {
     /// Whether two clients may take up the direct path of a connection that one of them had not.
-    fn stays_direct(&self, index: u32, clients: [ClientId; 2], side: usize) -> bool {
-        let Some(Connection { tenants, reached, .. }) = self.connection(index) else { return false };
+    fn stays_direct(&self, index: u32, sides: [(ClientId, Slot); 2], side: usize) -> bool {
+        let Some(Connection { tenants, reached, direct: Some(direct), .. }) = self.connection(index) else {
+            return false;
+        };
+        let clients = sides.map(|(client, _)| client);
         let mut tenants = *tenants;
         if let Some(client) = self.client(clients[side]) {
             tenants[side] = client.tenant;
         }
-        self.path_of(clients[0], clients[1], tenants, *reached) == Path::Direct && !self.is_full(clients)
+        self.plan(sides, tenants, *reached, true) == Some(direct.plan) && !self.is_full(clients)
     }
 
     /// One side of a connection goes to another client, or to nobody. As long as there are no rings it may go on as
@@ -41,20 +43,19 @@ impl Conductor {
     ) -> Result<Parting, Errno> {
         let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
         let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
-        let (former, unused) = (direct.clients[side], direct.rings.iter().all(Option::is_none));
-        if unused && direct.is_in_use() {
+        let (former, word) = (direct.clients[side], direct.words[side]);
+        if direct.is_unused() && direct.is_in_use() {
             let stays = match (owner, peer) {
-                (Some((new, _)), Some((peer, _))) => {
-                    let mut clients = [new; 2];
-                    clients[1 - side] = peer;
-                    self.stays_direct(index, clients, side)
+                (Some(new), Some(peer)) => {
+                    let mut sides = [new; 2];
+                    sides[1 - side] = peer;
+                    self.stays_direct(index, sides, side)
                 }
                 _ => true, // nobody has it
             };
             if stays {
                 self.exit_direct(former);
-                let entered =
-                    owner.map_or((ClientId::MAX, 0), |(client, slot)| self.enter_direct(client, slot));
+                let entered = owner.map_or((ClientId::MAX, 0), |owner| self.enter_direct(owner, word));
                 if let Some(direct) = self.direct_mut(index) {
                     direct.clients[side] = entered;
                 }
@@ -65,17 +66,22 @@ impl Conductor {
         let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
         let first = !std::mem::replace(&mut direct.left[side], true);
         let (own, others) = (direct.rings[side].as_ref(), direct.rings[1 - side].as_ref());
+        let recall = direct.recall.as_ref();
         let mut parting = Parting::default();
         if first {
             let read = own.map_or(0, DirectRing::said_read);
-            let is_last = direct.left[1 - side];
-            let sealed = others.filter(|ring| ring.is_sealed());
+            let is_last = direct.left[1 - side] || recall.is_some_and(|recall| recall.stopped[1 - side]);
+            let is_read_up = recall.is_some_and(|recall| recall.read_up[1 - side]);
+            let sealed = others.filter(|ring| ring.is_sealed() && !is_read_up);
             parting.remainder = sealed.map(|ring| ring.remainder(read, is_last)).transpose()?;
         }
         if first && !direct.left[1 - side] {
+            let is_read_up = recall.is_some_and(|recall| recall.read_up[side]);
             let ready = own.is_some_and(DirectRing::is_sealed);
-            parting.held = ready && own.is_some_and(|ring| ring.said().0 > 0);
-            let path = path::DIRECT | path::LEFT | if ready { path::PEER_READY } else { 0 };
+            parting.held = ready && !is_read_up && own.is_some_and(|ring| ring.said().0 > 0);
+            let ready = if ready { path::PEER_READY } else { 0 };
+            direct.words[1 - side] |= path::LEFT | path::LAST | ready;
+            let path = direct.words[1 - side];
             let to = peer.and_then(|(peer, slot)| self.endpoint(peer, slot));
             parting.leave = to.map(|to| Leave { to, path });
         }

@@ -1,0 +1,166 @@
+//! Which connections are on the direct path, and how open ones get there and leave it.
+//!
+//! A connection goes where it takes the fewest copies that the policy allows. Where the policy says direct, what a side
+//! sends goes by rings if its peer receives no bytes that the sender can still change: its library copies them, as all
+//! do that serve unmodified programs, or the program has asked for them as they are, or the policy says that the two
+//! trust each other. What goes to other native programs is offloaded, for there one copy does both, and here it would
+//! take two.
+//!
+//! All this is decided anew when the policy, a tenant or a socket changes. A connection that has no rings yet changes its
+//! path at once. One that has is *recalled*: each side writes nothing more into its ring and says so (`LEFT`), its peer
+//! reads the ring to the end (`LAST`) and says so, and only then is delivered what came by the driver meanwhile. Until a side has
+//! said so, its peer reads no more of the ring than lay there when it heard of the recall, so that a client that does
+//! not obey reaches nobody.
+use super::Direct;
+use crate::conductor::{Conductor, Connection};
+use crate::memory::Slot;
+use crate::messages::{ClientId, FlowId, Gone, TenantId, ToMover};
+use crate::metrics::Metrics;
+use crate::policy::Path;
+use pd_abi::layout::{path, socket_status};
+use std::net::SocketAddr;
+use std::sync::atomic::{fence, Ordering};
+
+/// How a direct connection travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::conductor) struct Plan {
+    /// The policy says that the sides trust each other.
+    trusted: bool,
+    /// By side, whether its sends go by rings.
+    sends: [bool; 2],
+}
+
+/// How far a recall is.
+#[derive(Debug, Default)]
+pub(super) struct Recall {
+    /// Sides that write no more into their rings.
+    pub(super) stopped: [bool; 2],
+    /// Sides whose rings are read to the end.
+    pub(super) read_up: [bool; 2],
+}
+
+impl Plan {
+    /// What the sides' `path` words begin with.
+    pub(super) fn words(self) -> [u32; 2] {
+        let trusted = if self.trusted { path::TRUSTED } else { 0 };
+        self.sends.map(|sends| path::DIRECT | trusted | if sends { 0 } else { path::SENDS_OFFLOADED })
+    }
+
+    /// Whether what is allowed by this one is by another.
+    fn is_within(self, other: Self) -> bool {
+        (!self.trusted || other.trusted) && (0..2).all(|side| !self.sends[side] || other.sends[side])
+    }
+}
+
+impl Conductor {
+    /// How a connection between two sockets travels; none: offloaded. `twin`: both belong to libraries that copy.
+    pub(in crate::conductor) fn plan(
+        &self,
+        sides: [(ClientId, Slot); 2],
+        tenants: [TenantId; 2],
+        reached: SocketAddr,
+        twin: bool,
+    ) -> Option<Plan> {
+        let [from, to] = [self.client(sides[0].0)?, self.client(sides[1].0)?];
+        let kin = from.identity.namespace == to.identity.namespace && from.identity.uid == to.identity.uid;
+        let (path, trusted) = self.tenants.path(tenants, kin, reached);
+        let receives = |side: usize| {
+            let socket = self.client(sides[side].0).and_then(|client| client.socket(sides[side].1));
+            trusted || twin || socket.is_some_and(|socket| socket.receives_shared)
+        };
+        let sends = [receives(1), receives(0)];
+        (path == Path::Direct && sends != [false; 2]).then_some(Plan { trusted, sends })
+    }
+
+    /// Puts an open connection on the direct path.
+    pub(in crate::conductor) fn begin_direct(
+        &mut self,
+        index: u32,
+        sides: [(ClientId, Slot); 2],
+        plan: Plan,
+    ) {
+        if self.is_full(sides.map(|(client, _)| client)) {
+            return;
+        }
+        let direct = Box::new(self.open_direct(sides, plan));
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        connection.direct = Some(direct);
+        if connection.twin.is_some() {
+            for side in [0, 1] {
+                let flow = index * 2 + side as u32;
+                self.movers.send(connection.movers[side], ToMover::GoDirect { flow });
+            }
+        }
+    }
+
+    /// Has all open connections travel as policy and sockets say by now.
+    pub(in crate::conductor) fn place_all(&mut self) {
+        for index in 0..self.connections.len() {
+            self.place(index as u32);
+        }
+    }
+
+    /// The same of one.
+    pub(in crate::conductor) fn place(&mut self, index: u32) {
+        let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else { return };
+        let &Connection { sides: [Some(from), Some(to)], tenants, reached, .. } = connection else { return };
+        let plan = self.plan([from, to], tenants, reached, connection.twin.is_some());
+        match (connection.direct.as_ref(), plan) {
+            (None, Some(plan)) => self.begin_direct(index, [from, to], plan),
+            (Some(direct), plan) if direct.is_in_use() && plan != Some(direct.plan) => match plan {
+                Some(plan) if direct.plan.is_within(plan) => self.widen(index, plan),
+                _ => self.recall(index),
+            },
+            _ => {}
+        }
+    }
+
+    /// More is allowed than before.
+    fn widen(&mut self, index: u32, plan: Plan) {
+        let Some(direct) = self.direct_mut(index) else { return };
+        direct.plan = plan;
+        for (word, begins) in direct.words.iter_mut().zip(plan.words()) {
+            *word = begins | *word & path::PEER_READY;
+        }
+        (0..2).for_each(|side| self.say(index, side, 0));
+        self.kick(index);
+    }
+
+    /// Has a connection leave the direct path without loss.
+    fn recall(&mut self, index: u32) {
+        self.report_sides(index);
+        Metrics::add(&self.metrics.connections_recalled, 1);
+        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        if let Some(direct) = connection.direct.take_if(|direct| direct.is_unused()) {
+            let sides = connection.sides;
+            for (client, slot) in sides.into_iter().flatten() {
+                if let Some(memory) = self.client(client).and_then(|client| client.memory.as_ref()) {
+                    // Of a twin: the other end is there.
+                    memory.publish_u32(slot, socket_status::PATH, path::CLAIMED);
+                }
+            }
+            self.close_direct(*direct);
+        } else if let Some(direct) = &mut connection.direct {
+            direct.recall = Some(Recall::default());
+            (0..2).for_each(|side| self.say(index, side, path::LEFT));
+        }
+        fence(Ordering::SeqCst);
+        self.kick(index);
+    }
+
+    /// One side of a connection that leaves the direct path has done its part, as its client or its end says.
+    pub(in crate::conductor) fn gone(&mut self, flow: FlowId, gone: Gone) {
+        let (index, side) = (flow / 2, flow as usize % 2);
+        let Some(Direct { recall: Some(recall), .. }) = self.direct_mut(index) else { return };
+        match gone {
+            Gone::Reader => recall.read_up[side] = true,
+            Gone::Writer if !std::mem::replace(&mut recall.stopped[side], true) => {
+                // SYNC POINT: direct-left (the client has written its last byte, then said so)
+                self.say(index, 1 - side, path::LAST);
+                fence(Ordering::SeqCst);
+                self.kick(index);
+            }
+            Gone::Writer => {}
+        }
+    }
+}
