@@ -23,9 +23,9 @@ fn send_all(side: &TwinSide, from: u64, to: u64, long: u64, seed: u64) {
     }
 }
 
-/// Both streams, while ends move when some of each was sent and some of that was read. Says whether the connection
-/// stayed on the direct path.
-fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving) -> bool {
+/// Both streams, while ends move when some of each was sent and some of that was read, and with `recall` a policy takes
+/// the direct path away. Says whether the connection stayed on it.
+fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving, recall: bool) -> bool {
     let (fd, a, accepted) = connect(listener);
     let b = claim(&accepted).expect("a twin");
     assert_eq!((a.socket.path(), b.socket.path()), (Path::Direct, Path::Direct));
@@ -42,7 +42,14 @@ fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving) -> bool 
     // What an end reads before it moves has to be sent before the other does.
     let read = if both { [read[0].min(sent[1]), read[1].min(sent[0])] } else { read };
     let sides = [a, b];
+    let pause = std::time::Duration::from_micros(random.below(3_000));
     std::thread::scope(|scope| {
+        if recall {
+            scope.spawn(move || {
+                std::thread::sleep(pause);
+                driver().apply("path = \"offloaded\"");
+            });
+        }
         let mut ends = Vec::new();
         for (number, side) in sides.iter().enumerate() {
             let other = 1 - number;
@@ -98,9 +105,26 @@ fn a_moving_end_takes_the_connection_off_the_direct_path_without_a_byte_lost() {
     let _alone = alone();
     let moving = |round| Moving([[false, true], [true, false], [true, true]][round as usize % 3]);
     let listener = listener("127.0.0.1:0");
-    let stayed = (0..36).filter(|&round| exchange(&listener, round, moving(round))).count();
+    let stayed = (0..36).filter(|&round| exchange(&listener, round, moving(round), false)).count();
     assert!(driver().metrics().connections_direct >= 36);
     assert!((1..18).contains(&stayed), "{stayed} of 36 stayed on the direct path");
+}
+
+#[test]
+fn a_policy_takes_connections_off_the_direct_path_while_ends_move_without_a_byte_lost() {
+    let _alone = alone();
+    let moving = |round| {
+        Moving(
+            [[false, false], [false, true], [true, false], [false, false], [true, true]][round as usize % 5],
+        )
+    };
+    let listener = listener("127.0.0.1:0");
+    let before = driver().metrics().connections_recalled;
+    for round in 0..40 {
+        assert!(!exchange(&listener, round, moving(round), true), "round {round} stayed");
+        driver().apply("path = \"direct\"");
+    }
+    assert!(driver().metrics().connections_recalled >= before + 10);
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn check_explains_a_policy_or_what_is_wrong_with_it() {
     let output = pd(&["policy", "check", &path]);
     assert!(output.status.success());
     let explained = "rule 1: deny anyone to anyone, port 80\notherwise: allow\n\
-                     path without rates: direct\n";
+                     path without rates: direct, offloaded with another engine than cpu\n";
     assert_eq!(text(&output.stdout), explained);
     write(&file, "\n[[rule]]\nfrom = \"nobody\"\naction = \"deny\"\n");
     let output = pd(&["policy", "check", &path]);

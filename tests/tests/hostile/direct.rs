@@ -3,9 +3,11 @@ use super::regions::attack;
 use super::{stage, Scene};
 use pd_abi::layout::{direct, path, socket_status};
 use pd_abi::{Frame, FrameKind, Operation, Request, SocketId, SocketOption, Span};
-use pd_driver::Violation;
+use pd_client::core::Socket;
+use pd_driver::admin::Report;
+use pd_driver::{Policy, Violation};
 use pd_shm::{Mapping, Protection};
-use pd_tests::{fill, Puppet, Random, Raw};
+use pd_tests::{fill, Puppet, Random, Raw, TestDriver};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -93,9 +95,11 @@ fn every_page_of_a_direct_ring_has_one_writer() {
     drop(a);
     drop((map, ring, seen, _map, back));
     drop(b);
+    let of_clients = |r: &Report| r.clients.iter().map(|client| client.region_bytes).sum::<u64>();
     let held = scene.driver.wait_for("their clients are forgotten", |r| r.clients.len() == 2);
+    assert!(held.memory_used_bytes > of_clients(&held));
     drop((theirs, read));
-    scene.driver.wait_for("it is given back", |r| r.memory_used_bytes < held.memory_used_bytes);
+    scene.driver.wait_for("it is given back", |r| r.memory_used_bytes == of_clients(r));
     scene.end();
 }
 
@@ -363,4 +367,55 @@ fn consumer(ring: &Passed) -> u64 {
     Mapping::new(&ring.fd, ring.len, Protection::Read)
         .expect("map")
         .load_u64(direct::CONSUMER, Ordering::Acquire)
+}
+
+/// Receives into two pieces of memory, without waiting.
+fn receive(socket: &Socket, len: usize, peek: bool) -> Vec<u8> {
+    let mut bytes = vec![0u8; len];
+    let (first, second) = bytes.split_at_mut(len / 3);
+    let piece = |part: &mut [u8]| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() };
+    let pieces = [piece(first), piece(second)];
+    // SAFETY: two pieces of private memory.
+    let received = unsafe { socket.recv_copied(&pieces, peek) }.expect("bytes");
+    bytes.truncate(received);
+    bytes
+}
+
+// The only one of these tests whose own process is a client.
+#[test]
+fn bytes_that_were_peeked_at_stay_as_they_were() {
+    let driver = TestDriver::with("cpu", |settings| {
+        settings.policy = Policy::parse(NOT_TRUSTED).unwrap();
+    });
+    driver.attach_here();
+    let mut raw = Raw::attach(&driver, 1);
+    let (listener, addr) = raw.listen(0, 8);
+    let socket = Socket::new(false).unwrap();
+    socket.set_receives_shared().unwrap();
+    socket.connect(addr).unwrap();
+    let peer = raw.accept(0, listener);
+    let (_, map) = make_ring(&mut raw, peer);
+    let write = |from: usize, value: u8, len: usize| {
+        let bytes = vec![value; len];
+        // SAFETY: private bytes; the ring is this client's to write.
+        unsafe { map.copy_in(PAGE + from, bytes.as_ptr(), len) };
+    };
+    write(0, b'a', 1000);
+    map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
+    assert_eq!(receive(&socket, 600, true), [b'a'; 600]);
+    // What it has seen is what it gets; what it has not, is what is there by then.
+    write(0, b'b', 1000);
+    let seen = receive(&socket, 800, true);
+    assert_eq!((&seen[..600], &seen[600..]), (&[b'a'; 600][..], &[b'b'; 200][..]));
+    write(0, b'c', 1000);
+    assert_eq!(receive(&socket, 100, false), [b'a'; 100]);
+    assert_eq!(receive(&socket, 300, true), [b'a'; 300]);
+    let rest = receive(&socket, 5000, false);
+    assert_eq!((&rest[..500], &rest[500..700]), (&[b'a'; 500][..], &[b'b'; 200][..]));
+    assert_eq!(&rest[700..], [b'c'; 200]);
+    write(1000, b'd', 1000);
+    map.store_u64(direct::PRODUCER, 2000, Ordering::Release);
+    assert_eq!(receive(&socket, 5000, false), [b'd'; 1000]);
+    assert_eq!(raw.is_cut_off(), None);
+    socket.close().unwrap();
 }

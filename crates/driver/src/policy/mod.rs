@@ -252,8 +252,9 @@ impl fmt::Display for Policy {
             writeln!(f, "rule {}: {rule}", index + 1)?;
         }
         writeln!(f, "otherwise: {}", self.default)?;
-        if let Some(path) = self.path {
-            writeln!(f, "path without rates: {path}")?;
+        match self.path {
+            Some(path) => writeln!(f, "path without rates: {path}")?,
+            None => writeln!(f, "path without rates: direct, offloaded with another engine than cpu")?,
         }
         for route in &self.routes {
             writeln!(f, "service {route}")?;
