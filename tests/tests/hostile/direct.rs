@@ -339,7 +339,7 @@ fn who_does_not_leave_the_direct_path_is_heard_no_more() {
         std::thread::sleep(Duration::from_millis(50));
     }
     let own = ask(&mut raw, FrameKind::PeerRing, socket);
-    let given_back = || own.as_ref().map_or(1000, |ring| consumer(ring));
+    let given_back = || own.as_ref().map_or(1000, consumer);
     assert_eq!(given_back(), 1000, "bytes written after the recall were received");
     // Leaving at last: where the ring ends is fixed by that, and the rest comes by the driver.
     let mut left = Request::new(Operation::Left, socket, 0);

@@ -54,7 +54,7 @@ const LEAST_BYTES: u64 = 4 << 10;
 #[error("{0}")]
 pub struct PolicyError(String);
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct File {
     default: Action,
@@ -62,18 +62,6 @@ struct File {
     tenant: Vec<Spanned<TenantTable>>,
     rule: Vec<Spanned<RuleTable>>,
     route: Vec<Spanned<RouteTable>>,
-}
-
-impl Default for File {
-    fn default() -> Self {
-        Self {
-            default: Action::default(),
-            path: None,
-            tenant: Vec::new(),
-            rule: Vec::new(),
-            route: Vec::new(),
-        }
-    }
 }
 
 #[derive(Deserialize)]
