@@ -16,6 +16,8 @@ pub struct Open {
     pub connections: usize,
     /// The core that this peer is to stay on.
     pub core: Option<usize>,
+    /// Whether kernel TCP sends without a copy where it can.
+    pub zero_copy: bool,
 }
 
 /// A stream of messages, dealt out to the connections in turn.
@@ -99,6 +101,11 @@ pub enum Request {
         scheme: Scheme,
         /// Its command.
         command: Vec<String>,
+    },
+    /// Both: say what they have: a congestion control, a path. Answered with [`Reply::Printed`].
+    Describe {
+        /// Of which scheme.
+        scheme: Scheme,
     },
     /// Both: close. Answered with [`Reply::Done`].
     Close,

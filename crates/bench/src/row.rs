@@ -1,7 +1,7 @@
 //! Results: one flat JSON object for each benchmark, scheme and set of parameters.
 //!
 //! A metric `m` is five fields: `m` (the median over the rounds), `m_min`, `m_max`, `m_quartile_low` and
-//! `m_quartile_high`. What could not be run has `not_run` with the reason, and no metrics.
+//! `m_quartile_high`. `settings` is what both ends say that they had: of kernel TCP, or which path. What could not be run has `not_run` with the reason, and no metrics.
 
 use std::collections::BTreeMap;
 
@@ -27,6 +27,8 @@ pub struct Row {
     pub rounds: usize,
     /// Medians and spreads.
     pub metrics: BTreeMap<&'static str, Summary>,
+    /// What both ends said that they had; empty where there is nothing to say.
+    pub settings: String,
     /// Why there are none.
     pub not_run: Option<String>,
 }
@@ -46,6 +48,7 @@ impl Row {
             params,
             rounds: rounds.len(),
             metrics: metrics.collect(),
+            settings: String::new(),
             not_run: None,
         }
     }
@@ -90,6 +93,9 @@ impl Row {
             ] {
                 object.insert(format!("{name}_{suffix}"), json!(figure));
             }
+        }
+        if !self.settings.is_empty() {
+            object.insert("settings".into(), json!(self.settings));
         }
         if let Some(reason) = &self.not_run {
             object.insert("not_run".into(), json!(reason));

@@ -22,6 +22,7 @@ pub mod site;
 pub mod sys;
 pub mod sysctl;
 pub mod tied;
+pub mod tuning;
 
 use std::path::PathBuf;
 

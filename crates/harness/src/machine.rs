@@ -23,8 +23,14 @@ pub struct Machine {
     pub tcp_wmem: String,
     /// The same for receive buffers.
     pub tcp_rmem: String,
-    /// Congestion control.
+    /// Congestion control of this process's network namespace. Measurements set that of their containers.
     pub tcp_congestion_control: String,
+    /// Congestion controls that the kernel has.
+    pub tcp_available_congestion_control: String,
+    /// What chooses the processor's clock; empty where nothing does, as in most virtual machines.
+    pub frequency_governor: String,
+    /// Transparent hugepages: `always`, `madvise` or `never`.
+    pub transparent_hugepages: String,
     /// Whether bridged packets pass iptables, which slows TCP down.
     pub bridge_netfilter: bool,
 }
@@ -41,6 +47,9 @@ impl Machine {
             tcp_wmem: setting("tcp_wmem"),
             tcp_rmem: setting("tcp_rmem"),
             tcp_congestion_control: setting("tcp_congestion_control"),
+            tcp_available_congestion_control: crate::tuning::available(),
+            frequency_governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            transparent_hugepages: chosen(&line("/sys/kernel/mm/transparent_hugepage/enabled")).to_owned(),
             bridge_netfilter: bridge_netfilter(),
         }
     }
@@ -61,6 +70,15 @@ fn field(file: &str, name: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
+fn line(file: &str) -> String {
+    fs::read_to_string(file).unwrap_or_default().trim().to_owned()
+}
+
+/// The word in brackets.
+fn chosen(words: &str) -> &str {
+    words.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word)
+}
+
 fn setting(name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -70,4 +88,15 @@ fn setting(name: &str) -> String {
 pub fn bridge_netfilter() -> bool {
     let read = fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
     read.is_ok_and(|value| value.trim() == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_in_brackets_is_the_chosen_one() {
+        assert_eq!(chosen("always [madvise] never"), "madvise");
+        assert_eq!(chosen(""), "");
+    }
 }

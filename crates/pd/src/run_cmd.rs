@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use pd_harness::container::address::InterfaceAddress;
 use pd_harness::container::{Container, Invocation, Spec};
 use pd_harness::signals::{Signals, Wake};
+use pd_harness::tuning::Network;
 
 /// Runs a command in a container of its own.
 ///
@@ -73,6 +74,8 @@ pub fn main(mut args: RunArgs) -> Result<i32> {
         tenant: args.tenant,
         bridge: args.bridge,
         socket: args.socket,
+        // A container's network is its user's: only measurements set it.
+        network: Network::default(),
     };
     let invocation = Invocation { command: args.command, stdin: Stdio::inherit(), stdout: Stdio::inherit() };
     let mut container = Container::start(&spec, invocation)?;

@@ -24,7 +24,7 @@ use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 2] = [Scheme::Tcp, Scheme::Pipedevice];
+const SCHEMES: [Scheme; 4] = [Scheme::Tcp, Scheme::TcpTuned, Scheme::Pipedevice, Scheme::PipedeviceDefault];
 const MESSAGE_BYTES: usize = 64 << 10;
 /// Samples a second of each core: no divisor of the clock tick's.
 const SAMPLES_HZ: &str = "1999";
@@ -153,6 +153,7 @@ fn rows_of(scheme: Scheme, source: &str, rounds: &[Parts]) -> Vec<Row> {
 fn scheme_rows(scheme: Scheme, settings: &Settings, stand: &mut Stand<'_>) -> Result<Vec<Row>> {
     let mut cell = StreamCell {
         scheme,
+        pair: 0,
         message_bytes: MESSAGE_BYTES,
         connections: 1,
         target_gbit_per_s: None,
@@ -161,6 +162,8 @@ fn scheme_rows(scheme: Scheme, settings: &Settings, stand: &mut Stand<'_>) -> Re
         messages: 0,
     };
     cell.open(stand)?;
+    let signals = stand.signals;
+    let described = stand.pair(scheme)?.describe(signals)?;
     let source = if perf_program().is_some() { "perf" } else { "/proc" };
     let rounds = (0..settings.rounds.min(3)).map(|_| match source {
         "perf" => sampled(&mut cell, stand),
@@ -178,7 +181,8 @@ fn scheme_rows(scheme: Scheme, settings: &Settings, stand: &mut Stand<'_>) -> Re
         rounds => (source, rounds?),
     };
     cell.close(stand)?;
-    Ok(rows_of(scheme, source, &rounds))
+    let rows = rows_of(scheme, source, &rounds).into_iter();
+    Ok(rows.map(|row| Row { settings: described.clone(), ..row }).collect())
 }
 
 /// Runs it.

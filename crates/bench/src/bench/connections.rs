@@ -19,7 +19,14 @@ use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::Tcp, Scheme::Unix];
+const SCHEMES: [Scheme; 6] = [
+    Scheme::Pipedevice,
+    Scheme::PipedeviceDefault,
+    Scheme::PipedeviceDirect,
+    Scheme::Tcp,
+    Scheme::TcpTuned,
+    Scheme::Unix,
+];
 const MESSAGE_BYTES: usize = 1 << 10;
 /// The most: a client has 65,536 sockets, and one of the receiver's listens.
 const COUNTS: [usize; 8] = [1, 16, 128, 1024, 4096, 16_384, 32_768, 65_535];
@@ -117,6 +124,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         let cells = schemes.iter().map(|&scheme| {
             let stream = StreamCell {
                 scheme,
+                pair: 0,
                 message_bytes: MESSAGE_BYTES,
                 connections,
                 target_gbit_per_s: None,

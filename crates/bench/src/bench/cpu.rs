@@ -33,6 +33,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         let cells = schemes.map(|&scheme| {
             let cell: Box<dyn Cell> = Box::new(StreamCell {
                 scheme,
+                pair: 0,
                 message_bytes: MESSAGE_BYTES,
                 connections: 1,
                 target_gbit_per_s,

@@ -19,7 +19,7 @@ use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 2] = [Scheme::Pipedevice, Scheme::Tcp];
+const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDefault, Scheme::Tcp, Scheme::TcpTuned];
 const MESSAGE_BYTES: usize = 64 << 10;
 const COUNTS: [usize; 3] = [4, 16, 64];
 const COUNTS_QUICK: [usize; 1] = [16];

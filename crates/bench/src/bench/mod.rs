@@ -11,6 +11,7 @@ pub mod programs;
 pub mod setup;
 pub mod stream_cell;
 pub mod throughput;
+pub mod tune;
 
 use anyhow::Result;
 use pd_harness::signals::Signals;
@@ -39,6 +40,8 @@ pub enum Bench {
     Setup,
     /// Programs that know nothing of PipeDevice.
     Programs,
+    /// Ways to set up kernel TCP, beside each other: which of them is `tcp-tuned`.
+    Tune,
 }
 
 /// What a benchmark runs with.
@@ -86,10 +89,12 @@ impl Settings {
 }
 
 /// Every scheme that moves bytes between two processes.
-pub const PEERS: [Scheme; 12] = [
+pub const PEERS: [Scheme; 14] = [
     Scheme::Pipedevice,
+    Scheme::PipedeviceDefault,
     Scheme::PipedeviceDirect,
     Scheme::Tcp,
+    Scheme::TcpTuned,
     Scheme::TcpLoopback,
     Scheme::Unix,
     Scheme::IoUring,
@@ -106,7 +111,8 @@ pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EngineP
 
 impl Bench {
     /// All of them, in the order of the report.
-    pub const ALL: [Bench; 9] = [
+    pub const ALL: [Bench; 10] = [
+        Bench::Tune,
         Bench::Throughput,
         Bench::Cpu,
         Bench::Latency,
@@ -130,6 +136,7 @@ impl Bench {
             Bench::Breakdown => "breakdown",
             Bench::Setup => "setup",
             Bench::Programs => "programs",
+            Bench::Tune => "tune",
         }
     }
 
@@ -145,6 +152,7 @@ impl Bench {
             Bench::Breakdown => "Where CPU time goes (Tables I and II, Figure 2)",
             Bench::Setup => "Connections opened and closed",
             Bench::Programs => "Unmodified programs",
+            Bench::Tune => "Kernel TCP tuned",
         }
     }
 
@@ -160,6 +168,7 @@ impl Bench {
             Bench::Breakdown => breakdown::run(settings, signals),
             Bench::Setup => setup::run(settings, signals),
             Bench::Programs => programs::run(settings, signals),
+            Bench::Tune => tune::run(settings, signals),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `programs`: programs that know nothing of PipeDevice, with the library that puts their connections on it, beside
 //! the same programs on kernel TCP over the same bridge. `tcp-preload` are programs that have the library and
-//! no driver: what it costs those that stay on the kernel. `preload-short` is their mode for short connections.
+//! no driver: what it costs those that stay on the kernel. `preload-short` is their mode for short connections. `tcp-tuned` has the
+//! programs' own options for the kernel, too: iperf3 sends by `sendfile` (nginx always does).
 
 use std::path::Path;
 
@@ -15,8 +16,15 @@ use crate::run::interleave::{self, Cell};
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 5] =
-    [Scheme::Pipedevice, Scheme::PipedeviceDirect, Scheme::PreloadShort, Scheme::Tcp, Scheme::TcpPreload];
+const SCHEMES: [Scheme; 7] = [
+    Scheme::Pipedevice,
+    Scheme::PipedeviceDefault,
+    Scheme::PipedeviceDirect,
+    Scheme::PreloadShort,
+    Scheme::Tcp,
+    Scheme::TcpTuned,
+    Scheme::TcpPreload,
+];
 const CLIENTS: u32 = 50;
 const NGINX_CONNECTIONS: u32 = 16;
 /// Shorter rounds would measure how programs start and connect.
@@ -132,11 +140,12 @@ impl Load {
     }
 
     /// The client's command: for about so many seconds, or so many requests.
-    fn client(self, server: &str, seconds: f64, requests: u64) -> Vec<String> {
+    fn client(self, scheme: Scheme, server: &str, seconds: f64, requests: u64) -> Vec<String> {
         let seconds = seconds.ceil().max(1.0) as u64;
         words(&match self {
             Load::Iperf3 { streams } => {
-                format!("iperf3 --json --client {server} --time {seconds} --parallel {streams}")
+                let zero_copy = if scheme == Scheme::TcpTuned { " --zerocopy" } else { "" };
+                format!("iperf3 --json --client {server} --time {seconds} --parallel {streams}{zero_copy}")
             }
             Load::Redis { bytes, pipeline } => format!(
                 "redis-benchmark -h {server} --csv -t set,get -c {CLIENTS} -d {bytes} -P {pipeline} -n {requests}"
@@ -199,7 +208,7 @@ struct ProgramCell {
 impl ProgramCell {
     fn run(&self, stand: &mut Stand<'_>, seconds: f64, requests: u64) -> Result<Work> {
         let signals = stand.signals;
-        let command = self.load.client(&self.server, seconds, requests);
+        let command = self.load.client(self.scheme, &self.server, seconds, requests);
         let text = stand.pair(self.scheme)?.run_client(command, signals)?;
         self.load.parse(&text, requests)
     }

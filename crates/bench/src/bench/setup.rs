@@ -12,12 +12,14 @@ use crate::run::pair;
 use crate::run::stand::{Memory, Stand};
 use crate::scheme::Scheme;
 
-const SCHEMES: [Scheme; 6] = [
+const SCHEMES: [Scheme; 8] = [
     Scheme::Pipedevice,
+    Scheme::PipedeviceDefault,
     Scheme::PipedeviceDirect,
     Scheme::Preload,
     Scheme::PreloadShort,
     Scheme::Tcp,
+    Scheme::TcpTuned,
     Scheme::Unix,
 ];
 /// Bytes of each connection's message (0: none), and connections at a time.

@@ -21,6 +21,8 @@ const PROBE_S: f64 = 0.15;
 pub struct StreamCell {
     /// How the bytes move.
     pub scheme: Scheme,
+    /// Which of the scheme's pairs.
+    pub pair: usize,
     /// Bytes of a message.
     pub message_bytes: usize,
     /// Connections.
@@ -50,7 +52,7 @@ impl StreamCell {
     fn estimate(&self, stand: &mut Stand<'_>, messages: u64, seconds: f64) -> Result<u64> {
         let signals = stand.signals;
         let order = Order { target_gbit_per_s: None, ..self.order(messages) };
-        let (sent, received) = stand.pair(self.scheme)?.stream(&order, signals)?;
+        let (sent, received) = stand.pair_of(self.scheme, self.pair)?.stream(&order, signals)?;
         let mut per_s = order.messages as f64 / pair::seconds(&sent, &received)?;
         if let Some(target) = self.target_gbit_per_s {
             per_s = per_s.min(target * 1e9 / 8.0 / self.message_bytes as f64);
@@ -61,7 +63,7 @@ impl StreamCell {
     /// Connects without sending anything.
     pub fn connect(&mut self, stand: &mut Stand<'_>) -> Result<()> {
         let signals = stand.signals;
-        stand.pair(self.scheme)?.open(self.message_bytes, self.connections, self.cores, signals)
+        stand.pair_of(self.scheme, self.pair)?.open(self.message_bytes, self.connections, self.cores, signals)
     }
 
     /// One untimed message on every connection: rings that were taken back while they were idle are there
@@ -69,7 +71,7 @@ impl StreamCell {
     pub fn touch(&self, stand: &mut Stand<'_>) -> Result<()> {
         let signals = stand.signals;
         let order = Order { target_gbit_per_s: None, ..self.order(self.connections as u64) };
-        stand.pair(self.scheme)?.stream(&order, signals)?;
+        stand.pair_of(self.scheme, self.pair)?.stream(&order, signals)?;
         Ok(())
     }
 
@@ -108,7 +110,7 @@ impl Cell for StreamCell {
         let signals = stand.signals;
         let order = self.order(self.messages);
         let before = stand.clocks()?;
-        let (sent, received) = stand.pair(self.scheme)?.stream(&order, signals)?;
+        let (sent, received) = stand.pair_of(self.scheme, self.pair)?.stream(&order, signals)?;
         let after = stand.clocks()?;
         let seconds = pair::seconds(&sent, &received)?;
         let gb = order.bytes() as f64 / 1e9;
@@ -126,6 +128,6 @@ impl Cell for StreamCell {
 
     fn close(&mut self, stand: &mut Stand<'_>) -> Result<()> {
         let signals = stand.signals;
-        stand.pair(self.scheme)?.close(signals)
+        stand.pair_of(self.scheme, self.pair)?.close(signals)
     }
 }

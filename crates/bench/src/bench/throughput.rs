@@ -26,6 +26,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         let cells = schemes.iter().map(|&scheme| {
             let cell: Box<dyn Cell> = Box::new(StreamCell {
                 scheme,
+                pair: 0,
                 message_bytes,
                 connections: 1,
                 target_gbit_per_s: None,

@@ -9,10 +9,11 @@ use pd_harness::machine::Machine;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::plot;
-use super::tables::{columns, figure};
-use crate::bench::{Bench, LIMITS, PEERS};
+use super::tables::{columns, figure, settings};
+use super::{baseline, plot};
+use crate::bench::{tune, Bench, LIMITS, PEERS};
 use crate::row::Row;
+use crate::scheme::Scheme;
 
 const STYLE: &str =
     "body{font:16px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#0f172a}\
@@ -68,7 +69,8 @@ impl Report {
         );
         page += "<p>Schemes take turns round by round. Both sides of every scheme touch every byte and agree on \
                  a checksum. CPU time is that of the whole machine. Figures are medians over the rounds, with \
-                 the smallest and the largest.</p>\n";
+                 the smallest and the largest. Ratios to TCP are to the better of <code>tcp</code>, Linux's default, and \
+                 <code>tcp-tuned</code>.</p>\n";
         page += &self.machine_table();
         for bench in Bench::ALL {
             page += &self.section(bench)?;
@@ -86,12 +88,18 @@ impl Report {
             ("kernel", machine.kernel.clone()),
             ("hugepages of 2 MB", machine.hugepages.to_string()),
             (
-                "TCP",
+                "TCP of the machine (each scheme's own: below)",
                 format!(
-                    "{}; wmem {}; rmem {}",
-                    machine.tcp_congestion_control, machine.tcp_wmem, machine.tcp_rmem
+                    "{} of {}; wmem {}; rmem {}",
+                    machine.tcp_congestion_control,
+                    machine.tcp_available_congestion_control,
+                    machine.tcp_wmem,
+                    machine.tcp_rmem
                 ),
             ),
+            ("bridged packets pass iptables", machine.bridge_netfilter.to_string()),
+            ("frequency governor", or_none(&machine.frequency_governor)),
+            ("transparent hugepages", machine.transparent_hugepages.clone()),
             ("cores that others kept busy", format!("{:.2}", self.background_cores)),
         ];
         let cells = rows.iter().map(|(name, value)| format!("<tr><th>{name}<td>{}", escape(value)));
@@ -109,6 +117,14 @@ impl Report {
             html += &plot::svg(&plot, &rows)?.unwrap_or_default();
         }
         html += &table(bench.name(), &rows);
+        if bench == Bench::Tune {
+            html += &format!("<p>{}</p>\n", escape(&tune::verdict(&rows)));
+        }
+        let said = settings(&rows);
+        if !said.is_empty() {
+            let lines = said.iter().map(|(scheme, text)| format!("<tr><td>{scheme}<td>{}", escape(text)));
+            html += &format!("<p>What both ends had:</p><table>{}</table>\n", lines.collect::<String>());
+        }
         Ok(html)
     }
 }
@@ -119,11 +135,15 @@ fn table(bench: &str, rows: &[&Row]) -> String {
     for (_, title, _) in columns {
         html += &format!("<th>{}", escape(title));
     }
+    let compared = baseline::is_in(rows);
+    for title in baseline::TITLES.iter().filter(|_| compared) {
+        html += &format!("<th>{title}");
+    }
     for row in rows {
         html += if row.scheme.starts_with("pipedevice") { "<tr class=pd>" } else { "<tr>" };
         html += &format!("<td>{}<td>{}", escape(&row.scheme), escape(&row.params_text()));
         if let Some(reason) = &row.not_run {
-            html += &format!("<td class=x colspan={}>not run: {}", columns.len(), escape(reason));
+            html += &format!("<td class=x colspan={}>not run: {}", columns.len() + 2, escape(reason));
             continue;
         }
         for (metric, _, decimals) in columns {
@@ -132,6 +152,9 @@ fn table(bench: &str, rows: &[&Row]) -> String {
                 format!("<span title=\"{}..{}\">{}</span>", figure(s.min), figure(s.max), figure(s.median))
             });
             html += &format!("<td class=n>{text}");
+        }
+        for ratio in baseline::ratios(row, rows).into_iter().filter(|_| compared) {
+            html += &format!("<td class=n>{}", ratio.map_or(String::new(), |ratio| figure(ratio, 2)));
         }
         if let Some((metric, _, decimals)) = columns.first() {
             if let Some(s) = row.metrics.get(metric) {
@@ -145,9 +168,14 @@ fn table(bench: &str, rows: &[&Row]) -> String {
 fn tunings() -> String {
     let rows = PEERS
         .iter()
+        .chain(&[Scheme::TcpSpin, Scheme::UnixSpin])
         .chain(&LIMITS)
-        .map(|scheme| format!("<tr><td>{}<td>{}", scheme.name(), escape(scheme.tuning())));
+        .map(|scheme| format!("<tr><td>{}<td>{}", scheme.name(), escape(&scheme.tuning())));
     format!("<h2>How each scheme is run</h2><table>{}</table>\n", rows.collect::<String>())
+}
+
+fn or_none(text: &str) -> String {
+    if text.is_empty() { "none" } else { text }.to_owned()
 }
 
 fn escape(text: &str) -> String {

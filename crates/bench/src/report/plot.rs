@@ -116,8 +116,10 @@ fn series(plot: &Plot, rows: &[&Row]) -> Series {
 fn color(scheme: &str, number: usize) -> RGBColor {
     match scheme {
         "pipedevice" => RGBColor(13, 148, 136),
+        "pipedevice-default" => RGBColor(20, 110, 180),
         "pipedevice-direct" => RGBColor(94, 190, 80),
         "tcp" => RGBColor(71, 85, 105),
+        "tcp-tuned" => RGBColor(148, 163, 184),
         _ => {
             let (r, g, b) = Palette99::COLORS[(number + 1) % Palette99::COLORS.len()];
             RGBColor(r, g, b)

@@ -2,6 +2,8 @@
 
 use comfy_table::{presets, Cell, CellAlignment, Table};
 
+use super::baseline;
+use crate::bench::{tune, Bench};
 use crate::row::Row;
 
 /// The metrics of a benchmark that its table shows: name, heading, decimals.
@@ -41,6 +43,12 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("cpu_us_per_request", "CPU us", 2),
             ("cpu_s_per_gb", "CPU s/GB", 3),
         ],
+        "tune" => &[
+            ("throughput_gbit_per_s", "Gbit/s", 2),
+            ("cpu_s_per_gb", "CPU s/GB", 3),
+            ("latency_us_p50", "P50 us", 1),
+            ("over_linux", "over Linux's default, all", 2),
+        ],
         "setup" => &[("connections_per_s", "connections/s", 0), ("cpu_us_per_connection", "CPU us", 1)],
         _ => &[
             ("throughput_gbit_per_s", "Gbit/s", 2),
@@ -75,6 +83,8 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
     let mut heading = vec!["scheme".to_owned(), "parameters".to_owned()];
     heading.extend(columns.iter().map(|(_, title, _)| (*title).to_owned()));
     heading.insert(3, "(min..max)".to_owned());
+    let compared = baseline::is_in(rows);
+    heading.extend(baseline::TITLES.iter().filter(|_| compared).map(|title| (*title).to_owned()));
     table.set_header(heading);
     for row in rows {
         let mut cells = vec![Cell::new(&row.scheme), Cell::new(row.params_text())];
@@ -94,13 +104,35 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
                 cells.push(Cell::new(spread));
             }
         }
+        if compared {
+            let ratios = baseline::ratios(row, rows).into_iter();
+            cells.extend(ratios.map(|ratio| {
+                let text = ratio.map_or(String::new(), |ratio| figure(ratio, 2));
+                Cell::new(text).set_alignment(CellAlignment::Right)
+            }));
+        }
         table.add_row(cells);
     }
     let mut text = table.to_string();
+    for (scheme, settings) in settings(rows) {
+        text += &format!("\n{scheme}: {settings}");
+    }
+    if bench == Bench::Tune.name() {
+        text += &format!("\n{}", tune::verdict(rows));
+    }
     for (scheme, reason) in reasons(rows) {
         text += &format!("\n{scheme} not run: {reason}");
     }
     text
+}
+
+/// What both ends of schemes said that they had, each once. That of candidates is in their names.
+pub fn settings<'a>(rows: &[&'a Row]) -> Vec<(&'a str, &'a str)> {
+    let said = rows.iter().filter(|row| !row.settings.is_empty() && row.bench != Bench::Tune.name());
+    let mut settings: Vec<_> = said.map(|row| (row.scheme.as_str(), row.settings.as_str())).collect();
+    settings.sort_unstable();
+    settings.dedup();
+    settings
 }
 
 /// Why schemes did not run, each reason once.

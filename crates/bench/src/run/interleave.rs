@@ -13,6 +13,10 @@ use crate::scheme::Scheme;
 pub trait Cell {
     /// How the bytes move.
     fn scheme(&self) -> Scheme;
+    /// Which of the scheme's pairs, if it has one of its own.
+    fn pair(&self) -> Option<usize> {
+        None
+    }
     /// What distinguishes it from other cells of the scheme.
     fn params(&self) -> Params;
     /// Connects, warms up, finds out how much a round is. Figures that are measured once are returned.
@@ -27,6 +31,7 @@ pub trait Cell {
 struct Entry {
     cell: Box<dyn Cell>,
     once: Metrics,
+    settings: String,
     rounds: Vec<Metrics>,
     failed: Option<String>,
 }
@@ -51,7 +56,10 @@ impl Entry {
                 return Err(error);
             }
             self.failed = Some(format!("{error:#}"));
-            stand.end_pairs(self.cell.scheme());
+            match self.cell.pair() {
+                Some(pair) => stand.end_pair(self.cell.scheme(), pair),
+                None => stand.end_pairs(self.cell.scheme()),
+            }
         }
         Ok(())
     }
@@ -69,7 +77,7 @@ impl Entry {
                         round
                     })
                     .collect();
-                Row::of(bench, scheme, params, &rounds)
+                Row { settings: self.settings, ..Row::of(bench, scheme, params, &rounds) }
             }
         }
     }
@@ -88,16 +96,24 @@ pub fn run(
     let (cells, others): (Vec<_>, Vec<_>) =
         cells.into_iter().partition(|cell| settings.wants(&cell.params()));
     bar.inc((others.len() * (rounds + 1)) as u64);
-    let entry = |cell| Entry { cell, once: Metrics::new(), rounds: Vec::new(), failed: None };
+    let entry = |cell| Entry {
+        cell,
+        once: Metrics::new(),
+        settings: String::new(),
+        rounds: Vec::new(),
+        failed: None,
+    };
     let mut entries: Vec<Entry> = cells.into_iter().map(entry).collect();
     for entry in &mut entries {
         bar.set_message(format!("{bench}: {} {}", entry.cell.scheme().name(), entry.cell.params_text()));
-        let mut once = Metrics::new();
+        let (mut once, mut settings) = (Metrics::new(), String::new());
         entry.step(stand, |cell, stand| {
             once = cell.open(stand)?;
+            let signals = stand.signals;
+            settings = stand.pair_of(cell.scheme(), cell.pair().unwrap_or(0))?.describe(signals)?;
             Ok(())
         })?;
-        entry.once = once;
+        (entry.once, entry.settings) = (once, settings);
         bar.inc(1);
     }
     for round in 0..rounds {

@@ -8,6 +8,7 @@ use anyhow::{bail, ensure, Context, Result};
 use pd_harness::container::Spec;
 use pd_harness::peer::Peer;
 use pd_harness::signals::Signals;
+use pd_harness::tuning::Tuning;
 use pd_harness::{own_exe, preload_library};
 
 use super::stand::Clocks;
@@ -21,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The peers. A local scheme has one.
 pub struct Pair {
     scheme: Scheme,
+    zero_copy: bool,
     send: Peer,
     recv: Option<Peer>,
 }
@@ -35,8 +37,8 @@ pub struct Cores {
 }
 
 impl Pair {
-    /// Starts the peers where the scheme has them.
-    pub fn start(scheme: Scheme, number: usize, dir: &Path) -> Result<Pair> {
+    /// Starts the peers where the scheme has them, with kernel TCP set up like that.
+    pub fn start(scheme: Scheme, number: usize, dir: &Path, tcp: &Tuning) -> Result<Pair> {
         let peer = |role: &str| -> Result<Peer> {
             let name = format!("bench-{}-{}-{number}-{role}", std::process::id(), scheme.name());
             let name = name.replace('_', "-");
@@ -44,7 +46,7 @@ impl Pair {
                 vec![own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()];
             let command = [environment(scheme)?, command].concat();
             let mut peer = match scheme.place() {
-                Place::Containers => Peer::in_container(&spec(scheme, name, role, dir), command)?,
+                Place::Containers => Peer::in_container(&spec(scheme, name, dir, tcp), command)?,
                 Place::Host | Place::Local => Peer::on_host(&name, command)?,
             };
             peer.set_patience(PATIENCE);
@@ -54,7 +56,7 @@ impl Pair {
             Place::Local => None,
             _ => Some(peer("recv")?),
         };
-        Ok(Pair { scheme, recv, send: peer("send")? })
+        Ok(Pair { scheme, zero_copy: tcp.zero_copy, recv, send: peer("send")? })
     }
 
     fn recv(&mut self) -> Result<&mut Peer> {
@@ -73,7 +75,8 @@ impl Pair {
             ensure!(connections == 1, "{} has no connections", self.scheme.name());
             return Ok(());
         }
-        let open = Open { scheme: self.scheme, message_bytes, connections, core: cores.recv };
+        let (scheme, zero_copy) = (self.scheme, self.zero_copy);
+        let open = Open { scheme, message_bytes, connections, core: cores.recv, zero_copy };
         let to = self.listen(&open, signals)?;
         let open = Open { core: cores.send, ..open };
         let exchange = self.scheme.exchanges_addresses();
@@ -102,6 +105,25 @@ impl Pair {
             done(recv.answer(signals)?)?;
         }
         Ok(())
+    }
+
+    /// What both ends have, as they say: of kernel TCP, or which path. Empty where neither is there.
+    pub fn describe(&mut self, signals: &Signals) -> Result<String> {
+        let scheme = self.scheme;
+        let Some(recv) = &mut self.recv else { return Ok(String::new()) };
+        if !scheme.is_over_tcp() && !scheme.is_pipedevice() {
+            return Ok(String::new());
+        }
+        let ask = |peer: &mut Peer| {
+            peer.ask(&Request::Describe { scheme })?;
+            printed(peer.answer(signals)?)
+        };
+        let (send, recv) = (ask(&mut self.send)?, ask(recv)?);
+        Ok(match (send == recv, send.is_empty()) {
+            (true, true) => String::new(),
+            (true, false) => format!("both ends {send}"),
+            (false, _) => format!("sender {send}; receiver {recv}"),
+        })
     }
 
     /// Streams; returns what the sender and the receiver say, which agree.
@@ -164,10 +186,7 @@ impl Pair {
     /// Runs a client at the sending side; returns what it has printed.
     pub fn run_client(&mut self, command: Vec<String>, signals: &Signals) -> Result<String> {
         self.send.ask(&Request::Run { scheme: self.scheme, command })?;
-        match self.send.answer(signals)? {
-            Reply::Printed { text } => Ok(text),
-            other => bail!("a peer answered {other:?}"),
-        }
+        printed(self.send.answer(signals)?)
     }
 
     /// Opens and closes so many connections, so many at a time; returns what the two sides say.
@@ -178,7 +197,8 @@ impl Pair {
         at_a_time: usize,
         signals: &Signals,
     ) -> Result<(Streamed, Streamed)> {
-        let open = Open { scheme: self.scheme, message_bytes, connections: at_a_time, core: None };
+        let (scheme, zero_copy) = (self.scheme, self.zero_copy);
+        let open = Open { scheme, message_bytes, connections: at_a_time, core: None, zero_copy };
         let to = self.listen(&open, signals)?;
         self.recv()?.ask(&Request::SetUp { open, to: String::new(), connections })?;
         self.send.ask(&Request::SetUp { open, to, connections })?;
@@ -198,12 +218,21 @@ fn environment(scheme: Scheme) -> Result<Vec<OsString>> {
     Ok(["env".into(), library].into_iter().chain(settings.iter().map(OsString::from)).collect())
 }
 
-fn spec(scheme: Scheme, name: String, role: &str, dir: &Path) -> Spec {
-    let tenant = if scheme == Scheme::PipedeviceDirect { "direct" } else { role };
+/// See the policy of [`super::stand`].
+fn tenant(scheme: Scheme) -> &'static str {
+    match scheme {
+        Scheme::PipedeviceDefault => "default",
+        Scheme::PipedeviceDirect => "bench-direct",
+        _ => "bench-mediated",
+    }
+}
+
+fn spec(scheme: Scheme, name: String, dir: &Path, tcp: &Tuning) -> Spec {
     Spec {
         name,
         address: None,
-        tenant: format!("bench-{tenant}"),
+        tenant: tenant(scheme).to_owned(),
+        network: tcp.network.clone(),
         bridge: "pd0".to_owned(),
         socket: dir.join("driver.sock"),
     }
@@ -219,6 +248,13 @@ fn done(reply: Reply) -> Result<()> {
 fn at(reply: Reply) -> Result<String> {
     match reply {
         Reply::At { address } => Ok(address),
+        other => bail!("a peer answered {other:?}"),
+    }
+}
+
+fn printed(reply: Reply) -> Result<String> {
+    match reply {
+        Reply::Printed { text } => Ok(text),
         other => bail!("a peer answered {other:?}"),
     }
 }

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use anyhow::{bail, Context, Result};
 use pd_harness::measure::now_ns;
 use pd_harness::peer::{own_address, serve};
+use pd_harness::tuning;
 use rustix::thread::{sched_setaffinity, CpuSet};
 
 use super::times::ProcessTimes;
 use super::{program, share, stream};
 use crate::protocol::{Latency, Open, Reply, Request, Streamed};
-use crate::scheme::{self, local, End, Listening};
+use crate::scheme::{self, local, End, Listening, Place, Scheme};
 
 /// Arguments of the hidden subcommand.
 #[derive(Clone, Debug, clap::Args)]
@@ -96,6 +97,7 @@ impl Peer {
             Request::Run { scheme, command } => {
                 return Ok(Reply::Printed { text: program::run(scheme, &command)? });
             }
+            Request::Describe { scheme } => return Ok(Reply::Printed { text: self.describe(scheme) }),
             Request::Close | Request::Quit => {
                 self.server = None;
                 self.listening = None;
@@ -111,6 +113,16 @@ impl Peer {
         match &mut self.end {
             Some(end) => Ok(&mut **end),
             None => bail!("not connected"),
+        }
+    }
+
+    /// The connection's own congestion control, and what its network namespace has; or the connection's path.
+    fn describe(&self, scheme: Scheme) -> String {
+        let own = self.end.as_ref().map_or(String::new(), |end| end.described());
+        match (scheme.is_over_tcp() && scheme.place() == Place::Containers, own.is_empty()) {
+            (false, _) => own,
+            (true, true) => tuning::in_force(),
+            (true, false) => format!("{own} (network namespace: {})", tuning::in_force()),
         }
     }
 

@@ -25,7 +25,7 @@ fn command(scheme: Scheme, words: &[String]) -> Result<Command> {
     let (program, arguments) = words.split_first().context("no program is named")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
-    if scheme != Scheme::Tcp {
+    if !scheme.is_baseline() {
         let library: PathBuf = pd_harness::preload_library()?;
         command.env("LD_PRELOAD", library);
     }

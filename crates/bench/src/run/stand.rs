@@ -12,6 +12,7 @@ use pd_harness::driver::ChildDriver;
 use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::signals::Signals;
 use pd_harness::site::Site;
+use pd_harness::tuning::Tuning;
 
 use super::pair::Pair;
 use crate::scheme::{shm_ring, Scheme};
@@ -34,11 +35,17 @@ impl Memory {
     pub const MANY: Memory = Memory { budget_bytes: 5 << 30, ring_bytes: 64 << 10 };
 }
 
-/// Which scheme takes which path.
+/// Which scheme takes which path. It does not mention the containers of `pipedevice-default`.
 const POLICY: &str = r#"
-path = "offloaded"
+[[tenant]]
+name = "bench-mediated"
 [[tenant]]
 name = "bench-direct"
+[[rule]]
+from = "bench-mediated"
+to = "bench-mediated"
+action = "allow"
+path = "offloaded"
 [[rule]]
 from = "bench-direct"
 to = "bench-direct"
@@ -50,6 +57,8 @@ path = "direct"
 pub struct Stand<'a> {
     pairs: BTreeMap<(Scheme, usize), Pair>,
     site: Site,
+    /// How kernel TCP of pairs with a number of their own is set up, from number 1.
+    tunings: Vec<Tuning>,
     /// What may interrupt.
     pub signals: &'a Signals,
 }
@@ -91,9 +100,15 @@ impl<'a> Stand<'a> {
         });
         Ok(Stand {
             pairs: BTreeMap::new(),
+            tunings: Vec::new(),
             site: Site::set_up(config.map(|config| (config, POLICY)), signals)?,
             signals,
         })
+    }
+
+    /// Has the pairs of `tcp-tuned` from number 1 on set up like these.
+    pub fn set_tunings(&mut self, tunings: Vec<Tuning>) {
+        self.tunings = tunings;
     }
 
     /// The driver.
@@ -114,7 +129,9 @@ impl<'a> Stand<'a> {
     /// The peers of a scheme that has several pairs.
     pub fn pair_of(&mut self, scheme: Scheme, number: usize) -> Result<&mut Pair> {
         if !self.pairs.contains_key(&(scheme, number)) {
-            let pair = Pair::start(scheme, number, self.site.dir())
+            let own = number.checked_sub(1).and_then(|n| self.tunings.get(n)).cloned();
+            let tcp = own.unwrap_or_else(|| scheme.tcp());
+            let pair = Pair::start(scheme, number, self.site.dir(), &tcp)
                 .with_context(|| format!("cannot start the peers of {}", scheme.name()))?;
             self.pairs.insert((scheme, number), pair);
         }
@@ -124,6 +141,11 @@ impl<'a> Stand<'a> {
     /// Ends the peers of a scheme, whatever state they are in.
     pub fn end_pairs(&mut self, scheme: Scheme) {
         self.pairs.retain(|(s, _), _| *s != scheme);
+    }
+
+    /// Ends one pair of a scheme, whatever state it is in.
+    pub fn end_pair(&mut self, scheme: Scheme, number: usize) {
+        self.pairs.remove(&(scheme, number));
     }
 
     /// CPU time so far.

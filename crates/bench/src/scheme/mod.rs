@@ -17,11 +17,13 @@ pub mod socket;
 pub mod sockmap;
 pub mod uring;
 pub mod vm_readv;
+mod zero_copy;
 
 use std::path::Path;
 
 use anyhow::{bail, Result};
 use clap::ValueEnum;
+use pd_harness::tuning::Tuning;
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::Open;
@@ -30,12 +32,19 @@ use crate::protocol::Open;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheme {
-    /// PipeDevice through its Rust client library: the engine copies between two containers' memories.
+    /// PipeDevice through its Rust client library, mediated by a rule of the policy: the engine copies between two containers'
+    /// memories.
     Pipedevice,
+    /// The same between two containers that no policy mentions: whatever path they get.
+    PipedeviceDefault,
     /// The same between containers of one tenant, which share rings: the direct path.
     PipedeviceDirect,
-    /// Kernel TCP over a bridge between two network namespaces: the baseline.
+    /// Kernel TCP over a bridge between two network namespaces, as Linux has it: the baseline.
     Tcp,
+    /// The same, tuned as well as documentation advises: the other baseline.
+    TcpTuned,
+    /// The one of `tcp` that waits as PipeDevice does: it looks and yields for a while before it sleeps.
+    TcpSpin,
     /// The same of programs that have the preload library and no driver.
     TcpPreload,
     /// The program of `tcp`, unmodified, with `libpd_preload.so`.
@@ -46,6 +55,8 @@ pub enum Scheme {
     TcpLoopback,
     /// AF_UNIX stream sockets.
     Unix,
+    /// The same that wait as PipeDevice does.
+    UnixSpin,
     /// io_uring over kernel TCP on the bridge: registered buffers, zero-copy sends.
     #[value(name = "io_uring")]
     #[serde(rename = "io_uring")]
@@ -88,13 +99,17 @@ impl Scheme {
     pub fn name(self) -> &'static str {
         match self {
             Scheme::Pipedevice => "pipedevice",
+            Scheme::PipedeviceDefault => "pipedevice-default",
             Scheme::PipedeviceDirect => "pipedevice-direct",
             Scheme::Tcp => "tcp",
+            Scheme::TcpTuned => "tcp-tuned",
+            Scheme::TcpSpin => "tcp-spin",
             Scheme::TcpPreload => "tcp-preload",
             Scheme::Preload => "preload",
             Scheme::PreloadShort => "preload-short",
             Scheme::TcpLoopback => "tcp-loopback",
             Scheme::Unix => "unix",
+            Scheme::UnixSpin => "unix-spin",
             Scheme::IoUring => "io_uring",
             Scheme::Sockmap => "sockmap",
             Scheme::ProcessVmReadv => "process_vm_readv",
@@ -112,12 +127,16 @@ impl Scheme {
     pub fn place(self) -> Place {
         match self {
             Scheme::Pipedevice
+            | Scheme::PipedeviceDefault
             | Scheme::PipedeviceDirect
             | Scheme::Tcp
+            | Scheme::TcpTuned
+            | Scheme::TcpSpin
             | Scheme::TcpPreload
             | Scheme::Preload
             | Scheme::PreloadShort
             | Scheme::Unix
+            | Scheme::UnixSpin
             | Scheme::IoUring
             | Scheme::Sockmap => Place::Containers,
             Scheme::Memcpy | Scheme::Engine | Scheme::EnginePipeline => Place::Local,
@@ -127,7 +146,51 @@ impl Scheme {
 
     /// Whether it needs a driver.
     pub fn has_driver(self) -> bool {
-        matches!(self, Scheme::Pipedevice | Scheme::PipedeviceDirect) || self.preload().is_some()
+        self.is_pipedevice() || self.preload().is_some()
+    }
+
+    /// Whether it is PipeDevice: through its client library, or in the benchmark `programs` through the preload library.
+    pub fn is_pipedevice(self) -> bool {
+        matches!(self, Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect)
+    }
+
+    /// Whether kernel TCP carries its bytes, or some of its connections.
+    pub fn is_over_tcp(self) -> bool {
+        matches!(
+            self,
+            Scheme::Tcp
+                | Scheme::TcpTuned
+                | Scheme::TcpSpin
+                | Scheme::TcpPreload
+                | Scheme::TcpLoopback
+                | Scheme::Preload
+                | Scheme::PreloadShort
+                | Scheme::IoUring
+                | Scheme::Sockmap
+        )
+    }
+
+    /// Whether it is kernel TCP that ratios are to: the better of the two.
+    pub fn is_baseline(self) -> bool {
+        matches!(self, Scheme::Tcp | Scheme::TcpTuned)
+    }
+
+    /// Whether it is AF_UNIX.
+    pub fn is_unix(self) -> bool {
+        matches!(self, Scheme::Unix | Scheme::UnixSpin)
+    }
+
+    /// Whether it looks and yields before it sleeps though kernel sockets need not.
+    pub fn spins(self) -> bool {
+        matches!(self, Scheme::TcpSpin | Scheme::UnixSpin)
+    }
+
+    /// How kernel TCP in its containers is set up, whether it is what carries the bytes or not.
+    pub fn tcp(self) -> Tuning {
+        match self {
+            Scheme::TcpTuned => Tuning::tuned(),
+            _ => Tuning::linux(),
+        }
     }
 
     /// Settings of the environment that its program runs with, where the program is unmodified.
@@ -145,19 +208,36 @@ impl Scheme {
     }
 
     /// How its implementation is tuned, for the report.
-    pub fn tuning(self) -> &'static str {
+    pub fn tuning(self) -> String {
+        let own = self.own_tuning();
         match self {
-            Scheme::Pipedevice => "messages written in send memory, read where the engine put them; rings of 4 MB",
+            Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpSpin | Scheme::TcpPreload => {
+                format!("{own}; {}", self.tcp())
+            }
+            Scheme::TcpLoopback | Scheme::IoUring | Scheme::Sockmap => format!("{own}; {}", self.tcp()),
+            _ => own.to_owned(),
+        }
+    }
+
+    fn own_tuning(self) -> &'static str {
+        match self {
+            Scheme::Pipedevice => {
+                "a rule of the policy says offloaded; messages written in send memory, read where the engine put them; rings \
+                 of 4 MB"
+            }
+            Scheme::PipedeviceDefault => "the same program in two containers that no policy mentions",
             Scheme::PipedeviceDirect => {
                 "messages written in send memory, copied into a shared ring, read there; spin then futex"
             }
-            Scheme::Tcp | Scheme::TcpLoopback => {
+            Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpLoopback => {
                 "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel"
             }
+            Scheme::TcpSpin => "as tcp; looks and yields for 50 us before each sleep, as PipeDevice does",
             Scheme::TcpPreload => "programs with the preload library and no driver to attach to",
             Scheme::Preload => "the program of tcp with libpd_preload.so; connections have twins",
             Scheme::PreloadShort => "the program of tcp with libpd_preload.so, PD_PRELOAD=short",
             Scheme::Unix => "one reused buffer a message; receives up to 256 KB at a time; SO_SNDBUF raised",
+            Scheme::UnixSpin => "as unix; looks and yields for 50 us before each sleep, as PipeDevice does",
             Scheme::IoUring => {
                 "sends linked and submitted in batches, SEND_ZC from registered buffers for messages of 16 KB \
                  and more; receives into registered buffers"
@@ -195,6 +275,11 @@ pub trait End {
         ready.clear();
         ready.push(0);
         Ok(())
+    }
+
+    /// What it has, as its sockets and its driver say: a congestion control, a path. Empty where there is nothing to say.
+    fn described(&self) -> String {
+        String::new()
     }
 
     /// Single messages will go to and fro from now on.
@@ -242,11 +327,16 @@ fn in_groups(connections: u64, at_a_time: usize, mut work: impl FnMut(usize) -> 
 /// Listens; files that the two ends share go to `dir`.
 pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
     Ok(match open.scheme {
-        Scheme::Pipedevice | Scheme::PipedeviceDirect => Box::new(pipedevice::Listening::new(open)?),
-        Scheme::Tcp | Scheme::TcpLoopback | Scheme::Preload | Scheme::PreloadShort => {
-            Box::new(socket::Listening::tcp(open)?)
+        Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect => {
+            Box::new(pipedevice::Listening::new(open)?)
         }
-        Scheme::Unix => Box::new(socket::Listening::unix(open, dir)?),
+        Scheme::Tcp
+        | Scheme::TcpTuned
+        | Scheme::TcpSpin
+        | Scheme::TcpLoopback
+        | Scheme::Preload
+        | Scheme::PreloadShort => Box::new(socket::Listening::tcp(open)?),
+        Scheme::Unix | Scheme::UnixSpin => Box::new(socket::Listening::unix(open, dir)?),
         Scheme::IoUring => Box::new(uring::Listening::new(open)?),
         Scheme::Sockmap => Box::new(sockmap::Listening::new(open)?),
         Scheme::ProcessVmReadv => Box::new(vm_readv::listen(open, dir)?),
@@ -264,8 +354,15 @@ pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
 /// Connects to a [`Listening`] at `to`; also returns the own address where the scheme has one.
 pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
     let end: Box<dyn End> = match open.scheme {
-        Scheme::Pipedevice | Scheme::PipedeviceDirect => pipedevice::connect(open, to)?,
-        Scheme::Tcp | Scheme::TcpLoopback | Scheme::Unix => socket::connect(open, to)?,
+        Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect => {
+            pipedevice::connect(open, to)?
+        }
+        Scheme::Tcp
+        | Scheme::TcpTuned
+        | Scheme::TcpSpin
+        | Scheme::TcpLoopback
+        | Scheme::Unix
+        | Scheme::UnixSpin => socket::connect(open, to)?,
         Scheme::IoUring => uring::connect(open, to)?,
         Scheme::Sockmap => sockmap::connect(open, to)?,
         Scheme::ProcessVmReadv => vm_readv::connect(open, to)?,
@@ -286,10 +383,15 @@ pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
 /// Opens connections to `to` and closes them, as many at a time as `open` says; see [`Listening::accept_and_close`].
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     match open.scheme {
-        Scheme::Pipedevice | Scheme::PipedeviceDirect => pipedevice::connect_and_close(open, to, connections),
-        Scheme::Tcp | Scheme::TcpLoopback | Scheme::Unix | Scheme::Preload | Scheme::PreloadShort => {
-            socket::connect_and_close(open, to, connections)
+        Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect => {
+            pipedevice::connect_and_close(open, to, connections)
         }
+        Scheme::Tcp
+        | Scheme::TcpTuned
+        | Scheme::TcpLoopback
+        | Scheme::Unix
+        | Scheme::Preload
+        | Scheme::PreloadShort => socket::connect_and_close(open, to, connections),
         _ => bail!("the scheme's connection rate is not measured"),
     }
 }

@@ -41,7 +41,8 @@ impl super::Listening for Listening {
 
     fn accept(self: Box<Self>, _from: &str) -> Result<Box<dyn End>> {
         let accept = |n| self.listener.accept().with_context(|| format!("cannot accept connection {n}"));
-        let streams = (0..self.open.connections).map(accept).collect::<Result<Vec<_>>>()?;
+        let streams =
+            (0..self.open.connections).map(|n| receiving(accept(n)?)).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(PipedeviceEnd::new(streams, self.open.message_bytes)?))
     }
 
@@ -116,14 +117,20 @@ fn receive(stream: &Stream, mut bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// A figure is never that of another path.
+/// A figure is never that of another path than its scheme names. That of `pipedevice-default` is whichever the driver chose.
 fn check_path(scheme: Scheme, stream: &Stream) -> Result<()> {
     let wanted = match scheme {
+        Scheme::PipedeviceDefault => return Ok(()),
         Scheme::PipedeviceDirect => Path::Direct,
         _ => Path::Offloaded,
     };
     ensure!(stream.path() == wanted, "the driver chose the {} path for the connection", stream.path().name());
     Ok(())
+}
+
+/// A stream that will only receive. What a receiver asks of its stream, it asks here.
+fn receiving(stream: Stream) -> Result<Stream> {
+    Ok(stream)
 }
 
 struct PipedeviceEnd {
@@ -202,6 +209,10 @@ impl End for PipedeviceEnd {
         epoll.wait(&mut self.events, EVENTS, None).context("cannot wait")?;
         ready.extend(self.events.iter().map(|event| event.data as usize));
         Ok(())
+    }
+
+    fn described(&self) -> String {
+        format!("{} path", self.streams[0].path().name())
     }
 
     fn split(self: Box<Self>) -> Result<Vec<Box<dyn End + Send>>> {

@@ -5,6 +5,9 @@
 //! are slower. AF_UNIX has no autotuning, and its default of 208 KB holds three messages of 64 KB:
 //! it is raised for one connection. Many connections are waited for with one epoll.
 //!
+//! [`Open::zero_copy`] has one connection send without a copy (`zero_copy`). Schemes that spin look and yield for as long as PipeDevice's
+//! clients do before they sleep.
+//!
 //! Streams make system calls of their own (`rustix`). Connections that are opened, used and closed go by the C library's
 //! calls (`std`, `nix`), which a preloaded library can stand in for.
 
@@ -13,6 +16,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
@@ -20,9 +24,10 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage};
 use pd_harness::peer::own_address;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{sockopt, AddressFamily as Family, RecvFlags, SocketType};
 
 use super::memory::{Inbox, PageAligned};
+use super::zero_copy::{self, ZeroCopy};
 use super::{in_groups, End, Scheme};
 use crate::limits::raise_descriptors;
 use crate::protocol::Open;
@@ -33,6 +38,8 @@ const CONNECTIONS_PER_PORT: usize = 16_384;
 const UNIX_SEND_BYTES: usize = 1 << 20;
 /// Events taken at a time.
 const EVENTS: usize = 1024;
+/// Those that spin look for so long before they sleep: as long as PipeDevice's clients.
+const SPIN: Duration = Duration::from_micros(50);
 
 enum Listener {
     Tcp(Vec<TcpListener>),
@@ -52,7 +59,11 @@ impl Listening {
         let address = own_address()?;
         let ports = open.connections.div_ceil(CONNECTIONS_PER_PORT);
         let listeners = (0..ports).map(|_| TcpListener::bind((address, 0))).collect::<Result<_, _>>();
-        let listeners = listeners.with_context(|| format!("cannot listen on {address}"))?;
+        let listeners: Vec<TcpListener> = listeners.with_context(|| format!("cannot listen on {address}"))?;
+        if open.scheme == Scheme::TcpLoopback {
+            // What is accepted has it from the listener.
+            listeners.iter().try_for_each(set_congestion_control)?;
+        }
         Ok(Listening { listener: Listener::Tcp(listeners), open: *open })
     }
 
@@ -129,6 +140,14 @@ impl Drop for Listening {
     }
 }
 
+/// Gives a socket of the host what containers have from their network namespace. Before it is connected, for a socket that has once been
+/// paced stays so.
+fn set_congestion_control(socket: &impl AsFd) -> Result<()> {
+    let Some(name) = Scheme::TcpLoopback.tcp().network.congestion_control else { return Ok(()) };
+    sockopt::set_tcp_congestion(socket, &name)
+        .with_context(|| format!("cannot have the congestion control {name}"))
+}
+
 /// Lets a network namespace of one's own have nearly all ports as ephemeral ones.
 fn widen_ports() {
     // Fails outside a container, where nobody needs it.
@@ -137,18 +156,24 @@ fn widen_ports() {
 
 /// Opens the connection with this number.
 fn connect_one(scheme: Scheme, addresses: &[&str], number: usize) -> Result<OwnedFd> {
-    if scheme == Scheme::Unix {
+    if scheme.is_unix() {
         let socket = UnixStream::connect(addresses[0]);
         return Ok(socket.with_context(|| format!("cannot connect to {}", addresses[0]))?.into());
     }
     let address: SocketAddr = addresses[number / CONNECTIONS_PER_PORT % addresses.len()].parse()?;
+    if scheme == Scheme::TcpLoopback {
+        let socket = rustix::net::socket(Family::INET, SocketType::STREAM, None)?;
+        set_congestion_control(&socket)?;
+        rustix::net::connect(&socket, &address).with_context(|| format!("cannot connect to {address}"))?;
+        return Ok(socket);
+    }
     Ok(TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?.into())
 }
 
 /// All connections.
 pub fn connect_all(open: &Open, to: &str) -> Result<Vec<OwnedFd>> {
     raise_descriptors(open.connections)?;
-    if open.scheme == Scheme::Tcp {
+    if matches!(open.scheme, Scheme::Tcp | Scheme::TcpTuned) {
         widen_ports();
     }
     let addresses: Vec<&str> = to.split(',').collect();
@@ -164,7 +189,7 @@ pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
 
 /// See [`super::connect_and_close`].
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
-    if open.scheme != Scheme::Unix {
+    if !open.scheme.is_unix() {
         widen_ports();
     }
     let addresses: Vec<&str> = to.split(',').collect();
@@ -212,12 +237,13 @@ pub struct SocketEnd {
     outbox: PageAligned,
     inbox: Inbox,
     epoll: Option<OwnedFd>,
+    zero_copy: Option<ZeroCopy>,
 }
 
 impl SocketEnd {
     /// Over `sockets`.
     pub fn new(sockets: Vec<OwnedFd>, open: &Open) -> Result<SocketEnd> {
-        if let ([socket], Scheme::Unix) = (&sockets[..], open.scheme) {
+        if let ([socket], true) = (&sockets[..], open.scheme.is_unix()) {
             // Where that is refused, the default remains.
             let _ = sockopt::set_socket_send_buffer_size_force(socket, UNIX_SEND_BYTES);
         }
@@ -226,7 +252,13 @@ impl SocketEnd {
             _ => Some(watch(&sockets)?),
         };
         let (outbox, inbox) = (PageAligned::new(open.message_bytes), Inbox::new(open.message_bytes));
-        Ok(SocketEnd { sockets, open: *open, outbox, inbox, epoll })
+        let zero_copy = match &sockets[..] {
+            [socket] if open.zero_copy && open.message_bytes >= zero_copy::BYTES_MIN => {
+                Some(ZeroCopy::new(socket, open.message_bytes)?)
+            }
+            _ => None,
+        };
+        Ok(SocketEnd { sockets, open: *open, outbox, inbox, epoll, zero_copy })
     }
 }
 
@@ -251,6 +283,20 @@ fn read(socket: &OwnedFd, memory: &mut [u8]) -> Result<usize> {
     }
 }
 
+/// Looks for bytes and yields for a while, then waits for them.
+fn read_spinning(socket: &OwnedFd, memory: &mut [u8]) -> Result<usize> {
+    let start = Instant::now();
+    while start.elapsed() < SPIN {
+        match rustix::net::recv(socket, &mut *memory, RecvFlags::DONTWAIT) {
+            Ok((n, _)) => return Ok(n),
+            Err(Errno::AGAIN) => rustix::thread::sched_yield(),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot receive"),
+        }
+    }
+    read(socket, memory)
+}
+
 /// Writes everything.
 fn write_all(socket: &OwnedFd, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
@@ -265,6 +311,9 @@ fn write_all(socket: &OwnedFd, mut bytes: &[u8]) -> Result<()> {
 
 impl End for SocketEnd {
     fn send(&mut self, connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        if let Some(zero_copy) = &mut self.zero_copy {
+            return zero_copy.send(&self.sockets[connection], len, fill);
+        }
         let message = &mut self.outbox.get()[..len];
         fill(message);
         write_all(&self.sockets[connection], message)
@@ -273,6 +322,7 @@ impl End for SocketEnd {
     fn recv(&mut self, connection: usize, take: &mut dyn FnMut(&[u8])) -> Result<usize> {
         let socket = &self.sockets[connection];
         if self.sockets.len() == 1 {
+            let read = if self.open.scheme.spins() { read_spinning } else { read };
             return self.inbox.recv(|memory| read(socket, memory), take);
         }
         // Parts of messages of different connections do not wait for each other in one buffer.
@@ -298,10 +348,21 @@ impl End for SocketEnd {
     }
 
     fn prefer_latency(&mut self) -> Result<()> {
-        if self.open.scheme != Scheme::Unix {
+        if !self.open.scheme.is_unix() {
             self.sockets.iter().try_for_each(|socket| sockopt::set_tcp_nodelay(socket, true))?;
         }
         Ok(())
+    }
+
+    fn described(&self) -> String {
+        match self.open.scheme.is_unix() {
+            true => String::new(),
+            false => sockopt::tcp_congestion(&self.sockets[0]).unwrap_or_default(),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.zero_copy.as_mut().map_or(Ok(()), |zero_copy| zero_copy.flush(&self.sockets[0]))
     }
 
     fn split(self: Box<Self>) -> Result<Vec<Box<dyn End + Send>>> {

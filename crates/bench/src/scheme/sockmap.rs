@@ -211,6 +211,10 @@ struct SockmapEnd {
 }
 
 impl End for SockmapEnd {
+    fn described(&self) -> String {
+        self.end.described()
+    }
+
     fn send(&mut self, connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
         self.end.send(connection, len, fill)
     }

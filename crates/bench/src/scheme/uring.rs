@@ -183,6 +183,10 @@ impl UringEnd {
 }
 
 impl End for UringEnd {
+    fn described(&self) -> String {
+        rustix::net::sockopt::tcp_congestion(&self.socket).unwrap_or_default()
+    }
+
     fn send(&mut self, _connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
         let slot = self.next % self.slots.len();
         self.next += 1;

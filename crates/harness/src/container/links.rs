@@ -120,6 +120,11 @@ pub fn create_pair(host: &str, bridge: &str, pid: u32) -> Result<()> {
     ])
 }
 
+/// Sets the largest packet of a link.
+pub fn set_mtu(link: &str, mtu: u32) -> Result<()> {
+    batch(&[format!("link set {link} mtu {mtu}")])
+}
+
 /// Brings up loopback and `eth0` of the caller's own namespace, with both addresses.
 pub fn configure_inside(address: &str, address6: &str) -> Result<()> {
     let mut lines = vec!["link set lo up".to_owned(), format!("addr add {address} dev eth0")];

@@ -11,6 +11,7 @@ pub mod cgroup;
 mod control;
 pub mod init;
 pub mod links;
+pub mod netlink;
 pub mod stage;
 pub mod state;
 
@@ -32,6 +33,8 @@ use cgroup::Cgroup;
 use control::{Channel, Message};
 use state::{Lock, ProcessId, Record};
 
+use crate::tuning::Network;
+
 const START_TIMEOUT_S: i64 = 10;
 
 /// What a container is to be.
@@ -47,6 +50,8 @@ pub struct Spec {
     pub bridge: String,
     /// The driver's socket, passed to the command as `PD_SOCKET`.
     pub socket: PathBuf,
+    /// What its network namespace and its link are set to.
+    pub network: Network,
 }
 
 /// What a container runs.
@@ -133,7 +138,7 @@ impl Container {
             command: invocation.command.iter().map(|c| c.to_string_lossy().into_owned()).collect(),
         };
         let mut parts = Parts { record, cgroup };
-        match Starting::run(&mut parts, invocation, lock) {
+        match Starting::run(&mut parts, invocation, &spec.network, lock) {
             Ok(s) => Ok(Container {
                 stage: s.stage,
                 stage_fd: s.stage_fd,
@@ -227,7 +232,7 @@ struct Starting {
 }
 
 impl Starting {
-    fn run(parts: &mut Parts, invocation: Invocation, lock: &Lock) -> Result<Starting> {
+    fn run(parts: &mut Parts, invocation: Invocation, network: &Network, lock: &Lock) -> Result<Starting> {
         let record = &mut parts.record;
         record.write(lock)?;
         let control = state::control_socket(&record.name);
@@ -239,6 +244,8 @@ impl Starting {
             .args(["--name", &record.name, "--address", &record.address, "--address6", &record.address6])
             .arg("--control")
             .arg(&control)
+            .arg("--network")
+            .arg(serde_json::to_string(network)?)
             .arg("--")
             .args(&invocation.command)
             .env("PD_SOCKET", &record.socket)
@@ -248,7 +255,7 @@ impl Starting {
             .stdout(invocation.stdout)
             .spawn()
             .context("cannot start a copy of pd")?;
-        let connected = Starting::connect(&stage, &listener, record, parts.cgroup.as_ref(), lock);
+        let connected = Starting::connect(&stage, &listener, record, parts.cgroup.as_ref(), network, lock);
         let _ = std::fs::remove_file(&control);
         let (stage_fd, init_fd, channel) = connected.inspect_err(|_| {
             let _ = stage.kill();
@@ -262,6 +269,7 @@ impl Starting {
         listener: &UnixListener,
         record: &mut Record,
         cgroup: Option<&Cgroup>,
+        network: &Network,
         lock: &Lock,
     ) -> Result<(OwnedFd, OwnedFd, Channel)> {
         let stage_fd = open_pid(stage.id())?;
@@ -274,6 +282,7 @@ impl Starting {
         first.expect(&Message::Unshared)?;
         links::delete(&record.link);
         links::create_pair(&record.link, &record.bridge, stage.id())?;
+        network.apply_to_link(&record.link)?;
         first.send(&Message::Proceed)?;
         let (mut channel, init_pid) = match accept(listener, &stage_fd) {
             Ok(accepted) => accepted,

@@ -13,6 +13,7 @@ use rustix::thread::UnshareFlags;
 use super::control::{Channel, Message};
 use super::links;
 use crate::sys::unshare;
+use crate::tuning::Network;
 
 /// Arguments of the hidden subcommands that start a container.
 #[derive(Debug, clap::Args)]
@@ -29,6 +30,9 @@ pub struct StageArgs {
     /// IPv6 address and prefix.
     #[arg(long)]
     pub address6: String,
+    /// What the network namespace is set to, as JSON.
+    #[arg(long, default_value = "{}")]
+    pub network: String,
     /// The command.
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
@@ -56,7 +60,10 @@ fn prepare(args: &StageArgs, channel: &mut Channel) -> Result<()> {
     channel.send(&Message::Unshared)?;
     channel.expect(&Message::Proceed)?;
     rustix::system::sethostname(args.name.as_bytes()).context("cannot set the host name")?;
-    links::configure_inside(&args.address, &args.address6).context("cannot set up the container's network")
+    let network: Network =
+        serde_json::from_str(&args.network).context("the container's network is no JSON")?;
+    let set_up = links::configure_inside(&args.address, &args.address6).and_then(|()| network.apply_inside());
+    set_up.context("cannot set up the container's network")
 }
 
 fn start_init(args: &StageArgs) -> Result<std::process::Child> {

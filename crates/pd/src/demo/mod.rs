@@ -286,6 +286,7 @@ fn spec(role: &str, socket: &Path) -> Spec {
         tenant: format!("demo-{role}"),
         bridge: "pd0".to_owned(),
         socket: socket.to_owned(),
+        network: pd_harness::tuning::Tuning::linux().network,
     }
 }
 
