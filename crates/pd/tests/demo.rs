@@ -14,7 +14,7 @@ fn demo(dir: &Path) -> Command {
     let file = dir.join("data");
     std::fs::write(&file, (0..5_000_011u32).map(|n| (n ^ (n >> 9)) as u8).collect::<Vec<u8>>()).unwrap();
     let mut demo = Command::new(env!("CARGO_BIN_EXE_pd"));
-    demo.args(["demo", "--schemes", "tcp,tcp-sendfile", "--rounds", "1", "--json"]);
+    demo.args(["demo", "--schemes", "tcp,tcp-sendfile,tcp-tuned", "--rounds", "1", "--json"]);
     demo.arg("--file")
         .arg(&file)
         .arg("--out")
@@ -32,10 +32,16 @@ fn tcp_is_verified_measured_and_cleaned_up_after() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report["verified"].as_array().unwrap().len(), 2);
+    assert_eq!(report["verified"].as_array().unwrap().len(), 3);
+    let settings = report["settings"].as_array().unwrap();
+    assert_eq!(settings.len(), 3);
+    assert!(
+        settings.iter().all(|s| s["has"].as_str().unwrap().starts_with("both ends cubic (")),
+        "{settings:?}"
+    );
     assert!(report["verified"].as_array().unwrap().iter().all(|v| v["sha256"] == report["sha256"]));
     let rounds = report["rounds"].as_array().unwrap();
-    assert_eq!(rounds.len(), 3);
+    assert_eq!(rounds.len(), 5);
     for round in rounds {
         let figure = |name: &str| round[name].as_f64().unwrap();
         assert!(figure("bytes") >= 1e9);
@@ -76,7 +82,7 @@ fn simulated_hardware_brings_a_file_unchanged() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["verified"].as_array().unwrap().len(), 1);
-    assert_eq!(report["verified"][0]["scheme"], "pipedevice");
+    assert_eq!(report["verified"][0]["scheme"], "pipedevice-mediated");
     assert_eq!(report["verified"][0]["sha256"], report["sha256"]);
     assert!(report["rounds"].as_array().unwrap().is_empty(), "a simulation is not measured");
     assert!(std::fs::metadata(&wave).unwrap().len() > 100_000, "every signal of some thousand cycles");

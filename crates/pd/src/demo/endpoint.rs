@@ -74,6 +74,8 @@ impl EndpointArgs {
 
 /// A sender over one connection.
 pub trait Sending {
+    /// What the connection has: a congestion control, or a path.
+    fn has(&self) -> String;
     /// Allocates and fills what a round needs.
     fn prepare(&mut self, order: &Order, source: &Source) -> Result<()>;
     /// Sends one round, every message given to `digest` before it is sent.
@@ -84,6 +86,8 @@ pub trait Sending {
 
 /// A receiver over one connection.
 pub trait Receiving {
+    /// What the connection has: a congestion control, or a path.
+    fn has(&self) -> String;
     /// Receives exactly `bytes`, all of them given to `digest`.
     fn stream(&mut self, bytes: u64, digest: &mut Digest) -> Result<()>;
 }
@@ -138,11 +142,16 @@ impl Endpoint<'_> {
                     Transport::Tcp => tcp::connect(self.args, to)?,
                     Transport::Pipedevice => pipedevice::connect(self.args, to)?,
                 };
+                let has = sender.has();
                 self.sending.insert(transport, sender);
+                return Ok(Reply::Connected { has });
             }
             Request::Accept { transport } => {
                 let listener = self.listening.remove(&transport).context("not listening")?;
-                self.receiving.insert(transport, listener.accept()?);
+                let receiver = listener.accept()?;
+                let has = receiver.has();
+                self.receiving.insert(transport, receiver);
+                return Ok(Reply::Connected { has });
             }
             Request::Prepare(order) => {
                 if let Some(source) = &self.source {

@@ -1,7 +1,10 @@
 //! `pd demo`: real files from one container to another, through kernel TCP over the bridge and through
 //! PipeDevice, interleaved, verified and measured.
 //!
-//! The demo is one thread that tells two endpoints in containers what to do ([`endpoint`]).
+//! There are three pairs of containers. The first has what `pd run` gives without any option: TCP as Linux has it, and PipeDevice as
+//! without a policy. The second has tuned TCP. The third is of a tenant that a rule keeps on the offloaded path.
+//!
+//! The demo is one thread that tells the endpoints in the containers what to do ([`endpoint`]).
 //! All that it makes (containers, bridge, driver, directory, hugepages) belongs to values that remove
 //! it when dropped, on errors and on signals too; what a SIGKILL leaves, the next `pd` removes.
 
@@ -14,6 +17,8 @@ mod rounds;
 mod source;
 mod tcp;
 
+use std::collections::btree_map::Entry;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -33,9 +38,10 @@ use pd_harness::peer::Peer;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 use pd_harness::site::Site;
-use protocol::{Part, Scheme};
-use report::{FileRow, Report, Verified};
-use rounds::Bench;
+use pd_harness::tuning::Tuning;
+use protocol::{Part, Place, Scheme, Transport};
+use report::{FileRow, Report, Setting, Verified};
+use rounds::{Bench, Pair};
 use source::Source;
 
 /// A round moves at least this much, over as many passes as that takes.
@@ -58,7 +64,7 @@ pub struct DemoArgs {
     /// Parts to run
     #[arg(long, value_delimiter = ',', default_values = ["file", "bulk"])]
     parts: Vec<Part>,
-    /// Schemes to run [default: all that this build has, with a simulated engine pipedevice]
+    /// Schemes to run [default: all that this build has, with a simulated engine pipedevice-mediated]
     #[arg(long, value_delimiter = ',')]
     schemes: Vec<Scheme>,
     /// Bytes of one message
@@ -92,10 +98,11 @@ pub struct DemoArgs {
 
 impl DemoArgs {
     fn schemes(&self) -> Vec<Scheme> {
-        let all = [Scheme::Tcp, Scheme::TcpSendfile, Scheme::TcpSendfileUntouched, Scheme::Pipedevice];
-        all.into_iter()
+        // Without the rule, the two containers might not need the engine.
+        Scheme::ALL
+            .into_iter()
             .filter(|s| match self.schemes.is_empty() {
-                true => !self.is_simulated() || *s == Scheme::Pipedevice,
+                true => !self.is_simulated() || *s == Scheme::PipedeviceMediated,
                 false => self.schemes.contains(s),
             })
             .collect()
@@ -211,10 +218,15 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
         _ => background_cores(signals)?,
     };
     let machine = machine::Machine::describe();
-    let mut transports: Vec<_> = schemes.iter().map(|s| s.transport()).collect();
-    transports.dedup();
-    for transport in transports {
-        bench.connect(transport)?;
+    let mut settings: Vec<Setting> = Vec::new();
+    for &scheme in &schemes {
+        let kind = |s: Scheme| (s.place(), s.transport());
+        let known = settings.iter().find(|s| kind(s.scheme) == kind(scheme)).map(|s| s.has.clone());
+        let has = match known {
+            Some(has) => has,
+            None => bench.connect(scheme.place(), scheme.transport())?,
+        };
+        settings.push(Setting { scheme, has });
     }
     let mut verified = Vec::new();
     for scheme in verified_schemes {
@@ -244,6 +256,7 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
         ring_bytes: args.ring_bytes.0,
         engine: args.engine()?,
         background_cores,
+        settings,
         files: source.files().iter().map(|f| FileRow { path: f.path.clone(), bytes: f.bytes }).collect(),
         sha256,
         verified,
@@ -260,33 +273,54 @@ fn set_up<'a>(
     signals: &'a Signals,
 ) -> Result<Bench<'a>> {
     let engine = args.engine()?;
-    let config = schemes.contains(&Scheme::Pipedevice).then(|| {
+    let config = schemes.iter().any(|s| s.transport() == Transport::Pipedevice).then(|| {
         let mut config = Config::default();
         config.driver.engine = engine;
-        config.memory.budget_bytes = Bytes((16 * args.ring_bytes.0).max(64 << 20));
+        config.memory.budget_bytes = Bytes((32 * args.ring_bytes.0).max(128 << 20));
         config.memory.ring_bytes_default = args.ring_bytes;
         config
     });
     let site = Site::set_up(config.map(|config| (config, POLICY)), signals)?;
-    let peer = |name: &str, role: Role, files: Vec<PathBuf>| {
-        Peer::in_container(&spec(name, &site.socket()), endpoint_args(args, role, files).command())
+    let peer = |place: Place, role: Role, files: Vec<PathBuf>| {
+        Peer::in_container(&spec(place, role, &site.socket()), endpoint_args(args, role, files).command())
     };
-    let receiver = peer("recv", Role::Recv, Vec::new())?;
-    let sender = peer("send", Role::Send, files.to_vec())?;
-    Ok(Bench { sender, receiver, site, signals })
+    let mut pairs = BTreeMap::new();
+    for place in schemes.iter().map(|s| s.place()) {
+        if let Entry::Vacant(vacant) = pairs.entry(place) {
+            let receiver = peer(place, Role::Recv, Vec::new())?;
+            vacant.insert(Pair { receiver, sender: peer(place, Role::Send, files.to_vec())? });
+        }
+    }
+    Ok(Bench { pairs, site, signals })
 }
 
-/// What is measured is the engine's path, whatever the containers' tenants.
-const POLICY: &str = "path = \"offloaded\"\n";
+/// All that it says is of the mediated pair. What the others get, they get without being mentioned.
+const POLICY: &str = r#"
+[[tenant]]
+name = "demo-mediated"
+[[rule]]
+from = "demo-mediated"
+to = "demo-mediated"
+action = "allow"
+path = "offloaded"
+"#;
 
-fn spec(role: &str, socket: &Path) -> Spec {
+fn spec(place: Place, role: Role, socket: &Path) -> Spec {
+    let tuning = match place {
+        Place::Tuned => Tuning::tuned(),
+        Place::Plain | Place::Mediated => Tuning::linux(),
+    };
+    let tenant = match place {
+        Place::Mediated => "demo-mediated",
+        Place::Plain | Place::Tuned => "default",
+    };
     Spec {
-        name: format!("demo-{}-{role}", std::process::id()),
+        name: format!("demo-{}-{}{}", std::process::id(), place.prefix(), role.name()),
         address: None,
-        tenant: format!("demo-{role}"),
+        tenant: tenant.to_owned(),
         bridge: "pd0".to_owned(),
         socket: socket.to_owned(),
-        network: pd_harness::tuning::Tuning::linux().network,
+        network: tuning.network,
     }
 }
 

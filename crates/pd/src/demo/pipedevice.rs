@@ -1,8 +1,8 @@
 //! PipeDevice as the demo uses it: two small traits over the client library, and the sender and
 //! receiver written against them.
 //!
-//! The file part has the driver read the files, the sender's checksum taken through a mapping of them; the bulk part
-//! rewrites messages in place in send-buffer memory. Neither side copies payload.
+//! The file part sends the files by `send_file`, the sender's checksum taken through a mapping of them; the bulk part
+//! rewrites messages in place: in send-buffer memory, or on the direct path where they are sent from. Neither side copies payload.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use anyhow::{ensure, Context, Result};
 use memmap2::Mmap;
-use pd_client::{Listener, SendBuffer, Shutdown, Stream};
+use pd_client::{Listener, Path, SendBuffer, Shutdown, Stream};
 use pd_harness::digest::{rewrite, Digest};
 use pd_harness::peer::own_address;
 
@@ -42,13 +42,36 @@ impl Listening for PipedeviceListening {
     }
 
     fn accept(self: Box<Self>) -> Result<Box<dyn Receiving>> {
-        let stream = self.listener.accept().context("cannot accept")?;
+        let stream = receiving(self.listener.accept().context("cannot accept")?)?;
         Ok(Box::new(PipedeviceReceiving::new(stream, self.recv_bytes)))
     }
 }
 
+/// A stream that will only receive. What a receiver asks of its stream, it asks here.
+fn receiving(stream: Stream) -> Result<Stream> {
+    Ok(stream)
+}
+
+fn has(stream: &Stream) -> String {
+    format!("{} path", stream.path().name())
+}
+
 impl PdSender for Stream {
     type Buffer = SendBuffer;
+    fn has(&self) -> String {
+        has(self)
+    }
+    fn is_in_place(&self) -> bool {
+        self.path() == Path::Direct
+    }
+    fn send_with(&mut self, len: usize, mut f: impl FnMut(&mut [u8])) -> Result<()> {
+        let sent = Stream::send_with(self, len, |place| {
+            f(place);
+            place.len()
+        })?;
+        ensure!(sent == len, "{sent} of {len} bytes were sent");
+        Ok(())
+    }
     fn buffer(&mut self, len: usize) -> Result<SendBuffer> {
         Ok(SendBuffer::new(len)?)
     }
@@ -72,6 +95,9 @@ impl PdSender for Stream {
 }
 
 impl PdReceiver for Stream {
+    fn has(&self) -> String {
+        has(self)
+    }
     fn recv(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> Result<usize> {
         let received = Stream::recv(self, max)?;
         f(&received);
@@ -83,6 +109,12 @@ impl PdReceiver for Stream {
 pub trait PdSender {
     /// Memory in the send ring.
     type Buffer;
+    /// The path.
+    fn has(&self) -> String;
+    /// Whether messages are best written where they are sent from.
+    fn is_in_place(&self) -> bool;
+    /// Has `f` write a message where it is sent from.
+    fn send_with(&mut self, len: usize, f: impl FnMut(&mut [u8])) -> Result<()>;
     /// Allocates `len` contiguous bytes.
     fn buffer(&mut self, len: usize) -> Result<Self::Buffer>;
     /// Waits until everything sent from `buffer` is out of it, then lets `f` write to it.
@@ -97,6 +129,8 @@ pub trait PdSender {
 
 /// One end of a connection that reads bytes where the engine put them.
 pub trait PdReceiver {
+    /// The path.
+    fn has(&self) -> String;
     /// Calls `f` with the next bytes, at most `max`, contiguous, and gives them back. Zero at the end.
     fn recv(&mut self, max: usize, f: impl FnMut(&[u8])) -> Result<usize>;
 }
@@ -127,6 +161,9 @@ impl<S: PdSender> PipedeviceSending<S> {
 
     fn send_bulk(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
         let mut left = bytes;
+        if self.sender.is_in_place() {
+            return self.send_bulk_in_place(bytes, digest);
+        }
         for lap in 0.. {
             for buffer in &mut self.buffers {
                 let len = self.message_bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -141,6 +178,20 @@ impl<S: PdSender> PipedeviceSending<S> {
                     return Ok(());
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn send_bulk_in_place(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
+        let (mut left, mut lap) = (bytes, 0);
+        while left > 0 {
+            let len = self.message_bytes.min(usize::try_from(left).unwrap_or(usize::MAX));
+            self.sender.send_with(len, |message| {
+                rewrite(message, lap);
+                digest.update(message);
+            })?;
+            left -= len as u64;
+            lap += 1;
         }
         Ok(())
     }
@@ -160,6 +211,10 @@ impl<S: PdSender> PipedeviceSending<S> {
 }
 
 impl<S: PdSender> Sending for PipedeviceSending<S> {
+    fn has(&self) -> String {
+        self.sender.has()
+    }
+
     fn prepare(&mut self, order: &Order, source: &Source) -> Result<()> {
         if order.part == Part::File {
             if self.maps.is_empty() {
@@ -206,6 +261,10 @@ impl<R: PdReceiver> PipedeviceReceiving<R> {
 }
 
 impl<R: PdReceiver> Receiving for PipedeviceReceiving<R> {
+    fn has(&self) -> String {
+        self.receiver.has()
+    }
+
     fn stream(&mut self, bytes: u64, digest: &mut Digest) -> Result<()> {
         let mut left = bytes;
         while left > 0 {
@@ -227,12 +286,23 @@ mod tests {
     use crate::demo::protocol::Scheme;
     use pd_harness::digest::Touch;
 
-    /// Keeps what is sent; refuses to lend a buffer larger than asked for.
-    #[derive(Default)]
-    struct Kept(VecDeque<Vec<u8>>);
+    /// Keeps what is sent; refuses to lend a buffer larger than asked for. Whether messages are written in place.
+    struct Kept(VecDeque<Vec<u8>>, bool);
 
     impl PdSender for &mut Kept {
         type Buffer = Vec<u8>;
+        fn has(&self) -> String {
+            String::new()
+        }
+        fn is_in_place(&self) -> bool {
+            self.1
+        }
+        fn send_with(&mut self, len: usize, mut f: impl FnMut(&mut [u8])) -> Result<()> {
+            let mut bytes = vec![7; len];
+            f(&mut bytes);
+            self.0.push_back(bytes);
+            Ok(())
+        }
         fn buffer(&mut self, len: usize) -> Result<Vec<u8>> {
             Ok(vec![0; len])
         }
@@ -255,6 +325,9 @@ mod tests {
     }
 
     impl PdReceiver for &mut Kept {
+        fn has(&self) -> String {
+            String::new()
+        }
         fn recv(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> Result<usize> {
             let Some(mut message) = self.0.pop_front() else { return Ok(0) };
             if message.len() > max {
@@ -265,13 +338,13 @@ mod tests {
         }
     }
 
-    fn round(part: Part, bytes: u64, recv_bytes: usize) -> (String, String) {
+    fn round(part: Part, in_place: bool, bytes: u64, recv_bytes: usize) -> (String, String) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, (0..10_007u32).map(|n| (n >> 2) as u8).collect::<Vec<_>>()).unwrap();
         let source = Source::open(&[path]).unwrap();
         let order = Order { scheme: Scheme::Pipedevice, part, bytes, touch: Touch::Checksum };
-        let mut kept = Kept::default();
+        let mut kept = Kept(VecDeque::new(), in_place);
         let mut sent = Digest::new(Touch::Checksum, 1024);
         let mut sending = PipedeviceSending::new(&mut kept, 1024, 8192, 4096);
         sending.prepare(&order, &source).unwrap();
@@ -286,10 +359,10 @@ mod tests {
 
     #[test]
     fn both_sides_agree_on_every_part_and_split() {
-        for part in [Part::File, Part::Bulk] {
+        for (part, in_place) in [(Part::File, false), (Part::Bulk, false), (Part::Bulk, true)] {
             for (bytes, recv_bytes) in [(1, 1024), (20_480, 1024), (20_481, 700), (9_999, 65536)] {
-                let (sent, received) = round(part, bytes, recv_bytes);
-                assert_eq!(sent, received, "{part:?} {bytes} {recv_bytes}");
+                let (sent, received) = round(part, in_place, bytes, recv_bytes);
+                assert_eq!(sent, received, "{part:?} {in_place} {bytes} {recv_bytes}");
             }
         }
     }

@@ -11,13 +11,16 @@ use super::protocol::{Part, Scheme};
 use super::report::SchemeSummary;
 use pd_harness::measure::stats::Summary;
 
-const SIZE: (u32, u32) = (1000, 440);
+const SIZE: (u32, u32) = (1240, 440);
 const FONT: &str = "sans-serif";
-const SCHEMES: [(Scheme, RGBColor); 4] = [
+const SCHEMES: [(Scheme, RGBColor); 7] = [
     (Scheme::Tcp, RGBColor(148, 163, 184)),
     (Scheme::TcpSendfile, RGBColor(100, 116, 139)),
     (Scheme::TcpSendfileUntouched, RGBColor(203, 213, 225)),
+    (Scheme::TcpTuned, RGBColor(180, 160, 130)),
+    (Scheme::TcpTunedSendfile, RGBColor(140, 115, 80)),
     (Scheme::Pipedevice, RGBColor(13, 148, 136)),
+    (Scheme::PipedeviceMediated, RGBColor(94, 190, 180)),
 ];
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;

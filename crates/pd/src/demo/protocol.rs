@@ -17,32 +17,66 @@ pub enum Scheme {
     TcpSendfile,
     /// The same without the sender's checksum: for information, for it does less than the others.
     TcpSendfileUntouched,
-    /// PipeDevice.
+    /// The one of `tcp` between containers whose TCP is tuned as `pd bench tune` has found best.
+    TcpTuned,
+    /// The same with sendfile().
+    TcpTunedSendfile,
+    /// PipeDevice as two containers have it that no policy mentions.
     Pipedevice,
+    /// PipeDevice between two containers for which a rule of the policy says `path = "offloaded"`.
+    PipedeviceMediated,
 }
 
 impl Scheme {
+    /// All of them.
+    pub const ALL: [Scheme; 7] = [
+        Scheme::Tcp,
+        Scheme::TcpSendfile,
+        Scheme::TcpSendfileUntouched,
+        Scheme::TcpTuned,
+        Scheme::TcpTunedSendfile,
+        Scheme::Pipedevice,
+        Scheme::PipedeviceMediated,
+    ];
+
     /// As it is written on the command line and in results.
     pub fn name(self) -> &'static str {
         match self {
             Scheme::Tcp => "tcp",
             Scheme::TcpSendfile => "tcp-sendfile",
             Scheme::TcpSendfileUntouched => "tcp-sendfile-untouched",
+            Scheme::TcpTuned => "tcp-tuned",
+            Scheme::TcpTunedSendfile => "tcp-tuned-sendfile",
             Scheme::Pipedevice => "pipedevice",
+            Scheme::PipedeviceMediated => "pipedevice-mediated",
         }
     }
 
     /// What carries it.
     pub fn transport(self) -> Transport {
         match self {
-            Scheme::Tcp | Scheme::TcpSendfile | Scheme::TcpSendfileUntouched => Transport::Tcp,
-            Scheme::Pipedevice => Transport::Pipedevice,
+            Scheme::Pipedevice | Scheme::PipedeviceMediated => Transport::Pipedevice,
+            _ => Transport::Tcp,
         }
+    }
+
+    /// Between which containers.
+    pub fn place(self) -> Place {
+        match self {
+            Scheme::TcpTuned | Scheme::TcpTunedSendfile => Place::Tuned,
+            Scheme::PipedeviceMediated => Place::Mediated,
+            _ => Place::Plain,
+        }
+    }
+
+    /// Whether the kernel takes the bytes out of the file.
+    pub fn sends_files(self) -> bool {
+        matches!(self, Scheme::TcpSendfile | Scheme::TcpSendfileUntouched | Scheme::TcpTunedSendfile)
     }
 
     /// Whether it is kernel TCP with both sides touching every byte: a baseline.
     pub fn is_baseline(self) -> bool {
-        matches!(self, Scheme::Tcp | Scheme::TcpSendfile)
+        self.transport() == Transport::Tcp && self != Scheme::TcpSendfileUntouched
     }
 
     /// What its sender does with the bytes in timed rounds.
@@ -55,7 +89,7 @@ impl Scheme {
 
     /// Whether it makes sense for bytes already in memory.
     pub fn fits(self, part: Part) -> bool {
-        part == Part::File || matches!(self, Scheme::Tcp | Scheme::Pipedevice)
+        part == Part::File || !self.sends_files()
     }
 }
 
@@ -67,6 +101,28 @@ pub enum Transport {
     Tcp,
     /// PipeDevice.
     Pipedevice,
+}
+
+/// A pair of containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// As `pd run` makes them, with Linux's own TCP.
+    Plain,
+    /// With TCP tuned.
+    Tuned,
+    /// Of a tenant that the policy keeps on the offloaded path.
+    Mediated,
+}
+
+impl Place {
+    /// As it is in names of containers, with a `-` after it.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Place::Plain => "",
+            Place::Tuned => "tuned-",
+            Place::Mediated => "mediated-",
+        }
+    }
 }
 
 /// A part of the demo.
@@ -111,14 +167,14 @@ pub enum Request {
         /// On what.
         transport: Transport,
     },
-    /// Sender: connect. Answered with [`Reply::Done`].
+    /// Sender: connect. Answered with [`Reply::Connected`].
     Connect {
         /// With what.
         transport: Transport,
         /// Where to.
         to: SocketAddr,
     },
-    /// Receiver: accept the connection. Answered with [`Reply::Done`].
+    /// Receiver: accept the connection. Answered with [`Reply::Connected`].
     Accept {
         /// Of which.
         transport: Transport,
@@ -152,6 +208,11 @@ pub enum Reply {
     Listening {
         /// There.
         at: SocketAddr,
+    },
+    /// It has the connection.
+    Connected {
+        /// And this: a congestion control, or a path.
+        has: String,
     },
     /// It did what was asked.
     Done,

@@ -1,12 +1,12 @@
-//! What the demo found: medians and spreads per scheme, PipeDevice against the best of kernel TCP, and
-//! whether the bars are reached.
+//! What the demo found: medians and spreads per scheme, PipeDevice against the best of kernel TCP (of its forms, as Linux has it
+//! and tuned), and whether the bars are reached.
 
 use std::path::PathBuf;
 
 use comfy_table::{presets, CellAlignment, Table};
 use serde::Serialize;
 
-use super::protocol::{Part, Scheme};
+use super::protocol::{Part, Scheme, Transport};
 use super::rounds::Sample;
 use pd_harness::measure::stats::Summary;
 
@@ -42,6 +42,8 @@ pub struct SchemeSummary {
 pub struct Comparison {
     /// Part of the demo.
     pub part: Part,
+    /// Which PipeDevice.
+    pub scheme: Scheme,
     /// `throughput` or `cpu_s_per_gb`.
     pub figure: &'static str,
     /// The best of kernel TCP.
@@ -52,6 +54,15 @@ pub struct Comparison {
     pub bar: f64,
     /// Whether the median is.
     pub reached: bool,
+}
+
+/// What both ends of a scheme said that their connection has.
+#[derive(Clone, Debug, Serialize)]
+pub struct Setting {
+    /// Which.
+    pub scheme: Scheme,
+    /// A congestion control, or a path.
+    pub has: String,
 }
 
 /// A file that was streamed.
@@ -87,6 +98,8 @@ pub struct Report {
     pub engine: String,
     /// Cores that others kept busy before the first round.
     pub background_cores: f64,
+    /// What the connections had.
+    pub settings: Vec<Setting>,
     /// What was streamed.
     pub files: Vec<FileRow>,
     /// SHA-256 of all of it.
@@ -124,10 +137,17 @@ pub fn summarise(samples: &[Sample]) -> Vec<SchemeSummary> {
 
 /// PipeDevice against the best of kernel TCP in every part that has both.
 pub fn compare(samples: &[Sample], summary: &[SchemeSummary]) -> Vec<Comparison> {
-    BARS.iter().flat_map(|bar| compare_part(bar, samples, summary).into_iter().flatten()).collect()
+    let schemes = [Scheme::Pipedevice, Scheme::PipedeviceMediated];
+    let pairs = BARS.iter().flat_map(|bar| schemes.map(|scheme| (bar, scheme)));
+    pairs.filter_map(|(bar, scheme)| compare_part(bar, scheme, samples, summary)).flatten().collect()
 }
 
-fn compare_part(bar: &Bar, samples: &[Sample], summary: &[SchemeSummary]) -> Option<[Comparison; 2]> {
+fn compare_part(
+    bar: &Bar,
+    scheme: Scheme,
+    samples: &[Sample],
+    summary: &[SchemeSummary],
+) -> Option<[Comparison; 2]> {
     let baseline = best_baseline(summary, bar.part)?;
     let figures = |scheme: Scheme, figure: fn(&Sample) -> f64| -> Vec<f64> {
         let mut rounds: Vec<&Sample> =
@@ -135,11 +155,12 @@ fn compare_part(bar: &Bar, samples: &[Sample], summary: &[SchemeSummary]) -> Opt
         rounds.sort_by_key(|s| s.round);
         rounds.into_iter().map(figure).collect()
     };
-    let ratio = |figure| Summary::of_ratios(&figures(Scheme::Pipedevice, figure), &figures(baseline, figure));
+    let ratio = |figure| Summary::of_ratios(&figures(scheme, figure), &figures(baseline, figure));
     let (throughput, cpu) = (ratio(|s| s.gbit_per_s)?, ratio(|s| s.cpu_s_per_gb)?);
     Some([
         Comparison {
             part: bar.part,
+            scheme,
             figure: "throughput",
             baseline,
             ratio: throughput,
@@ -148,6 +169,7 @@ fn compare_part(bar: &Bar, samples: &[Sample], summary: &[SchemeSummary]) -> Opt
         },
         Comparison {
             part: bar.part,
+            scheme,
             figure: "cpu_s_per_gb",
             baseline,
             ratio: cpu,
@@ -170,6 +192,9 @@ impl Report {
     /// The tables for people to read.
     pub fn tables(&self) -> String {
         let mut text = self.scheme_table().to_string();
+        for Setting { scheme, has } in &self.settings {
+            text.push_str(&format!("\n{}: {has}", scheme.name()));
+        }
         if !self.comparisons.is_empty() {
             text.push_str("\n\n");
             text.push_str(&self.comparison_table().to_string());
@@ -181,9 +206,9 @@ impl Report {
     pub fn verified(&self) -> String {
         let bytes: u64 = self.files.iter().map(|file| file.bytes).sum();
         let line = |verified: &Verified| {
-            let engine = match verified.scheme {
-                Scheme::Pipedevice => format!(" (engine {})", self.engine),
-                _ => String::new(),
+            let engine = match verified.scheme.transport() {
+                Transport::Pipedevice => format!(" (engine {})", self.engine),
+                Transport::Tcp => String::new(),
             };
             format!(
                 "{}{engine}: {bytes} bytes, SHA-256 {} as in the files",
@@ -218,7 +243,7 @@ impl Report {
     fn comparison_table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_header(["part", "PipeDevice over best TCP (*)", "ratio", "(min..max)", "bar", ""]);
+        table.set_header(["part", "scheme", "over best TCP (*)", "ratio", "(min..max)", "bar", ""]);
         for row in &self.comparisons {
             let (name, sign) = match row.figure {
                 "throughput" => ("throughput", ">="),
@@ -226,6 +251,7 @@ impl Report {
             };
             table.add_row([
                 row.part.name().to_owned(),
+                row.scheme.name().to_owned(),
                 name.to_owned(),
                 format!("{:.2}", row.ratio.median),
                 format!("{:.2}..{:.2}", row.ratio.min, row.ratio.max),
@@ -233,7 +259,7 @@ impl Report {
                 if row.reached { "reached" } else { "NOT reached" }.to_owned(),
             ]);
         }
-        align_right(&mut table, &[2, 3, 4]);
+        align_right(&mut table, &[3, 4, 5]);
         table
     }
 }
@@ -290,6 +316,21 @@ mod tests {
         assert_eq!((comparisons[0].ratio.min, comparisons[0].ratio.max), (5.0, 5.0));
         assert!(comparisons[0].reached);
         assert!((comparisons[1].ratio.median - 0.25).abs() < 1e-9 && comparisons[1].reached);
+    }
+
+    #[test]
+    fn tuned_tcp_is_the_baseline_where_it_is_faster_and_both_paths_are_compared_with_it() {
+        let samples = [
+            sample(Scheme::TcpSendfile, 1, 12.0, 0.8),
+            sample(Scheme::TcpTunedSendfile, 1, 20.0, 0.5),
+            sample(Scheme::Pipedevice, 1, 100.0, 0.1),
+            sample(Scheme::PipedeviceMediated, 1, 60.0, 0.2),
+        ];
+        let comparisons = compare(&samples, &summarise(&samples));
+        assert!(comparisons.iter().all(|c| c.baseline == Scheme::TcpTunedSendfile));
+        let throughput = comparisons.iter().filter(|c| c.figure == "throughput");
+        let ratios: Vec<_> = throughput.map(|c| (c.scheme, c.ratio.median)).collect();
+        assert_eq!(ratios, [(Scheme::Pipedevice, 5.0), (Scheme::PipedeviceMediated, 3.0)]);
     }
 
     #[test]

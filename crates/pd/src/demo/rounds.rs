@@ -1,5 +1,6 @@
 //! Interleaved rounds: every scheme once per round, so that what disturbs the machine disturbs all.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
@@ -11,7 +12,7 @@ use pd_harness::signals::Signals;
 use pd_harness::site::Site;
 use serde::Serialize;
 
-use super::protocol::{Order, Part, Reply, Request, Scheme, Streamed, Transport};
+use super::protocol::{Order, Part, Place, Reply, Request, Scheme, Streamed, Transport};
 
 /// A round lasts about this long at least, for CPU time is counted in ticks of 10 ms.
 const ROUND_S: f64 = 0.8;
@@ -49,12 +50,18 @@ pub struct Sample {
     pub checksum: String,
 }
 
-/// The two endpoints, and what is between them. Fields are dropped in this order.
-pub struct Bench<'a> {
+/// Two endpoints.
+pub struct Pair {
     /// The sending container.
     pub sender: Peer,
     /// The receiving container.
     pub receiver: Peer,
+}
+
+/// The endpoints, and what is between them. Fields are dropped in this order.
+pub struct Bench<'a> {
+    /// Each pair that one of the schemes needs.
+    pub pairs: BTreeMap<Place, Pair>,
     /// The directory and, for PipeDevice, the driver.
     pub site: Site,
     /// What may interrupt.
@@ -70,23 +77,32 @@ struct Clocks {
 }
 
 impl Bench<'_> {
-    /// Connects the two endpoints.
-    pub fn connect(&mut self, transport: Transport) -> Result<()> {
-        self.receiver.ask(&Request::Listen { transport })?;
-        let Reply::Listening { at: to } = self.receiver.answer(self.signals)? else {
-            bail!("the receiver gave no address");
-        };
-        let (address, _) = self.receiver.container().context("the receiver is in a container")?.addresses();
-        ensure!(to.ip() == address, "the receiver listens on {to}, not on its container's {address}");
-        self.receiver.ask(&Request::Accept { transport })?;
-        self.sender.ask(&Request::Connect { transport, to })?;
-        done(&mut self.sender, self.signals)?;
-        done(&mut self.receiver, self.signals)
+    fn pair(&mut self, place: Place) -> Result<&mut Pair> {
+        self.pairs.get_mut(&place).context("these containers were not started")
     }
 
-    /// Ends both endpoints in order.
+    /// Connects two endpoints; what they say that the connection has.
+    pub fn connect(&mut self, place: Place, transport: Transport) -> Result<String> {
+        let signals = self.signals;
+        let Pair { sender, receiver } = self.pair(place)?;
+        receiver.ask(&Request::Listen { transport })?;
+        let Reply::Listening { at: to } = receiver.answer(signals)? else {
+            bail!("the receiver gave no address");
+        };
+        let (address, _) = receiver.container().context("the receiver is in a container")?.addresses();
+        ensure!(to.ip() == address, "the receiver listens on {to}, not on its container's {address}");
+        receiver.ask(&Request::Accept { transport })?;
+        sender.ask(&Request::Connect { transport, to })?;
+        let (sent, received) = (connected(sender, signals)?, connected(receiver, signals)?);
+        Ok(match sent == received {
+            true => format!("both ends {sent}"),
+            false => format!("sender {sent}; receiver {received}"),
+        })
+    }
+
+    /// Ends all endpoints in order.
     pub fn quit(&mut self) -> Result<()> {
-        for peer in [&mut self.sender, &mut self.receiver] {
+        for peer in self.pairs.values_mut().flat_map(|pair| [&mut pair.sender, &mut pair.receiver]) {
             peer.ask(&Request::Quit)?;
             done(peer, self.signals)?;
         }
@@ -96,12 +112,14 @@ impl Bench<'_> {
     /// The SHA-256 of `bytes` of the source as the receiver got them.
     pub fn verify(&mut self, scheme: Scheme, bytes: u64) -> Result<String> {
         let order = Order { scheme, part: Part::File, bytes, touch: Touch::Nothing };
-        self.sender.ask(&Request::Prepare(order))?;
-        done(&mut self.sender, self.signals)?;
-        self.receiver.ask(&Request::Round(Order { touch: Touch::Sha256, ..order }))?;
-        self.sender.ask(&Request::Round(order))?;
-        streamed(&mut self.sender, self.signals)?;
-        Ok(streamed(&mut self.receiver, self.signals)?.checksum)
+        let signals = self.signals;
+        let Pair { sender, receiver } = self.pair(scheme.place())?;
+        sender.ask(&Request::Prepare(order))?;
+        done(sender, signals)?;
+        receiver.ask(&Request::Round(Order { touch: Touch::Sha256, ..order }))?;
+        sender.ask(&Request::Round(order))?;
+        streamed(sender, signals)?;
+        Ok(streamed(receiver, signals)?.checksum)
     }
 
     /// Runs all `schemes` `rounds` times after a warm-up, `bytes` or more each time. `tick` is called
@@ -139,14 +157,17 @@ impl Bench<'_> {
     fn sample(&mut self, part: Part, scheme: Scheme, round: u32, bytes: u64) -> Result<Sample> {
         let order = Order { scheme, part, bytes, touch: Touch::Checksum };
         let sender_order = Order { touch: scheme.sender_touch(), ..order };
-        self.sender.ask(&Request::Prepare(sender_order))?;
-        done(&mut self.sender, self.signals)?;
-        let before = self.clocks()?;
-        self.receiver.ask(&Request::Round(order))?;
-        self.sender.ask(&Request::Round(sender_order))?;
-        let sent = streamed(&mut self.sender, self.signals)?;
-        let received = streamed(&mut self.receiver, self.signals)?;
-        let after = self.clocks()?;
+        let (place, signals) = (scheme.place(), self.signals);
+        let Pair { sender, .. } = self.pair(place)?;
+        sender.ask(&Request::Prepare(sender_order))?;
+        done(sender, signals)?;
+        let before = self.clocks(place)?;
+        let Pair { sender, receiver } = self.pair(place)?;
+        receiver.ask(&Request::Round(order))?;
+        sender.ask(&Request::Round(sender_order))?;
+        let sent = streamed(sender, signals)?;
+        let received = streamed(receiver, signals)?;
+        let after = self.clocks(place)?;
         let name = scheme.name();
         ensure!(
             sent.bytes == received.bytes,
@@ -180,16 +201,18 @@ impl Bench<'_> {
             steal_s: machine.steal_s,
             sender_cpu_s: spent(after.sender, before.sender),
             receiver_cpu_s: spent(after.receiver, before.receiver),
-            driver_cpu_s: spent(after.driver, before.driver).filter(|_| scheme == Scheme::Pipedevice),
+            driver_cpu_s: spent(after.driver, before.driver)
+                .filter(|_| scheme.transport() == Transport::Pipedevice),
             checksum: received.checksum,
         })
     }
 
-    fn clocks(&self) -> Result<Clocks> {
+    fn clocks(&self, place: Place) -> Result<Clocks> {
+        let pair = self.pairs.get(&place).context("these containers were not started")?;
         Ok(Clocks {
             machine: MachineTimes::now()?,
-            sender: cpu_usage(&self.sender),
-            receiver: cpu_usage(&self.receiver),
+            sender: cpu_usage(&pair.sender),
+            receiver: cpu_usage(&pair.receiver),
             driver: self.site.driver().and_then(ChildDriver::cpu_usage),
         })
     }
@@ -203,6 +226,14 @@ fn cpu_usage(peer: &Peer) -> Option<Duration> {
 fn done(peer: &mut Peer, signals: &Signals) -> Result<()> {
     match peer.answer(signals)? {
         Reply::Done => Ok(()),
+        other => bail!("an endpoint answered {other:?}"),
+    }
+}
+
+/// Waits until a peer has its connection; what it has.
+fn connected(peer: &mut Peer, signals: &Signals) -> Result<String> {
+    match peer.answer(signals)? {
+        Reply::Connected { has } => Ok(has),
         other => bail!("an endpoint answered {other:?}"),
     }
 }
