@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{ensure, Context, Result};
-use pd_client::{Epoll, Event, Interest, Listener, Path, SendBuffer, Shutdown, Stream};
+use pd_client::{Epoll, Event, Interest, Listener, ListenerOptions, Path, SendBuffer, Shutdown, Stream};
 use pd_harness::peer::own_address;
 
 use super::{in_groups, End, Scheme};
@@ -29,7 +29,8 @@ impl Listening {
     /// On the own address.
     pub fn new(open: &Open) -> Result<Listening> {
         let address = SocketAddr::from((own_address()?, 0));
-        let listener = Listener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+        let listener =
+            Listener::bind_with(address, shared()).with_context(|| format!("cannot listen on {address}"))?;
         Ok(Listening { listener, open: *open })
     }
 }
@@ -41,8 +42,7 @@ impl super::Listening for Listening {
 
     fn accept(self: Box<Self>, _from: &str) -> Result<Box<dyn End>> {
         let accept = |n| self.listener.accept().with_context(|| format!("cannot accept connection {n}"));
-        let streams =
-            (0..self.open.connections).map(|n| receiving(accept(n)?)).collect::<Result<Vec<_>>>()?;
+        let streams = (0..self.open.connections).map(accept).collect::<Result<Vec<_>>>()?;
         Ok(Box::new(PipedeviceEnd::new(streams, self.open.message_bytes)?))
     }
 
@@ -70,6 +70,9 @@ pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     let to: SocketAddr = to.parse()?;
     let connect = |n| -> Result<Stream> {
         let stream = Stream::connect(to).with_context(|| format!("cannot make connection {n} to {to}"))?;
+        if open.scheme != Scheme::Pipedevice {
+            stream.set_recv_shared()?;
+        }
         check_path(open.scheme, &stream)?;
         Ok(stream)
     };
@@ -128,9 +131,9 @@ fn check_path(scheme: Scheme, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// A stream that will only receive. What a receiver asks of its stream, it asks here.
-fn receiving(stream: Stream) -> Result<Stream> {
-    Ok(stream)
+/// The receivers look at each byte once.
+fn shared() -> ListenerOptions {
+    ListenerOptions { recv_shared: true, ..ListenerOptions::default() }
 }
 
 struct PipedeviceEnd {

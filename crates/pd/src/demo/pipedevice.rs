@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use anyhow::{ensure, Context, Result};
 use memmap2::Mmap;
-use pd_client::{Listener, Path, SendBuffer, Shutdown, Stream};
+use pd_client::{Listener, ListenerOptions, Path, SendBuffer, Shutdown, Stream};
 use pd_harness::digest::{rewrite, Digest};
 use pd_harness::peer::own_address;
 
@@ -21,7 +21,10 @@ use super::source::{Cursor, Source};
 /// Listens on the endpoint's own address.
 pub fn listen(args: &EndpointArgs) -> Result<Box<dyn Listening>> {
     let address = SocketAddr::from((own_address()?, 0));
-    let listener = Listener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    // The receiver looks at each byte once.
+    let options = ListenerOptions { recv_shared: true, ..ListenerOptions::default() };
+    let listener =
+        Listener::bind_with(address, options).with_context(|| format!("cannot listen on {address}"))?;
     Ok(Box::new(PipedeviceListening { listener, recv_bytes: args.message_bytes }))
 }
 
@@ -42,14 +45,9 @@ impl Listening for PipedeviceListening {
     }
 
     fn accept(self: Box<Self>) -> Result<Box<dyn Receiving>> {
-        let stream = receiving(self.listener.accept().context("cannot accept")?)?;
+        let stream = self.listener.accept().context("cannot accept")?;
         Ok(Box::new(PipedeviceReceiving::new(stream, self.recv_bytes)))
     }
-}
-
-/// A stream that will only receive. What a receiver asks of its stream, it asks here.
-fn receiving(stream: Stream) -> Result<Stream> {
-    Ok(stream)
 }
 
 fn has(stream: &Stream) -> String {
