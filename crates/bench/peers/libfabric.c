@@ -1,6 +1,7 @@
 /*
  * libfabric: messages over its shared-memory provider, reliable datagrams, receives posted ahead. The
- * provider has nothing to sleep on, so a wait reads the completion queue and yields in between.
+ * provider has nothing to sleep on, so a wait reads the completion queue and yields in between. With CMA, which
+ * it prefers by itself, it is slower (docs/results/baseline.md); FI_SHM_DISABLE_CMA=0 brings it back.
  */
 #include "hex.h"
 #include "peer.h"
@@ -47,6 +48,7 @@ static int fail(const char *what, ssize_t rc) {
 const char *peer_error(void) { return error; }
 
 static int find(struct peer *peer) {
+    setenv("FI_SHM_DISABLE_CMA", "1", 0);
     struct fi_info *hints = fi_allocinfo();
     hints->caps = FI_MSG;
     hints->mode = FI_CONTEXT;

@@ -18,8 +18,8 @@ pub const LINUX_CONGESTION_CONTROL: &str = "cubic";
 const CONGESTION_CONTROLS: [&str; 3] = ["reno", "dctcp", "bbr"];
 /// The largest packet of a virtual Ethernet link, and that of networks with jumbo frames.
 const MTUS: [u32; 2] = [65_535, 9_000];
-/// BIG TCP: a piece of TCP that goes through the stack at once, otherwise 64 KB. The first is that of the kernel's announcement.
-const GSO_BYTES: [u32; 4] = [185_000, 131_072, 262_144, 524_280];
+/// BIG TCP: a piece of TCP that goes through the stack at once, otherwise 64 KB. The last is the most that the kernel allows.
+const GSO_BYTES: [u32; 4] = [131_072, 185_000, 262_144, 524_280];
 /// Most that a socket's buffers grow to: about the size of caches, and more than the kernel's own limits.
 const BUFFER_BYTES: [u64; 4] = [256 << 10, 1 << 20, 4 << 20, 64 << 20];
 
@@ -90,7 +90,7 @@ impl Tuning {
 
     /// The best of [`Tuning::candidates`] that `pd bench tune` has found. Its figures are in `docs/results/baseline.md`.
     pub fn tuned() -> Tuning {
-        Tuning::linux().with_gso_bytes(GSO_BYTES[0])
+        Tuning::linux().with_mtu(MTUS[0]).with_gso_bytes(GSO_BYTES[3])
     }
 
     /// With another congestion control.
@@ -126,19 +126,18 @@ impl Tuning {
     /// What documentation advises: Linux's default first, then one change at a time, then those that go together.
     pub fn candidates() -> Vec<Tuning> {
         let linux = Tuning::linux;
-        let large = || linux().with_gso_bytes(GSO_BYTES[0]);
+        let large = || linux().with_mtu(MTUS[0]).with_gso_bytes(GSO_BYTES[3]);
         let mut all = vec![linux()];
         all.extend(CONGESTION_CONTROLS.map(|name| linux().with_congestion_control(name)));
         all.extend(MTUS.map(|mtu| linux().with_mtu(mtu)));
         all.extend(GSO_BYTES.map(|bytes| linux().with_gso_bytes(bytes)));
         all.extend(BUFFER_BYTES.map(|bytes| linux().with_buffer_bytes(bytes)));
         all.push(linux().with_zero_copy());
-        all.extend(MTUS.map(|mtu| large().with_mtu(mtu)));
+        all.extend(GSO_BYTES.map(|bytes| linux().with_mtu(MTUS[0]).with_gso_bytes(bytes)));
         all.extend(CONGESTION_CONTROLS.map(|name| large().with_congestion_control(name)));
-        all.extend(BUFFER_BYTES[1..3].iter().map(|bytes| large().with_buffer_bytes(*bytes)));
+        all.extend(BUFFER_BYTES.map(|bytes| large().with_buffer_bytes(bytes)));
+        all.push(linux().with_gso_bytes(GSO_BYTES[3]).with_buffer_bytes(BUFFER_BYTES[2]));
         all.push(large().with_zero_copy());
-        all.push(linux().with_gso_bytes(GSO_BYTES[3]).with_mtu(MTUS[0]));
-        all.push(large().with_mtu(MTUS[0]).with_congestion_control("reno"));
         all
     }
 }

@@ -99,3 +99,30 @@ fn the_other_benchmarks_have_figures_for_pipedevice_and_tcp() {
         }
     }
 }
+
+#[test]
+fn kernel_tcp_is_what_linux_has_and_what_was_found_best_and_both_ends_say_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let schemes = ["throughput", "--schemes", "tcp,tcp-tuned,tcp-loopback,pipedevice-default"];
+    let rows = bench(dir.path(), &[&schemes[..], &["--only", "message_bytes=65536"]].concat());
+    let settings = |scheme: &str| -> String {
+        let row = rows.iter().find(|row| row["scheme"] == scheme).unwrap();
+        row["settings"].as_str().unwrap_or_default().to_owned()
+    };
+    assert!(settings("tcp").starts_with("both ends cubic (network namespace: cubic, MTU 1500, "));
+    assert!(
+        settings("tcp-tuned").starts_with("both ends cubic (network namespace: cubic, MTU 65535, pieces to ")
+    );
+    assert_eq!(settings("tcp-loopback"), "both ends cubic");
+    assert!(settings("pipedevice-default").ends_with(" path"));
+}
+
+#[test]
+fn candidates_for_tuned_tcp_are_ranked() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = bench(dir.path(), &["tune", "--only", "message_bytes=65536"]);
+    let linux = rows.iter().find(|row| row["candidate"] == "cubic").unwrap();
+    assert_eq!(linux["over_linux"], 1.0);
+    let ran = rows.iter().filter(|row| row["not_run"].is_null());
+    assert!(ran.clone().count() > 20 && ran.into_iter().all(|row| row["over_linux"].as_f64().unwrap() > 0.0));
+}

@@ -239,14 +239,14 @@ impl Scheme {
             Scheme::Unix => "one reused buffer a message; receives up to 256 KB at a time; SO_SNDBUF raised",
             Scheme::UnixSpin => "as unix; looks and yields for 50 us before each sleep, as PipeDevice does",
             Scheme::IoUring => {
-                "sends linked and submitted in batches, SEND_ZC from registered buffers for messages of 16 KB \
-                 and more; receives into registered buffers"
+                "sends linked and submitted in batches, plain ones, for SEND_ZC is copied on delivery; receives into registered \
+                 buffers"
             }
             Scheme::Sockmap => "sk_msg program with BPF_F_INGRESS redirect between the two sockets",
             Scheme::ProcessVmReadv => "descriptors in a shared ring, spin then futex; one process_vm_readv a batch",
             Scheme::ShmRing => "messages written and read in place in a ring of 4 MB; spin then futex",
-            Scheme::Ucx => "tagged messages over posix, sysv and cma; progress, then sleep on the worker's descriptor",
-            Scheme::Libfabric => "shm provider, messages between pre-posted buffers; yields while it waits",
+            Scheme::Ucx => "tagged messages over posix, without cma, which is slower; progress, then sleep on the worker's descriptor",
+            Scheme::Libfabric => "shm provider without cma, which is slower; messages between pre-posted buffers; yields while it waits",
             Scheme::Iceoryx2 => "publish-subscribe of loaned slices; an event wakes the receiver",
             Scheme::Memcpy => "one thread: rewrite, checksum, copy, checksum",
             Scheme::Engine => "cpu engine's queue pair in batches of 64 between two rings of 4 MB",

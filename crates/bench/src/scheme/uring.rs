@@ -1,9 +1,9 @@
 //! io_uring over kernel TCP. Messages are written in registered buffers; sends are linked, so that
-//! they go out in order, and submitted in batches; messages of 16 KB and more go with `SEND_ZC`, for
-//! below that pinning costs more than copying. The receiver reads into a registered buffer.
+//! they go out in order, and submitted in batches. The receiver reads into a registered buffer.
 //!
 //! On one host the kernel copies what was sent "without a copy" when it is delivered to a local
-//! socket (its documentation of MSG_ZEROCOPY says so), veth included.
+//! socket (its documentation of MSG_ZEROCOPY says so), veth included. So sends are plain ones, which are faster
+//! (`docs/results/baseline.md`), unless [`Open::zero_copy`] asks for `SEND_ZC`, for messages of 16 KB and more.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -126,7 +126,8 @@ impl UringEnd {
         let ring = ring.context("the kernel permits no io_uring; see sysctl kernel.io_uring_disabled")?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).context("cannot ask what io_uring can do")?;
-        let zero_copy = message_bytes >= ZERO_COPY_BYTES && probe.is_supported(opcode::SendZc::CODE);
+        let large = open.zero_copy && message_bytes >= ZERO_COPY_BYTES;
+        let zero_copy = large && probe.is_supported(opcode::SendZc::CODE);
         let mut window = PageAligned::new(count * message_bytes);
         let mut inbox = Inbox::new(message_bytes);
         let buffers = [window.get(), inbox.whole_buffer()]
