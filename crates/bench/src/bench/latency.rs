@@ -19,11 +19,12 @@ use crate::scheme::Scheme;
 const SIZES: [usize; 6] = [64, 512, 4 << 10, 16 << 10, 64 << 10, 1 << 20];
 const SIZES_QUICK: [usize; 3] = [64, 4 << 10, 64 << 10];
 /// Those that are placed, and the sizes with which they are.
-const PLACED: [Scheme; 7] = [
+const PLACED: [Scheme; 8] = [
     Scheme::Pipedevice,
     Scheme::PipedeviceDefault,
     Scheme::PipedeviceDirect,
     Scheme::Tcp,
+    Scheme::TcpTuned,
     Scheme::TcpSpin,
     Scheme::Unix,
     Scheme::UnixSpin,
