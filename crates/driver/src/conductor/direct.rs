@@ -24,9 +24,14 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Direct rings take this much in all; the more there are, the smaller are new ones. With a quarter of it 50 connections
-/// that have a megabyte each under way wait for room more than they copy...
-const RINGS_BYTES: u64 = 64 << 20;
+/// A few direct rings take this much in all, so that they stay in the caches: four streams through rings of 4 MB each are
+/// slower by half...
+const RINGS_BYTES: u64 = 16 << 20;
+/// ...but a ring is not smaller than this for their sake: a connection may have a megabyte under way, and both sides
+/// sleep for room more than they copy...
+const RING_BYTES_DEEP: u64 = 512 << 10;
+/// ...unless all rings together take so much. They are smaller then...
+const RINGS_BYTES_MAX: u64 = 64 << 20;
 /// ...down to this.
 const RING_BYTES_BUSY: u64 = 16 << 10;
 /// How often clients' words are read for the counters.
@@ -287,7 +292,9 @@ impl Conductor {
         };
         let asked = [of(side).map(|s| s.send_ring_bytes), of(1 - side).map(|s| s.receive_ring_bytes)];
         let asked = asked.into_iter().flatten().filter(|&bytes| bytes != usual).max();
-        let share = (RINGS_BYTES / (self.rings.open + 1)).max(RING_BYTES_BUSY);
+        let share = |of: u64| of / (self.rings.open + 1);
+        let deep = share(RINGS_BYTES_MAX).min(RING_BYTES_DEEP);
+        let share = share(RINGS_BYTES).max(deep).max(RING_BYTES_BUSY);
         let bytes = asked.unwrap_or(usual).min(share).min(self.fair_ring_bytes(id));
         (bytes + 1).next_power_of_two() / 2
     }

@@ -278,3 +278,38 @@ fn direct_left() {
         leaving.join().unwrap();
     });
 }
+
+/// Direct path: when the driver takes it away, the receiver sees the sender's last byte with the word that says which that is
+/// (`SYNC POINT: direct-left`).
+#[test]
+fn direct_recalled() {
+    let parts = [
+        "recall: release of the request that the sender has left",
+        "recall: acquire of the request that the sender has left",
+        "recall: release of the word that the ring ends",
+        "recall: acquire of the word that the ring ends",
+    ];
+    check("clients::direct_recalled", 5, &parts, |weak| {
+        // The sender's index, its request, the path in the receiver's line.
+        let cells = Arc::new([(); 3].map(|()| AtomicU64::new(0)));
+        let (sender, driver) = (cells.clone(), cells.clone());
+        let leaving = thread::spawn(move || {
+            let [written, request, _] = &*sender;
+            written.store(7, Relaxed);
+            request.store(1, weak.order("recall: release of the request that the sender has left", Release));
+        });
+        let telling = thread::spawn(move || {
+            let [_, request, last] = &*driver;
+            let left = weak.order("recall: acquire of the request that the sender has left", Acquire);
+            if request.load(left) != 0 {
+                last.store(1, weak.order("recall: release of the word that the ring ends", Release));
+            }
+        });
+        let [written, _, last] = &*cells;
+        if last.load(weak.order("recall: acquire of the word that the ring ends", Acquire)) != 0 {
+            assert_eq!(written.load(Relaxed), 7, "where the ring ends");
+        }
+        leaving.join().unwrap();
+        telling.join().unwrap();
+    });
+}
