@@ -284,7 +284,7 @@ impl Socket {
         let mut deadline = None;
         if side.link.direct.is_some() {
             side.leave_if_asked();
-            if !side.out.has_ring() {
+            if side.is_due() {
                 side = self.turn_direct(side, &mut deadline)?;
             }
             if side.out.has_ring() {

@@ -121,12 +121,16 @@ impl SendSide {
         let _ = self.link.submit(Request { value: LEFT_SENDING, ..self.link.request(Operation::Left) });
     }
 
+    /// Whether it may be time to go on directly.
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        let has_own = || self.link.direct.as_ref().is_some_and(|shared| shared.has_own());
+        !self.out.has_ring() && (self.out.weight >= RING_DUE || has_own())
+    }
+
     /// Goes on directly if it is time, and nothing is on its way. Without memory for a ring it stays offloaded.
     pub(crate) fn try_ring(&mut self) {
-        let Some(shared) = &self.link.direct else { return };
-        if self.out.weight < RING_DUE && !shared.has_own() {
-            return;
-        }
+        let Some(shared) = self.link.direct.as_ref().filter(|_| self.is_due()) else { return };
         if !self.link.goes_direct() {
             self.out.weight = 0; // to be looked at again after as much
             return;

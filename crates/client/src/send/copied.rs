@@ -144,7 +144,7 @@ impl Socket {
     fn send_next(&self, wanted: u64, first: bool, fill: &mut Fill<'_>) -> Result<(usize, bool)> {
         let mut side = self.send.lock();
         side.leave_if_asked();
-        if side.link.direct.is_some() && !side.out.has_ring() {
+        if side.is_due() {
             side.try_ring();
         }
         if side.out.has_ring() {

@@ -25,7 +25,7 @@ impl Socket {
         }
         let (mut side, mut deadline) = (self.send.lock(), None);
         side.leave_if_asked();
-        if !side.out.has_ring() {
+        if side.adoptable || side.is_due() {
             side = self.begin_placed(side, &mut deadline)?;
         }
         while side.out.has_ring() && len as u64 <= side.out.most_placed() {
