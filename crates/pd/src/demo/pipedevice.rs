@@ -1,8 +1,10 @@
 //! PipeDevice as the demo uses it: two small traits over the client library, and the sender and
 //! receiver written against them.
 //!
-//! The file part sends the files by `send_file`, the sender's checksum taken through a mapping of them; the bulk part
-//! rewrites messages in place: in send-buffer memory, or on the direct path where they are sent from. Neither side copies payload.
+//! The sender has the files mapped, for its checksum. On the offloaded path it sends them by `send_file`, and the driver reads
+//! them; on the direct path it copies each message from the mapping to where it is sent from, while the checksum has it in the cache: the
+//! kernel's copy would be the second look at memory. The bulk part rewrites messages in place: in send-buffer memory, or on the
+//! direct path where they are sent from.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -196,11 +198,21 @@ impl<S: PdSender> PipedeviceSending<S> {
 
     fn send_file(&mut self, bytes: u64, source: &Source, digest: &mut Digest) -> Result<()> {
         let (mut left, mut at) = (bytes, Cursor::default());
+        let in_place = self.sender.is_in_place();
+        let piece_bytes = if in_place { self.message_bytes } else { self.read_bytes };
         while left > 0 {
-            let some = source.contiguous(at, left.min(self.read_bytes as u64));
+            let some = source.contiguous(at, left.min(piece_bytes as u64));
             let (start, end) = (at.offset as usize, (at.offset + some) as usize);
-            digest.update(&self.maps[at.file][start..end]);
-            self.sender.send_file(&source.files()[at.file].file, at.offset, end - start)?;
+            let piece = &self.maps[at.file][start..end];
+            if in_place {
+                self.sender.send_with(piece.len(), |message| {
+                    digest.update(piece);
+                    message.copy_from_slice(piece);
+                })?;
+            } else {
+                digest.update(piece);
+                self.sender.send_file(&source.files()[at.file].file, at.offset, end - start)?;
+            }
             source.advance(&mut at, some);
             left -= some;
         }
