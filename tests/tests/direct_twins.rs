@@ -128,6 +128,23 @@ fn a_policy_takes_connections_off_the_direct_path_while_ends_move_without_a_byte
 }
 
 #[test]
+fn what_lies_in_a_ring_comes_before_what_its_writer_sends_after_a_recall() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    for back in [false, true] {
+        let (_fd, a, accepted) = connect(&listener);
+        let b = claim(&accepted).expect("a twin");
+        let (from, to) = if back { (&b, &a) } else { (&a, &b) };
+        // By the driver at first, then by the ring; nothing of it is read.
+        send_all(from, 0, 600_000, 2_000, 6);
+        driver().apply("path = \"offloaded\"");
+        send_all(from, 600_000, 900_000, 100_000, 7);
+        to.receive(0, 900_000);
+        driver().apply("path = \"direct\"");
+    }
+}
+
+#[test]
 fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
     let _alone = alone();
     let listener = listener("127.0.0.1:0");
