@@ -80,7 +80,7 @@ pub struct Handout {
 }
 
 /// The end of a socket that another process has taken: what is unread here it reads there.
-const MOVED: u32 = libc::ESTALE as u32;
+pub(crate) const MOVED: u32 = libc::ESTALE as u32;
 
 #[cold]
 fn moved() -> Error {

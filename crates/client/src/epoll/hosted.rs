@@ -2,7 +2,7 @@
 //! [`Epoll::host_fd`] is a member of. Looking costs no system call. Only while a thread sleeps does the
 //! driver write to the wake pipes, and do changes of this process write to the eventfd.
 use super::kernel::Kernel;
-use super::ready::{collect, Queue};
+use super::ready::{collect, sift, Queue};
 use super::Epoll;
 use crate::channel::Channel;
 use crate::error::{bad_socket, Result};
@@ -82,6 +82,31 @@ impl Epoll {
         self.signal_armed(kernel, &mut queue);
         drop(queue);
         Ok(Armed { channels, ready })
+    }
+
+    /// The same for who may sleep without looking first: the descriptor is readable only if there is something to report.
+    ///
+    /// # Errors
+    /// Those of [`Self::arm`].
+    pub fn arm_exactly(&self) -> Result<Armed> {
+        let armed = self.arm()?;
+        let mut lost = false;
+        for channel in &armed.channels {
+            // Of events that were taken without waiting for them.
+            channel.empty_pipe();
+            lost |= channel.take_events().is_err();
+        }
+        if lost {
+            self.lose();
+        }
+        sift(&self.queue);
+        let mut queue = lock(&self.queue);
+        if queue.signalled && queue.is_empty() {
+            queue.signalled = false;
+            self.kernel.get().iter().for_each(|kernel| kernel.clear_signal());
+        }
+        drop(queue);
+        Ok(armed)
     }
 
     /// Call after the sleep. `woken`: the descriptor was readable.

@@ -31,7 +31,8 @@ const KICKS_MAX: u32 = 200;
 pub struct Epoll {
     forks: u32,
     this: Weak<Self>,
-    items: Mutex<HashMap<u64, Arc<Item>>>,
+    /// By a socket's serial and the registration's name.
+    items: Mutex<HashMap<(u64, u64), Arc<Item>>>,
     queue: Mutex<Queue>,
     resting: Mutex<Resting>,
     /// [`Self::fd`] has been called.
@@ -87,24 +88,34 @@ impl Epoll {
     /// # Errors
     /// `EEXIST`, `EBADF`.
     pub fn add(&self, socket: &Arc<Socket>, events: u32, data: u64) -> Result<()> {
+        self.add_as(socket, 0, events, data)
+    }
+
+    /// Adds a socket by a name: it may be in the instance once by each.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EBADF`.
+    pub fn add_as(&self, socket: &Arc<Socket>, name: u64, events: u32, data: u64) -> Result<()> {
         self.check_usable()?;
         socket.check_usable()?;
         socket.adopt()?;
         let source: Arc<dyn Source> = socket.clone();
-        let item = Item::new(Arc::downgrade(&source), self.this.clone(), Interest::new(events, data));
+        let (this, interest) = (self.this.clone(), Interest::new(events, data));
+        let item = Item::new(Arc::downgrade(&source), this, name, interest);
         let control = lock(&socket.control);
+        let key = (socket.serial(), name);
         {
             let mut items = lock(&self.items);
-            if items.contains_key(&socket.serial()) {
+            if items.contains_key(&key) {
                 return Err(Error::new(
                     Errno::EXIST,
                     "the socket is in this epoll instance already; modify it",
                 ));
             }
-            items.insert(socket.serial(), item.clone());
+            items.insert(key, item.clone());
         }
         if let Err(error) = self.settle(socket.serial(), &control.link.home) {
-            lock(&self.items).remove(&socket.serial());
+            lock(&self.items).remove(&key);
             return Err(error);
         }
         socket.watch(&control, item.clone());
@@ -119,8 +130,16 @@ impl Epoll {
     /// # Errors
     /// `ENOENT`.
     pub fn modify(&self, socket: &Socket, events: u32, data: u64) -> Result<()> {
+        self.modify_as(socket, 0, events, data)
+    }
+
+    /// The same of what was added by a name.
+    ///
+    /// # Errors
+    /// `ENOENT`.
+    pub fn modify_as(&self, socket: &Socket, name: u64, events: u32, data: u64) -> Result<()> {
         self.check_usable()?;
-        let item = lock(&self.items).get(&socket.serial()).cloned().ok_or_else(absent)?;
+        let item = lock(&self.items).get(&(socket.serial(), name)).cloned().ok_or_else(absent)?;
         *lock(&item.interest) = Interest::new(events, data);
         self.queue(&item);
         self.kick();
@@ -132,17 +151,25 @@ impl Epoll {
     /// # Errors
     /// `ENOENT`.
     pub fn remove(&self, socket: &Socket) -> Result<()> {
+        self.remove_as(socket, 0)
+    }
+
+    /// The same of what was added by a name.
+    ///
+    /// # Errors
+    /// `ENOENT`.
+    pub fn remove_as(&self, socket: &Socket, name: u64) -> Result<()> {
         self.check_usable()?;
-        if self.forget(socket) {
+        if self.forget(socket, name) {
             Ok(())
         } else {
             Err(absent())
         }
     }
 
-    pub(crate) fn forget(&self, socket: &Socket) -> bool {
+    pub(crate) fn forget(&self, socket: &Socket, name: u64) -> bool {
         let control = lock(&socket.control);
-        let Some(item) = lock(&self.items).remove(&socket.serial()) else { return false };
+        let Some(item) = lock(&self.items).remove(&(socket.serial(), name)) else { return false };
         item.removed.store(true, Ordering::Release);
         socket.unwatch(&control, &item);
         self.unsettle(socket.serial());
@@ -155,7 +182,7 @@ impl Epoll {
             return;
         }
         let items: Vec<_> = lock(&self.items).drain().collect();
-        for (serial, item) in items {
+        for ((serial, _), item) in items {
             item.removed.store(true, Ordering::Release);
             if let Some(socket) = item.source.upgrade() {
                 socket.leave(&item);
@@ -179,8 +206,12 @@ impl Epoll {
         }
         let mut home = Home { channel: channel.clone(), sockets: vec![serial], registered: false };
         if let Some(kernel) = self.kernel.get() {
-            kernel.add(channel)?;
-            home.registered = true;
+            match kernel.add(channel) {
+                Ok(()) => home.registered = true,
+                // Before a thread sleeps on it, it is tried again.
+                Err(_) if kernel.hosted() => {}
+                Err(error) => return Err(error),
+            }
         }
         homes.push(home);
         Ok(())

@@ -71,6 +71,8 @@ impl Interest {
 pub(crate) struct Item {
     pub(crate) source: Weak<dyn Source>,
     pub(crate) epoll: Weak<Epoll>,
+    /// The source may be in the instance by several.
+    pub(crate) name: u64,
     pub(crate) interest: Mutex<Interest>,
     pub(crate) removed: AtomicBool,
     /// In the queue. Changes under the queue's lock only.
@@ -86,10 +88,16 @@ impl std::fmt::Debug for Item {
 }
 
 impl Item {
-    pub(crate) fn new(source: Weak<dyn Source>, epoll: Weak<Epoll>, interest: Interest) -> Arc<Self> {
+    pub(crate) fn new(
+        source: Weak<dyn Source>,
+        epoll: Weak<Epoll>,
+        name: u64,
+        interest: Interest,
+    ) -> Arc<Self> {
         Arc::new(Self {
             source,
             epoll,
+            name,
             interest: Mutex::new(interest),
             removed: AtomicBool::new(false),
             queued: AtomicBool::new(false),
@@ -147,6 +155,17 @@ impl Queue {
         let item = self.items.pop_front()?;
         item.queued.store(false, Ordering::Relaxed);
         Some(item)
+    }
+}
+
+/// Looks once at everything queued, and leaves there what is to be reported. Of the rest an event comes.
+pub(crate) fn sift(queue: &Mutex<Queue>) {
+    let waiting = lock(queue).items.len();
+    for _ in 0..waiting {
+        let Some(item) = lock(queue).pop() else { break };
+        if item.arm() {
+            lock(queue).push(&item);
+        }
     }
 }
 
@@ -264,7 +283,7 @@ mod tests {
             let sources: Vec<_> = (0..3).map(|_| Arc::new(Fake(AtomicU32::new(0)))).collect();
             let items: Vec<_> = sources.iter().enumerate().map(|(i, source)| {
                 let source: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
-                Item::new(source, Weak::new(), Interest::new(IN, i as u64))
+                Item::new(source, Weak::new(), 0, Interest::new(IN, i as u64))
             }).collect();
             let mut model = [Model { wanted: IN, ..Model::default() }; 3];
             let (queue, resting) = (Mutex::new(Queue::default()), Mutex::default());

@@ -127,7 +127,7 @@ mod tests {
         let map = Arc::new(Mapping::new(fd, 4096, pd_shm::Protection::ReadWrite).unwrap());
         let source = Arc::new(Ringing { map: map.clone(), value: 3, armed: AtomicU32::new(0) });
         let weak: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
-        let item = Item::new(weak, Weak::new(), Interest::new(IN, 9));
+        let item = Item::new(weak, Weak::new(), 0, Interest::new(IN, 9));
         let (queue, resting) = (Mutex::new(Queue::default()), Mutex::<Resting>::default());
         let looks = || collect(&queue, &resting, 10, &mut |_, _| {});
         let armed = || source.armed.load(Ordering::Relaxed);

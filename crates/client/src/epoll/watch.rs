@@ -1,6 +1,7 @@
 //! What an epoll instance sees of a socket.
 use super::ready::{Item, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use super::rest::Rest;
+use crate::recv::MOVED;
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
 use pd_abi::layout::ENDED;
@@ -71,7 +72,7 @@ impl Socket {
         let items = lock(&self.watch.items).clone();
         for item in items {
             if let Some(epoll) = item.epoll.upgrade() {
-                epoll.forget(self);
+                epoll.forget(self, item.name);
             }
         }
     }
@@ -84,6 +85,7 @@ impl Socket {
         }
         self.subscribe(control);
         for epoll in items.iter().filter_map(|item| item.epoll.upgrade()) {
+            // Once for each item: so often does the instance know the former home.
             epoll.rehome(self, &control.link.home);
         }
     }
@@ -198,6 +200,10 @@ impl Socket {
         let send_end = side.link.send_end();
         let (shut, lowat) = (side.shut, side.lowat);
         drop(side);
+        if recv_end == MOVED || send_end == MOVED {
+            // The connection goes on. Who reads takes it back.
+            return (IN, None);
+        }
 
         let received_all = recv_end != 0 || shut;
         let failed = |end: u32| end != 0 && end != ENDED;
