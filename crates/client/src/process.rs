@@ -21,6 +21,7 @@ const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 static HOOKED: AtomicBool = AtomicBool::new(false);
+static FORKS_SEEN: AtomicBool = AtomicBool::new(false);
 
 /// Everything that a process holds. Leaked: lives until the process ends.
 #[derive(Debug, Default)]
@@ -66,11 +67,9 @@ pub(crate) fn process() -> &'static Process {
 #[cold]
 fn start() -> &'static Process {
     if !HOOKED.swap(true, Ordering::AcqRel) {
-        // SAFETY: the handlers are functions without arguments that live as long as the program.
-        unsafe {
-            libc::pthread_atfork(None, None, Some(in_child));
-            libc::atexit(at_exit);
-        }
+        see_forks();
+        // SAFETY: a function without arguments that lives as long as the program.
+        unsafe { libc::atexit(at_exit) };
         barrier::register_early();
     }
     let fresh = Box::into_raw(Box::<Process>::default());
@@ -87,10 +86,19 @@ fn start() -> &'static Process {
     }
 }
 
+/// From now on forked children are told apart.
+fn see_forks() {
+    if !FORKS_SEEN.swap(true, Ordering::AcqRel) {
+        // SAFETY: a function without arguments that lives as long as the program.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    }
+}
+
 /// Does what is to be done before the program has threads, or clears its environment: looks where the driver is, now and for
-/// good, and registers for barriers.
+/// good, and registers for barriers. What is told of forks after this is told when the library knows of them.
 pub fn prepare() {
     remember_socket_path();
+    see_forks();
     barrier::register_early();
 }
 
