@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 #[path = "preload/brief.rs"]
 mod brief;
+#[path = "preload/epoll.rs"]
+mod epoll;
 #[path = "preload/files.rs"]
 mod files;
 #[path = "preload/ports.rs"]

@@ -1,28 +1,57 @@
 //! The part of an epoll instance that the kernel cannot have: its connections with twins. They are in a
 //! fabric epoll instance, whose descriptor is a member of the kernel's. A wait looks at the fabric
 //! first, and sleeps in the kernel.
+//!
+//! An instance is what the kernel has open, not a number. Each has one entry from when it is made, which `dup` gives to
+//! further numbers ([`crate::table`]); as long as it has no member on the fabric it is *bare*, and its waits are the kernel's.
+//! Numbers that come in ways which nobody sees are found out by asking the kernel: the fabric's descriptor is a member of
+//! the instance behind a number, or it is not ([`Companion::is_behind`]). That is asked of a number when it is first used,
+//! and of all bare ones when an instance gets its first member.
+//!
+//! The kernel tells of the fabric's descriptor with a *token* for user data. Whatever a number is taken for, no result of
+//! the kernel's reaches a program before tokens are taken out of it. Each instance has its own: one of another process,
+//! which has the same instance after a fork or by a message, is told apart, and left to that process.
+//!
+//! What the fabric needs to wake a thread from the kernel are descriptors. While there are none a wait sleeps for a
+//! moment at a time, and looks.
 use crate::call::{errno, set_errno, Failure, Outcome};
 use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
-use crate::{real, short, spin, table, unclaimed};
+use crate::{real, short, spin, start, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use pd_client::core::{this_thread, Armed, Epoll, Hold, Socket};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// The data word of the fabric's descriptor in the kernel's instance: no pointer and no small number.
-const TAG: u64 = 0xfdfa_b81c_7064_e901;
+/// The upper half of every token: no pointer, and no small number.
+const TOKEN: u64 = 0xfdfa_b81c << 32;
 /// One wait in so many looks at the kernel's members although the fabric has something.
 const KERNEL_EVERY: u32 = 8;
 /// Flags that mean nothing to the fabric: one socket is never in two processes' waits.
 const NOT_OURS: u32 = (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP) as u32;
+/// How long a wait sleeps that nothing on the fabric can end.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// So often a thread is told that there is something on the fabric now.
+const POKES_MAX: u32 = 200;
+/// Instances that were sent in messages and closed then, of which so many are remembered: they may come back.
+const SENT_MAX: usize = 16;
+
+/// Instances whose fabric descriptor is in the kernel's.
+static HOSTED: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+/// One thread at a time makes an instance a member of the kernel's.
+static HOSTING: Mutex<()> = Mutex::new(());
+/// Instances without a number, which may be in a message.
+static SENT: Mutex<Vec<Arc<Entry>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 pub(crate) struct Companion {
     fabric: Arc<Epoll>,
+    token: u64,
     members: Mutex<HashMap<c_int, Arc<Entry>>>,
+    /// It has, or had, members.
+    active: AtomicBool,
     /// The fabric's descriptor is in the kernel's instance.
     hosted: AtomicBool,
     /// The instance's own descriptor is waited for somewhere: it has to be right all the time.
@@ -31,22 +60,153 @@ pub(crate) struct Companion {
     waits: AtomicU32,
     /// The thread that has waited, if it is the only one.
     waiter: AtomicUsize,
+    /// Threads that sleep in the kernel's instance as if there was nothing on the fabric.
+    unaware: AtomicU32,
+    /// What was taken for instances of their own, and is this one; threads may still sleep on them.
+    renamed: Mutex<Vec<Weak<Entry>>>,
+    /// Somebody may have it in a message.
+    sent: AtomicBool,
+    /// Of a forked child: its members are still the parent's.
+    inherited: AtomicBool,
 }
 
 /// Several threads have waited.
 const SEVERAL: usize = usize::MAX;
 
+/// Nobody else's, in this process or another.
+fn new_token() -> u64 {
+    let mut bytes = [0u8; 4];
+    // SAFETY: room for so many bytes.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
+    if got != bytes.len() as isize {
+        bytes = (std::process::id() ^ crate::refusals::now_ns() as u32).to_ne_bytes();
+    }
+    TOKEN | u64::from(u32::from_ne_bytes(bytes))
+}
+
+fn is_token(data: u64) -> bool {
+    data >> 32 == TOKEN >> 32
+}
+
+/// Whether the number is an epoll instance's, as the system's file tree says.
+fn is_instance(fd: c_int) -> bool {
+    std::fs::read_link(format!("/proc/self/fd/{fd}"))
+        .is_ok_and(|name| name.as_os_str() == "anon_inode:[eventpoll]")
+}
+
+/// A new instance has this number.
+pub(crate) fn made(fd: c_int) {
+    table::is_new(fd);
+    table::set(fd, &Entry::new(Thing::Epoll(Companion::new())));
+}
+
+/// The number has come from elsewhere. If it is an epoll instance's it gets an entry.
+pub(crate) fn received(fd: c_int) {
+    if is_instance(fd) {
+        adopt(fd);
+    }
+}
+
+/// The number went into a message: who has closed all numbers of an instance may get a new one.
+pub(crate) fn passed(fd: c_int) {
+    if let Some(entry) = table::epoll(fd) {
+        entry.epoll().iter().for_each(|companion| companion.sent.store(true, Ordering::Relaxed));
+    }
+}
+
+/// The entry of an epoll instance that was not known by this number.
+#[cold]
+pub(crate) fn adopt(fd: c_int) -> Option<Arc<Entry>> {
+    if !start::enabled() || table::is_borrowed() {
+        return None;
+    }
+    let entry = hosted_behind(fd).unwrap_or_else(|| Entry::new(Thing::Epoll(Companion::new())));
+    table::set(fd, &entry).then_some(entry)
+}
+
+/// The entry of the instance that `epoll` is a number of.
+fn instance(epoll: c_int) -> Outcome<Arc<Entry>> {
+    if let Some(entry) = table::epoll(epoll) {
+        return Ok(entry);
+    }
+    if !is_instance(epoll) {
+        // The kernel says what is wrong.
+        return Err(Failure::Plain);
+    }
+    adopt(epoll).ok_or(Failure::Errno(libc::ENOSPC))
+}
+
+fn hosted_instances() -> Vec<Arc<Entry>> {
+    let mut all = lock(&HOSTED);
+    all.retain(|entry| entry.strong_count() > 0);
+    all.iter().filter_map(Weak::upgrade).collect()
+}
+
+/// The instance that is known, and is the one behind this number.
+fn hosted_behind(fd: c_int) -> Option<Arc<Entry>> {
+    hosted_instances().into_iter().find(|entry| entry.epoll().is_some_and(|known| known.is_behind(fd)))
+}
+
+/// All numbers of an entry are `known`'s.
+fn rename(entry: &Arc<Entry>, known: &Arc<Entry>) {
+    if let (Some(was), Some(is)) = (entry.epoll(), known.epoll()) {
+        if was.is_exposed.load(Ordering::Acquire) {
+            is.expose();
+        }
+        let mut renamed = lock(&is.renamed);
+        renamed.retain(|entry| entry.strong_count() > 0);
+        renamed.push(Arc::downgrade(entry));
+    }
+    for fd in entry.fds() {
+        if table::epoll(fd).is_some_and(|current| Arc::ptr_eq(&current, entry)) {
+            table::release(fd);
+            table::set(fd, known);
+        }
+    }
+}
+
 impl Companion {
     pub(crate) fn new() -> Self {
         Self {
             fabric: Epoll::new(),
+            token: new_token(),
             members: Mutex::default(),
+            active: AtomicBool::new(false),
             hosted: AtomicBool::new(false),
             exposed: Mutex::default(),
             is_exposed: AtomicBool::new(false),
             waits: AtomicU32::new(0),
             waiter: AtomicUsize::new(0),
+            unaware: AtomicU32::new(0),
+            renamed: Mutex::default(),
+            sent: AtomicBool::new(false),
+            inherited: AtomicBool::new(false),
         }
+    }
+
+    /// The same one in a forked child.
+    pub(crate) fn in_child(&self) -> Self {
+        Self { is_exposed: AtomicBool::new(self.is_exposed.load(Ordering::Relaxed)), ..Self::new() }
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::SeqCst)
+    }
+
+    /// Whether the kernel's instance with this number is the one that the fabric's descriptor is in.
+    fn is_behind(&self, fd: c_int) -> bool {
+        let Some(host) = self.host().filter(|_| self.hosted.load(Ordering::Acquire)) else { return false };
+        let mut event = self.event();
+        // SAFETY: a valid event.
+        unsafe { real::epoll_ctl(fd, libc::EPOLL_CTL_MOD, host, &mut event) == 0 }
+    }
+
+    fn host(&self) -> Option<c_int> {
+        self.fabric.host_fd().ok()
+    }
+
+    fn event(&self) -> epoll_event {
+        epoll_event { events: libc::EPOLLIN as u32, u64: self.token }
     }
 
     /// The calling thread is about to wait.
@@ -65,31 +225,51 @@ impl Companion {
         self.waiter.load(Ordering::Relaxed) == this_thread() && !self.is_exposed.load(Ordering::Acquire)
     }
 
-    /// The companion of a kernel instance, made at first.
-    fn of(epoll: c_int) -> Outcome<Arc<Entry>> {
-        let entry = match table::entry(epoll) {
-            Some(entry) => entry,
-            None => {
-                let entry = Entry::new(Thing::Epoll(Self::new()));
-                if !table::set(epoll, &entry) {
-                    return Err(Failure::Errno(libc::ENOSPC));
-                }
-                entry
-            }
-        };
-        let companion = entry.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
-        if !companion.hosted.swap(true, Ordering::AcqRel) {
-            let host = companion.fabric.host_fd()?;
-            let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: TAG };
-            // SAFETY: a valid event.
-            if unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, host, &mut event) } != 0 {
-                companion.hosted.store(false, Ordering::Release);
-                return Err(Failure::Errno(errno()));
-            }
-            // A thread may sleep in the kernel's instance since before it had a companion.
-            companion.fabric.poke();
+    /// Makes an instance ready for members on the fabric. Returns it, or the known one that it turns out to be.
+    fn activate(epoll: c_int, entry: Arc<Entry>) -> Arc<Entry> {
+        let Some(companion) = entry.epoll() else { return entry };
+        if companion.hosted.load(Ordering::Acquire) {
+            return entry;
         }
-        Ok(entry)
+        let _one = lock(&HOSTING);
+        if companion.hosted.load(Ordering::Acquire) {
+            return entry;
+        }
+        if let Some(known) = hosted_behind(epoll).filter(|_| companion.is_empty()) {
+            rename(&entry, &known);
+            return known;
+        }
+        companion.host_in(epoll, &entry);
+        companion.mark_active(&entry);
+        companion.tell_unaware();
+        entry
+    }
+
+    fn mark_active(&self, entry: &Arc<Entry>) {
+        if !self.active.swap(true, Ordering::SeqCst) {
+            table::activate(entry);
+        }
+    }
+
+    /// Makes the fabric's descriptor a member of the kernel's instance, if that can be.
+    fn host_in(&self, epoll: c_int, entry: &Arc<Entry>) {
+        let Some(host) = self.host() else { return };
+        // SAFETY: a valid event.
+        if unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, host, &mut self.event()) } != 0 {
+            return;
+        }
+        self.hosted.store(true, Ordering::Release);
+        lock(&HOSTED).push(Arc::downgrade(entry));
+        // Numbers that came unseen were taken for instances of their own.
+        for fd in (0..table::end()).filter(|&fd| table::look(fd) == table::BARE) {
+            let other = table::epoll(fd).filter(|other| !Arc::ptr_eq(other, entry));
+            if let Some(other) = other.filter(|_| self.is_behind(fd)) {
+                rename(&other, entry);
+            }
+        }
+        if self.is_exposed.load(Ordering::Acquire) {
+            self.expose();
+        }
     }
 
     /// There is one more member.
@@ -100,26 +280,47 @@ impl Companion {
             members.insert(fd, entry.clone());
             first
         };
-        if first && !self.is_of_this_thread() {
-            // Others may sleep as if there was none: see `wait`.
-            self.fabric.poke();
+        if first {
+            self.tell_unaware();
         }
+    }
+
+    /// Wakes threads that sleep as if there was nothing on the fabric. What wakes one another may take away before it is
+    /// awake: hence more than once.
+    fn tell_unaware(&self) {
+        fence(Ordering::SeqCst);
+        for _ in 0..POKES_MAX {
+            if self.unaware() == 0 || !self.hosted.load(Ordering::Acquire) {
+                return;
+            }
+            self.fabric.poke();
+            std::thread::yield_now();
+        }
+    }
+
+    fn unaware(&self) -> u32 {
+        let of = |entry: &Weak<Entry>| entry.upgrade()?.epoll().map(|it| it.unaware.load(Ordering::SeqCst));
+        self.unaware.load(Ordering::SeqCst) + lock(&self.renamed).iter().filter_map(of).sum::<u32>()
     }
 
     fn is_empty(&self) -> bool {
         lock(&self.members).is_empty()
     }
 
-    /// The fabric's descriptor has told of something where there were no members.
-    fn hear(&self, hold: &Hold) -> Outcome<()> {
-        if self.hosted.load(Ordering::Relaxed) {
-            let armed = self.fabric.arm()?;
-            self.fabric.disarm(armed, true);
-        } else {
-            // The instance is a parent process's, and so is what has happened.
-            hold.sleep_for(Duration::from_millis(1));
+    /// Whether a wait is the kernel's alone.
+    fn is_idle(&self) -> bool {
+        self.is_empty() && !self.is_exposed.load(Ordering::Acquire)
+    }
+
+    /// A token has come, and nothing else.
+    fn hear(&self, told: Told, hold: &Hold) {
+        let armed =
+            if told.own && self.hosted.load(Ordering::Relaxed) { self.fabric.arm().ok() } else { None };
+        match armed {
+            Some(armed) => self.fabric.disarm(armed, true),
+            // What has happened is another process's business, which may take its time.
+            None => drop(hold.sleep_for(LOOK_EVERY)),
         }
-        Ok(())
     }
 
     /// A member's last descriptor is closed, or about to be. The number may be another's by now.
@@ -130,8 +331,21 @@ impl Companion {
         }
     }
 
-    /// The instance's last descriptor is closed.
-    pub(crate) fn close(&self) {
+    /// The instance's last number is closed.
+    pub(crate) fn close(&self, entry: &Arc<Entry>) {
+        if self.sent.load(Ordering::Relaxed) && self.hosted.load(Ordering::Relaxed) {
+            let mut sent = lock(&SENT);
+            sent.retain(|known| !Arc::ptr_eq(known, entry));
+            if sent.len() >= SENT_MAX {
+                sent.remove(0).epoll().iter().for_each(|companion| companion.end());
+            }
+            sent.push(entry.clone());
+            return;
+        }
+        self.end();
+    }
+
+    fn end(&self) {
         lock(&self.members).clear();
         self.fabric.close();
     }
@@ -141,7 +355,23 @@ impl Companion {
         self.is_exposed.store(true, Ordering::Release);
         let mut exposed = lock(&self.exposed);
         if exposed.is_none() {
-            *exposed = self.fabric.arm().ok();
+            *exposed = self.arm_exposed();
+        }
+    }
+
+    fn arm_exposed(&self) -> Option<Armed> {
+        if !self.hosted.load(Ordering::Acquire) {
+            return None;
+        }
+        self.fabric.arm_exactly().ok()
+    }
+
+    /// What is wanted of a member has changed: the instance's own descriptor has to be right.
+    fn expose_again(&self) {
+        if self.is_exposed.load(Ordering::Acquire) {
+            let mut exposed = lock(&self.exposed);
+            exposed.take().into_iter().for_each(|armed| self.fabric.disarm(armed, true));
+            *exposed = self.arm_exposed();
         }
     }
 
@@ -153,9 +383,72 @@ impl Companion {
         let room = events.room();
         let found = self.fabric.look(room, &mut |flags, data| events.push(flags, data));
         if let Some(exposed) = exposed.as_mut() {
-            **exposed = self.fabric.arm().ok();
+            **exposed = self.arm_exposed();
         }
         Ok(found?)
+    }
+
+    /// Takes members over from the parent process, if that is still to be done.
+    fn take_members(&self) {
+        if self.inherited.swap(false, Ordering::AcqRel) {
+            let members: Vec<_> = lock(&self.members).values().cloned().collect();
+            for entry in members {
+                // Who takes the end registers it again.
+                let _ = entry.twin().map(|twin| twin.with(&entry, |_| Ok(())));
+            }
+        }
+    }
+}
+
+/// In a forked child: the parent's instances are not its own.
+pub(crate) fn forget_all() {
+    // A thread of the parent's may have had a lock, which then nobody lets go: what is in there is of no use, and dead.
+    if let Ok(mut hosted) = HOSTED.try_lock() {
+        std::mem::forget(std::mem::take(&mut *hosted));
+    }
+    if let Ok(mut sent) = SENT.try_lock() {
+        std::mem::forget(std::mem::take(&mut *sent));
+    }
+}
+
+/// In a forked child: what of `old` was in instances is in the same ones' entries here, by `new_of`. The connections are
+/// taken over by the first wait.
+pub(crate) fn inherit(old: &Entry, new: &Arc<Entry>, new_of: impl Fn(*const Entry) -> Option<Arc<Entry>>) {
+    let (Some(was), Some(is)) = (old.socket(), new.socket()) else { return };
+    // A thread of the parent's that holds the lock is changing it.
+    let Ok(watchers) = was.watchers.try_lock() else { return };
+    if matches!(is.state(), Some(State::Listener(_))) {
+        return;
+    }
+    for watcher in watchers.iter() {
+        let Some(instance) = new_of(watcher.instance.as_ptr()) else { continue };
+        lock(&is.watchers).push(Watcher::new(&instance, watcher.fd, watcher.event));
+        if let (Some(companion), Some(_)) = (instance.epoll(), new.twin()) {
+            lock(&companion.members).insert(watcher.fd, new.clone());
+            companion.inherited.store(true, Ordering::Release);
+            companion.mark_active(&instance);
+        }
+    }
+}
+
+/// A thread is about to sleep in the kernel's instance as if there was nothing on the fabric; to be given to [`aware`].
+/// It has no destructor, for the thread may be cancelled.
+pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {
+    let entry = table::epoll(epoll)?;
+    entry.epoll()?.unaware.fetch_add(1, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    Some(Arc::into_raw(entry))
+}
+
+/// It has slept.
+///
+/// # Safety
+/// Once for each [`unaware`].
+pub(crate) unsafe fn aware(entry: *const Entry) {
+    // SAFETY: made from one, and not used again.
+    let entry = unsafe { Arc::from_raw(entry) };
+    if let Some(companion) = entry.epoll() {
+        companion.unaware.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -167,8 +460,27 @@ pub(crate) fn control(
     entry: &Arc<Entry>,
     event: Option<(u32, u64)>,
 ) -> Outcome<()> {
+    if ![libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_DEL].contains(&operation) {
+        return Err(Failure::Plain);
+    }
+    let known = instance(epoll)?;
+    if operation != libc::EPOLL_CTL_ADD && !known.epoll().is_some_and(Companion::is_active) {
+        return Err(Failure::Errno(libc::ENOENT));
+    }
+    control_of(epoll, &known, operation, fd, entry, event)
+}
+
+/// The same with an instance, `epoll` being one of its numbers.
+fn control_of(
+    epoll: c_int,
+    instance: &Arc<Entry>,
+    operation: c_int,
+    fd: c_int,
+    entry: &Arc<Entry>,
+    event: Option<(u32, u64)>,
+) -> Outcome<()> {
     let (twin, socket) = (entry.twin().ok_or(Failure::Plain)?, entry.socket().ok_or(Failure::Plain)?);
-    let instance = Companion::of(epoll)?;
+    let instance = Companion::activate(epoll, instance.clone());
     let companion = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
     // What had the number before may have been closed just now.
     let known = lock(&companion.members).get(&fd).is_some_and(|member| Arc::ptr_eq(member, entry));
@@ -179,9 +491,9 @@ pub(crate) fn control(
         _ => {}
     }
     if operation == libc::EPOLL_CTL_DEL {
-        let removed = twin.with(entry, |end| companion.fabric.remove(end));
+        let removed = twin.with(entry, |end| companion.fabric.remove_as(end, name(fd)));
         lock(&companion.members).remove(&fd);
-        lock(&socket.watchers).retain(|watcher| (watcher.epoll, watcher.fd) != (epoll, fd));
+        lock(&socket.watchers).retain(|watcher| !watcher.is(&instance, fd));
         return if removed == Err(Failure::Plain) { Err(Failure::Plain) } else { Ok(()) };
     }
     let (flags, data) = event.ok_or(Failure::Errno(libc::EFAULT))?;
@@ -190,19 +502,25 @@ pub(crate) fn control(
         short::settle(entry);
     }
     if operation == libc::EPOLL_CTL_MOD {
-        twin.with_begun(entry, |end| companion.fabric.modify(end, flags, data))?;
+        twin.with_begun(entry, |end| companion.fabric.modify_as(end, name(fd), flags, data))?;
         for watcher in lock(&socket.watchers).iter_mut() {
-            if (watcher.epoll, watcher.fd) == (epoll, fd) {
+            if watcher.is(&instance, fd) {
                 watcher.event = (flags, data);
             }
         }
+        companion.expose_again();
         return Ok(());
     }
-    twin.with_begun(entry, |end| companion.fabric.add(end, flags, data))?;
+    twin.with_begun(entry, |end| companion.fabric.add_as(end, name(fd), flags, data))?;
     companion.enroll(fd, entry);
-    let companion = Arc::downgrade(&instance);
-    lock(&socket.watchers).push(Watcher { epoll, fd, event: (flags, data), companion });
+    companion.expose_again();
+    lock(&socket.watchers).push(Watcher::new(&instance, fd, (flags, data)));
     Ok(())
+}
+
+/// What a registration is called in the fabric's instance: a connection may be in there by several numbers.
+fn name(fd: c_int) -> u64 {
+    fd as u64
 }
 
 /// The last number of `entry` is about to be closed, or is: as in the kernel's instances, nothing is told of it any
@@ -212,10 +530,10 @@ pub(crate) fn leave_all(entry: &Arc<Entry>) {
     let watchers = std::mem::take(&mut *lock(&socket.watchers));
     let end = entry.twin().and_then(Twin::current);
     for watcher in watchers {
-        let Some(instance) = watcher.companion.upgrade() else { continue };
+        let Some(instance) = watcher.instance.upgrade() else { continue };
         let Some(companion) = instance.epoll() else { continue };
         if let Some(end) = &end {
-            let _ = companion.fabric.remove(end);
+            let _ = companion.fabric.remove_as(end, name(watcher.fd));
         }
         companion.forget(watcher.fd, entry);
     }
@@ -229,15 +547,40 @@ pub(crate) fn watch_listener(entry: &Arc<Entry>, end: &Arc<Socket>) -> bool {
 }
 
 fn watch_end(entry: &Arc<Entry>, end: &Arc<Socket>, watcher: &mut Watcher) -> Outcome<()> {
-    let instance = Companion::of(watcher.epoll)?;
+    let Some((instance, epoll)) = instance_of(watcher) else { return Ok(()) };
+    let instance = Companion::activate(epoll, instance);
     let companion = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
     let (flags, data) = (watcher.event.0 & !NOT_OURS, watcher.event.1);
-    if companion.fabric.modify(end, flags, data).is_err() {
-        companion.fabric.add(end, flags, data)?;
+    if companion.fabric.modify_as(end, name(watcher.fd), flags, data).is_err() {
+        companion.fabric.add_as(end, name(watcher.fd), flags, data)?;
     }
     companion.enroll(watcher.fd, entry);
-    watcher.companion = Arc::downgrade(&instance);
+    watcher.instance = Arc::downgrade(&instance);
     Ok(())
+}
+
+/// The instance of a registration, with a number; none if it is closed.
+fn instance_of(watcher: &Watcher) -> Option<(Arc<Entry>, c_int)> {
+    let instance = watcher.instance.upgrade()?;
+    let epoll = instance.any_fd()?;
+    Some((instance, epoll))
+}
+
+/// The kernel has done `epoll_ctl` for a socket that is not connected: it may get a twin, which then is to be registered.
+pub(crate) fn control_fresh(
+    epoll: c_int,
+    operation: c_int,
+    fd: c_int,
+    entry: &Arc<Entry>,
+    event: Option<(u32, u64)>,
+) {
+    let Some(socket) = entry.socket() else { return };
+    let Ok(instance) = instance(epoll) else { return socket.unfit.store(true, Ordering::Relaxed) };
+    let mut watchers = lock(&socket.watchers);
+    watchers.retain(|watcher| !watcher.is(&instance, fd));
+    if let Some(event) = event.filter(|_| operation != libc::EPOLL_CTL_DEL) {
+        watchers.push(Watcher::new(&instance, fd, event));
+    }
 }
 
 /// The kernel has done `epoll_ctl` for a listener, which may have a part on the fabric.
@@ -248,22 +591,19 @@ pub(crate) fn control_listener(
     entry: &Arc<Entry>,
     event: Option<(u32, u64)>,
 ) {
-    let Some(socket) = entry.socket() else { return };
+    let (Some(socket), Ok(instance)) = (entry.socket(), instance(epoll)) else { return };
     let end = short::listening(entry, fd);
     let mut watchers = lock(&socket.watchers);
-    let known = watchers.iter().position(|watcher| (watcher.epoll, watcher.fd) == (epoll, fd));
-    let known = known.map(|at| watchers.swap_remove(at));
+    watchers.retain(|watcher| !watcher.is(&instance, fd));
     if operation == libc::EPOLL_CTL_DEL {
-        let companion = known.and_then(|watcher| watcher.companion.upgrade());
-        if let (Some(end), Some(companion)) = (end, companion.as_ref().and_then(|instance| instance.epoll()))
-        {
-            let _ = companion.fabric.remove(&end);
+        if let (Some(end), Some(companion)) = (end, instance.epoll()) {
+            let _ = companion.fabric.remove_as(&end, name(fd));
             companion.forget(fd, entry);
         }
         return;
     }
     let Some(event) = event else { return };
-    let mut watcher = Watcher { epoll, fd, event, companion: known.map_or(Weak::new(), |w| w.companion) };
+    let mut watcher = Watcher::new(&instance, fd, event);
     let fails = end.is_some_and(|end| watch_end(entry, &end, &mut watcher).is_err());
     watchers.push(watcher);
     drop(watchers);
@@ -274,24 +614,25 @@ pub(crate) fn control_listener(
 
 /// A socket that was in a kernel instance has got a twin.
 pub(crate) fn move_over(entry: &Arc<Entry>, watcher: Watcher) {
+    let Some((instance, epoll)) = instance_of(&watcher) else { return };
     let mut ignored = epoll_event { events: 0, u64: 0 };
     // SAFETY: a valid event.
-    unsafe { real::epoll_ctl(watcher.epoll, libc::EPOLL_CTL_DEL, watcher.fd, &mut ignored) };
-    // It fails only for want of descriptors; then nothing is told of it, as little as otherwise.
-    let _ = control(watcher.epoll, libc::EPOLL_CTL_ADD, watcher.fd, entry, Some(watcher.event));
+    unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, watcher.fd, &mut ignored) };
+    let _ = control_of(epoll, &instance, libc::EPOLL_CTL_ADD, watcher.fd, entry, Some(watcher.event));
 }
 
 /// A twin is the kernel's after all: so are its registrations.
 pub(crate) fn move_back(entry: &Arc<Entry>) {
     let (Some(socket), Some(end)) = (entry.socket(), entry.twin().and_then(Twin::current)) else { return };
     for watcher in std::mem::take(&mut *lock(&socket.watchers)) {
-        if let Some(companion) = watcher.companion.upgrade().as_ref().and_then(|instance| instance.epoll()) {
-            let _ = companion.fabric.remove(&end);
+        let Some((instance, epoll)) = instance_of(&watcher) else { continue };
+        if let Some(companion) = instance.epoll() {
+            let _ = companion.fabric.remove_as(&end, name(watcher.fd));
             lock(&companion.members).remove(&watcher.fd);
         }
         let mut event = epoll_event { events: watcher.event.0, u64: watcher.event.1 };
         // SAFETY: a valid event.
-        unsafe { real::epoll_ctl(watcher.epoll, libc::EPOLL_CTL_ADD, watcher.fd, &mut event) };
+        unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, watcher.fd, &mut event) };
     }
 }
 
@@ -299,8 +640,8 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
 pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>) {
     let Some(socket) = entry.socket() else { return };
     for watcher in lock(&socket.watchers).iter() {
-        if let Some(companion) = watcher.companion.upgrade().as_ref().and_then(|instance| instance.epoll()) {
-            let _ = companion.fabric.add(end, watcher.event.0, watcher.event.1);
+        if let Some(companion) = watcher.instance.upgrade().as_ref().and_then(|instance| instance.epoll()) {
+            let _ = companion.fabric.add_as(end, name(watcher.fd), watcher.event.0, watcher.event.1);
         }
     }
 }
@@ -323,29 +664,57 @@ impl Events {
         self.len += 1;
     }
 
-    /// Waits in the kernel; takes the fabric's own event out. Says whether it was there.
-    fn wait(&mut self, epoll: c_int, limit: Option<Duration>, mask: *const sigset_t) -> Outcome<bool> {
+    /// Waits in the kernel; takes tokens out. Says which there were.
+    fn wait(
+        &mut self,
+        epoll: c_int,
+        own: u64,
+        limit: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Outcome<Told> {
         // SAFETY: room as said.
         let found = unsafe { kernel_wait(epoll, self.at.add(self.len), self.room() as c_int, limit, mask) };
         if found < 0 {
             return Err(Failure::Errno(errno()));
         }
-        let (first, end) = (self.len, self.len + found as usize);
-        let mut tagged = false;
-        for place in first..end {
-            // SAFETY: the kernel has written these.
-            unsafe {
-                let event = self.at.add(place).read_unaligned();
-                if event.u64 == TAG {
-                    tagged = true;
-                } else {
-                    self.at.add(self.len).write_unaligned(event);
-                    self.len += 1;
-                }
+        // SAFETY: the kernel has written so many.
+        let (left, told) = unsafe { take_tokens(self.at.add(self.len), found as usize, own) };
+        self.len += left;
+        Ok(told)
+    }
+}
+
+/// Which tokens were among what the kernel told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// The instance's own.
+    own: bool,
+    /// Another process's.
+    other: bool,
+}
+
+/// Takes tokens out of what the kernel has told. Returns how much is left.
+///
+/// # Safety
+/// `at` has so many events.
+pub(crate) unsafe fn take_tokens(at: *mut epoll_event, found: usize, own: u64) -> (usize, Told) {
+    let (mut left, mut told) = (0, Told::default());
+    for place in 0..found {
+        // SAFETY: the caller's promise; `left` is at most `place`.
+        unsafe {
+            let event = at.add(place).read_unaligned();
+            if is_token(event.u64) {
+                told.own |= event.u64 == own;
+                told.other |= event.u64 != own;
+                continue;
+            }
+            if left < place {
+                at.add(left).write_unaligned(event);
             }
         }
-        Ok(tagged)
+        left += 1;
     }
+    (left, told)
 }
 
 unsafe fn kernel_wait(
@@ -386,32 +755,40 @@ pub(crate) unsafe fn wait(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Outcome<c_int> {
-    let instance = table::entry(epoll).ok_or(Failure::Plain)?;
+    let instance = table::epoll(epoll).ok_or(Failure::Plain)?;
+    let instance = match instance.epoll() {
+        Some(companion) if companion.is_active() => Companion::activate(epoll, instance),
+        _ => instance,
+    };
     let companion = instance.epoll().ok_or(Failure::Plain)?;
     companion.note_waiter();
+    companion.take_members();
     short::settle_all();
     short::resume(|| lock(&companion.members).values().cloned().collect());
     let mut events = Events { at, max: max as usize, len: 0 };
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
-    let (zero, hold) = (Some(Duration::ZERO), Hold::default());
+    let (zero, hold, own) = (Some(Duration::ZERO), Hold::default(), companion.token);
     let mut all_is_left = true;
     loop {
         if unclaimed::any() {
             unclaimed::look();
-        } else if companion.is_empty() && !companion.is_exposed.load(Ordering::Acquire) {
+        } else if companion.is_idle() {
             let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
-            let tagged = events.wait(epoll, left, hold.mask_or(mask))?;
-            if !tagged || events.len > 0 || left == zero {
+            companion.unaware.fetch_add(1, Ordering::SeqCst);
+            let told = companion.is_idle().then(|| events.wait(epoll, own, left, hold.mask_or(mask)));
+            companion.unaware.fetch_sub(1, Ordering::SeqCst);
+            let Some(told) = told.transpose()? else { continue };
+            if told == Told::default() || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
             }
-            companion.hear(&hold)?;
+            companion.hear(told, &hold);
             continue;
         }
         all_is_left = false;
         let tick = companion.waits.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == 0;
         if tick || timeout == zero {
-            events.wait(epoll, zero, mask)?;
+            events.wait(epoll, own, zero, mask)?;
         }
         if events.room() > 0 {
             companion.look(&mut events)?;
@@ -422,7 +799,7 @@ pub(crate) unsafe fn wait(
         // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
         let found = !companion.is_empty()
             && spin::until(&hold, || {
-                events.wait(epoll, zero, mask)?;
+                events.wait(epoll, own, zero, mask)?;
                 if events.room() > 0 {
                     companion.look(&mut events)?;
                 }
@@ -440,25 +817,34 @@ pub(crate) unsafe fn wait(
         } else {
             left
         };
-        let armed = companion.fabric.arm()?;
-        if armed.ready {
-            companion.fabric.disarm(armed, false);
-            continue;
-        }
-        let slept = events.wait(epoll, limit, hold.mask_or(mask));
-        let before = errno();
-        companion.fabric.disarm(armed, slept == Ok(true));
-        set_errno(before);
+        let armed = if companion.hosted.load(Ordering::Acquire) { companion.fabric.arm().ok() } else { None };
+        let slept = match armed {
+            Some(armed) if armed.ready => {
+                companion.fabric.disarm(armed, false);
+                continue;
+            }
+            Some(armed) => {
+                let slept = events.wait(epoll, own, limit, hold.mask_or(mask));
+                let before = errno();
+                companion.fabric.disarm(armed, slept.is_ok_and(|told| told.own));
+                set_errno(before);
+                slept
+            }
+            None => {
+                let limit = limit.map_or(LOOK_EVERY, |limit| limit.min(LOOK_EVERY));
+                events.wait(epoll, own, Some(limit), hold.mask_or(mask))
+            }
+        };
         spin::slept();
-        let tagged = slept?;
+        let told = slept?;
         if events.room() > 0 {
             companion.look(&mut events)?;
         }
         if events.len > 0 {
             return Ok(events.len as c_int);
         }
-        if tagged && companion.is_empty() {
-            companion.hear(&hold)?;
+        if told.other || told.own && companion.is_empty() {
+            companion.hear(told, &hold);
         }
     }
 }

@@ -56,11 +56,20 @@ pub(crate) struct Listener {
 /// One registration in an epoll instance.
 #[derive(Clone, Debug)]
 pub(crate) struct Watcher {
-    pub(crate) epoll: c_int,
+    pub(crate) instance: Weak<Entry>,
     pub(crate) fd: c_int,
     pub(crate) event: (u32, u64),
-    /// The instance's entry, once it has one.
-    pub(crate) companion: Weak<Entry>,
+}
+
+impl Watcher {
+    pub(crate) fn new(instance: &Arc<Entry>, fd: c_int, event: (u32, u64)) -> Self {
+        Self { instance: Arc::downgrade(instance), fd, event }
+    }
+
+    /// Whether it is this registration, by whichever number of the instance.
+    pub(crate) fn is(&self, instance: &Arc<Entry>, fd: c_int) -> bool {
+        self.fd == fd && std::ptr::eq(self.instance.as_ptr(), Arc::as_ptr(instance))
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -142,7 +151,7 @@ impl Entry {
             return;
         }
         match &self.thing {
-            Thing::Epoll(companion) => companion.close(),
+            Thing::Epoll(companion) => companion.close(self),
             Thing::Socket(socket) => {
                 companion::leave_all(self);
                 match socket.state.get() {

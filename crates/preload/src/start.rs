@@ -1,7 +1,6 @@
 //! Start of the library in a program, and of a forked child.
-use crate::companion::Companion;
-use crate::entry::{self, lock, Entry, State, Thing};
-use crate::{call, log, refusals, short, table, unclaimed};
+use crate::entry::{self, Entry, State, Thing};
+use crate::{call, companion, log, refusals, short, table, unclaimed};
 use libc::c_int;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
@@ -46,11 +45,12 @@ extern "C" fn start() {
         table::set_process();
         pd_client::core::set_floor(floor());
         pd_client::core::prepare();
-        mark_inherited();
+        let instances = mark_inherited();
         crate::hooks::stdio::replace_standard_streams();
         // SAFETY: functions that live as long as the program.
         unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
         ENABLED.store(true, Ordering::Relaxed);
+        instances.into_iter().for_each(companion::received);
     });
 }
 
@@ -63,24 +63,39 @@ fn floor() -> c_int {
     c_int::try_from(most - most / 8).unwrap_or(OWN_FDS_FROM).min(OWN_FDS_FROM)
 }
 
-/// Sockets that the program was started with may have twins.
-fn mark_inherited() {
-    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return };
+/// Sockets that the program was started with may have twins. Returns what may be an epoll instance.
+fn mark_inherited() -> Vec<c_int> {
+    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    let mut others = Vec::new();
     for fd in fds.flatten() {
-        if let Some(fd) = fd.file_name().to_str().and_then(|name| name.parse().ok()) {
-            if is_socket(fd) {
-                table::mark_inherited(fd);
-            }
+        let Some(fd) = fd.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match kind_of(fd) {
+            Some(libc::S_IFSOCK) => table::mark_inherited(fd),
+            Some(NO_FILE) => others.push(fd),
+            _ => {}
         }
+    }
+    others
+}
+
+/// A descriptor has come in a message.
+pub(crate) fn received(fd: c_int) {
+    table::is_new(fd);
+    match kind_of(fd) {
+        Some(libc::S_IFSOCK) => table::mark_inherited(fd),
+        Some(NO_FILE) => call::aside(|| companion::received(fd)),
+        _ => {}
     }
 }
 
-/// Whether a descriptor is a socket.
-pub(crate) fn is_socket(fd: c_int) -> bool {
+/// The kind of what is no file and no socket: an epoll instance, an eventfd and so on.
+const NO_FILE: libc::mode_t = 0;
+
+fn kind_of(fd: c_int) -> Option<libc::mode_t> {
     // SAFETY: room for what the call writes.
     unsafe {
         let mut status: libc::stat = std::mem::zeroed();
-        libc::fstat(fd, &mut status) == 0 && status.st_mode & libc::S_IFMT == libc::S_IFSOCK
+        (libc::fstat(fd, &mut status) == 0).then_some(status.st_mode & libc::S_IFMT)
     }
 }
 
@@ -113,10 +128,21 @@ extern "C" fn in_child() {
         table::set_process();
         unclaimed::forget();
         short::forget();
+        companion::forget_all();
         let mut made: HashMap<*const Entry, Arc<Entry>> = HashMap::new();
+        let mut all = Vec::new();
         for (fd, old) in table::forget_all() {
             let new = made.entry(Arc::as_ptr(&old)).or_insert_with(|| again(&old)).clone();
-            table::set(fd, &new);
+            all.push((fd, old, new));
+        }
+        for (fd, _, new) in &all {
+            table::set(*fd, new);
+        }
+        let mut seen = HashSet::new();
+        for (_, old, new) in all {
+            if seen.insert(Arc::as_ptr(&old)) {
+                companion::inherit(&old, &new, |known| made.get(&known).cloned());
+            }
             std::mem::forget(old);
         }
     });
@@ -124,7 +150,7 @@ extern "C" fn in_child() {
 
 fn again(old: &Entry) -> Arc<Entry> {
     let socket = match &old.thing {
-        Thing::Epoll(_) => return Entry::new(Thing::Epoll(Companion::new())),
+        Thing::Epoll(companion) => return Entry::new(Thing::Epoll(companion.in_child())),
         Thing::Socket(socket) => socket,
     };
     // A thread of the parent's that holds the lock is changing it.
@@ -134,13 +160,8 @@ fn again(old: &Entry) -> Arc<Entry> {
         State::Twin(twin) => State::Twin(Box::new(twin.in_child())),
     });
     let entry = entry::make(state);
-    if let (Some(new), Ok(watchers)) = (entry.socket(), socket.watchers.try_lock()) {
-        if new.is_fresh() {
-            *lock(&new.watchers) = watchers.clone();
-        }
-        new.unfit.store(socket.unfit.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
     if let Some(new) = entry.socket() {
+        new.unfit.store(socket.unfit.load(Ordering::Relaxed), Ordering::Relaxed);
         new.facts.set_nonblocking(socket.facts.nonblocking());
         new.facts.behind.again(&socket.facts.behind);
         new.unix.store(socket.unix.load(Ordering::Relaxed), Ordering::Relaxed);

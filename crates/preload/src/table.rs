@@ -13,13 +13,16 @@ const FDS: usize = 1 << 20;
 pub(crate) const PLAIN: u8 = 0;
 /// A TCP socket with an entry.
 pub(crate) const SOCKET: u8 = 1;
-/// An epoll instance with an entry.
+/// An epoll instance that has had members on the fabric.
 pub(crate) const EPOLL: u8 = 2;
 /// A socket from another program image or process, not yet looked at.
 pub(crate) const INHERITED: u8 = 3;
 /// A TCP socket made here, with which nothing has been done that asks for an entry. Many never get one: those that connect
 /// to where nobody is on the fabric.
 pub(crate) const FRESH: u8 = 4;
+/// An epoll instance that has had no member on the fabric: waits are the kernel's. It has an entry, by which its other
+/// numbers are known to be the same instance's.
+pub(crate) const BARE: u8 = 5;
 
 static KINDS: [AtomicU8; FDS] = [const { AtomicU8::new(PLAIN) }; FDS];
 static ENTRIES: [ArcSwapOption<Entry>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
@@ -86,12 +89,34 @@ pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
     END.fetch_max(fd + 1, Ordering::Relaxed);
     entry.add_fd(fd);
     slot.store(Some(entry.clone()));
-    let kind = match entry.thing {
-        Thing::Socket(_) => SOCKET,
-        Thing::Epoll(_) => EPOLL,
+    let Thing::Epoll(companion) = &entry.thing else {
+        KINDS[fd as usize].store(SOCKET, Ordering::Release);
+        return true;
     };
-    KINDS[fd as usize].store(kind, Ordering::Release);
+    // Another thread may be adding its first member: it sees the number, or is seen here.
+    KINDS[fd as usize].store(BARE, Ordering::SeqCst);
+    if companion.is_active() {
+        mark_active(fd);
+    }
     true
+}
+
+/// An epoll instance gets its first member on the fabric: its waits are the library's from now on.
+pub(crate) fn activate(entry: &Arc<Entry>) {
+    for fd in entry.fds() {
+        if self::entry(fd).is_some_and(|known| Arc::ptr_eq(&known, entry)) {
+            mark_active(fd);
+        }
+    }
+}
+
+fn mark_active(fd: c_int) {
+    let _ = KINDS[fd as usize].compare_exchange(BARE, EPOLL, Ordering::SeqCst, Ordering::Relaxed);
+}
+
+/// The entry of an epoll instance, if the number is known to be one's.
+pub(crate) fn epoll(fd: c_int) -> Option<Arc<Entry>> {
+    entry(fd).filter(|entry| entry.epoll().is_some())
 }
 
 /// Makes a number plain and returns what it was.

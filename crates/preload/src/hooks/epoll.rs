@@ -2,11 +2,10 @@
 use super::hooks;
 use super::socket::look_at_listener;
 use crate::call::{aside, call, Failure, Outcome};
-use crate::entry::{self, lock, Watcher};
-use crate::{companion, real, short, table};
+use crate::companion::{self, Told};
+use crate::{entry, real, short, start, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use std::sync::Weak;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 hooks! {
     fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
@@ -16,76 +15,96 @@ hooks! {
         call(|| control(epoll, operation, fd, event), || real::epoll_ctl(epoll, operation, fd, event))
     }
 
+    fn epoll_create(size: c_int) -> c_int {
+        let fd = real::epoll_create(size);
+        made(fd)
+    }
+
+    fn epoll_create1(flags: c_int) -> c_int {
+        let fd = real::epoll_create1(flags);
+        made(fd)
+    }
+
     fn epoll_wait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-        if table::look(epoll) == table::PLAIN {
-            let found = real::epoll_wait(epoll, events, max, timeout);
-            if table::look(epoll) == table::PLAIN {
-                return found;
-            }
-            // It has got a companion meanwhile, and the wait may have been ended to tell so.
-            if found < 0 {
-                return found;
-            }
-        }
-        wait(epoll, events, max, of_ms(timeout), std::ptr::null(), || real::epoll_wait(epoll, events, max, timeout))
+        let plain = || real::epoll_wait(epoll, events, max, timeout);
+        wait(epoll, events, max, || of_ms(timeout), std::ptr::null(), plain)
     }
 
     fn epoll_pwait(
         epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t,
     ) -> c_int {
-        if table::look(epoll) == table::PLAIN {
-            let found = real::epoll_pwait(epoll, events, max, timeout, mask);
-            if found < 0 || table::look(epoll) == table::PLAIN {
-                return found;
-            }
-        }
         let plain = || real::epoll_pwait(epoll, events, max, timeout, mask);
-        wait(epoll, events, max, of_ms(timeout), mask, plain)
+        wait(epoll, events, max, || of_ms(timeout), mask, plain)
     }
 
     fn epoll_pwait2(
         epoll: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t,
     ) -> c_int {
-        if table::look(epoll) == table::PLAIN {
-            let found = real::epoll_pwait2(epoll, events, max, timeout, mask);
-            if found < 0 || table::look(epoll) == table::PLAIN {
-                return found;
-            }
-        }
         let plain = || real::epoll_pwait2(epoll, events, max, timeout, mask);
-        let limit = (!timeout.is_null()).then(|| super::poll::of_timespec(&*timeout));
+        let limit = || (!timeout.is_null()).then(|| super::poll::of_timespec(&*timeout));
         wait(epoll, events, max, limit, mask, plain)
     }
+}
+
+fn made(fd: c_int) -> c_int {
+    if fd >= 0 && start::enabled() {
+        aside(|| companion::made(fd));
+    }
+    fd
 }
 
 fn of_ms(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
+/// Waits on an instance that may have a companion, or get one meanwhile.
 unsafe fn wait(
     epoll: c_int,
     events: *mut epoll_event,
     max: c_int,
-    timeout: Option<Duration>,
+    timeout: impl Fn() -> Option<Duration>,
     mask: *const sigset_t,
-    plain: impl FnOnce() -> c_int,
+    plain: impl Fn() -> c_int,
 ) -> c_int {
-    if max <= 0 || events.is_null() || table::look(epoll) != table::EPOLL {
+    if max <= 0 || events.is_null() {
         return plain();
     }
+    if table::look(epoll) == table::PLAIN {
+        // Its number came in a way that the library does not see.
+        aside(|| drop(companion::adopt(epoll)));
+    }
+    let timeout = timeout();
     // SAFETY: the caller's array.
-    call(|| unsafe { companion::wait(epoll, events, max, timeout, mask) }, plain)
+    let on_fabric = |left| call(|| unsafe { companion::wait(epoll, events, max, left, mask) }, &plain);
+    if table::look(epoll) == table::EPOLL {
+        return on_fabric(timeout);
+    }
+    let since = timeout.filter(|timeout| !timeout.is_zero()).map(|_| Instant::now());
+    let sleeper = companion::unaware(epoll);
+    // It may have got its first member since it was looked at.
+    let is_bare = table::look(epoll) != table::EPOLL;
+    let found = if is_bare { plain() } else { 0 };
+    if let Some(sleeper) = sleeper {
+        // SAFETY: once.
+        aside(|| unsafe { companion::aware(sleeper) });
+    }
+    if found < 0 {
+        return found;
+    }
+    // SAFETY: the kernel has written so many.
+    let (left, told) = unsafe { companion::take_tokens(events, found as usize, 0) };
+    if left > 0 || is_bare && told == Told::default() || table::epoll(epoll).is_none() {
+        return left as c_int;
+    }
+    let passed = since.map_or(Duration::ZERO, |since| since.elapsed());
+    on_fabric(timeout.map(|timeout| timeout.saturating_sub(passed)))
 }
 
 unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> Outcome<c_int> {
     // SAFETY: the caller's event, if any.
     let event_of =
         || (!event.is_null()).then(|| unsafe { event.read_unaligned() }).map(|e| (e.events, e.u64));
-    let entry = match table::look(fd) {
-        table::EPOLL => table::entry(fd),
-        _ => entry::find(fd),
-    };
-    let entry = entry.ok_or(Failure::Plain)?;
+    let entry = table::epoll(fd).or_else(|| entry::find(fd)).ok_or(Failure::Plain)?;
     if let Some(inner) = entry.epoll() {
         inner.expose();
         return Err(Failure::Plain);
@@ -107,11 +126,7 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         if !socket.is_fresh() {
             return companion::control_listener(epoll, operation, fd, &entry, event_of());
         }
-        let mut watchers = lock(&socket.watchers);
-        watchers.retain(|watcher| (watcher.epoll, watcher.fd) != (epoll, fd));
-        if let Some(event) = event_of().filter(|_| operation != libc::EPOLL_CTL_DEL) {
-            watchers.push(Watcher { epoll, fd, event, companion: Weak::new() });
-        }
+        companion::control_fresh(epoll, operation, fd, &entry, event_of());
     });
     Ok(0)
 }

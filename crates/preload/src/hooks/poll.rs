@@ -1,6 +1,7 @@
 //! `poll` and `select`.
 use super::hooks;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
+use crate::companion::LOOK_EVERY;
 use crate::entry::{self, Entry};
 use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
@@ -146,8 +147,7 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
     for (place, poll) in fds.iter().enumerate() {
         let mut entry = match table::look(poll.fd) {
             table::PLAIN => None,
-            table::EPOLL => table::entry(poll.fd),
-            _ => entry::find(poll.fd),
+            _ => table::epoll(poll.fd).or_else(|| entry::find(poll.fd)),
         };
         if let Some(epoll) = entry.as_ref().and_then(|entry| entry.epoll()) {
             epoll.expose();
@@ -305,7 +305,8 @@ pub(crate) fn sleep_on(
 ) -> Outcome<()> {
     let sleep = |poller: &mut Poller| -> Outcome<()> {
         poller.watch(wanted)?;
-        let host = poller.fabric.host_fd()?;
+        // It gets its descriptors before anybody sleeps on it, so that nothing is missed in between.
+        let host = poller.fabric.host_fd().ok();
         if poller.fabric.look(1, &mut |_, _| {})? > 0 {
             return Ok(());
         }
@@ -317,7 +318,12 @@ pub(crate) fn sleep_on(
         if found {
             return Ok(());
         }
-        let armed = poller.fabric.arm()?;
+        let Some((host, armed)) = host.and_then(|host| Some((host, poller.fabric.arm().ok()?))) else {
+            let left = left.map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY));
+            let slept = kernel_poll(kernel, Some(left), hold.mask_or(mask));
+            spin::slept();
+            return slept.map(drop);
+        };
         if armed.ready {
             poller.fabric.disarm(armed, false);
             return Ok(());

@@ -100,13 +100,15 @@ hooks! {
     fn recvmmsg(
         fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int, timeout: *mut timespec,
     ) -> c_int {
+        let plain = || {
+            let received = real::recvmmsg(fd, messages, count, flags, timeout);
+            (0..received.max(0) as usize).for_each(|place| note_passed(&(*messages.add(place)).msg_hdr));
+            received
+        };
         if table::look(fd) == table::PLAIN {
-            return real::recvmmsg(fd, messages, count, flags, timeout);
+            return plain();
         }
-        call(
-            || receive_messages(fd, messages, count as usize, flags),
-            || real::recvmmsg(fd, messages, count, flags, timeout),
-        )
+        call(|| receive_messages(fd, messages, count as usize, flags), plain)
     }
 }
 
@@ -173,19 +175,24 @@ unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flag
     Ok(done as c_int)
 }
 
-/// `recvmsg` of the kernel's: descriptors that come with it may be connections with twins.
+/// `recvmsg` of the kernel's.
 unsafe fn plain_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
         let received = real::recvmsg(fd, message, flags);
-        if received >= 0 && (*message).msg_controllen > 0 && start::enabled() {
-            super::send::each_passed(message, |fd| {
-                table::is_new(fd);
-                if start::is_socket(fd) {
-                    table::mark_inherited(fd);
-                }
-            });
+        if received >= 0 {
+            note_passed(message);
         }
         received
+    }
+}
+
+/// The kernel has received a message: descriptors that came with it may be connections with twins, or epoll instances.
+unsafe fn note_passed(message: *const msghdr) {
+    // SAFETY: the caller's message, which the kernel has written.
+    unsafe {
+        if (*message).msg_controllen > 0 && start::enabled() {
+            super::send::each_passed(message, start::received);
+        }
     }
 }

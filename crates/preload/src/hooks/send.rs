@@ -1,7 +1,7 @@
 //! Sending.
 use super::hooks;
-use crate::call::{call, set_errno, Failure, Outcome};
-use crate::{entry, real, short, table, unix};
+use crate::call::{aside, call, set_errno, Failure, Outcome};
+use crate::{companion, entry, real, short, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 hooks! {
@@ -61,13 +61,15 @@ hooks! {
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int) -> c_int {
+        let plain = || {
+            let sent = real::sendmmsg(fd, messages, count, flags);
+            (0..sent.max(0) as usize).for_each(|place| note_passed(&(*messages.add(place)).msg_hdr));
+            sent
+        };
         if table::look(fd) == table::PLAIN {
-            return real::sendmmsg(fd, messages, count, flags);
+            return plain();
         }
-        call(
-            || transmit_messages(fd, messages, count as usize, flags),
-            || real::sendmmsg(fd, messages, count, flags),
-        )
+        call(|| transmit_messages(fd, messages, count as usize, flags), plain)
     }
 }
 
@@ -83,7 +85,21 @@ unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
                 return -1;
             }
         }
-        real::sendmsg(fd, message, flags)
+        let sent = real::sendmsg(fd, message, flags);
+        if sent >= 0 {
+            note_passed(message);
+        }
+        sent
+    }
+}
+
+/// The kernel has sent a message.
+unsafe fn note_passed(message: *const msghdr) {
+    // SAFETY: the caller's message, which the kernel has read.
+    unsafe {
+        if (*message).msg_controllen > 0 {
+            aside(|| each_passed(message, companion::passed));
+        }
     }
 }
 
