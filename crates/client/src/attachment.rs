@@ -2,7 +2,7 @@
 //! the receive regions. The attach socket serves slow paths only, one thread at a time.
 use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
-use crate::own::OwnFd;
+use crate::own::{self, OwnFd};
 use crate::process::forks;
 use crate::send::file::Files;
 use crate::turn::lock;
@@ -39,6 +39,8 @@ pub(crate) fn remember_socket_path() {
 
 /// How long an answer on the attach socket may take.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
+/// So often an answer is tried again for which there is no descriptor left.
+const NO_ROOM_MAX: u32 = 100;
 /// So many ring mappings may stay although no socket uses them, and as many as are used.
 const RINGS_KEPT_MAX: usize = 1024;
 
@@ -153,6 +155,14 @@ impl Attachment {
         !self.dead.load(Ordering::Relaxed)
     }
 
+    /// Fails if a new connection could not have what it needs: the driver gives descriptors.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn check_room(&self) -> Result<()> {
+        check_room(&self.socket, false)
+    }
+
     /// Whether something that was accepted may have a twin.
     pub(crate) fn may_claim(&self) -> bool {
         self.status.load_u32(header::CLAIMABLE, Ordering::Acquire) > 0
@@ -194,13 +204,14 @@ impl Attachment {
     fn take_unasked(&self, wire: &mut Wire) {
         let mut hung_up = false;
         loop {
-            match attach::receive(&self.socket, RecvFlags::DONTWAIT) {
+            match receive(&self.socket, true, RecvFlags::DONTWAIT) {
                 Ok(Some((frame, fds))) => {
                     if let Err(error) = wire.unasked(&frame, fds) {
                         return self.die(Some(error.message()));
                     }
                 }
-                Err(Errno::AGAIN) => return,
+                // Without room for a descriptor it is left where it is.
+                Err(Errno::AGAIN | Errno::MFILE) => return,
                 Err(Errno::INTR) => {}
                 // Told once, and before the frames that came earlier: one may say why.
                 Err(Errno::CONNRESET) if !std::mem::replace(&mut hung_up, true) => {}
@@ -240,6 +251,8 @@ impl Attachment {
         let map = Mapping::new(&region.fd, region.bytes, Protection::ReadWrite).map_err(|errno| {
             Error::new(Errno::NOMEM, format!("cannot map a send region of {} bytes: {errno}", region.bytes))
         })?;
+        // It may be the only number that there is for what the driver says next.
+        drop(region.fd);
         self.ask(&mut wire, &Frame::new(FrameKind::Mapped).with_id(region.id), FrameKind::Ready)?;
         Ok((region.id, map))
     }
@@ -259,6 +272,7 @@ impl Attachment {
             if !wait_readable(&self.socket, ANSWER_WAIT) {
                 return Err(Error::new(Errno::TIMEDOUT, "the driver did not pass on a receive region"));
             }
+            check_room(&self.socket, true)?;
             self.take_unasked(&mut wire);
             if !self.alive() {
                 return Err(self.dead_error());
@@ -320,8 +334,13 @@ impl Attachment {
             return self.shared_channel();
         }
         let mut wire = lock(&self.wire);
-        let (frame, mut fds) = self.ask(&mut wire, &Frame::new(FrameKind::Channel), FrameKind::Channel)?;
+        let answer = self.ask(&mut wire, &Frame::new(FrameKind::Channel), FrameKind::Channel);
         drop(wire);
+        if answer.as_ref().is_err_and(|error| error.errno() == libc::EMFILE && !channels.all.is_empty()) {
+            drop(channels);
+            return self.shared_channel();
+        }
+        let (frame, mut fds) = answer?;
         let (Some(doorbell), true) = (fds.pop(), (frame.id as usize) < CHANNELS_MAX) else {
             return Err(Error::new(Errno::PROTO, "the driver sent a channel that cannot be"));
         };
@@ -368,9 +387,12 @@ impl Drop for Mine {
 
 impl Wire {
     fn ask(&mut self, socket: &OwnFd, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
+        if expected != FrameKind::Ready {
+            check_room(socket, is_needed(expected))?;
+        }
         // A driver that refuses may have hung up already: what it said of that is still there to be read.
         let sent = attach::send(socket, frame, &[], SendFlags::empty());
-        let mut hung_up = false;
+        let (mut hung_up, mut no_room) = (false, 0);
         loop {
             if !self.spin.until(|| wait_readable(socket, Duration::ZERO)) {
                 let answers = wait_readable(socket, ANSWER_WAIT);
@@ -379,9 +401,15 @@ impl Wire {
                     return Err(Error::new(Errno::CONNRESET, "the driver does not answer; see its log"));
                 }
             }
-            let (answer, fds) = match attach::receive(socket, RecvFlags::empty()) {
+            let (answer, fds) = match receive(socket, is_needed(expected), RecvFlags::empty()) {
                 Ok(Some(answer)) => answer,
                 Err(Errno::INTR) => continue,
+                // Another thread has taken the room that there was just now, for a moment perhaps.
+                Err(Errno::MFILE) if no_room < NO_ROOM_MAX => {
+                    no_room += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
                 // Told once, and before the frames that came earlier.
                 Err(Errno::CONNRESET) if !std::mem::replace(&mut hung_up, true) => continue,
                 Ok(None) | Err(_) => return Err(dead()),
@@ -410,6 +438,30 @@ impl Wire {
             _ => Err(Error::new(Errno::CONNRESET, "the driver speaks another version; update this program")),
         }
     }
+}
+
+/// Receives what the driver says, once there is room for descriptors that may come with it.
+fn receive(
+    socket: &OwnFd,
+    needed: bool,
+    flags: RecvFlags,
+) -> rustix::io::Result<Option<(Frame, Vec<OwnedFd>)>> {
+    own::receive(socket.as_fd(), needed, || attach::receive(socket, flags))?
+}
+
+/// Whether a process cannot do without the descriptor in an answer.
+fn is_needed(answer: FrameKind) -> bool {
+    ![FrameKind::Channel, FrameKind::WakePipe].contains(&answer)
+}
+
+/// Whether a descriptor could be received.
+///
+/// # Errors
+/// `EMFILE`.
+fn check_room(socket: &OwnFd, needed: bool) -> Result<()> {
+    let no_room =
+        |errno| Error::new(errno, "the process has no descriptor left; raise its limit (ulimit -n)");
+    own::receive(socket.as_fd(), needed, || ()).map_err(no_room)
 }
 
 pub(crate) fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRegion> {

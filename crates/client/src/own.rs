@@ -1,14 +1,31 @@
 //! The library's own descriptors. In a program that does not know of the library they have to keep out
 //! of its way: numbers far above those that it gets, and a list of them, so that it does not close them.
+//!
+//! Such a program may have used up its numbers when the library needs one. Then the soft limit is raised for the moment,
+//! if the hard one is higher; else one of a few descriptors that were kept for this is given away. Without either the
+//! library does without, or the program gets what it asked for from somebody else.
 use crate::process::forks;
+use crate::turn::lock;
+use rustix::io::Errno;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Lowest number; 0: anywhere, and no list.
 static FLOOR: AtomicI32 = AtomicI32::new(0);
 static OWN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+/// No number of the library's is lower.
+static LOWEST: AtomicI32 = AtomicI32::new(RawFd::MAX);
+/// Descriptors to be given away.
+static KEPT: Mutex<Vec<OwnFd>> = Mutex::new(Vec::new());
+/// So many.
+const KEPT_MAX: usize = 6;
+/// So many of them only for that without which connections end.
+const KEPT_FOR_NEED: usize = 3;
+/// One thread at a time makes room.
+static ROOM: Mutex<()> = Mutex::new(());
 
 /// Moves descriptors made from now on to `floor` or above, and keeps a list of them. A forked child
 /// closes those of its parent.
@@ -18,8 +35,7 @@ pub fn set_floor(floor: RawFd) {
 
 /// Whether the descriptor is one of the library's.
 pub fn is_own(fd: RawFd) -> bool {
-    let floor = FLOOR.load(Ordering::Relaxed);
-    floor > 0 && fd >= floor && list().contains(&fd)
+    fd >= LOWEST.load(Ordering::Relaxed) && list().contains(&fd)
 }
 
 /// The library's descriptors, sorted.
@@ -27,6 +43,98 @@ pub fn own_fds() -> Vec<RawFd> {
     let mut fds = list().clone();
     fds.sort_unstable();
     fds
+}
+
+fn note(fd: RawFd) {
+    LOWEST.fetch_min(fd, Ordering::Relaxed);
+    list().push(fd);
+}
+
+/// Room for descriptors of the library's where the program has used up its own. What is made beyond a raised limit stays.
+struct Room {
+    /// The limit as it was, if it was raised.
+    before: Option<Rlimit>,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Room {
+    /// Leaves so many of what is kept.
+    fn make(leaving: usize) -> Option<Self> {
+        let one = lock(&ROOM);
+        let limit = getrlimit(Resource::Nofile);
+        let most = limit.maximum.unwrap_or(u64::MAX);
+        if limit.current.is_some_and(|current| current < most) {
+            let raised = Rlimit { current: limit.maximum, ..limit };
+            if setrlimit(Resource::Nofile, raised).is_ok() {
+                return Some(Self { before: Some(limit), _one: one });
+            }
+        }
+        let mut kept = lock(&KEPT);
+        let given = if kept.len() > leaving { kept.pop() } else { None };
+        given.map(|_number| Self { before: None, _one: one })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            let now = getrlimit(Resource::Nofile);
+            // The program may have set another meanwhile.
+            if now.current == now.maximum && now.maximum == before.maximum {
+                let _ = setrlimit(Resource::Nofile, before);
+            }
+        }
+    }
+}
+
+/// Makes a descriptor, with room for it if it fails for want of a number.
+pub(crate) fn make<T>(mut work: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    let made = work();
+    // A number beyond the limit was wanted.
+    let wants_room = made.as_ref().is_err_and(|error| [Errno::MFILE, Errno::INVAL].contains(error));
+    if !wants_room || FLOOR.load(Ordering::Relaxed) == 0 {
+        return made;
+    }
+    match Room::make(KEPT_FOR_NEED) {
+        Some(_room) => work(),
+        None => made,
+    }
+}
+
+/// Does what takes a descriptor from a message, which is lost if there is no room. `known` is any of the library's.
+///
+/// # Errors
+/// `EMFILE`: nothing is done.
+pub(crate) fn receive<T>(
+    known: BorrowedFd<'_>,
+    needed: bool,
+    work: impl FnOnce() -> T,
+) -> rustix::io::Result<T> {
+    let is_free = || rustix::io::fcntl_dupfd_cloexec(known, 0).is_ok();
+    if FLOOR.load(Ordering::Relaxed) == 0 {
+        return Ok(work());
+    }
+    if is_free() {
+        let done = work();
+        keep_some(known);
+        return Ok(done);
+    }
+    let room = Room::make(if needed { 0 } else { KEPT_FOR_NEED }).filter(|_| is_free());
+    let done = room.as_ref().map(|_| work());
+    drop(room);
+    keep_some(known);
+    done.ok_or(Errno::MFILE)
+}
+
+/// Those that were given away are had again when there is room.
+fn keep_some(of: BorrowedFd<'_>) {
+    let mut kept = lock(&KEPT);
+    while kept.len() < KEPT_MAX {
+        match OwnFd::copy(of) {
+            Some(fd) => kept.push(fd),
+            None => return,
+        }
+    }
 }
 
 fn list() -> std::sync::MutexGuard<'static, Vec<RawFd>> {
@@ -42,6 +150,11 @@ pub(crate) fn close_inherited() {
         Err(TryLockError::Poisoned(list)) => list.into_inner(),
         Err(TryLockError::WouldBlock) => return,
     };
+    LOWEST.store(RawFd::MAX, Ordering::Relaxed);
+    if let Ok(mut kept) = KEPT.try_lock() {
+        // Closed with the others.
+        kept.drain(..).for_each(std::mem::forget);
+    }
     for fd in list.drain(..) {
         // SAFETY: it is one of the library's and of the parent's, whose objects are unreachable here.
         unsafe { rustix::io::close(fd) };
@@ -57,13 +170,14 @@ pub struct OwnFd {
 
 impl OwnFd {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self::copy(fd.as_fd()).unwrap_or_else(|| {
-            // Without a free number up there it stays where it is.
-            if FLOOR.load(Ordering::Relaxed) > 0 {
-                list().push(fd.as_raw_fd());
-            }
-            Self { fd: ManuallyDrop::new(fd), forks: forks() }
-        })
+        let floor = FLOOR.load(Ordering::Relaxed);
+        let copied = (floor > 0).then(|| make(|| rustix::io::fcntl_dupfd_cloexec(&fd, floor)).ok()).flatten();
+        // Without a free number up there it stays where it is.
+        let fd = copied.unwrap_or(fd);
+        if floor > 0 {
+            note(fd.as_raw_fd());
+        }
+        Self { fd: ManuallyDrop::new(fd), forks: forks() }
     }
 
     /// A second descriptor of what the program has open. None if numbers have run out, or without a floor.
@@ -73,7 +187,7 @@ impl OwnFd {
             return None;
         }
         let fd = rustix::io::fcntl_dupfd_cloexec(of, floor).ok()?;
-        list().push(fd.as_raw_fd());
+        note(fd.as_raw_fd());
         Some(Self { fd: ManuallyDrop::new(fd), forks: forks() })
     }
 }

@@ -145,6 +145,10 @@ fn twin_of(
 ) -> Result<Arc<Socket>> {
     let attachment = process().attachment()?;
     let channel = attachment.channel()?;
+    if operation != TwinOperation::Take {
+        // What the connection needs for its first bytes could not be had: then it has to be the kernel's.
+        attachment.check_room()?;
+    }
     let answer = ask(&attachment, fd, operation, ends)?;
     let peer = to.or_else(|| peer_address(fd));
     let ring_bytes = answer.number();

@@ -133,7 +133,14 @@ fn malloc_slowly(own: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<
     let smallest =
         if bytes < BLOCK_BYTES_BULK && own.is_empty() { REGION_BYTES_MIN } else { REGION_BYTES_BULK };
     let wanted = (bytes.next_multiple_of(PAGE_BYTES) as u64).max(smallest);
-    let (region, map) = attachment.send_region(wanted).map_err(|error| match error.errno() {
+    let sent = attachment.send_region(wanted);
+    if sent.as_ref().is_err_and(|error| error.errno() == libc::EMFILE) {
+        // Another thread's will do, for once.
+        if let Some(ptr) = process().arenas.malloc(&attachment, bytes) {
+            return Ok(ptr);
+        }
+    }
+    let (region, map) = sent.map_err(|error| match error.errno() {
         libc::ENOMEM => Error::new(Errno::NOMEM, format!("no memory to send from: {}", error.message())),
         _ => error,
     })?;
@@ -208,6 +215,13 @@ impl Arenas {
             Arc::ptr_eq(&arena.attachment, attachment) && !arena.owned.swap(true, Ordering::AcqRel)
         };
         all.iter().find(free).copied()
+    }
+
+    /// A block of any arena of this attachment.
+    fn malloc(&self, attachment: &Arc<Attachment>, bytes: usize) -> Option<NonNull<u8>> {
+        let all = self.all.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let of_it = |arena: &&&Arena| Arc::ptr_eq(&arena.attachment, attachment);
+        all.iter().filter(of_it).find_map(|arena| arena.malloc(bytes))
     }
 
     /// Unmaps the regions of dead attachments that hold no blocks.

@@ -2,7 +2,7 @@
 //! channels, an eventfd for what happens inside the process, and the attach sockets.
 use crate::channel::Channel;
 use crate::error::{Error, Result};
-use crate::own::OwnFd;
+use crate::own::{self, OwnFd};
 use rustix::event::{epoll, eventfd, EventfdFlags, Timespec};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -33,8 +33,8 @@ pub(super) struct Found {
 impl Kernel {
     pub(super) fn new(hosted: bool) -> Result<Self> {
         let make = || -> rustix::io::Result<Self> {
-            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            let epoll = own::make(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
+            let signal = own::make(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))?;
             epoll::add(&epoll, &signal, epoll::EventData::new_u64(SIGNAL), epoll::EventFlags::IN)?;
             Ok(Self { epoll: OwnFd::new(epoll), signal: OwnFd::new(signal), hosted })
         };
