@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -536,6 +537,103 @@ static void unhooked(void) {
     close(epoll), close(fd);
 }
 
+// Uses up all numbers but `spare`.
+static void exhaust(int spare) {
+    struct rlimit limits;
+    getrlimit(RLIMIT_NOFILE, &limits);
+    if (limits.rlim_cur > 64) limits.rlim_cur = 64;
+    if (setrlimit(RLIMIT_NOFILE, &limits)) die("setrlimit");
+    int first = dup(STDOUT_FILENO);
+    while (dup(STDOUT_FILENO) >= 0) continue;
+    SAY("no more: %s", strerrorname_np(errno));
+    for (; spare > 0; spare--) close(first++);
+}
+
+static void echoed(const char *name, int epoll, int fd) {
+    SAY("%s: nothing %s", name, now(epoll));
+    ask(fd);
+    SAY("%s: %s", name, soon(epoll));
+    take(fd);
+    ask(fd);
+    SAY("%s: polled %s", name, polled(fd, LONG_MS));
+    take(fd);
+    SAY("%s: polled %s", name, polled(fd, BRIEF_MS));
+}
+
+static void *of_a_thread(void *fd) {
+    ask((int)(intptr_t)fd);
+    void *told = strdup(polled((int)(intptr_t)fd, LONG_MS));
+    take((int)(intptr_t)fd);
+    return told;
+}
+
+// No number is left for what anybody else needs.
+static void exhausted(int before, int spare) {
+    int epoll = instance(), outer = instance(), fds[4] = {-1, -1, -1, -1}, listener = -1;
+    add(outer, epoll, 9);
+    for (int i = 0; i < before; i++) fds[i] = made();
+    struct sockaddr_in any = {.sin_family = AF_INET};
+    socklen_t len = sizeof any;
+    listener = checked("socket", socket(AF_INET, SOCK_STREAM, 0));
+    if (bind(listener, (void *)&any, len) || listen(listener, 8) || getsockname(listener, (void *)&any, &len)) die("listen");
+    exhaust(spare);
+    for (int i = before; i < before + spare; i++) fds[i] = made();
+    SAY("one more: %s", named(socket(AF_INET, SOCK_STREAM, 0)));
+    SAY("an instance: %s", named(epoll_create1(0)));
+    for (int i = 0; i < before + spare; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "connection %d", i);
+        add(epoll, fds[i], i);
+        echoed(name, epoll, fds[i]);
+    }
+    pthread_t thread;
+    void *told;
+    checked("thread", -pthread_create(&thread, NULL, of_a_thread, (void *)(intptr_t)fds[0]));
+    pthread_join(thread, &told);
+    SAY("a thread: %s", (char *)told);
+    for (int i = 0; i < before + spare; i++) ask(fds[i]);
+    nap(BRIEF_MS);
+    SAY("all: %s", soon(epoll));
+    SAY("removed: %s", named(control(epoll, EPOLL_CTL_DEL, fds[0], 0, 0)));
+    // Who has nothing to accept with is told so, and accepts later.
+    close(fds[0]);
+    fds[0] = checked("socket", socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (connect(fds[0], (void *)&any, len) && errno != EINPROGRESS) die("connect");
+    SAY("a listener: %s", polled(listener, LONG_MS));
+    SAY("accepted: %s", named(accept(listener, NULL, NULL)));
+    close(outer);
+    int accepted = checked("accept", accept(listener, NULL, NULL));
+    if (write(fds[0], "y", 1) != 1) die("write");
+    take(accepted);
+    SAY("accepted");
+}
+
+// In a process of its own; with `limit` as another image, which has never had more numbers.
+static void exhausts(int before, int spare, int limit) {
+    pid_t child = fork();
+    if (child == 0 && !limit) {
+        exhausted(before, spare);
+        exit(0);
+    }
+    if (child == 0) {
+        if (setrlimit(RLIMIT_NOFILE, &(struct rlimit){limit, limit})) die("setrlimit");
+        execv(self, program_of("exhausted", before * 10 + spare));
+        _exit(9);
+    }
+    ended("exhausted", child);
+}
+
+static void all_exhausted(void) {
+    // From the first connection on; after some; without a number left over for anything.
+    for (int limit = 0; limit <= 64; limit += 64) {
+        exhausts(0, 2, limit);
+        exhausts(1, 1, limit);
+        exhausts(2, 2, limit);
+        exhausts(3, 0, limit);
+    }
+}
+
 static void all_numbers(void) {
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) numbers(ways[i]);
 }
@@ -552,6 +650,7 @@ static const struct {
     {"numbers", all_numbers}, {"fresh", fresh_sockets}, {"threads", all_threads}, {"timeouts", timeouts},
     {"forks", forks},         {"images", images},       {"messages", messages},   {"closing", closing},
     {"members", members},     {"nests", nests},         {"handlers", handlers},   {"unhooked", unhooked},
+    {"exhausted", all_exhausted},
 };
 
 int main(int count, char **arguments) {
@@ -561,6 +660,10 @@ int main(int count, char **arguments) {
     inet_pton(AF_INET, arguments[2], &where.sin_addr);
     if (!strcmp(arguments[1], "image")) {
         image(atoi(arguments[4]));
+        return 0;
+    }
+    if (!strcmp(arguments[1], "exhausted")) {
+        exhausted(atoi(arguments[4]) / 10, atoi(arguments[4]) % 10);
         return 0;
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
