@@ -145,7 +145,8 @@ test-programs: need-root deps ## run whole programs with and without the preload
 	[ -e /usr/lib/python3.11/test/test_socket.py ] || missing="$$missing libpython3.11-testsuite"; \
 	[ -z "$$missing" ] || DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$missing
 	$(CARGO) build --workspace --jobs $(JOBS)
-	$(CARGO) test --package pd-tests --test programs --test direct_programs --jobs $(JOBS) -- --ignored --test-threads 1
+	$(CARGO) build --package pd-tests --features programs --examples --jobs $(JOBS)
+	$(CARGO) test --package pd-tests --features programs --test programs --test direct_programs --jobs $(JOBS) -- --ignored --test-threads 1
 
 lint: rust rtl-lint ## check format, clippy (warnings are errors), and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \

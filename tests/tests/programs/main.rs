@@ -13,3 +13,4 @@ mod node;
 mod postgresql;
 mod python;
 mod redis;
+mod tokio;
