@@ -159,10 +159,10 @@ impl Site {
             let answer = self.answer(client_has, client);
             drop(running);
             let expected = expected.get_or_insert_with(|| answer.clone());
-            assert_eq!(
-                &answer,
-                expected,
-                "server: {server_has:?}, client: {client_has:?}, {:#}\n{}",
+            assert!(
+                &answer == expected,
+                "server: {server_has:?}, client: {client_has:?}\n{}{:#}\n{}",
+                differing(&answer, expected),
                 self.stats()["counters"],
                 std::fs::read_to_string(self.log()).unwrap_or_default()
             );
@@ -188,6 +188,20 @@ impl Drop for Server {
     fn drop(&mut self) {
         terminate(&mut self.0);
     }
+}
+
+/// The lines of an answer that are not those expected.
+fn differing(answer: &str, expected: &str) -> String {
+    let (mut answer, mut expected) = (answer.lines(), expected.lines());
+    let mut all = String::new();
+    for number in 1.. {
+        match (answer.next(), expected.next()) {
+            (None, None) => break,
+            (is, should_be) if is == should_be => {}
+            (is, should_be) => all += &format!("line {number}: {is:?}, expected {should_be:?}\n"),
+        }
+    }
+    all
 }
 
 /// What a client prints.
