@@ -116,7 +116,7 @@ pub(crate) fn passed(fd: c_int) {
 
 /// The entry of an epoll instance that was not known by this number.
 #[cold]
-pub(crate) fn adopt(fd: c_int) -> Option<Arc<Entry>> {
+fn adopt(fd: c_int) -> Option<Arc<Entry>> {
     if !start::enabled() || table::is_borrowed() {
         return None;
     }

@@ -69,9 +69,9 @@ unsafe fn wait(
     if max <= 0 || events.is_null() {
         return plain();
     }
-    if table::look(epoll) == table::PLAIN {
+    if table::look(epoll) == table::PLAIN && start::enabled() {
         // Its number came in a way that the library does not see.
-        aside(|| drop(companion::adopt(epoll)));
+        aside(|| companion::received(epoll));
     }
     let timeout = timeout();
     // SAFETY: the caller's array.
