@@ -265,6 +265,14 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<Entry>> {
     }
 }
 
+/// The same of an epoll instance, too.
+pub(crate) fn find_any(fd: c_int) -> Option<Arc<Entry>> {
+    match table::look(fd) {
+        table::EPOLL | table::BARE => table::epoll(fd),
+        _ => find(fd),
+    }
+}
+
 /// The entry of a connection with a twin; the call is the kernel's otherwise.
 pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
     let entry = find(fd).ok_or(Failure::Plain)?;

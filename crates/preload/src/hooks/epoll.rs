@@ -104,7 +104,7 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
     // SAFETY: the caller's event, if any.
     let event_of =
         || (!event.is_null()).then(|| unsafe { event.read_unaligned() }).map(|e| (e.events, e.u64));
-    let entry = table::epoll(fd).or_else(|| entry::find(fd)).ok_or(Failure::Plain)?;
+    let entry = entry::find_any(fd).ok_or(Failure::Plain)?;
     if let Some(inner) = entry.epoll() {
         inner.expose();
         return Err(Failure::Plain);

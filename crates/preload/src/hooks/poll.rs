@@ -145,10 +145,7 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
     // One more place for the fabric's descriptor.
     let mut kernel = Vec::with_capacity(fds.len() + 1);
     for (place, poll) in fds.iter().enumerate() {
-        let mut entry = match table::look(poll.fd) {
-            table::PLAIN => None,
-            _ => table::epoll(poll.fd).or_else(|| entry::find(poll.fd)),
-        };
+        let mut entry = entry::find_any(poll.fd);
         if let Some(epoll) = entry.as_ref().and_then(|entry| entry.epoll()) {
             epoll.expose();
         }
