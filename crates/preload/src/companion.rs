@@ -390,7 +390,7 @@ impl Companion {
 
     /// Takes members over from the parent process, if that is still to be done.
     fn take_members(&self) {
-        if self.inherited.swap(false, Ordering::AcqRel) {
+        if self.inherited.load(Ordering::Relaxed) && self.inherited.swap(false, Ordering::AcqRel) {
             let members: Vec<_> = lock(&self.members).values().cloned().collect();
             for entry in members {
                 // Who takes the end registers it again.
@@ -436,7 +436,6 @@ pub(crate) fn inherit(old: &Entry, new: &Arc<Entry>, new_of: impl Fn(*const Entr
 pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {
     let entry = table::epoll(epoll)?;
     entry.epoll()?.unaware.fetch_add(1, Ordering::SeqCst);
-    fence(Ordering::SeqCst);
     Some(Arc::into_raw(entry))
 }
 

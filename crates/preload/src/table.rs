@@ -114,6 +114,12 @@ fn mark_active(fd: c_int) {
     let _ = KINDS[fd as usize].compare_exchange(BARE, EPOLL, Ordering::SeqCst, Ordering::Relaxed);
 }
 
+/// Whether the number is an epoll instance's that has had members on the fabric. In one order with what says that somebody
+/// sleeps.
+pub(crate) fn is_active(fd: c_int) -> bool {
+    KINDS.get(fd as usize).is_some_and(|kind| kind.load(Ordering::SeqCst) == EPOLL)
+}
+
 /// The entry of an epoll instance, if the number is known to be one's.
 pub(crate) fn epoll(fd: c_int) -> Option<Arc<Entry>> {
     entry(fd).filter(|entry| entry.epoll().is_some())

@@ -79,10 +79,12 @@ unsafe fn wait(
     if table::look(epoll) == table::EPOLL {
         return on_fabric(timeout);
     }
-    let since = timeout.filter(|timeout| !timeout.is_zero()).map(|_| Instant::now());
-    let sleeper = companion::unaware(epoll);
+    // Who does not sleep needs no waking.
+    let sleeps = timeout.is_none_or(|timeout| !timeout.is_zero());
+    let since = timeout.filter(|_| sleeps).map(|_| Instant::now());
+    let sleeper = if sleeps { companion::unaware(epoll) } else { None };
     // It may have got its first member since it was looked at.
-    let is_bare = table::look(epoll) != table::EPOLL;
+    let is_bare = !table::is_active(epoll);
     let found = if is_bare { plain() } else { 0 };
     if let Some(sleeper) = sleeper {
         // SAFETY: once.
