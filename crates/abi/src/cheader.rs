@@ -121,7 +121,7 @@ const DIRECT: [(&str, u64); 12] = words!(
     RECV_DOORBELL,
     SEND_DOORBELL,
 );
-const NUMBERS: [(&str, u64); 44] = [
+const NUMBERS: [(&str, u64); 45] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
@@ -153,6 +153,7 @@ const NUMBERS: [(&str, u64); 44] = [
     ("OP_SEND_FILE", Operation::SendFile as u64),
     ("OPTION_RECEIVES_SHARED", SocketOption::ReceivesShared as u64),
     ("RECEIVES_SHARED", crate::RECEIVES_SHARED as u64),
+    ("CLOSE_RESETS", crate::CLOSE_RESETS as u64),
     ("EVENT_ANSWER", EventKind::Answer as u64),
     ("EVENT_READY", EventKind::Ready as u64),
     ("EVENT_MORE", EventKind::More as u64),

@@ -39,8 +39,8 @@ pub use command::{Command, CommandStatus, CommandType, TableId};
 pub use event::{Event, EventKind};
 pub use frame::{Frame, FrameKind};
 pub use request::{
-    FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, LEFT_RECEIVING, LEFT_SENDING,
-    RECEIVES_SHARED,
+    FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, CLOSE_RESETS, LEFT_RECEIVING,
+    LEFT_SENDING, RECEIVES_SHARED,
 };
 pub use twin::{TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 

@@ -108,7 +108,7 @@ pub enum Operation {
     /// Take one connection from the backlog. Answered with the new socket's id and the peer's
     /// address, or `EAGAIN`.
     Accept = 7,
-    /// No more use of the socket; what it has sent is still delivered. Unanswered.
+    /// No more use of the socket; what it has sent is still delivered. `value` may be [`CLOSE_RESETS`]. Unanswered.
     Close = 8,
     /// Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered.
     Shutdown = 9,
@@ -158,6 +158,9 @@ impl Operation {
         })
     }
 }
+
+/// `value` of [`Operation::Close`]: the peer's stream ends with `ECONNRESET`, after what was sent.
+pub const CLOSE_RESETS: u32 = 1;
 
 /// `value` of [`Operation::Left`]: all of the peer's ring was read.
 pub const LEFT_RECEIVING: u32 = 1;

@@ -13,7 +13,7 @@ use crate::send::SendSide;
 use crate::turn::{lock, HasTurn};
 use pd_abi::layout::ENDED;
 use pd_abi::limits::ANSWERS_MAX;
-use pd_abi::Operation;
+use pd_abi::{Operation, Request, CLOSE_RESETS};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -245,6 +245,18 @@ impl Socket {
     /// # Errors
     /// `EBADF` if it was closed before.
     pub fn close(self: &Arc<Self>) -> Result<()> {
+        self.end(0)
+    }
+
+    /// The same; the peer's stream ends with `ECONNRESET`.
+    ///
+    /// # Errors
+    /// `EBADF` if it was closed before.
+    pub fn reset(self: &Arc<Self>) -> Result<()> {
+        self.end(CLOSE_RESETS)
+    }
+
+    fn end(self: &Arc<Self>, value: u32) -> Result<()> {
         if self.forks != forks() || self.closed.swap(true, Ordering::AcqRel) {
             return Err(bad_socket());
         }
@@ -253,7 +265,7 @@ impl Socket {
         let link = self.let_go();
         if link.attachment.alive() {
             // A driver that has gone has closed everything already.
-            let _ = link.submit(link.request(Operation::Close));
+            let _ = link.submit(Request { value, ..link.request(Operation::Close) });
         }
         let sleeping = {
             let mut side = self.recv.lock();

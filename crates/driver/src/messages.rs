@@ -191,6 +191,8 @@ pub struct Parted {
 /// How a flow's sending side ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Finish {
+    /// What the receiver learns after the last byte: `ENDED`, or an errno.
+    pub end: u32,
     /// What the receiver learns if bytes are left at the deadline: an errno.
     pub late_errno: u32,
     /// When to give up delivering; never, if none.

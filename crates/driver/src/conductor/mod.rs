@@ -390,11 +390,14 @@ impl Conductor {
         let Some(Some(entry)) = self.connections.get_mut(connection as usize) else { return };
         let (outgoing, incoming) = (connection * 2 + side as u32, connection * 2 + (1 - side) as u32);
         let late_errno = Errno::CONNRESET.raw_os_error() as u32;
+        let closed = |end| (Finish { end, late_errno, deadline: None, source_gone: false }, end);
         let (finish, send_end) = match ending {
-            Ending::Closed => (Finish { late_errno, deadline: None, source_gone: false }, ENDED),
+            Ending::Closed => closed(ENDED),
+            Ending::Reset => closed(late_errno),
             Ending::Died(deadline) => {
                 entry.sides[side] = None;
-                (Finish { late_errno, deadline: Some(deadline), source_gone: true }, late_errno)
+                let deadline = Some(deadline);
+                (Finish { end: ENDED, late_errno, deadline, source_gone: true }, late_errno)
             }
         };
         let movers = entry.movers;
@@ -506,6 +509,8 @@ impl Conductor {
 enum Ending {
     /// Its client closed it.
     Closed,
+    /// The same, and the peer is to learn that it was no orderly end.
+    Reset,
     /// Its client died; what it had sent is delivered until then.
     Died(Duration),
 }

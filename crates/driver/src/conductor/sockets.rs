@@ -7,7 +7,9 @@ use crate::messages::{ClientId, Endpoint, Gone, MoverId, NewFlow, ToMover};
 use crate::metrics::Metrics;
 use pd_abi::layout::ENDED;
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
-use pd_abi::{Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, RECEIVES_SHARED};
+use pd_abi::{
+    Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_RESETS, RECEIVES_SHARED,
+};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -35,7 +37,8 @@ impl Conductor {
             }
             Operation::Close => {
                 if live {
-                    self.close_socket(id, socket.slot(), Ending::Closed);
+                    let resets = request.value == CLOSE_RESETS;
+                    self.close_socket(id, socket.slot(), if resets { Ending::Reset } else { Ending::Closed });
                 }
                 return;
             }
@@ -379,7 +382,8 @@ impl Conductor {
         let outgoing = connection * 2 + side as u32;
         let incoming = connection * 2 + (1 - side) as u32;
         if how & 2 != 0 {
-            let finish = crate::messages::Finish { late_errno: 0, deadline: None, source_gone: false };
+            let finish =
+                crate::messages::Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
             self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
             self.gone(outgoing, Gone::Writer);
         }

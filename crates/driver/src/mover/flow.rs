@@ -436,8 +436,8 @@ impl Flow {
             }
         }
         if !self.end_published && self.is_drained() {
-            if let (Some(_), false) = (self.finish, self.aborted) {
-                news.destination |= self.publish_recv_end(ENDED);
+            if let (Some(finish), false) = (self.finish, self.aborted) {
+                news.destination |= self.publish_recv_end(finish.end);
             }
         }
         news

@@ -397,7 +397,7 @@ impl World {
     }
 
     fn hang_up(&mut self, died: Option<Duration>) {
-        let finish = Finish { late_errno: RESET, deadline: died, source_gone: died.is_some() };
+        let finish = Finish { end: ENDED, late_errno: RESET, deadline: died, source_gone: died.is_some() };
         let send_end = if died.is_some() { RESET } else { ENDED };
         self.inbox.send(ToMover::Finish { flow: 0, finish });
         self.inbox.send(ToMover::Abort { flow: 1, send_end, recv_end: None });

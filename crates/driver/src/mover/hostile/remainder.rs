@@ -119,7 +119,7 @@ fn the_rest_comes_in_order_and_then_what_is_sent() {
 fn a_shutdown_comes_after_the_rest() {
     let mut moved = Moved::new(48, 0);
     moved.write(96);
-    let finish = Finish { late_errno: 0, deadline: None, source_gone: false };
+    let finish = Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
     moved.world.inbox.send(ToMover::Finish { flow: 0, finish });
     moved.world.pass(Duration::from_millis(1));
     assert_eq!(moved.delivered(), (96, ENDED));
