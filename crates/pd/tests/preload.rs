@@ -272,6 +272,18 @@ fn python_answers_the_same_whatever_carries_the_bytes() {
     compare_python(&Site::new(72));
 }
 
+#[test]
+fn who_lingers_for_no_time_resets_whatever_carries_the_bytes() {
+    let site = Site::new(94);
+    let program = programs().join("linger.py");
+    let program = program.to_str().unwrap();
+    let (server, ip) = (["python3", program, "server", PORT], site.address(2));
+    let client = ["python3", program, "client", &ip, PORT];
+    site.compare(&server, &client);
+    let short = ["env", "PD_PRELOAD=short"];
+    site.compare(&[&short[..], &server].concat(), &[&short[..], &client].concat());
+}
+
 /// Containers have movers of their own, and connections ends of two.
 #[test]
 fn several_movers_make_no_difference() {

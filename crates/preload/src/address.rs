@@ -165,6 +165,18 @@ pub(crate) fn is_tcp(fd: c_int) -> bool {
         && option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
 }
 
+/// Whether `SO_LINGER` is on, with no time.
+pub(crate) fn lingers_never(fd: c_int) -> bool {
+    // SAFETY: room for the option, and its size.
+    unsafe {
+        let mut linger: libc::linger = zeroed();
+        let mut len = size_of::<libc::linger>() as socklen_t;
+        let asked =
+            real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw mut linger).cast(), &mut len);
+        asked == 0 && linger.l_onoff != 0 && linger.l_linger == 0
+    }
+}
+
 /// A time-out option, in nanoseconds; 0: none.
 pub(crate) fn timeout_ns(fd: c_int, name: c_int) -> u64 {
     // SAFETY: room for a time, and its size.

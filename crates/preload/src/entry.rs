@@ -4,7 +4,7 @@ use crate::call::{Failure, Outcome};
 use crate::companion::{self, Companion};
 use crate::fabric::{self, Taken};
 use crate::short::{self, Facts, Listening};
-use crate::twin::Twin;
+use crate::twin::{self, Twin};
 use crate::{address, table, unclaimed, unix};
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,9 +131,12 @@ impl Entry {
         companion::leave_all(self);
         match self.socket().and_then(|socket| socket.state.get()) {
             Some(State::Listener(_)) => fabric::unlisten(fd),
-            Some(State::Twin(twin)) if !twin.is_shared() => {
-                unclaimed::settle_before_close(self);
-                short::keep(fd, self, twin);
+            Some(State::Twin(twin)) => {
+                twin.note_linger(fd);
+                if !twin.is_shared() {
+                    unclaimed::settle_before_close(self);
+                    short::keep(fd, self, twin);
+                }
             }
             _ => {}
         }
@@ -314,7 +317,11 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
     }
     match fabric::take(fd) {
         Taken::None => return None,
-        Taken::Twin(socket) => attach_twin(fd, Twin::new(fd, socket, false)),
+        Taken::Twin(socket) => {
+            // Another program may have wanted it.
+            twin::may_linger();
+            attach_twin(fd, Twin::new(fd, socket, false));
+        }
         // It came back to where it was sent from.
         Taken::Own => table::set(fd, &table::find_twin(address::cookie(fd)?)?).then_some(())?,
     }

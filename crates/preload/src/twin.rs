@@ -51,6 +51,16 @@ pub(crate) struct Twin {
     pub(crate) towards: Option<Place>,
     /// Sends are the kernel's from now on.
     pub(crate) send_left: AtomicBool,
+    /// Closing it is no orderly end.
+    resets: AtomicBool,
+}
+
+/// Some socket may have got `SO_LINGER`.
+static LINGERS: AtomicBool = AtomicBool::new(false);
+
+/// From now on sockets are asked for `SO_LINGER` before they are closed: the kernel keeps it, and accepted ones inherit it.
+pub(crate) fn may_linger() {
+    LINGERS.store(true, Ordering::Relaxed);
 }
 
 /// Has the driver read what is to be sent, at most so many bytes. None: it does not.
@@ -111,6 +121,7 @@ impl Twin {
             unix: false,
             towards: None,
             send_left: AtomicBool::new(false),
+            resets: AtomicBool::new(false),
         }
     }
 
@@ -137,6 +148,7 @@ impl Twin {
             unix: self.unix,
             towards: None,
             send_left: AtomicBool::new(self.send_left.load(Ordering::Relaxed)),
+            resets: AtomicBool::new(false),
         }
     }
 
@@ -209,7 +221,14 @@ impl Twin {
             if let (Some(place), None) = (self.towards, self.slot.get()) {
                 refusals::ended(place, socket.carried());
             }
-            let _ = socket.close();
+            let _ = if self.resets.load(Ordering::Relaxed) { socket.reset() } else { socket.close() };
+        }
+    }
+
+    /// Its last descriptor is about to be closed: who lingers for no time at all resets it.
+    pub(crate) fn note_linger(&self, fd: c_int) {
+        if LINGERS.load(Ordering::Relaxed) && !self.unix && address::lingers_never(fd) {
+            self.resets.store(true, Ordering::Relaxed);
         }
     }
 

@@ -146,6 +146,9 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::setsockopt(fd, level, name, value, len);
         }
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+            crate::twin::may_linger();
+        }
         if table::look(fd) == table::FRESH && !may_make_unfit(level, name) {
             return real::setsockopt(fd, level, name, value, len);
         }
