@@ -188,7 +188,7 @@ impl Mover {
         let moves = flow.moves.get_or_insert_default();
         moves.next = Some(destination);
         // Who claims a twin is its first receiver: nobody has read anything before.
-        moves.retargeted |= former.is_some();
+        moves.retargeted |= former.is_some() || remainder.is_some();
         moves.formers.extend(former);
         // Of a former sender's ring the new destination gets what the former one had not read, here.
         moves.held = false;
