@@ -153,7 +153,7 @@ lint: rust rtl-lint ## check format, clippy (warnings are errors), and that test
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --jobs $(JOBS) -- -D warnings
-	@for test in $$(grep -ohE '[a-z0-9_/-]+\.rs::[a-z0-9_]+' docs/*.md | sort -u); do \
+	@for test in $$(grep -ohE '[a-z0-9_/-]+\.rs::[a-z0-9_]+' docs/*.md docs/*/*.md | sort -u); do \
 	    grep -qwF "$${test##*::}" "$${test%%::*}" || { echo "docs/ name a test that does not exist: $$test" >&2; exit 1; }; \
 	done
 
