@@ -449,12 +449,12 @@ fn receive(
     own::receive(socket.as_fd(), needed, || attach::receive(socket, flags))?
 }
 
-/// Whether a process cannot do without the descriptor in an answer.
+/// Tells whether a process cannot do without the descriptor in an answer.
 fn is_needed(answer: FrameKind) -> bool {
     ![FrameKind::Channel, FrameKind::WakePipe].contains(&answer)
 }
 
-/// Whether a descriptor could be received.
+/// Tells whether a descriptor could be received.
 ///
 /// # Errors
 /// `EMFILE`.

@@ -66,12 +66,12 @@ impl Link {
         self.direct.is_some() && self.path_word() & asked == path::DIRECT
     }
 
-    /// Whether bytes go by rings in one direction at least.
+    /// Tells whether bytes go by rings in one direction at least.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct.is_some() && self.path_word() & (path::DIRECT | path::LEFT) == path::DIRECT
     }
 
-    /// Whether the policy says that the peer does not change what it has sent.
+    /// Tells whether the policy says that the peer does not change what it has sent.
     #[inline]
     pub(crate) fn trusts_peer(&self) -> bool {
         self.path_word() & path::TRUSTED != 0
@@ -88,7 +88,7 @@ impl Link {
         self.path_word() & path::LEFT != 0
     }
 
-    /// Whether the peer writes no more into its ring.
+    /// Tells whether the peer writes no more into its ring.
     #[inline]
     pub(crate) fn is_last(&self) -> bool {
         self.path_word() & path::LAST != 0

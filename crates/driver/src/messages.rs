@@ -153,7 +153,7 @@ pub struct Leave {
     pub path: u32,
 }
 
-/// What a side of a connection has done that leaves the direct path.
+/// A step of a side of a connection that leaves the direct path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gone {
     /// The flow's source writes nothing more into its ring.

@@ -68,7 +68,7 @@ pub fn allocate(fd: impl AsFd, bytes: usize) -> Result<()> {
     fallocate(fd, FallocateFlags::empty(), 0, bytes as u64)
 }
 
-/// Whether it has them still: who had it writable may have punched holes before it was sealed, and a hole is memory that
+/// Tells whether it has them still: who had it writable may have punched holes before it was sealed, and a hole is memory that
 /// the next reader has to find, or dies.
 ///
 /// # Errors

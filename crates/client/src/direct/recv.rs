@@ -130,7 +130,7 @@ impl RecvSide {
         self.link.submit(Request { value: LEFT_RECEIVING, ..self.link.request(Operation::Left) })
     }
 
-    /// Whether what is there lies in the peer's ring.
+    /// Tells whether what is there lies in the peer's ring.
     pub(crate) fn is_direct(&self) -> bool {
         self.incoming.origin.is_some()
     }
@@ -172,7 +172,7 @@ impl RecvSide {
             return Ok(self.producer);
         };
         if shared.is_broken() || self.is_cut() {
-            // What the peer goes on writing then is not received.
+            // Bytes that the peer goes on writing then are not received.
             return Ok(self.producer);
         }
         let written = match self.incoming.leaving {
@@ -186,7 +186,7 @@ impl RecvSide {
         Ok(producer)
     }
 
-    /// Whether the connection has failed, or its driver has gone.
+    /// Tells whether the connection has failed, or its driver has gone.
     #[inline]
     fn is_cut(&self) -> bool {
         let end = self.link.recv_end();
@@ -293,7 +293,7 @@ struct Arrival {
     wake_at: u64,
     /// In the peer's ring.
     in_ring: u64,
-    /// What is known of leaving the direct path is no news.
+    /// The known stage of leaving the direct path: it is no news.
     leaving: Leaving,
 }
 

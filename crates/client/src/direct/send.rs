@@ -121,7 +121,7 @@ impl SendSide {
         let _ = self.link.submit(Request { value: LEFT_SENDING, ..self.link.request(Operation::Left) });
     }
 
-    /// Whether it may be time to go on directly.
+    /// Tells whether it may be time to go on directly.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         let has_own = || self.link.direct.as_ref().is_some_and(|shared| shared.has_own());

@@ -76,7 +76,7 @@ pub struct Direct {
     left: [bool; 2],
     /// Which sides' sends may go by rings.
     plan: Plan,
-    /// What the sides' `path` words say.
+    /// The sides' `path` words.
     words: [u32; 2],
     /// Of a connection that is to be offloaded again with both its clients: see [`placing`].
     recall: Option<placing::Recall>,
@@ -88,7 +88,7 @@ impl Direct {
         self.left == [false; 2] && self.recall.is_none()
     }
 
-    /// Whether no ring was ever made.
+    /// Tells whether no ring was ever made.
     fn is_unused(&self) -> bool {
         self.rings.iter().all(Option::is_none)
     }
@@ -377,7 +377,7 @@ impl Conductor {
         for side in [0, 1] {
             let Some(ring) = &direct.rings[side] else { continue };
             let (was, said) = (direct.reported[side], ring.said());
-            // What the reader has given back was written, whatever the writer says.
+            // Bytes that the reader has given back were written, whatever the writer says.
             let read = direct.rings[1 - side].as_ref().map_or(0, DirectRing::said_read);
             let bytes = said.0.max(read).clamp(was.0, most.max(was.0));
             // A send has a byte at least.

@@ -60,7 +60,7 @@ impl Pool {
         let lease = self.lease(len as u64)?;
         let make = || -> Result<(OwnedFd, Mapping)> {
             let made = memfd::create("pd-direct", len, pages)?;
-            // Whether there is so much is found out here, and not by a client's access.
+            // A lack of memory shows here, and not by a client's access.
             memfd::allocate(&made, len)?;
             // What a lease is asked for later has to come of an opening, like what the others hold.
             let fd = memfd::reopen(&made, OFlags::RDWR)?;

@@ -187,7 +187,7 @@ impl Mover {
         let finished = flow.is_finished();
         let moves = flow.moves.get_or_insert_default();
         moves.next = Some(destination);
-        // Who claims a twin is its first receiver: nobody has read anything before.
+        // The claimer of a twin is its first receiver: nothing was read before.
         moves.retargeted |= former.is_some() || remainder.is_some();
         moves.formers.extend(former);
         // Of a former sender's ring the new destination gets what the former one had not read, here.

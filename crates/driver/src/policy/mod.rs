@@ -98,7 +98,7 @@ pub struct Rule {
     pub action: Action,
     /// How the bytes travel; none: as the policy says for all, and offloaded where a tenant has rates.
     pub path: Option<Path>,
-    /// Whether the two sides trust each other not to change bytes that were sent; none: within a tenant.
+    /// Tells whether the two sides trust each other not to change bytes that were sent; none: within a tenant.
     pub trust: Option<bool>,
 }
 

@@ -40,13 +40,13 @@ pub(super) struct Recall {
 }
 
 impl Plan {
-    /// What the sides' `path` words begin with.
+    /// The first values of the sides' `path` words.
     pub(super) fn words(self) -> [u32; 2] {
         let trusted = if self.trusted { path::TRUSTED } else { 0 };
         self.sends.map(|sends| path::DIRECT | trusted | if sends { 0 } else { path::SENDS_OFFLOADED })
     }
 
-    /// Whether what is allowed by this one is by another.
+    /// Tells whether what is allowed by this one is by another.
     fn is_within(self, other: Self) -> bool {
         (!self.trusted || other.trusted) && (0..2).all(|side| !self.sends[side] || other.sends[side])
     }
