@@ -145,6 +145,20 @@ fn what_lies_in_a_ring_comes_before_what_its_writer_sends_after_a_recall() {
 }
 
 #[test]
+fn what_lies_in_a_ring_is_received_before_its_writers_reset() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    send_all(&a, 0, 600_000, 2_000, 8);
+    drop(fd);
+    a.socket.reset().unwrap();
+    b.receive(0, 600_000);
+    let error = b.socket.recv(1).map(|got| got.len).expect_err("a reset");
+    assert_eq!(error.errno(), libc::ECONNRESET);
+}
+
+#[test]
 fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
     let _alone = alone();
     let listener = listener("127.0.0.1:0");

@@ -171,12 +171,21 @@ impl RecvSide {
         else {
             return Ok(self.producer);
         };
-        if shared.is_broken() || self.is_cut() {
-            // Bytes that the peer goes on writing then are not received.
+        if shared.is_broken() {
             return Ok(self.producer);
         }
         let written = match self.incoming.leaving {
             Leaving::At(last) | Leaving::Until(last) => last,
+            Leaving::Not if self.is_cut() => {
+                if !self.link.is_last() {
+                    // Bytes that the peer goes on writing then are not received.
+                    return Ok(self.producer);
+                }
+                // The peer has closed with a reset: bytes that it had sent come before.
+                let last = peer.load(direct::PRODUCER);
+                self.incoming.leaving = Leaving::Until(last);
+                last
+            }
             _ => peer.load(direct::PRODUCER),
         };
         let producer = written.wrapping_add(origin);

@@ -121,7 +121,7 @@ impl Conductor {
     }
 
     /// Adds to what a side's `path` word says, and lets its client know.
-    fn say(&mut self, index: u32, side: usize, more: u32) {
+    pub(super) fn say(&mut self, index: u32, side: usize, more: u32) {
         let Some(Some(Connection { sides, direct: Some(direct), .. })) =
             self.connections.get_mut(index as usize)
         else {

@@ -34,7 +34,7 @@ use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
 use families::Families;
 use names::Names;
-use pd_abi::layout::ENDED;
+use pd_abi::layout::{path, ENDED};
 use pd_abi::{Frame, FrameKind};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -401,6 +401,10 @@ impl Conductor {
             }
         };
         let movers = entry.movers;
+        if matches!(ending, Ending::Reset) {
+            // Said before the peer learns of the reset, so that it reads its ring to the end.
+            self.say(connection, 1 - side, path::LAST);
+        }
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.gone(outgoing, Gone::Writer);
         self.movers.send(movers[1 - side], ToMover::Abort { flow: incoming, send_end, recv_end: None });
