@@ -1,10 +1,10 @@
 //! Who a client is, from the kernel and never from the client.
+use crate::peer::Peer;
 use foldhash::HashMap;
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::{fstat, open, Mode, OFlags};
-use rustix::io::{Errno, Result};
-use rustix::net::sockopt;
-use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{fstat, open, Mode, OFlags, Stat};
+use rustix::io::Result;
+use rustix::process::Pid;
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,6 +14,13 @@ use std::sync::Arc;
 pub struct NamespaceId {
     device: u64,
     inode: u64,
+}
+
+impl NamespaceId {
+    /// Of the file that was looked at.
+    pub fn of(file: &Stat) -> Self {
+        Self { device: file.st_dev, inode: file.st_ino }
+    }
 }
 
 #[cfg(test)]
@@ -47,23 +54,19 @@ impl Identity {
     /// # Errors
     /// `ESRCH` if it has died already; those of the calls.
     pub fn of_peer(socket: impl AsFd) -> Result<Self> {
-        let credentials = sockopt::socket_peercred(&socket)?;
-        let pidfd = pidfd_open(credentials.pid, PidfdFlags::NONBLOCK)?;
-        let (namespace, namespace_fd) = network_namespace(credentials.pid)?;
-        let cgroup = control_group(credentials.pid);
-        // The process id named this very process all along only if it is alive now: a dead one's id
-        // may have gone to another before its namespace was opened.
-        if has_exited(&pidfd)? {
-            return Err(Errno::SRCH);
-        }
-        Ok(Self {
-            pid: credentials.pid.as_raw_nonzero().get() as u32,
-            uid: credentials.uid.as_raw(),
-            pidfd: Arc::new(pidfd),
-            namespace,
-            namespace_fd,
-            cgroup,
-        })
+        Self::of(Peer::of(socket)?)
+    }
+
+    /// The identity of a peer.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has died by now; those of the calls.
+    pub fn of(peer: Peer) -> Result<Self> {
+        let (namespace, namespace_fd) = peer.network_namespace()?;
+        let cgroup = control_group(peer.pid());
+        peer.check_alive()?;
+        let (pid, uid) = (peer.pid().as_raw_nonzero().get().unsigned_abs(), peer.uid());
+        Ok(Self { pid, uid, pidfd: Arc::new(peer.into_pidfd()), namespace, namespace_fd, cgroup })
     }
 }
 
@@ -75,38 +78,6 @@ pub fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
     let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
-}
-
-/// Whether the process at the other end of a Unix socket is in this process's namespace of process ids, as
-/// processes in containers are not.
-///
-/// # Errors
-/// Those of the calls: it has died, or has no number here.
-pub fn shares_pid_namespace(socket: impl AsFd) -> Result<bool> {
-    let pid = sockopt::socket_peercred(&socket)?.pid.as_raw_nonzero();
-    let theirs = rustix::fs::stat(format!("/proc/{pid}/ns/pid"))?;
-    let ours = rustix::fs::stat("/proc/self/ns/pid")?;
-    Ok((theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino))
-}
-
-/// Has the kernel refuse to pass descriptors to this Unix socket.
-///
-/// # Errors
-/// `ENOPROTOOPT` before Linux 6.16.
-pub fn refuse_descriptors(socket: impl AsFd) -> Result<()> {
-    const SO_PASSRIGHTS: libc::c_int = 83;
-    let off: libc::c_int = 0;
-    // SAFETY: the option's value is an int, which lives through the call.
-    let result = unsafe {
-        let value = std::ptr::from_ref(&off).cast();
-        let (fd, len) = (socket.as_fd().as_raw_fd(), size_of_val(&off) as libc::socklen_t);
-        libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, value, len)
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
-    }
 }
 
 /// The control group of a process, if it can be read.
@@ -128,8 +99,7 @@ pub fn parent(pid: u32) -> Option<u32> {
 /// # Errors
 /// Those of `stat`.
 pub fn namespace_of_file(path: &std::path::Path) -> Result<NamespaceId> {
-    let stat = rustix::fs::stat(path)?;
-    Ok(NamespaceId { device: stat.st_dev, inode: stat.st_ino })
+    Ok(NamespaceId::of(&rustix::fs::stat(path)?))
 }
 
 /// The network namespace of a process.
@@ -139,8 +109,7 @@ pub fn namespace_of_file(path: &std::path::Path) -> Result<NamespaceId> {
 pub fn network_namespace(pid: Pid) -> Result<(NamespaceId, OwnedFd)> {
     let path = format!("/proc/{}/ns/net", pid.as_raw_nonzero());
     let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let stat = fstat(&fd)?;
-    Ok((NamespaceId { device: stat.st_dev, inode: stat.st_ino }, fd))
+    Ok((NamespaceId::of(&fstat(&fd)?), fd))
 }
 
 /// The addresses that a network namespace holds, with the length of each one's prefix. Enters the

@@ -20,6 +20,7 @@ mod memory;
 mod messages;
 mod metrics;
 mod mover;
+mod peer;
 pub mod policy;
 mod reader;
 mod settings;

@@ -103,7 +103,19 @@ fn kernel() -> Row {
     if version < (5, 14) {
         return fail("kernel", format!("Linux {release}"), "use Linux 5.14 or later");
     }
-    ok("kernel", format!("Linux {release}"))
+    let missing: &[(_, &str)] = &[
+        ((6, 5), "a client is known by number, user and group, not by SO_PEERPIDFD"),
+        (
+            (6, 16),
+            "descriptors passed to the driver are closed by it, not refused by the kernel (SO_PASSRIGHTS)",
+        ),
+    ];
+    match missing.iter().find(|(since, _)| version < *since) {
+        Some(((major, minor), lack)) => {
+            warn("kernel", format!("Linux {release}: {lack}"), format!("use Linux {major}.{minor} or later"))
+        }
+        None => ok("kernel", format!("Linux {release}")),
+    }
 }
 
 fn permissions() -> Row {

@@ -1,6 +1,7 @@
 //! Clients that keep to nothing. Whatever they do: the driver lives, they are refused or cut off with a reason,
 //! a pair of innocent processes goes on undisturbed, and nothing is left behind.
 mod direct;
+mod door;
 mod files;
 mod frames;
 mod regions;

@@ -5,6 +5,7 @@ use crate::identity::{self, Identity};
 use crate::memory::{ClientMemory, Exhausted};
 use crate::messages::{ClientId, NewChannel, Process, ToMover, Violation};
 use crate::metrics::Metrics;
+use crate::peer::refuse_descriptors;
 use crate::settings::Settings;
 use crate::StartError;
 use pd_abi::limits::{CHANNELS_MAX, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
@@ -58,6 +59,8 @@ fn listen_at(path: &Path, kind: SocketType) -> Result<OwnedFd, StartError> {
     }
     let socket = make().map_err(at)?;
     bind(&socket, &address).map_err(at)?;
+    // Where the kernel can do that (Linux 6.16): descriptors do not even get here, sent before the accept or after.
+    let _ = refuse_descriptors(&socket);
     listen_on(&socket, ATTACH_BACKLOG).map_err(at)?;
     Ok(socket)
 }
@@ -110,8 +113,6 @@ impl Conductor {
             let _ = attach::receive(&socket, RecvFlags::DONTWAIT);
             return;
         }
-        // Where the kernel can do that (Linux 6.16): descriptors do not even get here.
-        let _ = identity::refuse_descriptors(&socket);
         // Best effort, as it takes CAP_NET_ADMIN.
         let _ = sockopt::set_socket_send_buffer_size_force(&socket, FRAMES_UNREAD_BYTES);
         let id = match self.clients.iter().position(Option::is_none) {

@@ -5,6 +5,7 @@ use super::{token, Conductor, Registration, TOKEN_REGISTERED};
 use crate::admin::{self, Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::identity::{self, network_namespace};
 use crate::metrics::Metrics;
+use crate::peer::Peer;
 use crate::policy::{Path, Policy};
 use pd_abi::counters::Gauges;
 use rustix::event::epoll;
@@ -33,7 +34,7 @@ impl Conductor {
                     return;
                 }
             };
-            let outside = identity::shares_pid_namespace(&socket).unwrap_or(false);
+            let outside = Peer::of(&socket).and_then(|peer| peer.shares_pid_namespace()).unwrap_or(false);
             let stream = UnixStream::from(socket);
             if stream.set_read_timeout(Some(LINE_TIMEOUT)).is_err() {
                 continue;

@@ -1,0 +1,242 @@
+//! The process at the other end of a Unix socket, held by a pidfd of the kernel's choice.
+//!
+//! A process id alone names whoever has it at the moment of a look-up, which a client can arrange: it connects, leaves the
+//! socket to a child, exits, and waits until its number is somebody else's. [`Peer::of`] therefore takes the pidfd that the
+//! kernel kept with the socket (`SO_PEERPIDFD`, Linux 6.5). What is then read by number is used only if the process is
+//! alive after the look-up ([`Peer::check_alive`]), for then the number was its own all the time.
+//!
+//! Before Linux 6.5 a pidfd is opened by number and counts only if the process that has it also has the user and group that the
+//! kernel noted at `connect`.
+use crate::identity::{has_exited, NamespaceId};
+use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use rustix::fs::{fstat, open, stat, Mode, OFlags};
+use rustix::io::{Errno, Result};
+use rustix::net::sockopt;
+use rustix::process::{pidfd_open, Pid, PidfdFlags};
+
+/// `SO_PEERPIDFD` of every architecture but parisc and sparc.
+const SO_PEERPIDFD: libc::c_int = 77;
+/// `SO_PASSRIGHTS`, likewise.
+const SO_PASSRIGHTS: libc::c_int = 83;
+/// `_IO(PIDFS_IOCTL_MAGIC, 4)`.
+const PIDFD_GET_NET_NAMESPACE: libc::Ioctl = 0xff04;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Peer {
+    pid: Pid,
+    /// User and group at the time of `connect`.
+    uid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Peer {
+    /// The process that connected `socket`.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has died, or its number is another's; those of the calls.
+    pub fn of(socket: impl AsFd) -> Result<Self> {
+        let credentials = sockopt::socket_peercred(&socket)?;
+        let pidfd = match peer_pidfd(&socket) {
+            Err(Errno::NOPROTOOPT) => {
+                let pidfd = pidfd_open(credentials.pid, PidfdFlags::NONBLOCK)?;
+                let known = stat(format!("/proc/{}", credentials.pid.as_raw_nonzero()))?;
+                let ids = (credentials.uid.as_raw(), credentials.gid.as_raw());
+                if (known.st_uid, known.st_gid) != ids {
+                    return Err(Errno::SRCH);
+                }
+                pidfd
+            }
+            // What the kernel says of one that is no more, by its version.
+            Err(Errno::NODATA | Errno::INVAL) => return Err(Errno::SRCH),
+            pidfd => pidfd?,
+        };
+        let this = Self { pid: credentials.pid, uid: credentials.uid.as_raw(), pidfd };
+        this.check_alive()?;
+        Ok(this)
+    }
+
+    /// Its process id in this process's namespace: its own as long as [`Self::check_alive`] succeeds afterwards.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Its user.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// Its pidfd.
+    pub fn into_pidfd(self) -> OwnedFd {
+        self.pidfd
+    }
+
+    /// Fails if it has died: what was read by its number since [`Self::of`] may be another process's.
+    ///
+    /// # Errors
+    /// `ESRCH`; those of `poll`.
+    pub fn check_alive(&self) -> Result<()> {
+        match has_exited(&self.pidfd)? {
+            true => Err(Errno::SRCH),
+            false => Ok(()),
+        }
+    }
+
+    /// Its network namespace, and what holds it.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has died; those of opening a file.
+    pub fn network_namespace(&self) -> Result<(NamespaceId, OwnedFd)> {
+        // SAFETY: the call takes no memory; it returns a new descriptor or an error.
+        let fd = unsafe { libc::ioctl(self.pidfd.as_raw_fd(), PIDFD_GET_NET_NAMESPACE, 0) };
+        let fd = if fd >= 0 {
+            // SAFETY: the call has returned a descriptor that nobody else owns.
+            unsafe { OwnedFd::from_raw_fd(fd) }
+        } else {
+            // Before Linux 6.11.
+            let path = format!("/proc/{}/ns/net", self.pid.as_raw_nonzero());
+            let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            self.check_alive()?;
+            fd
+        };
+        Ok((NamespaceId::of(&fstat(&fd)?), fd))
+    }
+
+    /// Whether it is in this process's namespace of process ids, as processes in containers are not.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has died; those of `stat`.
+    pub fn shares_pid_namespace(&self) -> Result<bool> {
+        let theirs = stat(format!("/proc/{}/ns/pid", self.pid.as_raw_nonzero()))?;
+        let ours = stat("/proc/self/ns/pid")?;
+        self.check_alive()?;
+        Ok(NamespaceId::of(&theirs) == NamespaceId::of(&ours))
+    }
+}
+
+/// Has the kernel refuse to pass descriptors to this Unix socket, and to those that it accepts from then on: before
+/// `listen`, for a message can be sent before it is accepted.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.16.
+pub fn refuse_descriptors(socket: impl AsFd) -> Result<()> {
+    let off: libc::c_int = 0;
+    // SAFETY: the option's value is an int, which lives through the call.
+    let result = unsafe {
+        let value = std::ptr::from_ref(&off).cast();
+        let (fd, len) = (socket.as_fd().as_raw_fd(), size_of_val(&off) as libc::socklen_t);
+        libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, value, len)
+    };
+    last_error(result)
+}
+
+fn peer_pidfd(socket: impl AsFd) -> Result<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of_val(&fd) as libc::socklen_t;
+    // SAFETY: the option's value is an int, and `len` says so; both live through the call.
+    let result = unsafe {
+        let value = std::ptr::from_mut(&mut fd).cast();
+        libc::getsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, value, &mut len)
+    };
+    last_error(result)?;
+    // SAFETY: the kernel has stored a new descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn last_error(result: libc::c_int) -> Result<()> {
+    if result == 0 {
+        return Ok(());
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::{Child, Command};
+
+    #[test]
+    fn who_connects_is_known_by_pidfd() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let _own = UnixStream::connect(&path).unwrap();
+        let peer = Peer::of(listener.accept().unwrap().0).unwrap();
+        assert_eq!(peer.pid(), rustix::process::getpid());
+        assert!(peer.shares_pid_namespace().unwrap());
+        let own = stat("/proc/self/ns/net").unwrap();
+        assert_eq!(peer.network_namespace().unwrap().0, NamespaceId::of(&own));
+    }
+
+    /// A child that connects to `path`, leaves its socket to a child of its own, and exits.
+    fn connect_and_exit(path: &std::path::Path) -> (u32, Child) {
+        let script = format!(
+            "import os, socket, sys\n\
+             s = socket.socket(socket.AF_UNIX)\n\
+             s.connect({path:?})\n\
+             s.set_inheritable(True)\n\
+             if os.fork() == 0:\n\
+             \x20   sys.stdin.read()\n\
+             os._exit(0)\n"
+        );
+        let mut child = Command::new("python3")
+            .args(["-c", &script])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("python3");
+        let pid = child.id();
+        let held = child.stdin.take();
+        child.wait().unwrap();
+        child.stdin = held;
+        (pid, child)
+    }
+
+    #[test]
+    fn a_number_that_is_anothers_by_now_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (pid, _held) = connect_and_exit(&path);
+        // Gives its number to another process; needs root. Without, it is nobody's.
+        let mut others = Vec::new();
+        for _ in 0..50 {
+            if std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).is_err() {
+                break;
+            }
+            others.push(Command::new("sleep").arg("60").spawn().unwrap());
+            if others.last().is_some_and(|other| other.id() == pid) {
+                break;
+            }
+        }
+        let is_reused = others.last().is_some_and(|other| other.id() == pid);
+        assert!(is_reused || !rustix::process::geteuid().is_root(), "the number was not to be had");
+        let socket = listener.accept().unwrap().0;
+        assert_eq!(sockopt::socket_peercred(&socket).unwrap().pid.as_raw_nonzero().get() as u32, pid);
+        let found = Peer::of(&socket).map(|peer| peer.pid());
+        for mut other in others {
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
+        assert_eq!(found, Err(Errno::SRCH));
+    }
+
+    #[test]
+    fn no_descriptors_come_before_accept_either() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        match refuse_descriptors(&listener) {
+            Err(Errno::NOPROTOOPT) => return,
+            refused => refused.unwrap(),
+        }
+        let client = UnixStream::connect(&path).unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+        let fds = [listener.as_fd()];
+        assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+        let bytes = [std::io::IoSlice::new(b"x")];
+        let sent = rustix::net::sendmsg(&client, &bytes, &mut ancillary, rustix::net::SendFlags::empty());
+        assert_eq!(sent, Err(Errno::PERM));
+    }
+}
