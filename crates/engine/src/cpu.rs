@@ -19,6 +19,19 @@ impl Cpu {
     pub const fn new() -> Self {
         Self {}
     }
+
+    /// Copies `len` bytes from `src` to `dst` before it returns, as a queue pair of this engine would. What is in a queue
+    /// pair keeps its own order: copies whose order matters go one way only.
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes at `src` are readable, as many at `dst` writable, and the two are disjoint. Other processes may write
+    /// the source meanwhile; nobody else writes the destination.
+    #[inline]
+    pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { copy::copy(dst, src, len) }
+    }
 }
 
 /// Most bytes of one command, and the bytes after which a reap returns.

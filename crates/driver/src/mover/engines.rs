@@ -51,6 +51,12 @@ impl Engines {
         self.own
     }
 
+    /// Whether bytes may be copied by the mover itself, without a command: the chosen engine is this core. What is under way
+    /// in a queue pair must be reaped first.
+    pub fn copies_at_once(&self) -> bool {
+        self.own && self.in_flight() == 0
+    }
+
     pub fn in_flight(&self) -> usize {
         self.chosen.in_flight() + self.cpu.in_flight() + self.backlog.len()
     }

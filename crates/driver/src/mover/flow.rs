@@ -11,6 +11,7 @@ use crate::memory::ClientMemory;
 use crate::messages::{ClientId, Endpoint, Finish, FlowId, NewFlow, Ring, TenantId, Violation};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_abi::{Command, CommandType, TableId};
+use pd_engine::Cpu;
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
@@ -173,6 +174,43 @@ impl Flow {
         Ok(Some(number))
     }
 
+    /// Accepts and delivers a send of `len` bytes at `address` if nothing is before it and the ring has room for it.
+    /// Returns whether it did; if not, nothing has happened. Only where the mover may copy by itself
+    /// ([`Engines::copies_at_once`](super::engines::Engines::copies_at_once)) and no rate limits the flow.
+    ///
+    /// # Errors
+    /// If the receiving client broke the protocol.
+    pub fn pass(&mut self, address: u64, len: u64) -> Result<bool, Violation> {
+        let idle = self.pending == 0 && self.sbt.is_empty() && self.rbt.is_empty();
+        let plain = !self.blocked && !self.aborted && self.finish.is_none() && self.moves.is_none();
+        if !idle || !plain || self.fit.is_poor() || len > self.sbt.room() {
+            return Ok(false);
+        }
+        let Some(ring) = &self.ring else { return Ok(false) };
+        let (bytes, offset) = (ring.bytes(), ring.offset());
+        let position = self.reserved & (bytes - 1);
+        if len > bytes - position {
+            return Ok(false);
+        }
+        let place = ring.map.address(offset + position as usize, len as usize).as_ptr();
+        if bytes - (self.reserved - self.consumed) < len {
+            self.refresh_consumed()?;
+            if bytes - (self.reserved - self.consumed) < len {
+                return Ok(false);
+            }
+        }
+        let from = std::ptr::with_exposed_provenance(address as usize);
+        // SAFETY: the source lies in a send region that the client's entry keeps mapped; the place is room of the receive
+        // ring, which is the flow's to write and nobody else's; send and receive regions never overlap.
+        unsafe { Cpu::copy(place, from, len as usize) };
+        self.cursor = (self.sbt.pass() + 1, 0);
+        self.sends_accepted += 1;
+        self.sends_done += 1;
+        self.reserved += len;
+        self.delivered += len;
+        Ok(true)
+    }
+
     pub fn set_send_ring(&mut self, bytes: u64) {
         self.sbt.set_bytes_max(bytes.max(self.sbt.used()));
     }
@@ -215,7 +253,8 @@ impl Flow {
         self.cursor.1 == 0
     }
 
-    /// Writes commands for at most `budget`, and takes what it uses of it.
+    /// Writes commands for at most `budget`, and takes what it uses of it. With `at_once` it copies by itself, as long as
+    /// no copy is under way: then at most `commands_max` pieces.
     ///
     /// # Errors
     /// If the receiving client broke the protocol.
@@ -225,6 +264,7 @@ impl Flow {
         chunk_bytes_max: u32,
         commands: &mut Vec<Command>,
         commands_max: usize,
+        at_once: bool,
     ) -> Result<Pump, Violation> {
         if self.pending == 0 || self.aborted || self.is_cold() || self.is_moving() {
             return Ok(Pump::Drained);
@@ -241,8 +281,9 @@ impl Flow {
         let ring_bytes = ring.bytes();
         let ring_address = ring.map.address(ring.offset(), ring_bytes as usize);
         let base = ring_address.as_ptr() as u64;
+        let mut pieces = 0;
         while self.pending > 0 {
-            if budget.bytes == 0 || commands.len() >= commands_max {
+            if budget.bytes == 0 || pieces >= commands_max {
                 return Ok(Pump::More);
             }
             let (number, under_way) = self.cursor;
@@ -273,15 +314,23 @@ impl Flow {
             let position = self.reserved & (ring_bytes - 1);
             let mut len = want.min(room).min(ring_bytes - position);
             let is_file = file.is_some();
+            let here = at_once && !is_file && self.rbt.is_empty();
             if let Some(file) = file {
                 len = match self.read_piece(&file, file::Piece { from: src_addr, position, len }) {
                     Ok(len) => len,
                     Err(pump) => return Ok(pump),
                 };
+            } else if here {
+                let from = std::ptr::with_exposed_provenance(src_addr as usize);
+                let to = std::ptr::with_exposed_provenance_mut((base + position) as usize);
+                // SAFETY: as for commands (`Engines::submit`): the source lies in memory that the client's entry or the
+                // flow keeps mapped, the destination is room of the ring that the flow alone writes.
+                unsafe { Cpu::copy(to, from, len as usize) };
             } else {
                 let Some(seq) = self.rbt.insert(position, len) else { return Ok(Pump::More) };
                 commands.push(self.command(src_addr, base + position, len, seq));
             }
+            pieces += 1;
             self.reserved += len;
             self.pending -= len;
             budget.bytes -= len;
@@ -291,12 +340,18 @@ impl Flow {
                 _ if len == left => self.cursor = (number + 1, 0),
                 _ => self.cursor = (number, under_way + len),
             }
+            if here {
+                self.arrive(len);
+            }
             if is_file {
                 self.deliver();
                 if self.is_cold() {
                     return Ok(Pump::Cold);
                 }
             }
+        }
+        if at_once {
+            self.drop_sends_if_over();
         }
         Ok(Pump::Drained)
     }
@@ -377,22 +432,31 @@ impl Flow {
             if self.aborted {
                 continue;
             }
-            self.delivered += entry.size;
-            if self.moves.as_mut().is_some_and(|moves| moves.deliver_unread(entry.size)) {
-                continue;
-            }
-            self.oldest_delivered += entry.size;
-            let Some(oldest) = self.sbt.get(self.sends_done) else { continue };
-            if self.oldest_delivered == oldest.size {
-                self.sbt.finish(self.sends_done);
-                self.sbt.remove_finished();
-                self.sends_done += 1;
-                self.oldest_delivered = 0;
-                if let Some(files) = &mut self.files {
-                    files.forget_before(self.sends_done);
-                }
+            self.arrive(entry.size);
+        }
+        self.drop_sends_if_over();
+    }
+
+    /// The next `len` bytes of the stream are in the ring.
+    fn arrive(&mut self, len: u64) {
+        self.delivered += len;
+        if self.moves.as_mut().is_some_and(|moves| moves.deliver_unread(len)) {
+            return;
+        }
+        self.oldest_delivered += len;
+        let Some(oldest) = self.sbt.get(self.sends_done) else { return };
+        if self.oldest_delivered == oldest.size {
+            self.sbt.finish(self.sends_done);
+            self.sbt.remove_finished();
+            self.sends_done += 1;
+            self.oldest_delivered = 0;
+            if let Some(files) = &mut self.files {
+                files.forget_before(self.sends_done);
             }
         }
+    }
+
+    fn drop_sends_if_over(&mut self) {
         if self.rbt.is_empty() && (self.aborted || (self.finish.is_some() && self.sbt.is_empty())) {
             self.drop_sends();
         }

@@ -70,6 +70,13 @@ impl BufferTable {
         Some(self.first + self.entries.len() as u64 - 1)
     }
 
+    /// Counts a block that came and went while the table was empty. Returns its number.
+    pub fn pass(&mut self) -> u64 {
+        debug_assert!(self.entries.is_empty(), "blocks are removed in order");
+        self.first += 1;
+        self.first - 1
+    }
+
     /// The block with this number.
     pub fn get(&self, number: u64) -> Option<&Entry> {
         self.entries.get(number.checked_sub(self.first)? as usize)
@@ -141,6 +148,7 @@ mod tests {
         Finish(usize),
         Remove,
         Clear,
+        Pass,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -149,6 +157,7 @@ mod tests {
             4 => (0usize..64).prop_map(Step::Finish),
             4 => Just(Step::Remove),
             1 => Just(Step::Clear),
+            4 => Just(Step::Pass),
         ];
         prop::collection::vec(step, 1..400)
     }
@@ -187,6 +196,11 @@ mod tests {
                             model.remove(0);
                         }
                     }
+                    Step::Pass if model.is_empty() => {
+                        prop_assert_eq!(table.pass(), next);
+                        next += 1;
+                    }
+                    Step::Pass => {}
                     Step::Clear => {
                         prop_assert_eq!(table.clear(), model.len() as u64);
                         model.clear();

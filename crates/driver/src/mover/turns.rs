@@ -72,7 +72,8 @@ impl Mover {
                 }
             }
             let before = budget;
-            let pumped = flow.pump(&mut budget, chunk, &mut self.batch, COMMANDS_PER_TURN);
+            let at_once = self.engines.copies_at_once();
+            let pumped = flow.pump(&mut budget, chunk, &mut self.batch, COMMANDS_PER_TURN, at_once);
             let next = if limited { self.throttle.spend(flow, before.less(budget)) } else { None };
             match pumped {
                 Ok(Pump::More) => {
@@ -106,9 +107,12 @@ impl Mover {
             let read = self.flows.get(id).map_or(0, Flow::take_file_bytes);
             if read > 0 {
                 Metrics::add(&self.metrics.file_bytes, read);
+            }
+            let moved = read > 0 || at_once && budget.bytes < before.bytes;
+            if moved {
                 self.touch(id);
             }
-            if read > 0 || !self.batch.is_empty() {
+            if moved || !self.batch.is_empty() {
                 self.engines.submit(&self.batch);
                 self.reap();
                 self.publish();
