@@ -33,9 +33,10 @@ mod attachment;
 mod channel;
 mod control;
 mod direct;
+mod due;
 mod epoll;
 mod error;
-mod hold;
+mod handlers;
 mod link;
 mod listen;
 mod lock;
@@ -58,9 +59,13 @@ pub use error::{Error, Result};
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
     pub use crate::arena::{free, malloc};
+    pub use crate::due::{handler_flags, sleep_for};
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::{ready, Epoll};
-    pub use crate::hold::{handler_flags, Hold};
+    pub use crate::handlers::{
+        are_put_off, catcher_address, installed, interruptible, let_run, outside, runs, Handlers, Inside,
+        Installed, Runs,
+    };
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
     pub use crate::process::{available, prepare};

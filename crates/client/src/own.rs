@@ -4,6 +4,7 @@
 //! Such a program may have used up its numbers when the library needs one. Then the soft limit is raised for the moment,
 //! if the hard one is higher; else one of a few descriptors that were kept for this is given away. Without either the
 //! library does without, or the program gets what it asked for from somebody else.
+use crate::handlers::Inside;
 use crate::process::forks;
 use crate::turn::lock;
 use rustix::io::Errno;
@@ -35,11 +36,17 @@ pub fn set_floor(floor: RawFd) {
 
 /// Whether the descriptor is one of the library's.
 pub fn is_own(fd: RawFd) -> bool {
-    fd >= LOWEST.load(Ordering::Relaxed) && list().contains(&fd)
+    if fd < LOWEST.load(Ordering::Relaxed) {
+        return false;
+    }
+    let _inside = Inside::enter();
+    let list = list();
+    list.contains(&fd)
 }
 
 /// The library's descriptors, sorted.
 pub fn own_fds() -> Vec<RawFd> {
+    let _inside = Inside::enter();
     let mut fds = list().clone();
     fds.sort_unstable();
     fds

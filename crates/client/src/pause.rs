@@ -1,6 +1,5 @@
-//! Waiting on one connection, for callers that have to come back when a signal handler has run.
+//! Waiting on one connection, for callers that have to come back when a signal handler is due.
 use crate::direct::Noticing;
-use crate::hold::Hold;
 use crate::socket::Socket;
 use crate::turn::SLEEP_MAX;
 use std::cell::Cell;
@@ -11,7 +10,7 @@ use std::time::Duration;
 pub enum Pause {
     /// Look again: something happened, or for no reason, or a part of the time is over.
     Look,
-    /// A signal handler has run.
+    /// A signal handler is due: see [`crate::core::let_run`].
     Signal,
 }
 
@@ -25,8 +24,8 @@ fn outcome(signal: &Cell<bool>) -> Pause {
 
 impl Socket {
     /// Sleeps until something can be received or the stream ends; at most `timeout`, and at most the
-    /// time after which one looks for the driver. Signals stay held if there is nothing yet.
-    pub fn pause_recv(&self, timeout: Duration, hold: &Hold) -> Pause {
+    /// time after which one looks for the driver.
+    pub fn pause_recv(&self, timeout: Duration) -> Pause {
         let signal = Cell::new(false);
         let mut side = self.recv.lock();
         let (there, end) = side.poll();
@@ -37,21 +36,21 @@ impl Socket {
         if side.glimpse(wake_at) {
             return Pause::Look;
         }
-        let noticing = Noticing { hold, signal: &signal };
+        let noticing = Noticing { signal: &signal };
         drop(self.sleep_for_recv(side, wake_at, timeout.min(SLEEP_MAX), Some(noticing)));
         outcome(&signal)
     }
 
     /// Sleeps until there is room to send or nothing can be sent any more; limits as in
     /// [`Self::pause_recv`].
-    pub fn pause_send(&self, timeout: Duration, hold: &Hold) -> Pause {
+    pub fn pause_send(&self, timeout: Duration) -> Pause {
         let signal = Cell::new(false);
         let mut side = self.send.lock();
         side.reap();
         if side.writable() || side.end().is_err() || self.check_usable().is_err() {
             return Pause::Look;
         }
-        let noticing = Noticing { hold, signal: &signal };
+        let noticing = Noticing { signal: &signal };
         drop(self.sleep_for_send(side, timeout.min(SLEEP_MAX), Some(noticing)));
         outcome(&signal)
     }

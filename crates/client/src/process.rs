@@ -109,6 +109,7 @@ pub fn available() -> bool {
 
 extern "C" fn in_child() {
     crate::own::close_inherited();
+    crate::handlers::in_child();
     FORKS.fetch_add(1, Ordering::Relaxed);
     PROCESS.store(ptr::null_mut(), Ordering::Release);
 }

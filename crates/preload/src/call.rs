@@ -1,6 +1,10 @@
 //! What every hook does around its work: errno, panics, signals.
-use pd_client::core::handler_flags;
+use pd_client::core::{are_put_off, handler_flags, let_run, runs, Inside};
 use std::panic::{catch_unwind, AssertUnwindSafe};
+
+extern "C-unwind" {
+    fn pthread_testcancel();
+}
 
 /// How a call on a twin ends if it does not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +29,13 @@ impl From<pd_client::Error> for Failure {
 /// return -1. Errno stays as it is after success.
 pub(crate) fn call<T: From<i8>>(work: impl FnOnce() -> Outcome<T>, plain: impl FnOnce() -> T) -> T {
     let before = errno();
+    let inside = Inside::enter();
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Failure::Errno(libc::EIO)));
+    drop(inside);
+    if matches!(result, Err(Failure::Errno(libc::EINTR))) {
+        // SAFETY: a thread that is cancelled unwinds from here, as from the C library's function.
+        unsafe { pthread_testcancel() };
+    }
     match result {
         Ok(value) => {
             set_errno(before);
@@ -45,7 +55,9 @@ pub(crate) fn call<T: From<i8>>(work: impl FnOnce() -> Outcome<T>, plain: impl F
 /// Does something on the side of a call that has its result already; errno stays as it is.
 pub(crate) fn aside(work: impl FnOnce()) {
     let before = errno();
+    let inside = Inside::enter();
     let _ = catch_unwind(AssertUnwindSafe(work));
+    drop(inside);
     set_errno(before);
 }
 
@@ -68,9 +80,17 @@ pub(crate) fn checked<T: PartialEq + From<i8>>(result: T) -> Outcome<T> {
     }
 }
 
-/// Whether some handler wants calls to be interrupted: installed without `SA_RESTART`. Which handler
-/// has run is not known; one that was to interrupt must not be missed.
-pub(crate) fn signals_interrupt() -> bool {
-    (1..=libc::SIGRTMAX())
-        .any(|signal| handler_flags(signal).is_some_and(|flags| flags & libc::SA_RESTART == 0))
+/// A signal has ended a sleep: lets its handler run, where the caller holds nothing. Says whether the call ends: always if
+/// it `never_restarts`, and by handlers that were installed without `SA_RESTART`.
+pub(crate) fn interrupts(never_restarts: bool) -> bool {
+    if !are_put_off() {
+        // A handler that was installed by the program's own system call. Which one has run is not known; one that was to
+        // interrupt must not be missed.
+        let flags = (1..=libc::SIGRTMAX()).filter_map(handler_flags);
+        return never_restarts || flags.into_iter().any(|flags| flags & libc::SA_RESTART == 0);
+    }
+    let before = runs();
+    let_run();
+    let now = runs();
+    now.interrupting != before.interrupting || never_restarts && now.all != before.all
 }

@@ -19,7 +19,7 @@ use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
 use crate::{real, short, spin, start, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use pd_client::core::{this_thread, Armed, Epoll, Hold, Socket};
+use pd_client::core::{interruptible, sleep_for, this_thread, Armed, Epoll, Inside, Socket};
 use std::collections::HashMap;
 use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 const TOKEN: u64 = 0xfdfa_b81c << 32;
 /// One wait in so many looks at the kernel's members although the fabric has something.
 const KERNEL_EVERY: u32 = 8;
+/// What the kernel takes a set of signals to be.
+pub(crate) const SET_BYTES: usize = 8;
 /// Flags that mean nothing to the fabric: one socket is never in two processes' waits.
 const NOT_OURS: u32 = (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP) as u32;
 /// How long a wait sleeps that nothing on the fabric can end.
@@ -313,13 +315,13 @@ impl Companion {
     }
 
     /// A token has come, and nothing else.
-    fn hear(&self, told: Told, hold: &Hold) {
+    fn hear(&self, told: Told) {
         let armed =
             if told.own && self.hosted.load(Ordering::Relaxed) { self.fabric.arm().ok() } else { None };
         match armed {
             Some(armed) => self.fabric.disarm(armed, true),
             // What has happened is another process's business, which may take its time.
-            None => drop(hold.sleep_for(LOOK_EVERY)),
+            None => drop(sleep_for(LOOK_EVERY)),
         }
     }
 
@@ -434,6 +436,7 @@ pub(crate) fn inherit(old: &Entry, new: &Arc<Entry>, new_of: impl Fn(*const Entr
 /// A thread is about to sleep in the kernel's instance as if there was nothing on the fabric; to be given to [`aware`].
 /// It has no destructor, for the thread may be cancelled.
 pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {
+    let _inside = Inside::enter();
     let entry = table::epoll(epoll)?;
     entry.epoll()?.unaware.fetch_add(1, Ordering::SeqCst);
     Some(Arc::into_raw(entry))
@@ -716,6 +719,7 @@ pub(crate) unsafe fn take_tokens(at: *mut epoll_event, found: usize, own: u64) -
     (left, told)
 }
 
+/// `epoll_pwait` for a time; a signal ends it whichever instant it comes.
 unsafe fn kernel_wait(
     epoll: c_int,
     at: *mut epoll_event,
@@ -723,24 +727,34 @@ unsafe fn kernel_wait(
     limit: Option<Duration>,
     mask: *const sigset_t,
 ) -> c_int {
-    let Some(limit) = limit else {
-        // SAFETY: the caller's array.
-        return unsafe { real::epoll_pwait(epoll, at, room, -1, mask) };
+    let in_ms = |ms: c_int| {
+        let arguments = [epoll as usize, at as usize, room as usize, ms as usize, mask as usize, SET_BYTES];
+        // SAFETY: the caller's array and mask.
+        unsafe { interruptible(libc::SYS_epoll_pwait, arguments, mask) }
     };
-    if limit.subsec_nanos() % 1_000_000 == 0 {
-        let ms = c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX);
-        // SAFETY: the caller's array.
-        return unsafe { real::epoll_pwait(epoll, at, room, ms, mask) };
+    let rounded_up =
+        |limit: Duration| c_int::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+    let found = match limit {
+        // SAFETY: the caller's array and mask.
+        Some(Duration::ZERO) => return unsafe { real::epoll_pwait(epoll, at, room, 0, mask) },
+        None => in_ms(-1),
+        Some(limit) if limit.subsec_nanos() % 1_000_000 == 0 => in_ms(rounded_up(limit)),
+        Some(limit) => {
+            let time = timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+            let time = (&raw const time) as usize;
+            let arguments = [epoll as usize, at as usize, room as usize, time, mask as usize, SET_BYTES];
+            // SAFETY: the caller's array and mask, and the time.
+            match unsafe { interruptible(libc::SYS_epoll_pwait2, arguments, mask) } {
+                failed if failed == -(libc::ENOSYS as isize) => in_ms(rounded_up(limit)),
+                found => found,
+            }
+        }
+    };
+    if found < 0 {
+        set_errno(-found as c_int);
+        return -1;
     }
-    let time = timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-    // SAFETY: the caller's array.
-    let found = unsafe { real::epoll_pwait2(epoll, at, room, &time, mask) };
-    if found < 0 && errno() == libc::ENOSYS {
-        let ms = c_int::try_from(limit.as_millis() + 1).unwrap_or(c_int::MAX);
-        // SAFETY: the caller's array.
-        return unsafe { real::epoll_pwait(epoll, at, room, ms, mask) };
-    }
-    found
+    found as c_int
 }
 
 /// `epoll_wait` on an instance that has a companion. `timeout` of none: for ever.
@@ -767,7 +781,7 @@ pub(crate) unsafe fn wait(
     let mut events = Events { at, max: max as usize, len: 0 };
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
-    let (zero, hold, own) = (Some(Duration::ZERO), Hold::default(), companion.token);
+    let (zero, own) = (Some(Duration::ZERO), companion.token);
     let mut all_is_left = true;
     loop {
         if unclaimed::any() {
@@ -775,13 +789,13 @@ pub(crate) unsafe fn wait(
         } else if companion.is_idle() {
             let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
             companion.unaware.fetch_add(1, Ordering::SeqCst);
-            let told = companion.is_idle().then(|| events.wait(epoll, own, left, hold.mask_or(mask)));
+            let told = companion.is_idle().then(|| events.wait(epoll, own, left, mask));
             companion.unaware.fetch_sub(1, Ordering::SeqCst);
             let Some(told) = told.transpose()? else { continue };
             if told == Told::default() || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
             }
-            companion.hear(told, &hold);
+            companion.hear(told);
             continue;
         }
         all_is_left = false;
@@ -797,7 +811,7 @@ pub(crate) unsafe fn wait(
         }
         // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
         let found = !companion.is_empty()
-            && spin::until(&hold, || {
+            && spin::until(|| {
                 events.wait(epoll, own, zero, mask)?;
                 if events.room() > 0 {
                     companion.look(&mut events)?;
@@ -823,7 +837,7 @@ pub(crate) unsafe fn wait(
                 continue;
             }
             Some(armed) => {
-                let slept = events.wait(epoll, own, limit, hold.mask_or(mask));
+                let slept = events.wait(epoll, own, limit, mask);
                 let before = errno();
                 companion.fabric.disarm(armed, slept.is_ok_and(|told| told.own));
                 set_errno(before);
@@ -831,7 +845,7 @@ pub(crate) unsafe fn wait(
             }
             None => {
                 let limit = limit.map_or(LOOK_EVERY, |limit| limit.min(LOOK_EVERY));
-                events.wait(epoll, own, Some(limit), hold.mask_or(mask))
+                events.wait(epoll, own, Some(limit), mask)
             }
         };
         spin::slept();
@@ -843,7 +857,7 @@ pub(crate) unsafe fn wait(
             return Ok(events.len as c_int);
         }
         if told.other || told.own && companion.is_empty() {
-            companion.hear(told, &hold);
+            companion.hear(told);
         }
     }
 }

@@ -99,6 +99,11 @@ next! {
     epoll_wait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int;
     epoll_pwait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
+    __sysv_signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
+    sigset(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
+    siginterrupt(signal: c_int, interrupts: c_int) -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fileno(stream: *mut libc::FILE) -> c_int;
     fileno_unlocked(stream: *mut libc::FILE) -> c_int;

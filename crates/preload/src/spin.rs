@@ -1,26 +1,25 @@
 //! Looking for a while before a sleep in the kernel, which would find out about the fabric only by a descriptor.
 use crate::call::Outcome;
-use pd_client::core::{Hold, Spin};
+use pd_client::core::Spin;
 use std::cell::RefCell;
 
 thread_local! {
     static SPIN: RefCell<Spin> = RefCell::default();
 }
 
-/// Asks `ready` for a bounded time that learns; says whether it said yes. Who sleeps if not, with the mask of `hold`, says
-/// [`slept`] then.
+/// Asks `ready` for a bounded time that learns; says whether it said yes. Who sleeps if not says [`slept`] then.
 ///
 /// # Errors
 /// Those of `ready`.
-pub(crate) fn until(hold: &Hold, mut ready: impl FnMut() -> Outcome<bool>) -> Outcome<bool> {
+pub(crate) fn until(mut ready: impl FnMut() -> Outcome<bool>) -> Outcome<bool> {
     let mut failure = None;
     let look = || {
-        hold.look(ready().unwrap_or_else(|error| {
+        ready().unwrap_or_else(|error| {
             failure = Some(error);
             true
-        }))
+        })
     };
-    // A thread that ends, or a signal handler that waits while the thread does: no spin.
+    // A thread that ends, or one that waits within a wait: no spin.
     let found = SPIN.try_with(|spin| spin.try_borrow_mut().is_ok_and(|mut spin| spin.until(look)));
     failure.map_or(Ok(found.unwrap_or(false)), Err)
 }

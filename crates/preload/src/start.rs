@@ -12,11 +12,17 @@ use std::sync::Arc;
 const OWN_FDS_FROM: c_int = 4096;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
+static OFF: AtomicBool = AtomicBool::new(false);
 
 /// Whether the library does anything.
 #[inline]
 pub(crate) fn enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
+}
+
+/// Whether the user wants none of it.
+pub(crate) fn is_off() -> bool {
+    OFF.load(Ordering::Relaxed)
 }
 
 #[used]
@@ -33,6 +39,7 @@ extern "C" fn start() {
         let mode = value(c"PD_PRELOAD");
         let is = |name: &[u8]| mode.as_ref().is_some_and(|mode| mode.to_bytes() == name);
         if is(b"off") || is(b"0") {
+            OFF.store(true, Ordering::Relaxed);
             return;
         }
         if is(b"short") {

@@ -3,6 +3,7 @@
 use crate::entry::{Entry, Thing};
 use arc_swap::ArcSwapOption;
 use libc::c_int;
+use pd_client::core::Inside;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::sync::Arc;
 
@@ -151,6 +152,7 @@ pub(crate) fn find_twin(cookie: u64) -> Option<Arc<Entry>> {
 #[inline]
 pub(crate) fn is_new(fd: c_int) {
     if look(fd) != PLAIN {
+        let _inside = Inside::enter();
         release(fd);
     }
 }

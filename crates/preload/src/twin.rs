@@ -1,6 +1,6 @@
 //! The fabric end of one connection, and calls on it as BSD sockets have them: they wait or not, come
 //! back from signals, and send what they are given.
-use crate::call::{signals_interrupt, Failure, Outcome, AGAIN};
+use crate::call::{interrupts, Failure, Outcome, AGAIN};
 use crate::entry::{lock, Entry};
 use crate::fabric::{self, Taken};
 use crate::log::note;
@@ -12,7 +12,7 @@ use crate::unix;
 use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
-use pd_client::core::{Hold, Pause, Socket};
+use pd_client::core::{sleep_for, Pause, Socket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -73,14 +73,8 @@ enum Wait {
     Send,
 }
 
-/// What the waits of one call share.
-#[derive(Default)]
-struct Waits {
-    /// When the socket's time is over, if ever; known after the first.
-    until: Option<Option<Instant>>,
-    /// So that a handler that runs between two of them ends the call.
-    hold: Hold,
-}
+/// When the socket's time is over, if ever; known after the first wait of a call.
+type Until = Option<Option<Instant>>;
 
 impl Twin {
     /// The twin of the connection of `fd`. `unclaimed`: the peer has still to find it.
@@ -300,8 +294,8 @@ impl Twin {
     }
 
     /// Waits once, at most until the socket's time is over.
-    fn wait(&self, entry: &Arc<Entry>, wait: Wait, waits: &mut Waits) -> Outcome<()> {
-        let until = *waits.until.get_or_insert_with(|| match wait {
+    fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: &mut Until) -> Outcome<()> {
+        let until = *until.get_or_insert_with(|| match wait {
             Wait::Recv => Self::until(&self.recv_timeout_ns),
             Wait::Send => Self::until(&self.send_timeout_ns),
         });
@@ -323,19 +317,14 @@ impl Twin {
         let socket = self.current().filter(|_| !full && self.slot.get().is_none_or(|slot| slot.is_mine()));
         let pause = match socket {
             Some(socket) => match wait {
-                Wait::Recv => socket.pause_recv(limit, &waits.hold),
-                Wait::Send => socket.pause_send(limit, &waits.hold),
+                Wait::Recv => socket.pause_recv(limit),
+                Wait::Send => socket.pause_send(limit),
             },
-            None => {
-                waits.hold.look(false);
-                match waits.hold.sleep_for(limit.min(TAKE_EVERY)) {
-                    true => Pause::Signal,
-                    false => Pause::Look,
-                }
-            }
+            None if sleep_for(limit.min(TAKE_EVERY)) => Pause::Signal,
+            None => Pause::Look,
         };
         // As the kernel has it: with a time-out a handler always ends the call.
-        if pause == Pause::Signal && (until.is_some() || signals_interrupt()) {
+        if pause == Pause::Signal && interrupts(until.is_some()) {
             return Err(Failure::Errno(libc::EINTR));
         }
         Ok(())
@@ -373,7 +362,7 @@ impl Twin {
         let ends_here = !self.unix || wanted == 0;
         let all = flags & libc::MSG_WAITALL != 0;
         let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
-        let (mut received, mut waiting) = (0, Waits::default());
+        let (mut received, mut waiting) = (0, Until::default());
         loop {
             // SAFETY: the caller's promise.
             let part = self.with(entry, |socket| unsafe { socket.recv_copied(rest.pieces(), peek) });
@@ -427,7 +416,7 @@ impl Twin {
         }
         let wanted = total(pieces);
         let mut rest = Rest::new(pieces, false);
-        let (mut sent, mut waiting) = (0, Waits::default());
+        let (mut sent, mut waiting) = (0, Until::default());
         loop {
             // SAFETY: the caller's promise.
             let part = unsafe { self.transmit_some(entry, rest.pieces()) };
@@ -509,7 +498,7 @@ impl Twin {
         if self.send_left.load(Ordering::Relaxed) {
             return Err(Failure::Plain);
         }
-        let (mut sent, mut waiting) = (0, Waits::default());
+        let (mut sent, mut waiting) = (0, Until::default());
         let waits = waits && self.waits(0);
         while sent < len {
             let mut state = unclaimed::any().then(|| lock(&self.unclaimed));

@@ -12,6 +12,7 @@ use crate::refusals::Place;
 use crate::twin::Twin;
 use crate::{address, companion, fabric, real, unclaimed};
 use libc::{c_int, c_void, msghdr, sockaddr, sockaddr_un, socklen_t};
+use pd_client::core::outside;
 use pd_client::Shutdown;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -93,7 +94,7 @@ pub(crate) unsafe fn connect(
         false => unsafe { twin_towards(fd, address, len) },
     };
     // SAFETY: the caller's promise.
-    let result = unsafe { real::connect(fd, address, len) };
+    let result = outside(|| unsafe { real::connect(fd, address, len) });
     let failed = errno();
     match (end, result) {
         (Some((end, file)), 0) => {

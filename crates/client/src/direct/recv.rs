@@ -360,7 +360,7 @@ impl Socket {
             if let Some(time) = pause.take() {
                 lull(time);
             }
-            bells.look(arrival.has_come() || self.check_usable().is_err())
+            arrival.has_come() || self.check_usable().is_err()
         });
         if !sleeping {
             side.incoming.pace = bells.pace();

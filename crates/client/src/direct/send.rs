@@ -407,7 +407,7 @@ impl Socket {
         let bells = Bells::new(link.send_cells(), pair, &SEND, wake_at, noticing);
         let bells = if sleeping { bells } else { bells.at_pace(&mut side.out.pace) };
         let (mut side, timed_out) = sleep_in_turn(&self.send, side, &bells, wake_at, timeout, || {
-            bells.look(vacancy.has_come() || self.check_usable().is_err())
+            vacancy.has_come() || self.check_usable().is_err()
         });
         if !sleeping {
             side.out.pace = bells.pace();

@@ -4,7 +4,7 @@
 //! fence while the peer sleeps often; while it does not, the peer takes the fence over: it makes one on all cores
 //! before it sleeps ([`pd_shm::barrier`]), so that a stream needs none.
 use super::Half;
-use crate::hold::Hold;
+use crate::due;
 use crate::turn::WaitTurn;
 use pd_abi::layout::direct;
 use pd_shm::wait::{SharedCells, SleeperCells};
@@ -238,22 +238,20 @@ pub(super) fn lull(time: Duration) {
     }
 }
 
-/// For sleepers that have to come back when a signal handler has run.
+/// For sleepers that have to come back when a signal handler is due.
 #[derive(Clone, Copy)]
 pub(crate) struct Noticing<'a> {
-    pub(crate) hold: &'a Hold,
-    /// Whether one has.
+    /// Whether one is due.
     pub(crate) signal: &'a Cell<bool>,
 }
 
 impl Noticing<'_> {
     fn sleep(&self, wait: impl FnOnce(&dyn Fn(&Sleep<'_>) -> isize) -> bool) {
-        self.signal.set(self.hold.sleep(wait));
+        self.signal.set(due::sleep(wait));
     }
 
-    /// What was waited for has come; which handlers have run does not matter any more.
+    /// What was waited for has come; which handlers are due does not matter any more.
     pub(super) fn end(&self) {
-        self.hold.end();
         self.signal.set(false);
     }
 }
@@ -291,12 +289,6 @@ impl<'a> Bells<'a> {
 
     pub(super) fn pace(self) -> Pace {
         self.pace.into_inner()
-    }
-
-    /// Passes on what a look has found.
-    #[inline]
-    pub(super) fn look(&self, found: bool) -> bool {
-        self.noticing.map_or(found, |noticing| noticing.hold.look(found))
     }
 
     /// Says whether a signal ended the sleep.
@@ -344,10 +336,7 @@ impl SleeperCells for Bells<'_> {
 impl WaitTurn for Bells<'_> {
     fn wait_turn(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         match self.noticing {
-            Some(noticing) => {
-                noticing.hold.look(false);
-                noticing.sleep(|make| sleep_on(word, seen, timeout, make));
-            }
+            Some(noticing) => noticing.sleep(|make| sleep_on(word, seen, timeout, make)),
             None => drop(sleep_on(word, seen, timeout, |sleep| sleep.make())),
         }
     }

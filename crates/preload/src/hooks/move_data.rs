@@ -4,7 +4,7 @@ use crate::call::{call, checked, errno, Failure, Outcome};
 use crate::twin::Twin;
 use crate::{entry, real, table};
 use libc::{c_int, c_uint, loff_t, off_t, size_t, ssize_t};
-use pd_client::core::Socket;
+use pd_client::core::{outside, Socket};
 use pd_client::Error;
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -93,7 +93,7 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -
 fn wait_for(fd: c_int, events: i16, wait: bool) -> Outcome<()> {
     let mut poll = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: one descriptor.
-    match checked(unsafe { real::poll(&mut poll, 1, if wait { -1 } else { 0 }) })? {
+    match checked(outside(|| unsafe { real::poll(&mut poll, 1, if wait { -1 } else { 0 }) }))? {
         0 => Err(Failure::Errno(libc::EAGAIN)),
         _ => Ok(()),
     }

@@ -1,11 +1,11 @@
 //! `poll` and `select`.
 use super::hooks;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
-use crate::companion::LOOK_EVERY;
+use crate::companion::{LOOK_EVERY, SET_BYTES};
 use crate::entry::{self, Entry};
 use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use pd_client::core::{Epoll, Hold, Socket};
+use pd_client::core::{interruptible, Epoll, Socket};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -168,14 +168,13 @@ fn wait(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Outcome<c_int> {
-    let (zero, hold) = (Some(Duration::ZERO), Hold::default());
+    let zero = Some(Duration::ZERO);
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         if unclaimed::any() {
             unclaimed::look();
             if members.iter().any(|member| table::look(fds[member.place].fd) == table::PLAIN) {
                 // One is the kernel's now.
-                hold.end();
                 return poll_fds(
                     fds,
                     until.map(|until| until.saturating_duration_since(Instant::now())),
@@ -213,7 +212,7 @@ fn wait(
         } else {
             left
         };
-        sleep(members, kernel, left, mask, &hold)?;
+        sleep(members, kernel, left, mask)?;
     }
 }
 
@@ -227,15 +226,21 @@ fn plain(fds: &mut [pollfd], until: Option<Instant>, mask: *const sigset_t) -> O
 }
 
 fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
-    let time =
+    let mut time =
         limit.map(|limit| timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: an array and its length.
-    let found = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) };
-    if found < 0 {
-        return Err(Failure::Errno(errno()));
+    let time = time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    if limit == Some(Duration::ZERO) {
+        // SAFETY: an array and its length.
+        let found = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) };
+        return if found < 0 { Err(Failure::Errno(errno())) } else { Ok(found) };
     }
-    Ok(found)
+    let arguments = [fds.as_mut_ptr() as usize, fds.len(), time as usize, mask as usize, SET_BYTES, 0];
+    // SAFETY: an array and its length, a time of this call's, and the caller's mask.
+    let found = unsafe { interruptible(libc::SYS_ppoll, arguments, mask) };
+    if found < 0 {
+        return Err(Failure::Errno(-found as c_int));
+    }
+    Ok(found as c_int)
 }
 
 /// The calling thread's epoll instance of the fabric: the connections of its last poll.
@@ -278,7 +283,6 @@ fn sleep(
     kernel: &mut Vec<pollfd>,
     left: Option<Duration>,
     mask: *const sigset_t,
-    hold: &Hold,
 ) -> Outcome<()> {
     let mut wanted: Vec<(Arc<Socket>, u32)> = Vec::new();
     for member in members {
@@ -289,16 +293,15 @@ fn sleep(
             None => wanted.push((socket, member.wanted)),
         }
     }
-    sleep_on(wanted, kernel, left, mask, hold)
+    sleep_on(wanted, kernel, left, mask)
 }
 
-/// Sleeps until something may have happened to one of these, or in the kernel. Signals are held by `hold` before and after.
+/// Sleeps until something may have happened to one of these, or in the kernel; a signal ends that.
 pub(crate) fn sleep_on(
     wanted: Vec<(Arc<Socket>, u32)>,
     kernel: &mut Vec<pollfd>,
     left: Option<Duration>,
     mask: *const sigset_t,
-    hold: &Hold,
 ) -> Outcome<()> {
     let sleep = |poller: &mut Poller| -> Outcome<()> {
         poller.watch(wanted)?;
@@ -307,7 +310,7 @@ pub(crate) fn sleep_on(
         if poller.fabric.look(1, &mut |_, _| {})? > 0 {
             return Ok(());
         }
-        let found = spin::until(hold, || {
+        let found = spin::until(|| {
             let kernel_too = kernel.iter().any(|poll| poll.fd >= 0);
             Ok(poller.fabric.look(1, &mut |_, _| {})? > 0
                 || kernel_too && kernel_poll(kernel, Some(Duration::ZERO), std::ptr::null())? > 0)
@@ -317,7 +320,7 @@ pub(crate) fn sleep_on(
         }
         let Some((host, armed)) = host.and_then(|host| Some((host, poller.fabric.arm().ok()?))) else {
             let left = left.map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY));
-            let slept = kernel_poll(kernel, Some(left), hold.mask_or(mask));
+            let slept = kernel_poll(kernel, Some(left), mask);
             spin::slept();
             return slept.map(drop);
         };
@@ -326,7 +329,7 @@ pub(crate) fn sleep_on(
             return Ok(());
         }
         kernel.push(pollfd { fd: host, events: libc::POLLIN, revents: 0 });
-        let slept = kernel_poll(kernel, left, hold.mask_or(mask));
+        let slept = kernel_poll(kernel, left, mask);
         let before = errno();
         spin::slept();
         let woken = kernel.pop().is_some_and(|host| host.revents != 0);

@@ -7,6 +7,7 @@ use crate::refusals::Place;
 use crate::twin::Twin;
 use crate::{address, fabric, port, real, short, start, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
+use pd_client::core::outside;
 use pd_client::Shutdown;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -315,7 +316,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
         None
     };
     // SAFETY: the caller's promise.
-    let result = unsafe { real::connect(fd, address, len) };
+    let result = outside(|| unsafe { real::connect(fd, address, len) });
     let errno = errno();
     let established = |end| {
         result == 0
@@ -347,7 +348,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
 /// `connect` on a connected socket: an error, unless it undoes the connection.
 unsafe fn connect_again(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
     // SAFETY: the caller's promise.
-    let result = checked(unsafe { real::connect(fd, address, len) })?;
+    let result = checked(outside(|| unsafe { real::connect(fd, address, len) }))?;
     if address::peer(fd).is_none() {
         table::release(fd);
         entry::adopt(fd, None);

@@ -4,6 +4,7 @@ use super::hooks;
 use crate::entry::lock;
 use crate::{address, real, table};
 use libc::{c_char, c_int, c_void, size_t, ssize_t, FILE};
+use pd_client::core::Inside;
 use std::ffi::CStr;
 use std::sync::Mutex;
 
@@ -58,6 +59,7 @@ unsafe fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
     // SAFETY: functions that live as long as the program, and the caller's mode.
     let stream = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !stream.is_null() {
+        let _inside = Inside::enter();
         lock(&STREAMS).push((stream as usize, fd));
     }
     stream
@@ -93,7 +95,9 @@ fn known(stream: *mut FILE) -> Option<c_int> {
     if table::end() == 0 {
         return None;
     }
-    lock(&STREAMS).iter().find(|(known, _)| *known == stream as usize).map(|(_, fd)| *fd)
+    let _inside = Inside::enter();
+    let streams = lock(&STREAMS);
+    streams.iter().find(|(known, _)| *known == stream as usize).map(|(_, fd)| *fd)
 }
 
 unsafe extern "C-unwind" fn read_stream(cookie: *mut c_void, buffer: *mut c_char, len: size_t) -> ssize_t {
@@ -110,7 +114,9 @@ unsafe extern "C-unwind" fn write_stream(cookie: *mut c_void, buffer: *const c_c
 
 unsafe extern "C-unwind" fn close_stream(cookie: *mut c_void) -> c_int {
     let fd = cookie as usize as c_int;
+    let inside = Inside::enter();
     lock(&STREAMS).retain(|(_, known)| *known != fd);
+    drop(inside);
     // SAFETY: the stream's descriptor.
     unsafe { super::descriptor::close(fd) }
 }

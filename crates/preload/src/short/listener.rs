@@ -1,7 +1,7 @@
 //! Listeners that take connections from the kernel and from the fabric, on one address. The fabric's part
 //! begins when the process first accepts or waits: who only passes a listener on to others takes none.
 use super::{open_to_new, Names, Spare};
-use crate::call::{errno, set_errno, signals_interrupt, Failure, Outcome, AGAIN};
+use crate::call::{errno, interrupts, set_errno, Failure, Outcome, AGAIN};
 use crate::companion;
 use crate::entry::{self, Entry, State};
 use crate::hooks::poll::sleep_on;
@@ -10,7 +10,7 @@ use crate::twin::Twin;
 use crate::{address, fabric, real, table};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, sockaddr, socklen_t};
-use pd_client::core::{ready, Hold, Socket};
+use pd_client::core::{ready, Socket};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -174,7 +174,7 @@ pub(crate) unsafe fn accept(
             return Ok(accepted);
         }
     }
-    let (mut waits, hold): (Option<Option<Instant>>, _) = (None, Hold::default());
+    let mut waits: Option<Option<Instant>> = None;
     loop {
         if let Some((accepted, twin, spare)) = take(listening, &end, flags)? {
             // SAFETY: the caller's promise.
@@ -207,12 +207,12 @@ pub(crate) unsafe fn accept(
         };
         if (0..SPINS).any(|_| {
             std::hint::spin_loop();
-            hold.look(has_come(&end))
+            has_come(&end)
         }) {
             continue;
         }
         // SAFETY: the caller's promise.
-        if let Some(accepted) = unsafe { wait(listening, fd, &end, (until, &hold), (address, len), flags) }? {
+        if let Some(accepted) = unsafe { wait(listening, fd, &end, until, (address, len), flags) }? {
             return Ok(accepted);
         }
     }
@@ -227,7 +227,7 @@ unsafe fn wait(
     listening: &Listening,
     fd: c_int,
     end: &Arc<Socket>,
-    (until, hold): (Option<Instant>, &Hold),
+    until: Option<Instant>,
     (address, len): (*mut sockaddr, *mut socklen_t),
     flags: c_int,
 ) -> Outcome<Option<c_int>> {
@@ -236,8 +236,8 @@ unsafe fn wait(
         return Err(AGAIN);
     }
     let mut kernel = vec![libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null(), hold) {
-        Err(Failure::Errno(libc::EINTR)) if until.is_none() && !signals_interrupt() => return Ok(None),
+    match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null()) {
+        Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => return Ok(None),
         other => other?,
     }
     if kernel[0].revents == 0 {

@@ -1,0 +1,659 @@
+//! Signal handlers kept out of the library's calls.
+//!
+//! A handler that runs while its thread is in a call of the library's may call the library itself, and would wait for a
+//! lock that its own thread holds. So handlers are put off. A library that stands in for `sigaction` installs
+//! [`catcher`] in their place ([`Handlers`]), and says where its calls begin and end ([`Inside`]). A signal that comes in
+//! between is blocked with all others and sent to the thread once more; with the end of the call the mask is as it was,
+//! and the kernel delivers it as ever: on its stack, with its mask and its information. No call costs a system call
+//! for that; a signal that comes within one costs two.
+//!
+//! A handler is never put off by what waits for long: a sleep ends when a signal comes ([`interruptible`]), whichever
+//! instant that is, and whoever sleeps lets handlers run ([`let_run`]) where it holds nothing. That also tells exactly which
+//! handlers have run, and whether they were to interrupt calls.
+//!
+//! Not put off are signals that the thread has caused by what it does, and handlers that were installed by a system call of
+//! the program's own.
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{compiler_fence, AtomicBool, AtomicI32, AtomicUsize, Ordering};
+
+/// Those that a thread causes itself. Blocked, they would end the process.
+const OWN: [libc::c_int; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+/// Signals of the C library's own.
+const OF_LIBRARY: [libc::c_int; 2] = [32, 33];
+/// The highest signal.
+const LAST: usize = 64;
+/// What the kernel takes a set of signals to be.
+const SET_BYTES: usize = 8;
+
+/// The kernel's set of signals.
+type Set = u64;
+
+/// What a thread is in the middle of.
+struct Here {
+    /// Calls of the library's that it is in.
+    inside: Cell<u32>,
+    /// A signal waits for the end of the call.
+    put_off: Cell<bool>,
+    /// The signals that were blocked before.
+    mask: Cell<Set>,
+    /// The mask that the program wanted for the sleep that the signal ended.
+    asked: Cell<Option<Set>>,
+    /// Handlers that have run.
+    runs: Cell<u32>,
+    /// Of them those that interrupt calls.
+    interrupts: Cell<u32>,
+}
+
+thread_local! {
+    static HERE: Here = const {
+        Here {
+            inside: Cell::new(0),
+            put_off: Cell::new(false),
+            mask: Cell::new(0),
+            asked: Cell::new(None),
+            runs: Cell::new(0),
+            interrupts: Cell::new(0),
+        }
+    };
+}
+
+/// The calling thread is in a call of the library's, until this is dropped: then handlers run that were put off.
+#[derive(Debug)]
+pub struct Inside {
+    _of_thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Inside {
+    /// Handlers are put off from now on.
+    #[inline]
+    pub fn enter() -> Self {
+        HERE.with(|here| here.inside.set(here.inside.get() + 1));
+        compiler_fence(Ordering::SeqCst);
+        Self { _of_thread: std::marker::PhantomData }
+    }
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        let last = HERE.with(|here| {
+            let left = here.inside.get().saturating_sub(1);
+            here.inside.set(left);
+            compiler_fence(Ordering::SeqCst);
+            left == 0 && here.put_off.get()
+        });
+        if last {
+            deliver();
+        }
+    }
+}
+
+/// Whether a handler waits for the end of the call that the thread is in.
+#[inline]
+pub fn are_put_off() -> bool {
+    HERE.with(|here| here.put_off.get())
+}
+
+/// Which handlers have run in the calling thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// All.
+    pub all: u32,
+    /// Those that were installed without `SA_RESTART`.
+    pub interrupting: u32,
+}
+
+/// How many handlers have run so far.
+pub fn runs() -> Runs {
+    HERE.with(|here| Runs { all: here.runs.get(), interrupting: here.interrupts.get() })
+}
+
+/// Has the handlers run that were put off, where the caller holds no lock and nothing of the thread's.
+pub fn let_run() {
+    if are_put_off() {
+        outside(|| ());
+    }
+}
+
+/// Does what may take long, and nothing of the library's, as if the thread was in no call of the library's.
+pub fn outside<T>(work: impl FnOnce() -> T) -> T {
+    /// Whoever unwinds, or is jumped over, leaves the count as it is to be.
+    struct Back(u32);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            HERE.with(|here| here.inside.set(self.0));
+        }
+    }
+    let _back = Back(HERE.with(|here| here.inside.replace(0)));
+    compiler_fence(Ordering::SeqCst);
+    if are_put_off() {
+        deliver();
+    }
+    work()
+}
+
+/// Outside of all calls: gives the thread its mask back, so that the kernel delivers what waits.
+#[cold]
+fn deliver() {
+    let (mask, asked) = HERE.with(|here| {
+        here.put_off.set(false);
+        (here.mask.get(), here.asked.take())
+    });
+    set_mask(mask);
+    if let Some(asked) = asked {
+        // Those that the program had blocked but for the sleep.
+        set_mask(asked);
+        set_mask(mask);
+    }
+}
+
+fn set_mask(mask: Set) {
+    // SAFETY: a set of the kernel's size; of the calling thread alone.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const mask,
+            ptr::null_mut::<Set>(),
+            SET_BYTES,
+        );
+    }
+}
+
+fn bit(signal: libc::c_int) -> Set {
+    1 << (signal - 1)
+}
+
+/// What is blocked while a signal waits.
+fn held() -> Set {
+    OWN.into_iter().chain(OF_LIBRARY).fold(!0, |set, signal| set & !bit(signal))
+}
+
+/// Sleeps by a system call that a signal ends, whichever instant it comes: also if it was put off before.
+/// `mask`, if not null, is the argument by which the call itself changes the thread's mask. Returns what the call does:
+/// a negative `errno` if it fails.
+///
+/// # Safety
+/// That of the system call.
+pub unsafe fn interruptible(
+    number: libc::c_long,
+    arguments: [usize; 6],
+    mask: *const libc::sigset_t,
+) -> isize {
+    // SAFETY: the caller's promise.
+    let result = HERE.with(|here| unsafe { sleep::make(here.put_off.as_ptr(), number, arguments) });
+    if !mask.is_null() && result == -(libc::EINTR as isize) && are_put_off() {
+        // SAFETY: the caller's set, which the kernel has read.
+        let asked = unsafe { mask.cast::<Set>().read() };
+        HERE.with(|here| here.asked.set(Some(asked)));
+    }
+    result
+}
+
+/// What the program has installed for a signal.
+struct Known {
+    /// Its handler.
+    handler: AtomicUsize,
+    /// The flags that it was installed with.
+    flags: AtomicI32,
+    /// The kernel gives the catcher information about it.
+    informs: AtomicBool,
+}
+
+static KNOWN: [Known; LAST + 1] = [const {
+    Known { handler: AtomicUsize::new(0), flags: AtomicI32::new(0), informs: AtomicBool::new(false) }
+}; LAST + 1];
+/// One thread at a time installs handlers; it has all signals blocked.
+static INSTALLING: AtomicBool = AtomicBool::new(false);
+
+type Handler = unsafe extern "C-unwind" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// Stands in for the program's handlers.
+///
+/// # Safety
+/// The kernel calls it.
+unsafe extern "C-unwind" fn catcher(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    let known = &KNOWN[place(signal)];
+    let handler = known.handler.load(Ordering::Acquire);
+    let informs = known.informs.load(Ordering::Acquire);
+    let is_put_off = HERE.with(|here| {
+        // SAFETY: the kernel has written it, where it informs.
+        let may_wait = || informs && !(OWN.contains(&signal) && unsafe { (*info).si_code } > 0);
+        // SAFETY: the kernel's arguments.
+        if here.inside.get() > 0 && may_wait() && unsafe { put_off(here, signal, info, context) } {
+            return true;
+        }
+        here.runs.set(here.runs.get().wrapping_add(1));
+        if known.flags.load(Ordering::Relaxed) & libc::SA_RESTART == 0 {
+            here.interrupts.set(here.interrupts.get().wrapping_add(1));
+        }
+        false
+    });
+    if !is_put_off && handler != 0 {
+        // SAFETY: what the program has installed: one that takes fewer arguments leaves the others.
+        let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
+        // SAFETY: with the kernel's arguments.
+        unsafe { handler(signal, info, context) };
+    }
+}
+
+/// Blocks all signals and sends this one to the thread again. False: it cannot be sent.
+///
+/// # Safety
+/// The arguments are those of a handler.
+#[cold]
+unsafe fn put_off(
+    here: &Here,
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) -> bool {
+    // SAFETY: the calling thread's errno.
+    let errno = unsafe { *libc::__errno_location() };
+    // One that comes right now is put off before this one goes on.
+    set_mask(held());
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: numbers, and the kernel's information; a process may send any to itself.
+    let sent = unsafe {
+        let [process, thread] = [libc::SYS_getpid, libc::SYS_gettid].map(|number| libc::syscall(number));
+        libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info) == 0
+    };
+    // SAFETY: of the context only what the kernel restores: a set of its size.
+    let blocked = unsafe { (&raw mut (*context).uc_sigmask).cast::<Set>() };
+    if sent {
+        // SAFETY: as above.
+        unsafe {
+            here.mask.set(blocked.read());
+            here.put_off.set(true);
+            blocked.write(blocked.read() | held());
+            sleep::skip(context);
+        }
+        install_again(signal);
+    } else {
+        // SAFETY: as above.
+        set_mask(unsafe { blocked.read() } | bit(signal));
+    }
+    // SAFETY: the calling thread's errno.
+    unsafe { *libc::__errno_location() = errno };
+    sent
+}
+
+/// A handler that was to be installed for one signal only has not run.
+fn install_again(signal: libc::c_int) {
+    if KNOWN[place(signal)].flags.load(Ordering::Relaxed) & libc::SA_RESETHAND == 0 {
+        return;
+    }
+    /// The kernel's `struct sigaction`, whose handler is first; the rest stays as it is.
+    #[repr(C)]
+    struct Action {
+        handler: usize,
+        rest: [u64; 3],
+    }
+    let mut action = MaybeUninit::<Action>::zeroed();
+    // SAFETY: asks for an action, and installs the same with another handler.
+    unsafe {
+        let none = ptr::null_mut::<Action>();
+        if libc::syscall(libc::SYS_rt_sigaction, signal, none, action.as_mut_ptr(), SET_BYTES) != 0 {
+            return;
+        }
+        let action = action.assume_init_mut();
+        if action.handler == libc::SIG_DFL {
+            action.handler = catcher as Handler as usize;
+            libc::syscall(libc::SYS_rt_sigaction, signal, ptr::from_ref(action), none, SET_BYTES);
+        }
+    }
+}
+
+fn place(signal: libc::c_int) -> usize {
+    usize::try_from(signal).unwrap_or(0).min(LAST)
+}
+
+/// What was known of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// The program's handler.
+    pub handler: usize,
+    /// The flags that it was installed with.
+    pub flags: libc::c_int,
+}
+
+/// Handlers are being installed, by one thread at a time.
+#[derive(Debug)]
+pub struct Handlers {
+    blocked: Set,
+    _of_thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Handlers {
+    /// Waits for other threads that install handlers. Signals are blocked until this is dropped.
+    pub fn lock() -> Self {
+        let (all, mut blocked): (Set, Set) = (!0, 0);
+        // SAFETY: sets of the kernel's size; of the calling thread alone.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_SETMASK,
+                &raw const all,
+                &raw mut blocked,
+                SET_BYTES,
+            );
+        }
+        while INSTALLING.swap(true, Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        Self { blocked, _of_thread: std::marker::PhantomData }
+    }
+
+    /// The catcher is to call this handler from now on. `informs`: the kernel gives it information about the signal. Returns
+    /// what was known before.
+    pub fn set(&self, signal: libc::c_int, new: Installed, informs: bool) -> Installed {
+        let known = &KNOWN[place(signal)];
+        let before = installed(signal);
+        known.informs.store(informs, Ordering::Release);
+        known.flags.store(new.flags, Ordering::Relaxed);
+        known.handler.store(new.handler, Ordering::Release);
+        before
+    }
+}
+
+impl Drop for Handlers {
+    fn drop(&mut self) {
+        INSTALLING.store(false, Ordering::Release);
+        set_mask(self.blocked);
+    }
+}
+
+/// What the program has installed for a signal, as far as the catcher knows.
+pub fn installed(signal: libc::c_int) -> Installed {
+    let known = &KNOWN[place(signal)];
+    Installed { handler: known.handler.load(Ordering::Acquire), flags: known.flags.load(Ordering::Relaxed) }
+}
+
+/// What is to be installed in place of handlers.
+pub fn catcher_address() -> usize {
+    catcher as Handler as usize
+}
+
+/// In a forked child: the thread that was installing handlers is not there.
+pub(crate) fn in_child() {
+    INSTALLING.store(false, Ordering::Release);
+}
+
+/// A system call that is not begun if a signal was put off before it, at whichever instant.
+#[cfg(target_arch = "x86_64")]
+mod sleep {
+    use std::arch::global_asm;
+
+    // From `begin` to the call itself all depends on the flag, and nothing has happened yet: a handler that is put
+    // off there has the thread go on at `skip`. So it does with a call that the kernel is about to begin again.
+    global_asm!(
+        ".pushsection .text.pd_sleep,\"ax\",@progbits",
+        ".p2align 4",
+        ".globl pd_sleep, pd_sleep_begin, pd_sleep_call, pd_sleep_skip",
+        ".hidden pd_sleep, pd_sleep_begin, pd_sleep_call, pd_sleep_skip",
+        ".type pd_sleep,@function",
+        "pd_sleep:",
+        ".cfi_startproc",
+        "mov rcx, rdi",
+        "mov rax, [rsi]",
+        "mov rdi, [rsi + 8]",
+        "mov rdx, [rsi + 24]",
+        "mov r10, [rsi + 32]",
+        "mov r8, [rsi + 40]",
+        "mov r9, [rsi + 48]",
+        "mov rsi, [rsi + 16]",
+        "pd_sleep_begin:",
+        "cmp byte ptr [rcx], 0",
+        "jne pd_sleep_skip",
+        "pd_sleep_call:",
+        "syscall",
+        "ret",
+        "pd_sleep_skip:",
+        "mov rax, -{interrupted}",
+        "ret",
+        ".cfi_endproc",
+        ".size pd_sleep, . - pd_sleep",
+        ".popsection",
+        interrupted = const libc::EINTR,
+    );
+
+    extern "C" {
+        fn pd_sleep(flag: *const bool, call: *const [usize; 7]) -> isize;
+        static pd_sleep_begin: u8;
+        static pd_sleep_call: u8;
+        static pd_sleep_skip: u8;
+    }
+
+    /// Makes the call unless the flag is set.
+    ///
+    /// # Safety
+    /// That of the call.
+    pub(super) unsafe fn make(
+        flag: *const bool,
+        number: libc::c_long,
+        [a, b, c, d, e, f]: [usize; 6],
+    ) -> isize {
+        // SAFETY: the caller's promise; the flag is the thread's.
+        unsafe { pd_sleep(flag, &[number as usize, a, b, c, d, e, f]) }
+    }
+
+    /// In a handler that has set the flag.
+    ///
+    /// # Safety
+    /// The context is the handler's.
+    pub(super) unsafe fn skip(context: *mut libc::ucontext_t) {
+        // SAFETY: the caller's promise; the addresses are of code.
+        unsafe {
+            let [begin, call, skip] =
+                [&raw const pd_sleep_begin, &raw const pd_sleep_call, &raw const pd_sleep_skip];
+            let at = &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize];
+            if (begin.addr()..=call.addr()).contains(&(*at as usize)) {
+                *at = skip.addr() as libc::greg_t;
+            }
+        }
+    }
+}
+
+/// Elsewhere: a signal that comes between the look at the flag and the call ends it only if the call has begun.
+#[cfg(not(target_arch = "x86_64"))]
+mod sleep {
+    pub(super) unsafe fn make(
+        flag: *const bool,
+        number: libc::c_long,
+        [a, b, c, d, e, f]: [usize; 6],
+    ) -> isize {
+        // SAFETY: the thread's.
+        if unsafe { flag.read_volatile() } {
+            return -(libc::EINTR as isize);
+        }
+        // SAFETY: the caller's promise.
+        let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+        if result >= 0 {
+            return result as isize;
+        }
+        // SAFETY: the calling thread's errno.
+        -(unsafe { *libc::__errno_location() } as isize)
+    }
+
+    pub(super) unsafe fn skip(_context: *mut libc::ucontext_t) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+    use std::sync::Mutex;
+
+    /// The tests use the same signals.
+    static ONE: Mutex<()> = Mutex::new(());
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    static VALUES: AtomicU32 = AtomicU32::new(0);
+
+    unsafe extern "C-unwind" fn handler(
+        _signal: libc::c_int,
+        info: *mut libc::siginfo_t,
+        _context: *mut libc::c_void,
+    ) {
+        RUNS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the kernel's information.
+        VALUES.fetch_add(unsafe { (*info).si_value() }.sival_ptr as usize as u32, Ordering::Relaxed);
+    }
+
+    /// Installs the catcher, and the handler behind it.
+    fn install(signal: libc::c_int, flags: libc::c_int) {
+        let handlers = Handlers::lock();
+        handlers.set(signal, Installed { handler: handler as Handler as usize, flags }, true);
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: an action that is there.
+        unsafe {
+            (*action.as_mut_ptr()).sa_sigaction = catcher_address();
+            (*action.as_mut_ptr()).sa_flags = flags | libc::SA_SIGINFO;
+            assert_eq!(libc::sigaction(signal, action.as_ptr(), ptr::null_mut()), 0);
+        }
+    }
+
+    fn queue(signal: libc::c_int, value: usize) {
+        // SAFETY: to the calling thread, which has a handler for it.
+        unsafe {
+            libc::pthread_sigqueue(libc::pthread_self(), signal, libc::sigval { sival_ptr: value as _ })
+        };
+    }
+
+    fn blocked() -> Set {
+        let mut set: Set = 0;
+        // SAFETY: room for a set.
+        unsafe { libc::syscall(libc::SYS_rt_sigprocmask, 0, 0, &raw mut set, SET_BYTES) };
+        set
+    }
+
+    fn counts() -> (u32, u32) {
+        (RUNS.load(Ordering::Relaxed), VALUES.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn handlers_run_at_the_end_of_a_call_as_if_they_had_come_then() {
+        let _one = ONE.lock();
+        for flags in [0, libc::SA_RESTART, libc::SA_NODEFER, libc::SA_RESETHAND] {
+            let (signal, other) = (libc::SIGRTMIN() + 3, libc::SIGUSR2);
+            [signal, other].into_iter().for_each(|signal| install(signal, flags));
+            let (before, mask, runs_before) = (counts(), blocked(), runs());
+            let outer = Inside::enter();
+            let inner = Inside::enter();
+            queue(signal, 3);
+            queue(other, 40);
+            assert_eq!((counts(), are_put_off()), (before, true));
+            drop(inner);
+            assert_eq!(counts(), before, "only with the outer one");
+            drop(outer);
+            assert_eq!(counts(), (before.0 + 2, before.1 + 43), "flags {flags:x}");
+            assert_eq!((blocked(), are_put_off()), (mask, false));
+            let interrupting = if flags == libc::SA_RESTART { 0 } else { 2 };
+            assert_eq!(runs().all - runs_before.all, 2);
+            assert_eq!(runs().interrupting - runs_before.interrupting, interrupting);
+            let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+            // SAFETY: room for an action.
+            let now = unsafe {
+                libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
+                action.assume_init().sa_sigaction
+            };
+            assert_eq!(now == libc::SIG_DFL, flags == libc::SA_RESETHAND, "for one signal only");
+        }
+    }
+
+    #[test]
+    fn outside_and_where_they_are_let_handlers_run_at_once() {
+        let _one = ONE.lock();
+        let signal = libc::SIGRTMIN() + 4;
+        install(signal, 0);
+        let before = counts();
+        let inside = Inside::enter();
+        queue(signal, 1);
+        assert_eq!(counts(), before);
+        let_run();
+        assert_eq!(counts(), (before.0 + 1, before.1 + 1));
+        queue(signal, 1);
+        outside(|| {
+            assert_eq!(counts().0, before.0 + 2);
+            queue(signal, 1);
+            assert_eq!(counts().0, before.0 + 3);
+        });
+        queue(signal, 1);
+        assert_eq!(counts().0, before.0 + 3, "in the call again");
+        drop(inside);
+        assert_eq!(counts().0, before.0 + 4);
+    }
+
+    /// A signal that comes at any instant of many sleeps, most of which end by themselves just then, ends the one or is
+    /// seen before the next, once.
+    #[test]
+    fn no_sleep_begins_while_a_handler_waits() {
+        const ROUNDS: u32 = 20_000;
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        static SENT: AtomicU32 = AtomicU32::new(0);
+        let _one = ONE.lock();
+        let signal = libc::SIGRTMIN() + 5;
+        install(signal, libc::SA_RESTART);
+        // SAFETY: always succeeds.
+        let waiter = unsafe { libc::pthread_self() };
+        let sender = std::thread::spawn(move || {
+            for round in 1..=ROUNDS {
+                while ASKED.load(Ordering::Acquire) < round {
+                    std::thread::yield_now();
+                }
+                (0..round % 1021 * 8).for_each(|_| std::hint::spin_loop());
+                // SAFETY: the thread waits for this one.
+                unsafe { libc::pthread_kill(waiter, signal) };
+                SENT.store(round, Ordering::Release);
+            }
+        });
+        let before = counts().0;
+        for round in 1..=ROUNDS {
+            let inside = Inside::enter();
+            ASKED.store(round, Ordering::Release);
+            let nap = |nanoseconds: libc::c_long| {
+                let time = libc::timespec {
+                    tv_sec: nanoseconds / 1_000_000_000,
+                    tv_nsec: nanoseconds % 1_000_000_000,
+                };
+                let arguments = [libc::CLOCK_MONOTONIC as usize, 0, (&raw const time) as usize, 0, 0, 0];
+                // SAFETY: the time is there.
+                unsafe { interruptible(libc::SYS_clock_nanosleep, arguments, ptr::null()) }
+            };
+            while !are_put_off() && SENT.load(Ordering::Acquire) < round {
+                nap(1);
+            }
+            // It has been sent; a sleep of an hour ends by it.
+            assert_eq!(nap(3600 * 1_000_000_000), -(libc::EINTR as isize), "round {round}");
+            assert_eq!(counts().0 - before, round - 1);
+            drop(inside);
+            assert_eq!(counts().0 - before, round);
+        }
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn what_a_thread_causes_itself_is_not_put_off() {
+        let _one = ONE.lock();
+        install(libc::SIGFPE, libc::SA_NODEFER);
+        let before = counts().0;
+        let inside = Inside::enter();
+        // SAFETY: to the calling thread, which has a handler for it.
+        unsafe {
+            let mut info = MaybeUninit::<[u8; 128]>::zeroed();
+            info.as_mut_ptr().cast::<libc::c_int>().add(2).write(1); // as the kernel says it: FPE_INTDIV
+            let [process, thread] = [libc::SYS_getpid, libc::SYS_gettid].map(|number| libc::syscall(number));
+            libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, libc::SIGFPE, info.as_ptr());
+        }
+        assert_eq!(counts().0, before + 1);
+        drop(inside);
+        assert_eq!(counts().0, before + 1);
+    }
+}
