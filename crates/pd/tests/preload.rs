@@ -19,6 +19,8 @@ mod files;
 mod ports;
 #[path = "preload/short.rs"]
 mod short;
+#[path = "preload/signals.rs"]
+mod signals;
 #[path = "preload/unclaimed.rs"]
 mod unclaimed;
 #[path = "preload/unix.rs"]

@@ -15,6 +15,7 @@ mod call;
 mod companion;
 mod entry;
 mod fabric;
+mod heap;
 mod hooks;
 mod log;
 mod port;

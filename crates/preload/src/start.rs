@@ -50,6 +50,7 @@ extern "C" fn start() {
         }
         log::set_place(value(c"PD_PRELOAD_LOG").filter(|place: &CString| !place.is_empty()));
         table::set_process();
+        crate::heap::see_forks();
         pd_client::core::set_floor(floor());
         pd_client::core::prepare();
         let instances = mark_inherited();
