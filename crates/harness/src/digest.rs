@@ -4,9 +4,11 @@
 //! 64-bit value: the same on both sides however the bytes were split on the way. Hashing whole pieces
 //! in place costs less than one streaming hash, which copies into a buffer of its own.
 
+use std::hash::Hasher as _;
+
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use xxhash_rust::xxh3::{xxh3_64, Xxh3};
+use twox_hash::XxHash3_64;
 
 /// What a side does with every byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +26,7 @@ pub enum Touch {
 pub struct Pieces {
     piece_bytes: usize,
     /// Made when a piece first comes in several parts: most streams of many connections never do.
-    partial: Option<Box<Xxh3>>,
+    partial: Option<Box<XxHash3_64>>,
     partial_bytes: usize,
     folded: u64,
 }
@@ -44,12 +46,12 @@ impl Pieces {
         while !bytes.is_empty() {
             if self.partial_bytes == 0 && bytes.len() >= self.piece_bytes {
                 let (piece, rest) = bytes.split_at(self.piece_bytes);
-                self.fold(xxh3_64(piece));
+                self.fold(XxHash3_64::oneshot(piece));
                 bytes = rest;
                 continue;
             }
             let (some, rest) = bytes.split_at(bytes.len().min(self.piece_bytes - self.partial_bytes));
-            self.partial.get_or_insert_default().update(some);
+            self.partial.get_or_insert_default().write(some);
             self.partial_bytes += some.len();
             bytes = rest;
             if self.partial_bytes == self.piece_bytes {
@@ -65,8 +67,8 @@ impl Pieces {
 
     fn end_partial(&mut self) {
         if let Some(partial) = &mut self.partial {
-            let hash = partial.digest();
-            partial.reset();
+            let hash = partial.finish();
+            **partial = XxHash3_64::new();
             self.fold(hash);
         }
         self.partial_bytes = 0;
@@ -128,14 +130,7 @@ fn hex(bytes: &[u8]) -> String {
 /// over 64-bit words with a key that differs from lap to lap.
 pub fn rewrite(bytes: &mut [u8], lap: u64) {
     let key = (lap + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 0x0101_0101_0101_0101;
-    let mut words = bytes.chunks_exact_mut(8);
-    for word in &mut words {
-        let value = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
-        word.copy_from_slice(&(value ^ key).to_ne_bytes());
-    }
-    for byte in words.into_remainder() {
-        *byte ^= key as u8;
-    }
+    crate::processor::change_words(bytes, key);
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub mod hugepages;
 pub mod machine;
 pub mod measure;
 pub mod peer;
+pub mod processor;
 pub mod progress;
 pub mod signals;
 pub mod site;

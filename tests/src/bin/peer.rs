@@ -15,11 +15,12 @@
 //! `peer driver SOCKET ADMIN_SOCKET [SETTING=NUMBER ...]`: a driver, until its standard input ends.
 use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
 use std::collections::HashMap;
+use std::hash::Hasher as _;
 use std::io::{BufRead, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use xxhash_rust::xxh3::{xxh3_64, Xxh3};
+use twox_hash::XxHash3_64;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -58,7 +59,7 @@ fn send(addr: &str, bytes: u64, message: usize, buffers: usize) {
                 let value = u64::from_ne_bytes(word.try_into().expect("eight")) ^ lap;
                 word.copy_from_slice(&value.to_ne_bytes());
             }
-            sum = sum.wrapping_mul(31).wrapping_add(xxh3_64(slice));
+            sum = sum.wrapping_mul(31).wrapping_add(XxHash3_64::oneshot(slice));
             stream.send(buffer, ..len).expect("send");
             left -= len as u64;
             if left == 0 {
@@ -78,7 +79,7 @@ fn recv(addr: &str, message: usize) {
     println!("ready");
     let stream = listener.accept().expect("accept");
     let (start, mut bytes, mut sum) = (Instant::now(), 0u64, 0u64);
-    let mut hasher = Xxh3::new();
+    let mut hasher = XxHash3_64::new();
     let mut partial = 0;
     loop {
         let received = stream.recv(message - partial).expect("recv");
@@ -87,18 +88,18 @@ fn recv(addr: &str, message: usize) {
         }
         bytes += received.len() as u64;
         if partial == 0 && received.len() == message {
-            sum = sum.wrapping_mul(31).wrapping_add(xxh3_64(&received));
+            sum = sum.wrapping_mul(31).wrapping_add(XxHash3_64::oneshot(&received));
             continue;
         }
-        hasher.update(&received);
+        hasher.write(&received);
         partial += received.len();
         if partial == message {
-            sum = sum.wrapping_mul(31).wrapping_add(hasher.digest());
-            (hasher, partial) = (Xxh3::new(), 0);
+            sum = sum.wrapping_mul(31).wrapping_add(hasher.finish());
+            (hasher, partial) = (XxHash3_64::new(), 0);
         }
     }
     if partial > 0 {
-        sum = sum.wrapping_mul(31).wrapping_add(hasher.digest());
+        sum = sum.wrapping_mul(31).wrapping_add(hasher.finish());
     }
     report("received", bytes, start, sum);
 }

@@ -248,7 +248,10 @@ mod tests {
         assert_eq!(part("swapper", "[kernel.kallsyms]", "[k] br_forward"), Some("bridge and veth"));
         assert_eq!(part("pd-driver", "pd", "[.] pd_engine::cpu::copy::avx2"), Some("copy"));
         assert_eq!(part("pd-driver", "pd", "[.] pd_driver::mover::turn"), Some("driver"));
-        assert_eq!(part("pd", "pd", "[.] xxhash_rust::xxh3::xxh3_64_long_impl"), Some("touching the bytes"));
+        assert_eq!(
+            part("pd", "pd", "[.] twox_hash::xxhash3_64::Hasher::oneshot"),
+            Some("touching the bytes")
+        );
         assert_eq!(part("pd", "pd", "[.] pd_client::send::send"), Some("client library"));
     }
 }

@@ -152,7 +152,7 @@ pub fn delete(name: &str) {
 
 /// The host end's name for a container: short enough for the kernel, the same for the same name.
 pub fn host_name(container: &str) -> String {
-    format!("pd{:08x}", xxhash_rust::xxh3::xxh3_64(container.as_bytes()) as u32)
+    format!("pd{:08x}", twox_hash::XxHash3_64::oneshot(container.as_bytes()) as u32)
 }
 
 /// Whether `name` can name a bridge.
