@@ -269,7 +269,14 @@ fn socket_path(key: &str, path: &Path) -> Result<()> {
 
 impl Config {
     /// What the driver library takes.
+    ///
+    /// # Errors
+    /// If this machine has not what is asked for, or the policy cannot be read.
     pub fn settings(&self) -> Result<Settings> {
+        let (budget, machine) = (self.memory.budget_bytes, Bytes(crate::machine::memory_bytes("MemTotal")));
+        if budget > machine {
+            bail!("memory.budget_bytes = {budget} is more than this machine has; use {machine} at most");
+        }
         Ok(Settings {
             socket: self.socket.clone(),
             admin_socket: self.admin_socket.clone(),

@@ -35,6 +35,7 @@ impl DriverArgs {
 pub fn main(args: &DriverArgs) -> Result<i32> {
     let config = args.config()?;
     if args.check {
+        config.settings()?;
         print!("{}", toml::to_string(&config)?);
         return Ok(0);
     }

@@ -51,7 +51,7 @@ fn serve(listener: &TcpListener, admin_socket: PathBuf) {
     loop {
         match listener.accept() {
             // A peer that breaks off is no news.
-            Ok((stream, _)) => drop(answer(&stream, || page.text())),
+            Ok((stream, _)) => drop(answer(&stream, |form| page.text(form))),
             Err(_) => std::thread::sleep(ACCEPT_PAUSE),
         }
     }
@@ -60,32 +60,69 @@ fn serve(listener: &TcpListener, admin_socket: PathBuf) {
 /// What a scrape gets.
 struct Page {
     source: Source,
+    /// As OpenMetrics.
     made: Option<(Instant, String)>,
 }
 
 impl Page {
-    fn text(&mut self) -> Result<String> {
-        if let Some((_, text)) = self.made.as_ref().filter(|(at, _)| at.elapsed() < SAMPLE_AGE_MAX) {
-            return Ok(text.clone());
-        }
-        let text = text::encode(self.source.sample()?)?;
-        self.made = Some((Instant::now(), text.clone()));
-        Ok(text)
+    fn text(&mut self, form: Form) -> Result<String> {
+        let text = match self.made.as_ref().filter(|(at, _)| at.elapsed() < SAMPLE_AGE_MAX) {
+            Some((_, text)) => text.clone(),
+            None => {
+                let text = text::encode(self.source.sample()?)?;
+                self.made = Some((Instant::now(), text.clone()));
+                text
+            }
+        };
+        Ok(match form {
+            Form::OpenMetrics => text,
+            Form::Plain => text::plain(&text),
+        })
     }
 }
 
-fn answer(stream: &TcpStream, page: impl FnOnce() -> Result<String>) -> std::io::Result<()> {
+/// The form of a page: what a scraper says that it understands, or the older one, which all do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    OpenMetrics,
+    Plain,
+}
+
+impl Form {
+    fn wanted(headers: &[httparse::Header<'_>]) -> Form {
+        let accept = headers.iter().filter(|header| header.name.eq_ignore_ascii_case("accept"));
+        let mut values = accept.map(|header| String::from_utf8_lossy(header.value));
+        match values.any(|value| value.contains("application/openmetrics-text")) {
+            true => Form::OpenMetrics,
+            false => Form::Plain,
+        }
+    }
+
+    fn content_type(self) -> &'static str {
+        match self {
+            Form::OpenMetrics => text::CONTENT_TYPE,
+            Form::Plain => text::CONTENT_TYPE_PLAIN,
+        }
+    }
+}
+
+fn answer(stream: &TcpStream, page: impl FnOnce(Form) -> Result<String>) -> std::io::Result<()> {
+    const PLAIN: &str = "text/plain; charset=utf-8";
     let deadline = Instant::now() + REQUEST_TIMEOUT;
-    let (status, body) = match read_request(stream, deadline)? {
-        Asked::Metrics => match page() {
-            Ok(text) => ("200 OK", text),
-            Err(problem) => ("503 Service Unavailable", format!("{problem:#}\n")),
+    let unavailable = |problem| ("503 Service Unavailable", PLAIN, format!("{problem:#}\n"));
+    let (status, kind, body) = match read_request(stream, deadline)? {
+        Asked::Metrics(form) => match page(form) {
+            Ok(text) => ("200 OK", form.content_type(), text),
+            Err(problem) => unavailable(problem),
         },
-        Asked::SomethingElse => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
-        Asked::OtherMethod => ("405 Method Not Allowed", "only GET\n".to_owned()),
-        Asked::Nonsense => ("400 Bad Request", "no HTTP\n".to_owned()),
+        Asked::Health => match page(Form::Plain) {
+            Ok(_) => ("200 OK", PLAIN, "ok\n".to_owned()),
+            Err(problem) => unavailable(problem),
+        },
+        Asked::SomethingElse => ("404 Not Found", PLAIN, "the metrics are at /metrics\n".to_owned()),
+        Asked::OtherMethod => ("405 Method Not Allowed", PLAIN, "only GET\n".to_owned()),
+        Asked::Nonsense => ("400 Bad Request", PLAIN, "no HTTP\n".to_owned()),
     };
-    let kind = if status.starts_with("200") { text::CONTENT_TYPE } else { "text/plain; charset=utf-8" };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
@@ -97,7 +134,9 @@ fn answer(stream: &TcpStream, page: impl FnOnce() -> Result<String>) -> std::io:
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    Metrics,
+    Metrics(Form),
+    /// Whether the driver answers.
+    Health,
     SomethingElse,
     OtherMethod,
     Nonsense,
@@ -126,8 +165,11 @@ fn parse(bytes: &[u8]) -> Option<Asked> {
         Ok(httparse::Status::Partial) => None,
         Err(_) => Some(Asked::Nonsense),
         Ok(httparse::Status::Complete(_)) => Some(match (request.method, request.path) {
-            (Some("GET"), Some(path)) if path.split('?').next() == Some("/metrics") => Asked::Metrics,
-            (Some("GET"), _) => Asked::SomethingElse,
+            (Some("GET"), Some(path)) => match path.split('?').next() {
+                Some("/metrics") => Asked::Metrics(Form::wanted(request.headers)),
+                Some("/healthz") => Asked::Health,
+                _ => Asked::SomethingElse,
+            },
             _ => Asked::OtherMethod,
         }),
     }
@@ -159,8 +201,13 @@ mod tests {
     #[test]
     fn requests_are_told_apart_when_they_are_complete() {
         for (request, asked) in [
-            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Some(Asked::Metrics)),
-            ("GET /metrics?a=b HTTP/1.0\r\n\r\n", Some(Asked::Metrics)),
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", Some(Asked::Metrics(Form::Plain))),
+            ("GET /metrics?a=b HTTP/1.0\r\n\r\n", Some(Asked::Metrics(Form::Plain))),
+            (
+                "GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;version=1.0.0,*/*;q=0.1\r\n\r\n",
+                Some(Asked::Metrics(Form::OpenMetrics)),
+            ),
+            ("GET /healthz HTTP/1.1\r\n\r\n", Some(Asked::Health)),
             ("GET /metricsx HTTP/1.1\r\n\r\n", Some(Asked::SomethingElse)),
             ("POST /metrics HTTP/1.1\r\n\r\n", Some(Asked::OtherMethod)),
             ("GET /metrics HTTP/1.1\r\nHost", None),
@@ -178,7 +225,10 @@ mod tests {
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             client.write_all(request).unwrap();
             let (stream, _) = listener.accept().unwrap();
-            let result = answer(&stream, || Ok("page".to_owned()));
+            let result = answer(&stream, |form| match form {
+                Form::Plain => Ok("page".to_owned()),
+                Form::OpenMetrics => anyhow::bail!("the driver is gone"),
+            });
             drop(stream);
             let mut text = String::new();
             let _ = client.read_to_string(&mut text);
@@ -188,6 +238,9 @@ mod tests {
         assert!(ask(&[b'a'; REQUEST_BYTES_MAX]).1.starts_with("HTTP/1.1 400"));
         let (ok, text) = ask(b"GET /metrics HTTP/1.1\r\n\r\n");
         assert!(ok && text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with("\r\n\r\npage"), "{text}");
+        assert!(ask(b"GET /healthz HTTP/1.1\r\n\r\n").1.ends_with("\r\n\r\nok\n"));
+        let gone = ask(b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text\r\n\r\n").1;
+        assert!(gone.starts_with("HTTP/1.1 503") && gone.contains("the driver is gone"), "{gone}");
         assert!(ask(b"DELETE / HTTP/1.1\r\n\r\n").1.starts_with("HTTP/1.1 405"));
     }
 }

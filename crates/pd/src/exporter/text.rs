@@ -15,6 +15,8 @@ use prometheus_client::registry::Registry;
 
 use crate::live::Sample;
 
+/// What the page is in the older form.
+pub const CONTENT_TYPE_PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// What the page is.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -93,6 +95,31 @@ pub fn encode(sample: Sample) -> Result<String> {
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).context("cannot write the metrics")?;
     Ok(text)
+}
+
+/// The same page in the form that Prometheus had before: a counter's family has the name of its samples, an info is a gauge,
+/// and there is no mark at the end.
+pub fn plain(text: &str) -> String {
+    let mut lines = text.lines().peekable();
+    let mut plain = String::with_capacity(text.len());
+    while let Some(line) = lines.next() {
+        let family = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' '));
+        let Some((name, help)) = family else {
+            if !line.starts_with("# EOF") {
+                plain.push_str(line);
+                plain.push('\n');
+            }
+            continue;
+        };
+        let kind = lines.next_if(|next| next.starts_with("# TYPE ")).and_then(|line| line.rsplit(' ').next());
+        let (end, kind) = match kind {
+            Some("counter") => ("_total", "counter"),
+            Some("info") => ("_info", "gauge"),
+            other => ("", other.unwrap_or("untyped")),
+        };
+        plain.push_str(&format!("# HELP {name}{end} {help}\n# TYPE {name}{end} {kind}\n"));
+    }
+    plain
 }
 
 #[derive(Debug)]
@@ -246,6 +273,28 @@ mod tests {
         assert_eq!(value(&format!("pipedevice_client_sent_bytes_total{a}")), 4000.0);
         assert_eq!(value(&format!("pipedevice_client_memory_bytes{a}")), f64::from(4 << 20));
         assert_eq!(value(r#"pipedevice_client_sent_bytes_total{client="2",container="",tenant=""}"#), 2000.0);
+    }
+
+    /// As `promtool check metrics` has it: every sample's own name is declared, with a kind that the form knows.
+    #[test]
+    fn the_older_form_declares_each_sample_by_its_name() {
+        let text = encode(sample_for_tests(Instant::now(), 2000, 4)).unwrap();
+        let older = plain(&text);
+        let mut declared = BTreeMap::new();
+        for line in older.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert!(["counter", "gauge"].contains(&kind), "{line}");
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
+                assert!(declared.insert(name.to_owned(), kind).is_none(), "{line}");
+            } else if !line.starts_with('#') {
+                let name = line.split(['{', ' ']).next().unwrap();
+                assert!(declared.contains_key(name), "{line}");
+            }
+        }
+        let samples = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!(samples(&older), samples(&text));
+        assert!(!older.contains("EOF"));
     }
 
     #[test]
