@@ -6,6 +6,8 @@ use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use memmap2::{Mmap, MmapOptions};
 use rustix::thread::UnshareFlags;
@@ -61,6 +63,17 @@ pub fn unblock_signals() {
     let set = signal_set(&[]);
     // SAFETY: `set` is initialised and outlives the call; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()) };
+}
+
+/// Has a command begin with an empty mask of signals, whatever its parent has blocked.
+pub fn with_signals_unblocked(command: &mut Command) -> &mut Command {
+    // SAFETY: what runs between fork and exec makes two calls that are safe there, and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            unblock_signals();
+            Ok(())
+        })
+    }
 }
 
 /// Maps a whole file read-only, its pages resident before the call returns.

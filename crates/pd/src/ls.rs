@@ -1,4 +1,4 @@
-//! `pd ls`: the containers that run now, and what the driver knows of its clients: sockets,
+//! `pd ls`: the containers of a driver that run now, and what it knows of its clients: sockets,
 //! connections, rings.
 
 use std::path::PathBuf;
@@ -10,7 +10,9 @@ use pd_driver::admin::{ask, Answer, Ask, Report};
 use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
 
-/// Lists containers, clients, sockets and connections.
+/// Lists a driver's containers, clients, sockets and connections.
+///
+/// Exits with 1 if no driver answers; containers of `pd run --no-driver` are listed all the same.
 #[derive(Debug, clap::Args)]
 pub struct LsArgs {
     /// Print JSON
@@ -24,7 +26,8 @@ pub struct LsArgs {
 /// Runs the subcommand; returns the status to exit with.
 pub fn main(args: &LsArgs) -> Result<i32> {
     pd_harness::sys::end_on_closed_output();
-    let containers: Vec<Record> = state::records()?.into_iter().filter(|r| r.owner.is_alive()).collect();
+    let runs = |record: &Record| record.owner.is_alive() && record.is_of(&args.admin_socket);
+    let containers: Vec<Record> = state::records()?.into_iter().filter(runs).collect();
     let driver = ask(&args.admin_socket, &Ask::List);
     let report = match &driver {
         Ok(Answer::Report(report)) => Some(&**report),
@@ -33,20 +36,20 @@ pub fn main(args: &LsArgs) -> Result<i32> {
     if args.json {
         let all = serde_json::json!({ "containers": containers, "driver": report });
         println!("{}", serde_json::to_string_pretty(&all)?);
-        return Ok(0);
+        return Ok(i32::from(report.is_none()));
     }
     print_containers(containers);
     match (report, driver.as_ref().err()) {
         (Some(report), _) => print_driver(report),
         (None, Some(error)) => {
-            println!(
-                "\nno driver answers at {}: {error}; start it with pd driver",
+            eprintln!(
+                "pd: no driver answers at {}: {error}; start it with pd driver",
                 args.admin_socket.display()
             );
         }
-        (None, None) => println!("\nthe driver at {} is of another version", args.admin_socket.display()),
+        (None, None) => eprintln!("pd: the driver at {} is of another version", args.admin_socket.display()),
     }
-    Ok(0)
+    Ok(i32::from(report.is_none()))
 }
 
 fn table<const N: usize>(header: [&str; N]) -> Table {

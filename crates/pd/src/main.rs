@@ -8,10 +8,12 @@ mod cdi;
 mod demo;
 mod doctor;
 mod driver_cmd;
+mod enter_cmd;
 mod exporter;
 mod live;
 mod ls;
 mod policy_cmd;
+mod program;
 mod run_cmd;
 mod stats;
 mod top;
@@ -33,6 +35,8 @@ struct Cli {
 enum Command {
     Driver(driver_cmd::DriverArgs),
     Run(run_cmd::RunArgs),
+    Exec(enter_cmd::ExecArgs),
+    Stop(enter_cmd::StopArgs),
     Ls(ls::LsArgs),
     Top(top::TopArgs),
     Stats(stats::StatsArgs),
@@ -54,14 +58,26 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(complaint) = pd_harness::processor::complaint() {
+        eprintln!("pd: {complaint}");
+        return ExitCode::from(1);
+    }
+    run()
+}
+
+/// Apart from `main`, which has to run on any processor.
+#[inline(never)]
+fn run() -> ExitCode {
     let cli = Cli::parse();
     let failed = match cli.command {
-        Command::Run(_) => 125,
+        Command::Run(_) | Command::Exec(_) => 125,
         _ => 1,
     };
     let result = match cli.command {
         Command::Driver(args) => driver_cmd::main(&args),
         Command::Run(args) => run_cmd::main(args),
+        Command::Exec(args) => enter_cmd::exec(args),
+        Command::Stop(args) => enter_cmd::stop(&args),
         Command::Ls(args) => ls::main(&args),
         Command::Top(args) => top::main(&args),
         Command::Stats(args) => stats::main(&args),

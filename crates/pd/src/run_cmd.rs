@@ -1,22 +1,33 @@
-//! `pd run`: a command in a container of its own, in the foreground.
+//! `pd run`: a command in a container of its own, in the foreground or not.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::str::FromStr;
 
-use anyhow::Result;
+use anyhow::{bail, Context, Result};
+use pd_driver::Bytes;
 use rustix::process::Signal;
 
 use pd_harness::container::address::InterfaceAddress;
-use pd_harness::container::{Container, Invocation, Spec};
+use pd_harness::container::cgroup::Limits;
+use pd_harness::container::state::RUN_DIR;
+use pd_harness::container::{check_name, Container, Invocation, Spec};
 use pd_harness::signals::{Signals, Wake};
 use pd_harness::tuning::Network;
+
+use crate::program;
 
 /// Runs a command in a container of its own.
 ///
 /// The command gets the driver's socket in PD_SOCKET, its own name in PD_CONTAINER and its own IPv4
-/// address in PD_ADDRESS. Exits with the command's status (128 + n if signal n ended it), or 125 if the
-/// container could not be started.
+/// address in PD_ADDRESS; names of containers on its bridge are in its /etc/hosts. Exits with the command's status (128 + n
+/// if signal n ended it), or 125 if the container could not be started.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// Name and host name of the container: letters, digits and '-'
@@ -34,11 +45,29 @@ pub struct RunArgs {
     /// Socket of the driver; it is told of the container on admin.sock in the same directory
     #[arg(long, default_value = pd_harness::config::DEFAULT_SOCKET)]
     socket: PathBuf,
+    /// Run without a driver, on kernel TCP
+    #[arg(long)]
+    no_driver: bool,
     /// The command's TCP connections to other such commands run on PipeDevice, by LD_PRELOAD: see
     /// libpd_preload(7). With "short" connections are made without the kernel, for many short ones; with "all"
     /// those that are too brief to gain by it run on PipeDevice, too
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     preload: Option<Preload>,
+    /// Set a variable of its environment; without a value, to that of this one
+    #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
+    env: Vec<Setting>,
+    /// Return once the command runs, and print the container's name; what it prints is in /run/pipedevice/logs/NAME
+    #[arg(short, long)]
+    detach: bool,
+    /// CPU time it may take, as so many cores' worth of it
+    #[arg(long, value_name = "CORES", value_parser = cores)]
+    cpus: Option<f64>,
+    /// Memory it may have, as 512MiB
+    #[arg(long, value_name = "BYTES", value_parser = memory)]
+    memory: Option<Bytes>,
+    /// Leave it all capabilities, all devices, and the kernel's switches
+    #[arg(long)]
+    privileged: bool,
     /// The command and its arguments
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -55,30 +84,99 @@ enum Preload {
     Short,
 }
 
+/// A variable of an environment: `NAME=VALUE`, or `NAME` for what it is here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting(String);
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Setting, String> {
+        match text.split('=').next() {
+            None | Some("") => Err("write it as NAME=VALUE".to_owned()),
+            Some(_) => Ok(Setting(text.to_owned())),
+        }
+    }
+}
+
+impl Setting {
+    /// Name and value; none if there is no value here either.
+    pub fn pair(self) -> Option<(String, String)> {
+        match self.0.split_once('=') {
+            Some((name, value)) => Some((name.to_owned(), value.to_owned())),
+            None => std::env::var(&self.0).ok().map(|value| (self.0, value)),
+        }
+    }
+}
+
+fn cores(text: &str) -> Result<f64, String> {
+    let cores: f64 = text.parse().map_err(|_| format!("'{text}' is no number of cores, as 1.5"))?;
+    match (0.01..=4096.0).contains(&cores) {
+        true => Ok(cores),
+        false => Err(format!("{text} is out of range; use 0.01 to 4096")),
+    }
+}
+
+fn memory(text: &str) -> Result<Bytes, String> {
+    let bytes: Bytes = text.parse()?;
+    match bytes.0 >= 4 << 20 {
+        true => Ok(bytes),
+        false => Err(format!("{text} is too little for a process; use 4MiB or more")),
+    }
+}
+
+/// In the environment of a copy of this program that holds a container in the background. Its standard input is a
+/// socket, on which it says how the start went.
+const DETACHED: &str = "PD_INTERNAL_DETACHED";
+/// What it says when the command runs.
+const RUNS: &[u8] = b"runs";
+
 /// Runs it; returns the status to exit with.
-pub fn main(mut args: RunArgs) -> Result<i32> {
+pub fn main(args: RunArgs) -> Result<i32> {
+    if std::env::var_os(DETACHED).is_some() {
+        return hold_in_background(args);
+    }
+    if args.detach {
+        return detach(&args);
+    }
     let signals = Signals::watch()?;
+    let container = start(args, Stdio::inherit())?;
+    hold(container, &signals)
+}
+
+fn start(args: RunArgs, stdin: Stdio) -> Result<Container> {
+    let mut environment = Vec::new();
     if let Some(mode) = args.preload {
-        let mut setting = OsString::from("LD_PRELOAD=");
-        setting.push(pd_harness::preload_library()?);
+        if let Some(why) = args.command.first().and_then(|program| program::stays_on_kernel(program)) {
+            eprintln!("pd: note: {why}");
+        }
+        let library = pd_harness::preload_library()?.to_string_lossy().into_owned();
+        environment.push(("LD_PRELOAD".to_owned(), library));
         let mode = match mode {
             Preload::On => None,
-            Preload::All => Some("PD_PRELOAD=all".into()),
-            Preload::Short => Some("PD_PRELOAD=short".into()),
+            Preload::All => Some("all"),
+            Preload::Short => Some("short"),
         };
-        args.command.splice(0..0, ["env".into(), setting].into_iter().chain(mode));
+        environment.extend(mode.map(|mode| ("PD_PRELOAD".to_owned(), mode.to_owned())));
     }
+    environment.extend(args.env.into_iter().filter_map(Setting::pair));
     let spec = Spec {
         name: args.name,
         address: args.ip,
         tenant: args.tenant,
         bridge: args.bridge,
         socket: args.socket,
+        driver: !args.no_driver,
+        privileged: args.privileged,
+        environment,
+        limits: Limits { cpus: args.cpus, memory_bytes: args.memory.map(|bytes| bytes.0) },
         // A container's network is its user's: only measurements set it.
         network: Network::default(),
     };
-    let invocation = Invocation { command: args.command, stdin: Stdio::inherit(), stdout: Stdio::inherit() };
-    let mut container = Container::start(&spec, invocation)?;
+    Container::start(&spec, Invocation { command: args.command, stdin, stdout: Stdio::inherit() })
+}
+
+fn hold(mut container: Container, signals: &Signals) -> Result<i32> {
     loop {
         use std::os::fd::AsFd;
         match signals.wait(container.as_fd(), None)? {
@@ -94,4 +192,61 @@ pub fn main(mut args: RunArgs) -> Result<i32> {
             Wake::TimedOut => {}
         }
     }
+}
+
+/// Starts a copy of this program that holds the container, and waits until that says how it went.
+fn detach(args: &RunArgs) -> Result<i32> {
+    check_name(&args.name)?;
+    let (log, fresh, place) = log_file(&args.name)?;
+    let (mut own, other) = UnixStream::pair().context("cannot make a socket")?;
+    let mut holder = Command::new(pd_harness::own_exe());
+    holder.args(std::env::args_os().skip(1)).env(DETACHED, "yes").stdin(OwnedFd::from(other));
+    holder.stdout(log.try_clone()?).stderr(log);
+    holder.spawn().context("cannot start a copy of pd")?;
+    // It holds the only other end.
+    drop(holder);
+    let mut said = Vec::new();
+    own.read_to_end(&mut said).context("cannot hear from the copy of pd")?;
+    if said != RUNS {
+        let _ = fs::remove_file(fresh);
+        bail!("{}", String::from_utf8_lossy(&said));
+    }
+    fs::rename(&fresh, &place).with_context(|| format!("cannot write {}", place.display()))?;
+    println!("{}", args.name);
+    Ok(0)
+}
+
+/// A file for what a detached container prints, where it is, and where it is to be once the container runs: it stays there
+/// until the next container of the name.
+fn log_file(name: &str) -> Result<(File, PathBuf, PathBuf)> {
+    let folder = Path::new(RUN_DIR).join("logs");
+    // No container has a dot in its name.
+    let (fresh, place) = (folder.join(format!("{name}.{}", std::process::id())), folder.join(name));
+    let make = || {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        File::options().create(true).append(true).mode(0o600).open(&fresh)
+    };
+    let file = make().with_context(|| format!("cannot write {}; run as root", fresh.display()))?;
+    Ok((file, fresh, place))
+}
+
+fn hold_in_background(args: RunArgs) -> Result<i32> {
+    let report = rustix::io::dup(std::io::stdin()).context("no socket to report to")?;
+    let mut report = UnixStream::from(report);
+    // The terminal's signals are not for it.
+    rustix::process::setsid().context("cannot leave the terminal")?;
+    let signals = Signals::watch()?;
+    std::env::remove_var(DETACHED);
+    let container = match start(args, Stdio::null()) {
+        Ok(container) => container,
+        Err(error) => {
+            let _ = write!(report, "{error:#}");
+            return Ok(125);
+        }
+    };
+    // Nobody waits for the socket's end any more once this is said.
+    let _ = report.write_all(RUNS);
+    let _ = report.shutdown(std::net::Shutdown::Both);
+    drop(report);
+    hold(container, &signals)
 }

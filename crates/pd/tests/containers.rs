@@ -28,7 +28,7 @@ impl Net {
     /// `pd run` on this bridge.
     fn run(&self, suffix: &str, ip: Option<&str>, command: &[&str]) -> Command {
         let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
-        run.args(["run", "--bridge", &self.bridge, "--name", &self.name(suffix)]);
+        run.args(["run", "--no-driver", "--bridge", &self.bridge, "--name", &self.name(suffix)]);
         if let Some(ip) = ip {
             run.args(["--ip", ip]);
         }
@@ -229,6 +229,233 @@ fn a_killed_run_takes_its_container_along_and_the_next_run_cleans_up() {
     // Name and address are free again, and the end of this one leaves nothing.
     let next = net.output("a", Some(&net.ip(2)), &["true"]);
     assert!(next.status.success(), "{}", stderr(&next));
+    net.assert_clean();
+}
+
+/// Without `--no-driver`, or with a driver.
+fn pd(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_container_needs_a_driver_unless_told_otherwise() {
+    let net = Net::new(9);
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("driver.sock");
+    let name = net.name("a");
+    let words = ["run", "--bridge", &net.bridge, "--name", &name, "--ip", &net.ip(2), "--socket"];
+    let run =
+        |more: &[&str]| pd(&words).arg(&socket).args(more).args(["--", "echo", "ran"]).output().unwrap();
+    let refused = run(&[]);
+    assert_eq!(refused.status.code(), Some(125));
+    assert_eq!(stdout(&refused), "");
+    assert!(
+        stderr(&refused).contains("no driver at") && stderr(&refused).contains("--no-driver"),
+        "{}",
+        stderr(&refused)
+    );
+    assert_eq!(stdout(&run(&["--no-driver"])), "ran\n");
+    // Its list says that nobody answers.
+    let admin = folder.path().join("admin.sock");
+    let list = pd(&["ls", "--json", "--admin-socket"]).arg(&admin).output().unwrap();
+    assert_eq!(list.status.code(), Some(1));
+    net.assert_clean();
+}
+
+#[test]
+fn containers_know_each_other_by_name() {
+    let net = Net::new(10);
+    let first = net.sleeper("first", Some(&net.ip(2)));
+    let ask = "import socket, sys; print(*(socket.gethostbyname(name) for name in sys.argv[1:]), \
+               socket.gethostbyname(socket.gethostname()))";
+    let own_and_other = |suffix: &str, other: &str| {
+        net.output(suffix, Some(&net.ip(7)), &["python3", "-c", ask, &net.name(other), "localhost"])
+    };
+    assert_eq!(stdout(&own_and_other("second", "first")), "10.97.10.2 127.0.0.1 10.97.10.7\n");
+    // Who came later is known as well, and nobody who has gone.
+    let second = net.sleeper("second", Some(&net.ip(3)));
+    let inside = |name: &str| {
+        pd(&["exec", &net.name("first"), "--", "getent", "ahostsv4", &net.name(name)]).output().unwrap()
+    };
+    assert!(stdout(&inside("second")).starts_with("10.97.10.3 "), "{}", stderr(&inside("second")));
+    assert!(stdout(&inside("first")).starts_with("10.97.10.2 "));
+    drop(second);
+    assert!(!inside("second").status.success());
+    // The table is for reading, and the host's own stays what it was.
+    let written =
+        pd(&["exec", &net.name("first"), "--", "sh", "-c", "echo 1.2.3.4 x >>/etc/hosts"]).output().unwrap();
+    assert!(!written.status.success());
+    assert!(!std::fs::read_to_string("/etc/hosts").unwrap().contains(&net.name("first")));
+    drop(first);
+    assert!(!Path::new("/run/pipedevice/hosts").join(&net.bridge).exists());
+    net.assert_clean();
+}
+
+#[test]
+fn the_environment_is_set_by_options() {
+    let net = Net::new(11);
+    let name = net.name("a");
+    let words = ["run", "--no-driver", "--bridge", &net.bridge, "--name", &name, "--ip", &net.ip(2)];
+    let mut run = pd(&words);
+    run.args(["-e", "FIRST=a=b", "--env", "SECOND", "-e", "NOT_HERE", "--", "sh", "-c"]);
+    let output =
+        run.arg("echo $FIRST $SECOND ${NOT_HERE-none}").env("SECOND", "two").env_remove("NOT_HERE").output();
+    assert_eq!(stdout(&output.unwrap()), "a=b two none\n");
+    let refused = pd(&words).args(["-e", "=x", "--", "true"]).output().unwrap();
+    assert!(!refused.status.success() && stderr(&refused).contains("NAME=VALUE"), "{}", stderr(&refused));
+    net.assert_clean();
+}
+
+#[test]
+fn a_detached_container_is_entered_and_stopped_by_name() {
+    let net = Net::new(12);
+    let name = net.name("a");
+    let detach = |command: &[&str]| {
+        let words =
+            ["run", "-d", "--no-driver", "--bridge", &net.bridge, "--name", &name, "--ip", &net.ip(2), "--"];
+        pd(&words).args(command).output().unwrap()
+    };
+    let script = "echo begun; trap 'echo asked; exit 0' TERM; while :; do sleep 0.05; done";
+    let begun = detach(&["sh", "-c", script]);
+    assert_eq!((begun.status.code(), stdout(&begun)), (Some(0), format!("{name}\n")), "{}", stderr(&begun));
+    // A second of the name is refused, as in the foreground.
+    let twice = detach(&["true"]);
+    assert_eq!(twice.status.code(), Some(125));
+    assert!(stderr(&twice).contains("choose another --name"), "{}", stderr(&twice));
+
+    let exec = |words: &[&str]| pd(&["exec", "-e", "MORE=yes", &name, "--"]).args(words).output().unwrap();
+    let seen =
+        exec(&["sh", "-c", "hostname; echo $PD_CONTAINER $PD_ADDRESS $MORE; cat /proc/1/comm; pwd; exit 7"]);
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(stdout(&seen), format!("{name}\n{name} 10.97.12.2 yes\npd\n{}\n", here.display()));
+    assert_eq!(seen.status.code(), Some(7));
+    assert_eq!(exec(&["sh", "-c", "kill -USR1 $$"]).status.code(), Some(138));
+    assert_eq!(exec(&["/no/such/program"]).status.code(), Some(125));
+    assert_eq!(pd(&["exec", "t12-none", "--", "true"]).output().unwrap().status.code(), Some(125));
+    // It is of the container's control group and may no more than the container.
+    let status = stdout(&exec(&["grep", "CapBnd", "/proc/self/status"]));
+    assert_eq!(status, stdout(&exec(&["grep", "CapBnd", "/proc/2/status"])));
+    assert!(stdout(&exec(&["cat", "/proc/self/cgroup"])).contains(&format!("/pipedevice/{name}")));
+
+    let stop = |time: &str| pd(&["stop", "--time", time, &name]).output().unwrap();
+    assert_eq!(stdout(&stop("30")), format!("{name}\n"));
+    let log = std::fs::read_to_string(Path::new("/run/pipedevice/logs").join(&name)).unwrap();
+    assert_eq!(log, "begun\nasked\n");
+    assert_eq!(net.record("a"), None);
+    assert_eq!(stop("1").status.code(), Some(1));
+    // Who does not want to is killed.
+    let stubborn = "trap '' TERM; while :; do sleep 0.05; done";
+    assert!(detach(&["sh", "-c", stubborn]).status.success());
+    assert!(stop("0").status.success());
+    assert_eq!(net.record("a"), None);
+    std::fs::remove_file(Path::new("/run/pipedevice/logs").join(&name)).unwrap();
+    net.assert_clean();
+}
+
+#[test]
+fn limits_hold() {
+    let net = Net::new(13);
+    let name = net.name("a");
+    let words = ["run", "--no-driver", "--bridge", &net.bridge, "--name", &name, "--ip", &net.ip(2)];
+    let run = |more: &[&str]| pd(&words).args(more).output().unwrap();
+    let greedy = "import sys; room = bytearray(int(sys.argv[1]) << 20); print('had it')";
+    let much = run(&["--memory", "64MiB", "--", "python3", "-c", greedy, "300"]);
+    assert_eq!((much.status.code(), stdout(&much)), (Some(137), String::new()), "{}", stderr(&much));
+    assert_eq!(stdout(&run(&["--memory", "64MiB", "--", "python3", "-c", greedy, "8"])), "had it\n");
+    // Half a core: what a process took of the time that went by.
+    let busy = "import time\n\
+                t, c = time.monotonic(), time.process_time()\n\
+                while time.process_time() - c < 0.5: pass\n\
+                print(time.monotonic() - t > 0.8)";
+    assert_eq!(stdout(&run(&["--cpus", "0.5", "--", "python3", "-c", busy])), "True\n");
+    for (option, value) in [("--cpus", "0"), ("--cpus", "many"), ("--memory", "1k"), ("--memory", "x")] {
+        let refused = run(&[option, value, "--", "true"]);
+        assert!(!refused.status.success() && stderr(&refused).contains(option), "{}", stderr(&refused));
+    }
+    net.assert_clean();
+}
+
+/// What root in a container may not do to the host, and may if told so.
+#[test]
+fn a_container_is_confined_unless_told_otherwise() {
+    let net = Net::new(14);
+    let name = net.name("a");
+    let node = std::env::temp_dir().join("pd-test-node");
+    let tries = [
+        ("a device node", format!("mknod {} b 8 0 && rm {0}", node.display())),
+        ("the disks", "ls /dev/[sv]d* /dev/mem /dev/kmsg".to_owned()),
+        ("the kernel's switches", "echo 60 >/proc/sys/vm/swappiness".to_owned()),
+        (
+            "another control group",
+            "echo $$ >\"$(grep -m1 cgroup2 /proc/mounts | cut -d' ' -f2)/cgroup.procs\"".to_owned(),
+        ),
+        ("a mount", "mount -t tmpfs none /mnt".to_owned()),
+        ("its network", "ip link set eth0 down".to_owned()),
+        ("another's records", format!("ls /run/pipedevice/containers/{name}.json")),
+        ("an end of its own first process", "cat /proc/1/environ".to_owned()),
+    ];
+    let before = std::fs::read_to_string("/proc/sys/vm/swappiness").unwrap();
+    for (what, script) in &tries {
+        let run = |more: &[&str]| {
+            let words = ["run", "--no-driver", "--bridge", &net.bridge, "--name", &name, "--ip", &net.ip(2)];
+            pd(&words).args(more).args(["--", "sh", "-c", script]).output().unwrap()
+        };
+        assert!(!run(&[]).status.success(), "{what}");
+        if *what != "the disks" {
+            let output = run(&["--privileged"]);
+            assert!(output.status.success(), "{what}: {}", stderr(&output));
+        }
+    }
+    std::fs::write("/proc/sys/vm/swappiness", before).unwrap();
+    // What programs need is there.
+    let needs =
+        "echo x >/dev/null && head -c 1 /dev/urandom >/dev/null && : >/dev/shm/x && test -c /dev/ptmx && \
+                 python3 -c 'import os; os.openpty()' && echo fine";
+    assert_eq!(stdout(&net.output("a", Some(&net.ip(2)), &["sh", "-c", needs])), "fine\n");
+    net.assert_clean();
+}
+
+#[test]
+fn a_program_that_the_library_cannot_serve_is_named() {
+    let net = Net::new(15);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("x.c"), "int main(void) { return 0; }").unwrap();
+    let says = |compiler: &[&str]| {
+        let program = folder.path().join("x");
+        let mut cc = Command::new(compiler[0]);
+        match cc.args(&compiler[1..]).arg("-o").arg(&program).arg(folder.path().join("x.c")).status() {
+            Ok(status) if status.success() => {}
+            other => {
+                eprintln!("SKIPPED: {compiler:?}: {other:?}");
+                return None;
+            }
+        }
+        let name = net.name("a");
+        let words = [
+            "run",
+            "--no-driver",
+            "--bridge",
+            &net.bridge,
+            "--name",
+            &name,
+            "--ip",
+            &net.ip(2),
+            "--preload",
+            "--",
+        ];
+        let output = pd(&words).arg(&program).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        Some(stderr(&output))
+    };
+    assert_eq!(says(&["gcc"]).unwrap(), "");
+    assert!(says(&["gcc", "-static"])
+        .unwrap()
+        .contains("is a static program: its connections stay on the kernel"));
+    if let Some(text) = says(&["musl-gcc"]) {
+        assert!(text.contains("is linked with musl"), "{text}");
+    }
     net.assert_clean();
 }
 

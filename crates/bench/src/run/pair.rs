@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
+use pd_harness::container::cgroup::Limits;
 use pd_harness::container::Spec;
 use pd_harness::peer::Peer;
 use pd_harness::signals::Signals;
@@ -235,6 +236,11 @@ fn spec(scheme: Scheme, name: String, dir: &Path, tcp: &Tuning) -> Spec {
         network: tcp.network.clone(),
         bridge: "pd0".to_owned(),
         socket: dir.join("driver.sock"),
+        driver: dir.join("driver.sock").exists(),
+        // Measurements set what they measure.
+        privileged: true,
+        environment: Vec::new(),
+        limits: Limits::default(),
     }
 }
 

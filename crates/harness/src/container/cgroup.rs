@@ -1,5 +1,5 @@
-//! Control groups (version 2), used for nothing but counting CPU time: `cpu.stat` counts without any
-//! controller being enabled.
+//! Control groups: of version 2, which count CPU time without any controller being enabled and tell the driver whose a
+//! process is, and of whichever version has the controllers of a limit.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
+use rustix::mount::{mount, MountFlags};
 
 /// A control group of this program; removed when dropped.
 pub struct Cgroup {
@@ -20,22 +21,114 @@ pub fn mount_point() -> Option<PathBuf> {
 }
 
 fn find_mount(mounts: &str) -> Option<PathBuf> {
+    find(mounts, |kind, _| kind == "cgroup2")
+}
+
+fn find(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ');
-        let (_, path, kind) = (fields.next()?, fields.next()?, fields.next()?);
-        (kind == "cgroup2").then(|| PathBuf::from(path.replace("\\040", " ")))
+        let (_, path, kind, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+        wanted(kind, options).then(|| PathBuf::from(path.replace("\\040", " ")))
     })
 }
 
+/// Where the hierarchy of version 1 with this controller is mounted, if it is.
+fn mount_of(controller: &str) -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/mounts").ok()?;
+    find(&mounts, |kind, options| kind == "cgroup" && options.split(',').any(|option| option == controller))
+}
+
+const PARENT: &str = "pipedevice";
+/// Controllers of limits.
+const LIMITING: [&str; 2] = ["cpu", "memory"];
+
 fn parent() -> Option<PathBuf> {
-    Some(mount_point()?.join("pipedevice"))
+    Some(mount_point()?.join(PARENT))
+}
+
+/// Mounts cgroup2 under [`RUN_DIR`](super::state::RUN_DIR) on a machine that has it nowhere: without it a process could
+/// leave its container's tenant with its namespace.
+fn mount_own() -> Option<PathBuf> {
+    let place = Path::new(super::state::RUN_DIR).join("cgroup");
+    fs::create_dir_all(&place).ok()?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("cgroup2", &place, "cgroup2", flags, None).ok()?;
+    Some(place)
+}
+
+/// What a container may have of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// CPU time, as so many cores' worth of it.
+    pub cpus: Option<f64>,
+    /// Memory in bytes.
+    pub memory_bytes: Option<u64>,
+}
+
+/// The period in which CPU time is given out.
+const PERIOD_US: u64 = 100_000;
+
+/// Sets limits on `group`, or where version 2 has not the controllers, on new groups of version 1, which are returned: the
+/// container's processes are to be added to them, too.
+///
+/// # Errors
+/// If neither version has a controller that a limit needs.
+pub fn limit(group: Option<&Cgroup>, name: &str, limits: Limits) -> Result<Vec<Cgroup>> {
+    let mut more = Vec::new();
+    if let Some(cpus) = limits.cpus {
+        let quota_us = (cpus * PERIOD_US as f64) as u64;
+        if !set(group, "cpu", &[("cpu.max", format!("{quota_us} {PERIOD_US}"))])? {
+            let (period, quota) = (PERIOD_US.to_string(), quota_us.to_string());
+            more.push(of_version_1(
+                "cpu",
+                name,
+                &[("cpu.cfs_period_us", period), ("cpu.cfs_quota_us", quota)],
+            )?);
+        }
+    }
+    if let Some(bytes) = limits.memory_bytes {
+        if !set(group, "memory", &[("memory.max", bytes.to_string())])? {
+            more.push(of_version_1("memory", name, &[("memory.limit_in_bytes", bytes.to_string())])?);
+        } else if let Some(group) = group {
+            // Without swap there is nothing to limit.
+            let _ = fs::write(group.path.join("memory.swap.max"), "0");
+        }
+    }
+    Ok(more)
+}
+
+/// Sets values of a controller of version 2. Returns whether version 2 has it.
+fn set(group: Option<&Cgroup>, controller: &str, values: &[(&str, String)]) -> Result<bool> {
+    let (Some(group), Some(root)) = (group, mount_point()) else { return Ok(false) };
+    let has = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+    if !has.split_whitespace().any(|one| one == controller) {
+        return Ok(false);
+    }
+    for folder in [root.clone(), root.join(PARENT)] {
+        let file = folder.join("cgroup.subtree_control");
+        fs::write(&file, format!("+{controller}"))
+            .with_context(|| format!("cannot enable the {controller} controller in {}", file.display()))?;
+    }
+    group.write(values)?;
+    Ok(true)
+}
+
+fn of_version_1(controller: &str, name: &str, values: &[(&str, String)]) -> Result<Cgroup> {
+    let Some(mounted) = mount_of(controller) else {
+        bail!("this machine has no {controller} controller of control groups; leave its limit out");
+    };
+    let path = mounted.join(PARENT).join(name);
+    fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    let group = Cgroup { path };
+    group.write(values)?;
+    Ok(group)
 }
 
 impl Cgroup {
     /// Creates `pipedevice/NAME`. `None` if this machine has no writable cgroup2, with one warning.
     pub fn create(name: &str) -> Option<Cgroup> {
         static WARNED: std::sync::Once = std::sync::Once::new();
-        let created = match parent() {
+        let created = match parent().or_else(|| Some(mount_own()?.join(PARENT))) {
             None => Err("no cgroup2 file system is mounted".to_owned()),
             Some(parent) => {
                 let path = parent.join(name);
@@ -51,11 +144,17 @@ impl Cgroup {
             .ok()
     }
 
+    fn write(&self, values: &[(&str, String)]) -> Result<()> {
+        for (name, value) in values {
+            let file = self.path.join(name);
+            fs::write(&file, value).with_context(|| format!("cannot write {value} to {}", file.display()))?;
+        }
+        Ok(())
+    }
+
     /// Moves a process into it.
     pub fn add(&self, pid: u32) -> Result<()> {
-        let file = self.path.join("cgroup.procs");
-        fs::write(&file, pid.to_string())
-            .with_context(|| format!("cannot move process {pid} into {}", file.display()))
+        join(&self.path, pid)
     }
 
     /// CPU time of everything that ran in it, user and system.
@@ -67,6 +166,13 @@ impl Cgroup {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Moves a process into the group at `path`.
+pub fn join(path: &Path, pid: u32) -> Result<()> {
+    let file = path.join("cgroup.procs");
+    fs::write(&file, pid.to_string())
+        .with_context(|| format!("cannot move process {pid} into {}", file.display()))
 }
 
 impl Drop for Cgroup {
@@ -87,8 +193,14 @@ fn parse_usage(stat: &str) -> Option<Duration> {
     line.trim().parse().ok().map(Duration::from_micros)
 }
 
+/// The folders of this program's groups, one in each hierarchy.
+fn parents() -> Vec<PathBuf> {
+    let limiting = LIMITING.iter().filter_map(|controller| Some(mount_of(controller)?.join(PARENT)));
+    parent().into_iter().chain(limiting).collect()
+}
+
 fn remove_parent() {
-    if let Some(parent) = parent() {
+    for parent in parents() {
         // Fails while another container's group is in it, as it should.
         let _ = fs::remove_dir(parent);
     }
@@ -97,10 +209,11 @@ fn remove_parent() {
 /// Removes groups without processes that an ended `pd` left. The caller holds the lock, under which
 /// every group gets its first process.
 pub fn sweep() {
-    let Some(entries) = parent().and_then(|parent| fs::read_dir(parent).ok()) else { return };
-    for entry in entries.flatten().filter(|e| e.path().is_dir()) {
-        // The kernel refuses to remove a group that has processes.
-        let _ = fs::remove_dir(entry.path());
+    for entry in parents().into_iter().filter_map(|parent| fs::read_dir(parent).ok()).flatten().flatten() {
+        if entry.path().is_dir() {
+            // The kernel refuses to remove a group that has processes.
+            let _ = fs::remove_dir(entry.path());
+        }
     }
     remove_parent();
 }

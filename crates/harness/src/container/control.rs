@@ -8,6 +8,8 @@ use std::os::unix::net::UnixStream;
 use anyhow::{bail, Context, Result};
 use serde::{Deserialize, Serialize};
 
+use super::confine::Inside;
+
 /// What goes over the socket.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "kebab-case")]
@@ -16,6 +18,11 @@ pub enum Message {
     Unshared,
     /// Holder: the link is in place, go on.
     Proceed,
+    /// Holder: start the command, with this.
+    Begin {
+        /// What the container has.
+        inside: Inside,
+    },
     /// Helper: the command runs.
     Started,
     /// Helper: it cannot go on.

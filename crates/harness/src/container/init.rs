@@ -6,10 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
 use rustix::process::{kill_process, set_parent_process_death_signal, wait, Pid, Signal, WaitOptions};
 
+use super::confine::{self, Inside};
 use super::control::{Channel, Message};
 
 /// Arguments of the hidden subcommand.
@@ -31,8 +32,11 @@ pub fn main(args: &InitArgs) -> Result<i32> {
         .with_context(|| format!("cannot reach the holder at {}", args.control.display()))?;
     let mut channel = Channel::new(stream);
     // The holder answers once it has written down who this container is, for the driver to find.
-    channel.expect(&Message::Proceed)?;
-    match start(args) {
+    let inside = match channel.receive()? {
+        Some(Message::Begin { inside }) => inside,
+        other => bail!("expected the beginning on the container's control socket, got {other:?}"),
+    };
+    match start(args, inside) {
         Ok(child) => {
             channel.send(&Message::Started)?;
             std::thread::spawn(move || forward_signals(channel, child));
@@ -45,15 +49,20 @@ pub fn main(args: &InitArgs) -> Result<i32> {
     }
 }
 
-fn start(args: &InitArgs) -> Result<Pid> {
+fn start(args: &InitArgs, inside: Inside) -> Result<Pid> {
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .context("cannot separate the mount namespace")?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", flags, None).context("cannot mount /proc")?;
+    confine::confine(&inside)?;
+    if !inside.privileged {
+        confine::drop_capabilities()?;
+    }
     crate::sys::unblock_signals();
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let child = Command::new(program)
         .args(arguments)
+        .envs(inside.environment)
         .spawn()
         .with_context(|| format!("cannot run '{}'; check the path", program.to_string_lossy()))?;
     Ok(Pid::from_raw(child.id() as i32).expect("a child has a number"))

@@ -1,5 +1,5 @@
 //! Containers: a command with network, pid, mount, uts and ipc namespaces of its own, an address on a
-//! bridge, and its CPU time counted. No image: the file system is the host's.
+//! bridge, the names of the others there, and its CPU time counted. No image: the file system is the host's.
 //!
 //! [`Container::start`] returns when the command runs. Dropping the container kills it and removes
 //! its link, its control group, its record, and the bridge if it was the last on a bridge made here.
@@ -8,7 +8,10 @@
 
 pub mod address;
 pub mod cgroup;
+pub mod confine;
 mod control;
+pub mod enter;
+pub mod hosts;
 pub mod init;
 pub mod links;
 pub mod netlink;
@@ -16,6 +19,7 @@ pub mod stage;
 pub mod state;
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -29,7 +33,8 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{pidfd_open, pidfd_send_signal, Pid, PidfdFlags, Signal};
 
 use address::{InterfaceAddress, DEFAULT_SUBNET};
-use cgroup::Cgroup;
+use cgroup::{Cgroup, Limits};
+use confine::Inside;
 use control::{Channel, Message};
 use state::{Lock, ProcessId, Record};
 
@@ -50,6 +55,14 @@ pub struct Spec {
     pub bridge: String,
     /// The driver's socket, passed to the command as `PD_SOCKET`.
     pub socket: PathBuf,
+    /// Whether there is to be a driver. Without one the container runs on kernel TCP.
+    pub driver: bool,
+    /// Whether it may do what this program may, and not only what container engines allow.
+    pub privileged: bool,
+    /// What its environment has beside this program's.
+    pub environment: Vec<(String, String)>,
+    /// What it may have of the machine.
+    pub limits: Limits,
     /// What its network namespace and its link are set to.
     pub network: Network,
 }
@@ -79,6 +92,7 @@ pub struct Container {
 struct Parts {
     record: Record,
     cgroup: Option<Cgroup>,
+    limits: Vec<Cgroup>,
 }
 
 impl Container {
@@ -123,6 +137,13 @@ impl Container {
     ) -> Result<Container> {
         let address6 = address.subnet.address6(address.address);
         let cgroup = Cgroup::create(&spec.name);
+        let limits = cgroup::limit(cgroup.as_ref(), &spec.name, spec.limits)?;
+        let mut environment = vec![
+            ("PD_SOCKET".to_owned(), spec.socket.to_string_lossy().into_owned()),
+            ("PD_CONTAINER".to_owned(), spec.name.clone()),
+            ("PD_ADDRESS".to_owned(), address.address.to_string()),
+        ];
+        environment.extend(spec.environment.iter().cloned());
         let record = Record {
             name: spec.name.clone(),
             tenant: spec.tenant.clone(),
@@ -134,11 +155,14 @@ impl Container {
             netns_inode: 0,
             owner: ProcessId::own(),
             cgroup: cgroup.as_ref().map(|c| c.path().to_owned()),
+            limits: limits.iter().map(|c| c.path().to_owned()).collect(),
+            privileged: spec.privileged,
+            environment,
             socket: spec.socket.clone(),
             command: invocation.command.iter().map(|c| c.to_string_lossy().into_owned()).collect(),
         };
-        let mut parts = Parts { record, cgroup };
-        match Starting::run(&mut parts, invocation, &spec.network, lock) {
+        let mut parts = Parts { record, cgroup, limits };
+        match Starting::run(&mut parts, invocation, spec, lock) {
             Ok(s) => Ok(Container {
                 stage: s.stage,
                 stage_fd: s.stage_fd,
@@ -218,6 +242,7 @@ impl Parts {
     fn remove(&mut self, lock: &Lock) {
         links::delete(&self.record.link);
         self.cgroup = None;
+        self.limits.clear();
         self.record.remove(lock);
         state::release_bridges(lock);
     }
@@ -232,9 +257,10 @@ struct Starting {
 }
 
 impl Starting {
-    fn run(parts: &mut Parts, invocation: Invocation, network: &Network, lock: &Lock) -> Result<Starting> {
+    fn run(parts: &mut Parts, invocation: Invocation, spec: &Spec, lock: &Lock) -> Result<Starting> {
         let record = &mut parts.record;
         record.write(lock)?;
+        hosts::refresh(&record.bridge, lock)?;
         let control = state::control_socket(&record.name);
         let _ = std::fs::remove_file(&control);
         let listener = UnixListener::bind(&control)
@@ -245,17 +271,15 @@ impl Starting {
             .arg("--control")
             .arg(&control)
             .arg("--network")
-            .arg(serde_json::to_string(network)?)
+            .arg(serde_json::to_string(&spec.network)?)
             .arg("--")
             .args(&invocation.command)
-            .env("PD_SOCKET", &record.socket)
-            .env("PD_CONTAINER", &record.name)
-            .env("PD_ADDRESS", record.ipv4().context("a record has an address")?.to_string())
             .stdin(invocation.stdin)
             .stdout(invocation.stdout)
             .spawn()
             .context("cannot start a copy of pd")?;
-        let connected = Starting::connect(&stage, &listener, record, parts.cgroup.as_ref(), network, lock);
+        let groups = parts.cgroup.iter().chain(&parts.limits);
+        let connected = Starting::connect(&stage, &listener, record, groups, spec, lock);
         let _ = std::fs::remove_file(&control);
         let (stage_fd, init_fd, channel) = connected.inspect_err(|_| {
             let _ = stage.kill();
@@ -264,25 +288,25 @@ impl Starting {
         Ok(Starting { stage, stage_fd, init_fd, channel })
     }
 
-    fn connect(
+    fn connect<'a>(
         stage: &Child,
         listener: &UnixListener,
         record: &mut Record,
-        cgroup: Option<&Cgroup>,
-        network: &Network,
+        groups: impl Iterator<Item = &'a Cgroup>,
+        spec: &Spec,
         lock: &Lock,
     ) -> Result<(OwnedFd, OwnedFd, Channel)> {
         let stage_fd = open_pid(stage.id())?;
         let (mut first, pid) = accept(listener, &stage_fd)?;
         ensure!(pid == stage.id(), "process {pid} answered in place of the container's helper");
-        if let Some(cgroup) = cgroup {
-            cgroup.add(stage.id())?;
+        for group in groups {
+            group.add(stage.id())?;
         }
         first.send(&Message::Proceed)?;
         first.expect(&Message::Unshared)?;
         links::delete(&record.link);
         links::create_pair(&record.link, &record.bridge, stage.id())?;
-        network.apply_to_link(&record.link)?;
+        spec.network.apply_to_link(&record.link)?;
         first.send(&Message::Proceed)?;
         let (mut channel, init_pid) = match accept(listener, &stage_fd) {
             Ok(accepted) => accepted,
@@ -293,30 +317,41 @@ impl Starting {
         record.init = ProcessId::of(init_pid).context("the container's first process ended early")?;
         record.netns_inode = state::netns_inode(stage.id())?;
         record.write(lock)?;
-        register(record)?;
-        channel.send(&Message::Proceed)?;
+        if spec.driver {
+            register(record)?;
+        }
+        let inside = Inside {
+            hosts: hosts::file(&record.bridge),
+            admin_socket: record.admin_socket(),
+            privileged: record.privileged,
+            environment: record.environment.clone(),
+        };
+        channel.send(&Message::Begin { inside })?;
         channel.expect(&Message::Started)?;
         Ok((stage_fd, init_fd, channel))
     }
 }
 
-/// Tells the driver whose network namespace it is, before anything runs in it. Without a driver the
-/// container runs on kernel TCP.
+/// Tells the driver whose network namespace it is, before anything runs in it.
 fn register(record: &Record) -> Result<()> {
-    let admin_socket = record.socket.with_file_name("admin.sock");
-    if !admin_socket.exists() {
-        eprintln!("pd: no driver at {}; start one with pd driver", admin_socket.display());
-        return Ok(());
-    }
+    let admin_socket = record.admin_socket();
     let addresses = [&record.address, &record.address6].map(|text| {
         let address = text.split('/').next().unwrap_or_default();
         address.parse().with_context(|| format!("'{text}' is no address"))
     });
     let addresses = addresses.into_iter().collect::<Result<Vec<_>>>()?;
     let (name, tenant, pid) = (record.name.clone(), record.tenant.clone(), record.init.pid);
-    ask(&admin_socket, &Ask::Register { name, tenant, pid, addresses })
-        .with_context(|| format!("the driver at {} did not take the container", record.socket.display()))?;
-    Ok(())
+    match ask(&admin_socket, &Ask::Register { name, tenant, pid, addresses }) {
+        Ok(_) => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            bail!(
+                "no driver at {}; start one (pd driver), or ask for none (--no-driver)",
+                admin_socket.display()
+            )
+        }
+        Err(error) => Err(error)
+            .with_context(|| format!("the driver at {} did not take the container", record.socket.display())),
+    }
 }
 
 fn open_pid(pid: u32) -> Result<OwnedFd> {
@@ -340,7 +375,11 @@ fn accept(listener: &UnixListener, stage: &OwnedFd) -> Result<(Channel, u32)> {
     Ok((Channel::new(stream), peer.pid.as_raw_nonzero().get() as u32))
 }
 
-fn check_name(name: &str) -> Result<()> {
+/// Whether `name` can name a container.
+///
+/// # Errors
+/// If not, with what can.
+pub fn check_name(name: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '-';
     ensure!(
         (1..=63).contains(&name.len()) && name.chars().all(good) && !name.starts_with('-'),

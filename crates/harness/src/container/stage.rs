@@ -70,7 +70,7 @@ fn start_init(args: &StageArgs) -> Result<std::process::Child> {
     // Last, for the next child becomes the first process in there, and everything ends with it.
     unshare(UnshareFlags::NEWPID).context("cannot make a pid namespace")?;
     let mut command = Command::new(crate::own_exe());
-    command.arg("internal-init").arg("--control").arg(&args.control).arg("--");
+    command.args(["internal-init", "--control"]).arg(&args.control).arg("--");
     command.args(&args.command).spawn().context("cannot start the container's first process")
 }
 

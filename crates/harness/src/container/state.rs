@@ -17,7 +17,7 @@ use rustix::fs::{flock, FlockOperation};
 use rustix::process::{kill_process, Pid, Signal};
 use serde::{Deserialize, Serialize};
 
-use super::{address::InterfaceAddress, cgroup, links};
+use super::{address::InterfaceAddress, cgroup, hosts, links};
 
 /// Where this program keeps its state.
 pub const RUN_DIR: &str = "/run/pipedevice";
@@ -91,6 +91,15 @@ pub struct Record {
     pub owner: ProcessId,
     /// Its control group, if CPU time is counted.
     pub cgroup: Option<PathBuf>,
+    /// Those of other hierarchies that limit it.
+    #[serde(default)]
+    pub limits: Vec<PathBuf>,
+    /// Whether it may do what `pd` may.
+    #[serde(default)]
+    pub privileged: bool,
+    /// What its environment has beside that of the `pd` that holds it.
+    #[serde(default)]
+    pub environment: Vec<(String, String)>,
     /// The driver's socket that it was given.
     pub socket: PathBuf,
     /// The command it runs.
@@ -112,10 +121,23 @@ impl Record {
         write_json(&Record::path(&self.name), self)
     }
 
-    /// Removes it.
-    pub fn remove(&self, _lock: &Lock) {
+    /// Removes it, and its name from the others' tables.
+    pub fn remove(&self, lock: &Lock) {
         let _ = fs::remove_file(Record::path(&self.name));
         let _ = fs::remove_file(control_socket(&self.name));
+        if let Err(error) = hosts::refresh(&self.bridge, lock) {
+            eprintln!("pd: warning: {error:#}");
+        }
+    }
+
+    /// Whether the driver with this admin socket knows of it.
+    pub fn is_of(&self, admin_socket: &Path) -> bool {
+        self.admin_socket() == admin_socket
+    }
+
+    /// The admin socket of its driver: in the folder of the socket.
+    pub fn admin_socket(&self) -> PathBuf {
+        self.socket.with_file_name("admin.sock")
     }
 }
 

@@ -30,6 +30,7 @@ use sha2::{Digest as _, Sha256};
 use endpoint::{EndpointArgs, Role};
 use pd_driver::Bytes;
 use pd_harness::config::Config;
+use pd_harness::container::cgroup::Limits;
 use pd_harness::container::Spec;
 use pd_harness::engines;
 use pd_harness::machine;
@@ -320,6 +321,11 @@ fn spec(place: Place, role: Role, socket: &Path) -> Spec {
         tenant: tenant.to_owned(),
         bridge: "pd0".to_owned(),
         socket: socket.to_owned(),
+        driver: socket.exists(),
+        // Measurements set what they measure.
+        privileged: true,
+        environment: Vec::new(),
+        limits: Limits::default(),
         network: tuning.network,
     }
 }

@@ -1,0 +1,165 @@
+//! What a container's processes may do to the host: the capabilities that container engines leave, devices that are
+//! nobody's, the kernel's switches for reading only, and nothing of this program's own state.
+//!
+//! The file system is the host's, and root in a container owns what root owns there.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::{chmod, Mode};
+use rustix::mount::{mount, mount_bind, mount_bind_recursive, mount_move, mount_remount, MountFlags};
+use rustix::thread::{
+    capability_is_in_bounding_set, clear_ambient_capability_set, remove_capability_from_bounding_set,
+    CapabilitySet,
+};
+use serde::{Deserialize, Serialize};
+
+use super::state::RUN_DIR;
+
+/// What the first process of a container does before it starts the command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inside {
+    /// What it sees as `/etc/hosts`.
+    pub hosts: PathBuf,
+    /// The driver's admin socket, which is the host's.
+    pub admin_socket: PathBuf,
+    /// Whether it may do what this program may.
+    pub privileged: bool,
+    /// What its environment has beside this program's.
+    pub environment: Vec<(String, String)>,
+}
+
+/// What container engines leave to root in a container, but for making device nodes.
+const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::AUDIT_WRITE);
+
+/// The calling thread starts programs without the other capabilities from now on, whoever they belong to. Its own stay.
+pub fn drop_capabilities() -> Result<()> {
+    for bit in 0..u64::BITS {
+        let one = CapabilitySet::from_bits_retain(1 << bit);
+        // The first number that the kernel does not know ends them.
+        let Ok(has) = capability_is_in_bounding_set(one) else { break };
+        if has && !KEPT.contains(one) {
+            remove_capability_from_bounding_set(one).context("cannot give up capabilities")?;
+        }
+    }
+    clear_ambient_capability_set().context("cannot give up capabilities")
+}
+
+const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+
+/// Changes the calling process's mount namespace, which is its own.
+pub fn confine(inside: &Inside) -> Result<()> {
+    if !inside.hosts.as_os_str().is_empty() && Path::new("/etc/hosts").exists() {
+        read_only_file(&inside.hosts, Path::new("/etc/hosts")).context("cannot set /etc/hosts")?;
+    }
+    if inside.privileged {
+        return Ok(());
+    }
+    devices().context("cannot make /dev")?;
+    for path in ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"] {
+        read_only(Path::new(path)).with_context(|| format!("cannot protect {path}"))?;
+    }
+    for mounted in mount_points().context("cannot read the mounts")? {
+        if mounted.starts_with("/sys") {
+            mount_remount(&mounted, MountFlags::BIND | MountFlags::RDONLY | PLAIN, "")
+                .with_context(|| format!("cannot protect {}", mounted.display()))?;
+        }
+    }
+    let hidden =
+        ["/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/firmware", "/sys/fs/bpf", "/sys/kernel/debug"]
+            .into_iter()
+            .chain([
+                "/sys/kernel/tracing",
+                "/proc/kcore",
+                "/proc/keys",
+                "/proc/latency_stats",
+                "/proc/timer_list",
+            ])
+            .chain(["/proc/sched_debug"])
+            .map(PathBuf::from);
+    let own = ["bridges", "containers", "hosts", "logs", "lock"].map(|name| Path::new(RUN_DIR).join(name));
+    for path in hidden.chain(own).chain([inside.admin_socket.clone()]) {
+        hide(&path).with_context(|| format!("cannot hide {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Puts an empty folder, or a file that says nothing, in the place of what is at `path`, if anything is.
+fn hide(path: &Path) -> rustix::io::Result<()> {
+    match fs::metadata(path) {
+        Ok(what) if what.is_dir() => {
+            mount("tmpfs", path, "tmpfs", PLAIN | MountFlags::RDONLY, c"size=0,mode=555")
+        }
+        Ok(_) => mount_bind("/dev/null", path),
+        Err(_) => Ok(()),
+    }
+}
+
+fn read_only(path: &Path) -> rustix::io::Result<()> {
+    if !path.exists() {
+        return Ok(());
+    }
+    mount_bind_recursive(path, path)?;
+    mount_remount(path, MountFlags::BIND | MountFlags::RDONLY | PLAIN, "")
+}
+
+fn read_only_file(from: &Path, at: &Path) -> rustix::io::Result<()> {
+    mount_bind(from, at)?;
+    mount_remount(at, MountFlags::BIND | MountFlags::RDONLY | PLAIN, "")
+}
+
+/// A `/dev` with the devices that are nobody's, and terminals and shared memory of its own.
+fn devices() -> Result<()> {
+    let fresh = Path::new(RUN_DIR).join("dev");
+    fs::create_dir_all(&fresh)?;
+    mount("tmpfs", &fresh, "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, c"size=64k,mode=755")?;
+    for name in ["null", "zero", "full", "random", "urandom", "tty"] {
+        let (from, to) = (Path::new("/dev").join(name), fresh.join(name));
+        if from.exists() {
+            fs::File::create(&to)?;
+            mount_bind(&from, &to)?;
+        }
+    }
+    for name in ["pts", "shm"] {
+        fs::create_dir(fresh.join(name))?;
+    }
+    let terminals = c"newinstance,ptmxmode=0666,mode=0620";
+    mount("devpts", fresh.join("pts"), "devpts", MountFlags::NOSUID | MountFlags::NOEXEC, terminals)?;
+    mount("tmpfs", fresh.join("shm"), "tmpfs", PLAIN, c"mode=1777")?;
+    for (name, target) in [
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
+        symlink(target, fresh.join(name))?;
+    }
+    chmod(fresh.join("shm"), Mode::from_raw_mode(0o1777))?;
+    mount_move(&fresh, "/dev")?;
+    Ok(())
+}
+
+/// Where something is mounted, in the order of mounting.
+fn mount_points() -> std::io::Result<Vec<PathBuf>> {
+    let text = fs::read_to_string("/proc/self/mounts")?;
+    let path = |line: &str| {
+        let path = line.split(' ').nth(1)?;
+        Some(PathBuf::from(path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")))
+    };
+    Ok(text.lines().filter_map(path).collect())
+}

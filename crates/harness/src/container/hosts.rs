@@ -1,0 +1,79 @@
+//! Names of containers: each bridge has a file of the form of hosts(5) with those that are on it, which every one of
+//! them sees as its `/etc/hosts`. So a container finds itself and the others by name.
+//!
+//! Containers hold the file itself, not its name. It is changed in place, by one write: who reads meanwhile finds the
+//! old text or the new.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::state::{self, Lock, Record, RUN_DIR};
+
+const LOCALHOST: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+
+/// The folder of these files.
+pub fn folder() -> PathBuf {
+    Path::new(RUN_DIR).join("hosts")
+}
+
+/// The file of a bridge.
+pub fn file(bridge: &str) -> PathBuf {
+    folder().join(bridge)
+}
+
+fn text(records: &[Record], bridge: &str) -> String {
+    let mut text = LOCALHOST.to_owned();
+    for record in records.iter().filter(|record| record.bridge == bridge) {
+        for address in [&record.address, &record.address6] {
+            let address = address.split('/').next().unwrap_or_default();
+            let _ = writeln!(text, "{address}\t{}", record.name);
+        }
+    }
+    text
+}
+
+/// Writes down who is on `bridge` now; removes the file of a bridge that nobody is on.
+pub fn refresh(bridge: &str, _lock: &Lock) -> Result<()> {
+    let records = state::records()?;
+    let path = file(bridge);
+    if !records.iter().any(|record| record.bridge == bridge) {
+        let _ = fs::remove_file(&path);
+        return Ok(());
+    }
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder())
+        .and_then(|()| File::options().create(true).truncate(false).write(true).mode(0o644).open(&path))
+        .and_then(|file| replace(&file, &text(&records, bridge)))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Empty lines make up for what a shorter text leaves, until the file is cut.
+fn replace(file: &File, text: &str) -> std::io::Result<()> {
+    let old = usize::try_from(file.metadata()?.len()).unwrap_or(0);
+    let mut padded = text.as_bytes().to_vec();
+    padded.resize(old.max(text.len()), b'\n');
+    file.write_all_at(&padded, 0)?;
+    file.set_len(text.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_keeps_its_place_and_has_the_new_text_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hosts");
+        let file = File::options().create_new(true).write(true).open(&path).unwrap();
+        for text in ["short\n", "a longer text\n", "x\n", ""] {
+            replace(&file, text).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `pd exec` and `pd stop`: what is done to a container that runs.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use anyhow::Result;
+use pd_harness::container::enter;
+
+use crate::run_cmd::Setting;
+
+/// Runs a command in a container that runs.
+///
+/// It has the container's namespaces, control group, rights and environment. Exits with the command's status (128 + n if
+/// signal n ended it), or 125 if it could not be started.
+#[derive(Debug, clap::Args)]
+pub struct ExecArgs {
+    /// Set a variable of its environment; without a value, to that of this one
+    #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
+    env: Vec<Setting>,
+    /// Name of the container
+    name: String,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Ends containers.
+///
+/// The command gets SIGTERM, and SIGKILL with all others of the container if it is still there when the time is over.
+#[derive(Debug, clap::Args)]
+pub struct StopArgs {
+    /// Seconds until SIGKILL
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 10)]
+    time: u32,
+    /// Names of the containers
+    #[arg(required = true)]
+    names: Vec<String>,
+}
+
+/// Runs `pd exec`; returns the status to exit with.
+pub fn exec(args: ExecArgs) -> Result<i32> {
+    let record = enter::find(&args.name)?;
+    enter::execute(&record, args.env.into_iter().filter_map(Setting::pair).collect(), &args.command)
+}
+
+/// Runs `pd stop`; returns the status to exit with.
+pub fn stop(args: &StopArgs) -> Result<i32> {
+    let mut status = 0;
+    for name in &args.names {
+        let stopped =
+            enter::find(name).and_then(|record| enter::stop(&record, Duration::from_secs(args.time.into())));
+        match stopped {
+            Ok(_) => println!("{name}"),
+            Err(error) => {
+                eprintln!("pd: {error:#}");
+                status = 1;
+            }
+        }
+    }
+    Ok(status)
+}
