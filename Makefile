@@ -22,6 +22,7 @@ SHLIB := $(TARGET)/release/libpd.so.$(VERSION)
 STLIB := $(TARGET)/release/libpd.a
 MAP := crates/capi/libpd.map
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+MAN1 := $(wildcard docs/man/*.1)
 MAN3 := $(wildcard docs/man/*.3)
 MAN7 := $(wildcard docs/man/*.7)
 
@@ -44,6 +45,9 @@ help: ## print this list
 
 deps: packages rust ## install what is missing (Debian, as root), or say what it is
 
+# What programs are run with and compiled by, to see that they run on the fabric, and Debian's packages of it.
+TOOLS := valgrind:valgrind gdb:gdb strace:strace clang:clang musl-gcc:musl-tools qemu-x86_64:qemu-user
+
 packages:
 	@missing=; \
 	command -v ip >/dev/null || [ -x /usr/sbin/ip ] || missing="$$missing iproute2"; \
@@ -53,6 +57,8 @@ packages:
 	command -v make >/dev/null || missing="$$missing make"; \
 	$(if $(BENCHING),$(foreach package,$(PEER_PACKAGES),dpkg -s $(package) >/dev/null 2>&1 || missing="$$missing $(package)";)) \
 	$(if $(TESTING),command -v python3 >/dev/null || missing="$$missing python3-minimal";) \
+	$(if $(TESTING),$(foreach pair,$(TOOLS),command -v $(word 1,$(subst :, ,$(pair))) >/dev/null || missing="$$missing $(word 2,$(subst :, ,$(pair)))";)) \
+	$(if $(TESTING),[ -e "$$(clang -print-file-name=libclang_rt.asan-x86_64.so 2>/dev/null)" ] || missing="$$missing libclang-rt-dev";) \
 	$(if $(SIMULATING)$(TESTING),command -v verilator >/dev/null || missing="$$missing verilator";) \
 	$(if $(SIMULATING)$(TESTING),command -v g++ >/dev/null || missing="$$missing g++";) \
 	$(if $(SIMULATING)$(TESTING),[ -e /usr/include/zlib.h ] || missing="$$missing zlib1g-dev";) \
@@ -75,7 +81,7 @@ rust:
 	    echo "Rust $$have is too old: $(RUST_MIN) or later is needed; run: rustup update stable" >&2; exit 1; }
 
 # rustc exports the C symbols without versions, so the shared library is linked from the static one.
-build: rust ## build pd, libpd.a, libpd.so and libpd_preload.so (release)
+build: rust ## build pd, libpd.a, libpd.so and libpd_preload.so, for x86-64-v2 (release)
 	$(CARGO) build --release --workspace --jobs $(JOBS)
 	$(CC) -shared -o $(SHLIB) -Wl,-soname,$(SONAME) -Wl,--version-script=$(MAP) \
 	    $$(sed -n 's/^ *\(pd_[a-z0-9_]*\);/-Wl,-u,\1/p' $(MAP)) \
@@ -170,23 +176,26 @@ fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and carg
 
 install: ## install what `make build` made under DESTDIR and PREFIX
 	@[ -e $(TARGET)/release/pd ] && [ -e $(SHLIB) ] || { echo "nothing is built; run: make build" >&2; exit 1; }
-	$(INSTALL) -d $(bindir) $(libdir)/pkgconfig $(includedir) $(mandir)/man3 $(mandir)/man7
+	$(INSTALL) -d $(bindir) $(libdir)/pkgconfig $(includedir) $(mandir)/man1 $(mandir)/man3 $(mandir)/man7
 	$(INSTALL) -m 755 $(TARGET)/release/pd $(bindir)/pd
 	$(INSTALL) -m 755 $(SHLIB) $(libdir)/libpd.so.$(VERSION)
 	ln -sf libpd.so.$(VERSION) $(libdir)/$(SONAME)
 	ln -sf $(SONAME) $(libdir)/libpd.so
 	$(INSTALL) -m 644 $(STLIB) $(libdir)/libpd.a
+	$(INSTALL) -m 755 $(TARGET)/release/libpd_preload_core.so $(libdir)/libpd_preload_core.so
 	$(INSTALL) -m 755 $(TARGET)/release/libpd_preload.so $(libdir)/libpd_preload.so
 	$(INSTALL) -m 644 crates/capi/include/pd.h $(includedir)/pd.h
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' crates/capi/pd.pc.in >$(libdir)/pkgconfig/pd.pc
 	chmod 644 $(libdir)/pkgconfig/pd.pc
+	$(INSTALL) -m 644 $(MAN1) $(mandir)/man1
 	$(INSTALL) -m 644 $(MAN3) $(mandir)/man3
 	$(INSTALL) -m 644 $(MAN7) $(mandir)/man7
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 
 uninstall: ## remove what `make install` installed
 	rm -f $(bindir)/pd $(includedir)/pd.h $(libdir)/pkgconfig/pd.pc
-	rm -f $(addprefix $(libdir)/,libpd.a libpd_preload.so libpd.so $(SONAME) libpd.so.$(VERSION))
+	rm -f $(addprefix $(libdir)/,libpd.a libpd_preload.so libpd_preload_core.so libpd.so $(SONAME) libpd.so.$(VERSION))
+	rm -f $(addprefix $(mandir)/man1/,$(notdir $(MAN1)))
 	rm -f $(addprefix $(mandir)/man3/,$(notdir $(MAN3))) $(addprefix $(mandir)/man7/,$(notdir $(MAN7)))
 
 clean: ## remove everything built, and the demo's and the benchmarks' results

@@ -18,10 +18,11 @@ fn mounts(driver: &TestDriver, preload: bool) -> Vec<String> {
     let folder = driver.socket().parent().unwrap().display();
     let mut options = vec!["-v".to_owned(), format!("{folder}:/run/pipedevice:ro")];
     if preload {
-        let library = program_path("libpd_preload.so");
-        let at = "/usr/lib/libpd_preload.so";
-        options.extend(["-v".to_owned(), format!("{}:{at}:ro", library.display())]);
-        options.extend(["-e".to_owned(), format!("LD_PRELOAD={at}")]);
+        for name in ["libpd_preload.so", "libpd_preload_core.so"] {
+            let library = program_path(name);
+            options.extend(["-v".to_owned(), format!("{}:/usr/lib/{name}:ro", library.display())]);
+        }
+        options.extend(["-e".to_owned(), "LD_PRELOAD=/usr/lib/libpd_preload.so".to_owned()]);
     }
     options
 }

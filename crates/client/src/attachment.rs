@@ -3,7 +3,7 @@
 use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
 use crate::own::{self, OwnFd};
-use crate::process::forks;
+use crate::process::{forks, setting};
 use crate::send::file::Files;
 use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
@@ -29,7 +29,7 @@ pub const SOCKET_PATH_DEFAULT: &str = "/run/pipedevice/driver.sock";
 static SOCKET_PATH: OnceLock<PathBuf> = OnceLock::new();
 
 fn socket_path() -> PathBuf {
-    std::env::var_os("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from)
+    setting("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from)
 }
 
 /// Looks where the driver is, now and for good.
@@ -110,14 +110,12 @@ impl Attachment {
         let path = SOCKET_PATH.get_or_init(socket_path);
         let unreachable = |errno: Errno| {
             let known = if errno == Errno::ACCESS || errno == Errno::PERM { errno } else { Errno::NETDOWN };
-            Error::new(
-                known,
-                format!(
-                    "cannot attach to the driver at {}: {}; start it with `pd driver`, or set PD_SOCKET",
-                    path.display(),
-                    std::io::Error::from(errno)
-                ),
-            )
+            let remedy = match known {
+                Errno::NETDOWN => "start it with `pd driver`, or set PD_SOCKET",
+                _ => "its socket_mode and socket_group say who may",
+            };
+            let why = std::io::Error::from(errno);
+            Error::new(known, format!("cannot attach to the driver at {}: {why}; {remedy}", path.display()))
         };
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(unreachable)?;

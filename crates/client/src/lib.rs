@@ -68,7 +68,7 @@ pub mod core {
     };
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
-    pub use crate::process::{available, prepare};
+    pub use crate::process::{available, prepare, setting};
     pub use crate::recv::Handout;
     pub use crate::send::Fill;
     pub use crate::sids::{insert, remove, with, with_socket, Named};

@@ -10,6 +10,7 @@ use foldhash::HashMap;
 use pd_shm::barrier;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -100,6 +101,13 @@ pub fn prepare() {
     remember_socket_path();
     see_forks();
     barrier::register_early();
+}
+
+/// What the environment says of `name`. Nothing in a set-id program, which belongs to others than who set it.
+pub fn setting(name: &str) -> Option<OsString> {
+    // SAFETY: reads what the kernel told this process at its start.
+    let is_set_id = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    std::env::var_os(name).filter(|_| !is_set_id)
 }
 
 /// Whether a driver can be attached to, attaching if need be.

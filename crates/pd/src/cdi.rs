@@ -8,6 +8,7 @@ use anyhow::{bail, Context, Result};
 use serde_json::{json, Value};
 
 const KIND: &str = "pipedevice/fabric";
+const PRELOAD_CORE: &str = "libpd_preload_core.so";
 const FILE_NAME: &str = "pipedevice.json";
 
 /// Describes PipeDevice to container engines (Container Device Interface).
@@ -105,6 +106,8 @@ fn description(socket: &Path, libraries: &Libraries) -> Result<Value> {
         let at = Path::new("/usr/lib/libpd_preload.so");
         let mut mounts = native;
         mounts.push(mount(preload, at));
+        // The loader looks for it beside itself.
+        mounts.push(mount(&preload.with_file_name(PRELOAD_CORE), &at.with_file_name(PRELOAD_CORE)));
         let env = [env, format!("LD_PRELOAD={}", at.display())];
         devices.push(json!({ "name": "preload", "containerEdits": { "env": env, "mounts": mounts } }));
     }
@@ -133,6 +136,8 @@ mod tests {
         );
         assert_eq!(preload["mounts"][0]["hostPath"], "/run/p");
         assert_eq!(preload["mounts"][2]["hostPath"], "/a/p.so");
+        assert_eq!(preload["mounts"][3]["hostPath"], "/a/libpd_preload_core.so");
+        assert_eq!(preload["mounts"][3]["containerPath"], "/usr/lib/libpd_preload_core.so");
         assert!(description(Path::new("d.sock"), &both).is_err());
     }
 }

@@ -21,6 +21,8 @@ mod ports;
 mod short;
 #[path = "preload/signals.rs"]
 mod signals;
+#[path = "preload/tools.rs"]
+mod tools;
 #[path = "preload/unclaimed.rs"]
 mod unclaimed;
 #[path = "preload/unix.rs"]
@@ -48,6 +50,8 @@ struct Site {
     third: u8,
     /// Of `pd run`. What is tested may be brief.
     preload: &'static str,
+    /// Whether containers keep all capabilities.
+    privileged: bool,
 }
 
 impl Site {
@@ -71,7 +75,13 @@ impl Site {
         std::fs::write(at("driver.toml"), config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
         command.arg("driver").arg("--config").arg(at("driver.toml"));
-        let site = Site { driver: command.spawn().unwrap(), folder, third, preload: "--preload=all" };
+        let site = Site {
+            driver: command.spawn().unwrap(),
+            folder,
+            third,
+            preload: "--preload=all",
+            privileged: false,
+        };
         let end = Instant::now() + Duration::from_secs(20);
         // There is a file before anybody listens.
         while UnixStream::connect(site.folder.path().join("admin.sock")).is_err() {
@@ -101,6 +111,9 @@ impl Site {
             .arg(self.folder.path().join("s"));
         if with != With::Nothing {
             run.arg(self.preload).env("PD_PRELOAD_LOG", self.log());
+        }
+        if self.privileged {
+            run.arg("--privileged");
         }
         if with == With::Mediated {
             run.args(["--tenant", "mediated"]);

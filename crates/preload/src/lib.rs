@@ -1,4 +1,5 @@
-//! `libpd_preload.so`: PipeDevice for programs that do not know of it, by `LD_PRELOAD`.
+//! `libpd_preload_core.so`: PipeDevice for programs that do not know of it. `LD_PRELOAD` names the loader,
+//! `libpd_preload.so` (`loader/`), which loads this where it can run and jumps to its hooks.
 //!
 //! A program's TCP socket stays what it is, a kernel socket that the kernel binds, listens on, connects
 //! and accepts. If both ends are on the fabric the connection has a *twin*, a fabric socket that carries

@@ -1,25 +1,34 @@
-//! The functions behind the hooks: the next ones of their names in the order of the dynamic linker.
+//! The functions behind the hooks: the next ones of their names in the order of the dynamic linker, behind the loader.
 //! Looked up once each. One that this system does not have fails with `ENOSYS`.
 use libc::{
     c_char, c_int, c_long, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
     socklen_t, ssize_t, timespec, timeval,
 };
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::OnceLock;
 
-unsafe extern "C" fn missing() -> isize {
-    // SAFETY: the calling thread's errno.
-    unsafe { *libc::__errno_location() = libc::ENOSYS };
-    -1
+/// Finds the next function of a name that ends with a zero byte. Never null.
+pub(crate) type Next = unsafe extern "C" fn(*const c_char) -> *mut c_void;
+
+static NEXT: OnceLock<Next> = OnceLock::new();
+
+/// The loader's function, for it has the library's place in the order of the dynamic linker.
+pub(crate) fn set_next(next: Next) {
+    let _ = NEXT.set(next);
 }
 
 #[cold]
-fn resolve(name: &str) -> *mut c_void {
-    // SAFETY: `name` ends with a zero byte.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) };
-    if found.is_null() {
-        missing as *mut c_void
-    } else {
-        found
+fn resolve(name: &CStr) -> *mut c_void {
+    let next = NEXT.get().expect("hooks are called after the start");
+    // SAFETY: a name that ends with a zero byte.
+    unsafe { next(name.as_ptr()) }
+}
+
+const fn name(text: &str) -> &CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a name has one zero byte, its last"),
     }
 }
 
@@ -31,7 +40,7 @@ macro_rules! next {
             static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             let mut next = NEXT.load(Ordering::Relaxed);
             if next.is_null() {
-                next = resolve(concat!(stringify!($name), "\0"));
+                next = resolve(const { name(concat!(stringify!($name), "\0")) });
                 NEXT.store(next, Ordering::Relaxed);
             }
             // SAFETY: the C library's function of this name has this signature; a variadic one takes

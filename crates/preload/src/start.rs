@@ -1,9 +1,11 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
-use crate::{call, companion, log, refusals, short, table, unclaimed};
+use crate::{call, companion, log, real, refusals, short, table, unclaimed};
 use libc::c_int;
+use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
@@ -12,7 +14,6 @@ use std::sync::Arc;
 const OWN_FDS_FROM: c_int = 4096;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
-static OFF: AtomicBool = AtomicBool::new(false);
 
 /// Whether the library does anything.
 #[inline]
@@ -20,47 +21,63 @@ pub(crate) fn enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
-/// Whether the user wants none of it.
-pub(crate) fn is_off() -> bool {
-    OFF.load(Ordering::Relaxed)
+/// Called by the loader (`loader/loader.c`) once this library is there, before the program begins. `next` finds the next
+/// function of a name that ends with a zero byte. Returns whether hooks are to be put in place.
+#[no_mangle]
+pub extern "C" fn pd_preload_start(next: real::Next) -> c_int {
+    real::set_next(next);
+    keep_static();
+    call::aside(start);
+    enabled().into()
 }
 
-#[used]
-#[link_section = ".init_array"]
-static START: extern "C" fn() = start;
-
-extern "C" fn start() {
-    call::aside(|| {
-        // SAFETY: names with a zero byte; nobody changes the environment yet.
-        let value = |name: &CStr| unsafe {
-            let value = libc::getenv(name.as_ptr());
-            (!value.is_null()).then(|| CStr::from_ptr(value).to_owned())
-        };
-        let mode = value(c"PD_PRELOAD");
-        let is = |name: &[u8]| mode.as_ref().is_some_and(|mode| mode.to_bytes() == name);
-        if is(b"off") || is(b"0") {
-            OFF.store(true, Ordering::Relaxed);
-            return;
-        }
-        if is(b"short") {
-            short::want();
-        }
-        if is(b"all") {
-            refusals::want_all();
-        }
-        log::set_place(value(c"PD_PRELOAD_LOG").filter(|place: &CString| !place.is_empty()));
-        table::set_process();
-        crate::heap::see_forks();
-        pd_client::core::set_floor(floor());
-        pd_client::core::prepare();
-        let instances = mark_inherited();
-        crate::hooks::stdio::replace_standard_streams();
-        // SAFETY: functions that live as long as the program.
-        unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
-        ENABLED.store(true, Ordering::Relaxed);
-        instances.into_iter().for_each(companion::received);
-    });
+fn start() {
+    let mode = setting("PD_PRELOAD");
+    let is = |name: &str| mode.as_ref().is_some_and(|mode| mode == name);
+    if is("short") {
+        short::want();
+    }
+    if is("all") {
+        refusals::want_all();
+    }
+    let place = setting("PD_PRELOAD_LOG").filter(|place| !place.is_empty());
+    log::set_place(place.and_then(|place| CString::new(place.into_vec()).ok()));
+    table::set_process();
+    crate::heap::see_forks();
+    pd_client::core::set_floor(floor());
+    pd_client::core::prepare();
+    let instances = mark_inherited();
+    crate::hooks::stdio::replace_standard_streams();
+    crate::hooks::signal::take_over();
+    // SAFETY: functions that live as long as the program.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+    ENABLED.store(true, Ordering::Relaxed);
+    instances.into_iter().for_each(companion::received);
 }
+
+/// Keeps the library's thread-local variables in memory that threads have from their start, although it is loaded by
+/// `dlopen`: else a thread's first call allocates them, which signal handlers and allocators cannot bear.
+/// One access of the kind that only such memory serves makes the linker ask for it.
+fn keep_static() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads a word of this object that holds an offset.
+    unsafe {
+        std::arch::asm!("mov {0}, qword ptr [rip + pd_preload_static@gottpoff]", out(reg) _,
+            options(nostack, readonly, preserves_flags));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".section .tbss.pd_preload_static, \"awT\", @nobits",
+    ".hidden pd_preload_static",
+    ".globl pd_preload_static",
+    ".type pd_preload_static, @object",
+    ".size pd_preload_static, 8",
+    ".p2align 3",
+    "pd_preload_static: .zero 8",
+    ".text",
+);
 
 /// Numbers that programs hardly get to: the last eighth, or [`OWN_FDS_FROM`].
 fn floor() -> c_int {

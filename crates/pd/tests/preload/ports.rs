@@ -7,7 +7,9 @@ use super::{programs, Site, With, PORT};
 #[test]
 fn connections_that_find_no_port_of_their_own_are_the_kernels() {
     const OTHER: &str = "7301";
-    let site = Site::new(86);
+    let mut site = Site::new(86);
+    // To have few ports.
+    site.privileged = true;
     let [server, client] =
         ["echo.py", "ports.py"].map(|name| programs().join(name).to_str().unwrap().to_owned());
     let _server = site.serve(With::Library, &["python3", &server, "server", PORT, OTHER]);

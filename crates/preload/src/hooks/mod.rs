@@ -7,7 +7,7 @@ mod names;
 pub(crate) mod poll;
 mod receive;
 mod send;
-mod signal;
+pub(crate) mod signal;
 pub(crate) mod socket;
 pub(crate) mod stdio;
 mod syscall;

@@ -1,7 +1,7 @@
 //! Installing signal handlers: they run between the library's calls, not within them ([`pd_client::core::Inside`]). What a
 //! program reads back is what it has installed.
 use super::hooks;
-use crate::{real, start, table};
+use crate::{real, table};
 use libc::{c_int, sighandler_t};
 use pd_client::core::{catcher_address, installed, Handlers, Installed};
 use std::mem::MaybeUninit;
@@ -67,11 +67,26 @@ hooks! {
     }
 }
 
+/// Handlers that were installed before the library was there, by what begins before it.
+pub(crate) fn take_over() {
+    for signal in SIGNALS {
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: room for an action, which is then installed as it is.
+        unsafe {
+            if real::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
+                && catches(signal, action.assume_init_ref().sa_sigaction)
+            {
+                sigaction(signal, action.as_ptr(), std::ptr::null_mut());
+            }
+        }
+    }
+}
+
 /// Whether what is to be installed is a handler that is to be called by the library. A child of `vfork` has a kernel's table
 /// of its own, but its parent's memory.
 fn catches(signal: c_int, handler: sighandler_t) -> bool {
     let is_handler = ![libc::SIG_DFL, libc::SIG_IGN, libc::SIG_ERR].contains(&handler);
-    is_handler && SIGNALS.contains(&signal) && !start::is_off() && !table::is_borrowed()
+    is_handler && SIGNALS.contains(&signal) && !table::is_borrowed()
 }
 
 /// Puts the program's handler in the place of the library's.

@@ -1,0 +1,128 @@
+/* What of the loader depends on the processor: jumps, system calls, and whether the processor suffices. */
+
+#if defined(__x86_64__)
+
+__asm__(".pushsection .text\n"
+        /* The first call of a hook: its number is on the stack, below the caller's address. */
+        ".type pd_first, @function\n"
+        "pd_first:\n"
+        "  push %rax\n  push %rdi\n  push %rsi\n  push %rdx\n  push %rcx\n  push %r8\n  push %r9\n"
+        "  mov 56(%rsp), %rdi\n"
+        /* The stack is 16-byte aligned here: caller's address, number and seven registers, and one more. */
+        "  sub $8, %rsp\n"
+        "  call pd_first_call\n"
+        "  add $8, %rsp\n"
+        "  mov %rax, %r11\n"
+        "  pop %r9\n  pop %r8\n  pop %rcx\n  pop %rdx\n  pop %rsi\n  pop %rdi\n  pop %rax\n"
+        "  add $8, %rsp\n"
+        "  jmp *%r11\n"
+        ".popsection\n");
+
+#define HOOK(number, name)                                        \
+    __asm__(".pushsection .text\n"                                \
+            ".globl " #name "\n"                                  \
+            ".type " #name ", @function\n"                        \
+            ".p2align 4\n" #name ":\n"                            \
+            "  jmp *(pd_slots + 8 * " #number ")(%rip)\n"         \
+            ".size " #name ", . - " #name "\n"                    \
+            "pd_first_" #number ":\n"                             \
+            "  push $" #number "\n"                               \
+            "  jmp pd_first\n"                                    \
+            ".popsection\n");
+#include "hooks.inc"
+#undef HOOK
+
+enum { PD_WRITE = 1, PD_OPEN = 2, PD_CLOSE = 3, PD_GETPID = 39, PD_GETUID = 102, PD_GETGID = 104, PD_GETEUID = 107, PD_GETEGID = 108 };
+
+static long pd_call(long number, long a, long b, long c) {
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    return result;
+}
+
+static long pd_open_log(const char *place) {
+    enum { WRONLY = 1, CREAT = 0100, APPEND = 02000, CLOEXEC = 02000000 };
+    return pd_call(PD_OPEN, (long)place, WRONLY | CREAT | APPEND | CLOEXEC, 0644);
+}
+
+/* x86-64-v2: SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT, and LAHF. */
+static int pd_processor_suffices(void) {
+    unsigned a = 1, b, c = 0, d;
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    unsigned wanted = 1u << 0 | 1u << 9 | 1u << 13 | 1u << 19 | 1u << 20 | 1u << 23;
+    if ((c & wanted) != wanted)
+        return 0;
+    a = 0x80000001, c = 0;
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    return (c & 1) != 0;
+}
+
+#elif defined(__aarch64__)
+
+__asm__(".pushsection .text\n"
+        ".type pd_first, %function\n"
+        "pd_first:\n"
+        "  stp x29, x30, [sp, #-96]!\n"
+        "  stp x0, x1, [sp, #16]\n  stp x2, x3, [sp, #32]\n  stp x4, x5, [sp, #48]\n  stp x6, x7, [sp, #64]\n"
+        "  str x8, [sp, #80]\n"
+        "  mov x29, sp\n"
+        "  mov x0, x17\n"
+        "  bl pd_first_call\n"
+        "  mov x16, x0\n"
+        "  ldr x8, [sp, #80]\n"
+        "  ldp x6, x7, [sp, #64]\n  ldp x4, x5, [sp, #48]\n  ldp x2, x3, [sp, #32]\n  ldp x0, x1, [sp, #16]\n"
+        "  ldp x29, x30, [sp], #96\n"
+        "  br x16\n"
+        ".popsection\n");
+
+#define HOOK(number, name)                                        \
+    __asm__(".pushsection .text\n"                                \
+            ".globl " #name "\n"                                  \
+            ".type " #name ", %function\n"                        \
+            ".p2align 4\n" #name ":\n"                            \
+            "  adrp x16, pd_slots + 8 * " #number "\n"            \
+            "  ldr x16, [x16, :lo12:(pd_slots + 8 * " #number ")]\n" \
+            "  br x16\n"                                          \
+            ".size " #name ", . - " #name "\n"                    \
+            "pd_first_" #number ":\n"                             \
+            "  mov x17, #" #number "\n"                           \
+            "  b pd_first\n"                                      \
+            ".popsection\n");
+#include "hooks.inc"
+#undef HOOK
+
+enum { PD_OPENAT = 56, PD_CLOSE = 57, PD_WRITE = 64, PD_GETPID = 172, PD_GETUID = 174, PD_GETEUID = 175, PD_GETGID = 176, PD_GETEGID = 177 };
+
+static long pd_call4(long number, long a, long b, long c, long d) {
+    register long x8 __asm__("x8") = number;
+    register long x0 __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+    return x0;
+}
+
+static long pd_call(long number, long a, long b, long c) { return pd_call4(number, a, b, c, 0); }
+
+static long pd_open_log(const char *place) {
+    enum { CWD = -100, WRONLY = 1, CREAT = 0100, APPEND = 02000, CLOEXEC = 02000000 };
+    return pd_call4(PD_OPENAT, CWD, (long)place, WRONLY | CREAT | APPEND | CLOEXEC, 0644);
+}
+
+static int pd_processor_suffices(void) { return 1; }
+
+#else
+#error "no jumps for this processor"
+#endif
+
+/* Slots, each with the stub of its first call. */
+__asm__(".pushsection .data\n"
+        ".p2align 3\n"
+        ".hidden pd_slots\n"
+        ".globl pd_slots\n"
+        "pd_slots:\n"
+#define HOOK(number, name) "  .quad pd_first_" #number "\n"
+#include "hooks.inc"
+#undef HOOK
+        ".popsection\n");

@@ -1,0 +1,212 @@
+/*
+ * libpd_preload.so: what LD_PRELOAD names. Loads the library proper where it can run, and else leaves the program to
+ * the kernel.
+ *
+ * An object without dependencies: it needs no C library, no symbol version, no libgcc_s, and instructions of the
+ * oldest x86-64 only. So every dynamic linker takes it, musl's and an old glibc's too, and whether the library proper
+ * can be loaded is found out by dlopen(3) in the constructor, where failure costs nothing.
+ *
+ * Each function that the library proper stands in for is exported as a jump through a slot. A slot begins with a stub
+ * that looks the next function of the name up and puts it there; with the library proper loaded it has the function
+ * of that. Slots are single words, so any thread may jump through one while it changes.
+ *
+ * docs/design/portability.md has the reasons.
+ */
+#include <stddef.h>
+
+#define WEAK __attribute__((weak))
+#define LOCAL __attribute__((visibility("hidden"), used))
+
+enum { RTLD_LAZY_ = 1, RTLD_NOW_ = 2, RTLD_NODELETE_ = 0x1000, DLOPEN_PRIVATE = (int)0x80000000 };
+enum { AT_SECURE_ = 23, ENOSYS_ = 38, TEXT_BYTES = 1024 };
+static void *const NEXT = (void *)-1L;
+
+/* Any may be missing; a reference without a version takes what there is. */
+extern void *dlsym(void *, const char *) WEAK;
+extern void *dlopen(const char *, int) WEAK;
+extern int dladdr(const void *, void *) WEAK;
+extern char *dlerror(void) WEAK;
+extern int *__errno_location(void) WEAK;
+extern unsigned long getauxval(unsigned long) WEAK;
+extern char **environ WEAK;
+extern const char *gnu_get_libc_version(void) WEAK;
+/* glibc's own: what else has gnu_get_libc_version (gcompat) has not this. */
+extern char _rtld_global_ro WEAK;
+/* glibc before 2.34 keeps the functions above in a library that a program need not have loaded. */
+extern void *__libc_dlopen_mode(const char *, int) WEAK;
+extern void *__libc_dlsym(void *, const char *) WEAK;
+
+/* The functions of dlopen(3), wherever this C library keeps them; null where it does not have them. */
+static void *(*sym)(void *, const char *);
+static void *(*open_object)(const char *, int);
+static int (*find_object)(const void *, void *);
+static char *(*last_error)(void);
+
+static void find_functions(void) {
+    sym = dlsym;
+    open_object = dlopen;
+    find_object = dladdr;
+    last_error = dlerror;
+    if ((!sym || !open_object) && __libc_dlopen_mode && __libc_dlsym) {
+        void *library = __libc_dlopen_mode("libdl.so.2", RTLD_NOW_ | DLOPEN_PRIVATE);
+        if (library) {
+            sym = __libc_dlsym(library, "dlsym");
+            open_object = __libc_dlsym(library, "dlopen");
+            find_object = __libc_dlsym(library, "dladdr");
+            last_error = __libc_dlsym(library, "dlerror");
+        }
+    }
+}
+
+static long missing(void) {
+    if (__errno_location)
+        *__errno_location() = ENOSYS_;
+    return -1;
+}
+
+/* The next function of a name behind this object. Not a tail call: dlsym looks at who calls it. */
+static void *next(const char *name) {
+    if (!sym)
+        find_functions();
+    void *found = sym ? sym(NEXT, name) : NULL;
+    return found ? found : (void *)missing;
+}
+
+/* Hooks: HOOK(number, name) for each. Slots and first stubs are in jumps.h, for this processor. */
+static const char *const names[] = {
+#define HOOK(number, name) #name,
+#include "hooks.inc"
+#undef HOOK
+};
+enum { HOOKS = sizeof names / sizeof *names };
+#include "jumps.h"
+extern void *pd_slots[HOOKS] __attribute__((visibility("hidden")));
+
+LOCAL void *pd_first_call(unsigned long number) {
+    void *found = next(names[number]);
+    __atomic_store_n(&pd_slots[number], found, __ATOMIC_RELEASE);
+    return found;
+}
+
+static size_t length(const char *text) {
+    size_t n = 0;
+    while (text[n])
+        n++;
+    return n;
+}
+
+static int is(const char *text, const char *other) {
+    while (*text && *text == *other)
+        text++, other++;
+    return *text == *other;
+}
+
+/* A set-id program belongs to others than who set its environment. */
+static int is_set_id(void) {
+    if (getauxval)
+        return getauxval(AT_SECURE_) != 0;
+    return pd_call(PD_GETUID, 0, 0, 0) != pd_call(PD_GETEUID, 0, 0, 0) ||
+           pd_call(PD_GETGID, 0, 0, 0) != pd_call(PD_GETEGID, 0, 0, 0);
+}
+
+static const char *setting(const char *name) {
+    if (!&environ || !environ || is_set_id())
+        return NULL;
+    size_t len = length(name);
+    for (char **each = environ; *each; each++) {
+        size_t same = 0;
+        while (same < len && (*each)[same] == name[same])
+            same++;
+        if (same == len && (*each)[len] == '=')
+            return *each + len + 1;
+    }
+    return NULL;
+}
+
+/* Text of bounded length; what is too long is cut. */
+struct text {
+    char bytes[TEXT_BYTES];
+    size_t len;
+};
+
+static void add(struct text *text, const char *more) {
+    while (*more && text->len < TEXT_BYTES - 1)
+        text->bytes[text->len++] = *more++;
+    text->bytes[text->len] = 0;
+}
+
+static void add_number(struct text *text, unsigned long number) {
+    char digits[24], *at = digits + sizeof digits;
+    *--at = 0;
+    do
+        *--at = '0' + number % 10;
+    while (number /= 10);
+    add(text, at);
+}
+
+/* Says why the program stays on the kernel, where PD_PRELOAD_LOG asks for it. */
+static void step_aside(const char *why, const char *detail) {
+    const char *place = setting("PD_PRELOAD_LOG");
+    if (!place || !*place)
+        return;
+    struct text line = {.len = 0};
+    add(&line, "pd_preload[");
+    add_number(&line, (unsigned long)pd_call(PD_GETPID, 0, 0, 0));
+    add(&line, "]: the program stays on the kernel: ");
+    add(&line, why);
+    add(&line, detail);
+    if (line.len == TEXT_BYTES - 1)
+        line.len--;
+    line.bytes[line.len++] = '\n';
+    if (is(place, "-")) {
+        pd_call(PD_WRITE, 2, (long)line.bytes, (long)line.len);
+        return;
+    }
+    long file = pd_open_log(place);
+    if (file >= 0) {
+        pd_call(PD_WRITE, file, (long)line.bytes, (long)line.len);
+        pd_call(PD_CLOSE, file, 0, 0);
+    }
+}
+
+/* The library proper lies beside this object. */
+static int own_folder(struct text *path) {
+    struct { const char *file; void *base; const char *name; void *address; } found;
+    if (!find_object || !find_object((void *)names, &found) || !found.file)
+        return 0;
+    add(path, found.file);
+    while (path->len && path->bytes[path->len - 1] != '/')
+        path->len--;
+    path->bytes[path->len] = 0;
+    return 1;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    const char *mode = setting("PD_PRELOAD");
+    if (mode && (is(mode, "off") || is(mode, "0")))
+        return;
+    if (!gnu_get_libc_version || !&_rtld_global_ro)
+        return step_aside("the C library is not glibc", "");
+    if (!pd_processor_suffices())
+        return step_aside("the processor is below x86-64-v2", "");
+    find_functions();
+    struct text path = {.len = 0};
+    if (!sym || !open_object || !own_folder(&path))
+        return step_aside("this glibc is too old: ", gnu_get_libc_version());
+    add(&path, "libpd_preload_core.so");
+    void *core = open_object(path.bytes, RTLD_NOW_ | RTLD_NODELETE_);
+    if (!core) {
+        const char *why = last_error ? last_error() : NULL;
+        return step_aside("", why ? why : "the library proper cannot be loaded");
+    }
+    int (*start)(void *(*)(const char *)) = sym(core, "pd_preload_start");
+    if (!start)
+        return step_aside(path.bytes, " is of another version");
+    if (!start(next))
+        return;
+    for (int number = 0; number < HOOKS; number++) {
+        void *hook = sym(core, names[number]);
+        if (hook)
+            __atomic_store_n(&pd_slots[number], hook, __ATOMIC_RELEASE);
+    }
+}
