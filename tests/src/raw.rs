@@ -15,6 +15,7 @@ use rustix::net::{
 };
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -70,9 +71,17 @@ impl Raw {
     /// # Panics
     /// If there is no driver.
     pub fn dial(driver: &TestDriver) -> OwnedFd {
+        Self::dial_at(driver.socket())
+    }
+
+    /// The same, at this path.
+    ///
+    /// # Panics
+    /// If there is no driver.
+    pub fn dial_at(path: &Path) -> OwnedFd {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let socket = socket.expect("socket");
-        let address = SocketAddrUnix::new(driver.socket()).expect("path");
+        let address = SocketAddrUnix::new(path).expect("path");
         connect(&socket, &address).expect("connect");
         socket
     }
@@ -82,14 +91,28 @@ impl Raw {
     /// # Panics
     /// If the driver refuses.
     pub fn welcomed(driver: &TestDriver) -> Self {
-        let socket = Self::dial(driver);
-        send(&socket, &Frame::new(FrameKind::Hello)).expect("hello");
-        let (frame, mut fds) = receive(&socket).expect("welcome");
-        assert_eq!(frame.checked_kind(), Some(FrameKind::Welcome), "{frame:?}");
+        Self::welcomed_at(driver.socket()).expect("welcome")
+    }
+
+    /// The same, at this path.
+    ///
+    /// # Errors
+    /// The reason of a refusal.
+    ///
+    /// # Panics
+    /// If there is no driver.
+    pub fn welcomed_at(path: &Path) -> Result<Self, String> {
+        let socket = Self::dial_at(path);
+        // Whoever is turned away is told so before it can say anything.
+        let _ = send(&socket, &Frame::new(FrameKind::Hello));
+        let (frame, mut fds) = receive(&socket).map_err(|error| error.to_string())?;
+        if frame.checked_kind() != Some(FrameKind::Welcome) {
+            return Err(frame.reason().to_owned());
+        }
         let (Some(status_fd), Some(control_fd)) = (fds.pop(), fds.pop()) else { panic!("no regions") };
         let control = Mapping::new(&control_fd, REGION_BYTES, Protection::ReadWrite).expect("control region");
         let status = Mapping::new(&status_fd, REGION_BYTES, Protection::Read).expect("status region");
-        Self {
+        Ok(Self {
             socket,
             control_fd,
             status_fd,
@@ -99,7 +122,7 @@ impl Raw {
             receive_regions: Vec::new(),
             goodbye: None,
             tag: 0,
-        }
+        })
     }
 
     /// An attached client with `channels` channels.
@@ -107,7 +130,22 @@ impl Raw {
     /// # Panics
     /// If the driver refuses.
     pub fn attach(driver: &TestDriver, channels: usize) -> Self {
-        let mut raw = Self::welcomed(driver);
+        Self::welcomed(driver).attached(channels)
+    }
+
+    /// The same, at this path.
+    ///
+    /// # Errors
+    /// The reason of a refusal.
+    ///
+    /// # Panics
+    /// If there is no driver.
+    pub fn attach_at(path: &Path, channels: usize) -> Result<Self, String> {
+        Ok(Self::welcomed_at(path)?.attached(channels))
+    }
+
+    fn attached(self, channels: usize) -> Self {
+        let mut raw = self;
         let mapped = Frame::new(FrameKind::Mapped).with_id(Frame::REGION_CONTROL);
         raw.ask(&mapped, FrameKind::Ready).expect("ready");
         for _ in 0..channels {

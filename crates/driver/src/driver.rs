@@ -1,7 +1,9 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
-use crate::conductor::{Conductor, Movers};
+use crate::conductor::{Conductor, Inboxes, Movers};
+use crate::door::Door;
 use crate::mailbox::{Mailbox, Outbox};
+use crate::memory::Pool;
 use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
@@ -66,8 +68,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts a driver: one thread with the conductor and its mover, or one for the conductor and one
-    /// for each of several movers.
+    /// Starts a driver: one thread for the door; and one with the conductor and its mover, or one for the conductor and
+    /// one for each of several movers.
     ///
     /// # Errors
     /// [`StartError`].
@@ -79,7 +81,8 @@ impl Driver {
         let (clients, connections) = (settings.clients_max, settings.connections_max);
         let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
         let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
-        let conductor_inbox = Mailbox::new()?;
+        let (conductor_inboxes, door_inbox) = (Inboxes::new()?, Mailbox::new()?);
+        let pool = Pool::new(settings.budget_bytes, settings.hugepages);
         let one_thread = count == 1;
         let (reader, jobs) = Reader::new();
         let mut movers = Vec::new();
@@ -92,7 +95,7 @@ impl Driver {
                 &inboxes,
                 match one_thread {
                     true => Outbox::Kept(RefCell::default()),
-                    false => Outbox::Mailbox(Arc::clone(&conductor_inbox)),
+                    false => Outbox::Mailbox(Arc::clone(&conductor_inboxes.movers)),
                 },
                 Arc::new(Metrics::new(&counters, 1 + id)),
                 reader.clone(),
@@ -105,9 +108,19 @@ impl Driver {
         let mut conductor = Conductor::new(
             settings.clone(),
             Arc::clone(&clock),
-            Arc::clone(&conductor_inbox),
+            conductor_inboxes.clone(),
+            Arc::clone(&door_inbox),
+            Arc::clone(&pool),
             reached,
             Arc::new(Metrics::new(&counters, 0)),
+        )?;
+        let mut door = Door::new(
+            &settings,
+            Arc::clone(&clock),
+            door_inbox,
+            Arc::clone(&conductor_inboxes.door),
+            pool,
+            Arc::clone(&counters),
         )?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
@@ -126,10 +139,11 @@ impl Driver {
             }
             spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(&mut conductor, stop)))?;
         }
+        spawn("pd-door".into(), Box::new(move |stop| run_door(&mut door, stop)))?;
         // Until the movers end, and every file with them.
         drop(reader);
         spawn("pd-reader".into(), Box::new(move |_| jobs.run()))?;
-        Ok(Self { stop, threads, settings, counters, conductor: conductor_inbox })
+        Ok(Self { stop, threads, settings, counters, conductor: conductor_inboxes.movers })
     }
 
     /// Puts another policy in force, soon.
@@ -162,7 +176,7 @@ impl Drop for Driver {
 }
 
 fn run_shared(conductor: &mut Conductor, clock: &dyn Clock, stop: &AtomicBool) {
-    let inbox = Arc::clone(conductor.inbox());
+    let inboxes = conductor.inboxes().clone();
     let mut next_tick = None;
     while !stop.load(Ordering::Acquire) {
         let Some(mover) = conductor.mover() else { return };
@@ -183,8 +197,15 @@ fn run_shared(conductor: &mut Conductor, clock: &dyn Clock, stop: &AtomicBool) {
         }
         if let Some(mover) = conductor.mover().filter(|_| !worked) {
             let by = next_tick.unwrap_or(Duration::MAX).min(clock.now() + STOP_POLL);
-            mover.idle(Some(by), |asleep| inbox.set_asleep(asleep), || inbox.is_filled());
+            mover.idle(Some(by), |asleep| inboxes.set_asleep(asleep), || inboxes.are_filled());
         }
+    }
+}
+
+fn run_door(door: &mut Door, stop: &AtomicBool) {
+    let mut is_busy = false;
+    while !stop.load(Ordering::Acquire) {
+        door.turn(STOP_POLL, &mut is_busy);
     }
 }
 
@@ -197,20 +218,19 @@ fn run_mover(mut mover: Mover, clock: &dyn Clock, stop: &AtomicBool) {
 }
 
 fn run_conductor(conductor: &mut Conductor, stop: &AtomicBool) {
-    let inbox = Arc::clone(conductor.inbox());
+    let inboxes = conductor.inboxes().clone();
     while !stop.load(Ordering::Acquire) {
         if conductor.step() {
-            conductor.poll(Some(Duration::ZERO));
             continue;
         }
-        inbox.set_asleep(true);
-        let timeout = match (inbox.is_filled(), conductor.wake_by()) {
+        inboxes.set_asleep(true);
+        let timeout = match (inboxes.are_filled(), conductor.wake_by()) {
             (true, _) => Duration::ZERO,
             (false, Some(_)) => BUSY_POLL * 100,
             (false, None) => STOP_POLL,
         };
         conductor.poll(Some(timeout));
-        inbox.set_asleep(false);
+        inboxes.set_asleep(false);
         if conductor.wake_by().is_some() {
             conductor.tick();
         }

@@ -49,14 +49,6 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of the process at the other end of a Unix socket.
-    ///
-    /// # Errors
-    /// `ESRCH` if it has died already; those of the calls.
-    pub fn of_peer(socket: impl AsFd) -> Result<Self> {
-        Self::of(Peer::of(socket)?)
-    }
-
     /// The identity of a peer.
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 pub mod admin;
 mod clock;
 mod conductor;
+mod door;
 mod driver;
 mod identity;
 mod kernel_socket;

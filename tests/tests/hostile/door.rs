@@ -1,8 +1,8 @@
 //! What a client can have the driver do before it is attached, and beside its rings.
-use super::stage;
+use super::{stage, stage_for, Scene};
 use pd_abi::{Frame, FrameKind};
 use pd_shm::Pod;
-use pd_tests::Raw;
+use pd_tests::{is_root, program_path, Raw};
 use rustix::io::Errno;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{IoSlice, Write};
@@ -10,6 +10,8 @@ use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// A TCP socket that takes an hour to close, and its peer, which does not read.
 fn lingering() -> (TcpStream, TcpStream) {
@@ -59,5 +61,78 @@ fn descriptors_sent_before_the_accept() {
     // Resets the connection, so that closing the other end waits for nobody.
     drop(peer);
     drop(gift);
+    scene.end();
+}
+
+/// Lets a process of user `nobody` do something so many times, while the bystanders go on. How often it was let, and how often
+/// refused.
+fn attack(scene: &Scene, what: &str, count: u64) -> (u64, u64) {
+    let mut command = Command::new(program_path("attacker"));
+    command.arg(scene.driver.socket()).args([what, &count.to_string()]).stdout(Stdio::piped());
+    let mut attacker = command.spawn().unwrap();
+    while attacker.try_wait().unwrap().is_none() {
+        scene.bystander.check(&scene.driver);
+    }
+    let output = attacker.wait_with_output().unwrap();
+    assert!(output.status.success(), "{what}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let numbers: Vec<u64> = text.split_whitespace().skip(1).map(|word| word.parse().unwrap()).collect();
+    (numbers[0], numbers[1])
+}
+
+/// Page faults of this process's threads of this name: what they had memory made for.
+fn faults(thread: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+    let of = |task: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        let stat = std::fs::read_to_string(task.path().join("stat")).ok()?;
+        // Behind the name, which may hold anything.
+        let fields = stat.rsplit_once(')')?.1.split_whitespace();
+        (name.trim() == thread).then_some(fields)?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(7)?.parse::<u64>().ok()
+    };
+    tasks.filter_map(of).sum()
+}
+
+#[test]
+fn one_user_attaches_in_a_loop() {
+    if !is_root("another user's process") {
+        return;
+    }
+    let scene = stage_for(0o666);
+    let since = Instant::now();
+    let (welcomed, refused) = attack(&scene, "connects", 6000);
+    let most = 1000.0 + 500.0 * since.elapsed().as_secs_f64() + 64.0;
+    assert!((welcomed as f64) <= most, "{welcomed} welcomed, {refused} refused, {most} at most");
+    // Others are let in.
+    drop(Raw::attach(&scene.driver, 1));
+    scene.end();
+}
+
+#[test]
+fn one_user_asks_for_pipes_in_a_loop() {
+    if !is_root("another user's process") {
+        return;
+    }
+    let scene = stage_for(0o666);
+    let since = Instant::now();
+    let (made, refused) = attack(&scene, "pipes", 40_000);
+    // 20 of its tokens each.
+    let most = (400_000.0 + 200_000.0 * since.elapsed().as_secs_f64()) / 20.0 + 1.0;
+    assert!((made as f64) <= most && refused == 0, "{made} made, {most} at most");
+    scene.end();
+}
+
+#[test]
+fn large_regions_are_made_beside_the_movers() {
+    if !is_root("another user's process") {
+        return;
+    }
+    let scene = stage_for(0o666);
+    let before = faults("pd-driver");
+    let (made, _) = attack(&scene, "regions", 20);
+    assert_eq!(made, 20);
+    let (faults, pages) = (faults("pd-driver") - before, made * (64 << 20) / 4096);
+    assert!(faults < pages / 100, "{faults} faults of the mover's thread for {pages} pages");
     scene.end();
 }

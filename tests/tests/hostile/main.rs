@@ -28,9 +28,22 @@ fn stage() -> Scene {
 }
 
 fn stage_with(hugepages: HugepageUse) -> Scene {
+    stage_of(hugepages, |_| {})
+}
+
+/// A scene with an attach socket of this mode, in a folder that everybody may enter.
+fn stage_for(socket_mode: u32) -> Scene {
+    let scene = stage_of(HugepageUse::Off, |settings| settings.socket_mode = socket_mode);
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(scene.driver.folder(), everybody).expect("own folder");
+    scene
+}
+
+fn stage_of(hugepages: HugepageUse, change: impl FnOnce(&mut pd_driver::Settings)) -> Scene {
     let alone = alone();
     let driver = TestDriver::with("cpu", |settings| {
         settings.hugepages = hugepages;
+        change(settings);
         settings.ring_bytes_default = RING_BYTES;
         settings.ring_idle = Duration::from_millis(20);
     });

@@ -1,24 +1,30 @@
 //! What the conductor knows of one client.
 use crate::identity::Identity;
-use crate::memory::{ClientMemory, Region, Slot, Space};
-use crate::messages::{MoverId, TenantId};
+use crate::memory::{Account, ClientMemory, Region, Slot, Space};
+use crate::messages::{FlowId, MoverId, TenantId};
 use pd_abi::limits::SOCKETS_MAX;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// How far a client has come.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Connected; has to say hello.
-    Greeting,
-    /// Has to map its control region, which is then sealed.
-    Mapping(OwnedFd),
+    /// The door has still to make its memory known.
+    Arriving,
     /// Attached.
     Attached,
     /// Dead or cut off; waits for its mover to forget it.
     Leaving,
+}
+
+/// A flow that asks for a receive ring of `bytes_max` bytes at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub flow: FlowId,
+    /// Of its connection: the flow may be over, and its number another's.
+    pub serial: u64,
+    pub bytes_max: u64,
 }
 
 #[derive(Debug)]
@@ -27,27 +33,24 @@ pub struct Client {
     pub serial: u64,
     pub identity: Identity,
     pub tenant: TenantId,
-    pub socket: OwnedFd,
     pub phase: Phase,
     pub memory: Option<Arc<ClientMemory>>,
     pub mover: MoverId,
     pub channels: usize,
-    pub regions: Vec<RegionUse>,
-    /// Bytes of all its regions.
-    pub region_bytes: u64,
+    /// Its receive regions, by number, and what of them rings take.
+    pub regions: BTreeMap<u32, (Region, Space)>,
+    /// A receive region is being made, for a ring of so many bytes.
+    pub growing: Option<u64>,
+    /// Flows that wait for it, in the order in which they asked.
+    pub asked: VecDeque<Asked>,
+    /// Larger rings were not to be had the last time.
+    pub ring_bytes_max: u64,
+    /// Who pays for its memory.
+    pub account: Arc<Account>,
     /// Connections on the direct path.
     pub direct: usize,
     slots: Vec<SlotUse>,
     free_slots: Vec<Slot>,
-}
-
-/// What a region is for.
-#[derive(Debug)]
-pub enum RegionUse {
-    /// The client writes it; until it is sealed, its descriptor.
-    Send(Region, Option<OwnedFd>),
-    /// Receive rings are carved from it.
-    Receive(Region, Space),
 }
 
 #[derive(Debug, Default)]
@@ -100,18 +103,26 @@ pub struct Connected {
 }
 
 impl Client {
-    pub fn new(serial: u64, identity: Identity, tenant: TenantId, socket: OwnedFd, mover: MoverId) -> Self {
+    pub fn new(
+        serial: u64,
+        identity: Identity,
+        tenant: TenantId,
+        account: Arc<Account>,
+        mover: MoverId,
+    ) -> Self {
         Self {
             serial,
             identity,
             tenant,
-            socket,
-            phase: Phase::Greeting,
+            phase: Phase::Arriving,
             memory: None,
             mover,
             channels: 0,
-            regions: Vec::new(),
-            region_bytes: 0,
+            regions: BTreeMap::new(),
+            growing: None,
+            asked: VecDeque::new(),
+            ring_bytes_max: u64::MAX,
+            account,
             direct: 0,
             slots: Vec::new(),
             free_slots: Vec::new(),

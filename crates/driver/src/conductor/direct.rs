@@ -48,16 +48,9 @@ pub struct Rings {
     /// Rings in use.
     open: u64,
     /// Of ended connections: still held by a client.
-    held: Vec<Held>,
+    held: Vec<DirectRing>,
     next_report: Duration,
     next_look: Duration,
-}
-
-#[derive(Debug)]
-struct Held {
-    ring: DirectRing,
-    /// Whose budget it is on.
-    owner: (ClientId, u64),
 }
 
 /// What a connection on the direct path has beside the others.
@@ -66,7 +59,7 @@ pub struct Direct {
     /// By side, the ring that it writes.
     rings: [Option<DirectRing>; 2],
     /// For the side that has none yet. Without one of its own it could not read the other's, so they are made together.
-    second: Option<Held>,
+    second: Option<DirectRing>,
     /// The clients and their serials.
     clients: [(ClientId, u64); 2],
     /// What the sides are believed to have sent.
@@ -152,10 +145,8 @@ impl Conductor {
     /// Its connection is over.
     pub(super) fn close_direct(&mut self, direct: Direct) {
         let before = self.rings.held.len();
-        for (owner, ring) in direct.clients.into_iter().zip(direct.rings) {
-            self.exit_direct(owner);
-            self.rings.held.extend(ring.map(|ring| Held { ring, owner }));
-        }
+        direct.clients.into_iter().for_each(|owner| self.exit_direct(owner));
+        self.rings.held.extend(direct.rings.into_iter().flatten());
         self.rings.held.extend(direct.second);
         self.rings.open -= (self.rings.held.len() - before) as u64;
         self.take_back(before..self.rings.held.len());
@@ -165,11 +156,8 @@ impl Conductor {
     fn take_back(&mut self, looked_at: std::ops::Range<usize>) {
         let before = self.rings.held.len();
         for at in looked_at.rev() {
-            if self.rings.held[at].ring.is_let_go() {
-                let Held { ring, owner: (id, serial) } = self.rings.held.swap_remove(at);
-                if let Some(client) = self.client_mut(id).filter(|client| client.serial == serial) {
-                    client.region_bytes -= ring.charged_bytes();
-                }
+            if self.rings.held[at].is_let_go() {
+                self.rings.held.swap_remove(at);
             }
         }
         if self.rings.held.len() < before {
@@ -218,7 +206,7 @@ impl Conductor {
         match answer {
             Ok((bytes, page_bytes, fd)) => {
                 let frame = Frame::new(kind).with_id(socket).with_bytes(bytes, page_bytes);
-                self.tell_client(id, &frame, &[fd]);
+                self.tell_client(id, &frame, Some(fd));
             }
             Err((errno, why)) => self.refuse(id, errno, &why),
         }
@@ -244,7 +232,7 @@ impl Conductor {
             return Err((Errno::ALREADY, "the direct ring is there already".to_owned()));
         }
         let (ring, second) = match self.direct_mut(index).and_then(|direct| direct.second.take()) {
-            Some(Held { ring, .. }) => (ring, None),
+            Some(ring) => (ring, None),
             None => self.allocate_both(id, (index, side))?,
         };
         let failed = |errno: Errno| (errno, format!("cannot pass on a direct ring: {errno}"));
@@ -261,23 +249,16 @@ impl Conductor {
         &mut self,
         id: ClientId,
         (index, side): (u32, usize),
-    ) -> Result<(DirectRing, Option<Held>), (Errno, String)> {
+    ) -> Result<(DirectRing, Option<DirectRing>), (Errno, String)> {
         let ring = self.allocate_direct(id, self.direct_ring_bytes(id, index, side))?;
         let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
-        let second = match peer.and_then(|(peer, _)| Some((peer, self.client(peer)?.serial))) {
-            Some(owner) => {
-                let bytes = self.direct_ring_bytes(owner.0, index, 1 - side);
-                Some(Held { ring: self.allocate_direct(owner.0, bytes)?, owner })
+        let second = match peer.filter(|(peer, _)| self.client(*peer).is_some()) {
+            Some((peer, _)) => {
+                Some(self.allocate_direct(peer, self.direct_ring_bytes(peer, index, 1 - side))?)
             }
             None => None,
         };
-        let of_second = second.as_ref().map(|second| (second.owner.0, second.ring.charged_bytes()));
-        for (id, bytes) in [(id, ring.charged_bytes())].into_iter().chain(of_second) {
-            if let Some(client) = self.client_mut(id) {
-                client.region_bytes += bytes;
-            }
-            self.rings.open += 1;
-        }
+        self.rings.open += 1 + u64::from(second.is_some());
         Ok((ring, second))
     }
 
@@ -300,15 +281,11 @@ impl Conductor {
     }
 
     fn allocate_direct(&mut self, id: ClientId, wished: u64) -> Result<DirectRing, (Errno, String)> {
-        let budget = self.settings.client_budget_bytes;
-        let taken = self.client(id).map_or(0, |client| client.region_bytes);
+        let account = self.client(id).map(|client| Arc::clone(&client.account));
+        let account = account.ok_or_else(|| (Errno::NOTCONN, "the client has gone".to_owned()))?;
         let mut bytes = wished.max(PAGE_BYTES as u64);
         loop {
-            let made = match taken + bytes + PAGE_BYTES as u64 <= budget {
-                true => Arc::clone(&self.pool).direct_ring(bytes),
-                false => Err(Exhausted::Budget { budget }),
-            };
-            match made {
+            match self.pool.direct_ring(&account, bytes) {
                 Ok(ring) => return Ok(ring),
                 Err(exhausted) => {
                     self.warn_exhausted(&exhausted);
@@ -332,7 +309,7 @@ impl Conductor {
         // SYNC POINT: direct-ready (the peer stores its producer index, fences, looks at its path)
         fence(Ordering::SeqCst);
         self.kick(index);
-        self.tell_client(id, &Frame::new(FrameKind::Ready).with_id(socket), &[]);
+        self.tell_client(id, &Frame::new(FrameKind::Ready).with_id(socket), None);
         Ok(())
     }
 

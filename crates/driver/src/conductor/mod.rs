@@ -3,10 +3,10 @@
 //! It never touches payload. It learns of requests and flows from the movers, of new and dead clients
 //! from the kernel, and answers through the movers, so that an answer never overtakes the command that
 //! makes it true.
-mod attach;
 mod client;
 mod direct;
 mod families;
+mod guests;
 mod movers;
 mod names;
 mod report;
@@ -19,8 +19,10 @@ mod unix;
 
 pub use movers::Movers;
 pub use names::Registration;
+pub use tenants::container_group;
 
 use crate::clock::Clock;
+use crate::door::{FromDoor, ToDoor};
 use crate::identity::NamespaceId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
@@ -35,10 +37,8 @@ use client::{Client, Connected, Phase, SocketState};
 use families::Families;
 use names::Names;
 use pd_abi::layout::{path, ENDED};
-use pd_abi::{Frame, FrameKind};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::pipe::{pipe_with, PipeFlags};
 use rustix::time::Timespec;
 use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
@@ -53,20 +53,20 @@ use twins::{Twin, Twins};
 const GRACE: Duration = Duration::from_millis(500);
 /// How often flows that wait for memory are tried again.
 const RETRY: Duration = Duration::from_millis(100);
-/// How long nobody is accepted when there are no descriptors left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Messages of the door that are carried out in one turn: between them the mover of the same thread has turns of its own.
+const DOOR_PER_TURN: usize = 2;
 
 /// See the module.
 pub struct Conductor {
     settings: Settings,
     clock: Arc<dyn Clock>,
-    inbox: Arc<Mailbox<ToConductor>>,
+    inboxes: Inboxes,
+    door: Arc<Mailbox<ToDoor>>,
     movers: Movers,
     metrics: Arc<Metrics>,
     pool: Arc<Pool>,
     names: Names,
     clients: Vec<Option<Client>>,
-    attached: usize,
     connections: Vec<Option<Connection>>,
     free_connections: Vec<u32>,
     waiting_rings: Vec<FlowId>,
@@ -78,17 +78,41 @@ pub struct Conductor {
     families: Families,
     /// Clients and connections numbered so far.
     serial: u64,
-    /// A pipe that hangs up when the driver is no more: its reading end goes with the counter region.
-    alive: (OwnedFd, OwnedFd),
-
+    /// Ready when something was put into an inbox while the conductor slept.
     epoll: OwnedFd,
-    listener: OwnedFd,
-    admin: OwnedFd,
-    /// Until when nobody is accepted.
-    accept_again: Option<Duration>,
-    /// A client that was accepted with the last descriptor and could not be identified yet.
-    unidentified: Option<OwnedFd>,
     messages: VecDeque<ToConductor>,
+    /// What the door has said and was not carried out yet.
+    from_door: VecDeque<FromDoor>,
+}
+
+/// Where the conductor is told things.
+#[derive(Clone, Debug)]
+pub struct Inboxes {
+    /// By movers, and by whoever runs the driver.
+    pub movers: Arc<Mailbox<ToConductor>>,
+    /// By the door.
+    pub door: Arc<Mailbox<FromDoor>>,
+}
+
+impl Inboxes {
+    /// Empty ones.
+    ///
+    /// # Errors
+    /// Those of `eventfd`.
+    pub fn new() -> rustix::io::Result<Self> {
+        Ok(Self { movers: Mailbox::new()?, door: Mailbox::new()? })
+    }
+
+    /// See [`Mailbox::set_asleep`].
+    pub fn set_asleep(&self, asleep: bool) {
+        self.movers.set_asleep(asleep);
+        self.door.set_asleep(asleep);
+    }
+
+    /// Whether there is something in one of them.
+    pub fn are_filled(&self) -> bool {
+        self.movers.is_filled() || self.door.is_filled()
+    }
 }
 
 /// An entry of the connection table. Side 0 connected, side 1 accepted.
@@ -118,47 +142,36 @@ impl Connection {
     }
 }
 
-const TOKEN_INBOX: u64 = 0;
-const TOKEN_LISTENER: u64 = 1;
-const TOKEN_ADMIN: u64 = 2;
-const TOKEN_REGISTERED: u64 = 3;
-const TOKEN_SOCKET: u64 = 4;
-const TOKEN_PIDFD: u64 = 5;
-
-fn token(kind: u64, client: ClientId) -> epoll::EventData {
-    epoll::EventData::new_u64(kind << 32 | u64::from(client))
-}
-
 impl Conductor {
-    /// A conductor that listens on the sockets of its settings.
+    /// A conductor, which is told of clients by the door.
     ///
     /// # Errors
-    /// If they cannot be made.
+    /// Those of `epoll`; without memory.
     pub fn new(
         mut settings: Settings,
         clock: Arc<dyn Clock>,
-        inbox: Arc<Mailbox<ToConductor>>,
+        inboxes: Inboxes,
+        door: Arc<Mailbox<ToDoor>>,
+        pool: Arc<Pool>,
         movers: Movers,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StartError> {
         let policy = std::mem::take(&mut settings.policy);
-        let (listener, admin) = attach::listen(&settings)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, 0), edge)?;
-        epoll::add(&epoll, &listener, token(TOKEN_LISTENER, 0), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &admin, token(TOKEN_ADMIN, 0), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, inboxes.movers.fd(), epoll::EventData::new_u64(0), edge)?;
+        epoll::add(&epoll, inboxes.door.fd(), epoll::EventData::new_u64(1), edge)?;
         let mut this = Self {
-            pool: Pool::new(settings.budget_bytes, settings.hugepages),
+            pool,
             tenants: Tenants::new(settings.path),
             settings,
             clock,
-            inbox,
+            inboxes,
+            door,
             movers,
             metrics,
             names: Names::default(),
             clients: Vec::new(),
-            attached: 0,
             connections: Vec::new(),
             free_connections: Vec::new(),
             waiting_rings: Vec::new(),
@@ -168,13 +181,9 @@ impl Conductor {
             rings: direct::Rings::default(),
             families: Families::default(),
             serial: 0,
-            alive: pipe_with(PipeFlags::CLOEXEC)?,
             epoll,
-            listener,
-            admin,
-            accept_again: None,
-            unidentified: None,
             messages: VecDeque::new(),
+            from_door: VecDeque::new(),
         };
         if let Some(mover) = this.movers.own() {
             mover.watch(&this.epoll)?;
@@ -183,14 +192,22 @@ impl Conductor {
         Ok(this)
     }
 
-    /// Carries out what the movers, and whoever runs the driver, have sent. Says whether there was anything.
+    /// Carries out what the movers, the door, and whoever runs the driver have sent. Says whether there was anything.
     pub fn step(&mut self) -> bool {
         let mut messages = std::mem::take(&mut self.messages);
         self.movers.take_messages(&mut messages);
         let mut worked = self.carry_out_all(&mut messages);
-        self.inbox.drain(&mut messages);
+        self.inboxes.movers.drain(&mut messages);
         worked |= self.carry_out_all(&mut messages);
         self.messages = messages;
+        if self.from_door.is_empty() {
+            self.inboxes.door.drain(&mut self.from_door);
+        }
+        for _ in 0..DOOR_PER_TURN {
+            let Some(message) = self.from_door.pop_front() else { break };
+            self.hear_door(message);
+            worked = true;
+        }
         if worked {
             self.set_gauges();
         }
@@ -209,72 +226,32 @@ impl Conductor {
         self.movers.own()
     }
 
-    /// Looks at the kernel's news: new clients, messages on attach sockets, deaths. Waits at most
-    /// `timeout` for some, or for the inbox.
+    /// Waits at most `timeout` for something in its inboxes.
     pub fn poll(&mut self, timeout: Option<Duration>) {
         let timeout =
             timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
-        let mut space = [MaybeUninit::uninit(); 64];
+        let mut space = [MaybeUninit::uninit(); 4];
         // An interrupted wait is a wake-up like any other.
-        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) else { return };
-        for event in ready {
-            let word = event.data.u64();
-            let client = word as ClientId;
-            match word >> 32 {
-                TOKEN_LISTENER => self.welcome_clients(),
-                TOKEN_ADMIN => self.answer_admin(),
-                TOKEN_SOCKET => self.read_frames(client),
-                TOKEN_PIDFD => self.bury(client, None),
-                TOKEN_REGISTERED => self.forget_registered(),
-                _ => {}
-            }
-        }
-        self.set_gauges();
+        let _ = epoll::wait(&self.epoll, &mut space, timeout.as_ref());
     }
 
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
         let retry = (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY);
-        let times = [self.accept_again, self.twins.look_at(), self.direct_wake_by()];
+        let times = [self.twins.look_at(), self.direct_wake_by()];
         retry.into_iter().chain(times.into_iter().flatten()).min()
     }
 
-    /// Tries again what waits for memory or for descriptors.
+    /// Tries again what waits for memory.
     pub fn tick(&mut self) {
         self.retry_rings();
         self.look_after_parked();
         self.tick_direct();
-        if self.accept_again.is_some_and(|at| self.clock.now() >= at) {
-            self.accept_again = None;
-            self.watch_listeners(epoll::EventFlags::IN);
-            self.welcome_clients();
-        }
     }
 
-    /// Accepts nobody for a while if that failed for want of descriptors: whoever connects waits, and the
-    /// others are served. Says whether it did.
-    fn pause_accepting(&mut self, error: Errno) -> bool {
-        if !matches!(error, Errno::MFILE | Errno::NFILE) {
-            return false;
-        }
-        Metrics::add(&self.metrics.accepts_paused, 1);
-        tracing::warn!(%error, "clients have to wait: raise the driver's limit on open files (LimitNOFILE)");
-        self.accept_again = Some(self.clock.now() + ACCEPT_PAUSE);
-        self.watch_listeners(epoll::EventFlags::empty());
-        true
-    }
-
-    fn watch_listeners(&self, events: epoll::EventFlags) {
-        for (listener, kind) in [(&self.listener, TOKEN_LISTENER), (&self.admin, TOKEN_ADMIN)] {
-            if let Err(error) = epoll::modify(&self.epoll, listener, token(kind, 0), events) {
-                tracing::error!(%error, "cannot watch a listener");
-            }
-        }
-    }
-
-    /// The inbox.
-    pub fn inbox(&self) -> &Arc<Mailbox<ToConductor>> {
-        &self.inbox
+    /// The inboxes.
+    pub fn inboxes(&self) -> &Inboxes {
+        &self.inboxes
     }
 
     fn carry_out(&mut self, message: &mut ToConductor) {
@@ -301,10 +278,8 @@ impl Conductor {
                 tracing::info!(cut, "policy applied");
             }
             ToConductor::ClientGone { client } => {
-                if let Some(entry) = self.clients.get_mut(client as usize) {
-                    *entry = None;
-                    self.retry_rings();
-                }
+                self.forget(client);
+                self.retry_rings();
             }
         }
     }
@@ -429,16 +404,8 @@ impl Conductor {
         if let Some(violation) = violation {
             Metrics::add(&self.metrics.clients_cut_off, 1);
             tracing::warn!(client = id, pid, reason = %violation, "client cut off");
-            let errno = Errno::PROTO.raw_os_error() as u32;
-            let frame = Frame::new(FrameKind::Goodbye).with_error(errno, &violation.to_string());
-            self.send_frame(id, &frame, &[]);
         }
-        if let Some(Some(client)) = self.clients.get(id as usize) {
-            let _ = epoll::delete(&self.epoll, &client.socket);
-            let _ = epoll::delete(&self.epoll, &client.identity.pidfd);
-            let _ = rustix::net::shutdown(&client.socket, rustix::net::Shutdown::Both);
-        }
-        self.attached -= 1;
+        self.door.send(ToDoor::CutOff { client: id, violation });
         self.families.leave(pid);
         Metrics::add(&self.metrics.clients_left, left);
         let now = self.clock.now();
@@ -449,14 +416,22 @@ impl Conductor {
         for slot in self.client(id).map(Client::slots).unwrap_or_default() {
             self.close_socket(id, slot, Ending::Died(deadline));
         }
+        self.stop_growing(id);
         self.twins.leave(id);
         self.names.leave(namespace);
         self.drop_diags();
         if attached {
             self.movers.send(mover, ToMover::RemoveClient { client: id });
         } else {
-            self.clients[id as usize] = None;
+            self.forget(id);
         }
+    }
+
+    /// Nobody needs the client any more.
+    fn forget(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(id as usize).and_then(Option::take) else { return };
+        let regions = client.regions.into_values().map(|(region, _)| region).collect();
+        self.door.send(ToDoor::Forget { client: id, regions });
     }
 
     /// A client uses a socket no more.

@@ -1,11 +1,11 @@
 //! Receive rings: carved from a client's receive regions on first use, given back when idle.
-use super::client::{Client, RegionUse};
+use super::client::{Asked, Client};
 use super::Conductor;
-use crate::memory::{Exhausted, Region, Space};
+use crate::door::ToDoor;
+use crate::memory::{Exhausted, Region};
 use crate::messages::{ClientId, FlowId, Ring, ToMover};
 use crate::metrics::Metrics;
-use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES, REGIONS_MAX};
-use pd_abi::{Frame, FrameKind};
+use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use std::sync::Arc;
 
 /// Smallest and largest region for rings that are smaller than a hugepage: making one takes milliseconds.
@@ -19,12 +19,16 @@ impl Conductor {
             // Nobody yet, if it is a twin that nobody has claimed: its mover asks again when somebody does.
             return self.movers.send(mover, ToMover::Ring { flow, ring: None });
         };
-        let Some(wished) = self.client(client).and_then(|c| c.socket(slot)).map(|s| s.receive_ring_bytes)
-        else {
-            return;
-        };
+        let Some(state) = self.client(client) else { return };
+        let Some(wished) = state.socket(slot).map(|socket| socket.receive_ring_bytes) else { return };
+        if state.growing.is_some() {
+            return self.await_region(client, flow, bytes_max);
+        }
         let ring = self.allocate_ring(client, wished.min(bytes_max)).map(|ring| Ring { wished, ..ring });
         if ring.is_none() {
+            if self.client(client).is_some_and(|client| client.growing.is_some()) {
+                return self.await_region(client, flow, bytes_max);
+            }
             Metrics::add(&self.metrics.rings_denied, 1);
             self.waiting_rings.push(flow);
             self.reclaim();
@@ -32,19 +36,57 @@ impl Conductor {
         self.movers.send(mover, ToMover::Ring { flow, ring });
     }
 
+    fn await_region(&mut self, id: ClientId, flow: FlowId, bytes_max: u64) {
+        let Some(serial) = self.connection(flow / 2).map(|connection| connection.serial) else { return };
+        if let Some(client) = self.client_mut(id) {
+            client.asked.push_back(Asked { flow, serial, bytes_max });
+        }
+    }
+
+    /// A region that a client's flows wait for has been made, or is not to be had: they are answered, in their order, up to
+    /// the first that has to wait for another.
+    pub(super) fn grown(&mut self, id: ClientId) {
+        loop {
+            let Some(client) = self.client_mut(id).filter(|client| client.growing.is_none()) else { return };
+            let Some(asked) = client.asked.pop_front() else { break };
+            let before = client.asked.len();
+            self.ask_again(asked);
+            let Some(client) = self.client_mut(id) else { return };
+            if client.asked.len() > before {
+                // It was the first, and is again.
+                client.asked.rotate_right(1);
+                return;
+            }
+        }
+        self.retry_rings();
+    }
+
+    /// A client has gone: what waited for its memory finds out whose ends its flows have by now.
+    pub(super) fn stop_growing(&mut self, id: ClientId) {
+        let Some(client) = self.client_mut(id) else { return };
+        client.growing = None;
+        std::mem::take(&mut client.asked).into_iter().for_each(|asked| self.ask_again(asked));
+    }
+
+    fn ask_again(&mut self, asked: Asked) {
+        if self.connection(asked.flow / 2).is_some_and(|connection| connection.serial == asked.serial) {
+            self.need_ring(asked.flow, asked.bytes_max);
+        }
+    }
+
+    /// A ring; none if there is no memory, or a region is being made first.
     fn allocate_ring(&mut self, id: ClientId, wanted: u64) -> Option<Ring> {
-        let mut bytes = wanted.min(self.fair_ring_bytes(id)).next_power_of_two().max(PAGE_BYTES as u64);
+        let most = self.fair_ring_bytes(id).min(self.client(id)?.ring_bytes_max);
+        let mut bytes = wanted.min(most).next_power_of_two().max(PAGE_BYTES as u64);
         while bytes >= PAGE_BYTES as u64 {
-            if let Some(ring) = self.client_mut(id).and_then(|client| client.carve(id, bytes)) {
+            let client = self.client_mut(id)?;
+            if let Some(ring) = client.carve(id, bytes) {
                 return Some(ring);
             }
             match self.grow(id, bytes) {
-                Ok(()) => {}
+                Ok(()) => return None,
                 Err(exhausted) => {
                     self.warn_exhausted(&exhausted);
-                    if exhausted == Exhausted::Hugepages {
-                        return None;
-                    }
                     bytes /= 2;
                 }
             }
@@ -55,9 +97,7 @@ impl Conductor {
     /// The largest ring that leaves room for others: a sixteenth of what is free. Rings shrink as memory
     /// gets short, so that late connections are slow rather than stuck.
     pub(super) fn fair_ring_bytes(&self, id: ClientId) -> u64 {
-        let (used, budget) = self.pool.usage();
-        let taken = self.client(id).map_or(0, |c| c.region_bytes);
-        let free = (budget - used).min(self.settings.client_budget_bytes.saturating_sub(taken));
+        let free = self.client(id).map_or(0, |client| client.account.free());
         let carved: u64 = self.client(id).map_or(0, Client::free_ring_bytes);
         let share = (free + carved) / 16;
         if share.is_power_of_two() {
@@ -72,41 +112,34 @@ impl Conductor {
         (0..self.movers.len()).for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
     }
 
-    /// Makes a receive region with room for a ring of `bytes` bytes.
+    /// Has the door make a receive region with room for a ring of `bytes` bytes.
     fn grow(&mut self, id: ClientId, bytes: u64) -> Result<(), Exhausted> {
-        let budget = self.settings.client_budget_bytes;
-        let pool = Arc::clone(&self.pool);
-        let Some(client) = self.client_mut(id) else { return Err(Exhausted::Budget { budget: 0 }) };
-        let generous = if bytes >= HUGEPAGE_BYTES as u64 {
+        let Some(client) = self.clients.get_mut(id as usize).and_then(Option::as_mut) else {
+            return Err(Exhausted::Budget { budget: 0 });
+        };
+        let is_first = client.ring_bytes_max == u64::MAX;
+        let generous = if bytes >= HUGEPAGE_BYTES as u64 || !is_first {
             bytes
         } else {
             // Half as much again as there is, so that regions stay few.
-            (client.region_bytes / 2)
+            (client.account.used() / 2)
                 .clamp(*SMALL_REGION_BYTES.start(), *SMALL_REGION_BYTES.end())
                 .next_multiple_of(bytes)
         };
-        let make = |region: u64| match client.region_bytes + region <= budget
-            && client.regions.len() < REGIONS_MAX
-        {
-            true => pool.receive_region(region, bytes),
-            false => Err(Exhausted::Budget { budget }),
+        let lease = |region: u64| {
+            let region = self.pool.bytes_of(region, bytes >= HUGEPAGE_BYTES as u64);
+            client.account.lease(region)
         };
-        let (region, fd) = make(generous).or_else(|_| make(bytes))?;
-        let number = client.regions.len() as u32;
-        let len = region.map.len() as u64;
-        let frame =
-            Frame::new(FrameKind::ReceiveRegion).with_id(number).with_bytes(len, region.pages.bytes() as u64);
-        client.region_bytes += len;
-        let space = Space::new((len / region.pages.bytes() as u64) as u32);
-        client.regions.push(RegionUse::Receive(region, space));
-        self.tell_client(id, &frame, &[fd]);
+        let lease = lease(generous).or_else(|_| lease(bytes))?;
+        client.growing = Some(bytes);
+        self.door.send(ToDoor::MakeReceiveRegion { client: id, lease, ring_bytes: bytes });
         Ok(())
     }
 
     /// A flow gives a ring back.
     pub(super) fn free_ring(&mut self, ring: &Ring) {
         let Some(client) = self.client_mut(ring.client).filter(|c| c.serial == ring.serial) else { return };
-        if let Some(RegionUse::Receive(region, space)) = client.regions.get_mut(ring.region as usize) {
+        if let Some((region, space)) = client.regions.get_mut(&ring.region.into()) {
             let unit = units(region);
             space.give(ring.page / unit, ring.pages / unit);
         }
@@ -126,19 +159,15 @@ impl Conductor {
 impl Client {
     /// Bytes of its receive regions that no ring takes.
     pub(super) fn free_ring_bytes(&self) -> u64 {
-        let free = self.regions.iter().map(|entry| match entry {
-            RegionUse::Receive(region, space) => {
-                region.map.len() - space.taken() as usize * region.pages.bytes()
-            }
-            RegionUse::Send(..) => 0,
-        });
+        let free = self.regions.values();
+        let free =
+            free.map(|(region, space)| region.map.len() - space.taken() as usize * region.pages.bytes());
         free.sum::<usize>() as u64
     }
 
     fn carve(&mut self, client: ClientId, bytes: u64) -> Option<Ring> {
         let pages = (bytes / PAGE_BYTES as u64) as u32;
-        self.regions.iter_mut().enumerate().find_map(|(number, entry)| {
-            let RegionUse::Receive(region, space) = entry else { return None };
+        self.regions.iter_mut().find_map(|(&number, (region, space))| {
             let unit = units(region);
             if pages % unit != 0 {
                 return None;

@@ -2,6 +2,7 @@
 use super::tenants::{is_inside, Facts};
 use super::{Conductor, Registration};
 use crate::admin::PolicyReport;
+use crate::door::ToDoor;
 use crate::identity::{Identity, NamespaceId};
 use crate::messages::{ClientId, TenantId, ToMover};
 use crate::metrics::Metrics;
@@ -87,7 +88,9 @@ impl Conductor {
             let Some(client) = &self.clients[id] else { continue };
             let tenant = self.tenant_of(&client.identity);
             if let Some(client) = &mut self.clients[id] {
-                client.tenant = tenant;
+                if std::mem::replace(&mut client.tenant, tenant) != tenant {
+                    self.door.send(ToDoor::SetTenant { client: id as ClientId, tenant });
+                }
             }
         }
         for (index, entry) in self.connections.iter_mut().enumerate() {

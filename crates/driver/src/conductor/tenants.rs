@@ -22,7 +22,7 @@ const TENANTS_MAX: usize = 4096;
 /// What `pd run` registered, beside its names and addresses.
 pub struct Registered {
     /// Readable when the container has ended.
-    pub pidfd: OwnedFd,
+    pub pidfd: Arc<OwnedFd>,
     /// Its control group, if it has one of its own.
     pub cgroup: Option<String>,
 }

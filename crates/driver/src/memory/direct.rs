@@ -1,6 +1,7 @@
 //! Rings of the direct path: one memory file for each direction of a connection, which one client writes and the
 //! other reads.
-use super::pool::{Exhausted, HugepageUse, Lease, Pool};
+use super::account::{Account, Lease};
+use super::pool::{Exhausted, HugepageUse, Pool};
 use crate::messages::Remainder;
 use pd_abi::layout::direct;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
@@ -32,13 +33,17 @@ pub struct DirectRing {
 }
 
 impl Pool {
-    /// A ring of `bytes` bytes, a power of two of pages, behind an index page; of hugepages if it fills one.
+    /// A ring of `bytes` bytes, a power of two of pages, behind an index page; of hugepages if it fills one. `account` pays.
     ///
     /// # Errors
     /// [`Exhausted`].
-    pub fn direct_ring(self: &Arc<Self>, bytes: u64) -> std::result::Result<DirectRing, Exhausted> {
+    pub fn direct_ring(
+        &self,
+        account: &Arc<Account>,
+        bytes: u64,
+    ) -> std::result::Result<DirectRing, Exhausted> {
         if bytes >= HUGEPAGE_BYTES as u64 && self.hugepages != HugepageUse::Off {
-            match self.direct_ring_of(bytes, Pages::Huge) {
+            match Self::direct_ring_of(account, bytes, Pages::Huge) {
                 Ok(ring) => return Ok(ring),
                 Err(Exhausted::Memory(_)) if self.hugepages == HugepageUse::Require => {
                     return Err(Exhausted::Hugepages)
@@ -47,17 +52,17 @@ impl Pool {
                 Err(exhausted) => return Err(exhausted),
             }
         }
-        self.direct_ring_of(bytes, Pages::Ordinary)
+        Self::direct_ring_of(account, bytes, Pages::Ordinary)
     }
 
     fn direct_ring_of(
-        self: &Arc<Self>,
+        account: &Arc<Account>,
         bytes: u64,
         pages: Pages,
     ) -> std::result::Result<DirectRing, Exhausted> {
         let head = pages.bytes();
         let len = head + bytes as usize;
-        let lease = self.lease(len as u64)?;
+        let lease = account.lease(len as u64)?;
         let make = || -> Result<(OwnedFd, Mapping)> {
             let made = memfd::create("pd-direct", len, pages)?;
             // A lack of memory shows here, and not by a client's access.
@@ -122,11 +127,6 @@ impl DirectRing {
         self.pages.bytes() as u64
     }
 
-    /// Bytes on the budget.
-    pub fn charged_bytes(&self) -> u64 {
-        self.bytes + self.page_bytes()
-    }
-
     /// Bytes and sends that the owner says it has written: anything.
     pub fn said(&self) -> (u64, u64) {
         let load = |word| self.index.load_u64(word, Ordering::Relaxed);
@@ -170,7 +170,7 @@ mod tests {
     fn a_ring_is_written_by_its_owner_only_and_let_go_by_both() {
         for (bytes, pages) in [(4096, Pages::Ordinary), (4 << 20, Pages::Ordinary)] {
             let pool = Pool::new(8 << 20, HugepageUse::Off);
-            let mut ring = pool.direct_ring(bytes).unwrap();
+            let mut ring = pool.direct_ring(pool.root(), bytes).unwrap();
             assert_eq!((ring.pages, pool.usage().0), (pages, bytes + 4096));
             assert!(ring.is_let_go() && ring.for_peer().is_err());
             let len = bytes as usize + 4096;

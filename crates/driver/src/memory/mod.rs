@@ -1,9 +1,11 @@
 //! Memory of the driver's clients: the budgeted pool, the regions it makes, the lines and rings in them.
+mod account;
 mod direct;
 mod lines;
 mod pool;
 mod space;
 
+pub use account::{Account, Lease};
 pub use direct::DirectRing;
 pub use lines::{ClientMemory, Slot};
 pub use pool::{Exhausted, HugepageUse, Pool, Region};

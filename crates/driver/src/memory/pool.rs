@@ -1,10 +1,11 @@
 //! The budget that all payload regions come from.
+use super::account::{Account, Lease};
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Mapping, Protection};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 /// Whether regions are made of hugepages.
@@ -23,8 +24,7 @@ pub enum HugepageUse {
 /// Bytes that all regions together may have, and what they are made of.
 #[derive(Debug)]
 pub struct Pool {
-    budget: u64,
-    used: AtomicU64,
+    root: Arc<Account>,
     pub(super) hugepages: HugepageUse,
     warned: AtomicBool,
 }
@@ -46,19 +46,6 @@ pub enum Exhausted {
     Memory(Errno),
 }
 
-/// Bytes taken from a [`Pool`], given back when dropped.
-#[derive(Debug)]
-pub struct Lease {
-    pool: Arc<Pool>,
-    bytes: u64,
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.pool.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// A region as the driver holds it: every page exists, and the budget knows of it.
 #[derive(Debug)]
 pub struct Region {
@@ -73,79 +60,71 @@ pub struct Region {
 impl Pool {
     /// A pool of `budget` bytes.
     pub fn new(budget: u64, hugepages: HugepageUse) -> Arc<Self> {
-        Arc::new(Self { budget, used: AtomicU64::new(0), hugepages, warned: AtomicBool::new(false) })
+        Arc::new(Self { root: Account::new(budget), hugepages, warned: AtomicBool::new(false) })
     }
 
     /// Bytes in use and bytes in all.
     pub fn usage(&self) -> (u64, u64) {
-        (self.used.load(Ordering::Relaxed), self.budget)
+        (self.root.used(), self.root.budget())
     }
 
-    pub(super) fn lease(self: &Arc<Self>, bytes: u64) -> Result<Lease, Exhausted> {
-        let took = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|&sum| sum <= self.budget)
-        });
-        took.map_err(|_| Exhausted::Budget { budget: self.budget })?;
-        Ok(Lease { pool: Arc::clone(self), bytes })
+    /// What all accounts draw on.
+    pub fn root(&self) -> &Arc<Account> {
+        &self.root
     }
 
-    /// A region of at least `bytes` bytes for rings of `ring_bytes`, that only the driver writes: sealed already. A
-    /// ring has pages of its own, so that only large ones lie in hugepages.
+    /// Bytes that a region of at least `bytes` bytes takes: whole hugepages, if it may be made of them.
+    pub fn bytes_of(&self, bytes: u64, is_large: bool) -> u64 {
+        let page = if is_large && self.hugepages != HugepageUse::Off { HUGEPAGE_BYTES } else { PAGE_BYTES };
+        bytes.next_multiple_of(page as u64)
+    }
+
+    /// A region of the lease's bytes ([`Self::bytes_of`]) for rings of `ring_bytes`, that only the driver writes: sealed
+    /// already. A ring has pages of its own, so that only large ones lie in hugepages.
     ///
     /// # Errors
     /// [`Exhausted`].
-    pub fn receive_region(
-        self: &Arc<Self>,
-        bytes: u64,
-        ring_bytes: u64,
-    ) -> Result<(Region, OwnedFd), Exhausted> {
-        let (region, fd) = self.region("pd-receive", bytes, ring_bytes >= HUGEPAGE_BYTES as u64)?;
+    pub fn receive_region(&self, lease: Lease, ring_bytes: u64) -> Result<(Region, OwnedFd), Exhausted> {
+        let (region, fd) = self.region("pd-receive", lease, ring_bytes >= HUGEPAGE_BYTES as u64)?;
         memfd::seal_against_all(&fd).map_err(Exhausted::Memory)?;
         Ok((region, fd))
     }
 
-    /// A region for a client to write: the driver's mapping is read-only. Seal it when the client has
-    /// mapped it.
+    /// A region of the lease's bytes ([`Self::bytes_of`]) for a client to write: the driver's mapping is read-only. Seal it
+    /// when the client has mapped it.
     ///
     /// # Errors
     /// [`Exhausted`].
-    pub fn send_region(self: &Arc<Self>, bytes: u64) -> Result<(Region, OwnedFd), Exhausted> {
-        let (mut region, fd) = self.region("pd-send", bytes, bytes >= HUGEPAGE_BYTES as u64)?;
+    pub fn send_region(&self, lease: Lease) -> Result<(Region, OwnedFd), Exhausted> {
+        let large = lease.bytes() >= HUGEPAGE_BYTES as u64;
+        let (mut region, fd) = self.region("pd-send", lease, large)?;
         let map = Mapping::new(&fd, region.map.len(), Protection::Read).map_err(Exhausted::Memory)?;
         map.populate(0, map.len()).map_err(Exhausted::Memory)?;
         region.map = Arc::new(map);
         Ok((region, fd))
     }
 
-    fn region(self: &Arc<Self>, name: &str, bytes: u64, large: bool) -> Result<(Region, OwnedFd), Exhausted> {
-        if large && self.hugepages != HugepageUse::Off {
-            match self.region_of(name, bytes, Pages::Huge) {
-                Ok(region) => return Ok(region),
-                Err(Exhausted::Memory(_)) if self.hugepages == HugepageUse::Require => {
-                    return Err(Exhausted::Hugepages)
-                }
-                Err(Exhausted::Memory(_)) => self.warn(),
-                Err(exhausted) => return Err(exhausted),
+    fn region(&self, name: &str, lease: Lease, large: bool) -> Result<(Region, OwnedFd), Exhausted> {
+        let bytes = lease.bytes() as usize;
+        let made = match self.hugepages {
+            HugepageUse::Require if large => {
+                Self::pages(name, bytes, Pages::Huge).map_err(|_| Exhausted::Hugepages)
             }
-        }
-        self.region_of(name, bytes, Pages::Ordinary)
+            HugepageUse::Auto if large => Self::pages(name, bytes, Pages::Huge).or_else(|_| {
+                self.warn();
+                Self::pages(name, bytes, Pages::Ordinary).map_err(Exhausted::Memory)
+            }),
+            _ => Self::pages(name, bytes, Pages::Ordinary).map_err(Exhausted::Memory),
+        };
+        let (map, pages, fd) = made?;
+        Ok((Region { map: Arc::new(map), pages, _lease: lease }, fd))
     }
 
-    fn region_of(
-        self: &Arc<Self>,
-        name: &str,
-        bytes: u64,
-        pages: Pages,
-    ) -> Result<(Region, OwnedFd), Exhausted> {
-        let bytes = bytes.next_multiple_of(pages.bytes() as u64);
-        let lease = self.lease(bytes)?;
-        let made = memfd::create(name, bytes as usize, pages).and_then(|fd| {
-            let map = Mapping::new(&fd, bytes as usize, Protection::ReadWrite)?;
-            map.populate(0, map.len())?;
-            Ok((map, fd))
-        });
-        let (map, fd) = made.map_err(Exhausted::Memory)?;
-        Ok((Region { map: Arc::new(map), pages, _lease: lease }, fd))
+    fn pages(name: &str, bytes: usize, pages: Pages) -> rustix::io::Result<(Mapping, Pages, OwnedFd)> {
+        let fd = memfd::create(name, bytes, pages)?;
+        let map = Mapping::new(&fd, bytes, Protection::ReadWrite)?;
+        map.populate(0, map.len())?;
+        Ok((map, pages, fd))
     }
 
     pub(super) fn warn(&self) {
@@ -165,12 +144,13 @@ mod tests {
     #[test]
     fn budget_is_kept_and_comes_back() {
         let pool = Pool::new(1 << 20, HugepageUse::Off);
-        let (region, fd) = pool.receive_region(1 << 20, 4096).unwrap();
+        let client = pool.root().below(1 << 20);
+        let (region, fd) = pool.receive_region(client.lease(1 << 20).unwrap(), 4096).unwrap();
         assert!(memfd::is_sealed(&fd));
-        assert_eq!(pool.receive_region(4096, 4096).unwrap_err(), Exhausted::Budget { budget: 1 << 20 });
+        assert_eq!(client.lease(4096).unwrap_err(), Exhausted::Budget { budget: 1 << 20 });
         assert_eq!(pool.usage(), (1 << 20, 1 << 20));
         drop(region);
         assert_eq!(pool.usage().0, 0);
-        pool.send_region(4096).unwrap();
+        pool.send_region(client.lease(4096).unwrap()).unwrap();
     }
 }

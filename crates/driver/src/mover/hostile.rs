@@ -229,7 +229,8 @@ impl World {
                 doorbell,
             }))));
         }
-        let (send, send_fd) = pool.send_region(SEND_REGION_BYTES as u64).expect("memory");
+        let lease = |bytes| pool.root().lease(bytes).expect("budget");
+        let (send, send_fd) = pool.send_region(lease(SEND_REGION_BYTES as u64)).expect("memory");
         let fill = Mapping::new(&send_fd, SEND_REGION_BYTES, Protection::ReadWrite).expect("a mapping");
         for (index, bytes) in region_bytes(client).chunks_exact(8).enumerate() {
             let word = bytes.try_into().map(u64::from_le_bytes).expect("eight bytes");
@@ -240,7 +241,7 @@ impl World {
         // Guards, and between them a place for each of two rings.
         let pages = 2 * (GUARD_PAGES + RING_PAGES);
         let (receive, _) =
-            pool.receive_region(u64::from(pages) * PAGE_BYTES as u64, RING_BYTES).expect("memory");
+            pool.receive_region(lease(u64::from(pages) * PAGE_BYTES as u64), RING_BYTES).expect("memory");
         for word in (0..receive.map.len()).step_by(8) {
             receive.map.store_u64(word, GUARD, Ordering::Relaxed);
         }

@@ -22,7 +22,8 @@ impl Moved {
     fn new(written: u64, read: u64) -> Self {
         let mut world = World::new("cpu");
         world.open(C, SLOT);
-        let mut ring = Pool::new(1 << 20, HugepageUse::Off).direct_ring(RING_BYTES).expect("a ring");
+        let pool = Pool::new(1 << 20, HugepageUse::Off);
+        let mut ring = pool.direct_ring(pool.root(), RING_BYTES).expect("a ring");
         let len = PAGE_BYTES + RING_BYTES as usize;
         let map =
             Mapping::new(ring.for_owner().expect("a file"), len, Protection::ReadWrite).expect("a mapping");

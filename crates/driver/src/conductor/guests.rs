@@ -1,0 +1,148 @@
+//! Clients as they come by the door: who they are, what they get, what they say, and when they leave.
+use super::client::{Client, Phase};
+use super::Conductor;
+use crate::door::{FromDoor, ToDoor};
+use crate::identity::{self, Identity};
+use crate::memory::Space;
+use crate::messages::{ClientId, NewChannel, Process, ToMover, Violation};
+use crate::metrics::Metrics;
+use pd_abi::limits::PAGE_BYTES;
+use pd_abi::{Frame, FrameKind};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+impl Conductor {
+    pub(super) fn hear_door(&mut self, message: FromDoor) {
+        match message {
+            FromDoor::Arrived { client, identity, namespace } => self.arrived(client, *identity, namespace),
+            FromDoor::Welcomed { client: id, memory } => {
+                let Some(client) = self.present(id) else { return };
+                client.memory = Some(Arc::clone(&memory));
+                let mover = client.mover;
+                let process = Process { pid: client.identity.pid, pidfd: Arc::clone(&client.identity.pidfd) };
+                self.movers.send(mover, ToMover::AddClient { client: id, memory, process });
+            }
+            FromDoor::Attached { client } => {
+                let Some(client) = self.present(client) else { return };
+                client.phase = Phase::Attached;
+                Metrics::add(&self.metrics.clients_attached, 1);
+            }
+            FromDoor::AddChannel(new, theirs) => self.add_channel(new, theirs),
+            FromDoor::AddPipe { client: id, channel, pipe, theirs } => {
+                let Some(client) = self.present(id) else { return };
+                let mover = client.mover;
+                self.movers.send(mover, ToMover::AddPipe { client: id, channel, pipe: Some(pipe) });
+                let frame = Frame::new(FrameKind::WakePipe).with_id(channel as u32);
+                self.tell_client(id, &frame, Some(theirs));
+            }
+            FromDoor::AddSendRegion { client: id, number, map } => {
+                let Some(client) = self.present(id) else { return };
+                let mover = client.mover;
+                self.movers.send(mover, ToMover::AddRegion { client: id, region: number as u16, map });
+                self.tell_client(id, &Frame::new(FrameKind::Ready).with_id(number), None);
+            }
+            FromDoor::Frame { client, frame } => self.hear_frame(client, &frame),
+            FromDoor::ReceiveRegion { client, number, region } => {
+                let id = client;
+                let Some(client) = self.client_mut(id) else { return };
+                let pages = region.map.len() / region.pages.bytes();
+                client.growing = None;
+                client.ring_bytes_max = u64::MAX;
+                client.regions.insert(number, (*region, Space::new(pages as u32)));
+                self.grown(id);
+            }
+            FromDoor::NoReceiveRegion { client: id, exhausted } => {
+                if let Some(client) = self.client_mut(id) {
+                    // The next time a smaller one.
+                    let bytes = client.growing.take().unwrap_or(PAGE_BYTES as u64);
+                    client.ring_bytes_max = (bytes / 2).max(PAGE_BYTES as u64);
+                }
+                self.warn_exhausted(&exhausted);
+                self.reclaim();
+                self.grown(id);
+            }
+            FromDoor::Refused { client } => {
+                tracing::trace!(client, "refused");
+                Metrics::add(&self.metrics.requests_refused, 1);
+            }
+            FromDoor::Left { client } => self.bury(client, None),
+            FromDoor::Broke { client, violation } => self.bury(client, Some(violation)),
+            FromDoor::TurnedAway => Metrics::add(&self.metrics.clients_cut_off, 1),
+            FromDoor::Paused { error } => {
+                Metrics::add(&self.metrics.accepts_paused, 1);
+                tracing::warn!(%error, "clients have to wait: raise the driver's limit on open files (LimitNOFILE)");
+            }
+            FromDoor::Asked { asked, reply } => {
+                // Who asked may have gone.
+                let _ = reply.send(self.answer_administrator(*asked));
+            }
+            FromDoor::WatchedEnded => self.forget_registered(),
+        }
+    }
+
+    /// A client that is not leaving.
+    fn present(&mut self, id: ClientId) -> Option<&mut Client> {
+        self.client_mut(id).filter(|client| client.phase != Phase::Leaving)
+    }
+
+    fn arrived(&mut self, id: ClientId, identity: Identity, fd: OwnedFd) {
+        let namespace = identity.namespace;
+        self.names.enter(namespace, move || {
+            Box::new(move || {
+                let warn =
+                    |error: &_| tracing::warn!(%error, "cannot read the addresses of a network namespace");
+                identity::addresses(&fd).inspect_err(warn).ok()
+            })
+        });
+        self.tenants.look();
+        let tenant = self.tenant_of(&identity);
+        let mover = self.families.enter(identity.pid, self.movers.len());
+        self.serial += 1;
+        let account = self.pool.root().below(self.settings.client_budget_bytes);
+        let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), mover);
+        if self.clients.len() <= id as usize {
+            self.clients.resize_with(id as usize + 1, || None);
+        }
+        self.clients[id as usize] = Some(client);
+        self.door.send(ToDoor::Admit { client: id, tenant, account });
+    }
+
+    fn add_channel(&mut self, new: Box<NewChannel>, theirs: OwnedFd) {
+        let (id, channel) = (new.client, new.channel);
+        let Some(client) = self.present(id) else { return };
+        client.channels += 1;
+        let mover = client.mover;
+        self.movers.send(mover, ToMover::AddChannel(Some(new)));
+        self.tell_client(id, &Frame::new(FrameKind::Channel).with_id(channel as u32), Some(theirs));
+    }
+
+    fn hear_frame(&mut self, id: ClientId, frame: &Frame) {
+        if self.present(id).is_none() {
+            return;
+        }
+        let heard = match frame.checked_kind() {
+            Some(FrameKind::Twin) => {
+                let twin = self.twin(id, frame.id as usize, &frame.twin());
+                self.door.send(ToDoor::Done { client: id });
+                twin
+            }
+            Some(kind) => self.direct_frame(id, kind, frame.id),
+            None => Err(Violation::Frame),
+        };
+        if let Err(violation) = heard {
+            self.bury(id, Some(violation));
+        }
+    }
+
+    pub(super) fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
+        Metrics::add(&self.metrics.requests_refused, 1);
+        let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, reason);
+        self.tell_client(id, &frame, None);
+    }
+
+    /// Answers a client's frame.
+    pub(super) fn tell_client(&self, client: ClientId, frame: &Frame, fd: Option<OwnedFd>) {
+        self.door.send(ToDoor::Tell { client, frame: Box::new(*frame), fd, answers: true });
+    }
+}

@@ -1,0 +1,234 @@
+//! Newcomers: accepted one at a time, paid for by their user, and only then looked at.
+use super::bucket::{Bucket, Flow};
+use super::guest::Phase;
+use super::messages::FromDoor;
+use super::{token, Door, TOKEN_ADMIN, TOKEN_LISTENER, TOKEN_PIDFD, TOKEN_SOCKET};
+use crate::identity::Identity;
+use crate::messages::ClientId;
+use crate::peer::Peer;
+use pd_abi::{Frame, FrameKind};
+use pd_shm::attach;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{accept_with, sockopt, RecvFlags, SendFlags, SocketFlags};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// Attachments of one user: a second, and at once. Looking at a newcomer takes the door some 50 µs.
+const CONNECTS: Flow = Flow { rate: 500.0, burst: 1000.0 };
+/// Newcomers of all users: who is turned away costs an `accept`, too.
+const ACCEPTS: Flow = Flow { rate: 4000.0, burst: 4000.0 };
+/// Newcomers of one user that may wait for tokens; others are turned away.
+const WAITING_MAX: usize = 64;
+/// Clients of one network namespace, so that one container cannot keep others out.
+const CLIENTS_PER_NAMESPACE_MAX: usize = 1024;
+/// How long nobody is accepted when there are no descriptors left.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Memory for frames that a client has not read: for a thousand receive regions, which it reads of when bytes come.
+const FRAMES_UNREAD_BYTES: usize = 1 << 20;
+
+/// Users, and those of their processes that wait to be looked at.
+#[derive(Debug)]
+pub struct Newcomers {
+    users: HashMap<u32, User>,
+    /// Users with somebody who waits.
+    order: VecDeque<u32>,
+    all: Bucket,
+    /// Until when nobody is accepted.
+    paused: Option<Duration>,
+    /// Accepted with the last descriptor, and not looked at yet.
+    held: Option<OwnedFd>,
+    is_watched: bool,
+}
+
+#[derive(Debug)]
+struct User {
+    bucket: Bucket,
+    waiting: VecDeque<OwnedFd>,
+}
+
+impl Newcomers {
+    /// Nobody.
+    pub fn new(now: Duration) -> Self {
+        Self {
+            users: HashMap::new(),
+            order: VecDeque::new(),
+            all: Bucket::new(ACCEPTS, now),
+            paused: None,
+            held: None,
+            is_watched: true,
+        }
+    }
+
+    /// One who can be looked at now: users take turns.
+    fn next(&mut self, now: Duration) -> Option<OwnedFd> {
+        for _ in 0..self.order.len() {
+            let uid = self.order.pop_front()?;
+            let user = self.users.get_mut(&uid)?;
+            let next = if user.bucket.has(CONNECTS, now) { user.waiting.pop_front() } else { None };
+            if next.is_some() {
+                user.bucket.take(1.0);
+            }
+            if !user.waiting.is_empty() {
+                self.order.push_back(uid);
+            }
+            if next.is_some() {
+                return next;
+            }
+        }
+        None
+    }
+
+    /// Lets one wait; or gives it back if there are too many.
+    fn queue(&mut self, uid: u32, socket: OwnedFd, now: Duration) -> Result<(), OwnedFd> {
+        let fresh = || User { bucket: Bucket::new(CONNECTS, now), waiting: VecDeque::new() };
+        let user = self.users.entry(uid).or_insert_with(fresh);
+        if user.waiting.len() >= WAITING_MAX {
+            return Err(socket);
+        }
+        if user.waiting.is_empty() {
+            self.order.push_back(uid);
+        }
+        user.waiting.push_back(socket);
+        Ok(())
+    }
+
+    /// When there is something to do that nobody tells of.
+    pub fn wake_by(&self) -> Option<Duration> {
+        let users = self.order.iter().filter_map(|uid| Some(self.users.get(uid)?.bucket.ready_at(CONNECTS)));
+        let all = (!self.is_watched && self.paused.is_none()).then(|| self.all.ready_at(ACCEPTS));
+        match self.paused {
+            Some(at) => Some(at),
+            None => users.chain(all).min(),
+        }
+    }
+
+    /// Forgets users that owe nothing.
+    pub fn sweep(&mut self, now: Duration) {
+        self.users.retain(|_, user| !user.waiting.is_empty() || !user.bucket.is_full(CONNECTS, now));
+    }
+}
+
+impl Door {
+    /// Accepts one process, if one waits, and looks at one newcomer.
+    pub(super) fn welcome_one(&mut self, somebody_knocks: bool) -> bool {
+        let now = self.clock.now();
+        if let Some(at) = self.newcomers.paused {
+            if now < at {
+                return false;
+            }
+            self.newcomers.paused = None;
+            self.hear_of(&self.admin, TOKEN_ADMIN, true);
+        }
+        let may_accept = self.newcomers.all.has(ACCEPTS, now);
+        if may_accept != self.newcomers.is_watched {
+            self.watch_listener(may_accept);
+        }
+        if let Some(held) = self.newcomers.held.take() {
+            self.look_at(held);
+            return true;
+        }
+        if somebody_knocks && may_accept {
+            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => self.knock(socket, now),
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => {
+                    if !self.pause(error) {
+                        tracing::warn!(%error, "cannot accept a client");
+                    }
+                    return false;
+                }
+            }
+        }
+        let Some(next) = self.newcomers.next(now) else { return false };
+        self.look_at(next);
+        true
+    }
+
+    fn knock(&mut self, socket: OwnedFd, now: Duration) {
+        self.newcomers.all.take(1.0);
+        let Ok(credentials) = sockopt::socket_peercred(&socket) else { return };
+        if let Err(socket) = self.newcomers.queue(credentials.uid.as_raw(), socket, now) {
+            self.turn_away(&socket, Errno::AGAIN, "too many attach at once: try again later");
+        }
+    }
+
+    fn watch_listener(&mut self, watch: bool) {
+        self.newcomers.is_watched = watch;
+        self.hear_of(&self.listener, TOKEN_LISTENER, watch);
+    }
+
+    fn hear_of(&self, listener: &OwnedFd, kind: u64, watch: bool) {
+        let events = if watch { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        if let Err(error) = epoll::modify(&self.epoll, listener, token(kind, 0), events) {
+            tracing::error!(%error, "cannot watch a listener");
+        }
+    }
+
+    /// Accepts nobody for a while if that failed for want of descriptors: whoever connects waits, and the
+    /// others are served. Says whether it did.
+    pub(super) fn pause(&mut self, error: Errno) -> bool {
+        if !matches!(error, Errno::MFILE | Errno::NFILE) {
+            return false;
+        }
+        self.conductor.send(FromDoor::Paused { error });
+        self.newcomers.paused = Some(self.clock.now() + PAUSE);
+        self.watch_listener(false);
+        self.hear_of(&self.admin, TOKEN_ADMIN, false);
+        true
+    }
+
+    fn look_at(&mut self, socket: OwnedFd) {
+        let identified = Peer::of(&socket).and_then(Identity::of).and_then(|identity| {
+            let fd = rustix::io::fcntl_dupfd_cloexec(&identity.namespace_fd, 0)?;
+            Ok((identity, fd))
+        });
+        match identified {
+            Ok((identity, namespace)) => self.enter(socket, identity, namespace),
+            Err(error) => {
+                if self.pause(error) {
+                    self.newcomers.held = Some(socket);
+                } else {
+                    tracing::debug!(%error, "a client left before it was identified");
+                }
+            }
+        }
+    }
+
+    fn enter(&mut self, socket: OwnedFd, identity: Identity, namespace: OwnedFd) {
+        let full = self.guests.count() >= self.clients_max
+            || self.guests.count_in(identity.namespace) >= CLIENTS_PER_NAMESPACE_MAX;
+        if full {
+            return self.turn_away(&socket, Errno::USERS, "too many clients attached (clients_max)");
+        }
+        // Best effort, as it takes CAP_NET_ADMIN.
+        let _ = sockopt::set_socket_send_buffer_size_force(&socket, FRAMES_UNREAD_BYTES);
+        let pidfd = std::sync::Arc::clone(&identity.pidfd);
+        let id = self.guests.enter(socket, pidfd, identity.namespace, identity.uid);
+        if let Err(error) = self.watch(id) {
+            tracing::warn!(%error, "cannot watch a client");
+            self.guests.forget(id);
+            return;
+        }
+        self.conductor.send(FromDoor::Arrived { client: id, identity: Box::new(identity), namespace });
+    }
+
+    /// Has the kernel tell of its death; and of its first message once it is admitted.
+    fn watch(&mut self, id: ClientId) -> rustix::io::Result<()> {
+        let Some(guest) = self.guests.get(id) else { return Ok(()) };
+        debug_assert!(matches!(guest.phase, Phase::Arriving));
+        epoll::add(&self.epoll, &*guest.socket, token(TOKEN_SOCKET, id), epoll::EventFlags::empty())?;
+        epoll::add(&self.epoll, &*guest.pidfd, token(TOKEN_PIDFD, id), epoll::EventFlags::IN)
+    }
+
+    fn turn_away(&self, socket: &OwnedFd, errno: Errno, why: &str) {
+        self.conductor.send(FromDoor::TurnedAway);
+        let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, why);
+        let _ = attach::send(socket, &frame, &[], SendFlags::DONTWAIT);
+        if self.is_safe {
+            // Closing with its greeting unread would tell the client of a reset instead.
+            let _ = attach::receive(socket, RecvFlags::DONTWAIT);
+        }
+    }
+}

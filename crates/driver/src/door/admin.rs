@@ -1,0 +1,129 @@
+//! Administrators: who they are is seen before anything is read; then a thread of its own reads the question, looks up what it
+//! names, and writes the answer to a reader who may be slow. The conductor only decides.
+use super::messages::{Asked, FromDoor, Registering};
+use super::Door;
+use crate::admin::{self, Answer, Ask};
+use crate::conductor::{container_group, Registration};
+use crate::identity::network_namespace;
+use crate::mailbox::Mailbox;
+use crate::peer::Peer;
+use crate::policy::Policy;
+use pd_shm::counters::CounterRegion;
+use rustix::io::Errno;
+use rustix::net::{accept_with, SocketFlags};
+use rustix::process::{geteuid, pidfd_open, Pid, PidfdFlags};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest line that the admin socket takes.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// How long an administrator may take to ask, and to read the answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Administrators that are heard at once.
+const HEARD_MAX: usize = 64;
+
+/// What the threads share.
+#[derive(Debug)]
+pub struct Desk {
+    conductor: Arc<Mailbox<FromDoor>>,
+    counters: Arc<CounterRegion>,
+    /// A pipe that hangs up when the driver is no more: its reading end goes with the counter region.
+    alive: OwnedFd,
+    heard: AtomicUsize,
+}
+
+impl Desk {
+    pub fn new(conductor: Arc<Mailbox<FromDoor>>, counters: Arc<CounterRegion>, alive: OwnedFd) -> Arc<Self> {
+        Arc::new(Self { conductor, counters, alive, heard: AtomicUsize::new(0) })
+    }
+
+    /// Hears one administrator out.
+    fn hear(&self, stream: &UnixStream) -> std::io::Result<()> {
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        let mut line = String::new();
+        BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
+        let asked =
+            serde_json::from_str::<Ask>(&line).map_err(|error| format!("not a question of ours: {error}"));
+        let answer = asked.and_then(|ask| self.ask(ask)).unwrap_or_else(Answer::Error);
+        if matches!(answer, Answer::Counters) {
+            return admin::send_with(stream, &answer, &[self.counters.fd(), self.alive.as_fd()]);
+        }
+        let mut text = serde_json::to_string(&answer)?;
+        text.push('\n');
+        let mut stream = stream;
+        stream.write_all(text.as_bytes())
+    }
+
+    fn ask(&self, ask: Ask) -> Result<Answer, String> {
+        let asked = match ask {
+            Ask::Counters => return Ok(Answer::Counters),
+            Ask::Apply { text } => Asked::Apply(Policy::parse(&text).map_err(|why| why.to_string())?),
+            Ask::Register { name, tenant, pid, addresses } => {
+                Asked::Register(look_up(pid, Registration { name, tenant, addresses })?)
+            }
+            ask => Asked::Plain(ask),
+        };
+        let (reply, answer) = channel();
+        self.conductor.send(FromDoor::Asked { asked: Box::new(asked), reply });
+        answer.recv().map_err(|_| "the driver is ending".to_owned())
+    }
+}
+
+fn look_up(pid: u32, registration: Registration) -> Result<Registering, String> {
+    let name = registration.name.clone();
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or("no such process")?;
+    let error = |errno: Errno| format!("process {pid} of container {name}: {errno}");
+    let pidfd = Arc::new(pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(error)?);
+    let (namespace, namespace_fd) = network_namespace(raw).map_err(error)?;
+    let cgroup = container_group(raw, &name);
+    Ok(Registering { registration, pidfd, namespace, namespace_fd, cgroup })
+}
+
+/// Whether it is the driver's own user or root, and in no container, whose root is root, too.
+fn is_administrator(stream: &UnixStream) -> bool {
+    let Ok(peer) = Peer::of(stream) else { return false };
+    let is_trusted = peer.uid() == 0 || peer.uid() == geteuid().as_raw();
+    is_trusted && peer.shares_pid_namespace().unwrap_or(false)
+}
+
+impl Door {
+    /// Accepts an administrator.
+    pub(super) fn answer_admin(&mut self) {
+        let socket = match accept_with(&self.admin, SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(error) => {
+                self.pause(error);
+                return;
+            }
+        };
+        let stream = UnixStream::from(socket);
+        let refuse = |why: &str| {
+            let _ = admin::send_with(&stream, &Answer::Error(why.to_owned()), &[]);
+        };
+        if !is_administrator(&stream) {
+            self.conductor.send(FromDoor::TurnedAway);
+            return refuse("the admin socket is not for processes in containers");
+        }
+        if self.desk.heard.fetch_add(1, Ordering::Relaxed) >= HEARD_MAX {
+            self.desk.heard.fetch_sub(1, Ordering::Relaxed);
+            return refuse("too many administrators at once: try again later");
+        }
+        let desk = Arc::clone(&self.desk);
+        let hear = move || {
+            if let Err(error) = desk.hear(&stream) {
+                tracing::debug!(%error, "an administrator did not hear its answer");
+            }
+            desk.heard.fetch_sub(1, Ordering::Relaxed);
+        };
+        if let Err(error) = std::thread::Builder::new().name("pd-admin".into()).spawn(hear) {
+            self.desk.heard.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!(%error, "cannot hear an administrator");
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Frames of clients: read one at a time, carried out here, by a helper or by the conductor, and answered before the next.
+use super::guest::{Guest, Phase, Waits};
+use super::helpers::Job;
+use super::messages::{FromDoor, Made};
+use super::{token, Door, TOKEN_SOCKET};
+use crate::memory::{ClientMemory, Exhausted, Region};
+use crate::messages::{ClientId, NewChannel, Violation};
+use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
+use pd_abi::{Frame, FrameKind};
+use pd_shm::{attach, memfd};
+use rustix::event::{epoll, eventfd, EventfdFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::pipe::{pipe_with, PipeFlags};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Tokens of a lane ([`super::turns`]) that a frame of this kind costs: microseconds of the driver's, about.
+fn cost(kind: Option<FrameKind>) -> f64 {
+    match kind {
+        Some(FrameKind::Hello) => 100.0,
+        Some(FrameKind::Channel) => 50.0,
+        Some(FrameKind::SendRegion | FrameKind::WakePipe | FrameKind::Mapped) => 20.0,
+        Some(FrameKind::DirectRing | FrameKind::Twin) => 5.0,
+        _ => 1.0,
+    }
+}
+
+impl Door {
+    /// Reads and carries out the frame of whoever's turn it is. Says whether there was one.
+    pub(super) fn serve_one(&mut self) -> bool {
+        let Some(id) = self.turns.next(self.clock.now()) else { return false };
+        let is_safe = self.is_safe;
+        let guest = self.guests.here(id).filter(|guest| guest.waits == Waits::Turn);
+        // Another may have its number by now.
+        let Some(guest) = guest else { return true };
+        if !is_safe {
+            // Receiving may take as long as whoever made the descriptors likes.
+            guest.waits = Waits::Answer;
+            let (lane, whose, job) =
+                (guest.lane(), (id, guest.serial), Job::Receive(Arc::clone(&guest.socket)));
+            self.helpers.give(lane, whose, job);
+            return true;
+        }
+        let received = attach::receive(&guest.socket, RecvFlags::DONTWAIT);
+        let received = received.map(|message| {
+            message.map(|(frame, fds)| {
+                let gives = !fds.is_empty();
+                attach::close_elsewhere(fds);
+                (Box::new(frame), gives)
+            })
+        });
+        self.received(id, received);
+        true
+    }
+
+    /// Takes what was received of a guest whose turn it is.
+    pub(super) fn received(&mut self, id: ClientId, received: Result<Option<(Box<Frame>, bool)>, Errno>) {
+        let Some(guest) = self.guests.here(id) else { return };
+        guest.waits = Waits::Answer;
+        match received {
+            // No client has descriptors to give.
+            Ok(Some((_, true))) => self.broke(id, Violation::Frame),
+            Ok(Some((frame, false))) => {
+                let lane = guest.lane();
+                self.turns.pay(lane, cost(frame.checked_kind()));
+                if let Err(violation) = self.take_frame(id, frame) {
+                    self.broke(id, violation);
+                }
+            }
+            Ok(None) | Err(Errno::CONNRESET) => self.left(id),
+            Err(Errno::AGAIN) => self.await_message(id),
+            Err(Errno::INTR) => self.answered(id),
+            Err(_) => self.broke(id, Violation::Frame),
+        }
+    }
+
+    /// Has the kernel tell of a guest's next message.
+    pub(super) fn await_message(&mut self, id: ClientId) {
+        let Some(guest) = self.guests.here(id) else { return };
+        guest.waits = Waits::Message;
+        let events = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        if epoll::modify(&self.epoll, &*guest.socket, token(TOKEN_SOCKET, id), events).is_err() {
+            self.left(id);
+        }
+    }
+
+    /// A guest has its answer: its next frame, if there is one, is read when its turn comes.
+    pub(super) fn answered(&mut self, id: ClientId) {
+        let now = self.clock.now();
+        let Some(guest) = self.guests.here(id).filter(|guest| guest.waits == Waits::Answer) else {
+            return;
+        };
+        guest.waits = Waits::Turn;
+        let lane = guest.lane();
+        self.turns.enter(lane, id, now);
+    }
+
+    /// The kernel says that there is a message, or an end.
+    pub(super) fn has_message(&mut self, id: ClientId) {
+        let now = self.clock.now();
+        let Some(guest) = self.guests.here(id) else { return };
+        match guest.waits {
+            Waits::Message => {
+                guest.waits = Waits::Turn;
+                let lane = guest.lane();
+                self.turns.enter(lane, id, now);
+            }
+            // Hung up, which the kernel tells of whether one wants to hear it or not.
+            Waits::Answer => self.left(id),
+            Waits::Turn => {}
+        }
+    }
+
+    fn take_frame(&mut self, id: ClientId, frame: Box<Frame>) -> Result<(), Violation> {
+        let kind = frame.checked_kind().ok_or(Violation::Frame)?;
+        let guest = self.guests.here(id).ok_or(Violation::Frame)?;
+        match (&guest.phase, kind) {
+            (Phase::Greeting, FrameKind::Hello) => self.greet(id),
+            (Phase::Mapping(control), FrameKind::Mapped) if frame.id == Frame::REGION_CONTROL => {
+                memfd::seal_against_all(control).map_err(|_| Violation::Frame)?;
+                guest.phase = Phase::Attached;
+                self.conductor.send(FromDoor::Attached { client: id });
+                self.answer(id, &Frame::new(FrameKind::Ready).with_id(frame.id), &[]);
+            }
+            (Phase::Attached, FrameKind::Channel) => self.add_channel(id),
+            (Phase::Attached, FrameKind::SendRegion) => self.add_send_region(id, frame.bytes),
+            (Phase::Attached, FrameKind::Mapped) => self.seal_send_region(id, frame.id)?,
+            (Phase::Attached, FrameKind::WakePipe) => self.add_pipe(id, frame.id as usize)?,
+            (
+                Phase::Attached,
+                FrameKind::Twin | FrameKind::DirectRing | FrameKind::DirectMapped | FrameKind::PeerRing,
+            ) => self.conductor.send(FromDoor::Frame { client: id, frame }),
+            _ => return Err(Violation::Frame),
+        }
+        Ok(())
+    }
+
+    fn greet(&mut self, id: ClientId) {
+        let made = ClientMemory::new(id.into()).and_then(|(memory, [control, status])| {
+            let keep = rustix::io::fcntl_dupfd_cloexec(&control, 0)?;
+            Ok((Arc::new(memory), keep, [control, status]))
+        });
+        let (memory, keep, fds) = match made {
+            Ok(made) => made,
+            Err(errno) => {
+                return self.refuse(id, errno, "no memory or descriptors left for the control region")
+            }
+        };
+        let Some(guest) = self.guests.here(id) else { return };
+        guest.memory = Some(Arc::clone(&memory));
+        guest.phase = Phase::Mapping(keep);
+        self.conductor.send(FromDoor::Welcomed { client: id, memory });
+        self.answer(id, &Frame::new(FrameKind::Welcome).with_id(id.into()), &fds);
+    }
+
+    fn add_channel(&mut self, id: ClientId) {
+        let Some(guest) = self.guests.here(id) else { return };
+        let index = guest.channels;
+        if index >= CHANNELS_MAX {
+            return self.refuse(id, Errno::NOSPC, "no channels left: share those there are");
+        }
+        let Some(memory) = guest.memory.clone() else { return };
+        let made = memory.channel(index).and_then(|rings| {
+            let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            let theirs = rustix::io::fcntl_dupfd_cloexec(&doorbell, 0)?;
+            Ok((rings, doorbell, theirs))
+        });
+        match made {
+            Ok(((requests, events), doorbell, theirs)) => {
+                guest.channels += 1;
+                let new = NewChannel { client: id, channel: index, requests, events, doorbell };
+                self.conductor.send(FromDoor::AddChannel(Box::new(new), theirs));
+            }
+            Err(errno) => self.refuse(id, errno, "no memory or descriptors for a channel"),
+        }
+    }
+
+    fn add_send_region(&mut self, id: ClientId, wanted: u64) {
+        let Some(guest) = self.guests.here(id) else { return };
+        if wanted == 0 || wanted > MESSAGE_BYTES_MAX || guest.regions as usize >= REGIONS_MAX {
+            return self.refuse(id, Errno::NOMEM, "a send region has 1 byte to 1 GiB; a client 4096 of them");
+        }
+        let bytes = wanted.next_multiple_of(PAGE_BYTES as u64);
+        let bytes = self.pool.bytes_of(bytes, bytes >= HUGEPAGE_BYTES as u64);
+        let (lane, whose) = (guest.lane(), (id, guest.serial));
+        let Some(account) = guest.account() else { return };
+        match account.lease(bytes) {
+            Ok(lease) => self.helpers.give(lane, whose, Job::SendRegion(lease)),
+            Err(exhausted) => self.refuse_region(id, &exhausted),
+        }
+    }
+
+    fn refuse_region(&mut self, id: ClientId, exhausted: &Exhausted) {
+        let of_client = self.guests.get(id).and_then(|guest| guest.account()).map(|account| account.budget());
+        match exhausted {
+            Exhausted::Budget { budget } if Some(*budget) == of_client => {
+                self.refuse(id, Errno::NOMEM, "client's memory exhausted: raise memory.client_budget_bytes");
+            }
+            _ => self.refuse(id, Errno::NOMEM, &exhausted.to_string()),
+        }
+    }
+
+    fn seal_send_region(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
+        let guest = self.guests.here(id).ok_or(Violation::Frame)?;
+        let (region, fd) = guest.send_regions.get_mut(&number).ok_or(Violation::Frame)?;
+        let fd = fd.take().ok_or(Violation::Frame)?;
+        let job = Job::Seal { number, fd, map: Arc::clone(&region.map) };
+        let (lane, whose) = (guest.lane(), (id, guest.serial));
+        self.helpers.give(lane, whose, job);
+        Ok(())
+    }
+
+    fn add_pipe(&mut self, id: ClientId, channel: usize) -> Result<(), Violation> {
+        let guest = self.guests.here(id).ok_or(Violation::Frame)?;
+        if channel >= guest.channels {
+            return Err(Violation::Frame);
+        }
+        match pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) {
+            Ok((theirs, pipe)) => {
+                self.conductor.send(FromDoor::AddPipe { client: id, channel, pipe, theirs })
+            }
+            Err(errno) => self.refuse(id, errno, "no descriptors left in the driver"),
+        }
+        Ok(())
+    }
+
+    /// A helper has done something for a guest, which may have left.
+    pub(super) fn made(&mut self, id: ClientId, serial: u64, made: Made) {
+        let Some(guest) = self.guests.here(id).filter(|guest| guest.serial == serial) else {
+            if let Made::SendRegion(Ok((region, _))) | Made::ReceiveRegion(Ok((region, _))) = made {
+                self.helpers.give(super::DRIVER, (0, 0), Job::Drop(vec![region]));
+            }
+            return;
+        };
+        match made {
+            Made::Received(received) => self.received(id, received),
+            Made::SendRegion(Ok((region, fd))) => match rustix::io::fcntl_dupfd_cloexec(&fd, 0) {
+                Ok(keep) => {
+                    let number = guest.number_region();
+                    let frame = described(FrameKind::SendRegion, number, &region);
+                    guest.send_regions.insert(number, (region, Some(keep)));
+                    self.answer(id, &frame, &[fd]);
+                }
+                Err(_) => self.refuse(id, Errno::MFILE, "no descriptors left in the driver"),
+            },
+            Made::SendRegion(Err(exhausted)) => self.refuse_region(id, &exhausted),
+            Made::ReceiveRegion(Ok((region, fd))) => {
+                let number = guest.number_region();
+                let frame = described(FrameKind::ReceiveRegion, number, &region);
+                self.tell(id, &frame, &[fd]);
+                let region = Box::new(region);
+                self.conductor.send(FromDoor::ReceiveRegion { client: id, number, region });
+            }
+            Made::ReceiveRegion(Err(exhausted)) => {
+                self.conductor.send(FromDoor::NoReceiveRegion { client: id, exhausted });
+            }
+            Made::Sealed { number, sealed: Ok(map) } => {
+                self.conductor.send(FromDoor::AddSendRegion { client: id, number, map });
+            }
+            Made::Sealed { sealed: Err(_), .. } => self.broke(id, Violation::Frame),
+        }
+    }
+
+    pub(super) fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
+        self.conductor.send(FromDoor::Refused { client: id });
+        let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, reason);
+        self.answer(id, &frame, &[]);
+    }
+
+    /// Answers a frame.
+    pub(super) fn answer(&mut self, id: ClientId, frame: &Frame, fds: &[OwnedFd]) {
+        self.tell(id, frame, fds);
+        self.answered(id);
+    }
+
+    /// Sends a frame; a client that does not read its attach socket is cut off.
+    pub(super) fn tell(&mut self, id: ClientId, frame: &Frame, fds: &[OwnedFd]) {
+        let Some(guest) = self.guests.here(id) else { return };
+        if !send(guest, frame, fds) {
+            self.broke(id, Violation::Deaf);
+        }
+    }
+
+    /// Ends the guest's time here, having told it why.
+    pub(super) fn cut_off(&mut self, id: ClientId, violation: Option<Violation>) {
+        let Some(guest) = self.guests.get(id) else { return };
+        if let Some(violation) = violation {
+            let errno = Errno::PROTO.raw_os_error() as u32;
+            let frame = Frame::new(FrameKind::Goodbye).with_error(errno, &violation.to_string());
+            send(guest, &frame, &[]);
+        }
+        self.close(id);
+    }
+
+    /// The guest broke the protocol: the conductor ends it.
+    fn broke(&mut self, id: ClientId, violation: Violation) {
+        if let Some(guest) = self.guests.here(id) {
+            // Nothing of it is read any more.
+            guest.waits = Waits::Answer;
+            self.conductor.send(FromDoor::Broke { client: id, violation });
+        }
+    }
+}
+
+/// Says whether the guest had room for it.
+fn send(guest: &Guest, frame: &Frame, fds: &[OwnedFd]) -> bool {
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    let sent = attach::send(&guest.socket, frame, &fds, SendFlags::DONTWAIT);
+    !matches!(sent, Err(Errno::AGAIN | Errno::TOOMANYREFS))
+}
+
+fn described(kind: FrameKind, number: u32, region: &Region) -> Frame {
+    Frame::new(kind).with_id(number).with_bytes(region.map.len() as u64, region.pages.bytes() as u64)
+}

@@ -1,0 +1,187 @@
+//! Guests: clients as the door knows them, from `accept` until every agent has forgotten them.
+use super::turns::{lane, Lane};
+use crate::identity::NamespaceId;
+use crate::memory::{Account, ClientMemory, Region};
+use crate::messages::{ClientId, TenantId};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// How far a guest has come.
+#[derive(Debug)]
+pub enum Phase {
+    /// The conductor has to say whose it is.
+    Arriving,
+    /// It has to say hello.
+    Greeting,
+    /// It has to map its control region, which is then sealed.
+    Mapping(OwnedFd),
+    /// Attached.
+    Attached,
+    /// Dead or cut off: the agents have to forget it.
+    Leaving,
+}
+
+/// What a guest waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// A message of its own: the kernel tells.
+    Message,
+    /// Its turn.
+    Turn,
+    /// What it asked for.
+    Answer,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Guest {
+    pub serial: u64,
+    pub socket: Arc<OwnedFd>,
+    pub pidfd: Arc<OwnedFd>,
+    pub namespace: NamespaceId,
+    pub phase: Phase,
+    pub waits: Waits,
+    pub memory: Option<Arc<ClientMemory>>,
+    pub channels: usize,
+    /// Regions made: the number of the next.
+    pub regions: u32,
+    /// Its send regions, and until they are sealed their descriptors.
+    pub send_regions: HashMap<u32, (Region, Option<OwnedFd>)>,
+    uid: u32,
+    tenant: TenantId,
+    account: Option<Arc<Account>>,
+}
+
+impl Guest {
+    fn new(serial: u64, socket: OwnedFd, pidfd: Arc<OwnedFd>, namespace: NamespaceId, uid: u32) -> Self {
+        Self {
+            serial,
+            socket: Arc::new(socket),
+            pidfd,
+            namespace,
+            phase: Phase::Arriving,
+            waits: Waits::Answer,
+            memory: None,
+            channels: 0,
+            regions: 0,
+            send_regions: HashMap::new(),
+            uid,
+            tenant: TenantId::default(),
+            account: None,
+        }
+    }
+
+    /// The conductor has said whose it is.
+    pub fn admit(&mut self, tenant: TenantId, account: Arc<Account>) {
+        self.tenant = tenant;
+        self.account = Some(account);
+        self.phase = Phase::Greeting;
+    }
+
+    /// It is another tenant's.
+    pub fn set_tenant(&mut self, tenant: TenantId) {
+        self.tenant = tenant;
+    }
+
+    /// Who it takes turns with.
+    pub fn lane(&self) -> Lane {
+        lane(self.tenant, self.uid)
+    }
+
+    /// Who pays for its memory; from [`Self::admit`] on.
+    pub fn account(&self) -> Option<&Arc<Account>> {
+        self.account.as_ref()
+    }
+
+    /// Whether it is to be heard.
+    pub fn is_here(&self) -> bool {
+        !matches!(self.phase, Phase::Leaving)
+    }
+
+    /// The number of one more region.
+    pub fn number_region(&mut self) -> u32 {
+        self.regions += 1;
+        self.regions - 1
+    }
+}
+
+/// All of them, by number.
+#[derive(Debug, Default)]
+pub struct Guests {
+    list: Vec<Option<Guest>>,
+    free: Vec<ClientId>,
+    /// Those that are not leaving.
+    here: usize,
+    /// Of each network namespace, those that are not forgotten.
+    of_namespace: HashMap<NamespaceId, usize>,
+    serial: u64,
+}
+
+impl Guests {
+    /// A new one. Returns its number.
+    pub fn enter(
+        &mut self,
+        socket: OwnedFd,
+        pidfd: Arc<OwnedFd>,
+        namespace: NamespaceId,
+        uid: u32,
+    ) -> ClientId {
+        self.serial += 1;
+        let guest = Guest::new(self.serial, socket, pidfd, namespace, uid);
+        *self.of_namespace.entry(namespace).or_default() += 1;
+        self.here += 1;
+        match self.free.pop() {
+            Some(id) => {
+                self.list[id as usize] = Some(guest);
+                id
+            }
+            None => {
+                self.list.push(Some(guest));
+                (self.list.len() - 1) as ClientId
+            }
+        }
+    }
+
+    /// One that is there, leaving or not.
+    pub fn get(&mut self, id: ClientId) -> Option<&mut Guest> {
+        self.list.get_mut(id as usize)?.as_mut()
+    }
+
+    /// One that is to be heard.
+    pub fn here(&mut self, id: ClientId) -> Option<&mut Guest> {
+        self.get(id).filter(|guest| guest.is_here())
+    }
+
+    /// One is leaving.
+    pub fn leave(&mut self, id: ClientId) -> Option<&mut Guest> {
+        let guest = self.list.get_mut(id as usize)?.as_mut().filter(|guest| guest.is_here())?;
+        guest.phase = Phase::Leaving;
+        self.here -= 1;
+        Some(guest)
+    }
+
+    /// One that was leaving is forgotten: its number is free.
+    pub fn forget(&mut self, id: ClientId) -> Option<Guest> {
+        self.leave(id);
+        let guest = self.list.get_mut(id as usize)?.take()?;
+        self.free.push(id);
+        if let Some(count) = self.of_namespace.get_mut(&guest.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_namespace.remove(&guest.namespace);
+            }
+        }
+        Some(guest)
+    }
+
+    /// Those that are not leaving.
+    pub fn count(&self) -> usize {
+        self.here
+    }
+
+    /// Those of a network namespace that are not forgotten.
+    pub fn count_in(&self, namespace: NamespaceId) -> usize {
+        self.of_namespace.get(&namespace).copied().unwrap_or(0)
+    }
+}

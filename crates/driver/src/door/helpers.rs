@@ -1,0 +1,211 @@
+//! Helpers: threads for what takes long, or as long as a client likes. One for each lane of clients ([`super::turns::lane`]), so that
+//! nobody waits for the memory, the descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
+use super::messages::{Made, ToDoor};
+use super::turns::Lane;
+use crate::mailbox::Mailbox;
+use crate::memory::{Lease, Pool, Region};
+use crate::messages::ClientId;
+use pd_shm::{attach, memfd, Mapping};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long a helper waits for more to do.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// What a helper does.
+#[derive(Debug)]
+pub enum Job {
+    /// Make a send region.
+    SendRegion(Lease),
+    /// Make a receive region for rings of so many bytes.
+    ReceiveRegion(Lease, u64),
+    /// Seal a send region, and see to it that it is whole.
+    Seal { number: u32, fd: OwnedFd, map: Arc<Mapping> },
+    /// Receive a frame, and whatever descriptors come with it.
+    Receive(Arc<OwnedFd>),
+    /// Let memory go.
+    Drop(Vec<Region>),
+}
+
+/// All helpers.
+#[derive(Debug)]
+pub struct Helpers {
+    pool: Arc<Pool>,
+    door: Arc<Mailbox<ToDoor>>,
+    lanes: HashMap<Lane, Arc<Queue>>,
+}
+
+/// For whom a job is done: the client and its serial.
+pub type For = (ClientId, u64);
+
+#[derive(Debug, Default)]
+struct Queue {
+    state: Mutex<State>,
+    filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: VecDeque<(For, Job)>,
+    is_served: bool,
+}
+
+impl Helpers {
+    /// None, at first. They tell the door what they have done.
+    pub fn new(pool: Arc<Pool>, door: Arc<Mailbox<ToDoor>>) -> Self {
+        Self { pool, door, lanes: HashMap::new() }
+    }
+
+    /// Has the lane's helper do something.
+    pub fn give(&mut self, lane: Lane, whose: For, job: Job) {
+        let queue = Arc::clone(self.lanes.entry(lane).or_default());
+        let mut state = queue.lock();
+        state.jobs.push_back((whose, job));
+        queue.filled.notify_one();
+        if !state.is_served {
+            state.is_served = true;
+            drop(state);
+            self.serve(queue);
+        }
+    }
+
+    fn serve(&self, queue: Arc<Queue>) {
+        let (pool, door) = (Arc::clone(&self.pool), Arc::clone(&self.door));
+        let served = Arc::clone(&queue);
+        let thread =
+            std::thread::Builder::new().name("pd-helper".into()).spawn(move || served.run(&pool, &door));
+        if let Err(error) = thread {
+            tracing::warn!(%error, "cannot start a thread: its clients wait");
+            queue.lock().is_served = false;
+        }
+    }
+
+    /// Tries again where no thread could be started, and forgets helpers that have ended.
+    pub fn sweep(&mut self) {
+        let stuck: Vec<_> = self.lanes.values().filter(|queue| queue.take_over()).cloned().collect();
+        stuck.into_iter().for_each(|queue| self.serve(queue));
+        self.lanes.retain(|_, queue| queue.lock().is_served);
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there are jobs and nobody does them; somebody is about to.
+    fn take_over(&self) -> bool {
+        let mut state = self.lock();
+        let is_stuck = !state.is_served && !state.jobs.is_empty();
+        state.is_served |= is_stuck;
+        is_stuck
+    }
+
+    fn run(&self, pool: &Pool, door: &Mailbox<ToDoor>) {
+        let mut state = self.lock();
+        loop {
+            match state.jobs.pop_front() {
+                Some((whose, job)) => {
+                    drop(state);
+                    if let Some(made) = job.carry_out(pool) {
+                        door.send(ToDoor::Made { client: whose.0, serial: whose.1, made });
+                    }
+                    state = self.lock();
+                }
+                None => {
+                    let waited =
+                        self.filled.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+                    state = waited.0;
+                    if waited.1.timed_out() && state.jobs.is_empty() {
+                        state.is_served = false;
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Job {
+    fn carry_out(self, pool: &Pool) -> Option<Made> {
+        match self {
+            Self::SendRegion(lease) => Some(Made::SendRegion(pool.send_region(lease))),
+            Self::ReceiveRegion(lease, ring_bytes) => {
+                Some(Made::ReceiveRegion(pool.receive_region(lease, ring_bytes)))
+            }
+            Self::Seal { number, fd, map } => {
+                let seal = || {
+                    memfd::seal_against_all(&fd)?;
+                    // Between its making and now the client may have punched holes: every page exists again.
+                    map.populate(0, map.len())
+                };
+                let sealed = seal().map(|()| Arc::clone(&map));
+                Some(Made::Sealed { number, sealed })
+            }
+            Self::Receive(socket) => Some(Made::Received(receive(&socket))),
+            Self::Drop(regions) => {
+                drop(regions);
+                None
+            }
+        }
+    }
+}
+
+fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bool)>, Errno> {
+    let received = attach::receive(socket, RecvFlags::DONTWAIT)?;
+    Ok(received.map(|(frame, fds)| {
+        let gives = !fds.is_empty();
+        attach::close_elsewhere(fds);
+        (Box::new(frame), gives)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::HugepageUse;
+    use std::time::Instant;
+
+    fn take(door: &Mailbox<ToDoor>) -> VecDeque<ToDoor> {
+        let until = Instant::now() + Duration::from_secs(10);
+        let mut taken = VecDeque::new();
+        while taken.is_empty() {
+            assert!(Instant::now() < until, "nothing made");
+            std::thread::sleep(Duration::from_millis(1));
+            door.drain(&mut taken);
+        }
+        taken
+    }
+
+    #[test]
+    fn jobs_are_done_in_order_and_helpers_end() {
+        let pool = Pool::new(1 << 20, HugepageUse::Off);
+        let door = Mailbox::new().unwrap();
+        let mut helpers = Helpers::new(Arc::clone(&pool), Arc::clone(&door));
+        let lane = (3, None);
+        helpers.give(lane, (1, 7), Job::SendRegion(pool.root().lease(8192).unwrap()));
+        let made = take(&door).pop_front();
+        let Some(ToDoor::Made { client: 1, serial: 7, made: Made::SendRegion(Ok((region, fd))) }) = made
+        else {
+            panic!("{made:?}")
+        };
+        let map = Arc::clone(&region.map);
+        helpers.give(lane, (1, 7), Job::Seal { number: 5, fd, map });
+        let made = take(&door).pop_front();
+        assert!(
+            matches!(made, Some(ToDoor::Made { made: Made::Sealed { number: 5, sealed: Ok(_) }, .. })),
+            "{made:?}"
+        );
+        helpers.give(lane, (1, 7), Job::Drop(vec![region]));
+        let until = Instant::now() + Duration::from_secs(10);
+        while !helpers.lanes.is_empty() || pool.usage().0 > 0 {
+            assert!(Instant::now() < until, "{helpers:?}");
+            std::thread::sleep(Duration::from_millis(5));
+            helpers.sweep();
+        }
+    }
+}

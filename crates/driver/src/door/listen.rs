@@ -1,0 +1,52 @@
+//! The sockets that the driver listens on.
+use crate::peer::refuse_descriptors;
+use crate::settings::Settings;
+use crate::StartError;
+use rustix::fs::{chmod, chown, Gid, Mode};
+use rustix::io::Errno;
+use rustix::net::{
+    bind, connect, listen as listen_on, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// Connections that may wait to be accepted.
+const ATTACH_BACKLOG: i32 = 1024;
+
+/// Makes the attach socket and the admin socket. Tells whether the kernel refuses to pass descriptors to them.
+///
+/// # Errors
+/// If there is a driver already, or one of them cannot be made.
+pub fn listen(settings: &Settings) -> Result<(OwnedFd, OwnedFd, bool), StartError> {
+    let (attach, is_safe) = listen_at(&settings.socket, SocketType::SEQPACKET)?;
+    chmod(&settings.socket, Mode::from_raw_mode(settings.socket_mode))?;
+    if let Some(group) = settings.socket_group {
+        chown(&settings.socket, None, Some(Gid::from_raw(group)))?;
+    }
+    let (admin, _) = listen_at(&settings.admin_socket, SocketType::STREAM)?;
+    chmod(&settings.admin_socket, Mode::RUSR | Mode::WUSR)?;
+    Ok((attach, admin, is_safe))
+}
+
+fn listen_at(path: &Path, kind: SocketType) -> Result<(OwnedFd, bool), StartError> {
+    let at = |errno| StartError::Socket { path: path.to_owned(), errno };
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|e| at(Errno::from_io_error(&e).unwrap_or(Errno::IO)))?;
+    }
+    let address = SocketAddrUnix::new(path).map_err(at)?;
+    let make = || socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None);
+    if path.exists() {
+        let probe = make().map_err(at)?;
+        if !matches!(connect(&probe, &address), Err(Errno::CONNREFUSED | Errno::NOENT)) {
+            return Err(StartError::Running { path: path.to_owned() });
+        }
+        // Left behind by a driver that was killed.
+        rustix::fs::unlink(path).map_err(at)?;
+    }
+    let socket = make().map_err(at)?;
+    bind(&socket, &address).map_err(at)?;
+    // Where the kernel can do that (Linux 6.16): descriptors do not even get here, sent before the accept or after.
+    let is_safe = refuse_descriptors(&socket).is_ok();
+    listen_on(&socket, ATTACH_BACKLOG).map_err(at)?;
+    Ok((socket, is_safe))
+}

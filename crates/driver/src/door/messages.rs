@@ -1,0 +1,110 @@
+//! What the door, its helpers and the conductor tell each other.
+use crate::admin::{Answer, Ask};
+use crate::conductor::Registration;
+use crate::identity::{Identity, NamespaceId};
+use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region};
+use crate::messages::{ClientId, NewChannel, TenantId, Violation};
+use pd_abi::Frame;
+use pd_shm::Mapping;
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::Sender;
+use std::sync::Arc;
+
+/// Conductor, or a helper, to door.
+#[derive(Debug)]
+pub enum ToDoor {
+    /// The newcomer is known: whose it is, and who pays for its memory.
+    Admit { client: ClientId, tenant: TenantId, account: Arc<Account> },
+    /// The client is another tenant's from now on.
+    SetTenant { client: ClientId, tenant: TenantId },
+    /// Send this to the client, with a descriptor. If it `answers`, the client's next frame is read.
+    Tell { client: ClientId, frame: Box<Frame>, fd: Option<OwnedFd>, answers: bool },
+    /// The client's frame has been carried out, and there is no frame in answer.
+    Done { client: ClientId },
+    /// Hear the client no more. With a violation: tell it so.
+    CutOff { client: ClientId, violation: Option<Violation> },
+    /// Every agent has forgotten the client: its number is free, and its memory can go.
+    Forget { client: ClientId, regions: Vec<Region> },
+    /// Make a receive region of the lease's bytes for rings of `ring_bytes`.
+    MakeReceiveRegion { client: ClientId, lease: Lease, ring_bytes: u64 },
+    /// Say when this process has ended.
+    Watch { pidfd: Arc<OwnedFd> },
+    /// From a helper.
+    Made { client: ClientId, serial: u64, made: Made },
+}
+
+/// What a helper has done for a client.
+#[derive(Debug)]
+pub enum Made {
+    /// A region for the client to write, and its descriptor.
+    SendRegion(Result<(Region, OwnedFd), Exhausted>),
+    /// A region that the driver writes, and its descriptor.
+    ReceiveRegion(Result<(Region, OwnedFd), Exhausted>),
+    /// A send region is sealed and whole.
+    Sealed { number: u32, sealed: Result<Arc<Mapping>, Errno> },
+    /// A frame was received, and whether descriptors came with it; none at the end.
+    Received(Result<Option<(Box<Frame>, bool)>, Errno>),
+}
+
+/// Door to conductor. Those of one client come in order.
+#[derive(Debug)]
+pub enum FromDoor {
+    /// A process has connected. Answered by [`ToDoor::Admit`]. With a second descriptor of its network namespace.
+    Arrived { client: ClientId, identity: Box<Identity>, namespace: OwnedFd },
+    /// It has been given its regions.
+    Welcomed { client: ClientId, memory: Arc<ClientMemory> },
+    /// It has mapped them.
+    Attached { client: ClientId },
+    /// It gets a channel. Answered, as the following.
+    AddChannel(Box<NewChannel>, OwnedFd),
+    /// It gets a wake pipe: the ends to write and to read.
+    AddPipe { client: ClientId, channel: usize, pipe: OwnedFd, theirs: OwnedFd },
+    /// One of its send regions is in use.
+    AddSendRegion { client: ClientId, number: u32, map: Arc<Mapping> },
+    /// What it says of a kernel socket or a direct ring.
+    Frame { client: ClientId, frame: Box<Frame> },
+    /// [`ToDoor::MakeReceiveRegion`] was carried out, and the client told.
+    ReceiveRegion { client: ClientId, number: u32, region: Box<Region> },
+    /// It was not.
+    NoReceiveRegion { client: ClientId, exhausted: Exhausted },
+    /// It was refused something.
+    Refused { client: ClientId },
+    /// It has hung up, or died.
+    Left { client: ClientId },
+    /// It broke the protocol.
+    Broke { client: ClientId, violation: Violation },
+    /// Somebody was turned away for there being too many.
+    TurnedAway,
+    /// There are no descriptors to accept anybody.
+    Paused { error: Errno },
+    /// An administrator asks.
+    Asked { asked: Box<Asked>, reply: Sender<Answer> },
+    /// A process that was to be watched has ended.
+    WatchedEnded,
+}
+
+/// What an administrator asks, with what could be found out about it without the conductor.
+#[derive(Debug)]
+pub enum Asked {
+    /// As it was asked.
+    Plain(Ask),
+    /// [`Ask::Apply`], understood.
+    Apply(crate::policy::Policy),
+    /// [`Ask::Register`], looked up.
+    Register(Registering),
+}
+
+/// A container to be registered, by a process in it.
+#[derive(Debug)]
+pub struct Registering {
+    /// What it is.
+    pub registration: Registration,
+    /// The process.
+    pub pidfd: Arc<OwnedFd>,
+    /// Its network namespace.
+    pub namespace: NamespaceId,
+    pub namespace_fd: OwnedFd,
+    /// The control group made for the container, if the process is in it.
+    pub cgroup: Option<String>,
+}

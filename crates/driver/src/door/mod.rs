@@ -1,0 +1,285 @@
+//! The door: everything whose cost a client chooses, on a thread of its own, so that it costs neither the conductor nor a mover.
+//!
+//! It accepts clients and identifies them, reads their frames, makes, populates and seals their memory, notices their deaths, and
+//! hears administrators. Conductor and movers get finished objects from a mailbox ([`FromDoor`]), of which the conductor takes a
+//! bounded number in a turn.
+//!
+//! In a turn the door accepts one process at most and reads a few frames at most, never one socket until it is empty: users take
+//! turns at being accepted ([`accept`]), tenants and then clients at being read ([`turns`]), and each pays with tokens. What may
+//! take long, or as long as a client likes, a helper does ([`helpers`]).
+//!
+//! It never touches payload, and shares no table with anybody.
+mod accept;
+mod admin;
+mod bucket;
+mod frames;
+mod guest;
+mod helpers;
+mod listen;
+mod messages;
+mod turns;
+
+pub use messages::{Asked, FromDoor, Registering, ToDoor};
+
+use crate::clock::Clock;
+use crate::mailbox::Mailbox;
+use crate::memory::{Exhausted, Pool};
+use crate::messages::ClientId;
+use crate::settings::Settings;
+use crate::StartError;
+use accept::Newcomers;
+use admin::Desk;
+use guest::Guests;
+use helpers::{Helpers, Job};
+use pd_abi::limits::REGIONS_MAX;
+use pd_shm::counters::CounterRegion;
+use rustix::event::epoll;
+use rustix::pipe::{pipe_with, PipeFlags};
+use rustix::time::Timespec;
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+use turns::{Lane, Turns};
+
+/// Frames that are read in one turn.
+const FRAMES_PER_TURN: usize = 8;
+/// How often helpers, users and tenants that are gone are forgotten.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Who has helpers do what is nobody's.
+const DRIVER: Lane = (crate::messages::TenantId::MAX, None);
+
+const TOKEN_INBOX: u64 = 0;
+const TOKEN_LISTENER: u64 = 1;
+const TOKEN_ADMIN: u64 = 2;
+const TOKEN_WATCHED: u64 = 3;
+const TOKEN_SOCKET: u64 = 4;
+const TOKEN_PIDFD: u64 = 5;
+
+fn token(kind: u64, client: ClientId) -> epoll::EventData {
+    epoll::EventData::new_u64(kind << 32 | u64::from(client))
+}
+
+/// See the module.
+pub struct Door {
+    clock: Arc<dyn Clock>,
+    inbox: Arc<Mailbox<ToDoor>>,
+    conductor: Arc<Mailbox<FromDoor>>,
+    pool: Arc<Pool>,
+    clients_max: usize,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    admin: OwnedFd,
+    /// Whether the kernel lets no descriptors come in, so that receiving takes no longer than its bytes.
+    is_safe: bool,
+    newcomers: Newcomers,
+    guests: Guests,
+    turns: Turns,
+    helpers: Helpers,
+    desk: Arc<Desk>,
+    /// Processes whose end is to be told.
+    watched: Vec<Arc<OwnedFd>>,
+    commands: VecDeque<ToDoor>,
+    next_sweep: Duration,
+    /// Its end is the driver's.
+    _alive: OwnedFd,
+}
+
+impl Door {
+    /// A door at the sockets of `settings`.
+    ///
+    /// # Errors
+    /// If they cannot be made.
+    pub fn new(
+        settings: &Settings,
+        clock: Arc<dyn Clock>,
+        inbox: Arc<Mailbox<ToDoor>>,
+        conductor: Arc<Mailbox<FromDoor>>,
+        pool: Arc<Pool>,
+        counters: Arc<CounterRegion>,
+    ) -> Result<Self, StartError> {
+        let (listener, admin, is_safe) = listen::listen(settings)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, 0), edge)?;
+        epoll::add(&epoll, &listener, token(TOKEN_LISTENER, 0), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &admin, token(TOKEN_ADMIN, 0), epoll::EventFlags::IN)?;
+        let (alive, end) = pipe_with(PipeFlags::CLOEXEC)?;
+        let now = clock.now();
+        Ok(Self {
+            helpers: Helpers::new(Arc::clone(&pool), Arc::clone(&inbox)),
+            desk: Desk::new(Arc::clone(&conductor), counters, alive),
+            newcomers: Newcomers::new(now),
+            clock,
+            inbox,
+            conductor,
+            pool,
+            clients_max: settings.clients_max,
+            epoll,
+            listener,
+            admin,
+            is_safe,
+            guests: Guests::default(),
+            turns: Turns::default(),
+            watched: Vec::new(),
+            commands: VecDeque::new(),
+            next_sweep: now + SWEEP,
+            _alive: end,
+        })
+    }
+
+    /// One turn. Sleeps for `idle` at most when there is nothing to do.
+    pub fn turn(&mut self, idle: Duration, is_busy: &mut bool) {
+        let now = self.clock.now();
+        let until = self.newcomers.wake_by().into_iter().chain(self.turns.wake_by()).min();
+        let timeout = until.map_or(idle, |until| until.saturating_sub(now).min(idle));
+        let knocks = match *is_busy {
+            true => self.look(Duration::ZERO),
+            false => {
+                self.inbox.set_asleep(true);
+                let timeout = if self.inbox.is_filled() { Duration::ZERO } else { timeout };
+                let knocks = self.look(timeout);
+                self.inbox.set_asleep(false);
+                knocks
+            }
+        };
+        let mut worked = self.take_commands();
+        worked |= self.welcome_one(knocks);
+        for _ in 0..FRAMES_PER_TURN {
+            if !self.serve_one() {
+                break;
+            }
+            worked = true;
+        }
+        *is_busy = worked;
+        self.sweep();
+    }
+
+    /// Takes the kernel's news. Says whether somebody wants to attach.
+    fn look(&mut self, timeout: Duration) -> bool {
+        let nanoseconds = i64::from(timeout.subsec_nanos());
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: nanoseconds };
+        let mut space = [MaybeUninit::uninit(); 64];
+        // An interrupted wait is a wake-up like any other.
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, Some(&timeout)) else { return false };
+        let mut knocks = false;
+        for event in ready {
+            let word = event.data.u64();
+            let client = word as ClientId;
+            match word >> 32 {
+                TOKEN_LISTENER => knocks = true,
+                TOKEN_ADMIN => self.answer_admin(),
+                TOKEN_SOCKET => self.has_message(client),
+                TOKEN_PIDFD => self.left(client),
+                TOKEN_WATCHED => self.watched_ended(),
+                _ => {}
+            }
+        }
+        knocks
+    }
+
+    fn take_commands(&mut self) -> bool {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.inbox.drain(&mut commands);
+        let worked = !commands.is_empty();
+        commands.drain(..).for_each(|command| self.carry_out(command));
+        self.commands = commands;
+        worked
+    }
+
+    fn carry_out(&mut self, command: ToDoor) {
+        match command {
+            ToDoor::Admit { client, tenant, account } => {
+                if let Some(guest) = self.guests.here(client) {
+                    guest.admit(tenant, account);
+                    self.answered(client);
+                }
+            }
+            ToDoor::SetTenant { client, tenant } => {
+                if let Some(guest) = self.guests.get(client) {
+                    guest.set_tenant(tenant);
+                }
+            }
+            ToDoor::Tell { client, frame, fd, answers } => {
+                self.tell(client, &frame, fd.as_slice());
+                if answers {
+                    self.answered(client);
+                }
+            }
+            ToDoor::Done { client } => self.answered(client),
+            ToDoor::CutOff { client, violation } => self.cut_off(client, violation),
+            ToDoor::Forget { client, mut regions } => {
+                self.close(client);
+                let mut lane = DRIVER;
+                if let Some(guest) = self.guests.forget(client) {
+                    lane = guest.lane();
+                    regions.extend(guest.send_regions.into_values().map(|(region, _)| region));
+                }
+                if !regions.is_empty() {
+                    self.helpers.give(lane, (0, 0), Job::Drop(regions));
+                }
+            }
+            ToDoor::MakeReceiveRegion { client, lease, ring_bytes } => {
+                let Some(guest) = self.guests.here(client) else { return };
+                if guest.regions as usize >= REGIONS_MAX {
+                    let exhausted = Exhausted::Budget { budget: lease.bytes() };
+                    self.conductor.send(FromDoor::NoReceiveRegion { client, exhausted });
+                } else {
+                    let (lane, whose) = (guest.lane(), (client, guest.serial));
+                    self.helpers.give(lane, whose, Job::ReceiveRegion(lease, ring_bytes));
+                }
+            }
+            ToDoor::Watch { pidfd } => {
+                let added = epoll::add(&self.epoll, &*pidfd, token(TOKEN_WATCHED, 0), epoll::EventFlags::IN);
+                match added {
+                    Ok(()) => self.watched.push(pidfd),
+                    Err(error) => tracing::error!(%error, "cannot watch a container"),
+                }
+            }
+            ToDoor::Made { client, serial, made } => self.made(client, serial, made),
+        }
+    }
+
+    /// A guest has hung up, or died.
+    fn left(&mut self, client: ClientId) {
+        if self.guests.here(client).is_some() {
+            self.close(client);
+            self.conductor.send(FromDoor::Left { client });
+        }
+    }
+
+    /// Hears a guest no more.
+    fn close(&mut self, client: ClientId) {
+        if let Some(guest) = self.guests.leave(client) {
+            let _ = epoll::delete(&self.epoll, &*guest.socket);
+            let _ = epoll::delete(&self.epoll, &*guest.pidfd);
+            let _ = rustix::net::shutdown(&*guest.socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    fn watched_ended(&mut self) {
+        let epoll = &self.epoll;
+        let before = self.watched.len();
+        self.watched.retain(|pidfd| {
+            let ended = crate::identity::has_exited(pidfd).unwrap_or(false);
+            if ended {
+                let _ = epoll::delete(epoll, &**pidfd);
+            }
+            !ended
+        });
+        if self.watched.len() < before {
+            self.conductor.send(FromDoor::WatchedEnded);
+        }
+    }
+
+    fn sweep(&mut self) {
+        let now = self.clock.now();
+        if now >= self.next_sweep {
+            self.next_sweep = now + SWEEP;
+            self.helpers.sweep();
+            self.newcomers.sweep(now);
+            self.turns.sweep(now);
+        }
+    }
+}

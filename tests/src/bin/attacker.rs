@@ -1,0 +1,71 @@
+//! A client that does harm, as a process of its own and an unprivileged user (`nobody`).
+//!
+//! `attacker SOCKET WHAT COUNT`: does it so many times, and prints `done` with how often it succeeded and how often it was refused:
+//! `connects`: attaches and leaves. `pipes`: asks for wake pipes. `channels`: attaches and takes all channels, and stays.
+//! `regions`: asks for send regions of 64 MiB and gives them up. `ports`: binds to any port, COUNT times after the last one was
+//! taken. `garbage`: breaks the protocol.
+use pd_abi::{Frame, FrameKind, Operation, Request};
+use pd_tests::Raw;
+use std::net::SocketAddr;
+use std::path::Path;
+
+const NOBODY: u32 = 65_534;
+const REGION_BYTES: u64 = 64 << 20;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (path, what) = (Path::new(&args[0]), args[1].as_str());
+    let count: u64 = args[2].parse().expect("number");
+    // SAFETY: plain system calls of a process with one thread.
+    let is_nobody = unsafe { libc::setgid(NOBODY) == 0 && libc::setuid(NOBODY) == 0 };
+    assert!(is_nobody, "needs root, to give it up");
+    let attach = || Raw::attach_at(path, 1).expect("attach");
+    let mut refused = 0u64;
+    match what {
+        "connects" => {
+            for _ in 0..count {
+                refused += u64::from(Raw::welcomed_at(path).is_err());
+            }
+        }
+        "pipes" => {
+            let mut raw = attach();
+            for _ in 0..count {
+                let wish = Frame::new(FrameKind::WakePipe);
+                refused += u64::from(raw.ask(&wish, FrameKind::WakePipe).is_err());
+            }
+        }
+        "regions" => {
+            for _ in 0..count {
+                let mut raw = attach();
+                let wish = Frame::new(FrameKind::SendRegion).with_bytes(REGION_BYTES, 0);
+                refused += u64::from(raw.ask(&wish, FrameKind::SendRegion).is_err());
+            }
+        }
+        "ports" => {
+            let mut raw = attach();
+            let any: SocketAddr = ([127, 0, 0, 1], 0).into();
+            while refused < count {
+                let mut request = Request::new(Operation::Socket, pd_abi::SocketId(0), 0);
+                request.family = 4;
+                let socket = pd_abi::SocketId(raw.call(0, request).socket);
+                let bind = Request::new(Operation::Bind, socket, 0).with_address(any.into());
+                if raw.call(0, bind).errno != 0 {
+                    refused += 1;
+                    raw.post(0, &Request::new(Operation::Close, socket, 0));
+                }
+            }
+        }
+        "garbage" => {
+            for _ in 0..count {
+                let Ok(mut raw) = Raw::welcomed_at(path) else {
+                    refused += 1;
+                    continue;
+                };
+                pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::Goodbye)).expect("send");
+                raw.wait_cut_off();
+            }
+        }
+        other => panic!("no such attack: {other}"),
+    }
+    println!("done {} {refused}", count.saturating_sub(refused));
+}
