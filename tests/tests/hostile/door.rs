@@ -136,3 +136,14 @@ fn large_regions_are_made_beside_the_movers() {
     assert!(faults < pages / 100, "{faults} faults of the mover's thread for {pages} pages");
     scene.end();
 }
+
+#[test]
+fn any_port_is_refused_as_fast_as_it_is_given() {
+    if !is_root("another user's process") {
+        return;
+    }
+    let scene = stage_for(0o666);
+    let (_, refused) = attack(&scene, "ports", 20_000);
+    assert_eq!(refused, 20_000);
+    scene.end();
+}

@@ -1,4 +1,5 @@
 //! What the conductor knows of one client.
+use super::names::Payer;
 use crate::identity::Identity;
 use crate::memory::{Account, ClientMemory, Region, Slot, Space};
 use crate::messages::{FlowId, MoverId, TenantId};
@@ -127,6 +128,11 @@ impl Client {
             slots: Vec::new(),
             free_slots: Vec::new(),
         }
+    }
+
+    /// Who pays for what it takes.
+    pub fn payer(&self) -> Payer {
+        (self.tenant, (self.tenant == TenantId::default()).then_some(self.identity.uid))
     }
 
     /// Takes a slot for a socket. Returns it and its generation.

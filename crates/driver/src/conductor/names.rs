@@ -3,11 +3,14 @@
 //! A client may bind only what its network namespace holds. An address other than loopback belongs to
 //! the first namespace that claims it, so that a container that gives itself a neighbour's address
 //! gains nothing; a namespace registered by `pd run` claims its addresses before it runs anything.
+mod ports;
+
 use crate::identity::NamespaceId;
 use crate::memory::Slot;
-use crate::messages::ClientId;
+use crate::messages::{ClientId, TenantId};
 use foldhash::HashMap;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
+use ports::Ports;
 use rustix::io::Errno;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,6 +18,9 @@ use std::time::Duration;
 
 /// How old a namespace's address list may be when an address is not found in it.
 const ADDRESSES_FRESH: Duration = Duration::from_millis(50);
+
+/// Bindings of one payer.
+const BINDINGS_MAX: usize = 65_536;
 
 /// Reads the addresses of a namespace, if they can be read.
 pub type ReadAddresses = Box<dyn Fn() -> Option<HashMap<IpAddr, u8>> + Send>;
@@ -34,7 +40,9 @@ pub struct Registration {
 pub struct Names {
     namespaces: HashMap<NamespaceId, Namespace>,
     owners: HashMap<IpAddr, NamespaceId>,
-    ports: HashMap<(NamespaceId, u16), Vec<Binding>>,
+    ports: HashMap<NamespaceId, Ports>,
+    /// Bindings that each payer has.
+    paid: HashMap<Payer, usize>,
     /// Counts what lets a namespace own other addresses than before.
     changes: u64,
 }
@@ -59,7 +67,23 @@ struct Binding {
     listening: bool,
     /// The user whose other listeners of this kind may have the port, too.
     share: Option<u32>,
+    payer: Payer,
 }
+
+/// A socket that is to be bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    /// Where to; port 0 is any.
+    pub wanted: SocketAddr,
+    pub v6_only: bool,
+    pub owner: (ClientId, Slot),
+    /// The user with whose other sockets that say so, too, it shares its port.
+    pub share: Option<u32>,
+    pub payer: Payer,
+}
+
+/// Who pays for a binding: a tenant; of the default one, whom nobody named, a user.
+pub type Payer = (TenantId, Option<u32>);
 
 impl fmt::Debug for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -175,56 +199,46 @@ impl Names {
             || (is_local(ip) && self.namespaces.get(&id).is_some_and(|n| n.addresses.contains_key(&ip)))
     }
 
-    /// Binds a socket. Port 0 asks for any free port. Returns the address bound. `share`: the user with whose other
-    /// sockets that say so, too, it shares its port.
+    /// Binds a socket. Port 0 asks for any free port. Returns the address bound.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` if the namespace does not hold the address, `EADDRINUSE` if the port is taken.
-    pub fn bind(
-        &mut self,
-        id: NamespaceId,
-        wanted: SocketAddr,
-        v6_only: bool,
-        (client, slot): (ClientId, Slot),
-        share: Option<u32>,
-        now: Duration,
-    ) -> Result<SocketAddr, Errno> {
+    /// `EADDRNOTAVAIL` if the namespace does not hold the address, `EADDRINUSE` if the port is taken, `ENOBUFS` if whoever pays
+    /// has too many.
+    pub fn bind(&mut self, id: NamespaceId, wish: &Wish, now: Duration) -> Result<SocketAddr, Errno> {
+        let &Wish { wanted, v6_only, owner: (client, slot), share, payer } = wish;
         let ip = canonical(wanted.ip());
         if !ip.is_unspecified() && !self.holds(id, ip, now) {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        let mut binding = Binding { ip, v6_only, client, slot, listening: false, share };
+        let mut binding = Binding { ip, v6_only, client, slot, listening: false, share, payer };
         if wanted.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
             binding.ip = wanted.ip();
         }
+        let paid = self.paid.get(&payer).copied().unwrap_or(0);
+        if paid >= BINDINGS_MAX {
+            return Err(Errno::NOBUFS);
+        }
         let port = match wanted.port() {
-            0 => self.free_port(id, &binding).ok_or(Errno::ADDRINUSE)?,
+            0 => {
+                let from = self.next_port(id);
+                let ports = self.ports.entry(id).or_default();
+                let port = ports.free(&binding, from).ok_or(Errno::ADDRINUSE)?;
+                if let Some(namespace) = self.namespaces.get_mut(&id) {
+                    namespace.next_port = following(port);
+                }
+                port
+            }
             port => port,
         };
-        let taken = self.ports.entry((id, port)).or_default();
-        let shared = |other: &Binding| share.is_some() && share == other.share;
-        if taken.iter().any(|other| other.overlaps(&binding) && !shared(other)) {
-            return Err(Errno::ADDRINUSE);
-        }
-        taken.push(binding);
+        self.ports.entry(id).or_default().bind(port, binding)?;
+        self.paid.insert(payer, paid + 1);
         Ok(SocketAddr::new(wanted.ip(), port))
-    }
-
-    fn free_port(&mut self, id: NamespaceId, binding: &Binding) -> Option<u16> {
-        for _ in EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST {
-            let port = self.next_port(id);
-            let taken = self.ports.get(&(id, port));
-            if !taken.is_some_and(|list| list.iter().any(|other| other.overlaps(binding))) {
-                return Some(port);
-            }
-        }
-        None
     }
 
     fn next_port(&mut self, id: NamespaceId) -> u16 {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return EPHEMERAL_PORT_FIRST };
         let port = namespace.next_port;
-        namespace.next_port = if port == EPHEMERAL_PORT_LAST { EPHEMERAL_PORT_FIRST } else { port + 1 };
+        namespace.next_port = following(port);
         port
     }
 
@@ -241,16 +255,22 @@ impl Names {
     }
 
     fn binding_mut(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) -> Option<&mut Binding> {
-        self.ports.get_mut(&(id, port))?.iter_mut().find(|b| (b.client, b.slot) == owner)
+        self.ports.get_mut(&id)?.at(port)?.iter_mut().find(|b| (b.client, b.slot) == owner)
     }
 
     /// Takes a binding back.
     pub fn unbind(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) {
-        if let Some(list) = self.ports.get_mut(&(id, port)) {
-            list.retain(|b| (b.client, b.slot) != owner);
-            if list.is_empty() {
-                self.ports.remove(&(id, port));
+        let Some(ports) = self.ports.get_mut(&id) else { return };
+        for binding in ports.unbind(port, |b| (b.client, b.slot) == owner) {
+            if let Some(paid) = self.paid.get_mut(&binding.payer) {
+                *paid -= 1;
+                if *paid == 0 {
+                    self.paid.remove(&binding.payer);
+                }
             }
+        }
+        if ports.is_empty() {
+            self.ports.remove(&id);
         }
     }
 
@@ -282,7 +302,8 @@ impl Names {
     ) -> Result<(ClientId, Slot), Errno> {
         let ip = canonical(to.ip());
         let target = self.namespace_of(id, ip, now)?;
-        let list = self.ports.get_mut(&(target, to.port())).ok_or(Errno::CONNREFUSED)?;
+        let list =
+            self.ports.get_mut(&target).and_then(|ports| ports.at(to.port())).ok_or(Errno::CONNREFUSED)?;
         let fits = |b: &&Binding| b.listening && b.accepts(ip);
         let exact = list.iter().filter(fits).any(|b| !b.ip.is_unspecified());
         let found = list.iter().position(|b| fits(&b) && b.ip.is_unspecified() != exact);
@@ -336,6 +357,15 @@ impl Binding {
 /// An IPv4 address in IPv6 clothes is that IPv4 address.
 pub fn canonical(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
+}
+
+/// The ephemeral port to be tried after `port`.
+fn following(port: u16) -> u16 {
+    if port >= EPHEMERAL_PORT_LAST {
+        EPHEMERAL_PORT_FIRST
+    } else {
+        port + 1
+    }
 }
 
 fn is_loopback(ip: IpAddr) -> bool {
@@ -425,7 +455,7 @@ mod tests {
             owner: (ClientId, Slot),
             now: Duration,
         ) -> Result<SocketAddr, Errno> {
-            self.bind(id, wanted, v6_only, owner, None, now)
+            self.bind(id, &Wish { wanted, v6_only, owner, share: None, payer: (0, None) }, now)
         }
     }
 
@@ -466,9 +496,16 @@ mod tests {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
         let now = Duration::from_secs(1);
         let wanted = at("0.0.0.0:80");
-        names.bind(id(1), wanted, false, (1, 1), Some(7), now).unwrap();
-        names.bind(id(1), wanted, false, (2, 1), Some(7), now).unwrap();
-        let others = names.bind(id(1), wanted, false, (3, 1), Some(8), now);
+        let wish = |client, share| Wish {
+            wanted,
+            v6_only: false,
+            owner: (client, 1),
+            share: Some(share),
+            payer: (0, None),
+        };
+        names.bind(id(1), &wish(1, 7), now).unwrap();
+        names.bind(id(1), &wish(2, 7), now).unwrap();
+        let others = names.bind(id(1), &wish(3, 8), now);
         assert_eq!(others, Err(Errno::ADDRINUSE), "another user");
         assert_eq!(
             names.bind_alone(id(1), wanted, false, (4, 1), now),

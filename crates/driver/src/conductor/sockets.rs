@@ -1,6 +1,6 @@
 //! Requests other than sends: sockets, addresses, connections.
 use super::client::{Connected, Listener, Socket, SocketState};
-use super::names::canonical;
+use super::names::{canonical, Wish};
 use super::{Conductor, Connection, Ending};
 use crate::memory::Slot;
 use crate::messages::{ClientId, Endpoint, Gone, MoverId, NewFlow, ToMover};
@@ -166,7 +166,9 @@ impl Conductor {
         let wanted = family_of(state, wanted)?;
         let share = (request.value & BESIDE_KERNEL != 0).then_some(client.identity.uid);
         let (v6_only, owner) = (state.v6_only, (id, socket.slot()));
-        let bound = self.names.bind(namespace, wanted, v6_only, owner, share, now)?;
+        let payer = client.payer();
+        let wish = Wish { wanted, v6_only, owner, share, payer };
+        let bound = self.names.bind(namespace, &wish, now)?;
         if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
             state.bound = Some(bound);
         }
