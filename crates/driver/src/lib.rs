@@ -16,6 +16,7 @@ mod door;
 mod driver;
 mod identity;
 mod kernel_socket;
+mod limiter;
 mod mailbox;
 mod memory;
 mod messages;

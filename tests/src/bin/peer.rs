@@ -451,10 +451,12 @@ fn driver(args: &[String]) {
         match name {
             "budget_bytes" => settings.budget_bytes = value,
             "movers" => settings.movers = value as usize,
+            "socket_mode" => settings.socket_mode = value as u32,
             "hugepages" if value == 0 => settings.hugepages = pd_driver::HugepageUse::Off,
             other => panic!("no such setting: {other}"),
         }
     }
+    let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
     let clock = Arc::new(pd_driver::SystemClock::default());
     let driver = pd_driver::Driver::start(settings, clock, &pd_engine::Cpu::new()).expect("driver");
     println!("ready");

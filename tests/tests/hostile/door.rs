@@ -2,10 +2,10 @@
 use super::{stage, stage_for, Scene};
 use pd_abi::{Frame, FrameKind};
 use pd_shm::Pod;
-use pd_tests::{is_root, program_path, Raw};
+use pd_tests::{is_root, peer_path, program_path, Raw};
 use rustix::io::Errno;
 use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use std::io::{IoSlice, Write};
+use std::io::{BufRead, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -146,4 +146,38 @@ fn any_port_is_refused_as_fast_as_it_is_given() {
     let (_, refused) = attack(&scene, "ports", 20_000);
     assert_eq!(refused, 20_000);
     scene.end();
+}
+
+#[test]
+fn broken_protocols_do_not_flood_the_log() {
+    if !is_root("another user's process") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), everybody).unwrap();
+    let (socket, log) = (folder.path().join("driver.sock"), folder.path().join("log"));
+    let mut driver = Command::new(peer_path())
+        .arg("driver")
+        .args([&socket, &folder.path().join("admin.sock")])
+        .arg(format!("socket_mode={}", 0o666))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    std::io::BufReader::new(driver.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    assert_eq!(ready, "ready\n");
+    let since = Instant::now();
+    let attacker = Command::new(program_path("attacker")).arg(&socket).args(["garbage", "500"]).output();
+    let attacker = attacker.unwrap();
+    assert_eq!(String::from_utf8_lossy(&attacker.stdout), "done 500 0\n");
+    let counts = since.elapsed().as_secs() as usize / 10 + 1;
+    drop(driver.stdin.take());
+    assert!(driver.wait().unwrap().success());
+    let text = std::fs::read_to_string(&log).unwrap();
+    let lines = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+    assert!(lines("unexpected message on the attach socket") == 1, "{text}");
+    assert!(lines("the same again") <= counts, "{text}");
 }

@@ -11,7 +11,7 @@ mod placing;
 pub(super) use parting::Parting;
 pub(super) use placing::Plan;
 
-use super::client::SocketState;
+use super::client::{Client, SocketState};
 use super::{Conductor, Connection};
 use crate::memory::{DirectRing, Exhausted, Slot};
 use crate::messages::{ClientId, ToMover, Violation};
@@ -288,7 +288,7 @@ impl Conductor {
             match self.pool.direct_ring(&account, bytes) {
                 Ok(ring) => return Ok(ring),
                 Err(exhausted) => {
-                    self.warn_exhausted(&exhausted);
+                    self.warn_exhausted(id, &exhausted);
                     bytes /= 2;
                     if bytes < PAGE_BYTES as u64 || matches!(exhausted, Exhausted::Memory(Errno::MFILE)) {
                         Metrics::add(&self.metrics.rings_denied, 1);
@@ -329,7 +329,11 @@ impl Conductor {
         }
         Metrics::add(&self.metrics.connections_broken, 1);
         let peer = self.connection(index).and_then(|c| c.sides[1 - side]).map(|(peer, _)| peer);
-        tracing::warn!(client = id, peer, "a client ended a direct connection whose peer broke the protocol");
+        const BROKEN: &str = "a client ended a direct connection whose peer broke the protocol";
+        let payer = self.client(id).map(Client::payer);
+        if payer.is_some_and(|payer| self.log.may_say((BROKEN, payer), self.clock.now())) {
+            tracing::warn!(client = id, peer, "{BROKEN}");
+        }
         self.cut(index as usize);
     }
 

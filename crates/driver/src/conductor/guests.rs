@@ -4,7 +4,7 @@ use super::Conductor;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::{self, Identity};
 use crate::memory::Space;
-use crate::messages::{ClientId, NewChannel, Process, ToMover, Violation};
+use crate::messages::{ClientId, NewChannel, Process, TenantId, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};
@@ -58,7 +58,7 @@ impl Conductor {
                     let bytes = client.growing.take().unwrap_or(PAGE_BYTES as u64);
                     client.ring_bytes_max = (bytes / 2).max(PAGE_BYTES as u64);
                 }
-                self.warn_exhausted(&exhausted);
+                self.warn_exhausted(id, &exhausted);
                 self.reclaim();
                 self.grown(id);
             }
@@ -71,7 +71,11 @@ impl Conductor {
             FromDoor::TurnedAway => Metrics::add(&self.metrics.clients_cut_off, 1),
             FromDoor::Paused { error } => {
                 Metrics::add(&self.metrics.accepts_paused, 1);
-                tracing::warn!(%error, "clients have to wait: raise the driver's limit on open files (LimitNOFILE)");
+                const WAIT: &str =
+                    "clients have to wait: raise the driver's limit on open files (LimitNOFILE)";
+                if self.log.may_say((WAIT, (TenantId::MAX, None)), self.clock.now()) {
+                    tracing::warn!(%error, "{WAIT}");
+                }
             }
             FromDoor::Asked { asked, reply } => {
                 // Who asked may have gone.

@@ -24,6 +24,7 @@ pub use tenants::container_group;
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::NamespaceId;
+use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
 use crate::messages::{
@@ -35,7 +36,7 @@ use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
 use families::Families;
-use names::Names;
+use names::{Names, Payer};
 use pd_abi::layout::{path, ENDED};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -56,6 +57,9 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Messages of the door that are carried out in one turn: between them the mover of the same thread has turns of its own.
 const DOOR_PER_TURN: usize = 2;
 
+const CUT_OFF: &str = "client cut off";
+const EXHAUSTED: &str = "a receive ring is smaller than asked for, or has to wait";
+
 /// See the module.
 pub struct Conductor {
     settings: Settings,
@@ -70,7 +74,8 @@ pub struct Conductor {
     connections: Vec<Option<Connection>>,
     free_connections: Vec<u32>,
     waiting_rings: Vec<FlowId>,
-    warned_exhausted: Option<Duration>,
+    /// Log lines, by what they say and who pays for it.
+    log: Limiter<(&'static str, Payer)>,
     registered: HashMap<NamespaceId, Registered>,
     tenants: Tenants,
     twins: Twins,
@@ -175,7 +180,7 @@ impl Conductor {
             connections: Vec::new(),
             free_connections: Vec::new(),
             waiting_rings: Vec::new(),
-            warned_exhausted: None,
+            log: Limiter::default(),
             registered: HashMap::new(),
             twins: Twins::new()?,
             rings: direct::Rings::default(),
@@ -238,14 +243,15 @@ impl Conductor {
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
         let retry = (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY);
-        let times = [self.twins.look_at(), self.direct_wake_by()];
+        let times = [self.twins.look_at(), self.direct_wake_by(), self.log.wake_by()];
         retry.into_iter().chain(times.into_iter().flatten()).min()
     }
 
-    /// Tries again what waits for memory.
+    /// Tries again what waits for memory, and does whatever else has its time.
     pub fn tick(&mut self) {
         self.retry_rings();
         self.look_after_parked();
+        self.say_unsaid();
         self.tick_direct();
     }
 
@@ -401,9 +407,12 @@ impl Conductor {
         let left = u64::from(matches!(client.phase, Phase::Attached));
         client.phase = Phase::Leaving;
         let (mover, pid, namespace) = (client.mover, client.identity.pid, client.identity.namespace);
+        let payer = client.payer();
         if let Some(violation) = violation {
             Metrics::add(&self.metrics.clients_cut_off, 1);
-            tracing::warn!(client = id, pid, reason = %violation, "client cut off");
+            if self.log.may_say((CUT_OFF, payer), self.clock.now()) {
+                tracing::warn!(client = id, pid, reason = %violation, "{CUT_OFF}");
+            }
         }
         self.door.send(ToDoor::CutOff { client: id, violation });
         self.families.leave(pid);
@@ -474,11 +483,18 @@ impl Conductor {
         }
     }
 
-    fn warn_exhausted(&mut self, exhausted: &Exhausted) {
-        let now = self.clock.now();
-        if self.warned_exhausted.is_none_or(|at| now.saturating_sub(at) > Duration::from_secs(10)) {
-            self.warned_exhausted = Some(now);
-            tracing::warn!(%exhausted, "a receive ring is smaller than asked for, or has to wait");
+    fn warn_exhausted(&mut self, id: ClientId, exhausted: &Exhausted) {
+        let payer = self.client(id).map_or((TenantId::MAX, None), Client::payer);
+        if self.log.may_say((EXHAUSTED, payer), self.clock.now()) {
+            tracing::warn!(%exhausted, "{EXHAUSTED}");
+        }
+    }
+
+    /// Says how often what was left unsaid has happened.
+    fn say_unsaid(&mut self) {
+        for ((what, (tenant, user)), times) in self.log.take_unsaid(self.clock.now()) {
+            let tenant = if tenant == TenantId::MAX { "" } else { self.tenants.name(tenant) };
+            tracing::warn!(what, tenant, user, times, "the same again");
         }
     }
 }

@@ -86,7 +86,7 @@ impl Conductor {
             match self.grow(id, bytes) {
                 Ok(()) => return None,
                 Err(exhausted) => {
-                    self.warn_exhausted(&exhausted);
+                    self.warn_exhausted(id, &exhausted);
                     bytes /= 2;
                 }
             }

@@ -446,8 +446,12 @@ impl Conductor {
             return Ok(());
         }
         let client = self.client(id).ok_or(Errno::BADF)?;
+        let payer = client.payer();
         let diag = SocketDiag::new(&client.identity.namespace_fd).map_err(|error| {
-            tracing::warn!(%error, "cannot ask the kernel about sockets of a network namespace");
+            const UNKNOWN: &str = "cannot ask the kernel about sockets of a network namespace";
+            if self.log.may_say((UNKNOWN, payer), self.clock.now()) {
+                tracing::warn!(%error, "{UNKNOWN}");
+            }
             Errno::OPNOTSUPP
         })?;
         self.twins.diags.insert(namespace, diag);
