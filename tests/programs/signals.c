@@ -230,7 +230,7 @@ static void case_memory(void) {
     long handlers = 0;
     char back[4096];
     long until = now_ms() + 1000;
-    for (unsigned i = 0; now_ms() < until; i++) {
+    for (unsigned i = 0; now_ms() < until || runs <= 100; i++) {
         free(blocks[i % 64]);
         blocks[i % 64] = malloc(1 + i * 7919 % 3000);
         if (i % 16 == 0) {

@@ -1,5 +1,6 @@
 //! The C programs, compiled against the header and the library as a stranger would, in pairs of processes.
 use pd_tests::{peer_path, TestDriver};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::OnceLock;
@@ -55,6 +56,53 @@ fn library() -> PathBuf {
 fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A program that says what the library says when it finds no driver.
+fn complaining(name: &str) -> PathBuf {
+    const TEXT: &str = "#include <pd.h>\n#include <stdio.h>\n#include <sys/socket.h>\n\
+        int main(void) { if (pd_socket(AF_INET, SOCK_STREAM, 0) < 0) puts(pd_errmsg()); return 0; }";
+    let (folder, program) = (programs(), programs().join(name));
+    let source = program.with_extension("c");
+    std::fs::write(&source, TEXT).expect("the program's text");
+    let mut gcc = Command::new("gcc");
+    gcc.arg("-I").arg(capi().join("include")).arg("-o").arg(&program).arg(source);
+    run(gcc.arg("-L").arg(folder).arg("-lpd").arg(format!("-Wl,-rpath,{}", folder.display())));
+    run(Command::new("chmod").arg("755").arg(folder));
+    program
+}
+
+fn complaint(program: &mut Command) -> String {
+    let output = program.output().expect("the program runs");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Others than a set-id program's owner have set its environment.
+#[test]
+fn a_set_id_program_does_not_ask_the_driver_of_its_environment() {
+    let program = complaining("set_id");
+    run(Command::new("chown").arg("65534").arg(&program));
+    let told = |mode: &str| {
+        run(Command::new("chmod").arg(mode).arg(&program));
+        let path = "/nonexistent/of-the-environment";
+        complaint(Command::new(&program).env("PD_SOCKET", path)).contains(path)
+    };
+    assert_eq!([told("755"), told("4755")], [true, false]);
+}
+
+/// Who may not open the driver's socket is told who may, not to start another driver.
+#[test]
+fn a_remedy_fits_what_is_wrong() {
+    let program = complaining("whose");
+    let closed = programs().join("closed");
+    std::fs::create_dir(&closed).expect("a folder");
+    run(Command::new("chmod").arg("700").arg(&closed));
+    let mut command = Command::new(&program);
+    command.env("PD_SOCKET", closed.join("driver.sock"));
+    assert!(complaint(&mut command).contains("start it with"));
+    let denied = complaint(command.uid(65534).gid(65534));
+    assert!(denied.contains("socket_mode") && !denied.contains("start it"), "{denied}");
 }
 
 /// A call that the linker's map forgets is missing from the installed library.

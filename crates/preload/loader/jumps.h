@@ -45,6 +45,12 @@ static long pd_open_log(const char *place) {
     return pd_call(PD_OPEN, (long)place, WRONLY | CREAT | APPEND | CLOEXEC, 0644);
 }
 
+static char *pd_thread_pointer(void) {
+    char *pointer;
+    __asm__("mov %%fs:0, %0" : "=r"(pointer));
+    return pointer;
+}
+
 /* x86-64-v2: SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT, and LAHF. */
 static int pd_processor_suffices(void) {
     unsigned a = 1, b, c = 0, d;
@@ -108,6 +114,12 @@ static long pd_call(long number, long a, long b, long c) { return pd_call4(numbe
 static long pd_open_log(const char *place) {
     enum { CWD = -100, WRONLY = 1, CREAT = 0100, APPEND = 02000, CLOEXEC = 02000000 };
     return pd_call4(PD_OPENAT, CWD, (long)place, WRONLY | CREAT | APPEND | CLOEXEC, 0644);
+}
+
+static char *pd_thread_pointer(void) {
+    char *pointer;
+    __asm__("mrs %0, tpidr_el0" : "=r"(pointer));
+    return pointer;
 }
 
 static int pd_processor_suffices(void) { return 1; }

@@ -169,6 +169,13 @@ static void step_aside(const char *why, const char *detail) {
     }
 }
 
+/*
+ * Thread-local memory for the library proper, in every thread from its start: an object from dlopen(3) would get its own by
+ * malloc(3), or out of the little that the dynamic linker keeps for such objects.
+ */
+enum { LOCAL_BYTES = 1024 };
+static __thread char local[LOCAL_BYTES] __attribute__((tls_model("initial-exec"), aligned(64)));
+
 /* The library proper lies beside this object. */
 static int own_folder(struct text *path) {
     struct { const char *file; void *base; const char *name; void *address; } found;
@@ -199,11 +206,11 @@ __attribute__((constructor)) static void begin(void) {
         const char *why = last_error ? last_error() : NULL;
         return step_aside("", why ? why : "the library proper cannot be loaded");
     }
-    int (*start)(void *(*)(const char *)) = sym(core, "pd_preload_start");
+    int (*start)(void *(*)(const char *), long, size_t) = sym(core, "pd_preload_start");
     if (!start)
         return step_aside(path.bytes, " is of another version");
-    if (!start(next))
-        return;
+    if (!start(next, local - pd_thread_pointer(), LOCAL_BYTES))
+        return step_aside(path.bytes, " does not fit this loader");
     for (int number = 0; number < HOOKS; number++) {
         void *hook = sym(core, names[number]);
         if (hook)

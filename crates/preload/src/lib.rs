@@ -18,6 +18,7 @@ mod entry;
 mod fabric;
 mod heap;
 mod hooks;
+mod local;
 mod log;
 mod port;
 mod real;

@@ -1,6 +1,6 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
-use crate::{call, companion, log, real, refusals, short, table, unclaimed};
+use crate::{call, companion, local, log, real, refusals, short, table, unclaimed};
 use libc::c_int;
 use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
@@ -22,11 +22,16 @@ pub(crate) fn enabled() -> bool {
 }
 
 /// Called by the loader (`loader/loader.c`) once this library is there, before the program begins. `next` finds the next
-/// function of a name that ends with a zero byte. Returns whether hooks are to be put in place.
+/// function of a name that ends with a zero byte; the rest is for [`local::set`]. Returns whether hooks are to be put in place.
 #[no_mangle]
-pub extern "C" fn pd_preload_start(next: real::Next) -> c_int {
+pub extern "C" fn pd_preload_start(next: real::Next, local_offset: isize, local_bytes: usize) -> c_int {
+    #[cfg(target_arch = "x86_64")]
+    if !local::set(local_offset, local_bytes) {
+        return 0;
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (local_offset, local_bytes);
     real::set_next(next);
-    keep_static();
     call::aside(start);
     enabled().into()
 }
@@ -54,30 +59,6 @@ fn start() {
     ENABLED.store(true, Ordering::Relaxed);
     instances.into_iter().for_each(companion::received);
 }
-
-/// Keeps the library's thread-local variables in memory that threads have from their start, although it is loaded by
-/// `dlopen`: else a thread's first call allocates them, which signal handlers and allocators cannot bear.
-/// One access of the kind that only such memory serves makes the linker ask for it.
-fn keep_static() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads a word of this object that holds an offset.
-    unsafe {
-        std::arch::asm!("mov {0}, qword ptr [rip + pd_preload_static@gottpoff]", out(reg) _,
-            options(nostack, readonly, preserves_flags));
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-std::arch::global_asm!(
-    ".section .tbss.pd_preload_static, \"awT\", @nobits",
-    ".hidden pd_preload_static",
-    ".globl pd_preload_static",
-    ".type pd_preload_static, @object",
-    ".size pd_preload_static, 8",
-    ".p2align 3",
-    "pd_preload_static: .zero 8",
-    ".text",
-);
 
 /// Numbers that programs hardly get to: the last eighth, or [`OWN_FDS_FROM`].
 fn floor() -> c_int {
