@@ -449,3 +449,35 @@ fn nobody_learns_of_a_stream_that_goes_past_it() {
     b.expect_end();
     assert_eq!(accepted.read(&mut [0; 1]).unwrap(), 0);
 }
+
+/// Who steps aside hears up to where bytes come that the peer has sent before it could know; the peer hears it, and neither
+/// sends more. What was sent arrives, and then it is said that the rest is elsewhere.
+#[test]
+fn who_steps_aside_knows_what_still_comes() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    let refused = a.socket.step_aside().unwrap_err();
+    assert_eq!(refused.errno(), libc::ENOTCONN, "nobody has claimed it");
+    a.send(0, 1000);
+    let b = claim(&accepted).expect("a twin");
+    b.send(0, 70_000);
+    b.receive(0, 1000);
+    assert!(!a.socket.sends_elsewhere() && !b.socket.sends_elsewhere());
+    let comes = b.socket.step_aside().unwrap();
+    assert_eq!(comes, 1000);
+    assert!(a.socket.sends_elsewhere());
+    let elsewhere = |side: &TwinSide| side.socket.recv(1).unwrap_err().errno();
+    let refused = |side: &TwinSide| side.socket.send_filled(1, &mut |_, _| Ok(1)).unwrap_err().errno();
+    assert_eq!([refused(&a), refused(&b)], [pd_client::core::ELSEWHERE; 2]);
+    let comes = a.socket.step_aside().unwrap();
+    assert_eq!(comes, 70_000);
+    a.receive(0, 70_000);
+    assert_eq!([elsewhere(&a), elsewhere(&b)], [pd_client::core::ELSEWHERE; 2]);
+    assert_eq!([a.socket.take_error().unwrap(), b.socket.take_error().unwrap()], [0; 2]);
+    // Nobody is to be waited for who still holds the kernel's sockets.
+    a.socket.close().unwrap();
+    b.socket.close().unwrap();
+    driver().wait_for("the connection is over", |report| report.connections.is_empty());
+    drop((fd, accepted));
+}

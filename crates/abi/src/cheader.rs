@@ -47,7 +47,7 @@ const LIMITS: [(&str, u64); 16] = words!(
     BACKLOG_MAX,
     CHUNK_BYTES_PAPER,
 );
-const LAYOUT: [(&str, u64); 6] = words!(
+const LAYOUT: [(&str, u64); 7] = words!(
     "LAYOUT_",
     layout,
     CHANNELS_OFFSET,
@@ -56,6 +56,7 @@ const LAYOUT: [(&str, u64); 6] = words!(
     SOCKET_STRIDE,
     REGION_BYTES,
     ENDED,
+    ELSEWHERE,
 );
 const CHANNEL_CONTROL: [(&str, u64); 5] = words!(
     "CHANNEL_CONTROL_",
@@ -121,7 +122,7 @@ const DIRECT: [(&str, u64); 12] = words!(
     RECV_DOORBELL,
     SEND_DOORBELL,
 );
-const NUMBERS: [(&str, u64); 45] = [
+const NUMBERS: [(&str, u64); 46] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
@@ -151,6 +152,7 @@ const NUMBERS: [(&str, u64); 45] = [
     ("OP_LEFT", Operation::Left as u64),
     ("OP_OPEN_FILE", Operation::OpenFile as u64),
     ("OP_SEND_FILE", Operation::SendFile as u64),
+    ("OP_STEP_ASIDE", Operation::StepAside as u64),
     ("OPTION_RECEIVES_SHARED", SocketOption::ReceivesShared as u64),
     ("RECEIVES_SHARED", crate::RECEIVES_SHARED as u64),
     ("CLOSE_RESETS", crate::CLOSE_RESETS as u64),

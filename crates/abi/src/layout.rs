@@ -179,6 +179,9 @@ pub mod direct {
 /// `recv_end`, `send_end`: ended in order. Above every errno.
 pub const ENDED: u32 = 1 << 16;
 
+/// The same of a twin: the rest of the stream goes over the kernel's connection.
+pub const ELSEWHERE: u32 = ENDED + 1;
+
 /// Distance from one channel to the next.
 pub const CHANNEL_STRIDE: usize = 9 * PAGE_BYTES;
 /// First channel.

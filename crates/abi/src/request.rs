@@ -131,6 +131,10 @@ pub enum Operation {
     /// Move a piece of a file to the peer: `tag` is a [`FileId`], the numbers are the first byte and how many
     /// (at most [`MESSAGE_BYTES_MAX`](crate::limits::MESSAGE_BYTES_MAX)). Counted as a send. Unanswered.
     SendFile = 17,
+    /// Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with
+    /// [`ELSEWHERE`](crate::layout::ELSEWHERE) after what was sent, and its peer's sending at once. Answered, as a number, with the
+    /// position in the stream up to which the driver delivers what the peer has sent before it could know.
+    StepAside = 18,
 }
 
 impl Operation {
@@ -154,6 +158,7 @@ impl Operation {
             15 => Self::Left,
             16 => Self::OpenFile,
             17 => Self::SendFile,
+            18 => Self::StepAside,
             _ => return None,
         })
     }

@@ -235,6 +235,34 @@ impl Socket {
         Ok(())
     }
 
+    /// Of a twin: sends nothing more, and has the peer send nothing more ([`Self::sends_elsewhere`]), for the connection goes on
+    /// in the kernel. What was sent by either is still received here. Returns up to which position the driver brings
+    /// bytes that the peer has sent before it could know; [`Self::look_exactly`] finds those in its ring.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if the peer has not claimed its end; `ENETDOWN` and others if the connection has ended anyway.
+    pub fn step_aside(&self) -> Result<u64> {
+        self.check_usable()?;
+        // A send that is under way is over first: what it posts after this would not be delivered.
+        let _copying = self.copying.lock();
+        let control = lock(&self.control);
+        if control.state != State::Connected {
+            return Err(not_connected());
+        }
+        {
+            let mut side = self.send.lock();
+            (side.shut, side.aside) = (true, true);
+        }
+        let request = control.link.request(Operation::StepAside);
+        let answer = control.call(request, || "cannot leave the fabric".to_owned());
+        if answer.is_err() {
+            let mut side = self.send.lock();
+            (side.shut, side.aside) = (false, false);
+        }
+        control.link.kick();
+        answer.map(|answer| answer.number())
+    }
+
     /// How the connection's bytes travel; `Offloaded` while there is none.
     pub fn path(&self) -> Path {
         match lock(&self.control).link.is_direct() {

@@ -104,6 +104,14 @@ pub(crate) fn bad_socket() -> Error {
     Error::new(Errno::BADF, "the socket is closed, or belongs to the process that forked this one")
 }
 
+/// The connection goes on in the kernel.
+pub const ELSEWHERE: i32 = libc::EREMCHG;
+
+#[cold]
+pub(crate) fn elsewhere() -> Error {
+    Error::new(Errno::REMCHG, "the connection goes on in the kernel")
+}
+
 pub(crate) fn dead() -> Error {
     Error::new(Errno::CONNRESET, "the driver has gone, and the connection with it; connect again")
 }

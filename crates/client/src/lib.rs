@@ -62,6 +62,7 @@ pub mod core {
     pub use crate::due::{handler_flags, sleep_for};
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::{ready, Epoll};
+    pub use crate::error::ELSEWHERE;
     pub use crate::handlers::{
         are_put_off, catcher_address, installed, interruptible, let_run, outside, runs, Handlers, Inside,
         Installed, Runs,

@@ -4,11 +4,11 @@ mod copied;
 use crate::attachment::RingWords;
 use crate::control::not_connected;
 use crate::direct::Incoming;
-use crate::error::{Error, Result};
+use crate::error::{elsewhere, Error, Result};
 use crate::link::Link;
 use crate::socket::{would_block, Socket};
 use crate::turn::{Deadline, HasTurn, Turn};
-use pd_abi::layout::ENDED;
+use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::Operation;
 use pd_shm::Mapping;
 use rustix::io::Errno;
@@ -203,6 +203,9 @@ impl RecvSide {
         }
         if end == ENDED || self.shut {
             return Ok(Some(Handout { ptr: NonNull::dangling(), len: 0, start: self.cursor }));
+        }
+        if end == ELSEWHERE {
+            return Err(elsewhere());
         }
         if end != 0 {
             return Err(Error::from_driver(end, || "the connection has failed".to_owned()));

@@ -9,13 +9,13 @@ pub use copied::Fill;
 use crate::arena::{self, Block};
 use crate::control::not_connected;
 use crate::direct::Outgoing;
-use crate::error::{Error, Result};
+use crate::error::{elsewhere, Error, Result};
 use crate::link::Link;
 use crate::lock::Guard;
 use crate::process::process;
 use crate::socket::{would_block, Socket};
 use crate::turn::{Deadline, HasTurn, Turn, SLEEP_MAX};
-use pd_abi::layout::ENDED;
+use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, SENDS_IN_FLIGHT_MAX};
 use pd_abi::{Request, Span};
 use rustix::io::Errno;
@@ -32,6 +32,8 @@ pub(crate) struct SendSide {
     serial: u64,
     pub(crate) connected: bool,
     pub(crate) shut: bool,
+    /// Shut, for the connection goes on in the kernel.
+    pub(crate) aside: bool,
     /// Accepted, and not yet claimed by a thread.
     pub(crate) adoptable: bool,
     pub(crate) ring_bytes: u64,
@@ -67,6 +69,7 @@ impl SendSide {
             serial,
             connected,
             shut: false,
+            aside: false,
             adoptable,
             ring_bytes,
             timeout: None,
@@ -197,6 +200,9 @@ impl SendSide {
         if !self.connected {
             return not_connected();
         }
+        if self.aside {
+            return elsewhere();
+        }
         Error::new(Errno::PIPE, "the socket was shut down for sending")
     }
 
@@ -215,6 +221,9 @@ impl SendSide {
     fn ended(&self, end: u32) -> Error {
         if end == ENDED {
             return Error::new(Errno::PIPE, "the peer has closed the connection");
+        }
+        if end == ELSEWHERE {
+            return elsewhere();
         }
         if end != 0 {
             return Error::from_driver(end, || "the connection has failed".to_owned());
@@ -249,6 +258,13 @@ impl SendSide {
 }
 
 impl Socket {
+    /// Whether the peer receives in the kernel what is sent from now on. Asked after a send, it tells of all of that.
+    #[inline]
+    pub fn sends_elsewhere(&self) -> bool {
+        // SYNC POINT: elsewhere (what was sent is published; the peer's driver stores the word, then looks for it)
+        self.send.lock().link.send_end() == ELSEWHERE
+    }
+
     /// How often the socket has sent so far, on its present path, and bytes sent so and received.
     pub fn carried(&self) -> (u64, u64) {
         let (sends, bytes) = self.send.lock().carried();

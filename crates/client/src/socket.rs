@@ -11,7 +11,7 @@ use crate::process::{forks, process};
 use crate::recv::RecvSide;
 use crate::send::SendSide;
 use crate::turn::{lock, HasTurn};
-use pd_abi::layout::ENDED;
+use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::ANSWERS_MAX;
 use pd_abi::{Operation, Request, CLOSE_RESETS};
 use rustix::io::Errno;
@@ -333,7 +333,7 @@ impl Socket {
             return Ok(libc::ECONNRESET);
         }
         let ends = [control.link.recv_end(), control.link.send_end()];
-        Ok(ends.into_iter().find(|&end| end != 0 && end != ENDED).map_or(0, |end| end as i32))
+        Ok(ends.into_iter().find(|end| ![0, ENDED, ELSEWHERE].contains(end)).map_or(0, |end| end as i32))
     }
 
     /// The process's number of this socket, never used again.

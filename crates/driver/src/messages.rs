@@ -201,6 +201,16 @@ pub struct Finish {
     pub source_gone: bool,
 }
 
+/// Whom an answer goes to.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking {
+    /// The client, and its mover.
+    pub client: ClientId,
+    pub mover: MoverId,
+    /// The channel of the question.
+    pub channel: usize,
+}
+
 /// Conductor (or another mover) to mover. It is carried out where it lies: what has to be owned is taken out of it.
 #[derive(Debug)]
 pub enum ToMover {
@@ -238,6 +248,9 @@ pub enum ToMover {
     /// The destination takes no more; the source learns `send_end`. With `recv_end`, so does the
     /// destination.
     Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
+    /// The flow's destination receives elsewhere what the source sends from now on, which learns that at once. `event` is
+    /// posted to the asker with the position of the last byte that is still delivered.
+    Elsewhere { flow: FlowId, asker: Asking, event: Event },
     /// A twin's flow: its bytes go by rings of the two clients as long as its ends stay where they are.
     GoDirect { flow: FlowId },
     /// The flow's bytes go to another client's socket from now on, what was not read first.

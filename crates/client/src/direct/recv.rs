@@ -8,7 +8,7 @@ use crate::lock::Guard;
 use crate::recv::{RecvSide, Ring};
 use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, HasTurn};
-use pd_abi::layout::{direct, ENDED};
+use pd_abi::layout::{direct, ELSEWHERE, ENDED};
 use pd_abi::{Operation, Request, LEFT_RECEIVING};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -199,7 +199,7 @@ impl RecvSide {
     #[inline]
     fn is_cut(&self) -> bool {
         let end = self.link.recv_end();
-        (end != 0 && end != ENDED) || !self.link.attachment.alive()
+        ![0, ENDED, ELSEWHERE].contains(&end) || !self.link.attachment.alive()
     }
 
     /// Gives back everything from `before` to `consumer`; false if that is the driver's alone.

@@ -4,7 +4,7 @@ use super::rest::Rest;
 use crate::recv::MOVED;
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
-use pd_abi::layout::ENDED;
+use pd_abi::layout::{ELSEWHERE, ENDED};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -205,9 +205,12 @@ impl Socket {
             return (IN, None);
         }
 
+        // Of a connection that goes on in the kernel that tells how it ends.
+        let goes_on = |end: u32| if end == ELSEWHERE { 0 } else { end };
+        let mut ready = if recv_end == ELSEWHERE { IN } else { 0 };
+        let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
         let received_all = recv_end != 0 || shut;
         let failed = |end: u32| end != 0 && end != ENDED;
-        let mut ready = 0;
         if there >= lowat || received_all {
             ready |= IN;
         }

@@ -128,6 +128,19 @@ impl Socket {
         side.link.is_claimed() || side.link.recv_producer() > 0 || side.link.recv_end() != 0
     }
 
+    /// Bytes that were received so far.
+    pub fn position(&self) -> u64 {
+        self.recv.lock().cursor
+    }
+
+    /// Whether something can be received, or the stream has ended, with all that a peer had sent into its ring before the
+    /// driver answered the last question.
+    pub fn look_exactly(&self) -> bool {
+        let mut side = self.recv.lock();
+        let (there, end) = side.poll_and_arm(true);
+        there > 0 || end != 0
+    }
+
     /// Bytes that can be received now.
     pub fn received(&self) -> u64 {
         self.recv.lock().poll().0

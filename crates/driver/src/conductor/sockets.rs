@@ -3,9 +3,9 @@ use super::client::{Connected, Listener, Socket, SocketState};
 use super::names::{canonical, Wish};
 use super::{Conductor, Connection, Ending};
 use crate::memory::Slot;
-use crate::messages::{ClientId, Endpoint, Gone, MoverId, NewFlow, ToMover};
+use crate::messages::{Asking, ClientId, Endpoint, Gone, MoverId, NewFlow, ToMover};
 use crate::metrics::Metrics;
-use pd_abi::layout::ENDED;
+use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
     Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_RESETS, RECEIVES_SHARED,
@@ -59,6 +59,11 @@ impl Conductor {
                 self.several((id, mover, channel), request.tag, many, |this| this.accept(id, socket, channel))
             }
             Operation::Shutdown => self.shutdown(id, socket, request.numbers().0),
+            Operation::StepAside => match self.step_aside((id, mover, channel), socket, request.tag) {
+                // The mover of the peer's flow answers.
+                Ok(()) => return,
+                Err(errno) => Err(errno),
+            },
             Operation::SetOption => self.set_option(id, socket, request),
             Operation::Withdraw => self.withdraw(id, socket),
             Operation::Adopt => {
@@ -397,6 +402,33 @@ impl Conductor {
             self.deafen_unclaimed(connection, ENDED);
         }
         Ok(done(socket))
+    }
+
+    /// The connection of a twin goes on in the kernel.
+    fn step_aside(
+        &mut self,
+        (client, mover, channel): (ClientId, MoverId, usize),
+        socket: SocketId,
+        tag: u32,
+    ) -> Result<(), Errno> {
+        let Connected { connection, side, .. } = self.connected(client, socket.slot())?;
+        let Some(Some(entry)) = self.connections.get_mut(connection as usize) else {
+            return Err(Errno::NOTCONN);
+        };
+        let movers = entry.movers;
+        let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
+        if !twin.step_aside(side) {
+            return Err(Errno::NOTCONN);
+        }
+        let (outgoing, incoming) = (connection * 2 + side as u32, connection * 2 + (1 - side) as u32);
+        let finish =
+            crate::messages::Finish { end: ELSEWHERE, late_errno: 0, deadline: None, source_gone: false };
+        self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
+        self.gone(outgoing, Gone::Writer);
+        let event = Event { tag, ..done(socket) };
+        let asker = Asking { client, mover, channel };
+        self.movers.send(movers[1 - side], ToMover::Elsewhere { flow: incoming, asker, event });
+        Ok(())
     }
 
     fn set_option(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {

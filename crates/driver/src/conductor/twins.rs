@@ -76,6 +76,8 @@ pub struct Twin {
     claimed: bool,
     /// Its connection is the kernel's alone.
     withdrawn: bool,
+    /// Sides that go on in the kernel: nobody will want them any more.
+    aside: [bool; 2],
     /// What the claimer learns if the other side has ended: its sends reach nobody.
     send_end: Option<u32>,
 }
@@ -110,6 +112,12 @@ impl Twin {
     /// Where a side's socket is.
     pub(super) fn namespace(&self, side: usize) -> NamespaceId {
         self.sides[side].namespace
+    }
+
+    /// One side goes on in the kernel. Says whether it could: both are here.
+    pub(super) fn step_aside(&mut self, side: usize) -> bool {
+        self.aside[side] |= self.claimed;
+        self.claimed
     }
 }
 
@@ -292,6 +300,7 @@ impl Conductor {
                 sides,
                 claimed: false,
                 withdrawn: false,
+                aside: [false; 2],
                 send_end: None,
             })),
             // Perhaps when both ends are there.

@@ -2,11 +2,12 @@
 use super::channel::Channel;
 use super::{channel_of, counting, put, token, Client, Mover, Socket};
 use crate::memory::Slot;
-use crate::messages::{ClientId, FlowId, MoverId, NewChannel, Parted, Ring, ToConductor, ToMover};
-use pd_abi::layout::socket_status;
-use pd_abi::Operation;
+use crate::messages::{Asking, ClientId, FlowId, MoverId, NewChannel, Parted, Ring, ToConductor, ToMover};
+use pd_abi::layout::{socket_status, ELSEWHERE};
+use pd_abi::{Event, Operation};
 use pd_shm::wait::Waker;
 use rustix::event::epoll;
+use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,6 +122,7 @@ impl Mover {
                 }
             }
             ToMover::Abort { flow, send_end, recv_end } => self.abort(flow, send_end, recv_end),
+            ToMover::Elsewhere { flow, asker, event } => self.say_elsewhere(flow, asker, event),
             ToMover::GoDirect { flow } => {
                 if let Some(flow) = self.flows.get(flow) {
                     flow.lasts = true;
@@ -168,6 +170,31 @@ impl Mover {
             let news = flow.abort(send_end, recv_end);
             self.tell(id, news);
             self.touch(id);
+        }
+    }
+
+    /// The source of a flow learns that its peer receives elsewhere; the peer is told what still comes here.
+    fn say_elsewhere(&mut self, id: FlowId, asker: Asking, event: Event) {
+        let source = self.flows.get(id).map(|flow| flow.last_sender().clone());
+        if let Some(source) = &source {
+            source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
+            // SYNC POINT: elsewhere (the source publishes a send, fences, looks at its word)
+            fence(Ordering::SeqCst);
+            self.catch_up(source.client, source.slot);
+        }
+        let mut position = 0;
+        if let Some(flow) = self.flows.get(id) {
+            position = flow.position();
+            let news = flow.kick();
+            self.tell(id, news);
+            self.touch(id);
+        }
+        let Asking { client, mover, channel } = asker;
+        let event = event.with_number(position);
+        if mover == self.settings.id {
+            self.post(client, channel, event);
+        } else {
+            self.peers[mover].send(ToMover::Post { client, channel, event });
         }
     }
 

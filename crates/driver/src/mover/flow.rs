@@ -9,7 +9,7 @@ use super::table::BufferTable;
 use super::throttle::{Allowance, Own};
 use crate::memory::ClientMemory;
 use crate::messages::{ClientId, Endpoint, Finish, FlowId, NewFlow, Ring, TenantId, Violation};
-use pd_abi::layout::{socket_status, ENDED};
+use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_abi::{Command, CommandType, TableId};
 use pd_engine::Cpu;
 use pd_shm::wait::Waker;
@@ -510,7 +510,10 @@ impl Flow {
     /// The source sends no more. What it has sent is still delivered, until the deadline.
     pub fn finish(&mut self, finish: Finish) {
         if finish.source_gone || self.finish.is_none() {
-            self.finish = Some(finish);
+            // What goes on elsewhere does so whoever closes the socket here.
+            let end =
+                self.finish.filter(|known| known.end == ELSEWHERE).map_or(finish.end, |known| known.end);
+            self.finish = Some(Finish { end, ..finish });
         }
     }
 
@@ -605,6 +608,11 @@ impl Flow {
     /// Sends ever accepted, and done.
     pub fn sends(&self) -> (u64, u64) {
         (self.sends_accepted, self.sends_done)
+    }
+
+    /// Position in the destination's stream of the last byte that was accepted.
+    pub fn position(&self) -> u64 {
+        self.reserved + self.pending
     }
 
     /// Wakes both sides, whatever they wait for.
