@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+#[path = "preload/aside.rs"]
+mod aside;
 #[path = "preload/brief.rs"]
 mod brief;
 #[path = "preload/epoll.rs"]

@@ -493,6 +493,9 @@ fn control_of(
         _ => {}
     }
     if operation == libc::EPOLL_CTL_DEL {
+        if twin.progress().sends() {
+            in_kernel_too(epoll, operation, fd, (0, 0));
+        }
         let removed = twin.with(entry, |end| companion.fabric.remove_as(end, name(fd)));
         lock(&companion.members).remove(&fd);
         lock(&socket.watchers).retain(|watcher| !watcher.is(&instance, fd));
@@ -503,8 +506,14 @@ fn control_of(
         // Who waits already would hear nothing of how the connecting ends.
         short::settle(entry);
     }
+    let own_flags = if twin.progress().sends() {
+        in_kernel_too(epoll, operation, fd, (flags, data));
+        flags & !(libc::EPOLLOUT as u32)
+    } else {
+        flags
+    };
     if operation == libc::EPOLL_CTL_MOD {
-        twin.with_begun(entry, |end| companion.fabric.modify_as(end, name(fd), flags, data))?;
+        twin.with_begun(entry, |end| companion.fabric.modify_as(end, name(fd), own_flags, data))?;
         for watcher in lock(&socket.watchers).iter_mut() {
             if watcher.is(&instance, fd) {
                 watcher.event = (flags, data);
@@ -513,7 +522,7 @@ fn control_of(
         companion.expose_again();
         return Ok(());
     }
-    twin.with_begun(entry, |end| companion.fabric.add_as(end, name(fd), flags, data))?;
+    twin.with_begun(entry, |end| companion.fabric.add_as(end, name(fd), own_flags, data))?;
     companion.enroll(fd, entry);
     companion.expose_again();
     lock(&socket.watchers).push(Watcher::new(&instance, fd, (flags, data)));
@@ -621,6 +630,27 @@ pub(crate) fn move_over(entry: &Arc<Entry>, watcher: Watcher) {
     // SAFETY: a valid event.
     unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, watcher.fd, &mut ignored) };
     let _ = control_of(epoll, &instance, libc::EPOLL_CTL_ADD, watcher.fd, entry, Some(watcher.event));
+}
+
+/// What is registered of a connection that leaves the fabric is, too, of the kernel's.
+fn in_kernel_too(epoll: c_int, operation: c_int, fd: c_int, (events, data): (u32, u64)) {
+    let mut event = epoll_event { events, u64: data };
+    // SAFETY: a valid event.
+    unsafe { real::epoll_ctl(epoll, operation, fd, &mut event) };
+}
+
+/// A connection leaves the fabric: the kernel tells of it from now on, and the fabric of what is still to be read there.
+pub(crate) fn stand_on_both(entry: &Arc<Entry>, end: &Arc<Socket>) {
+    let Some(socket) = entry.socket() else { return };
+    for watcher in lock(&socket.watchers).iter() {
+        let Some((instance, epoll)) = instance_of(watcher) else { continue };
+        in_kernel_too(epoll, libc::EPOLL_CTL_ADD, watcher.fd, watcher.event);
+        if let Some(companion) = instance.epoll() {
+            let (flags, data) = watcher.event;
+            let _ = companion.fabric.modify_as(end, name(watcher.fd), flags & !(libc::EPOLLOUT as u32), data);
+            companion.fabric.poke();
+        }
+    }
 }
 
 /// A twin is the kernel's after all: so are its registrations.

@@ -5,7 +5,8 @@ use crate::companion::{self, Companion};
 use crate::fabric::{self, Taken};
 use crate::short::{self, Facts, Listening};
 use crate::twin::{self, Twin};
-use crate::{address, table, unclaimed, unix};
+use crate::unseen::Attention;
+use crate::{address, aside, table, unclaimed, unix, unseen};
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -49,6 +50,8 @@ pub(crate) enum State {
 pub(crate) struct Listener {
     /// This process has told the driver.
     joined: AtomicBool,
+    /// Whether anybody is seen to wait for it.
+    pub(crate) attention: Attention,
     /// What of it is the fabric's own.
     pub(crate) short: Listening,
 }
@@ -79,7 +82,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Listener {
     /// In a forked child.
     pub(crate) fn again(&self, watched: bool) -> Self {
-        Self { joined: AtomicBool::new(false), short: self.short.again(watched) }
+        Self { short: self.short.again(watched), ..Self::default() }
     }
 }
 
@@ -133,6 +136,7 @@ impl Entry {
             Some(State::Listener(_)) => fabric::unlisten(fd),
             Some(State::Twin(twin)) => {
                 twin.note_linger(fd);
+                aside::before_close(fd, twin);
                 if !twin.is_shared() {
                     unclaimed::settle_before_close(self);
                     short::keep(fd, self, twin);
@@ -174,6 +178,18 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// The program wants a signal for each event: only the kernel sends those.
+    pub(crate) fn wants_signals(self: &Arc<Self>) {
+        if let Some(socket) = self.socket().filter(|socket| socket.is_fresh()) {
+            socket.unfit.store(true, Ordering::Relaxed);
+        }
+        if let Some(twin) = self.twin() {
+            aside::leave(self, twin, "signals for each event");
+        }
+    }
+}
+
 impl Socket {
     pub(crate) fn state(&self) -> Option<&State> {
         self.state.get()
@@ -188,13 +204,6 @@ impl Socket {
         self.state.get().is_none()
     }
 
-    /// The program wants a signal for each event: only the kernel sends those.
-    pub(crate) fn wants_signals(&self) {
-        if self.is_fresh() {
-            self.unfit.store(true, Ordering::Relaxed);
-        }
-    }
-
     /// It listens: tells the driver, once in each process. Without a driver it is tried again with
     /// later calls. Says whether the driver knows.
     pub(crate) fn join_listener(&self, fd: c_int) -> bool {
@@ -202,7 +211,16 @@ impl Socket {
         else {
             return false;
         };
-        if !listener.joined.load(Ordering::Relaxed) && fabric::listen(fd) {
+        let joined = listener.joined.load(Ordering::Relaxed);
+        if unseen::is_found() {
+            if joined {
+                listener.joined.store(false, Ordering::Relaxed);
+                fabric::unlisten(fd);
+            }
+            // Some may have been made towards it.
+            return true;
+        }
+        if !joined && fabric::listen(fd) {
             listener.joined.store(true, Ordering::Relaxed);
         }
         listener.joined.load(Ordering::Relaxed)
@@ -248,7 +266,7 @@ pub(crate) fn attach_twin(fd: c_int, twin: Twin) {
     }
 }
 
-fn is_nonblocking(fd: c_int) -> bool {
+pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: only asks.
     let flags = unsafe { crate::real::fcntl(fd, libc::F_GETFL, 0) };
     flags & libc::O_NONBLOCK != 0

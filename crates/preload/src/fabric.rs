@@ -3,6 +3,7 @@ use crate::address;
 use crate::log::note;
 use crate::refusals::{self, now_ns, Place};
 use crate::unix::File;
+use crate::unseen;
 use libc::c_int;
 use pd_client::core::{twin, Socket};
 use std::net::SocketAddr;
@@ -21,6 +22,14 @@ static ABSENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Whether there is a driver, as far as is known; attaches at first.
 fn available() -> bool {
+    if unseen::is_found() {
+        return false;
+    }
+    reaches_driver()
+}
+
+/// The same for what is on the fabric already.
+fn reaches_driver() -> bool {
     if now_ns() < ABSENT_UNTIL_NS.load(Ordering::Relaxed) {
         return false;
     }
@@ -166,7 +175,7 @@ pub(crate) enum Taken {
 
 /// The twin of a connection that another process had.
 pub(crate) fn take(fd: c_int) -> Taken {
-    if !available() {
+    if !reaches_driver() {
         return Taken::None;
     }
     match twin::take(borrow(fd)) {

@@ -12,6 +12,7 @@
 //! program looks.
 
 mod address;
+mod aside;
 mod call;
 mod companion;
 mod entry;
@@ -31,3 +32,4 @@ mod table;
 mod twin;
 mod unclaimed;
 mod unix;
+mod unseen;

@@ -1,5 +1,6 @@
 //! Twins that several processes hold after a fork: who has the fabric end, and one lock, in memory that
 //! the whole family of processes shares. A process that does not have the end takes it over first.
+use crate::aside::Progress;
 use crate::real;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -23,6 +24,8 @@ pub(crate) struct Slot {
     taken: AtomicU32,
     /// Children that are being forked and do not stand in `holders` yet.
     coming: AtomicU32,
+    /// Its way into the kernel.
+    pub(crate) progress: Progress,
     /// Processes that hold descriptors; 0: a free place. Who dies leaves its number behind.
     holders: [AtomicU32; HOLDERS],
 }
@@ -65,6 +68,7 @@ impl Slot {
             }
             if free || slot.inherit() {
                 slot.lock.store(0, Ordering::Relaxed);
+                slot.progress.copy(&Progress::default());
                 slot.owner.store(own_id(), Ordering::Release);
                 NEXT.store((first + step + 1) as u32, Ordering::Relaxed);
                 return Some(slot);

@@ -1,19 +1,20 @@
 //! The fabric end of one connection, and calls on it as BSD sockets have them: they wait or not, come
 //! back from signals, and send what they are given.
+use crate::aside::{self, Aside, Progress};
 use crate::call::{interrupts, Failure, Outcome, AGAIN};
-use crate::entry::{lock, Entry};
+use crate::entry::{is_nonblocking, lock, Entry};
 use crate::fabric::{self, Taken};
 use crate::log::note;
 use crate::refusals::{self, Place};
 use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
-use crate::unix;
+use crate::unseen::{self, Attention};
 use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
-use pd_client::core::{sleep_for, Pause, Socket};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use pd_client::core::{outside, sleep_for, Pause, Socket};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -49,8 +50,12 @@ pub(crate) struct Twin {
     pub(crate) unix: bool,
     /// What it was connected to, by this process.
     pub(crate) towards: Option<Place>,
-    /// Sends are the kernel's from now on.
-    pub(crate) send_left: AtomicBool,
+    /// Its way into the kernel.
+    pub(crate) aside: Aside,
+    /// Whether anybody is seen to wait for it.
+    pub(crate) attention: Attention,
+    /// Calls that were to wait.
+    waits: AtomicU32,
     /// Closing it is no orderly end.
     resets: AtomicBool,
 }
@@ -114,7 +119,9 @@ impl Twin {
             names: None,
             unix: false,
             towards: None,
-            send_left: AtomicBool::new(false),
+            aside: Aside::default(),
+            attention: Attention::default(),
+            waits: AtomicU32::new(0),
             resets: AtomicBool::new(false),
         }
     }
@@ -141,7 +148,9 @@ impl Twin {
             names: self.names.as_ref().map(Names::again),
             unix: self.unix,
             towards: None,
-            send_left: AtomicBool::new(self.send_left.load(Ordering::Relaxed)),
+            aside: Aside::default(),
+            attention: Attention::default(),
+            waits: AtomicU32::new(0),
             resets: AtomicBool::new(false),
         }
     }
@@ -154,6 +163,7 @@ impl Twin {
         }
         if self.slot.get().is_none() {
             if let Some(slot) = Slot::new() {
+                slot.progress.copy(&self.aside.progress);
                 let _ = self.slot.set(slot);
             }
         }
@@ -165,6 +175,12 @@ impl Twin {
     /// The peer has still to take its end.
     pub(crate) fn waits_for_claim(&self) -> bool {
         unclaimed::any() && lock(&self.unclaimed).is_some()
+    }
+
+    /// How far it is on its way into the kernel.
+    #[inline]
+    pub(crate) fn progress(&self) -> &Progress {
+        self.slot.get().map_or(&self.aside.progress, |slot| &slot.progress)
     }
 
     /// A forked process holds it, too.
@@ -244,7 +260,13 @@ impl Twin {
         entry: &Arc<Entry>,
         mut work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,
     ) -> Outcome<T> {
-        let _held = self.slot.get().map(|slot| self.take_over(entry, slot)).transpose()?;
+        let held = self.slot.get().map(|slot| self.take_over(entry, slot)).transpose()?;
+        if self.progress().is_over() {
+            // Another process has had it go on in the kernel.
+            drop(held);
+            aside::settle(entry, self);
+            return Err(Failure::Plain);
+        }
         loop {
             if self.abandoned.load(Ordering::Acquire) {
                 return Err(Failure::Plain);
@@ -267,6 +289,10 @@ impl Twin {
     #[cold]
     fn take_over(&self, entry: &Arc<Entry>, slot: &'static Slot) -> Outcome<Held<'static>> {
         let held = slot.lock();
+        if slot.progress.is_over() {
+            // There is no end any more.
+            return Ok(held);
+        }
         if slot.is_mine() && self.socket.load().is_some() {
             return Ok(held);
         }
@@ -299,6 +325,13 @@ impl Twin {
             Wait::Recv => Self::until(&self.recv_timeout_ns),
             Wait::Send => Self::until(&self.send_timeout_ns),
         });
+        // The program may have changed it by a system call of its own.
+        if self.waits.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
+            && entry.any_fd().is_some_and(is_nonblocking)
+        {
+            self.nonblocking.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
         let mut limit = Duration::MAX;
         if let Some(until) = until {
             limit = until.saturating_duration_since(Instant::now());
@@ -352,14 +385,13 @@ impl Twin {
         flags: c_int,
     ) -> Outcome<usize> {
         if flags & libc::MSG_OOB != 0 {
-            return Err(Failure::Errno(libc::EINVAL));
+            return Err(self.for_kernel(entry, "urgent bytes", libc::EINVAL));
         }
         if flags & libc::MSG_ERRQUEUE != 0 {
             return Err(AGAIN);
         }
         let peek = flags & libc::MSG_PEEK != 0;
         let wanted = total(pieces);
-        let ends_here = !self.unix || wanted == 0;
         let all = flags & libc::MSG_WAITALL != 0;
         let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
         let (mut received, mut waiting) = (0, Until::default());
@@ -367,10 +399,6 @@ impl Twin {
             // SAFETY: the caller's promise.
             let part = self.with(entry, |socket| unsafe { socket.recv_copied(rest.pieces(), peek) });
             let failure = match part {
-                Ok(0) if !ends_here => {
-                    unix::leave(entry, self);
-                    Failure::Plain
-                }
                 Ok(part) if peek => {
                     // All of what is to be peeked at has to be there at once.
                     if !all || part == wanted || part == 0 || part == received || !self.waits(flags) {
@@ -383,10 +411,25 @@ impl Twin {
                 Ok(part) => {
                     received += part;
                     if !all || part == 0 || received == wanted {
+                        unseen::used(entry, self);
                         return Ok(received);
                     }
                     rest.advance(part);
                     continue;
+                }
+                Err(failure) if aside::is_elsewhere(failure) && (received == 0 || all) => {
+                    let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
+                    match aside::received_all(entry, self, self.waits(flags), until) {
+                        Ok(fd) if received > 0 => {
+                            return Ok(received + Self::rest_by_kernel(fd, rest.pieces(), flags, true))
+                        }
+                        Ok(_) => Failure::Plain,
+                        Err(failure) => failure,
+                    }
+                }
+                Err(AGAIN) if self.progress().sends() && self.rest_comes(entry) => continue,
+                Err(AGAIN) if received == 0 && !self.waits(flags) && unseen::found_nothing(entry, self) => {
+                    continue
                 }
                 Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv, &mut waiting) {
                     Ok(()) => continue,
@@ -409,9 +452,9 @@ impl Twin {
         flags: c_int,
     ) -> Outcome<usize> {
         if flags & libc::MSG_OOB != 0 {
-            return Err(Failure::Errno(libc::EOPNOTSUPP));
+            return Err(self.for_kernel(entry, "urgent bytes", libc::EOPNOTSUPP));
         }
-        if self.send_left.load(Ordering::Relaxed) {
+        if self.progress().sends() {
             return Err(Failure::Plain);
         }
         let wanted = total(pieces);
@@ -424,15 +467,26 @@ impl Twin {
                 Ok(part) => {
                     sent += part;
                     if sent == wanted || !self.waits(flags) {
+                        unseen::used(entry, self);
                         return Ok(sent);
                     }
                     rest.advance(part);
                     continue;
                 }
+                Err(failure) if aside::is_elsewhere(failure) => {
+                    if !aside::leave(entry, self, "the peer has left") {
+                        Failure::Errno(libc::ECONNRESET)
+                    } else if let Some(fd) = entry.any_fd().filter(|_| sent > 0 && self.waits(flags)) {
+                        return Ok(sent + Self::rest_by_kernel(fd, rest.pieces(), flags, false));
+                    } else {
+                        Failure::Plain
+                    }
+                }
                 Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
+                Err(AGAIN) if sent == 0 && unseen::found_nothing(entry, self) => Failure::Plain,
                 Err(failure) => failure,
             };
             if sent > 0 {
@@ -483,7 +537,48 @@ impl Twin {
             }
         }
         // SAFETY: the caller's promise.
-        self.with(entry, |socket| unsafe { socket.send_copied(pieces) })
+        let sent = self.with(entry, |socket| unsafe { socket.send_copied(pieces) })?;
+        self.follow(entry);
+        Ok(sent)
+    }
+
+    /// What only the kernel can do is asked for. How the call ends if it cannot be the kernel's.
+    #[cold]
+    fn for_kernel(&self, entry: &Arc<Entry>, why: &str, errno: c_int) -> Failure {
+        match aside::leave(entry, self, why) {
+            true => Failure::Plain,
+            false => Failure::Errno(errno),
+        }
+    }
+
+    /// After a send: the peer may have left the fabric.
+    #[inline]
+    fn follow(&self, entry: &Arc<Entry>) {
+        if let Some(socket) = self.socket.load().as_ref() {
+            aside::follow(entry, self, socket);
+        }
+    }
+
+    /// One that has left finds nothing: whether something comes all the same, which it does before this returns.
+    #[cold]
+    fn rest_comes(&self, entry: &Arc<Entry>) -> bool {
+        self.current().is_some_and(|end| aside::await_rest(entry, self, &end))
+    }
+
+    /// What is left of a call that began on the fabric goes over the kernel. Returns bytes.
+    fn rest_by_kernel(fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> usize {
+        let rest: Vec<iovec> =
+            pieces.iter().copied().filter(|piece| piece.iov_len > 0 && !piece.iov_base.is_null()).collect();
+        // SAFETY: zeroes are a message without pieces; those of the caller are memory as it says.
+        let moved = outside(|| unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (rest.as_ptr().cast_mut(), rest.len() as _);
+            match receives {
+                true => real::recvmsg(fd, &mut message, flags),
+                false => real::sendmsg(fd, &message, flags),
+            }
+        });
+        usize::try_from(moved).unwrap_or(0)
     }
 
     /// Sends at most `len` bytes that `fill` reads from somewhere; waits as the socket does.
@@ -495,7 +590,7 @@ impl Twin {
         fill: &mut pd_client::core::Fill<'_>,
         by_driver: &mut ByDriver<'_>,
     ) -> Outcome<usize> {
-        if self.send_left.load(Ordering::Relaxed) {
+        if self.progress().sends() {
             return Err(Failure::Plain);
         }
         let (mut sent, mut waiting) = (0, Until::default());
@@ -532,11 +627,18 @@ impl Twin {
             drop(state);
             let failure = match part {
                 Ok(part) => {
+                    self.follow(entry);
                     sent += part;
                     if ended || !waits {
                         return Ok(sent);
                     }
                     continue;
+                }
+                Err(failure) if aside::is_elsewhere(failure) => {
+                    match aside::leave(entry, self, "the peer has left") {
+                        true => Failure::Plain,
+                        false => Failure::Errno(libc::ECONNRESET),
+                    }
                 }
                 Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,

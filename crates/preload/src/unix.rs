@@ -1,19 +1,15 @@
 //! AF_UNIX stream connections to a file. They have twins as TCP connections have, and one rule more: a message
-//! with descriptors or credentials goes over the kernel, and with it the connection, for good. Who sends such a
-//! message first ends its direction on the fabric; who has read that end goes on with the kernel's connection, in
-//! both directions. So bytes keep their order, nobody waits for the other, and an end that is one is the kernel's
-//! to tell.
+//! with descriptors or credentials goes over the kernel, and with it the connection, for good ([`crate::aside`]).
 //!
 //! Sockets without a file (abstract names, socket pairs) are the kernel's alone.
 use crate::call::{errno, Failure, Outcome};
-use crate::entry::{attach_twin, lock, Entry};
+use crate::entry::{attach_twin, Entry};
 use crate::log::note;
 use crate::refusals::Place;
 use crate::twin::Twin;
-use crate::{address, companion, fabric, real, unclaimed};
+use crate::{address, aside, fabric, real};
 use libc::{c_int, c_void, msghdr, sockaddr, sockaddr_un, socklen_t};
 use pd_client::core::outside;
-use pd_client::Shutdown;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -132,36 +128,11 @@ unsafe fn twin_towards(
     fabric::connect_unix(fd, path, file).map(|end| (end, file))
 }
 
-/// A message with more than bytes is about to be sent: this direction is the kernel's from now on.
+/// A message with more than bytes is about to be sent, which only the kernel can.
 pub(crate) fn leave_for_control(entry: &Arc<Entry>, twin: &Twin) -> Outcome<()> {
-    if unclaimed::any() && lock(&twin.unclaimed).is_some() {
-        unclaimed::settle_now(entry);
-    }
-    if entry.twin().is_some() && !twin.send_left.load(Ordering::Relaxed) {
-        match twin.with(entry, |end| end.shutdown(Shutdown::Write)) {
-            // The kernel says what is wrong.
-            Ok(()) | Err(_) => twin.send_left.store(true, Ordering::Relaxed),
-        }
-        note!("a message with descriptors: the connection leaves the fabric");
-    }
-    Err(Failure::Plain)
-}
-
-/// How long after the fabric's end the kernel's may come.
-const KERNEL_FOLLOWS_MS: c_int = 10;
-
-/// The peer's direction has ended on the fabric: the rest is the kernel's.
-pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin) {
-    let _ = twin.with(entry, |end| end.shutdown(Shutdown::Both));
-    companion::move_back(entry);
-    let fd = entry.any_fd();
-    entry.give_up();
-    twin.leave();
-    // The peer tells the kernel next, and the program may have been told that there is something.
-    if let Some(fd) = fd {
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one descriptor.
-        unsafe { real::poll(&mut poll, 1, KERNEL_FOLLOWS_MS) };
+    match aside::leave(entry, twin, "a message with descriptors") {
+        true => Err(Failure::Plain),
+        false => Err(Failure::Errno(libc::EOPNOTSUPP)),
     }
 }
 

@@ -13,4 +13,5 @@ mod node;
 mod postgresql;
 mod python;
 mod redis;
+mod smol;
 mod tokio;

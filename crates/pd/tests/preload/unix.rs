@@ -20,3 +20,14 @@ pub(super) fn compare(site: &Site) {
     let path = path.to_str().unwrap();
     site.compare(&["python3", program, "server", path], &["python3", program, "client", path]);
 }
+
+/// A connection leaves the fabric by the first of them; nothing of that is an end.
+#[test]
+fn descriptors_arrive_and_nobody_hears_of_an_end_before_it() {
+    let site = Site::new(104);
+    let program = programs().join("handles.py");
+    let program = program.to_str().unwrap();
+    let path = site.folder.path().join("handles");
+    let path = path.to_str().unwrap();
+    site.compare(&["python3", program, "server", path], &["python3", program, "client", path]);
+}

@@ -8,6 +8,9 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 const FIOASYNC: c_ulong = 0x5452;
+/// Of the kernel's interface, not in `libc` everywhere.
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
 
 hooks! {
     fn close(fd: c_int) -> c_int {
@@ -107,7 +110,7 @@ hooks! {
                         socket.facts.set_nonblocking((argument as *const c_int).read() != 0);
                     }
                     if request == FIOASYNC && argument != 0 && (argument as *const c_int).read() != 0 {
-                        socket.wants_signals();
+                        entry.wants_signals();
                     }
                 }
                 let twin = entry.twin().ok_or(Failure::Plain)?;
@@ -116,7 +119,11 @@ hooks! {
                     return Err(Failure::Plain);
                 }
                 match request {
-                    libc::FIONREAD => value.write(twin.with(&entry, |end| Ok(end.received()))? as c_int),
+                    libc::FIONREAD => match twin.with(&entry, |end| Ok(end.received()))? {
+                        0 if twin.progress().sends() => return Err(Failure::Plain),
+                        there => value.write(there as c_int),
+                    },
+                    libc::TIOCOUTQ if twin.progress().sends() => return Err(Failure::Plain),
                     libc::TIOCOUTQ => value.write(twin.with(&entry, |end| Ok(end.undelivered()))? as c_int),
                     libc::FIONBIO => {
                         checked(plain())?;
@@ -176,6 +183,10 @@ fn before_fcntl(fd: c_int, command: c_int, argument: c_ulong) {
     if !known && table::look(fd) == table::SOCKET {
         aside(|| table::entry(fd).iter().for_each(short::alter));
     }
+    let owned = [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG].contains(&command);
+    if owned && [table::SOCKET, table::INHERITED, table::FRESH].contains(&table::look(fd)) {
+        aside(|| entry::find(fd).iter().for_each(|entry| entry.wants_signals()));
+    }
 }
 
 fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
@@ -191,7 +202,7 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
             if let Some(socket) = entry.socket() {
                 socket.facts.set_nonblocking(nonblocking);
                 if argument as c_int & libc::O_ASYNC != 0 {
-                    socket.wants_signals();
+                    entry.wants_signals();
                 }
             }
             entry.twin().inspect(|twin| twin.nonblocking.store(nonblocking, Ordering::Relaxed));

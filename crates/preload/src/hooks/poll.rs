@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::companion::{LOOK_EVERY, SET_BYTES};
-use crate::entry::{self, Entry};
+use crate::entry::{self, Entry, State};
 use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{interruptible, Epoll, Socket};
@@ -113,6 +113,9 @@ impl Member {
     fn look(&self) -> i16 {
         let ready = match (&self.listening, self.entry.twin()) {
             (Some(end), _) => end.ready(self.wanted) & libc::POLLIN as u32,
+            (None, Some(twin)) if twin.progress().sends() => {
+                twin.ready(&self.entry, self.wanted & !(libc::POLLOUT as u32)) & libc::POLLIN as u32
+            }
             (None, Some(twin)) => twin.ready(&self.entry, self.wanted),
             (None, None) => return 0,
         };
@@ -149,9 +152,17 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
         if let Some(epoll) = entry.as_ref().and_then(|entry| entry.epoll()) {
             epoll.expose();
         }
+        match entry.as_ref().and_then(|entry| entry.socket()?.state()) {
+            Some(State::Twin(twin)) => twin.attention.is_polled(),
+            Some(State::Listener(listener)) => listener.attention.is_polled(),
+            None => {}
+        }
         let listening = entry.as_ref().and_then(|entry| short::listening(entry, poll.fd));
         entry = entry.filter(|entry| entry.twin().is_some() || listening.is_some());
-        let fd = if entry.is_some() && listening.is_none() { -1 } else { poll.fd };
+        // One that leaves is in both.
+        let leaves =
+            entry.as_ref().is_some_and(|entry| entry.twin().is_some_and(|twin| twin.progress().sends()));
+        let fd = if entry.is_some() && listening.is_none() && !leaves { -1 } else { poll.fd };
         kernel.push(pollfd { fd, events: poll.events, revents: 0 });
         members.extend(entry.map(|entry| Member { place, entry, wanted: wanted(poll.events), listening }));
     }
@@ -225,7 +236,11 @@ fn plain(fds: &mut [pollfd], until: Option<Instant>, mask: *const sigset_t) -> O
     Ok(found)
 }
 
-fn kernel_poll(fds: &mut [pollfd], limit: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
+pub(crate) fn kernel_poll(
+    fds: &mut [pollfd],
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<c_int> {
     let mut time =
         limit.map(|limit| timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
     let time = time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);

@@ -5,7 +5,7 @@ use crate::entry::{self, attach_twin, Entry};
 use crate::log::note;
 use crate::refusals::Place;
 use crate::twin::Twin;
-use crate::{address, fabric, port, real, short, start, table, unix};
+use crate::{address, aside, fabric, port, real, short, start, table, unix, unseen};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::core::outside;
 use pd_client::Shutdown;
@@ -80,7 +80,7 @@ hooks! {
             aside(|| joined = look_at_listener(fd));
             let accepted = real::accept(fd, address, len);
             if accepted >= 0 {
-                aside(|| claim(accepted, joined));
+                aside(|| claim(fd, accepted, joined));
             }
             accepted
         })
@@ -99,7 +99,7 @@ hooks! {
             aside(|| joined = look_at_listener(fd));
             let accepted = real::accept4(fd, address, len, flags);
             if accepted >= 0 {
-                aside(|| claim(accepted, joined));
+                aside(|| claim(fd, accepted, joined));
             }
             accepted
         })
@@ -261,7 +261,7 @@ pub(crate) fn look_at_listener(fd: c_int) -> bool {
     matches!(socket.state(), Some(entry::State::Listener(_))) && socket.join_listener(fd)
 }
 
-pub(crate) fn claim(fd: c_int, joined: bool) {
+pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
     table::is_new(fd);
     if !joined {
         return;
@@ -269,6 +269,7 @@ pub(crate) fn claim(fd: c_int, joined: bool) {
     if let Some(socket) = fabric::claim(fd) {
         note!("descriptor {fd}: accepted on the fabric");
         attach_twin(fd, Twin::new(fd, socket, false));
+        table::entry(fd).iter().for_each(|entry| unseen::accepted(from, entry));
     }
 }
 
@@ -400,6 +401,9 @@ unsafe fn set_option(
         }
         _ if is_of_tcp_alone(level, name) && number() != 0 => {
             socket.unfit.store(true, Ordering::Relaxed);
+            if let Some(twin) = twin {
+                aside::leave(&entry, twin, "an option of the kernel's");
+            }
         }
         // A peer's process cannot know: from now on nobody has a twin here.
         _ if unix::adds_to_messages(level, name) && number() != 0 && twin.is_none() => {
@@ -433,7 +437,10 @@ fn may_make_unfit(level: c_int, name: c_int) -> bool {
 /// Whether the option asks for what only a connection of the kernel's can do.
 fn is_of_tcp_alone(level: c_int, name: c_int) -> bool {
     match level {
-        libc::SOL_SOCKET => [libc::SO_ZEROCOPY, libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW].contains(&name),
+        libc::SOL_SOCKET => {
+            [libc::SO_ZEROCOPY, libc::SO_OOBINLINE, libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW]
+                .contains(&name)
+        }
         libc::IPPROTO_TCP => {
             [TCP_FASTOPEN_CONNECT, libc::TCP_MD5SIG, TCP_MD5SIG_EXT, libc::TCP_REPAIR].contains(&name)
         }

@@ -114,6 +114,11 @@ impl Listening {
         if let Some(end) = self.end.load_full() {
             return Some(end);
         }
+        if crate::unseen::unseen_waiter(&entry.fds(), false).is_some() {
+            // Nobody would be told of connections that are the fabric's alone.
+            self.barred.store(true, Ordering::Relaxed);
+            return None;
+        }
         let (family, local) = address::local(fd)?;
         let backlog = self.backlog.load(Ordering::Relaxed).max(BACKLOG_MIN);
         let v6_only = address::option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(1);
@@ -273,7 +278,7 @@ unsafe fn accept_kernel(
     // SAFETY: the caller's promise.
     let accepted = unsafe { real::accept4(fd, address, len, flags) };
     if accepted >= 0 {
-        crate::hooks::socket::claim(accepted, joined);
+        crate::hooks::socket::claim(fd, accepted, joined);
         return Ok(Some(accepted));
     }
     match errno() {
