@@ -386,6 +386,7 @@ fn receive(socket: &Socket, len: usize, peek: bool) -> Vec<u8> {
 fn bytes_that_were_peeked_at_stay_as_they_were() {
     let driver = TestDriver::with("cpu", |settings| {
         settings.policy = Policy::parse(NOT_TRUSTED).unwrap();
+        settings.hugepages = pd_driver::HugepageUse::Off;
     });
     driver.attach_here();
     let mut raw = Raw::attach(&driver, 1);
