@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use twox_hash::XxHash3_64;
 
+use crate::processor::xxh3;
+
 /// What a side does with every byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -46,7 +48,7 @@ impl Pieces {
         while !bytes.is_empty() {
             if self.partial_bytes == 0 && bytes.len() >= self.piece_bytes {
                 let (piece, rest) = bytes.split_at(self.piece_bytes);
-                self.fold(XxHash3_64::oneshot(piece));
+                self.fold(xxh3(piece));
                 bytes = rest;
                 continue;
             }

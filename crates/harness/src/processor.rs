@@ -1,6 +1,8 @@
 //! The processor: whether it runs this program, and work that gains by instructions that not every one has.
 #![allow(unsafe_code)]
 
+use twox_hash::XxHash3_64;
+
 /// What the processor lacks that this program was built for, x86-64-v2: a sentence for its user. To be asked first of
 /// all, by code that needs none of it.
 #[inline(never)]
@@ -30,6 +32,24 @@ fn missing() -> Vec<&'static str> {
 #[cfg(not(target_arch = "x86_64"))]
 fn missing() -> Vec<&'static str> {
     Vec::new()
+}
+
+/// XXH3 of `bytes`. The crate chooses by itself, too, but for each 64 bytes anew where the rest is built for less.
+pub fn xxh3(bytes: &[u8]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the feature has just been found.
+        return unsafe { xxh3_avx2(bytes) };
+    }
+    XxHash3_64::oneshot(bytes)
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn xxh3_avx2(bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot(bytes)
 }
 
 /// Changes every byte by `key`, 64-bit word by word.
