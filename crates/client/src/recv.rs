@@ -156,28 +156,36 @@ impl RecvSide {
         Ok(())
     }
 
+    /// Bytes to be had, in whichever ring they lie.
+    pub(crate) fn there(&mut self) -> Result<u64> {
+        if self.link.direct.is_none() {
+            return Ok(self.link.recv_producer().saturating_sub(self.cursor));
+        }
+        let there = self.refresh()?;
+        Ok(there + if self.is_remainder() { self.beyond() } else { 0 })
+    }
+
     /// Bytes or connections to be had, and how the stream ended (0: it did not).
     pub(crate) fn poll(&mut self) -> (u64, u32) {
         let end = self.link.recv_end();
-        let there = if self.link.direct.is_some() {
-            match self.refresh() {
+        let there = if self.listening {
+            self.link.recv_producer().saturating_sub(self.consumer)
+        } else {
+            match self.there() {
                 Ok(there) if self.is_remainder() => there.max(self.lowat),
                 Ok(there) => there,
                 // The next receive says what has failed.
                 Err(_) => self.lowat,
             }
-        } else if self.listening {
-            self.link.recv_producer().saturating_sub(self.consumer)
-        } else {
-            self.link.recv_producer().saturating_sub(self.cursor)
         };
         let dead = if self.link.attachment.alive() { 0 } else { libc::ECONNRESET as u32 };
         (there, if end == 0 { dead } else { end })
     }
 
-    /// Hands out what is there, or says why nothing comes any more; none: nothing yet.
+    /// Hands out what is there, or says why nothing comes any more; none: nothing yet. Returns where in the stream, and how many
+    /// bytes; 0: the stream has ended.
     #[inline]
-    fn take(&mut self, max: usize) -> Result<Option<Handout>> {
+    fn take(&mut self, max: usize) -> Result<Option<(u64, u64)>> {
         let mut there = self.producer - self.cursor;
         let mut end = 0;
         if there < self.lowat.max(max as u64) {
@@ -193,7 +201,7 @@ impl RecvSide {
             let start = self.cursor;
             self.cursor += len;
             self.went_on();
-            return Ok(Some(self.handout(start, len)));
+            return Ok(Some((start, len)));
         }
         if there > 0 {
             return Ok(None);
@@ -202,7 +210,7 @@ impl RecvSide {
             return Err(not_connected());
         }
         if end == ENDED || self.shut {
-            return Ok(Some(Handout { ptr: NonNull::dangling(), len: 0, start: self.cursor }));
+            return Ok(Some((self.cursor, 0)));
         }
         if end == ELSEWHERE {
             return Err(elsewhere());
@@ -233,8 +241,10 @@ impl RecvSide {
         bytes > 0 && bytes == ring.bytes
     }
 
-    fn handout(&self, start: u64, len: u64) -> Handout {
-        let ring = self.ring.as_ref().expect("bytes come with a ring");
+    fn handout(&self, (start, len): (u64, u64)) -> Handout {
+        let Some(ring) = self.ring.as_ref().filter(|_| len > 0) else {
+            return Handout { ptr: NonNull::dangling(), len: 0, start };
+        };
         let offset = ring.head + ((start - ring.origin) & (ring.bytes - 1)) as usize;
         Handout { ptr: ring.map.address(offset, len as usize), len: len as usize, start }
     }
@@ -274,8 +284,8 @@ impl Socket {
         }
         let mut deadline = None;
         loop {
-            if let Some(handout) = side.take(max)? {
-                return Ok(handout);
+            if let Some(taken) = side.take(max)? {
+                return Ok(side.handout(taken));
             }
             if self.is_nonblocking() {
                 side.idle_calls = side.idle_calls.wrapping_add(1);

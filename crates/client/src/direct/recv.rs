@@ -147,20 +147,30 @@ impl RecvSide {
         if sleeping || incoming.leaving != Leaving::Not || !incoming.density.is_exchange(sent) {
             return false;
         }
-        let came = incoming.glimpses.until(|| peer.load(direct::PRODUCER) >= wake_at - origin);
+        let came = incoming.glimpses.until(|| peer.load(direct::PRODUCER) >= wake_at.saturating_sub(origin));
         if came {
             incoming.density.begin(sent, self.cursor, peer.bytes);
         }
         came
     }
 
-    fn peer_has_begun(&self) -> bool {
+    pub(crate) fn peer_has_begun(&self) -> bool {
         self.incoming.pair.as_deref().is_some_and(|(_, peer)| peer.load(direct::PRODUCER) != 0)
     }
 
     /// Whether what is there is the last that comes by the driver: it waits for no more, which lie elsewhere.
     pub(crate) fn is_remainder(&self) -> bool {
         self.incoming.origin.is_none() && self.cursor != self.producer && self.peer_has_begun()
+    }
+
+    /// What lies in the peer's ring already, while bytes that the driver has delivered come first.
+    pub(crate) fn beyond(&self) -> u64 {
+        let Some((_, peer)) = self.incoming.pair.as_deref() else { return 0 };
+        match self.incoming.leaving {
+            // It comes by the driver.
+            Leaving::Done => 0,
+            _ => peer.load(direct::PRODUCER).min(peer.bytes),
+        }
     }
 
     /// The position that the peer's index stands for.
@@ -249,7 +259,9 @@ impl RecvSide {
             return None; // what comes next is the driver's word
         }
         let index = (self.cursor + self.lowat).max(self.cursor + there + 1);
-        let in_ring = |origin: u64| index.min(self.consumer.max(origin).saturating_add(peer.bytes)) - origin;
+        let in_ring = |origin: u64| {
+            index.min(self.consumer.max(origin).saturating_add(peer.bytes)).saturating_sub(origin)
+        };
         Some(self.incoming.origin.map_or(1, in_ring).max(1))
     }
 
@@ -314,7 +326,7 @@ impl Arrival {
         let given_back = side.consumer.max(origin.unwrap_or_default());
         let most = pair.as_ref().filter(|_| origin.is_some()).map(|(_, peer)| given_back + peer.bytes);
         let wake_at = wake_at.min(most.unwrap_or(u64::MAX));
-        let in_ring = origin.map_or(1, |origin| wake_at - origin);
+        let in_ring = origin.map_or(1, |origin| wake_at.saturating_sub(origin));
         let leaving = side.incoming.leaving;
         Self { link: side.link.clone(), pair, origin, wake_at, in_ring, leaving }
     }

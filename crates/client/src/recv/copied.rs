@@ -15,19 +15,73 @@ impl RecvSide {
         self.cursor + 1
     }
 
-    /// Keeps the first `len` bytes that are there, at `from`, as they are now.
-    fn keep(&mut self, from: *const u8, len: usize) -> Result<()> {
-        let more = len.saturating_sub(self.peeked.len());
-        self.peeked.try_reserve(more).map_err(|_| {
+    /// Keeps `len` more bytes, at `from`, as they are now.
+    ///
+    /// # Safety
+    /// So many bytes that may be read.
+    unsafe fn keep(&mut self, from: *const u8, len: usize) -> Result<()> {
+        self.peeked.try_reserve(len).map_err(|_| {
             Error::new(Errno::NOBUFS, format!("no memory to keep {len} bytes that were peeked at"))
         })?;
         let kept = self.peeked.len();
-        // SAFETY: `len` readable bytes, the caller says, and room for those that are new.
+        // SAFETY: `len` readable bytes, the caller says, and room for them.
         unsafe {
-            std::ptr::copy_nonoverlapping(from.wrapping_add(kept), self.peeked.as_mut_ptr().add(kept), more);
-            self.peeked.set_len(kept + more);
+            std::ptr::copy_nonoverlapping(from, self.peeked.as_mut_ptr().add(kept), len);
+            self.peeked.set_len(kept + len);
         }
         Ok(())
+    }
+
+    /// Whether more bytes are there than those that come next, in a ring of their own.
+    fn goes_on_elsewhere(&mut self) -> bool {
+        self.link.direct.is_some()
+            && !self.is_direct()
+            && self.cursor == self.producer
+            && self.peer_has_begun()
+    }
+
+    /// Copies at most `max` of the bytes that come next, after `looked_at` bytes that are only peeked at. Returns how many,
+    /// and whether more are there in another ring.
+    ///
+    /// # Safety
+    /// The pieces have room for as many, in memory that may be written.
+    unsafe fn copy_next(
+        &mut self,
+        pieces: &mut Pieces<'_>,
+        max: usize,
+        looked_at: usize,
+        peek: bool,
+    ) -> Result<Option<(usize, bool)>> {
+        let lowat = std::mem::replace(&mut self.lowat, 1);
+        let taken = self.take(max);
+        self.lowat = lowat;
+        let Some((start, len)) = taken? else { return Ok(None) };
+        let goes_on = self.goes_on_elsewhere();
+        let before = if peek { looked_at } else { 0 };
+        let mut kept = self.peeked.len().saturating_sub(before).min(len as usize);
+        // Those that are not kept lie in one ring: what is peeked at beyond the end of one is kept.
+        let rest = self.handout((start + kept as u64, len - kept as u64));
+        let from = rest.ptr.as_ptr().cast_const();
+        if peek && (goes_on || self.is_direct() && !self.link.trusts_peer()) {
+            // SAFETY: so many bytes are lent.
+            if let Err(error) = unsafe { self.keep(from, rest.len) } {
+                self.cursor = start;
+                return Err(error);
+            }
+            kept = len as usize;
+        }
+        // SAFETY: the caller's memory has room for the pieces. The handout is readable; its sender may write it meanwhile,
+        // and bytes may be anything.
+        unsafe {
+            pieces.put(self.peeked.as_ptr().wrapping_add(before), kept);
+            pieces.put(from, len as usize - kept);
+        }
+        if !peek && len > 0 {
+            self.forget_kept(kept);
+            let consumer = self.cursor;
+            self.give_back(consumer)?;
+        }
+        Ok(Some((len as usize, goes_on)))
     }
 
     fn forget_kept(&mut self, len: usize) {
@@ -76,50 +130,42 @@ impl Socket {
     /// how many bytes; 0: the stream has ended, or the pieces have no room.
     ///
     /// # Errors
-    /// `EAGAIN` if nothing has come; `ENOTCONN`, `ECONNRESET`.
+    /// `EAGAIN` if nothing has come, also where the pieces have no room; `ENOTCONN`, `ECONNRESET`.
     ///
     /// # Safety
     /// Each piece is memory that may be written, or null: its bytes are thrown away.
     pub unsafe fn recv_copied(&self, pieces: &[iovec], peek: bool) -> Result<usize> {
         self.check_usable()?;
         let max = pieces.iter().map(|piece| piece.iov_len).sum();
-        if max == 0 {
-            return Ok(0);
-        }
         let mut side = self.recv.lock();
-        let lowat = std::mem::replace(&mut side.lowat, 1);
-        let taken = side.take(max);
-        side.lowat = lowat;
-        let Some(handout) = taken? else {
-            side.idle_calls = side.idle_calls.wrapping_add(1);
-            if side.idle_calls % IDLE_CALLS == 0 {
-                side.link.attachment.check_alive();
+        let (mut pieces, start, mut done) = (Pieces { pieces, filled: 0 }, side.cursor, 0);
+        loop {
+            // SAFETY: the caller's promise.
+            let part = unsafe { side.copy_next(&mut pieces, max - done, done, peek) };
+            let goes_on = match part {
+                Ok(Some((part, goes_on))) => {
+                    done += part;
+                    goes_on
+                }
+                Ok(None) if done == 0 => {
+                    side.idle_calls = side.idle_calls.wrapping_add(1);
+                    if side.idle_calls % IDLE_CALLS == 0 {
+                        side.link.attachment.check_alive();
+                    }
+                    return Err(would_block());
+                }
+                Err(error) if done == 0 => return Err(error),
+                Ok(None) | Err(_) => break,
+            };
+            // Where one ring ends and the next begins is no business of the program's.
+            if done == max || !goes_on {
+                break;
             }
-            return Err(would_block());
-        };
-        let from = handout.ptr.as_ptr().cast_const();
-        if peek && side.is_direct() && !side.link.trusts_peer() {
-            if let Err(error) = side.keep(from, handout.len) {
-                side.cursor -= handout.len as u64;
-                return Err(error);
-            }
-        }
-        let kept = side.peeked.len().min(handout.len);
-        let mut pieces = Pieces { pieces, filled: 0 };
-        // SAFETY: the caller's memory has room for the pieces. The handout is readable; its sender may write it meanwhile,
-        // and bytes may be anything.
-        unsafe {
-            pieces.put(side.peeked.as_ptr(), kept);
-            pieces.put(from.wrapping_add(kept), handout.len - kept);
         }
         if peek {
-            side.cursor -= handout.len as u64;
-        } else if handout.len > 0 {
-            side.forget_kept(kept);
-            let consumer = side.cursor;
-            side.give_back(consumer)?;
+            side.cursor = start;
         }
-        Ok(handout.len)
+        Ok(done)
     }
 
     /// Whether the peer of a twin is there: it has claimed its end, or something came from it, be it the end.
@@ -143,6 +189,6 @@ impl Socket {
 
     /// Bytes that can be received now.
     pub fn received(&self) -> u64 {
-        self.recv.lock().poll().0
+        self.recv.lock().there().unwrap_or(0)
     }
 }
