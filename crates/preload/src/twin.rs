@@ -183,6 +183,12 @@ impl Twin {
         self.slot.get().map_or(&self.aside.progress, |slot| &slot.progress)
     }
 
+    /// Finds out how it stands with a peer that has still to take its end; true: it was decided just now. Who never waits may
+    /// make no other calls than this one.
+    pub(crate) fn is_settled(&self, entry: &Arc<Entry>) -> bool {
+        self.waits_for_claim() && unclaimed::settle(entry)
+    }
+
     /// A forked process holds it, too.
     pub(crate) fn is_shared(&self) -> bool {
         self.slot.get().is_some()
@@ -431,6 +437,7 @@ impl Twin {
                 Err(AGAIN) if received == 0 && !self.waits(flags) && unseen::found_nothing(entry, self) => {
                     continue
                 }
+                Err(AGAIN) if self.is_settled(entry) => continue,
                 Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv, &mut waiting) {
                     Ok(()) => continue,
                     Err(failure) => failure,
@@ -517,6 +524,7 @@ impl Twin {
 
     unsafe fn transmit_some(&self, entry: &Arc<Entry>, pieces: &[iovec]) -> Outcome<usize> {
         if unclaimed::any() {
+            self.is_settled(entry);
             let mut state = lock(&self.unclaimed);
             if let Some(unclaimed) = state.as_mut() {
                 let mut limited = Vec::new();
@@ -596,6 +604,7 @@ impl Twin {
         let (mut sent, mut waiting) = (0, Until::default());
         let waits = waits && self.waits(0);
         while sent < len {
+            self.is_settled(entry);
             let mut state = unclaimed::any().then(|| lock(&self.unclaimed));
             let mut kept = state.as_mut().and_then(|state| state.as_mut());
             let most = kept.as_ref().map_or(usize::MAX, |unclaimed| unclaimed.room()).min(len - sent);

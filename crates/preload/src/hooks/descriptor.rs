@@ -118,6 +118,7 @@ hooks! {
                 if value.is_null() {
                     return Err(Failure::Plain);
                 }
+                twin.is_settled(&entry);
                 match request {
                     libc::FIONREAD => match twin.with(&entry, |end| Ok(end.received()))? {
                         0 if twin.progress().sends() => return Err(Failure::Plain),

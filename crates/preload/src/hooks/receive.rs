@@ -6,7 +6,8 @@ use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, sockl
 
 hooks! {
     fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-        if table::look(fd) == table::PLAIN {
+        // Reading nothing is no call on a socket.
+        if table::look(fd) == table::PLAIN || len == 0 {
             return real::read(fd, buffer, len);
         }
         call(|| receive(fd, buffer, len, 0), || real::read(fd, buffer, len))
@@ -23,7 +24,7 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::readv(fd, pieces, count);
         }
-        call(|| receive_pieces(fd, pieces, count as usize, 0), || real::readv(fd, pieces, count))
+        call(|| read_pieces(fd, pieces, count as usize, 0), || real::readv(fd, pieces, count))
     }
 
     fn preadv2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
@@ -31,7 +32,7 @@ hooks! {
             return real::preadv2(fd, pieces, count, offset, flags);
         }
         call(
-            || receive_pieces(fd, pieces, count as usize, dont_wait(flags)),
+            || read_pieces(fd, pieces, count as usize, dont_wait(flags)),
             || real::preadv2(fd, pieces, count, offset, flags),
         )
     }
@@ -41,7 +42,7 @@ hooks! {
             return real::preadv64v2(fd, pieces, count, offset, flags);
         }
         call(
-            || receive_pieces(fd, pieces, count as usize, dont_wait(flags)),
+            || read_pieces(fd, pieces, count as usize, dont_wait(flags)),
             || real::preadv64v2(fd, pieces, count, offset, flags),
         )
     }
@@ -138,6 +139,16 @@ unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c
     let pieces = unsafe { super::send::pieces(pieces, count) }?;
     // SAFETY: the caller's promise.
     unsafe { twin.receive(&entry, pieces, flags) }.map(|received| received as ssize_t)
+}
+
+unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    // SAFETY: the caller's promise.
+    let list = unsafe { super::send::pieces(pieces, count) }?;
+    if list.iter().all(|piece| piece.iov_len == 0) {
+        return Err(Failure::Plain);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { receive_pieces(fd, pieces, count, flags) }
 }
 
 unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
