@@ -1,0 +1,83 @@
+//! Programs that come from a seed, under the preload library: two processes each, on the loopback address or a file.
+//! [`restless`] only ever makes calls that do not wait; all it sends has to arrive. Needs gcc.
+//!
+//! A seed that fails is printed with the command that runs it alone. `PD_SEEDS=FIRST+COUNT` says which are run.
+
+mod restless;
+
+use pd_driver::policy::Path as BytesPath;
+use pd_tests::{program_path, TestDriver};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// What carries the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Kernel,
+    Offloaded,
+    Direct,
+    ShortOffloaded,
+    ShortDirect,
+}
+
+impl Way {
+    fn is_short(self) -> bool {
+        matches!(self, Self::ShortOffloaded | Self::ShortDirect)
+    }
+
+    fn driver(self) -> TestDriver {
+        let path = match self {
+            Self::Direct | Self::ShortDirect => BytesPath::Direct,
+            _ => BytesPath::Offloaded,
+        };
+        TestDriver::with("cpu", |settings| {
+            settings.hugepages = pd_driver::HugepageUse::Off;
+            settings.policy.path = Some(path);
+        })
+    }
+
+    /// A process of a program.
+    fn spawn(self, driver: &TestDriver, program: &Path, arguments: &[String]) -> Child {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+        if self != Self::Kernel {
+            let mode = if self.is_short() { "short" } else { "all" };
+            command.env("LD_PRELOAD", library()).env("PD_PRELOAD", mode).env("PD_SOCKET", driver.socket());
+            if let Some(log) = std::env::var_os("PD_PRELOAD_LOG") {
+                command.env("PD_PRELOAD_LOG", log);
+            }
+        }
+        command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+}
+
+fn library() -> PathBuf {
+    let path = program_path("libpd_preload.so");
+    assert!(path.exists(), "not built: cargo build --package pd-preload");
+    path
+}
+
+/// Builds a program of this folder.
+fn compile(name: &str, folder: &Path) -> PathBuf {
+    let program = folder.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/differential").join(format!("{name}.c"));
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+    assert!(gcc.status().unwrap().success());
+    program
+}
+
+/// An empty file for two processes to map.
+fn shared_file(folder: &Path, name: &str, bytes: u64) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+    path
+}
+
+/// Which seeds are to be run: so many from the first of the default, unless the environment says otherwise.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let Ok(wanted) = std::env::var("PD_SEEDS") else { return 0..count };
+    let (first, count) = wanted.split_once('+').unwrap_or((&wanted, "1"));
+    let number = |text: &str| text.parse::<u64>().unwrap_or_else(|_| panic!("PD_SEEDS={wanted}"));
+    number(first)..number(first) + number(count)
+}

@@ -1,0 +1,106 @@
+// What the programs of this folder share: two processes that map one file, where they meet, a generator, and bytes that
+// tell where in a stream they belong.
+#pragma once
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+// No pair of processes takes a hundredth of this between two meetings.
+#define HANGS_AFTER_S 30
+
+// The beginning of the file.
+struct meeting {
+    _Atomic uint32_t arrived, round;
+    _Atomic uint32_t port;
+    // Bytes that have come, of each direction; the last counts what must not stand still.
+    _Atomic uint64_t moved[2];
+    _Atomic uint32_t done;
+};
+
+static struct meeting *meeting;
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+static void *map_file(const char *path, size_t bytes) {
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    void *map = fd < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) {
+        perror(path);
+        exit(2);
+    }
+    close(fd);
+    return map;
+}
+
+// Waits for the other process; false: it does not come. Not by a call that is under test.
+static bool meet(void) {
+    uint32_t round = meeting->round;
+    if (++meeting->arrived == 2) {
+        meeting->arrived = 0;
+        meeting->round++;
+        syscall(SYS_futex, &meeting->round, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        return true;
+    }
+    for (int look = 0; look < 200 && meeting->round == round; look++) sched_yield();
+    for (uint64_t until = now_ns() + HANGS_AFTER_S * 1000000000ull; meeting->round == round;) {
+        struct timespec second = {.tv_sec = 1};
+        if (now_ns() > until) return false;
+        syscall(SYS_futex, &meeting->round, FUTEX_WAIT, round, &second, NULL, 0);
+    }
+    return true;
+}
+
+// splitmix64
+static uint64_t mixed(uint64_t word) {
+    word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9;
+    word = (word ^ word >> 27) * 0x94d049bb133111eb;
+    return word ^ word >> 31;
+}
+
+static uint64_t next(uint64_t *state) { return mixed(*state += 0x9e3779b97f4a7c15); }
+
+static uint64_t below(uint64_t *state, uint64_t bound) { return next(state) % bound; }
+
+// Byte number `position` of a stream.
+static uint8_t pattern(unsigned stream, uint64_t position) {
+    return (position * 0x9e3779b97f4a7c15 >> 37) + stream * 101 + position;
+}
+
+static void fill(unsigned stream, uint64_t position, uint8_t *bytes, size_t len) {
+    for (size_t at = 0; at < len; at++) bytes[at] = pattern(stream, position + at);
+}
+
+// Where `len` bytes cease to be those of the stream; `len`: nowhere.
+static size_t verify(unsigned stream, uint64_t position, const uint8_t *bytes, size_t len) {
+    size_t at = 0;
+    while (at < len && bytes[at] == pattern(stream, position + at)) at++;
+    return at;
+}
