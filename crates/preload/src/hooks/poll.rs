@@ -104,6 +104,8 @@ unsafe fn all_plain(fds: *mut pollfd, count: nfds_t) -> bool {
 struct Member {
     place: usize,
     entry: Arc<Entry>,
+    /// As the program says it, and with one name for each event.
+    asked: u32,
     wanted: u32,
     /// Of a listener: what of it is the fabric's.
     listening: Option<Arc<Socket>>,
@@ -122,12 +124,12 @@ impl Member {
         let mut ready = ready & (self.wanted | (libc::POLLERR | libc::POLLHUP) as u32);
         // The other names of the two.
         if ready & libc::POLLIN as u32 != 0 {
-            ready |= self.wanted & libc::POLLRDNORM as u32;
+            ready |= libc::POLLRDNORM as u32;
         }
         if ready & libc::POLLOUT as u32 != 0 {
-            ready |= self.wanted & libc::POLLWRNORM as u32;
+            ready |= libc::POLLWRNORM as u32;
         }
-        ready as i16
+        (ready & (self.asked | (libc::POLLERR | libc::POLLHUP) as u32)) as i16
     }
 }
 
@@ -164,7 +166,13 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
             entry.as_ref().is_some_and(|entry| entry.twin().is_some_and(|twin| twin.progress().sends()));
         let fd = if entry.is_some() && listening.is_none() && !leaves { -1 } else { poll.fd };
         kernel.push(pollfd { fd, events: poll.events, revents: 0 });
-        members.extend(entry.map(|entry| Member { place, entry, wanted: wanted(poll.events), listening }));
+        members.extend(entry.map(|entry| Member {
+            place,
+            entry,
+            asked: u32::from(poll.events as u16),
+            wanted: wanted(poll.events),
+            listening,
+        }));
     }
     if members.is_empty() {
         return Err(Failure::Plain);
