@@ -57,11 +57,12 @@ impl Direct {
             return Ok(None);
         }
         let _one = lock(&self.making);
-        let own = self.own_locked(link)?;
+        let Some(own) = unless_left(self.own_locked(link))? else { return Ok(None) };
         if let Some(peer) = self.peer.get() {
             return Ok(Some((own, peer.clone())));
         }
-        let (fd, pages, bytes) = ask(&link.attachment, FrameKind::PeerRing, link.id)?;
+        let asked = unless_left(ask(&link.attachment, FrameKind::PeerRing, link.id))?;
+        let Some((fd, pages, bytes)) = asked else { return Ok(None) };
         let map =
             Mapping::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes()).map_err(unmapped)?;
         let peer = self.peer.get_or_init(|| Half { map: Arc::new(map), head: pages.bytes(), bytes });
@@ -81,6 +82,14 @@ impl Direct {
             let _ = link.submit(link.request(Operation::Broken));
         }
         Error::new(Errno::CONNRESET, "the peer wrote impossible words into its direct ring")
+    }
+}
+
+/// The end was another process's when the connection was on the direct path: here it has no rings.
+fn unless_left<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(error) if error.errno() == libc::ENOTCONN => Ok(None),
+        other => other.map(Some),
     }
 }
 
