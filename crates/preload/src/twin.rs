@@ -81,6 +81,14 @@ enum Wait {
 /// When the socket's time is over, if ever; known after the first wait of a call.
 type Until = Option<Option<Instant>>;
 
+/// Whether the kernel tells the program when memory of zero-copy sends is free: otherwise it takes no notice of
+/// `MSG_ZEROCOPY`.
+#[cold]
+fn is_told_of_sends(entry: &Entry) -> bool {
+    let told = entry.any_fd().and_then(|fd| address::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY));
+    told.is_some_and(|told| told != 0)
+}
+
 impl Twin {
     /// The twin of the connection of `fd`. `unclaimed`: the peer has still to find it.
     pub(crate) fn new(fd: c_int, socket: Arc<Socket>, unclaimed: bool) -> Self {
@@ -463,6 +471,10 @@ impl Twin {
         }
         if self.progress().sends() {
             return Err(Failure::Plain);
+        }
+        if flags & libc::MSG_ZEROCOPY != 0 && is_told_of_sends(entry) {
+            // A program without a notification left sends by copy.
+            return Err(self.for_kernel(entry, "zero-copy sends", libc::ENOBUFS));
         }
         let wanted = total(pieces);
         let mut rest = Rest::new(pieces, false);

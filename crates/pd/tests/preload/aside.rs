@@ -23,7 +23,7 @@ fn said(site: &Site, what: &str) -> usize {
 
 #[test]
 fn connections_leave_the_fabric_at_any_time_without_loss() {
-    let site = Site::new(102);
+    let site = Site::new(106);
     let program = compiled(&site, "aside");
     let (program, ip) = (program.to_str().unwrap(), site.address(2));
     let (server, client) = ([program, "server", PORT], [program, "client", &ip, PORT]);
@@ -41,7 +41,7 @@ fn connections_leave_the_fabric_at_any_time_without_loss() {
 
 #[test]
 fn programs_that_wait_past_the_library_are_the_kernels() {
-    let site = Site::new(103);
+    let site = Site::new(107);
     let program = compiled(&site, "raw_waits");
     let (program, ip) = (program.to_str().unwrap(), site.address(2));
     let (server, client) = ([program, "server", PORT], [program, "client", &ip, PORT]);
@@ -67,4 +67,47 @@ fn programs_that_wait_past_the_library_are_the_kernels() {
     let answer = site.answer(With::Library, &client);
     drop(running);
     assert_eq!(answer, answers[0]);
+}
+
+/// Echoes, as long as something comes.
+const ECHO: &str = "
+import socket, sys
+listener = socket.create_server(('', int(sys.argv[1])))
+print('ready', flush=True)
+while True:
+    connection = listener.accept()[0]
+    while part := connection.recv(1 << 16): connection.sendall(part)
+";
+
+/// Asks for zero-copy sends, sends without and with them, and hears when its memory is free.
+const ZERO_COPY: &str = "
+import select, socket, sys
+SO_ZEROCOPY, MSG_ZEROCOPY, MSG_ERRQUEUE = 60, 0x4000000, 0x2000
+made = socket.socket()
+made.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
+made.connect((sys.argv[1], int(sys.argv[2])))
+def echoed(count):
+    got = b''
+    while len(got) < count: got += made.recv(count - len(got))
+    return got
+for round in range(3):
+    made.sendall(bytes([round]) * 9000)
+    print(echoed(9000) == bytes([round]) * 9000)
+for round in range(3):
+    sent = made.send(bytes([round + 9]) * 30000, MSG_ZEROCOPY)
+    print(echoed(sent) == bytes([round + 9]) * sent)
+    poll = select.poll()
+    poll.register(made, 0)
+    print(bool(poll.poll(5000)[0][1] & select.POLLERR))
+    data, control, flags, _ = made.recvmsg(0, 512, MSG_ERRQUEUE)
+    first, last = (int.from_bytes(control[0][2][at:at + 4], 'little') for at in (8, 12))
+    print(first, last)
+";
+
+#[test]
+fn zero_copy_sends_are_the_kernels() {
+    let site = Site::new(108);
+    let ip = site.address(2);
+    site.compare(&["python3", "-c", ECHO, PORT], &["python3", "-c", ZERO_COPY, &ip, PORT]);
+    assert!(said(&site, "leaves the fabric: zero-copy sends") > 0);
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 #[test]
 fn epoll_instances_answer_the_same_whatever_happens_to_their_numbers() {
-    let site = Site::new(91);
+    let site = Site::new(109);
     let program = site.folder.path().join("instances");
     let compiled = Command::new("gcc")
         .args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])

@@ -284,7 +284,7 @@ mod images {
 /// Others than a set-id program's owner have set its environment.
 #[test]
 fn a_set_id_program_takes_no_settings_from_its_environment() {
-    let site = Site::new(104);
+    let site = Site::new(110);
     let program = build(&site, "digests", &["gcc"]).unwrap();
     let own =
         |command: &str, args: &[&str]| assert!(Command::new(command).args(args).status().unwrap().success());

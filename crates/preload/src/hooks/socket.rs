@@ -392,12 +392,9 @@ unsafe fn set_option(
     }
     let twin = entry.twin().filter(|twin| !twin.is_abandoned());
     match (level, name) {
-        // The kernel would encrypt what goes over TCP, or tell when it has sent it: nothing goes there.
+        // The kernel would encrypt what goes over TCP: nothing goes there.
         (libc::IPPROTO_TCP, libc::TCP_ULP) if twin.is_some() => {
             return Err(Failure::Errno(libc::ENOPROTOOPT))
-        }
-        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) if twin.is_some() && number() != 0 => {
-            return Err(Failure::Errno(libc::EOPNOTSUPP));
         }
         _ if is_of_tcp_alone(level, name) && number() != 0 => {
             socket.unfit.store(true, Ordering::Relaxed);
@@ -437,10 +434,7 @@ fn may_make_unfit(level: c_int, name: c_int) -> bool {
 /// Whether the option asks for what only a connection of the kernel's can do.
 fn is_of_tcp_alone(level: c_int, name: c_int) -> bool {
     match level {
-        libc::SOL_SOCKET => {
-            [libc::SO_ZEROCOPY, libc::SO_OOBINLINE, libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW]
-                .contains(&name)
-        }
+        libc::SOL_SOCKET => [libc::SO_OOBINLINE, libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW].contains(&name),
         libc::IPPROTO_TCP => {
             [TCP_FASTOPEN_CONNECT, libc::TCP_MD5SIG, TCP_MD5SIG_EXT, libc::TCP_REPAIR].contains(&name)
         }
