@@ -80,7 +80,8 @@ fn impossible_event_counters() {
 #[test]
 fn unknown_operations() {
     let scene = stage();
-    for operation in [0, 18, 19, 127, 128, 255] {
+    let next = (1..).find(|&raw| Operation::from_raw(raw).is_none()).unwrap();
+    for operation in [0, next, next + 1, 127, 128, 255] {
         let mut raw = Raw::attach(&scene.driver, 1);
         raw.post(0, &Request { operation, ..Request::default() });
         scene.expect_cut_off(&mut raw, Violation::Operation(operation));
