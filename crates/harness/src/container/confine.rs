@@ -61,6 +61,22 @@ pub fn drop_capabilities() -> Result<()> {
 
 const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
+/// Folders and files of the kernel's that tell of the host or change it.
+const HIDDEN: [&str; 12] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/sys/firmware",
+    "/sys/fs/bpf",
+    "/sys/kernel/debug",
+    "/sys/kernel/tracing",
+];
+
 /// Changes the calling process's mount namespace, which is its own.
 pub fn confine(inside: &Inside) -> Result<()> {
     if !inside.hosts.as_os_str().is_empty() && Path::new("/etc/hosts").exists() {
@@ -79,18 +95,7 @@ pub fn confine(inside: &Inside) -> Result<()> {
                 .with_context(|| format!("cannot protect {}", mounted.display()))?;
         }
     }
-    let hidden =
-        ["/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/firmware", "/sys/fs/bpf", "/sys/kernel/debug"]
-            .into_iter()
-            .chain([
-                "/sys/kernel/tracing",
-                "/proc/kcore",
-                "/proc/keys",
-                "/proc/latency_stats",
-                "/proc/timer_list",
-            ])
-            .chain(["/proc/sched_debug"])
-            .map(PathBuf::from);
+    let hidden = HIDDEN.iter().map(PathBuf::from);
     let own = ["bridges", "containers", "hosts", "logs", "lock"].map(|name| Path::new(RUN_DIR).join(name));
     for path in hidden.chain(own).chain([inside.admin_socket.clone()]) {
         hide(&path).with_context(|| format!("cannot hide {}", path.display()))?;
