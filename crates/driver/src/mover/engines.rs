@@ -46,15 +46,10 @@ impl Engines {
         self.chunk_bytes_max
     }
 
-    /// Whether the mover's own core copies, and may as well read files: what another engine is there for is not its to do.
-    pub fn reads_files(&self) -> bool {
+    /// Tells whether the mover's own core copies. It may as well do so without commands, in a flow that has none under way, and
+    /// read files: what another engine is there for is not its to do.
+    pub fn is_own_core(&self) -> bool {
         self.own
-    }
-
-    /// Whether bytes may be copied by the mover itself, without a command: the chosen engine is this core. What is under way
-    /// in a queue pair must be reaped first.
-    pub fn copies_at_once(&self) -> bool {
-        self.own && self.in_flight() == 0
     }
 
     pub fn in_flight(&self) -> usize {

@@ -42,7 +42,7 @@ enum State {
 impl Mover {
     /// Has a file opened.
     pub(super) fn open_file(&mut self, client: ClientId, channel: usize, request: &Request) {
-        if !self.engines.reads_files() {
+        if !self.engines.is_own_core() {
             self.answer_file(client, channel, request.tag, Err(Errno::OPNOTSUPP));
             return;
         }

@@ -223,23 +223,14 @@ impl Mover {
             return Err(Violation::Span);
         }
         let address = region.address(span.offset as usize, span.len as usize).as_ptr() as u64;
-        let may_pass = span.len <= PASSED_BYTES_MAX && self.engines.copies_at_once();
-        if may_pass && !self.throttle.is_limited() {
-            let outgoing = self.socket(client, SocketId(request.socket)).and_then(|socket| socket.outgoing);
-            let flow = outgoing.and_then(|id| self.flows.get(id));
-            match flow.map(|flow| (flow.id, flow.pass(address, span.len))) {
-                Some((id, Ok(true))) => {
-                    self.touch(id);
-                    return Ok(());
-                }
-                Some((id, Err(violation))) => {
-                    self.destination_broke(id, violation);
-                    return Ok(());
-                }
-                Some((_, Ok(false))) | None => {}
+        let may_pass =
+            span.len <= PASSED_BYTES_MAX && self.engines.is_own_core() && !self.throttle.is_limited();
+        self.accept(client, SocketId(request.socket), |flow| {
+            if may_pass && flow.pass(address, span.len) {
+                return Ok(());
             }
-        }
-        self.accept(client, SocketId(request.socket), |flow| flow.accept(address, span.len).map(drop))
+            flow.accept(address, span.len).map(drop)
+        })
     }
 
     /// Lets the flow that a socket sends on take something.

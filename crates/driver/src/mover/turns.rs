@@ -72,7 +72,7 @@ impl Mover {
                 }
             }
             let before = budget;
-            let at_once = self.engines.copies_at_once();
+            let at_once = self.engines.is_own_core();
             let pumped = flow.pump(&mut budget, chunk, &mut self.batch, COMMANDS_PER_TURN, at_once);
             let next = if limited { self.throttle.spend(flow, before.less(budget)) } else { None };
             match pumped {
