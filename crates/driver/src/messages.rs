@@ -19,6 +19,17 @@ pub type ClientId = u16;
 pub type FlowId = u32;
 /// Number of a tenant, for as long as the driver runs. 0: the default one.
 pub type TenantId = u16;
+/// Payers of what clients cost, who also take turns: tenants. Nobody has named the clients of the default one: they are told
+/// apart by user.
+pub type Payer = (TenantId, Option<u32>);
+/// Pays for what no client has caused.
+pub const DRIVER: Payer = (TenantId::MAX, None);
+
+/// The payer for a client of this tenant and user.
+pub fn payer(tenant: TenantId, uid: u32) -> Payer {
+    (tenant, (tenant == TenantId::default()).then_some(uid))
+}
+
 /// Index of a mover.
 pub type MoverId = usize;
 

@@ -1,8 +1,7 @@
 //! What the conductor knows of one client.
-use super::names::Payer;
 use crate::identity::Identity;
 use crate::memory::{Account, ClientMemory, Region, Slot, Space};
-use crate::messages::{FlowId, MoverId, TenantId};
+use crate::messages::{payer, FlowId, MoverId, Payer, TenantId};
 use pd_abi::limits::SOCKETS_MAX;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -130,9 +129,9 @@ impl Client {
         }
     }
 
-    /// Who pays for what it takes.
+    /// Pays for what it takes.
     pub fn payer(&self) -> Payer {
-        (self.tenant, (self.tenant == TenantId::default()).then_some(self.identity.uid))
+        payer(self.tenant, self.identity.uid)
     }
 
     /// Takes a slot for a socket. Returns it and its generation.

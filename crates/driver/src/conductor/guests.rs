@@ -4,7 +4,7 @@ use super::Conductor;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::{self, Identity};
 use crate::memory::Space;
-use crate::messages::{ClientId, NewChannel, Process, TenantId, ToMover, Violation};
+use crate::messages::{ClientId, NewChannel, Process, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};
@@ -73,7 +73,7 @@ impl Conductor {
                 Metrics::add(&self.metrics.accepts_paused, 1);
                 const WAIT: &str =
                     "clients have to wait: raise the driver's limit on open files (LimitNOFILE)";
-                if self.log.may_say((WAIT, (TenantId::MAX, None)), self.clock.now()) {
+                if self.log.may_say((WAIT, DRIVER), self.clock.now()) {
                     tracing::warn!(%error, "{WAIT}");
                 }
             }

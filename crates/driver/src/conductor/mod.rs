@@ -28,7 +28,8 @@ use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool, Slot};
 use crate::messages::{
-    ClientId, Endpoint, Finish, FlowId, Former, Gone, MoverId, TenantId, ToConductor, ToMover, Violation,
+    ClientId, Endpoint, Finish, FlowId, Former, Gone, MoverId, Payer, TenantId, ToConductor, ToMover,
+    Violation, DRIVER,
 };
 use crate::metrics::Metrics;
 use crate::mover::Mover;
@@ -36,7 +37,7 @@ use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
 use families::Families;
-use names::{Names, Payer};
+use names::Names;
 use pd_abi::layout::{path, ENDED};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -484,7 +485,7 @@ impl Conductor {
     }
 
     fn warn_exhausted(&mut self, id: ClientId, exhausted: &Exhausted) {
-        let payer = self.client(id).map_or((TenantId::MAX, None), Client::payer);
+        let payer = self.client(id).map_or(DRIVER, Client::payer);
         if self.log.may_say((EXHAUSTED, payer), self.clock.now()) {
             tracing::warn!(%exhausted, "{EXHAUSTED}");
         }
@@ -493,7 +494,7 @@ impl Conductor {
     /// Says how often what was left unsaid has happened.
     fn say_unsaid(&mut self) {
         for ((what, (tenant, user)), times) in self.log.take_unsaid(self.clock.now()) {
-            let tenant = if tenant == TenantId::MAX { "" } else { self.tenants.name(tenant) };
+            let tenant = if tenant == DRIVER.0 { "" } else { self.tenants.name(tenant) };
             tracing::warn!(what, tenant, user, times, "the same again");
         }
     }

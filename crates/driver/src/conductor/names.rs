@@ -7,7 +7,7 @@ mod ports;
 
 use crate::identity::NamespaceId;
 use crate::memory::Slot;
-use crate::messages::{ClientId, TenantId};
+use crate::messages::{ClientId, Payer};
 use foldhash::HashMap;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use ports::Ports;
@@ -81,9 +81,6 @@ pub struct Wish {
     pub share: Option<u32>,
     pub payer: Payer,
 }
-
-/// Who pays for a binding: a tenant; of the default one, whom nobody named, a user.
-pub type Payer = (TenantId, Option<u32>);
 
 impl fmt::Debug for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,6 @@
 //! Frames of clients: read one at a time, carried out here, by a helper or by the conductor, and answered before the next.
 use super::guest::{Guest, Phase, Waits};
-use super::helpers::Job;
+use super::helpers::{receive, Job};
 use super::messages::{FromDoor, Made};
 use super::{token, Door, TOKEN_SOCKET};
 use crate::memory::{ClientMemory, Exhausted, Region};
@@ -10,12 +10,12 @@ use pd_abi::{Frame, FrameKind};
 use pd_shm::{attach, memfd};
 use rustix::event::{epoll, eventfd, EventfdFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::SendFlags;
 use rustix::pipe::{pipe_with, PipeFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Tokens of a lane ([`super::turns`]) that a frame of this kind costs: microseconds of the driver's, about.
+/// Tokens of a payer ([`super::turns`]) that a frame of this kind costs: microseconds of the driver's, about.
 fn cost(kind: Option<FrameKind>) -> f64 {
     match kind {
         Some(FrameKind::Hello) => 100.0,
@@ -37,19 +37,12 @@ impl Door {
         if !is_safe {
             // Receiving may take as long as whoever made the descriptors likes.
             guest.waits = Waits::Answer;
-            let (lane, whose, job) =
-                (guest.lane(), (id, guest.serial), Job::Receive(Arc::clone(&guest.socket)));
-            self.helpers.give(lane, whose, job);
+            let (payer, whose, job) =
+                (guest.payer(), (id, guest.serial), Job::Receive(Arc::clone(&guest.socket)));
+            self.helpers.give(payer, whose, job);
             return true;
         }
-        let received = attach::receive(&guest.socket, RecvFlags::DONTWAIT);
-        let received = received.map(|message| {
-            message.map(|(frame, fds)| {
-                let gives = !fds.is_empty();
-                attach::close_elsewhere(fds);
-                (Box::new(frame), gives)
-            })
-        });
+        let received = receive(&guest.socket);
         self.received(id, received);
         true
     }
@@ -62,8 +55,8 @@ impl Door {
             // No client has descriptors to give.
             Ok(Some((_, true))) => self.broke(id, Violation::Frame),
             Ok(Some((frame, false))) => {
-                let lane = guest.lane();
-                self.turns.pay(lane, cost(frame.checked_kind()));
+                let payer = guest.payer();
+                self.turns.pay(payer, cost(frame.checked_kind()));
                 if let Err(violation) = self.take_frame(id, frame) {
                     self.broke(id, violation);
                 }
@@ -92,8 +85,8 @@ impl Door {
             return;
         };
         guest.waits = Waits::Turn;
-        let lane = guest.lane();
-        self.turns.enter(lane, id, now);
+        let payer = guest.payer();
+        self.turns.enter(payer, id, now);
     }
 
     /// The kernel says that there is a message, or an end.
@@ -103,8 +96,8 @@ impl Door {
         match guest.waits {
             Waits::Message => {
                 guest.waits = Waits::Turn;
-                let lane = guest.lane();
-                self.turns.enter(lane, id, now);
+                let payer = guest.payer();
+                self.turns.enter(payer, id, now);
             }
             // Hung up, which the kernel tells of whether one wants to hear it or not.
             Waits::Answer => self.left(id),
@@ -183,10 +176,10 @@ impl Door {
         }
         let bytes = wanted.next_multiple_of(PAGE_BYTES as u64);
         let bytes = self.pool.bytes_of(bytes, bytes >= HUGEPAGE_BYTES as u64);
-        let (lane, whose) = (guest.lane(), (id, guest.serial));
+        let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return };
         match account.lease(bytes) {
-            Ok(lease) => self.helpers.give(lane, whose, Job::SendRegion(lease)),
+            Ok(lease) => self.helpers.give(payer, whose, Job::SendRegion(lease)),
             Err(exhausted) => self.refuse_region(id, &exhausted),
         }
     }
@@ -206,8 +199,8 @@ impl Door {
         let (region, fd) = guest.send_regions.get_mut(&number).ok_or(Violation::Frame)?;
         let fd = fd.take().ok_or(Violation::Frame)?;
         let job = Job::Seal { number, fd, map: Arc::clone(&region.map) };
-        let (lane, whose) = (guest.lane(), (id, guest.serial));
-        self.helpers.give(lane, whose, job);
+        let (payer, whose) = (guest.payer(), (id, guest.serial));
+        self.helpers.give(payer, whose, job);
         Ok(())
     }
 

@@ -1,8 +1,7 @@
 //! Guests: clients as the door knows them, from `accept` until every agent has forgotten them.
-use super::turns::{lane, Lane};
 use crate::identity::NamespaceId;
 use crate::memory::{Account, ClientMemory, Region};
-use crate::messages::{ClientId, TenantId};
+use crate::messages::{payer, ClientId, Payer, TenantId};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -84,9 +83,9 @@ impl Guest {
         self.tenant = tenant;
     }
 
-    /// Who it takes turns with.
-    pub fn lane(&self) -> Lane {
-        lane(self.tenant, self.uid)
+    /// Pays for what it costs, and takes turns.
+    pub fn payer(&self) -> Payer {
+        payer(self.tenant, self.uid)
     }
 
     /// Who pays for its memory; from [`Self::admit`] on.

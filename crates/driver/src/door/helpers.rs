@@ -1,10 +1,9 @@
-//! Helpers: threads for what takes long, or as long as a client likes. One for each lane of clients ([`super::turns::lane`]), so that
+//! Helpers: threads for what takes long, or as long as a client likes. One for each payer, so that
 //! nobody waits for the memory, the descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
 use super::messages::{Made, ToDoor};
-use super::turns::Lane;
 use crate::mailbox::Mailbox;
 use crate::memory::{Lease, Pool, Region};
-use crate::messages::ClientId;
+use crate::messages::{ClientId, Payer};
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -36,7 +35,7 @@ pub enum Job {
 pub struct Helpers {
     pool: Arc<Pool>,
     door: Arc<Mailbox<ToDoor>>,
-    lanes: HashMap<Lane, Arc<Queue>>,
+    queues: HashMap<Payer, Arc<Queue>>,
 }
 
 /// For whom a job is done: the client and its serial.
@@ -57,12 +56,12 @@ struct State {
 impl Helpers {
     /// None, at first. They tell the door what they have done.
     pub fn new(pool: Arc<Pool>, door: Arc<Mailbox<ToDoor>>) -> Self {
-        Self { pool, door, lanes: HashMap::new() }
+        Self { pool, door, queues: HashMap::new() }
     }
 
-    /// Has the lane's helper do something.
-    pub fn give(&mut self, lane: Lane, whose: For, job: Job) {
-        let queue = Arc::clone(self.lanes.entry(lane).or_default());
+    /// Has the payer's helper do something.
+    pub fn give(&mut self, payer: Payer, whose: For, job: Job) {
+        let queue = Arc::clone(self.queues.entry(payer).or_default());
         let mut state = queue.lock();
         state.jobs.push_back((whose, job));
         queue.filled.notify_one();
@@ -86,9 +85,9 @@ impl Helpers {
 
     /// Tries again where no thread could be started, and forgets helpers that have ended.
     pub fn sweep(&mut self) {
-        let stuck: Vec<_> = self.lanes.values().filter(|queue| queue.take_over()).cloned().collect();
+        let stuck: Vec<_> = self.queues.values().filter(|queue| queue.take_over()).cloned().collect();
         stuck.into_iter().for_each(|queue| self.serve(queue));
-        self.lanes.retain(|_, queue| queue.lock().is_served);
+        self.queues.retain(|_, queue| queue.lock().is_served);
     }
 }
 
@@ -155,7 +154,8 @@ impl Job {
     }
 }
 
-fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bool)>, Errno> {
+/// Receives a frame, and lets go of whatever descriptors come with it. Returns whether there were any; none at the end.
+pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bool)>, Errno> {
     let received = attach::receive(socket, RecvFlags::DONTWAIT)?;
     Ok(received.map(|(frame, fds)| {
         let gives = !fds.is_empty();
@@ -186,23 +186,23 @@ mod tests {
         let pool = Pool::new(1 << 20, HugepageUse::Off);
         let door = Mailbox::new().unwrap();
         let mut helpers = Helpers::new(Arc::clone(&pool), Arc::clone(&door));
-        let lane = (3, None);
-        helpers.give(lane, (1, 7), Job::SendRegion(pool.root().lease(8192).unwrap()));
+        let payer = (3, None);
+        helpers.give(payer, (1, 7), Job::SendRegion(pool.root().lease(8192).unwrap()));
         let made = take(&door).pop_front();
         let Some(ToDoor::Made { client: 1, serial: 7, made: Made::SendRegion(Ok((region, fd))) }) = made
         else {
             panic!("{made:?}")
         };
         let map = Arc::clone(&region.map);
-        helpers.give(lane, (1, 7), Job::Seal { number: 5, fd, map });
+        helpers.give(payer, (1, 7), Job::Seal { number: 5, fd, map });
         let made = take(&door).pop_front();
         assert!(
             matches!(made, Some(ToDoor::Made { made: Made::Sealed { number: 5, sealed: Ok(_) }, .. })),
             "{made:?}"
         );
-        helpers.give(lane, (1, 7), Job::Drop(vec![region]));
+        helpers.give(payer, (1, 7), Job::Drop(vec![region]));
         let until = Instant::now() + Duration::from_secs(10);
-        while !helpers.lanes.is_empty() || pool.usage().0 > 0 {
+        while !helpers.queues.is_empty() || pool.usage().0 > 0 {
             assert!(Instant::now() < until, "{helpers:?}");
             std::thread::sleep(Duration::from_millis(5));
             helpers.sweep();

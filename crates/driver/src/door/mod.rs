@@ -24,7 +24,7 @@ pub use messages::{Asked, FromDoor, Registering, ToDoor};
 use crate::clock::Clock;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
-use crate::messages::ClientId;
+use crate::messages::{ClientId, DRIVER};
 use crate::settings::Settings;
 use crate::StartError;
 use accept::Newcomers;
@@ -41,14 +41,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use turns::{Lane, Turns};
+use turns::Turns;
 
 /// Frames that are read in one turn.
 const FRAMES_PER_TURN: usize = 8;
 /// How often helpers, users and tenants that are gone are forgotten.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Who has helpers do what is nobody's.
-const DRIVER: Lane = (crate::messages::TenantId::MAX, None);
 
 const TOKEN_INBOX: u64 = 0;
 const TOKEN_LISTENER: u64 = 1;
@@ -211,13 +209,13 @@ impl Door {
             ToDoor::CutOff { client, violation } => self.cut_off(client, violation),
             ToDoor::Forget { client, mut regions } => {
                 self.close(client);
-                let mut lane = DRIVER;
+                let mut payer = DRIVER;
                 if let Some(guest) = self.guests.forget(client) {
-                    lane = guest.lane();
+                    payer = guest.payer();
                     regions.extend(guest.send_regions.into_values().map(|(region, _)| region));
                 }
                 if !regions.is_empty() {
-                    self.helpers.give(lane, (0, 0), Job::Drop(regions));
+                    self.helpers.give(payer, (0, 0), Job::Drop(regions));
                 }
             }
             ToDoor::MakeReceiveRegion { client, lease, ring_bytes } => {
@@ -226,8 +224,8 @@ impl Door {
                     let exhausted = Exhausted::Budget { budget: lease.bytes() };
                     self.conductor.send(FromDoor::NoReceiveRegion { client, exhausted });
                 } else {
-                    let (lane, whose) = (guest.lane(), (client, guest.serial));
-                    self.helpers.give(lane, whose, Job::ReceiveRegion(lease, ring_bytes));
+                    let (payer, whose) = (guest.payer(), (client, guest.serial));
+                    self.helpers.give(payer, whose, Job::ReceiveRegion(lease, ring_bytes));
                 }
             }
             ToDoor::Watch { pidfd } => {
