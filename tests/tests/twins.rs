@@ -481,3 +481,16 @@ fn who_steps_aside_knows_what_still_comes() {
     driver().wait_for("the connection is over", |report| report.connections.is_empty());
     drop((fd, accepted));
 }
+
+/// Who cannot step aside is as shut as before.
+#[test]
+fn an_end_that_cannot_step_aside_stays_shut() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    a.socket.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(a.socket.step_aside().unwrap_err().errno(), libc::ENOTCONN, "nobody has claimed it");
+    let refused = a.socket.send_filled(1, &mut |_, _| Ok(1)).unwrap_err();
+    assert_eq!(refused.errno(), libc::EPIPE);
+    drop((fd, accepted));
+}

@@ -249,15 +249,16 @@ impl Socket {
         if control.state != State::Connected {
             return Err(not_connected());
         }
-        {
+        let was_shut = {
             let mut side = self.send.lock();
-            (side.shut, side.aside) = (true, true);
-        }
+            side.aside = true;
+            std::mem::replace(&mut side.shut, true)
+        };
         let request = control.link.request(Operation::StepAside);
         let answer = control.call(request, || "cannot leave the fabric".to_owned());
         if answer.is_err() {
             let mut side = self.send.lock();
-            (side.shut, side.aside) = (false, false);
+            (side.shut, side.aside) = (was_shut, false);
         }
         control.link.kick();
         answer.map(|answer| answer.number())
