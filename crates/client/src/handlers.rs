@@ -25,8 +25,8 @@ const OWN: [libc::c_int; 7] =
 const OF_LIBRARY: [libc::c_int; 2] = [32, 33];
 /// The highest signal.
 const LAST: usize = 64;
-/// What the kernel takes a set of signals to be.
-const SET_BYTES: usize = 8;
+/// Bytes of a set of signals, as the kernel's calls take it.
+pub const SET_BYTES: usize = 8;
 
 /// The kernel's set of signals.
 type Set = u64;
@@ -151,17 +151,20 @@ fn deliver() {
     }
 }
 
-fn set_mask(mask: Set) {
-    // SAFETY: a set of the kernel's size; of the calling thread alone.
+/// Blocks these signals and no others. Returns those that were blocked before.
+fn set_mask(mask: Set) -> Set {
+    let mut before: Set = 0;
+    // SAFETY: sets of the kernel's size; of the calling thread alone.
     unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,
             libc::SIG_SETMASK,
             &raw const mask,
-            ptr::null_mut::<Set>(),
+            &raw mut before,
             SET_BYTES,
         );
     }
+    before
 }
 
 fn bit(signal: libc::c_int) -> Set {
@@ -335,17 +338,7 @@ pub struct Handlers {
 impl Handlers {
     /// Waits for other threads that install handlers. Signals are blocked until this is dropped.
     pub fn lock() -> Self {
-        let (all, mut blocked): (Set, Set) = (!0, 0);
-        // SAFETY: sets of the kernel's size; of the calling thread alone.
-        unsafe {
-            libc::syscall(
-                libc::SYS_rt_sigprocmask,
-                libc::SIG_SETMASK,
-                &raw const all,
-                &raw mut blocked,
-                SET_BYTES,
-            );
-        }
+        let blocked = set_mask(!0);
         while INSTALLING.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }

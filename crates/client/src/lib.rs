@@ -65,7 +65,7 @@ pub mod core {
     pub use crate::error::ELSEWHERE;
     pub use crate::handlers::{
         are_put_off, catcher_address, installed, interruptible, let_run, outside, runs, Handlers, Inside,
-        Installed, Runs,
+        Installed, Runs, SET_BYTES,
     };
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;

@@ -27,6 +27,9 @@ const MARK: u8 = 0xa5;
 /// How long bytes are waited for that the driver has said are on their way.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 
+/// The reason of an end that follows its peer.
+pub(crate) const FOLLOWS: &str = "the peer has left";
+
 /// It sends in the kernel.
 const SENDS: u32 = 1;
 /// The peer's mark has been taken off.
@@ -130,7 +133,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: &str) -> bool {
 #[inline]
 pub(crate) fn follow(entry: &Arc<Entry>, twin: &Twin, end: &Socket) {
     if end.sends_elsewhere() {
-        leave(entry, twin, "the peer has left");
+        leave(entry, twin, FOLLOWS);
     }
 }
 
@@ -174,7 +177,7 @@ pub(crate) fn received_all(
     waits: bool,
     until: Option<Instant>,
 ) -> Outcome<c_int> {
-    leave(entry, twin, "the peer has left");
+    leave(entry, twin, FOLLOWS);
     let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
     loop {
         match take_mark(twin, fd) {

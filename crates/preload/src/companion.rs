@@ -19,7 +19,7 @@ use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
 use crate::{real, short, spin, start, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use pd_client::core::{interruptible, sleep_for, this_thread, Armed, Epoll, Inside, Socket};
+use pd_client::core::{interruptible, sleep_for, this_thread, Armed, Epoll, Inside, Socket, SET_BYTES};
 use std::collections::HashMap;
 use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -29,8 +29,6 @@ use std::time::{Duration, Instant};
 const TOKEN: u64 = 0xfdfa_b81c << 32;
 /// One wait in so many looks at the kernel's members although the fabric has something.
 const KERNEL_EVERY: u32 = 8;
-/// What the kernel takes a set of signals to be.
-pub(crate) const SET_BYTES: usize = 8;
 /// Flags that mean nothing to the fabric: one socket is never in two processes' waits.
 const NOT_OURS: u32 = (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP) as u32;
 /// How long a wait sleeps that nothing on the fabric can end.

@@ -8,13 +8,12 @@
 //! The memory begins as zeros. A thread's first access puts the beginnings of all variables there.
 #![cfg(target_arch = "x86_64")]
 use crate::real::system_call;
+use pd_client::core::SET_BYTES;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// In front of the variables: whether they have their beginnings. As much as the largest alignment.
 const FLAG_BYTES: usize = 64;
-/// The kernel's set of signals.
-const SET_BYTES: usize = 8;
 
 /// Beginnings of the variables: address and bytes.
 static IMAGE: AtomicUsize = AtomicUsize::new(0);

@@ -442,7 +442,7 @@ impl Twin {
                     }
                 }
                 Err(AGAIN) if self.progress().sends() && self.rest_comes(entry) => continue,
-                Err(AGAIN) if received == 0 && !self.waits(flags) && unseen::found_nothing(entry, self) => {
+                Err(AGAIN) if received == 0 && !self.waits(flags) && unseen::is_waited_for(entry, self) => {
                     continue
                 }
                 Err(AGAIN) if self.is_settled(entry) => continue,
@@ -493,19 +493,18 @@ impl Twin {
                     continue;
                 }
                 Err(failure) if aside::is_elsewhere(failure) => {
-                    if !aside::leave(entry, self, "the peer has left") {
-                        Failure::Errno(libc::ECONNRESET)
-                    } else if let Some(fd) = entry.any_fd().filter(|_| sent > 0 && self.waits(flags)) {
+                    let failure = self.for_kernel(entry, aside::FOLLOWS, libc::ECONNRESET);
+                    let goes_on = failure == Failure::Plain && sent > 0 && self.waits(flags);
+                    if let Some(fd) = entry.any_fd().filter(|_| goes_on) {
                         return Ok(sent + Self::rest_by_kernel(fd, rest.pieces(), flags, false));
-                    } else {
-                        Failure::Plain
                     }
+                    failure
                 }
                 Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
-                Err(AGAIN) if sent == 0 && unseen::found_nothing(entry, self) => Failure::Plain,
+                Err(AGAIN) if sent == 0 && unseen::is_waited_for(entry, self) => Failure::Plain,
                 Err(failure) => failure,
             };
             if sent > 0 {
@@ -564,7 +563,7 @@ impl Twin {
 
     /// What only the kernel can do is asked for. How the call ends if it cannot be the kernel's.
     #[cold]
-    fn for_kernel(&self, entry: &Arc<Entry>, why: &str, errno: c_int) -> Failure {
+    pub(crate) fn for_kernel(&self, entry: &Arc<Entry>, why: &str, errno: c_int) -> Failure {
         match aside::leave(entry, self, why) {
             true => Failure::Plain,
             false => Failure::Errno(errno),
@@ -656,10 +655,7 @@ impl Twin {
                     continue;
                 }
                 Err(failure) if aside::is_elsewhere(failure) => {
-                    match aside::leave(entry, self, "the peer has left") {
-                        true => Failure::Plain,
-                        false => Failure::Errno(libc::ECONNRESET),
-                    }
+                    self.for_kernel(entry, aside::FOLLOWS, libc::ECONNRESET)
                 }
                 Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,

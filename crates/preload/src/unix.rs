@@ -7,7 +7,7 @@ use crate::entry::{attach_twin, Entry};
 use crate::log::note;
 use crate::refusals::Place;
 use crate::twin::Twin;
-use crate::{address, aside, fabric, real};
+use crate::{address, fabric, real};
 use libc::{c_int, c_void, msghdr, sockaddr, sockaddr_un, socklen_t};
 use pd_client::core::outside;
 use std::ffi::OsStr;
@@ -130,10 +130,7 @@ unsafe fn twin_towards(
 
 /// A message with more than bytes is about to be sent, which only the kernel can.
 pub(crate) fn leave_for_control(entry: &Arc<Entry>, twin: &Twin) -> Outcome<()> {
-    match aside::leave(entry, twin, "a message with descriptors") {
-        true => Err(Failure::Plain),
-        false => Err(Failure::Errno(libc::EOPNOTSUPP)),
-    }
+    Err(twin.for_kernel(entry, "a message with descriptors", libc::EOPNOTSUPP))
 }
 
 /// What the kernel would add to a message of a socket with `SO_PASSCRED`: whom the connection is to.

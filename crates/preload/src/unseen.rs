@@ -71,19 +71,14 @@ pub(crate) fn is_found() -> bool {
 #[inline]
 pub(crate) fn used(entry: &Arc<Entry>, twin: &Twin) {
     if twin.attention.calls.load(Ordering::Relaxed) < FIRST_CALLS {
-        looks(entry, twin);
+        is_waited_for(entry, twin);
     }
 }
 
-/// A call has found nothing and does not wait. Says whether the connection has left the fabric, so that the call is to look
-/// again.
+/// Whether somebody waits for the connection where the library does not see it; then it has left the fabric. Asked by calls that
+/// find nothing and do not wait, which look again then, and by the first ones that move bytes.
 #[cold]
-pub(crate) fn found_nothing(entry: &Arc<Entry>, twin: &Twin) -> bool {
-    looks(entry, twin)
-}
-
-#[cold]
-fn looks(entry: &Arc<Entry>, twin: &Twin) -> bool {
+pub(crate) fn is_waited_for(entry: &Arc<Entry>, twin: &Twin) -> bool {
     if twin.names.is_some() || twin.progress().sends() || entry.socket().is_none_or(|it| it.is_watched()) {
         return false;
     }

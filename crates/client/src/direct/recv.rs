@@ -163,7 +163,7 @@ impl RecvSide {
         self.incoming.origin.is_none() && self.cursor != self.producer && self.peer_has_begun()
     }
 
-    /// What lies in the peer's ring already, while bytes that the driver has delivered come first.
+    /// Bytes that lie in the peer's ring already, while bytes that the driver has delivered come first.
     pub(crate) fn beyond(&self) -> u64 {
         let Some((_, peer)) = self.incoming.pair.as_deref() else { return 0 };
         match self.incoming.leaving {

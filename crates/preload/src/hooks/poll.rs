@@ -1,11 +1,11 @@
 //! `poll` and `select`.
 use super::hooks;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
-use crate::companion::{LOOK_EVERY, SET_BYTES};
+use crate::companion::LOOK_EVERY;
 use crate::entry::{self, Entry, State};
 use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use pd_client::core::{interruptible, Epoll, Socket};
+use pd_client::core::{interruptible, Epoll, Socket, SET_BYTES};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,9 +3,7 @@ use super::{descriptor, epoll, hooks, receive, send};
 use crate::call::set_errno;
 use crate::{real, start, table};
 use libc::{c_int, c_long};
-
-/// What the kernel takes a set of signals to be, of which the C library's has more.
-const SET_BYTES: usize = 8;
+use pd_client::core::SET_BYTES;
 
 hooks! {
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
