@@ -1,30 +1,15 @@
 // Connections that leave the fabric while bytes are on their way: `fcntl` with `F_SETOWN` has one leave. `aside server PORT`
 // prints "ready"; `aside client IP PORT [ROUNDS]` prints lines that do not depend on what carries the bytes.
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#include "serve.h"
 
-#define SAY(...) (printf(__VA_ARGS__), putchar('\n'), fflush(stdout))
 #define NEVER UINT32_MAX
-
-static void die(const char *what) {
-    printf("%s: %s\n", what, strerror(errno));
-    fflush(stdout);
-    exit(1);
-}
 
 // What one side does.
 struct side {
@@ -205,22 +190,6 @@ static void *serve(void *argument) {
     return NULL;
 }
 
-static void server(int port) {
-    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(port)};
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(fd, (void *)&any, sizeof any) || listen(fd, 128)) die("listen");
-    signal(SIGPIPE, SIG_IGN);
-    SAY("ready");
-    for (;;) {
-        pthread_t thread;
-        int new = accept(fd, NULL, NULL);
-        if (new < 0) die("accept");
-        pthread_create(&thread, NULL, serve, (void *)(intptr_t)new);
-        pthread_detach(thread);
-    }
-}
-
 static uint32_t state;
 
 static uint32_t any(uint32_t below) {
@@ -265,7 +234,7 @@ static void client(struct sockaddr_in where, int rounds, uint32_t first) {
 }
 
 int main(int count, char **arguments) {
-    if (count >= 3 && !strcmp(arguments[1], "server")) server(atoi(arguments[2]));
+    if (count >= 3 && !strcmp(arguments[1], "server")) serve_each(atoi(arguments[2]), serve);
     if (count < 4) return 2;
     struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[3]))};
     inet_pton(AF_INET, arguments[2], &where.sin_addr);

@@ -3,42 +3,28 @@
 // for each case. The first byte of a connection says what the server does: 'E' echo until the end, then
 // say "bye"; 'X' close at once; 'Q' say nothing until the end.
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <spawn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "serve.h"
 
 static struct sockaddr_in where;
 static const char *self;
 
-#define SAY(...) (printf(__VA_ARGS__), putchar('\n'), fflush(stdout))
 // The result of a call, and errno if it failed.
 #define TELL(name, call) do { \
     long result_ = (call); \
     SAY(name ": %ld %s", result_, result_ < 0 ? strerrorname_np(errno) : "ok"); \
 } while (0)
-
-static void die(const char *what) {
-    printf("%s: %s\n", what, strerror(errno));
-    exit(1);
-}
 
 static void all_out(int fd, const void *bytes, size_t len) {
     for (const char *at = bytes; len > 0;) {
@@ -71,22 +57,6 @@ static void *serve(void *argument) {
     close(fd);
     free(bytes);
     return NULL;
-}
-
-static void server(int port) {
-    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(port)};
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(fd, (void *)&any, sizeof any) || listen(fd, 128)) die("listen");
-    signal(SIGPIPE, SIG_IGN);
-    SAY("ready");
-    for (;;) {
-        pthread_t thread;
-        int new = accept(fd, NULL, NULL);
-        if (new < 0) die("accept");
-        pthread_create(&thread, NULL, serve, (void *)(intptr_t)new);
-        pthread_detach(thread);
-    }
 }
 
 static int make(char kind) {
@@ -404,7 +374,7 @@ static void processes(void) {
 
 int main(int count, char **arguments) {
     self = "/proc/self/exe";
-    if (count == 3 && !strcmp(arguments[1], "server")) server(atoi(arguments[2]));
+    if (count == 3 && !strcmp(arguments[1], "server")) serve_each(atoi(arguments[2]), serve);
     if (count == 3 && !strcmp(arguments[1], "image")) {
         int fd = atoi(arguments[2]);
         expect("in another image", fd, "6");

@@ -2,45 +2,24 @@
 // echoes; `instances client IP PORT [CASE]` prints lines for each case, which do not depend on what carries the
 // bytes.
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/select.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "serve.h"
 
 #define LONG_MS 5000
 #define BRIEF_MS 50
 
 static struct sockaddr_in where;
 static const char *self;
-
-#define SAY(...) (printf(__VA_ARGS__), putchar('\n'), fflush(stdout))
-
-static void die(const char *what) {
-    printf("%s: %s\n", what, strerror(errno));
-    fflush(stdout);
-    exit(1);
-}
-
-static int checked(const char *what, int result) {
-    if (result < 0) die(what);
-    return result;
-}
 
 static void *serve(void *argument) {
     int fd = (int)(intptr_t)argument;
@@ -50,21 +29,6 @@ static void *serve(void *argument) {
         if (write(fd, bytes, part) != part) break;
     close(fd);
     return NULL;
-}
-
-static void server(int port) {
-    int fd = checked("socket", socket(AF_INET, SOCK_STREAM, 0)), one = 1;
-    struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(port)};
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(fd, (void *)&any, sizeof any) || listen(fd, 128)) die("listen");
-    signal(SIGPIPE, SIG_IGN);
-    SAY("ready");
-    for (;;) {
-        pthread_t thread;
-        int new = checked("accept", accept(fd, NULL, NULL));
-        pthread_create(&thread, NULL, serve, (void *)(intptr_t)new);
-        pthread_detach(thread);
-    }
 }
 
 static int made(void) {
@@ -685,7 +649,7 @@ static const struct {
 
 int main(int count, char **arguments) {
     self = "/proc/self/exe";
-    if (count > 2 && !strcmp(arguments[1], "server")) server(atoi(arguments[2]));
+    if (count > 2 && !strcmp(arguments[1], "server")) serve_each(atoi(arguments[2]), serve);
     where = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(atoi(arguments[3]))};
     inet_pton(AF_INET, arguments[2], &where.sin_addr);
     if (!strcmp(arguments[1], "image")) {

@@ -1,29 +1,15 @@
 // Programs that wait by system calls of their own, past the C library, and send and receive by the C library. `raw_waits server
 // PORT` prints "ready" and echoes; `raw_waits client IP PORT` prints lines that do not depend on what carries the bytes.
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include "serve.h"
 
-#define SAY(...) (printf(__VA_ARGS__), putchar('\n'), fflush(stdout))
 #define CONNECTIONS 4
 #define BYTES 400000
 #define LONG_MS 10000
-
-static void die(const char *what) {
-    printf("%s: %s\n", what, strerror(errno));
-    fflush(stdout);
-    exit(1);
-}
 
 // No function of the C library's, which could be stood in for.
 static long raw(long number, long a, long b, long c, long d) {
@@ -73,10 +59,7 @@ static int go_on(int epoll, int fd, struct echo *echo) {
 }
 
 static void server(int port) {
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), one = 1, epoll = instance();
-    struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(port)};
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(fd, (void *)&any, sizeof any) || listen(fd, 128)) die("listen");
+    int fd = listening(port, SOCK_NONBLOCK), epoll = instance();
     control(epoll, EPOLL_CTL_ADD, fd, EPOLLIN);
     SAY("ready");
     for (;;) {

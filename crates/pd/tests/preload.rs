@@ -158,6 +158,20 @@ impl Site {
         answer_of(&mut self.run(3, with, command))
     }
 
+    /// The program of this name in C, compiled with `options`, too.
+    fn compiled(&self, name: &str, options: &[&str]) -> String {
+        let program = self.folder.path().join(name);
+        let status = Command::new("gcc")
+            .args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
+            .arg(&program)
+            .args(options)
+            .arg(programs().join(format!("{name}.c")))
+            .status()
+            .unwrap();
+        assert!(status.success());
+        program.to_str().unwrap().to_owned()
+    }
+
     /// Server and client with and without the library, in all ways: the same answers, on the fabric when both have it,
     /// and directly unless the policy has the driver move the bytes.
     fn compare(&self, server: &[&str], client: &[&str]) {
@@ -258,15 +272,8 @@ fn programs() -> PathBuf {
 }
 
 fn compare_calls(site: &Site) {
-    let program = site.folder.path().join("calls");
-    let compiled = Command::new("gcc")
-        .args(["-O2", "-Wall", "-Wextra", "-D_FORTIFY_SOURCE=2", "-pthread", "-o"])
-        .arg(&program)
-        .arg(programs().join("calls.c"))
-        .status()
-        .unwrap();
-    assert!(compiled.success());
-    let program = program.to_str().unwrap();
+    let program = site.compiled("calls", &["-D_FORTIFY_SOURCE=2"]);
+    let program = program.as_str();
     site.compare(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
 }
 

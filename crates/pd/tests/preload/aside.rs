@@ -1,20 +1,6 @@
 //! Connections that leave the fabric while bytes are on their way, and programs that make them.
 
-use super::{programs, Site, With, PORT};
-use std::path::PathBuf;
-use std::process::Command;
-
-fn compiled(site: &Site, name: &str) -> PathBuf {
-    let program = site.folder.path().join(name);
-    let status = Command::new("gcc")
-        .args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
-        .arg(&program)
-        .arg(programs().join(format!("{name}.c")))
-        .status()
-        .unwrap();
-    assert!(status.success());
-    program
-}
+use super::{Site, With, PORT};
 
 /// How often the library says so.
 fn said(site: &Site, what: &str) -> usize {
@@ -24,8 +10,8 @@ fn said(site: &Site, what: &str) -> usize {
 #[test]
 fn connections_leave_the_fabric_at_any_time_without_loss() {
     let site = Site::new(106);
-    let program = compiled(&site, "aside");
-    let (program, ip) = (program.to_str().unwrap(), site.address(2));
+    let program = site.compiled("aside", &[]);
+    let (program, ip) = (program.as_str(), site.address(2));
     let (server, client) = ([program, "server", PORT], [program, "client", &ip, PORT]);
     site.compare(&server, &client);
     let left = said(&site, "leaves the fabric: signals for each event");
@@ -42,8 +28,8 @@ fn connections_leave_the_fabric_at_any_time_without_loss() {
 #[test]
 fn programs_that_wait_past_the_library_are_the_kernels() {
     let site = Site::new(107);
-    let program = compiled(&site, "raw_waits");
-    let (program, ip) = (program.to_str().unwrap(), site.address(2));
+    let program = site.compiled("raw_waits", &[]);
+    let (program, ip) = (program.as_str(), site.address(2));
     let (server, client) = ([program, "server", PORT], [program, "client", &ip, PORT]);
     let ways: [(With, With); 5] = [
         (With::Nothing, With::Nothing),
