@@ -69,15 +69,15 @@ trait Load {
     /// The program's name.
     fn name(&self) -> &'static str;
 
-    /// What tells this load from others of the program.
+    /// Parameters that tell this load from others of the program.
     fn params(&self) -> Params;
 
-    /// Whether it is run with the scheme: the mode for short connections is for those only.
+    /// Tells whether the load is run with the scheme: the mode for short connections is for those only.
     fn suits(&self, scheme: Scheme) -> bool {
         scheme != Scheme::PreloadShort
     }
 
-    /// What has to be there: programs, or paths of files, and their Debian packages.
+    /// Programs, or paths of files, that have to be there, and their Debian packages.
     fn needs(&self) -> &'static [(&'static str, &'static str)];
 
     /// Where the server listens, in TCP.
@@ -94,7 +94,7 @@ trait Load {
     /// The client's command: for about so many seconds, or so many requests. `dir` is where the server's files are.
     fn client(&self, scheme: Scheme, server: &str, dir: &Path, seconds: f64, requests: u64) -> Vec<String>;
 
-    /// What the client has done, by what it has printed.
+    /// Work that the client has done, by what it has printed.
     fn parse(&self, text: &str, requests: u64) -> Option<Work>;
 }
 
