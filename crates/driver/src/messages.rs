@@ -188,7 +188,9 @@ pub struct Former {
 pub struct Parted {
     /// Whose it was.
     pub former: Option<Former>,
-    /// Of the destination on the direct path: what it had not read.
+    /// Of the destination: whether the connection has left the direct path with it, for good.
+    pub left: bool,
+    /// Then what it had not read.
     pub remainder: Option<Remainder>,
     /// Of the source on the direct path: nothing of the new one's is delivered before the destination says that it has
     /// read the ring of the former.

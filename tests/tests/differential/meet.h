@@ -91,7 +91,7 @@ static uint64_t below(uint64_t *state, uint64_t bound) { return next(state) % bo
 
 // Byte number `position` of a stream.
 static uint8_t pattern(unsigned stream, uint64_t position) {
-    return (position * 0x9e3779b97f4a7c15 >> 37) + stream * 101 + position;
+    return mixed(position / 8 * 2 + stream) >> position % 8 * 8;
 }
 
 static void fill(unsigned stream, uint64_t position, uint8_t *bytes, size_t len) {

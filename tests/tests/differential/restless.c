@@ -175,7 +175,7 @@ int main(int argc, char **argv) {
     unseen = below(&common, 5) == 0 && strcmp(argv[2], "short");
     late_ms = below(&common, 4) == 0 ? 20 + below(&common, 700) : 0;
     unsigned passes = is_unix ? below(&common, 8) : 0, forked = 0;
-    if (forks && !unseen && !atoi(argv[6])) forked = below(&common, 8);
+    if (forks && !unseen) forked = below(&common, 8);
     random_state = mixed(seed * 2 + side);
     if (forked == 1 + side || forked == 3) fork_at = 1 + below(&random_state, bytes_each);
     if (passes == 1 + side || passes == 3) pass_at = 1 + below(&random_state, bytes_each);

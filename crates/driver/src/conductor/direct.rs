@@ -113,7 +113,8 @@ impl Conductor {
         (id, client.serial)
     }
 
-    /// Adds to what a side's `path` word says, and lets its client know.
+    /// Adds to what a side's `path` word says, and lets its client know; not one that has the side only since the connection
+    /// left the direct path.
     pub(super) fn say(&mut self, index: u32, side: usize, more: u32) {
         let Some(Some(Connection { sides, direct: Some(direct), .. })) =
             self.connections.get_mut(index as usize)
@@ -121,6 +122,9 @@ impl Conductor {
             return;
         };
         direct.words[side] |= more;
+        if direct.left[side] {
+            return;
+        }
         let (owner, word) = (sides[side], direct.words[side]);
         let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
         if let Some((memory, slot)) = memory {

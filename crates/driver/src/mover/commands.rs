@@ -130,7 +130,7 @@ impl Mover {
             }
             ToMover::Retarget { flow, ref destination, ref mut parted } => {
                 let parted = parted.take().map_or_else(Parted::default, |parted| *parted);
-                self.retarget(flow, destination.clone(), parted.former, parted.remainder);
+                self.retarget(flow, destination.clone(), parted);
             }
             ToMover::HandOver { flow, ref source, ref parted } => {
                 self.hand_over(flow, source.clone(), parted);

@@ -14,7 +14,7 @@ pub use remainder::Unfinished;
 
 use super::flow::Flow;
 use super::{counting, Mover};
-use crate::messages::{ClientId, Endpoint, FlowId, Former, Gone, Parted, Remainder, Ring, ToConductor};
+use crate::messages::{ClientId, Endpoint, FlowId, Former, Gone, Parted, Ring, ToConductor};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_shm::wait::{SharedCells, Waker};
 use pd_shm::Mapping;
@@ -41,8 +41,11 @@ pub struct Moves {
     pub remainder: Option<Box<Unfinished>>,
     /// The receiver has still to read a ring that the present sender has left, or a former one had.
     held: bool,
-    /// It has had another receiver, for which the mover reads what the former one had not.
-    retargeted: bool,
+    /// The sender's ring is read here: its receiver has gone to another client.
+    read_here: bool,
+    /// The sender writes nothing more into its ring; the receiver has read it to the end. Both for good.
+    sender_left: bool,
+    receiver_left: bool,
 }
 
 /// Where a former receiver's bytes are.
@@ -168,13 +171,8 @@ fn tell_moved(former: &Endpoint, word: usize, wait: &SharedCells<'_>) {
 
 impl Mover {
     /// Flow `id` delivers to another client's socket from now on.
-    pub(super) fn retarget(
-        &mut self,
-        id: FlowId,
-        destination: Endpoint,
-        former: Option<Former>,
-        remainder: Option<Remainder>,
-    ) {
+    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Parted) {
+        let Parted { former, left, remainder, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
             self.let_go(former);
             // It is over, and its last receiver has read all.
@@ -187,13 +185,12 @@ impl Mover {
         let finished = flow.is_finished();
         let moves = flow.moves.get_or_insert_default();
         moves.next = Some(destination);
-        // The claimer of a twin is its first receiver: nothing was read before.
-        moves.retargeted |= former.is_some() || remainder.is_some();
+        moves.read_here |= left;
         moves.formers.extend(former);
         // Of a former sender's ring the new destination gets what the former one had not read, here.
         moves.held = false;
         if let Some(remainder) = remainder {
-            let is_last = remainder.is_last || finished;
+            let is_last = remainder.is_last || finished || moves.sender_left;
             moves.remainder = Some(Box::new(Unfinished::from(remainder)));
             self.unfinished.push(id);
             self.next_look = Duration::ZERO;
@@ -208,14 +205,17 @@ impl Mover {
         self.read_on(id, true);
         let Some(flow) = self.flows.get(id) else { return };
         let moves = flow.moves.get_or_insert_default();
-        moves.held |= !moves.retargeted;
+        moves.sender_left = true;
+        moves.held |= !moves.read_here && !moves.receiver_left;
         self.tell_conductor(ToConductor::Gone { flow: id, gone: Gone::Writer });
     }
 
     /// The receiver has read a ring that the sender has left.
     pub(super) fn release(&mut self, id: FlowId) {
         self.tell_conductor(ToConductor::Gone { flow: id, gone: Gone::Reader });
-        let Some(moves) = self.flows.used(id).and_then(|flow| flow.moves.as_mut()) else { return };
+        let Some(flow) = self.flows.get(id) else { return };
+        let moves = flow.moves.get_or_insert_default();
+        moves.receiver_left = true;
         if std::mem::take(&mut moves.held) {
             self.resume(id);
         }
@@ -272,7 +272,7 @@ impl Mover {
         let (base, _) = flow.sends();
         let moves = flow.moves.get_or_insert_default();
         moves.heirs.push_back((base, source));
-        moves.held |= parted.held;
+        moves.held |= parted.held && !moves.receiver_left;
         tell_moved(&former, socket_status::SEND_END, &former.memory.send_wait(former.slot));
         if parted.unclaimed {
             tell_moved(&former, socket_status::RECV_END, &former.memory.recv_wait(former.slot));

@@ -8,6 +8,8 @@ use rustix::io::Errno;
 /// What becomes of a direct connection one side of which goes to another client.
 #[derive(Debug, Default)]
 pub(in crate::conductor) struct Parting {
+    /// The connection leaves the direct path, or has left it.
+    pub(in crate::conductor) left: bool,
     /// What that side had not read of its peer's ring.
     pub(in crate::conductor) remainder: Option<Remainder>,
     /// Its peer has still to read what it wrote.
@@ -67,7 +69,7 @@ impl Conductor {
         let first = !std::mem::replace(&mut direct.left[side], true);
         let (own, others) = (direct.rings[side].as_ref(), direct.rings[1 - side].as_ref());
         let recall = direct.recall.as_ref();
-        let mut parting = Parting::default();
+        let mut parting = Parting { left: true, ..Parting::default() };
         if first {
             let read = own.map_or(0, DirectRing::said_read);
             let is_last = direct.left[1 - side] || recall.is_some_and(|recall| recall.stopped[1 - side]);

@@ -71,7 +71,7 @@ impl Conductor {
         to: Endpoint,
         owner: Option<(ClientId, Slot)>,
     ) {
-        let Ok(Parting { remainder, held, leave }) = self.part(index, side, owner) else {
+        let Ok(Parting { left, remainder, held, leave }) = self.part(index, side, owner) else {
             return self.cut(index as usize);
         };
         let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
@@ -91,7 +91,7 @@ impl Conductor {
                 ToMover::Retarget {
                     flow: incoming,
                     destination: to.clone(),
-                    parted: Some(Box::new(Parted { former, remainder, ..Parted::default() })),
+                    parted: Some(Box::new(Parted { former, left, remainder, ..Parted::default() })),
                 },
             );
         }
@@ -100,7 +100,7 @@ impl Conductor {
             ToMover::HandOver {
                 flow: outgoing,
                 source: to,
-                parted: Box::new(Parted { former, remainder: None, held, leave, unclaimed: !claimed }),
+                parted: Box::new(Parted { former, held, leave, unclaimed: !claimed, ..Parted::default() }),
             },
         );
     }

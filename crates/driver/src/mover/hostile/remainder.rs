@@ -33,15 +33,8 @@ impl Moved {
         }
         map.store_u64(direct::PRODUCER, written, Ordering::Release);
         let remainder = Some(ring.remainder(read, false).expect("a mapping"));
-        let parted = Some(Box::new(Parted { remainder, ..Parted::default() }));
-        let destination = Endpoint {
-            client: C,
-            serial: u64::from(C) + 1,
-            slot: SLOT,
-            generation: GENERATION,
-            memory: Arc::clone(&world.parties[C as usize].memory),
-            mover: 0,
-        };
+        let parted = Some(Box::new(Parted { left: true, remainder, ..Parted::default() }));
+        let destination = endpoint(&world, C, SLOT);
         world.inbox.send(ToMover::GoDirect { flow: 0 });
         world.inbox.send(ToMover::Retarget { flow: 0, destination, parted });
         world.rest();
@@ -94,6 +87,11 @@ impl Moved {
     }
 }
 
+fn endpoint(world: &World, client: ClientId, slot: Slot) -> Endpoint {
+    let memory = Arc::clone(&world.parties[client as usize].memory);
+    Endpoint { client, serial: u64::from(client) + 1, slot, generation: GENERATION, memory, mover: 0 }
+}
+
 #[test]
 fn the_rest_comes_in_order_and_then_what_is_sent() {
     let mut moved = Moved::new(160, 64);
@@ -140,28 +138,43 @@ fn impossible_counters_end_the_connection() {
 
 #[test]
 fn sends_of_an_heir_wait_until_the_former_ring_is_read() {
+    // The receiver says that it has read the ring after the mover hears of the heir, or before.
+    for early in [false, true] {
+        let mut world = World::new("cpu");
+        if early {
+            world.mover.release(2);
+        }
+        let (source, parted) = (endpoint(&world, B, 0), Parted { held: true, ..Parted::default() });
+        world.inbox.send(ToMover::HandOver { flow: 2, source, parted: Box::new(parted) });
+        world.send(0, 0, 100);
+        world.rest();
+        let delivered = |world: &World| world.parties[C as usize].status_u64(0, socket_status::RECV_PRODUCER);
+        assert_eq!(delivered(&world), if early { 100 } else { 0 });
+        world.mover.release(2);
+        world.rest();
+        assert_eq!(delivered(&world), 100);
+        world.check_guards();
+    }
+}
+
+#[test]
+fn a_receiver_that_came_before_the_rings_reads_them_itself() {
     let mut world = World::new("cpu");
-    let source = Endpoint {
-        client: B,
-        serial: u64::from(B) + 1,
-        slot: 0,
-        generation: GENERATION,
-        memory: Arc::clone(&world.parties[B as usize].memory),
-        mover: 0,
-    };
-    world.inbox.send(ToMover::HandOver {
-        flow: 2,
-        source,
-        parted: Box::new(Parted { held: true, ..Parted::default() }),
-    });
-    world.send(0, 0, 100);
+    world.open(C, SLOT);
+    let destination = endpoint(&world, C, SLOT);
+    world.inbox.send(ToMover::Retarget { flow: 0, destination, parted: Some(Box::default()) });
+    world.inbox.send(ToMover::GoDirect { flow: 0 });
     world.rest();
-    let delivered = |world: &World| world.parties[C as usize].status_u64(0, socket_status::RECV_PRODUCER);
-    assert_eq!(delivered(&world), 0);
-    world.mover.release(2);
-    world.rest();
-    assert_eq!(delivered(&world), 100);
-    world.check_guards();
+    let mut moved = Moved { world, ..Moved::new(0, 0) };
+    moved.say_left(LEFT_SENDING);
+    moved.send(80);
+    moved.ring_doorbells();
+    moved.world.pass(Duration::from_millis(1));
+    assert_eq!(moved.delivered(), (0, 0));
+    moved.world.mover.release(0);
+    moved.world.rest();
+    assert_eq!(moved.delivered(), (80, 0));
+    moved.world.check_guards();
 }
 
 proptest! {
