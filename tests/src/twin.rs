@@ -3,6 +3,10 @@ use crate::{fill, verify};
 use pd_client::core::{free, malloc, twin, Socket};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// No call of a test takes so long: one that does fails, so that the test ends.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// A twin, and where its two streams are. Stream 1 goes from the connecting side to the other, 2 back.
 #[derive(Debug)]
@@ -15,6 +19,8 @@ pub struct TwinSide {
 impl TwinSide {
     /// The side that connected (0) or accepted (1).
     pub fn new(socket: Arc<Socket>, side: u64) -> Self {
+        socket.set_recv_timeout(Some(GIVE_UP_AFTER)).expect("a timeout");
+        socket.set_send_timeout(Some(GIVE_UP_AFTER)).expect("a timeout");
         Self { socket, side }
     }
 

@@ -309,6 +309,8 @@ pub enum ToConductor {
     Violation { client: ClientId, violation: Violation },
     /// The flow has something to deliver and no ring.
     NeedRing { flow: FlowId, bytes_max: u64 },
+    /// A send region is known: the client may send from it.
+    RegionAdded { client: ClientId, region: u16 },
     /// A flow needs this ring no more.
     FreeRing { ring: Ring },
     /// A flow of this socket's has another source, all its sends being done; or another destination.

@@ -40,7 +40,6 @@ impl Conductor {
                 let Some(client) = self.present(id) else { return };
                 let mover = client.mover;
                 self.movers.send(mover, ToMover::AddRegion { client: id, region: number as u16, map });
-                self.tell_client(id, &Frame::new(FrameKind::Ready).with_id(number), None);
             }
             FromDoor::Frame { client, frame } => self.hear_frame(client, &frame),
             FromDoor::ReceiveRegion { client, number, region } => {

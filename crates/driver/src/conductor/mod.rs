@@ -39,6 +39,7 @@ use client::{Client, Connected, Phase, SocketState};
 use families::Families;
 use names::Names;
 use pd_abi::layout::{path, ENDED};
+use pd_abi::{Frame, FrameKind};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::time::Timespec;
@@ -268,6 +269,9 @@ impl Conductor {
             }
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
+            ToConductor::RegionAdded { client, region } => {
+                self.tell_client(client, &Frame::new(FrameKind::Ready).with_id(region.into()), None);
+            }
             ToConductor::FreeRing { ref ring } => self.free_ring(ring),
             ToConductor::LetGo { former: Former { client, serial, slot } } => {
                 let client_state = self.client_mut(client).filter(|client| client.serial == serial);

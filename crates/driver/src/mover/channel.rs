@@ -91,10 +91,15 @@ impl Channel {
         self.dirty = false;
         let produced = self.events.publish();
         if self.waker.wake(&memory.event_wait(index), produced) && memory.pipe_wanted(index) {
-            if let Some(pipe) = &self.pipe {
-                // Our end does not block; a full pipe is readable already.
-                let _ = rustix::io::write(pipe, &[1]);
-            }
+            self.ring_pipe();
+        }
+    }
+
+    /// Wakes who waits for the pipe, if there is one.
+    pub fn ring_pipe(&self) {
+        if let Some(pipe) = &self.pipe {
+            // Our end does not block; a full pipe is readable already.
+            let _ = rustix::io::write(pipe, &[1]);
         }
     }
 }

@@ -59,11 +59,14 @@ impl Mover {
             ToMover::AddPipe { client, channel, ref mut pipe } => {
                 if let Some(channel) = channel_of(&mut self.clients, client, channel) {
                     channel.pipe = pipe.take();
+                    // Its reader may have known of it before, and have been woken without.
+                    channel.ring_pipe();
                 }
             }
             ToMover::AddRegion { client, region, ref map } => {
                 if let Some(Some(state)) = self.clients.get_mut(client as usize) {
                     put(&mut state.regions, region as usize, Arc::clone(map));
+                    self.tell_conductor(ToConductor::RegionAdded { client, region });
                 }
             }
             ToMover::OpenSocket { client, slot, generation, channel } => {

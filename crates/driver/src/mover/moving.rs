@@ -16,7 +16,7 @@ use super::flow::Flow;
 use super::{counting, Mover};
 use crate::messages::{ClientId, Endpoint, FlowId, Former, Gone, Parted, Ring, ToConductor};
 use pd_abi::layout::{socket_status, ENDED};
-use pd_shm::wait::{SharedCells, Waker};
+use pd_shm::wait::Waker;
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -161,15 +161,22 @@ impl Flow {
     }
 }
 
-/// A client learns that its socket is another's by now.
-fn tell_moved(former: &Endpoint, word: usize, wait: &SharedCells<'_>) {
-    if former.client != ClientId::MAX {
-        former.memory.publish_u32(former.slot, word, Errno::STALE.raw_os_error() as u32);
-        Waker::default().wake_always(wait);
-    }
-}
-
 impl Mover {
+    /// A client learns that its socket is another's by now: by the word that tells how its sends, or what it receives, end.
+    fn tell_moved(&mut self, former: &Endpoint, word: usize) {
+        let Endpoint { client, slot, ref memory, mover, .. } = *former;
+        if client == ClientId::MAX {
+            return;
+        }
+        memory.publish_u32(slot, word, Errno::STALE.raw_os_error() as u32);
+        let receives = word == socket_status::RECV_END;
+        let wait = if receives { memory.recv_wait(slot) } else { memory.send_wait(slot) };
+        Waker::default().wake_always(&wait);
+        if receives {
+            self.ready_at((mover, client, slot));
+        }
+    }
+
     /// Flow `id` delivers to another client's socket from now on.
     pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Parted) {
         let Parted { former, left, remainder, .. } = parted;
@@ -184,7 +191,8 @@ impl Mover {
         };
         let finished = flow.is_finished();
         let moves = flow.moves.get_or_insert_default();
-        moves.next = Some(destination);
+        // Who should have had it meanwhile learns the same as the former one.
+        let between = moves.next.replace(destination);
         moves.read_here |= left;
         moves.formers.extend(former);
         // Of a former sender's ring the new destination gets what the former one had not read, here.
@@ -195,6 +203,9 @@ impl Mover {
             self.unfinished.push(id);
             self.next_look = Duration::ZERO;
             self.read_on(id, is_last);
+        }
+        if let Some(between) = between {
+            self.tell_moved(&between, socket_status::RECV_END);
         }
         self.switch(id);
     }
@@ -236,8 +247,7 @@ impl Mover {
         if let Some(ring) = read_up {
             self.tell_conductor(ToConductor::FreeRing { ring });
         }
-        tell_moved(&former, socket_status::RECV_END, &former.memory.recv_wait(former.slot));
-        self.ready_at((former.mover, former.client, former.slot));
+        self.tell_moved(&former, socket_status::RECV_END);
         self.tell(id, news);
         self.resume(id);
         self.let_go_formers(id);
@@ -273,10 +283,9 @@ impl Mover {
         let moves = flow.moves.get_or_insert_default();
         moves.heirs.push_back((base, source));
         moves.held |= parted.held && !moves.receiver_left;
-        tell_moved(&former, socket_status::SEND_END, &former.memory.send_wait(former.slot));
+        self.tell_moved(&former, socket_status::SEND_END);
         if parted.unclaimed {
-            tell_moved(&former, socket_status::RECV_END, &former.memory.recv_wait(former.slot));
-            self.ready_at((former.mover, former.client, former.slot));
+            self.tell_moved(&former, socket_status::RECV_END);
         }
         if let Some(socket) = self.socket_mut(former.client, former.slot) {
             socket.outgoing = None;
