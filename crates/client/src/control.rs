@@ -264,6 +264,19 @@ impl Socket {
         answer.map(|answer| answer.number())
     }
 
+    /// Ends receiving on this side alone, as TCP does: what comes can still be received, a receive that finds nothing says that
+    /// the stream has ended, and the peer hears of nothing.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn end_receiving(&self) -> Result<()> {
+        self.check_usable()?;
+        self.recv.lock().shut = true;
+        lock(&self.control).link.kick();
+        self.watch.notify();
+        Ok(())
+    }
+
     /// How the connection's bytes travel; `Offloaded` while there is none.
     pub fn path(&self) -> Path {
         match lock(&self.control).link.is_direct() {

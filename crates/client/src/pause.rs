@@ -5,6 +5,9 @@ use crate::turn::SLEEP_MAX;
 use std::cell::Cell;
 use std::time::Duration;
 
+/// How often one looks who waits for more than there is room for.
+const FULL_LOOK_EVERY: Duration = Duration::from_millis(1);
+
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
@@ -23,16 +26,21 @@ fn outcome(signal: &Cell<bool>) -> Pause {
 }
 
 impl Socket {
-    /// Sleeps until something can be received or the stream ends; at most `timeout`, and at most the
+    /// Sleeps until more than `known` bytes can be received or the stream ends; at most `timeout`, and at most the
     /// time after which one looks for the driver.
-    pub fn pause_recv(&self, timeout: Duration) -> Pause {
+    pub fn pause_recv(&self, timeout: Duration, known: u64) -> Pause {
         let signal = Cell::new(false);
         let mut side = self.recv.lock();
         let (there, end) = side.poll();
-        if there > 0 || end != 0 || side.shut || self.check_usable().is_err() {
+        if there > known || end != 0 || side.shut || self.check_usable().is_err() {
             return Pause::Look;
         }
-        let wake_at = side.wake_at();
+        if known > 0 && side.ring_is_full() {
+            drop(side);
+            std::thread::sleep(timeout.min(FULL_LOOK_EVERY));
+            return Pause::Look;
+        }
+        let wake_at = side.wake_at() + known;
         if side.glimpse(wake_at) {
             return Pause::Look;
         }

@@ -209,14 +209,15 @@ impl RecvSide {
         if !self.connected {
             return Err(not_connected());
         }
-        if end == ENDED || self.shut {
-            return Ok(Some((self.cursor, 0)));
-        }
+        // Also of one that is shut: what has come in the kernel stays to be received.
         if end == ELSEWHERE {
             return Err(elsewhere());
         }
-        if end != 0 {
+        if end != 0 && end != ENDED {
             return Err(Error::from_driver(end, || "the connection has failed".to_owned()));
+        }
+        if end == ENDED || self.shut {
+            return Ok(Some((self.cursor, 0)));
         }
         if !self.link.attachment.alive() {
             return Err(self.link.attachment.dead_error());
@@ -235,7 +236,7 @@ impl RecvSide {
         end != 0 || self.shut || self.ring_is_full() || self.is_remainder() || !self.link.attachment.alive()
     }
 
-    fn ring_is_full(&self) -> bool {
+    pub(crate) fn ring_is_full(&self) -> bool {
         let Some(ring) = &self.ring else { return false };
         let bytes = self.producer - self.consumer.max(ring.origin);
         bytes > 0 && bytes == ring.bytes

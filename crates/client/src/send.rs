@@ -34,6 +34,8 @@ pub(crate) struct SendSide {
     pub(crate) shut: bool,
     /// Shut, for the connection goes on in the kernel.
     pub(crate) aside: bool,
+    /// Each send looks whether the peer is there.
+    looks: bool,
     /// Accepted, and not yet claimed by a thread.
     pub(crate) adoptable: bool,
     pub(crate) ring_bytes: u64,
@@ -70,6 +72,7 @@ impl SendSide {
             connected,
             shut: false,
             aside: false,
+            looks: false,
             adoptable,
             ring_bytes,
             timeout: None,
@@ -183,7 +186,12 @@ impl SendSide {
     #[inline]
     fn wants_look(&self) -> bool {
         let flights = self.flights.len();
-        flights < 2 || flights % 16 == 0
+        self.looks || flights < 2 || flights % 16 == 0
+    }
+
+    /// Shut for good, and not because the connection goes on in the kernel.
+    pub(crate) fn is_shut_by_program(&self) -> bool {
+        self.shut && !self.aside
     }
 
     /// Whether the socket can send, as far as this process knows.
@@ -263,6 +271,22 @@ impl Socket {
     pub fn sends_elsewhere(&self) -> bool {
         // SYNC POINT: elsewhere (what was sent is published; the peer's driver stores the word, then looks for it)
         self.send.lock().link.send_end() == ELSEWHERE
+    }
+
+    /// Makes each send look whether the peer is there. TCP learns later that it is not.
+    pub fn look_always(&self) {
+        self.send.lock().looks = true;
+    }
+
+    /// Whether anything can be sent.
+    ///
+    /// # Errors
+    /// `EPIPE`, `ECONNRESET`, `ENOTCONN`.
+    pub fn check_sendable(&self) -> Result<()> {
+        self.check_usable()?;
+        let mut side = self.send.lock();
+        side.reap();
+        side.end()
     }
 
     /// How often the socket has sent so far, on its present path, and bytes sent so and received.

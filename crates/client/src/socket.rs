@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::listen::Arrived;
 use crate::lock::Lock;
 use crate::process::{forks, process};
-use crate::recv::RecvSide;
+use crate::recv::{RecvSide, MOVED};
 use crate::send::SendSide;
 use crate::turn::{lock, HasTurn};
 use pd_abi::layout::{ELSEWHERE, ENDED};
@@ -17,7 +17,7 @@ use pd_abi::{Operation, Request, CLOSE_RESETS};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,14 @@ pub struct Socket {
     pub(crate) send: Lock<SendSide>,
     pub(crate) recv: Lock<RecvSide>,
     pub(crate) watch: Arc<Watch>,
+    /// See [`Socket::come_back`].
+    came_back: AtomicU8,
 }
+
+/// Nothing came back; it did; the program knows.
+const NOT_BACK: u8 = 0;
+const BACK: u8 = 1;
+const BACK_TOLD: u8 = 2;
 
 /// How far a socket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +176,7 @@ impl Socket {
             recv: Lock::new(RecvSide::new(control.link.clone(), connected, control.receives_shared)),
             control: Mutex::new(control),
             watch: Arc::default(),
+            came_back: AtomicU8::new(NOT_BACK),
         });
         process().register(serial, &socket);
         socket
@@ -315,6 +323,31 @@ impl Socket {
         self.sends_in_flight() && self.send.lock().link.send_end() == 0
     }
 
+    /// What was sent found the peer closed, which TCP learns from a reset that comes back: from now on the connection is
+    /// gone, and has an error.
+    pub fn come_back(&self) {
+        if self.came_back.compare_exchange(NOT_BACK, BACK, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            self.watch.notify();
+        }
+    }
+
+    /// The connection has failed, and the program is told: the kernel's TCP says so once. False: it was told before.
+    pub fn tell_failure(&self) -> bool {
+        self.came_back.swap(BACK_TOLD, Ordering::AcqRel) != BACK_TOLD
+    }
+
+    /// Whether the connection has failed, or what was sent has come back.
+    pub fn is_gone(&self) -> bool {
+        let link = lock(&self.control).link.clone();
+        self.has_come_back().0 || has_failed(link.recv_end()) || has_failed(link.send_end())
+    }
+
+    /// Whether that is so, and whether the error is still to be told.
+    pub(crate) fn has_come_back(&self) -> (bool, bool) {
+        let state = self.came_back.load(Ordering::Acquire);
+        (state != NOT_BACK, state == BACK)
+    }
+
     /// The pending error (`SO_ERROR`), which is then none.
     ///
     /// # Errors
@@ -326,6 +359,9 @@ impl Socket {
         if error != 0 {
             return Ok(error);
         }
+        if self.came_back.compare_exchange(BACK, BACK_TOLD, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            return Ok(libc::EPIPE);
+        }
         if control.state != State::Connected {
             return Ok(0);
         }
@@ -333,13 +369,28 @@ impl Socket {
             return Ok(libc::ECONNRESET);
         }
         let ends = [control.link.recv_end(), control.link.send_end()];
-        Ok(ends.into_iter().find(|end| ![0, ENDED, ELSEWHERE].contains(end)).map_or(0, |end| end as i32))
+        let Some(end) = ends.into_iter().find(|&end| has_failed(end)) else { return Ok(0) };
+        if !control.beside_kernel {
+            return Ok(end as i32);
+        }
+        drop(control);
+        Ok(match self.tell_failure() {
+            // TCP's word for a reset after the end of the stream.
+            true if ends[0] == ENDED => libc::EPIPE,
+            true => end as i32,
+            false => 0,
+        })
     }
 
     /// The process's number of this socket, never used again.
     pub(crate) fn serial(&self) -> u64 {
         self.serial
     }
+}
+
+/// Whether a direction has ended neither in order nor because the connection goes on elsewhere.
+fn has_failed(end: u32) -> bool {
+    ![0, ENDED, ELSEWHERE, MOVED].contains(&end)
 }
 
 pub(crate) fn would_block() -> Error {

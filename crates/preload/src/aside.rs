@@ -169,19 +169,36 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     }
 }
 
+/// Whether one of the two has left, so that bytes may come in the kernel.
+pub(crate) fn has_begun(twin: &Twin) -> bool {
+    twin.progress().sends() || twin.current().is_some_and(|end| end.sends_elsewhere())
+}
+
+/// How many of the bytes that lie in the kernel are the program's.
+pub(crate) fn without_mark(twin: &Twin, there: c_int) -> c_int {
+    if twin.progress().has(MARKED) {
+        there
+    } else {
+        there.saturating_sub(1).max(0)
+    }
+}
+
 /// The stream of the fabric is read to its end by one that has left, or follows: takes the mark off and makes the descriptor the
-/// kernel's, which it returns. `waits`: for the mark, too, as the socket does; until then.
+/// kernel's, which it returns. `waits`: for the mark, too, as the socket does; until then. None: this side receives no more, and
+/// nothing has come; a mark still may, so that the descriptor stays as it is.
 pub(crate) fn received_all(
     entry: &Arc<Entry>,
     twin: &Twin,
     waits: bool,
     until: Option<Instant>,
-) -> Outcome<c_int> {
+) -> Outcome<Option<c_int>> {
     leave(entry, twin, FOLLOWS);
     let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
     loop {
         match take_mark(twin, fd) {
             Ok(Mark::NotYet) => {}
+            // The kernel says that of every empty stream that is shut.
+            Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(None),
             Ok(Mark::Off | Mark::Never) => break,
             Err(failure) => {
                 settle(entry, twin);
@@ -202,7 +219,7 @@ pub(crate) fn received_all(
         }
     }
     settle(entry, twin);
-    Ok(fd)
+    Ok(Some(fd))
 }
 
 /// Nothing of the connection is the fabric's any more.
@@ -235,7 +252,7 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
         if end.look_exactly() {
             return true;
         }
-        if end.pause_recv(Duration::from_millis(50)) == Pause::Signal {
+        if end.pause_recv(Duration::from_millis(50), 0) == Pause::Signal {
             interrupts(false);
         }
     }

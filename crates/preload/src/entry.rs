@@ -135,7 +135,7 @@ impl Entry {
         match self.socket().and_then(|socket| socket.state.get()) {
             Some(State::Listener(_)) => fabric::unlisten(fd),
             Some(State::Twin(twin)) => {
-                twin.note_linger(fd);
+                twin.note_reset(fd);
                 aside::before_close(fd, twin);
                 if !twin.is_shared() {
                     unclaimed::settle_before_close(self);

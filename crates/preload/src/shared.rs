@@ -120,6 +120,13 @@ impl Slot {
         }
     }
 
+    /// Whether no other process holds descriptors.
+    pub(crate) fn is_sole(&self) -> bool {
+        let other = |holder: u32| holder != 0 && holder != own_id() && is_alive(holder);
+        self.coming.load(Ordering::Acquire) == 0
+            && !self.holders.iter().any(|holder| other(holder.load(Ordering::Acquire)))
+    }
+
     pub(crate) fn is_mine(&self) -> bool {
         self.owner.load(Ordering::Acquire) == own_id()
     }

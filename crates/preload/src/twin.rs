@@ -14,9 +14,12 @@ use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
 use pd_client::core::{outside, sleep_for, Pause, Socket};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
+
+/// How often one looks who waits for more bytes to peek at, where nothing tells of them.
+const PEEK_EVERY: Duration = Duration::from_micros(50);
 
 /// How long a process waits for one that has the end before it takes it.
 const TAKE_EVERY: Duration = Duration::from_millis(5);
@@ -42,6 +45,10 @@ pub(crate) struct Twin {
     abandoned: AtomicBool,
     /// Shut down for sending, by this process.
     pub(crate) send_shut: AtomicBool,
+    /// Shut down for receiving, by this process or one that has forked it.
+    pub(crate) recv_shut: AtomicBool,
+    /// Fewest bytes that a receive waits for.
+    pub(crate) recv_lowat: AtomicUsize,
     /// A send after the peer's close went nowhere.
     sent_in_vain: AtomicBool,
     /// Of a connection that the kernel does not have: see [`crate::short`].
@@ -74,7 +81,8 @@ pub(crate) type ByDriver<'a> = dyn FnMut(&Socket, usize) -> pd_client::Result<Op
 /// What a wait is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
-    Recv,
+    /// More than so many bytes.
+    Recv(usize),
     Send,
 }
 
@@ -97,6 +105,9 @@ impl Twin {
         fit_buffers(fd, &socket);
         let timeouts = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].map(|name| address::timeout_ns(fd, name));
         let unix = address::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_UNIX);
+        if unix {
+            socket.look_always();
+        }
         let unclaimed = unclaimed.then(|| Unclaimed::new(fd, unix));
         let nonblocking = flags & libc::O_NONBLOCK != 0;
         Self { unclaimed: Mutex::new(unclaimed), unix, ..Self::of(socket, nonblocking, timeouts) }
@@ -123,6 +134,8 @@ impl Twin {
             unclaimed: Mutex::new(None),
             abandoned: AtomicBool::new(false),
             send_shut: AtomicBool::new(false),
+            recv_shut: AtomicBool::new(false),
+            recv_lowat: AtomicUsize::new(1),
             sent_in_vain: AtomicBool::new(false),
             names: None,
             unix: false,
@@ -142,17 +155,20 @@ impl Twin {
             let _ = slot.set(known);
         }
         let copy = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Relaxed));
+        let flag = |word: &AtomicBool| AtomicBool::new(word.load(Ordering::Relaxed));
         Self {
             socket: ArcSwapOption::empty(),
             slot,
             taking: Mutex::default(),
-            nonblocking: AtomicBool::new(self.nonblocking.load(Ordering::Relaxed)),
+            nonblocking: flag(&self.nonblocking),
             recv_timeout_ns: copy(&self.recv_timeout_ns),
             send_timeout_ns: copy(&self.send_timeout_ns),
             unclaimed: Mutex::new(None),
             abandoned: AtomicBool::new(false),
-            send_shut: AtomicBool::new(false),
-            sent_in_vain: AtomicBool::new(false),
+            send_shut: flag(&self.send_shut),
+            recv_shut: flag(&self.recv_shut),
+            recv_lowat: AtomicUsize::new(self.recv_lowat.load(Ordering::Relaxed)),
+            sent_in_vain: flag(&self.sent_in_vain),
             names: self.names.as_ref().map(Names::again),
             unix: self.unix,
             towards: None,
@@ -249,9 +265,14 @@ impl Twin {
         }
     }
 
-    /// Its last descriptor is about to be closed: who lingers for no time at all resets it.
-    pub(crate) fn note_linger(&self, fd: c_int) {
-        if LINGERS.load(Ordering::Relaxed) && !self.unix && address::lingers_never(fd) {
+    /// Its last descriptor is about to be closed: who lingers for no time at all resets it, and so does who has not read all.
+    pub(crate) fn note_reset(&self, fd: c_int) {
+        let lingers = || LINGERS.load(Ordering::Relaxed) && !self.unix && address::lingers_never(fd);
+        let sole = || self.slot.get().is_none_or(|slot| slot.is_mine() && slot.is_sole());
+        // One that has left ends in the kernel.
+        let stays = || !self.progress().sends();
+        let unread = || stays() && sole() && self.current().is_some_and(|socket| socket.received() > 0);
+        if unread() || lingers() {
             self.resets.store(true, Ordering::Relaxed);
         }
     }
@@ -325,6 +346,12 @@ impl Twin {
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
         let Taken::Twin(socket) = fabric::take(fd) else { return Err(Failure::Errno(libc::ECONNRESET)) };
         note!("descriptor {fd}: took the connection over");
+        if self.recv_shut.load(Ordering::Relaxed) {
+            socket.end_receiving()?;
+        }
+        if self.unix {
+            socket.look_always();
+        }
         // The earlier end, if there was one, has passed on.
         if let Some(earlier) = self.socket.swap(Some(socket.clone())) {
             let _ = earlier.close();
@@ -336,7 +363,7 @@ impl Twin {
     /// Waits once, at most until the socket's time is over.
     fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: &mut Until) -> Outcome<()> {
         let until = *until.get_or_insert_with(|| match wait {
-            Wait::Recv => Self::until(&self.recv_timeout_ns),
+            Wait::Recv(_) => Self::until(&self.recv_timeout_ns),
             Wait::Send => Self::until(&self.send_timeout_ns),
         });
         // The program may have changed it by a system call of its own.
@@ -364,7 +391,7 @@ impl Twin {
         let socket = self.current().filter(|_| !full && self.slot.get().is_none_or(|slot| slot.is_mine()));
         let pause = match socket {
             Some(socket) => match wait {
-                Wait::Recv => socket.pause_recv(limit),
+                Wait::Recv(known) => socket.pause_recv(limit, known as u64),
                 Wait::Send => socket.pause_send(limit),
             },
             None if sleep_for(limit.min(TAKE_EVERY)) => Pause::Signal,
@@ -382,6 +409,28 @@ impl Twin {
             0 => None,
             timeout_ns => Instant::now().checked_add(Duration::from_nanos(timeout_ns)),
         }
+    }
+
+    /// Of TCP: reset, so that it has no peer any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        // The kernel knows when both directions have ended, where it has the connection.
+        let is_over = |socket: &Socket| {
+            let shut = |word: &AtomicBool| word.load(Ordering::Relaxed);
+            // Who receives no more has ended the stream itself.
+            self.names.is_some() && shut(&self.send_shut) && !shut(&self.recv_shut) && socket.has_ended()
+        };
+        !self.unix && self.current().is_some_and(|socket| socket.is_gone() || is_over(&socket))
+    }
+
+    /// The peer has ended its stream in order, whatever came then.
+    fn has_ended(&self) -> bool {
+        self.current().is_some_and(|socket| socket.has_ended())
+    }
+
+    /// More may come than is there.
+    fn goes_on(&self) -> bool {
+        !self.recv_shut.load(Ordering::Relaxed)
+            && self.current().is_some_and(|socket| !socket.peer_has_ended())
     }
 
     fn waits(&self, flags: c_int) -> bool {
@@ -406,7 +455,10 @@ impl Twin {
         }
         let peek = flags & libc::MSG_PEEK != 0;
         let wanted = total(pieces);
-        let all = flags & libc::MSG_WAITALL != 0;
+        let least = match flags & libc::MSG_WAITALL {
+            0 => self.recv_lowat.load(Ordering::Relaxed).min(wanted),
+            _ => wanted,
+        };
         let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
         let (mut received, mut waiting) = (0, Until::default());
         loop {
@@ -415,29 +467,37 @@ impl Twin {
             let failure = match part {
                 Ok(part) if peek => {
                     // All of what is to be peeked at has to be there at once.
-                    if !all || part == wanted || part == 0 || part == received || !self.waits(flags) {
+                    if part >= least || part == 0 || self.unix || !self.waits(flags) || !self.goes_on() {
                         return Ok(part);
                     }
+                    if part == received {
+                        std::thread::sleep(PEEK_EVERY);
+                    }
                     received = part;
-                    std::thread::sleep(Duration::from_micros(50));
-                    continue;
+                    match self.wait(entry, Wait::Recv(part), &mut waiting) {
+                        Ok(()) => continue,
+                        Err(_) => return Ok(part),
+                    }
                 }
                 Ok(part) => {
                     received += part;
-                    if !all || part == 0 || received == wanted {
+                    if part == 0 || received >= least {
                         unseen::used(entry, self);
                         return Ok(received);
                     }
                     rest.advance(part);
                     continue;
                 }
-                Err(failure) if aside::is_elsewhere(failure) && (received == 0 || all) => {
+                Err(failure) if aside::is_elsewhere(failure) => {
                     let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
                     match aside::received_all(entry, self, self.waits(flags), until) {
-                        Ok(fd) if received > 0 => {
-                            return Ok(received + Self::rest_by_kernel(fd, rest.pieces(), flags, true))
+                        Ok(Some(fd)) if received > 0 && !peek => {
+                            let missing = first(rest.pieces(), least - received);
+                            let flags = flags | libc::MSG_WAITALL;
+                            return Ok(received + Self::rest_by_kernel(fd, &missing, flags, true));
                         }
-                        Ok(_) => Failure::Plain,
+                        Ok(Some(_)) => Failure::Plain,
+                        Ok(None) => return Ok(received),
                         Err(failure) => failure,
                     }
                 }
@@ -446,13 +506,40 @@ impl Twin {
                     continue
                 }
                 Err(AGAIN) if self.is_settled(entry) => continue,
-                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv, &mut waiting) {
+                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv(0), &mut waiting) {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
                 Err(failure) => failure,
             };
-            return if received > 0 { Ok(received) } else { Err(failure) };
+            return match failure {
+                _ if received > 0 => Ok(received),
+                // TCP has waited, and then has nothing to do.
+                AGAIN if wanted == 0 && !self.unix && self.waits(flags) => Ok(0),
+                Failure::Errno(libc::ECONNRESET) if !self.tells_failure() => Ok(0),
+                _ => Err(failure),
+            };
+        }
+    }
+
+    /// Whether a failure is news to the program: the kernel tells of it once.
+    pub(crate) fn tells_failure(&self) -> bool {
+        self.current().is_none_or(|socket| socket.tell_failure())
+    }
+
+    /// Sends nothing, which may say that nothing can be sent.
+    fn transmit_nothing(&self, entry: &Arc<Entry>) -> Outcome<usize> {
+        match self.with(entry, |socket| socket.check_sendable()) {
+            // The peer's close alone is no reason for TCP.
+            Err(Failure::Errno(libc::EPIPE)) if !self.unix && !self.send_shut.load(Ordering::Relaxed) => {
+                let gone = self.current().is_some_and(|socket| socket.is_gone());
+                if gone {
+                    Err(Failure::Errno(libc::EPIPE))
+                } else {
+                    Ok(0)
+                }
+            }
+            other => other.map(|()| 0),
         }
     }
 
@@ -480,8 +567,11 @@ impl Twin {
         let mut rest = Rest::new(pieces, false);
         let (mut sent, mut waiting) = (0, Until::default());
         loop {
-            // SAFETY: the caller's promise.
-            let part = unsafe { self.transmit_some(entry, rest.pieces()) };
+            let part = match wanted {
+                0 => self.transmit_nothing(entry),
+                // SAFETY: the caller's promise.
+                _ => unsafe { self.transmit_some(entry, rest.pieces()) },
+            };
             let failure = match part {
                 Ok(part) => {
                     sent += part;
@@ -510,21 +600,32 @@ impl Twin {
             if sent > 0 {
                 return Ok(sent);
             }
-            if failure == Failure::Errno(libc::EPIPE) {
-                if self.unix {
-                    return Err(Failure::Plain);
+            return match failure {
+                Failure::Errno(libc::EPIPE) if self.unix => Err(Failure::Plain),
+                Failure::Errno(libc::EPIPE) => self.closed_by_peer(flags).map(|()| wanted),
+                Failure::Errno(libc::ECONNRESET)
+                    if self.unix || self.has_ended() || !self.tells_failure() =>
+                {
+                    self.sent_in_vain.store(true, Ordering::Relaxed);
+                    self.closed_by_peer(flags).map(|()| wanted)
                 }
-                return self.closed_by_peer(flags).map(|()| wanted);
-            }
-            return Err(failure);
+                _ => Err(failure),
+            };
         }
     }
 
     /// A send found the peer gone. Over TCP one only learns it from the answer to the first such send,
     /// which succeeds; programs that send last words rely on that.
     fn closed_by_peer(&self, flags: c_int) -> Outcome<()> {
+        let socket = self.current();
         if !self.send_shut.load(Ordering::Relaxed) && !self.sent_in_vain.swap(true, Ordering::Relaxed) {
+            socket.iter().for_each(|socket| socket.come_back());
             return Ok(());
+        }
+        // What is told by this call is told.
+        let error = socket.filter(|_| !self.unix).and_then(|socket| socket.take_error().ok());
+        if let Some(error) = error.filter(|&error| error != 0 && error != libc::EPIPE) {
+            return Err(Failure::Errno(error));
         }
         if flags & libc::MSG_NOSIGNAL == 0 {
             // SAFETY: what the kernel would do.
@@ -538,13 +639,7 @@ impl Twin {
             self.is_settled(entry);
             let mut state = lock(&self.unclaimed);
             if let Some(unclaimed) = state.as_mut() {
-                let mut limited = Vec::new();
-                let mut room = unclaimed.room();
-                for piece in pieces {
-                    let part = piece.iov_len.min(room);
-                    limited.push(iovec { iov_base: piece.iov_base, iov_len: part });
-                    room -= part;
-                }
+                let limited = first(pieces, unclaimed.room());
                 if total(&limited) == 0 && total(pieces) > 0 {
                     return Err(AGAIN);
                 }
@@ -708,6 +803,16 @@ pub(crate) fn fit_buffers(fd: c_int, socket: &Socket) {
 
 fn total(pieces: &[iovec]) -> usize {
     pieces.iter().map(|piece| piece.iov_len).sum()
+}
+
+/// The pieces up to so many bytes.
+fn first(pieces: &[iovec], mut room: usize) -> Vec<iovec> {
+    let cut = |piece: &iovec| {
+        let len = piece.iov_len.min(room);
+        room -= len;
+        iovec { iov_base: piece.iov_base, iov_len: len }
+    };
+    pieces.iter().map(cut).collect()
 }
 
 /// What is left of a list of pieces; copied only when a part of it is done.

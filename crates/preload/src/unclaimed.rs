@@ -206,11 +206,15 @@ fn claimed(entry: &Entry, socket: &Socket) {
 
 /// The kernel's connection was not shut down as long as its bytes might have to go there.
 fn shut_as_the_twin(entry: &Entry) {
-    let shut = entry.twin().is_some_and(|twin| twin.send_shut.load(Ordering::Relaxed));
-    if let (true, Some(fd)) = (shut, entry.any_fd()) {
-        // SAFETY: a number.
-        unsafe { real::shutdown(fd, libc::SHUT_WR) };
-    }
+    let (Some(twin), Some(fd)) = (entry.twin(), entry.any_fd()) else { return };
+    let how = match (twin.recv_shut.load(Ordering::Relaxed), twin.send_shut.load(Ordering::Relaxed)) {
+        (true, true) => libc::SHUT_RDWR,
+        (true, false) => libc::SHUT_RD,
+        (false, true) => libc::SHUT_WR,
+        (false, false) => return,
+    };
+    // SAFETY: a number.
+    unsafe { real::shutdown(fd, how) };
 }
 
 fn replay(fd: c_int, mut bytes: &[u8]) {

@@ -133,6 +133,21 @@ pub(crate) fn leave_for_control(entry: &Arc<Entry>, twin: &Twin) -> Outcome<()> 
     Err(twin.for_kernel(entry, "a message with descriptors", libc::EOPNOTSUPP))
 }
 
+/// Writes the peer's address, if it has one, as the kernel does with each message; returns its length.
+///
+/// # Safety
+/// So much room is at `at`.
+pub(crate) unsafe fn write_sender(fd: c_int, at: *mut c_void, room: socklen_t) -> socklen_t {
+    let mut len = room;
+    // SAFETY: the caller's promise.
+    let result = unsafe { real::getpeername(fd, at.cast(), &mut len) };
+    if result == 0 && len as usize > PATH_AT {
+        len
+    } else {
+        0
+    }
+}
+
 /// What the kernel would add to a message of a socket with `SO_PASSCRED`: whom the connection is to.
 ///
 /// # Safety

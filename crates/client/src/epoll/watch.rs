@@ -217,12 +217,19 @@ impl Socket {
         if received_all {
             ready |= RDHUP;
         }
-        if failed(recv_end) || failed(send_end) {
+        let stands_for_tcp = self.stands_for_tcp();
+        if stands_for_tcp && send_end == ENDED && self.sends_in_flight() {
+            // The peer has closed without it.
+            self.come_back();
+        }
+        let (came_back, untold) = self.has_come_back();
+        let told = came_back && !untold;
+        if (failed(recv_end) || failed(send_end)) && !told || untold {
             ready |= ERR;
         }
         if received_all {
-            let gone = failed(recv_end) || failed(send_end) || send_end != 0 && !self.stands_for_tcp();
-            if gone || self.send.lock().shut {
+            let gone = came_back || failed(recv_end) || failed(send_end) || send_end != 0 && !stands_for_tcp;
+            if gone || self.send.lock().is_shut_by_program() {
                 ready |= HUP;
             }
         }

@@ -187,6 +187,16 @@ impl Socket {
         there > 0 || end != 0
     }
 
+    /// Whether the stream has ended in order.
+    pub fn has_ended(&self) -> bool {
+        self.recv.lock().link.recv_end() == pd_abi::layout::ENDED
+    }
+
+    /// Whether the stream has ended by the peer, or failed.
+    pub fn peer_has_ended(&self) -> bool {
+        self.recv.lock().link.recv_end() != 0
+    }
+
     /// Bytes that can be received now.
     pub fn received(&self) -> u64 {
         self.recv.lock().there().unwrap_or(0)

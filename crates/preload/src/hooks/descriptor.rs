@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::entry::Entry;
-use crate::{entry, real, short, table};
+use crate::{aside, entry, real, short, table};
 use libc::{c_int, c_uint, c_ulong};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -120,10 +120,14 @@ hooks! {
                 }
                 twin.is_settled(&entry);
                 match request {
-                    libc::FIONREAD => match twin.with(&entry, |end| Ok(end.received()))? {
-                        0 if twin.progress().sends() => return Err(Failure::Plain),
-                        there => value.write(there as c_int),
-                    },
+                    libc::FIONREAD => {
+                        let mut there = twin.with(&entry, |end| Ok(end.received()))? as c_int;
+                        if aside::has_begun(twin) {
+                            checked(plain())?;
+                            there += aside::without_mark(twin, value.read());
+                        }
+                        value.write(there);
+                    }
                     libc::TIOCOUTQ if twin.progress().sends() => return Err(Failure::Plain),
                     libc::TIOCOUTQ => value.write(twin.with(&entry, |end| Ok(end.undelivered()))? as c_int),
                     libc::FIONBIO => {

@@ -42,6 +42,9 @@ hooks! {
 unsafe fn write_name(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, peer: bool) -> Outcome<c_int> {
     let entry = entry::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
+    if peer && twin.is_gone() {
+        return Err(Failure::Errno(libc::ENOTCONN));
+    }
     let names = twin.names.as_ref().ok_or(Failure::Plain)?;
     if names.is_begun() {
         twin.with(&entry, |_| Ok(()))?;

@@ -71,9 +71,8 @@ hooks! {
         call(
             || {
                 let received = receive(fd, buffer, len, flags)?;
-                // The kernel's TCP names nobody.
                 if !address.is_null() && !address_len.is_null() {
-                    *address_len = 0;
+                    *address_len = sender(fd, received, address.cast(), *address_len);
                 }
                 Ok(received)
             },
@@ -151,12 +150,25 @@ unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_in
     unsafe { receive_pieces(fd, pieces, count, flags) }
 }
 
+/// Writes who has sent: the kernel's TCP names nobody, AF_UNIX a peer that has a name.
+unsafe fn sender(fd: c_int, received: ssize_t, at: *mut c_void, room: socklen_t) -> socklen_t {
+    match entry::twinned(fd) {
+        // SAFETY: the caller's room.
+        Ok(entry) if received > 0 && entry.twin().is_some_and(|twin| twin.unix) => unsafe {
+            unix::write_sender(fd, at, room)
+        },
+        _ => 0,
+    }
+}
+
 unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
     // SAFETY: the caller's promise.
     unsafe {
         let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags)?;
         let room = (*message).msg_controllen;
-        (*message).msg_namelen = 0;
+        let name = (*message).msg_name;
+        (*message).msg_namelen =
+            if name.is_null() { 0 } else { sender(fd, received, name, (*message).msg_namelen) };
         (*message).msg_controllen = 0;
         (*message).msg_flags = 0;
         if entry::twinned(fd).is_ok_and(|entry| entry.twin().is_some_and(|twin| twin.unix)) {

@@ -16,7 +16,7 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::writev(fd, list, count);
         }
-        call(|| transmit_pieces(fd, list, count as usize, 0), || real::writev(fd, list, count))
+        call(|| write_pieces(fd, list, count as usize, 0), || real::writev(fd, list, count))
     }
 
     fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
@@ -24,7 +24,7 @@ hooks! {
             return real::pwritev2(fd, list, count, offset, flags);
         }
         let plain = || real::pwritev2(fd, list, count, offset, flags);
-        call(|| transmit_pieces(fd, list, count as usize, dont_wait(flags)), plain)
+        call(|| write_pieces(fd, list, count as usize, dont_wait(flags)), plain)
     }
 
     fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
@@ -32,7 +32,7 @@ hooks! {
             return real::pwritev64v2(fd, list, count, offset, flags);
         }
         let plain = || real::pwritev64v2(fd, list, count, offset, flags);
-        call(|| transmit_pieces(fd, list, count as usize, dont_wait(flags)), plain)
+        call(|| write_pieces(fd, list, count as usize, dont_wait(flags)), plain)
     }
 
     fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -144,6 +144,17 @@ unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_
     let pieces = unsafe { pieces(list, count) }?;
     // SAFETY: the caller's promise.
     unsafe { twin.transmit(&entry, pieces, flags) }.map(|sent| sent as ssize_t)
+}
+
+/// Writing nothing in pieces is no call on a socket.
+unsafe fn write_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    // SAFETY: the caller's promise.
+    let all = unsafe { pieces(list, count) }?;
+    if all.iter().all(|piece| piece.iov_len == 0) {
+        return Err(Failure::Plain);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { transmit_pieces(fd, list, count, flags) }
 }
 
 unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<ssize_t> {

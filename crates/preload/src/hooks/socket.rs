@@ -122,17 +122,31 @@ hooks! {
                     libc::SHUT_RDWR => Shutdown::Both,
                     _ => return Err(Failure::Errno(libc::EINVAL)),
                 };
-                let result = twin.with(&entry, |end| end.shutdown(direction));
+                let gone = twin.is_gone();
+                // TCP does not tell the peer.
+                let alone = direction == Shutdown::Read && !twin.unix;
+                let end_one = |end: &Arc<pd_client::core::Socket>| match alone {
+                    true => end.end_receiving(),
+                    false => end.shutdown(direction),
+                };
+                twin.is_settled(&entry);
+                let result = twin.with(&entry, end_one);
                 if result == Err(Failure::Plain) {
                     return Err(Failure::Plain);
                 }
                 if how != libc::SHUT_RD {
                     twin.send_shut.store(true, Ordering::Relaxed);
                 }
+                if how != libc::SHUT_WR {
+                    twin.recv_shut.store(true, Ordering::Relaxed);
+                }
+                if gone {
+                    return Err(Failure::Errno(libc::ENOTCONN));
+                }
                 if twin.names.is_some() {
                     return result.map(|()| 0);
                 }
-                if twin.waits_for_claim() {
+                if twin.waits_for_claim() && !twin.is_settled(&entry) {
                     // The kernel's has to stay open until it is known which of the two is used.
                     return result.map(|()| 0);
                 }
@@ -211,6 +225,11 @@ unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outc
         checked(unsafe { real::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, value, len) })?;
         // SAFETY: the kernel has written it.
         if unsafe { place.read_unaligned() } != 0 {
+            if !twin.unix && !twin.tells_failure() {
+                // By another call, which had it from the fabric.
+                // SAFETY: as above.
+                unsafe { place.write_unaligned(0) };
+            }
             return Ok(0);
         }
     }
@@ -454,7 +473,11 @@ fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
         }
         libc::SO_RCVLOWAT => {
             let lowat = address::option(fd, libc::SOL_SOCKET, name).unwrap_or(1).max(1);
-            let _ = twin.with(entry, |end| end.set_recv_lowat(lowat as u64));
+            twin.recv_lowat.store(lowat as usize, Ordering::Relaxed);
+            // One of AF_UNIX is readable with the first byte.
+            if !twin.unix {
+                let _ = twin.with(entry, |end| end.set_recv_lowat(lowat as u64));
+            }
         }
         _ => {}
     }
