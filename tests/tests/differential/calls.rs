@@ -1,0 +1,90 @@
+//! Programs of socket calls, on the kernel and on the fabric: what each call comes to has to be the same.
+use super::{compile, seeds, shared_file, Way};
+use pd_tests::TestDriver;
+use std::path::Path;
+
+/// So many programs a test; `PD_SEEDS=0+100000` is the long form.
+const SEEDS: u64 = 600;
+/// Programs that one pair of processes runs.
+const BATCH: u64 = 50;
+
+/// What both processes of programs print.
+fn run(way: Way, driver: &TestDriver, program: &Path, first: u64, count: u64, forks: bool) -> [String; 2] {
+    let file = shared_file(driver.folder(), "shared", 4096);
+    let sides: Vec<_> = (0..2)
+        .map(|side| {
+            let words = [&file.display() as &dyn std::fmt::Display, &side, &first, &count, &u8::from(forks)];
+            way.spawn(driver, program, &words.map(ToString::to_string))
+        })
+        .collect();
+    let printed = sides.into_iter().map(|side| {
+        let output = side.wait_with_output().unwrap();
+        format!("{}{}\n", String::from_utf8_lossy(&output.stdout), output.status)
+    });
+    printed.collect::<Vec<_>>().try_into().unwrap()
+}
+
+/// The lines up to the first that is not the kernel's, of the program that it belongs to.
+fn difference(found: &str, expected: &str) -> String {
+    let (mut found, mut expected, mut before) = (found.lines(), expected.lines(), Vec::new());
+    loop {
+        match (found.next(), expected.next()) {
+            (None, None) => return String::new(),
+            (is, should_be) if is == should_be => before.extend(is),
+            (is, should_be) => {
+                let from = before.len().saturating_sub(60);
+                let before = before[from..].join("\n");
+                return format!("{before}\nfound:    {is:?}\nexpected: {should_be:?}\n");
+            }
+        }
+    }
+}
+
+fn compare(way: Way) {
+    // A short connection stays with its process.
+    let forks = !way.is_short();
+    let driver = way.driver();
+    let program = compile("calls", driver.folder());
+    let all = seeds(SEEDS);
+    let mut first = all.start;
+    while first < all.end {
+        let count = BATCH.min(all.end - first);
+        let expected = run(Way::Kernel, &driver, &program, first, count, forks);
+        for side in &expected {
+            let stray = ["unsettled", "not ", "wrong", "missing"].iter().any(|word| side.contains(word));
+            assert!(!stray && side.ends_with("exit status: 0\n"), "the kernel itself: {side}");
+        }
+        let found = run(way, &driver, &program, first, count, forks);
+        for side in 0..2 {
+            let differs = difference(&found[side], &expected[side]);
+            assert!(
+                differs.is_empty(),
+                "{way:?}, process {side}:\n{differs}\nPD_SEEDS={first}+{count} cargo test -p pd-tests --test differential \
+                 calls (and with the program's number alone)"
+            );
+        }
+        first += count;
+    }
+    assert!(driver.metrics().connections_made > 0);
+    driver.wait_for("nothing is left", |report| report.clients.is_empty());
+}
+
+#[test]
+fn calls_come_to_the_same_offloaded() {
+    compare(Way::Offloaded);
+}
+
+#[test]
+fn calls_come_to_the_same_on_the_direct_path() {
+    compare(Way::Direct);
+}
+
+#[test]
+fn calls_come_to_the_same_with_short_connections() {
+    compare(Way::ShortOffloaded);
+}
+
+#[test]
+fn calls_come_to_the_same_with_short_connections_on_the_direct_path() {
+    compare(Way::ShortDirect);
+}
