@@ -3,6 +3,7 @@
 #include "meet.h"
 
 #define STALLED_AFTER_S 10
+#define SLOW_AFTER_S 1
 #define BYTES_MAX 65536
 
 // What a side does, each with a weight of its own.
@@ -86,6 +87,17 @@ static void take(size_t wanted) {
     if (verify(1 - side, received, buffer, part) != (size_t)part) fail("wrong bytes");
     received += part;
     meeting->moved[side] = received;
+}
+
+// Whether bytes lie in the kernel's socket, past every library: a peer that was slow to accept has a plain connection.
+static bool is_kernels(void) {
+    int there = 0;
+    long result, number = SYS_ioctl, descriptor = fd, request = FIONREAD;
+    asm volatile("syscall"
+                 : "=a"(result)
+                 : "0"(number), "D"(descriptor), "S"(request), "d"(&there)
+                 : "rcx", "r11", "memory");
+    return result == 0 && there > 1;
 }
 
 // As a program that reads a message only when all of it is there.
@@ -218,7 +230,9 @@ int main(int argc, char **argv) {
         if (round % 64) continue;
         uint64_t moved = meeting->moved[0] + meeting->moved[1];
         if (moved != before) before = moved, since = now_ns();
-        if (now_ns() - since > STALLED_AFTER_S * 1000000000ull) fail("stalled");
+        uint64_t still = (now_ns() - since) / 1000000000;
+        if (still >= SLOW_AFTER_S && way != RECEIVE && is_kernels()) take(1 + below(&random_state, most_in));
+        if (still >= STALLED_AFTER_S) fail("stalled");
     }
     // What was sent is there when the peer has it.
     meeting->done++;
