@@ -307,6 +307,8 @@ pub enum ToConductor {
     Control { client: ClientId, channel: usize, request: Request, _forwarded: Option<Forwarded> },
     /// The client broke the protocol.
     Violation { client: ClientId, violation: Violation },
+    /// The client's words about a direct ring, which a mover reads, are impossible: their connection ends.
+    BrokeRing { client: ClientId },
     /// The flow has something to deliver and no ring.
     NeedRing { flow: FlowId, bytes_max: u64 },
     /// A send region is known: the client may send from it.

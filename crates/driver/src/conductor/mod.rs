@@ -268,6 +268,7 @@ impl Conductor {
                 self.control(client, channel, request)
             }
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
+            ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::RegionAdded { client, region } => {
                 self.tell_client(client, &Frame::new(FrameKind::Ready).with_id(region.into()), None);
@@ -492,6 +493,15 @@ impl Conductor {
         let payer = self.client(id).map_or(DRIVER, Client::payer);
         if self.log.may_say((EXHAUSTED, payer), self.clock.now()) {
             tracing::warn!(%exhausted, "{EXHAUSTED}");
+        }
+    }
+
+    fn warn_broken_ring(&mut self, id: ClientId) {
+        Metrics::add(&self.metrics.connections_broken, 1);
+        const BROKEN: &str = "a client broke the protocol of its direct ring; its connection ends";
+        let payer = self.client(id).map_or(DRIVER, Client::payer);
+        if self.log.may_say((BROKEN, payer), self.clock.now()) {
+            tracing::warn!(client = id, "{BROKEN}");
         }
     }
 

@@ -376,7 +376,10 @@ impl World {
                     assert!(!self.rings[flow as usize], "flow {flow} is over and keeps its ring");
                     assert!(!std::mem::replace(&mut self.flows_done[flow as usize], true));
                 }
-                ToConductor::RegionAdded { .. } | ToConductor::LetGo { .. } | ToConductor::Gone { .. } => {}
+                ToConductor::RegionAdded { .. }
+                | ToConductor::LetGo { .. }
+                | ToConductor::Gone { .. }
+                | ToConductor::BrokeRing { .. } => {}
                 ToConductor::Apply { .. } => unreachable!("not a mover's"),
                 ToConductor::ClientGone { client } => {
                     assert!(client == A && self.buried && !self.gone);

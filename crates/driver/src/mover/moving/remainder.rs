@@ -1,7 +1,6 @@
 //! Rings of senders that are read here, because those who read them have gone.
 use super::{Moves, Piece, Source};
-use crate::messages::{FlowId, Leave, Remainder, ToMover};
-use crate::metrics::Metrics;
+use crate::messages::{FlowId, Leave, Remainder, ToConductor, ToMover};
 use crate::mover::flow::Flow;
 use crate::mover::Mover;
 use pd_abi::layout::{direct, socket_status};
@@ -121,8 +120,7 @@ impl Mover {
             moves.remainder = None;
         }
         let client = flow.source.client;
-        tracing::warn!(client, "a client broke the protocol of its direct ring; its connection ends");
-        Metrics::add(&self.metrics.connections_broken, 1);
+        self.tell_conductor(ToConductor::BrokeRing { client });
         self.abort(id, Flow::failure(), Some(Flow::failure()));
     }
 
