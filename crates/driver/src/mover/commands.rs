@@ -71,7 +71,7 @@ impl Mover {
             }
             ToMover::OpenSocket { client, slot, generation, channel } => {
                 if let Some(socket) = self.socket_mut(client, slot) {
-                    *socket = Socket { generation, channel: channel as u8, outgoing: None, incoming: None };
+                    *socket = Socket { generation, channel: channel as u8, ..Socket::default() };
                 }
             }
             ToMover::Home { client, slot, channel } => {
@@ -81,7 +81,7 @@ impl Mover {
             }
             ToMover::CloseSocket { client, slot } => {
                 if let Some(socket) = self.socket_mut(client, slot) {
-                    *socket = Socket::default();
+                    *socket = Socket { sends: socket.sends, ..Socket::default() };
                 }
             }
             ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
@@ -89,7 +89,7 @@ impl Mover {
                 let Some(new) = new.take() else { return };
                 counting::open(&self.metrics, self.settings.id, &new);
                 if let Some(socket) = self.socket_mut(new.source.client, new.source.slot) {
-                    socket.outgoing = Some(new.id);
+                    (socket.outgoing, socket.sends) = (Some(new.id), Some(new.id));
                 }
                 let (id, to) = (self.settings.id, &new.destination);
                 if to.mover == id {

@@ -47,14 +47,6 @@ impl Flows {
         }
     }
 
-    /// Those that have ever done something.
-    pub fn all_used(&mut self) -> impl Iterator<Item = &mut Flow> {
-        self.0.iter_mut().filter_map(|place| match place {
-            Place::Flow(flow) => Some(&mut **flow),
-            _ => None,
-        })
-    }
-
     /// Numbers are below this.
     pub fn end(&self) -> FlowId {
         self.0.len() as FlowId
@@ -84,17 +76,15 @@ impl Flows {
         }
     }
 
-    /// The client is no more: its number may be another's soon.
-    pub fn forget_source(&mut self, client: ClientId) {
-        for place in &mut self.0 {
-            let source = match place {
-                Place::Flow(flow) => &mut flow.source,
-                Place::Fresh(new) => &mut new.source,
-                Place::Free => continue,
-            };
-            if source.client == client {
-                source.client = ClientId::MAX;
-            }
+    /// Its source, if that is the client, is no more: the client's number may be another's soon.
+    pub fn forget_source(&mut self, id: FlowId, client: ClientId) {
+        let source = match self.0.get_mut(id as usize) {
+            Some(Place::Flow(flow)) => &mut flow.source,
+            Some(Place::Fresh(new)) => &mut new.source,
+            _ => return,
+        };
+        if source.client == client {
+            source.client = ClientId::MAX;
         }
     }
 }

@@ -130,6 +130,8 @@ struct Socket {
     generation: u16,
     channel: u8,
     outgoing: Option<FlowId>,
+    /// The flow that has sends of this socket's, also after it was closed.
+    sends: Option<FlowId>,
     incoming: Option<(MoverId, FlowId)>,
 }
 

@@ -291,7 +291,7 @@ impl Mover {
             socket.outgoing = None;
         }
         if let Some(socket) = self.socket_mut(heir.0, heir.1) {
-            socket.outgoing = Some(id);
+            (socket.outgoing, socket.sends) = (Some(id), Some(id));
         }
         self.touch(id);
     }

@@ -274,6 +274,9 @@ impl Mover {
     pub(super) fn socket_mut(&mut self, client: ClientId, slot: Slot) -> Option<&mut Socket> {
         let state = self.clients.get_mut(client as usize)?.as_mut()?;
         if state.sockets.len() <= slot as usize {
+            if state.removing {
+                return None; // it was done with before
+            }
             state.sockets.resize(slot as usize + 1, Socket::default());
         }
         Some(&mut state.sockets[slot as usize])

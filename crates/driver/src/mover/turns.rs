@@ -266,24 +266,31 @@ impl Mover {
         self.tell_conductor(ToConductor::FlowDone { flow: id });
         let client = flow.source.client;
         if let Some(socket) = self.socket_mut(client, flow.source.slot) {
-            if socket.outgoing == Some(id) {
-                socket.outgoing = None;
+            for known in [&mut socket.outgoing, &mut socket.sends] {
+                known.take_if(|known| *known == id);
             }
         }
         self.forget_client(client);
     }
 
+    /// Forgets a client that is to be removed, unless bytes of its memory are still to be copied. Each of its sockets is looked
+    /// at until it is done, and then no more.
     pub(super) fn forget_client(&mut self, client: ClientId) {
-        let Some(entry) = self.clients.get_mut(client as usize) else { return };
-        if !entry.as_ref().is_some_and(|state| state.removing) {
+        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        if !state.removing {
             return;
         }
-        let needed = self.flows.all_used().any(|flow| flow.needs_memory_of(client));
-        if !needed {
-            *entry = None;
-            self.flows.forget_source(client);
-            self.tell_conductor(ToConductor::ClientGone { client });
+        while let Some(socket) = state.sockets.last() {
+            if let Some(id) = socket.sends {
+                if self.flows.used(id).is_some_and(|flow| flow.needs_memory_of(client)) {
+                    return;
+                }
+                self.flows.forget_source(id, client);
+            }
+            state.sockets.pop();
         }
+        self.clients[client as usize] = None;
+        self.tell_conductor(ToConductor::ClientGone { client });
     }
 
     pub(super) fn destination_broke(&mut self, id: FlowId, violation: Violation) {
