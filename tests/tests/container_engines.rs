@@ -1,5 +1,5 @@
-//! Containers of podman and docker on the fabric: with the devices that `pd cdi` describes, and with what README.md
-//! says to mount. Needs root, gcc, podman, docker.io and iptables: `make test-engines` installs them.
+//! Containers of podman and docker on the fabric: with the devices that `pd cdi` describes, and with what
+//! `docs/guides/unmodified.md` says to mount. Needs root, gcc, podman, docker.io and iptables: `make test-engines` installs them.
 use engine::{Description, Engine};
 use pd_tests::{alone, is_root, peer_path, program_path, TestDriver};
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ const PORT: &str = "7300";
 /// What `calls` sends in its largest case, there and back.
 const CALLS_BYTES: u64 = 2 * (16 << 20);
 
-/// The options that README.md has for mounts.
+/// The options that `docs/guides/unmodified.md` has for mounts.
 fn mounts(driver: &TestDriver, preload: bool) -> Vec<String> {
     let folder = driver.socket().parent().unwrap().display();
     let mut options = vec!["-v".to_owned(), format!("{folder}:/run/pipedevice:ro")];
