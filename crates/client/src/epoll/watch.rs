@@ -217,7 +217,7 @@ impl Socket {
         if received_all {
             ready |= RDHUP;
         }
-        let stands_for_tcp = self.stands_for_tcp();
+        let stands_for_tcp = (send_end != 0 || received_all) && self.stands_for_tcp();
         if stands_for_tcp && send_end == ENDED && self.sends_in_flight() {
             // The peer has closed without it.
             self.come_back();
