@@ -5,22 +5,7 @@
 //! the destination are still in the reader's cache from the last time around: a plain copy waits
 //! for each of them. `vector_loop` asks for their ownership (`prefetchw`) 1 KB before it stores.
 //!
-//! GB/s of the copier, and in brackets of producer, copier and consumer one after the other; rings of 4 MB
-//! in hugepages, medians of 5 runs with the candidates taking turns (`cargo run --release -p pd-engine
-//! --example copy`, Cascade Lake 2.5 GHz, 2 cores, L2 1 MB, L3 36 MB):
-//!
-//! | handed on every 64 KB, messages of | 256 B | 1 KB | 4 KB | 64 KB | 256 KB (*) |
-//! |---|---|---|---|---|---|
-//! | **AVX2, destination prefetched** | **7.6 (3.4)** | **8.5 (3.5)** | **8.3 (3.4)** | **8.3 (3.3)** | **9.4 (3.6)** |
-//! | AVX2 | 5.2 (2.8) | 5.5 (2.8) | 6.0 (2.9) | 7.2 (3.2) | 7.8 (3.5) |
-//! | AVX-512 | 5.1 (2.7) | 5.5 (2.8) | 6.1 (2.9) | 6.1 (2.8) | 6.4 (3.0) |
-//! | AVX-512, destination prefetched | 4.9 (2.6) | 8.1 (3.3) | 8.2 (3.3) | 8.3 (3.3) | 9.2 (3.7) |
-//! | AVX-512, both sides prefetched | 4.9 (2.7) | 8.5 (3.5) | 7.7 (3.3) | 8.9 (3.4) | 9.6 (3.7) |
-//! | AVX-512, non-temporal stores | 5.3 (2.8) | 3.5 (2.2) | 4.8 (2.5) | 5.8 (2.8) | 5.9 (2.8) |
-//! | `rep movsb` | 2.4 (1.7) | 5.3 (2.9) | 6.1 (3.1) | 7.1 (3.3) | 7.8 (3.7) |
-//! | `copy_nonoverlapping` (glibc 2.36) | 5.2 (2.8) | 5.2 (2.8) | 6.5 (3.1) | 6.7 (3.2) | 7.6 (3.7) |
-//!
-//! (*) handed on every 256 KB.
+//! `docs/results/copy.md` has the candidates and their figures (GB/s). What follows from them:
 //!
 //! - The prefetch of the destination takes a fifth (64 KB) to two fifths (1 KB) off the copier's time
 //!   against glibc. The consumer reads slower in return (13 GB/s after 15 to 20), as it finds the bytes
