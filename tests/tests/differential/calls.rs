@@ -4,7 +4,7 @@ use pd_tests::TestDriver;
 use std::path::Path;
 
 /// So many programs a test; `PD_SEEDS=0+100000` is the long form.
-const SEEDS: u64 = 600;
+const SEEDS: u64 = 250;
 /// Programs that one pair of processes runs.
 const BATCH: u64 = 50;
 
