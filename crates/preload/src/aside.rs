@@ -42,6 +42,8 @@ const OVER: u32 = 4;
 pub(crate) struct Aside {
     /// One thread at a time has it leave.
     leaving: Mutex<()>,
+    /// One thread at a time takes the mark off: the byte after it is the program's.
+    marking: Mutex<()>,
     pub(crate) progress: Progress,
 }
 
@@ -150,6 +152,7 @@ enum Mark {
 
 /// Takes the peer's mark off the kernel's stream, if it is there.
 fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
+    let _one = lock(&twin.aside.marking);
     if twin.progress().has(MARKED) {
         return Ok(Mark::Off);
     }
