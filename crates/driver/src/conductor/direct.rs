@@ -11,7 +11,7 @@ mod placing;
 pub(super) use parting::Parting;
 pub(super) use placing::Plan;
 
-use super::client::{Client, SocketState};
+use super::client::SocketState;
 use super::{Conductor, Connection};
 use crate::memory::{DirectRing, Exhausted, Slot};
 use crate::messages::{ClientId, ToMover, Violation};
@@ -334,8 +334,7 @@ impl Conductor {
         Metrics::add(&self.metrics.connections_broken, 1);
         let peer = self.connection(index).and_then(|c| c.sides[1 - side]).map(|(peer, _)| peer);
         const BROKEN: &str = "a client ended a direct connection whose peer broke the protocol";
-        let payer = self.client(id).map(Client::payer);
-        if payer.is_some_and(|payer| self.log.may_say((BROKEN, payer), self.clock.now())) {
+        if self.may_say(BROKEN, id) {
             tracing::warn!(client = id, peer, "{BROKEN}");
         }
         self.cut(index as usize);

@@ -413,10 +413,9 @@ impl Conductor {
         let left = u64::from(matches!(client.phase, Phase::Attached));
         client.phase = Phase::Leaving;
         let (mover, pid, namespace) = (client.mover, client.identity.pid, client.identity.namespace);
-        let payer = client.payer();
         if let Some(violation) = violation {
             Metrics::add(&self.metrics.clients_cut_off, 1);
-            if self.log.may_say((CUT_OFF, payer), self.clock.now()) {
+            if self.may_say(CUT_OFF, id) {
                 tracing::warn!(client = id, pid, reason = %violation, "{CUT_OFF}");
             }
         }
@@ -489,9 +488,14 @@ impl Conductor {
         }
     }
 
-    fn warn_exhausted(&mut self, id: ClientId, exhausted: &Exhausted) {
+    /// Tells whether a line that the client has caused is written; otherwise it is counted.
+    fn may_say(&mut self, what: &'static str, id: ClientId) -> bool {
         let payer = self.client(id).map_or(DRIVER, Client::payer);
-        if self.log.may_say((EXHAUSTED, payer), self.clock.now()) {
+        self.log.may_say((what, payer), self.clock.now())
+    }
+
+    fn warn_exhausted(&mut self, id: ClientId, exhausted: &Exhausted) {
+        if self.may_say(EXHAUSTED, id) {
             tracing::warn!(%exhausted, "{EXHAUSTED}");
         }
     }
@@ -499,8 +503,7 @@ impl Conductor {
     fn warn_broken_ring(&mut self, id: ClientId) {
         Metrics::add(&self.metrics.connections_broken, 1);
         const BROKEN: &str = "a client broke the protocol of its direct ring; its connection ends";
-        let payer = self.client(id).map_or(DRIVER, Client::payer);
-        if self.log.may_say((BROKEN, payer), self.clock.now()) {
+        if self.may_say(BROKEN, id) {
             tracing::warn!(client = id, "{BROKEN}");
         }
     }

@@ -455,10 +455,9 @@ impl Conductor {
             return Ok(());
         }
         let client = self.client(id).ok_or(Errno::BADF)?;
-        let payer = client.payer();
         let diag = SocketDiag::new(&client.identity.namespace_fd).map_err(|error| {
             const UNKNOWN: &str = "cannot ask the kernel about sockets of a network namespace";
-            if self.log.may_say((UNKNOWN, payer), self.clock.now()) {
+            if self.may_say(UNKNOWN, id) {
                 tracing::warn!(%error, "{UNKNOWN}");
             }
             Errno::OPNOTSUPP
