@@ -323,8 +323,8 @@ impl Socket {
         self.sends_in_flight() && self.send.lock().link.send_end() == 0
     }
 
-    /// What was sent found the peer closed, which TCP learns from a reset that comes back: from now on the connection is
-    /// gone, and has an error.
+    /// Bytes that were sent found the peer closed, which TCP learns from a reset that comes back: from now on the connection
+    /// is gone, and has an error.
     pub fn come_back(&self) {
         if self.came_back.compare_exchange(NOT_BACK, BACK, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             self.watch.notify();
@@ -336,13 +336,13 @@ impl Socket {
         self.came_back.swap(BACK_TOLD, Ordering::AcqRel) != BACK_TOLD
     }
 
-    /// Whether the connection has failed, or what was sent has come back.
+    /// Tells whether the connection has failed, or bytes that were sent have come back.
     pub fn is_gone(&self) -> bool {
         let link = lock(&self.control).link.clone();
         self.has_come_back().0 || has_failed(link.recv_end()) || has_failed(link.send_end())
     }
 
-    /// Whether that is so, and whether the error is still to be told.
+    /// Tells whether bytes have come back, and whether that error is still to be told.
     pub(crate) fn has_come_back(&self) -> (bool, bool) {
         let state = self.came_back.load(Ordering::Acquire);
         (state != NOT_BACK, state == BACK)
@@ -388,8 +388,8 @@ impl Socket {
     }
 }
 
-/// Whether a direction has ended neither in order nor because the connection goes on elsewhere.
-fn has_failed(end: u32) -> bool {
+/// Tells whether a direction has ended neither in order nor because the connection goes on elsewhere.
+pub(crate) fn has_failed(end: u32) -> bool {
     ![0, ENDED, ELSEWHERE, MOVED].contains(&end)
 }
 

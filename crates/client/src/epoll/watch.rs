@@ -2,7 +2,7 @@
 use super::ready::{Item, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use super::rest::Rest;
 use crate::recv::MOVED;
-use crate::socket::{Control, Socket};
+use crate::socket::{has_failed, Control, Socket};
 use crate::turn::lock;
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -210,7 +210,7 @@ impl Socket {
         let mut ready = if recv_end == ELSEWHERE { IN } else { 0 };
         let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
         let received_all = recv_end != 0 || shut;
-        let failed = |end: u32| end != 0 && end != ENDED;
+        let failed = has_failed(recv_end) || has_failed(send_end);
         if there >= lowat || received_all {
             ready |= IN;
         }
@@ -224,11 +224,11 @@ impl Socket {
         }
         let (came_back, untold) = self.has_come_back();
         let told = came_back && !untold;
-        if (failed(recv_end) || failed(send_end)) && !told || untold {
+        if failed && !told || untold {
             ready |= ERR;
         }
         if received_all {
-            let gone = came_back || failed(recv_end) || failed(send_end) || send_end != 0 && !stands_for_tcp;
+            let gone = came_back || failed || send_end != 0 && !stands_for_tcp;
             if gone || self.send.lock().is_shut_by_program() {
                 ready |= HUP;
             }
