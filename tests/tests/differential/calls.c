@@ -72,7 +72,7 @@ static const char *error_name(int number) {
     }
 }
 
-// What a call came to. `expected`: what the model has, -1 for nothing; otherwise the two processes would part.
+// Prints what a call came to. `expected`: what the model has, -1 for nothing; otherwise the two processes would part.
 static void result(long value, long expected) {
     if (value < 0) SAY(" = %s", error_name(errno));
     else SAY(" = %ld", value);
@@ -450,24 +450,15 @@ static void option(unsigned c, unsigned actor) {
             result(getsockopt(fd, SOL_SOCKET, SO_ERROR, &value, &len), -1);
             SAY(" %s", value ? error_name(value) : "none");
             break;
-        case 2: {
-            begin("getpeername", c);
+        case 2:
+        case 3:
+            begin(way == 2 ? "getpeername" : "getsockname", c);
             len = sizeof name;
-            result(getpeername(fd, (void *)&name, &len), -1);
+            result(way == 2 ? getpeername(fd, (void *)&name, &len) : getsockname(fd, (void *)&name, &len), -1);
             if (!connections[c].is_unix)
                 SAY(" %d", ((struct sockaddr_in *)&name)->sin_port == tcp_address.sin_port);
             SAY(" family %d length %d", name.ss_family, connections[c].is_unix && len > 2 ? 3 : (int)len);
             break;
-        }
-        case 3: {
-            begin("getsockname", c);
-            len = sizeof name;
-            result(getsockname(fd, (void *)&name, &len), -1);
-            if (!connections[c].is_unix)
-                SAY(" %d", ((struct sockaddr_in *)&name)->sin_port == tcp_address.sin_port);
-            SAY(" family %d length %d", name.ss_family, connections[c].is_unix && len > 2 ? 3 : (int)len);
-            break;
-        }
         case 4: {
             value = 16384;
             begin("small buffers", c);
