@@ -1,4 +1,4 @@
-// What the test programs share: lines for whoever reads them, the end of a program that cannot go on, and a server with a
+// Parts that the test programs share: lines for whoever reads them, the end of a program that cannot go on, and a server with a
 // thread for each connection.
 #pragma once
 #include <arpa/inet.h>

@@ -482,7 +482,7 @@ fn who_steps_aside_knows_what_still_comes() {
     drop((fd, accepted));
 }
 
-/// Who cannot step aside is as shut as before.
+/// An end that cannot step aside is as shut as before.
 #[test]
 fn an_end_that_cannot_step_aside_stays_shut() {
     let _alone = alone();

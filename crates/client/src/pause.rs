@@ -5,7 +5,7 @@ use crate::turn::SLEEP_MAX;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// How often one looks who waits for more than there is room for.
+/// Pause between looks of a wait for more bytes than there is room for.
 const FULL_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// How a wait ended.

@@ -278,7 +278,7 @@ impl Socket {
         self.send.lock().looks = true;
     }
 
-    /// Whether anything can be sent.
+    /// Checks that something can be sent.
     ///
     /// # Errors
     /// `EPIPE`, `ECONNRESET`, `ENOTCONN`.

@@ -172,18 +172,15 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     }
 }
 
-/// Whether one of the two has left, so that bytes may come in the kernel.
+/// Tells whether one of the two has left, so that bytes may come in the kernel.
 pub(crate) fn has_begun(twin: &Twin) -> bool {
     twin.progress().sends() || twin.current().is_some_and(|end| end.sends_elsewhere())
 }
 
-/// How many of the bytes that lie in the kernel are the program's.
+/// Number of the bytes that lie in the kernel and are the program's.
 pub(crate) fn without_mark(twin: &Twin, there: c_int) -> c_int {
-    if twin.progress().has(MARKED) {
-        there
-    } else {
-        there.saturating_sub(1).max(0)
-    }
+    let mark = c_int::from(!twin.progress().has(MARKED));
+    (there - mark).max(0)
 }
 
 /// The stream of the fabric is read to its end by one that has left, or follows: takes the mark off and makes the descriptor the

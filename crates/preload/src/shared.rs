@@ -120,7 +120,7 @@ impl Slot {
         }
     }
 
-    /// Whether no other process holds descriptors.
+    /// Tells whether no other process holds descriptors.
     pub(crate) fn is_sole(&self) -> bool {
         let other = |holder: u32| holder != 0 && holder != own_id() && is_alive(holder);
         self.coming.load(Ordering::Acquire) == 0

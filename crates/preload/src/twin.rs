@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How often one looks who waits for more bytes to peek at, where nothing tells of them.
+/// Pause between looks of a wait for more bytes to peek at, where nothing tells of them.
 const PEEK_EVERY: Duration = Duration::from_micros(50);
 
 /// How long a process waits for one that has the end before it takes it.
@@ -522,7 +522,7 @@ impl Twin {
         }
     }
 
-    /// Whether a failure is news to the program: the kernel tells of it once.
+    /// Tells whether a failure is news to the program: the kernel tells of it once.
     pub(crate) fn tells_failure(&self) -> bool {
         self.current().is_none_or(|socket| socket.tell_failure())
     }

@@ -75,7 +75,7 @@ pub(crate) fn used(entry: &Arc<Entry>, twin: &Twin) {
     }
 }
 
-/// Whether somebody waits for the connection where the library does not see it; then it has left the fabric. Asked by calls that
+/// Tells whether somebody waits for the connection where the library does not see it; then it has left the fabric. Asked by calls that
 /// find nothing and do not wait, which look again then, and by the first ones that move bytes.
 #[cold]
 pub(crate) fn is_waited_for(entry: &Arc<Entry>, twin: &Twin) -> bool {

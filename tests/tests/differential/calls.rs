@@ -8,7 +8,7 @@ const SEEDS: u64 = 250;
 /// Programs that one pair of processes runs.
 const BATCH: u64 = 50;
 
-/// What both processes of programs print.
+/// Runs programs, and returns what both processes print.
 fn run(way: Way, driver: &TestDriver, program: &Path, first: u64, count: u64, forks: bool) -> [String; 2] {
     let file = shared_file(driver.folder(), "shared", 4096);
     let sides: Vec<_> = (0..2)

@@ -1,5 +1,6 @@
 //! Programs that come from a seed, under the preload library: two processes each, on the loopback address or a file.
-//! [`calls`] makes calls of all kinds, whose results have to be the kernel's; [`restless`] only ever makes calls that do not wait; all it sends has to arrive. Needs gcc.
+//! [`calls`] makes calls of all kinds, whose results have to be the kernel's. [`restless`] only ever makes calls that do
+//! not wait; all that it sends has to arrive. Needs gcc.
 //!
 //! A seed that fails is printed with the command that runs it alone. `PD_SEEDS=FIRST+COUNT` says which are run.
 

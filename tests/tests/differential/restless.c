@@ -89,7 +89,7 @@ static void take(size_t wanted) {
     meeting->moved[side] = received;
 }
 
-// Whether bytes lie in the kernel's socket, past every library: a peer that was slow to accept has a plain connection.
+// Tells whether bytes lie in the kernel's socket, past every library: a peer that was slow to accept has a plain connection.
 static bool is_kernels(void) {
     int there = 0;
     long result, number = SYS_ioctl, descriptor = fd, request = FIONREAD;

@@ -187,12 +187,12 @@ impl Socket {
         there > 0 || end != 0
     }
 
-    /// Whether the stream has ended in order.
+    /// Tells whether the stream has ended in order.
     pub fn has_ended(&self) -> bool {
         self.recv.lock().link.recv_end() == pd_abi::layout::ENDED
     }
 
-    /// Whether the stream has ended by the peer, or failed.
+    /// Tells whether the stream has ended by the peer, or failed.
     pub fn peer_has_ended(&self) -> bool {
         self.recv.lock().link.recv_end() != 0
     }

@@ -191,7 +191,7 @@ impl Mover {
         };
         let finished = flow.is_finished();
         let moves = flow.moves.get_or_insert_default();
-        // Who should have had it meanwhile learns the same as the former one.
+        // The client that should have had it meanwhile learns the same as the former one.
         let between = moves.next.replace(destination);
         moves.read_here |= left;
         moves.formers.extend(former);
