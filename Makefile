@@ -124,7 +124,9 @@ need-root:
 
 # Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes. Libraries and
 # programs are built with the tests: alone, dependencies would have fewer features and be built twice.
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p' | tr a-z- A-Z_)
 test: TESTING := yes
+test: export CARGO_TARGET_$(HOST)_RUNNER := $(CURDIR)/tests/bounded
 test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 	$(CARGO) build --workspace --all-targets --jobs $(JOBS)

@@ -1,6 +1,10 @@
 //! A peer process that does as it is told, line by line. See `puppet` in `bin/peer.rs`.
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
+
+/// Seconds after which a process without an answer hangs. The longest command takes some seconds.
+const HANGS_AFTER: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// The process; killed when dropped.
 #[derive(Debug)]
@@ -55,9 +59,14 @@ impl Puppet {
     /// The next line of its output, without the line feed.
     ///
     /// # Panics
-    /// If it cannot be read.
+    /// If it cannot be read, or does not come within two minutes.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
+        if self.output.buffer().is_empty() {
+            let mut output = [PollFd::new(self.output.get_ref(), PollFlags::IN)];
+            let ready = poll(&mut output, Some(&HANGS_AFTER)).expect("poll");
+            assert!(ready > 0, "process {} hangs: no answer within {} s", self.pid(), HANGS_AFTER.tv_sec);
+        }
         self.output.read_line(&mut line).expect("output");
         line.trim_end_matches('\n').to_owned()
     }

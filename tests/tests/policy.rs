@@ -404,12 +404,14 @@ fn paths_change_under_traffic(movers: usize) {
                 at[way] += len;
             }
         }
-        // The end comes after the last byte, whatever path that takes.
+        // The end comes after the last byte, whatever path that takes. What is sent after leaving the ring waits until
+        // the receiver has read that: its blocks are in use so long.
         b.tell(&format!("send c 0 {} 300000 7000", at[0]));
+        b.tell("shutdown c");
         driver.apply(policies[round / 2 % 2]);
-        b.answer().unwrap();
-        b.ok("shutdown c");
         a.ok(&format!("recv s 0 {} 300000", at[0]));
+        b.answer().unwrap();
+        b.answer().unwrap();
         assert_eq!(a.ok("end s"), "0");
         a.ok("close s");
         assert_eq!(b.ok("end c"), "0");
