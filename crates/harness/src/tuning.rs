@@ -5,9 +5,13 @@
 //! container, so there is nothing to restore, and nothing else on the machine changes.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
+use rustix::fs::{flock, FlockOperation};
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use serde::{Deserialize, Serialize};
 
 use crate::container::netlink;
@@ -22,6 +26,12 @@ const MTUS: [u32; 2] = [65_535, 9_000];
 const GSO_BYTES: [u32; 4] = [131_072, 185_000, 262_144, 524_280];
 /// Most that a socket's buffers grow to: about the size of caches, and more than the kernel's own limits.
 const BUFFER_BYTES: [u64; 4] = [256 << 10, 1 << 20, 4 << 20, 64 << 20];
+
+/// The caller's network namespace.
+pub const OWN_NETWORK: &str = "/proc/thread-self/ns/net";
+const CONGESTION_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+/// The congestion controls that namespaces of containers may have, in the machine's own namespace.
+const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
 
 /// The link of a container.
 const LINK: &str = "eth0";
@@ -40,12 +50,16 @@ pub struct Network {
 }
 
 impl Network {
-    /// Sets the caller's own namespace and the link in it.
-    pub fn apply_inside(&self) -> Result<()> {
+    /// Sets the caller's own namespace and the link in it. `outside` is the machine's namespace.
+    pub fn apply_inside(&self, outside: &File) -> Result<()> {
         if let Some(name) = &self.congestion_control {
             let wanted =
                 || format!("cannot have the congestion control {name}; the kernel has: {}", available());
-            fs::write("/proc/sys/net/ipv4/tcp_congestion_control", name).with_context(wanted)?;
+            match fs::write(CONGESTION_CONTROL, name) {
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => set_as_allowed(name, outside),
+                result => result.map_err(Into::into),
+            }
+            .with_context(wanted)?;
         }
         if let Some(most) = self.buffer_bytes_max {
             for name in ["tcp_rmem", "tcp_wmem"] {
@@ -157,6 +171,29 @@ impl fmt::Display for Tuning {
         }
         f.write_str(if self.zero_copy { ", zero copy" } else { "" })
     }
+}
+
+/// Gives the caller's namespace a congestion control that the machine has and does not allow namespaces to have. It is
+/// allowed for that moment only: a namespace keeps what it has.
+fn set_as_allowed(name: &str, outside: &File) -> Result<()> {
+    let inside = File::open(OWN_NETWORK)?;
+    let enter = |namespace: &File| -> io::Result<()> {
+        Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
+    };
+    // One at a time. The lock goes with the last descriptor of this opening.
+    flock(outside, FlockOperation::LockExclusive)?;
+    enter(outside)?;
+    let allowed = fs::read_to_string(ALLOWED);
+    let set = allowed.and_then(|allowed| {
+        fs::write(ALLOWED, format!("{} {name}", allowed.trim()))?;
+        let set = enter(&inside).and_then(|()| fs::write(CONGESTION_CONTROL, name));
+        enter(outside)?;
+        fs::write(ALLOWED, allowed)?;
+        set
+    });
+    enter(&inside)?;
+    flock(outside, FlockOperation::Unlock)?;
+    set.with_context(|| format!("the machine does not allow it to namespaces; add it to {ALLOWED}"))
 }
 
 /// Congestion controls that the kernel has.

@@ -2,6 +2,7 @@
 //! [`super::init`] as the first process of the new pid namespace and passes its exit status on.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use rustix::thread::UnshareFlags;
 use super::control::{Channel, Message};
 use super::links;
 use crate::sys::unshare;
-use crate::tuning::Network;
+use crate::tuning::{self, Network};
 
 /// Arguments of the hidden subcommands that start a container.
 #[derive(Debug, clap::Args)]
@@ -55,6 +56,7 @@ pub fn main(args: &StageArgs) -> Result<i32> {
 fn prepare(args: &StageArgs, channel: &mut Channel) -> Result<()> {
     // The holder answers once this process is in its control group.
     channel.expect(&Message::Proceed)?;
+    let outside = File::open(tuning::OWN_NETWORK).context("cannot open the machine's network namespace")?;
     unshare(UnshareFlags::NEWNET | UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC)
         .context("cannot make namespaces; run as root with CAP_SYS_ADMIN")?;
     channel.send(&Message::Unshared)?;
@@ -62,7 +64,8 @@ fn prepare(args: &StageArgs, channel: &mut Channel) -> Result<()> {
     rustix::system::sethostname(args.name.as_bytes()).context("cannot set the host name")?;
     let network: Network =
         serde_json::from_str(&args.network).context("the container's network is no JSON")?;
-    let set_up = links::configure_inside(&args.address, &args.address6).and_then(|()| network.apply_inside());
+    let set_up =
+        links::configure_inside(&args.address, &args.address6).and_then(|()| network.apply_inside(&outside));
     set_up.context("cannot set up the container's network")
 }
 
