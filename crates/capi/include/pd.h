@@ -1,7 +1,7 @@
 /* PipeDevice sockets for C and C++. See pd(7) and the page of each call in section 3.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The calls are the BSD socket calls with a prefix, except that nothing is copied:
+ * The calls are the BSD socket calls with a prefix. Those that send and receive copy nothing:
  *
  *   pd_send     takes memory of pd_malloc, which belongs to the driver until the bytes are moved
  *               (pd_buf_refresh tells);
@@ -9,6 +9,9 @@
  *   pd_sendfile has the driver read a file where it can;
  *   pd_recv     returns a pointer to received bytes, which stay there until pd_recv_done.
  *
+ * pd_read and pd_write copy, as the BSD calls do.
+ *
+ * Numbers of sockets and epoll instances are no descriptors: they begin at 0x40000000, which no descriptor reaches.
  * Every call returns -1 (or NULL) and sets errno when it fails; pd_errmsg() then says what failed, on
  * what, and what to do about it. All calls are thread-safe. A forked child starts without sockets.
  */
@@ -16,10 +19,12 @@
 #define PD_H
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -51,6 +56,8 @@ int pd_listen(int sid, int backlog);
 int pd_accept(int sid, pd_sockaddr_t addr, socklen_t *addr_len);
 int pd_accept4(int sid, pd_sockaddr_t addr, socklen_t *addr_len, int flags);
 int pd_connect(int sid, pd_const_sockaddr_t addr, socklen_t addr_len);
+/* Connect count new sockets, all or none, with few round trips to the driver. flags: 0, SOCK_NONBLOCK. */
+int pd_connect_several(pd_const_sockaddr_t addr, socklen_t addr_len, int flags, int *sids, int count);
 int pd_shutdown(int sid, int how);
 int pd_close(int sid);
 int pd_getsockname(int sid, pd_sockaddr_t addr, socklen_t *addr_len);
@@ -74,6 +81,14 @@ int pd_buf_refresh(int sid, void **bufs, int n);
 ssize_t pd_recv(int sid, size_t len, void **buf);
 /* Give back the first len bytes received and not yet given back. */
 int pd_recv_done(int sid, size_t len);
+
+/* Receive into memory of the caller's. flags: MSG_PEEK, MSG_WAITALL, MSG_DONTWAIT. 0: the stream has ended. */
+ssize_t pd_read(int sid, void *buf, size_t len);
+ssize_t pd_readv(int sid, const struct iovec *iov, int count);
+ssize_t pd_recv_into(int sid, void *buf, size_t len, int flags);
+/* Send from memory of the caller's, which may be written at once again. */
+ssize_t pd_write(int sid, const void *buf, size_t len);
+ssize_t pd_writev(int sid, const struct iovec *iov, int count);
 
 /* Level of PipeDevice's own options. */
 #define SOL_PD 0x5044
@@ -121,6 +136,9 @@ int pd_epoll_wait(int epid, struct pd_epoll_event *events, int max, int timeout_
 /* A descriptor to nest in epoll, poll or select: readable whenever pd_epoll_wait may have something.
  * It belongs to the instance; do not read or close it. */
 int pd_epoll_fd(int epid);
+
+/* As poll(2), of sockets, epoll instances and descriptors of the kernel's. */
+int pd_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
 
 /* The thread's last failure in a sentence. Valid until the thread's next call. */
 const char *pd_errmsg(void);

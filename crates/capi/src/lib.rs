@@ -2,8 +2,10 @@
 //! `docs/man`. Calls return -1 (or NULL) and set `errno`; `pd_errmsg` tells more. No panic leaves the
 //! library.
 mod address;
+mod copying;
 mod data;
 mod epoll;
 mod guard;
 mod options;
+mod poll;
 mod socket;

@@ -87,6 +87,50 @@ pub unsafe extern "C" fn pd_connect(sid: c_int, addr: *const sockaddr, len: sock
     })
 }
 
+/// See `pd_connect(3)`.
+///
+/// # Safety
+/// `addr` points to `len` readable bytes, and `sids` to room for `count` numbers.
+#[no_mangle]
+pub unsafe extern "C" fn pd_connect_several(
+    addr: *const sockaddr,
+    len: socklen_t,
+    flags: c_int,
+    sids: *mut c_int,
+    count: c_int,
+) -> c_int {
+    guard(-1, || {
+        if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+            return Err(Error::invalid("flags other than SOCK_NONBLOCK and SOCK_CLOEXEC"));
+        }
+        let count = usize::try_from(count).map_err(|_| Error::invalid("a negative number of sockets"))?;
+        if sids.is_null() && count > 0 {
+            return Err(Error::with_errno(libc::EFAULT, "the place for the numbers is NULL"));
+        }
+        // SAFETY: passed on from the caller.
+        let addr = unsafe { address::read(addr, len) }?;
+        let sockets = Socket::new_several(addr.is_ipv6(), count)?;
+        let connected: Result<()> = Socket::connect_each(&sockets, addr).into_iter().collect();
+        let mut named = Vec::with_capacity(count);
+        let all = connected.and_then(|()| {
+            sockets.iter().try_for_each(|socket| {
+                socket.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
+                named.push(insert(Named::Socket(socket.clone()))?);
+                Ok(())
+            })
+        });
+        if let Err(error) = all {
+            // All or none. The error to tell is the first one.
+            named.into_iter().for_each(|sid| drop(remove(sid)));
+            sockets.iter().for_each(|socket| drop(socket.close()));
+            return Err(error);
+        }
+        // SAFETY: room for as many, the caller says.
+        named.iter().enumerate().for_each(|(index, &sid)| unsafe { sids.add(index).write(sid) });
+        Ok(0)
+    })
+}
+
 /// See `pd_accept(3)`.
 ///
 /// # Safety

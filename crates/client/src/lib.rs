@@ -22,8 +22,8 @@
 //!
 //! Signals interrupt no call: waits go on after a handler has run. A forked child starts without an
 //! attachment; the parent's sockets are closed in it. A normal exit waits up to five seconds until
-//! what was sent is delivered. Nothing here copies payload but [`Stream::send`] on the direct path ([`Path`]), once, which
-//! [`Stream::send_with`] spares.
+//! what was sent is delivered. Nothing copies payload but reading and writing as of [`std::io`], and [`Stream::send`] on the direct path
+//! ([`Path`]), once, which [`Stream::send_with`] spares.
 //!
 //! [`core`] is what the C API is built on.
 
@@ -32,6 +32,7 @@ mod arena;
 mod attachment;
 mod channel;
 mod control;
+mod copying;
 mod direct;
 mod due;
 mod epoll;
@@ -53,6 +54,7 @@ mod twin;
 pub use api::{Epoll, Event, Incoming, Interest, Listener, ListenerOptions, Received, SendBuffer, Stream};
 pub use attachment::SOCKET_PATH_DEFAULT;
 pub use control::Shutdown;
+pub use copying::Reading;
 pub use direct::Path;
 pub use error::{Error, Result};
 
@@ -72,7 +74,7 @@ pub mod core {
     pub use crate::process::{available, prepare, setting};
     pub use crate::recv::Handout;
     pub use crate::send::Fill;
-    pub use crate::sids::{insert, remove, with, with_socket, Named};
+    pub use crate::sids::{insert, remove, with, with_socket, Named, FIRST_SID};
     pub use crate::socket::Socket;
     pub use pd_shm::bias::this_thread;
     pub use pd_shm::Spin;

@@ -30,36 +30,42 @@ impl Socket {
     /// time after which one looks for the driver.
     pub fn pause_recv(&self, timeout: Duration, known: u64) -> Pause {
         let signal = Cell::new(false);
+        self.rest_recv(timeout, known, Some(Noticing { signal: &signal }));
+        outcome(&signal)
+    }
+
+    /// [`Self::pause_recv`] for callers to whom signals are nothing.
+    pub(crate) fn rest_recv(&self, timeout: Duration, known: u64, noticing: Option<Noticing<'_>>) {
         let mut side = self.recv.lock();
         let (there, end) = side.poll();
         if there > known || end != 0 || side.shut || self.check_usable().is_err() {
-            return Pause::Look;
+            return;
         }
         if known > 0 && side.ring_is_full() {
             drop(side);
             std::thread::sleep(timeout.min(FULL_LOOK_EVERY));
-            return Pause::Look;
+            return;
         }
         let wake_at = side.wake_at() + known;
-        if side.glimpse(wake_at) {
-            return Pause::Look;
+        if !side.glimpse(wake_at) {
+            drop(self.sleep_for_recv(side, wake_at, timeout.min(SLEEP_MAX), noticing));
         }
-        let noticing = Noticing { signal: &signal };
-        drop(self.sleep_for_recv(side, wake_at, timeout.min(SLEEP_MAX), Some(noticing)));
-        outcome(&signal)
     }
 
     /// Sleeps until there is room to send or nothing can be sent any more; limits as in
     /// [`Self::pause_recv`].
     pub fn pause_send(&self, timeout: Duration) -> Pause {
         let signal = Cell::new(false);
+        self.rest_send(timeout, Some(Noticing { signal: &signal }));
+        outcome(&signal)
+    }
+
+    /// [`Self::pause_send`] for callers to whom signals are nothing.
+    pub(crate) fn rest_send(&self, timeout: Duration, noticing: Option<Noticing<'_>>) {
         let mut side = self.send.lock();
         side.reap();
-        if side.writable() || side.end().is_err() || self.check_usable().is_err() {
-            return Pause::Look;
+        if !(side.writable() || side.end().is_err() || self.check_usable().is_err()) {
+            drop(self.sleep_for_send(side, timeout.min(SLEEP_MAX), noticing));
         }
-        let noticing = Noticing { signal: &signal };
-        drop(self.sleep_for_send(side, timeout.min(SLEEP_MAX), Some(noticing)));
-        outcome(&signal)
     }
 }

@@ -286,6 +286,10 @@ impl Socket {
         let mut deadline = None;
         loop {
             if let Some(taken) = side.take(max)? {
+                if !side.peeked.is_empty() {
+                    let kept = side.peeked.len().min(taken.1 as usize);
+                    side.forget_kept(kept);
+                }
                 return Ok(side.handout(taken));
             }
             if self.is_nonblocking() {

@@ -1,6 +1,6 @@
-//! Small integers that name sockets and epoll instances, for the C API. The lowest free one is given
-//! out, as the kernel does with descriptors. Looking one up takes no lock in the usual case: each
-//! thread remembers the few it used last.
+//! Numbers that name sockets and epoll instances, for the C API. The lowest free one is given out, as the kernel does with
+//! descriptors, from a range that the kernel gives no descriptor in: a call on the wrong kind of number fails with `EBADF`
+//! and reaches nothing. Looking one up takes no lock in the usual case: each thread remembers the few it used last.
 use crate::epoll::Epoll;
 use crate::error::{Error, Result};
 use crate::process::{forks, process};
@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 80;
-/// The lowest; 0 would let forgotten initialisations name a socket.
-const FIRST: usize = 1;
+/// The lowest number. Descriptors are below it, whatever `fs.nr_open` is: its largest value is 0x3fff_ffc0.
+pub const FIRST_SID: i32 = 0x4000_0000;
 const REMEMBERED: usize = 8;
 
 /// What a number names.
@@ -42,6 +42,7 @@ pub(crate) struct Sids {
     free: Mutex<Free>,
 }
 
+/// Places that are free. A number is [`FIRST_SID`] and its place.
 #[derive(Debug)]
 struct Free {
     returned: BinaryHeap<Reverse<usize>>,
@@ -52,7 +53,7 @@ impl Default for Sids {
     fn default() -> Self {
         Self {
             chunks: [const { OnceLock::new() }; CHUNKS],
-            free: Mutex::new(Free { returned: BinaryHeap::new(), next: FIRST }),
+            free: Mutex::new(Free { returned: BinaryHeap::new(), next: 0 }),
         }
     }
 }
@@ -70,8 +71,8 @@ thread_local! {
 
 impl Sids {
     fn place(&self, sid: i32) -> Option<&Place> {
-        let sid = usize::try_from(sid).ok()?;
-        Some(&self.chunks.get(sid / CHUNK)?.get()?[sid % CHUNK])
+        let place = usize::try_from(sid.checked_sub(FIRST_SID)?).ok()?;
+        Some(&self.chunks.get(place / CHUNK)?.get()?[place % CHUNK])
     }
 
     /// Gives a number out.
@@ -80,8 +81,8 @@ impl Sids {
     /// `EMFILE`.
     pub(crate) fn insert(&self, named: Named) -> Result<i32> {
         let mut free = lock(&self.free);
-        let sid = match free.returned.pop() {
-            Some(Reverse(sid)) => sid,
+        let index = match free.returned.pop() {
+            Some(Reverse(index)) => index,
             None if free.next == CHUNK * CHUNKS => {
                 return Err(Error::new(Errno::MFILE, "too many sockets in this process; close some"))
             }
@@ -91,11 +92,11 @@ impl Sids {
             }
         };
         drop(free);
-        let chunk = self.chunks[sid / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Place::default()).collect());
-        let place = &chunk[sid % CHUNK];
+        let chunk = self.chunks[index / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Place::default()).collect());
+        let place = &chunk[index % CHUNK];
         *lock(&place.named) = Some(named);
         place.serial.fetch_add(1, Ordering::Release);
-        Ok(sid as i32)
+        Ok(FIRST_SID + index as i32)
     }
 
     /// Takes a number back.
@@ -106,7 +107,7 @@ impl Sids {
         let place = self.place(sid).ok_or_else(|| unknown(sid))?;
         let named = lock(&place.named).take().ok_or_else(|| unknown(sid))?;
         place.serial.fetch_add(1, Ordering::Release);
-        lock(&self.free).returned.push(Reverse(sid as usize));
+        lock(&self.free).returned.push(Reverse((sid - FIRST_SID) as usize));
         Ok(named)
     }
 
@@ -190,5 +191,7 @@ pub fn with_socket<R>(sid: i32, call: impl FnOnce(&Arc<Socket>) -> Result<R>) ->
 
 #[cold]
 fn unknown(sid: i32) -> Error {
-    Error::new(Errno::BADF, format!("{sid} is not an open socket of this process"))
+    let why =
+        if (0..FIRST_SID).contains(&sid) { ": such a number is a descriptor of the kernel's" } else { "" };
+    Error::new(Errno::BADF, format!("{sid} is not an open socket of this process{why}"))
 }

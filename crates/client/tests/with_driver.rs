@@ -1,8 +1,9 @@
 //! The Rust API against a driver in the same process. One test: the attachment is the process's.
 use pd_client::core::{ready, Socket};
-use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
+use pd_client::{Epoll, Interest, Listener, ListenerOptions, Reading, SendBuffer, Shutdown, Stream};
 use pd_driver::{Driver, HugepageUse, Settings, SystemClock};
 use pd_engine::Cpu;
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -94,6 +95,93 @@ fn lendings_come_back_in_any_order(listener: &Listener) {
                 Err(error) => assert!(error.would_block(), "{error}"),
             }
         }
+    }
+}
+
+/// Bytes that are sent in each way arrive in each way, in their order, whichever follows which.
+fn copies_and_lendings_mix(listener: &Listener) {
+    const TOTAL: usize = 6 << 20;
+    for seed in 1..=4_u64 {
+        let (mut a, mut b) = pair(listener);
+        let random = |mut state: u64| {
+            move |below: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as usize % below
+            }
+        };
+        let fill = |bytes: &mut [u8], at: usize| {
+            bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(at + i));
+        };
+        let sender = thread::spawn(move || {
+            let mut random = random(seed);
+            let mut buffer = SendBuffer::new(70_000).unwrap();
+            let mut at = 0;
+            while at < TOTAL {
+                let most = [300, 70_000][random(2)];
+                let len = (1 + random(most)).min(TOTAL - at);
+                let mut bytes = vec![0; len];
+                fill(&mut bytes, at);
+                at += match random(4) {
+                    0 => a.write(&bytes).unwrap(),
+                    1 => {
+                        let (front, back) = bytes.split_at(random(len));
+                        a.write_vectored(&[IoSlice::new(front), IoSlice::new(&[]), IoSlice::new(back)])
+                            .unwrap()
+                    }
+                    2 => a
+                        .send_with(len, |place| {
+                            place[..len].copy_from_slice(&bytes);
+                            len
+                        })
+                        .unwrap(),
+                    _ => {
+                        buffer.wait_mut().unwrap()[..len].copy_from_slice(&bytes);
+                        a.send(&buffer, ..len).unwrap()
+                    }
+                };
+            }
+            a.flush().unwrap();
+        });
+        let mut random = random(seed + 100);
+        let (mut at, mut bytes) = (0, vec![0; 100_000]);
+        loop {
+            let most = [50, 100_000][random(2)];
+            let most = 1 + random(most);
+            let bytes = &mut bytes[..most];
+            let is_next = |got: &[u8]| got.iter().enumerate().all(|(i, &byte)| byte == pattern(at + i));
+            let len = match random(5) {
+                0 => b.read(bytes).unwrap(),
+                1 => {
+                    let (front, back) = bytes.split_at_mut(random(most));
+                    b.read_vectored(&mut [IoSliceMut::new(front), IoSliceMut::new(back)]).unwrap()
+                }
+                2 => {
+                    let how = Reading { all: true, ..Reading::default() };
+                    b.recv_into(&mut [IoSliceMut::new(bytes)], how).unwrap()
+                }
+                3 => {
+                    let len = b.peek(bytes).unwrap();
+                    assert!(is_next(&bytes[..len]), "peeked at {at}, seed {seed}");
+                    continue;
+                }
+                _ => {
+                    let lent = b.recv(most).unwrap();
+                    assert!(is_next(&lent), "lent at {at}, seed {seed}");
+                    if !lent.is_empty() {
+                        assert_eq!((&b).read(bytes).unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+                    }
+                    bytes[..lent.len()].copy_from_slice(&lent);
+                    lent.len()
+                }
+            };
+            assert!(is_next(&bytes[..len]), "at {at}, seed {seed}");
+            at += len;
+            if len == 0 {
+                break;
+            }
+        }
+        assert_eq!(at, TOTAL, "seed {seed}");
+        sender.join().unwrap();
     }
 }
 
@@ -264,6 +352,7 @@ fn works_with_the_driver() {
     assert_eq!(Listener::bind(listener.local_addr().unwrap()).unwrap_err().errno(), 98);
     bytes_arrive(&listener);
     lendings_come_back_in_any_order(&listener);
+    copies_and_lendings_mix(&listener);
     files_arrive(&listener, &driver);
     connecting_need_not_wait(&listener);
     epoll_serves_many(&listener);

@@ -1,9 +1,12 @@
 use super::buffer::SendBuffer;
 use crate::control::Shutdown;
+use crate::copying::Reading;
 use crate::direct::Path;
 use crate::error::{Error, Result};
 use crate::recv::Handout;
 use crate::socket::Socket;
+use libc::iovec;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
 use std::ops::{Bound, Deref, RangeBounds};
 use std::os::fd::AsFd;
@@ -174,6 +177,87 @@ impl Stream {
     /// `ENOTCONN`.
     pub fn peer_addr(&self) -> Result<SocketAddr> {
         self.socket.peer_addr()
+    }
+}
+
+/// Memory of the caller's, for one call.
+fn pieces<'a>(slices: &'a [IoSliceMut<'_>]) -> &'a [iovec] {
+    // SAFETY: `IoSliceMut` has the layout of an `iovec`, the standard library says.
+    unsafe { std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) }
+}
+
+impl Stream {
+    /// Copies received bytes into `slices`, as [`Read::read_vectored`] does; with [`Reading::peek`] they stay to be received,
+    /// with [`Reading::all`] it waits until there is no room, or for the end. One copy more than [`Self::recv`]; the bytes are the
+    /// caller's alone, whatever the peer does. 0: the stream has ended, or there is no room.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `ECONNRESET`; `EBUSY` while [`Received`] bytes are held.
+    pub fn recv_into(&self, slices: &mut [IoSliceMut<'_>], how: Reading) -> Result<usize> {
+        // SAFETY: memory that is the caller's to write for the time of the call.
+        unsafe { self.socket.read(pieces(slices), how) }
+    }
+
+    /// Copies the bytes that come next and leaves them to be received.
+    ///
+    /// # Errors
+    /// Those of [`Self::recv_into`].
+    pub fn peek(&self, bytes: &mut [u8]) -> Result<usize> {
+        self.recv_into(&mut [IoSliceMut::new(bytes)], Reading { peek: true, ..Reading::default() })
+    }
+}
+
+/// One copy more than [`Stream::recv`], for programs that have memory of their own to read into.
+impl Read for &Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.read_vectored(&mut [IoSliceMut::new(bytes)])
+    }
+
+    fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        Ok(self.recv_into(slices, Reading::default())?)
+    }
+}
+
+/// One copy more than [`Stream::send`] on the offloaded path, and as many on the direct one; the bytes may be written at once
+/// again. Nothing is held back: there is nothing to flush.
+impl Write for &Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        // SAFETY: `IoSlice` has the layout of an `iovec`, the standard library says.
+        let pieces = unsafe { std::slice::from_raw_parts(slices.as_ptr().cast::<iovec>(), slices.len()) };
+        // SAFETY: memory that the caller lends for reading.
+        Ok(unsafe { self.socket.write(pieces) }?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(bytes)
+    }
+
+    fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        (&*self).read_vectored(slices)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self).write_vectored(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
 //! Receiving into memory of the program's: one copy out of the receive ring, and the bytes are given
-//! back at once. Never waits. Not to be mixed with handouts on one socket.
+//! back at once. Never waits. While bytes are lent, nothing is copied: it would give those back.
 //!
 //! Each byte is read once. On the direct path its sender can change it until it is given back, so what a program has peeked at
 //! is kept here, and is what it receives later.
@@ -84,13 +84,19 @@ impl RecvSide {
         Ok(Some((len as usize, goes_on)))
     }
 
-    fn forget_kept(&mut self, len: usize) {
+    /// The next `len` bytes were received: as they are, if they were kept.
+    pub(super) fn forget_kept(&mut self, len: usize) {
         match len {
             0 => {}
             all if all == self.peeked.len() => self.peeked = Vec::new(),
             some => drop(self.peeked.drain(..some)),
         }
     }
+}
+
+#[cold]
+fn lent() -> Error {
+    Error::new(Errno::BUSY, "received bytes are lent out; give them back with pd_recv_done first")
 }
 
 /// Memory of a program's in pieces, which are filled one after the other.
@@ -130,7 +136,8 @@ impl Socket {
     /// how many bytes; 0: the stream has ended, or the pieces have no room.
     ///
     /// # Errors
-    /// `EAGAIN` if nothing has come, also where the pieces have no room; `ENOTCONN`, `ECONNRESET`.
+    /// `EAGAIN` if nothing has come, also where the pieces have no room; `ENOTCONN`, `ECONNRESET`; `EBUSY` while received bytes
+    /// are lent out.
     ///
     /// # Safety
     /// Each piece is memory that may be written, or null: its bytes are thrown away.
@@ -138,6 +145,9 @@ impl Socket {
         self.check_usable()?;
         let max = pieces.iter().map(|piece| piece.iov_len).sum();
         let mut side = self.recv.lock();
+        if side.cursor != side.consumer {
+            return Err(lent());
+        }
         let (mut pieces, start, mut done) = (Pieces { pieces, filled: 0 }, side.cursor, 0);
         loop {
             // SAFETY: the caller's promise.
