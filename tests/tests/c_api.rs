@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PROGRAMS: [&str; 7] = ["echo", "epoll", "errors", "file", "listing1", "options", "threads"];
+const PROGRAMS: [&str; 8] = ["copying", "echo", "epoll", "errors", "file", "listing1", "options", "threads"];
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -183,6 +183,12 @@ fn errors() {
 #[test]
 fn listing_1_of_the_paper() {
     pair("listing1", "127.0.0.1");
+}
+
+#[test]
+fn calls_that_copy_wait_peek_and_mix_with_lending() {
+    pair("copying", "127.0.0.1");
+    pair("copying", "::1");
 }
 
 #[test]

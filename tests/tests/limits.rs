@@ -33,29 +33,35 @@ fn fails(puppet: &mut Puppet, command: &str, errno: i32, words: &[&str]) {
 }
 
 #[test]
-fn a_full_backlog_refuses_the_one_too_many() {
+fn a_full_backlog_has_the_one_too_many_wait() {
     let driver = driver(|_| {});
     let (mut server, mut client) = (driver.puppet(), driver.puppet());
     let addr = server.ok("listen l 127.0.0.1:0 4");
     for round in 0..3 {
         client.ok(&format!("connect-many c {addr} 4"));
-        fails(&mut client, &format!("connect d {addr}"), libc::ECONNREFUSED, &[&addr]);
+        fails(&mut client, &format!("connect-now d {addr}"), libc::ECONNREFUSED, &[&addr]);
         // Those that wait lose nothing.
         for index in 0..4 {
             client.ok(&format!("send c{index} {index} 0 200000 50000"));
         }
-        fails(&mut client, &format!("connect d {addr}"), libc::ECONNREFUSED, &[&addr]);
+        fails(&mut client, &format!("connect-now d {addr}"), libc::ECONNREFUSED, &[&addr]);
         server.ok("accept s0 l");
         // There is room for one, and only one.
         client.ok(&format!("connect c4 {addr}"));
-        fails(&mut client, &format!("connect d {addr}"), libc::ECONNREFUSED, &[&addr]);
+        fails(&mut client, &format!("connect-now d {addr}"), libc::ECONNREFUSED, &[&addr]);
         client.ok("send c4 4 0 200000 50000");
+        // One that waits gets the next place.
+        client.tell(&format!("connect d {addr}"));
         for index in 0..5 {
             if index > 0 {
                 server.ok(&format!("accept s{index} l"));
             }
             server.ok(&format!("recv s{index} {index} 0 200000"));
         }
+        client.answer().unwrap();
+        server.ok("accept e l");
+        client.ok("close d");
+        server.ok("close e");
         for index in 0..5 {
             client.ok(&format!("close c{index}"));
             assert_eq!(server.ok(&format!("end s{index}")), "0", "round {round}");

@@ -16,11 +16,26 @@ const PD_PATH: c_int = 2;
 /// int: receive bytes that their sender can still change.
 const PD_RECV_SHARED: c_int = 3;
 
+/// Options that programs set and that change nothing, and what they read: the driver tells at once of a peer that has died, bytes
+/// are never held back, and acknowledgements are nobody's wait. Numbers are Linux's defaults.
+const INHERENT: [(c_int, c_int, c_int); 9] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY, 0),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
+    (libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1),
+    (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 7200),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 75),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
+];
+
 /// A value as bytes.
 enum Value {
     Int(c_int),
     Time(Option<Duration>),
-    Linger,
+    /// Whether closing resets.
+    Linger(bool),
     Text(&'static [u8]),
 }
 
@@ -85,10 +100,13 @@ unsafe fn set(
         (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => socket.set_send_timeout(unsafe { read_time(value, len) }?),
         // A port is free as soon as its listener is closed, and sends are delivered after a close.
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int().map(drop),
-        // SAFETY: passed on; any bytes are a valid `linger`.
-        (libc::SOL_SOCKET, libc::SO_LINGER) => unsafe { read::<linger>(value, len) }.map(drop),
-        // Bytes are never held back.
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int().map(drop),
+        (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            // SAFETY: passed on; any bytes are a valid `linger`.
+            let linger = unsafe { read::<linger>(value, len) }?;
+            socket.set_close_resets(linger.l_onoff != 0 && linger.l_linger == 0);
+            Ok(())
+        }
+        _ if INHERENT.iter().any(|known| (known.0, known.1) == (level, option)) => int().map(drop),
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => socket.set_v6_only(int()? != 0),
         (SOL_PD, PD_NONBLOCK) => {
             socket.set_nonblocking(int()? != 0);
@@ -114,8 +132,9 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Result<Value> {
         (libc::SOL_SOCKET, libc::SO_ERROR) => Value::Int(socket.take_error()?),
         (libc::SOL_SOCKET, libc::SO_TYPE) => Value::Int(libc::SOCK_STREAM),
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => Value::Int(socket.is_listening().into()),
-        (libc::SOL_SOCKET, libc::SO_REUSEADDR) | (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Value::Int(1),
-        (libc::SOL_SOCKET, libc::SO_LINGER) => Value::Linger,
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => Value::Int(1),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Value::Int(libc::IPPROTO_TCP),
+        (libc::SOL_SOCKET, libc::SO_LINGER) => Value::Linger(socket.close_resets()),
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Value::Int(socket.v6_only().into()),
         (SOL_PD, PD_NONBLOCK) => Value::Int(socket.nonblocking().into()),
         (SOL_PD, PD_RECV_SHARED) => Value::Int(socket.receives_shared().into()),
@@ -123,7 +142,10 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Result<Value> {
             Path::Offloaded => b"offloaded\0",
             Path::Direct => b"direct\0",
         }),
-        _ => return Err(unknown(level, option)),
+        _ => match INHERENT.iter().find(|known| (known.0, known.1) == (level, option)) {
+            Some(known) => Value::Int(known.2),
+            None => return Err(unknown(level, option)),
+        },
     })
 }
 
@@ -136,7 +158,7 @@ unsafe fn write(value: &Value, place: *mut c_void, len: *mut socklen_t) -> Resul
         return Err(Error::with_errno(libc::EFAULT, "the place for the option's value is NULL"));
     }
     let time;
-    let linger = linger { l_onoff: 0, l_linger: 0 };
+    let linger = linger { l_onoff: matches!(value, Value::Linger(true)).into(), l_linger: 0 };
     let (from, size): (*const u8, usize) = match value {
         Value::Int(value) => ((value as *const c_int).cast(), size_of::<c_int>()),
         Value::Time(value) => {
@@ -147,7 +169,7 @@ unsafe fn write(value: &Value, place: *mut c_void, len: *mut socklen_t) -> Resul
             };
             ((&raw const time).cast(), size_of::<timeval>())
         }
-        Value::Linger => ((&raw const linger).cast(), size_of_val(&linger)),
+        Value::Linger(_) => ((&raw const linger).cast(), size_of_val(&linger)),
         Value::Text(text) => (text.as_ptr(), text.len()),
     };
     // SAFETY: the caller's places, neither null; `from` points to `size` bytes of a local or constant.

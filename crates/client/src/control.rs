@@ -4,12 +4,19 @@ use crate::direct::Path;
 use crate::error::{check, Error, Result};
 use crate::link::Link;
 use crate::socket::{Control, Socket, State};
-use crate::turn::lock;
+use crate::turn::{lock, Deadline};
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, RECEIVES_SHARED};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+/// A connect that waits for room in a backlog asks again after so long, then after twice as long each time, and gives up as
+/// TCP does by default.
+const BACKLOG_LOOK_FIRST: Duration = Duration::from_millis(1);
+const BACKLOG_LOOK_LAST: Duration = Duration::from_millis(50);
+const BACKLOG_WAIT_MAX: Duration = Duration::from_secs(127);
 
 /// Which direction to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +73,11 @@ impl Control {
     }
 }
 
+/// The driver's answer to a connect that the listener's backlog has no room for.
+fn is_backlog_full(answer: &Event) -> bool {
+    answer.errno == Errno::AGAIN.raw_os_error() as u32
+}
+
 impl Socket {
     /// Binds to an address that the network namespace holds.
     ///
@@ -109,16 +121,37 @@ impl Socket {
     }
 
     /// Connects to a listener. It is enough that the listener's backlog has room: no need for it to
-    /// accept.
+    /// accept. Waits for room, as long as a send may wait and as TCP does at most, unless the socket is non-blocking or stands
+    /// beside one of the kernel, which waits better.
     ///
     /// # Errors
-    /// `ECONNREFUSED`, `EHOSTUNREACH`, `ENOBUFS`, `EISCONN`.
+    /// `ECONNREFUSED`, also without room for one that does not wait; `ETIMEDOUT`, `EHOSTUNREACH`, `ENOBUFS`, `EISCONN`.
     pub fn connect(&self, addr: SocketAddr) -> Result<()> {
-        self.check_usable()?;
-        let control = lock(&self.control);
-        let request = control.ask_to_connect(addr)?;
-        let answer = control.link.home.call(&control.link.attachment, request);
-        self.take_connection(control, addr, answer)
+        let (mut limits, mut pause) = (None, BACKLOG_LOOK_FIRST);
+        loop {
+            self.check_usable()?;
+            let control = lock(&self.control);
+            let request = control.ask_to_connect(addr)?;
+            let answer = control.link.home.call(&control.link.attachment, request);
+            let waits = !control.beside_kernel && !self.is_nonblocking();
+            if !waits || !answer.as_ref().is_ok_and(is_backlog_full) {
+                return self.take_connection(control, addr, answer);
+            }
+            drop(control);
+            let deadline = *limits.get_or_insert_with(|| {
+                let most =
+                    self.send.lock().timeout.map_or(BACKLOG_WAIT_MAX, |most| most.min(BACKLOG_WAIT_MAX));
+                Deadline::after(Some(most))
+            });
+            let Some(left) = deadline.next_sleep() else {
+                return Err(Error::new(
+                    Errno::TIMEDOUT,
+                    format!("cannot connect to {addr}: its backlog stays full"),
+                ));
+            };
+            std::thread::sleep(left.min(pause));
+            pause = (pause * 2).min(BACKLOG_LOOK_LAST);
+        }
     }
 
     /// Begins to connect to a listener, without waiting for the driver. Until [`Self::finish_connect`] the socket is ready
@@ -152,7 +185,7 @@ impl Socket {
         taken
     }
 
-    /// Connects several sockets, with one round trip to the driver for those of one thread.
+    /// Connects several sockets, with one round trip to the driver for those of one thread. None waits for room in a backlog.
     ///
     /// # Errors
     /// Of each, as [`Self::connect`].
@@ -195,7 +228,12 @@ impl Socket {
         addr: SocketAddr,
         answer: Result<Event>,
     ) -> Result<()> {
-        let answer = answer.and_then(|answer| check(answer, || format!("cannot connect to {addr}")));
+        let answer = answer.and_then(|answer| match is_backlog_full(&answer) {
+            true => Err(Error::from_driver(Errno::CONNREFUSED.raw_os_error() as u32, || {
+                format!("cannot connect to {addr}")
+            })),
+            false => check(answer, || format!("cannot connect to {addr}")),
+        });
         let answer = answer.inspect_err(|error| control.error = error.errno())?;
         control.local = answer.address().to_socket_addr().or(control.local);
         control.peer = Some(addr);

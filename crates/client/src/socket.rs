@@ -39,6 +39,8 @@ pub struct Socket {
     pub(crate) watch: Arc<Watch>,
     /// See [`Socket::come_back`].
     came_back: AtomicU8,
+    /// See [`Socket::set_close_resets`].
+    close_resets: AtomicBool,
 }
 
 /// Nothing came back; it did; the program knows.
@@ -177,6 +179,7 @@ impl Socket {
             control: Mutex::new(control),
             watch: Arc::default(),
             came_back: AtomicU8::new(NOT_BACK),
+            close_resets: AtomicBool::new(false),
         });
         process().register(serial, &socket);
         socket
@@ -248,12 +251,22 @@ impl Socket {
         control.link = link;
     }
 
-    /// Gives the socket up. What was sent is still delivered. Never blocks.
+    /// Gives the socket up. What was sent is still delivered, unless [`Self::set_close_resets`] was called. Never blocks.
     ///
     /// # Errors
     /// `EBADF` if it was closed before.
     pub fn close(self: &Arc<Self>) -> Result<()> {
-        self.end(0)
+        self.end(if self.close_resets() { CLOSE_RESETS } else { 0 })
+    }
+
+    /// Makes [`Self::close`] a [`Self::reset`], as `SO_LINGER` with a time of 0 does, or what it was.
+    pub fn set_close_resets(&self, resets: bool) {
+        self.close_resets.store(resets, Ordering::Relaxed);
+    }
+
+    /// See [`Self::set_close_resets`].
+    pub fn close_resets(&self) -> bool {
+        self.close_resets.load(Ordering::Relaxed)
     }
 
     /// The same; the peer's stream ends with `ECONNRESET`.

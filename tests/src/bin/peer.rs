@@ -280,6 +280,11 @@ impl Puppet {
                 self.keep(words[1], accepted)?
             }
             // connect-many NAME ADDR COUNT, accept-many NAME LISTENER COUNT: NAME0 and so on.
+            // connect-now NAME ADDRESS: does not wait for room in a backlog.
+            "connect-now" => {
+                let connected = Stream::connect_several(addr(2), 1)?.pop().expect("one");
+                self.keep(words[1], connected)?
+            }
             "connect-many" => {
                 for index in 0..number(3) {
                     self.keep(&format!("{}{index}", words[1]), Stream::connect(addr(2))?)?;

@@ -126,11 +126,10 @@ impl Socket {
         }
     }
 
-    /// Whether the program thinks that this is TCP, where a peer's close is the end of its stream and no more: some
-    /// read nothing after a `HUP`.
+    /// Whether this stands for TCP, where a peer's close is the end of its stream and no more: some programs read nothing
+    /// after a `HUP`. A twin of an AF_UNIX socket, which has no address here, does not.
     fn stands_for_tcp(&self) -> bool {
-        let control = lock(&self.control);
-        control.beside_kernel && control.local.is_some()
+        lock(&self.control).local.is_some()
     }
 }
 

@@ -250,7 +250,8 @@ impl Conductor {
             self.client(peer).and_then(|c| c.memory.as_ref()).map_or(0, |m| m.recv_consumer(peer_listener));
         let waiting = listener.arrived.saturating_sub(accepted).max(listener.backlog.len() as u64);
         if waiting >= listener.backlog_max as u64 {
-            return Err(Errno::CONNREFUSED);
+            // Another errno than that of an address where nobody listens: the client may wait.
+            return Err(Errno::AGAIN);
         }
         let (peer_v6, peer_channel) = (listening.v6, listening.channel);
         let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
