@@ -242,6 +242,9 @@ fn answer_of(run: &mut Command) -> String {
     let (tell, ended) = mpsc::channel();
     std::thread::spawn(move || tell.send(child.wait_with_output()));
     let output = ended.recv_timeout(HANGS_AFTER).unwrap_or_else(|_| {
+        let stacks = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/stacks")).output();
+        let stacks = stacks.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        eprintln!("{}", stacks.unwrap_or_else(|error| format!("no stacks: {error}")));
         signal(id, rustix::process::Signal::TERM);
         let output = ended.recv_timeout(Duration::from_secs(10)).expect("the client ends when told to");
         panic!("{run:?}: the client hangs after {output:?}");
