@@ -8,7 +8,7 @@ use pd_client::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What an entry asks about.
+/// Object of an entry.
 enum Target {
     Socket(Arc<Socket>),
     /// A descriptor of the kernel's, or of an epoll instance.
@@ -33,7 +33,7 @@ fn target(number: c_int) -> Result<Target> {
     }
 }
 
-/// What poll calls normal data is what epoll calls IN and OUT.
+/// Events of epoll for those of poll, which has two names for IN and for OUT.
 fn wanted(events: i16) -> u32 {
     let any = |bits: i16, ready: u32| if events & bits != 0 { ready } else { 0 };
     any(POLLIN | POLLRDNORM, ready::IN) | any(POLLOUT | POLLWRNORM, ready::OUT) | any(POLLRDHUP, ready::RDHUP)
@@ -55,7 +55,7 @@ fn found(ready: u32, events: i16) -> i16 {
 struct Call<'a> {
     entries: &'a mut [pollfd],
     targets: Vec<Target>,
-    /// The kernel's part: entries with descriptors, and at last that of `sleeper`, if there is one.
+    /// Part of the kernel: entries with descriptors, and at last that of `sleeper`, if there is one.
     kernel: Vec<pollfd>,
     sleeper: Option<Sleeper>,
 }

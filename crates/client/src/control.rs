@@ -12,8 +12,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-/// A connect that waits for room in a backlog asks again after so long, then after twice as long each time, and gives up as
-/// TCP does by default.
+/// Pauses of a connect that waits for room in a backlog, each twice the last one, and the end of the wait, as TCP has it by
+/// default.
 const BACKLOG_LOOK_FIRST: Duration = Duration::from_millis(1);
 const BACKLOG_LOOK_LAST: Duration = Duration::from_millis(50);
 const BACKLOG_WAIT_MAX: Duration = Duration::from_secs(127);

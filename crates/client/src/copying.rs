@@ -1,13 +1,12 @@
 //! Receiving into and sending from memory of the program's, as the BSD calls do: one copy more than lending, and nothing to
-//! give back or to wait for afterwards. These wait; what they are made of ([`Socket::recv_copied`], [`Socket::send_copied`])
-//! does not.
+//! give back or to wait for afterwards. [`Socket::recv_copied`] and [`Socket::send_copied`], of which they are made, do not wait.
 use crate::error::{Error, Result};
 use crate::socket::{would_block, Socket};
 use crate::turn::Deadline;
 use libc::iovec;
 use rustix::io::Errno;
 
-/// How bytes are received.
+/// Manner of receiving.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// They stay to be received.
@@ -63,7 +62,7 @@ fn total(pieces: &[iovec]) -> Result<usize> {
     sum.filter(|&sum| isize::try_from(sum).is_ok()).ok_or_else(|| Error::invalid("the pieces are too long"))
 }
 
-/// A call that has done a part says so; what has failed the next one tells.
+/// Result of a call that has failed after a part: the part. The next call fails.
 fn so_far(done: usize, error: Error) -> Result<usize> {
     match done {
         0 => Err(error),

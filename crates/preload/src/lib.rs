@@ -17,6 +17,7 @@ mod call;
 mod companion;
 mod entry;
 mod fabric;
+mod gain;
 mod heap;
 mod hooks;
 mod local;

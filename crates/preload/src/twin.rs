@@ -4,6 +4,7 @@ use crate::aside::{self, Aside, Progress};
 use crate::call::{interrupts, Failure, Outcome, AGAIN};
 use crate::entry::{is_nonblocking, lock, Entry};
 use crate::fabric::{self, Taken};
+use crate::gain::{self, Gain};
 use crate::log::note;
 use crate::refusals::{self, Place};
 use crate::shared::{Held, Slot};
@@ -61,6 +62,8 @@ pub(crate) struct Twin {
     pub(crate) aside: Aside,
     /// Whether anybody is seen to wait for it.
     pub(crate) attention: Attention,
+    /// Whether the fabric gains it anything.
+    pub(crate) gain: Gain,
     /// Calls that were to wait.
     waits: AtomicU32,
     /// Closing it is no orderly end.
@@ -142,6 +145,7 @@ impl Twin {
             towards: None,
             aside: Aside::default(),
             attention: Attention::default(),
+            gain: Gain::default(),
             waits: AtomicU32::new(0),
             resets: AtomicBool::new(false),
         }
@@ -174,6 +178,7 @@ impl Twin {
             towards: None,
             aside: Aside::default(),
             attention: Attention::default(),
+            gain: Gain::default(),
             waits: AtomicU32::new(0),
             resets: AtomicBool::new(false),
         }
@@ -503,6 +508,9 @@ impl Twin {
                 }
                 Err(AGAIN) if self.progress().sends() && self.rest_comes(entry) => continue,
                 Err(AGAIN) if received == 0 && !self.waits(flags) && unseen::is_waited_for(entry, self) => {
+                    continue
+                }
+                Err(AGAIN) if received == 0 && !self.waits(flags) && gain::found_nothing(entry, self) => {
                     continue
                 }
                 Err(AGAIN) if self.is_settled(entry) => continue,

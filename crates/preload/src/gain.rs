@@ -1,0 +1,88 @@
+//! AF_UNIX connections to which the fabric is no gain: small messages, for each of which a thread sleeps in `epoll_wait`,
+//! `poll` or `select`. The kernel wakes such a thread within the send; the fabric's wake-up goes by the driver, one process
+//! more on the same cores. So a connection whose thread sleeps that often goes on in the kernel ([`crate::aside`]). TCP keeps
+//! them: its way through the stack takes longer than the driver's wake-up.
+use crate::aside;
+use crate::entry::Entry;
+use crate::twin::Twin;
+use libc::c_long;
+use pd_client::Path;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Calls that find nothing and do not wait, for one look.
+const CALLS: u32 = 64;
+/// A wake-up costs as much as the kernel's copies of so many bytes.
+const SMALL_BYTES: u64 = 16 << 10;
+/// Poor looks in a row after which the connection leaves.
+const POOR_LOOKS: u32 = 2;
+
+/// Counts of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Gain {
+    /// Calls that found nothing.
+    calls: AtomicU32,
+    last: Mutex<Look>,
+}
+
+/// The last look at it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    thread: libc::pid_t,
+    /// Sleeps of the thread since it began.
+    sleeps: c_long,
+    /// Bytes of the connection, both ways.
+    bytes: u64,
+    poor: u32,
+}
+
+impl Look {
+    /// Look of the calling thread at a connection that has carried `bytes`. None if the kernel does not tell.
+    fn new(bytes: u64) -> Option<Self> {
+        let mut usage = MaybeUninit::<libc::rusage>::uninit();
+        // SAFETY: the kernel fills the structure, or says that it has not.
+        let usage = unsafe {
+            if libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) != 0 {
+                return None;
+            }
+            usage.assume_init()
+        };
+        // SAFETY: only asks.
+        let thread = unsafe { libc::gettid() };
+        Some(Self { thread, sleeps: usage.ru_nvcsw, bytes, poor: 0 })
+    }
+
+    /// Poor looks in a row, up to this one.
+    fn after(self, last: Self) -> u32 {
+        let slept = self.sleeps - last.sleeps >= c_long::from(CALLS / 2);
+        let small = self.bytes.saturating_sub(last.bytes) < u64::from(CALLS) * SMALL_BYTES;
+        if self.thread == last.thread && slept && small {
+            last.poor + 1
+        } else {
+            0
+        }
+    }
+}
+
+/// Notes a call that has found nothing and does not wait. True: the connection has left the fabric for that; look again.
+#[inline]
+pub(crate) fn found_nothing(entry: &Arc<Entry>, twin: &Twin) -> bool {
+    twin.unix
+        && twin.gain.calls.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
+        && is_poor(twin)
+        && aside::leave(entry, twin, "small messages, for which a thread sleeps each time")
+}
+
+#[cold]
+fn is_poor(twin: &Twin) -> bool {
+    if twin.progress().sends() {
+        return false;
+    }
+    // A policy that has the driver see all bytes is kept.
+    let Some(socket) = twin.current().filter(|socket| socket.path() == Path::Direct) else { return false };
+    let Some(look) = Look::new(socket.carried().1) else { return false };
+    let mut last = twin.gain.last.lock().unwrap_or_else(PoisonError::into_inner);
+    *last = Look { poor: look.after(*last), ..look };
+    last.poor >= POOR_LOOKS
+}
