@@ -27,6 +27,8 @@ const MARK: u8 = 0xa5;
 /// How long bytes are waited for that the driver has said are on their way.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 
+/// Time between looks of a wait for the mark.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// The reason of an end that follows its peer.
 pub(crate) const FOLLOWS: &str = "the peer has left";
 
@@ -207,12 +209,13 @@ pub(crate) fn received_all(
         }
         let mut poll = [libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 }];
         let left = match until {
-            _ if !waits => Some(Duration::ZERO),
-            Some(until) => Some(until.saturating_duration_since(Instant::now())),
-            None => None,
+            _ if !waits => Duration::ZERO,
+            Some(until) => until.saturating_duration_since(Instant::now()),
+            None => Duration::MAX,
         };
-        match kernel_poll(&mut poll, left, std::ptr::null()) {
-            Ok(0) => return Err(crate::call::AGAIN),
+        // Another thread, or another process, may take the mark off just before this one sleeps.
+        match kernel_poll(&mut poll, Some(left.min(LOOK_EVERY)), std::ptr::null()) {
+            Ok(0) if left <= LOOK_EVERY => return Err(crate::call::AGAIN),
             Ok(_) => {}
             Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => {}
             Err(failure) => return Err(failure),
