@@ -12,6 +12,7 @@
  * pd_read and pd_write copy, as the BSD calls do.
  *
  * Numbers of sockets and epoll instances are no descriptors: they begin at 0x40000000, which no descriptor reaches.
+ *
  * Every call returns -1 (or NULL) and sets errno when it fails; pd_errmsg() then says what failed, on
  * what, and what to do about it. All calls are thread-safe. A forked child starts without sockets.
  */

@@ -30,11 +30,16 @@ const INHERENT: [(c_int, c_int, c_int); 9] = [
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
 ];
 
+/// Value that one of [`INHERENT`] reads.
+fn inherent(level: c_int, option: c_int) -> Option<c_int> {
+    INHERENT.iter().find(|known| (known.0, known.1) == (level, option)).map(|known| known.2)
+}
+
 /// A value as bytes.
 enum Value {
     Int(c_int),
     Time(Option<Duration>),
-    /// Whether closing resets.
+    /// True: closing resets.
     Linger(bool),
     Text(&'static [u8]),
 }
@@ -106,7 +111,7 @@ unsafe fn set(
             socket.set_close_resets(linger.l_onoff != 0 && linger.l_linger == 0);
             Ok(())
         }
-        _ if INHERENT.iter().any(|known| (known.0, known.1) == (level, option)) => int().map(drop),
+        _ if inherent(level, option).is_some() => int().map(drop),
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => socket.set_v6_only(int()? != 0),
         (SOL_PD, PD_NONBLOCK) => {
             socket.set_nonblocking(int()? != 0);
@@ -142,10 +147,7 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Result<Value> {
             Path::Offloaded => b"offloaded\0",
             Path::Direct => b"direct\0",
         }),
-        _ => match INHERENT.iter().find(|known| (known.0, known.1) == (level, option)) {
-            Some(known) => Value::Int(known.2),
-            None => return Err(unknown(level, option)),
-        },
+        _ => Value::Int(inherent(level, option).ok_or_else(|| unknown(level, option))?),
     })
 }
 

@@ -109,15 +109,12 @@ pub unsafe extern "C" fn pd_connect_several(
         }
         // SAFETY: passed on from the caller.
         let addr = unsafe { address::read(addr, len) }?;
-        let sockets = Socket::new_several(addr.is_ipv6(), count)?;
-        let connected: Result<()> = Socket::connect_each(&sockets, addr).into_iter().collect();
+        let sockets = Socket::connect_several(addr, count)?;
         let mut named = Vec::with_capacity(count);
-        let all = connected.and_then(|()| {
-            sockets.iter().try_for_each(|socket| {
-                socket.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
-                named.push(insert(Named::Socket(socket.clone()))?);
-                Ok(())
-            })
+        let all = sockets.iter().try_for_each(|socket| {
+            socket.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
+            named.push(insert(Named::Socket(socket.clone()))?);
+            Ok(())
         });
         if let Err(error) = all {
             // All or none. The error to tell is the first one.

@@ -189,7 +189,7 @@ impl Socket {
     ///
     /// # Errors
     /// Of each, as [`Self::connect`].
-    pub fn connect_each(sockets: &[Arc<Self>], addr: SocketAddr) -> Vec<Result<()>> {
+    fn connect_each(sockets: &[Arc<Self>], addr: SocketAddr) -> Vec<Result<()>> {
         let asked: Vec<_> = sockets.iter().map(|socket| socket.about_to_connect(addr)).collect();
         let mut results: Vec<Result<()>> = Vec::with_capacity(sockets.len());
         while results.len() < sockets.len() {
@@ -213,6 +213,20 @@ impl Socket {
             }
         }
         results
+    }
+
+    /// Makes several sockets and connects them: all or none.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`], and the first one's of [`Self::connect_each`].
+    pub fn connect_several(addr: SocketAddr, count: usize) -> Result<Vec<Arc<Self>>> {
+        let sockets = Self::new_several(addr.is_ipv6(), count)?;
+        let connected: Result<()> = Self::connect_each(&sockets, addr).into_iter().collect();
+        if let Err(error) = connected {
+            sockets.iter().for_each(|socket| drop(socket.close()));
+            return Err(error);
+        }
+        Ok(sockets)
     }
 
     fn about_to_connect(&self, addr: SocketAddr) -> Result<(Arc<Link>, Request)> {

@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 const MARK: u8 = 0xa5;
 /// How long bytes are waited for that the driver has said are on their way.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
-
 /// Time between looks of a wait for the mark.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 /// The reason of an end that follows its peer.
 pub(crate) const FOLLOWS: &str = "the peer has left";
 

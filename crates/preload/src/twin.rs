@@ -62,7 +62,7 @@ pub(crate) struct Twin {
     pub(crate) aside: Aside,
     /// Whether anybody is seen to wait for it.
     pub(crate) attention: Attention,
-    /// Whether the fabric gains it anything.
+    /// Gain of being on the fabric.
     pub(crate) gain: Gain,
     /// Calls that were to wait.
     waits: AtomicU32,

@@ -35,10 +35,8 @@ impl Stream {
     /// # Errors
     /// As [`Self::connect`]; the first one's.
     pub fn connect_several(addr: SocketAddr, count: usize) -> Result<Vec<Self>> {
-        let sockets = Socket::new_several(addr.is_ipv6(), count)?;
-        let results = Socket::connect_each(&sockets, addr);
-        let streams = sockets.into_iter().map(|socket| Self { socket }).collect();
-        results.into_iter().collect::<Result<()>>().map(|()| streams)
+        let sockets = Socket::connect_several(addr, count)?;
+        Ok(sockets.into_iter().map(|socket| Self { socket }).collect())
     }
 
     /// Sends part of a buffer. The bytes are moved out of it later: it cannot be written until then.
@@ -201,7 +199,7 @@ impl Stream {
     /// Copies the bytes that come next and leaves them to be received.
     ///
     /// # Errors
-    /// Those of [`Self::recv_into`].
+    /// As [`Self::recv_into`].
     pub fn peek(&self, bytes: &mut [u8]) -> Result<usize> {
         self.recv_into(&mut [IoSliceMut::new(bytes)], Reading { peek: true, ..Reading::default() })
     }
