@@ -124,14 +124,13 @@ need-root:
 
 # Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes. Libraries and
 # programs are built with the tests: alone, dependencies would have fewer features and be built twice.
-HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p' | tr a-z- A-Z_)
+BOUNDED := --config 'target."cfg(unix)".runner="$(CURDIR)/tests/bounded"'
 test: TESTING := yes
-test: export CARGO_TARGET_$(HOST)_RUNNER := $(CURDIR)/tests/bounded
 test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 	$(CARGO) build --workspace --all-targets --jobs $(JOBS)
-	PD_RTL_REQUIRED=1 $(CARGO) test --workspace --jobs $(JOBS)
-	RUSTFLAGS="--cfg loom" $(CARGO) test --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
+	PD_RTL_REQUIRED=1 $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS)
+	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
 # Containers of real engines: their packages are large, so this is not part of `make test`.
 test-engines: need-root deps ## give containers of podman and docker the fabric (installs both; root)
