@@ -9,7 +9,7 @@ use pd_harness::machine::Machine;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::tables::{columns, figure, settings};
+use super::tables::{columns, cores, figure, settings};
 use super::{baseline, plot};
 use crate::bench::{tune, Bench, LIMITS, PEERS};
 use crate::row::Row;
@@ -124,6 +124,9 @@ impl Report {
         if !said.is_empty() {
             let lines = said.iter().map(|(scheme, text)| format!("<tr><td>{scheme}<td>{}", escape(text)));
             html += &format!("<p>What both ends had:</p><table>{}</table>\n", lines.collect::<String>());
+        }
+        if let Some(cores) = cores(&rows) {
+            html += &format!("<p>{}</p>\n", escape(&cores));
         }
         Ok(html)
     }

@@ -1,6 +1,7 @@
 //! Results as tables for a terminal.
 
 use comfy_table::{presets, Cell, CellAlignment, Table};
+use pd_harness::measure::stats::Summary;
 
 use super::baseline;
 use crate::bench::{tune, Bench};
@@ -120,10 +121,31 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
     if bench == Bench::Tune.name() {
         text += &format!("\n{}", tune::verdict(rows));
     }
+    if let Some(cores) = cores(rows) {
+        text += &format!("\n{cores}");
+    }
     for (scheme, reason) in reasons(rows) {
         text += &format!("\n{scheme} not run: {reason}");
     }
     text
+}
+
+/// What the machine was like around the rounds, if it has two cores.
+pub fn cores(rows: &[&Row]) -> Option<String> {
+    let spread = |metric: &str| {
+        let all: Vec<_> = rows.iter().filter_map(|row| row.metrics.get(metric)).collect();
+        let median = Summary::of(all.iter().map(|s| s.median))?.median;
+        let least = all.iter().map(|s| s.min).fold(f64::MAX, f64::min);
+        let most = all.iter().map(|s| s.max).fold(0.0, f64::max);
+        Some(format!("{} ({}..{})", figure(median, 0), figure(least, 0), figure(most, 0)))
+    };
+    let repeated = rows.iter().filter(|row| row.metrics.get("repeats").is_some_and(|s| s.max > 0.0)).count();
+    Some(format!(
+        "two cores: {} ns apart, a ring of 4 MB between them {} Gbit/s; rows with rounds repeated because of cores farther apart, or of stolen time: {repeated} of {}",
+        spread("cores_apart_ns")?,
+        spread("cores_copy_gbit_per_s")?,
+        rows.len()
+    ))
 }
 
 /// What both ends of schemes said that they had, each once. That of candidates is in their names.

@@ -1,13 +1,23 @@
 //! Interleaved rounds: every cell once a round, so that what disturbs the machine disturbs all.
 
+use std::thread::{available_parallelism, sleep};
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 use indicatif::ProgressBar;
+use pd_harness::measure::cores::{Cores, Watch};
+use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::signals::Interrupted;
 
 use super::stand::Stand;
 use crate::bench::Settings;
 use crate::row::{Metrics, Params, Row};
 use crate::scheme::Scheme;
+
+/// How often a round is repeated in which the machine was disturbed. The last one counts in any case.
+const REPEATS: u32 = 2;
+/// What a disturbance is given to end.
+const DISTURBANCE: Duration = Duration::from_millis(500);
 
 /// One scheme with one set of parameters.
 pub trait Cell {
@@ -104,6 +114,7 @@ pub fn run(
         failed: None,
     };
     let mut entries: Vec<Entry> = cells.into_iter().map(entry).collect();
+    let mut watch = Watch::default();
     for entry in &mut entries {
         bar.set_message(format!("{bench}: {} {}", entry.cell.scheme().name(), entry.cell.params_text()));
         let (mut once, mut settings) = (Metrics::new(), String::new());
@@ -125,7 +136,7 @@ pub fn run(
         for n in order {
             let mut metrics = None;
             entries[n].step(stand, |cell, stand| {
-                metrics = Some(cell.measure(stand)?);
+                metrics = Some(undisturbed(cell, stand, &mut watch)?);
                 Ok(())
             })?;
             entries[n].rounds.extend(metrics);
@@ -139,6 +150,31 @@ pub fn run(
         Row::not_run(bench, cell.scheme().name(), cell.params(), "left out by --only".to_owned())
     };
     Ok(entries.into_iter().map(|entry| entry.row(bench)).chain(others.into_iter().map(left_out)).collect())
+}
+
+/// One round, with what the machine was like around it: `cores_apart_ns`, `cores_copy_gbit_per_s`, and `repeats`.
+fn undisturbed(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Watch) -> Result<Metrics> {
+    let cores = available_parallelism().map_or(1, usize::from) as f64;
+    let mut repeats = 0;
+    loop {
+        let before = Cores::measure();
+        let (times, begun) = (MachineTimes::now()?, Instant::now());
+        let mut metrics = cell.measure(stand)?;
+        let stolen = (MachineTimes::now()? - times).steal_s / (begun.elapsed().as_secs_f64() * cores);
+        let around: Vec<Cores> = before.into_iter().chain(Cores::measure()).collect();
+        if repeats < REPEATS && watch.is_disturbed(&around, stolen) {
+            repeats += 1;
+            sleep(DISTURBANCE);
+            continue;
+        }
+        metrics.insert("repeats", f64::from(repeats));
+        let mean = |figure: fn(&Cores) -> f64| around.iter().map(figure).sum::<f64>() / around.len() as f64;
+        if !around.is_empty() {
+            metrics.insert("cores_apart_ns", mean(|cores| cores.apart_ns));
+            metrics.insert("cores_copy_gbit_per_s", mean(|cores| cores.copy_gbit_per_s));
+        }
+        return Ok(metrics);
+    }
 }
 
 impl dyn Cell {

@@ -1,5 +1,6 @@
-//! How things are measured: CPU time of the whole machine, and summaries of interleaved rounds.
+//! How things are measured: CPU time of the whole machine, the way between its cores, and summaries of interleaved rounds.
 
+pub mod cores;
 pub mod cpu;
 pub mod stats;
 
