@@ -10,9 +10,10 @@
 //! looks at the counter once more and then sleeps on the doorbell (a futex); the other side writes
 //! the counter, fences, looks at `_wake_at`, and if it is reached increments the doorbell and wakes.
 use crate::limits::{
-    CHANNELS_MAX, EVENT_RING_ENTRIES, FILES_MAX, LINE_BYTES, PAGE_BYTES, REQUEST_RING_ENTRIES, SOCKETS_MAX,
+    CHANNELS_MAX, EVENT_RING_ENTRIES, FILES_MAX, KERNEL_CONNECTIONS_MAX, LINE_BYTES, PAGE_BYTES,
+    REQUEST_RING_ENTRIES, SOCKETS_MAX,
 };
-use crate::{Event, Request};
+use crate::{Event, Request, KERNEL_REASONS};
 use core::mem::size_of;
 
 /// Words of the header of the status region.
@@ -37,6 +38,12 @@ pub mod control_header {
     /// fences, looks whether the slot is still the file's, and only then sends; the driver closes a file by clearing the
     /// slot, fencing, and looking whether it has taken as many sends as were counted: if not, it stays open.
     pub const FILE_USES: usize = 64;
+    /// u32 × [`crate::KERNEL_REASONS`]: connections of the process that are or were the kernel's, for each
+    /// [`crate::KernelReason`]. They only grow.
+    pub const KERNEL_COUNTS: usize = 384;
+    /// u64 × [`crate::limits::KERNEL_CONNECTIONS_MAX`]: the inode of such a connection's socket in the lower half, its
+    /// [`crate::KernelReason`] in the upper; 0: none.
+    pub const KERNEL_CONNECTIONS: usize = 512;
 }
 
 /// Words of a channel in the control region, which the client writes.
@@ -213,7 +220,9 @@ const _: () = {
     assert!(channel_control::EVENT_CONSUMER - channel_control::REQUEST_PRODUCER >= LINE_BYTES);
     assert!(channel_status::EVENT_PRODUCER - channel_status::REQUEST_CONSUMER >= 2 * LINE_BYTES);
     assert!(header::FILES + 4 * FILES_MAX <= PAGE_BYTES);
-    assert!(control_header::FILE_USES + 4 * FILES_MAX <= PAGE_BYTES);
+    assert!(control_header::FILE_USES + 4 * FILES_MAX <= control_header::KERNEL_COUNTS);
+    assert!(control_header::KERNEL_COUNTS + 4 * KERNEL_REASONS <= control_header::KERNEL_CONNECTIONS);
+    assert!(control_header::KERNEL_CONNECTIONS + 8 * KERNEL_CONNECTIONS_MAX <= PAGE_BYTES);
     assert!(socket_status::PATH + 4 <= SOCKET_STRIDE);
     assert!(direct::SEND_DOORBELL + 4 <= PAGE_BYTES);
     assert!(socket_control::GENERATION + 4 <= SOCKET_STRIDE);

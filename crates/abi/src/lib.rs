@@ -29,6 +29,7 @@ mod event;
 mod frame;
 pub mod layout;
 pub mod limits;
+mod reason;
 pub mod registers;
 mod request;
 pub mod svpackage;
@@ -38,6 +39,7 @@ pub use address::{Address, Family};
 pub use command::{Command, CommandStatus, CommandType, TableId};
 pub use event::{Event, EventKind};
 pub use frame::{Frame, FrameKind};
+pub use reason::{KernelReason, KERNEL_REASONS};
 pub use request::{
     FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, CLOSE_RESETS, LEFT_RECEIVING,
     LEFT_SENDING, RECEIVES_SHARED,

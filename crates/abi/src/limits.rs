@@ -47,6 +47,9 @@ pub const SENDS_IN_FLIGHT_MAX: u64 = 4096;
 /// by the client.
 pub const FILES_MAX: usize = 64;
 
+/// Connections on the kernel whose reasons a client keeps; an older one makes room for a newer.
+pub const KERNEL_CONNECTIONS_MAX: usize = 256;
+
 /// Largest backlog of a listener; larger wishes are rounded down, as the BSD calls do.
 pub const BACKLOG_MAX: u32 = 4096;
 /// First and last port handed out where a program names none.

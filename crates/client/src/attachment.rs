@@ -4,11 +4,12 @@ use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
 use crate::own::{self, OwnFd};
 use crate::process::{forks, setting};
+use crate::reasons::Reasons;
 use crate::send::file::Files;
 use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, RING_BYTES_MAX};
-use pd_abi::{Frame, FrameKind};
+use pd_abi::{Frame, FrameKind, KernelReason};
 use pd_shm::{attach, Mapping, Protection, Spin};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -79,6 +80,7 @@ pub(crate) struct Attachment {
     channels: Mutex<Channels>,
     rings: Mutex<Rings>,
     pub(crate) files: Mutex<Files>,
+    reasons: Reasons,
 }
 
 /// Where a receive ring lies: region, first page, pages.
@@ -112,7 +114,7 @@ impl Attachment {
             let known = if errno == Errno::ACCESS || errno == Errno::PERM { errno } else { Errno::NETDOWN };
             let remedy = match known {
                 Errno::NETDOWN => "start it with `pd driver`, or set PD_SOCKET",
-                _ => "its socket_mode and socket_group say who may",
+                _ => "the socket is not for this user: the driver's socket_mode and socket_group say for whom",
             };
             let why = std::io::Error::from(errno);
             Error::new(known, format!("cannot attach to the driver at {}: {why}; {remedy}", path.display()))
@@ -144,6 +146,7 @@ impl Attachment {
             channels: Mutex::default(),
             rings: Mutex::default(),
             files: Mutex::default(),
+            reasons: Reasons::default(),
         }))
     }
 
@@ -164,6 +167,11 @@ impl Attachment {
     /// Whether something that was accepted may have a twin.
     pub(crate) fn may_claim(&self) -> bool {
         self.status.load_u32(header::CLAIMABLE, Ordering::Acquire) > 0
+    }
+
+    /// See [`crate::process::stays_on_kernel`].
+    pub(crate) fn stays_on_kernel(&self, reason: KernelReason, inode: u32) {
+        self.reasons.add(&self.control, reason, inode);
     }
 
     /// The error of calls on what the driver has taken with it.
@@ -504,6 +512,7 @@ mod tests {
             channels: Mutex::default(),
             rings: Mutex::default(),
             files: Mutex::default(),
+            reasons: Reasons::default(),
         };
         assert!(attachment.check_alive());
         // A driver that hangs up with a frame unread resets the connection.

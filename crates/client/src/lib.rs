@@ -44,6 +44,7 @@ mod lock;
 mod own;
 mod pause;
 mod process;
+mod reasons;
 mod recv;
 mod send;
 mod sids;
@@ -71,11 +72,12 @@ pub mod core {
     };
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
-    pub use crate::process::{available, prepare, setting};
+    pub use crate::process::{attach, prepare, setting, stays_on_kernel};
     pub use crate::recv::Handout;
     pub use crate::send::Fill;
     pub use crate::sids::{insert, remove, with, with_socket, Named, FIRST_SID};
     pub use crate::socket::Socket;
+    pub use pd_abi::KernelReason;
     pub use pd_shm::bias::this_thread;
     pub use pd_shm::Spin;
 

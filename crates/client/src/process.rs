@@ -7,6 +7,7 @@ use crate::sids::Sids;
 use crate::socket::Socket;
 use crate::turn::lock;
 use foldhash::HashMap;
+use pd_abi::KernelReason;
 use pd_shm::barrier;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -110,9 +111,21 @@ pub fn setting(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|_| !is_set_id)
 }
 
-/// Whether a driver can be attached to, attaching if need be.
-pub fn available() -> bool {
-    process().attachment().is_ok()
+/// Attaches to the driver, unless the process is attached.
+///
+/// # Errors
+/// Why the process cannot be: `ENETDOWN` without a driver, `EACCES` if its socket is not for this user.
+pub fn attach() -> Result<()> {
+    process().attachment().map(drop)
+}
+
+/// Says to the driver why a connection of this process is the kernel's, if the process is attached. `inode` is that of
+/// its socket. Takes no call of the kernel's and no time of the driver's.
+pub fn stays_on_kernel(reason: KernelReason, inode: u32) {
+    let attachment = lock(&process().attachment).clone();
+    if let Some(attachment) = attachment {
+        attachment.stays_on_kernel(reason, inode);
+    }
 }
 
 extern "C" fn in_child() {

@@ -15,9 +15,9 @@ use crate::entry::{lock, Entry};
 use crate::hooks::poll::kernel_poll;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{companion, real, unclaimed};
+use crate::{companion, fabric, real, unclaimed};
 use libc::c_int;
-use pd_client::core::{Pause, Socket, ELSEWHERE};
+use pd_client::core::{KernelReason, Pause, Socket, ELSEWHERE};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -28,9 +28,6 @@ const MARK: u8 = 0xa5;
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 /// Time between looks of a wait for the mark.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// The reason of an end that follows its peer.
-pub(crate) const FOLLOWS: &str = "the peer has left";
 
 /// It sends in the kernel.
 const SENDS: u32 = 1;
@@ -92,7 +89,7 @@ pub(crate) fn is_elsewhere(failure: Failure) -> bool {
 }
 
 /// Has a connection leave, for a reason. What is sent after this is the kernel's. False: it has to stay.
-pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: &str) -> bool {
+pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool {
     if twin.names.is_some() {
         return false;
     }
@@ -110,7 +107,8 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: &str) -> bool {
             return Ok(());
         }
         let owed = end.step_aside()?;
-        note!("descriptor {fd}: leaves the fabric: {why}");
+        note!("descriptor {fd}: leaves the fabric: {}", why.text());
+        fabric::stays_on_kernel(fd, why);
         twin.progress().owed.store(owed, Ordering::Relaxed);
         companion::stand_on_both(entry, end);
         if !twin.send_shut.load(Ordering::Relaxed) {
@@ -127,7 +125,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: &str) -> bool {
     match left {
         Ok(()) | Err(Failure::Plain) => true,
         Err(Failure::Errno(errno)) => {
-            note!("descriptor {fd}: cannot leave the fabric ({why}): errno {errno}");
+            note!("descriptor {fd}: cannot leave the fabric ({}): errno {errno}", why.text());
             false
         }
     }
@@ -137,7 +135,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: &str) -> bool {
 #[inline]
 pub(crate) fn follow(entry: &Arc<Entry>, twin: &Twin, end: &Socket) {
     if end.sends_elsewhere() {
-        leave(entry, twin, FOLLOWS);
+        leave(entry, twin, KernelReason::PeerLeft);
     }
 }
 
@@ -194,7 +192,7 @@ pub(crate) fn received_all(
     waits: bool,
     until: Option<Instant>,
 ) -> Outcome<Option<c_int>> {
-    leave(entry, twin, FOLLOWS);
+    leave(entry, twin, KernelReason::PeerLeft);
     let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
     loop {
         match take_mark(twin, fd) {

@@ -19,7 +19,9 @@ use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
 use crate::{real, short, spin, start, table, unclaimed};
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use pd_client::core::{interruptible, sleep_for, this_thread, Armed, Epoll, Inside, Socket, SET_BYTES};
+use pd_client::core::{
+    interruptible, sleep_for, this_thread, Armed, Epoll, Inside, KernelReason, Socket, SET_BYTES,
+};
 use std::collections::HashMap;
 use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -584,7 +586,7 @@ pub(crate) fn control_fresh(
     event: Option<(u32, u64)>,
 ) {
     let Some(socket) = entry.socket() else { return };
-    let Ok(instance) = instance(epoll) else { return socket.unfit.store(true, Ordering::Relaxed) };
+    let Ok(instance) = instance(epoll) else { return socket.make_unfit(KernelReason::UnseenWait) };
     let mut watchers = lock(&socket.watchers);
     watchers.retain(|watcher| !watcher.is(&instance, fd));
     if let Some(event) = event.filter(|_| operation != libc::EPOLL_CTL_DEL) {

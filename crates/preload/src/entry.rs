@@ -8,7 +8,8 @@ use crate::twin::{self, Twin};
 use crate::unseen::Attention;
 use crate::{address, aside, table, unclaimed, unix, unseen};
 use libc::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use pd_client::core::KernelReason;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// A TCP socket or an epoll instance.
@@ -29,8 +30,8 @@ pub(crate) enum Thing {
 #[derive(Debug, Default)]
 pub(crate) struct Socket {
     state: OnceLock<State>,
-    /// The program has asked for something that the fabric does not have.
-    pub(crate) unfit: AtomicBool,
+    /// A [`KernelReason`]: what the program has asked for that the fabric does not have. 0: nothing.
+    unfit: AtomicU32,
     pub(crate) facts: Facts,
     /// Of AF_UNIX, not TCP.
     pub(crate) unix: AtomicBool,
@@ -182,10 +183,10 @@ impl Entry {
     /// The program wants a signal for each event: only the kernel sends those.
     pub(crate) fn wants_signals(self: &Arc<Self>) {
         if let Some(socket) = self.socket().filter(|socket| socket.is_fresh()) {
-            socket.unfit.store(true, Ordering::Relaxed);
+            socket.make_unfit(KernelReason::Signals);
         }
         if let Some(twin) = self.twin() {
-            aside::leave(self, twin, "signals for each event");
+            aside::leave(self, twin, KernelReason::Signals);
         }
     }
 }
@@ -193,6 +194,16 @@ impl Entry {
 impl Socket {
     pub(crate) fn state(&self) -> Option<&State> {
         self.state.get()
+    }
+
+    /// What of it the fabric does not have, if anything.
+    pub(crate) fn unfit(&self) -> Option<KernelReason> {
+        KernelReason::from_raw(self.unfit.load(Ordering::Relaxed))
+    }
+
+    /// The program has asked for something that the fabric does not have.
+    pub(crate) fn make_unfit(&self, reason: KernelReason) {
+        self.unfit.store(reason as u32, Ordering::Relaxed);
     }
 
     /// Whether it is in epoll instances.

@@ -5,11 +5,11 @@ use crate::refusals::{self, now_ns, Place};
 use crate::unix::File;
 use crate::unseen;
 use libc::c_int;
-use pd_client::core::{twin, Socket};
+use pd_client::core::{twin, KernelReason, Socket};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ const SHORT: &str = "short";
 
 static ABSENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Whether there is a driver, as far as is known; attaches at first.
-fn available() -> bool {
+/// Why no connection of this process is to be tried; none: there is a driver, as far as is known. Attaches at first.
+fn unavailable() -> Option<KernelReason> {
     if unseen::is_found() {
-        return false;
+        return Some(KernelReason::UnseenWait);
     }
-    reaches_driver()
+    (!reaches_driver()).then_some(KernelReason::NoDriver)
 }
 
 /// The same for what is on the fabric already.
@@ -33,22 +33,44 @@ fn reaches_driver() -> bool {
     if now_ns() < ABSENT_UNTIL_NS.load(Ordering::Relaxed) {
         return false;
     }
-    let available = pd_client::core::available();
-    if !available {
-        note!("no driver; kernel TCP for now");
-        ABSENT_UNTIL_NS.store(now_ns() + ABSENT_FOR.as_nanos() as u64, Ordering::Relaxed);
+    let attached = pd_client::core::attach();
+    // Said once, until it is another reason.
+    static SAID: AtomicI32 = AtomicI32::new(0);
+    match &attached {
+        Ok(()) => SAID.store(0, Ordering::Relaxed),
+        Err(error) => {
+            if SAID.swap(error.errno(), Ordering::Relaxed) != error.errno() {
+                note!("connections are the kernel's for now: {error}");
+            }
+            ABSENT_UNTIL_NS.store(now_ns() + ABSENT_FOR.as_nanos() as u64, Ordering::Relaxed);
+        }
     }
-    available
+    attached.is_ok()
 }
 
-/// Whether a connection to `to` is worth a try.
-pub(crate) fn may_reach(to: SocketAddr) -> bool {
-    address::is_eligible(to) && !refusals::holds(Place::Address(to)) && available()
+/// Why a connection to `to` is not worth a try; none: it is.
+pub(crate) fn unreachable(to: SocketAddr) -> Option<KernelReason> {
+    if !address::is_eligible(to) {
+        return Some(KernelReason::Address);
+    }
+    refusals::holds(Place::Address(to)).or_else(unavailable)
 }
 
-/// The same for one without a kernel connection.
+/// Whether one without a kernel connection is worth a try.
 pub(crate) fn may_reach_short(to: SocketAddr) -> bool {
-    address::is_eligible(to) && !refusals::holds((to, SHORT)) && available()
+    address::is_eligible(to) && refusals::holds((to, SHORT)).or_else(unavailable).is_none()
+}
+
+/// Says to the driver why the connection of `fd` is the kernel's.
+pub(crate) fn stays_on_kernel(fd: c_int, reason: KernelReason) {
+    // SAFETY: room for what the call writes; zeroes are a value of it.
+    let inode = unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        libc::fstat(fd, &mut status);
+        status.st_ino
+    };
+    // The kernel's numbers of sockets have 32 bits.
+    pd_client::core::stays_on_kernel(reason, inode as u32);
 }
 
 /// A connection to `to` without one of the kernel's, if somebody takes such there.
@@ -85,12 +107,12 @@ fn take_short(to: SocketAddr, connected: pd_client::Result<Arc<Socket>>) -> Opti
 /// Nobody takes such connections at `to`.
 pub(crate) fn refuse_short(to: SocketAddr, error: &pd_client::Error) {
     note!("to {to} not on the fabric alone: {error}");
-    refusals::refused((to, SHORT));
+    refusals::refused((to, SHORT), KernelReason::of_errno(error.errno()));
 }
 
 /// A listener of the fabric's beside the kernel's.
 pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog: u32) -> Option<Arc<Socket>> {
-    if refusals::holds((local, SHORT)) || !available() {
+    if refusals::holds((local, SHORT)).or_else(unavailable).is_some() {
         return None;
     }
     let listen = |socket: &Socket| {
@@ -111,7 +133,7 @@ pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog:
         }
         Err(error) => {
             note!("descriptor {fd} takes no short connections: {error}");
-            refusals::refused((local, SHORT));
+            refusals::refused((local, SHORT), KernelReason::of_errno(error.errno()));
             None
         }
     }
@@ -119,7 +141,7 @@ pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog:
 
 /// The kernel listener also takes connections with twins. False if that cannot be, for now.
 pub(crate) fn listen(fd: c_int) -> bool {
-    if !available() {
+    if unavailable().is_some() {
         return false;
     }
     match twin::listen(borrow(fd)) {
@@ -138,27 +160,32 @@ pub(crate) fn unlisten(fd: c_int) {
 }
 
 /// A twin for the connection that `fd`, which has its local port, is about to make to `to`.
-pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Option<Arc<Socket>> {
+pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>, KernelReason> {
     match twin::connect(borrow(fd), to) {
         Ok(socket) => {
             socket.set_nonblocking(true);
-            Some(socket)
+            Ok(socket)
         }
         Err(error) => {
             note!("to {to} by kernel TCP: {error}");
-            refusals::refused(Place::Address(to));
-            None
+            let reason = KernelReason::of_errno(error.errno());
+            refusals::refused(Place::Address(to), reason);
+            Err(reason)
         }
     }
 }
 
 /// The twin that came with an accepted connection, if one did.
-pub(crate) fn claim(fd: c_int) -> Option<Arc<Socket>> {
+pub(crate) fn claim(fd: c_int) -> Result<Arc<Socket>, KernelReason> {
     match twin::claim(borrow(fd)) {
-        Ok(socket) => socket.inspect(|socket| socket.set_nonblocking(true)),
+        Ok(socket) => {
+            let socket = socket.ok_or(KernelReason::PeerPlain)?;
+            socket.set_nonblocking(true);
+            Ok(socket)
+        }
         Err(error) => {
             note!("descriptor {fd} has no twin: {error}");
-            None
+            Err(KernelReason::of_errno(error.errno()))
         }
     }
 }
@@ -193,19 +220,20 @@ pub(crate) fn take(fd: c_int) -> Taken {
 }
 
 /// A twin for the AF_UNIX connection that `fd` is about to make to the file at `path`.
-pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Option<Arc<Socket>> {
-    if refusals::holds(Place::File(file)) || !available() {
-        return None;
+pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Result<Arc<Socket>, KernelReason> {
+    if let Some(reason) = refusals::holds(Place::File(file)).or_else(unavailable) {
+        return Err(reason);
     }
     match twin::connect_unix(borrow(fd), path) {
         Ok(socket) => {
             socket.set_nonblocking(true);
-            Some(socket)
+            Ok(socket)
         }
         Err(error) => {
             note!("to {} by the kernel: {error}", path.display());
-            refusals::refused(Place::File(file));
-            None
+            let reason = KernelReason::of_errno(error.errno());
+            refusals::refused(Place::File(file), reason);
+            Err(reason)
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::aside;
 use crate::entry::Entry;
 use crate::twin::Twin;
 use libc::c_long;
+use pd_client::core::KernelReason;
 use pd_client::Path;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -71,7 +72,7 @@ pub(crate) fn found_nothing(entry: &Arc<Entry>, twin: &Twin) -> bool {
     twin.unix
         && twin.gain.calls.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
         && is_poor(twin)
-        && aside::leave(entry, twin, "small messages, for which a thread sleeps each time")
+        && aside::leave(entry, twin, KernelReason::SmallTalk)
 }
 
 #[cold]

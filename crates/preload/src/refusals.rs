@@ -1,10 +1,11 @@
 //! Places that had no listener on the fabric when they were tried, or where connections were over before they had been worth a
 //! twin, which costs more than the kernel's connection alone: for a while they are the kernel's.
 use crate::unix::File;
+use pd_client::core::KernelReason;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Places remembered.
 const SLOTS: usize = 64;
@@ -40,6 +41,9 @@ const UNTIL: u64 = (1 << UNTIL_BITS) - 1;
 /// Of an address's hash 20 bits, the power of two, and the time until which it is not to be tried in milliseconds.
 static REFUSALS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
+/// Why each is not to be tried, as a [`KernelReason`]: to be told, not to be relied on.
+static REASONS: [AtomicU32; SLOTS] = [const { AtomicU32::new(0) }; SLOTS];
+
 /// As many brief connections to a place, in the words' bits for the power, less one; and when the first was over.
 static BRIEFS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
@@ -65,15 +69,12 @@ fn now_ms() -> u64 {
     now_ns() / 1_000_000
 }
 
-fn find_in(words: &'static [AtomicU64; SLOTS], to: impl Hash) -> (&'static AtomicU64, u64) {
+/// The slot of a place, and the part of its hash that words keep.
+fn find(to: impl Hash) -> (usize, u64) {
     let mut hasher = DefaultHasher::new();
     to.hash(&mut hasher);
     let hash = hasher.finish();
-    (&words[hash as usize % SLOTS], hash >> (UNTIL_BITS + 4))
-}
-
-fn find(to: impl Hash) -> (&'static AtomicU64, u64) {
-    find_in(&REFUSALS, to)
+    (hash as usize % SLOTS, hash >> (UNTIL_BITS + 4))
 }
 
 fn word(hash: u64, power: u64, time: u64) -> u64 {
@@ -85,34 +86,36 @@ fn parts(word: u64) -> (u64, u64, u64) {
     (word >> (UNTIL_BITS + 4), word >> UNTIL_BITS & 15, word & UNTIL)
 }
 
-fn remember(slot: &AtomicU64, hash: u64, power: u64) {
-    slot.store(word(hash, power, now_ms() + (1 << power)), Ordering::Relaxed);
+fn remember(slot: usize, hash: u64, power: u64, reason: KernelReason) {
+    REASONS[slot].store(reason as u32, Ordering::Relaxed);
+    REFUSALS[slot].store(word(hash, power, now_ms() + (1 << power)), Ordering::Relaxed);
 }
 
-/// Whether `to` is not to be tried now.
-pub(crate) fn holds(to: impl Hash) -> bool {
+/// Why `to` is not to be tried now; none: it may be.
+pub(crate) fn holds(to: impl Hash) -> Option<KernelReason> {
     let (slot, hash) = find(to);
-    let (of, _, until) = parts(slot.load(Ordering::Relaxed));
-    of == hash && until > now_ms()
+    let (of, _, until) = parts(REFUSALS[slot].load(Ordering::Relaxed));
+    let reason = KernelReason::from_raw(REASONS[slot].load(Ordering::Relaxed));
+    (of == hash && until > now_ms()).then_some(reason.unwrap_or(KernelReason::Refused))
 }
 
-/// Nobody listened at `to` just now: perhaps not yet. Who is refused again soon waits longer.
-pub(crate) fn refused(to: impl Hash) {
-    hold_longer(to, FIRST..=LAST);
+/// A connection to `to` was refused just now: perhaps nobody listens yet. Who is refused again soon waits longer.
+pub(crate) fn refused(to: impl Hash, reason: KernelReason) {
+    hold_longer(to, FIRST..=LAST, reason);
 }
 
 /// Holds `to` for a time of these: the first, unless one of them was over only lately.
-fn hold_longer(to: impl Hash, powers: RangeInclusive<u64>) {
+fn hold_longer(to: impl Hash, powers: RangeInclusive<u64>, reason: KernelReason) {
     let (slot, hash) = find(to);
-    let (of, power, until) = parts(slot.load(Ordering::Relaxed));
+    let (of, power, until) = parts(REFUSALS[slot].load(Ordering::Relaxed));
     let again = of == hash && powers.contains(&power) && now_ms() < until + 2 * (1 << power);
-    remember(slot, hash, if again { (power + 1).min(*powers.end()) } else { *powers.start() });
+    remember(slot, hash, if again { (power + 1).min(*powers.end()) } else { *powers.start() }, reason);
 }
 
 /// At `to` somebody listens who took no twin.
 pub(crate) fn unclaimed(to: impl Hash) {
     let (slot, hash) = find(to);
-    remember(slot, hash, UNCLAIMED);
+    remember(slot, hash, UNCLAIMED, KernelReason::PeerSlow);
 }
 
 /// A connection to `to` is over for this process, which has sent so often on it; bytes are those of both directions.
@@ -120,7 +123,8 @@ pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
     if ALL.load(Ordering::Relaxed) {
         return;
     }
-    let (slot, hash) = find_in(&BRIEFS, to);
+    let (slot, hash) = find(to);
+    let slot = &BRIEFS[slot];
     let (of, before, first) = parts(slot.load(Ordering::Relaxed));
     if sends >= SENDS_WORTH || bytes >= BYTES_WORTH {
         if of == hash {
@@ -135,6 +139,6 @@ pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
         slot.store(word(hash, before + 1, first), Ordering::Relaxed);
     } else {
         slot.store(0, Ordering::Relaxed);
-        hold_longer(to, BRIEF..=BRIEF_LAST);
+        hold_longer(to, BRIEF..=BRIEF_LAST, KernelReason::Brief);
     }
 }

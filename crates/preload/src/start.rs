@@ -167,7 +167,9 @@ fn again(old: &Entry) -> Arc<Entry> {
     });
     let entry = entry::make(state);
     if let Some(new) = entry.socket() {
-        new.unfit.store(socket.unfit.load(Ordering::Relaxed), Ordering::Relaxed);
+        if let Some(reason) = socket.unfit() {
+            new.make_unfit(reason);
+        }
         new.facts.set_nonblocking(socket.facts.nonblocking());
         new.facts.behind.again(&socket.facts.behind);
         new.unix.store(socket.unix.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -14,7 +14,7 @@ use crate::unseen::{self, Attention};
 use crate::{address, companion, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
-use pd_client::core::{outside, sleep_for, Pause, Socket};
+use pd_client::core::{outside, sleep_for, KernelReason, Pause, Socket};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -453,7 +453,7 @@ impl Twin {
         flags: c_int,
     ) -> Outcome<usize> {
         if flags & libc::MSG_OOB != 0 {
-            return Err(self.for_kernel(entry, "urgent bytes", libc::EINVAL));
+            return Err(self.for_kernel(entry, KernelReason::Urgent, libc::EINVAL));
         }
         if flags & libc::MSG_ERRQUEUE != 0 {
             return Err(AGAIN);
@@ -562,14 +562,14 @@ impl Twin {
         flags: c_int,
     ) -> Outcome<usize> {
         if flags & libc::MSG_OOB != 0 {
-            return Err(self.for_kernel(entry, "urgent bytes", libc::EOPNOTSUPP));
+            return Err(self.for_kernel(entry, KernelReason::Urgent, libc::EOPNOTSUPP));
         }
         if self.progress().sends() {
             return Err(Failure::Plain);
         }
         if flags & libc::MSG_ZEROCOPY != 0 && is_told_of_sends(entry) {
             // A program without a notification left sends by copy.
-            return Err(self.for_kernel(entry, "zero-copy sends", libc::ENOBUFS));
+            return Err(self.for_kernel(entry, KernelReason::ZeroCopy, libc::ENOBUFS));
         }
         let wanted = total(pieces);
         let mut rest = Rest::new(pieces, false);
@@ -591,7 +591,7 @@ impl Twin {
                     continue;
                 }
                 Err(failure) if aside::is_elsewhere(failure) => {
-                    let failure = self.for_kernel(entry, aside::FOLLOWS, libc::ECONNRESET);
+                    let failure = self.for_kernel(entry, KernelReason::PeerLeft, libc::ECONNRESET);
                     let goes_on = failure == Failure::Plain && sent > 0 && self.waits(flags);
                     if let Some(fd) = entry.any_fd().filter(|_| goes_on) {
                         return Ok(sent + Self::rest_by_kernel(fd, rest.pieces(), flags, false));
@@ -666,7 +666,7 @@ impl Twin {
 
     /// What only the kernel can do is asked for. How the call ends if it cannot be the kernel's.
     #[cold]
-    pub(crate) fn for_kernel(&self, entry: &Arc<Entry>, why: &str, errno: c_int) -> Failure {
+    pub(crate) fn for_kernel(&self, entry: &Arc<Entry>, why: KernelReason, errno: c_int) -> Failure {
         match aside::leave(entry, self, why) {
             true => Failure::Plain,
             false => Failure::Errno(errno),
@@ -758,7 +758,7 @@ impl Twin {
                     continue;
                 }
                 Err(failure) if aside::is_elsewhere(failure) => {
-                    self.for_kernel(entry, aside::FOLLOWS, libc::ECONNRESET)
+                    self.for_kernel(entry, KernelReason::PeerLeft, libc::ECONNRESET)
                 }
                 Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,

@@ -9,7 +9,7 @@ use crate::refusals;
 use crate::twin::Twin;
 use crate::{address, real};
 use libc::{c_int, iovec};
-use pd_client::core::Socket;
+use pd_client::core::{KernelReason, Socket};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
@@ -190,6 +190,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
         refusals::unclaimed(place);
     }
     note!("descriptor {fd}: nobody took the connection; {} bytes go over the kernel", sent.len());
+    fabric::stays_on_kernel(fd, if patient { KernelReason::PeerSlow } else { KernelReason::Settled });
     replay(fd, &sent);
     shut_as_the_twin(entry);
     companion::move_back(entry);

@@ -9,12 +9,11 @@ use crate::refusals::Place;
 use crate::twin::Twin;
 use crate::{address, fabric, real};
 use libc::{c_int, c_void, msghdr, sockaddr, sockaddr_un, socklen_t};
-use pd_client::core::outside;
+use pd_client::core::{outside, KernelReason};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// Of the kernel's interface, not in `libc` everywhere.
@@ -84,25 +83,28 @@ pub(crate) unsafe fn connect(
     len: socklen_t,
 ) -> Outcome<c_int> {
     let socket = entry.socket().ok_or(Failure::Plain)?;
-    let end = match socket.unfit.load(Ordering::Relaxed) {
-        true => None,
+    let end = match socket.unfit() {
+        Some(reason) => Err(reason),
         // SAFETY: the caller's address.
-        false => unsafe { twin_towards(fd, address, len) },
+        None => unsafe { twin_towards(fd, address, len) },
     };
     // SAFETY: the caller's promise.
     let result = outside(|| unsafe { real::connect(fd, address, len) });
     let failed = errno();
     match (end, result) {
-        (Some((end, file)), 0) => {
+        (Ok((end, file)), 0) => {
             note!("descriptor {fd}: connected to a file on the fabric");
             attach_twin(fd, Twin::new(fd, end, true).towards(Place::File(file)));
         }
-        (Some((end, _)), _) => {
+        (Ok((end, _)), _) => {
             fabric::withdraw(&end);
             let _ = end.close();
         }
-        (None, 0) => entry.give_up(),
-        (None, _) => {}
+        (Err(reason), 0) => {
+            fabric::stays_on_kernel(fd, reason);
+            entry.give_up();
+        }
+        (Err(_), _) => {}
     }
     match result {
         0 => Ok(0),
@@ -114,23 +116,23 @@ unsafe fn twin_towards(
     fd: c_int,
     address: *const sockaddr,
     len: socklen_t,
-) -> Option<(Arc<pd_client::core::Socket>, File)> {
+) -> Result<(Arc<pd_client::core::Socket>, File), KernelReason> {
     // SAFETY: the caller's address.
     let bytes = unsafe {
         if address::family(address, len) != libc::AF_UNIX || len as usize > size_of::<sockaddr_un>() {
-            return None;
+            return Err(KernelReason::Address);
         }
         std::slice::from_raw_parts(address.cast::<u8>(), len as usize)
     };
-    let path = path_in(bytes)?;
-    let status = std::fs::metadata(path).ok()?;
+    let path = path_in(bytes).ok_or(KernelReason::Address)?;
+    let status = std::fs::metadata(path).map_err(|_| KernelReason::Address)?;
     let file = (status.dev(), status.ino());
     fabric::connect_unix(fd, path, file).map(|end| (end, file))
 }
 
 /// A message with more than bytes is about to be sent, which only the kernel can.
 pub(crate) fn leave_for_control(entry: &Arc<Entry>, twin: &Twin) -> Outcome<()> {
-    Err(twin.for_kernel(entry, "a message with descriptors", libc::EOPNOTSUPP))
+    Err(twin.for_kernel(entry, KernelReason::ControlData, libc::EOPNOTSUPP))
 }
 
 /// Writes the peer's address, if it has one, as the kernel does with each message; returns its length.

@@ -10,6 +10,7 @@ use crate::refusals::now_ns;
 use crate::table;
 use crate::twin::Twin;
 use libc::c_int;
+use pd_client::core::KernelReason;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -85,7 +86,7 @@ pub(crate) fn is_waited_for(entry: &Arc<Entry>, twin: &Twin) -> bool {
     if !(is_found() || twin.attention.is_due() && finds(&entry.fds(), is_nonblocking)) {
         return false;
     }
-    aside::leave(entry, twin, "the program waits where the library does not see it")
+    aside::leave(entry, twin, KernelReason::UnseenWait)
 }
 
 /// A connection was accepted from a listener.
@@ -95,7 +96,7 @@ pub(crate) fn accepted(from: c_int, entry: &Arc<Entry>) {
     let Some(State::Listener(listening)) = socket.state() else { return };
     let is_seen = || socket.is_watched() || !listening.attention.is_due();
     if is_found() || !is_seen() && finds(&listener.fds(), |_| false) {
-        aside::leave(entry, twin, "the program waits where the library does not see it");
+        aside::leave(entry, twin, KernelReason::UnseenWait);
     }
 }
 

@@ -7,7 +7,7 @@ use crate::refusals::Place;
 use crate::twin::Twin;
 use crate::{address, aside, fabric, port, real, short, start, table, unix, unseen};
 use libc::{c_int, c_void, sockaddr, socklen_t};
-use pd_client::core::outside;
+use pd_client::core::{outside, KernelReason};
 use pd_client::Shutdown;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -57,10 +57,12 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::connect(fd, address, len);
         }
-        if table::look(fd) == table::FRESH && !may_reach(address, len) {
+        let hopeless = if table::look(fd) == table::FRESH { unreachable(address, len) } else { None };
+        if let Some(reason) = hopeless {
             let result = real::connect(fd, address, len);
             if result == 0 || errno() == libc::EINPROGRESS {
                 table::leave_fresh(fd);
+                aside(|| fabric::stays_on_kernel(fd, reason));
             }
             return result;
         }
@@ -258,7 +260,7 @@ unsafe fn short_state(fd: c_int, value: *mut c_void, len: socklen_t) {
 
 fn listens(fd: c_int, entry: &Arc<Entry>) {
     let Some(socket) = entry.socket() else { return };
-    if entry.twin().is_some() || socket.unfit.load(Ordering::Relaxed) {
+    if entry.twin().is_some() || socket.unfit().is_some() {
         return;
     }
     // It would hold connections back until bytes come over TCP, which never do.
@@ -285,22 +287,25 @@ pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
     if !joined {
         return;
     }
-    if let Some(socket) = fabric::claim(fd) {
-        note!("descriptor {fd}: accepted on the fabric");
-        attach_twin(fd, Twin::new(fd, socket, false));
-        table::entry(fd).iter().for_each(|entry| unseen::accepted(from, entry));
+    match fabric::claim(fd) {
+        Ok(socket) => {
+            note!("descriptor {fd}: accepted on the fabric");
+            attach_twin(fd, Twin::new(fd, socket, false));
+            table::entry(fd).iter().for_each(|entry| unseen::accepted(from, entry));
+        }
+        Err(reason) => fabric::stays_on_kernel(fd, reason),
     }
 }
 
-/// Whether a connection to the address, if it is one of an IP socket, is worth a look. Errno stays as it is.
+/// Why a connection to the address, if it is one of an IP socket, is not worth a look. Errno stays as it is.
 ///
 /// # Safety
 /// That of `connect`.
-unsafe fn may_reach(address: *const sockaddr, len: socklen_t) -> bool {
-    let mut may = true;
+unsafe fn unreachable(address: *const sockaddr, len: socklen_t) -> Option<KernelReason> {
+    let mut reason = None;
     // SAFETY: the caller's promise.
-    aside(|| may = unsafe { address::parse(address, len) }.is_none_or(fabric::may_reach));
-    may
+    aside(|| reason = unsafe { address::parse(address, len) }.and_then(fabric::unreachable));
+    reason
 }
 
 unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
@@ -321,8 +326,8 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     }
     // SAFETY: the caller's promise.
     let to = unsafe { address::parse(address, len) };
-    let unfit = socket.unfit.load(Ordering::Relaxed);
-    if let Some(to) = to.filter(|_| socket.is_fresh() && !unfit) {
+    let unfit = socket.unfit();
+    if let Some(to) = to.filter(|_| socket.is_fresh() && unfit.is_none()) {
         match short::connect(fd, &entry, to) {
             Err(Failure::Plain) => socket.facts.leave_to_kernel(),
             connected => return connected,
@@ -330,10 +335,12 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     }
     short::renew(&entry);
     let to = to.filter(|_| socket.is_fresh()).ok_or(Failure::Plain)?;
-    let end = if !unfit && fabric::may_reach(to) && address::peer(fd).is_none() && port::give(fd) {
-        fabric::connect(fd, to)
-    } else {
-        None
+    let end = match unfit.or_else(|| fabric::unreachable(to)) {
+        Some(reason) => Err(reason),
+        // The kernel refuses to connect it again.
+        None if address::peer(fd).is_some() => Err(KernelReason::Refused),
+        None if !port::give(fd) => Err(KernelReason::NoPort),
+        None => fabric::connect(fd, to),
     };
     // SAFETY: the caller's promise.
     let result = outside(|| unsafe { real::connect(fd, address, len) });
@@ -344,16 +351,21 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
                 && (is_established(fd) || !fabric::withdraw(end)))
     };
     match end {
-        Some(end) if established(&end) => {
+        Ok(end) if established(&end) => {
             note!("descriptor {fd}: connected to {to} on the fabric");
             attach_twin(fd, Twin::new(fd, end, true).towards(Place::Address(to)));
         }
         end => {
-            if let Some(end) = end {
-                note!("descriptor {fd}: kernel TCP to {to}");
-                let _ = end.close();
-            }
+            let reason = end.map_or_else(
+                |reason| reason,
+                |end| {
+                    note!("descriptor {fd}: kernel TCP to {to}");
+                    let _ = end.close();
+                    KernelReason::PeerSlow
+                },
+            );
             if result == 0 || errno == libc::EINPROGRESS {
+                fabric::stays_on_kernel(fd, reason);
                 // Nothing to do with the library any more.
                 entry.give_up();
             }
@@ -416,14 +428,14 @@ unsafe fn set_option(
             return Err(Failure::Errno(libc::ENOPROTOOPT))
         }
         _ if is_of_tcp_alone(level, name) && number() != 0 => {
-            socket.unfit.store(true, Ordering::Relaxed);
+            socket.make_unfit(KernelReason::Option);
             if let Some(twin) = twin {
-                aside::leave(&entry, twin, "an option of the kernel's");
+                aside::leave(&entry, twin, KernelReason::Option);
             }
         }
         // A peer's process cannot know: from now on nobody has a twin here.
         _ if unix::adds_to_messages(level, name) && number() != 0 && twin.is_none() => {
-            socket.unfit.store(true, Ordering::Relaxed);
+            socket.make_unfit(KernelReason::Option);
             if matches!(socket.state(), Some(entry::State::Listener(_))) {
                 fabric::unlisten(fd);
                 entry.give_up();
