@@ -25,6 +25,8 @@ pub enum Ask {
     List,
     /// The counter region: [`counters`].
     Counters,
+    /// What stays on the kernel, and why: [`KernelReport`].
+    Kernel,
     /// The policy in force and the tenants' accounts: [`PolicyReport`].
     Policy,
     /// This policy shall be in force.
@@ -57,6 +59,8 @@ pub enum Answer {
     Counters,
     /// To [`Ask::List`].
     Report(Box<Report>),
+    /// To [`Ask::Kernel`].
+    Kernel(Box<KernelReport>),
     /// To [`Ask::Policy`].
     Policy(Box<PolicyReport>),
     /// To [`Ask::Apply`]: done.
@@ -79,6 +83,9 @@ pub struct Report {
     pub clients: Vec<ClientReport>,
     /// Connections.
     pub connections: Vec<ConnectionReport>,
+    /// Connections of clients that are or were the kernel's, by the label of their [`pd_abi::KernelReason`], as the
+    /// clients say. Of all clients that there are or were.
+    pub kernel_connections_by_reason: BTreeMap<String, u64>,
     /// Counters, by the names that [`pd_abi::counters::AgentCounters`] gives them.
     pub metrics: BTreeMap<String, u64>,
 }
@@ -110,6 +117,43 @@ pub struct ClientReport {
     pub sockets: usize,
     /// Addresses that it listens on, with the connections waiting.
     pub listening: Vec<(SocketAddr, usize)>,
+    /// Its connections that are or were the kernel's, by the label of their [`pd_abi::KernelReason`], as it says.
+    pub kernel_connections_by_reason: BTreeMap<String, u64>,
+}
+
+/// What the driver knows of connections and processes that stay on the kernel.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct KernelReport {
+    /// Clients.
+    pub clients: Vec<KernelClient>,
+    /// Inodes of the kernel's sockets whose bytes go by the fabric.
+    pub twins: Vec<u32>,
+    /// Processes that were refused lately.
+    pub refused: Vec<RefusedReport>,
+}
+
+/// What a client says of its connections on the kernel.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct KernelClient {
+    /// Its process.
+    pub pid: u32,
+    /// Inode of a socket, and the number of its [`pd_abi::KernelReason`].
+    pub connections: Vec<(u32, u32)>,
+}
+
+/// A process that the driver refused or cut off.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RefusedReport {
+    /// Its number, which may be another's by now.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// The errno that it was told.
+    pub errno: i32,
+    /// Why.
+    pub why: String,
+    /// How long ago.
+    pub seconds_ago: f64,
 }
 
 /// A connection.

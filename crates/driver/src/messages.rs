@@ -354,6 +354,9 @@ pub enum Violation {
     /// File.
     #[error("send of a piece of a file that is not open")]
     File,
+    /// Version of the protocol.
+    #[error("speaks version {0} of the protocol, not the driver's {own}", own = pd_abi::VERSION)]
+    Version(u32),
     /// Attach socket.
     #[error("unexpected message on the attach socket")]
     Frame,

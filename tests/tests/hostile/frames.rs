@@ -1,6 +1,7 @@
 //! The attach socket: frames that are none, frames at the wrong time, frames that nobody reads.
 use super::stage;
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
+use pd_driver::admin::{Answer, Ask};
 use pd_driver::Violation;
 use pd_shm::{attach, Pod};
 use pd_tests::{is_root, Raw, TestDriver};
@@ -61,10 +62,19 @@ fn bytes_that_are_no_frame() {
         for (socket, state) in states(&scene.driver) {
             let before = scene.cut_offs();
             rustix::net::send(&socket, bytes, SendFlags::NOSIGNAL).unwrap();
-            assert_eq!(goodbye(&socket), Some(Violation::Frame.to_string()), "{what} when {state}");
+            let violation = match what.as_str() {
+                "version" => Violation::Version(VERSION + 1),
+                _ => Violation::Frame,
+            };
+            assert_eq!(goodbye(&socket), Some(violation.to_string()), "{what} when {state}");
             assert_eq!(scene.cut_offs(), before + 1);
         }
     }
+    // An administrator is told, once for a process.
+    let Answer::Kernel(kernel) = scene.driver.tell(&Ask::Kernel) else { panic!("no report") };
+    let [refused] = &kernel.refused[..] else { panic!("{:?}", kernel.refused) };
+    assert_eq!((refused.pid, refused.errno), (std::process::id(), Errno::PROTO.raw_os_error()));
+    assert_eq!(refused.why, Violation::Frame.to_string());
     scene.end();
 }
 

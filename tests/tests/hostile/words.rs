@@ -1,8 +1,9 @@
 //! Garbage in every shared word that a client can write, by seed.
 use super::stage;
-use pd_abi::layout::{channel_control, socket_control};
-use pd_abi::limits::REQUEST_RING_ENTRIES;
-use pd_abi::{Address, Frame, FrameKind, Operation, Request, SocketId, Span};
+use pd_abi::layout::{channel_control, control_header, socket_control};
+use pd_abi::limits::{KERNEL_CONNECTIONS_MAX, REQUEST_RING_ENTRIES};
+use pd_abi::{Address, Frame, FrameKind, KernelReason, Operation, Request, SocketId, Span, KERNEL_REASONS};
+use pd_driver::admin::{Answer, Ask};
 use pd_shm::{attach, Mapping};
 use pd_tests::{Puppet, Random, Raw};
 use rustix::net::SendFlags;
@@ -177,5 +178,36 @@ fn garbage_in_every_word() {
     assert!(cut_off > ROUNDS / 10, "garbage that nobody minds");
     scene.bystander.check(&scene.driver);
     drop(absorber);
+    scene.end();
+}
+
+/// Reasons are codes, counts do not go back, and a client that ends leaves its own in the sum.
+#[test]
+fn what_clients_say_of_the_kernel_is_bounded() {
+    let scene = stage();
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let count = |index: usize| control_header::KERNEL_COUNTS + 4 * index;
+    for index in 0..KERNEL_REASONS {
+        raw.control.store_u32(count(index), u32::MAX, Ordering::Relaxed);
+    }
+    for index in 0..KERNEL_CONNECTIONS_MAX {
+        let word = (index as u64) << 32 | 7;
+        raw.control.store_u64(control_header::KERNEL_CONNECTIONS + 8 * index, word, Ordering::Relaxed);
+    }
+    let sum = || scene.driver.report().kernel_connections_by_reason;
+    let most = u64::from(u32::MAX);
+    assert!(sum().len() == KERNEL_REASONS && sum().values().all(|&count| count == most), "{:?}", sum());
+    let Answer::Kernel(kernel) = scene.driver.tell(&Ask::Kernel) else { panic!("no report") };
+    let said = kernel.clients.iter().map(|client| client.connections.len()).max();
+    assert_eq!(said, Some(KERNEL_REASONS), "one of each code, and no other");
+    let urgent = KernelReason::Urgent.index();
+    raw.control.store_u32(count(urgent), 0, Ordering::Relaxed);
+    assert_eq!(sum()[KernelReason::Urgent.label()], most);
+    raw.control.store_u32(count(urgent), 5, Ordering::Relaxed);
+    assert_eq!(sum()[KernelReason::Urgent.label()], most);
+    assert_eq!(raw.is_cut_off(), None);
+    drop(raw);
+    scene.driver.wait_for("the client has left", |report| report.clients.len() == 2);
+    assert_eq!(sum()[KernelReason::Urgent.label()], most);
     scene.end();
 }

@@ -1,4 +1,5 @@
 //! What the conductor knows of one client.
+use super::kernel::Counts;
 use crate::identity::Identity;
 use crate::memory::{Account, ClientMemory, Region, Slot, Space};
 use crate::messages::{payer, FlowId, MoverId, Payer, TenantId};
@@ -49,6 +50,8 @@ pub struct Client {
     pub account: Arc<Account>,
     /// Connections on the direct path.
     pub direct: usize,
+    /// What it has said of connections on the kernel, and was counted.
+    pub kernel: Counts,
     slots: Vec<SlotUse>,
     free_slots: Vec<Slot>,
 }
@@ -124,6 +127,7 @@ impl Client {
             ring_bytes_max: u64::MAX,
             account,
             direct: 0,
+            kernel: Counts::default(),
             slots: Vec::new(),
             free_slots: Vec::new(),
         }

@@ -1,5 +1,6 @@
 //! Clients as they come by the door: who they are, what they get, what they say, and when they leave.
 use super::client::{Client, Phase};
+use super::kernel::Refused;
 use super::Conductor;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::{self, Identity};
@@ -61,13 +62,19 @@ impl Conductor {
                 self.reclaim();
                 self.grown(id);
             }
-            FromDoor::Refused { client } => {
+            FromDoor::Refused { client, errno } => {
                 tracing::trace!(client, "refused");
                 Metrics::add(&self.metrics.requests_refused, 1);
+                self.note_not_attached(client, errno);
             }
             FromDoor::Left { client } => self.bury(client, None),
             FromDoor::Broke { client, violation } => self.bury(client, Some(violation)),
-            FromDoor::TurnedAway => Metrics::add(&self.metrics.clients_cut_off, 1),
+            FromDoor::TurnedAway { refused } => {
+                Metrics::add(&self.metrics.clients_cut_off, 1);
+                if let Some(refused) = refused {
+                    self.kernel.refuse(*refused, self.clock.now());
+                }
+            }
             FromDoor::Paused { error } => {
                 Metrics::add(&self.metrics.accepts_paused, 1);
                 const WAIT: &str =
@@ -82,6 +89,14 @@ impl Conductor {
             }
             FromDoor::WatchedEnded => self.forget_registered(),
         }
+    }
+
+    /// A newcomer was refused what it needs to be attached at all.
+    fn note_not_attached(&mut self, id: ClientId, errno: Errno) {
+        let newcomer = self.client(id).filter(|client| client.phase == Phase::Arriving);
+        let Some((pid, uid)) = newcomer.map(|client| (client.identity.pid, client.identity.uid)) else { return };
+        let why = "no memory or descriptors left for its control region".to_owned();
+        self.kernel.refuse(Refused { pid, uid, errno, why }, self.clock.now());
     }
 
     /// A client that is not leaving.

@@ -7,6 +7,7 @@ mod client;
 mod direct;
 mod families;
 mod guests;
+mod kernel;
 mod movers;
 mod names;
 mod report;
@@ -17,6 +18,7 @@ mod tenants;
 mod twins;
 mod unix;
 
+pub use kernel::Refused;
 pub use movers::Movers;
 pub use names::Registration;
 pub use tenants::container_group;
@@ -37,6 +39,7 @@ use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
 use families::Families;
+use kernel::Kernel;
 use names::Names;
 use pd_abi::layout::{path, ENDED};
 use pd_abi::{Frame, FrameKind};
@@ -83,6 +86,7 @@ pub struct Conductor {
     twins: Twins,
     rings: direct::Rings,
     families: Families,
+    kernel: Kernel,
     /// Clients and connections numbered so far.
     serial: u64,
     /// Ready when something was put into an inbox while the conductor slept.
@@ -187,6 +191,7 @@ impl Conductor {
             twins: Twins::new()?,
             rings: direct::Rings::default(),
             families: Families::default(),
+            kernel: Kernel::default(),
             serial: 0,
             epoll,
             messages: VecDeque::new(),
@@ -409,12 +414,15 @@ impl Conductor {
         if matches!(client.phase, Phase::Leaving) {
             return;
         }
-        let attached = client.memory.is_some();
+        let (attached, uid) = (client.memory.is_some(), client.identity.uid);
         let left = u64::from(matches!(client.phase, Phase::Attached));
         client.phase = Phase::Leaving;
         let (mover, pid, namespace) = (client.mover, client.identity.pid, client.identity.namespace);
+        self.take_kernel_counts(id);
         if let Some(violation) = violation {
             Metrics::add(&self.metrics.clients_cut_off, 1);
+            let why = violation.to_string();
+            self.kernel.refuse(Refused { pid, uid, errno: Errno::PROTO, why }, self.clock.now());
             if self.may_say(CUT_OFF, id) {
                 tracing::warn!(client = id, pid, reason = %violation, "{CUT_OFF}");
             }

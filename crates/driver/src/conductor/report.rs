@@ -16,8 +16,10 @@ impl Conductor {
         match asked {
             Asked::Plain(Ask::List) => {
                 self.collect_reports();
+                self.take_all_kernel_counts();
                 Answer::Report(Box::new(self.report()))
             }
+            Asked::Plain(Ask::Kernel) => Answer::Kernel(Box::new(self.kernel_report())),
             Asked::Plain(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
             Asked::Apply(policy) => Answer::Applied { cut: self.apply(policy) },
             Asked::Register(registering) => match self.register(registering) {
@@ -102,6 +104,7 @@ impl Conductor {
             rings_waiting: self.waiting_rings.len(),
             clients,
             connections: connections.collect(),
+            kernel_connections_by_reason: self.kernel.counts().by_label(),
             metrics: total.entries().map(|(name, value)| (name.to_owned(), value)).collect(),
         }
     }
@@ -132,6 +135,7 @@ impl Conductor {
             ring_bytes: ring_bytes.sum(),
             sockets: slots.len(),
             listening: listening.collect(),
+            kernel_connections_by_reason: client.kernel.by_label(),
         }
     }
 }

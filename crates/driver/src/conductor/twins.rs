@@ -114,6 +114,12 @@ impl Twin {
         self.sides[side].namespace
     }
 
+    /// The kernel's sockets whose bytes go by this.
+    pub(super) fn inodes(&self) -> impl Iterator<Item = u32> + '_ {
+        let sides = self.sides.iter().zip(self.aside).filter(|(_, aside)| !aside && !self.withdrawn);
+        sides.map(|(held, _)| held.inode).filter(|&inode| inode != 0)
+    }
+
     /// One side goes on in the kernel. Says whether it could: both are here.
     pub(super) fn step_aside(&mut self, side: usize) -> bool {
         self.aside[side] |= self.claimed;

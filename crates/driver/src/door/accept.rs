@@ -3,6 +3,7 @@ use super::bucket::{Bucket, Flow};
 use super::guest::Phase;
 use super::messages::FromDoor;
 use super::{token, Door, TOKEN_ADMIN, TOKEN_LISTENER, TOKEN_PIDFD, TOKEN_SOCKET};
+use crate::conductor::Refused;
 use crate::identity::Identity;
 use crate::messages::ClientId;
 use crate::peer::Peer;
@@ -150,7 +151,8 @@ impl Door {
         self.newcomers.all.take(1.0);
         let Ok(credentials) = sockopt::socket_peercred(&socket) else { return };
         if let Err(socket) = self.newcomers.queue(credentials.uid.as_raw(), socket, now) {
-            self.turn_away(&socket, Errno::AGAIN, "too many attach at once: try again later");
+            let (pid, uid) = (credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw());
+            self.turn_away(&socket, (pid, uid), Errno::AGAIN, "too many attach at once: try again later");
         }
     }
 
@@ -189,8 +191,12 @@ impl Door {
             Err(error) => {
                 if self.pause(error) {
                     self.newcomers.held = Some(socket);
-                } else {
+                } else if matches!(error, Errno::SRCH | Errno::NOENT) {
                     tracing::debug!(%error, "a client left before it was identified");
+                } else if let Ok(peer) = sockopt::socket_peercred(&socket) {
+                    let process = (peer.pid.as_raw_nonzero().get().unsigned_abs(), peer.uid.as_raw());
+                    let why = "the driver may not read the process's namespaces in /proc";
+                    self.turn_away(&socket, process, error, why);
                 }
             }
         }
@@ -200,7 +206,8 @@ impl Door {
         let full = self.guests.count() >= self.clients_max
             || self.guests.count_in(identity.namespace) >= CLIENTS_PER_NAMESPACE_MAX;
         if full {
-            return self.turn_away(&socket, Errno::USERS, "too many clients attached (clients_max)");
+            let process = (identity.pid, identity.uid);
+            return self.turn_away(&socket, process, Errno::USERS, "too many clients attached (clients_max)");
         }
         // Best effort, as it takes CAP_NET_ADMIN.
         let _ = sockopt::set_socket_send_buffer_size_force(&socket, FRAMES_UNREAD_BYTES);
@@ -222,8 +229,9 @@ impl Door {
         epoll::add(&self.epoll, &*guest.pidfd, token(TOKEN_PIDFD, id), epoll::EventFlags::IN)
     }
 
-    fn turn_away(&self, socket: &OwnedFd, errno: Errno, why: &str) {
-        self.conductor.send(FromDoor::TurnedAway);
+    fn turn_away(&self, socket: &OwnedFd, (pid, uid): (u32, u32), errno: Errno, why: &str) {
+        let refused = Some(Box::new(Refused { pid, uid, errno, why: why.to_owned() }));
+        self.conductor.send(FromDoor::TurnedAway { refused });
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, why);
         let _ = attach::send(socket, &frame, &[], SendFlags::DONTWAIT);
         if self.is_safe {

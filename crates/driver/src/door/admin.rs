@@ -107,7 +107,7 @@ impl Door {
             let _ = admin::send_with(&stream, &Answer::Error(why.to_owned()), &[]);
         };
         if !is_administrator(&stream) {
-            self.conductor.send(FromDoor::TurnedAway);
+            self.conductor.send(FromDoor::TurnedAway { refused: None });
             return refuse("the admin socket is not for processes in containers");
         }
         if self.desk.heard.fetch_add(1, Ordering::Relaxed) >= HEARD_MAX {

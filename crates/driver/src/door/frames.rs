@@ -6,7 +6,7 @@ use super::{token, Door, TOKEN_SOCKET};
 use crate::memory::{ClientMemory, Exhausted, Region};
 use crate::messages::{ClientId, NewChannel, Violation};
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
-use pd_abi::{Frame, FrameKind};
+use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
 use pd_shm::{attach, memfd};
 use rustix::event::{epoll, eventfd, EventfdFlags};
 use rustix::io::Errno;
@@ -106,7 +106,9 @@ impl Door {
     }
 
     fn take_frame(&mut self, id: ClientId, frame: Box<Frame>) -> Result<(), Violation> {
-        let kind = frame.checked_kind().ok_or(Violation::Frame)?;
+        let is_other = frame.magic == MAGIC && frame.version != VERSION;
+        let unknown = if is_other { Violation::Version(frame.version) } else { Violation::Frame };
+        let kind = frame.checked_kind().ok_or(unknown)?;
         let guest = self.guests.here(id).ok_or(Violation::Frame)?;
         match (&guest.phase, kind) {
             (Phase::Greeting, FrameKind::Hello) => self.greet(id),
@@ -256,7 +258,7 @@ impl Door {
     }
 
     pub(super) fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
-        self.conductor.send(FromDoor::Refused { client: id });
+        self.conductor.send(FromDoor::Refused { client: id, errno });
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, reason);
         self.answer(id, &frame, &[]);
     }

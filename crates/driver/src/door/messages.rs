@@ -1,6 +1,6 @@
 //! What the door, its helpers and the conductor tell each other.
 use crate::admin::{Answer, Ask};
-use crate::conductor::Registration;
+use crate::conductor::{Refused, Registration};
 use crate::identity::{Identity, NamespaceId};
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{ClientId, NewChannel, TenantId, Violation};
@@ -69,13 +69,13 @@ pub enum FromDoor {
     /// It was not.
     NoReceiveRegion { client: ClientId, exhausted: Exhausted },
     /// It was refused something.
-    Refused { client: ClientId },
+    Refused { client: ClientId, errno: Errno },
     /// It has hung up, or died.
     Left { client: ClientId },
     /// It broke the protocol.
     Broke { client: ClientId, violation: Violation },
-    /// Somebody was turned away for there being too many.
-    TurnedAway,
+    /// Somebody was turned away; who, of those that wanted to attach.
+    TurnedAway { refused: Option<Box<Refused>> },
     /// There are no descriptors to accept anybody.
     Paused { error: Errno },
     /// An administrator asks.

@@ -192,6 +192,16 @@ impl ClientMemory {
         self.control.load_u32(control_header::FILE_USES + 4 * slot, Acquire)
     }
 
+    /// Connections on the kernel for one reason, as the client says.
+    pub fn kernel_count(&self, reason: usize) -> u32 {
+        self.control.load_u32(control_header::KERNEL_COUNTS + 4 * reason, Relaxed)
+    }
+
+    /// A connection on the kernel and its reason, as the client says: see [`control_header::KERNEL_CONNECTIONS`].
+    pub fn kernel_connection(&self, index: usize) -> u64 {
+        self.control.load_u64(control_header::KERNEL_CONNECTIONS + 8 * index, Relaxed)
+    }
+
     /// Tells the client whether to ring: 0, or the number of the driver's sleep.
     pub fn set_need_wakeup(&self, channel: usize, number: u32) {
         self.status.store_u32(channel_offset(channel) + channel_status::NEED_WAKEUP, number, Relaxed);

@@ -234,6 +234,7 @@ pub mod tests {
             ring_bytes: 1 << 20,
             sockets: 1,
             listening: Vec::new(),
+            kernel_connections_by_reason: BTreeMap::new(),
         }
     }
 
@@ -256,6 +257,7 @@ pub mod tests {
                     messages: [0, 0],
                 })
                 .into(),
+            kernel_connections_by_reason: BTreeMap::from([("urgent_bytes".to_owned(), 3)]),
             metrics: BTreeMap::new(),
         };
         let flow = |serial, bytes, messages| FlowCounters {

@@ -1,0 +1,145 @@
+//! What stays on the kernel, and why: for administrators. Clients say it in their control regions, which are read when
+//! somebody asks; whom the driver has refused is remembered. Nothing is decided by it.
+use super::Conductor;
+use crate::admin::{KernelClient, KernelReport, RefusedReport};
+use crate::memory::ClientMemory;
+use crate::messages::ClientId;
+use pd_abi::limits::KERNEL_CONNECTIONS_MAX;
+use pd_abi::{KernelReason, KERNEL_REASONS};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Refused processes that are remembered,
+const REFUSED_MAX: usize = 256;
+/// and those of one user: it forgets its own for more.
+const REFUSED_OF_USER_MAX: usize = 64;
+
+/// Connections on the kernel by reason, in the order of [`KernelReason::ALL`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts([u64; KERNEL_REASONS]);
+
+impl Counts {
+    /// Adds what the client says now beyond what it said before. A count that goes back adds nothing.
+    fn take(&mut self, said: &mut Self, memory: &ClientMemory) {
+        for (index, (total, said)) in self.0.iter_mut().zip(&mut said.0).enumerate() {
+            let now = u64::from(memory.kernel_count(index)).max(*said);
+            *total += now - *said;
+            *said = now;
+        }
+    }
+
+    /// Those that are not zero, by label.
+    pub fn by_label(&self) -> BTreeMap<String, u64> {
+        let all = KernelReason::ALL.into_iter().zip(self.0);
+        all.filter(|(_, count)| *count > 0).map(|(reason, count)| (reason.label().to_owned(), count)).collect()
+    }
+}
+
+/// A process that was refused.
+#[derive(Debug)]
+pub struct Refused {
+    /// Its number, in the driver's namespace, and its user.
+    pub pid: u32,
+    pub uid: u32,
+    /// The errno that it was told, and why.
+    pub errno: Errno,
+    pub why: String,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Kernel {
+    counts: Counts,
+    refused: VecDeque<(Refused, Duration)>,
+}
+
+impl Kernel {
+    /// Remembers one that was refused. The last word about a process counts.
+    pub fn refuse(&mut self, refused: Refused, now: Duration) {
+        self.refused.retain(|(known, _)| known.pid != refused.pid);
+        let of_user = |(known, _): &&(Refused, Duration)| known.uid == refused.uid;
+        if self.refused.iter().filter(of_user).count() >= REFUSED_OF_USER_MAX {
+            let oldest = self.refused.iter().position(|(known, _)| known.uid == refused.uid);
+            oldest.and_then(|oldest| self.refused.remove(oldest));
+        } else if self.refused.len() >= REFUSED_MAX {
+            self.refused.pop_front();
+        }
+        self.refused.push_back((refused, now));
+    }
+
+    /// Of all clients that there are or were.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+}
+
+impl Conductor {
+    /// Takes what a client says by now.
+    pub(super) fn take_kernel_counts(&mut self, id: ClientId) {
+        let Some(Some(client)) = self.clients.get_mut(id as usize) else { return };
+        // Until it has a channel its control region is not sealed.
+        if let Some(memory) = client.memory.as_ref().filter(|_| client.channels > 0) {
+            self.kernel.counts.take(&mut client.kernel, memory);
+        }
+    }
+
+    pub(super) fn take_all_kernel_counts(&mut self) {
+        for id in 0..self.clients.len() {
+            self.take_kernel_counts(id as ClientId);
+        }
+    }
+
+    /// Everything there is to say.
+    pub(super) fn kernel_report(&self) -> KernelReport {
+        let now = self.clock.now();
+        let clients = self.clients.iter().flatten().filter(|client| client.channels > 0);
+        let clients = clients.filter_map(|client| {
+            let memory = client.memory.as_ref()?;
+            let said = (0..KERNEL_CONNECTIONS_MAX).map(|index| memory.kernel_connection(index));
+            let connections = said.filter_map(|word| {
+                let reason = KernelReason::from_raw((word >> 32) as u32)?;
+                Some((word as u32, reason as u32))
+            });
+            Some(KernelClient { pid: client.identity.pid, connections: connections.collect() })
+        });
+        let twins = self.connections.iter().flatten().filter_map(|connection| connection.twin.as_ref());
+        let refused = self.kernel.refused.iter().map(|(refused, at)| RefusedReport {
+            pid: refused.pid,
+            uid: refused.uid,
+            errno: refused.errno.raw_os_error(),
+            why: refused.why.clone(),
+            seconds_ago: now.saturating_sub(*at).as_secs_f64(),
+        });
+        KernelReport {
+            clients: clients.collect(),
+            twins: twins.flat_map(|twin| twin.inodes()).collect(),
+            refused: refused.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(pid: u32, uid: u32) -> Refused {
+        Refused { pid, uid, errno: Errno::USERS, why: "too many".to_owned() }
+    }
+
+    #[test]
+    fn who_is_refused_often_displaces_its_own() {
+        let mut kernel = Kernel::default();
+        kernel.refuse(one(1, 7), Duration::ZERO);
+        for pid in 0..1000 {
+            kernel.refuse(one(10_000 + pid, 8), Duration::ZERO);
+        }
+        assert_eq!(kernel.refused.len(), 1 + REFUSED_OF_USER_MAX);
+        for uid in 0..1000 {
+            kernel.refuse(one(uid, 100 + uid), Duration::ZERO);
+        }
+        assert_eq!(kernel.refused.len(), REFUSED_MAX);
+        kernel.refuse(one(999, 3), Duration::ZERO);
+        assert_eq!(kernel.refused.iter().filter(|(refused, _)| refused.pid == 999).count(), 1);
+    }
+}
