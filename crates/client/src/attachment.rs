@@ -114,7 +114,9 @@ impl Attachment {
             let known = if errno == Errno::ACCESS || errno == Errno::PERM { errno } else { Errno::NETDOWN };
             let remedy = match known {
                 Errno::NETDOWN => "start it with `pd driver`, or set PD_SOCKET",
-                _ => "the socket is not for this user: the driver's socket_mode and socket_group say for whom",
+                _ => {
+                    "the socket is not for this user: the driver's socket_mode and socket_group say for whom"
+                }
             };
             let why = std::io::Error::from(errno);
             Error::new(known, format!("cannot attach to the driver at {}: {why}; {remedy}", path.display()))

@@ -31,6 +31,7 @@ mod unix_socket;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{Driver, StartError};
+pub use kernel_socket::SocketDiag;
 pub use memory::HugepageUse;
 pub use messages::Violation;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
@@ -39,3 +40,4 @@ pub use mover::{BufferTable, Entry, ENTRIES_MAX};
 pub use policy::Policy;
 pub use settings::Settings;
 pub use size::Bytes;
+pub use unix_socket::UnixSocket;

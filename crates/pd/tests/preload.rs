@@ -19,6 +19,8 @@ mod epoll;
 mod files;
 #[path = "preload/ports.rs"]
 mod ports;
+#[path = "preload/reasons.rs"]
+mod reasons;
 #[path = "preload/short.rs"]
 mod short;
 #[path = "preload/signals.rs"]
@@ -135,8 +137,14 @@ impl Site {
     }
 
     fn stats(&self) -> serde_json::Value {
+        self.json(&["stats", "--json"])
+    }
+
+    /// What a command says of the driver.
+    fn json(&self, command: &[&str]) -> serde_json::Value {
         let output = Command::new(env!("CARGO_BIN_EXE_pd"))
-            .args(["stats", "--json", "--admin-socket"])
+            .args(command)
+            .arg("--admin-socket")
             .arg(self.folder.path().join("admin.sock"))
             .output()
             .unwrap();
@@ -146,7 +154,12 @@ impl Site {
 
     /// Starts a server and waits until it says "ready".
     fn serve(&self, with: With, command: &[&str]) -> Server {
-        let mut child = self.run(2, with, command).stdout(Stdio::piped()).spawn().unwrap();
+        self.serve_at(2, with, command)
+    }
+
+    /// The same in the container with this host number.
+    fn serve_at(&self, host: u8, with: With, command: &[&str]) -> Server {
+        let mut child = self.run(host, with, command).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let stdout = child.stdout.take().unwrap();
         BufReader::new(stdout).read_line(&mut line).unwrap();

@@ -94,7 +94,9 @@ impl Conductor {
     /// A newcomer was refused what it needs to be attached at all.
     fn note_not_attached(&mut self, id: ClientId, errno: Errno) {
         let newcomer = self.client(id).filter(|client| client.phase == Phase::Arriving);
-        let Some((pid, uid)) = newcomer.map(|client| (client.identity.pid, client.identity.uid)) else { return };
+        let Some((pid, uid)) = newcomer.map(|client| (client.identity.pid, client.identity.uid)) else {
+            return;
+        };
         let why = "no memory or descriptors left for its control region".to_owned();
         self.kernel.refuse(Refused { pid, uid, errno, why }, self.clock.now());
     }

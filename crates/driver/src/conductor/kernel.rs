@@ -32,7 +32,9 @@ impl Counts {
     /// Those that are not zero, by label.
     pub fn by_label(&self) -> BTreeMap<String, u64> {
         let all = KernelReason::ALL.into_iter().zip(self.0);
-        all.filter(|(_, count)| *count > 0).map(|(reason, count)| (reason.label().to_owned(), count)).collect()
+        all.filter(|(_, count)| *count > 0)
+            .map(|(reason, count)| (reason.label().to_owned(), count))
+            .collect()
     }
 }
 

@@ -151,7 +151,8 @@ impl Door {
         self.newcomers.all.take(1.0);
         let Ok(credentials) = sockopt::socket_peercred(&socket) else { return };
         if let Err(socket) = self.newcomers.queue(credentials.uid.as_raw(), socket, now) {
-            let (pid, uid) = (credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw());
+            let (pid, uid) =
+                (credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw());
             self.turn_away(&socket, (pid, uid), Errno::AGAIN, "too many attach at once: try again later");
         }
     }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use anyhow::{Context, Result};
 use pd_abi::counters::ClientCounters;
+use pd_abi::KernelReason;
 use pd_driver::admin::ClientReport;
 use pd_driver::policy::Path;
 use prometheus_client::collector::Collector;
@@ -145,6 +146,7 @@ impl Collector for Page {
             ConstGauge::new(value).encode(gauge)?;
         }
         connections_by_path(&mut encoder, sample)?;
+        kernel_connections(&mut encoder, sample)?;
         for (name, help, of) in CLIENT_COUNTERS {
             family(&mut encoder, sample, (name, help, of), MetricType::Counter)?;
         }
@@ -189,6 +191,17 @@ fn connections_by_path(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt:
     for path in [Path::Offloaded, Path::Direct] {
         let count = sample.names.connections.iter().filter(|c| c.path == path).count() as u64;
         metric.encode_family(&[("path", path.to_string())])?.encode_gauge(&count)?;
+    }
+    Ok(())
+}
+
+fn kernel_connections(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt::Result {
+    let help = "Connections of unmodified programs that went over the kernel, as the programs say, by reason";
+    let mut metric =
+        encoder.encode_descriptor("pipedevice_kernel_connections", help, None, MetricType::Counter)?;
+    for label in KernelReason::ALL.map(KernelReason::label) {
+        let count = sample.names.kernel_connections_by_reason.get(label).copied().unwrap_or(0);
+        metric.encode_family(&[("reason", label)])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
     }
     Ok(())
 }

@@ -1,20 +1,28 @@
 //! `pd ls`: the containers of a driver that run now, and what it knows of its clients: sockets,
-//! connections, rings.
+//! connections, rings. With `--all` also what stays on the kernel, and why.
+
+mod attaching;
+mod kernel;
+mod sockets;
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use comfy_table::{presets, Table};
-use pd_driver::admin::{ask, Answer, Ask, Report};
-
+use pd_driver::admin::{ask, Answer, Ask, KernelReport, Report};
 use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
+
+use kernel::Kernel;
 
 /// Lists a driver's containers, clients, sockets and connections.
 ///
 /// Exits with 1 if no driver answers; containers of `pd run --no-driver` are listed all the same.
 #[derive(Debug, clap::Args)]
 pub struct LsArgs {
+    /// Also list processes and connections that are on the kernel, each with its reason; needs root
+    #[arg(long)]
+    all: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -33,8 +41,12 @@ pub fn main(args: &LsArgs) -> Result<i32> {
         Ok(Answer::Report(report)) => Some(&**report),
         _ => None,
     };
+    let kernel = args.all.then(|| look_at_kernel(args, &containers, report));
     if args.json {
-        let all = serde_json::json!({ "containers": containers, "driver": report });
+        let mut all = serde_json::json!({ "containers": containers, "driver": report });
+        if let Some(kernel) = &kernel {
+            all["kernel"] = serde_json::to_value(kernel)?;
+        }
         println!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(i32::from(report.is_none()));
     }
@@ -49,7 +61,18 @@ pub fn main(args: &LsArgs) -> Result<i32> {
         }
         (None, None) => eprintln!("pd: the driver at {} is of another version", args.admin_socket.display()),
     }
+    if let Some(kernel) = &kernel {
+        kernel.print();
+    }
     Ok(i32::from(report.is_none()))
+}
+
+fn look_at_kernel(args: &LsArgs, containers: &[Record], report: Option<&Report>) -> Kernel {
+    let told = match ask(&args.admin_socket, &Ask::Kernel) {
+        Ok(Answer::Kernel(told)) => *told,
+        _ => KernelReport::default(),
+    };
+    Kernel::look(containers, report.map(|report| (report, &told)))
 }
 
 fn table<const N: usize>(header: [&str; N]) -> Table {

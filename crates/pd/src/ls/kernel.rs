@@ -1,0 +1,254 @@
+//! What stays on the kernel, and why: processes of known network namespaces that are not attached, and connections of
+//! those that are. Known are the namespaces of containers and of clients.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use pd_abi::KernelReason;
+use pd_driver::admin::{KernelReport, Report};
+use pd_harness::container::state::Record;
+use procfs::process::{all_processes, Process};
+use serde::Serialize;
+
+use super::attaching;
+use super::sockets::{held, namespace, printable, Ends, Sockets};
+use super::table;
+
+/// What is said of a connection that the client does not tell of.
+const UNTOLD: &str = "not told: older than the library, made past it, or one of too many";
+
+/// See the module.
+#[derive(Debug, Default, Serialize)]
+pub struct Kernel {
+    processes: Vec<KernelProcess>,
+    connections: Vec<KernelConnection>,
+    /// Connections by reason, of all clients that there are or were.
+    connections_by_reason: BTreeMap<String, u64>,
+}
+
+/// A process that is not attached, and holds stream sockets.
+#[derive(Debug, Serialize)]
+struct KernelProcess {
+    pid: i32,
+    container: Option<String>,
+    user: Option<u32>,
+    command: String,
+    listening: Vec<String>,
+    connections: usize,
+    reason: String,
+}
+
+/// A connection of an attached process.
+#[derive(Debug, Serialize)]
+struct KernelConnection {
+    pid: i32,
+    container: Option<String>,
+    local: String,
+    peer: String,
+    /// None: the client does not say.
+    label: Option<&'static str>,
+    reason: &'static str,
+}
+
+impl Kernel {
+    /// Looks at all processes of the host that this one can see.
+    pub fn look(containers: &[Record], driver: Option<(&Report, &KernelReport)>) -> Kernel {
+        let (none, nothing) = (Vec::new(), KernelReport::default());
+        let clients = driver.map_or(&none, |(report, _)| &report.clients);
+        let told = driver.map_or(&nothing, |(_, told)| told);
+        let mut names: HashMap<u64, Option<String>> = HashMap::new();
+        for client in clients {
+            let space = namespace(client.pid as i32);
+            names.extend(space.map(|space| (space, client.container.clone())));
+        }
+        names.extend(containers.iter().map(|record| (record.netns_inode, Some(record.name.clone()))));
+        let reasons = Reasons::new(told);
+        let attached: HashSet<i32> = clients.iter().map(|client| client.pid as i32).collect();
+        let counts = driver.map(|(report, _)| report.kernel_connections_by_reason.clone());
+        let mut kernel = Kernel { connections_by_reason: counts.unwrap_or_default(), ..Kernel::default() };
+        let (mut sockets, mut known) = (Sockets::default(), HashSet::new());
+        let mut those = Vec::new();
+        for process in all_processes().into_iter().flatten().flatten() {
+            let Some(space) = namespace(process.pid()) else { continue };
+            let Some(container) = names.get(&space) else { continue };
+            if known.insert(space) {
+                sockets.add(&process);
+            }
+            if !is_own_program(process.pid()) {
+                those.push((process, container.clone()));
+            }
+        }
+        for (process, container) in those {
+            let ends = held(&process).into_iter().filter(|inode| !reasons.on_fabric.contains(inode));
+            let ends: Vec<(u64, Ends)> =
+                ends.filter_map(|inode| Some((inode, sockets.find(inode)?))).collect();
+            match attached.contains(&process.pid()) {
+                true => kernel.add_connections(&process, &container, ends, &reasons),
+                false if ends.is_empty() => {}
+                false => kernel.add_process(&process, container, ends, told),
+            }
+        }
+        kernel
+    }
+
+    fn add_process(
+        &mut self,
+        process: &Process,
+        container: Option<String>,
+        ends: Vec<(u64, Ends)>,
+        told: &KernelReport,
+    ) {
+        let mut listening = Vec::new();
+        let mut connections = 0;
+        for (_, ends) in ends {
+            match ends {
+                Ends::Listens(at) => listening.push(at),
+                Ends::Connected(..) => connections += 1,
+            }
+        }
+        self.processes.push(KernelProcess {
+            pid: process.pid(),
+            container,
+            user: process.uid().ok(),
+            command: process.cmdline().unwrap_or_default().join(" "),
+            listening,
+            connections,
+            reason: attaching::why(process, &told.refused),
+        });
+    }
+
+    fn add_connections(
+        &mut self,
+        process: &Process,
+        container: &Option<String>,
+        ends: Vec<(u64, Ends)>,
+        reasons: &Reasons,
+    ) {
+        for (inode, ends) in ends {
+            let Ends::Connected(local, peer) = ends else { continue };
+            let reason = reasons.of(process.pid(), inode);
+            self.connections.push(KernelConnection {
+                pid: process.pid(),
+                container: container.clone(),
+                local,
+                peer,
+                label: reason.map(KernelReason::label),
+                reason: reason.map_or(UNTOLD, KernelReason::text),
+            });
+        }
+    }
+
+    /// Prints it for people.
+    pub fn print(&self) {
+        let mut rows = table(["PROCESS", "CONTAINER", "USER", "COMMAND", "SOCKETS", "WHY ON THE KERNEL"]);
+        for process in &self.processes {
+            let mut held = process.listening.iter().map(|at| format!("listens on {at}")).collect::<Vec<_>>();
+            if process.connections > 0 {
+                held.push(format!("{} connected", process.connections));
+            }
+            rows.add_row([
+                process.pid.to_string(),
+                process.container.clone().unwrap_or_default(),
+                process.user.map(|user| user.to_string()).unwrap_or_default(),
+                short(&process.command),
+                held.join(", "),
+                process.reason.clone(),
+            ]);
+        }
+        println!("\n{rows}");
+        let mut rows = table(["PROCESS", "CONTAINER", "FROM", "TO", "WHY ON THE KERNEL"]);
+        for connection in &self.connections {
+            rows.add_row([
+                connection.pid.to_string(),
+                connection.container.clone().unwrap_or_default(),
+                connection.local.clone(),
+                connection.peer.clone(),
+                connection.reason.to_owned(),
+            ]);
+        }
+        println!("\n{rows}");
+        let mut rows = table(["CONNECTIONS ON THE KERNEL SO FAR", "WHY"]);
+        for (label, count) in &self.connections_by_reason {
+            let reason = KernelReason::ALL.into_iter().find(|reason| reason.label() == label);
+            let reason = reason.map_or_else(|| label.clone(), |reason| reason.text().to_owned());
+            rows.add_row([count.to_string(), reason]);
+        }
+        println!("\n{rows}");
+    }
+}
+
+/// What clients say, and what the driver knows.
+struct Reasons {
+    on_fabric: HashSet<u64>,
+    of_process: HashMap<(i32, u64), KernelReason>,
+}
+
+impl Reasons {
+    fn new(told: &KernelReport) -> Reasons {
+        let all = told.clients.iter().flat_map(|client| {
+            let pid = client.pid as i32;
+            let known = move |&(inode, raw): &(u32, u32)| {
+                Some(((pid, u64::from(inode)), KernelReason::from_raw(raw)?))
+            };
+            client.connections.iter().filter_map(known)
+        });
+        Reasons {
+            of_process: all.collect(),
+            on_fabric: told.twins.iter().map(|&inode| inode.into()).collect(),
+        }
+    }
+
+    /// What the process itself says: nobody speaks for another's sockets.
+    fn of(&self, pid: i32, inode: u64) -> Option<KernelReason> {
+        self.of_process.get(&(pid, inode)).copied()
+    }
+}
+
+/// Whether it is this program: driver, holder or first process of a container.
+fn is_own_program(pid: i32) -> bool {
+    let file = |path: String| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let own = file("/proc/self/exe".to_owned());
+    own.is_some() && file(format!("/proc/{pid}/exe")) == own
+}
+
+/// The beginning of a command.
+fn short(command: &str) -> String {
+    const CHARACTERS_MAX: usize = 40;
+    let line = printable(command);
+    match line.char_indices().nth(CHARACTERS_MAX) {
+        Some((at, _)) => format!("{}…", &line[..at]),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pd_driver::admin::KernelClient;
+
+    #[test]
+    fn a_client_speaks_for_itself_and_in_codes_alone() {
+        let urgent = KernelReason::Urgent as u32;
+        let told = KernelReport {
+            clients: vec![
+                KernelClient { pid: 1, connections: vec![(10, urgent), (11, 0), (12, u32::MAX)] },
+                KernelClient { pid: 2, connections: vec![(13, urgent)] },
+            ],
+            twins: vec![20],
+            refused: Vec::new(),
+        };
+        let reasons = Reasons::new(&told);
+        assert_eq!(reasons.of(1, 10), Some(KernelReason::Urgent));
+        for inode in [11, 12, 13] {
+            assert_eq!(reasons.of(1, inode), None);
+        }
+        assert!(reasons.on_fabric.contains(&20));
+    }
+
+    #[test]
+    fn commands_are_cut_and_cannot_move_the_cursor() {
+        assert_eq!(short("echo \x1b[2J\nä"), "echo  [2J ä");
+        assert_eq!(short(&"ä".repeat(50)), format!("{}…", "ä".repeat(40)));
+    }
+}
