@@ -9,13 +9,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::fs::{chmod, Mode};
-use rustix::mount::{mount, mount_bind, mount_bind_recursive, mount_move, mount_remount, MountFlags};
+use rustix::mount::{
+    mount, mount_bind, mount_bind_recursive, mount_move, mount_remount, unmount, MountFlags, UnmountFlags,
+};
 use rustix::thread::{
     capability_is_in_bounding_set, clear_ambient_capability_set, remove_capability_from_bounding_set,
     CapabilitySet,
 };
 use serde::{Deserialize, Serialize};
 
+use super::hosts;
 use super::state::RUN_DIR;
 
 /// What the first process of a container does before it starts the command.
@@ -81,6 +84,7 @@ const HIDDEN: [&str; 12] = [
 pub fn confine(inside: &Inside) -> Result<()> {
     if !inside.hosts.as_os_str().is_empty() && Path::new("/etc/hosts").exists() {
         read_only_file(&inside.hosts, Path::new("/etc/hosts")).context("cannot set /etc/hosts")?;
+        ask_hosts_first().context("cannot set /etc/nsswitch.conf")?;
     }
     if inside.privileged {
         return Ok(());
@@ -127,11 +131,31 @@ fn read_only_file(from: &Path, at: &Path) -> rustix::io::Result<()> {
     mount_remount(at, MountFlags::BIND | MountFlags::RDONLY | PLAIN, "")
 }
 
-/// A `/dev` with the devices that are nobody's, and terminals and shared memory of its own.
-fn devices() -> Result<()> {
+/// A small file system of the container's own, to be moved or unmounted.
+fn fresh_folder() -> Result<PathBuf> {
     let fresh = Path::new(RUN_DIR).join("dev");
     fs::create_dir_all(&fresh)?;
     mount("tmpfs", &fresh, "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, c"size=64k,mode=755")?;
+    Ok(fresh)
+}
+
+/// Names of hosts are looked for in `/etc/hosts` before anywhere else.
+fn ask_hosts_first() -> Result<()> {
+    let switch = Path::new("/etc/nsswitch.conf");
+    let Ok(text) = fs::read_to_string(switch) else { return Ok(()) };
+    let Some(text) = hosts::files_first(&text) else { return Ok(()) };
+    let fresh = fresh_folder()?;
+    let file = fresh.join("nsswitch.conf");
+    fs::write(&file, text)?;
+    read_only_file(&file, switch)?;
+    // The file stays where it was mounted.
+    unmount(&fresh, UnmountFlags::DETACH)?;
+    Ok(())
+}
+
+/// A `/dev` with the devices that are nobody's, and terminals and shared memory of its own.
+fn devices() -> Result<()> {
+    let fresh = fresh_folder()?;
     for name in ["null", "zero", "full", "random", "urandom", "tty"] {
         let (from, to) = (Path::new("/dev").join(name), fresh.join(name));
         if from.exists() {

@@ -53,6 +53,22 @@ pub fn refresh(bridge: &str, _lock: &Lock) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// The text of nsswitch.conf(5) `text` with `/etc/hosts` asked first for names of hosts; none if it is already.
+///
+/// A service before it may answer that there is no such name, and end the search: systemd-resolved does, which knows
+/// the host's table only.
+pub fn files_first(text: &str) -> Option<String> {
+    let services = |line: &str| line.strip_prefix("hosts:").map(str::to_owned);
+    let is_first =
+        |line: &str| services(line).is_some_and(|rest| rest.split_whitespace().next() == Some("files"));
+    if text.lines().any(is_first) {
+        return None;
+    }
+    let others: Vec<_> = text.lines().filter(|line| services(line).is_none()).collect();
+    let rest = text.lines().find_map(services).unwrap_or_else(|| "dns".to_owned());
+    Some(format!("{}\nhosts: files {}\n", others.join("\n"), rest.trim()))
+}
+
 /// Empty lines make up for what a shorter text leaves, until the file is cut.
 fn replace(file: &File, text: &str) -> std::io::Result<()> {
     let old = usize::try_from(file.metadata()?.len()).unwrap_or(0);
@@ -65,6 +81,15 @@ fn replace(file: &File, text: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_of_hosts_is_asked_first() {
+        assert_eq!(files_first("passwd: files\nhosts:\tfiles dns\n"), None);
+        let other = "# x\nhosts: mymachines resolve [!UNAVAIL=return] files dns\npasswd: files\n";
+        let expected = "# x\npasswd: files\nhosts: files mymachines resolve [!UNAVAIL=return] files dns\n";
+        assert_eq!(files_first(other).as_deref(), Some(expected));
+        assert_eq!(files_first("passwd: files").as_deref(), Some("passwd: files\nhosts: files dns\n"));
+    }
 
     #[test]
     fn a_file_keeps_its_place_and_has_the_new_text_alone() {
