@@ -406,6 +406,14 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_the_machine_has_not_is_refused_with_what_it_has() {
+        let config = Config::parse("[memory]\nbudget_bytes = \"1TiB\"").unwrap();
+        let error = config.settings().unwrap_err().to_string();
+        let machine = Bytes(crate::machine::memory_bytes("MemTotal")).to_string();
+        assert!(error.contains("1TiB") && error.contains(&machine), "{error}");
+    }
+
+    #[test]
     fn metrics_listen_on_loopback_unless_told_otherwise() {
         let address = |text: &str| MetricsConfig { listen: Some(text.to_owned()) }.address();
         assert_eq!(address("9100").unwrap().unwrap(), "127.0.0.1:9100".parse().unwrap());

@@ -1,5 +1,6 @@
 //! `pd doctor`: what this machine has and lacks, and what to do about it.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -228,10 +229,9 @@ fn driver(socket: &Path) -> Row {
         Err(_) if !socket.exists() => {
             warn("driver", format!("no {}", socket.display()), "start it: pd driver")
         }
-        Err(e) => fail(
-            "driver",
-            format!("{}: {e}", socket.display()),
-            "start it (pd driver), or ask as its user or root",
-        ),
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+            warn("driver", format!("{}: {e}", socket.display()), "ask as root, or as its user")
+        }
+        Err(e) => fail("driver", format!("{}: {e}", socket.display()), "start it: pd driver"),
     }
 }

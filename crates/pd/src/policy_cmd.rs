@@ -3,11 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask, PolicyReport};
 
 use pd_harness::config::{read_policy, DEFAULT_ADMIN_SOCKET};
+
+use crate::live::no_answer;
 
 /// Checks, shows and changes the driver's policy: tenants, rules, rates, quotas, service addresses.
 #[derive(Debug, clap::Args)]
@@ -60,12 +62,7 @@ pub fn main(args: &PolicyArgs) -> Result<i32> {
 }
 
 fn tell(admin_socket: &Path, what: &Ask) -> Result<Answer> {
-    ask(admin_socket, what).with_context(|| {
-        format!(
-            "no answer from a driver at {}; start it with pd driver, or name its --admin-socket",
-            admin_socket.display()
-        )
-    })
+    ask(admin_socket, what).map_err(|error| anyhow!(no_answer(admin_socket, &error)))
 }
 
 fn report(admin_socket: &Path) -> Result<PolicyReport> {

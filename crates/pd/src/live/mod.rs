@@ -8,11 +8,12 @@ mod view;
 
 pub use view::{ConnectionView, ContainerView, DriverView, View};
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
 use pd_driver::admin::{ask, counters, Answer, Ask, Counters, Report};
 
@@ -81,12 +82,7 @@ impl Source {
 
 impl Link {
     fn new(socket: &Path) -> Result<Link> {
-        let counters = counters(socket).with_context(|| {
-            format!(
-                "no driver answers at {} (start it with pd driver, or name its --admin-socket)",
-                socket.display()
-            )
-        })?;
+        let counters = counters(socket).map_err(|error| anyhow!(no_answer(socket, &error)))?;
         let news = news(&counters.view.total());
         Ok(Link { counters, names: names(socket)?, asked: Instant::now(), news })
     }
@@ -122,6 +118,19 @@ impl Link {
             names: Arc::clone(&self.names),
         }
     }
+}
+
+/// What to say, and what to do, where the driver's admin socket gives no answer.
+pub fn no_answer(socket: &Path, error: &std::io::Error) -> String {
+    let remedy = match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            "start it with pd driver, or name its --admin-socket"
+        }
+        ErrorKind::PermissionDenied => "ask as root, or as the driver's user",
+        // The driver says itself what is wrong.
+        _ => return format!("the driver at {}: {error}", socket.display()),
+    };
+    format!("no driver answers at {}: {error}; {remedy}", socket.display())
 }
 
 fn names(socket: &Path) -> Result<Arc<Report>> {

@@ -13,6 +13,7 @@ use pd_driver::admin::{ask, Answer, Ask, KernelReport, Report};
 use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
 
+use crate::live::no_answer;
 use kernel::Kernel;
 
 /// Lists a driver's containers, clients, sockets and connections.
@@ -54,10 +55,7 @@ pub fn main(args: &LsArgs) -> Result<i32> {
     match (report, driver.as_ref().err()) {
         (Some(report), _) => print_driver(report),
         (None, Some(error)) => {
-            eprintln!(
-                "pd: no driver answers at {}: {error}; start it with pd driver",
-                args.admin_socket.display()
-            );
+            eprintln!("pd: {}", no_answer(&args.admin_socket, error));
         }
         (None, None) => eprintln!("pd: the driver at {} is of another version", args.admin_socket.display()),
     }
