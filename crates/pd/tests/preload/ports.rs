@@ -20,3 +20,46 @@ fn connections_that_find_no_port_of_their_own_are_the_kernels() {
     // Half of the ports; the others are left to the kernel's connections.
     assert_eq!(site.connections(), 8);
 }
+
+/// Two processes of one port (`SO_REUSEPORT`), each of which says by which it has accepted.
+const SHARED_PORT: &str = "
+import os, socket, sys
+def listen():
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(('', int(sys.argv[1])))
+    listener.listen(64)
+    return listener
+first = listen()
+child = os.fork() == 0
+if child: first.close()
+else: os.read(os.open(sys.argv[2], os.O_RDONLY), 1)
+listener = listen() if child else first
+if child: os.write(os.open(sys.argv[2], os.O_WRONLY), b'x')
+else: print('ready', flush=True)
+while True:
+    connection = listener.accept()[0]
+    connection.sendall(connection.recv(10) + (b'child' if child else b'parent'))
+    connection.close()
+";
+
+const MANY: &str = "
+import socket, sys
+answers = set()
+for number in range(64):
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as made:
+        made.sendall(b'by ')
+        answers.add(b''.join(iter(lambda: made.recv(100), b'')).decode())
+print(sorted(answers))
+";
+
+#[test]
+fn processes_that_share_a_port_accept_what_the_kernel_gives_them() {
+    let site = Site::new(133);
+    let pipe = site.folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    let server = ["python3", "-c", SHARED_PORT, PORT, pipe.to_str().unwrap()];
+    let ip = site.address(2);
+    site.compare(&server, &["python3", "-c", MANY, &ip, PORT]);
+}
