@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 const SLOTS: usize = 1 << 16;
 /// Processes that a slot knows; with more of them it is never used again.
 const HOLDERS: usize = 12;
+const PAGE: usize = 4096;
 /// How long the lock is waited for until one looks whether its holder lives.
 const LOOK_AFTER_NS: i64 = 50_000_000;
 
@@ -17,7 +18,7 @@ const LOOK_AFTER_NS: i64 = 50_000_000;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Slot {
-    /// 0: free; otherwise the process that holds it.
+    /// 0: free; otherwise the process that holds it, and [`WAITED`].
     lock: AtomicU32,
     owner: AtomicU32,
     /// Whether it is taken.
@@ -33,8 +34,52 @@ pub(crate) struct Slot {
 static SLOTS_AT: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+/// Of a lock: somebody waits for it. Process numbers are smaller.
+const WAITED: u32 = 1 << 31;
+
+/// Where this process's number stands: on a page that the kernel empties in each forked child, however it was forked.
+static OWN_ID: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+
+/// The number of the process whose memory this is; in a child of `vfork` its parent's. No system call but the first one.
+#[inline]
 pub(crate) fn own_id() -> u32 {
-    std::process::id()
+    let page = OWN_ID.load(Ordering::Acquire);
+    if page.is_null() {
+        return learn_id();
+    }
+    // SAFETY: mapped for good, and all access is atomic.
+    let known = unsafe { &*page };
+    match known.load(Ordering::Relaxed) {
+        0 => {
+            let id = std::process::id();
+            known.store(id, Ordering::Relaxed);
+            id
+        }
+        id => id,
+    }
+}
+
+#[cold]
+fn learn_id() -> u32 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new page, wherever the kernel likes; nothing else lies there.
+    let page = unsafe {
+        let map = libc::mmap(ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        if map == libc::MAP_FAILED {
+            return std::process::id();
+        }
+        if libc::madvise(map, PAGE, libc::MADV_WIPEONFORK) < 0 {
+            libc::munmap(map, PAGE);
+            return std::process::id();
+        }
+        map
+    };
+    let free = ptr::null_mut();
+    if OWN_ID.compare_exchange(free, page.cast(), Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        // SAFETY: never shown to anybody.
+        unsafe { libc::munmap(page, PAGE) };
+    }
+    own_id()
 }
 
 fn slots() -> Option<&'static [Slot]> {
@@ -137,23 +182,31 @@ impl Slot {
 
     /// Locks it for this process, whose threads exclude each other on other grounds.
     pub(crate) fn lock(&self) -> Held<'_> {
+        let mut me = own_id();
         loop {
-            let me = own_id();
             match self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Held(self),
                 Err(holder) => self.wait_for(holder),
             }
+            // Others may wait, too.
+            me |= WAITED;
         }
     }
 
     fn wait_for(&self, holder: u32) {
+        let waited = holder | WAITED;
+        if holder != waited
+            && self.lock.compare_exchange(holder, waited, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
         let limit = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AFTER_NS };
         let word = self.lock.as_ptr() as usize;
-        let arguments = [word, libc::FUTEX_WAIT as usize, holder as usize, (&raw const limit) as usize, 0, 0];
+        let arguments = [word, libc::FUTEX_WAIT as usize, waited as usize, (&raw const limit) as usize, 0, 0];
         // SAFETY: the word lives for good; the time is read only.
         let result = unsafe { real::system_call(libc::SYS_futex, arguments) };
-        if result == -(libc::ETIMEDOUT as isize) && !is_alive(holder) {
-            let _ = self.lock.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
+        if result == -(libc::ETIMEDOUT as isize) && !is_alive(holder & !WAITED) {
+            let _ = self.lock.compare_exchange(waited, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 }
@@ -168,7 +221,9 @@ pub(crate) struct Held<'a>(&'a Slot);
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.0.lock.store(0, Ordering::Release);
+        if self.0.lock.swap(0, Ordering::Release) & WAITED == 0 {
+            return;
+        }
         let word = self.0.lock.as_ptr() as usize;
         // SAFETY: the word lives for good.
         unsafe { real::system_call(libc::SYS_futex, [word, libc::FUTEX_WAKE as usize, 1, 0, 0, 0]) };

@@ -3,6 +3,7 @@ use super::hooks;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::companion::LOOK_EVERY;
 use crate::entry::{self, Entry, State};
+use crate::shared::own_id;
 use crate::{real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{interruptible, Epoll, Socket, SET_BYTES};
@@ -279,7 +280,7 @@ thread_local! {
 
 impl Poller {
     fn new() -> Self {
-        Self { process: std::process::id(), fabric: Epoll::new(), members: Vec::new() }
+        Self { process: own_id(), fabric: Epoll::new(), members: Vec::new() }
     }
 
     /// Makes it watch just these.
@@ -363,7 +364,7 @@ pub(crate) fn sleep_on(
     POLLER
         .try_with(|poller| {
             let mut poller = poller.try_borrow_mut().map_err(|_| Failure::Errno(libc::EINTR))?;
-            if poller.as_ref().is_some_and(|poller| poller.process != std::process::id()) {
+            if poller.as_ref().is_some_and(|poller| poller.process != own_id()) {
                 // The parent's.
                 std::mem::forget(poller.take());
             }
