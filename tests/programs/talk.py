@@ -1,4 +1,4 @@
-"""Small requests and answers, a pause before each: talk.py server|client SOCKET [BYTES]. The server sleeps between them."""
+"""Small requests and answers, a pause before each: talk.py server|client SOCKET|ADDRESS:PORT [BYTES]. The server sleeps between them."""
 import selectors
 import socket
 import sys
@@ -7,9 +7,15 @@ import time
 ROUNDS = 1500
 
 
-def answer(path):
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+def place(name):
+    host, colon, port = name.partition(":")
+    return (socket.AF_INET, (host, int(port))) if colon else (socket.AF_UNIX, name)
+
+
+def answer(name):
+    family, address = place(name)
+    listener = socket.socket(family)
+    listener.bind(address)
     listener.listen()
     print("ready", flush=True)
     while True:
@@ -31,9 +37,10 @@ def answer(path):
         connection.close()
 
 
-def ask(path, size):
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
+def ask(name, size):
+    family, address = place(name)
+    connection = socket.socket(family)
+    connection.connect(address)
     for number in range(ROUNDS):
         time.sleep(0.0003)
         wanted = number.to_bytes(4, "big") * (size // 4)

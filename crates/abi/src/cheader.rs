@@ -106,7 +106,7 @@ const SOCKET_STATUS: [(&str, u64); 13] = words!(
 );
 const PATH: [(&str, u64); 8] =
     words!("PATH_", path, OFFLOADED, DIRECT, PEER_READY, LEFT, CLAIMED, LAST, SENDS_OFFLOADED, TRUSTED);
-const DIRECT: [(&str, u64); 12] = words!(
+const DIRECT: [(&str, u64); 13] = words!(
     "DIRECT_",
     direct,
     PRODUCER,
@@ -119,10 +119,11 @@ const DIRECT: [(&str, u64); 12] = words!(
     RECV_UNFENCED,
     SEND_UNFENCED,
     BARRIERS,
+    BELL,
     RECV_DOORBELL,
     SEND_DOORBELL,
 );
-const NUMBERS: [(&str, u64); 46] = [
+const NUMBERS: [(&str, u64); 48] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
@@ -169,6 +170,8 @@ const NUMBERS: [(&str, u64); 46] = [
     ("FRAME_DIRECT_RING", FrameKind::DirectRing as u64),
     ("FRAME_DIRECT_MAPPED", FrameKind::DirectMapped as u64),
     ("FRAME_PEER_RING", FrameKind::PeerRing as u64),
+    ("FRAME_BELL", FrameKind::Bell as u64),
+    ("FRAME_PEER_BELL", FrameKind::PeerBell as u64),
 ];
 
 const TOTAL: usize = NUMBERS.len()

@@ -27,6 +27,10 @@ use core::mem::{offset_of, size_of};
 ///                               ←  Ready (socket)       now the peer may ask for it
 /// PeerRing (socket)             →
 ///                               ←  PeerRing (socket, bytes, page_bytes) + memfd
+/// Bell (socket, instance)       →            an eventfd by which the peer wakes a thread that sleeps in epoll
+///                               ←  Bell (socket, number) + eventfd
+/// PeerBell (socket)             →            the one that the peer sleeps on
+///                               ←  PeerBell (socket, number) + eventfd
 ///                               ←  Error (errno, text)   instead of any answer
 ///                               ←  Goodbye (errno, text) before the driver cuts a client off
 /// ```
@@ -97,6 +101,11 @@ pub enum FrameKind {
     DirectMapped = 13,
     /// Client: the ring that the peer of socket `id` writes. Driver: here it is.
     PeerRing = 14,
+    /// Client: an eventfd that it is to sleep on, and that the peer of socket `id` may write, for its epoll instance
+    /// `bytes`. Driver: here it is, number `bytes`; the same one for all connections of that instance with that peer.
+    Bell = 15,
+    /// Client: the bell that the peer of socket `id` sleeps on. Driver: here it is, number `bytes`.
+    PeerBell = 16,
 }
 
 /// `Frame::id` of the control region in `Mapped` and `Ready`.
@@ -186,6 +195,8 @@ impl Frame {
             12 => FrameKind::DirectRing,
             13 => FrameKind::DirectMapped,
             14 => FrameKind::PeerRing,
+            15 => FrameKind::Bell,
+            16 => FrameKind::PeerBell,
             _ => return None,
         })
     }

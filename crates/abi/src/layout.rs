@@ -177,6 +177,9 @@ pub mod direct {
     pub const SEND_UNFENCED: usize = 292;
     /// u32: not 0: such barriers reach the owner.
     pub const BARRIERS: usize = 296;
+    /// u64: not 0: the owner sleeps on the bell of this number. Who has it (`FrameKind::PeerBell`) rings it instead of having the
+    /// driver post an event.
+    pub const BELL: usize = 304;
     /// u32, futex: incremented to wake the peer's receiver.
     pub const RECV_DOORBELL: usize = 384;
     /// u32, futex: incremented to wake the peer's sender.

@@ -81,6 +81,8 @@ pub(crate) struct Attachment {
     rings: Mutex<Rings>,
     pub(crate) files: Mutex<Files>,
     reasons: Reasons,
+    /// Bells, by number.
+    bells: Mutex<HashMap<u64, Weak<OwnFd>>>,
 }
 
 /// Where a receive ring lies: region, first page, pages.
@@ -149,6 +151,7 @@ impl Attachment {
             rings: Mutex::default(),
             files: Mutex::default(),
             reasons: Reasons::default(),
+            bells: Mutex::default(),
         }))
     }
 
@@ -314,6 +317,18 @@ impl Attachment {
         let wish = Frame::new(FrameKind::WakePipe).with_id(channel);
         let (_, mut fds) = self.ask(&mut wire, &wish, FrameKind::WakePipe)?;
         fds.pop().map(OwnFd::new).ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake pipe"))
+    }
+
+    /// The bell of that number; several connections may have it.
+    pub(crate) fn bell_of(&self, number: u64, fd: OwnedFd) -> Arc<OwnFd> {
+        let mut bells = lock(&self.bells);
+        if let Some(bell) = bells.get(&number).and_then(Weak::upgrade) {
+            return bell;
+        }
+        bells.retain(|_, bell| bell.strong_count() > 0);
+        let bell = Arc::new(OwnFd::new(fd));
+        bells.insert(number, Arc::downgrade(&bell));
+        bell
     }
 
     /// The calling thread's channel; made, or taken over from a thread that ended, at first use.
@@ -515,6 +530,7 @@ mod tests {
             rings: Mutex::default(),
             files: Mutex::default(),
             reasons: Reasons::default(),
+            bells: Mutex::default(),
         };
         assert!(attachment.check_alive());
         // A driver that hangs up with a frame unread resets the connection.

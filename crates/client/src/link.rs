@@ -2,7 +2,7 @@
 //! its requests go through.
 use crate::attachment::Attachment;
 use crate::channel::Channel;
-use crate::direct::Direct;
+use crate::direct::{Direct, Half};
 use crate::error::Result;
 use pd_abi::layout::{path, socket_control as control, socket_offset, socket_status as status};
 use pd_abi::{Operation, Request, SocketId};
@@ -113,6 +113,20 @@ impl Link {
     /// A request without an argument, on this socket.
     pub(crate) fn request(&self, operation: Operation) -> Request {
         Request::new(operation, self.id, 0)
+    }
+
+    /// Tells the peer of a direct connection of news that it has asked an event for.
+    #[cold]
+    pub(crate) fn announce(&self, peer: &Half) {
+        match &self.direct {
+            Some(direct) => direct.announce(self, peer),
+            None => self.nudge(),
+        }
+    }
+
+    /// Which bell the peer of a direct connection is to ring; 0: none.
+    pub(crate) fn sleep_on_bell(&self, number: u64) {
+        self.direct.iter().for_each(|direct| direct.sleep_on(number));
     }
 
     /// Has the driver post an event to the peer of a direct connection.

@@ -1,7 +1,7 @@
 //! AF_UNIX connections to which the fabric is no gain: small messages, for each of which a thread sleeps in `epoll_wait`,
-//! `poll` or `select`. The kernel wakes such a thread within the send; the fabric's wake-up goes by the driver, one process
-//! more on the same cores. So a connection whose thread sleeps that often goes on in the kernel ([`crate::aside`]). TCP keeps
-//! them: its way through the stack takes longer than the driver's wake-up.
+//! `poll` or `select`. The kernel wakes such a thread within the send; the fabric's peer makes a system call for it, and the thread
+//! one more. So a connection whose thread sleeps that often goes on in the kernel ([`crate::aside`]). TCP keeps them: its way
+//! through the stack takes longer than that.
 use crate::aside;
 use crate::entry::Entry;
 use crate::twin::Twin;

@@ -103,6 +103,51 @@ fn every_page_of_a_direct_ring_has_one_writer() {
     scene.end();
 }
 
+/// The bell of an epoll instance, its number and the eventfd.
+fn ask_bell(raw: &mut Raw, kind: FrameKind, socket: SocketId, instance: u64) -> Result<(u64, OwnedFd), u32> {
+    let frame = Frame::new(kind).with_id(socket.0).with_bytes(instance, 0);
+    let (frame, mut fds) = raw.ask(&frame, kind).map_err(|frame| frame.errno)?;
+    Ok((frame.bytes, fds.pop().expect("an eventfd")))
+}
+
+#[test]
+fn a_bell_is_for_one_instance_and_one_peer() {
+    const BELLS_MAX: u64 = 128;
+    let scene = direct_stage();
+    let mut raws = [1, 1, 1].map(|channels| Raw::attach(&scene.driver, channels));
+    let [a, b, c] = &mut raws;
+    let (listener, addr) = b.listen(0, 8);
+    let mut rings = Vec::new();
+    let mut connect = |from: &mut Raw, b: &mut Raw| {
+        let (one, other) = (from.connect(0, addr), b.accept(0, listener));
+        assert_eq!(ask_bell(from, FrameKind::Bell, one, 1).err(), Some(libc::EAGAIN as u32), "without rings");
+        rings.push(make_ring(from, one));
+        rings.push(make_ring(b, other));
+        (one, other)
+    };
+    let (first, to_first) = connect(a, b);
+    let (second, to_second) = connect(a, b);
+    let (_, to_third) = connect(c, b);
+    assert_eq!(ask_bell(a, FrameKind::PeerBell, first, 0).err(), Some(libc::EAGAIN as u32), "it has none");
+    let of = |raw: &mut Raw, socket, instance| ask_bell(raw, FrameKind::Bell, socket, instance);
+    let (number, own) = of(b, to_first, 1).expect("a bell");
+    assert_eq!(of(b, to_second, 1).map(|bell| bell.0), Ok(number), "the same instance and peer");
+    assert_ne!(of(b, to_second, 2).map(|bell| bell.0), Ok(number), "another instance");
+    assert_ne!(of(b, to_third, 1).map(|bell| bell.0), Ok(number), "another peer");
+    // The peer has that one and no other, and what it rings is heard.
+    let (theirs, bell) = ask_bell(a, FrameKind::PeerBell, first, 0).expect("the peer's bell");
+    assert_eq!(theirs, number);
+    rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+    let mut heard = [0; 8];
+    assert_eq!((rustix::io::read(&own, &mut heard), u64::from_ne_bytes(heard)), (Ok(8), 1));
+    // A connection has one, however often it asks.
+    assert!((10..10 + 3 * BELLS_MAX).all(|instance| of(b, to_first, instance).is_ok()));
+    assert_eq!(of(b, SocketId(u32::MAX), 1).err(), Some(libc::ENOTCONN as u32));
+    drop((raws, rings, own, bell, second));
+    scene.driver.wait_for("their clients are forgotten", |r| r.clients.len() == 2);
+    scene.end();
+}
+
 #[test]
 fn a_ring_that_is_not_mapped_or_sealed_by_others_ends_its_client() {
     let scene = direct_stage();

@@ -1,14 +1,16 @@
 //! The direct path: a connection whose bytes lie in rings that the two clients share, one for each direction.
 //!
 //! The sender copies into the ring that it writes, or writes its bytes there ([`send`]); the receiver is lent the bytes
-//! where they are ([`recv`]). The driver makes the rings ([`setup`]), passes on events for epoll, and ends the
-//! connection; it takes no part otherwise. [`wait`] is how the two wake each other.
+//! where they are ([`recv`]). The driver makes the rings ([`setup`]), passes on events where there is no bell, and ends the
+//! connection; it takes no part otherwise. [`wait`] is how the two wake each other, and [`bell`] how one wakes a thread of
+//! the other that sleeps in epoll.
 //!
 //! The peer is not trusted. Its words are loaded once and bounded, and what cannot be ends the connection. It can change
 //! bytes that it has sent until they are given back, so a program is never shown them where they lie, unless the policy says
 //! that the two trust each other or the program has asked for it ([`crate::core::Socket::set_receives_shared`]): for other
 //! programs what was received is copied first, once, also what was only peeked at. A connection that the driver has ended, or
 //! whose driver has gone, ends here, too, whatever the peer goes on writing.
+mod bell;
 mod recv;
 mod send;
 mod setup;

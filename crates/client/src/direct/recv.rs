@@ -232,7 +232,7 @@ impl RecvSide {
             }
             own.publish(direct::CONSUMER, consumer);
             if incoming.waker.tell(own, peer, &SEND, consumer) {
-                self.link.nudge();
+                self.link.announce(peer);
             }
         }
         true

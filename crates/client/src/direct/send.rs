@@ -270,7 +270,7 @@ impl SendSide {
         let out = &mut self.out;
         let (Some(own), Some(peer)) = (&out.own, &out.peer) else { return };
         if out.waker.tell(own, peer, &RECV, out.written) {
-            self.link.nudge();
+            self.link.announce(peer);
         }
     }
 }

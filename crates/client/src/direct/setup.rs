@@ -1,4 +1,5 @@
 //! Making, mapping and passing on direct rings, each once for a connection, by way of the attach socket.
+use super::bell::{OwnBell, PeerBell};
 use super::Half;
 use crate::attachment::{sent_region, Attachment};
 use crate::error::{Error, Result};
@@ -17,10 +18,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// The rings of a connection, as far as they are there. The sides of the socket keep what they use of it.
 #[derive(Debug, Default)]
 pub(crate) struct Direct {
-    own: OnceLock<Half>,
-    peer: OnceLock<Half>,
+    pub(super) own: OnceLock<Half>,
+    pub(super) peer: OnceLock<Half>,
     making: Mutex<()>,
     broken: AtomicBool,
+    pub(super) own_bell: Mutex<OwnBell>,
+    pub(super) peer_bell: Mutex<PeerBell>,
 }
 
 impl Direct {

@@ -1,7 +1,7 @@
 //! An epoll instance inside a wait that somebody else makes, on a kernel epoll instance or a poll that
 //! [`Epoll::host_fd`] is a member of. Looking costs no system call. Only while a thread sleeps does the
 //! driver write to the wake pipes, and do changes of this process write to the eventfd.
-use super::kernel::Kernel;
+use super::kernel::{Found, Kernel};
 use super::ready::{collect, sift, Queue};
 use super::Epoll;
 use crate::channel::Channel;
@@ -10,6 +10,7 @@ use crate::turn::lock;
 use std::os::fd::RawFd;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A thread is about to sleep on the host's descriptor; to be given to [`Epoll::disarm`].
 #[derive(Debug)]
@@ -91,6 +92,7 @@ impl Epoll {
     pub fn arm_exactly(&self) -> Result<Armed> {
         let armed = self.arm()?;
         let mut lost = false;
+        self.hear_bells();
         for channel in &armed.channels {
             // Of events that were taken without waiting for them.
             channel.empty_pipe();
@@ -112,9 +114,11 @@ impl Epoll {
     /// Call after the sleep. `woken`: the descriptor was readable.
     pub fn disarm(&self, armed: Armed, woken: bool) {
         let mut found = armed.ready;
+        let heard = woken.then(|| self.hear_bells()).flatten();
+        found |= heard.as_ref().is_some_and(|heard| !heard.bells.is_empty());
         for channel in &armed.channels {
             channel.leave_pipe();
-            if woken {
+            if woken && heard.as_ref().is_none_or(|heard| heard.pipes.contains(&channel.index())) {
                 found |= channel.empty_pipe();
             }
         }
@@ -138,6 +142,16 @@ impl Epoll {
                 self.lose();
             }
         }
+    }
+
+    /// Takes note of bells that rang, if the instance has any; then says what else is readable.
+    fn hear_bells(&self) -> Option<Found> {
+        if lock(&self.bells).is_empty() {
+            return None;
+        }
+        let found = self.kernel.get()?.poll(Duration::ZERO);
+        self.rung(&found.bells);
+        Some(found)
     }
 
     /// Makes the descriptor readable once, for threads that sleep on its host without having armed.

@@ -1,5 +1,5 @@
 //! The descriptor of an epoll instance: a kernel epoll instance that holds the wake pipes of its
-//! channels, an eventfd for what happens inside the process, and the attach sockets.
+//! channels, bells, an eventfd for what happens inside the process, and the attach sockets.
 use crate::channel::Channel;
 use crate::error::{Error, Result};
 use crate::own::{self, OwnFd};
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 const SIGNAL: u64 = u64::MAX;
 const ATTACH: u64 = u64::MAX - 1;
+/// With the number of a bell.
+const BELL: u64 = 1 << 62;
 
 #[derive(Debug)]
 pub(super) struct Kernel {
@@ -24,6 +26,8 @@ pub(super) struct Kernel {
 pub(super) struct Found {
     /// Channels whose pipes are readable, by number.
     pub(super) pipes: Vec<u32>,
+    /// Bells that rang, by number.
+    pub(super) bells: Vec<u64>,
     /// An attach socket hung up.
     pub(super) hang_up: bool,
     /// Nothing came in time.
@@ -77,6 +81,16 @@ impl Kernel {
         }
     }
 
+    /// A bell is never read: each ring is an edge.
+    pub(super) fn add_bell(&self, number: u64, bell: &OwnFd) -> Result<()> {
+        let data = epoll::EventData::new_u64(BELL | number);
+        self.add_fd(bell, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
+    }
+
+    pub(super) fn remove_bell(&self, bell: &OwnFd) {
+        let _ = epoll::delete(&self.epoll, bell);
+    }
+
     pub(super) fn remove_attachment(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }
@@ -100,6 +114,7 @@ impl Kernel {
             match event.data.u64() {
                 SIGNAL => {}
                 ATTACH => found.hang_up = true,
+                bell if bell & BELL != 0 => found.bells.push(bell & !BELL),
                 channel => found.pipes.push(channel as u32),
             }
         }

@@ -1,4 +1,5 @@
 //! Waiting for many sockets at once.
+mod bells;
 pub mod hosted;
 mod kernel;
 pub mod ready;
@@ -12,6 +13,7 @@ use crate::error::{bad_socket, Error, Result};
 use crate::process::forks;
 use crate::socket::Socket;
 use crate::turn::{lock, SLEEP_MAX};
+use bells::Bells;
 use foldhash::HashMap;
 use kernel::Kernel;
 use pd_shm::Spin;
@@ -41,6 +43,7 @@ pub struct Epoll {
     /// Channels that events of its sockets come to, and how many of its sockets each has.
     homes: Mutex<Vec<Home>>,
     kernel: OnceLock<Kernel>,
+    bells: Mutex<Bells>,
     /// Counts what was queued, so that a thread about to sleep notices.
     changes: AtomicU32,
     sleepers: AtomicU32,
@@ -69,6 +72,7 @@ impl Epoll {
             spin: Mutex::default(),
             homes: Mutex::default(),
             kernel: OnceLock::new(),
+            bells: Mutex::default(),
             changes: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             armed: AtomicU32::new(0),
@@ -172,6 +176,7 @@ impl Epoll {
         let Some(item) = lock(&self.items).remove(&(socket.serial(), name)) else { return false };
         item.removed.store(true, Ordering::Release);
         socket.unwatch(&control, &item);
+        self.leave_bell(&item);
         self.unsettle(socket.serial());
         true
     }
@@ -187,6 +192,7 @@ impl Epoll {
             if let Some(socket) = item.source.upgrade() {
                 socket.leave(&item);
             }
+            self.leave_bell(&item);
             self.unsettle(serial);
         }
     }
@@ -339,6 +345,7 @@ impl Epoll {
 
     fn take_events(&self, found: &kernel::Found) {
         let mut lost = false;
+        self.rung(&found.bells);
         for home in lock(&self.homes).iter() {
             if found.pipes.contains(&home.channel.index()) {
                 let _ = home.channel.empty_pipe();
@@ -390,6 +397,7 @@ impl Epoll {
     /// Has events come of what is at rest, until [`Resting::end_sleep`].
     fn begin_sleep(&self) {
         let items = lock(&self.resting).begin_sleep();
+        self.ask_for_bells(&items);
         items.iter().filter(|item| item.arm()).for_each(|item| self.queue(item));
     }
 
@@ -405,7 +413,7 @@ impl Epoll {
 
     fn sleep_for_events(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
         let only = match lock(&self.homes).as_slice() {
-            [home] => Some(home.channel.clone()),
+            [home] if lock(&self.bells).is_empty() => Some(home.channel.clone()),
             _ => None,
         };
         let Some(channel) = only else { return Ok(self.kernel()?.poll(timeout)) };

@@ -5,6 +5,7 @@
 //! edge-triggered ones wait for the next event, one-shot ones for the next `modify`.
 use super::rest::{Rest, Resting};
 use super::Epoll;
+use crate::own::OwnFd;
 use crate::turn::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,18 @@ pub(crate) trait Source: Send + Sync {
     /// looks at the word, until it has to sleep.
     fn glance(&self, wanted: u32) -> (u32, Option<Rest>) {
         (self.readiness(wanted), None)
+    }
+
+    /// Has the peer ring a bell with news, instead of having the driver post an event, if the source is on the direct path and in
+    /// one instance only, the item's: `register` is given the bell, and says whether its threads sleep on it from now
+    /// on. Says whether to ask no more.
+    fn ask_for_bell(
+        &self,
+        _item: &Arc<Item>,
+        _instance: u64,
+        _register: &dyn Fn(u64, Arc<OwnFd>) -> bool,
+    ) -> bool {
+        true
     }
 
     /// The item's epoll instance has ended.
@@ -79,6 +92,8 @@ pub(crate) struct Item {
     queued: AtomicBool,
     /// In [`Resting`]. Changes under its lock only.
     pub(crate) resting: AtomicBool,
+    /// See [`Source::ask_for_bell`].
+    pub(crate) bell_asked: AtomicBool,
 }
 
 impl std::fmt::Debug for Item {
@@ -102,6 +117,7 @@ impl Item {
             removed: AtomicBool::new(false),
             queued: AtomicBool::new(false),
             resting: AtomicBool::new(false),
+            bell_asked: AtomicBool::new(false),
         })
     }
 

@@ -1,6 +1,7 @@
 //! What an epoll instance sees of a socket.
 use super::ready::{Item, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use super::rest::Rest;
+use crate::own::OwnFd;
 use crate::recv::MOVED;
 use crate::socket::{has_failed, Control, Socket};
 use crate::turn::lock;
@@ -41,6 +42,8 @@ impl Socket {
         let first = {
             let mut items = lock(&self.watch.items);
             items.push(item);
+            // Threads of the item's instance do not sleep on it yet.
+            control.link.sleep_on_bell(0);
             items.len() == 1
         };
         if first {
@@ -136,6 +139,26 @@ impl Socket {
 impl Source for Socket {
     fn leave(&self, item: &Arc<Item>) {
         self.unwatch(&lock(&self.control), item);
+    }
+
+    fn ask_for_bell(
+        &self,
+        item: &Arc<Item>,
+        instance: u64,
+        register: &dyn Fn(u64, Arc<OwnFd>) -> bool,
+    ) -> bool {
+        let link = lock(&self.control).link.clone();
+        let (number, fd) = match link.direct.as_ref().map(|direct| direct.bell(&link, instance)) {
+            Some(Ok(Some(bell))) => bell,
+            Some(Ok(None)) => return false,
+            None | Some(Err(_)) => return true,
+        };
+        // Another item would take it back.
+        let items = lock(&self.watch.items);
+        if items.len() == 1 && Arc::ptr_eq(&items[0], item) && register(number, fd) {
+            link.sleep_on_bell(number);
+        }
+        true
     }
 
     fn readiness(&self, wanted: u32) -> u32 {

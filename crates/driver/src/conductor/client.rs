@@ -1,4 +1,5 @@
 //! What the conductor knows of one client.
+use super::direct::Bells;
 use super::kernel::Counts;
 use crate::identity::Identity;
 use crate::memory::{Account, ClientMemory, Region, Slot, Space};
@@ -52,6 +53,8 @@ pub struct Client {
     pub direct: usize,
     /// What it has said of connections on the kernel, and was counted.
     pub kernel: Counts,
+    /// See [`Bells`].
+    pub bells: Bells,
     slots: Vec<SlotUse>,
     free_slots: Vec<Slot>,
 }
@@ -128,6 +131,7 @@ impl Client {
             account,
             direct: 0,
             kernel: Counts::default(),
+            bells: Bells::default(),
             slots: Vec::new(),
             free_slots: Vec::new(),
         }

@@ -5,9 +5,11 @@
 //! [`placing`] decides which connections have rings, and moves those that are open when that changes; [`parting`] is what
 //! becomes of rings when an end goes to another process. Only the conductor writes the `path` words of direct connections,
 //! but for [`Leave`](crate::messages::Leave).
+mod bells;
 mod parting;
 mod placing;
 
+pub use bells::Bells;
 pub(super) use parting::Parting;
 pub(super) use placing::Plan;
 
@@ -51,6 +53,8 @@ pub struct Rings {
     held: Vec<DirectRing>,
     next_report: Duration,
     next_look: Duration,
+    /// The number of the last bell.
+    bells: u64,
 }
 
 /// What a connection on the direct path has beside the others.
@@ -71,6 +75,8 @@ pub struct Direct {
     plan: Plan,
     /// The sides' `path` words.
     words: [u32; 2],
+    /// By side, the bell that its client sleeps on.
+    bells: [Option<Arc<bells::Bell>>; 2],
     /// Of a connection that is to be offloaded again with both its clients: see [`placing`].
     recall: Option<placing::Recall>,
 }
@@ -99,8 +105,8 @@ impl Conductor {
         let words = plan.words();
         let clients = [0, 1].map(|side| self.enter_direct(sides[side], words[side]));
         Metrics::add(&self.metrics.connections_direct, 1);
-        let (rings, second, reported, left) = Default::default();
-        Direct { rings, second, clients, reported, since: self.clock.now(), left, plan, words, recall: None }
+        let (rings, second, reported, left, bells, recall) = Default::default();
+        Direct { rings, second, clients, reported, since: self.clock.now(), left, plan, words, bells, recall }
     }
 
     /// A client's socket is on the direct path. Returns the client with its serial.
@@ -196,14 +202,23 @@ impl Conductor {
         &mut self,
         id: ClientId,
         kind: FrameKind,
-        socket: u32,
+        frame: &Frame,
     ) -> Result<(), Violation> {
+        let socket = frame.id;
         let at = self.direct_of(id, SocketId(socket));
         let answer = match (at, kind) {
             (None, _) => {
                 Err((Errno::NOTCONN, "the connection is not on the direct path, or over".to_owned()))
             }
             (Some(at), FrameKind::DirectRing) => self.make_ring(id, at),
+            (Some(at), FrameKind::Bell) => {
+                self.own_bell(id, at, frame.bytes);
+                return Ok(());
+            }
+            (Some(at), FrameKind::PeerBell) => {
+                self.peer_bell(id, at);
+                return Ok(());
+            }
             (Some(at), FrameKind::DirectMapped) => return self.seal_ring(id, at, socket),
             (Some(at), _) => self.peer_ring(at),
         };

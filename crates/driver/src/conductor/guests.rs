@@ -147,7 +147,7 @@ impl Conductor {
                 self.door.send(ToDoor::Done { client: id });
                 twin
             }
-            Some(kind) => self.direct_frame(id, kind, frame.id),
+            Some(kind) => self.direct_frame(id, kind, frame),
             None => Err(Violation::Frame),
         };
         if let Err(violation) = heard {

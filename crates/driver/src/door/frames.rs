@@ -124,7 +124,12 @@ impl Door {
             (Phase::Attached, FrameKind::WakePipe) => self.add_pipe(id, frame.id as usize)?,
             (
                 Phase::Attached,
-                FrameKind::Twin | FrameKind::DirectRing | FrameKind::DirectMapped | FrameKind::PeerRing,
+                FrameKind::Twin
+                | FrameKind::DirectRing
+                | FrameKind::DirectMapped
+                | FrameKind::PeerRing
+                | FrameKind::Bell
+                | FrameKind::PeerBell,
             ) => self.conductor.send(FromDoor::Frame { client: id, frame }),
             _ => return Err(Violation::Frame),
         }

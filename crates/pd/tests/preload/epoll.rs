@@ -1,6 +1,6 @@
 //! Epoll instances: whatever happens to one, and to its numbers.
 
-use super::{Site, PORT};
+use super::{programs, Site, With, PORT};
 use std::path::Path;
 
 #[test]
@@ -19,4 +19,38 @@ fn a_program_on_mio_answers_the_same_whatever_carries_the_bytes() {
     assert!(program.exists(), "not built: cargo build --package pd --examples");
     let program = program.to_str().unwrap();
     site.compare(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
+}
+
+/// Who sleeps in `epoll_wait` or `poll` is woken by its peer. Where a policy has the driver see all bytes the driver wakes it.
+#[test]
+fn a_peer_wakes_a_sleeper_without_the_driver() {
+    const ROUNDS: u64 = 1500;
+    let site = Site::new(112);
+    let program = programs().join("talk.py");
+    let program = program.to_str().unwrap();
+    let sleeps = || -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", site.driver.id())).unwrap();
+        let status = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.unwrap().path().join("status")).unwrap()
+        };
+        let switches = |status: String| -> Option<u64> {
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"))?;
+            line.split_whitespace().nth(1)?.parse().ok()
+        };
+        tasks.filter_map(|task| switches(status(task))).sum()
+    };
+    let during = |has| {
+        let server = format!("0.0.0.0:{PORT}");
+        let running = site.serve(has, &["python3", program, "server", &server]);
+        let before = sleeps();
+        let address = format!("{}:{PORT}", site.address(2));
+        let answer = site.answer(has, &["python3", program, "client", &address, "64"]);
+        drop(running);
+        assert_eq!(answer.trim(), format!("{ROUNDS} rounds"), "{has:?}");
+        sleeps() - before
+    };
+    let (direct, mediated) = (during(With::Library), during(With::Mediated));
+    println!("sleeps of the driver: {direct}, mediated {mediated}");
+    assert!(direct < ROUNDS / 2, "the driver was woken {direct} times");
+    assert!(mediated > ROUNDS, "the driver was woken {mediated} times where it moves each message");
 }

@@ -205,6 +205,34 @@ fn direct_ready() {
     });
 }
 
+/// Direct path: a second epoll instance of the receiver has taken its bell back, on which only the first one sleeps. It sees what was
+/// sent, or the sender sees that and has the driver tell both (`SYNC POINT: direct-dekker`).
+#[test]
+fn direct_bell() {
+    let parts = ["direct: fence of whoever rings", "direct: fence behind the bell that is taken back"];
+    check("clients::direct_bell", 5, &parts, |weak| {
+        // The index, the event asked for by the first instance, its bell, and whether the driver was asked.
+        let cells = [0, 1, 5, 0].map(AtomicU64::new);
+        let cells = Arc::new(cells);
+        let sender = cells.clone();
+        let sending = thread::spawn(move || {
+            let [producer, event_at, bell, nudged] = &*sender;
+            producer.store(1, Release);
+            weak.fence("direct: fence of whoever rings");
+            if event_at.load(Relaxed) == 1 && bell.load(Acquire) == 0 {
+                nudged.store(1, Relaxed);
+            }
+        });
+        let [producer, event_at, bell, nudged] = &*cells;
+        bell.store(0, Release);
+        event_at.store(1, Relaxed);
+        weak.fence("direct: fence behind the bell that is taken back");
+        let seen = producer.load(Acquire) == 1;
+        sending.join().unwrap();
+        assert!(seen || nudged.load(Relaxed) == 1);
+    });
+}
+
 /// Direct path: the receiver that sees the first byte in the peer's ring also sees all that the driver has delivered
 /// before (`SYNC POINT: direct-begin`).
 #[test]

@@ -36,7 +36,7 @@ fn check_frame(frame: &Frame) {
     let ours = frame.magic == MAGIC && frame.version == VERSION;
     match frame.checked_kind() {
         Some(kind) => assert!(ours && kind as u32 == frame.kind),
-        None => assert!(!ours || !(1..=10).contains(&frame.kind)),
+        None => assert!(!ours || !(1..=16).contains(&frame.kind)),
     }
     let reason = frame.reason();
     assert!(frame.text.starts_with(reason.as_bytes()) && !reason.contains('\0'));

@@ -1,0 +1,118 @@
+//! Bells: eventfds on which an instance's threads sleep beside the wake pipes, and which peers ring that have news for a connection
+//! on the direct path. So a peer wakes a thread in epoll without the driver.
+//!
+//! A bell stands for all connections of the instance with one peer process. The peer may ring in vain: then they are looked at.
+use super::ready::Item;
+use super::Epoll;
+use crate::own::OwnFd;
+use crate::turn::lock;
+use foldhash::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Sleeps after which an instance asks for bells: which costs a frame for each connection.
+const SLEEPS_MIN: u32 = 8;
+/// Connections for which it asks before one sleep.
+const ASKS_MAX: usize = 4;
+/// Connections of one bell, all of which are looked at when it rings. For others the driver posts events.
+const ITEMS_MAX: usize = 256;
+
+static INSTANCES: AtomicU64 = AtomicU64::new(1);
+
+#[derive(Debug)]
+pub(super) struct Bells {
+    /// Tells the instance from others of the process.
+    instance: u64,
+    sleeps: u32,
+    by_number: HashMap<u64, Bell>,
+}
+
+impl Default for Bells {
+    fn default() -> Self {
+        let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
+        Self { instance, sleeps: 0, by_number: HashMap::default() }
+    }
+}
+
+#[derive(Debug)]
+struct Bell {
+    fd: Arc<OwnFd>,
+    items: Vec<Arc<Item>>,
+}
+
+impl Bells {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_number.is_empty()
+    }
+}
+
+impl Epoll {
+    /// Before a sleep in which the peers of these have to send news.
+    pub(super) fn ask_for_bells(&self, items: &[Arc<Item>]) {
+        if items.is_empty() || self.kernel.get().is_none() {
+            return;
+        }
+        let instance = {
+            let mut bells = lock(&self.bells);
+            bells.sleeps = bells.sleeps.saturating_add(1);
+            if bells.sleeps < SLEEPS_MIN {
+                return;
+            }
+            bells.instance
+        };
+        let unasked = items.iter().filter(|item| !item.bell_asked.load(Ordering::Relaxed));
+        for item in unasked.take(ASKS_MAX) {
+            let Some(source) = item.source.upgrade() else { continue };
+            if source.ask_for_bell(item, instance, &|number, fd| self.add_bell(number, fd, item)) {
+                item.bell_asked.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Makes the instance's threads sleep on it, too. False: the item's peer is not to ring it.
+    fn add_bell(&self, number: u64, fd: Arc<OwnFd>, item: &Arc<Item>) -> bool {
+        let Some(kernel) = self.kernel.get() else { return false };
+        let mut bells = lock(&self.bells);
+        if let Some(bell) = bells.by_number.get_mut(&number) {
+            let fits = bell.items.len() < ITEMS_MAX;
+            if fits {
+                bell.items.push(item.clone());
+            }
+            return fits;
+        }
+        if kernel.add_bell(number, &fd).is_err() {
+            return false;
+        }
+        bells.by_number.insert(number, Bell { fd, items: vec![item.clone()] });
+        true
+    }
+
+    /// The item is taken out of the instance.
+    pub(super) fn leave_bell(&self, item: &Arc<Item>) {
+        if !item.bell_asked.load(Ordering::Relaxed) {
+            return;
+        }
+        lock(&self.bells).by_number.retain(|_, bell| {
+            bell.items.retain(|known| !Arc::ptr_eq(known, item));
+            let used = !bell.items.is_empty();
+            if !used {
+                // The peer has the same eventfd: that it is closed here does not take it out.
+                self.kernel.get().iter().for_each(|kernel| kernel.remove_bell(&bell.fd));
+            }
+            used
+        });
+    }
+
+    /// Queues what may have news.
+    pub(super) fn rung(&self, numbers: &[u64]) {
+        if numbers.is_empty() {
+            return;
+        }
+        let items: Vec<_> = {
+            let bells = lock(&self.bells);
+            let rung = numbers.iter().filter_map(|number| bells.by_number.get(number));
+            rung.flat_map(|bell| bell.items.iter().cloned()).collect()
+        };
+        items.iter().for_each(|item| self.queue(item));
+    }
+}
