@@ -19,7 +19,7 @@ pub type ClientId = u16;
 pub type FlowId = u32;
 /// Number of a tenant, for as long as the driver runs. 0: the default one.
 pub type TenantId = u16;
-/// Payers of what clients cost, who also take turns: tenants. Nobody has named the clients of the default one: they are told
+/// Payers of what clients cost, who take turns at the door and at movers: tenants. Nobody has named the clients of the default one: they are told
 /// apart by user.
 pub type Payer = (TenantId, Option<u32>);
 /// Pays for what no client has caused.
@@ -228,7 +228,7 @@ pub struct Asking {
 #[derive(Debug)]
 pub enum ToMover {
     /// A client attached.
-    AddClient { client: ClientId, memory: Arc<ClientMemory>, process: Process },
+    AddClient { client: ClientId, payer: Payer, memory: Arc<ClientMemory>, process: Process },
     /// One more channel of a client.
     AddChannel(Option<Box<NewChannel>>),
     /// Write this pipe when the channel's reader asks for it.
@@ -274,6 +274,10 @@ pub enum ToMover {
     Leave { flow: FlowId, leave: Box<Leave> },
     /// From the mover of the flow's destination, which has read the ring of a former source.
     Release { flow: FlowId, _forwarded: Forwarded },
+    /// What the client costs is another payer's from now on.
+    SetPayer { client: ClientId, payer: Payer },
+    /// How much more of the mover's time than others a tenant's payers get.
+    SetWeight { tenant: TenantId, weight: u32 },
     /// A flow is another tenant's from now on.
     SetTenant { flow: FlowId, tenant: TenantId },
     /// What a tenant may send from now on.

@@ -1,23 +1,28 @@
-//! A client that does harm, as a process of its own and an unprivileged user (`nobody`).
+//! A client that does harm, as a process of its own and an unprivileged user (`nobody`, or UID).
 //!
-//! `attacker SOCKET WHAT COUNT`: does it so many times, and prints `done` with how often it succeeded and how often it was refused:
+//! `attacker SOCKET WHAT COUNT [UID]`: does it so many times, and prints `done` with how often it succeeded and how often it was refused:
 //! `connects`: attaches and leaves. `pipes`: asks for wake pipes. `channels`: attaches and takes all channels, and stays.
 //! `regions`: asks for send regions of 64 MiB and gives them up. `ports`: binds to any port, COUNT times after the last one was
-//! taken. `garbage`: breaks the protocol.
+//! taken. `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request};
+use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::Raw;
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 const NOBODY: u32 = 65_534;
 const REGION_BYTES: u64 = 64 << 20;
+const RING_BYTES: u64 = 4 << 20;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let (path, what) = (Path::new(&args[0]), args[1].as_str());
     let count: u64 = args[2].parse().expect("number");
+    let uid = args.get(3).map_or(NOBODY, |uid| uid.parse().expect("number"));
     // SAFETY: plain system calls of a process with one thread.
-    let is_nobody = unsafe { libc::setgid(NOBODY) == 0 && libc::setuid(NOBODY) == 0 };
+    let is_nobody = unsafe { libc::setgid(NOBODY) == 0 && libc::setuid(uid) == 0 };
     assert!(is_nobody, "needs root, to give it up");
     let attach = || Raw::attach_at(path, 1).expect("attach");
     let mut refused = 0u64;
@@ -65,7 +70,41 @@ fn main() {
                 raw.wait_cut_off();
             }
         }
+        "crowd" => crowd(path, count as usize),
         other => panic!("no such attack: {other}"),
     }
     println!("done {} {refused}", count.saturating_sub(refused));
+}
+
+/// Sends on all connections what goes, and receives on all what comes.
+fn crowd(path: &Path, count: usize) {
+    std::env::set_var("PD_SOCKET", path);
+    let listener = Listener::bind(([127, 0, 0, 1], 0).into()).expect("bind");
+    let addr = listener.local_addr().expect("address");
+    let pair = |_| (Stream::connect(addr).expect("connect"), listener.accept().expect("accept"));
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..count).map(pair).unzip();
+    for stream in senders.iter().chain(&receivers) {
+        stream.set_nonblocking(true);
+        // More than goes through while it pauses.
+        stream.set_send_ring_bytes(RING_BYTES).expect("ring");
+        stream.set_recv_ring_bytes(RING_BYTES).expect("ring");
+    }
+    let pause = || std::thread::sleep(Duration::from_micros(100));
+    std::thread::spawn(move || loop {
+        let came = |stream: &Stream| stream.recv(1 << 20).is_ok_and(|received| !received.is_empty());
+        if receivers.iter().filter(|stream| came(stream)).count() == 0 {
+            pause();
+        }
+    });
+    std::thread::spawn(move || {
+        let buffer = SendBuffer::new(64 << 10).expect("buffer");
+        loop {
+            if senders.iter().filter(|stream| stream.send(&buffer, ..).is_ok()).count() == 0 {
+                pause();
+            }
+        }
+    });
+    println!("ready");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    std::process::exit(0);
 }

@@ -2,6 +2,7 @@
 //! a pair of innocent processes goes on undisturbed, and nothing is left behind.
 mod direct;
 mod door;
+mod fair;
 mod files;
 mod frames;
 mod regions;

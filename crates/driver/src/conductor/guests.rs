@@ -20,9 +20,9 @@ impl Conductor {
             FromDoor::Welcomed { client: id, memory } => {
                 let Some(client) = self.present(id) else { return };
                 client.memory = Some(Arc::clone(&memory));
-                let mover = client.mover;
+                let (mover, payer) = (client.mover, client.payer());
                 let process = Process { pid: client.identity.pid, pidfd: Arc::clone(&client.identity.pidfd) };
-                self.movers.send(mover, ToMover::AddClient { client: id, memory, process });
+                self.movers.send(mover, ToMover::AddClient { client: id, payer, memory, process });
             }
             FromDoor::Attached { client } => {
                 let Some(client) = self.present(client) else { return };

@@ -9,6 +9,7 @@ use crate::metrics::Metrics;
 use crate::policy::{Action, Policy};
 use rustix::io::Errno;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 impl Conductor {
     /// The network namespace of the container that a client is in by its control group, which it cannot leave;
@@ -62,10 +63,14 @@ impl Conductor {
     /// Puts a policy in force: limits, tenants of clients and connections, and what it denies. Returns how many
     /// connections it ended.
     pub(super) fn apply(&mut self, policy: Policy) -> u64 {
-        for (tenant, budget) in self.tenants.apply(policy) {
-            for mover in 0..self.movers.len() {
-                let budget = std::sync::Arc::clone(&budget);
+        let changes = self.tenants.apply(policy);
+        for mover in 0..self.movers.len() {
+            for &(tenant, ref budget) in &changes.budgets {
+                let budget = Arc::clone(budget);
                 self.movers.send(mover, ToMover::SetBudget { tenant, budget });
+            }
+            for &(tenant, weight) in &changes.weights {
+                self.movers.send(mover, ToMover::SetWeight { tenant, weight });
             }
         }
         self.sort_clients();
@@ -89,7 +94,9 @@ impl Conductor {
             let tenant = self.tenant_of(&client.identity);
             if let Some(client) = &mut self.clients[id] {
                 if std::mem::replace(&mut client.tenant, tenant) != tenant {
-                    self.door.send(ToDoor::SetTenant { client: id as ClientId, tenant });
+                    let (id, payer) = (id as ClientId, client.payer());
+                    self.door.send(ToDoor::SetTenant { client: id, tenant });
+                    self.movers.send(client.mover, ToMover::SetPayer { client: id, payer });
                 }
             }
         }

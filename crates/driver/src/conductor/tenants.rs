@@ -4,7 +4,9 @@ use crate::admin::{Account, PolicyReport, RouteReport, RuleReport, TenantReport}
 use crate::identity::{control_group, namespace_of_file, NamespaceId};
 use crate::messages::TenantId;
 use crate::policy::budget::Budget;
-use crate::policy::{is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT};
+use crate::policy::{
+    is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT, WEIGHT_DEFAULT,
+};
 use pd_abi::counters::FlowCounters;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
@@ -75,6 +77,14 @@ struct Entry {
     account: Account,
     connections_max: Option<u64>,
     budget: Arc<Budget>,
+    weight: u32,
+}
+
+/// What a policy has changed that movers have to know, by tenant.
+#[derive(Debug, Default)]
+pub struct Changes {
+    pub budgets: Vec<(TenantId, Arc<Budget>)>,
+    pub weights: Vec<(TenantId, u32)>,
 }
 
 impl Tenants {
@@ -106,7 +116,8 @@ impl Tenants {
         }
         let id = self.entries.len() as TenantId;
         let (account, budget) = (Account::default(), Budget::new(Limits::default()));
-        self.entries.push(Entry { name: name.to_owned(), account, connections_max: None, budget });
+        let (connections_max, weight) = (None, WEIGHT_DEFAULT);
+        self.entries.push(Entry { name: name.to_owned(), account, connections_max, budget, weight });
         self.numbers.insert(name.to_owned(), id);
         Ok(id)
     }
@@ -116,8 +127,8 @@ impl Tenants {
         &self.entries[id as usize].name
     }
 
-    /// Puts a policy in force. Returns the budgets that are new.
-    pub fn apply(&mut self, policy: Policy) -> Vec<(TenantId, Arc<Budget>)> {
+    /// Puts a policy in force. Returns what is new.
+    pub fn apply(&mut self, policy: Policy) -> Changes {
         for tenant in &policy.tenants {
             if let Err(why) = self.enroll(&tenant.name) {
                 tracing::error!("{why}; its limits are not in force");
@@ -125,14 +136,18 @@ impl Tenants {
         }
         self.hits = vec![0; policy.rules.len() + 1];
         self.route_hits = vec![0; policy.routes.len()];
-        let mut changed = Vec::new();
+        let mut changed = Changes::default();
         for (id, entry) in self.entries.iter_mut().enumerate() {
             let tenant = policy.tenant(&entry.name);
             entry.connections_max = tenant.and_then(|tenant| tenant.connections_max);
             let limits = tenant.map_or_else(Limits::default, |tenant| tenant.limits);
             if entry.budget.limits != limits {
                 entry.budget = Budget::new(limits);
-                changed.push((id as TenantId, Arc::clone(&entry.budget)));
+                changed.budgets.push((id as TenantId, Arc::clone(&entry.budget)));
+            }
+            let weight = tenant.and_then(|tenant| tenant.weight).unwrap_or(WEIGHT_DEFAULT);
+            if std::mem::replace(&mut entry.weight, weight) != weight {
+                changed.weights.push((id as TenantId, weight));
             }
         }
         self.policy = policy;

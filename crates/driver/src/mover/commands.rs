@@ -1,5 +1,6 @@
 //! What the conductor tells a mover to do.
 use super::channel::Channel;
+use super::fair::REQUEST_BYTES;
 use super::{channel_of, counting, put, token, Client, Mover, Socket};
 use crate::memory::Slot;
 use crate::messages::{Asking, ClientId, FlowId, MoverId, NewChannel, Parted, Ring, ToConductor, ToMover};
@@ -31,8 +32,9 @@ impl Mover {
     /// have reached the cache.
     pub fn carry_out(&mut self, command: &mut ToMover) {
         match *command {
-            ToMover::AddClient { client, ref memory, ref process } => {
+            ToMover::AddClient { client, payer, ref memory, ref process } => {
                 let state = Client {
+                    payer: self.fair.enter(payer),
                     memory: Arc::clone(memory),
                     process: process.clone(),
                     files: Vec::new(),
@@ -144,6 +146,8 @@ impl Mover {
             ToMover::Leave { flow, ref leave } => self.tell_to_leave(flow, leave),
             ToMover::Release { flow, .. } => self.release(flow),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
+            ToMover::SetPayer { client, payer } => self.set_payer(client, payer),
+            ToMover::SetWeight { tenant, weight } => self.fair.set_weight(tenant, weight),
             ToMover::SetBudget { tenant, ref budget } => self.set_budget(tenant, Arc::clone(budget)),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
             ToMover::Ready { client, slot } | ToMover::Nudge { client, slot, .. } => {
@@ -227,8 +231,9 @@ impl Mover {
                 self.resume(id);
             }
             None => {
-                flow.ring_asked = false;
-                self.rings -= 1;
+                if std::mem::take(&mut flow.ring_asked) {
+                    self.division.give(&mut self.fair, flow.ring_payer);
+                }
             }
         }
     }
@@ -246,16 +251,18 @@ impl Mover {
             Some(Some(state)) => state.channels.len(),
             _ => return,
         };
+        let mut taken = 0;
         for index in 0..channels {
             for _ in 0..pd_abi::limits::REQUEST_RING_ENTRIES {
                 let Some(channel) = channel_of(&mut self.clients, client, index) else { break };
                 let Ok(Some(request)) = channel.requests.read() else { break };
-                let taken = match Operation::from_raw(request.operation) {
+                taken += 1;
+                let accepted = match Operation::from_raw(request.operation) {
                     Some(Operation::Send) => self.take_send(client, &request),
                     Some(Operation::SendFile) => self.take_file_send(client, &request),
                     _ => Ok(()),
                 };
-                if taken.is_err() {
+                if accepted.is_err() {
                     break;
                 }
             }
@@ -266,6 +273,9 @@ impl Mover {
                 let _ = epoll::delete(&self.epoll, &channel.doorbell);
             }
         }
-        self.active.retain(|&(id, _)| id != client);
+        let payer = self.payer_of(client);
+        let passed = std::mem::take(&mut self.passed);
+        self.fair.charge(payer, taken * REQUEST_BYTES + passed);
+        self.fair.drop_channels(payer, client);
     }
 }

@@ -1,6 +1,7 @@
 //! Whether a flow's receive ring has the size that it should have by now. Rings get the share that there is when they
 //! are asked for; a flow whose ring is larger than that of others gets more than its share of the engine, too.
-use super::turns::RINGS_BYTES;
+//!
+//! Shares are those of [`super::division`]: a flow shares with the others of its payer.
 
 /// A ring that was full is exchanged for one this many times larger, at least, when there are fewer flows.
 const GROWTH: u64 = 4;
@@ -13,9 +14,9 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// For so many rings, of which so many belong to flows that are busy.
-    pub fn new(rings: u64, busy: u64) -> Self {
-        Self { by_rings: RINGS_BYTES / rings.max(1), by_busy: RINGS_BYTES / busy.max(1) }
+    /// Of so many bytes for so many rings, and of so many for rings whose flows are busy.
+    pub fn new((ring_bytes, rings): (u64, u64), (busy_bytes, busy): (u64, u64)) -> Self {
+        Self { by_rings: ring_bytes / rings.max(1), by_busy: busy_bytes / busy.max(1) }
     }
 }
 
@@ -82,6 +83,7 @@ impl Fit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mover::division::RINGS_BYTES;
 
     /// A flow with a ring of `bytes`, through which so much goes from look to look, while so many are busy; whether its
     /// ring is poor at the end, and whether it takes bytes.
@@ -89,7 +91,8 @@ mod tests {
         let (mut fit, mut delivered) = (Fit::default(), 0);
         for &(more, busy) in steps {
             delivered += more;
-            let counts = fit.look((bytes, 4 << 20), delivered, Shares::new(busy, busy));
+            let counts =
+                fit.look((bytes, 4 << 20), delivered, Shares::new((RINGS_BYTES, busy), (RINGS_BYTES, busy)));
             assert_eq!(counts, more >= bytes);
         }
         (fit.is_poor(), !fit.is_closed())
@@ -112,7 +115,7 @@ mod tests {
             if was_full {
                 fit.note_full();
             }
-            fit.look((256 << 10, 4 << 20), 0, Shares::new(rings, 1));
+            fit.look((256 << 10, 4 << 20), 0, Shares::new((RINGS_BYTES, rings), (RINGS_BYTES, 1)));
             (fit.is_poor(), fit.is_closed())
         };
         assert_eq!(look(true, 4), (true, false), "takes bytes until it happens to be empty");

@@ -4,6 +4,7 @@ mod copying;
 mod file;
 
 use super::counting::Moved;
+use super::fair::{PayerId, NOBODY};
 use super::fit::{Fit, Shares};
 use super::moving::Moves;
 use super::table::BufferTable;
@@ -46,6 +47,8 @@ pub struct Flow {
 
     pub ring: Option<Ring>,
     pub ring_asked: bool,
+    /// Who pays for the ring that it has or has asked for.
+    pub ring_payer: PayerId,
     fit: Fit,
     /// Copies under way in the receive ring, in order of the stream.
     rbt: BufferTable,
@@ -128,6 +131,7 @@ impl Flow {
             sends_done: 0,
             ring: None,
             ring_asked: false,
+            ring_payer: NOBODY,
             fit: Fit::default(),
             rbt: BufferTable::new(u64::MAX),
             reserved: 0,

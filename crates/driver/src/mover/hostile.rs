@@ -18,9 +18,11 @@ use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{ClientMemory, HugepageUse, Pool, Slot};
 use crate::messages::{
-    ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Process, Ring, ToConductor, ToMover, Violation,
+    payer, ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Process, Ring, ToConductor, ToMover,
+    Violation,
 };
 use crate::metrics::Metrics;
+use crate::policy::WEIGHT_MAX;
 use crate::reader::Reader;
 use pd_abi::layout::{
     channel_control, channel_offset, channel_status, socket_control, socket_offset, socket_status, ENDED,
@@ -215,7 +217,8 @@ impl World {
         let (control, status) = (Arc::new(control), Arc::new(status));
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("a process");
         let process = Process { pid: std::process::id(), pidfd: Arc::new(pidfd) };
-        self.inbox.send(ToMover::AddClient { client, memory: Arc::clone(&memory), process });
+        let payer = payer(0, client.into());
+        self.inbox.send(ToMover::AddClient { client, payer, memory: Arc::clone(&memory), process });
         let mut doorbells = Vec::new();
         for channel in 0..if client == A { CHANNELS_OF_A } else { 1 } {
             let (requests, events) = memory.channel(channel).expect("a channel");
@@ -487,7 +490,7 @@ impl World {
                 let nanos = program.short() << (program.byte() % 16);
                 self.clock.0.fetch_add(nanos, Ordering::Relaxed);
                 // As if there were as many flows that share what there is for rings: from 1,024 on these are too large.
-                self.mover.busy = u64::from(program.byte()) << 4;
+                self.mover.division.pretend_busy(u64::from(program.byte()) << 4);
             }
             16 => self.rule(program),
             _ => self.parties[0].ring_doorbell(usize::from(program.byte()) % CHANNELS_OF_A),
@@ -559,7 +562,7 @@ impl World {
 
     /// Something that the conductor may say at any time.
     fn rule(&mut self, program: &mut Program<'_>) {
-        match program.byte() % 12 {
+        match program.byte() % 14 {
             0 => self.inbox.send(ToMover::SetSendRing { flow: 0, bytes: program.short() << 3 }),
             1 => self.inbox.send(ToMover::Home {
                 client: A,
@@ -583,6 +586,14 @@ impl World {
                 self.inbox.send(ToMover::AddPipe { client: A, channel: 0, pipe: Some(pipe) });
             }
             10 => self.pipe = None,
+            11 => {
+                let payer = payer(program.byte() as u16 % 3, 0);
+                self.inbox.send(ToMover::SetPayer { client: A, payer });
+            }
+            12 => {
+                let weight = u32::from(program.byte()) % WEIGHT_MAX + 1;
+                self.inbox.send(ToMover::SetWeight { tenant: program.byte() as u16 % 3, weight });
+            }
             _ => {}
         }
     }
@@ -645,6 +656,7 @@ impl World {
         }
         assert!(self.gone, "A broke the protocol and is still there: {:?}", self.violation);
         assert!(self.flows_done[0], "what A sent is still there");
+        assert!(self.mover.fair.payers() <= 3, "who paid for A is still there");
         let b = &self.parties[B as usize];
         assert_ne!(b.status_u32(1, socket_status::SEND_END), 0);
         assert_ne!(b.status_u32(1, socket_status::RECV_END), 0);
@@ -663,6 +675,8 @@ impl World {
     }
 }
 
+#[cfg(test)]
+mod fair;
 mod peers;
 #[cfg(test)]
 mod rates;

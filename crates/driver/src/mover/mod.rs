@@ -6,8 +6,10 @@
 mod channel;
 mod commands;
 mod counting;
+mod division;
 mod engines;
 mod events;
+mod fair;
 mod files;
 mod fit;
 mod flow;
@@ -16,6 +18,7 @@ mod flows;
 pub mod hostile;
 mod moving;
 mod requests;
+mod serve;
 mod table;
 mod throttle;
 mod turns;
@@ -29,7 +32,9 @@ use crate::messages::{ClientId, FlowId, MoverId, Process, ToConductor, ToMover};
 use crate::metrics::Metrics;
 use crate::reader::Reader;
 use channel::Channel;
+use division::Division;
 use engines::Engines;
+use fair::{Fair, PayerId};
 use files::FileSlot;
 use flows::Flows;
 use pd_abi::Command;
@@ -78,10 +83,10 @@ pub struct Mover {
 
     clients: Vec<Option<Client>>,
     flows: Flows,
-    /// Channels that are looked at in every turn.
-    active: Vec<(ClientId, usize)>,
-    /// Flows with something to copy.
-    run: VecDeque<FlowId>,
+    /// Whose turn it is: channels that are looked at, and flows with something to copy.
+    fair: Fair,
+    /// Bytes copied by requests as they were taken, and not yet charged.
+    passed: u64,
     /// Flows with a full receive ring.
     blocked: Vec<FlowId>,
     /// Rates, and flows without tokens.
@@ -94,12 +99,8 @@ pub struct Mover {
     /// Flows with a ring of the source's that is read here, and when to look at one of them next.
     unfinished: Vec<FlowId>,
     next_look: Duration,
-    /// Receive rings that its flows have or have asked for.
-    rings: u64,
-    /// The most of them of late.
-    rings_peak: u64,
-    /// Flows that were busy from the last tick but one to the last.
-    busy: u64,
+    /// What receive rings may have.
+    division: Division,
     commands: VecDeque<ToMover>,
     batch: Vec<Command>,
     completions: Vec<Command>,
@@ -114,6 +115,7 @@ pub struct Mover {
 }
 
 struct Client {
+    payer: PayerId,
     memory: Arc<ClientMemory>,
     process: Process,
     files: Vec<FileSlot>,
@@ -174,8 +176,8 @@ impl Mover {
             epoll,
             clients: Vec::new(),
             flows: Flows::default(),
-            active: Vec::new(),
-            run: VecDeque::new(),
+            fair: Fair::default(),
+            passed: 0,
             blocked: Vec::new(),
             throttle: Throttle::default(),
             touched: Vec::new(),
@@ -183,9 +185,7 @@ impl Mover {
             overflowing: Vec::new(),
             unfinished: Vec::new(),
             next_look: Duration::ZERO,
-            rings: 0,
-            rings_peak: 0,
-            busy: 0,
+            division: Division::default(),
             commands: VecDeque::new(),
             batch: Vec::with_capacity(COMMANDS_PER_TURN),
             completions: vec![Command::default(); COMMANDS_PER_TURN],
@@ -223,9 +223,8 @@ impl Mover {
         if self.throttle.is_limited() {
             self.take_alarms();
         }
-        worked |= self.poll_channels();
         worked |= self.poll_blocked();
-        worked |= self.run_flows();
+        worked |= self.serve();
         worked |= self.reap();
         self.publish();
         self.flush_events();
@@ -304,7 +303,7 @@ impl Mover {
     /// Asks all clients that are looked at to ring, and blocked receivers to say when there is room.
     fn arm(&mut self) {
         self.sleeps = self.sleeps.wrapping_add(1).max(1);
-        for &(client, index) in &self.active {
+        for (client, index) in self.fair.channels() {
             let Some(Some(client)) = self.clients.get(client as usize) else { continue };
             client.memory.set_need_wakeup(index, self.sleeps);
         }
@@ -316,7 +315,7 @@ impl Mover {
     }
 
     fn disarm(&mut self) {
-        for &(client, index) in &self.active {
+        for (client, index) in self.fair.channels() {
             let Some(Some(client)) = self.clients.get(client as usize) else { continue };
             client.memory.set_need_wakeup(index, 0);
         }
@@ -328,10 +327,10 @@ impl Mover {
     }
 
     fn has_news(&mut self) -> bool {
-        if self.inbox.is_filled() || !self.run.is_empty() {
+        if self.inbox.is_filled() || self.fair.has_flows() {
             return true;
         }
-        for &(client, index) in &self.active {
+        for (client, index) in self.fair.channels() {
             if channel_of(&mut self.clients, client, index).is_some_and(|c| c.has_requests()) {
                 return true;
             }

@@ -238,12 +238,14 @@ impl Mover {
         if !flow.can_switch() {
             return;
         }
-        let had_ring = flow.ring.is_some();
+        let (had_ring, payer) = (flow.ring.is_some(), flow.ring_payer);
         let former = flow.destination.clone();
         let read_up = flow.switch_destination();
         counting::open_clients(&self.metrics, self.settings.id, [&flow.source, &flow.destination]);
         let news = flow.repeat_recv_end();
-        self.rings -= u64::from(had_ring);
+        if had_ring {
+            self.division.give(&mut self.fair, payer);
+        }
         if let Some(ring) = read_up {
             self.tell_conductor(ToConductor::FreeRing { ring });
         }

@@ -1,9 +1,11 @@
 //! What clients ask for: requests copied once, checked, taken.
+use super::fair::{PayerId, REQUEST_BYTES};
 use super::flow::Flow;
 use super::{channel_of, Mover, Socket};
 use crate::memory::Slot;
 use crate::messages::{ClientId, Forwarded, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
+use pd_abi::limits::CHANNELS_MAX;
 use pd_abi::{Operation, Request, SocketId, LEFT_RECEIVING, LEFT_SENDING};
 use std::sync::atomic::{fence, Ordering};
 
@@ -28,26 +30,8 @@ impl Mover {
         if !channel.active {
             channel.active = true;
             state.memory.set_need_wakeup(index, 0);
-            self.active.push((client, index));
+            self.fair.add_channel(state.payer, (client, index));
         }
-    }
-
-    pub(super) fn poll_channels(&mut self) -> bool {
-        let mut worked = false;
-        let mut at = 0;
-        while at < self.active.len() {
-            let (client, index) = self.active[at];
-            match self.poll_channel(client, index) {
-                Some(true) => worked = true,
-                Some(false) => {}
-                None => {
-                    self.active.swap_remove(at);
-                    continue;
-                }
-            }
-            at += 1;
-        }
-        worked
     }
 
     /// Takes the requests of the channel that a socket sends on, as many as there can be.
@@ -86,6 +70,8 @@ impl Mover {
             }
         };
         if taken > 0 {
+            let passed = std::mem::take(&mut self.passed);
+            self.fair.charge(self.payer_of(client), taken as u64 * REQUEST_BYTES + passed);
             channel_of(&mut self.clients, client, index)?.requests.release();
         }
         if let Err(violation) = result {
@@ -104,19 +90,25 @@ impl Mover {
         state.is_some_and(|state| state.memory.forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX)
     }
 
-    /// Takes requests of one channel. None: the channel shall not be looked at any more.
-    pub(super) fn poll_channel(&mut self, client: ClientId, index: usize) -> Option<bool> {
-        if self.has_fallen_behind(client) {
-            return Some(false);
+    /// Takes requests of one of the payer's channels; how many. None: the channel shall not be looked at any more.
+    pub(super) fn poll_channel(&mut self, client: ClientId, index: usize, payer: PayerId) -> Option<usize> {
+        let taken = if self.has_fallen_behind(client) { 0 } else { self.take_requests(client, index)? };
+        if taken == 0 {
+            self.fair.charge(payer, REQUEST_BYTES);
         }
-        let taken = self.take_requests(client, index)?;
         let channel = channel_of(&mut self.clients, client, index)?;
         channel.quiet_turns = if taken > 0 { 0 } else { channel.quiet_turns + 1 };
-        let quiet = channel.quiet_turns > QUIET_TURNS_MAX && self.active.len() > 1;
+        let quiet = channel.quiet_turns > self.quiet_turns_max(payer) && !self.fair.is_lone_channel(payer);
         if quiet && self.look_away(client, index) {
             return None;
         }
-        Some(taken > 0)
+        Some(taken)
+    }
+
+    /// As many turns for all channels of a payer together as a client's have.
+    fn quiet_turns_max(&self, payer: PayerId) -> u32 {
+        let channels = self.fair.channel_count(payer).max(CHANNELS_MAX);
+        QUIET_TURNS_MAX * CHANNELS_MAX as u32 / channels as u32
     }
 
     /// Stops looking at a quiet channel, which has to ring from now on; unless it has requests after
@@ -225,12 +217,16 @@ impl Mover {
         let address = region.address(span.offset as usize, span.len as usize).as_ptr() as u64;
         let may_pass =
             span.len <= PASSED_BYTES_MAX && self.engines.is_own_core() && !self.throttle.is_limited();
+        let mut passed = 0;
         self.accept(client, SocketId(request.socket), |flow| {
             if may_pass && flow.pass(address, span.len) {
+                passed = span.len;
                 return Ok(());
             }
             flow.accept(address, span.len).map(drop)
-        })
+        })?;
+        self.passed += passed;
+        Ok(())
     }
 
     /// Lets the flow that a socket sends on take something.
@@ -256,8 +252,7 @@ impl Mover {
         if flow.pending == 0 {
             self.touch(id);
         } else if !flow.queued && !flow.blocked {
-            flow.queued = true;
-            self.run.push_back(id);
+            self.enqueue(id);
         }
         Ok(())
     }

@@ -1,27 +1,10 @@
-//! Flows in turn: copies submitted and reaped, both sides told, flows ended and forgotten.
-use super::counting::{self, Moved};
-use super::fit::Shares;
-use super::flow::{Flow, News, Pump};
-use super::throttle::Allowance;
-use super::{Mover, COMMANDS_PER_TURN};
+//! What becomes of a flow's copies: reaped, both sides told, flows ended and forgotten.
+use super::counting;
+use super::flow::{Flow, News};
+use super::Mover;
 use crate::messages::{ClientId, FlowId, ToConductor, Violation};
-use crate::metrics::Metrics;
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
-
-/// Bytes that one flow may move before the next gets its turn.
-const BYTES_PER_TURN: u64 = 256 << 10;
-/// Receive rings of this much in all stay in the caches that copies go through; the more flows there are, the
-/// smaller are their rings...
-pub(super) const RINGS_BYTES: u64 = 4 << 20;
-/// ...down to this.
-const RING_BYTES_BUSY: u64 = 16 << 10;
-/// What is left, at each tick, of a number of rings that there are no longer. Short connections have rings for moments: sizes by
-/// the number at each would be all there are, in new memory.
-const RINGS_FORGOTTEN: (u64, u64) = (3, 4);
-/// Flows with a full receive ring that are looked at before each sleep; more than these ask their
-/// receivers for a request at once.
-const BLOCKED_POLLED_MAX: usize = 32;
 
 impl Mover {
     pub(super) fn poll_blocked(&mut self) -> bool {
@@ -48,82 +31,6 @@ impl Mover {
         worked
     }
 
-    pub(super) fn run_flows(&mut self) -> bool {
-        if self.run.is_empty() || self.engines.is_full() {
-            return false;
-        }
-        for _ in 0..self.run.len().min(COMMANDS_PER_TURN) {
-            let Some(id) = self.run.pop_front() else { break };
-            let Some(flow) = self.flows.get(id) else { continue };
-            flow.queued = false;
-            self.batch.clear();
-            let chunk = self.engines.chunk_bytes_max();
-            let mut budget = Allowance { bytes: BYTES_PER_TURN, ..Allowance::ALL };
-            let limited = self.throttle.is_limited();
-            if limited {
-                match self.throttle.allow(flow, BYTES_PER_TURN, self.now) {
-                    Ok(allowed) => budget.limit_to(allowed),
-                    Err(next) => {
-                        flow.blocked = true;
-                        self.touch(id);
-                        next.map(|next| self.unpark(next, true));
-                        continue;
-                    }
-                }
-            }
-            let before = budget;
-            let at_once = self.engines.is_own_core();
-            let pumped = flow.pump(&mut budget, chunk, &mut self.batch, COMMANDS_PER_TURN, at_once);
-            let next = if limited { self.throttle.spend(flow, before.less(budget)) } else { None };
-            match pumped {
-                Ok(Pump::More) => {
-                    flow.queued = true;
-                    self.run.push_back(id);
-                }
-                Ok(Pump::Full) => {
-                    flow.blocked = true;
-                    let full = Moved { rings_full: 1, ..Moved::default() };
-                    counting::count(&self.metrics, self.settings.id, flow, &full);
-                    self.touch(id);
-                    if self.blocked.len() < BLOCKED_POLLED_MAX {
-                        self.blocked.push(id);
-                    } else {
-                        self.park(id);
-                    }
-                }
-                Ok(Pump::NoRing) => self.need_ring(id),
-                Ok(Pump::Poor) => {
-                    self.give_ring(id);
-                    self.need_ring(id);
-                }
-                Ok(Pump::Drained) => {}
-                Ok(Pump::Cold) => self.read_cold(id),
-                Ok(Pump::Failed) => self.fail_file(id),
-                Err(violation) => self.destination_broke(id, violation),
-            }
-            if let Some(next) = next {
-                self.unpark(next, true);
-            }
-            let read = self.flows.get(id).map_or(0, Flow::take_file_bytes);
-            if read > 0 {
-                Metrics::add(&self.metrics.file_bytes, read);
-            }
-            let moved = read > 0 || at_once && budget.bytes < before.bytes;
-            if moved {
-                self.touch(id);
-            }
-            if moved || !self.batch.is_empty() {
-                self.engines.submit(&self.batch);
-                self.reap();
-                self.publish();
-                if self.engines.is_full() {
-                    break;
-                }
-            }
-        }
-        true
-    }
-
     /// Asks the receiver for a request when there is room; the flow is not looked at until then.
     pub(super) fn park(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
@@ -140,8 +47,7 @@ impl Mover {
         let Some(flow) = self.flows.get(id) else { return };
         flow.blocked = flow.throttled;
         if flow.pending > 0 && !flow.queued && !flow.throttled {
-            flow.queued = true;
-            self.run.push_back(id);
+            self.enqueue(id);
         }
         self.touch(id);
     }
@@ -236,23 +142,26 @@ impl Mover {
         }
     }
 
-    fn need_ring(&mut self, id: FlowId) {
+    pub(super) fn need_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         flow.blocked = true;
-        if !flow.ring_asked {
-            flow.ring_asked = true;
-            self.rings += 1;
-            self.rings_peak = self.rings_peak.max(self.rings);
-            let bytes_max = (RINGS_BYTES / self.rings_peak).max(RING_BYTES_BUSY);
-            self.tell_conductor(ToConductor::NeedRing { flow: id, bytes_max });
+        if std::mem::replace(&mut flow.ring_asked, true) {
+            return;
         }
+        let source = flow.source.client;
+        let payer = self.payer_of(source);
+        let bytes_max = self.division.take(&mut self.fair, payer);
+        if let Some(flow) = self.flows.get(id) {
+            flow.ring_payer = payer;
+        }
+        self.tell_conductor(ToConductor::NeedRing { flow: id, bytes_max });
     }
 
     /// Gives the flow's ring back, if it has one; nobody may be going to read it.
     pub(super) fn give_ring(&mut self, id: FlowId) {
-        let ring = self.flows.get(id).and_then(Flow::take_ring);
-        if let Some(ring) = ring {
-            self.rings -= 1;
+        let Some(flow) = self.flows.get(id) else { return };
+        if let Some(ring) = flow.take_ring() {
+            self.division.give(&mut self.fair, flow.ring_payer);
             self.tell_conductor(ToConductor::FreeRing { ring });
         }
     }
@@ -262,7 +171,9 @@ impl Mover {
         self.drop_unread(id);
         self.give_ring(id);
         let Some(flow) = self.flows.remove(id) else { return };
-        self.rings -= u64::from(flow.ring_asked);
+        if flow.ring_asked {
+            self.division.give(&mut self.fair, flow.ring_payer);
+        }
         self.tell_conductor(ToConductor::FlowDone { flow: id });
         let client = flow.source.client;
         if let Some(socket) = self.socket_mut(client, flow.source.slot) {
@@ -289,7 +200,9 @@ impl Mover {
             }
             state.sockets.pop();
         }
+        let payer = state.payer;
         self.clients[client as usize] = None;
+        self.fair.let_go(payer);
         self.tell_conductor(ToConductor::ClientGone { client });
     }
 
@@ -305,12 +218,13 @@ impl Mover {
         self.next_tick = self.now
             + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
         self.ticking = self.close_idle_files();
-        self.rings_peak = self.rings.max(self.rings_peak * RINGS_FORGOTTEN.0 / RINGS_FORGOTTEN.1);
-        let shares = Shares::new(self.rings_peak, std::mem::take(&mut self.busy));
+        self.division.tick(&self.fair);
         for id in 0..self.flows.end() {
             let Some(flow) = self.flows.used(id) else { continue };
             self.ticking |= flow.needs_ticks();
-            self.busy += u64::from(flow.check_size(shares));
+            if flow.ring.is_some() && flow.check_size(self.division.shares(flow.ring_payer)) {
+                self.division.note_busy(flow.ring_payer);
+            }
             let news = flow.check_deadline(self.now);
             if news.source || news.destination {
                 self.tell(id, news);
@@ -336,6 +250,6 @@ impl Mover {
             }
         }
         // Until what is over is forgotten: else a lone connection after a pause had a ring as if it were one of many.
-        self.ticking |= self.rings_peak > self.rings;
+        self.ticking |= self.division.remembers();
     }
 }

@@ -11,6 +11,7 @@
 //! cgroups = ["/red.slice"]            # and all below
 //! namespaces = ["/run/netns/red"]
 //! connections_max = 1000
+//! weight = 2                          # beside others; 1 if absent
 //! rate = { bytes_per_second = "1GB", messages_per_second = 100000 }
 //! connection_rate = { bytes_per_second = "100MB", burst_bytes = "10MB" }
 //!
@@ -28,7 +29,7 @@
 //! to = "10.88.0.2:8080"
 //! ```
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
-use super::{Action, Limits, Path, Policy, Route, Rule, Tenant, DEFAULT_TENANT};
+use super::{Action, Limits, Path, Policy, Route, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
 use crate::size::Bytes;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
@@ -75,6 +76,7 @@ struct TenantTable {
     #[serde(default)]
     namespaces: Vec<PathBuf>,
     connections_max: Option<u64>,
+    weight: Option<i64>,
     #[serde(default)]
     rate: RateTable,
     #[serde(default)]
@@ -275,6 +277,13 @@ fn tenant(table: TenantTable) -> Result<Tenant, String> {
             .rates()
             .map_err(|why| format!("tenant {name}: connection_rate.{why}"))?,
     };
+    let weight = table.weight.map(|weight| match u32::try_from(weight) {
+        Ok(weight @ 1..=WEIGHT_MAX) => Ok(weight),
+        _ => Err(format!(
+            "tenant {name}: weight = {weight} is out of range; use 1 to {WEIGHT_MAX}, or leave it out"
+        )),
+    });
+    let weight = weight.transpose()?;
     Ok(Tenant {
         name,
         containers: table.containers,
@@ -282,6 +291,7 @@ fn tenant(table: TenantTable) -> Result<Tenant, String> {
         namespaces: table.namespaces,
         connections_max: table.connections_max,
         limits,
+        weight,
     })
 }
 

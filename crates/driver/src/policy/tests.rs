@@ -27,6 +27,7 @@ fn every_key_is_read_and_explained() {
         cgroups = ["/red.slice"]
         namespaces = ["/run/netns/red"]
         connections_max = 5
+        weight = 3
         rate = { bytes_per_second = "1MiB", burst_bytes = "2MiB", messages_per_second = 1000, burst_messages = 20 }
         connection_rate = { bytes_per_second = 4096 }
         [[tenant]]
@@ -51,7 +52,7 @@ fn every_key_is_read_and_explained() {
     assert_eq!(red.limits.connection.bytes, Some(Rate { per_second: 4096, burst: 65536, least: 4096 }));
     let told = policy.to_string();
     for line in [
-        "tenant red: container web, cgroup /red.slice, namespace /run/netns/red; at most 5 connections; \
+        "tenant red: container web, cgroup /red.slice, namespace /run/netns/red; at most 5 connections; weight 3; \
          1048576 bytes/s, burst 2097152; 1000 messages/s, burst 20; 4096 bytes/s a connection, burst 65536",
         "rule 1: allow red to red, blue, address 10.0.0.0/8, fd00::1/128, port 80, 8000-8999, path direct, trusted",
         "otherwise: deny",
@@ -81,6 +82,9 @@ fn what_is_wrong_is_named_with_its_line_and_a_remedy() {
             "[[tenant]]\nname=\"a\"\nrate = { bytes_per_second = 5 }",
             &["line 1", "rate.bytes_per_second = 5", "1024"],
         ),
+        ("\n[[tenant]]\nname=\"a\"\nweight = 0", &["line 2", "tenant a", "weight = 0", "use 1 to 100"]),
+        ("[[tenant]]\nname=\"a\"\nweight = 101", &["line 1", "weight = 101", "leave it out"]),
+        ("[[tenant]]\nname=\"a\"\nweight = -1", &["line 1", "weight = -1", "use 1 to 100"]),
         ("[[tenant]]\nname=\"a\"\nrate = { burst_messages = 5 }", &["line 1", "add messages_per_second"]),
         (
             "[[tenant]]\nname=\"a\"\nconnection_rate = { messages_per_second = 1000, burst_messages = 1 }",

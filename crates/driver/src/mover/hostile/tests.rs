@@ -144,7 +144,7 @@ fn busy_beside_others() -> World {
     world.exchange(3 * RING_BYTES);
     while world.send(0, 0, 3000) {}
     world.rest();
-    world.mover.busy = 4096;
+    world.mover.division.pretend_busy(4096);
     world.pass(Duration::from_millis(200));
     assert_eq!(world.rings_given[2], 0, "it is not empty");
     world
@@ -169,7 +169,7 @@ fn a_ring_of_more_than_its_share_is_emptied_and_exchanged() {
 fn a_ring_that_is_not_emptied_in_time_is_kept() {
     let mut world = busy_beside_others();
     assert_eq!(world.receive(1, 0, 1000), 1000);
-    world.mover.busy = 4096;
+    world.mover.division.pretend_busy(4096);
     world.pass(Duration::from_millis(200));
     let mut received = 1000;
     while received < RING_BYTES + 1000 {
@@ -186,11 +186,11 @@ fn a_ring_that_is_not_emptied_in_time_is_kept() {
 fn rings_that_are_no_longer_are_forgotten() {
     let mut world = World::new("cpu");
     world.exchange(20_000);
-    assert!(world.mover.rings_peak > 1, "there were several at a time");
+    assert!(world.mover.division.rings().1 > 1, "there were several at a time");
     for _ in 0..40 {
         world.pass(Duration::from_millis(100));
     }
-    assert_eq!((world.mover.rings, world.mover.rings_peak), (0, 0));
+    assert_eq!(world.mover.division.rings(), (0, 0));
     world.finish();
 }
 

@@ -1,0 +1,148 @@
+//! How much of the caches the receive rings of each payer may take: a share by its weight, which its rings divide among
+//! themselves. Many flows of one payer make the rings of others no smaller.
+use super::fair::{Fair, PayerId};
+use super::fit::Shares;
+
+/// Receive rings of this much in all stay in the caches that copies go through; the more flows there are, the
+/// smaller are their rings...
+pub const RINGS_BYTES: u64 = 4 << 20;
+/// ...down to this.
+const RING_BYTES_BUSY: u64 = 16 << 10;
+/// What is left, at each tick, of a number of rings that there are no longer. Short connections have rings for moments: sizes by
+/// the number at each would be all there are, in new memory.
+const RINGS_FORGOTTEN: (u64, u64) = (3, 4);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Division {
+    parts: Vec<Part>,
+    /// Weights of payers with rings, and of those with busy flows.
+    with_rings: u64,
+    with_busy: u64,
+}
+
+#[derive(Debug, Default)]
+struct Part {
+    /// Receive rings that its flows have or have asked for.
+    rings: u64,
+    /// The most of them of late.
+    peak: u64,
+    /// Flows that were busy from the last tick but one to the last, and those found so since.
+    busy: u64,
+    busy_now: u64,
+    /// Its parts of the two sums.
+    weights: (u64, u64),
+}
+
+impl Division {
+    /// One more ring of the payer's, who holds it until [`Self::give`]. Returns the bytes that it may have.
+    pub fn take(&mut self, fair: &mut Fair, payer: PayerId) -> u64 {
+        fair.hold(payer);
+        if self.parts.len() <= payer as usize {
+            self.parts.resize_with(payer as usize + 1, Part::default);
+        }
+        let part = &mut self.parts[payer as usize];
+        part.rings += 1;
+        part.peak = part.peak.max(part.rings);
+        if part.weights.0 == 0 {
+            part.weights.0 = fair.weight(payer);
+            self.with_rings += part.weights.0;
+        }
+        (RINGS_BYTES * part.weights.0 / self.with_rings / part.peak).max(RING_BYTES_BUSY)
+    }
+
+    /// One ring less.
+    pub fn give(&mut self, fair: &mut Fair, payer: PayerId) {
+        self.parts[payer as usize].rings -= 1;
+        fair.let_go(payer);
+    }
+
+    /// At each tick, before flows are looked at.
+    pub fn tick(&mut self, fair: &Fair) {
+        (self.with_rings, self.with_busy) = (0, 0);
+        for (payer, part) in self.parts.iter_mut().enumerate() {
+            part.peak = part.rings.max(part.peak * RINGS_FORGOTTEN.0 / RINGS_FORGOTTEN.1);
+            part.busy = std::mem::take(&mut part.busy_now);
+            let weight = |is: bool| if is { fair.weight(payer as PayerId) } else { 0 };
+            part.weights = (weight(part.peak > 0), weight(part.busy > 0));
+            self.with_rings += part.weights.0;
+            self.with_busy += part.weights.1;
+        }
+    }
+
+    /// What each of the payer's rings may have.
+    pub fn shares(&self, payer: PayerId) -> Shares {
+        let part = &self.parts[payer as usize];
+        let of = |weight: u64, all: u64| RINGS_BYTES * weight / all.max(1);
+        let busy = if part.busy > 0 { of(part.weights.1, self.with_busy) } else { RINGS_BYTES };
+        Shares::new((of(part.weights.0, self.with_rings), part.peak), (busy, part.busy))
+    }
+
+    /// A flow of the payer's was busy since the last tick.
+    pub fn note_busy(&mut self, payer: PayerId) {
+        self.parts[payer as usize].busy_now += 1;
+    }
+
+    /// Whether rings that there are no longer are still counted.
+    pub fn remembers(&self) -> bool {
+        self.parts.iter().any(|part| part.peak > part.rings)
+    }
+
+    /// As if so many flows of each payer with rings had been busy.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn pretend_busy(&mut self, flows: u64) {
+        self.parts.iter_mut().filter(|part| part.rings > 0).for_each(|part| part.busy_now = flows);
+    }
+
+    /// Rings in all, and the most of them of late.
+    #[cfg(test)]
+    pub fn rings(&self) -> (u64, u64) {
+        self.parts.iter().fold((0, 0), |sum, part| (sum.0 + part.rings, sum.1 + part.peak))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::payer;
+
+    #[test]
+    fn many_rings_of_one_payer_make_those_of_others_no_smaller() {
+        let (mut fair, mut division) = (Fair::default(), Division::default());
+        let (one, two) = (fair.enter(payer(0, 1)), fair.enter(payer(0, 2)));
+        assert_eq!(division.take(&mut fair, one), RINGS_BYTES);
+        for _ in 0..99 {
+            division.take(&mut fair, one);
+        }
+        assert_eq!(division.take(&mut fair, one), RINGS_BYTES / 101);
+        assert_eq!(division.take(&mut fair, two), RINGS_BYTES / 2);
+        assert_eq!(division.take(&mut fair, one), RINGS_BYTES / 2 / 102);
+        for _ in 0..200 {
+            division.take(&mut fair, one);
+        }
+        assert_eq!(division.take(&mut fair, one), RING_BYTES_BUSY);
+        fair.set_weight(0, 3);
+        division.note_busy(two);
+        division.tick(&fair);
+        // Equal weights, whatever they are; one of them is busy.
+        let same = Shares::new((RINGS_BYTES / 2, 1), (RINGS_BYTES, 1));
+        assert_eq!(format!("{:?}", division.shares(two)), format!("{same:?}"));
+        (0..303).for_each(|_| division.give(&mut fair, one));
+        division.give(&mut fair, two);
+        (0..40).for_each(|_| division.tick(&fair));
+        assert_eq!((division.rings(), division.remembers()), ((0, 0), false));
+        assert_eq!(division.take(&mut fair, two), RINGS_BYTES);
+    }
+
+    #[test]
+    fn shares_go_by_weight() {
+        let (mut fair, mut division) = (Fair::default(), Division::default());
+        fair.set_weight(7, 3);
+        let (one, heavy) = (fair.enter(payer(1, 0)), fair.enter(payer(7, 0)));
+        division.take(&mut fair, one);
+        assert_eq!(division.take(&mut fair, heavy), RINGS_BYTES * 3 / 4);
+        division.tick(&fair);
+        let shares = Shares::new((RINGS_BYTES / 4, 1), (RINGS_BYTES, 1));
+        assert_eq!(format!("{:?}", division.shares(one)), format!("{shares:?}"));
+    }
+}

@@ -1,0 +1,300 @@
+//! Whose turn it is: payers take turns, and in a turn the channels and flows of one (deficit round robin on two levels).
+//!
+//! A payer ([`Payer`]) is whom clients belong to. Each turn gives it credit of [`TURN_BYTES`] times its weight. Requests taken,
+//! looks at channels, flows served and bytes copied are charged to it. Who is in debt after its turn begins the next one with
+//! less. Credit that is left is kept only by who was interrupted. A payer without others has the step to itself and keeps no
+//! debt.
+//!
+//! Every operation takes the same time however many payers, channels and flows there are, but for [`Fair::set_weight`] and
+//! [`Fair::drop_channels`]. Nothing is allocated once the queues have grown. This never touches a flow or a ring.
+use crate::messages::{ClientId, FlowId, Payer, TenantId, DRIVER};
+use crate::policy::WEIGHT_DEFAULT;
+use foldhash::{HashMap, HashMapExt};
+use std::collections::VecDeque;
+
+/// Credit of a payer of weight 1 for a turn: what one flow moves in its turn.
+pub const TURN_BYTES: u64 = 256 << 10;
+/// What a mover does for all payers before it looks at its mailbox, full rings and completions again.
+pub const STEP_BYTES: u64 = 4 << 20;
+/// Charge for a request taken, a send put under way, a flow's turn, and a look at a channel without requests. Each takes a
+/// mover about 100 ns, in which a core copies about as much from another's cache (5 GB/s, see docs/results/under-bbr.md).
+pub const REQUEST_BYTES: u64 = 512;
+
+/// Index of a payer, as long as somebody holds it.
+pub type PayerId = u32;
+/// A channel of a client.
+pub type Place = (ClientId, usize);
+/// The payer of flows whose source is forgotten.
+pub const NOBODY: PayerId = 0;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Fair {
+    entries: Vec<Entry>,
+    free: Vec<PayerId>,
+    known: HashMap<Payer, PayerId>,
+    /// Payers with active channels or flows that are ready; not the one whose turn it is.
+    order: VecDeque<PayerId>,
+    /// Weights of tenants that have another than the usual one.
+    weights: HashMap<TenantId, u32>,
+    /// Flows that are ready, of all payers.
+    ready: usize,
+    /// Charged since the step began.
+    spent: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    payer: Payer,
+    weight: u32,
+    /// Clients and receive rings of its.
+    holders: usize,
+    /// Bytes that it may still spend in this turn; negative: owes.
+    credit: i64,
+    /// In `order`, or having its turn.
+    is_present: bool,
+    /// Looked at in its turns.
+    channels: VecDeque<Place>,
+    /// With something to copy.
+    flows: VecDeque<FlowId>,
+}
+
+impl Default for Fair {
+    fn default() -> Self {
+        let mut this = Self {
+            entries: Vec::new(),
+            free: Vec::new(),
+            known: HashMap::new(),
+            order: VecDeque::new(),
+            weights: HashMap::new(),
+            ready: 0,
+            spent: 0,
+        };
+        let nobody = this.enter(DRIVER);
+        debug_assert_eq!(nobody, NOBODY);
+        this
+    }
+}
+
+impl Fair {
+    /// A client of this payer attaches. Balanced by [`Self::let_go`].
+    pub fn enter(&mut self, payer: Payer) -> PayerId {
+        if let Some(&id) = self.known.get(&payer) {
+            self.hold(id);
+            return id;
+        }
+        let weight = self.weights.get(&payer.0).copied().unwrap_or(WEIGHT_DEFAULT);
+        let (channels, flows) = Default::default();
+        let entry = Entry { payer, weight, holders: 1, credit: 0, is_present: false, channels, flows };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.entries[id as usize] = entry;
+                id
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as PayerId
+            }
+        };
+        self.known.insert(payer, id);
+        id
+    }
+
+    /// One more holds the payer.
+    pub fn hold(&mut self, id: PayerId) {
+        self.entries[id as usize].holders += 1;
+    }
+
+    /// One holds the payer no more.
+    pub fn let_go(&mut self, id: PayerId) {
+        self.entries[id as usize].holders -= 1;
+        self.reclaim(id);
+    }
+
+    fn reclaim(&mut self, id: PayerId) {
+        let entry = &self.entries[id as usize];
+        if entry.holders == 0 && !entry.is_present {
+            self.known.remove(&entry.payer);
+            self.free.push(id);
+        }
+    }
+
+    /// Payers that somebody holds, and that of no clients.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn payers(&self) -> usize {
+        self.known.len()
+    }
+
+    /// The weight of a tenant's payers from now on.
+    pub fn set_weight(&mut self, tenant: TenantId, weight: u32) {
+        self.weights.insert(tenant, weight);
+        self.weights.retain(|_, weight| *weight != WEIGHT_DEFAULT);
+        let of_tenant = self.entries.iter_mut().filter(|entry| entry.payer.0 == tenant);
+        of_tenant.for_each(|entry| entry.weight = weight);
+    }
+
+    /// The payer's weight.
+    pub fn weight(&self, id: PayerId) -> u64 {
+        self.entries[id as usize].weight.into()
+    }
+
+    /// A channel is looked at in the payer's turns from now on.
+    pub fn add_channel(&mut self, id: PayerId, place: Place) {
+        self.entries[id as usize].channels.push_back(place);
+        self.appear(id);
+    }
+
+    /// A flow of the payer's has something to copy.
+    #[inline]
+    pub fn add_flow(&mut self, id: PayerId, flow: FlowId) {
+        self.entries[id as usize].flows.push_back(flow);
+        self.ready += 1;
+        self.appear(id);
+    }
+
+    #[inline]
+    fn appear(&mut self, id: PayerId) {
+        let entry = &mut self.entries[id as usize];
+        if !entry.is_present {
+            entry.is_present = true;
+            self.order.push_back(id);
+        }
+    }
+
+    /// The client's channels are looked at no more.
+    pub fn drop_channels(&mut self, id: PayerId, client: ClientId) {
+        self.entries[id as usize].channels.retain(|place| place.0 != client);
+    }
+
+    /// The client's channels are looked at in another payer's turns.
+    pub fn move_channels(&mut self, from: PayerId, to: PayerId, client: ClientId) {
+        let channels = &mut self.entries[from as usize].channels;
+        let moved: Vec<Place> = channels.iter().copied().filter(|place| place.0 == client).collect();
+        self.drop_channels(from, client);
+        moved.into_iter().for_each(|place| self.add_channel(to, place));
+    }
+
+    /// Channels that are looked at.
+    pub fn channels(&self) -> impl Iterator<Item = Place> + '_ {
+        self.order.iter().flat_map(|&id| self.entries[id as usize].channels.iter().copied())
+    }
+
+    /// Whether any flow has something to copy.
+    pub fn has_flows(&self) -> bool {
+        self.ready > 0
+    }
+
+    /// A step begins. Returns how many payers may have a turn in it.
+    pub fn begin_step(&mut self) -> usize {
+        self.spent = 0;
+        self.order.len()
+    }
+
+    /// Whether this step has done enough.
+    pub fn is_step_over(&self) -> bool {
+        self.spent >= STEP_BYTES
+    }
+
+    /// The turn of the next payer begins.
+    pub fn begin(&mut self) -> Option<Turn> {
+        let payer = self.order.pop_front()?;
+        let alone = self.order.is_empty();
+        let entry = &mut self.entries[payer as usize];
+        if alone {
+            entry.credit = STEP_BYTES as i64;
+        } else if entry.credit <= 0 {
+            entry.credit += entry.turn_bytes();
+        }
+        // Neither its channels nor its flows hold up the others.
+        let channels_to = if entry.flows.is_empty() { 0 } else { entry.credit / 2 };
+        Some(Turn { payer, alone, channels_to })
+    }
+
+    /// Payers whose channels may be read while no flow can be served; those in debt by a whole turn wait.
+    pub fn waiting(&self, at: usize) -> Option<Turn> {
+        let &payer = self.order.get(at)?;
+        let channels_to = -self.entries[payer as usize].turn_bytes();
+        Some(Turn { payer, alone: false, channels_to })
+    }
+
+    /// The next of the payer's channels, and how many there are. To be added again if it is to be looked at in the next turn, too.
+    pub fn next_channel(&mut self, turn: &Turn) -> Option<Place> {
+        let over = self.is_step_over();
+        let entry = &mut self.entries[turn.payer as usize];
+        if over || entry.credit <= turn.channels_to {
+            return None;
+        }
+        entry.channels.pop_front()
+    }
+
+    /// Channels of the payer.
+    pub fn channel_count(&self, id: PayerId) -> usize {
+        self.entries[id as usize].channels.len()
+    }
+
+    /// Whether a channel that was taken out in this turn is the only thing there is to look at.
+    pub fn is_lone_channel(&self, id: PayerId) -> bool {
+        self.entries[id as usize].channels.is_empty() && !self.order.iter().any(|&other| other != id)
+    }
+
+    /// Flows of the payer that are ready.
+    pub fn flow_count(&self, id: PayerId) -> usize {
+        self.entries[id as usize].flows.len()
+    }
+
+    /// The next of the payer's flows, and bytes that it may move: none without credit.
+    #[inline]
+    pub fn next_flow(&mut self, turn: &Turn) -> Option<(FlowId, u64)> {
+        let over = self.is_step_over();
+        let entry = &mut self.entries[turn.payer as usize];
+        if over || entry.credit <= 0 {
+            return None;
+        }
+        let flow = entry.flows.pop_front()?;
+        self.ready -= 1;
+        Some((flow, (entry.credit as u64).min(TURN_BYTES)))
+    }
+
+    /// The payer has cost so much.
+    #[inline]
+    pub fn charge(&mut self, id: PayerId, bytes: u64) {
+        self.spent += bytes;
+        self.entries[id as usize].credit -= bytes as i64;
+    }
+
+    /// The payer's turn is over. `interrupted`: it goes on before any other's.
+    pub fn end(&mut self, turn: &Turn, interrupted: bool) {
+        let id = turn.payer;
+        let over = self.is_step_over();
+        let entry = &mut self.entries[id as usize];
+        if entry.channels.is_empty() && entry.flows.is_empty() {
+            entry.is_present = false;
+            entry.credit = entry.credit.min(0);
+            self.reclaim(id);
+        } else if (interrupted || over) && entry.credit > 0 && !turn.alone {
+            self.order.push_front(id);
+        } else {
+            entry.credit = if turn.alone { 0 } else { entry.credit.min(0) };
+            self.order.push_back(id);
+        }
+    }
+}
+
+impl Entry {
+    fn turn_bytes(&self) -> i64 {
+        i64::from(self.weight) * TURN_BYTES as i64
+    }
+}
+
+/// A payer's turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    pub payer: PayerId,
+    /// There is no other.
+    pub alone: bool,
+    /// Channels are read as long as more credit is left.
+    channels_to: i64,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! The scheduler against arithmetic: what each payer is charged, of whatever it has to do.
+use super::*;
+use crate::messages::payer;
+use proptest::prelude::*;
+
+/// What a payer has to do: flows by the bytes of their sends, and channels by the requests that each look finds.
+#[derive(Clone, Debug)]
+struct Load {
+    weight: u32,
+    flows: Vec<u64>,
+    channels: Vec<u64>,
+}
+
+struct World {
+    fair: Fair,
+    loads: Vec<(PayerId, Load)>,
+    /// Charged, by payer, and turns of each flow.
+    charged: Vec<u64>,
+    turns: Vec<Vec<u64>>,
+}
+
+impl World {
+    fn new(loads: Vec<Load>) -> Self {
+        let mut fair = Fair::default();
+        let mut world = Vec::new();
+        for (at, load) in loads.into_iter().enumerate() {
+            fair.set_weight(at as u16 + 1, load.weight);
+            let id = fair.enter(payer(at as u16 + 1, 0));
+            // A flow's number says whose it is, and which; a channel's client whose.
+            (0..load.flows.len()).for_each(|flow| fair.add_flow(id, (at << 16 | flow) as FlowId));
+            (0..load.channels.len()).for_each(|channel| fair.add_channel(id, (at as ClientId, channel)));
+            world.push((id, load));
+        }
+        let (charged, turns) =
+            (vec![0; world.len()], world.iter().map(|(_, load)| vec![0; load.flows.len()]).collect());
+        Self { fair, loads: world, charged, turns }
+    }
+
+    /// A step of a mover that copies by itself. Returns the bytes that it was charged.
+    fn step(&mut self) -> u64 {
+        let before = self.charged.iter().sum::<u64>();
+        for _ in 0..self.fair.begin_step() {
+            if self.fair.is_step_over() {
+                break;
+            }
+            let Some(turn) = self.fair.begin() else { break };
+            let at = self.loads.iter().position(|(id, _)| *id == turn.payer).unwrap();
+            for _ in 0..self.fair.channel_count(turn.payer) {
+                let Some(place) = self.fair.next_channel(&turn) else { break };
+                self.charge(at, self.loads[at].1.channels[place.1].max(1) * REQUEST_BYTES);
+                self.fair.add_channel(turn.payer, place);
+            }
+            let ready = self.fair.flow_count(turn.payer);
+            for _ in 0..if turn.alone { ready } else { usize::MAX } {
+                let Some((flow, bytes)) = self.fair.next_flow(&turn) else { break };
+                let (owner, flow_at) = (flow as usize >> 16, flow as usize & 0xFFFF);
+                assert_eq!(owner, at, "a flow of another payer's");
+                let (message, mut moved, mut messages) = (self.loads[at].1.flows[flow_at], 0, 0);
+                while moved < bytes && messages < 128 {
+                    moved = (moved + message).min(bytes);
+                    messages += 1;
+                }
+                self.turns[at][flow_at] += 1;
+                self.charge(at, moved + (messages + 1) * REQUEST_BYTES);
+                self.fair.add_flow(turn.payer, flow);
+            }
+            self.fair.end(&turn, false);
+        }
+        self.charged.iter().sum::<u64>() - before
+    }
+
+    fn steps(&mut self, count: usize) {
+        (0..count).for_each(|_| assert!(self.step() > 0));
+    }
+
+    fn charge(&mut self, at: usize, bytes: u64) {
+        self.charged[at] += bytes;
+        self.fair.charge(self.loads[at].0, bytes);
+    }
+
+    /// Jain's index of what payers got for their weights: 1 if all got the same.
+    fn jain(&self) -> f64 {
+        let shares = self.charged.iter().zip(&self.loads);
+        let shares: Vec<f64> =
+            shares.map(|(&charged, (_, load))| charged as f64 / f64::from(load.weight)).collect();
+        let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|x| x * x).sum::<f64>());
+        sum * sum / (shares.len() as f64 * squares)
+    }
+}
+
+fn load() -> impl Strategy<Value = Load> {
+    let message = prop_oneof![1u64..4096, 4096u64..262_144, 262_144u64..4_000_000];
+    let requests = prop_oneof![Just(0u64), 1u64..=64];
+    let (flows, channels) = (prop::collection::vec(message, 1..40), prop::collection::vec(requests, 0..80));
+    (1u32..=10, flows, channels).prop_map(|(weight, flows, channels)| Load { weight, flows, channels })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Payers get by weight, whatever they have to do; of each payer, every flow has turns; no step does nothing.
+    #[test]
+    fn payers_get_what_they_weigh(loads in prop::collection::vec(load(), 2..12)) {
+        let weights: u64 = loads.iter().map(|load| u64::from(load.weight)).sum();
+        let mut world = World::new(loads);
+        let mut left = 400 * weights * TURN_BYTES;
+        while left > 0 {
+            let did = world.step();
+            prop_assert!(did > 0, "there is something to do, and nothing is done");
+            prop_assert!(did <= STEP_BYTES + 2 * TURN_BYTES, "a step of {did} bytes");
+            left = left.saturating_sub(did);
+        }
+        prop_assert!(world.jain() >= 0.99, "{} {:?}", world.jain(), world.charged);
+        for turns in &world.turns {
+            let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+            prop_assert!(*least > 0 && most - least <= 1, "{turns:?}");
+        }
+    }
+}
+
+#[test]
+fn a_payer_with_channels_only_pays_for_requests_and_looks() {
+    let busy = Load { weight: 1, flows: vec![1 << 20], channels: vec![] };
+    for requests in [0, 64] {
+        let idle = Load { weight: 1, flows: vec![], channels: vec![requests; 4096] };
+        let mut world = World::new(vec![busy.clone(), idle]);
+        world.steps(4000);
+        assert!(world.charged[0] * 100 >= world.charged[1] * 99, "{:?}", world.charged);
+    }
+}
+
+#[test]
+fn debts_are_paid_before_the_next_turn_and_forgiven_to_who_is_alone() {
+    let load = Load { weight: 1, flows: vec![1 << 20], channels: vec![] };
+    let mut world = World::new(vec![load.clone(), load.clone()]);
+    world.charge(0, 100 * TURN_BYTES);
+    world.steps(90);
+    assert_eq!(world.turns[0][0], 0);
+    world.steps(100);
+    assert!(world.jain() > 0.99, "{:?}", world.charged);
+    let mut world = World::new(vec![load]);
+    world.charge(0, 100 * TURN_BYTES);
+    assert!(world.step() >= TURN_BYTES);
+}
+
+#[test]
+fn who_is_interrupted_goes_on_with_what_is_left() {
+    let mut fair = Fair::default();
+    let (one, two) = (fair.enter(payer(1, 0)), fair.enter(payer(2, 0)));
+    (0..2).for_each(|flow| fair.add_flow(one, flow));
+    fair.add_flow(two, 9);
+    let turn = fair.begin().unwrap();
+    let (flow, bytes) = fair.next_flow(&turn).unwrap();
+    assert_eq!((turn.payer, flow, bytes), (one, 0, TURN_BYTES));
+    fair.charge(one, 1000);
+    fair.end(&turn, true);
+    let turn = fair.begin().unwrap();
+    assert_eq!((turn.payer, fair.next_flow(&turn)), (one, Some((1, TURN_BYTES - 1000))));
+}
+
+#[test]
+fn payers_are_forgotten_with_all_that_holds_them() {
+    let mut fair = Fair::default();
+    let one = fair.enter(payer(0, 1));
+    assert_eq!((fair.enter(payer(0, 1)), fair.enter(payer(5, 1))), (one, one + 1));
+    fair.add_flow(one, 3);
+    (0..2).for_each(|_| fair.let_go(one));
+    assert!(fair.known.contains_key(&payer(0, 1)), "a flow of its is ready");
+    let turn = fair.begin().unwrap();
+    assert_eq!(fair.next_flow(&turn).map(|(flow, _)| flow), Some(3));
+    fair.end(&turn, false);
+    assert!(!fair.known.contains_key(&payer(0, 1)));
+    assert_eq!(fair.enter(payer(0, 7)), one, "its place is another's");
+}

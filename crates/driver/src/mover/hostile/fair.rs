@@ -1,0 +1,66 @@
+//! What a client that asks without end costs others, in turns of the mover.
+use super::*;
+
+/// Turns in which B and C send each other so many bytes, while A does something in each.
+fn turns(world: &mut World, bytes: u64, mut hostile: impl FnMut(&mut World)) -> usize {
+    let goals = [world.peers[0].lines[0].received + bytes, world.peers[1].lines[0].received + bytes];
+    for turn in 0..TURNS_MAX {
+        if world.peers[0].lines[0].received >= goals[0] && world.peers[1].lines[0].received >= goals[1] {
+            return turn;
+        }
+        for peer in [0, 1] {
+            while world.send(peer, 0, 3000) {}
+            world.receive(peer, 0, u64::MAX);
+        }
+        hostile(world);
+        world.step();
+    }
+    panic!("B and C come no further");
+}
+
+/// Fills A's request rings.
+fn ask(world: &mut World) {
+    for channel in 0..CHANNELS_OF_A {
+        let at = channel_offset(channel) + channel_status::REQUEST_CONSUMER;
+        let taken = world.parties[0].status.load_u64(at, Ordering::Acquire);
+        while world.published[channel] - taken < REQUEST_RING_ENTRIES {
+            let request = Request { operation: Operation::Close as u8, ..Request::default() };
+            world.request_on(channel, request);
+        }
+        world.parties[0].ring_doorbell(channel);
+    }
+}
+
+#[test]
+fn requests_without_end_hold_up_nobody() {
+    let mut world = World::new("cpu");
+    let alone = turns(&mut world, 1 << 20, |_| {});
+    let beside = turns(&mut world, 1 << 20, ask);
+    assert!(beside <= alone + alone / 4 + 8, "{beside} turns, {alone} without");
+    let taken = world.published.iter().sum::<u64>();
+    assert!(taken >= beside as u64 * 64, "{taken} requests in {beside} turns");
+    world.finish();
+}
+
+/// Requests that A's channels hold are taken as fast as the others' turns let them, whoever pays.
+#[test]
+fn a_client_changes_its_payer_while_it_asks() {
+    let mut world = World::new("fault:seed=1,fail=200,delay=3,reorder");
+    let mut number = 0;
+    turns(&mut world, 1 << 20, |world| {
+        ask(world);
+        number += 1;
+        world.inbox.send(ToMover::SetPayer { client: A, payer: payer(number % 3, 0) });
+        world
+            .inbox
+            .send(ToMover::SetWeight { tenant: number % 3, weight: u32::from(number) % WEIGHT_MAX + 1 });
+    });
+    world.rest();
+    let taken = |channel| {
+        let at = channel_offset(channel) + channel_status::REQUEST_CONSUMER;
+        world.parties[0].status.load_u64(at, Ordering::Acquire)
+    };
+    assert_eq!((0..CHANNELS_OF_A).map(taken).collect::<Vec<_>>(), world.published);
+    world.bury();
+    world.finish();
+}
