@@ -1,5 +1,5 @@
 //! What the tests share: a driver of their own, peers as real processes, a byte pattern.
-use pd_driver::policy::Path as BytesPath;
+use pd_driver::policy::{Cap, Caps, Path as BytesPath, Tenant, DEFAULT_TENANT};
 use pd_driver::{Driver, Policy, Settings, SystemClock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -35,7 +35,7 @@ impl TestDriver {
             admin_socket: folder.path().join("admin.sock"),
             budget_bytes: 1 << 30,
             movers: movers(),
-            policy: Policy { path: Some(path()), ..Policy::default() },
+            policy: Policy { path: Some(path()), tenants: vec![everything()], ..Policy::default() },
             ..Settings::default()
         };
         change(&mut settings);
@@ -86,6 +86,11 @@ impl TestDriver {
     /// Where clients attach.
     pub fn socket(&self) -> &Path {
         &self.settings.socket
+    }
+
+    /// Where administrators ask.
+    pub fn admin_socket(&self) -> &Path {
+        &self.settings.admin_socket
     }
 
     /// Its counters.
@@ -178,6 +183,13 @@ pub fn path() -> BytesPath {
     } else {
         BytesPath::Offloaded
     }
+}
+
+/// The tests' user may hold all there is, until another policy is applied.
+fn everything() -> Tenant {
+    let all = Cap { most: Some(u64::MAX), reserved: 0 };
+    let caps = Caps { clients: all, descriptors: all, memory_bytes: all };
+    Tenant { name: DEFAULT_TENANT.to_owned(), caps, ..Tenant::default() }
 }
 
 /// The movers of drivers of this test binary: three in those called `several_movers...`.

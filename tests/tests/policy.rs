@@ -143,6 +143,36 @@ fn a_tenant_has_so_many_connections_and_no_more() {
     assert_eq!(stage.tenant("blue").account.connections_open, 0);
 }
 
+#[test]
+fn what_is_reserved_for_a_tenant_is_kept_for_it() {
+    let Some(mut stage) = stage(|settings| settings.clients_max = 12) else { return };
+    let all = "[[tenant]]\nname = \"default\"\nclients_max = 12\n";
+    stage.apply("clients_max = 3\nreserved = { clients = 3 }", all);
+    // One of red, one of blue: two more are kept for blue.
+    stage.a.ok("listen l 10.77.0.1:7106 8");
+    stage.b.ok("connect c 10.77.0.1:7106");
+    let mut others: Vec<_> = (0..9).map(|_| stage.driver.puppet()).collect();
+    let refused = others.iter_mut().filter_map(|puppet| puppet.ask("listen l 127.0.0.1:0 1").err());
+    let refused: Vec<_> = refused.collect();
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert!(refused[0].0 == libc::EUSERS && refused[0].1.contains("clients_max"), "{refused:?}");
+    let mut own: Vec<_> = (0..3).map(|_| stage.network.puppet(&stage.driver, "b")).collect();
+    let answers =
+        own.iter_mut().map(|puppet| puppet.ask("connect c 10.77.0.1:7106").map_err(|(errno, _)| errno));
+    let answers: Vec<_> = answers.map(|answer| answer.err()).collect();
+    assert_eq!(answers, [None, None, Some(libc::EUSERS)]);
+    let holding = stage.tenant("blue").holdings.remove(0);
+    let clients = holding.clients;
+    assert_eq!((holding.user, clients.used, clients.max, clients.reserved), (None, 3, 3, 3));
+    assert!(clients.refused > 0 && stage.driver.metrics().caps_reached > 0);
+    // More than there are cannot be kept; what is in force stays.
+    let text = stage.tenants.replace("MORE", "reserved = { clients = 13 }");
+    let why =
+        pd_driver::admin::ask(stage.driver.admin_socket(), &Ask::Apply { text }).unwrap_err().to_string();
+    assert!(why.contains("tenant blue: reserved.clients = 13") && why.contains("there are 12"), "{why}");
+    assert_eq!(stage.tenant("blue").holdings[0].clients.reserved, 3);
+}
+
 fn reload_under_traffic(movers: usize) {
     let Some(mut stage) = stage(|settings| settings.movers = movers) else { return };
     stage.apply("", "");

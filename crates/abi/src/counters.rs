@@ -19,7 +19,7 @@ use crate::limits::{LINE_BYTES, PAGE_BYTES};
 use core::mem::{offset_of, size_of};
 
 /// Version of this module's layout. Grows without [`crate::VERSION`], which clients know.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// First word of the region: "PipeCnt1", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeCnt1");
 
@@ -157,6 +157,8 @@ named_counters! {
         files_cold,
         /// Connections that were ended because a file was shorter than what was sent of it, or could not be read.
         files_failed,
+        /// Times that a tenant was refused clients, descriptors or memory beyond what it may hold.
+        caps_reached,
     }
 }
 
@@ -262,11 +264,12 @@ const _: () = {
     assert!(offset_of!(Header, started_ns) == 24 && offset_of!(Header, memory_budget_bytes) == 32);
     assert!(HEADER + size_of::<Header>() <= GAUGES && GAUGES + size_of::<Gauges>() <= PAGE_BYTES);
     assert!(size_of::<Gauges>() == 16 && offset_of!(Gauges, rings_waiting) == 8);
-    assert!(size_of::<AgentCounters>() == 216 && size_of::<AgentCounters>() <= AGENT_STRIDE);
+    assert!(size_of::<AgentCounters>() == 224 && size_of::<AgentCounters>() <= AGENT_STRIDE);
     assert!(offset_of!(AgentCounters, bytes_delivered) == 88);
     assert!(offset_of!(AgentCounters, engines_quarantined) == 144);
     assert!(offset_of!(AgentCounters, messages_reported) == 184);
     assert!(offset_of!(AgentCounters, files_failed) == 208);
+    assert!(offset_of!(AgentCounters, caps_reached) == 216);
     assert!(size_of::<ClientCounters>() == 56 && size_of::<ClientCounters>() <= LINE_STRIDE);
     assert!(offset_of!(ClientCounters, serial) == 0 && offset_of!(ClientCounters, wake_ups) == 48);
     assert!(size_of::<FlowCounters>() == 40 && size_of::<FlowCounters>() <= LINE_STRIDE);

@@ -1,4 +1,5 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
+use crate::memory::Standing;
 use crate::messages::ClientId;
 use crate::policy::Path as BytesPath;
 use pd_shm::counters::CounterView;
@@ -202,6 +203,40 @@ pub struct TenantReport {
     pub account: Account,
     /// Times that its flows waited for tokens, since its limits came into force.
     pub rate_waits: u64,
+    /// What it holds; of the default tenant, what each user holds.
+    pub holdings: Vec<HoldingReport>,
+}
+
+/// What a tenant, or a user of the default one, holds of the driver.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HoldingReport {
+    /// The user, of the default tenant.
+    pub user: Option<u32>,
+    /// Clients.
+    pub clients: StandingReport,
+    /// Descriptors of the driver.
+    pub descriptors: StandingReport,
+    /// Bytes of regions, direct rings, and control and status regions.
+    pub memory_bytes: StandingReport,
+}
+
+/// One of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandingReport {
+    /// What it holds.
+    pub used: u64,
+    /// What it may hold at the moment.
+    pub max: u64,
+    /// What is kept for it.
+    pub reserved: u64,
+    /// Times that it was refused more.
+    pub refused: u64,
+}
+
+impl From<Standing> for StandingReport {
+    fn from(Standing { used, most, reserved, refused }: Standing) -> Self {
+        Self { used, max: most, reserved, refused }
+    }
 }
 
 /// What a tenant's clients have done since the driver started.

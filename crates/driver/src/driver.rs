@@ -3,11 +3,11 @@ use crate::clock::Clock;
 use crate::conductor::{Conductor, Inboxes, Movers};
 use crate::door::Door;
 use crate::mailbox::{Mailbox, Outbox};
-use crate::memory::Pool;
+use crate::memory::{Amounts, Pool};
 use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
-use crate::policy::Policy;
+use crate::policy::{Policy, PolicyError};
 use crate::reader::Reader;
 use crate::settings::Settings;
 use pd_abi::counters::AgentCounters;
@@ -52,6 +52,9 @@ pub enum StartError {
     /// The kernel.
     #[error("the kernel refused: {0}")]
     Kernel(#[from] Errno),
+    /// The policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
@@ -82,7 +85,14 @@ impl Driver {
         let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
         let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
         let (conductor_inboxes, door_inbox) = (Inboxes::new()?, Mailbox::new()?);
-        let pool = Pool::new(settings.budget_bytes, settings.hugepages);
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let total = Amounts {
+            clients: clients as u64,
+            descriptors,
+            lines_bytes: u64::MAX,
+            memory_bytes: settings.budget_bytes,
+        };
+        let pool = Pool::of(total, settings.hugepages);
         let one_thread = count == 1;
         let (reader, jobs) = Reader::new();
         let mut movers = Vec::new();

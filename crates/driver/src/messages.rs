@@ -1,5 +1,5 @@
 //! What conductor and movers tell each other.
-use crate::memory::{ClientMemory, Slot};
+use crate::memory::{Account, ClientMemory, Slot};
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile};
@@ -228,7 +228,13 @@ pub struct Asking {
 #[derive(Debug)]
 pub enum ToMover {
     /// A client attached.
-    AddClient { client: ClientId, payer: Payer, memory: Arc<ClientMemory>, process: Process },
+    AddClient {
+        client: ClientId,
+        payer: Payer,
+        account: Arc<Account>,
+        memory: Arc<ClientMemory>,
+        process: Process,
+    },
     /// One more channel of a client.
     AddChannel(Option<Box<NewChannel>>),
     /// Write this pipe when the channel's reader asks for it.

@@ -6,7 +6,7 @@
 //! systems (network, user space, overlay, memory) may hold up whoever opens them, or cannot say whether a read would wait.
 use crate::identity::has_exited;
 use crate::mailbox::Mailbox;
-use crate::memory::ClientMemory;
+use crate::memory::{ClientMemory, Lease};
 use crate::messages::{ClientId, FlowId, Process, ToMover};
 use pd_shm::Mapping;
 use rustix::fs::{makedev, open, statx, AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -26,6 +26,8 @@ pub struct Reader(Sender<Job>);
 pub struct OpenFile {
     fd: Option<OwnedFd>,
     reader: Reader,
+    /// For the descriptor.
+    _lease: Lease,
 }
 
 /// A client's file, as the client says.
@@ -38,6 +40,8 @@ pub struct Wanted {
     /// The file's.
     pub device: u64,
     pub inode: u64,
+    /// Of a descriptor of the driver's.
+    pub lease: Lease,
 }
 
 /// Who asked for a file.
@@ -149,7 +153,9 @@ impl Jobs {
         for job in self.0 {
             match job {
                 Job::Open { wanted, asker, reader, to } => {
-                    let file = wanted.open().map(|fd| Arc::new(OpenFile { fd: Some(fd), reader }));
+                    let file = wanted.open();
+                    let file =
+                        file.map(|fd| Arc::new(OpenFile { fd: Some(fd), reader, _lease: wanted.lease }));
                     to.send(ToMover::FileOpened(Some(Box::new((asker, file)))));
                 }
                 Job::Read { read, flow, to } => {
@@ -226,6 +232,7 @@ fn check_readable(info: &str, inode: u64, mount: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::{Amounts, HugepageUse, Pool};
     use rustix::process::{getpid, pidfd_open, PidfdFlags};
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
@@ -238,6 +245,7 @@ mod tests {
             descriptor: file.as_raw_fd() as u32,
             device: known.dev(),
             inode: known.ino(),
+            lease: Pool::new(0, HugepageUse::Off).root().lease(Amounts::descriptor()).unwrap(),
         }
     }
 

@@ -6,7 +6,7 @@ use serde::{de, Deserialize, Deserializer, Serialize, Serializer};
 
 /// A count of bytes. One-letter and `iB` suffixes are powers of 1024, `kB`, `MB`, `GB` and `TB` powers
 /// of 1000.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
 const UNITS: [(&str, u64); 14] = [

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
 use comfy_table::{presets, Table};
-use pd_driver::admin::{ask, Answer, Ask, PolicyReport};
+use pd_driver::admin::{ask, Answer, Ask, HoldingReport, PolicyReport};
+use pd_driver::Bytes;
 
 use pd_harness::config::{read_policy, DEFAULT_ADMIN_SOCKET};
 
@@ -142,6 +143,26 @@ fn print_report(report: &PolicyReport) {
         tenants.add_row([tenant.name.clone()].into_iter().chain(numbers.map(|n| n.to_string())));
     }
     println!("\n{tenants}");
+    let mut holdings =
+        table(["TENANT", "USER", "CLIENTS", "OF", "DESCRIPTORS", "OF", "MEMORY", "OF", "REFUSED"]);
+    for tenant in &report.tenants {
+        for holding in &tenant.holdings {
+            let HoldingReport { user, clients, descriptors, memory_bytes } = holding;
+            let refused = clients.refused + descriptors.refused + memory_bytes.refused;
+            holdings.add_row([
+                tenant.name.clone(),
+                user.map_or_else(String::new, |user| user.to_string()),
+                clients.used.to_string(),
+                clients.max.to_string(),
+                descriptors.used.to_string(),
+                descriptors.max.to_string(),
+                Bytes(memory_bytes.used).to_string(),
+                Bytes(memory_bytes.max).to_string(),
+                refused.to_string(),
+            ]);
+        }
+    }
+    println!("\n{holdings}");
     for said in report.tenants.iter().filter_map(|tenant| tenant.policy.as_ref()) {
         println!("tenant {said}");
     }

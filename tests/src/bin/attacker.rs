@@ -4,6 +4,7 @@
 //! `connects`: attaches and leaves. `pipes`: asks for wake pipes. `channels`: attaches and takes all channels, and stays.
 //! `regions`: asks for send regions of 64 MiB and gives them up. `ports`: binds to any port, COUNT times after the last one was
 //! taken. `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
+//! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps what it got until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request};
 use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::Raw;
@@ -69,6 +70,16 @@ fn main() {
                 pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::Goodbye)).expect("send");
                 raw.wait_cut_off();
             }
+        }
+        "holds" => {
+            let attach = |_| Raw::attach_at(path, 1);
+            let mut held: Vec<_> = (0..count).filter_map(|at| attach(at).ok()).collect();
+            refused = count - held.len() as u64;
+            let wish = Frame::new(FrameKind::SendRegion).with_bytes(1 << 20, 0);
+            let got = held.iter_mut().map(|raw| raw.ask(&wish, FrameKind::SendRegion).is_ok());
+            let regions = got.filter(|&got| got).count();
+            println!("holds {} {regions}", held.len());
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
         }
         "crowd" => crowd(path, count as usize),
         other => panic!("no such attack: {other}"),

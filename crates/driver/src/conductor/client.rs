@@ -1,10 +1,12 @@
 //! What the conductor knows of one client.
 use super::direct::Bells;
 use super::kernel::Counts;
+use super::payers::PAGE_OF_LINES;
 use crate::identity::Identity;
-use crate::memory::{Account, ClientMemory, Region, Slot, Space};
+use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region, Slot, Space};
 use crate::messages::{payer, FlowId, MoverId, Payer, TenantId};
-use pd_abi::limits::SOCKETS_MAX;
+use pd_abi::layout::SOCKET_STRIDE;
+use pd_abi::limits::{PAGE_BYTES, SOCKETS_MAX};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -49,6 +51,8 @@ pub struct Client {
     pub ring_bytes_max: u64,
     /// Who pays for its memory.
     pub account: Arc<Account>,
+    /// For pages of its sockets' lines.
+    pub lines: Vec<Lease>,
     /// Connections on the direct path.
     pub direct: usize,
     /// What it has said of connections on the kernel, and was counted.
@@ -129,6 +133,7 @@ impl Client {
             asked: VecDeque::new(),
             ring_bytes_max: u64::MAX,
             account,
+            lines: Vec::new(),
             direct: 0,
             kernel: Counts::default(),
             bells: Bells::default(),
@@ -140,6 +145,22 @@ impl Client {
     /// Pays for what it takes.
     pub fn payer(&self) -> Payer {
         payer(self.tenant, self.identity.uid)
+    }
+
+    /// Brings the page of a slot's lines into being, and pays for it, unless that was done: slots are taken in order.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub fn make_lines(&mut self, slot: Slot) -> Result<(), Exhausted> {
+        if usize::from(slot) * SOCKET_STRIDE / PAGE_BYTES < self.lines.len() {
+            return Ok(());
+        }
+        let page = self.account.lease(PAGE_OF_LINES)?;
+        if let Some(memory) = &self.memory {
+            memory.populate_slot(slot).map_err(Exhausted::Memory)?;
+        }
+        self.lines.push(page);
+        Ok(())
     }
 
     /// Takes a slot for a socket. Returns it and its generation.

@@ -15,7 +15,7 @@ pub(super) use placing::Plan;
 
 use super::client::SocketState;
 use super::{Conductor, Connection};
-use crate::memory::{DirectRing, Exhausted, Slot};
+use crate::memory::{DirectRing, Slot};
 use crate::messages::{ClientId, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::layout::{path, socket_status};
@@ -309,7 +309,7 @@ impl Conductor {
                 Err(exhausted) => {
                     self.warn_exhausted(id, &exhausted);
                     bytes /= 2;
-                    if bytes < PAGE_BYTES as u64 || matches!(exhausted, Exhausted::Memory(Errno::MFILE)) {
+                    if bytes < PAGE_BYTES as u64 || !exhausted.is_of_bytes() {
                         Metrics::add(&self.metrics.rings_denied, 1);
                         self.reclaim();
                         return Err((Errno::NOBUFS, format!("no room for a direct ring: {exhausted}")));

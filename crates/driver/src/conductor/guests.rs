@@ -5,7 +5,7 @@ use super::Conductor;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::{self, Identity};
 use crate::memory::Space;
-use crate::messages::{ClientId, NewChannel, Process, ToMover, Violation, DRIVER};
+use crate::messages::{payer, ClientId, NewChannel, Process, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};
@@ -22,7 +22,8 @@ impl Conductor {
                 client.memory = Some(Arc::clone(&memory));
                 let (mover, payer) = (client.mover, client.payer());
                 let process = Process { pid: client.identity.pid, pidfd: Arc::clone(&client.identity.pidfd) };
-                self.movers.send(mover, ToMover::AddClient { client: id, payer, memory, process });
+                let account = Arc::clone(&client.account);
+                self.movers.send(mover, ToMover::AddClient { client: id, payer, account, memory, process });
             }
             FromDoor::Attached { client } => {
                 let Some(client) = self.present(client) else { return };
@@ -62,8 +63,9 @@ impl Conductor {
                 self.reclaim();
                 self.grown(id);
             }
-            FromDoor::Refused { client, errno } => {
+            FromDoor::Refused { client, errno, exhausted } => {
                 tracing::trace!(client, "refused");
+                exhausted.into_iter().for_each(|exhausted| self.note_cap_of(client, exhausted));
                 Metrics::add(&self.metrics.requests_refused, 1);
                 self.note_not_attached(client, errno);
             }
@@ -107,6 +109,18 @@ impl Conductor {
     }
 
     fn arrived(&mut self, id: ClientId, identity: Identity, fd: OwnedFd) {
+        self.tenants.look();
+        let tenant = self.tenant_of(&identity);
+        let (account, lease) = match self.open_account(payer(tenant, identity.uid)) {
+            Ok(opened) => opened,
+            Err(exhausted) => {
+                Metrics::add(&self.metrics.clients_cut_off, 1);
+                let (pid, uid, errno, why) =
+                    (identity.pid, identity.uid, exhausted.errno(), exhausted.to_string());
+                self.kernel.refuse(Refused { pid, uid, errno, why }, self.clock.now());
+                return self.door.send(ToDoor::TurnAway { client: id, exhausted });
+            }
+        };
         let namespace = identity.namespace;
         self.names.enter(namespace, move || {
             Box::new(move || {
@@ -115,17 +129,14 @@ impl Conductor {
                 identity::addresses(&fd).inspect_err(warn).ok()
             })
         });
-        self.tenants.look();
-        let tenant = self.tenant_of(&identity);
         let mover = self.families.enter(identity.pid, self.movers.len());
         self.serial += 1;
-        let account = self.pool.root().below(self.settings.client_budget_bytes);
         let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), mover);
         if self.clients.len() <= id as usize {
             self.clients.resize_with(id as usize + 1, || None);
         }
         self.clients[id as usize] = Some(client);
-        self.door.send(ToDoor::Admit { client: id, tenant, account });
+        self.door.send(ToDoor::Admit { client: id, tenant, account, lease });
     }
 
     fn add_channel(&mut self, new: Box<NewChannel>, theirs: OwnedFd) {

@@ -10,6 +10,7 @@ mod guests;
 mod kernel;
 mod movers;
 mod names;
+mod payers;
 mod report;
 mod rings;
 mod sockets;
@@ -21,6 +22,7 @@ mod unix;
 pub use kernel::Refused;
 pub use movers::Movers;
 pub use names::Registration;
+pub use payers::CHANNEL;
 pub use tenants::container_group;
 
 use crate::clock::Clock;
@@ -41,6 +43,7 @@ use client::{Client, Connected, Phase, SocketState};
 use families::Families;
 use kernel::Kernel;
 use names::Names;
+use payers::Payers;
 use pd_abi::layout::{path, ENDED};
 use pd_abi::{Frame, FrameKind};
 use rustix::event::epoll;
@@ -83,6 +86,7 @@ pub struct Conductor {
     log: Limiter<(&'static str, Payer)>,
     registered: HashMap<NamespaceId, Registered>,
     tenants: Tenants,
+    payers: Payers,
     twins: Twins,
     rings: direct::Rings,
     families: Families,
@@ -188,6 +192,7 @@ impl Conductor {
             waiting_rings: Vec::new(),
             log: Limiter::default(),
             registered: HashMap::new(),
+            payers: Payers::default(),
             twins: Twins::new()?,
             rings: direct::Rings::default(),
             families: Families::default(),
@@ -200,7 +205,7 @@ impl Conductor {
         if let Some(mover) = this.movers.own() {
             mover.watch(&this.epoll)?;
         }
-        this.apply(policy);
+        this.apply(policy)?;
         Ok(this)
     }
 
@@ -290,10 +295,10 @@ impl Conductor {
             }
             ToConductor::FlowDone { flow } => self.flow_done(flow),
             ToConductor::Gone { flow, gone } => self.gone(flow, gone),
-            ToConductor::Apply { ref mut policy } => {
-                let cut = self.apply(std::mem::take(policy));
-                tracing::info!(cut, "policy applied");
-            }
+            ToConductor::Apply { ref mut policy } => match self.apply(std::mem::take(policy)) {
+                Ok(cut) => tracing::info!(cut, "policy applied"),
+                Err(error) => tracing::error!("the policy stays as it is: {error}"),
+            },
             ToConductor::ClientGone { client } => {
                 self.forget(client);
                 self.retry_rings();
@@ -503,6 +508,7 @@ impl Conductor {
     }
 
     fn warn_exhausted(&mut self, id: ClientId, exhausted: &Exhausted) {
+        self.note_cap_of(id, exhausted.clone());
         if self.may_say(EXHAUSTED, id) {
             tracing::warn!(%exhausted, "{EXHAUSTED}");
         }

@@ -21,7 +21,10 @@ impl Conductor {
             }
             Asked::Plain(Ask::Kernel) => Answer::Kernel(Box::new(self.kernel_report())),
             Asked::Plain(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
-            Asked::Apply(policy) => Answer::Applied { cut: self.apply(policy) },
+            Asked::Apply(policy) => match self.apply(policy) {
+                Ok(cut) => Answer::Applied { cut },
+                Err(why) => Answer::Error(why.to_string()),
+            },
             Asked::Register(registering) => match self.register(registering) {
                 Ok(()) => Answer::Done,
                 Err(why) => Answer::Error(why),
@@ -131,7 +134,7 @@ impl Conductor {
             tenant: Some(self.tenants.name(client.tenant).to_owned()),
             channels: client.channels,
             regions: client.account.leases(),
-            region_bytes: client.account.used(),
+            region_bytes: client.account.used().memory_bytes,
             ring_bytes: ring_bytes.sum(),
             sockets: slots.len(),
             listening: listening.collect(),

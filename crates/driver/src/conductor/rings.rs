@@ -2,10 +2,11 @@
 use super::client::{Asked, Client};
 use super::Conductor;
 use crate::door::ToDoor;
-use crate::memory::{Exhausted, Region};
+use crate::memory::{Amounts, Exhausted, Region};
 use crate::messages::{ClientId, FlowId, Ring, ToMover};
 use crate::metrics::Metrics;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
+use rustix::io::Errno;
 use std::sync::Arc;
 
 /// Smallest and largest region for rings that are smaller than a hugepage: making one takes milliseconds.
@@ -115,20 +116,20 @@ impl Conductor {
     /// Has the door make a receive region with room for a ring of `bytes` bytes.
     fn grow(&mut self, id: ClientId, bytes: u64) -> Result<(), Exhausted> {
         let Some(client) = self.clients.get_mut(id as usize).and_then(Option::as_mut) else {
-            return Err(Exhausted::Budget { budget: 0 });
+            return Err(Exhausted::Memory(Errno::NOTCONN));
         };
         let is_first = client.ring_bytes_max == u64::MAX;
         let generous = if bytes >= HUGEPAGE_BYTES as u64 || !is_first {
             bytes
         } else {
             // Half as much again as there is, so that regions stay few.
-            (client.account.used() / 2)
+            (client.account.used().memory_bytes / 2)
                 .clamp(*SMALL_REGION_BYTES.start(), *SMALL_REGION_BYTES.end())
                 .next_multiple_of(bytes)
         };
         let lease = |region: u64| {
             let region = self.pool.bytes_of(region, bytes >= HUGEPAGE_BYTES as u64);
-            client.account.lease(region)
+            client.account.lease(Amounts::memory(region))
         };
         let lease = lease(generous).or_else(|_| lease(bytes))?;
         client.growing = Some(bytes);

@@ -137,14 +137,13 @@ impl Conductor {
         client.memory.as_ref().ok_or(Errno::BADF)?;
         let (mover, channel) = (client.mover, socket.channel);
         let (slot, generation) = client.open(socket).ok_or(Errno::MFILE)?;
-        let memory = client.memory.as_ref().ok_or(Errno::BADF)?;
-        if generation == 1 {
-            // The first socket there.
-            if let Err(errno) = memory.populate_slot(slot) {
-                client.close(slot);
-                return Err(errno);
-            }
+        if let Err(exhausted) = client.make_lines(slot) {
+            client.close(slot);
+            let errno = exhausted.errno();
+            self.note_cap_of(id, exhausted);
+            return Err(errno);
         }
+        let memory = client.memory.as_ref().ok_or(Errno::BADF)?;
         memory.open_slot(slot, generation);
         self.movers.send(mover, ToMover::OpenSocket { client: id, slot, generation, channel });
         Ok((slot, generation))

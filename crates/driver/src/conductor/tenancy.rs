@@ -6,7 +6,7 @@ use crate::door::ToDoor;
 use crate::identity::{Identity, NamespaceId};
 use crate::messages::{ClientId, TenantId, ToMover};
 use crate::metrics::Metrics;
-use crate::policy::{Action, Policy};
+use crate::policy::{Action, Policy, PolicyError};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,8 +62,13 @@ impl Conductor {
 
     /// Puts a policy in force: limits, tenants of clients and connections, and what it denies. Returns how many
     /// connections it ended.
-    pub(super) fn apply(&mut self, policy: Policy) -> u64 {
+    ///
+    /// # Errors
+    /// If what it reserves is not there; then nothing has changed.
+    pub(super) fn apply(&mut self, policy: Policy) -> Result<u64, PolicyError> {
+        self.check_reserves(&policy)?;
         let changes = self.tenants.apply(policy);
+        self.payers.apply(&self.tenants, &self.pool);
         for mover in 0..self.movers.len() {
             for &(tenant, ref budget) in &changes.budgets {
                 let budget = Arc::clone(budget);
@@ -83,7 +88,7 @@ impl Conductor {
         }
         Metrics::add(&self.metrics.connections_cut, cut);
         self.place_all();
-        cut
+        Ok(cut)
     }
 
     /// Finds out anew whose clients and connections are.
@@ -97,6 +102,7 @@ impl Conductor {
                     let (id, payer) = (id as ClientId, client.payer());
                     self.door.send(ToDoor::SetTenant { client: id, tenant });
                     self.movers.send(client.mover, ToMover::SetPayer { client: id, payer });
+                    self.move_account(id);
                 }
             }
         }
@@ -153,6 +159,6 @@ impl Conductor {
                 self.tenants.settle(index as u32, connection, self.metrics.region());
             }
         }
-        self.tenants.report(self.settings.policy_file.clone())
+        self.tenants.report(self.settings.policy_file.clone(), &self.payers)
     }
 }

@@ -1,7 +1,9 @@
 //! Tenants: their numbers, their accounts, and the policy in force with its counts.
+use super::payers::Payers;
 use super::Connection;
-use crate::admin::{Account, PolicyReport, RouteReport, RuleReport, TenantReport};
+use crate::admin::{Account, HoldingReport, PolicyReport, RouteReport, RuleReport, TenantReport};
 use crate::identity::{control_group, namespace_of_file, NamespaceId};
+use crate::memory::{Caps, Resource};
 use crate::messages::TenantId;
 use crate::policy::budget::Budget;
 use crate::policy::{
@@ -78,6 +80,7 @@ struct Entry {
     connections_max: Option<u64>,
     budget: Arc<Budget>,
     weight: u32,
+    caps: Caps,
 }
 
 /// What a policy has changed that movers have to know, by tenant.
@@ -117,7 +120,8 @@ impl Tenants {
         let id = self.entries.len() as TenantId;
         let (account, budget) = (Account::default(), Budget::new(Limits::default()));
         let (connections_max, weight) = (None, WEIGHT_DEFAULT);
-        self.entries.push(Entry { name: name.to_owned(), account, connections_max, budget, weight });
+        let (name_of, caps) = (name.to_owned(), Caps::default());
+        self.entries.push(Entry { name: name_of, account, connections_max, budget, weight, caps });
         self.numbers.insert(name.to_owned(), id);
         Ok(id)
     }
@@ -125,6 +129,22 @@ impl Tenants {
     /// The tenant's name.
     pub fn name(&self, id: TenantId) -> &str {
         &self.entries[id as usize].name
+    }
+
+    /// What the tenant's payers may hold.
+    pub fn caps(&self, id: TenantId) -> Caps {
+        self.entries[id as usize].caps
+    }
+
+    /// Whether something is kept for the tenant.
+    pub fn has_reserve(&self, id: TenantId) -> bool {
+        let caps = self.caps(id);
+        Resource::ALL.iter().any(|&resource| caps.of(resource).reserved > 0)
+    }
+
+    /// Tenants that something is kept for.
+    pub fn with_reserves(&self) -> impl Iterator<Item = TenantId> + '_ {
+        (0..self.entries.len() as TenantId).filter(|&id| self.has_reserve(id))
     }
 
     /// Puts a policy in force. Returns what is new.
@@ -145,6 +165,7 @@ impl Tenants {
                 entry.budget = Budget::new(limits);
                 changed.budgets.push((id as TenantId, Arc::clone(&entry.budget)));
             }
+            entry.caps = tenant.map_or_else(Caps::default, |tenant| tenant.caps);
             let weight = tenant.and_then(|tenant| tenant.weight).unwrap_or(WEIGHT_DEFAULT);
             if std::mem::replace(&mut entry.weight, weight) != weight {
                 changed.weights.push((id as TenantId, weight));
@@ -284,14 +305,16 @@ impl Tenants {
     }
 
     /// Everything there is to say. Connections have been settled.
-    pub fn report(&self, file: Option<PathBuf>) -> PolicyReport {
+    pub fn report(&self, file: Option<PathBuf>, payers: &Payers) -> PolicyReport {
         let policy = &self.policy;
         let otherwise = format!("otherwise: {}", policy.default);
         let rules = policy.rules.iter().map(ToString::to_string).chain([otherwise]);
         PolicyReport {
             file,
             path: self.usual_path(),
-            tenants: self.entries.iter().map(|entry| entry.report(policy)).collect(),
+            tenants: (self.entries.iter().enumerate())
+                .map(|(id, entry)| entry.report(policy, payers.report(id as TenantId)))
+                .collect(),
             rules: rules.zip(&self.hits).map(|(rule, &hits)| RuleReport { rule, hits }).collect(),
             routes: (policy.routes.iter().zip(&self.route_hits))
                 .map(|(route, &hits)| RouteReport { service: route.service, to: route.to, hits })
@@ -301,12 +324,13 @@ impl Tenants {
 }
 
 impl Entry {
-    fn report(&self, policy: &Policy) -> TenantReport {
+    fn report(&self, policy: &Policy, holdings: Vec<HoldingReport>) -> TenantReport {
         TenantReport {
             name: self.name.clone(),
             policy: policy.tenant(&self.name).map(ToString::to_string),
             account: self.account,
             rate_waits: self.budget.waits.load(Relaxed),
+            holdings,
         }
     }
 }

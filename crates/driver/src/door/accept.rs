@@ -24,6 +24,8 @@ const ACCEPTS: Flow = Flow { rate: 4000.0, burst: 4000.0 };
 const WAITING_MAX: usize = 64;
 /// Clients of one network namespace, so that one container cannot keep others out.
 const CLIENTS_PER_NAMESPACE_MAX: usize = 1024;
+/// Newcomers beyond the limit on clients that wait to be told so.
+const ARRIVING_MAX: usize = 64;
 /// How long nobody is accepted when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Memory for frames that a client has not read: for a thousand receive regions, which it reads of when bytes come.
@@ -204,7 +206,8 @@ impl Door {
     }
 
     fn enter(&mut self, socket: OwnedFd, identity: Identity, namespace: OwnedFd) {
-        let full = self.guests.count() >= self.clients_max
+        // Those who arrive are counted by the conductor, which knows whose they are: it refuses before.
+        let full = self.guests.count() >= self.clients_max + ARRIVING_MAX
             || self.guests.count_in(identity.namespace) >= CLIENTS_PER_NAMESPACE_MAX;
         if full {
             let process = (identity.pid, identity.uid);
@@ -233,6 +236,11 @@ impl Door {
     fn turn_away(&self, socket: &OwnedFd, (pid, uid): (u32, u32), errno: Errno, why: &str) {
         let refused = Some(Box::new(Refused { pid, uid, errno, why: why.to_owned() }));
         self.conductor.send(FromDoor::TurnedAway { refused });
+        self.say_refused(socket, errno, why);
+    }
+
+    /// Tells a newcomer why it is not let in.
+    pub(super) fn say_refused(&self, socket: &OwnedFd, errno: Errno, why: &str) {
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, why);
         let _ = attach::send(socket, &frame, &[], SendFlags::DONTWAIT);
         if self.is_safe {

@@ -3,7 +3,8 @@ use super::guest::{Guest, Phase, Waits};
 use super::helpers::{receive, Job};
 use super::messages::{FromDoor, Made};
 use super::{token, Door, TOKEN_SOCKET};
-use crate::memory::{ClientMemory, Exhausted, Region};
+use crate::conductor::CHANNEL;
+use crate::memory::{Amounts, ClientMemory, Exhausted, Region};
 use crate::messages::{ClientId, NewChannel, Violation};
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
@@ -161,6 +162,9 @@ impl Door {
             return self.refuse(id, Errno::NOSPC, "no channels left: share those there are");
         }
         let Some(memory) = guest.memory.clone() else { return };
+        if let Err(exhausted) = guest.pay(CHANNEL) {
+            return self.refuse_exhausted(id, exhausted);
+        }
         let made = memory.channel(index).and_then(|rings| {
             let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             let theirs = rustix::io::fcntl_dupfd_cloexec(&doorbell, 0)?;
@@ -185,26 +189,23 @@ impl Door {
         let bytes = self.pool.bytes_of(bytes, bytes >= HUGEPAGE_BYTES as u64);
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return };
-        match account.lease(bytes) {
+        match account.lease(Amounts::memory(bytes)) {
             Ok(lease) => self.helpers.give(payer, whose, Job::SendRegion(lease)),
-            Err(exhausted) => self.refuse_region(id, &exhausted),
+            Err(exhausted) => self.refuse_exhausted(id, exhausted),
         }
     }
 
-    fn refuse_region(&mut self, id: ClientId, exhausted: &Exhausted) {
-        let of_client = self.guests.get(id).and_then(|guest| guest.account()).map(|account| account.budget());
-        match exhausted {
-            Exhausted::Budget { budget } if Some(*budget) == of_client => {
-                self.refuse(id, Errno::NOMEM, "client's memory exhausted: raise memory.client_budget_bytes");
-            }
-            _ => self.refuse(id, Errno::NOMEM, &exhausted.to_string()),
-        }
+    fn refuse_exhausted(&mut self, id: ClientId, exhausted: Exhausted) {
+        let (errno, why) = (exhausted.errno(), exhausted.to_string());
+        self.conductor.send(FromDoor::Refused { client: id, errno, exhausted: Some(exhausted) });
+        let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, &why);
+        self.answer(id, &frame, &[]);
     }
 
     fn seal_send_region(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
         let guest = self.guests.here(id).ok_or(Violation::Frame)?;
         let (region, fd) = guest.send_regions.get_mut(&number).ok_or(Violation::Frame)?;
-        let fd = fd.take().ok_or(Violation::Frame)?;
+        let (fd, _) = fd.take().ok_or(Violation::Frame)?;
         let job = Job::Seal { number, fd, map: Arc::clone(&region.map) };
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         self.helpers.give(payer, whose, job);
@@ -235,16 +236,16 @@ impl Door {
         };
         match made {
             Made::Received(received) => self.received(id, received),
-            Made::SendRegion(Ok((region, fd))) => match rustix::io::fcntl_dupfd_cloexec(&fd, 0) {
-                Ok(keep) => {
+            Made::SendRegion(Ok((region, fd))) => match guest.keep(&fd) {
+                Ok(kept) => {
                     let number = guest.number_region();
                     let frame = described(FrameKind::SendRegion, number, &region);
-                    guest.send_regions.insert(number, (region, Some(keep)));
+                    guest.send_regions.insert(number, (region, Some(kept)));
                     self.answer(id, &frame, &[fd]);
                 }
-                Err(_) => self.refuse(id, Errno::MFILE, "no descriptors left in the driver"),
+                Err(exhausted) => self.refuse_exhausted(id, exhausted),
             },
-            Made::SendRegion(Err(exhausted)) => self.refuse_region(id, &exhausted),
+            Made::SendRegion(Err(exhausted)) => self.refuse_exhausted(id, exhausted),
             Made::ReceiveRegion(Ok((region, fd))) => {
                 let number = guest.number_region();
                 let frame = described(FrameKind::ReceiveRegion, number, &region);
@@ -263,7 +264,7 @@ impl Door {
     }
 
     pub(super) fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
-        self.conductor.send(FromDoor::Refused { client: id, errno });
+        self.conductor.send(FromDoor::Refused { client: id, errno, exhausted: None });
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, reason);
         self.answer(id, &frame, &[]);
     }

@@ -1,7 +1,8 @@
 //! Guests: clients as the door knows them, from `accept` until every agent has forgotten them.
 use crate::identity::NamespaceId;
-use crate::memory::{Account, ClientMemory, Region};
+use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{payer, ClientId, Payer, TenantId};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -46,10 +47,12 @@ pub struct Guest {
     /// Regions made: the number of the next.
     pub regions: u32,
     /// Its send regions, and until they are sealed their descriptors.
-    pub send_regions: HashMap<u32, (Region, Option<OwnedFd>)>,
+    pub send_regions: HashMap<u32, (Region, Option<(OwnedFd, Lease)>)>,
     uid: u32,
     tenant: TenantId,
     account: Option<Arc<Account>>,
+    /// For itself, and for each of its channels.
+    leases: Vec<Lease>,
 }
 
 impl Guest {
@@ -68,14 +71,28 @@ impl Guest {
             uid,
             tenant: TenantId::default(),
             account: None,
+            leases: Vec::new(),
         }
     }
 
     /// The conductor has said whose it is.
-    pub fn admit(&mut self, tenant: TenantId, account: Arc<Account>) {
+    pub fn admit(&mut self, tenant: TenantId, account: Arc<Account>, lease: Lease) {
         self.tenant = tenant;
         self.account = Some(account);
-        self.phase = Phase::Greeting;
+        self.leases.push(lease);
+        if self.is_here() {
+            self.phase = Phase::Greeting;
+        }
+    }
+
+    /// Pays for something that it has until it is forgotten.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub fn pay(&mut self, amounts: Amounts) -> Result<(), Exhausted> {
+        let Some(account) = &self.account else { return Ok(()) };
+        self.leases.push(account.lease(amounts)?);
+        Ok(())
     }
 
     /// It is another tenant's.
@@ -91,6 +108,16 @@ impl Guest {
     /// Who pays for its memory; from [`Self::admit`] on.
     pub fn account(&self) -> Option<&Arc<Account>> {
         self.account.as_ref()
+    }
+
+    /// A descriptor of a region's until that is sealed.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub fn keep(&self, fd: &OwnedFd) -> Result<(OwnedFd, Lease), Exhausted> {
+        let account = self.account.as_ref().ok_or(Exhausted::Memory(Errno::BADF))?;
+        let lease = account.lease(Amounts::descriptor())?;
+        Ok((rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(Exhausted::Memory)?, lease))
     }
 
     /// Whether it is to be heard.

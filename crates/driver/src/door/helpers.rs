@@ -167,7 +167,7 @@ pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::HugepageUse;
+    use crate::memory::{Amounts, HugepageUse};
     use std::time::Instant;
 
     fn take(door: &Mailbox<ToDoor>) -> VecDeque<ToDoor> {
@@ -187,7 +187,7 @@ mod tests {
         let door = Mailbox::new().unwrap();
         let mut helpers = Helpers::new(Arc::clone(&pool), Arc::clone(&door));
         let payer = (3, None);
-        helpers.give(payer, (1, 7), Job::SendRegion(pool.root().lease(8192).unwrap()));
+        helpers.give(payer, (1, 7), Job::SendRegion(pool.root().lease(Amounts::memory(8192)).unwrap()));
         let made = take(&door).pop_front();
         let Some(ToDoor::Made { client: 1, serial: 7, made: Made::SendRegion(Ok((region, fd))) }) = made
         else {

@@ -15,7 +15,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub enum ToDoor {
     /// The newcomer is known: whose it is, and who pays for its memory.
-    Admit { client: ClientId, tenant: TenantId, account: Arc<Account> },
+    Admit { client: ClientId, tenant: TenantId, account: Arc<Account>, lease: Lease },
+    /// The newcomer is one too many.
+    TurnAway { client: ClientId, exhausted: Exhausted },
     /// The client is another tenant's from now on.
     SetTenant { client: ClientId, tenant: TenantId },
     /// Send this to the client, with a descriptor. If it `answers`, the client's next frame is read.
@@ -69,7 +71,7 @@ pub enum FromDoor {
     /// It was not.
     NoReceiveRegion { client: ClientId, exhausted: Exhausted },
     /// It was refused something.
-    Refused { client: ClientId, errno: Errno },
+    Refused { client: ClientId, errno: Errno, exhausted: Option<Exhausted> },
     /// It has hung up, or died.
     Left { client: ClientId },
     /// It broke the protocol.

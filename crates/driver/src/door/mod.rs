@@ -34,6 +34,7 @@ use helpers::{Helpers, Job};
 use pd_abi::limits::REGIONS_MAX;
 use pd_shm::counters::CounterRegion;
 use rustix::event::epoll;
+use rustix::io::Errno;
 use rustix::pipe::{pipe_with, PipeFlags};
 use rustix::time::Timespec;
 use std::collections::VecDeque;
@@ -188,11 +189,18 @@ impl Door {
 
     fn carry_out(&mut self, command: ToDoor) {
         match command {
-            ToDoor::Admit { client, tenant, account } => {
-                if let Some(guest) = self.guests.here(client) {
-                    guest.admit(tenant, account);
+            ToDoor::Admit { client, tenant, account, lease } => {
+                if let Some(guest) = self.guests.get(client) {
+                    guest.admit(tenant, account, lease);
                     self.answered(client);
                 }
+            }
+            ToDoor::TurnAway { client, exhausted } => {
+                if let Some(socket) = self.guests.here(client).map(|guest| Arc::clone(&guest.socket)) {
+                    self.say_refused(&socket, exhausted.errno(), &exhausted.to_string());
+                }
+                self.close(client);
+                self.guests.forget(client);
             }
             ToDoor::SetTenant { client, tenant } => {
                 if let Some(guest) = self.guests.get(client) {
@@ -221,7 +229,7 @@ impl Door {
             ToDoor::MakeReceiveRegion { client, lease, ring_bytes } => {
                 let Some(guest) = self.guests.here(client) else { return };
                 if guest.regions as usize >= REGIONS_MAX {
-                    let exhausted = Exhausted::Budget { budget: lease.bytes() };
+                    let exhausted = Exhausted::Memory(Errno::NOSPC);
                     self.conductor.send(FromDoor::NoReceiveRegion { client, exhausted });
                 } else {
                     let (payer, whose) = (guest.payer(), (client, guest.serial));

@@ -1,114 +1,450 @@
-//! Who pays for memory: accounts, each a part of the one above it, and leases of their bytes.
+//! Who pays for what clients hold: accounts, each a part of the one above it, and leases of their amounts.
 //!
-//! A lease is taken of an account and of all above it, or of none, and is given back to the same when it is dropped, whatever has
+//! The pool's account has all there is. Below it each payer ([`crate::messages::Payer`]) has one, and below that each of its
+//! clients. A lease is taken of an account and of all above it, or of none. It is given back when it is dropped, whatever has
 //! become of the client meanwhile.
+//!
+//! A payer may hold as much as its cap; without one, half of what others leave. What is reserved for a payer is taken of the
+//! pool from the start, so that others cannot have it.
+//!
+//! All accounts of a pool share one lock. It is held for a few steps, and never for a message or a request in a ring.
 use super::pool::Exhausted;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::Arc;
+use std::ops::{Add, AddAssign, SubAssign};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    pub clients: u64,
+    /// Of the driver.
+    pub descriptors: u64,
+    /// Pages that the driver has made of control and status regions. The pool's budget is for regions alone; the limit on clients
+    /// bounds these.
+    pub lines_bytes: u64,
+    /// Regions and direct rings.
+    pub memory_bytes: u64,
+}
+
+/// What runs out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Resource {
+    Clients,
+    Descriptors,
+    /// Regions, direct rings and lines.
+    Memory,
+}
+
+/// Whose account it is that has too little.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Whose {
+    Pool,
+    Tenant,
+    Client,
+}
+
+/// What a payer may hold, and what is kept for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caps {
+    /// Clients.
+    pub clients: Cap,
+    /// Descriptors of the driver.
+    pub descriptors: Cap,
+    /// Bytes of regions, direct rings and lines.
+    pub memory_bytes: Cap,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cap {
+    /// None: half of what others leave.
+    pub most: Option<u64>,
+    /// What others cannot have.
+    pub reserved: u64,
+}
+
+/// How a payer stands with one resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    pub used: u64,
+    pub most: u64,
+    pub reserved: u64,
+    /// Times that it was refused more.
+    pub refused: u64,
+}
 
 /// See the module. Any thread may use it.
 #[derive(Debug)]
 pub struct Account {
-    budget: u64,
-    used: AtomicU64,
-    leases: AtomicUsize,
-    above: Option<Arc<Account>>,
+    books: Arc<Mutex<Books>>,
+    index: usize,
 }
 
-/// Bytes taken from an [`Account`].
+/// Amounts taken from an [`Account`].
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
-    bytes: u64,
+    amounts: Amounts,
 }
 
+#[derive(Debug, Default)]
+struct Books {
+    entries: Vec<Option<Entry>>,
+    free: Vec<usize>,
+    /// What is used of the pool; its account counts what is reserved, too.
+    held: Amounts,
+}
+
+#[derive(Debug)]
+struct Entry {
+    kind: Kind,
+    used: Amounts,
+    leases: usize,
+    refused: [u64; 3],
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// All there is; `used` with what is reserved.
+    Pool(Amounts),
+    Payer(Caps),
+    /// Bytes that it may have, and its payer.
+    Client(u64, Arc<Account>),
+}
+
+impl Resource {
+    pub const ALL: [Self; 3] = [Self::Clients, Self::Descriptors, Self::Memory];
+}
+
+impl Amounts {
+    /// Bytes of regions.
+    pub fn memory(memory_bytes: u64) -> Self {
+        Self { memory_bytes, ..Self::default() }
+    }
+
+    /// One of the driver's.
+    pub fn descriptor() -> Self {
+        Self { descriptors: 1, ..Self::default() }
+    }
+
+    /// What a payer is charged.
+    fn of_payer(&self, resource: Resource) -> u64 {
+        match resource {
+            Resource::Clients => self.clients,
+            Resource::Descriptors => self.descriptors,
+            Resource::Memory => self.memory_bytes + self.lines_bytes,
+        }
+    }
+
+    /// What is taken of the pool.
+    pub fn of_pool(&self, resource: Resource) -> u64 {
+        match resource {
+            Resource::Memory => self.memory_bytes,
+            other => self.of_payer(other),
+        }
+    }
+}
+
+impl Add for Amounts {
+    type Output = Self;
+
+    fn add(mut self, more: Self) -> Self {
+        self += more;
+        self
+    }
+}
+
+impl AddAssign for Amounts {
+    fn add_assign(&mut self, more: Self) {
+        self.clients += more.clients;
+        self.descriptors += more.descriptors;
+        self.lines_bytes += more.lines_bytes;
+        self.memory_bytes += more.memory_bytes;
+    }
+}
+
+impl SubAssign for Amounts {
+    fn sub_assign(&mut self, less: Self) {
+        self.clients -= less.clients;
+        self.descriptors -= less.descriptors;
+        self.lines_bytes -= less.lines_bytes;
+        self.memory_bytes -= less.memory_bytes;
+    }
+}
+
+impl Caps {
+    /// Of one resource.
+    pub fn of(&self, resource: Resource) -> Cap {
+        match resource {
+            Resource::Clients => self.clients,
+            Resource::Descriptors => self.descriptors,
+            Resource::Memory => self.memory_bytes,
+        }
+    }
+
+    /// What such a payer takes of the pool by using so much.
+    fn taken(&self, used: &Amounts) -> Amounts {
+        let of = |resource| used.of_pool(resource).max(self.of(resource).reserved);
+        Amounts {
+            clients: of(Resource::Clients),
+            descriptors: of(Resource::Descriptors),
+            lines_bytes: used.lines_bytes,
+            memory_bytes: of(Resource::Memory),
+        }
+    }
+}
+
+impl Books {
+    fn entry(&self, index: usize) -> &Entry {
+        self.entries[index].as_ref().expect("an account that somebody has")
+    }
+
+    fn entry_mut(&mut self, index: usize) -> &mut Entry {
+        self.entries[index].as_mut().expect("an account that somebody has")
+    }
+
+    fn open(&mut self, kind: Kind) -> usize {
+        let entry = Some(Entry { kind, used: Amounts::default(), leases: 0, refused: [0; 3] });
+        match self.free.pop() {
+            Some(index) => {
+                self.entries[index] = entry;
+                index
+            }
+            None => {
+                self.entries.push(entry);
+                self.entries.len() - 1
+            }
+        }
+    }
+
+    fn total(&self) -> Amounts {
+        match self.entry(POOL).kind {
+            Kind::Pool(total) => total,
+            _ => Amounts::default(),
+        }
+    }
+
+    /// What a payer may use at the moment.
+    fn most(&self, payer: usize, caps: &Caps, resource: Resource) -> u64 {
+        let Cap { most, reserved } = caps.of(resource);
+        most.unwrap_or_else(|| {
+            let own = caps.taken(&self.entry(payer).used).of_pool(resource);
+            let others = self.entry(POOL).used.of_pool(resource) - own;
+            (self.total().of_pool(resource).saturating_sub(others) / 2).max(reserved)
+        })
+    }
+
+    /// Changes what is used of an account and those above it.
+    fn change(&mut self, index: usize, change: &dyn Fn(&mut Amounts)) {
+        let entry = self.entry_mut(index);
+        let before = entry.used;
+        change(&mut entry.used);
+        let now = entry.used;
+        match &self.entry(index).kind {
+            Kind::Pool(_) => change(&mut self.held),
+            Kind::Client(_, payer) => {
+                let payer = payer.index;
+                self.change(payer, change);
+            }
+            Kind::Payer(caps) => {
+                let (before, now) = (caps.taken(&before), caps.taken(&now));
+                let pool = &mut self.entry_mut(POOL).used;
+                *pool += now;
+                *pool -= before;
+                change(&mut self.held);
+            }
+        }
+    }
+
+    /// Takes amounts of an account and of those above it.
+    fn take(&mut self, index: usize, want: &Amounts) -> Result<(), Exhausted> {
+        let mut at = index;
+        if let Kind::Client(budget, payer) = &self.entry(at).kind {
+            let (budget, payer) = (*budget, payer.index);
+            if self.entry(at).used.memory_bytes.saturating_add(want.memory_bytes) > budget {
+                return Err(self.refuse(at, Resource::Memory, Whose::Client, budget));
+            }
+            at = payer;
+        }
+        let mut more = *want;
+        if let Kind::Payer(caps) = self.entry(at).kind {
+            let used = self.entry(at).used;
+            for resource in Resource::ALL {
+                let (want, most) = (want.of_payer(resource), self.most(at, &caps, resource));
+                if want > 0 && used.of_payer(resource).saturating_add(want) > most {
+                    return Err(self.refuse(at, resource, Whose::Tenant, most));
+                }
+            }
+            more = caps.taken(&(used + *want));
+            more -= caps.taken(&used);
+        }
+        let (used, total) = (self.entry(POOL).used, self.total());
+        for resource in Resource::ALL {
+            let (more, total) = (more.of_pool(resource), total.of_pool(resource));
+            if more > 0 && used.of_pool(resource).saturating_add(more) > total {
+                return Err(self.refuse(at, resource, Whose::Pool, total));
+            }
+        }
+        self.change(index, &|used| *used += *want);
+        Ok(())
+    }
+
+    fn refuse(&mut self, at: usize, resource: Resource, whose: Whose, most: u64) -> Exhausted {
+        self.entry_mut(at).refused[resource as usize] += 1;
+        Exhausted::Budget { resource, whose, most }
+    }
+}
+
+/// The first account of the books.
+const POOL: usize = 0;
+
 impl Account {
-    /// An account with nothing above it.
-    pub fn new(budget: u64) -> Arc<Self> {
-        Arc::new(Self { budget, used: AtomicU64::new(0), leases: AtomicUsize::new(0), above: None })
+    /// The account of a pool of so much.
+    pub fn new(total: Amounts) -> Arc<Self> {
+        let mut books = Books::default();
+        let index = books.open(Kind::Pool(total));
+        Arc::new(Self { books: Arc::new(Mutex::new(books)), index })
     }
 
-    /// A part of this account, of `budget` bytes at most.
-    pub fn below(self: &Arc<Self>, budget: u64) -> Arc<Self> {
-        let above = Some(Arc::clone(self));
-        Arc::new(Self { budget, used: AtomicU64::new(0), leases: AtomicUsize::new(0), above })
+    /// A payer's account, below the pool's.
+    pub fn payer(self: &Arc<Self>, caps: Caps) -> Arc<Self> {
+        let payer = self.below(Kind::Payer(Caps::default()));
+        payer.set_caps(caps);
+        payer
     }
 
-    /// Bytes leased.
-    pub fn used(&self) -> u64 {
-        self.used.load(Relaxed)
+    /// A client's account, below a payer's, of so many bytes of regions.
+    pub fn client(self: &Arc<Self>, budget: u64) -> Arc<Self> {
+        self.below(Kind::Client(budget, Arc::clone(self)))
     }
 
-    /// Bytes that may be leased.
-    pub fn budget(&self) -> u64 {
-        self.budget
+    fn below(&self, kind: Kind) -> Arc<Self> {
+        let index = self.lock().open(kind);
+        Arc::new(Self { books: Arc::clone(&self.books), index })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a payer may hold from now on. What it holds beyond stays with it.
+    pub fn set_caps(&self, caps: Caps) {
+        let mut books = self.lock();
+        let used = books.entry(self.index).used;
+        let Kind::Payer(own) = &mut books.entry_mut(self.index).kind else { return };
+        let before = std::mem::replace(own, caps).taken(&used);
+        let pool = &mut books.entry_mut(POOL).used;
+        *pool += caps.taken(&used);
+        *pool -= before;
+    }
+
+    /// A client and all that it holds is another payer's from now on, whatever that may hold.
+    pub fn move_below(&self, payer: &Arc<Self>) {
+        let mut books = self.lock();
+        let used = books.entry(self.index).used;
+        let Kind::Client(_, above) = &mut books.entry_mut(self.index).kind else { return };
+        let before = std::mem::replace(above, Arc::clone(payer));
+        books.change(before.index, &|amounts| *amounts -= used);
+        books.change(payer.index, &|amounts| *amounts += used);
+        // It may be the last that holds its former payer's.
+        drop(books);
+        drop(before);
+    }
+
+    /// What is held.
+    pub fn used(&self) -> Amounts {
+        let books = self.lock();
+        if self.index == POOL {
+            books.held
+        } else {
+            books.entry(self.index).used
+        }
+    }
+
+    /// What the pool has.
+    pub fn total(&self) -> Amounts {
+        self.lock().total()
     }
 
     /// Leases there are.
     pub fn leases(&self) -> usize {
-        self.leases.load(Relaxed)
+        self.lock().entry(self.index).leases
     }
 
-    /// Bytes that can be leased at the moment.
+    /// How a payer stands with a resource.
+    pub fn standing(&self, resource: Resource) -> Standing {
+        let books = self.lock();
+        let entry = books.entry(self.index);
+        let Kind::Payer(caps) = &entry.kind else { return Standing::default() };
+        Standing {
+            used: entry.used.of_payer(resource),
+            most: books.most(self.index, caps, resource),
+            reserved: caps.of(resource).reserved,
+            refused: entry.refused[resource as usize],
+        }
+    }
+
+    /// Bytes of regions that can be leased at the moment.
     pub fn free(&self) -> u64 {
-        self.chain().map(|account| account.budget.saturating_sub(account.used())).min().unwrap_or(0)
+        let books = self.lock();
+        let entry = books.entry(self.index);
+        let Kind::Client(budget, payer) = &entry.kind else { return 0 };
+        let of_client = budget.saturating_sub(entry.used.memory_bytes);
+        let payer = payer.index;
+        let Kind::Payer(caps) = &books.entry(payer).kind else { return of_client };
+        let used = books.entry(payer).used;
+        let most = books.most(payer, caps, Resource::Memory);
+        let of_payer = most.saturating_sub(used.of_payer(Resource::Memory));
+        let reserve = caps.taken(&used).memory_bytes - used.memory_bytes;
+        let of_pool =
+            books.total().memory_bytes.saturating_sub(books.entry(POOL).used.memory_bytes) + reserve;
+        of_client.min(of_payer).min(of_pool)
     }
 
-    fn chain(&self) -> impl Iterator<Item = &Self> {
-        std::iter::successors(Some(self), |account| account.above.as_deref())
-    }
-
-    /// Takes bytes of this account and of those above it.
+    /// Takes amounts of this account and of those above it.
     ///
     /// # Errors
-    /// [`Exhausted::Budget`] with the budget that is too small.
-    pub fn lease(self: &Arc<Self>, bytes: u64) -> Result<Lease, Exhausted> {
-        for (taken, account) in self.chain().enumerate() {
-            let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= account.budget);
-            if account.used.fetch_update(Relaxed, Relaxed, fits).is_err() {
-                self.chain().take(taken).for_each(|account| {
-                    account.used.fetch_sub(bytes, Relaxed);
-                });
-                return Err(Exhausted::Budget { budget: account.budget });
-            }
+    /// [`Exhausted::Budget`], which says what is too small.
+    pub fn lease(self: &Arc<Self>, amounts: Amounts) -> Result<Lease, Exhausted> {
+        let mut books = self.lock();
+        books.take(self.index, &amounts)?;
+        books.entry_mut(self.index).leases += usize::from(amounts.memory_bytes > 0);
+        Ok(Lease { account: Arc::clone(self), amounts })
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if self.index == POOL {
+            return; // goes with the books
         }
-        self.leases.fetch_add(1, Relaxed);
-        Ok(Lease { account: Arc::clone(self), bytes })
+        let mut books = self.lock();
+        let entry = books.entries[self.index].take();
+        if let Some(Entry { kind: Kind::Payer(caps), used, .. }) = &entry {
+            let kept = caps.taken(used);
+            books.entry_mut(POOL).used -= kept;
+        }
+        books.free.push(self.index);
+        drop(books);
+        // With it goes what it holds of the one above, which locks the books.
+        drop(entry);
     }
 }
 
 impl Lease {
-    /// Its bytes.
+    /// Bytes of regions.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.amounts.memory_bytes
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.account.leases.fetch_sub(1, Relaxed);
-        for account in self.account.chain() {
-            account.used.fetch_sub(self.bytes, Relaxed);
-        }
+        let amounts = self.amounts;
+        let mut books = self.account.lock();
+        books.change(self.account.index, &|used| *used -= amounts);
+        books.entry_mut(self.account.index).leases -= usize::from(amounts.memory_bytes > 0);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_accounts_pay_or_none() {
-        let root = Account::new(100);
-        let tenant = root.below(50);
-        let (one, two) = (tenant.below(40), tenant.below(40));
-        let lease = one.lease(40).unwrap();
-        assert_eq!((one.used(), tenant.used(), root.used(), one.leases()), (40, 40, 40, 1));
-        assert_eq!(one.lease(1).unwrap_err(), Exhausted::Budget { budget: 40 });
-        assert_eq!(two.free(), 10);
-        assert_eq!(two.lease(11).unwrap_err(), Exhausted::Budget { budget: 50 });
-        assert_eq!((two.used(), tenant.used(), root.used()), (0, 40, 40));
-        drop(lease);
-        assert_eq!((one.used(), tenant.used(), root.used(), one.leases()), (0, 0, 0, 0));
-    }
-}
+mod tests;

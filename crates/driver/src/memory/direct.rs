@@ -1,6 +1,6 @@
 //! Rings of the direct path: one memory file for each direction of a connection, which one client writes and the
 //! other reads.
-use super::account::{Account, Lease};
+use super::account::{Account, Amounts, Lease};
 use super::pool::{Exhausted, HugepageUse, Pool};
 use crate::messages::Remainder;
 use pd_abi::layout::direct;
@@ -62,7 +62,7 @@ impl Pool {
     ) -> std::result::Result<DirectRing, Exhausted> {
         let head = pages.bytes();
         let len = head + bytes as usize;
-        let lease = account.lease(len as u64)?;
+        let lease = account.lease(Amounts { descriptors: 1, ..Amounts::memory(len as u64) })?;
         let make = || -> Result<(OwnedFd, Mapping)> {
             let made = memfd::create("pd-direct", len, pages)?;
             // A lack of memory shows here, and not by a client's access.

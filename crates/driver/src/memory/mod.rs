@@ -5,7 +5,7 @@ mod lines;
 mod pool;
 mod space;
 
-pub use account::{Account, Lease};
+pub use account::{Account, Amounts, Cap, Caps, Lease, Resource, Standing, Whose};
 pub use direct::DirectRing;
 pub use lines::{ClientMemory, Slot};
 pub use pool::{Exhausted, HugepageUse, Pool, Region};

@@ -1,5 +1,5 @@
 //! The budget that all payload regions come from.
-use super::account::{Account, Lease};
+use super::account::{Account, Amounts, Lease, Resource, Whose};
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Mapping, Protection};
@@ -32,11 +32,15 @@ pub struct Pool {
 /// There is no memory for a region.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Exhausted {
-    /// The pool's budget.
-    #[error("pool of {budget} bytes exhausted: raise memory.budget_bytes")]
+    /// An account may hold no more.
+    #[error("{}", remedy(*resource, *whose, *most))]
     Budget {
-        /// Bytes that the pool may have.
-        budget: u64,
+        /// Of what.
+        resource: Resource,
+        /// Whose account.
+        whose: Whose,
+        /// What it may hold.
+        most: u64,
     },
     /// The machine's hugepages, when they are required.
     #[error("no free hugepages: raise vm.nr_hugepages or set memory.hugepages = \"auto\"")]
@@ -44,6 +48,51 @@ pub enum Exhausted {
     /// The machine's memory.
     #[error("out of memory: {0}")]
     Memory(Errno),
+}
+
+fn remedy(resource: Resource, whose: Whose, most: u64) -> String {
+    match (resource, whose) {
+        (Resource::Memory, Whose::Pool) => {
+            format!("pool of {most} bytes exhausted: raise memory.budget_bytes")
+        }
+        (Resource::Memory, Whose::Client) => {
+            "client's memory exhausted: raise memory.client_budget_bytes".to_owned()
+        }
+        (Resource::Memory, Whose::Tenant) => {
+            format!("tenant's memory of {most} bytes exhausted: raise its memory_bytes_max in the policy")
+        }
+        (Resource::Clients, Whose::Tenant) => {
+            format!("{most} clients of the tenant are attached: raise its clients_max in the policy")
+        }
+        (Resource::Clients, _) => "too many clients attached (clients_max)".to_owned(),
+        (Resource::Descriptors, Whose::Tenant) => {
+            format!("tenant's {most} descriptors in use: raise its descriptors_max in the policy")
+        }
+        (Resource::Descriptors, _) => {
+            "no descriptors left in the driver: raise its limit on open files (LimitNOFILE)".to_owned()
+        }
+    }
+}
+
+impl Exhausted {
+    /// What a client learns.
+    pub fn errno(&self) -> Errno {
+        match *self {
+            Self::Budget { resource: Resource::Clients, .. } => Errno::USERS,
+            Self::Budget { resource: Resource::Descriptors, .. } => Errno::MFILE,
+            Self::Memory(errno) => errno,
+            _ => Errno::NOMEM,
+        }
+    }
+
+    /// Whether less would do: it is bytes that are short.
+    pub fn is_of_bytes(&self) -> bool {
+        !matches!(
+            self,
+            Self::Budget { resource: Resource::Clients | Resource::Descriptors, .. }
+                | Self::Memory(Errno::MFILE)
+        )
+    }
 }
 
 /// A region as the driver holds it: every page exists, and the budget knows of it.
@@ -58,14 +107,21 @@ pub struct Region {
 }
 
 impl Pool {
-    /// A pool of `budget` bytes.
+    /// A pool of `budget` bytes, and of any number of clients and descriptors.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn new(budget: u64, hugepages: HugepageUse) -> Arc<Self> {
-        Arc::new(Self { root: Account::new(budget), hugepages, warned: AtomicBool::new(false) })
+        let (clients, descriptors, lines_bytes) = (u64::MAX, u64::MAX, u64::MAX);
+        Self::of(Amounts { clients, descriptors, lines_bytes, memory_bytes: budget }, hugepages)
+    }
+
+    /// A pool of so much.
+    pub fn of(total: Amounts, hugepages: HugepageUse) -> Arc<Self> {
+        Arc::new(Self { root: Account::new(total), hugepages, warned: AtomicBool::new(false) })
     }
 
     /// Bytes in use and bytes in all.
     pub fn usage(&self) -> (u64, u64) {
-        (self.root.used(), self.root.budget())
+        (self.root.used().memory_bytes, self.root.total().memory_bytes)
     }
 
     /// What all accounts draw on.
@@ -140,17 +196,21 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::{Cap, Caps};
 
     #[test]
     fn budget_is_kept_and_comes_back() {
         let pool = Pool::new(1 << 20, HugepageUse::Off);
-        let client = pool.root().below(1 << 20);
-        let (region, fd) = pool.receive_region(client.lease(1 << 20).unwrap(), 4096).unwrap();
+        let caps = Caps { memory_bytes: Cap { most: Some(2 << 20), reserved: 0 }, ..Caps::default() };
+        let client = pool.root().payer(caps).client(2 << 20);
+        let lease = |bytes| client.lease(Amounts::memory(bytes));
+        let (region, fd) = pool.receive_region(lease(1 << 20).unwrap(), 4096).unwrap();
         assert!(memfd::is_sealed(&fd));
-        assert_eq!(client.lease(4096).unwrap_err(), Exhausted::Budget { budget: 1 << 20 });
+        let exhausted = lease(4096).unwrap_err();
+        assert_eq!(exhausted.to_string(), "pool of 1048576 bytes exhausted: raise memory.budget_bytes");
         assert_eq!(pool.usage(), (1 << 20, 1 << 20));
         drop(region);
         assert_eq!(pool.usage().0, 0);
-        pool.send_region(client.lease(4096).unwrap()).unwrap();
+        pool.send_region(lease(4096).unwrap()).unwrap();
     }
 }

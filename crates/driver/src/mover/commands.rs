@@ -32,9 +32,10 @@ impl Mover {
     /// have reached the cache.
     pub fn carry_out(&mut self, command: &mut ToMover) {
         match *command {
-            ToMover::AddClient { client, payer, ref memory, ref process } => {
+            ToMover::AddClient { client, payer, ref account, ref memory, ref process } => {
                 let state = Client {
                     payer: self.fair.enter(payer),
+                    account: Arc::clone(account),
                     memory: Arc::clone(memory),
                     process: process.clone(),
                     files: Vec::new(),

@@ -5,6 +5,7 @@
 //! removed file and no file system.
 use super::flow::Flow;
 use super::{Client, Mover};
+use crate::memory::Amounts;
 use crate::messages::{ClientId, FlowId, Violation};
 use crate::metrics::Metrics;
 use crate::reader::{Asker, OpenFile, Wanted};
@@ -49,16 +50,18 @@ impl Mover {
         let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
         let free = state.files.iter().position(|slot| matches!(slot.state, State::Free));
         let slot = free.unwrap_or(state.files.len());
-        if slot == FILES_MAX {
+        let lease = (slot < FILES_MAX).then(|| state.account.lease(Amounts::descriptor()).ok()).flatten();
+        let Some(lease) = lease else {
             self.answer_file(client, channel, request.tag, Err(Errno::MFILE));
             return;
-        }
+        };
         if slot == state.files.len() {
             state.files.push(FileSlot::default());
         }
         state.files[slot].state = State::Opening;
         let (device, inode) = request.numbers();
-        let wanted = Wanted { process: state.process.clone(), descriptor: request.value, device, inode };
+        let process = state.process.clone();
+        let wanted = Wanted { process, descriptor: request.value, device, inode, lease };
         let asker = Asker { client, memory: Arc::clone(&state.memory), slot, channel, tag: request.tag };
         self.reader.open(wanted, asker, &self.inbox);
     }

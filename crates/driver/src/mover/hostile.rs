@@ -16,7 +16,7 @@
 use super::{Mover, MoverSettings};
 use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Outbox};
-use crate::memory::{ClientMemory, HugepageUse, Pool, Slot};
+use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool, Slot};
 use crate::messages::{
     payer, ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Process, Ring, ToConductor, ToMover,
     Violation,
@@ -218,7 +218,9 @@ impl World {
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("a process");
         let process = Process { pid: std::process::id(), pidfd: Arc::new(pidfd) };
         let payer = payer(0, client.into());
-        self.inbox.send(ToMover::AddClient { client, payer, memory: Arc::clone(&memory), process });
+        let account = Arc::clone(pool.root());
+        let known = Arc::clone(&memory);
+        self.inbox.send(ToMover::AddClient { client, payer, account, memory: known, process });
         let mut doorbells = Vec::new();
         for channel in 0..if client == A { CHANNELS_OF_A } else { 1 } {
             let (requests, events) = memory.channel(channel).expect("a channel");
@@ -232,7 +234,7 @@ impl World {
                 doorbell,
             }))));
         }
-        let lease = |bytes| pool.root().lease(bytes).expect("budget");
+        let lease = |bytes| pool.root().lease(Amounts::memory(bytes)).expect("budget");
         let (send, send_fd) = pool.send_region(lease(SEND_REGION_BYTES as u64)).expect("memory");
         let fill = Mapping::new(&send_fd, SEND_REGION_BYTES, Protection::ReadWrite).expect("a mapping");
         for (index, bytes) in region_bytes(client).chunks_exact(8).enumerate() {

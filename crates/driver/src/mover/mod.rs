@@ -27,7 +27,7 @@ pub use table::{BufferTable, Entry, ENTRIES_MAX};
 
 use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Outbox};
-use crate::memory::ClientMemory;
+use crate::memory::{Account, ClientMemory};
 use crate::messages::{ClientId, FlowId, MoverId, Process, ToConductor, ToMover};
 use crate::metrics::Metrics;
 use crate::reader::Reader;
@@ -116,6 +116,7 @@ pub struct Mover {
 
 struct Client {
     payer: PayerId,
+    account: Arc<Account>,
     memory: Arc<ClientMemory>,
     process: Process,
     files: Vec<FileSlot>,

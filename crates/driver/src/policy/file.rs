@@ -12,6 +12,10 @@
 //! namespaces = ["/run/netns/red"]
 //! connections_max = 1000
 //! weight = 2                          # beside others; 1 if absent
+//! clients_max = 100                   # absent: half of what others leave, as the next two
+//! descriptors_max = 10000             # of the driver
+//! memory_bytes_max = "1GB"
+//! reserved = { clients = 10, descriptors = 100, memory_bytes = "100MB" }
 //! rate = { bytes_per_second = "1GB", messages_per_second = 100000 }
 //! connection_rate = { bytes_per_second = "100MB", burst_bytes = "10MB" }
 //!
@@ -30,6 +34,7 @@
 //! ```
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
 use super::{Action, Limits, Path, Policy, Route, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
+use crate::memory::{Cap, Caps};
 use crate::size::Bytes;
 use ipnet::IpNet;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
@@ -55,6 +60,13 @@ const LEAST_BYTES: u64 = 4 << 10;
 #[error("{0}")]
 pub struct PolicyError(String);
 
+impl PolicyError {
+    /// One that is not found by reading the file.
+    pub(super) fn of(why: String) -> Self {
+        Self(why)
+    }
+}
+
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct File {
@@ -77,10 +89,23 @@ struct TenantTable {
     namespaces: Vec<PathBuf>,
     connections_max: Option<u64>,
     weight: Option<i64>,
+    clients_max: Option<u64>,
+    descriptors_max: Option<u64>,
+    memory_bytes_max: Option<Bytes>,
+    #[serde(default)]
+    reserved: ReservedTable,
     #[serde(default)]
     rate: RateTable,
     #[serde(default)]
     connection_rate: RateTable,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ReservedTable {
+    clients: u64,
+    descriptors: u64,
+    memory_bytes: Bytes,
 }
 
 #[derive(Default, Deserialize)]
@@ -284,8 +309,19 @@ fn tenant(table: TenantTable) -> Result<Tenant, String> {
         )),
     });
     let weight = weight.transpose()?;
+    let caps = Caps {
+        clients: cap(&name, "clients", table.clients_max, table.reserved.clients)?,
+        descriptors: cap(&name, "descriptors", table.descriptors_max, table.reserved.descriptors)?,
+        memory_bytes: cap(
+            &name,
+            "memory_bytes",
+            table.memory_bytes_max.map(|bytes| bytes.0),
+            table.reserved.memory_bytes.0,
+        )?,
+    };
     Ok(Tenant {
         name,
+        caps,
         containers: table.containers,
         cgroups: table.cgroups,
         namespaces: table.namespaces,
@@ -293,6 +329,25 @@ fn tenant(table: TenantTable) -> Result<Tenant, String> {
         limits,
         weight,
     })
+}
+
+fn cap(tenant: &str, key: &str, most: Option<u64>, reserved: u64) -> Result<Cap, String> {
+    if most == Some(0) {
+        return Err(format!(
+            "tenant {tenant}: {key}_max = 0 lets nobody in; deny its connections, or raise it"
+        ));
+    }
+    if most.is_some_and(|most| most < reserved) {
+        return Err(format!(
+            "tenant {tenant}: reserved.{key} = {reserved} is more than its {key}_max; lower the one or raise the other"
+        ));
+    }
+    if reserved > 0 && tenant == DEFAULT_TENANT {
+        return Err(format!(
+            "tenant {tenant}: reserved.{key} would be every user's; take it out, or name a tenant for those who need it"
+        ));
+    }
+    Ok(Cap { most, reserved })
 }
 
 /// Takes note of the tenant's name and selectors; none may be another's.

@@ -7,8 +7,10 @@ pub mod budget;
 mod file;
 pub mod rate;
 
+pub use crate::memory::{Cap, Caps};
 pub use file::PolicyError;
 
+use crate::memory::{Amounts, Resource};
 use ipnet::IpNet;
 use rate::{Rate, Rates};
 use std::fmt;
@@ -80,6 +82,8 @@ pub struct Tenant {
     pub limits: Limits,
     /// Its share of a mover's time beside other tenants; of the default one: each user's.
     pub weight: Option<u32>,
+    /// What its clients may hold of the driver, and what is kept for them; of the default one: each user's.
+    pub caps: Caps,
 }
 
 /// What may be sent.
@@ -145,6 +149,32 @@ impl Policy {
     pub fn route(&self, to: SocketAddr) -> Option<usize> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         self.routes.iter().position(|route| route.service == to)
+    }
+
+    /// Whether all that it reserves is there.
+    ///
+    /// # Errors
+    /// The first tenant whose reserve does not fit beside those before it.
+    pub fn check_reserves(&self, total: &Amounts) -> Result<(), PolicyError> {
+        for (resource, key, raise) in [
+            (Resource::Clients, "clients", "clients_max of the driver"),
+            (Resource::Descriptors, "descriptors", "the driver's limit on open files"),
+            (Resource::Memory, "memory_bytes", "memory.budget_bytes"),
+        ] {
+            let (total, mut reserved) = (total.of_pool(resource), 0u64);
+            for tenant in &self.tenants {
+                let own = tenant.caps.of(resource).reserved;
+                if reserved.saturating_add(own) > total {
+                    return Err(PolicyError::of(format!(
+                        "tenant {}: reserved.{key} = {own} does not fit: tenants above reserve {reserved}, and there are \
+                         {total}; lower it, or raise {raise}",
+                        tenant.name
+                    )));
+                }
+                reserved += own;
+            }
+        }
+        Ok(())
     }
 
     /// The tenant of this name, if the policy says anything of it.
@@ -239,6 +269,19 @@ impl fmt::Display for Tenant {
         write!(f, "{}: {}", self.name, whose.join(", "))?;
         if let Some(most) = self.connections_max {
             write!(f, "; at most {most} connections")?;
+        }
+        let held = [
+            ("clients", self.caps.clients),
+            ("descriptors", self.caps.descriptors),
+            ("bytes of memory", self.caps.memory_bytes),
+        ];
+        for (what, Cap { most, reserved }) in held {
+            if let Some(most) = most {
+                write!(f, "; at most {most} {what}")?;
+            }
+            if reserved > 0 {
+                write!(f, "; {reserved} {what} reserved")?;
+            }
         }
         if let Some(weight) = self.weight {
             write!(f, "; weight {weight}")?;

@@ -28,6 +28,10 @@ fn every_key_is_read_and_explained() {
         namespaces = ["/run/netns/red"]
         connections_max = 5
         weight = 3
+        clients_max = 20
+        descriptors_max = 300
+        memory_bytes_max = "1MiB"
+        reserved = { clients = 2, memory_bytes = "64KiB" }
         rate = { bytes_per_second = "1MiB", burst_bytes = "2MiB", messages_per_second = 1000, burst_messages = 20 }
         connection_rate = { bytes_per_second = 4096 }
         [[tenant]]
@@ -52,7 +56,8 @@ fn every_key_is_read_and_explained() {
     assert_eq!(red.limits.connection.bytes, Some(Rate { per_second: 4096, burst: 65536, least: 4096 }));
     let told = policy.to_string();
     for line in [
-        "tenant red: container web, cgroup /red.slice, namespace /run/netns/red; at most 5 connections; weight 3; \
+        "tenant red: container web, cgroup /red.slice, namespace /run/netns/red; at most 5 connections; at most 20 clients; 2 clients reserved; at most 300 descriptors; \
+         at most 1048576 bytes of memory; 65536 bytes of memory reserved; weight 3; \
          1048576 bytes/s, burst 2097152; 1000 messages/s, burst 20; 4096 bytes/s a connection, burst 65536",
         "rule 1: allow red to red, blue, address 10.0.0.0/8, fd00::1/128, port 80, 8000-8999, path direct, trusted",
         "otherwise: deny",
@@ -82,6 +87,16 @@ fn what_is_wrong_is_named_with_its_line_and_a_remedy() {
             "[[tenant]]\nname=\"a\"\nrate = { bytes_per_second = 5 }",
             &["line 1", "rate.bytes_per_second = 5", "1024"],
         ),
+        ("[[tenant]]\nname=\"a\"\nclients_max = 0", &["line 1", "clients_max = 0", "raise it"]),
+        ("[[tenant]]\nname=\"a\"\nreserved = { cats = 1 }", &["line 3", "cats", "expected"]),
+        (
+            "[[tenant]]\nname=\"a\"\nmemory_bytes_max = \"1MB\"\nreserved = { memory_bytes = \"2MB\" }",
+            &["line 1", "reserved.memory_bytes = 2000000", "memory_bytes_max", "lower"],
+        ),
+        (
+            "[[tenant]]\nname=\"default\"\nreserved = { clients = 1 }",
+            &["line 1", "reserved.clients", "every user's", "name a tenant"],
+        ),
         ("\n[[tenant]]\nname=\"a\"\nweight = 0", &["line 2", "tenant a", "weight = 0", "use 1 to 100"]),
         ("[[tenant]]\nname=\"a\"\nweight = 101", &["line 1", "weight = 101", "leave it out"]),
         ("[[tenant]]\nname=\"a\"\nweight = -1", &["line 1", "weight = -1", "use 1 to 100"]),
@@ -106,6 +121,37 @@ fn what_is_wrong_is_named_with_its_line_and_a_remedy() {
         ),
     ] {
         let error = error(text);
+        for part in parts {
+            assert!(error.contains(part), "'{part}' is missing in: {error}");
+        }
+    }
+}
+
+#[test]
+fn reserves_that_do_not_fit_are_named() {
+    let tenant = |name: &str, more: &str| format!("[[tenant]]\nname = \"{name}\"\nreserved = {{ {more} }}\n");
+    let policy = |text: String| Policy::parse(&text).unwrap();
+    let total = Amounts { clients: 10, descriptors: 100, lines_bytes: 0, memory_bytes: 1000 };
+    let fits =
+        tenant("red", "clients = 6, memory_bytes = 1000") + &tenant("blue", "clients = 4, descriptors = 100");
+    policy(fits).check_reserves(&total).unwrap();
+    for (text, parts) in [
+        (
+            tenant("red", "clients = 6") + &tenant("blue", "clients = 5"),
+            ["tenant blue", "reserved.clients = 5", "reserve 6", "there are 10", "clients_max"],
+        ),
+        (
+            tenant("red", "memory_bytes = 1001"),
+            [
+                "tenant red",
+                "reserved.memory_bytes = 1001",
+                "reserve 0",
+                "there are 1000",
+                "memory.budget_bytes",
+            ],
+        ),
+    ] {
+        let error = policy(text).check_reserves(&total).unwrap_err().to_string();
         for part in parts {
             assert!(error.contains(part), "'{part}' is missing in: {error}");
         }

@@ -22,7 +22,7 @@ pub const CONTENT_TYPE_PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
-const COUNTERS: [(&str, &str, &str); 27] = [
+const COUNTERS: [(&str, &str, &str); 28] = [
     ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
     ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
     ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
@@ -35,6 +35,7 @@ const COUNTERS: [(&str, &str, &str); 27] = [
         "pipedevice_connections_over_quota",
         "Connections beyond what their tenant may have",
     ),
+    ("caps_reached", "pipedevice_caps_reached", "Times that a tenant was refused what it may not hold"),
     ("connections_cut", "pipedevice_connections_cut", "Connections that a new policy ended"),
     ("requests_refused", "pipedevice_requests_refused", "Requests answered with an errno"),
     ("sends_dropped", "pipedevice_sends_dropped", "Sends on sockets not connected any more"),

@@ -4,6 +4,7 @@
 //! instance in vain, as it could by sending, and only while the two have connections: then the sleeper takes it out. The
 //! driver makes bells and never reads or writes one, so nothing that clients do to the shared description concerns it.
 use super::Conductor;
+use crate::memory::{Amounts, Lease};
 use crate::messages::ClientId;
 use pd_abi::{Frame, FrameKind};
 use rustix::event::{eventfd, EventfdFlags};
@@ -20,6 +21,8 @@ const BELLS_MAX: usize = 128;
 pub struct Bell {
     number: u64,
     fd: OwnedFd,
+    /// For the descriptor.
+    _lease: Lease,
 }
 
 /// Those that a client sleeps on: by its epoll instance, and by the peer with its serial. Connections keep them.
@@ -54,8 +57,12 @@ impl Conductor {
         let number = self.rings.bells + 1;
         let answer = self.bell_peer(index, side).and_then(|peer| {
             let client = self.client_mut(id).ok_or(Errno::NOTCONN)?;
-            let make = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-            client.bells.get((instance, peer.0, peer.1), || Ok(Bell { number, fd: make()? }))
+            let account = &client.account;
+            client.bells.get((instance, peer.0, peer.1), || {
+                let lease = account.lease(Amounts::descriptor()).map_err(|exhausted| exhausted.errno())?;
+                let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+                Ok(Bell { number, fd, _lease: lease })
+            })
         });
         if answer.as_ref().is_ok_and(|bell| bell.number == number) {
             self.rings.bells = number;
@@ -100,15 +107,18 @@ fn dup(bell: &Bell) -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::{HugepageUse, Pool};
 
     #[test]
     fn an_instance_and_a_peer_have_one_bell_while_connections_keep_it() {
         let mut bells = Bells::default();
+        let pool = Pool::new(0, HugepageUse::Off);
         let mut made = 0;
         let mut get = |name| {
             bells.get(name, || {
                 made += 1;
-                Ok(Bell { number: made, fd: eventfd(0, EventfdFlags::CLOEXEC)? })
+                let lease = pool.root().lease(Amounts::descriptor()).unwrap();
+                Ok(Bell { number: made, fd: eventfd(0, EventfdFlags::CLOEXEC)?, _lease: lease })
             })
         };
         let number = |bell: &rustix::io::Result<Arc<Bell>>| bell.as_ref().map(|bell| bell.number).ok();

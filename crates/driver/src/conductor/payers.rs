@@ -1,0 +1,139 @@
+//! What each payer holds and may hold ([`crate::memory::Account`]).
+use super::client::Client;
+use super::tenants::Tenants;
+use super::Conductor;
+use crate::admin::{HoldingReport, StandingReport};
+use crate::memory::{Account, Amounts, Exhausted, Lease, Pool, Resource, Whose};
+use crate::messages::{ClientId, Payer};
+use crate::metrics::Metrics;
+use crate::policy::Policy;
+use pd_abi::layout::CHANNEL_STRIDE;
+use pd_abi::limits::PAGE_BYTES;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Descriptors of a client without channels: its socket, its process, its network namespace, and one while it maps its control
+/// region.
+const CLIENT_DESCRIPTORS: u64 = 4;
+/// Doorbell and wake pipe.
+const CHANNEL_DESCRIPTORS: u64 = 2;
+/// A page of each of the two regions.
+const PAGE_OF_LINES_BYTES: u64 = 2 * PAGE_BYTES as u64;
+
+const OVER_CAP: [&str; 3] = [
+    "a tenant has as many clients as it may have",
+    "a tenant has as many of the driver's descriptors as it may have",
+    "a tenant has as much memory as it may have",
+];
+
+/// What a client takes by being there.
+pub const CLIENT: Amounts = Amounts {
+    clients: 1,
+    descriptors: CLIENT_DESCRIPTORS,
+    lines_bytes: PAGE_OF_LINES_BYTES,
+    memory_bytes: 0,
+};
+/// What a channel takes.
+pub const CHANNEL: Amounts = Amounts {
+    clients: 0,
+    descriptors: CHANNEL_DESCRIPTORS,
+    lines_bytes: 2 * CHANNEL_STRIDE as u64,
+    memory_bytes: 0,
+};
+/// What a page of sockets' lines takes.
+pub const PAGE_OF_LINES: Amounts =
+    Amounts { clients: 0, descriptors: 0, lines_bytes: PAGE_OF_LINES_BYTES, memory_bytes: 0 };
+
+/// Accounts of payers with clients, of those that hold something, and of those that something is reserved for.
+#[derive(Debug, Default)]
+pub struct Payers {
+    accounts: HashMap<Payer, Arc<Account>>,
+}
+
+impl Payers {
+    /// The payer's account.
+    pub fn account(&mut self, payer: Payer, tenants: &Tenants, pool: &Pool) -> &Arc<Account> {
+        if !self.accounts.contains_key(&payer) {
+            self.forget_idle(tenants);
+        }
+        self.accounts.entry(payer).or_insert_with(|| pool.root().payer(tenants.caps(payer.0)))
+    }
+
+    /// A policy is in force: its caps hold, and its reserves are kept.
+    pub fn apply(&mut self, tenants: &Tenants, pool: &Pool) {
+        for tenant in tenants.with_reserves() {
+            self.account((tenant, None), tenants, pool);
+        }
+        for (payer, account) in &self.accounts {
+            account.set_caps(tenants.caps(payer.0));
+        }
+    }
+
+    /// Forgets payers that hold nothing: a new account would be the same. Clients hold theirs.
+    fn forget_idle(&mut self, tenants: &Tenants) {
+        self.accounts.retain(|payer, account| {
+            let is_idle = Arc::strong_count(account) == 1 && account.used() == Amounts::default();
+            !is_idle || tenants.has_reserve(payer.0)
+        });
+    }
+
+    /// How the payers of a tenant stand.
+    pub fn report(&self, tenant: crate::messages::TenantId) -> Vec<HoldingReport> {
+        let of_tenant = self.accounts.iter().filter(|(payer, _)| payer.0 == tenant);
+        let report = of_tenant.map(|(payer, account)| {
+            let [clients, descriptors, memory_bytes] =
+                Resource::ALL.map(|resource| StandingReport::from(account.standing(resource)));
+            HoldingReport { user: payer.1, clients, descriptors, memory_bytes }
+        });
+        let mut report: Vec<_> = report.collect();
+        report.sort_by_key(|holding| holding.user);
+        report
+    }
+}
+
+impl Conductor {
+    /// An account for a newcomer of this payer, and what it takes by being there.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub(super) fn open_account(&mut self, payer: Payer) -> Result<(Arc<Account>, Lease), Exhausted> {
+        let of_payer = self.payers.account(payer, &self.tenants, &self.pool);
+        let account = of_payer.client(self.settings.client_budget_bytes);
+        let lease = account.lease(CLIENT).inspect_err(|exhausted| self.note_cap(payer, exhausted.clone()))?;
+        Ok((account, lease))
+    }
+
+    /// What a client holds is on its present payer's account from now on.
+    pub(super) fn move_account(&mut self, client: ClientId) {
+        let Some((payer, account)) = self.client(client).map(|c| (c.payer(), Arc::clone(&c.account))) else {
+            return;
+        };
+        account.move_below(self.payers.account(payer, &self.tenants, &self.pool));
+    }
+
+    /// Counts that a tenant was refused what it may not hold, and says so.
+    pub(super) fn note_cap(&mut self, payer: Payer, exhausted: Exhausted) {
+        let Exhausted::Budget { resource, whose: Whose::Tenant, most } = exhausted else { return };
+        Metrics::add(&self.metrics.caps_reached, 1);
+        let what = OVER_CAP[resource as usize];
+        if self.log.may_say((what, payer), self.clock.now()) {
+            let tenant = self.tenants.name(payer.0);
+            tracing::warn!(tenant, user = payer.1, most, "{what}: {exhausted}");
+        }
+    }
+
+    /// The same of a client's payer.
+    pub(super) fn note_cap_of(&mut self, client: ClientId, exhausted: Exhausted) {
+        if let Some(payer) = self.client(client).map(Client::payer) {
+            self.note_cap(payer, exhausted);
+        }
+    }
+
+    /// Whether what a policy reserves is there.
+    ///
+    /// # Errors
+    /// Which tenant's reserve does not fit.
+    pub(super) fn check_reserves(&self, policy: &Policy) -> Result<(), crate::policy::PolicyError> {
+        policy.check_reserves(&self.pool.root().total())
+    }
+}
