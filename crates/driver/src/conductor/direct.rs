@@ -13,26 +13,27 @@ pub use bells::Bells;
 pub(super) use parting::Parting;
 pub(super) use placing::Plan;
 
-use super::client::SocketState;
+use super::client::{Client, SocketState};
 use super::{Conductor, Connection};
 use crate::memory::{DirectRing, Slot};
-use crate::messages::{ClientId, ToMover, Violation};
+use crate::messages::{ClientId, Payer, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, PAGE_BYTES};
 use pd_abi::{Frame, FrameKind, SocketId};
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A few direct rings take this much in all, so that they stay in the caches: four streams through rings of 4 MB each are
+/// A few direct rings of a payer take its part of this, so that they stay in the caches: four streams through rings of 4 MB each are
 /// slower by half...
 const RINGS_BYTES: u64 = 16 << 20;
 /// ...but a ring is not smaller than this for their sake: a connection may have a megabyte under way, and both sides
 /// sleep for room more than they copy...
 const RING_BYTES_DEEP: u64 = 512 << 10;
-/// ...unless all rings together take so much. They are smaller then...
+/// ...unless its rings take its part of so much. They are smaller then...
 const RINGS_BYTES_MAX: u64 = 64 << 20;
 /// ...down to this.
 const RING_BYTES_BUSY: u64 = 16 << 10;
@@ -47,14 +48,39 @@ const BYTES_PER_SECOND_MAX: u64 = 1 << 38;
 /// What the conductor knows of all direct connections.
 #[derive(Debug, Default)]
 pub struct Rings {
-    /// Rings in use.
+    /// Rings in use, and those of each payer.
     open: u64,
+    open_of: HashMap<Payer, u64>,
     /// Of ended connections: still held by a client.
     held: Vec<DirectRing>,
     next_report: Duration,
     next_look: Duration,
     /// The number of the last bell.
     bells: u64,
+}
+
+impl Rings {
+    fn enter(&mut self, payer: Payer) {
+        self.open += 1;
+        *self.open_of.entry(payer).or_default() += 1;
+    }
+
+    fn leave(&mut self, payer: Payer) {
+        self.open -= 1;
+        if let Some(open) = self.open_of.get_mut(&payer) {
+            *open -= 1;
+            if *open == 0 {
+                self.open_of.remove(&payer);
+            }
+        }
+    }
+
+    /// What one more ring of the payer's may have of so many bytes: payers share, then the rings of one.
+    fn share(&self, of: u64, payer: Payer) -> u64 {
+        let own = self.open_of.get(&payer).copied().unwrap_or(0);
+        let payers = self.open_of.len() as u64 + u64::from(own == 0);
+        of / payers / (own + 1)
+    }
 }
 
 /// What a connection on the direct path has beside the others.
@@ -156,9 +182,10 @@ impl Conductor {
     pub(super) fn close_direct(&mut self, direct: Direct) {
         let before = self.rings.held.len();
         direct.clients.into_iter().for_each(|owner| self.exit_direct(owner));
-        self.rings.held.extend(direct.rings.into_iter().flatten());
-        self.rings.held.extend(direct.second);
-        self.rings.open -= (self.rings.held.len() - before) as u64;
+        for ring in direct.rings.into_iter().flatten().chain(direct.second) {
+            self.rings.leave(ring.payer);
+            self.rings.held.push(ring);
+        }
         self.take_back(before..self.rings.held.len());
     }
 
@@ -277,7 +304,9 @@ impl Conductor {
             }
             None => None,
         };
-        self.rings.open += 1 + u64::from(second.is_some());
+        for ring in [Some(&ring), second.as_ref()].into_iter().flatten() {
+            self.rings.enter(ring.payer);
+        }
         Ok((ring, second))
     }
 
@@ -292,7 +321,8 @@ impl Conductor {
         };
         let asked = [of(side).map(|s| s.send_ring_bytes), of(1 - side).map(|s| s.receive_ring_bytes)];
         let asked = asked.into_iter().flatten().filter(|&bytes| bytes != usual).max();
-        let share = |of: u64| of / (self.rings.open + 1);
+        let payer = self.client(id).map_or(DRIVER, Client::payer);
+        let share = |of: u64| self.rings.share(of, payer);
         let deep = share(RINGS_BYTES_MAX).min(RING_BYTES_DEEP);
         let share = share(RINGS_BYTES).max(deep).max(RING_BYTES_BUSY);
         let bytes = asked.unwrap_or(usual).min(share).min(self.fair_ring_bytes(id));
@@ -300,12 +330,15 @@ impl Conductor {
     }
 
     fn allocate_direct(&mut self, id: ClientId, wished: u64) -> Result<DirectRing, (Errno, String)> {
-        let account = self.client(id).map(|client| Arc::clone(&client.account));
-        let account = account.ok_or_else(|| (Errno::NOTCONN, "the client has gone".to_owned()))?;
+        let client = self.client(id).map(|client| (Arc::clone(&client.account), client.payer()));
+        let (account, payer) = client.ok_or_else(|| (Errno::NOTCONN, "the client has gone".to_owned()))?;
         let mut bytes = wished.max(PAGE_BYTES as u64);
         loop {
             match self.pool.direct_ring(&account, bytes) {
-                Ok(ring) => return Ok(ring),
+                Ok(mut ring) => {
+                    ring.payer = payer;
+                    return Ok(ring);
+                }
                 Err(exhausted) => {
                     self.warn_exhausted(id, &exhausted);
                     bytes /= 2;
@@ -394,3 +427,24 @@ impl Conductor {
 
 /// Bytes of a ring, of its pages, and its descriptor; or why not.
 type Answer = Result<(u64, u64, std::os::fd::OwnedFd), (Errno, String)>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::payer;
+
+    #[test]
+    fn many_rings_of_one_payer_make_those_of_others_no_smaller() {
+        let mut rings = Rings::default();
+        let (one, two) = (payer(0, 1), payer(0, 2));
+        assert_eq!(rings.share(RINGS_BYTES, one), RINGS_BYTES);
+        (0..99).for_each(|_| rings.enter(one));
+        assert_eq!(rings.share(RINGS_BYTES, one), RINGS_BYTES / 100);
+        assert_eq!(rings.share(RINGS_BYTES, two), RINGS_BYTES / 2);
+        rings.enter(two);
+        assert_eq!(rings.share(RINGS_BYTES, one), RINGS_BYTES / 200);
+        rings.leave(two);
+        (0..99).for_each(|_| rings.leave(one));
+        assert_eq!((rings.open, rings.open_of.len(), rings.share(8, two)), (0, 0, 8));
+    }
+}

@@ -2,7 +2,7 @@
 //! other reads.
 use super::account::{Account, Amounts, Lease};
 use super::pool::{Exhausted, HugepageUse, Pool};
-use crate::messages::Remainder;
+use crate::messages::{Payer, Remainder, DRIVER};
 use pd_abi::layout::direct;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
@@ -29,6 +29,8 @@ pub struct DirectRing {
     pages: Pages,
     bytes: u64,
     sealed: bool,
+    /// Whom its maker counts it for.
+    pub payer: Payer,
     _lease: Lease,
 }
 
@@ -79,7 +81,7 @@ impl Pool {
             Ok((fd, index))
         };
         let (fd, index) = make().map_err(Exhausted::Memory)?;
-        Ok(DirectRing { fd, index, pages, bytes, sealed: false, _lease: lease })
+        Ok(DirectRing { fd, index, pages, bytes, sealed: false, payer: DRIVER, _lease: lease })
     }
 }
 
