@@ -205,8 +205,9 @@ fn run_shared(conductor: &mut Conductor, clock: &dyn Clock, stop: &AtomicBool) {
                 worked = true;
             }
         }
+        let retry = conductor.retry_at();
         if let Some(mover) = conductor.mover().filter(|_| !worked) {
-            let by = next_tick.unwrap_or(Duration::MAX).min(clock.now() + STOP_POLL);
+            let by = next_tick.into_iter().chain(retry).fold(clock.now() + STOP_POLL, Duration::min);
             mover.idle(Some(by), |asleep| inboxes.set_asleep(asleep), || inboxes.are_filled());
         }
     }

@@ -11,6 +11,7 @@ mod kernel;
 mod movers;
 mod names;
 mod payers;
+mod queues;
 mod report;
 mod rings;
 mod sockets;
@@ -46,6 +47,7 @@ use names::Names;
 use payers::Payers;
 use pd_abi::layout::{path, ENDED};
 use pd_abi::{Frame, FrameKind};
+use queues::Queues;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::time::Timespec;
@@ -60,8 +62,6 @@ use twins::{Twin, Twins};
 
 /// How long a dead client's flows may go on delivering what it had sent.
 const GRACE: Duration = Duration::from_millis(500);
-/// How often flows that wait for memory are tried again.
-const RETRY: Duration = Duration::from_millis(100);
 /// Messages of the door that are carried out in one turn: between them the mover of the same thread has turns of its own.
 const DOOR_PER_TURN: usize = 2;
 
@@ -81,7 +81,16 @@ pub struct Conductor {
     clients: Vec<Option<Client>>,
     connections: Vec<Option<Connection>>,
     free_connections: Vec<u32>,
-    waiting_rings: Vec<FlowId>,
+    /// Flows that wait for memory, those of them that are to ask again in the next turns, and whether all of the others shall
+    /// after them.
+    waiting_rings: Queues<FlowId>,
+    retried: Queues<FlowId>,
+    retry_wanted: bool,
+    /// Clients with a region that flows have waited for.
+    grown: Queues<ClientId>,
+    next_retry: Duration,
+    next_reclaim: Duration,
+    reclaim_wanted: bool,
     /// Log lines, by what they say and who pays for it.
     log: Limiter<(&'static str, Payer)>,
     registered: HashMap<NamespaceId, Registered>,
@@ -189,7 +198,13 @@ impl Conductor {
             clients: Vec::new(),
             connections: Vec::new(),
             free_connections: Vec::new(),
-            waiting_rings: Vec::new(),
+            waiting_rings: Queues::default(),
+            retried: Queues::default(),
+            retry_wanted: false,
+            grown: Queues::default(),
+            next_retry: Duration::ZERO,
+            next_reclaim: Duration::ZERO,
+            reclaim_wanted: false,
             log: Limiter::default(),
             registered: HashMap::new(),
             payers: Payers::default(),
@@ -225,6 +240,7 @@ impl Conductor {
             self.hear_door(message);
             worked = true;
         }
+        worked |= self.serve_waiting();
         if worked {
             self.set_gauges();
         }
@@ -254,14 +270,12 @@ impl Conductor {
 
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
-        let retry = (!self.waiting_rings.is_empty()).then(|| self.clock.now() + RETRY);
-        let times = [self.twins.look_at(), self.direct_wake_by(), self.log.wake_by()];
-        retry.into_iter().chain(times.into_iter().flatten()).min()
+        let times = [self.retry_at(), self.twins.look_at(), self.direct_wake_by(), self.log.wake_by()];
+        times.into_iter().flatten().min()
     }
 
-    /// Tries again what waits for memory, and does whatever else has its time.
+    /// Does whatever has its time.
     pub fn tick(&mut self) {
-        self.retry_rings();
         self.look_after_parked();
         self.say_unsaid();
         self.tick_direct();

@@ -69,7 +69,7 @@ impl Conductor {
     pub(super) fn set_gauges(&self) {
         self.metrics.set_gauges(&Gauges {
             memory_used_bytes: self.pool.usage().0,
-            rings_waiting: self.waiting_rings.len() as u64,
+            rings_waiting: self.rings_waiting() as u64,
         });
     }
 
@@ -104,7 +104,7 @@ impl Conductor {
         Report {
             memory_used_bytes,
             memory_budget_bytes,
-            rings_waiting: self.waiting_rings.len(),
+            rings_waiting: self.rings_waiting(),
             clients,
             connections: connections.collect(),
             kernel_connections_by_reason: self.kernel.counts().by_label(),

@@ -3,18 +3,31 @@ use super::client::{Asked, Client};
 use super::Conductor;
 use crate::door::ToDoor;
 use crate::memory::{Amounts, Exhausted, Region};
-use crate::messages::{ClientId, FlowId, Ring, ToMover};
+use crate::messages::{ClientId, FlowId, Payer, Ring, ToMover, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Smallest and largest region for rings that are smaller than a hugepage: making one takes milliseconds.
 const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
 
+/// Flows that are answered, or ask again, in a turn: an event may concern any number of them.
+const WAITING_PER_TURN: usize = 16;
+/// How often flows that wait for memory are tried again.
+const RETRY: Duration = Duration::from_millis(100);
+/// How often movers are asked to give rings back.
+const RECLAIM_EVERY: Duration = Duration::from_millis(5);
+
 impl Conductor {
     /// A flow has something to deliver and no ring. Its mover wants it to get `bytes_max` bytes at most.
     pub(super) fn need_ring(&mut self, flow: FlowId, bytes_max: u64) {
+        self.give_or_await(flow, bytes_max, false);
+    }
+
+    /// The same. `is_first`: it was the first of those that wait for its client's region; others wait behind them.
+    fn give_or_await(&mut self, flow: FlowId, bytes_max: u64, is_first: bool) {
         let Some(mover) = self.source_mover(flow) else { return };
         let Some((client, slot)) = self.destination(flow) else {
             // Nobody yet, if it is a twin that nobody has claimed: its mover asks again when somebody does.
@@ -22,7 +35,7 @@ impl Conductor {
         };
         let Some(state) = self.client(client) else { return };
         let Some(wished) = state.socket(slot).map(|socket| socket.receive_ring_bytes) else { return };
-        if state.growing.is_some() {
+        if state.growing.is_some() || !is_first && !state.asked.is_empty() {
             return self.await_region(client, flow, bytes_max);
         }
         let ring = self.allocate_ring(client, wished.min(bytes_max)).map(|ring| Ring { wished, ..ring });
@@ -31,7 +44,10 @@ impl Conductor {
                 return self.await_region(client, flow, bytes_max);
             }
             Metrics::add(&self.metrics.rings_denied, 1);
-            self.waiting_rings.push(flow);
+            let payer = self.payer_of_flow(flow);
+            if !self.retried.holds(flow) {
+                self.waiting_rings.push(payer, flow);
+            }
             self.reclaim();
         }
         self.movers.send(mover, ToMover::Ring { flow, ring });
@@ -44,22 +60,65 @@ impl Conductor {
         }
     }
 
-    /// A region that a client's flows wait for has been made, or is not to be had: they are answered, in their order, up to
-    /// the first that has to wait for another.
+    /// Who pays for what a flow brings.
+    fn payer_of_flow(&self, flow: FlowId) -> Payer {
+        let source = self.connection(flow / 2).and_then(|connection| connection.sides[flow as usize % 2]);
+        source.and_then(|(id, _)| self.client(id)).map_or(DRIVER, Client::payer)
+    }
+
+    /// A region that a client's flows wait for has been made, or is not to be had: they are answered by
+    /// [`Self::serve_waiting`].
     pub(super) fn grown(&mut self, id: ClientId) {
-        loop {
-            let Some(client) = self.client_mut(id).filter(|client| client.growing.is_none()) else { return };
-            let Some(asked) = client.asked.pop_front() else { break };
-            let before = client.asked.len();
-            self.ask_again(asked);
-            let Some(client) = self.client_mut(id) else { return };
-            if client.asked.len() > before {
-                // It was the first, and is again.
-                client.asked.rotate_right(1);
-                return;
-            }
+        let Some(client) = self.client_mut(id) else { return };
+        let payer = client.payer();
+        if !client.asked.is_empty() {
+            self.grown.push(payer, id);
         }
         self.retry_rings();
+    }
+
+    /// Answers one of the flows that wait for a client's region, in their order, up to the first that has to wait for
+    /// another.
+    fn answer_asked(&mut self, payer: Payer, id: ClientId) {
+        let Some(client) = self.client_mut(id).filter(|client| client.growing.is_none()) else { return };
+        let Some(asked) = client.asked.pop_front() else { return };
+        let before = client.asked.len();
+        self.ask_again(asked);
+        let Some(client) = self.client_mut(id) else { return };
+        if client.asked.len() > before {
+            // It was the first, and is again.
+            client.asked.rotate_right(1);
+        } else if before > 0 {
+            self.grown.push(payer, id);
+        }
+    }
+
+    /// Lets some flows have rings, or ask again: payers take turns. Says whether there were any.
+    pub(super) fn serve_waiting(&mut self) -> bool {
+        if self.retry_at().is_some_and(|at| self.clock.now() >= at) {
+            if self.reclaim_wanted {
+                self.reclaim();
+            }
+            self.retry_rings();
+        }
+        let mut served = 0;
+        while served < WAITING_PER_TURN {
+            let Some((payer, client)) = self.grown.pop() else { break };
+            self.answer_asked(payer, client);
+            served += 1;
+        }
+        while served < WAITING_PER_TURN {
+            if self.retried.is_empty() && std::mem::take(&mut self.retry_wanted) {
+                // Those that are denied again wait in the same order.
+                std::mem::swap(&mut self.retried, &mut self.waiting_rings);
+            }
+            let Some((_, flow)) = self.retried.pop() else { break };
+            if let Some(mover) = self.source_mover(flow) {
+                self.movers.send(mover, ToMover::Resume { flow });
+            }
+            served += 1;
+        }
+        served > 0
     }
 
     /// A client has gone: what waited for its memory finds out whose ends its flows have by now.
@@ -71,7 +130,7 @@ impl Conductor {
 
     fn ask_again(&mut self, asked: Asked) {
         if self.connection(asked.flow / 2).is_some_and(|connection| connection.serial == asked.serial) {
-            self.need_ring(asked.flow, asked.bytes_max);
+            self.give_or_await(asked.flow, asked.bytes_max, true);
         }
     }
 
@@ -108,8 +167,14 @@ impl Conductor {
         }
     }
 
-    /// Has movers take back rings that are empty right now.
-    pub(super) fn reclaim(&self) {
+    /// Has movers take back rings that are empty right now; not again for a while, for they look at all of their flows.
+    pub(super) fn reclaim(&mut self) {
+        let now = self.clock.now();
+        self.reclaim_wanted = now < self.next_reclaim;
+        if self.reclaim_wanted {
+            return;
+        }
+        self.next_reclaim = now + RECLAIM_EVERY;
         (0..self.movers.len()).for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
     }
 
@@ -147,13 +212,23 @@ impl Conductor {
         self.retry_rings();
     }
 
-    /// Lets flows that wait for a ring ask again.
+    /// Flows that wait for memory.
+    pub(super) fn rings_waiting(&self) -> usize {
+        self.waiting_rings.len() + self.retried.len()
+    }
+
+    /// There may be memory: each flow that waits for a ring asks again when its turn comes ([`Self::serve_waiting`]).
     pub(super) fn retry_rings(&mut self) {
-        for flow in std::mem::take(&mut self.waiting_rings) {
-            if let Some(mover) = self.source_mover(flow) {
-                self.movers.send(mover, ToMover::Resume { flow });
-            }
+        self.retry_wanted = !self.waiting_rings.is_empty();
+        if self.retry_wanted {
+            self.next_retry = self.clock.now() + RETRY;
         }
+    }
+
+    /// When flows that wait for memory are tried again without any news.
+    pub fn retry_at(&self) -> Option<Duration> {
+        let next = if self.reclaim_wanted { self.next_reclaim.min(self.next_retry) } else { self.next_retry };
+        (self.rings_waiting() > 0).then_some(next)
     }
 }
 

@@ -325,7 +325,7 @@ impl Conductor {
     }
 
     /// Whether there is room for one more connection, and memory for `peer` to receive something.
-    pub(super) fn check_room(&self, peer: ClientId) -> Result<(), Errno> {
+    pub(super) fn check_room(&mut self, peer: ClientId) -> Result<(), Errno> {
         if self.connections.len() - self.free_connections.len() >= self.settings.connections_max {
             return Err(Errno::NOBUFS);
         }
