@@ -77,3 +77,19 @@ fn a_user_has_half_of_the_memory_that_others_leave() {
     drop((greedy, other));
     scene.end();
 }
+
+#[test]
+fn memory_that_another_process_holds_stays_on_the_account() {
+    let scene = stage(1000, 1 << 30);
+    let user = rustix::process::geteuid().as_raw();
+    let before = holding(&scene, user).memory_bytes.used;
+    let mut client = Raw::attach(&scene.driver, 1);
+    let (region, map) = client.send_region(8 * MIB);
+    drop((client, region));
+    scene.driver.wait_for("the client is gone", |r| r.clients.len() == 2);
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let held = holding(&scene, user).memory_bytes.used;
+    assert!(held >= before + 8 * MIB, "{held} bytes, {before} before");
+    drop(map);
+    scene.end();
+}

@@ -248,7 +248,7 @@ fn sends_through_the_driver_after_the_first_byte_in_the_ring_are_not_received() 
     puppet.ok("recv s 1 1100 1");
     puppet.ok("send s 2 0 10000 1000");
     assert_eq!(raw.is_cut_off(), None);
-    drop((raw, region, map));
+    drop((raw, region, map, memory));
     puppet.finish();
     scene.end();
 }
@@ -403,7 +403,7 @@ fn who_does_not_leave_the_direct_path_is_heard_no_more() {
     raw.post(0, &Request::send(socket, Span { region: region.id as u16, offset: 0, len: 500 }));
     puppet.answer().expect("3000 bytes by the ring, 500 by the driver");
     assert_eq!(raw.is_cut_off(), None);
-    drop((raw, map, region, own));
+    drop((raw, map, region, own, memory));
     puppet.finish();
     scene.end();
 }

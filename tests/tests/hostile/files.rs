@@ -164,7 +164,7 @@ fn pieces_arrive_in_order_and_idle_files_are_closed() {
     assert_eq!(word(&raw, id), 0);
     raw.post(0, &Request::send_file(from, id, 0, 1));
     scene.expect_cut_off(&mut raw, Violation::File);
-    drop((raw, region, file, dir));
+    drop((raw, region, map, file, dir));
     scene.end();
 }
 

@@ -111,10 +111,10 @@ fn frames_at_the_wrong_time() {
     }
     // A region is mapped once.
     let mut raw = Raw::attach(&scene.driver, 1);
-    let (region, _map) = raw.send_region(4096);
+    let (region, map) = raw.send_region(4096);
     attach::send(&raw.socket, &frame(FrameKind::Mapped).with_id(region.id), &[], SendFlags::empty()).unwrap();
     scene.expect_cut_off(&mut raw, Violation::Frame);
-    drop((raw, region));
+    drop((raw, region, map));
     scene.end();
 }
 

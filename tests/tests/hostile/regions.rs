@@ -204,7 +204,7 @@ fn holes_punched_before_the_seal_do_no_harm() {
         assert_eq!(received[..50_000], stored(0, 50_000, 7));
         assert!(received[50_000..].iter().all(|&byte| byte == 0), "a hole holds zeros");
         assert_eq!(raw.is_cut_off(), None);
-        drop((raw, region));
+        drop((raw, region, map));
         scene.end();
     }
 }

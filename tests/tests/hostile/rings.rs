@@ -209,7 +209,7 @@ fn stale_and_foreign_socket_ids_are_refused() {
     raw.post(0, &Request::send(socket, Span { region, offset: 0, len: 4096 }));
     puppet.ok("recv s 2 0 4096");
     assert_eq!(raw.is_cut_off(), None);
-    drop((raw, puppet));
+    drop((raw, puppet, map));
     scene.end();
 }
 
@@ -258,21 +258,21 @@ fn bytes_given_back_that_never_came() {
 fn more_sends_than_agreed() {
     let scene = stage();
     // In bytes.
-    let (mut raw, socket, puppet, region, _map) = connected_with_memory(&scene, 64 << 10);
+    let (mut raw, socket, puppet, region, map) = connected_with_memory(&scene, 64 << 10);
     for _ in 0..20 {
         raw.post(0, &Request::send(socket, Span { region, offset: 0, len: 64 << 10 }));
     }
     scene.expect_cut_off(&mut raw, Violation::SendRing);
-    drop((raw, puppet));
+    drop((raw, puppet, map));
     // In number.
-    let (mut raw, socket, puppet, region, _map) = connected_with_memory(&scene, 4096);
+    let (mut raw, socket, puppet, region, map) = connected_with_memory(&scene, 4096);
     for _ in 0..RING_BYTES + 40_000 {
         if !raw.post_unless_cut_off(0, &Request::send(socket, Span { region, offset: 0, len: 1 })) {
             break;
         }
     }
     scene.expect_cut_off(&mut raw, Violation::SendRing);
-    drop((raw, puppet));
+    drop((raw, puppet, map));
     scene.end();
 }
 

@@ -189,7 +189,7 @@ impl Door {
         let bytes = self.pool.bytes_of(bytes, bytes >= HUGEPAGE_BYTES as u64);
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return };
-        match account.lease(Amounts::memory(bytes)) {
+        match account.lease(Amounts::region(bytes)) {
             Ok(lease) => self.helpers.give(payer, whose, Job::SendRegion(lease)),
             Err(exhausted) => self.refuse_exhausted(id, exhausted),
         }
@@ -204,11 +204,16 @@ impl Door {
 
     fn seal_send_region(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
         let guest = self.guests.here(id).ok_or(Violation::Frame)?;
-        let (region, fd) = guest.send_regions.get_mut(&number).ok_or(Violation::Frame)?;
-        let (fd, _) = fd.take().ok_or(Violation::Frame)?;
-        let job = Job::Seal { number, fd, map: Arc::clone(&region.map) };
+        let (region, is_sealed) = guest.send_regions.get_mut(&number).ok_or(Violation::Frame)?;
+        if std::mem::replace(is_sealed, true) {
+            return Err(Violation::Frame);
+        }
+        let (fd, map) = (region.descriptor(), Arc::clone(&region.map));
         let (payer, whose) = (guest.payer(), (id, guest.serial));
-        self.helpers.give(payer, whose, job);
+        match fd {
+            Ok(fd) => self.helpers.give(payer, whose, Job::Seal { number, fd, map }),
+            Err(errno) => self.refuse(id, errno, "no descriptors left in the driver"),
+        }
         Ok(())
     }
 
@@ -228,6 +233,10 @@ impl Door {
 
     /// A helper has done something for a guest, which may have left.
     pub(super) fn made(&mut self, id: ClientId, serial: u64, made: Made) {
+        let made = match made {
+            Made::Held(regions) => return self.helpers.hold(regions),
+            made => made,
+        };
         let Some(guest) = self.guests.here(id).filter(|guest| guest.serial == serial) else {
             if let Made::SendRegion(Ok((region, _))) | Made::ReceiveRegion(Ok((region, _))) = made {
                 self.helpers.give(super::DRIVER, (0, 0), Job::Drop(vec![region]));
@@ -235,16 +244,14 @@ impl Door {
             return;
         };
         match made {
+            Made::Held(_) => {}
             Made::Received(received) => self.received(id, received),
-            Made::SendRegion(Ok((region, fd))) => match guest.keep(&fd) {
-                Ok(kept) => {
-                    let number = guest.number_region();
-                    let frame = described(FrameKind::SendRegion, number, &region);
-                    guest.send_regions.insert(number, (region, Some(kept)));
-                    self.answer(id, &frame, &[fd]);
-                }
-                Err(exhausted) => self.refuse_exhausted(id, exhausted),
-            },
+            Made::SendRegion(Ok((region, fd))) => {
+                let number = guest.number_region();
+                let frame = described(FrameKind::SendRegion, number, &region);
+                guest.send_regions.insert(number, (region, false));
+                self.answer(id, &frame, &[fd]);
+            }
             Made::SendRegion(Err(exhausted)) => self.refuse_exhausted(id, exhausted),
             Made::ReceiveRegion(Ok((region, fd))) => {
                 let number = guest.number_region();

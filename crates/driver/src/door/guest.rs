@@ -2,7 +2,6 @@
 use crate::identity::NamespaceId;
 use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{payer, ClientId, Payer, TenantId};
-use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -46,8 +45,8 @@ pub struct Guest {
     pub channels: usize,
     /// Regions made: the number of the next.
     pub regions: u32,
-    /// Its send regions, and until they are sealed their descriptors.
-    pub send_regions: HashMap<u32, (Region, Option<(OwnedFd, Lease)>)>,
+    /// Its send regions, and whether they are sealed.
+    pub send_regions: HashMap<u32, (Region, bool)>,
     uid: u32,
     tenant: TenantId,
     account: Option<Arc<Account>>,
@@ -108,16 +107,6 @@ impl Guest {
     /// Who pays for its memory; from [`Self::admit`] on.
     pub fn account(&self) -> Option<&Arc<Account>> {
         self.account.as_ref()
-    }
-
-    /// A descriptor of a region's until that is sealed.
-    ///
-    /// # Errors
-    /// [`Exhausted`].
-    pub fn keep(&self, fd: &OwnedFd) -> Result<(OwnedFd, Lease), Exhausted> {
-        let account = self.account.as_ref().ok_or(Exhausted::Memory(Errno::BADF))?;
-        let lease = account.lease(Amounts::descriptor())?;
-        Ok((rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(Exhausted::Memory)?, lease))
     }
 
     /// Whether it is to be heard.

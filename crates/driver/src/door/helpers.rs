@@ -3,7 +3,7 @@
 use super::messages::{Made, ToDoor};
 use crate::mailbox::Mailbox;
 use crate::memory::{Lease, Pool, Region};
-use crate::messages::{ClientId, Payer};
+use crate::messages::{ClientId, Payer, DRIVER};
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -14,6 +14,9 @@ use std::time::Duration;
 
 /// How long a helper waits for more to do.
 const IDLE: Duration = Duration::from_secs(1);
+
+/// Held regions that are looked at in one sweep.
+const HELD_LOOKS: usize = 256;
 
 /// What a helper does.
 #[derive(Debug)]
@@ -36,6 +39,8 @@ pub struct Helpers {
     pool: Arc<Pool>,
     door: Arc<Mailbox<ToDoor>>,
     queues: HashMap<Payer, Arc<Queue>>,
+    /// Regions of clients that have gone which others hold.
+    held: Vec<Region>,
 }
 
 /// For whom a job is done: the client and its serial.
@@ -56,7 +61,7 @@ struct State {
 impl Helpers {
     /// None, at first. They tell the door what they have done.
     pub fn new(pool: Arc<Pool>, door: Arc<Mailbox<ToDoor>>) -> Self {
-        Self { pool, door, queues: HashMap::new() }
+        Self { pool, door, queues: HashMap::new(), held: Vec::new() }
     }
 
     /// Has the payer's helper do something.
@@ -83,8 +88,18 @@ impl Helpers {
         }
     }
 
-    /// Tries again where no thread could be started, and forgets helpers that have ended.
+    /// Takes regions that are not let go: it is looked at each sweep whether they are.
+    pub fn hold(&mut self, regions: Vec<Region>) {
+        self.held.extend(regions);
+    }
+
+    /// Tries again where no thread could be started, forgets helpers that have ended, and looks at held regions, some each time.
     pub fn sweep(&mut self) {
+        if !self.held.is_empty() {
+            let looks = self.held.len().min(HELD_LOOKS);
+            let looked_at = self.held.drain(..looks).collect();
+            self.give(DRIVER, (0, 0), Job::Drop(looked_at));
+        }
         let stuck: Vec<_> = self.queues.values().filter(|queue| queue.take_over()).cloned().collect();
         stuck.into_iter().for_each(|queue| self.serve(queue));
         self.queues.retain(|_, queue| queue.lock().is_served);
@@ -146,9 +161,9 @@ impl Job {
                 Some(Made::Sealed { number, sealed })
             }
             Self::Receive(socket) => Some(Made::Received(receive(&socket))),
-            Self::Drop(regions) => {
-                drop(regions);
-                None
+            Self::Drop(mut regions) => {
+                regions.retain(|region| !region.is_let_go());
+                (!regions.is_empty()).then_some(Made::Held(regions))
             }
         }
     }

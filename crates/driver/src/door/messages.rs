@@ -45,6 +45,8 @@ pub enum Made {
     ReceiveRegion(Result<(Region, OwnedFd), Exhausted>),
     /// A send region is sealed and whole.
     Sealed { number: u32, sealed: Result<Arc<Mapping>, Errno> },
+    /// Regions that clients which have gone passed on.
+    Held(Vec<Region>),
     /// A frame was received, and whether descriptors came with it; none at the end.
     Received(Result<Option<(Box<Frame>, bool)>, Errno>),
 }

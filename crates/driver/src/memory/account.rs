@@ -117,8 +117,14 @@ impl Resource {
 
 impl Amounts {
     /// Bytes of regions.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn memory(memory_bytes: u64) -> Self {
         Self { memory_bytes, ..Self::default() }
+    }
+
+    /// A region or a direct ring of so many bytes, and the driver's descriptor of it.
+    pub fn region(memory_bytes: u64) -> Self {
+        Self { memory_bytes, ..Self::descriptor() }
     }
 
     /// One of the driver's.

@@ -64,7 +64,7 @@ impl Pool {
     ) -> std::result::Result<DirectRing, Exhausted> {
         let head = pages.bytes();
         let len = head + bytes as usize;
-        let lease = account.lease(Amounts { descriptors: 1, ..Amounts::memory(len as u64) })?;
+        let lease = account.lease(Amounts::region(len as u64))?;
         let make = || -> Result<(OwnedFd, Mapping)> {
             let made = memfd::create("pd-direct", len, pages)?;
             // A lack of memory shows here, and not by a client's access.

@@ -3,6 +3,7 @@ use super::account::{Account, Amounts, Lease, Resource, Whose};
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Mapping, Protection};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,13 +96,15 @@ impl Exhausted {
     }
 }
 
-/// A region as the driver holds it: every page exists, and the budget knows of it.
+/// A region as the driver holds it: every page exists, and the budget knows of it. It stays there until [`Self::is_let_go`]:
+/// clients may keep what they have mapped, and pass it on.
 #[derive(Debug)]
 pub struct Region {
     /// The driver's mapping.
     pub map: Arc<Mapping>,
     /// Its pages.
     pub pages: Pages,
+    fd: OwnedFd,
     /// Its share of the budget, given back with it.
     _lease: Lease,
 }
@@ -141,8 +144,9 @@ impl Pool {
     /// # Errors
     /// [`Exhausted`].
     pub fn receive_region(&self, lease: Lease, ring_bytes: u64) -> Result<(Region, OwnedFd), Exhausted> {
-        let (region, fd) = self.region("pd-receive", lease, ring_bytes >= HUGEPAGE_BYTES as u64)?;
-        memfd::seal_against_all(&fd).map_err(Exhausted::Memory)?;
+        let region = self.region("pd-receive", lease, ring_bytes >= HUGEPAGE_BYTES as u64)?;
+        memfd::seal_against_all(&region.fd).map_err(Exhausted::Memory)?;
+        let fd = region.for_client()?;
         Ok((region, fd))
     }
 
@@ -153,14 +157,15 @@ impl Pool {
     /// [`Exhausted`].
     pub fn send_region(&self, lease: Lease) -> Result<(Region, OwnedFd), Exhausted> {
         let large = lease.bytes() >= HUGEPAGE_BYTES as u64;
-        let (mut region, fd) = self.region("pd-send", lease, large)?;
-        let map = Mapping::new(&fd, region.map.len(), Protection::Read).map_err(Exhausted::Memory)?;
+        let mut region = self.region("pd-send", lease, large)?;
+        let map = Mapping::new(&region.fd, region.map.len(), Protection::Read).map_err(Exhausted::Memory)?;
         map.populate(0, map.len()).map_err(Exhausted::Memory)?;
         region.map = Arc::new(map);
+        let fd = region.for_client()?;
         Ok((region, fd))
     }
 
-    fn region(&self, name: &str, lease: Lease, large: bool) -> Result<(Region, OwnedFd), Exhausted> {
+    fn region(&self, name: &str, lease: Lease, large: bool) -> Result<Region, Exhausted> {
         let bytes = lease.bytes() as usize;
         let made = match self.hugepages {
             HugepageUse::Require if large => {
@@ -173,11 +178,12 @@ impl Pool {
             _ => Self::pages(name, bytes, Pages::Ordinary).map_err(Exhausted::Memory),
         };
         let (map, pages, fd) = made?;
-        Ok((Region { map: Arc::new(map), pages, _lease: lease }, fd))
+        Ok(Region { map: Arc::new(map), pages, fd, _lease: lease })
     }
 
     fn pages(name: &str, bytes: usize, pages: Pages) -> rustix::io::Result<(Mapping, Pages, OwnedFd)> {
-        let fd = memfd::create(name, bytes, pages)?;
+        // A lease is granted only if all that others hold, and what it is asked for, come of openings.
+        let fd = memfd::reopen(memfd::create(name, bytes, pages)?, OFlags::RDWR)?;
         let map = Mapping::new(&fd, bytes, Protection::ReadWrite)?;
         map.populate(0, map.len())?;
         Ok((map, pages, fd))
@@ -190,6 +196,25 @@ impl Pool {
                  raise vm.nr_hugepages (pd doctor says how far)"
             );
         }
+    }
+}
+
+impl Region {
+    fn for_client(&self) -> Result<OwnedFd, Exhausted> {
+        memfd::reopen(&self.fd, OFlags::RDWR).map_err(Exhausted::Memory)
+    }
+
+    /// The driver's descriptor, to seal it.
+    ///
+    /// # Errors
+    /// Those of `dup`.
+    pub fn descriptor(&self) -> rustix::io::Result<OwnedFd> {
+        rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
+    }
+
+    /// Whether no client holds it any more.
+    pub fn is_let_go(&self) -> bool {
+        memfd::is_let_go(&self.fd)
     }
 }
 
@@ -209,6 +234,12 @@ mod tests {
         let exhausted = lease(4096).unwrap_err();
         assert_eq!(exhausted.to_string(), "pool of 1048576 bytes exhausted: raise memory.budget_bytes");
         assert_eq!(pool.usage(), (1 << 20, 1 << 20));
+        assert!(!region.is_let_go());
+        let held = Mapping::new(&fd, 1 << 20, Protection::Read).unwrap();
+        drop(fd);
+        assert!(!region.is_let_go(), "it is mapped");
+        drop(held);
+        assert!(region.is_let_go());
         drop(region);
         assert_eq!(pool.usage().0, 0);
         pool.send_region(lease(4096).unwrap()).unwrap();
