@@ -120,7 +120,7 @@ pub fn attach() -> Result<()> {
 }
 
 /// Says to the driver why a connection of this process is the kernel's, if the process is attached. `inode` is that of
-/// its socket. Takes no call of the kernel's and no time of the driver's.
+/// its socket, or 0 for any that no other reason is told of. Takes no call of the kernel's and no time of the driver's.
 pub fn stays_on_kernel(reason: KernelReason, inode: u32) {
     let attachment = lock(&process().attachment).clone();
     if let Some(attachment) = attachment {

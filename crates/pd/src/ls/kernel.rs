@@ -199,9 +199,9 @@ impl Reasons {
         }
     }
 
-    /// What the process itself says: nobody speaks for another's sockets.
+    /// What the process itself says: nobody speaks for another's sockets. Where it has many it does not say which they are.
     fn of(&self, pid: i32, inode: u64) -> Option<KernelReason> {
-        self.of_process.get(&(pid, inode)).copied()
+        self.of_process.get(&(pid, inode)).or_else(|| self.of_process.get(&(pid, 0))).copied()
     }
 }
 
@@ -234,6 +234,7 @@ mod tests {
             clients: vec![
                 KernelClient { pid: 1, connections: vec![(10, urgent), (11, 0), (12, u32::MAX)] },
                 KernelClient { pid: 2, connections: vec![(13, urgent)] },
+                KernelClient { pid: 3, connections: vec![(14, urgent), (0, KernelReason::Brief as u32)] },
             ],
             twins: vec![20],
             refused: Vec::new(),
@@ -244,6 +245,8 @@ mod tests {
             assert_eq!(reasons.of(1, inode), None);
         }
         assert!(reasons.on_fabric.contains(&20));
+        let (named, any) = (reasons.of(3, 14), reasons.of(3, 15));
+        assert_eq!((named, any), (Some(KernelReason::Urgent), Some(KernelReason::Brief)));
     }
 
     #[test]
