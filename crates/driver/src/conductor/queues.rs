@@ -75,9 +75,10 @@ mod tests {
         (0..2).for_each(|item| queues.push(two, 5000 + item));
         let first: Vec<_> = (0..6).filter_map(|_| queues.pop().map(|(_, item)| item)).collect();
         assert_eq!(first, [0, 5000, 1, 5001, 2, 3]);
-        queues.push(two, 7);
-        queues.push(one, 7);
-        assert_eq!((queues.len(), queues.pop(), queues.pop()), (997, Some((one, 4)), Some((two, 7))));
+        queues.push(two, 9000);
+        // It waits already.
+        queues.push(one, 9000);
+        assert_eq!((queues.len(), queues.pop(), queues.pop()), (997, Some((one, 4)), Some((two, 9000))));
         while queues.pop().is_some() {}
         assert!(queues.is_empty() && queues.queues.is_empty() && queues.order.is_empty());
     }
