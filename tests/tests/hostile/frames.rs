@@ -44,6 +44,7 @@ fn goodbye(socket: &OwnedFd) -> Option<String> {
 fn bytes_that_are_no_frame() {
     let scene = stage();
     let hello = frame(FrameKind::Hello);
+    let unknown = (1..).find(|&kind| Frame { kind, ..hello }.checked_kind().is_none()).unwrap();
     let mut cases: Vec<(String, Vec<u8>)> =
         [1, 8, 40, 127, 129, 256, 65_536].map(|len| (format!("{len} bytes"), vec![0x50; len])).into();
     for (what, bad) in [
@@ -51,7 +52,7 @@ fn bytes_that_are_no_frame() {
         ("no magic", Frame { magic: 0, ..hello }),
         ("version", Frame { version: VERSION + 1, ..hello }),
         ("kind 0", Frame { kind: 0, ..hello }),
-        ("kind 15", Frame { kind: 15, ..hello }),
+        ("the first unknown kind", Frame { kind: unknown, ..hello }),
         ("kind", Frame { kind: u32::MAX, ..hello }),
     ] {
         cases.push((what.to_owned(), bad.as_bytes().to_vec()));
@@ -93,7 +94,13 @@ fn frames_at_the_wrong_time() {
         frame(FrameKind::WakePipe).with_id(1),
         frame(FrameKind::WakePipe).with_id(u32::MAX),
     ];
-    let early = [control, frame(FrameKind::Channel), frame(FrameKind::SendRegion).with_bytes(4096, 0)];
+    let early = [
+        control,
+        frame(FrameKind::Channel),
+        frame(FrameKind::SendRegion).with_bytes(4096, 0),
+        frame(FrameKind::Bell),
+        frame(FrameKind::PeerBell),
+    ];
     for bad in never.into_iter().chain(early) {
         let socket = Raw::dial(&scene.driver);
         attach::send(&socket, &bad, &[], SendFlags::empty()).unwrap();
