@@ -2,6 +2,7 @@
 //! the receive regions. The attach socket serves slow paths only, one thread at a time.
 use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
+use crate::kept::Kept;
 use crate::own::{self, OwnFd};
 use crate::process::{forks, setting};
 use crate::reasons::Reasons;
@@ -16,7 +17,6 @@ use rustix::io::Errno;
 use rustix::net::{
     connect, socket_with, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -389,7 +389,7 @@ struct Mine {
 }
 
 thread_local! {
-    static MINE: RefCell<Option<Mine>> = const { RefCell::new(None) };
+    static MINE: Kept<Option<Mine>> = const { Kept::new(None, || MINE.with(Kept::release)) };
 }
 
 impl Mine {

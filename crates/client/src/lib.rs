@@ -38,6 +38,7 @@ mod due;
 mod epoll;
 mod error;
 mod handlers;
+mod kept;
 mod link;
 mod listen;
 mod lock;
@@ -70,6 +71,7 @@ pub mod core {
         are_put_off, catcher_address, installed, interruptible, let_run, outside, runs, Handlers, Inside,
         Installed, Runs, SET_BYTES,
     };
+    pub use crate::kept::Kept;
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
     pub use crate::process::{attach, prepare, setting, stays_on_kernel};

@@ -3,13 +3,13 @@
 use crate::arena::Arenas;
 use crate::attachment::{remember_socket_path, Attachment};
 use crate::error::Result;
+use crate::kept::{self, Kept};
 use crate::sids::Sids;
 use crate::socket::Socket;
 use crate::turn::lock;
 use foldhash::HashMap;
 use pd_abi::KernelReason;
 use pd_shm::barrier;
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::ptr;
@@ -45,7 +45,7 @@ struct Found {
 
 thread_local! {
     /// The socket found last: threads that use different sockets do not meet in looking for them.
-    static LAST: RefCell<Option<Found>> = const { RefCell::new(None) };
+    static LAST: Kept<Option<Found>> = const { Kept::new(None, || LAST.with(Kept::release)) };
 }
 
 /// How often this process is a child of one that used the library. Objects remember it: theirs
@@ -100,6 +100,7 @@ fn see_forks() {
 /// good, and registers for barriers. What is told of forks after this is told when the library knows of them.
 pub fn prepare() {
     remember_socket_path();
+    kept::prepare();
     see_forks();
     barrier::register_early();
 }
@@ -200,7 +201,7 @@ impl Process {
     /// The open socket with this serial.
     pub(crate) fn socket(&self, serial: u64) -> Option<Arc<Socket>> {
         let forks = forks();
-        let look = |last: &RefCell<Option<Found>>| {
+        let look = |last: &Kept<Option<Found>>| {
             let mut last = last.borrow_mut();
             if last.as_ref().is_none_or(|found| (found.forks, found.serial) != (forks, serial)) {
                 let socket = self.sockets(|sockets| sockets.get(&serial).cloned())?;

@@ -9,6 +9,7 @@ pub(crate) use blocks::Block;
 
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
+use crate::kept::Kept;
 use crate::process::{forks, process};
 use crate::turn::lock;
 use blocks::{Freed, States};
@@ -16,7 +17,7 @@ use heap::Heap;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use pd_shm::Mapping;
 use rustix::io::Errno;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -54,6 +55,7 @@ pub(crate) struct Arenas {
 }
 
 /// The calling thread's arenas. Given to other threads when this one ends.
+#[derive(Default)]
 struct Own {
     forks: u32,
     arenas: Vec<&'static Arena>,
@@ -68,7 +70,7 @@ impl Drop for Own {
 }
 
 thread_local! {
-    static OWN: RefCell<Own> = const { RefCell::new(Own { forks: 0, arenas: Vec::new() }) };
+    static OWN: Kept<Own> = const { Kept::new(Own { forks: 0, arenas: Vec::new() }, || OWN.with(Kept::release)) };
     /// The arena found last.
     static LAST: Cell<(u32, Option<&'static Arena>)> = const { Cell::new((0, None)) };
 }

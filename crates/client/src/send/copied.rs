@@ -3,11 +3,11 @@
 use super::{stale, SendSide};
 use crate::arena;
 use crate::error::{Error, Result};
+use crate::kept::Kept;
 use crate::lock::Guard;
 use crate::process::forks;
 use crate::socket::{would_block, Socket};
 use libc::iovec;
-use std::cell::RefCell;
 use std::ptr;
 
 /// The thread's block that small messages are put into one behind the other.
@@ -54,6 +54,12 @@ impl Stage {
     }
 }
 
+impl Default for Stage {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
 impl Drop for Stage {
     fn drop(&mut self) {
         self.give_up();
@@ -61,7 +67,7 @@ impl Drop for Stage {
 }
 
 thread_local! {
-    static STAGE: RefCell<Stage> = const { RefCell::new(Stage::EMPTY) };
+    static STAGE: Kept<Stage> = const { Kept::new(Stage::EMPTY, || STAGE.with(Kept::release)) };
 }
 
 /// Where bytes to be sent come from: called with a place and its size, writes there and says how many
