@@ -39,7 +39,7 @@ static void fail(const char *what) {
     _exit(1);
 }
 
-static int raw_accept(int listener) { return syscall(SYS_accept4, listener, NULL, NULL, 0); }
+static int raw_accept(int listener) { return raw_call(SYS_accept4, listener, 0, 0); }
 
 static void connect_both(const char *family, const char *path) {
     bool is_unix = !strcmp(family, "unix");
@@ -92,11 +92,7 @@ static void take(size_t wanted) {
 // Tells whether bytes lie in the kernel's socket, past every library: a peer that was slow to accept has a plain connection.
 static bool is_kernels(void) {
     int there = 0;
-    long result, number = SYS_ioctl, descriptor = fd, request = FIONREAD;
-    asm volatile("syscall"
-                 : "=a"(result)
-                 : "0"(number), "D"(descriptor), "S"(request), "d"(&there)
-                 : "rcx", "r11", "memory");
+    long result = raw_call(SYS_ioctl, fd, FIONREAD, (long)&there);
     return result == 0 && there > 1;
 }
 
