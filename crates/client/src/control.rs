@@ -313,6 +313,8 @@ impl Socket {
             (side.shut, side.aside) = (was_shut, false);
         }
         control.link.kick();
+        drop(control);
+        self.watch.notify();
         answer.map(|answer| answer.number())
     }
 

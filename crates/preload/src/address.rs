@@ -177,6 +177,16 @@ pub(crate) fn lingers_never(fd: c_int) -> bool {
     }
 }
 
+/// Closing the socket resets its connection from now on.
+pub(crate) fn linger_never(fd: c_int) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: the option, and its size.
+    unsafe {
+        let len = size_of::<libc::linger>() as socklen_t;
+        real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
+    }
+}
+
 /// A time-out option, in nanoseconds; 0: none.
 pub(crate) fn timeout_ns(fd: c_int, name: c_int) -> u64 {
     // SAFETY: room for a time, and its size.

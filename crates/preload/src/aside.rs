@@ -15,10 +15,10 @@ use crate::entry::{lock, Entry};
 use crate::hooks::poll::kernel_poll;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{companion, fabric, real, unclaimed};
+use crate::{address, companion, fabric, real, unclaimed};
 use libc::c_int;
 use pd_client::core::{KernelReason, Pause, Socket, ELSEWHERE};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,8 @@ pub(crate) struct Aside {
     leaving: Mutex<()>,
     /// One thread at a time takes the mark off: the byte after it is the program's.
     marking: Mutex<()>,
+    /// Why the mark cannot be taken off, which the kernel tells once; 0: nothing that the program has still to hear.
+    failed: AtomicI32,
     pub(crate) progress: Progress,
 }
 
@@ -111,7 +113,10 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         fabric::stays_on_kernel(fd, why);
         twin.progress().owed.store(owed, Ordering::Relaxed);
         companion::stand_on_both(entry, end);
-        if !twin.send_shut.load(Ordering::Relaxed) {
+        // One that has failed needs none: what the kernel tells once is the program's.
+        let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
+        let fails = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0);
+        if !twin.send_shut.load(Ordering::Relaxed) && !fails {
             // Nothing was sent there before: there is room. One that fails tells the next call.
             // SAFETY: sends from a slice.
             unsafe {
@@ -156,6 +161,10 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     if twin.progress().has(MARKED) {
         return Ok(Mark::Off);
     }
+    let failed = twin.aside.failed.load(Ordering::Relaxed);
+    if failed != 0 {
+        return Err(Failure::Errno(failed));
+    }
     let mut byte = [0u8; 1];
     // SAFETY: room for a byte.
     match unsafe { real::recv(fd, byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) } {
@@ -167,8 +176,28 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
         _ => match errno() {
             libc::EAGAIN | libc::EINTR => Ok(Mark::NotYet),
             // The kernel says it once.
-            other => Err(Failure::Errno(other)),
+            other => {
+                twin.aside.failed.store(other, Ordering::Relaxed);
+                Err(Failure::Errno(other))
+            }
         },
+    }
+}
+
+/// The kernel says that the descriptor of one that leaves is ready so: without what is there for the mark alone, which is taken off.
+pub(crate) fn told_by_kernel(twin: &Twin, fd: c_int, told: u32) -> u32 {
+    const READABLE: u32 = (libc::POLLIN | libc::POLLRDNORM) as u32;
+    const FAILED: u32 = (libc::POLLERR | libc::POLLHUP) as u32;
+    // A failure, which the kernel tells once, is the program's.
+    if told & READABLE == 0 || told & FAILED != 0 || twin.progress().has(MARKED) {
+        return told;
+    }
+    let mut poll = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    match take_mark(twin, fd) {
+        Ok(Mark::Off) if kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) == Ok(0) => {
+            told & !READABLE
+        }
+        _ => told,
     }
 }
 
@@ -194,16 +223,38 @@ pub(crate) fn received_all(
 ) -> Outcome<Option<c_int>> {
     leave(entry, twin, KernelReason::PeerLeft);
     let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-    loop {
-        match take_mark(twin, fd) {
-            Ok(Mark::NotYet) => {}
-            // The kernel says that of every empty stream that is shut.
-            Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(None),
-            Ok(Mark::Off | Mark::Never) => break,
-            Err(failure) => {
+    match await_mark(twin, fd, waits, until) {
+        // The kernel says that of every empty stream that is shut.
+        Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(None),
+        Ok(_) => settle(entry, twin),
+        Err(failure) => {
+            if twin.aside.failed.swap(0, Ordering::Relaxed) != 0 {
                 settle(entry, twin);
-                return Err(failure);
             }
+            return Err(failure);
+        }
+    }
+    Ok(Some(fd))
+}
+
+/// All of the fabric's stream is there, and what comes next is to be had with it: the kernel's descriptor, once the mark is off.
+pub(crate) fn kernels_part(
+    entry: &Arc<Entry>,
+    twin: &Twin,
+    waits: bool,
+    until: Option<Instant>,
+) -> Outcome<c_int> {
+    leave(entry, twin, KernelReason::PeerLeft);
+    let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+    await_mark(twin, fd, waits, until).map(|_| fd)
+}
+
+/// Takes the mark off; waits for it as said.
+fn await_mark(twin: &Twin, fd: c_int, waits: bool, until: Option<Instant>) -> Outcome<Mark> {
+    loop {
+        match take_mark(twin, fd)? {
+            Mark::NotYet => {}
+            found => return Ok(found),
         }
         let mut poll = [libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 }];
         let left = match until {
@@ -219,8 +270,6 @@ pub(crate) fn received_all(
             Err(failure) => return Err(failure),
         }
     }
-    settle(entry, twin);
-    Ok(Some(fd))
 }
 
 /// Nothing of the connection is the fabric's any more.
@@ -258,6 +307,32 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
         }
     }
     false
+}
+
+/// Bytes of the program's lie unread in the kernel.
+pub(crate) fn has_unread(fd: c_int, twin: &Twin) -> bool {
+    if twin.names.is_some() || !has_begun(twin) {
+        return false;
+    }
+    let mut there = 0;
+    // SAFETY: room for a number.
+    let known = unsafe { real::ioctl(fd, libc::FIONREAD, (&raw mut there) as usize as _) } == 0;
+    known && without_mark(twin, there) > 0
+}
+
+/// The last number is about to be closed with bytes unread: so is the kernel's connection reset if the two go on there. Of AF_UNIX the
+/// mark does that, as long as it is unread.
+pub(crate) fn reset_with(fd: c_int, twin: &Twin) {
+    if twin.names.is_none() && !twin.unix && has_begun(twin) {
+        address::linger_never(fd);
+    }
+}
+
+/// The program has heard of a reset that the kernel knows of, too.
+pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
+    if twin.progress().sends() {
+        entry.any_fd().map(|fd| address::option(fd, libc::SOL_SOCKET, libc::SO_ERROR));
+    }
 }
 
 /// The last number is about to be closed: a mark that is left unread would have the kernel reset the connection.

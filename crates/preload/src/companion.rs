@@ -14,13 +14,17 @@
 //!
 //! What the fabric needs to wake a thread from the kernel are descriptors. While there are none a wait sleeps for a
 //! moment at a time, and looks.
+mod leaving;
+
 use crate::call::{errno, set_errno, Failure, Outcome};
 use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
 use crate::{real, short, spin, start, table, unclaimed};
+use leaving::{in_kernel_too, Told as Leaves};
+pub(crate) use leaving::{move_back, stand_on_both};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use pd_client::core::{
-    interruptible, sleep_for, this_thread, Armed, Epoll, Inside, KernelReason, Socket, SET_BYTES,
+    interruptible, sleep_for, this_thread, Armed, Epoll, Inside, KernelReason, Socket, ASIDE, SET_BYTES,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -382,10 +386,19 @@ impl Companion {
         if let Some(armed) = exposed.as_mut().and_then(|armed| armed.take()) {
             self.fabric.disarm(armed, true);
         }
-        let room = events.room();
-        let found = self.fabric.look(room, &mut |flags, data| events.push(flags, data));
+        let (room, mut strays) = (events.room(), false);
+        let found = self.fabric.look(room, &mut |flags, data| {
+            strays |= flags & ASIDE != 0;
+            if flags != ASIDE {
+                events.push(flags & !ASIDE, data);
+            }
+        });
         if let Some(exposed) = exposed.as_mut() {
             **exposed = self.arm_exposed();
+        }
+        drop(exposed);
+        if strays {
+            self.follow(events);
         }
         Ok(found?)
     }
@@ -494,7 +507,7 @@ fn control_of(
     }
     if operation == libc::EPOLL_CTL_DEL {
         if twin.progress().sends() {
-            in_kernel_too(epoll, operation, fd, (0, 0));
+            in_kernel_too(epoll, operation, fd, 0);
         }
         let removed = twin.with(entry, |end| companion.fabric.remove_as(end, name(fd)));
         lock(&companion.members).remove(&fd);
@@ -507,7 +520,7 @@ fn control_of(
         short::settle(entry);
     }
     let own_flags = if twin.progress().sends() {
-        in_kernel_too(epoll, operation, fd, (flags, data));
+        in_kernel_too(epoll, operation, fd, flags);
         flags & !(libc::EPOLLOUT as u32)
     } else {
         flags
@@ -632,42 +645,6 @@ pub(crate) fn move_over(entry: &Arc<Entry>, watcher: Watcher) {
     let _ = control_of(epoll, &instance, libc::EPOLL_CTL_ADD, watcher.fd, entry, Some(watcher.event));
 }
 
-/// What is registered of a connection that leaves the fabric is, too, of the kernel's.
-fn in_kernel_too(epoll: c_int, operation: c_int, fd: c_int, (events, data): (u32, u64)) {
-    let mut event = epoll_event { events, u64: data };
-    // SAFETY: a valid event.
-    unsafe { real::epoll_ctl(epoll, operation, fd, &mut event) };
-}
-
-/// A connection leaves the fabric: the kernel tells of it from now on, and the fabric of what is still to be read there.
-pub(crate) fn stand_on_both(entry: &Arc<Entry>, end: &Arc<Socket>) {
-    let Some(socket) = entry.socket() else { return };
-    for watcher in lock(&socket.watchers).iter() {
-        let Some((instance, epoll)) = instance_of(watcher) else { continue };
-        in_kernel_too(epoll, libc::EPOLL_CTL_ADD, watcher.fd, watcher.event);
-        if let Some(companion) = instance.epoll() {
-            let (flags, data) = watcher.event;
-            let _ = companion.fabric.modify_as(end, name(watcher.fd), flags & !(libc::EPOLLOUT as u32), data);
-            companion.fabric.poke();
-        }
-    }
-}
-
-/// A twin is the kernel's after all: so are its registrations.
-pub(crate) fn move_back(entry: &Arc<Entry>) {
-    let (Some(socket), Some(end)) = (entry.socket(), entry.twin().and_then(Twin::current)) else { return };
-    for watcher in std::mem::take(&mut *lock(&socket.watchers)) {
-        let Some((instance, epoll)) = instance_of(&watcher) else { continue };
-        if let Some(companion) = instance.epoll() {
-            let _ = companion.fabric.remove_as(&end, name(watcher.fd));
-            lock(&companion.members).remove(&watcher.fd);
-        }
-        let mut event = epoll_event { events: watcher.event.0, u64: watcher.event.1 };
-        // SAFETY: a valid event.
-        unsafe { real::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, watcher.fd, &mut event) };
-    }
-}
-
 /// This process has taken a connection over: its registrations are of an earlier end.
 pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>) {
     let Some(socket) = entry.socket() else { return };
@@ -679,13 +656,14 @@ pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>) {
 }
 
 /// The program's array of events.
-struct Events {
+struct Events<'a> {
+    instance: &'a Arc<Entry>,
     at: *mut epoll_event,
     max: usize,
     len: usize,
 }
 
-impl Events {
+impl Events<'_> {
     fn room(&self) -> usize {
         self.max - self.len
     }
@@ -710,7 +688,8 @@ impl Events {
             return Err(Failure::Errno(errno()));
         }
         // SAFETY: the kernel has written so many.
-        let (left, told) = unsafe { take_tokens(self.at.add(self.len), found as usize, own) };
+        let (left, told) =
+            unsafe { take_tokens(self.at.add(self.len), found as usize, own, Some(self.instance)) };
         self.len += left;
         Ok(told)
     }
@@ -725,24 +704,35 @@ pub(crate) struct Told {
     other: bool,
 }
 
-/// Takes tokens out of what the kernel has told. Returns how much is left.
+/// Takes tokens out of what the kernel has told of `instance`. Returns how much is left.
 ///
 /// # Safety
 /// `at` has so many events.
-pub(crate) unsafe fn take_tokens(at: *mut epoll_event, found: usize, own: u64) -> (usize, Told) {
+pub(crate) unsafe fn take_tokens(
+    at: *mut epoll_event,
+    found: usize,
+    own: u64,
+    instance: Option<&Arc<Entry>>,
+) -> (usize, Told) {
     let (mut left, mut told) = (0, Told::default());
     for place in 0..found {
         // SAFETY: the caller's promise; `left` is at most `place`.
         unsafe {
-            let event = at.add(place).read_unaligned();
+            let mut event = at.add(place).read_unaligned();
             if is_token(event.u64) {
                 told.own |= event.u64 == own;
                 told.other |= event.u64 != own;
                 continue;
             }
-            if left < place {
-                at.add(left).write_unaligned(event);
+            match leaving::told(instance, event) {
+                Leaves::Program(theirs) => event = theirs,
+                Leaves::Nothing => continue,
+                Leaves::Other => {
+                    told.other = true;
+                    continue;
+                }
             }
+            at.add(left).write_unaligned(event);
         }
         left += 1;
     }
@@ -808,7 +798,7 @@ pub(crate) unsafe fn wait(
     companion.take_members();
     short::settle_all();
     short::resume(|| lock(&companion.members).values().cloned().collect());
-    let mut events = Events { at, max: max as usize, len: 0 };
+    let mut events = Events { instance: &instance, at, max: max as usize, len: 0 };
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
     let (zero, own) = (Some(Duration::ZERO), companion.token);

@@ -137,7 +137,6 @@ impl Entry {
             Some(State::Listener(_)) => fabric::unlisten(fd),
             Some(State::Twin(twin)) => {
                 twin.note_reset(fd);
-                aside::before_close(fd, twin);
                 if !twin.is_shared() {
                     unclaimed::settle_before_close(self);
                     short::keep(fd, self, twin);

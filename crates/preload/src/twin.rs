@@ -274,10 +274,14 @@ impl Twin {
     pub(crate) fn note_reset(&self, fd: c_int) {
         let lingers = || LINGERS.load(Ordering::Relaxed) && !self.unix && address::lingers_never(fd);
         let sole = || self.slot.get().is_none_or(|slot| slot.is_mine() && slot.is_sole());
-        // One that has left ends in the kernel.
-        let stays = || !self.progress().sends();
-        let unread = || stays() && sole() && self.current().is_some_and(|socket| socket.received() > 0);
-        if unread() || lingers() {
+        let unread =
+            sole() && self.current().is_some_and(|end| end.received() > 0 || aside::has_unread(fd, self));
+        if unread {
+            aside::reset_with(fd, self);
+        } else {
+            aside::before_close(fd, self);
+        }
+        if unread || lingers() {
             self.resets.store(true, Ordering::Relaxed);
         }
     }
@@ -432,6 +436,11 @@ impl Twin {
         self.current().is_some_and(|socket| socket.has_ended())
     }
 
+    /// So many bytes are there, and those after them are the kernel's.
+    fn ends_elsewhere(&self, there: usize) -> bool {
+        self.current().is_some_and(|end| end.ends_elsewhere(there as u64))
+    }
+
     /// More may come than is there.
     fn goes_on(&self) -> bool {
         !self.recv_shut.load(Ordering::Relaxed)
@@ -470,6 +479,16 @@ impl Twin {
             // SAFETY: the caller's promise.
             let part = self.with(entry, |socket| unsafe { socket.recv_copied(rest.pieces(), peek) });
             let failure = match part {
+                Ok(part) if peek && part < wanted && self.ends_elsewhere(part) => {
+                    let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
+                    let waits = part < least && self.waits(flags);
+                    let mut missing = Rest::new(pieces, false);
+                    missing.advance(part);
+                    return match aside::kernels_part(entry, self, waits, until) {
+                        Ok(fd) => Ok(part + Self::rest_by_kernel(fd, missing.pieces(), flags, true)),
+                        Err(_) => Ok(part),
+                    };
+                }
                 Ok(part) if peek => {
                     // All of what is to be peeked at has to be there at once.
                     if part >= least || part == 0 || self.unix || !self.waits(flags) || !self.goes_on() {
@@ -488,6 +507,14 @@ impl Twin {
                     received += part;
                     if part == 0 || received >= least {
                         unseen::used(entry, self);
+                        // An AF_UNIX message with descriptors is received by a call of its own.
+                        let joins = part > 0 && received < wanted && !self.unix;
+                        if joins && self.progress().sends() && self.ends_elsewhere(0) {
+                            // What was peeked at before is there at once.
+                            rest.advance(part);
+                            let missing = first(rest.pieces(), wanted - received);
+                            received += self.rest_now(entry, &missing, flags | libc::MSG_DONTWAIT);
+                        }
                         return Ok(received);
                     }
                     rest.advance(part);
@@ -525,6 +552,10 @@ impl Twin {
                 // TCP has waited, and then has nothing to do.
                 AGAIN if wanted == 0 && !self.unix && self.waits(flags) => Ok(0),
                 Failure::Errno(libc::ECONNRESET) if !self.tells_failure() => Ok(0),
+                Failure::Errno(libc::ECONNRESET) => {
+                    aside::failure_is_told(entry, self);
+                    Err(failure)
+                }
                 _ => Err(failure),
             };
         }
@@ -685,6 +716,17 @@ impl Twin {
     #[cold]
     fn rest_comes(&self, entry: &Arc<Entry>) -> bool {
         self.current().is_some_and(|end| aside::await_rest(entry, self, &end))
+    }
+
+    /// The end of the fabric's stream was received: what of the kernel's is there, too. Bytes to be thrown away are left to the next
+    /// call.
+    #[cold]
+    fn rest_now(&self, entry: &Arc<Entry>, missing: &[iovec], flags: c_int) -> usize {
+        if flags & libc::MSG_TRUNC != 0 {
+            return 0;
+        }
+        let fd = aside::kernels_part(entry, self, false, None);
+        fd.map_or(0, |fd| Self::rest_by_kernel(fd, missing, flags & !libc::MSG_WAITALL, true))
     }
 
     /// What is left of a call that began on the fabric goes over the kernel. Returns bytes.

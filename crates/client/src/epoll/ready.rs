@@ -21,6 +21,13 @@ pub const ERR: u32 = libc::EPOLLERR as u32;
 pub const HUP: u32 = libc::EPOLLHUP as u32;
 /// The peer has ended its stream.
 pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+/// The stream goes on elsewhere, which its owner has still to follow ([`Socket::step_aside`]). Always reported, and no event of
+/// the kernel's.
+///
+/// [`Socket::step_aside`]: crate::core::Socket::step_aside
+pub const ASIDE: u32 = 1 << 27;
+/// What is reported whether wanted or not.
+const ALWAYS: u32 = ERR | HUP | ASIDE;
 /// Report once, then not until modified.
 pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 /// Report when something happens, not while something is there.
@@ -69,7 +76,7 @@ impl Interest {
 
     /// The events to report of those that hold, and whether to look again in the next wait.
     fn report(&mut self, ready: u32) -> Option<(u32, bool)> {
-        let report = ready & (self.events | ERR | HUP);
+        let report = ready & (self.events | ALWAYS);
         if !self.enabled || report == 0 {
             return None;
         }
@@ -143,7 +150,7 @@ impl Item {
     /// Makes sure that an event comes. Says whether there is something to report already.
     pub(crate) fn arm(&self) -> bool {
         let Some((source, events)) = self.wanted() else { return false };
-        source.readiness(events) & (events | ERR | HUP) != 0
+        source.readiness(events) & (events | ALWAYS) != 0
     }
 }
 

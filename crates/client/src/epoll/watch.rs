@@ -1,5 +1,5 @@
 //! What an epoll instance sees of a socket.
-use super::ready::{Item, Source, EDGE, ERR, HUP, IN, OUT, RDHUP};
+use super::ready::{Item, Source, ASIDE, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use super::rest::Rest;
 use crate::own::OwnFd;
 use crate::recv::MOVED;
@@ -229,7 +229,12 @@ impl Socket {
 
         // Of a connection that goes on in the kernel that tells how it ends.
         let goes_on = |end: u32| if end == ELSEWHERE { 0 } else { end };
-        let mut ready = if recv_end == ELSEWHERE { IN } else { 0 };
+        let mut ready = match there {
+            _ if recv_end != ELSEWHERE => 0,
+            0 if self.send.lock().aside => 0,
+            0 => ASIDE,
+            _ => IN,
+        };
         let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
         let received_all = recv_end != 0 || shut;
         let failed = has_failed(recv_end) || has_failed(send_end);

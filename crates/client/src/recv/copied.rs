@@ -207,6 +207,13 @@ impl Socket {
         self.recv.lock().link.recv_end() != 0
     }
 
+    /// Whether so many bytes are left of a stream that goes on in the kernel.
+    pub fn ends_elsewhere(&self, there: u64) -> bool {
+        let mut side = self.recv.lock();
+        // In this order: what is published before the end is seen with it.
+        side.link.recv_end() == pd_abi::layout::ELSEWHERE && side.there().ok() == Some(there)
+    }
+
     /// Bytes that can be received now.
     pub fn received(&self) -> u64 {
         self.recv.lock().there().unwrap_or(0)

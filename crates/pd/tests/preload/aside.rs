@@ -97,3 +97,18 @@ fn zero_copy_sends_are_the_kernels() {
     site.compare(&["python3", "-c", ECHO, PORT], &["python3", "-c", ZERO_COPY, &ip, PORT]);
     assert!(said(&site, "leaves the fabric: zero-copy sends") > 0);
 }
+
+/// Neither end is told of what is not the program's, and nothing that it left unread is forgotten.
+#[test]
+fn nothing_tells_where_a_connection_left_the_fabric() {
+    let site = Site::new(140);
+    let program = site.compiled("boundary", &[]);
+    let path = site.folder.path().join("boundary.sock");
+    let command = [program.as_str(), path.to_str().unwrap()];
+    let expected = site.answer(With::Nothing, &command);
+    assert!(expected.lines().count() > 30, "{expected}");
+    for has in [With::Library, With::Mediated] {
+        assert_eq!(site.answer(has, &command), expected, "{has:?}");
+    }
+    assert!(said(&site, "leaves the fabric: an option of the kernel's") > 10);
+}

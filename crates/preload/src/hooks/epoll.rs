@@ -93,9 +93,10 @@ unsafe fn wait(
     if found < 0 {
         return found;
     }
+    let instance = table::epoll(epoll);
     // SAFETY: the kernel has written so many.
-    let (left, told) = unsafe { companion::take_tokens(events, found as usize, 0) };
-    if left > 0 || is_bare && told == Told::default() || table::epoll(epoll).is_none() {
+    let (left, told) = unsafe { companion::take_tokens(events, found as usize, 0, instance.as_ref()) };
+    if left > 0 || is_bare && told == Told::default() || instance.is_none() {
         return left as c_int;
     }
     let passed = since.map_or(Duration::ZERO, |since| since.elapsed());

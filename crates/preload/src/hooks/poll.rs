@@ -4,10 +4,9 @@ use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::companion::LOOK_EVERY;
 use crate::entry::{self, Entry, State};
 use crate::shared::own_id;
-use crate::{real, short, spin, table, unclaimed};
+use crate::{aside, real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use pd_client::core::{interruptible, Epoll, Socket, SET_BYTES};
-use std::cell::RefCell;
+use pd_client::core::{interruptible, Epoll, Kept, KernelReason, Socket, ASIDE, SET_BYTES};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -113,15 +112,31 @@ struct Member {
 }
 
 impl Member {
-    fn look(&self) -> i16 {
+    /// It is to be asked in another way than it was: it leaves the fabric, or has left.
+    fn has_moved(&self, fd: c_int, kernel: &pollfd) -> bool {
+        table::look(fd) == table::PLAIN
+            || kernel.fd < 0 && self.entry.twin().is_some_and(|twin| twin.progress().sends())
+    }
+
+    /// Its peer has left the fabric: follows.
+    #[cold]
+    fn follow(&self) -> bool {
+        self.entry.twin().is_some_and(|twin| aside::leave(&self.entry, twin, KernelReason::PeerLeft))
+    }
+
+    /// What holds of it; none: the peer has left the fabric.
+    fn look(&self) -> Option<i16> {
         let ready = match (&self.listening, self.entry.twin()) {
             (Some(end), _) => end.ready(self.wanted) & libc::POLLIN as u32,
             (None, Some(twin)) if twin.progress().sends() => {
                 twin.ready(&self.entry, self.wanted & !(libc::POLLOUT as u32)) & libc::POLLIN as u32
             }
             (None, Some(twin)) => twin.ready(&self.entry, self.wanted),
-            (None, None) => return 0,
+            (None, None) => return Some(0),
         };
+        if ready & ASIDE != 0 {
+            return None;
+        }
         let mut ready = ready & (self.wanted | (libc::POLLERR | libc::POLLHUP) as u32);
         // The other names of the two.
         if ready & libc::POLLIN as u32 != 0 {
@@ -130,7 +145,15 @@ impl Member {
         if ready & libc::POLLOUT as u32 != 0 {
             ready |= libc::POLLWRNORM as u32;
         }
-        (ready & (self.asked | (libc::POLLERR | libc::POLLHUP) as u32)) as i16
+        Some((ready & (self.asked | (libc::POLLERR | libc::POLLHUP) as u32)) as i16)
+    }
+
+    /// Of what the kernel says of it: what is the program's.
+    fn of_kernel(&self, kernel: &mut pollfd) {
+        if let Some(twin) = self.entry.twin().filter(|_| kernel.fd >= 0 && kernel.revents != 0) {
+            let told = u32::from(kernel.revents as u16);
+            kernel.revents = aside::told_by_kernel(twin, kernel.fd, told) as i16;
+        }
     }
 }
 
@@ -193,33 +216,28 @@ fn wait(
     loop {
         if unclaimed::any() {
             unclaimed::look();
-            if members.iter().any(|member| table::look(fds[member.place].fd) == table::PLAIN) {
-                // One is the kernel's now.
-                return poll_fds(
-                    fds,
-                    until.map(|until| until.saturating_duration_since(Instant::now())),
-                    mask,
-                )
-                .or_else(|failure| {
-                    if failure == Failure::Plain {
-                        plain(fds, until, mask)
-                    } else {
-                        Err(failure)
-                    }
-                });
-            }
+        }
+        if members.iter().any(|it| it.has_moved(fds[it.place].fd, &kernel[it.place])) {
+            return again(fds, until, mask);
         }
         fds.iter_mut().for_each(|poll| poll.revents = 0);
         let mut found = false;
         for member in members {
-            let revents = member.look();
+            let revents = match member.look() {
+                Some(revents) => revents,
+                None if member.follow() => return again(fds, until, mask),
+                // It cannot: who reads hears why.
+                None => libc::POLLIN,
+            };
             fds[member.place].revents = revents;
             found |= revents != 0;
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let only_looking = found || timeout == zero || left == zero;
         if (only_looking || mask.is_null()) && kernel.iter().any(|poll| poll.fd >= 0) {
-            found |= kernel_poll(kernel, zero, std::ptr::null())? > 0;
+            kernel_poll(kernel, zero, std::ptr::null())?;
+            members.iter().for_each(|member| member.of_kernel(&mut kernel[member.place]));
+            found |= kernel.iter().any(|poll| poll.fd >= 0 && poll.revents != 0);
         }
         if found || only_looking {
             for (poll, kernel) in fds.iter_mut().zip(kernel.iter()).filter(|(_, kernel)| kernel.fd >= 0) {
@@ -233,6 +251,16 @@ fn wait(
             left
         };
         sleep(members, kernel, left, mask)?;
+    }
+}
+
+/// `poll` with what is left of the time, after some of the connections have moved.
+#[cold]
+fn again(fds: &mut [pollfd], until: Option<Instant>, mask: *const sigset_t) -> Outcome<c_int> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    match poll_fds(fds, left, mask) {
+        Err(Failure::Plain) => plain(fds, until, mask),
+        other => other,
     }
 }
 
@@ -275,7 +303,7 @@ struct Poller {
 }
 
 thread_local! {
-    static POLLER: RefCell<Option<Poller>> = const { RefCell::new(None) };
+    static POLLER: Kept<Option<Poller>> = const { Kept::new(None, || POLLER.with(Kept::release)) };
 }
 
 impl Poller {
