@@ -55,7 +55,7 @@ reasons! {
     /// `EMFILE`.
     Limit = 8, "limit", "no descriptor is left, or no connection that the driver or the policy allows";
     /// `ENOBUFS`, `ENOMEM`.
-    NoMemory = 9, "no_memory", "the driver has no memory or no connection left";
+    NoMemory = 9, "no_memory", "no memory is left, the process's or the driver's, or no connection of the driver's";
     /// No port for connections on the fabric.
     NoPort = 10, "no_port", "no port was free for a connection on the fabric";
     /// No driver, or it refuses the process.
@@ -102,7 +102,7 @@ impl KernelReason {
         match errno {
             13 => Self::Policy,
             12 | 105 => Self::NoMemory,
-            24 => Self::Limit,
+            23 | 24 => Self::Limit,
             111 => Self::PeerWithout,
             113 => Self::PeerUnknown,
             100 => Self::NoDriver,

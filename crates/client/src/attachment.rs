@@ -123,8 +123,8 @@ impl Attachment {
             let why = std::io::Error::from(errno);
             Error::new(known, format!("cannot attach to the driver at {}: {why}; {remedy}", path.display()))
         };
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(unreachable)?;
+        let made = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let socket = own::make(made).map_err(unreachable)?;
         let address = SocketAddrUnix::new(path.as_path()).map_err(unreachable)?;
         connect(&socket, &address).map_err(unreachable)?;
         let socket = OwnFd::new(socket);

@@ -17,6 +17,8 @@ mod brief;
 mod epoll;
 #[path = "preload/files.rs"]
 mod files;
+#[path = "preload/limits.rs"]
+mod limits;
 #[path = "preload/ports.rs"]
 mod ports;
 #[path = "preload/reasons.rs"]

@@ -90,6 +90,12 @@ pub(crate) fn is_elsewhere(failure: Failure) -> bool {
     failure == Failure::Errno(ELSEWHERE)
 }
 
+/// Whether a send failed because the process has no memory or numbers left, or the driver has none for it.
+pub(crate) fn lacks_means(failure: Failure) -> bool {
+    let lacking = [libc::ENOMEM, libc::ENOBUFS, libc::EMFILE, libc::ENFILE];
+    matches!(failure, Failure::Errno(errno) if lacking.contains(&errno))
+}
+
 /// Has a connection leave, for a reason. What is sent after this is the kernel's. False: it has to stay.
 pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool {
     if twin.names.is_some() {

@@ -1,5 +1,6 @@
 //! What the library asks of the driver, all in one place.
 use crate::address;
+use crate::heap;
 use crate::log::note;
 use crate::refusals::{self, now_ns, Place};
 use crate::unix::File;
@@ -24,6 +25,9 @@ static ABSENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 fn unavailable() -> Option<KernelReason> {
     if unseen::is_found() {
         return Some(KernelReason::UnseenWait);
+    }
+    if heap::is_low() {
+        return Some(KernelReason::NoMemory);
     }
     (!reaches_driver()).then_some(KernelReason::NoDriver)
 }
@@ -187,6 +191,9 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>, KernelRe
 
 /// The twin that came with an accepted connection, if one did.
 pub(crate) fn claim(fd: c_int) -> Result<Arc<Socket>, KernelReason> {
+    if heap::is_low() {
+        return Err(KernelReason::NoMemory);
+    }
     match twin::claim(borrow(fd)) {
         Ok(socket) => {
             let socket = socket.ok_or(KernelReason::PeerPlain)?;

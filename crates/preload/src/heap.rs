@@ -2,6 +2,9 @@
 //! again by it; the calls that the library stands in for can. So nothing here comes from there: blocks of powers of two, cut
 //! from mappings and kept for good, and mappings of their own for large ones. What carries bytes allocates nothing in steady
 //! state, so one lock for each size will do.
+//!
+//! A program may have used up its address space (`RLIMIT_AS`), and goes on by calls that need no memory of the kernel's. Some address
+//! space is kept back for that: what is there already goes on, and nothing new is put on the fabric ([`is_low`]).
 use crate::real;
 use pd_client::core::{this_thread, Inside};
 use std::alloc::{GlobalAlloc, Layout};
@@ -17,6 +20,19 @@ const CLASSES: usize = (LAST_BITS - FIRST_BITS + 1) as usize;
 /// Blocks are cut from mappings of this size.
 const PIECE_BYTES: usize = 256 << 10;
 const PAGE_BYTES: usize = 4096;
+/// Kept back; costs memory only once it is used.
+const RESERVE_BYTES: usize = 4 << 20;
+/// Pieces cut from that: there are as many as sizes of blocks, at least.
+const RESERVE_PIECE_BYTES: usize = 64 << 10;
+
+/// Address space that the rings of a connection may take.
+const RINGS_BYTES: usize = 24 << 20;
+
+/// What is left of the reserve: from where and how much.
+static RESERVE_AT: AtomicUsize = AtomicUsize::new(0);
+static RESERVE_LEFT: AtomicUsize = AtomicUsize::new(0);
+/// The kernel has refused memory.
+static LOW: AtomicBool = AtomicBool::new(false);
 
 #[global_allocator]
 static HEAP: Heap = Heap { classes: [const { Class::new() }; CLASSES], forking: AtomicUsize::new(0) };
@@ -70,11 +86,14 @@ impl Blocks {
             return block.as_ptr();
         }
         if self.end - self.next < bytes {
-            let at = map(PIECE_BYTES);
+            let (mut at, mut mapped) = (map(PIECE_BYTES), PIECE_BYTES);
+            if at.is_null() {
+                (at, mapped) = (from_reserve(RESERVE_PIECE_BYTES), RESERVE_PIECE_BYTES);
+            }
             if at.is_null() {
                 return at;
             }
-            self.end = at as usize + PIECE_BYTES;
+            self.end = at as usize + mapped;
             // Blocks are aligned to their size.
             self.next = (at as usize).next_multiple_of(bytes);
         }
@@ -91,7 +110,8 @@ impl Blocks {
 }
 
 fn map(bytes: usize) -> *mut u8 {
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
     // SAFETY: a new mapping, wherever the kernel likes.
     let at = unsafe {
         real::system_call(libc::SYS_mmap, [0, bytes, protection as usize, flags as usize, usize::MAX, 0])
@@ -101,6 +121,50 @@ fn map(bytes: usize) -> *mut u8 {
     } else {
         ptr::with_exposed_provenance_mut(at as usize)
     }
+}
+
+/// Keeps address space back for when there is none.
+pub(crate) fn keep_reserve() {
+    let at = map(RESERVE_BYTES);
+    if !at.is_null() {
+        RESERVE_AT.store(at as usize, Ordering::Relaxed);
+        RESERVE_LEFT.store(RESERVE_BYTES, Ordering::Release);
+    }
+}
+
+/// Whole pages of the reserve, which are never given back to it.
+#[cold]
+fn from_reserve(bytes: usize) -> *mut u8 {
+    LOW.store(true, Ordering::Relaxed);
+    let take = |left: usize| left.checked_sub(bytes);
+    match RESERVE_LEFT.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) {
+        // From its end on, so that one number says which are taken.
+        Ok(left) => ptr::with_exposed_provenance_mut(RESERVE_AT.load(Ordering::Relaxed) + left - bytes),
+        Err(_) => ptr::null_mut(),
+    }
+}
+
+/// Whether the kernel has no memory for the process, as at the last time that it was asked; or, where address space is limited, none for
+/// the rings of a connection.
+pub(crate) fn is_low() -> bool {
+    let limited = has_limit();
+    if !limited && !LOW.load(Ordering::Relaxed) {
+        return false;
+    }
+    let bytes = if limited { RINGS_BYTES } else { PIECE_BYTES };
+    let at = map(bytes);
+    LOW.store(at.is_null(), Ordering::Relaxed);
+    if !at.is_null() {
+        // SAFETY: mapped just now.
+        unsafe { real::system_call(libc::SYS_munmap, [at as usize, bytes, 0, 0, 0, 0]) };
+    }
+    at.is_null()
+}
+
+fn has_limit() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
+    // SAFETY: room for a limit.
+    unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) == 0 && limit.rlim_cur != libc::RLIM_INFINITY }
 }
 
 /// The class of a layout; none: it gets a mapping.
@@ -137,7 +201,10 @@ unsafe impl GlobalAlloc for Heap {
         match class_of(layout) {
             Some((class, bytes)) => self.with(class, |blocks| blocks.take(bytes)),
             None if layout.align() > PAGE_BYTES => ptr::null_mut(),
-            None => map(mapped_bytes(layout)),
+            None => match map(mapped_bytes(layout)) {
+                at if at.is_null() => from_reserve(mapped_bytes(layout)),
+                at => at,
+            },
         }
     }
 
@@ -173,10 +240,9 @@ unsafe impl GlobalAlloc for Heap {
                 let arguments = [at as usize, bytes[0], bytes[1], libc::MREMAP_MAYMOVE as usize, 0, 0];
                 // SAFETY: a mapping made for the layout.
                 let moved = unsafe { real::system_call(libc::SYS_mremap, arguments) };
-                return match moved {
-                    -4095..0 => ptr::null_mut(),
-                    moved => ptr::with_exposed_provenance_mut(moved as usize),
-                };
+                if !(-4095..0).contains(&moved) {
+                    return ptr::with_exposed_provenance_mut(moved as usize);
+                }
             }
             _ => {}
         }

@@ -48,6 +48,7 @@ fn start() {
     let place = setting("PD_PRELOAD_LOG").filter(|place| !place.is_empty());
     log::set_place(place.and_then(|place| CString::new(place.into_vec()).ok()));
     table::set_process();
+    crate::heap::keep_reserve();
     crate::heap::see_forks();
     pd_client::core::set_floor(floor());
     pd_client::core::prepare();
@@ -119,7 +120,7 @@ extern "C" fn before_fork() {
                 unclaimed::settle_now(&entry);
                 if let Some(twin) = entry.twin().filter(|_| table::look(fd) == table::SOCKET) {
                     if seen.insert(Arc::as_ptr(&entry)) {
-                        twin.share();
+                        twin.share(&entry);
                     }
                 }
             }

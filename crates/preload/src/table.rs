@@ -174,6 +174,8 @@ pub(crate) fn duplicate(from: c_int, to: c_int) {
 /// Remembers which process this is.
 pub(crate) fn set_process() {
     PROCESS.store(own_id(), Ordering::Relaxed);
+    // A thread's first look at an entry needs memory of the C library's, which ends a program that has none by then.
+    ENTRIES.first().iter().for_each(|slot| drop(slot.load()));
 }
 
 fn own_id() -> i32 {

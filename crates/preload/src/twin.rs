@@ -11,7 +11,7 @@ use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
 use crate::unseen::{self, Attention};
-use crate::{address, companion, real};
+use crate::{address, companion, heap, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
 use pd_client::core::{outside, sleep_for, KernelReason, Pause, Socket};
@@ -153,7 +153,7 @@ impl Twin {
 
     /// The same one in a forked child, which does not have the end.
     pub(crate) fn in_child(&self) -> Self {
-        let slot = OnceLock::new();
+        let (slot, slot_is_none) = (OnceLock::new(), self.slot.get().is_none());
         if let Some(&known) = self.slot.get() {
             known.hold();
             let _ = slot.set(known);
@@ -168,7 +168,8 @@ impl Twin {
             recv_timeout_ns: copy(&self.recv_timeout_ns),
             send_timeout_ns: copy(&self.send_timeout_ns),
             unclaimed: Mutex::new(None),
-            abandoned: AtomicBool::new(false),
+            // Without a slot what comes to the parent is the parent's; the rest is the kernel's.
+            abandoned: AtomicBool::new(slot_is_none && self.aside.progress.sends()),
             send_shut: flag(&self.send_shut),
             recv_shut: flag(&self.recv_shut),
             recv_lowat: AtomicUsize::new(self.recv_lowat.load(Ordering::Relaxed)),
@@ -185,15 +186,21 @@ impl Twin {
     }
 
     /// Before a fork: the child will hold it, too.
-    pub(crate) fn share(&self) {
+    pub(crate) fn share(&self, entry: &Arc<Entry>) {
         if self.names.is_some() {
             // It stays with this process.
             return;
+        }
+        if heap::is_low() {
+            // The child could not take it.
+            aside::leave(entry, self, KernelReason::NoMemory);
         }
         if self.slot.get().is_none() {
             if let Some(slot) = Slot::new() {
                 slot.progress.copy(&self.aside.progress);
                 let _ = self.slot.set(slot);
+            } else {
+                aside::leave(entry, self, KernelReason::NoMemory);
             }
         }
         if let Some(slot) = self.slot.get() {
@@ -621,8 +628,8 @@ impl Twin {
                     rest.advance(part);
                     continue;
                 }
-                Err(failure) if aside::is_elsewhere(failure) => {
-                    let failure = self.for_kernel(entry, KernelReason::PeerLeft, libc::ECONNRESET);
+                Err(failure) if aside::is_elsewhere(failure) || aside::lacks_means(failure) => {
+                    let failure = self.go_on_in_kernel(entry, failure);
                     let goes_on = failure == Failure::Plain && sent > 0 && self.waits(flags);
                     if let Some(fd) = entry.any_fd().filter(|_| goes_on) {
                         return Ok(sent + Self::rest_by_kernel(fd, rest.pieces(), flags, false));
@@ -701,6 +708,17 @@ impl Twin {
         match aside::leave(entry, self, why) {
             true => Failure::Plain,
             false => Failure::Errno(errno),
+        }
+    }
+
+    /// A send failed in a way that the kernel's would not: the kernel does it, if it can.
+    #[cold]
+    fn go_on_in_kernel(&self, entry: &Arc<Entry>, failure: Failure) -> Failure {
+        match failure {
+            Failure::Errno(errno) if aside::lacks_means(failure) => {
+                self.for_kernel(entry, KernelReason::of_errno(errno), errno)
+            }
+            _ => self.for_kernel(entry, KernelReason::PeerLeft, libc::ECONNRESET),
         }
     }
 
@@ -799,8 +817,8 @@ impl Twin {
                     }
                     continue;
                 }
-                Err(failure) if aside::is_elsewhere(failure) => {
-                    self.for_kernel(entry, KernelReason::PeerLeft, libc::ECONNRESET)
+                Err(failure) if aside::is_elsewhere(failure) || aside::lacks_means(failure) => {
+                    self.go_on_in_kernel(entry, failure)
                 }
                 Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,
