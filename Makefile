@@ -31,7 +31,7 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench bench-ab need-root test test-engines test-programs lint fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench bench-ab need-root test suites test-engines test-programs lint fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -144,8 +144,24 @@ test-engines: need-root deps ## give containers of podman and docker the fabric 
 PROGRAMS := iperf3:iperf3 redis-server:redis-server redis-benchmark:redis-tools memcached:memcached \
     nginx:nginx-light wrk:wrk haproxy:haproxy node:nodejs javac:default-jdk-headless python3.11:python3.11
 
+# Test suites of others. Cargo brings their sources.
+SUITES := $(abspath $(TARGET))/suites
+TOKIO_TESTS := io_async_fd net_panic net_unix_pipe process_smoke rt_threaded tcp_accept tcp_accept_ready tcp_connect tcp_echo \
+    tcp_into_split tcp_into_std tcp_peek tcp_shutdown tcp_socket tcp_split tcp_stream uds_cred uds_datagram uds_socket uds_split \
+    uds_stream unix_shutdown
+
+suites: rust
+	@command -v cmake >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends cmake
+	$(CARGO) vendor --quiet --manifest-path tests/suites/Cargo.toml $(SUITES)/vendor >/dev/null
+	cmake -S $(SUITES)/vendor/libuv-sys2/libuv -B $(SUITES)/libuv -DLIBUV_BUILD_BENCH=OFF >/dev/null
+	cmake --build $(SUITES)/libuv --target uv_run_tests --parallel $(JOBS)
+	rm -rf $(SUITES)/tokio/src && mkdir -p $(SUITES)/tokio && cp -r $(SUITES)/vendor/tokio/. $(SUITES)/tokio
+	printf '\n[workspace]\n' >>$(SUITES)/tokio/Cargo.toml
+	CARGO_TARGET_DIR=$(SUITES)/tokio/target $(CARGO) test --manifest-path $(SUITES)/tokio/Cargo.toml --features full --no-run \
+	    --jobs $(JOBS) $(addprefix --test ,$(TOKIO_TESTS))
+
 test-programs: TESTING := yes
-test-programs: need-root deps ## run whole programs with and without the preload library (installs them; root)
+test-programs: need-root deps suites ## run whole programs with and without the preload library (installs them; root)
 	@missing=; PATH="$$PATH:/usr/sbin"; \
 	for pair in $(PROGRAMS); do command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair##*:}"; done; \
 	[ -d /usr/lib/postgresql ] || missing="$$missing postgresql"; \

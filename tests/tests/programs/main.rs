@@ -14,4 +14,5 @@ mod postgresql;
 mod python;
 mod redis;
 mod smol;
+mod suites;
 mod tokio;

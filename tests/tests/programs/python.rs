@@ -42,9 +42,28 @@ fn killed_processes_of_pythons_multiprocessing_leave_nothing() {
 }
 
 /// CPython's own tests, on the loopback address.
-const SUITES: [&str; 7] = [
+const SUITES: [&str; 26] = [
+    "test_asynchat",
+    "test_asyncore",
+    "test_docxmlrpc",
+    "test_ftplib",
+    "test_httplib",
+    "test_httpservers",
+    "test_imaplib",
+    "test_logging",
+    "test_nntplib",
+    "test_poll",
+    "test_poplib",
+    "test_signal",
+    "test_smtpd",
+    "test_smtplib",
+    "test_ssl",
+    "test_telnetlib",
+    "test_urllib2_localnet",
+    "test_xmlrpc",
     "test_socket",
     "test_selectors",
+    "test_asyncio.test_ssl",
     "test_asyncio.test_streams",
     "test_asyncio.test_events",
     "test_asyncio.test_sock_lowlevel",
