@@ -142,7 +142,8 @@ test-engines: need-root deps ## give containers of podman and docker the fabric 
 
 # Programs that the library has to serve, and Debian's packages of them.
 PROGRAMS := iperf3:iperf3 redis-server:redis-server redis-benchmark:redis-tools memcached:memcached \
-    nginx:nginx-light wrk:wrk haproxy:haproxy node:nodejs javac:default-jdk-headless python3.11:python3.11
+    nginx:nginx-light wrk:wrk haproxy:haproxy node:nodejs javac:default-jdk-headless escript:erlang-base \
+    python3.11:python3.11
 
 # Test suites of others. Cargo brings their sources.
 SUITES := $(abspath $(TARGET))/suites
@@ -165,6 +166,9 @@ test-programs: need-root deps suites ## run whole programs with and without the 
 	@missing=; PATH="$$PATH:/usr/sbin"; \
 	for pair in $(PROGRAMS); do command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair##*:}"; done; \
 	[ -d /usr/lib/postgresql ] || missing="$$missing postgresql"; \
+	[ -e /usr/share/java/netty-transport.jar ] || missing="$$missing libnetty-java"; \
+	[ -e /usr/lib/python3/dist-packages/grpc ] || missing="$$missing python3-grpcio"; \
+	[ -e /usr/lib/python3/dist-packages/uvloop ] || missing="$$missing python3-uvloop"; \
 	[ -e /usr/lib/python3.11/test/test_socket.py ] || missing="$$missing libpython3.11-testsuite"; \
 	[ -z "$$missing" ] || DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$missing
 	$(CARGO) build --workspace --jobs $(JOBS)

@@ -2,8 +2,10 @@
 //! the library first and has to answer the same with it, over the fabric: the driver's counters say which it
 //! was. Killed at any moment, nothing of it may be left. Needs root and the programs themselves:
 //! `make test-programs` installs them.
+mod pair;
 mod site;
 
+mod erlang;
 mod haproxy;
 mod iperf3;
 mod java;

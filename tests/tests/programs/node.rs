@@ -1,38 +1,18 @@
-use super::site::{program, Running, Site, CLIENT, SERVER};
+use super::pair::Pair;
+use super::site::{program, Site};
 
-fn serve(site: &Site, library: bool) -> Running {
-    site.serve(SERVER, library, 8000, &["node", &program("http.js"), "server"])
+fn pair() -> Pair {
+    Pair::new(8000, "node", &["node", &program("http.js")])
 }
 
 #[test]
 #[ignore = "needs node: make test-programs"]
 fn a_node_server_answers_a_node_client() {
-    let site = Site::new(14);
-    site.compare(30 << 20, |site, library| {
-        let server = serve(site, library);
-        let answer = site.run(CLIENT, library, &["node", &program("http.js"), "client", &site.server()]);
-        server.end();
-        answer
-    });
+    pair().answers(&Site::new(14), 30 << 20);
 }
 
 #[test]
 #[ignore = "needs node: make test-programs"]
 fn a_killed_node_leaves_nothing() {
-    let site = Site::new(15);
-    for victim in ["server", "client"] {
-        let before = site.delivered();
-        let server = serve(&site, true);
-        let mut client = site.start(CLIENT, true, &["node", &program("http.js"), "forever", &site.server()]);
-        site.wait_for_bytes(before, 1 << 20);
-        if victim == "server" {
-            server.kill("node");
-            assert!(!client.wait(), "the client has not noticed");
-        } else {
-            client.kill("node");
-            site.wait_for_ends();
-        }
-        drop((server, client));
-        site.expect_nothing_left();
-    }
+    pair().killed_leaves_nothing(&Site::new(15));
 }

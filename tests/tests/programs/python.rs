@@ -1,3 +1,4 @@
+use super::pair::Pair;
 use super::site::{program, Site, CLIENT, SERVER};
 use pd_tests::{program_path, TestDriver};
 use std::process::{Command, Stdio};
@@ -39,6 +40,35 @@ fn killed_processes_of_pythons_multiprocessing_leave_nothing() {
         drop((server, client));
         site.expect_nothing_left();
     }
+}
+
+/// Debian's packages are for its own Python.
+fn pair(port: u16, name: &str) -> Pair {
+    Pair::new(port, "python3", &["/usr/bin/python3", &program(name)])
+}
+
+#[test]
+#[ignore = "needs python3-grpcio: make test-programs"]
+fn a_grpc_server_answers_a_grpc_client() {
+    pair(8400, "grpc_echo.py").answers(&Site::new(44), 10 << 20);
+}
+
+#[test]
+#[ignore = "needs python3-grpcio: make test-programs"]
+fn a_killed_grpc_leaves_nothing() {
+    pair(8400, "grpc_echo.py").killed_leaves_nothing(&Site::new(45));
+}
+
+#[test]
+#[ignore = "needs python3-uvloop: make test-programs"]
+fn an_uvloop_server_answers_an_uvloop_client() {
+    pair(8500, "uvloop_echo.py").answers(&Site::new(46), 25 << 20);
+}
+
+#[test]
+#[ignore = "needs python3-uvloop: make test-programs"]
+fn a_killed_uvloop_leaves_nothing() {
+    pair(8500, "uvloop_echo.py").killed_leaves_nothing(&Site::new(47));
 }
 
 /// CPython's own tests, on the loopback address.
