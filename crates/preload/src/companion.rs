@@ -381,26 +381,39 @@ impl Companion {
         }
     }
 
-    fn look(&self, events: &mut Events) -> Outcome<usize> {
+    /// Tells what the fabric has, and what of the kernel's members that follow their peers there have found: `in_kernel` asks it.
+    fn look(
+        &self,
+        events: &mut Events<'_>,
+        in_kernel: impl FnOnce(&mut Events<'_>) -> Outcome<Told>,
+    ) -> Outcome<()> {
+        if events.room() == 0 {
+            return Ok(());
+        }
         let mut exposed = self.is_exposed.load(Ordering::Acquire).then(|| lock(&self.exposed));
         if let Some(armed) = exposed.as_mut().and_then(|armed| armed.take()) {
             self.fabric.disarm(armed, true);
         }
         let (room, mut strays) = (events.room(), false);
         let found = self.fabric.look(room, &mut |flags, data| {
-            strays |= flags & ASIDE != 0;
-            if flags != ASIDE {
-                events.push(flags & !ASIDE, data);
+            // What else holds of one that follows the kernel tells with the rest.
+            match flags & ASIDE {
+                0 => events.push(flags, data),
+                _ => strays = true,
             }
         });
         if let Some(exposed) = exposed.as_mut() {
             **exposed = self.arm_exposed();
         }
         drop(exposed);
+        found?;
         if strays {
             self.follow(events);
+            if events.room() > 0 {
+                in_kernel(events)?;
+            }
         }
-        Ok(found?)
+        Ok(())
     }
 
     /// Takes members over from the parent process, if that is still to be done.
@@ -802,6 +815,7 @@ pub(crate) unsafe fn wait(
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
     let (zero, own) = (Some(Duration::ZERO), companion.token);
+    let in_kernel = |events: &mut Events<'_>| events.wait(epoll, own, zero, mask);
     let mut all_is_left = true;
     loop {
         if unclaimed::any() {
@@ -821,21 +835,17 @@ pub(crate) unsafe fn wait(
         all_is_left = false;
         let tick = companion.waits.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == 0;
         if tick || timeout == zero {
-            events.wait(epoll, own, zero, mask)?;
+            in_kernel(&mut events)?;
         }
-        if events.room() > 0 {
-            companion.look(&mut events)?;
-        }
+        companion.look(&mut events, in_kernel)?;
         if events.len > 0 || timeout == zero {
             return Ok(events.len as c_int);
         }
         // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
         let found = !companion.is_empty()
             && spin::until(|| {
-                events.wait(epoll, own, zero, mask)?;
-                if events.room() > 0 {
-                    companion.look(&mut events)?;
-                }
+                in_kernel(&mut events)?;
+                companion.look(&mut events, in_kernel)?;
                 Ok(events.len > 0)
             })?;
         if found {
@@ -870,9 +880,7 @@ pub(crate) unsafe fn wait(
         };
         spin::slept();
         let told = slept?;
-        if events.room() > 0 {
-            companion.look(&mut events)?;
-        }
+        companion.look(&mut events, in_kernel)?;
         if events.len > 0 {
             return Ok(events.len as c_int);
         }

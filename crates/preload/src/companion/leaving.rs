@@ -52,7 +52,7 @@ pub(super) fn told(instance: Option<&Arc<Entry>>, event: epoll_event) -> Told {
 }
 
 impl Companion {
-    /// Members go on in the kernel, and follow. What the program is told of those that cannot is that they are readable.
+    /// Members go on in the kernel, and follow. The program is told that those which cannot are ready, and hears why.
     pub(super) fn follow(&self, events: &mut Events<'_>) {
         let members: Vec<_> = lock(&self.members).iter().map(|(&fd, entry)| (fd, entry.clone())).collect();
         for (fd, entry) in members {
@@ -61,8 +61,8 @@ impl Companion {
             if !strays || aside::leave(&entry, twin, KernelReason::PeerLeft) || events.room() == 0 {
                 continue;
             }
-            if let Some((_, (_, data))) = registered(events.instance, fd) {
-                events.push(libc::EPOLLIN as u32, data);
+            if let Some((_, (wanted, data))) = registered(events.instance, fd) {
+                events.push((libc::EPOLLIN as u32) | (wanted & libc::EPOLLOUT as u32), data);
             }
         }
     }
