@@ -123,13 +123,14 @@ const DIRECT: [(&str, u64); 13] = words!(
     RECV_DOORBELL,
     SEND_DOORBELL,
 );
-const NUMBERS: [(&str, u64); 48] = [
+const NUMBERS: [(&str, u64); 50] = [
     ("VERSION", crate::VERSION as u64),
     ("MAGIC", crate::MAGIC),
     ("COMMAND_BYTES", core::mem::size_of::<crate::Command>() as u64),
     ("REQUEST_BYTES", core::mem::size_of::<crate::Request>() as u64),
     ("EVENT_BYTES", core::mem::size_of::<crate::Event>() as u64),
     ("FRAME_BYTES", core::mem::size_of::<crate::Frame>() as u64),
+    ("PASSED_FILE_BYTES", core::mem::size_of::<crate::PassedFile>() as u64),
     ("COMMAND_GENERAL_SEND", CommandType::GeneralSend as u64),
     ("COMMAND_GENERAL_COMPLETED", CommandType::GeneralCompleted as u64),
     ("STATUS_OK", CommandStatus::Ok as u64),
@@ -172,6 +173,7 @@ const NUMBERS: [(&str, u64); 48] = [
     ("FRAME_PEER_RING", FrameKind::PeerRing as u64),
     ("FRAME_BELL", FrameKind::Bell as u64),
     ("FRAME_PEER_BELL", FrameKind::PeerBell as u64),
+    ("FRAME_FILE_SOCKET", FrameKind::FileSocket as u64),
 ];
 
 const TOTAL: usize = NUMBERS.len()

@@ -31,6 +31,8 @@ use core::mem::{offset_of, size_of};
 ///                               ←  Bell (socket, number) + eventfd
 /// PeerBell (socket)             →            the one that the peer sleeps on
 ///                               ←  PeerBell (socket, number) + eventfd
+/// FileSocket                    →            once, for files that the driver shall send
+///                               ←  FileSocket + a socket for `PassedFile` datagrams
 ///                               ←  Error (errno, text)   instead of any answer
 ///                               ←  Goodbye (errno, text) before the driver cuts a client off
 /// ```
@@ -106,6 +108,9 @@ pub enum FrameKind {
     Bell = 15,
     /// Client: the bell that the peer of socket `id` sleeps on. Driver: here it is, number `bytes`.
     PeerBell = 16,
+    /// Client: a socket by which it can pass files ([`crate::PassedFile`]). Driver: here it is, the only one: `EEXIST` if it
+    /// has one.
+    FileSocket = 17,
 }
 
 /// `Frame::id` of the control region in `Mapped` and `Ready`.
@@ -197,6 +202,7 @@ impl Frame {
             14 => FrameKind::PeerRing,
             15 => FrameKind::Bell,
             16 => FrameKind::PeerBell,
+            17 => FrameKind::FileSocket,
             _ => return None,
         })
     }

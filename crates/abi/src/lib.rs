@@ -9,7 +9,8 @@
 //!   shared page has one writer. They hold the request rings ([`Request`]), the event rings
 //!   ([`Event`]) and one line per socket ([`layout::socket_status`], [`layout::socket_control`]);
 //! - send regions (client writes) and receive regions (driver writes), which hold payload only;
-//! - fixed-size messages on the attach socket ([`Frame`]), which carry file descriptors.
+//! - fixed-size messages on the attach socket ([`Frame`]), which carry file descriptors to the client; and on the file
+//!   socket ([`PassedFile`]), which carry those of files to the driver.
 //!
 //! The driver and those who may use its admin socket share the *counter region* ([`counters`]).
 //!
@@ -29,6 +30,7 @@ mod event;
 mod frame;
 pub mod layout;
 pub mod limits;
+mod passed;
 mod reason;
 pub mod registers;
 mod request;
@@ -39,6 +41,7 @@ pub use address::{Address, Family};
 pub use command::{Command, CommandStatus, CommandType, TableId};
 pub use event::{Event, EventKind};
 pub use frame::{Frame, FrameKind};
+pub use passed::PassedFile;
 pub use reason::{KernelReason, KERNEL_REASONS};
 pub use request::{
     FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, CLOSE_RESETS, LEFT_RECEIVING,
@@ -47,7 +50,7 @@ pub use request::{
 pub use twin::{TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 
 /// Version of everything in this crate. A driver refuses a client of another version.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");

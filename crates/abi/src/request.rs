@@ -125,8 +125,10 @@ pub enum Operation {
     /// The socket has left the direct path, as its `path` word asked for, in one of its directions: `value` is
     /// [`LEFT_RECEIVING`] or [`LEFT_SENDING`]. Unanswered.
     Left = 15,
-    /// The driver shall open a file of the client's for [`Self::SendFile`]: `value` is its descriptor, the numbers are
-    /// its device and inode. Answered with a [`FileId`] as a number.
+    /// The driver shall open a file of the client's for [`Self::SendFile`]: the one that the client has passed on its file
+    /// socket with the serial that is the first number ([`PassedFile`](crate::PassedFile)). Answered with a [`FileId`] as a
+    /// number; `ENOTCONN` without a file socket, `ESTALE` if nothing was passed with that serial, `EPROTO` if something
+    /// else was passed.
     OpenFile = 16,
     /// Move a piece of a file to the peer: `tag` is a [`FileId`], the numbers are the first byte and how many
     /// (at most [`MESSAGE_BYTES_MAX`](crate::limits::MESSAGE_BYTES_MAX)). Counted as a send. Unanswered.

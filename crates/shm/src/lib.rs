@@ -9,7 +9,7 @@
 //! [`memfd`] makes and seals memory, [`Mapping`] maps it, [`ring`] is the single-producer
 //! single-consumer ring, [`wait`] the sleep-and-wake protocol, [`Spin`] the bounded spin before a
 //! sleep, [`barrier`] a fence on all other cores, [`bias`] a lock without exchanges for the thread that takes it most,
-//! [`attach`] passes fixed-size messages and descriptors over the attach socket, [`counters`] writes and reads the
+//! [`attach`] passes fixed-size messages and descriptors over the attach socket, [`passed`] files over the file socket, [`counters`] writes and reads the
 //! driver's counter region.
 //! The ring and the wait protocol are written over traits for the words they touch, so that the
 //! same code runs over shared memory, over a model, and under loom.
@@ -20,6 +20,7 @@ pub mod bias;
 pub mod counters;
 mod mapping;
 pub mod memfd;
+pub mod passed;
 mod pod;
 pub mod ring;
 mod sleep;

@@ -1,5 +1,5 @@
 use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
-use pd_abi::{Command, Event, Frame, Request};
+use pd_abi::{Command, Event, Frame, PassedFile, Request};
 
 /// Types that any bytes may inhabit and that consist of whole, aligned 64-bit words.
 ///
@@ -33,5 +33,5 @@ macro_rules! pod {
         unsafe impl Pod for $name {}
     )+};
 }
-pod!(Command, Request, Event, Frame);
+pod!(Command, Request, Event, Frame, PassedFile);
 pod!(Header, Gauges, AgentCounters, ClientCounters, FlowCounters);
