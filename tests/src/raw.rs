@@ -7,7 +7,7 @@ use pd_abi::layout::{
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
 use pd_abi::{Address, Event, EventKind, Frame, FrameKind, Operation, Request, SocketId};
-use pd_shm::{attach, Mapping, Pod, Protection};
+use pd_shm::{attach, passed, Mapping, Pod, Protection};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -61,6 +61,10 @@ pub struct Raw {
     pub channels: Vec<RawChannel>,
     /// Receive regions that came so far.
     pub receive_regions: Vec<SentRegion>,
+    /// The file socket, once it was asked for.
+    pub file_socket: Option<OwnedFd>,
+    /// Serial of the last file that was passed on it.
+    pub serial: u64,
     goodbye: Option<String>,
     tag: u32,
 }
@@ -120,6 +124,8 @@ impl Raw {
             status,
             channels: Vec::new(),
             receive_regions: Vec::new(),
+            file_socket: None,
+            serial: 0,
             goodbye: None,
             tag: 0,
         })
@@ -164,6 +170,30 @@ impl Raw {
         assert_eq!(frame.id as usize, self.channels.len());
         self.channels.push(RawChannel { doorbell: fds.pop().expect("doorbell"), requests: 0, events: 0 });
         self.channels.len() - 1
+    }
+
+    /// The file socket; asked for at the first call.
+    ///
+    /// # Panics
+    /// If the driver refuses.
+    pub fn file_socket(&mut self) -> &OwnedFd {
+        if self.file_socket.is_none() {
+            let wish = Frame::new(FrameKind::FileSocket);
+            let (_, mut fds) = self.ask(&wish, FrameKind::FileSocket).expect("file socket");
+            self.file_socket = fds.pop();
+        }
+        self.file_socket.as_ref().expect("file socket")
+    }
+
+    /// Passes a file. Returns the request to open it.
+    ///
+    /// # Panics
+    /// If it cannot be passed.
+    pub fn pass(&mut self, file: impl AsFd) -> Request {
+        self.serial += 1;
+        let serial = self.serial;
+        passed::send(self.file_socket(), serial, file.as_fd()).expect("pass a file");
+        Request::new(Operation::OpenFile, SocketId(0), 0).with_numbers(serial, 0)
     }
 
     /// Sends a frame and waits for the answer to it, or the refusal.

@@ -319,6 +319,12 @@ impl Attachment {
         fds.pop().map(OwnFd::new).ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake pipe"))
     }
 
+    /// The socket by which files are passed to the driver; it is given once.
+    pub(crate) fn file_socket(&self) -> Result<OwnFd> {
+        let (_, mut fds) = self.exchange(&Frame::new(FrameKind::FileSocket), FrameKind::FileSocket)?;
+        fds.pop().map(OwnFd::new).ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no file socket"))
+    }
+
     /// The bell of that number; several connections may have it.
     pub(crate) fn bell_of(&self, number: u64, fd: OwnedFd) -> Arc<OwnFd> {
         let mut bells = lock(&self.bells);
@@ -474,7 +480,7 @@ fn receive(
 
 /// Tells whether a process cannot do without the descriptor in an answer.
 fn is_needed(answer: FrameKind) -> bool {
-    ![FrameKind::Channel, FrameKind::WakePipe].contains(&answer)
+    ![FrameKind::Channel, FrameKind::WakePipe, FrameKind::FileSocket].contains(&answer)
 }
 
 /// Tells whether a descriptor could be received.

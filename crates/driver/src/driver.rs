@@ -8,7 +8,7 @@ use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
 use crate::policy::{Policy, PolicyError};
-use crate::reader::Reader;
+use crate::reader::Readers;
 use crate::settings::Settings;
 use pd_abi::counters::AgentCounters;
 use pd_engine::{Engine, EngineError};
@@ -26,6 +26,8 @@ use std::time::Duration;
 const BUSY_POLL: Duration = Duration::from_millis(1);
 /// Longest sleep: how soon a stop is noticed.
 const STOP_POLL: Duration = Duration::from_millis(200);
+/// How long a driver that stops waits for files to be closed.
+const FILES_GRACE: Duration = Duration::from_secs(1);
 
 /// Why a driver did not start.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +67,7 @@ pub enum StartError {
 pub struct Driver {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    readers: Arc<Readers>,
     settings: Settings,
     counters: Arc<CounterRegion>,
     conductor: Arc<Mailbox<ToConductor>>,
@@ -94,7 +97,7 @@ impl Driver {
         };
         let pool = Pool::of(total, settings.hugepages);
         let one_thread = count == 1;
-        let (reader, jobs) = Reader::new();
+        let readers = Arc::new(Readers::default());
         let mut movers = Vec::new();
         for id in 0..inboxes.len() {
             let of_mover = MoverSettings { id, spin: settings.spin, ring_idle: settings.ring_idle };
@@ -108,7 +111,7 @@ impl Driver {
                     false => Outbox::Mailbox(Arc::clone(&conductor_inboxes.movers)),
                 },
                 Arc::new(Metrics::new(&counters, 1 + id)),
-                reader.clone(),
+                Arc::clone(&readers),
             )?);
         }
         let reached = match one_thread {
@@ -150,10 +153,7 @@ impl Driver {
             spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(&mut conductor, stop)))?;
         }
         spawn("pd-door".into(), Box::new(move |stop| run_door(&mut door, stop)))?;
-        // Until the movers end, and every file with them.
-        drop(reader);
-        spawn("pd-reader".into(), Box::new(move |_| jobs.run()))?;
-        Ok(Self { stop, threads, settings, counters, conductor: conductor_inboxes.movers })
+        Ok(Self { stop, threads, readers, settings, counters, conductor: conductor_inboxes.movers })
     }
 
     /// Puts another policy in force, soon.
@@ -168,7 +168,7 @@ impl Driver {
 
     /// Whether all of its threads run; false after a bug of the driver ended one.
     pub fn is_running(&self) -> bool {
-        self.threads.iter().all(|t| !t.is_finished())
+        self.threads.iter().all(|t| !t.is_finished()) && !self.readers.is_broken()
     }
 }
 
@@ -180,6 +180,8 @@ impl Drop for Driver {
                 tracing::error!("a thread of the driver panicked");
             }
         }
+        // Clients' descriptors may take as long to close as clients like.
+        self.readers.wait_ended(FILES_GRACE);
         let _ = std::fs::remove_file(&self.settings.socket);
         let _ = std::fs::remove_file(&self.settings.admin_socket);
     }

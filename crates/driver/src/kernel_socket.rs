@@ -1,8 +1,8 @@
 //! What the kernel says of clients' TCP sockets: whether a process holds one, and whether it is still there.
 //!
-//! The driver never takes a client's descriptor, whose closing could block it (a linger time, a file system of
-//! the client's own). It looks the descriptor up in `/proc` and asks `sock_diag` (sock_diag(7)) in the client's
-//! network namespace for the socket that has the addresses and the cookie that the client says.
+//! The driver never takes a client's socket, whose closing could block it (a linger time). It looks the descriptor up in
+//! `/proc` and asks `sock_diag` (sock_diag(7)) in the client's network namespace for the socket that has the addresses and
+//! the cookie that the client says.
 use rustix::fd::AsFd;
 use rustix::fs::readlink;
 use rustix::io::{Errno, Result};

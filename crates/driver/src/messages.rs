@@ -1,5 +1,5 @@
 //! What conductor and movers tell each other.
-use crate::memory::{Account, ClientMemory, Slot};
+use crate::memory::{Account, ClientMemory, Lease, Slot};
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile};
@@ -48,15 +48,6 @@ pub struct Endpoint {
     pub memory: Arc<ClientMemory>,
     /// The mover that serves the client.
     pub mover: MoverId,
-}
-
-/// A client's process: its number means it as long as the descriptor does not say that it has exited.
-#[derive(Clone, Debug)]
-pub struct Process {
-    /// Number, in the driver's namespace.
-    pub pid: u32,
-    /// Readable when it has died.
-    pub pidfd: Arc<OwnedFd>,
 }
 
 /// A channel as it begins.
@@ -228,15 +219,11 @@ pub struct Asking {
 #[derive(Debug)]
 pub enum ToMover {
     /// A client attached.
-    AddClient {
-        client: ClientId,
-        payer: Payer,
-        account: Arc<Account>,
-        memory: Arc<ClientMemory>,
-        process: Process,
-    },
+    AddClient { client: ClientId, payer: Payer, account: Arc<Account>, memory: Arc<ClientMemory> },
     /// One more channel of a client.
     AddChannel(Option<Box<NewChannel>>),
+    /// The client passes files by this socket, for which the lease is.
+    AddFileSocket { client: ClientId, payer: Payer, socket: Option<Box<(OwnedFd, Lease)>> },
     /// Write this pipe when the channel's reader asks for it.
     AddPipe { client: ClientId, channel: usize, pipe: Option<OwnedFd> },
     /// Spans of this region may be sent.
@@ -304,9 +291,9 @@ pub enum ToMover {
     Drain { client: ClientId },
     /// Forget the client as soon as no flow needs it.
     RemoveClient { client: ClientId },
-    /// From the reader: a client's file, or why it is not opened.
+    /// From an opener: a client's file, or why it is not opened.
     FileOpened(Option<Box<(Asker, rustix::io::Result<Arc<OpenFile>>)>>),
-    /// From the reader: the piece of a file is where it belongs, whole or not.
+    /// From a reader: the piece of a file is where it belongs, whole or not.
     FileRead { flow: FlowId, entry_seq: u16, whole: bool },
 }
 

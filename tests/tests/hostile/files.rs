@@ -1,20 +1,29 @@
 //! Files that are named to be sent: what is refused, what is delivered, and what comes of files and words that change.
-use super::{stage, Scene};
+use super::{stage, stage_for, Scene};
 use pd_abi::layout::{control_header, header, socket_status};
 use pd_abi::limits::FILES_MAX;
-use pd_abi::{FileId, Operation, Request, SocketId};
+use pd_abi::{FileId, Frame, FrameKind, Operation, Request, SocketId, MAGIC};
 use pd_driver::Violation;
-use pd_tests::{fill, verify, Raw};
-use rustix::fs::{fadvise, major, memfd_create, Advice, MemfdFlags};
+use pd_shm::passed;
+use pd_tests::{fill, is_root, verify, Raw};
+use rustix::fs::{fadvise, major, memfd_create, Advice, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const FILE_BYTES: usize = 1 << 20;
 const SEED: u64 = 9;
+const NOBODY: u32 = 65_534;
 
 /// A file on a disk, of whose kind the driver opens files; none if the tests' folder is on none.
 fn file() -> Option<(tempfile::TempDir, File)> {
@@ -27,15 +36,13 @@ fn file() -> Option<(tempfile::TempDir, File)> {
     (major(file.metadata().unwrap().dev()) != 0).then_some((dir, file))
 }
 
-fn request(descriptor: i32, device: u64, inode: u64) -> Request {
-    let mut request = Request::new(Operation::OpenFile, SocketId(0), 0).with_numbers(device, inode);
-    request.value = descriptor as u32;
-    request
+fn asking(serial: u64) -> Request {
+    Request::new(Operation::OpenFile, SocketId(0), 0).with_numbers(serial, 0)
 }
 
 fn open(raw: &mut Raw, file: impl AsFd) -> Result<FileId, i32> {
-    let known = rustix::fs::fstat(&file).unwrap();
-    let answer = raw.call(0, request(file.as_fd().as_raw_fd(), known.st_dev, known.st_ino));
+    let request = raw.pass(file);
+    let answer = raw.call(0, request);
     match answer.errno {
         0 => Ok(FileId(answer.number() as u32)),
         errno => Err(errno as i32),
@@ -67,27 +74,211 @@ fn wait(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// What is no file of a disk, or cannot be read by, with the errno that it is refused with.
+fn unreadable(dir: &Path) -> Vec<(OwnedFd, i32)> {
+    let file = dir.join("unreadable");
+    std::fs::write(&file, "bytes").unwrap();
+    let by = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    vec![
+        (by(&file, OFlags::PATH), libc::EACCES),
+        (by(&file, OFlags::WRONLY), libc::EACCES),
+        (by(&file, OFlags::ACCMODE), libc::EACCES),
+        (by(dir, OFlags::RDONLY), libc::EINVAL),
+        (by("/dev/null".as_ref(), OFlags::RDONLY), libc::EINVAL),
+        (rustix::pipe::pipe().unwrap().0, libc::EINVAL),
+        (
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap()
+                .0,
+            libc::EINVAL,
+        ),
+        (by("/proc/self/maps".as_ref(), OFlags::RDONLY), libc::EOPNOTSUPP),
+        (memfd_create("file", MemfdFlags::CLOEXEC).unwrap(), libc::EOPNOTSUPP),
+    ]
+}
+
 #[test]
 fn only_what_the_client_can_read_is_opened() {
     let scene = stage();
     let (mut raw, ..) = pair(&scene);
-    let memory = memfd_create("file", MemfdFlags::CLOEXEC).unwrap();
-    assert_eq!(open(&mut raw, &memory), Err(libc::EOPNOTSUPP));
-    assert_eq!(open(&mut raw, File::open("/").unwrap()), Err(libc::EINVAL));
-    assert_eq!(open(&mut raw, File::open("/dev/null").unwrap()), Err(libc::EINVAL));
-    for descriptor in [-1, 9999] {
-        assert_eq!(raw.call(0, request(descriptor, 1, 1)).errno as i32, libc::ENOENT);
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for (what, errno) in unreadable(dir.path()) {
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", what.as_raw_fd()));
+        assert_eq!(open(&mut raw, &what), Err(errno), "{name:?}");
     }
-    if let Some((dir, file)) = file() {
-        let known = file.metadata().unwrap();
-        let other = request(file.as_raw_fd(), known.dev(), known.ino() + 1);
-        assert_eq!(raw.call(0, other).errno as i32, libc::ESTALE);
-        let writer = File::options().write(true).open(dir.path().join("file")).unwrap();
-        assert_eq!(open(&mut raw, &writer), Err(libc::EACCES));
+    if let Some((_dir, file)) = file() {
         let id = open(&mut raw, &file).unwrap();
         assert_eq!((id, word(&raw, id)), (FileId::new(0, 1), id.0));
     }
-    drop((raw, memory));
+    drop(raw);
+    scene.end();
+}
+
+/// Whoever has attached may have become another program since, by whose descriptors its children shall read nothing.
+#[test]
+fn what_the_attached_process_has_open_is_not_found_by_number() {
+    let scene = stage();
+    let Some((dir, file)) = file() else { return };
+    let (mut raw, ..) = pair(&scene);
+    let known = file.metadata().unwrap();
+    let number = file.as_raw_fd() as u64;
+    for has_socket in [false, true] {
+        if has_socket {
+            raw.file_socket();
+        }
+        for numbers in [(known.dev(), known.ino()), (number, number), (0, 0), (u64::MAX, 0)] {
+            let mut request = asking(numbers.0).with_numbers(numbers.0, numbers.1);
+            request.value = number as u32;
+            let refused = if has_socket { libc::ESTALE } else { libc::ENOTCONN };
+            assert_eq!(raw.call(0, request).errno as i32, refused);
+        }
+    }
+    assert!((0..FILES_MAX).all(|slot| word(&raw, FileId::new(slot as u16, 1)) == 0));
+    drop((raw, file, dir));
+    scene.end();
+}
+
+#[test]
+fn a_client_has_one_file_socket() {
+    let scene = stage();
+    let (mut raw, ..) = pair(&scene);
+    raw.file_socket();
+    let wish = Frame::new(FrameKind::FileSocket);
+    for _ in 0..3 {
+        let refusal = raw.ask(&wish, FrameKind::FileSocket).expect_err("a second one");
+        assert_eq!(refusal.errno as i32, libc::EEXIST);
+    }
+    drop(raw);
+    scene.end();
+}
+
+fn send_datagram(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(100))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+    let bytes = [IoSlice::new(bytes)];
+    rustix::net::sendmsg(socket, &bytes, &mut ancillary, SendFlags::DONTWAIT).unwrap();
+}
+
+#[test]
+fn datagrams_that_are_no_passed_file() {
+    let scene = stage();
+    let (mut raw, ..) = pair(&scene);
+    let gift = File::open("/").unwrap();
+    let gift = gift.as_fd();
+    let words = |magic: u64, serial: u64| [magic.to_le_bytes(), serial.to_le_bytes()].concat();
+    let good = words(MAGIC, 7);
+    let bad: [(&[u8], usize); 8] = [
+        (&good, 0),
+        (&good, 2),
+        (&good, 3),
+        (&good, 100),
+        (&words(MAGIC ^ 1, 7), 1),
+        (&good[..15], 1),
+        (&[&good[..], &[0]].concat(), 1),
+        (&[], 1),
+    ];
+    for (bytes, count) in bad {
+        send_datagram(raw.file_socket(), bytes, &vec![gift; count]);
+        let answer = raw.call(0, asking(7));
+        assert_eq!(answer.errno as i32, libc::EPROTO, "{} bytes, {count} descriptors", bytes.len());
+    }
+    // Of another request, or of none.
+    for serial in [8, u64::MAX] {
+        send_datagram(raw.file_socket(), &words(MAGIC, serial), &[gift]);
+        assert_eq!(raw.call(0, asking(7)).errno as i32, libc::ESTALE);
+        assert_eq!(raw.call(0, asking(serial)).errno as i32, libc::ESTALE);
+    }
+    // As many as there is room for: one request takes a few of them, and the driver keeps none.
+    let mut sent = 0;
+    while passed::send(raw.file_socket(), 7, gift).is_ok() {
+        sent += 1;
+    }
+    assert!(sent > 10, "{sent}");
+    assert_eq!(raw.call(0, asking(8)).errno as i32, libc::ESTALE);
+    // Many requests, and nothing to go with most of them.
+    let mut answers = 0;
+    for asked in 1..=10_000 {
+        raw.post(0, &asking(u64::MAX));
+        wait("answers", || {
+            answers += std::iter::from_fn(|| raw.event(0)).count();
+            answers + 500 > asked
+        });
+    }
+    wait("the last answers", || {
+        answers += std::iter::from_fn(|| raw.event(0)).count();
+        answers == 10_000
+    });
+    if let Some((_dir, file)) = file() {
+        open(&mut raw, &file).unwrap();
+    }
+    assert_eq!(scene.cut_offs(), 0);
+    drop(raw);
+    scene.end();
+}
+
+/// A TCP socket that takes a minute to close, unless the other one goes.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while (&stream).write(&[0; 65_536]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(60))).unwrap();
+    (stream, peer)
+}
+
+/// A client of another user.
+fn of_another_user(scene: &Scene) -> Raw {
+    std::thread::scope(|scope| {
+        let attach = || {
+            // SAFETY: takes no memory. The system call itself is about this thread alone, which ends.
+            let is_nobody = unsafe { libc::syscall(libc::SYS_setresuid, -1, NOBODY, -1) } == 0;
+            assert!(is_nobody, "needs root, to give it up");
+            Raw::attach(&scene.driver, 1)
+        };
+        scope.spawn(attach).join().unwrap()
+    })
+}
+
+#[test]
+fn descriptors_that_take_long_to_close_hold_up_their_tenants_openings_alone() {
+    if !is_root("a client of another user") {
+        return;
+    }
+    let scene = stage_for(0o666);
+    // Nothing is said of anybody: users are told apart.
+    scene.driver.apply("path = \"offloaded\"");
+    let Some((dir, file)) = file() else { return };
+    let (mut slow, from, to) = pair(&scene);
+    let id = open(&mut slow, &file).unwrap();
+    // It stays open until it is sent.
+    count(&slow, id, 1);
+    let (stream, peer) = lingering();
+    let mut other = of_another_user(&scene);
+
+    // Whoever closes the last descriptor waits.
+    let request = slow.pass(&stream);
+    drop(stream);
+    assert_eq!(slow.call(0, request).errno as i32, libc::EINVAL);
+    let request = slow.pass(&file);
+    slow.post(0, &request);
+    // Nobody else's, and of its own neither streams nor disks.
+    open(&mut other, &file).unwrap();
+    file.sync_all().unwrap();
+    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    slow.post(0, &Request::send_file(from, id, 0, 200_000));
+    verify(SEED, 0, &slow.received(to, 0, 200_000));
+    assert!(scene.driver.metrics().files_cold > 0);
+    assert!(slow.event(0).is_none(), "it was not held up");
+    // Nor does a client that goes, with more of the kind that nobody has received.
+    let (stream, second_peer) = lingering();
+    slow.pass(&stream);
+    drop((slow, stream));
+    scene.driver.wait_for("it is gone", |r| r.clients.len() == 3);
+    open(&mut other, File::open(dir.path().join("file")).unwrap()).unwrap();
+    scene.bystander.check(&scene.driver);
+    drop((peer, second_peer, other, file, dir));
     scene.end();
 }
 
@@ -217,9 +408,11 @@ fn a_client_that_goes_with_files_under_way() {
         let (mut raw, from, _) = pair(&scene);
         let id = open(&mut raw, &file).unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-        let known = file.metadata().unwrap();
         // Answers nobody waits for; more than the receive ring holds.
-        (0..8).for_each(|_| raw.post(0, &request(file.as_raw_fd(), known.dev(), known.ino())));
+        for _ in 0..8 {
+            let request = raw.pass(&file);
+            raw.post(0, &request);
+        }
         raw.post(0, &Request::send_file(from, id, 0, FILE_BYTES as u64 / 4));
         drop(raw);
     }

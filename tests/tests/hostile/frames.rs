@@ -100,13 +100,15 @@ fn frames_at_the_wrong_time() {
         frame(FrameKind::SendRegion).with_bytes(4096, 0),
         frame(FrameKind::Bell),
         frame(FrameKind::PeerBell),
+        frame(FrameKind::FileSocket),
     ];
     for bad in never.into_iter().chain(early) {
         let socket = Raw::dial(&scene.driver);
         attach::send(&socket, &bad, &[], SendFlags::empty()).unwrap();
         assert_eq!(goodbye(&socket), Some(Violation::Frame.to_string()), "{bad:?} first");
     }
-    for bad in never.into_iter().chain([frame(FrameKind::Hello), frame(FrameKind::Channel)]) {
+    let too_early = [FrameKind::Hello, FrameKind::Channel, FrameKind::FileSocket].map(frame);
+    for bad in never.into_iter().chain(too_early) {
         let raw = Raw::welcomed(&scene.driver);
         attach::send(&raw.socket, &bad, &[], SendFlags::empty()).unwrap();
         assert_eq!(goodbye(&raw.socket), Some(Violation::Frame.to_string()), "{bad:?} when welcomed");
@@ -153,7 +155,9 @@ fn descriptors_that_nobody_asked_for() {
 #[test]
 fn a_client_that_never_reads_its_attach_socket() {
     let scene = stage();
-    for wish in [frame(FrameKind::SendRegion), frame(FrameKind::WakePipe), frame(FrameKind::Channel)] {
+    for wish in
+        [FrameKind::SendRegion, FrameKind::WakePipe, FrameKind::Channel, FrameKind::FileSocket].map(frame)
+    {
         let before = scene.cut_offs();
         let raw = Raw::attach(&scene.driver, 1);
         let mut sent = 0;

@@ -1,14 +1,17 @@
-//! Sending a file without reading it: the driver reads it into the peer's receive ring. The driver opens it when it is
-//! first sent; after that a send names it and waits for nobody.
+//! Sending a file without reading it: the driver reads it into the peer's receive ring. When a file is first sent, its
+//! descriptor is passed to the driver on a socket made for that, and the driver opens it; after that a send names it and waits
+//! for nobody.
 use super::{partial, SendSide, Socket};
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::lock::Guard;
+use crate::own::OwnFd;
 use crate::socket::would_block;
 use crate::turn::lock;
 use pd_abi::layout::{control_header, header};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use pd_abi::{FileId, Operation, Request, SocketId};
+use pd_shm::passed;
 use rustix::fs::{fcntl_getfl, fstat, FileType, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -29,6 +32,10 @@ pub(crate) struct Files {
     /// Devices whose files the driver does not open.
     refused: Vec<u64>,
     again: Option<Instant>,
+    /// Where descriptors are passed, from the first file on.
+    socket: Option<OwnFd>,
+    /// Of the last one passed.
+    serial: u64,
 }
 
 #[derive(Debug)]
@@ -60,6 +67,20 @@ impl Files {
         }
         self.known[slot] = Some(Known { name, id, uses: 0 });
     }
+
+    /// Passes a file to the driver. Returns the serial to ask for it by. Never waits.
+    fn pass(&mut self, fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
+        let socket = self.socket.as_ref().ok_or(Errno::NOTCONN)?;
+        // Used up, whether it goes or not.
+        self.serial += 1;
+        passed::send(socket, self.serial, fd)?;
+        Ok(self.serial)
+    }
+
+    /// The driver is not asked for a while.
+    fn pause(&mut self) {
+        self.again = Some(Instant::now() + REFUSED);
+    }
 }
 
 impl Attachment {
@@ -74,9 +95,21 @@ impl Attachment {
         if let Some(id) = files.find(name) {
             return Ok(Some(id));
         }
-        let mut request = Request::new(Operation::OpenFile, SocketId(0), 0).with_numbers(name.0, name.1);
-        request.value = fd.as_raw_fd() as u32;
-        match ask(request)? {
+        if files.socket.is_none() {
+            match self.file_socket() {
+                Ok(socket) => files.socket = Some(socket),
+                Err(error) if !self.alive() => return Err(error),
+                Err(_) => {
+                    files.pause();
+                    return Ok(None);
+                }
+            }
+        }
+        let Ok(serial) = files.pass(fd) else {
+            files.pause();
+            return Ok(None);
+        };
+        match ask(Request::new(Operation::OpenFile, SocketId(0), 0).with_numbers(serial, 0))? {
             Ok(id) => {
                 self.control.store_u32(
                     control_header::FILE_USES + 4 * usize::from(id.slot()),
@@ -92,7 +125,7 @@ impl Attachment {
                 Ok(None)
             }
             Err(_) => {
-                files.again = Some(Instant::now() + REFUSED);
+                files.pause();
                 Ok(None)
             }
         }

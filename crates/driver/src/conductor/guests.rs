@@ -5,7 +5,7 @@ use super::Conductor;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::{self, Identity};
 use crate::memory::Space;
-use crate::messages::{payer, ClientId, NewChannel, Process, ToMover, Violation, DRIVER};
+use crate::messages::{payer, ClientId, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};
@@ -21,9 +21,8 @@ impl Conductor {
                 let Some(client) = self.present(id) else { return };
                 client.memory = Some(Arc::clone(&memory));
                 let (mover, payer) = (client.mover, client.payer());
-                let process = Process { pid: client.identity.pid, pidfd: Arc::clone(&client.identity.pidfd) };
                 let account = Arc::clone(&client.account);
-                self.movers.send(mover, ToMover::AddClient { client: id, payer, account, memory, process });
+                self.movers.send(mover, ToMover::AddClient { client: id, payer, account, memory });
             }
             FromDoor::Attached { client } => {
                 let Some(client) = self.present(client) else { return };
@@ -37,6 +36,12 @@ impl Conductor {
                 self.movers.send(mover, ToMover::AddPipe { client: id, channel, pipe: Some(pipe) });
                 let frame = Frame::new(FrameKind::WakePipe).with_id(channel as u32);
                 self.tell_client(id, &frame, Some(theirs));
+            }
+            FromDoor::AddFileSocket { client: id, socket, theirs } => {
+                let Some(client) = self.present(id) else { return };
+                let (mover, payer) = (client.mover, client.payer());
+                self.movers.send(mover, ToMover::AddFileSocket { client: id, payer, socket: Some(socket) });
+                self.tell_client(id, &Frame::new(FrameKind::FileSocket), Some(theirs));
             }
             FromDoor::AddSendRegion { client: id, number, map } => {
                 let Some(client) = self.present(id) else { return };

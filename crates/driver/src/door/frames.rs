@@ -6,12 +6,13 @@ use super::{token, Door, TOKEN_SOCKET};
 use crate::conductor::CHANNEL;
 use crate::memory::{Amounts, ClientMemory, Exhausted, Region};
 use crate::messages::{ClientId, NewChannel, Violation};
+use crate::peer::refuse_descriptors;
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
 use pd_shm::{attach, memfd};
 use rustix::event::{epoll, eventfd, EventfdFlags};
 use rustix::io::Errno;
-use rustix::net::SendFlags;
+use rustix::net::{socketpair, AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::pipe::{pipe_with, PipeFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ fn cost(kind: Option<FrameKind>) -> f64 {
     match kind {
         Some(FrameKind::Hello) => 100.0,
         Some(FrameKind::Channel) => 50.0,
-        Some(FrameKind::SendRegion | FrameKind::WakePipe | FrameKind::Mapped) => 20.0,
+        Some(FrameKind::SendRegion | FrameKind::WakePipe | FrameKind::FileSocket | FrameKind::Mapped) => 20.0,
         Some(FrameKind::DirectRing | FrameKind::Twin) => 5.0,
         _ => 1.0,
     }
@@ -123,6 +124,7 @@ impl Door {
             (Phase::Attached, FrameKind::SendRegion) => self.add_send_region(id, frame.bytes),
             (Phase::Attached, FrameKind::Mapped) => self.seal_send_region(id, frame.id)?,
             (Phase::Attached, FrameKind::WakePipe) => self.add_pipe(id, frame.id as usize)?,
+            (Phase::Attached, FrameKind::FileSocket) => self.add_file_socket(id),
             (
                 Phase::Attached,
                 FrameKind::Twin
@@ -229,6 +231,29 @@ impl Door {
             Err(errno) => self.refuse(id, errno, "no descriptors left in the driver"),
         }
         Ok(())
+    }
+
+    fn add_file_socket(&mut self, id: ClientId) {
+        let Some(guest) = self.guests.here(id) else { return };
+        if guest.has_file_socket {
+            return self.refuse(id, Errno::EXIST, "a client has one file socket");
+        }
+        let Some(account) = guest.account() else { return };
+        let lease = match account.lease(Amounts::descriptor()) {
+            Ok(lease) => lease,
+            Err(exhausted) => return self.refuse_exhausted(id, exhausted),
+        };
+        // Descriptors may come to the driver's end, which is the default.
+        match socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None) {
+            Ok((socket, theirs)) => {
+                guest.has_file_socket = true;
+                // Nothing is ever sent there. Before Linux 6.16 it cannot be said.
+                let _ = refuse_descriptors(&theirs);
+                let socket = Box::new((socket, lease));
+                self.conductor.send(FromDoor::AddFileSocket { client: id, socket, theirs });
+            }
+            Err(errno) => self.refuse(id, errno, "no descriptors left in the driver"),
+        }
     }
 
     /// A helper has done something for a guest, which may have left.

@@ -43,6 +43,7 @@ pub struct Guest {
     pub waits: Waits,
     pub memory: Option<Arc<ClientMemory>>,
     pub channels: usize,
+    pub has_file_socket: bool,
     /// Regions made: the number of the next.
     pub regions: u32,
     /// Its send regions, and whether they are sealed.
@@ -65,6 +66,7 @@ impl Guest {
             waits: Waits::Answer,
             memory: None,
             channels: 0,
+            has_file_socket: false,
             regions: 0,
             send_regions: HashMap::new(),
             uid,

@@ -64,6 +64,8 @@ pub enum FromDoor {
     AddChannel(Box<NewChannel>, OwnedFd),
     /// It gets a wake pipe: the ends to write and to read.
     AddPipe { client: ClientId, channel: usize, pipe: OwnedFd, theirs: OwnedFd },
+    /// It gets a file socket: the driver's end, with what it is charged, and the client's.
+    AddFileSocket { client: ClientId, socket: Box<(OwnedFd, Lease)>, theirs: OwnedFd },
     /// One of its send regions is in use.
     AddSendRegion { client: ClientId, number: u32, map: Arc<Mapping> },
     /// What it says of a kernel socket or a direct ring.

@@ -32,12 +32,12 @@ impl Mover {
     /// have reached the cache.
     pub fn carry_out(&mut self, command: &mut ToMover) {
         match *command {
-            ToMover::AddClient { client, payer, ref account, ref memory, ref process } => {
+            ToMover::AddClient { client, payer, ref account, ref memory } => {
                 let state = Client {
                     payer: self.fair.enter(payer),
                     account: Arc::clone(account),
                     memory: Arc::clone(memory),
-                    process: process.clone(),
+                    file_socket: None,
                     files: Vec::new(),
                     channels: Vec::new(),
                     regions: Vec::new(),
@@ -58,6 +58,11 @@ impl Mover {
                 let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
                 put(&mut state.channels, channel, Channel::new(requests, events, doorbell));
                 self.activate(client, channel);
+            }
+            ToMover::AddFileSocket { client, payer, ref mut socket } => {
+                if let Some(socket) = socket.take() {
+                    self.add_file_socket(client, payer, *socket);
+                }
             }
             ToMover::AddPipe { client, channel, ref mut pipe } => {
                 if let Some(channel) = channel_of(&mut self.clients, client, channel) {

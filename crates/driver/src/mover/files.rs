@@ -5,13 +5,14 @@
 //! removed file and no file system.
 use super::flow::Flow;
 use super::{Client, Mover};
-use crate::memory::Amounts;
-use crate::messages::{ClientId, FlowId, Violation};
+use crate::memory::{Amounts, Lease};
+use crate::messages::{ClientId, FlowId, Payer, Violation};
 use crate::metrics::Metrics;
-use crate::reader::{Asker, OpenFile, Wanted};
+use crate::reader::{Asker, FileSocket, OpenFile, Wanted};
 use pd_abi::limits::{FILES_MAX, MESSAGE_BYTES_MAX};
 use pd_abi::{Event, FileId, Request, SocketId};
 use rustix::io::Errno;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub(super) struct FileSlot {
 enum State {
     #[default]
     Free,
-    /// The reader is about it.
+    /// The opener is about it.
     Opening,
     Open {
         file: Arc<OpenFile>,
@@ -43,51 +44,70 @@ enum State {
 impl Mover {
     /// Has a file opened.
     pub(super) fn open_file(&mut self, client: ClientId, channel: usize, request: &Request) {
-        if !self.engines.is_own_core() {
-            self.answer_file(client, channel, request.tag, Err(Errno::OPNOTSUPP));
-            return;
-        }
+        let can_read = self.engines.is_own_core();
         let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
-        let free = state.files.iter().position(|slot| matches!(slot.state, State::Free));
-        let slot = free.unwrap_or(state.files.len());
-        let lease = (slot < FILES_MAX).then(|| state.account.lease(Amounts::descriptor()).ok()).flatten();
-        let Some(lease) = lease else {
-            self.answer_file(client, channel, request.tag, Err(Errno::MFILE));
+        let Some(socket) = state.file_socket.clone() else {
+            self.answer_file(client, channel, request.tag, Err(Errno::NOTCONN));
             return;
         };
-        if slot == state.files.len() {
-            state.files.push(FileSlot::default());
+        let place = if can_read { state.place_for_file() } else { Err(Errno::OPNOTSUPP) };
+        let (slot, lease) = match place {
+            Ok((slot, lease)) => (Some(slot), Ok(lease)),
+            Err(errno) => (None, Err(errno)),
+        };
+        let (serial, _) = request.numbers();
+        let memory = Arc::downgrade(&state.memory);
+        let asker = Asker { client, memory, slot, channel, tag: request.tag };
+        // What was passed is received also if the request is refused.
+        if let Err(errno) = socket.open(Wanted { serial, lease }, asker, &self.inbox) {
+            self.answer_file(client, channel, request.tag, Err(errno));
         }
-        state.files[slot].state = State::Opening;
-        let (device, inode) = request.numbers();
-        let process = state.process.clone();
-        let wanted = Wanted { process, descriptor: request.value, device, inode, lease };
-        let asker = Asker { client, memory: Arc::clone(&state.memory), slot, channel, tag: request.tag };
-        self.reader.open(wanted, asker, &self.inbox);
     }
 
     /// Takes what came of it.
     pub(super) fn file_opened(&mut self, asker: &Asker, file: rustix::io::Result<Arc<OpenFile>>) {
         let Some(Some(state)) = self.clients.get_mut(asker.client as usize) else { return };
-        if !Arc::ptr_eq(&state.memory, &asker.memory) {
+        if asker.memory.as_ptr() != Arc::as_ptr(&state.memory) {
             return; // another client by now
         }
-        let Some(slot) = state.files.get_mut(asker.slot) else { return };
-        let result = match file {
-            Ok(file) => {
+        let slot = asker.slot.and_then(|at| Some((at, state.files.get_mut(at)?)));
+        let result = match (file, slot) {
+            (Ok(file), Some((at, slot))) => {
                 slot.generation = slot.generation.wrapping_add(1).max(1);
                 slot.state = State::Open { file, taken: 0, last_used: self.now };
-                let id = FileId::new(asker.slot as u16, slot.generation);
-                state.memory.set_file(asker.slot, id.0);
+                let id = FileId::new(at as u16, slot.generation);
+                state.memory.set_file(at, id.0);
                 self.ticking = true;
                 Ok(id)
             }
-            Err(error) => {
-                slot.state = State::Free;
+            (Ok(_), None) => Err(Errno::MFILE),
+            (Err(error), slot) => {
+                if let Some((_, slot)) = slot {
+                    slot.state = State::Free;
+                }
                 Err(error)
             }
         };
         self.answer_file(asker.client, asker.channel, asker.tag, result);
+    }
+
+    /// A client has got its file socket.
+    pub(super) fn add_file_socket(&mut self, client: ClientId, payer: Payer, socket: (OwnedFd, Lease)) {
+        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        match self.readers.of(payer) {
+            Ok(reader) => state.file_socket = Some(Arc::new(FileSocket::new(socket.0, socket.1, reader))),
+            Err(error) => tracing::warn!(%error, "cannot start a thread: a client reads its files itself"),
+        }
+    }
+
+    /// A client is another payer's from now on.
+    pub(super) fn move_file_socket(&mut self, client: ClientId, payer: Payer) {
+        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(socket) = &state.file_socket else { return };
+        match self.readers.of(payer) {
+            Ok(reader) => socket.set_reader(reader),
+            Err(error) => tracing::warn!(%error, "cannot start a thread: files stay with another payer's"),
+        }
     }
 
     fn answer_file(&mut self, client: ClientId, channel: usize, tag: u32, result: Result<FileId, Errno>) {
@@ -131,7 +151,7 @@ impl Mover {
     pub(super) fn read_cold(&mut self, id: FlowId) {
         if let Some(read) = self.flows.get(id).and_then(Flow::take_cold) {
             Metrics::add(&self.metrics.files_cold, 1);
-            self.reader.read(read, id, &self.inbox);
+            read.start(id, &self.inbox);
         }
     }
 
@@ -150,6 +170,23 @@ impl Mover {
     pub(super) fn fail_file(&mut self, id: FlowId) {
         Metrics::add(&self.metrics.files_failed, 1);
         self.abort(id, Flow::failure(), Some(Flow::failure()));
+    }
+}
+
+impl Client {
+    /// A place for a file that is to be opened, and what pays for it.
+    fn place_for_file(&mut self) -> rustix::io::Result<(usize, Lease)> {
+        let free = self.files.iter().position(|slot| matches!(slot.state, State::Free));
+        let slot = free.unwrap_or(self.files.len());
+        if slot == FILES_MAX {
+            return Err(Errno::MFILE);
+        }
+        let lease = self.account.lease(Amounts::descriptor()).map_err(|_| Errno::MFILE)?;
+        if slot == self.files.len() {
+            self.files.push(FileSlot::default());
+        }
+        self.files[slot].state = State::Opening;
+        Ok((slot, lease))
     }
 }
 

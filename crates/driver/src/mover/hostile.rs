@@ -18,12 +18,10 @@ use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool, Slot};
 use crate::messages::{
-    payer, ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Process, Ring, ToConductor, ToMover,
-    Violation,
+    payer, ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Ring, ToConductor, ToMover, Violation,
 };
 use crate::metrics::Metrics;
 use crate::policy::WEIGHT_MAX;
-use crate::reader::Reader;
 use pd_abi::layout::{
     channel_control, channel_offset, channel_status, socket_control, socket_offset, socket_status, ENDED,
     REGION_BYTES,
@@ -36,7 +34,6 @@ use peers::{Line, Party, Peer};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::pipe::{pipe_with, PipeFlags};
-use rustix::process::{getpid, pidfd_open, PidfdFlags};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -174,7 +171,7 @@ impl World {
         let counters = crate::metrics::region(1, 4, 4, 0).expect("memory");
         let (as_clock, metrics) = (Arc::clone(&clock), Arc::new(Metrics::new(&counters, 1)));
         let conductor = Outbox::Mailbox(Arc::clone(&outbox));
-        let mover = Mover::new(settings, as_clock, &engine, &inboxes, conductor, metrics, Reader::new().0);
+        let mover = Mover::new(settings, as_clock, &engine, &inboxes, conductor, metrics, Arc::default());
         let mut world = Self {
             clock,
             mover: mover.expect("a mover"),
@@ -215,12 +212,10 @@ impl World {
         memfd::seal_against_all(&control_fd).expect("a seal");
         let status = Mapping::new(&status_fd, REGION_BYTES, Protection::Read).expect("a mapping");
         let (control, status) = (Arc::new(control), Arc::new(status));
-        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("a process");
-        let process = Process { pid: std::process::id(), pidfd: Arc::new(pidfd) };
         let payer = payer(0, client.into());
         let account = Arc::clone(pool.root());
         let known = Arc::clone(&memory);
-        self.inbox.send(ToMover::AddClient { client, payer, account, memory: known, process });
+        self.inbox.send(ToMover::AddClient { client, payer, account, memory: known });
         let mut doorbells = Vec::new();
         for channel in 0..if client == A { CHANNELS_OF_A } else { 1 } {
             let (requests, events) = memory.channel(channel).expect("a channel");

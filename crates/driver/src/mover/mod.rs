@@ -28,9 +28,9 @@ pub use table::{BufferTable, Entry, ENTRIES_MAX};
 use crate::clock::Clock;
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Account, ClientMemory};
-use crate::messages::{ClientId, FlowId, MoverId, Process, ToConductor, ToMover};
+use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover};
 use crate::metrics::Metrics;
-use crate::reader::Reader;
+use crate::reader::{FileSocket, Readers};
 use channel::Channel;
 use division::Division;
 use engines::Engines;
@@ -77,8 +77,8 @@ pub struct Mover {
     conductor: Outbox<ToConductor>,
     metrics: Arc<Metrics>,
     engines: Engines,
-    /// Opens files and waits for disks.
-    reader: Reader,
+    /// Open files and wait for disks.
+    readers: Arc<Readers>,
     epoll: OwnedFd,
 
     clients: Vec<Option<Client>>,
@@ -118,7 +118,8 @@ struct Client {
     payer: PayerId,
     account: Arc<Account>,
     memory: Arc<ClientMemory>,
-    process: Process,
+    /// By which it passes files.
+    file_socket: Option<Arc<FileSocket>>,
     files: Vec<FileSlot>,
     channels: Vec<Option<Channel>>,
     regions: Vec<Option<Arc<Mapping>>>,
@@ -157,7 +158,7 @@ impl Mover {
         inboxes: &[Arc<Mailbox<ToMover>>],
         conductor: Outbox<ToConductor>,
         metrics: Arc<Metrics>,
-        reader: Reader,
+        readers: Arc<Readers>,
     ) -> Result<Self, crate::StartError> {
         let inbox = Arc::clone(&inboxes[settings.id]);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -173,7 +174,7 @@ impl Mover {
             clock,
             conductor,
             metrics,
-            reader,
+            readers,
             epoll,
             clients: Vec::new(),
             flows: Flows::default(),

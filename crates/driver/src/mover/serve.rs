@@ -151,5 +151,6 @@ impl Mover {
         let from = std::mem::replace(&mut state.payer, to);
         self.fair.move_channels(from, to, client);
         self.fair.let_go(from);
+        self.move_file_socket(client, payer);
     }
 }

@@ -1,0 +1,168 @@
+//! Files that clients send (`sendfile`): opened, waited for and closed on threads of their own, for all of that may take
+//! long. What is in the page cache movers read themselves.
+//!
+//! Each payer has two threads, so that nobody waits for another tenant's files:
+//!
+//! - The opener receives the descriptors that a client passes ([`FileSocket`]), opens the files anew ([`open`]), and closes
+//!   what was passed, which can take as long as the client likes.
+//! - The reader reads what movers found to be on a disk ([`ColdRead`]), and closes files that the driver has open ([`OpenFile`]).
+//!   It waits for disks alone: flows have a place in the ring of somebody else while they wait for it.
+//!
+//! Neither looks at a process: a client passes what it can read, and nothing has a number.
+mod open;
+mod socket;
+mod threads;
+
+pub use socket::FileSocket;
+pub use threads::Readers;
+
+use crate::mailbox::Mailbox;
+use crate::memory::{ClientMemory, Lease};
+use crate::messages::{ClientId, FlowId, ToMover};
+use pd_shm::Mapping;
+use rustix::io::{Errno, Result};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use threads::Handle;
+
+/// A file that the driver has open for a client. Dropped anywhere, closed by the reader: with the last one a removed file
+/// goes, which takes time.
+#[derive(Debug)]
+pub struct OpenFile {
+    fd: Option<OwnedFd>,
+    /// For the descriptor, until it is closed.
+    lease: Option<Lease>,
+    /// Of whoever paid for the client when it was opened.
+    reader: Handle,
+}
+
+/// A client's file, as the client says.
+#[derive(Debug)]
+pub struct Wanted {
+    /// What the descriptor was passed with.
+    pub serial: u64,
+    /// Of a descriptor of the driver's; or why the file is not opened.
+    pub lease: Result<Lease>,
+}
+
+/// Who asked for a file.
+#[derive(Debug)]
+pub struct Asker {
+    /// The client...
+    pub client: ClientId,
+    /// ...as long as it has this memory, which it does not have to keep until then.
+    pub memory: Weak<ClientMemory>,
+    /// Where the file goes; none if the request is refused.
+    pub slot: Option<usize>,
+    /// Where the answer goes.
+    pub channel: usize,
+    pub tag: u32,
+}
+
+/// A piece of a file that is on a disk.
+#[derive(Debug)]
+pub struct ColdRead {
+    pub file: Arc<OpenFile>,
+    /// First byte of the piece.
+    pub from: u64,
+    /// Where it goes: bytes that the flow has reserved in its receive ring.
+    pub map: Arc<Mapping>,
+    pub offset: usize,
+    pub len: usize,
+    /// The flow's number of them.
+    pub entry_seq: u16,
+}
+
+/// What a thread does.
+#[derive(Debug)]
+enum Job {
+    /// The opener's.
+    Open { socket: Arc<FileSocket>, wanted: Wanted, asker: Asker, to: Arc<Mailbox<ToMover>> },
+    /// The reader's.
+    Read { read: ColdRead, flow: FlowId, to: Arc<Mailbox<ToMover>> },
+    /// The descriptor is charged until it is closed.
+    Close(OwnedFd, Lease),
+    #[cfg(test)]
+    Wait(std::sync::mpsc::Receiver<()>),
+    #[cfg(test)]
+    Say(std::sync::mpsc::Sender<()>),
+}
+
+impl OpenFile {
+    /// Reads into bytes of a receive ring what is in the page cache.
+    ///
+    /// # Errors
+    /// Those of [`Mapping::read_file`].
+    ///
+    /// # Safety
+    /// Those of [`Mapping::read_file`].
+    pub unsafe fn read(&self, map: &Mapping, offset: usize, len: usize, from: u64) -> Result<usize> {
+        let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
+        // SAFETY: the caller's promise.
+        unsafe { map.read_file(offset, len, fd, from, true) }
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if let (Some(fd), Some(lease)) = (self.fd.take(), self.lease.take()) {
+            self.reader.give(Job::Close(fd, lease));
+        }
+    }
+}
+
+impl ColdRead {
+    /// Has the piece read by its file's reader; `to` gets a [`ToMover::FileRead`].
+    pub fn start(self, flow: FlowId, to: &Arc<Mailbox<ToMover>>) {
+        let reader = self.file.reader.clone();
+        reader.give(Job::Read { read: self, flow, to: Arc::clone(to) });
+    }
+
+    /// Whether all of it could be read.
+    fn carry_out(&self) -> bool {
+        let mut done = 0;
+        while done < self.len {
+            let Some(fd) = &self.file.fd else { return false };
+            let (to, from) = (self.offset + done, self.from + done as u64);
+            // SAFETY: the flow has reserved these bytes of its ring for the piece until it hears of the end.
+            match unsafe { self.map.read_file(to, self.len - done, fd, from, false) } {
+                Ok(0) => return false,
+                Ok(read) => done += read,
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::debug!(%error, "cannot read a client's file");
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+impl Job {
+    fn carry_out(self) {
+        match self {
+            Self::Open { socket, wanted, asker, to } => {
+                let passed = socket.take(&wanted);
+                let open = |lease| {
+                    let fd = open::open_anew(passed.as_ref().map_err(|&errno| errno)?)?;
+                    let (fd, lease, reader) = (Some(fd), Some(lease), socket.reader_of_files());
+                    Ok(Arc::new(OpenFile { fd, lease, reader }))
+                };
+                let file = wanted.lease.and_then(open);
+                to.send(ToMover::FileOpened(Some(Box::new((asker, file)))));
+                // Last: it may take as long as the client likes.
+                drop(passed);
+            }
+            Self::Read { read, flow, to } => {
+                let whole = read.carry_out();
+                to.send(ToMover::FileRead { flow, entry_seq: read.entry_seq, whole });
+            }
+            Self::Close(fd, _lease) => drop(fd),
+            #[cfg(test)]
+            Self::Wait(until) => drop(until.recv()),
+            #[cfg(test)]
+            Self::Say(to) => drop(to.send(())),
+        }
+    }
+}
