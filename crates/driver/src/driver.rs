@@ -98,6 +98,7 @@ impl Driver {
         let pool = Pool::of(total, settings.hugepages);
         let one_thread = count == 1;
         let readers = Arc::new(Readers::default());
+        readers.prepare()?;
         let mut movers = Vec::new();
         for id in 0..inboxes.len() {
             let of_mover = MoverSettings { id, spin: settings.spin, ring_idle: settings.ring_idle };

@@ -160,10 +160,22 @@ fn send_datagram(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     rustix::net::sendmsg(socket, &bytes, &mut ancillary, SendFlags::DONTWAIT).unwrap();
 }
 
+/// Descriptors in the driver's table of those that clients have passed.
+fn passed_descriptors() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let openers = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "pd-openers")
+    });
+    openers.filter_map(|task| std::fs::read_dir(task.join("fd")).ok()).flatten().count()
+}
+
 #[test]
 fn datagrams_that_are_no_passed_file() {
     let scene = stage();
     let (mut raw, ..) = pair(&scene);
+    raw.file_socket();
+    assert_eq!(raw.call(0, asking(1)).errno as i32, libc::ESTALE);
+    let before = passed_descriptors();
     let gift = File::open("/").unwrap();
     let gift = gift.as_fd();
     let words = |magic: u64, serial: u64| [magic.to_le_bytes(), serial.to_le_bytes()].concat();
@@ -213,7 +225,9 @@ fn datagrams_that_are_no_passed_file() {
         open(&mut raw, &file).unwrap();
     }
     assert_eq!(scene.cut_offs(), 0);
+    wait("nothing is kept", || passed_descriptors() == before);
     drop(raw);
+    wait("the socket goes", || passed_descriptors() == before - 1);
     scene.end();
 }
 

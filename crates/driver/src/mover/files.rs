@@ -94,8 +94,8 @@ impl Mover {
     /// A client has got its file socket.
     pub(super) fn add_file_socket(&mut self, client: ClientId, payer: Payer, socket: (OwnedFd, Lease)) {
         let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
-        match self.readers.of(payer) {
-            Ok(reader) => state.file_socket = Some(Arc::new(FileSocket::new(socket.0, socket.1, reader))),
+        match FileSocket::new(socket.0, socket.1, payer, &self.readers) {
+            Ok(socket) => state.file_socket = Some(Arc::new(socket)),
             Err(error) => tracing::warn!(%error, "cannot start a thread: a client reads its files itself"),
         }
     }

@@ -4,11 +4,12 @@
 //! Each payer has two threads, so that nobody waits for another tenant's files:
 //!
 //! - The opener receives the descriptors that a client passes ([`FileSocket`]), opens the files anew ([`open`]), and closes
-//!   what was passed, which can take as long as the client likes.
+//!   what was passed, which can take as long as the client likes. What was passed is never in the driver's table ([`apart`]).
 //! - The reader reads what movers found to be on a disk ([`ColdRead`]), and closes files that the driver has open ([`OpenFile`]).
 //!   It waits for disks alone: flows have a place in the ring of somebody else while they wait for it.
 //!
 //! Neither looks at a process: a client passes what it can read, and nothing has a number.
+mod apart;
 mod open;
 mod socket;
 mod threads;
@@ -19,6 +20,7 @@ pub use threads::Readers;
 use crate::mailbox::Mailbox;
 use crate::memory::{ClientMemory, Lease};
 use crate::messages::{ClientId, FlowId, ToMover};
+use apart::Side;
 use pd_shm::Mapping;
 use rustix::io::{Errno, Result};
 use std::os::fd::OwnedFd;
@@ -77,15 +79,30 @@ pub struct ColdRead {
 #[derive(Debug)]
 enum Job {
     /// The opener's.
-    Open { socket: Arc<FileSocket>, wanted: Wanted, asker: Asker, to: Arc<Mailbox<ToMover>> },
+    Open(Box<Opening>),
+    /// The opener's: close the file socket of this key, which is charged until then.
+    Forget(u64, Lease),
+    /// The reader's, who takes from the opener what it has opened.
+    Opened(Box<Opening>, Result<()>),
     /// The reader's.
     Read { read: ColdRead, flow: FlowId, to: Arc<Mailbox<ToMover>> },
-    /// The descriptor is charged until it is closed.
+    /// The reader's. The descriptor is charged until it is closed.
     Close(OwnedFd, Lease),
     #[cfg(test)]
     Wait(std::sync::mpsc::Receiver<()>),
     #[cfg(test)]
     Say(std::sync::mpsc::Sender<()>),
+}
+
+/// A request on its way. The opener passes it on as a whole: the mailbox has a descriptor of the near side.
+#[derive(Debug)]
+struct Opening {
+    socket: Arc<FileSocket>,
+    /// The opened file's, between the two sides.
+    key: u64,
+    wanted: Wanted,
+    asker: Asker,
+    to: Arc<Mailbox<ToMover>>,
 }
 
 impl OpenFile {
@@ -140,19 +157,32 @@ impl ColdRead {
 }
 
 impl Job {
-    fn carry_out(self) {
+    /// Does it, on a thread of this side.
+    fn carry_out(self, side: &Side) {
         match self {
-            Self::Open { socket, wanted, asker, to } => {
-                let passed = socket.take(&wanted);
-                let open = |lease| {
-                    let fd = open::open_anew(passed.as_ref().map_err(|&errno| errno)?)?;
-                    let (fd, lease, reader) = (Some(fd), Some(lease), socket.reader_of_files());
-                    Ok(Arc::new(OpenFile { fd, lease, reader }))
+            Self::Open(opening) => {
+                let reader = opening.socket.reader_of_files();
+                let passed = opening.socket.receive(&opening.wanted, side);
+                let opened = match (&opening.wanted.lease, &passed) {
+                    (Ok(_), Ok(passed)) => {
+                        open::open_anew(passed).and_then(|file| side.send(opening.key, &file))
+                    }
+                    (Err(errno), _) | (_, Err(errno)) => Err(*errno),
                 };
-                let file = wanted.lease.and_then(open);
-                to.send(ToMover::FileOpened(Some(Box::new((asker, file)))));
+                reader.give(Self::Opened(opening, opened));
                 // Last: it may take as long as the client likes.
                 drop(passed);
+            }
+            Self::Forget(key, _lease) => drop(side.take(key)),
+            Self::Opened(opening, opened) => {
+                let Opening { socket, key, wanted, asker, to } = *opening;
+                let take = |lease| {
+                    opened?;
+                    let fd = Arc::into_inner(side.take(key)?);
+                    Ok(Arc::new(OpenFile { fd, lease: Some(lease), reader: socket.reader_of_files() }))
+                };
+                let file = wanted.lease.and_then(take);
+                to.send(ToMover::FileOpened(Some(Box::new((asker, file)))));
             }
             Self::Read { read, flow, to } => {
                 let whole = read.carry_out();

@@ -29,7 +29,8 @@ pub fn open_anew(passed: impl AsFd) -> Result<OwnedFd> {
     if known.stx_dev_major == 0 || ASKING_OTHERS.contains(&(fstatfs(passed)?.f_type as u32)) {
         return Err(Errno::OPNOTSUPP);
     }
-    let again = format!("/proc/self/fd/{}", passed.as_raw_fd());
+    // Of this thread, which may have a table of its own.
+    let again = format!("/proc/thread-self/fd/{}", passed.as_raw_fd());
     // Without waiting for the holder of a lease, and without a trace in the file.
     let how = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOATIME;
     let file = match open(&*again, how, Mode::empty()) {

@@ -2,24 +2,25 @@
 //!
 //! Whoever has a file open may read it, so a descriptor that was passed is all the right there has to be. What else comes
 //! this way may be anything, and may take as long to close as whoever made it likes. So only the payer's opener receives.
-use super::threads::Reader;
-use super::{Asker, Job, Wanted};
+use super::apart::{new_key, Side};
+use super::threads::{Handle, Reader, Readers};
+use super::{Asker, Job, Opening, Wanted};
 use crate::mailbox::Mailbox;
 use crate::memory::Lease;
-use crate::messages::ToMover;
+use crate::messages::{Payer, ToMover};
 use pd_shm::passed;
 use rustix::io::{Errno, Result};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Descriptors of an earlier serial that are let go for one request: those of requests that were never made.
 const SKIPPED_MAX: usize = 8;
 
-/// The driver's end. Dropped anywhere, closed by the opener, with what was never received.
+/// The driver's end, which openers have ([`super::apart`]). Dropped anywhere, closed by the opener, with what was never received.
 #[derive(Debug)]
 pub struct FileSocket {
-    fd: Option<OwnedFd>,
+    key: u64,
     /// For the descriptor.
     lease: Option<Lease>,
     /// Of whoever pays for the client at present.
@@ -29,18 +30,23 @@ pub struct FileSocket {
 }
 
 impl FileSocket {
-    /// The driver's end of a pair, whose other end is a client's.
-    pub fn new(fd: OwnedFd, lease: Lease, reader: Reader) -> Self {
-        Self {
-            fd: Some(fd),
-            lease: Some(lease),
-            reader: Mutex::new(reader),
-            is_refusing: AtomicBool::new(false),
-        }
+    /// The driver's end of a pair, whose other end is the client's of this payer.
+    ///
+    /// # Errors
+    /// Those of starting threads, and of passing the end on to them.
+    pub fn new(fd: OwnedFd, lease: Lease, payer: Payer, readers: &Readers) -> std::io::Result<Self> {
+        let (key, reader) = (new_key(), readers.of(payer)?);
+        readers.apart()?.send(key, &fd)?;
+        Ok(Self { key, lease: Some(lease), reader: Mutex::new(reader), is_refusing: AtomicBool::new(false) })
     }
 
     fn reader(&self) -> Reader {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Of files that are opened for its client.
+    pub(super) fn reader_of_files(&self) -> Handle {
+        self.reader().reader
     }
 
     /// Its client is another payer's.
@@ -60,89 +66,80 @@ impl FileSocket {
             }
         }
         let reader = self.reader();
-        let job = Job::Open { socket: Arc::clone(self), wanted, asker, to: Arc::clone(to) };
-        reader.opener.give(job);
+        reader.opener.give(Job::Open(Box::new(Opening {
+            socket: Arc::clone(self),
+            key: new_key(),
+            wanted,
+            asker,
+            to: Arc::clone(to),
+        })));
         Ok(())
     }
 
     /// Receives the descriptor that was passed for this request, and lets go of earlier ones. The opener's to call.
     ///
     /// # Errors
-    /// `ESTALE` if there is none, `EPROTO` if something else is there, `EMFILE` if the driver has no descriptor left.
-    pub(super) fn take(&self, wanted: &Wanted) -> Result<OwnedFd> {
+    /// Those of [`receive`].
+    pub(super) fn receive(&self, wanted: &Wanted, side: &Side) -> Result<OwnedFd> {
         if wanted.lease.is_err() {
             self.is_refusing.store(false, Ordering::Relaxed);
         }
-        let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
-        for _ in 0..=SKIPPED_MAX {
-            let (serial, file) = match passed::receive(fd) {
-                Err(Errno::AGAIN) => break,
-                received => received?,
-            };
-            if serial == wanted.serial {
-                return Ok(file);
-            }
-            if serial > wanted.serial {
-                break;
-            }
-        }
-        Err(Errno::STALE)
-    }
-
-    /// Of files that it has opened.
-    pub(super) fn reader_of_files(&self) -> super::threads::Handle {
-        self.reader().reader
+        receive(&*side.get(self.key)?, wanted.serial)
     }
 }
 
 impl Drop for FileSocket {
     fn drop(&mut self) {
-        if let (Some(fd), Some(lease)) = (self.fd.take(), self.lease.take()) {
-            self.reader().opener.give(Job::Close(fd, lease));
+        if let Some(lease) = self.lease.take() {
+            self.reader().opener.give(Job::Forget(self.key, lease));
         }
     }
 }
 
+/// # Errors
+/// `ESTALE` if nothing was passed with this serial, `EPROTO` if something else is there, `EMFILE` if there is no descriptor left.
+fn receive(socket: impl AsFd, serial: u64) -> Result<OwnedFd> {
+    for _ in 0..=SKIPPED_MAX {
+        let (found, file) = match passed::receive(&socket) {
+            Err(Errno::AGAIN) => break,
+            received => received?,
+        };
+        if found == serial {
+            return Ok(file);
+        }
+        if found > serial {
+            break;
+        }
+    }
+    Err(Errno::STALE)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::threads::Readers;
     use super::*;
-    use crate::memory::{Amounts, HugepageUse, Pool};
-    use crate::messages::payer;
     use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
-    use std::os::fd::AsFd;
-
-    fn lease() -> Lease {
-        Pool::new(0, HugepageUse::Off).root().lease(Amounts::descriptor()).unwrap()
-    }
-
-    fn wanted(serial: u64) -> Wanted {
-        Wanted { serial, lease: Ok(lease()) }
-    }
 
     #[test]
     fn requests_take_their_own_descriptors() {
-        let (theirs, fd) =
+        let (theirs, own) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let readers = Readers::default();
-        let socket = FileSocket::new(fd, lease(), readers.of(payer(1, 0)).unwrap());
         let pass = |serial| passed::send(&theirs, serial, theirs.as_fd()).unwrap();
-        assert_eq!(socket.take(&wanted(1)).unwrap_err(), Errno::STALE);
+        assert_eq!(receive(&own, 1).unwrap_err(), Errno::STALE);
         pass(1);
-        socket.take(&wanted(1)).unwrap();
+        receive(&own, 1).unwrap();
         // Of requests that were not made.
         (2..=1 + SKIPPED_MAX as u64).for_each(pass);
         pass(20);
-        socket.take(&wanted(20)).unwrap();
+        receive(&own, 20).unwrap();
         // Of a request that comes later.
         pass(30);
-        assert_eq!(socket.take(&wanted(29)).unwrap_err(), Errno::STALE);
-        assert_eq!(socket.take(&wanted(30)).unwrap_err(), Errno::STALE);
+        assert_eq!(receive(&own, 29).unwrap_err(), Errno::STALE);
+        assert_eq!(receive(&own, 30).unwrap_err(), Errno::STALE);
         // More of them than one request may cost.
         (31..=33 + SKIPPED_MAX as u64).for_each(pass);
-        assert_eq!(socket.take(&wanted(40)).unwrap_err(), Errno::STALE);
-        socket.take(&wanted(33 + SKIPPED_MAX as u64)).unwrap();
+        assert_eq!(receive(&own, 40).unwrap_err(), Errno::STALE);
+        receive(&own, 33 + SKIPPED_MAX as u64).unwrap();
         drop(theirs);
-        assert_eq!(socket.take(&wanted(50)).unwrap_err(), Errno::PROTO);
+        assert_eq!(receive(&own, 50).unwrap_err(), Errno::PROTO);
     }
 }

@@ -1,18 +1,23 @@
 //! The threads of [`super`], two for each payer with a file socket, and the queues of their jobs.
 //!
-//! A thread ends when nobody can ask its payer's any more. One that is held up stays, and so does its queue: whoever the
-//! payer attaches meanwhile waits behind the same jobs, so that a payer never has more threads than these two.
+//! A thread ends a second after nobody can ask its payer's any more, so that who comes and goes costs few of them. One that
+//! is held up stays, and so does its queue: clients that the payer gets meanwhile wait behind the same jobs, so that a payer never
+//! has more threads than these two.
+use super::apart::{Apart, Side};
 use super::Job;
 use crate::messages::Payer;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+/// How long a thread stays that nobody can ask.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What a thread is held up by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// By what a client has passed, for as long as the client likes.
+    /// By what a client has passed, for as long as the client likes. On the far side ([`super::apart`]).
     Opener,
     /// By disks.
     Reader,
@@ -20,8 +25,13 @@ pub enum Kind {
 
 /// All threads. Movers ask for those of a payer when a client gets its file socket, and never for a send.
 #[derive(Debug, Default)]
-pub struct Readers(Arc<Shared>);
+pub struct Readers {
+    shared: Arc<Shared>,
+    /// Once it was needed.
+    apart: OnceLock<Apart>,
+}
 
+/// For threads of both sides: nothing here has a descriptor.
 #[derive(Debug, Default)]
 struct Shared {
     queues: Mutex<HashMap<(Payer, Kind), Arc<Queue>>>,
@@ -29,6 +39,8 @@ struct Shared {
     ended: Condvar,
     /// One has panicked.
     is_broken: AtomicBool,
+    /// Nobody will ask any more.
+    is_ending: AtomicBool,
 }
 
 /// A payer's threads. Clones are of the same ones.
@@ -68,47 +80,76 @@ impl Readers {
         Ok(Reader { opener: self.handle(payer, Kind::Opener)?, reader: self.handle(payer, Kind::Reader)? })
     }
 
+    /// Makes the side of openers, while there are few descriptors in the driver.
+    ///
+    /// # Errors
+    /// Those of a socket pair, a thread, and a table of its own.
+    pub fn prepare(&self) -> std::io::Result<()> {
+        self.apart().map(drop)
+    }
+
+    /// The side of openers.
+    ///
+    /// # Errors
+    /// Those of [`Apart::new`].
+    pub(super) fn apart(&self) -> std::io::Result<&Apart> {
+        if let Some(apart) = self.apart.get() {
+            return Ok(apart);
+        }
+        // Of two that are made at once one is as good as the other.
+        let made = Apart::new()?;
+        Ok(self.apart.get_or_init(|| made))
+    }
+
     fn handle(&self, payer: Payer, kind: Kind) -> std::io::Result<Handle> {
-        let mut queues = lock(&self.0.queues);
+        let apart = self.apart()?;
+        let mut queues = lock(&self.shared.queues);
         if let Some(queue) = queues.get(&(payer, kind)) {
             return Ok(Handle::new(queue));
         }
         let queue = Arc::new(Queue::default());
         let handle = Handle::new(&queue);
-        let name = match kind {
-            Kind::Opener => "pd-opener",
-            Kind::Reader => "pd-reader",
-        };
-        let (shared, served) = (Arc::clone(&self.0), Arc::clone(&queue));
-        std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || Running { shared, key: (payer, kind) }.run(&served))?;
+        let running = Running { shared: Arc::clone(&self.shared), key: (payer, kind) };
+        let served = Arc::clone(&queue);
+        match kind {
+            Kind::Opener => apart.spawn("pd-opener", Box::new(move |side| running.run(&served, side)))?,
+            Kind::Reader => {
+                let side = Arc::clone(apart.near());
+                let run = move || running.run(&served, &side);
+                std::thread::Builder::new().name("pd-reader".into()).spawn(run)?;
+            }
+        }
         queues.insert((payer, kind), queue);
         Ok(handle)
     }
 
-    /// Waits until all threads have ended, or for so long.
+    /// Waits until all threads have ended, or for so long. Nobody asks for one afterwards.
     pub fn wait_ended(&self, most: Duration) {
         let until = Instant::now() + most;
-        let mut queues = lock(&self.0.queues);
+        let mut queues = lock(&self.shared.queues);
+        self.shared.is_ending.store(true, Ordering::Relaxed);
+        for queue in queues.values() {
+            let _state = lock(&queue.state);
+            queue.changed.notify_one();
+        }
         while !queues.is_empty() {
             let Some(left) = until.checked_duration_since(Instant::now()) else {
                 tracing::warn!(threads = queues.len(), "closing clients' files takes long");
                 return;
             };
-            queues = self.0.ended.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner).0;
+            queues = self.shared.ended.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Whether a thread has panicked.
     pub fn is_broken(&self) -> bool {
-        self.0.is_broken.load(Ordering::Relaxed)
+        self.shared.is_broken.load(Ordering::Relaxed)
     }
 
     /// Threads that run.
     #[cfg(test)]
     pub fn count(&self) -> usize {
-        lock(&self.0.queues).len()
+        lock(&self.shared.queues).len()
     }
 }
 
@@ -119,10 +160,10 @@ struct Running {
 }
 
 impl Running {
-    fn run(self, queue: &Queue) {
+    fn run(self, queue: &Queue, side: &Side) {
         loop {
-            while let Some(job) = queue.next() {
-                job.carry_out();
+            while let Some(job) = queue.next(&self.shared.is_ending) {
+                job.carry_out(side);
             }
             // Under this lock nobody gets a handle.
             let mut queues = lock(&self.shared.queues);
@@ -148,17 +189,23 @@ impl Drop for Running {
 }
 
 impl Queue {
-    /// The next job. None: nobody can ask any more.
-    fn next(&self) -> Option<Job> {
+    /// The next job. None: nobody can ask any more, and nobody has come for a while.
+    fn next(&self, is_ending: &AtomicBool) -> Option<Job> {
         let mut state = lock(&self.state);
+        let mut until = None;
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
             }
-            if state.handles == 0 {
-                return None;
+            if state.handles > 0 {
+                until = None;
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left =
+                until.get_or_insert_with(|| Instant::now() + LINGER).checked_duration_since(Instant::now());
+            let left = left.filter(|left| !left.is_zero() && !is_ending.load(Ordering::Relaxed))?;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

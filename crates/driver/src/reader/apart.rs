@@ -1,0 +1,215 @@
+//! A second table of descriptors, for what clients pass: the driver's own are in the first.
+//!
+//! A descriptor that is never let go (of a file system that never answers) keeps its thread in the kernel, even when the
+//! process is killed, and a table stays until the last of its threads has ended. The driver's sockets must not stay with it: by
+//! their end clients and the next driver know that this one has gone.
+//!
+//! A thread belongs to one of the tables for life ([`Side`]), and so do the numbers that it knows. Descriptors go from one
+//! table to the other by a socket pair, each with a key. Threads of the far side log nothing and touch no mailbox, for both are
+//! descriptors of the near one.
+use pd_shm::passed;
+use rustix::io::{Errno, Result};
+use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A key that nothing has yet.
+pub fn new_key() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// One of the two tables, with what has come to it from the other. For threads of that table only, its end included.
+#[derive(Debug)]
+pub struct Side {
+    bridge: OwnedFd,
+    arrived: Mutex<HashMap<u64, Arc<OwnedFd>>>,
+}
+
+/// The way to the far side, for threads of the near one.
+#[derive(Debug)]
+pub struct Apart {
+    near: Arc<Side>,
+    wishes: Sender<Wish>,
+}
+
+/// What a thread of the far side does.
+type Work = Box<dyn FnOnce(&Side) + Send>;
+
+/// To the first thread of the far side, which nothing holds up.
+enum Wish {
+    /// Start another thread of this name.
+    Thread(&'static str, Work, Sender<std::io::Result<()>>),
+    /// Receive what has come.
+    Receive,
+}
+
+impl Side {
+    fn new(bridge: OwnedFd) -> Self {
+        Self { bridge, arrived: Mutex::default() }
+    }
+
+    /// Sends a descriptor to the other side, of which this side keeps its own. Never waits.
+    ///
+    /// # Errors
+    /// Those of `sendmsg`; `EAGAIN` if much was sent and not received.
+    pub fn send(&self, key: u64, fd: impl AsFd) -> Result<()> {
+        passed::send(&self.bridge, key, fd.as_fd())
+    }
+
+    /// What has come, received to the last. All of it was the driver's to send, and takes no time.
+    fn arrived(&self) -> MutexGuard<'_, HashMap<u64, Arc<OwnedFd>>> {
+        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Ok((key, fd)) = passed::receive(&self.bridge) {
+            arrived.insert(key, Arc::new(fd));
+        }
+        arrived
+    }
+
+    /// What was sent with this key.
+    ///
+    /// # Errors
+    /// `EBADF` if nothing was.
+    pub fn get(&self, key: u64) -> Result<Arc<OwnedFd>> {
+        self.arrived().get(&key).cloned().ok_or(Errno::BADF)
+    }
+
+    /// The same, not to be had again.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn take(&self, key: u64) -> Result<Arc<OwnedFd>> {
+        self.arrived().remove(&key).ok_or(Errno::BADF)
+    }
+}
+
+impl Apart {
+    /// Makes the far side.
+    ///
+    /// # Errors
+    /// Those of a socket pair, a thread, `unshare` and `close_range` (Linux 5.9).
+    pub fn new() -> std::io::Result<Self> {
+        let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (wishes, receiver) = channel();
+        let (ready, is_ready) = channel();
+        let number = far.as_raw_fd();
+        let run = move || match separate(number) {
+            Ok(bridge) => {
+                let _ = ready.send(Ok(()));
+                serve(&Arc::new(Side::new(bridge)), receiver);
+            }
+            Err(errno) => drop(ready.send(Err(errno))),
+        };
+        std::thread::Builder::new().name("pd-openers".into()).spawn(run)?;
+        is_ready.recv().unwrap_or(Err(Errno::SRCH))?;
+        // The far side has its own by now.
+        drop(far);
+        Ok(Self { near: Arc::new(Side::new(near)), wishes })
+    }
+
+    /// This side.
+    pub fn near(&self) -> &Arc<Side> {
+        &self.near
+    }
+
+    /// Sends a descriptor to the far side. See [`Side::send`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn send(&self, key: u64, fd: impl AsFd) -> Result<()> {
+        self.near.send(key, fd)?;
+        // Else one that is not asked for would take the place of others.
+        self.wishes.send(Wish::Receive).map_err(|_| Errno::SRCH)
+    }
+
+    /// Starts a thread of the far side, of at most 15 bytes' name.
+    ///
+    /// # Errors
+    /// Those of starting a thread.
+    pub fn spawn(&self, name: &'static str, work: Work) -> std::io::Result<()> {
+        let (answer, started) = channel();
+        let gone = || std::io::Error::from(Errno::SRCH);
+        self.wishes.send(Wish::Thread(name, work, answer)).map_err(|_| gone())?;
+        started.recv().map_err(|_| gone())?
+    }
+}
+
+/// Gives the calling thread a table of its own, with standard input, output and errors, and `bridge`.
+fn separate(bridge: RawFd) -> Result<OwnedFd> {
+    // SAFETY: none of this thread's objects has a descriptor, and those of others keep theirs, in their table.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES)? };
+    let close = |first: RawFd, last: libc::c_uint| {
+        if first as libc::c_uint > last {
+            return Ok(());
+        }
+        // SAFETY: as above: in this table they are copies that no object knows of.
+        match unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } {
+            0 => Ok(()),
+            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        }
+    };
+    close(3, (bridge - 1).max(0) as libc::c_uint)?;
+    close((bridge + 1).max(3), libc::c_uint::MAX)?;
+    // SAFETY: in this table nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(bridge) })
+}
+
+/// The first thread of the far side, as long as anybody can wish for anything.
+fn serve(side: &Arc<Side>, wishes: Receiver<Wish>) {
+    for wish in wishes {
+        match wish {
+            Wish::Receive => drop(side.arrived()),
+            Wish::Thread(name, work, answer) => {
+                let side = Arc::clone(side);
+                let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&side));
+                let _ = answer.send(thread.map(drop));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{read_dir, File};
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn each_side_has_descriptors_of_its_own() {
+        let file = File::open("/proc/self/exe").unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let has_it = move || {
+            let fds = read_dir("/proc/thread-self/fd").unwrap().flatten();
+            fds.filter_map(|fd| std::fs::metadata(fd.path()).ok())
+                .filter(|known| known.ino() == inode)
+                .count()
+        };
+        let apart = Apart::new().unwrap();
+        let (there, back) = (new_key(), new_key());
+        let (answer, answers) = channel();
+        let work = move |side: &Side| {
+            answer.send((has_it(), side.get(there).is_err())).unwrap();
+            while side.get(there).is_err() {
+                std::thread::yield_now();
+            }
+            answer.send((has_it(), false)).unwrap();
+            let fd = side.take(there).unwrap();
+            side.send(back, &fd).unwrap();
+            drop(fd);
+            answer.send((has_it(), side.get(there).is_err())).unwrap();
+        };
+        apart.spawn("pd-test", Box::new(work)).unwrap();
+        assert_eq!(answers.recv(), Ok((0, true)));
+        let before = has_it();
+        apart.send(there, &file).unwrap();
+        assert_eq!(answers.recv(), Ok((1, false)));
+        assert_eq!(answers.recv(), Ok((0, true)));
+        let came = Arc::into_inner(apart.near().take(back).unwrap()).unwrap();
+        assert_eq!(has_it(), before + 1);
+        assert_eq!(File::from(came).metadata().unwrap().ino(), inode);
+        assert_eq!(apart.near().get(back).unwrap_err(), Errno::BADF);
+    }
+}
