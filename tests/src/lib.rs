@@ -8,14 +8,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 mod bystander;
 mod network;
 mod puppet;
-mod raw;
 mod twin;
 
 pub use bystander::Bystander;
 pub use network::{ip, Network};
+pub use pd_raw::{send as send_frame, Raw, SentRegion};
 pub use puppet::Puppet;
-pub use raw::{send as send_frame, Raw, SentRegion};
 pub use twin::TwinSide;
+
+/// Its attach socket.
+impl AsRef<Path> for TestDriver {
+    fn as_ref(&self) -> &Path {
+        self.socket()
+    }
+}
 
 /// A driver in this process, on sockets in a folder of its own.
 pub struct TestDriver {

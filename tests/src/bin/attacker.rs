@@ -25,12 +25,12 @@ fn main() {
     // SAFETY: plain system calls of a process with one thread.
     let is_nobody = unsafe { libc::setgid(NOBODY) == 0 && libc::setuid(uid) == 0 };
     assert!(is_nobody, "needs root, to give it up");
-    let attach = || Raw::attach_at(path, 1).expect("attach");
+    let attach = || Raw::try_attach(path, 1).expect("attach");
     let mut refused = 0u64;
     match what {
         "connects" => {
             for _ in 0..count {
-                refused += u64::from(Raw::welcomed_at(path).is_err());
+                refused += u64::from(Raw::try_welcomed(path).is_err());
             }
         }
         "pipes" => {
@@ -63,7 +63,7 @@ fn main() {
         }
         "garbage" => {
             for _ in 0..count {
-                let Ok(mut raw) = Raw::welcomed_at(path) else {
+                let Ok(mut raw) = Raw::try_welcomed(path) else {
                     refused += 1;
                     continue;
                 };
@@ -72,7 +72,7 @@ fn main() {
             }
         }
         "holds" => {
-            let attach = |_| Raw::attach_at(path, 1);
+            let attach = |_| Raw::try_attach(path, 1);
             let mut held: Vec<_> = (0..count).filter_map(|at| attach(at).ok()).collect();
             refused = count - held.len() as u64;
             let wish = Frame::new(FrameKind::SendRegion).with_bytes(1 << 20, 0);

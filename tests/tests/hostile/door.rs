@@ -4,35 +4,16 @@ use pd_abi::{Frame, FrameKind};
 use pd_shm::Pod;
 use pd_tests::{is_root, peer_path, program_path, Raw};
 use rustix::io::Errno;
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use std::io::{BufRead, IoSlice, Write};
-use std::mem::MaybeUninit;
-use std::net::{TcpListener, TcpStream};
+use std::io::BufRead;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
-use std::time::Instant;
-
-/// A TCP socket that takes an hour to close, and its peer, which does not read.
-fn lingering() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let peer = listener.accept().unwrap().0;
-    stream.set_nonblocking(true).unwrap();
-    while stream.write(&[0; 1 << 16]).is_ok() {}
-    rustix::net::sockopt::set_socket_linger(&stream, Some(std::time::Duration::from_secs(3600))).unwrap();
-    stream.set_nonblocking(false).unwrap();
-    (stream, peer)
-}
+use std::time::{Duration, Instant};
 
 /// Sends a message with a descriptor. Says whether the kernel took it.
 fn send_with(socket: impl AsFd, bytes: &[u8], fd: impl AsFd) -> bool {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds = [fd.as_fd()];
-    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
-    match sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::empty()) {
-        Ok(_) => true,
+    match pd_raw::send_with(socket, bytes, fd) {
+        Ok(()) => true,
         Err(error) => {
             assert_eq!(error, Errno::PERM, "refused by the kernel");
             false
@@ -44,7 +25,7 @@ fn send_with(socket: impl AsFd, bytes: &[u8], fd: impl AsFd) -> bool {
 fn descriptors_sent_before_the_accept() {
     let scene = stage();
     let admin = scene.driver.socket().with_file_name("admin.sock");
-    let (gift, peer) = lingering();
+    let (gift, peer) = pd_raw::lingering(Duration::from_secs(3600)).unwrap();
     let hello = Frame::new(FrameKind::Hello);
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());

@@ -1,6 +1,14 @@
 //! A client by hand: the attach socket, the shared words and the rings, without the library that keeps a
 //! client honest.
-use crate::TestDriver;
+//!
+//! Tests and `pd bench isolation` do harm with it. [`Raw`] asks one thing at a time and waits up to 10 s for each
+//! answer. It panics where the driver gives none. It is for use by one thread.
+#![forbid(unsafe_code)]
+
+mod gift;
+
+pub use gift::{lingering, send_with};
+
 use pd_abi::layout::{
     channel_control, channel_offset, channel_status, socket_control, socket_offset, socket_status,
     REGION_BYTES,
@@ -70,22 +78,14 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// A connection to the attach socket on which nothing was said.
+    /// A connection to the attach socket at `driver` on which nothing was said.
     ///
     /// # Panics
     /// If there is no driver.
-    pub fn dial(driver: &TestDriver) -> OwnedFd {
-        Self::dial_at(driver.socket())
-    }
-
-    /// The same, at this path.
-    ///
-    /// # Panics
-    /// If there is no driver.
-    pub fn dial_at(path: &Path) -> OwnedFd {
+    pub fn dial(driver: impl AsRef<Path>) -> OwnedFd {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let socket = socket.expect("socket");
-        let address = SocketAddrUnix::new(path).expect("path");
+        let address = SocketAddrUnix::new(driver.as_ref()).expect("path");
         connect(&socket, &address).expect("connect");
         socket
     }
@@ -94,19 +94,19 @@ impl Raw {
     ///
     /// # Panics
     /// If the driver refuses.
-    pub fn welcomed(driver: &TestDriver) -> Self {
-        Self::welcomed_at(driver.socket()).expect("welcome")
+    pub fn welcomed(driver: impl AsRef<Path>) -> Self {
+        Self::try_welcomed(driver).expect("welcome")
     }
 
-    /// The same, at this path.
+    /// As [`Self::welcomed`].
     ///
     /// # Errors
     /// The reason of a refusal.
     ///
     /// # Panics
     /// If there is no driver.
-    pub fn welcomed_at(path: &Path) -> Result<Self, String> {
-        let socket = Self::dial_at(path);
+    pub fn try_welcomed(driver: impl AsRef<Path>) -> Result<Self, String> {
+        let socket = Self::dial(driver);
         // Whoever is turned away is told so before it can say anything.
         let _ = send(&socket, &Frame::new(FrameKind::Hello));
         let (frame, mut fds) = receive(&socket).map_err(|error| error.to_string())?;
@@ -135,19 +135,19 @@ impl Raw {
     ///
     /// # Panics
     /// If the driver refuses.
-    pub fn attach(driver: &TestDriver, channels: usize) -> Self {
+    pub fn attach(driver: impl AsRef<Path>, channels: usize) -> Self {
         Self::welcomed(driver).attached(channels)
     }
 
-    /// The same, at this path.
+    /// As [`Self::attach`].
     ///
     /// # Errors
-    /// The reason of a refusal.
+    /// The reason of a refusal to attach.
     ///
     /// # Panics
-    /// If there is no driver.
-    pub fn attach_at(path: &Path, channels: usize) -> Result<Self, String> {
-        Ok(Self::welcomed_at(path)?.attached(channels))
+    /// If there is no driver, or it refuses a channel.
+    pub fn try_attach(driver: impl AsRef<Path>, channels: usize) -> Result<Self, String> {
+        Ok(Self::try_welcomed(driver)?.attached(channels))
     }
 
     fn attached(self, channels: usize) -> Self {
