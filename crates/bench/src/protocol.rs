@@ -29,6 +29,8 @@ pub struct Order {
     pub messages: u64,
     /// Throughput that the sender does not exceed.
     pub target_gbit_per_s: Option<f64>,
+    /// Whether the receiver reads its clock at each piece, to know [`Streamed::first_ns`] and [`Streamed::gap_ns`].
+    pub gaps: bool,
 }
 
 impl Order {
@@ -159,6 +161,10 @@ pub struct Streamed {
     pub user_s: f64,
     /// CPU time of this process in the kernel.
     pub system_s: f64,
+    /// Monotonic clock at the first bytes received; 0 unless asked for.
+    pub first_ns: u64,
+    /// Longest time between two pieces received; 0 unless asked for.
+    pub gap_ns: u64,
 }
 
 /// Round trips.

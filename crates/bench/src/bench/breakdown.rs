@@ -158,6 +158,7 @@ fn scheme_rows(scheme: Scheme, settings: &Settings, stand: &mut Stand<'_>) -> Re
         connections: 1,
         target_gbit_per_s: None,
         cores: Cores::default(),
+        gaps: false,
         round_s: settings.round_s * ROUND_FACTOR,
         messages: 0,
     };

@@ -129,6 +129,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
                 connections,
                 target_gbit_per_s: None,
                 cores: Cores::default(),
+                gaps: false,
                 round_s: settings.round_s,
                 messages: 0,
             };

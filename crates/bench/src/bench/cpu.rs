@@ -38,6 +38,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
                 connections: 1,
                 target_gbit_per_s,
                 cores: Cores::default(),
+                gaps: false,
                 round_s: settings.round_s,
                 messages: 0,
             });

@@ -88,7 +88,8 @@ impl Cell for LatencyCell {
     fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let signals = stand.signals;
         let messages = self.round_trips.min(ROUND_BYTES_MAX / self.message_bytes as u64);
-        let order = Order { message_bytes: self.message_bytes, messages, target_gbit_per_s: None };
+        let order =
+            Order { message_bytes: self.message_bytes, messages, target_gbit_per_s: None, gaps: false };
         let before = stand.clocks()?;
         let latency = stand.pair(self.scheme)?.ping_pong(&order, signals)?;
         let machine = stand.clocks()?.machine - before.machine;

@@ -69,7 +69,8 @@ fn measured(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         let idle = used(&stand)?;
         for number in 0..=pair {
             let messages = 4 * CONNECTIONS as u64;
-            let order = Order { message_bytes: MESSAGE_BYTES, messages, target_gbit_per_s: None };
+            let order =
+                Order { message_bytes: MESSAGE_BYTES, messages, target_gbit_per_s: None, gaps: false };
             stand.pair_of(Scheme::Pipedevice, number)?.stream(&order, signals)?;
         }
         let (containers, sockets) = (2 * (pair as u64 + 1), CONNECTIONS as u64);

@@ -31,6 +31,8 @@ pub struct StreamCell {
     pub target_gbit_per_s: Option<f64>,
     /// Cores that the peers stay on.
     pub cores: Cores,
+    /// Whether the receiver's longest gap is measured.
+    pub gaps: bool,
     /// Seconds of a round.
     pub round_s: f64,
     /// Messages of a round, known once it is open.
@@ -45,6 +47,7 @@ impl StreamCell {
             message_bytes: self.message_bytes,
             messages: each * self.connections as u64,
             target_gbit_per_s: self.target_gbit_per_s,
+            gaps: self.gaps,
         }
     }
 
@@ -121,6 +124,9 @@ impl Cell for StreamCell {
             ("cpu_cores", machine.busy_s / seconds),
             ("round_s", seconds),
         ]);
+        if self.gaps {
+            metrics.insert("longest_gap_ms", pair::longest_gap_ns(&sent, &received) as f64 / 1e6);
+        }
         let driver = self.scheme.has_driver();
         pair::cpu(&mut metrics, gb, (&sent, &received), (before, after), driver);
         Ok(metrics)

@@ -31,6 +31,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
                 connections: 1,
                 target_gbit_per_s: None,
                 cores: Cores { send: Some(0), recv: None },
+                gaps: false,
                 round_s: settings.round_s,
                 messages: 0,
             });

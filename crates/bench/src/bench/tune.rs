@@ -57,7 +57,12 @@ impl Cell for TuneCell {
     fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let Some(messages) = self.round_trips else { return self.stream.measure(stand) };
         let signals = stand.signals;
-        let order = Order { message_bytes: self.stream.message_bytes, messages, target_gbit_per_s: None };
+        let order = Order {
+            message_bytes: self.stream.message_bytes,
+            messages,
+            target_gbit_per_s: None,
+            gaps: false,
+        };
         let latency = stand.pair_of(self.stream.scheme, self.stream.pair)?.ping_pong(&order, signals)?;
         Ok(Metrics::from([("latency_us_p50", latency.p50_us), ("latency_us_p99", latency.p99_us)]))
     }
@@ -89,6 +94,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
                 connections: 1,
                 target_gbit_per_s: None,
                 cores: Cores::default(),
+                gaps: false,
                 round_s: settings.round_s,
                 messages: 0,
             };

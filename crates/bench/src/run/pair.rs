@@ -278,6 +278,12 @@ pub fn seconds(sent: &Streamed, received: &Streamed) -> Result<f64> {
     Ok(ns.max(1) as f64 / 1e9)
 }
 
+/// The receiver's longest wait for bytes, the one for the first since the sender's start included. Only of an order
+/// with `gaps`.
+pub fn longest_gap_ns(sent: &Streamed, received: &Streamed) -> u64 {
+    received.gap_ns.max(received.first_ns.saturating_sub(sent.start_ns))
+}
+
 /// CPU time per unit of work, of the whole machine and of each party.
 pub fn cpu(
     metrics: &mut Metrics,

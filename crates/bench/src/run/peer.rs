@@ -134,8 +134,8 @@ impl Peer {
         }
         let end_ns = now_ns();
         let (user_s, system_s) = times.elapsed();
-        let checksum = String::new();
-        Ok(Reply::Streamed(Streamed { bytes: connections, checksum, start_ns, end_ns, user_s, system_s }))
+        let bytes = connections;
+        Ok(Reply::Streamed(Streamed { bytes, start_ns, end_ns, user_s, system_s, ..Streamed::default() }))
     }
 }
 

@@ -50,7 +50,7 @@ fn timed(bytes: u64, work: impl FnOnce() -> Result<String>) -> Result<Streamed> 
     let checksum = work()?;
     let end_ns = now_ns();
     let (user_s, system_s) = times.elapsed();
-    Ok(Streamed { bytes, checksum, start_ns, end_ns, user_s, system_s })
+    Ok(Streamed { bytes, checksum, start_ns, end_ns, user_s, system_s, ..Streamed::default() })
 }
 
 /// Sends the stream, every byte rewritten and checksummed, to the connections in turn.
@@ -75,7 +75,8 @@ pub fn send(end: &mut dyn End, connections: usize, order: &Order) -> Result<Stre
 
 /// Receives the stream, every byte checksummed.
 pub fn receive(end: &mut dyn End, connections: usize, order: &Order) -> Result<Streamed> {
-    timed(order.bytes(), || {
+    let mut gaps = Gaps::default();
+    let streamed = timed(order.bytes(), || {
         let mut checksums = Checksums::new(connections, order.message_bytes);
         let (mut left, mut ready) = (order.bytes(), Vec::new());
         while left > 0 {
@@ -83,6 +84,9 @@ pub fn receive(end: &mut dyn End, connections: usize, order: &Order) -> Result<S
             for &connection in &ready {
                 let n = end.recv(connection, &mut |bytes| checksums.update(connection, bytes))?;
                 ensure!(n > 0, "connection {connection} ended with {left} bytes missing in all");
+                if order.gaps {
+                    gaps.piece(now_ns());
+                }
                 left = left.saturating_sub(n as u64);
                 if left == 0 {
                     break;
@@ -90,7 +94,26 @@ pub fn receive(end: &mut dyn End, connections: usize, order: &Order) -> Result<S
             }
         }
         Ok(checksums.finish())
-    })
+    })?;
+    Ok(Streamed { first_ns: gaps.first_ns, gap_ns: gaps.longest_ns, ..streamed })
+}
+
+/// When pieces came, by the monotonic clock.
+#[derive(Debug, Default)]
+struct Gaps {
+    first_ns: u64,
+    last_ns: u64,
+    longest_ns: u64,
+}
+
+impl Gaps {
+    fn piece(&mut self, now_ns: u64) {
+        match self.first_ns {
+            0 => self.first_ns = now_ns,
+            _ => self.longest_ns = self.longest_ns.max(now_ns.saturating_sub(self.last_ns)),
+        }
+        self.last_ns = now_ns;
+    }
 }
 
 /// Sends a message, waits until it has come back, and so on.
@@ -181,6 +204,13 @@ mod tests {
         assert_eq!(one, combine([3, 1, 2].into_iter()));
         assert_ne!(one, combine([1, 2, 4].into_iter()));
         assert_ne!(one, combine([6, 0, 0].into_iter()));
+    }
+
+    #[test]
+    fn the_longest_gap_lies_between_two_pieces() {
+        let mut gaps = Gaps::default();
+        [100, 105, 125, 126].into_iter().for_each(|now| gaps.piece(now));
+        assert_eq!((gaps.first_ns, gaps.longest_ns), (100, 20));
     }
 
     #[test]

@@ -34,7 +34,8 @@ pub fn run(scheme: Scheme, order: &Order) -> Result<Streamed> {
     };
     let end_ns = now_ns();
     let (user_s, system_s) = times.elapsed();
-    Ok(Streamed { bytes: order.bytes(), checksum, start_ns, end_ns, user_s, system_s })
+    let bytes = order.bytes();
+    Ok(Streamed { bytes, checksum, start_ns, end_ns, user_s, system_s, ..Streamed::default() })
 }
 
 fn ring_bytes(message_bytes: usize) -> usize {
@@ -200,7 +201,7 @@ mod tests {
     fn every_limit_copies_what_it_was_given() {
         for scheme in [Scheme::Memcpy, Scheme::Engine, Scheme::EnginePipeline] {
             for message_bytes in [64, 4096, 65536, 4 << 20] {
-                let order = Order { message_bytes, messages: 37, target_gbit_per_s: None };
+                let order = Order { message_bytes, messages: 37, target_gbit_per_s: None, gaps: false };
                 let streamed = run(scheme, &order).unwrap();
                 assert_eq!(streamed.bytes, 37 * message_bytes as u64, "{}", scheme.name());
             }
