@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod ab;
+pub mod attack;
 pub mod bench;
 pub mod cli;
 pub mod limits;

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::attack::{Attack, Done};
 use crate::scheme::Scheme;
 
 /// A set of connections of one scheme.
@@ -109,6 +110,13 @@ pub enum Request {
         /// Of which scheme.
         scheme: Scheme,
     },
+    /// An attacker alone: begin, and go on until it is killed. Answered with [`Reply::Done`] once all is set up.
+    Attack {
+        /// What.
+        attack: Attack,
+    },
+    /// An attacker alone: say what it has done so far. Answered with [`Reply::Attacked`].
+    Attacked,
     /// Both: close. Answered with [`Reply::Done`].
     Close,
     /// Both: end. Answered with [`Reply::Done`].
@@ -135,6 +143,8 @@ pub enum Reply {
         /// As text.
         text: String,
     },
+    /// What the attack has done so far.
+    Attacked(Done),
     /// What each connection carried, in bytes.
     Shares {
         /// In the order of the connections.

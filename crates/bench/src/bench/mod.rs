@@ -4,6 +4,7 @@ pub mod breakdown;
 pub mod connections;
 pub mod cpu;
 pub mod fairness;
+pub mod isolation;
 pub mod latency;
 pub mod memory;
 pub mod parts;
@@ -32,6 +33,8 @@ pub enum Bench {
     Latency,
     /// Shares of pairs of containers, and of connections of one pair (Figure 15).
     Fairness,
+    /// A pair of containers beside a hostile client.
+    Isolation,
     /// Memory of n containers with m sockets (section V-A2).
     Memory,
     /// Where CPU time goes (Tables I and II, Figure 2).
@@ -111,7 +114,7 @@ pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EngineP
 
 impl Bench {
     /// All of them, in the order of the report.
-    pub const ALL: [Bench; 10] = [
+    pub const ALL: [Bench; 11] = [
         Bench::Tune,
         Bench::Throughput,
         Bench::Cpu,
@@ -120,6 +123,7 @@ impl Bench {
         Bench::Setup,
         Bench::Programs,
         Bench::Fairness,
+        Bench::Isolation,
         Bench::Memory,
         Bench::Breakdown,
     ];
@@ -132,6 +136,7 @@ impl Bench {
             Bench::Connections => "connections",
             Bench::Latency => "latency",
             Bench::Fairness => "fairness",
+            Bench::Isolation => "isolation",
             Bench::Memory => "memory",
             Bench::Breakdown => "breakdown",
             Bench::Setup => "setup",
@@ -148,6 +153,7 @@ impl Bench {
             Bench::Connections => "Connections at 1 KB (Figure 12)",
             Bench::Latency => "Round-trip time by message size (Figures 13 and 14)",
             Bench::Fairness => "Fairness (Figure 15)",
+            Bench::Isolation => "Beside a hostile client",
             Bench::Memory => "Memory for containers and sockets (section V-A2)",
             Bench::Breakdown => "Where CPU time goes (Tables I and II, Figure 2)",
             Bench::Setup => "Connections opened and closed",
@@ -164,6 +170,7 @@ impl Bench {
             Bench::Connections => connections::run(settings, signals),
             Bench::Latency => latency::run(settings, signals),
             Bench::Fairness => fairness::run(settings, signals),
+            Bench::Isolation => isolation::run(settings, signals),
             Bench::Memory => memory::run(settings, signals),
             Bench::Breakdown => breakdown::run(settings, signals),
             Bench::Setup => setup::run(settings, signals),

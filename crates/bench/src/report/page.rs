@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::tables::{columns, cores, figure, settings};
 use super::{baseline, plot};
-use crate::bench::{tune, Bench, LIMITS, PEERS};
+use crate::bench::{isolation, tune, Bench, LIMITS, PEERS};
 use crate::row::Row;
 use crate::scheme::Scheme;
 
@@ -119,6 +119,9 @@ impl Report {
         html += &table(bench.name(), &rows);
         if bench == Bench::Tune {
             html += &format!("<p>{}</p>\n", escape(&tune::verdict(&rows)));
+        }
+        if bench == Bench::Isolation {
+            html += &format!("<p>{}</p>\n", escape(&isolation::verdict(&rows)).replace('\n', "<br>"));
         }
         let said = settings(&rows);
         if !said.is_empty() {

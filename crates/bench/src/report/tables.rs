@@ -4,7 +4,7 @@ use comfy_table::{presets, Cell, CellAlignment, Table};
 use pd_harness::measure::stats::Summary;
 
 use super::baseline;
-use crate::bench::{tune, Bench};
+use crate::bench::{isolation, tune, Bench};
 use crate::row::Row;
 
 /// The metrics of a benchmark that its table shows: name, heading, decimals.
@@ -31,6 +31,19 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("share_gbit_per_s_most", "most", 2),
             ("share_gbit_per_s_deviation", "deviation", 3),
             ("jain_index", "Jain", 4),
+        ],
+        "isolation" => &[
+            ("kept", "kept", 2),
+            ("kept_bar", "bar", 2),
+            ("throughput_gbit_per_s", "Gbit/s", 1),
+            ("throughput_gbit_per_s_alone", "alone", 1),
+            ("longest_gap_ms", "gap ms", 1),
+            ("longest_gap_ms_alone", "alone", 1),
+            ("jain_index", "Jain", 3),
+            ("attacks_per_s", "attacks/s", 0),
+            ("refused_per_s", "refused/s", 0),
+            ("cpu_cores", "cores", 2),
+            ("cpu_cores_alone", "alone", 2),
         ],
         "memory" => &[
             ("memory_bytes", "bytes", 0),
@@ -120,6 +133,9 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
     }
     if bench == Bench::Tune.name() {
         text += &format!("\n{}", tune::verdict(rows));
+    }
+    if bench == Bench::Isolation.name() {
+        text += &format!("\n{}", isolation::verdict(rows));
     }
     if let Some(cores) = cores(rows) {
         text += &format!("\n{cores}");

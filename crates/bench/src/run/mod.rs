@@ -1,5 +1,6 @@
 //! How a benchmark is run: the peers, what they do with a stream, and the rounds.
 
+pub mod attacker;
 pub mod interleave;
 pub mod pacing;
 pub mod pair;

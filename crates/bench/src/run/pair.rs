@@ -43,11 +43,9 @@ impl Pair {
         let peer = |role: &str| -> Result<Peer> {
             let name = format!("bench-{}-{}-{number}-{role}", std::process::id(), scheme.name());
             let name = name.replace('_', "-");
-            let command: Vec<OsString> =
-                vec![own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()];
-            let command = [environment(scheme)?, command].concat();
+            let command = [environment(scheme)?, command(dir)].concat();
             let mut peer = match scheme.place() {
-                Place::Containers => Peer::in_container(&spec(scheme, name, dir, tcp), command)?,
+                Place::Containers => Peer::in_container(&spec(tenant(scheme), name, dir, tcp), command)?,
                 Place::Host | Place::Local => Peer::on_host(&name, command)?,
             };
             peer.set_patience(PATIENCE);
@@ -228,11 +226,16 @@ fn tenant(scheme: Scheme) -> &'static str {
     }
 }
 
-fn spec(scheme: Scheme, name: String, dir: &Path, tcp: &Tuning) -> Spec {
+/// The program of a peer that shares `dir` with others.
+pub(super) fn command(dir: &Path) -> Vec<OsString> {
+    vec![own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()]
+}
+
+pub(super) fn spec(tenant: &str, name: String, dir: &Path, tcp: &Tuning) -> Spec {
     Spec {
         name,
         address: None,
-        tenant: tenant(scheme).to_owned(),
+        tenant: tenant.to_owned(),
         network: tcp.network.clone(),
         bridge: "pd0".to_owned(),
         socket: dir.join("driver.sock"),

@@ -10,6 +10,7 @@ use rustix::thread::{sched_setaffinity, CpuSet};
 
 use super::times::ProcessTimes;
 use super::{program, share, stream};
+use crate::attack::{self, Running};
 use crate::protocol::{Latency, Open, Reply, Request, Streamed};
 use crate::scheme::{self, local, End, Listening, Place, Scheme};
 
@@ -30,6 +31,7 @@ pub fn main(args: &PeerArgs) -> Result<i32> {
         connections: 0,
         sends: false,
         server: None,
+        attack: None,
     };
     serve(|request| matches!(request, Request::Quit), |request| peer.answer(request))?;
     Ok(0)
@@ -42,6 +44,7 @@ struct Peer {
     connections: usize,
     sends: bool,
     server: Option<program::Server>,
+    attack: Option<Running>,
 }
 
 impl Peer {
@@ -98,6 +101,12 @@ impl Peer {
                 return Ok(Reply::Printed { text: program::run(scheme, &command)? });
             }
             Request::Describe { scheme } => return Ok(Reply::Printed { text: self.describe(scheme) }),
+            Request::Attack { attack } => {
+                self.attack = Some(attack::start(attack, self.dir.join("driver.sock"))?);
+            }
+            Request::Attacked => {
+                return Ok(Reply::Attacked(self.attack.as_mut().context("no attack was ordered")?.done()?));
+            }
             Request::Close | Request::Quit => {
                 self.server = None;
                 self.listening = None;

@@ -41,6 +41,13 @@ const POLICY: &str = r#"
 name = "bench-mediated"
 [[tenant]]
 name = "bench-direct"
+[[tenant]]
+name = "bench-attacker"
+[[rule]]
+from = "bench-attacker"
+to = "bench-attacker"
+action = "allow"
+path = "offloaded"
 [[rule]]
 from = "bench-mediated"
 to = "bench-mediated"

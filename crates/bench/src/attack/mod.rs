@@ -1,0 +1,206 @@
+//! Hostile clients of `pd bench isolation`: a process in a container of a tenant of its own, which does one kind of harm as fast as
+//! it can until it is killed.
+//!
+//! [`rows`] has a function for each kind. [`start`] runs one in a thread and returns once it has set itself up. Nothing here measures:
+//! an attack counts what it does in a [`Tally`].
+
+mod crowd;
+mod rows;
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{channel, Sender};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::{anyhow, bail, Context, Result};
+use pd_harness::measure::now_ns;
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use serde::{Deserialize, Serialize};
+
+/// Who attacks, unless it has to be root: `nobody`.
+const ATTACKER: u32 = 65_534;
+
+/// A kind of harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// None to the driver: keeps one core busy. What the other rows are compared with.
+    Spin,
+    /// Sends a TCP socket with unsent bytes and `SO_LINGER` at the attach socket, before it is accepted.
+    Descriptors,
+    /// The same at the admin socket, as root of its container.
+    AdminDescriptors,
+    /// Connects to the attach socket and leaves.
+    Connects,
+    /// Attaches and leaves.
+    Attaches,
+    /// Binds to any port where all are taken.
+    Ports,
+    /// Asks for channels and wake pipes.
+    Frames,
+    /// Asks for large send regions, and gives them up.
+    Regions,
+    /// Gives descriptors of regions to a child, and leaves.
+    HandedRegions,
+    /// Breaks the protocol and is cut off.
+    Violations,
+    /// Has thousands of addresses, and binds and connects.
+    Addresses,
+    /// Has files opened on which it holds thousands of record locks.
+    RecordLocks,
+    /// Sends 64 KB on each of its connections as fast as it can.
+    Bulk,
+    /// Sends 64 B on each of its connections as fast as it can.
+    Tiny,
+}
+
+impl Kind {
+    /// As it is written on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Spin => "spin",
+            Kind::Descriptors => "descriptors",
+            Kind::AdminDescriptors => "admin-descriptors",
+            Kind::Connects => "connects",
+            Kind::Attaches => "attaches",
+            Kind::Ports => "ports",
+            Kind::Frames => "frames",
+            Kind::Regions => "regions",
+            Kind::HandedRegions => "handed-regions",
+            Kind::Violations => "violations",
+            Kind::Addresses => "addresses",
+            Kind::RecordLocks => "record-locks",
+            Kind::Bulk => "bulk",
+            Kind::Tiny => "tiny",
+        }
+    }
+}
+
+/// What an attacker is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attack {
+    /// Which harm.
+    pub kind: Kind,
+    /// Connections; 0 where it has none.
+    pub connections: usize,
+    /// Smaller numbers of addresses and locks.
+    pub quick: bool,
+}
+
+/// What an attacker has done until some moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// Monotonic clock.
+    pub at_ns: u64,
+    /// Times that it tried.
+    pub tries: u64,
+    /// Those that were refused.
+    pub refused: u64,
+    /// Bytes that went from its senders to its receivers.
+    pub bytes: u64,
+}
+
+/// What an attack counts, for other threads to read.
+#[derive(Debug, Default)]
+struct Tally {
+    tries: AtomicU64,
+    refused: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Tally {
+    fn tried(&self, taken: bool) {
+        self.tries.fetch_add(1, Ordering::Relaxed);
+        self.refused.fetch_add(u64::from(!taken), Ordering::Relaxed);
+    }
+}
+
+/// What an attack has: where the driver is, and where to count.
+#[derive(Clone, Debug)]
+struct Scene {
+    socket: PathBuf,
+    attack: Attack,
+    tally: Arc<Tally>,
+    begun: Sender<()>,
+}
+
+impl Scene {
+    /// To be called once all is set up.
+    fn begin(&self) {
+        // Whoever waited for it may have given up.
+        let _ = self.begun.send(());
+    }
+}
+
+/// An attack under way. It ends with the process.
+#[derive(Debug)]
+pub struct Running {
+    tally: Arc<Tally>,
+    thread: Option<JoinHandle<Result<Infallible>>>,
+}
+
+/// Starts an attack on the driver whose attach socket is at `socket`, as an unprivileged user wherever it can be one. Returns once
+/// the attack is set up.
+///
+/// # Errors
+/// If it cannot be.
+pub fn start(attack: Attack, socket: PathBuf) -> Result<Running> {
+    let prepared = rows::prepare(&attack)?;
+    if attack.kind != Kind::AdminDescriptors {
+        give_up_root().context("cannot give up root")?;
+    }
+    let (begun, begins) = channel();
+    let tally = Arc::new(Tally::default());
+    let scene = Scene { socket, attack, tally: Arc::clone(&tally), begun };
+    let thread = std::thread::Builder::new()
+        .name("attack".to_owned())
+        .spawn(move || rows::attack(&scene, prepared))
+        .context("no thread")?;
+    let mut running = Running { tally, thread: Some(thread) };
+    match begins.recv() {
+        Ok(()) => Ok(running),
+        Err(_) => Err(running.why_ended()),
+    }
+}
+
+impl Running {
+    /// What it has done so far.
+    ///
+    /// # Errors
+    /// If it has ended, why.
+    pub fn done(&mut self) -> Result<Done> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(self.why_ended());
+        }
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Ok(Done {
+            at_ns: now_ns(),
+            tries: count(&self.tally.tries),
+            refused: count(&self.tally.refused),
+            bytes: count(&self.tally.bytes),
+        })
+    }
+
+    fn why_ended(&mut self) -> anyhow::Error {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(Err(error))) => error.context("the attack ended"),
+            Some(Err(_)) => anyhow!("the attack panicked; see its message above"),
+            _ => anyhow!("the attack has ended"),
+        }
+    }
+}
+
+/// Of the calling thread and those that it starts.
+fn give_up_root() -> Result<()> {
+    let (user, group) = (Uid::from_raw(ATTACKER), Gid::from_raw(ATTACKER));
+    set_thread_groups(&[])?;
+    set_thread_res_gid(group, group, group)?;
+    set_thread_res_uid(user, user, user)?;
+    if rustix::process::geteuid().is_root() {
+        bail!("still root");
+    }
+    Ok(())
+}

@@ -1,0 +1,277 @@
+//! `isolation`: a pair of containers that streams, alone and beside a hostile client of another tenant, in turns.
+//!
+//! Each round has the victim alone and under attack, every other round the other way round. The attacker is started for each round and
+//! killed after it, and the driver's accounts say what is left of it. `spin` attacks nothing but a core: what the scheduler
+//! alone takes of a victim.
+
+use std::fs::{set_permissions, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Result;
+use pd_harness::measure::stats::jain_index;
+use pd_harness::progress;
+use pd_harness::signals::Signals;
+use serde_json::json;
+
+use super::stream_cell::StreamCell;
+use super::{Bench, Settings};
+use crate::attack::{Attack, Kind};
+use crate::row::{Metrics, Params, Row};
+use crate::run::attacker::{left_behind, Attacker};
+use crate::run::interleave::{self, Cell};
+use crate::run::pair::Cores;
+use crate::run::stand::{Memory, Stand};
+use crate::scheme::Scheme;
+
+const SCHEMES: [Scheme; 2] = [Scheme::Pipedevice, Scheme::PipedeviceDirect];
+const MESSAGE_BYTES: usize = 64 << 10;
+/// What an attack is given to take effect before the victim is measured.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// What a victim keeps of its rate alone: when it could use all, and when it asks for less than its share.
+const KEPT_BUSY: f64 = 0.45;
+const KEPT_BELOW_SHARE: f64 = 0.9;
+const GAP_MS: f64 = 20.0;
+const JAIN: f64 = 0.99;
+/// The part of its rate alone that a victim asks for whose demand is below its share.
+const DEMAND: f64 = 0.2;
+
+/// An attack, and what its victim asks for.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    kind: Kind,
+    /// Connections of the attacker; 0 if it needs none.
+    connections: usize,
+    /// Part of its rate alone that the victim asks for.
+    demand: f64,
+}
+
+impl Case {
+    const fn new(kind: Kind) -> Case {
+        Case { kind, connections: 0, demand: 1.0 }
+    }
+
+    const fn traffic(kind: Kind, connections: usize) -> Case {
+        Case { connections, ..Case::new(kind) }
+    }
+}
+
+const CASES: [Case; 17] = [
+    Case::new(Kind::Spin),
+    Case::new(Kind::Descriptors),
+    Case::new(Kind::AdminDescriptors),
+    Case::new(Kind::Connects),
+    Case::new(Kind::Attaches),
+    Case::new(Kind::Ports),
+    Case::new(Kind::Frames),
+    Case::new(Kind::Regions),
+    Case::new(Kind::HandedRegions),
+    Case::new(Kind::Violations),
+    Case::new(Kind::Addresses),
+    Case::new(Kind::RecordLocks),
+    Case::traffic(Kind::Bulk, 1),
+    Case::traffic(Kind::Bulk, 8),
+    Case::traffic(Kind::Bulk, 100),
+    Case::traffic(Kind::Tiny, 100),
+    Case { demand: DEMAND, ..Case::traffic(Kind::Bulk, 100) },
+];
+
+struct IsolationCell {
+    stream: StreamCell,
+    case: Case,
+    quick: bool,
+    /// Whether the next round begins with the victim alone.
+    alone_first: bool,
+}
+
+impl IsolationCell {
+    fn alone(&self, stand: &mut Stand<'_>) -> Result<Metrics> {
+        // Rings of a victim that has waited are taken back.
+        let mut stream = self.stream.clone();
+        stream.touch(stand)?;
+        stream.measure(stand)
+    }
+
+    /// The same beside an attacker, with what the attacker has done and left.
+    fn attacked(&self, stand: &mut Stand<'_>) -> Result<Metrics> {
+        let signals = stand.signals;
+        let Case { kind, connections, .. } = self.case;
+        let attack = Attack { kind, connections, quick: self.quick };
+        let mut attacker = Attacker::start(attack, stand.dir(), signals)?;
+        sleep(SETTLE);
+        let before = attacker.done(signals)?;
+        let mut metrics = self.alone(stand)?;
+        let after = attacker.done(signals)?;
+        drop(attacker);
+        let seconds = after.at_ns.saturating_sub(before.at_ns).max(1) as f64 / 1e9;
+        let per_s = |before: u64, after: u64| (after - before) as f64 / seconds;
+        metrics.extend([
+            ("attacks_per_s", per_s(before.tries, after.tries)),
+            ("refused_per_s", per_s(before.refused, after.refused)),
+        ]);
+        if kind == Kind::Bulk {
+            let gbit_per_s = per_s(before.bytes, after.bytes) * 8e-9;
+            metrics.insert("attacker_gbit_per_s", gbit_per_s);
+            // Of tenants that share a mover and both could use all of it.
+            if self.case.demand == 1.0 && self.stream.scheme == Scheme::Pipedevice {
+                let shares = [metrics["throughput_gbit_per_s"], gbit_per_s];
+                metrics.insert("jain_index", jain_index(&shares));
+            }
+        }
+        let [clients, descriptors, bytes] = left_behind(stand.driver()?, signals)?;
+        metrics.extend([
+            ("left_behind_clients", clients as f64),
+            ("left_behind_descriptors", descriptors as f64),
+            ("left_behind_bytes", bytes as f64),
+        ]);
+        Ok(metrics)
+    }
+}
+
+impl Cell for IsolationCell {
+    fn scheme(&self) -> Scheme {
+        self.stream.scheme
+    }
+
+    fn params(&self) -> Params {
+        let mut params: Params = vec![("attack", json!(self.case.kind.name()))];
+        if self.case.connections > 0 {
+            params.push(("connections", json!(self.case.connections)));
+        }
+        if self.case.demand < 1.0 {
+            params.push(("demand", json!(self.case.demand)));
+        }
+        params
+    }
+
+    fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
+        self.stream.connect(stand)?;
+        self.stream.warm_up(stand)?;
+        if self.case.demand < 1.0 {
+            let rate = self.stream.measure(stand)?["throughput_gbit_per_s"];
+            self.stream.target_gbit_per_s = Some(rate * self.case.demand);
+            self.stream.messages = (self.stream.messages as f64 * self.case.demand) as u64;
+        }
+        Ok(Metrics::new())
+    }
+
+    fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
+        let (alone, attacked) = if self.alone_first {
+            let alone = self.alone(stand)?;
+            (alone, self.attacked(stand)?)
+        } else {
+            let attacked = self.attacked(stand)?;
+            (self.alone(stand)?, attacked)
+        };
+        self.alone_first = !self.alone_first;
+        let mut metrics = attacked;
+        let kept = metrics["throughput_gbit_per_s"] / alone["throughput_gbit_per_s"];
+        metrics.extend([
+            ("kept", kept),
+            ("kept_bar", if self.case.demand < 1.0 { KEPT_BELOW_SHARE } else { KEPT_BUSY }),
+            ("throughput_gbit_per_s_alone", alone["throughput_gbit_per_s"]),
+            ("longest_gap_ms_alone", alone["longest_gap_ms"]),
+            ("cpu_cores_alone", alone["cpu_cores"]),
+        ]);
+        Ok(metrics)
+    }
+
+    fn close(&mut self, stand: &mut Stand<'_>) -> Result<()> {
+        self.stream.close(stand)
+    }
+}
+
+/// Runs it.
+pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
+    let schemes = settings.among(&SCHEMES);
+    if schemes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut stand = Stand::set_up(&schemes, Memory::PROGRAMS, &settings.engine, signals)?;
+    // Attackers that are not root attach, too.
+    set_permissions(stand.dir(), Permissions::from_mode(0o711))?;
+    let bar = progress::bar((CASES.len() * schemes.len() * (settings.rounds + 1)) as u64);
+    let mut rows = Vec::new();
+    for case in CASES {
+        let cells = schemes.iter().map(|&scheme| {
+            let stream = StreamCell {
+                scheme,
+                pair: 0,
+                message_bytes: MESSAGE_BYTES,
+                connections: 1,
+                target_gbit_per_s: None,
+                cores: Cores::default(),
+                gaps: true,
+                round_s: settings.round_s,
+                messages: 0,
+            };
+            let quick = settings.quick;
+            let cell: Box<dyn Cell> = Box::new(IsolationCell { stream, case, quick, alone_first: true });
+            cell
+        });
+        let name = Bench::Isolation.name();
+        rows.extend(interleave::run(name, cells.collect(), settings, &mut stand, &bar)?);
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+/// What a row's medians miss of the bars, and what its attacker left; empty if nothing.
+fn misses(row: &Row) -> Vec<String> {
+    let mut misses = Vec::new();
+    let below = |name: &str, bar: f64| row.median(name).filter(|value| *value < bar);
+    let bar = row.median("kept_bar").unwrap_or(0.0);
+    misses.extend(below("kept", bar).map(|kept| format!("keeps {kept:.2} of {bar}")));
+    misses.extend(below("jain_index", JAIN).map(|jain| format!("Jain's index {jain:.3}")));
+    let gap = row.median("longest_gap_ms").filter(|gap| *gap >= GAP_MS);
+    misses.extend(gap.map(|gap| format!("gap of {gap:.0} ms")));
+    for (name, what) in [
+        ("left_behind_clients", "clients"),
+        ("left_behind_descriptors", "descriptors"),
+        ("left_behind_bytes", "bytes"),
+    ] {
+        let left = row.metrics.get(name).filter(|left| left.max > 0.0);
+        misses.extend(left.map(|left| format!("left behind: {} {what}", left.max)));
+    }
+    misses
+}
+
+/// The bars, and the rows that miss one, in words.
+pub fn verdict(rows: &[&Row]) -> String {
+    let mut text = format!(
+        "bars: keeps {KEPT_BUSY} of its rate alone, {KEPT_BELOW_SHARE} with a demand below its share; gap below {GAP_MS} ms; Jain's \
+         index {JAIN} over tenants; nothing left behind"
+    );
+    for row in rows {
+        let misses = misses(row);
+        if !misses.is_empty() {
+            text += &format!("\nmissed: {}, {}: {}", row.scheme, row.params_text(), misses.join("; "));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_misses_a_bar_is_named() {
+        let row = |attack: &str, kept, gap, left| {
+            let metrics = Metrics::from([
+                ("kept", kept),
+                ("kept_bar", KEPT_BUSY),
+                ("longest_gap_ms", gap),
+                ("left_behind_bytes", left),
+            ]);
+            Row::of("isolation", "pipedevice", vec![("attack", json!(attack))], &[metrics])
+        };
+        let rows = [row("ports", 0.9, 1.0, 0.0), row("regions", 0.3, 250.0, 4096.0)];
+        let text = verdict(&rows.iter().collect::<Vec<_>>());
+        assert!(!text.contains("ports"), "{text}");
+        let missed = "attack regions: keeps 0.30 of 0.45; gap of 250 ms; left behind: 4096 bytes";
+        assert!(text.ends_with(missed), "{text}");
+    }
+}
