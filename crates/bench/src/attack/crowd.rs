@@ -1,21 +1,27 @@
 //! Attacks by traffic: connections from the attacker to itself, all of them busy.
 
 use std::convert::Infallible;
+use std::hint::black_box;
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use pd_client::{Listener, Path, SendBuffer, Stream};
+use pd_harness::digest::rewrite;
+use pd_harness::processor::xxh3;
 
 use super::Scene;
 
 /// Rings of a bulk connection: more than goes through while its threads pause.
 const RING_BYTES: u64 = 4 << 20;
 const BULK_BYTES: usize = 64 << 10;
+/// Messages that a bulk attacker writes in turn, or two for each connection if that is more.
+const WINDOW: usize = 32;
 const TINY_BYTES: usize = 64;
 /// What is received of a connection at a time.
-const RECV_BYTES: usize = 1 << 20;
+const RECV_BYTES: usize = 64 << 10;
 /// After a look at all connections of which none could go on.
 const PAUSE: Duration = Duration::from_micros(100);
 
@@ -31,44 +37,66 @@ fn connect(scene: &Scene) -> Result<Ends> {
     Ok(ends.into_iter().unzip())
 }
 
+/// Both ends do with each byte what the victim's do, so that neither tenant asks more of the cores than the other.
 pub(super) fn bulk(scene: &Scene) -> Result<Infallible> {
     let (senders, receivers) = connect(scene)?;
     for stream in senders.iter().chain(&receivers) {
         stream.set_send_ring_bytes(RING_BYTES)?;
         stream.set_recv_ring_bytes(RING_BYTES)?;
     }
-    stream(scene, senders, receivers, BULK_BYTES)
+    receive(scene, receivers, |bytes| {
+        black_box(xxh3(bytes));
+    });
+    let buffer = |_| SendBuffer::new(BULK_BYTES).context("no send memory");
+    let mut window = (0..WINDOW.max(2 * senders.len())).map(buffer).collect::<Result<Vec<_>>>()?;
+    let (mut next, mut number) = (0, 0u64);
+    send(scene, &senders, |stream| {
+        let buffer = &mut window[next];
+        let Some(message) = buffer.try_mut() else { return false };
+        rewrite(message, number);
+        black_box(xxh3(message));
+        let sent = stream.send(buffer, ..).is_ok();
+        number += 1;
+        next = (next + usize::from(sent)) % window.len();
+        sent
+    })
 }
 
 pub(super) fn tiny(scene: &Scene) -> Result<Infallible> {
     let (senders, receivers) = connect(scene)?;
-    stream(scene, senders, receivers, TINY_BYTES)
+    receive(scene, receivers, |_| {});
+    let buffer = SendBuffer::new(TINY_BYTES).context("no send memory")?;
+    send(scene, &senders, |stream| stream.send(&buffer, ..).is_ok())
 }
 
-/// Sends messages on all connections that take one, and receives whatever comes, neither looking at a byte.
-fn stream(
-    scene: &Scene,
-    senders: Vec<Stream>,
-    receivers: Vec<Stream>,
-    message_bytes: usize,
-) -> Result<Infallible> {
-    senders.iter().chain(&receivers).for_each(|stream| stream.set_nonblocking(true));
-    let tally = scene.tally.clone();
-    std::thread::spawn(move || loop {
-        let came = |stream: &Stream| stream.recv(RECV_BYTES).map_or(0, |received| received.len() as u64);
-        let bytes = receivers.iter().map(came).sum();
-        tally.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if bytes == 0 {
-            sleep(PAUSE);
-        }
-    });
-    let buffer = SendBuffer::new(message_bytes).context("no send memory")?;
+/// Lets `work` send on all connections in turn, and pauses when none takes a message.
+fn send(scene: &Scene, senders: &[Stream], mut work: impl FnMut(&Stream) -> bool) -> Result<Infallible> {
+    senders.iter().for_each(|stream| stream.set_nonblocking(true));
     scene.begin();
     loop {
-        let sent = senders.iter().filter(|stream| stream.send(&buffer, ..).is_ok()).count();
+        let sent = senders.iter().filter(|stream| work(stream)).count();
         scene.tally.tries.fetch_add(sent as u64, Ordering::Relaxed);
         if sent == 0 {
             sleep(PAUSE);
         }
     }
+}
+
+/// Lends whatever comes to `look`, in a thread of its own.
+fn receive(scene: &Scene, receivers: Vec<Stream>, look: impl Fn(&[u8]) + Send + 'static) {
+    receivers.iter().for_each(|stream| stream.set_nonblocking(true));
+    let tally = Arc::clone(&scene.tally);
+    std::thread::spawn(move || loop {
+        let mut bytes = 0;
+        for stream in &receivers {
+            if let Ok(received) = stream.recv(RECV_BYTES) {
+                look(&received);
+                bytes += received.len() as u64;
+            }
+        }
+        tally.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if bytes == 0 {
+            sleep(PAUSE);
+        }
+    });
 }

@@ -51,7 +51,7 @@ pub enum Kind {
     Addresses,
     /// Has files opened on which it holds thousands of record locks.
     RecordLocks,
-    /// Sends 64 KB on each of its connections as fast as it can.
+    /// Sends 64 KB on each of its connections as fast as it can, and touches every byte as the victim does.
     Bulk,
     /// Sends 64 B on each of its connections as fast as it can.
     Tiny,
