@@ -280,8 +280,8 @@ impl Mover {
             }
         }
         let payer = self.payer_of(client);
-        let passed = std::mem::take(&mut self.passed);
-        self.fair.charge(payer, taken * REQUEST_BYTES + passed);
+        let uncharged = std::mem::take(&mut self.uncharged);
+        self.fair.charge(payer, taken * REQUEST_BYTES + uncharged);
         self.fair.drop_channels(payer, client);
     }
 }

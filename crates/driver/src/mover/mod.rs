@@ -85,8 +85,8 @@ pub struct Mover {
     flows: Flows,
     /// Whose turn it is: channels that are looked at, and flows with something to copy.
     fair: Fair,
-    /// Bytes copied by requests as they were taken, and not yet charged.
-    passed: u64,
+    /// Bytes copied by requests as they were taken, and the charge for those passed on to the conductor. Not charged yet.
+    uncharged: u64,
     /// Flows with a full receive ring.
     blocked: Vec<FlowId>,
     /// Rates, and flows without tokens.
@@ -179,7 +179,7 @@ impl Mover {
             clients: Vec::new(),
             flows: Flows::default(),
             fair: Fair::default(),
-            passed: 0,
+            uncharged: 0,
             blocked: Vec::new(),
             throttle: Throttle::default(),
             touched: Vec::new(),

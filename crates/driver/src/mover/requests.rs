@@ -1,5 +1,5 @@
 //! What clients ask for: requests copied once, checked, taken.
-use super::fair::{PayerId, REQUEST_BYTES};
+use super::fair::{PayerId, CONTROL_BYTES, REQUEST_BYTES};
 use super::flow::Flow;
 use super::{channel_of, Mover, Socket};
 use crate::memory::Slot;
@@ -70,8 +70,8 @@ impl Mover {
             }
         };
         if taken > 0 {
-            let passed = std::mem::take(&mut self.passed);
-            self.fair.charge(self.payer_of(client), taken as u64 * REQUEST_BYTES + passed);
+            let uncharged = std::mem::take(&mut self.uncharged);
+            self.fair.charge(self.payer_of(client), taken as u64 * REQUEST_BYTES + uncharged);
             channel_of(&mut self.clients, client, index)?.requests.release();
         }
         if let Err(violation) = result {
@@ -192,7 +192,10 @@ impl Mover {
             _ => {
                 let (channel, request) = (index, *request);
                 let _forwarded = match self.conductor.kept() {
-                    Some(_) => None,
+                    Some(_) => {
+                        self.uncharged += CONTROL_BYTES;
+                        None
+                    }
                     None => self.forwarded(client),
                 };
                 self.tell_conductor(ToConductor::Control { client, channel, request, _forwarded });
@@ -225,7 +228,7 @@ impl Mover {
             }
             flow.accept(address, span.len).map(drop)
         })?;
-        self.passed += passed;
+        self.uncharged += passed;
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! What a client that asks without end costs others, in turns of the mover.
 use super::*;
+use crate::mover::fair::{CONTROL_BYTES, TURN_BYTES};
+use std::cell::RefCell;
 
 /// Turns in which B and C send each other so many bytes, while A does something in each.
 fn turns(world: &mut World, bytes: u64, mut hostile: impl FnMut(&mut World)) -> usize {
@@ -39,6 +41,33 @@ fn requests_without_end_hold_up_nobody() {
     assert!(beside <= alone + alone / 4 + 8, "{beside} turns, {alone} without");
     let taken = world.published.iter().sum::<u64>();
     assert!(taken >= beside as u64 * 64, "{taken} requests in {beside} turns");
+    world.finish();
+}
+
+/// What the mover keeps for a conductor of its own thread: passes it on, and counts what A asks of the conductor.
+fn pass_on(world: &mut World, asked: &mut u64) {
+    let mut kept = VecDeque::new();
+    world.mover.conductor.drain(&mut kept);
+    for item in kept {
+        *asked += u64::from(matches!(item, ToConductor::Control { .. }));
+        world.outbox.send(item);
+    }
+}
+
+#[test]
+fn requests_that_the_conductor_carries_out_cost_their_time() {
+    let mut world = World::new("cpu");
+    world.mover.conductor = Outbox::Kept(RefCell::default());
+    let (mut asked, mut steps) = (0, 0);
+    turns(&mut world, 1 << 20, |world| {
+        ask(world);
+        pass_on(world, &mut asked);
+        steps += 1;
+    });
+    pass_on(&mut world, &mut asked);
+    world.mover.conductor = Outbox::Mailbox(Arc::clone(&world.outbox));
+    assert!(asked * CONTROL_BYTES <= steps * TURN_BYTES, "{asked} requests in {steps} turns of each");
+    assert!(asked >= steps, "{asked} requests in {steps} turns of each");
     world.finish();
 }
 
