@@ -1,12 +1,9 @@
 //! Who a client is, from the kernel and never from the client.
 use crate::peer::Peer;
-use foldhash::HashMap;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::fs::{fstat, open, Mode, OFlags, Stat};
 use rustix::io::Result;
 use rustix::process::Pid;
-use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 /// A network namespace: device and inode of its file.
@@ -102,78 +99,4 @@ pub fn network_namespace(pid: Pid) -> Result<(NamespaceId, OwnedFd)> {
     let path = format!("/proc/{}/ns/net", pid.as_raw_nonzero());
     let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     Ok((NamespaceId::of(&fstat(&fd)?), fd))
-}
-
-/// The addresses that a network namespace holds, with the length of each one's prefix. Enters the
-/// namespace in a thread of its own.
-///
-/// # Errors
-/// Those of `setns` and `getifaddrs`.
-pub fn addresses(namespace: &OwnedFd) -> std::io::Result<HashMap<IpAddr, u8>> {
-    let namespace = namespace.try_clone()?;
-    let list = std::thread::Builder::new().name("pd-addresses".into()).spawn(move || {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        interface_addresses()
-    })?;
-    list.join().unwrap_or_else(|_| Err(std::io::Error::other("the address reader panicked")))
-}
-
-fn interface_addresses() -> std::io::Result<HashMap<IpAddr, u8>> {
-    let mut head = std::ptr::null_mut();
-    // SAFETY: `head` is a valid place for the list's head.
-    if unsafe { libc::getifaddrs(&mut head) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    let mut found = HashMap::default();
-    let mut at = head;
-    while !at.is_null() {
-        // SAFETY: `at` is an entry of the list, which lives until `freeifaddrs`.
-        let entry = unsafe { &*at };
-        let address = socket_address(entry.ifa_addr);
-        if let Some(address) = address {
-            let prefix = match socket_address(entry.ifa_netmask) {
-                Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
-                Some(IpAddr::V6(mask)) => mask.to_bits().count_ones(),
-                None => 128,
-            };
-            found.insert(address, prefix as u8);
-        }
-        at = entry.ifa_next;
-    }
-    // SAFETY: the list that `getifaddrs` returned, freed once.
-    unsafe { libc::freeifaddrs(head) };
-    Ok(found)
-}
-
-fn socket_address(address: *const libc::sockaddr) -> Option<IpAddr> {
-    if address.is_null() {
-        return None;
-    }
-    // SAFETY: `getifaddrs` gives addresses of the size that their family says.
-    unsafe {
-        match i32::from((*address).sa_family) {
-            libc::AF_INET => {
-                let v4 = address.cast::<libc::sockaddr_in>().read_unaligned();
-                Some(IpAddr::V4(u32::from_be(v4.sin_addr.s_addr).into()))
-            }
-            libc::AF_INET6 => {
-                let v6 = address.cast::<libc::sockaddr_in6>().read_unaligned();
-                Some(IpAddr::V6(v6.sin6_addr.s6_addr.into()))
-            }
-            _ => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn own_namespace_holds_loopback() {
-        let (id, fd) = network_namespace(rustix::process::getpid()).unwrap();
-        assert_eq!(network_namespace(rustix::process::getpid()).unwrap().0, id);
-        let Ok(found) = addresses(&fd) else { return }; // setns needs CAP_SYS_ADMIN
-        assert_eq!(found.get(&IpAddr::from([127, 0, 0, 1])), Some(&8));
-    }
 }

@@ -9,6 +9,7 @@
 //! tables, and then used; state is never read back from shared memory.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+mod addresses;
 pub mod admin;
 mod clock;
 mod conductor;

@@ -2,8 +2,9 @@
 use super::client::{Client, Phase};
 use super::kernel::Refused;
 use super::Conductor;
+use crate::addresses::AddressReader;
 use crate::door::{FromDoor, ToDoor};
-use crate::identity::{self, Identity};
+use crate::identity::Identity;
 use crate::memory::Space;
 use crate::messages::{payer, ClientId, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
@@ -128,10 +129,11 @@ impl Conductor {
         };
         let namespace = identity.namespace;
         self.names.enter(namespace, move || {
+            let mut addresses = AddressReader::new(fd);
             Box::new(move || {
                 let warn =
                     |error: &_| tracing::warn!(%error, "cannot read the addresses of a network namespace");
-                identity::addresses(&fd).inspect_err(warn).ok()
+                addresses.read().inspect_err(warn).ok().flatten()
             })
         });
         let mover = self.families.enter(identity.pid, self.movers.len());

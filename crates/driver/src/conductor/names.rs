@@ -5,6 +5,7 @@
 //! gains nothing; a namespace registered by `pd run` claims its addresses before it runs anything.
 mod ports;
 
+use crate::addresses::Addresses;
 use crate::identity::NamespaceId;
 use crate::memory::Slot;
 use crate::messages::{ClientId, Payer};
@@ -22,8 +23,8 @@ const ADDRESSES_FRESH: Duration = Duration::from_millis(50);
 /// Bindings of one payer.
 const BINDINGS_MAX: usize = 65_536;
 
-/// Reads the addresses of a namespace, if they can be read.
-pub type ReadAddresses = Box<dyn Fn() -> Option<HashMap<IpAddr, u8>> + Send>;
+/// Reads the addresses of a namespace; nothing if they cannot be read, or not yet.
+pub type ReadAddresses = Box<dyn FnMut() -> Option<Addresses> + Send>;
 
 /// What `pd run` says of a namespace.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -50,7 +51,7 @@ pub struct Names {
 struct Namespace {
     users: usize,
     read: ReadAddresses,
-    addresses: HashMap<IpAddr, u8>,
+    addresses: Addresses,
     read_at: Option<Duration>,
     /// The count of changes when it last claimed its addresses.
     claimed_at: Option<u64>,
@@ -97,7 +98,7 @@ impl Names {
         let namespace = self.namespaces.entry(id).or_insert_with(|| Namespace {
             users: 0,
             read: read(),
-            addresses: HashMap::default(),
+            addresses: Addresses::default(),
             read_at: None,
             claimed_at: None,
             registration: None,
@@ -156,7 +157,7 @@ impl Names {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };
         if namespace.read_at.is_none_or(|at| now.saturating_sub(at) >= ADDRESSES_FRESH) {
             namespace.read_at = Some(now);
-            // Where they cannot be read, what was known holds: nobody loses an address by it.
+            // Where they cannot be read, or not yet, what was known holds: nobody loses an address by it.
             namespace.addresses = (namespace.read)().unwrap_or(std::mem::take(&mut namespace.addresses));
         } else if namespace.claimed_at == Some(self.changes) {
             return;

@@ -2,6 +2,7 @@
 use super::client::{Client, SocketState};
 use super::tenants::Registered;
 use super::Conductor;
+use crate::addresses::AddressReader;
 use crate::admin::{Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::door::{Asked, Registering, ToDoor};
 use crate::identity;
@@ -39,7 +40,10 @@ impl Conductor {
         let Registering { registration, pidfd, namespace: id, namespace_fd, cgroup } = registering;
         let name = registration.name.clone();
         self.tenants.enroll(&registration.tenant)?;
-        self.names.enter(id, move || Box::new(move || identity::addresses(&namespace_fd).ok()));
+        self.names.enter(id, move || {
+            let mut addresses = AddressReader::new(namespace_fd);
+            Box::new(move || addresses.read().ok().flatten())
+        });
         if let Err(errno) = self.names.register(id, registration, self.clock.now()) {
             self.names.leave(id);
             return Err(format!("container {name}: an address is held by another namespace ({errno})"));
