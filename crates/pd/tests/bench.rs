@@ -136,6 +136,8 @@ fn a_victim_is_measured_alone_and_beside_an_attacker_of_which_nothing_is_left() 
             }
         }
     }
+    let rows = bench(dir.path(), &["isolation", "--only", "attack=denied"]);
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["ended_ms"].as_f64().unwrap() > 0.0), "{rows:?}");
 }
 
 #[test]

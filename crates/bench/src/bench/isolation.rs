@@ -4,6 +4,8 @@
 //! killed after it, and the driver's accounts say what is left of it. `spin` attacks nothing but a core: what the scheduler
 //! alone takes of a victim.
 
+mod denied;
+
 use std::fs::{set_permissions, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::thread::sleep;
@@ -14,6 +16,8 @@ use pd_harness::measure::stats::jain_index;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 use serde_json::json;
+
+use denied::DeniedCell;
 
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
@@ -35,6 +39,8 @@ const KEPT_BUSY: f64 = 0.45;
 const KEPT_BELOW_SHARE: f64 = 0.9;
 const GAP_MS: f64 = 20.0;
 const JAIN: f64 = 0.99;
+/// How long a connection may go on that a policy denies.
+const ENDED_MS: f64 = 200.0;
 /// The part of its rate alone that a victim asks for whose demand is below its share.
 const DEMAND: f64 = 0.2;
 
@@ -197,7 +203,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let mut stand = Stand::set_up(&schemes, Memory::PROGRAMS, &settings.engine, signals)?;
     // Attackers that are not root attach, too.
     set_permissions(stand.dir(), Permissions::from_mode(0o711))?;
-    let bar = progress::bar((cases.len() * schemes.len() * (settings.rounds + 1)) as u64);
+    let bar = progress::bar(((cases.len() + 1) * schemes.len() * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
     for case in cases {
         let cells = schemes.iter().map(|&scheme| {
@@ -219,6 +225,11 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         let name = Bench::Isolation.name();
         rows.extend(interleave::run(name, cells.collect(), settings, &mut stand, &bar)?);
     }
+    let cells = schemes.iter().map(|&scheme| {
+        let cell: Box<dyn Cell> = Box::new(DeniedCell(scheme));
+        cell
+    });
+    rows.extend(interleave::run(Bench::Isolation.name(), cells.collect(), settings, &mut stand, &bar)?);
     bar.finish_and_clear();
     Ok(rows)
 }
@@ -232,6 +243,8 @@ fn misses(row: &Row) -> Vec<String> {
     misses.extend(below("jain_index", JAIN).map(|jain| format!("Jain's index {jain:.3}")));
     let gap = row.median("longest_gap_ms").filter(|gap| *gap >= GAP_MS);
     misses.extend(gap.map(|gap| format!("gap of {gap:.0} ms")));
+    let ended = row.median("ended_ms").filter(|ms| *ms >= ENDED_MS);
+    misses.extend(ended.map(|ms| format!("ended after {ms:.0} ms")));
     for (name, what) in [
         ("left_behind_clients", "clients"),
         ("left_behind_descriptors", "descriptors"),
@@ -247,7 +260,7 @@ fn misses(row: &Row) -> Vec<String> {
 pub fn verdict(rows: &[&Row]) -> String {
     let mut text = format!(
         "bars: keeps {KEPT_BUSY} of its rate alone, {KEPT_BELOW_SHARE} with a demand below its share; gap below {GAP_MS} ms; Jain's \
-         index {JAIN} over tenants; nothing left behind"
+         index {JAIN} over tenants; denied connections end within {ENDED_MS} ms; nothing left behind"
     );
     for row in rows {
         let misses = misses(row);

@@ -40,6 +40,7 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("longest_gap_ms", "gap ms", 1),
             ("longest_gap_ms_alone", "alone", 1),
             ("jain_index", "Jain", 3),
+            ("ended_ms", "ended ms", 1),
             ("attacks_per_s", "attacks/s", 0),
             ("refused_per_s", "refused/s", 0),
             ("cpu_cores", "cores", 2),

@@ -218,7 +218,7 @@ fn environment(scheme: Scheme) -> Result<Vec<OsString>> {
 }
 
 /// See the policy of [`super::stand`].
-fn tenant(scheme: Scheme) -> &'static str {
+pub(super) fn tenant(scheme: Scheme) -> &'static str {
     match scheme {
         Scheme::PipedeviceDefault => "default",
         Scheme::PipedeviceDirect => "bench-direct",

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
+use pd_driver::admin::{Answer, Ask};
 use pd_driver::Bytes;
 use pd_harness::config::Config;
 use pd_harness::driver::ChildDriver;
@@ -14,7 +15,7 @@ use pd_harness::signals::Signals;
 use pd_harness::site::Site;
 use pd_harness::tuning::Tuning;
 
-use super::pair::Pair;
+use super::pair::{self, Pair};
 use crate::scheme::{shm_ring, Scheme};
 
 /// What the driver may use, and what hugepages are made for.
@@ -123,6 +124,26 @@ impl<'a> Stand<'a> {
     /// The driver.
     pub fn driver(&self) -> Result<&ChildDriver> {
         self.site.driver().context("this benchmark has no driver")
+    }
+
+    /// Has the driver deny what the scheme's containers do, until [`Stand::allow`].
+    pub fn deny(&self, scheme: Scheme) -> Result<()> {
+        let tenant = pair::tenant(scheme);
+        let rule = format!("[[rule]]\nfrom = \"{tenant}\"\nto = \"{tenant}\"\naction = \"deny\"\n");
+        // The first rule that matches decides.
+        self.apply(POLICY.replacen("[[rule]]", &(rule + "[[rule]]"), 1))
+    }
+
+    /// Has the driver allow again what [`Stand::deny`] denied.
+    pub fn allow(&self) -> Result<()> {
+        self.apply(POLICY.to_owned())
+    }
+
+    fn apply(&self, text: String) -> Result<()> {
+        match self.driver()?.ask(&Ask::Apply { text })? {
+            Answer::Applied { .. } => Ok(()),
+            other => bail!("the driver answered {other:?}"),
+        }
     }
 
     /// The directory that all peers share.
