@@ -1,6 +1,29 @@
 //! The admin socket hears nobody from inside a container, root or not.
 use pd_tests::{is_root, program_path, TestDriver};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+#[test]
+fn strangers_at_the_admin_socket_wait_for_their_turn() {
+    if !is_root("a namespace of process ids") {
+        return;
+    }
+    let driver = TestDriver::new();
+    let since = Instant::now();
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--"]).arg(program_path("attacker")).arg(driver.socket());
+    // As root: others cannot open the socket.
+    let mut attacker = command.args(["administers", "600", "0"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut heard = 0;
+    while attacker.try_wait().unwrap().is_none() {
+        assert!(driver.report().clients.is_empty());
+        heard += 1;
+    }
+    let output = attacker.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done 0 600\n");
+    // 64 at once, then 500 in a second.
+    assert!(since.elapsed() >= Duration::from_millis(1000) && heard > 1, "{:?}", since.elapsed());
+}
 
 #[test]
 fn a_containers_root_is_no_administrator() {

@@ -1,7 +1,7 @@
 //! A client that does harm, as a process of its own and an unprivileged user (`nobody`, or UID).
 //!
 //! `attacker SOCKET WHAT COUNT [UID]`: does it so many times, and prints `done` with how often it succeeded and how often it was refused:
-//! `connects`: attaches and leaves. `pipes`: asks for wake pipes. `channels`: attaches and takes all channels, and stays.
+//! `connects`: attaches and leaves. `administers`: asks for nothing at the admin socket. `pipes`: asks for wake pipes. `channels`: attaches and takes all channels, and stays.
 //! `regions`: asks for send regions of 64 MiB and gives them up. `ports`: binds to any port, COUNT times after the last one was
 //! taken. `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps what it got until its input ends.
@@ -31,6 +31,14 @@ fn main() {
         "connects" => {
             for _ in 0..count {
                 refused += u64::from(Raw::try_welcomed(path).is_err());
+            }
+        }
+        "administers" => {
+            let admin = path.with_file_name("admin.sock");
+            for _ in 0..count {
+                let mut stranger = std::os::unix::net::UnixStream::connect(&admin).expect("admin socket");
+                let mut why = String::new();
+                refused += u64::from(stranger.read_to_string(&mut why).is_ok() && why.contains("containers"));
             }
         }
         "pipes" => {

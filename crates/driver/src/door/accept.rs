@@ -164,7 +164,7 @@ impl Door {
         self.hear_of(&self.listener, TOKEN_LISTENER, watch);
     }
 
-    fn hear_of(&self, listener: &OwnedFd, kind: u64, watch: bool) {
+    pub(super) fn hear_of(&self, listener: &OwnedFd, kind: u64, watch: bool) {
         let events = if watch { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         if let Err(error) = epoll::modify(&self.epoll, listener, token(kind, 0), events) {
             tracing::error!(%error, "cannot watch a listener");

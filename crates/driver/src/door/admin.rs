@@ -1,7 +1,8 @@
 //! Administrators: who they are is seen before anything is read; then a thread of its own reads the question, looks up what it
 //! names, and writes the answer to a reader who may be slow. The conductor only decides.
+use super::bucket::{Bucket, Flow};
 use super::messages::{Asked, FromDoor, Registering};
-use super::Door;
+use super::{Door, TOKEN_ADMIN};
 use crate::admin::{self, Answer, Ask};
 use crate::conductor::{container_group, Registration};
 use crate::identity::network_namespace;
@@ -26,6 +27,27 @@ const LINE_BYTES_MAX: u64 = 1 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Administrators that are heard at once.
 const HEARD_MAX: usize = 64;
+
+/// How many who are no administrators are told so.
+const STRANGERS: Flow = Flow { rate: 500.0, burst: 64.0 };
+
+/// Those who are no administrators. When they have used up their tokens nobody is accepted for a while: who asks waits.
+#[derive(Debug)]
+pub struct Strangers {
+    bucket: Bucket,
+    is_full: bool,
+}
+
+impl Strangers {
+    pub fn new(now: Duration) -> Self {
+        Self { bucket: Bucket::new(STRANGERS, now), is_full: false }
+    }
+
+    /// When somebody is accepted again.
+    pub fn wake_by(&self) -> Option<Duration> {
+        self.is_full.then(|| self.bucket.ready_at(STRANGERS))
+    }
+}
 
 /// What the threads share.
 #[derive(Debug)]
@@ -93,6 +115,25 @@ fn is_administrator(stream: &UnixStream) -> bool {
 }
 
 impl Door {
+    /// Hears administrators again once there are tokens for strangers.
+    pub(super) fn reopen_desk(&mut self) {
+        if self.strangers.is_full && self.strangers.bucket.has(STRANGERS, self.clock.now()) {
+            self.strangers.is_full = false;
+            self.hear_of(&self.admin, TOKEN_ADMIN, true);
+        }
+    }
+
+    /// Takes note of one who is no administrator.
+    fn count_stranger(&mut self) {
+        let now = self.clock.now();
+        self.strangers.bucket.take(1.0);
+        if !self.strangers.bucket.has(STRANGERS, now) {
+            self.strangers.is_full = true;
+            self.hear_of(&self.admin, TOKEN_ADMIN, false);
+        }
+        self.conductor.send(FromDoor::TurnedAway { refused: None });
+    }
+
     /// Accepts an administrator.
     pub(super) fn answer_admin(&mut self) {
         let socket = match accept_with(&self.admin, SocketFlags::CLOEXEC) {
@@ -107,7 +148,7 @@ impl Door {
             let _ = admin::send_with(&stream, &Answer::Error(why.to_owned()), &[]);
         };
         if !is_administrator(&stream) {
-            self.conductor.send(FromDoor::TurnedAway { refused: None });
+            self.count_stranger();
             return refuse("the admin socket is not for processes in containers");
         }
         if self.desk.heard.fetch_add(1, Ordering::Relaxed) >= HEARD_MAX {

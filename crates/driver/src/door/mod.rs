@@ -28,7 +28,7 @@ use crate::messages::{ClientId, DRIVER};
 use crate::settings::Settings;
 use crate::StartError;
 use accept::Newcomers;
-use admin::Desk;
+use admin::{Desk, Strangers};
 use guest::Guests;
 use helpers::{Helpers, Job};
 use pd_abi::limits::REGIONS_MAX;
@@ -77,6 +77,7 @@ pub struct Door {
     turns: Turns,
     helpers: Helpers,
     desk: Arc<Desk>,
+    strangers: Strangers,
     /// Processes whose end is to be told.
     watched: Vec<Arc<OwnedFd>>,
     commands: VecDeque<ToDoor>,
@@ -109,6 +110,7 @@ impl Door {
         Ok(Self {
             helpers: Helpers::new(Arc::clone(&pool), Arc::clone(&inbox)),
             desk: Desk::new(Arc::clone(&conductor), counters, alive),
+            strangers: Strangers::new(now),
             newcomers: Newcomers::new(now),
             clock,
             inbox,
@@ -131,7 +133,8 @@ impl Door {
     /// One turn. Sleeps for `idle` at most when there is nothing to do.
     pub fn turn(&mut self, idle: Duration, is_busy: &mut bool) {
         let now = self.clock.now();
-        let until = self.newcomers.wake_by().into_iter().chain(self.turns.wake_by()).min();
+        let wake_by = [self.newcomers.wake_by(), self.turns.wake_by(), self.strangers.wake_by()];
+        let until = wake_by.into_iter().flatten().min();
         let timeout = until.map_or(idle, |until| until.saturating_sub(now).min(idle));
         let knocks = match *is_busy {
             true => self.look(Duration::ZERO),
@@ -143,6 +146,7 @@ impl Door {
                 knocks
             }
         };
+        self.reopen_desk();
         let mut worked = self.take_commands();
         worked |= self.welcome_one(knocks);
         for _ in 0..FRAMES_PER_TURN {
