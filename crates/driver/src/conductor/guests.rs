@@ -14,6 +14,10 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+fn warn_unreadable(error: &std::io::Error) {
+    tracing::warn!(%error, "cannot read the addresses of a network namespace");
+}
+
 impl Conductor {
     pub(super) fn hear_door(&mut self, message: FromDoor) {
         match message {
@@ -75,6 +79,12 @@ impl Conductor {
                 Metrics::add(&self.metrics.requests_refused, 1);
                 self.note_not_attached(client, errno);
             }
+            FromDoor::Addresses { client, found } => {
+                let namespace = self.present(client).map(|client| client.identity.namespace);
+                if let (Some(namespace), Ok(found)) = (namespace, found.inspect_err(warn_unreadable)) {
+                    self.names.learn(namespace, found, self.clock.now());
+                }
+            }
             FromDoor::Left { client } => self.bury(client, None),
             FromDoor::Broke { client, violation } => self.bury(client, Some(violation)),
             FromDoor::TurnedAway { refused } => {
@@ -128,13 +138,11 @@ impl Conductor {
             }
         };
         let namespace = identity.namespace;
-        self.names.enter(namespace, move || {
-            let mut addresses = AddressReader::new(fd);
-            Box::new(move || {
-                let warn =
-                    |error: &_| tracing::warn!(%error, "cannot read the addresses of a network namespace");
-                addresses.read().inspect_err(warn).ok().flatten()
-            })
+        let fd = Arc::new(fd);
+        let again = Arc::clone(&fd);
+        let is_unread = self.names.enter(namespace, move || {
+            let mut addresses = AddressReader::new(again);
+            Box::new(move |may_wait| addresses.read(may_wait).inspect_err(warn_unreadable).ok().flatten())
         });
         let mover = self.families.enter(identity.pid, self.movers.len());
         self.serial += 1;
@@ -143,7 +151,7 @@ impl Conductor {
             self.clients.resize_with(id as usize + 1, || None);
         }
         self.clients[id as usize] = Some(client);
-        self.door.send(ToDoor::Admit { client: id, tenant, account, lease });
+        self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });
     }
 
     fn add_channel(&mut self, new: Box<NewChannel>, theirs: OwnedFd) {

@@ -5,7 +5,7 @@
 //! gains nothing; a namespace registered by `pd run` claims its addresses before it runs anything.
 mod ports;
 
-use crate::addresses::Addresses;
+use crate::addresses::{self, Addresses};
 use crate::identity::NamespaceId;
 use crate::memory::Slot;
 use crate::messages::{ClientId, Payer};
@@ -23,8 +23,8 @@ const ADDRESSES_FRESH: Duration = Duration::from_millis(50);
 /// Bindings of one payer.
 const BINDINGS_MAX: usize = 65_536;
 
-/// Reads the addresses of a namespace; nothing if they cannot be read, or not yet.
-pub type ReadAddresses = Box<dyn FnMut() -> Option<Addresses> + Send>;
+/// Reads the addresses of a namespace, for which it may wait a moment or not; nothing if they cannot be read, or not yet.
+pub type ReadAddresses = Box<dyn FnMut(bool) -> Option<Addresses> + Send>;
 
 /// What `pd run` says of a namespace.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -52,6 +52,8 @@ struct Namespace {
     users: usize,
     read: ReadAddresses,
     addresses: Addresses,
+    /// The last list was long.
+    is_long: bool,
     read_at: Option<Duration>,
     /// The count of changes when it last claimed its addresses.
     claimed_at: Option<u64>,
@@ -83,6 +85,13 @@ pub struct Wish {
     pub payer: Payer,
 }
 
+impl Namespace {
+    fn hold(&mut self, found: Addresses) {
+        self.is_long = addresses::is_long(&found);
+        self.addresses = found;
+    }
+}
+
 impl fmt::Debug for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Names")
@@ -93,18 +102,27 @@ impl fmt::Debug for Names {
 }
 
 impl Names {
-    /// A client of this namespace attached (or `pd run` registered it).
-    pub fn enter(&mut self, id: NamespaceId, read: impl FnOnce() -> ReadAddresses) {
+    /// A client of this namespace attached (or `pd run` registered it). Returns whether its addresses were never read.
+    pub fn enter(&mut self, id: NamespaceId, read: impl FnOnce() -> ReadAddresses) -> bool {
         let namespace = self.namespaces.entry(id).or_insert_with(|| Namespace {
             users: 0,
             read: read(),
             addresses: Addresses::default(),
+            is_long: false,
             read_at: None,
             claimed_at: None,
             registration: None,
             next_port: EPHEMERAL_PORT_FIRST,
         });
         namespace.users += 1;
+        namespace.read_at.is_none()
+    }
+
+    /// Takes note of the addresses that a namespace holds, as somebody has read them.
+    pub fn learn(&mut self, id: NamespaceId, found: Addresses, now: Duration) {
+        let Some(namespace) = self.namespaces.get_mut(&id) else { return };
+        namespace.hold(found);
+        (namespace.read_at, namespace.claimed_at) = (Some(now), None);
     }
 
     /// Whether a client or a registration is in the namespace.
@@ -158,7 +176,9 @@ impl Names {
         if namespace.read_at.is_none_or(|at| now.saturating_sub(at) >= ADDRESSES_FRESH) {
             namespace.read_at = Some(now);
             // Where they cannot be read, or not yet, what was known holds: nobody loses an address by it.
-            namespace.addresses = (namespace.read)().unwrap_or(std::mem::take(&mut namespace.addresses));
+            if let Some(found) = (namespace.read)(!namespace.is_long) {
+                namespace.hold(found);
+            }
         } else if namespace.claimed_at == Some(self.changes) {
             return;
         }
@@ -413,7 +433,7 @@ mod tests {
         let mut names = Names::default();
         for &(inode, addresses) in list {
             let held: HashMap<IpAddr, u8> = addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect();
-            names.enter(id(inode), move || Box::new(move || Some(held.clone())));
+            names.enter(id(inode), move || Box::new(move |_| Some(held.clone())));
         }
         names
     }
@@ -435,13 +455,46 @@ mod tests {
         let held: [Held; 2] = Default::default();
         for (inode, held) in [1, 2].into_iter().zip(&held) {
             let held = Arc::clone(held);
-            names.enter(id(inode), move || Box::new(move || held.lock().unwrap().clone()));
+            names.enter(id(inode), move || Box::new(move |_| held.lock().unwrap().clone()));
         }
         (names, held)
     }
 
     fn hold(held: &Held, addresses: &[&str]) {
         *held.lock().unwrap() = Some(addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect());
+    }
+
+    #[test]
+    fn a_list_that_somebody_has_read_is_used_until_it_is_old() {
+        let (mut names, [held, _]) = changing();
+        let (now, own): (_, IpAddr) = (Duration::from_secs(1), "10.0.0.1".parse().unwrap());
+        hold(&held, &[]);
+        assert!(names.enter(id(1), || unreachable!()), "nobody has read them");
+        names.learn(id(1), [(own, 24)].into_iter().collect(), now);
+        assert!(!names.enter(id(1), || unreachable!()));
+        assert!(names.holds(id(1), own, now) && !names.holds(id(2), own, now));
+        assert!(!names.holds(id(1), own, now + ADDRESSES_FRESH));
+    }
+
+    #[test]
+    fn nobody_waits_after_a_long_list() {
+        let mut names = Names::default();
+        let waits = Arc::new(Mutex::new(Vec::new()));
+        let asked = Arc::clone(&waits);
+        names.enter(id(1), move || {
+            Box::new(move |may_wait| {
+                asked.lock().unwrap().push(may_wait);
+                None
+            })
+        });
+        let mut now = Duration::from_secs(1);
+        for count in [addresses::ADDRESSES_MAX as u32, 10] {
+            let address = |n: u32| (IpAddr::from((0x0a00_0001 + n).to_be_bytes()), 8);
+            names.learn(id(1), (0..count).map(address).collect(), now);
+            now += ADDRESSES_FRESH;
+            assert!(names.holds(id(1), address(0).0, now), "it was the namespace's");
+        }
+        assert_eq!(*waits.lock().unwrap(), [false, true]);
     }
 
     impl Names {

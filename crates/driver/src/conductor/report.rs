@@ -41,8 +41,8 @@ impl Conductor {
         let name = registration.name.clone();
         self.tenants.enroll(&registration.tenant)?;
         self.names.enter(id, move || {
-            let mut addresses = AddressReader::new(namespace_fd);
-            Box::new(move || addresses.read().ok().flatten())
+            let mut addresses = AddressReader::new(Arc::new(namespace_fd));
+            Box::new(move |may_wait| addresses.read(may_wait).ok().flatten())
         });
         if let Err(errno) = self.names.register(id, registration, self.clock.now()) {
             self.names.leave(id);

@@ -271,6 +271,10 @@ impl Door {
         match made {
             Made::Held(_) => {}
             Made::Received(received) => self.received(id, received),
+            Made::Addresses(found) => {
+                self.conductor.send(FromDoor::Addresses { client: id, found });
+                self.answered(id);
+            }
             Made::SendRegion(Ok((region, fd))) => {
                 let number = guest.number_region();
                 let frame = described(FrameKind::SendRegion, number, &region);

@@ -1,6 +1,7 @@
 //! Helpers: threads for what takes long, or as long as a client likes. One for each payer, so that
 //! nobody waits for the memory, the descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
 use super::messages::{Made, ToDoor};
+use crate::addresses;
 use crate::mailbox::Mailbox;
 use crate::memory::{Lease, Pool, Region};
 use crate::messages::{ClientId, Payer, DRIVER};
@@ -27,6 +28,8 @@ pub enum Job {
     ReceiveRegion(Lease, u64),
     /// Seal a send region, and see to it that it is whole.
     Seal { number: u32, fd: OwnedFd, map: Arc<Mapping> },
+    /// Read the addresses of a network namespace.
+    Addresses(Arc<OwnedFd>),
     /// Receive a frame, and whatever descriptors come with it.
     Receive(Arc<OwnedFd>),
     /// Let memory go.
@@ -160,6 +163,7 @@ impl Job {
                 let sealed = seal().map(|()| Arc::clone(&map));
                 Some(Made::Sealed { number, sealed })
             }
+            Self::Addresses(namespace) => Some(Made::Addresses(addresses::list(&namespace))),
             Self::Receive(socket) => Some(Made::Received(receive(&socket))),
             Self::Drop(mut regions) => {
                 regions.retain(|region| !region.is_let_go());

@@ -1,4 +1,5 @@
 //! What the door, its helpers and the conductor tell each other.
+use crate::addresses::Addresses;
 use crate::admin::{Answer, Ask};
 use crate::conductor::{Refused, Registration};
 use crate::identity::{Identity, NamespaceId};
@@ -14,8 +15,15 @@ use std::sync::Arc;
 /// Conductor, or a helper, to door.
 #[derive(Debug)]
 pub enum ToDoor {
-    /// The newcomer is known: whose it is, and who pays for its memory.
-    Admit { client: ClientId, tenant: TenantId, account: Arc<Account>, lease: Lease },
+    /// The newcomer is known: whose it is, and who pays for its memory. If the addresses of its network namespace are `unread`,
+    /// they are read before it is heard ([`FromDoor::Addresses`]).
+    Admit {
+        client: ClientId,
+        tenant: TenantId,
+        account: Arc<Account>,
+        lease: Lease,
+        unread: Option<Arc<OwnedFd>>,
+    },
     /// The newcomer is one too many.
     TurnAway { client: ClientId, exhausted: Exhausted },
     /// The client is another tenant's from now on.
@@ -45,6 +53,8 @@ pub enum Made {
     ReceiveRegion(Result<(Region, OwnedFd), Exhausted>),
     /// A send region is sealed and whole.
     Sealed { number: u32, sealed: Result<Arc<Mapping>, Errno> },
+    /// The addresses of its network namespace are read.
+    Addresses(std::io::Result<Addresses>),
     /// Regions that clients which have gone passed on.
     Held(Vec<Region>),
     /// A frame was received, and whether descriptors came with it; none at the end.
@@ -56,6 +66,8 @@ pub enum Made {
 pub enum FromDoor {
     /// A process has connected. Answered by [`ToDoor::Admit`]. With a second descriptor of its network namespace.
     Arrived { client: ClientId, identity: Box<Identity>, namespace: OwnedFd },
+    /// The addresses of its network namespace, which nobody had read.
+    Addresses { client: ClientId, found: std::io::Result<Addresses> },
     /// It has been given its regions.
     Welcomed { client: ClientId, memory: Arc<ClientMemory> },
     /// It has mapped them.

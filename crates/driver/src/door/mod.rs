@@ -193,10 +193,13 @@ impl Door {
 
     fn carry_out(&mut self, command: ToDoor) {
         match command {
-            ToDoor::Admit { client, tenant, account, lease } => {
-                if let Some(guest) = self.guests.get(client) {
-                    guest.admit(tenant, account, lease);
-                    self.answered(client);
+            ToDoor::Admit { client, tenant, account, lease, unread } => {
+                let Some(guest) = self.guests.get(client) else { return };
+                guest.admit(tenant, account, lease);
+                let (payer, whose) = (guest.payer(), (client, guest.serial));
+                match unread {
+                    Some(namespace) => self.helpers.give(payer, whose, Job::Addresses(namespace)),
+                    None => self.answered(client),
                 }
             }
             ToDoor::TurnAway { client, exhausted } => {
