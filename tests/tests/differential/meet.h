@@ -43,11 +43,13 @@ struct meeting {
 
 static struct meeting *meeting;
 
-// A system call past every library; the fourth argument is 0.
+// A system call past every library, with errors as the C library has them; the fourth argument is 0.
 __attribute__((unused)) static long raw_call(long number, long a, long b, long c) {
     register long d asm("r10") = 0;
     asm volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c), "r"(d) : "rcx", "r11", "memory");
-    return number;
+    if (number >= 0) return number;
+    errno = -number;
+    return -1;
 }
 
 static uint64_t now_ns(void) {
