@@ -1,7 +1,7 @@
-//! What a thread keeps for itself between calls, and gives back when it ends. Not by a destructor of the language's: the C library
-//! needs memory to note one, and ends a process that has none; and the main thread's run before the streams are flushed at the end
-//! of the program, which may be connections. A key of `pthread_key_create` needs none, and is not asked for at the end of a
-//! program.
+//! Variables that a thread keeps between calls, and gives back when it ends. Rust's thread-local destructors do not serve: the C
+//! library needs memory to note one, and ends a process that has none. Those of the main thread also run before the streams are flushed
+//! at the end of the program, and such streams may be connections. A key of `pthread_key_create` needs no memory, and its destructor does
+//! not run at the end of a program.
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -10,13 +10,13 @@ use std::sync::OnceLock;
 /// Kinds of things that one thread keeps.
 const KINDS: usize = 8;
 
-/// What each kind has called at the end of a thread.
+/// Functions that run at the end of a thread, one for each kind.
 type Releases = [Option<fn()>; KINDS];
 
 /// A variable of a thread's.
 pub struct Kept<T> {
     value: ManuallyDrop<RefCell<T>>,
-    /// Has [`Kept::release`] called for the calling thread's.
+    /// Calls [`Kept::release`] on the calling thread's variable.
     release: fn(),
     noted: Cell<bool>,
 }

@@ -20,7 +20,7 @@ const BULK_BYTES: usize = 64 << 10;
 /// Messages that a bulk attacker writes in turn, or two for each connection if that is more.
 const WINDOW: usize = 32;
 const TINY_BYTES: usize = 64;
-/// What is received of a connection at a time.
+/// Most bytes received of a connection at a time.
 const RECV_BYTES: usize = 64 << 10;
 /// After a look at all connections of which none could go on.
 const PAUSE: Duration = Duration::from_micros(100);

@@ -20,7 +20,7 @@ use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde::{Deserialize, Serialize};
 
-/// Who attacks, unless it has to be root: `nobody`.
+/// User of an attacker that need not be root: `nobody`.
 const ATTACKER: u32 = 65_534;
 
 /// A kind of harm.
@@ -79,7 +79,7 @@ impl Kind {
     }
 }
 
-/// What an attacker is to do.
+/// The order for an attacker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attack {
     /// Which harm.
@@ -90,20 +90,20 @@ pub struct Attack {
     pub quick: bool,
 }
 
-/// What an attacker has done until some moment.
+/// Counts of an attacker's work until some moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
     /// Monotonic clock.
     pub at_ns: u64,
     /// Times that it tried.
     pub tries: u64,
-    /// Those that were refused.
+    /// Tries that were refused.
     pub refused: u64,
     /// Bytes that went from its senders to its receivers.
     pub bytes: u64,
 }
 
-/// What an attack counts, for other threads to read.
+/// Counters of an attack, for other threads to read.
 #[derive(Debug, Default)]
 struct Tally {
     tries: AtomicU64,
@@ -118,7 +118,7 @@ impl Tally {
     }
 }
 
-/// What an attack has: where the driver is, and where to count.
+/// An attack's surroundings: where the driver is, and where to count.
 #[derive(Clone, Debug)]
 struct Scene {
     socket: PathBuf,

@@ -19,7 +19,8 @@ pub const STEP_BYTES: u64 = 4 << 20;
 /// Charge for a request taken, a send put under way, a flow's turn, and a look at a channel without requests. Each takes a
 /// mover about 100 ns, in which a core copies about as much from another's cache (5 GB/s, see docs/results/under-bbr.md).
 pub const REQUEST_BYTES: u64 = 512;
-/// Charge beside that for a request that a conductor carries out in the mover's thread: to bind, to connect. The shortest, a bind that is refused, takes 700 ns, in which a core copies about as much from its own cache.
+/// Charge beside that for a request that a conductor carries out in the mover's thread: to bind, to connect. The shortest, a
+/// bind that is refused, takes 700 ns, in which a core copies about as much from its own cache.
 pub const CONTROL_BYTES: u64 = 8 << 10;
 
 /// Index of a payer, as long as somebody holds it.
