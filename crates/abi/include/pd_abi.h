@@ -3,7 +3,7 @@
 #ifndef PD_ABI_H
 #define PD_ABI_H
 
-#define PD_ABI_VERSION 7ull
+#define PD_ABI_VERSION 8ull
 #define PD_ABI_MAGIC 3564147499544373584ull
 #define PD_ABI_COMMAND_BYTES 32ull
 #define PD_ABI_REQUEST_BYTES 32ull

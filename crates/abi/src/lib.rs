@@ -50,7 +50,7 @@ pub use request::{
 pub use twin::{TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 
 /// Version of everything in this crate. A driver refuses a client of another version.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");

@@ -67,10 +67,31 @@ impl Request {
         (u64::from_le_bytes([a, b, c, d, e, f, g, h]), u64::from_le_bytes(rest))
     }
 
-    /// A send of `span` on `socket`. Not answered: the socket's `send_consumer` counts it when the
-    /// span may be reused.
+    /// A send of `span` on `socket`, of at most [`MESSAGE_BYTES_MAX`](crate::limits::MESSAGE_BYTES_MAX). Not answered: the
+    /// socket's `send_consumer` counts it when the span may be reused.
     pub fn send(socket: SocketId, span: Span) -> Self {
-        Self::new(Operation::Send, socket, 0).with_numbers(span.to_word(), span.len)
+        Self::several_sends(socket, span, 1)
+    }
+
+    /// `sends` sends on `socket`, at least one, which are the bytes of `span` together.
+    pub fn several_sends(socket: SocketId, span: Span, sends: u64) -> Self {
+        Self::new(Operation::Send, socket, 0).with_numbers(span.to_word(), Self::send_word(span.len, sends))
+    }
+
+    /// Offset of the u64 of a [`Operation::Send`] that holds its length and how many sends it stands for. As long as the request
+    /// is the newest of its ring, the client may raise both: further sends follow the first in memory, of at least one byte
+    /// each.
+    pub const SEND_WORD: usize = offset_of!(Self, payload) + 8;
+
+    /// The word at [`Self::SEND_WORD`] for `sends` sends of `len` bytes in all: the length in the lower half, the
+    /// sends beyond the first in the upper.
+    pub const fn send_word(len: u64, sends: u64) -> u64 {
+        len | (sends - 1) << 32
+    }
+
+    /// Sends that a send request stands for.
+    pub fn sends(&self) -> u64 {
+        (self.numbers().1 >> 32) + 1
     }
 
     /// A send of `len` bytes of `file` from `offset` on, on `socket`. Counted like [`Self::send`].
@@ -81,7 +102,7 @@ impl Request {
     /// The span of a send request.
     pub fn span(&self) -> Span {
         let (word, len) = self.numbers();
-        Span { region: (word >> 48) as u16, offset: word & ((1 << 48) - 1), len }
+        Span { region: (word >> 48) as u16, offset: word & ((1 << 48) - 1), len: len & u64::from(u32::MAX) }
     }
 }
 
@@ -278,8 +299,10 @@ mod tests {
 
     #[test]
     fn span_and_id_round_trip() {
-        let span = Span { region: 65_535, offset: (1 << 48) - 1, len: u64::MAX };
+        let span = Span { region: 65_535, offset: (1 << 48) - 1, len: u64::from(u32::MAX) };
         assert_eq!(Request::send(SocketId::new(7, 9), span).span(), span);
+        let several = Request::several_sends(SocketId::new(7, 9), span, 1 << 32);
+        assert_eq!((several.span(), several.sends()), (span, 1 << 32));
         let id = SocketId::new(65_535, 3);
         assert_eq!((id.slot(), id.generation()), (65_535, 3));
         let file = FileId::new(63, 9);

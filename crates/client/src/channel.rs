@@ -7,8 +7,8 @@ use crate::lock::{Guard, Lock};
 use crate::own::OwnFd;
 use crate::turn::{sleep_in_turn, HasTurn, Turn, SLEEP_MAX};
 use pd_abi::layout::{channel_control, channel_offset, channel_status, socket_control, socket_offset};
-use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES, RING_BYTES_DEFAULT};
-use pd_abi::{Event, EventKind, Operation, Request, SocketId};
+use pd_abi::limits::{EVENT_RING_ENTRIES, MESSAGE_BYTES_MAX, REQUEST_RING_ENTRIES, RING_BYTES_DEFAULT};
+use pd_abi::{Event, EventKind, Operation, Request, SocketId, Span};
 use pd_shm::ring::{Broken, Consumer, Producer, SharedCells};
 use pd_shm::{wait, Mapping};
 use rustix::io::Errno;
@@ -37,6 +37,9 @@ pub(crate) struct Channel {
 #[derive(Debug)]
 struct Inner {
     requests: Producer<SharedCells<Request>>,
+    /// The send that was written last, and the position of the ring after it: as long as nothing has followed, further
+    /// sends may be added to it.
+    open: Option<(u64, OpenSend)>,
     events: Consumer<SharedCells<Event>>,
     /// Sleep of the driver that the doorbell was last rung for.
     rung: u32,
@@ -91,6 +94,7 @@ impl Channel {
         );
         let inner = Inner {
             requests: Producer::new(requests),
+            open: None,
             events: Consumer::new(events),
             rung: 0,
             tag: 0,
@@ -137,6 +141,11 @@ impl Channel {
     #[inline]
     fn publish(&self, inner: &mut Inner) {
         inner.requests.publish();
+        self.wake_driver(inner);
+    }
+
+    #[inline]
+    fn wake_driver(&self, inner: &mut Inner) {
         // SYNC POINT: need-wakeup (the driver stores `need_wakeup`, fences, looks at the rings)
         fence(Ordering::SeqCst);
         let sleep = self.status.load_u32(self.at + channel_status::NEED_WAKEUP, Ordering::Relaxed);
@@ -152,6 +161,32 @@ impl Channel {
         let mut inner = self.inner.lock();
         match inner.requests.write(request) {
             Ok(true) => {
+                self.publish(&mut inner);
+                Ok(())
+            }
+            full => drop_and(inner, || self.submit_slowly(full, request)),
+        }
+    }
+
+    /// Has the driver send a span. Bytes that follow those of the last request of the channel are added to it: the driver
+    /// takes together what it has not taken yet.
+    #[inline]
+    pub(crate) fn submit_send(&self, socket: SocketId, span: Span) -> Result<()> {
+        let mut inner = self.inner.lock();
+        let position = inner.requests.position();
+        if let Some((at, open)) = &mut inner.open {
+            if *at == position {
+                if let Some(word) = open.add(socket, span) {
+                    inner.requests.grow(word);
+                    self.wake_driver(&mut inner);
+                    return Ok(());
+                }
+            }
+        }
+        let request = Request::send(socket, span);
+        match inner.requests.write(request) {
+            Ok(true) => {
+                inner.open = Some((position + 1, OpenSend { socket, span, sends: 1 }));
                 self.publish(&mut inner);
                 Ok(())
             }
@@ -524,6 +559,27 @@ impl Channel {
         if watch.is_some() || place.as_ref().is_some_and(|(known, _)| *known == id) {
             *place = watch.map(|watch| (id, watch));
         }
+    }
+}
+
+/// A send request that may grow.
+#[derive(Debug)]
+struct OpenSend {
+    socket: SocketId,
+    span: Span,
+    sends: u64,
+}
+
+impl OpenSend {
+    /// Adds a send of `span`, if it follows. Returns the request's new word ([`Request::SEND_WORD`]).
+    fn add(&mut self, socket: SocketId, span: Span) -> Option<u64> {
+        let follows = span.region == self.span.region && span.offset == self.span.offset + self.span.len;
+        if !follows || socket != self.socket || self.span.len + span.len > MESSAGE_BYTES_MAX {
+            return None;
+        }
+        self.span.len += span.len;
+        self.sends += 1;
+        Some(Request::send_word(self.span.len, self.sends))
     }
 }
 

@@ -5,7 +5,7 @@ use crate::channel::Channel;
 use crate::direct::{Direct, Half};
 use crate::error::Result;
 use pd_abi::layout::{path, socket_control as control, socket_offset, socket_status as status};
-use pd_abi::{Operation, Request, SocketId};
+use pd_abi::{Operation, Request, SocketId, Span};
 use pd_shm::wait::SharedCells;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
@@ -108,6 +108,12 @@ impl Link {
     #[inline]
     pub(crate) fn submit(&self, request: Request) -> Result<()> {
         self.home.submit(request)
+    }
+
+    /// Sends a span.
+    #[inline]
+    pub(crate) fn submit_send(&self, span: Span) -> Result<()> {
+        self.home.submit_send(self.id, span)
     }
 
     /// A request without an argument, on this socket.

@@ -17,7 +17,7 @@ use crate::socket::{would_block, Socket};
 use crate::turn::{Deadline, HasTurn, Turn, SLEEP_MAX};
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, SENDS_IN_FLIGHT_MAX};
-use pd_abi::{Request, Span};
+use pd_abi::Span;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::atomic::{fence, Ordering};
@@ -246,7 +246,7 @@ impl SendSide {
             return Err(foreign());
         }
         let span = Span { region: block.region(), offset, len };
-        if let Err(error) = self.link.submit(Request::send(self.link.id, span)) {
+        if let Err(error) = self.link.submit_send(span) {
             block.land();
             return Err(error);
         }

@@ -327,12 +327,24 @@ impl Raw {
             produced,
             Ordering::SeqCst,
         );
+        self.ring_if_asleep(channel);
+        true
+    }
+
+    fn ring_if_asleep(&self, channel: usize) {
         let asleep = Self::channel_word(channel, channel_status::NEED_WAKEUP);
         std::sync::atomic::fence(Ordering::SeqCst);
         if self.status.load_u32(asleep, Ordering::SeqCst) != 0 {
             self.ring(channel);
         }
-        true
+    }
+
+    /// Replaces the word of the request posted last that says what it sends, and rings: see [`Request::SEND_WORD`].
+    pub fn grow(&self, channel: usize, word: u64) {
+        let newest = self.channels[channel].requests.wrapping_sub(1) & (REQUEST_RING_ENTRIES - 1);
+        let at = channel_control::REQUESTS + newest as usize * size_of::<Request>() + Request::SEND_WORD;
+        self.control.store_u64(Self::channel_word(channel, at), word, Ordering::SeqCst);
+        self.ring_if_asleep(channel);
     }
 
     /// Writes a request as soon as there is room for it. False once the driver has hung up.

@@ -1,3 +1,4 @@
+use crate::ring::Growing;
 use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
 use pd_abi::{Command, Event, Frame, PassedFile, Request};
 
@@ -35,3 +36,7 @@ macro_rules! pod {
 }
 pod!(Command, Request, Event, Frame, PassedFile);
 pod!(Header, Gauges, AgentCounters, ClientCounters, FlowCounters);
+
+impl Growing for Request {
+    const WORD: usize = Request::SEND_WORD;
+}

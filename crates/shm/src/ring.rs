@@ -31,6 +31,22 @@ pub trait Cells {
     fn write(&self, index: u64, entry: Self::Entry);
 }
 
+/// Cells whose newest entry the producer may still change in one word: see [`Producer::grow`].
+///
+/// Orderings: `SYNC POINT: ring-grow` pairs `store_word` (release) with `load_word` (acquire).
+pub trait GrowingCells: Cells {
+    /// Reads that word of an entry (acquire).
+    fn load_word(&self, index: u64) -> u64;
+    /// Writes it (release).
+    fn store_word(&self, index: u64, word: u64);
+}
+
+/// An entry with a word that its producer may change while the entry is the newest.
+pub trait Growing: Pod {
+    /// Offset of the word, a u64.
+    const WORD: usize;
+}
+
 /// The other side's counter is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
@@ -90,9 +106,24 @@ impl<C: Cells> Producer<C> {
         self.published
     }
 
+    /// Entries written so far, published or not.
+    pub fn position(&self) -> u64 {
+        self.written
+    }
+
     /// The words.
     pub fn cells(&self) -> &C {
         &self.cells
+    }
+}
+
+impl<C: GrowingCells> Producer<C> {
+    /// Replaces the word of the newest entry, which must have been published, and may have been read: the consumer looks at the
+    /// word again until the next entry is there.
+    pub fn grow(&mut self, word: u64) {
+        debug_assert!(self.published == self.written && self.written > 0, "no newest entry");
+        // SYNC POINT: ring-grow
+        self.cells.store_word(self.written.wrapping_sub(1) & (self.cells.capacity() - 1), word);
     }
 }
 
@@ -145,6 +176,12 @@ impl<C: Cells> Consumer<C> {
         self.cells.store_consumer(self.read);
     }
 
+    /// As [`Self::release`], except for the entry that was read last: it may still grow.
+    pub fn release_but_last(&mut self) {
+        // SYNC POINT: ring-free
+        self.cells.store_consumer(self.read.saturating_sub(1));
+    }
+
     /// Entries read so far.
     pub fn position(&self) -> u64 {
         self.read
@@ -153,6 +190,15 @@ impl<C: Cells> Consumer<C> {
     /// The words.
     pub fn cells(&self) -> &C {
         &self.cells
+    }
+}
+
+impl<C: GrowingCells> Consumer<C> {
+    /// The word, as it is now, of the entry that was read last, whose place must not have been given back. It is the last one if
+    /// [`Self::available`] told of further entries before.
+    pub fn last_word(&self) -> u64 {
+        // SYNC POINT: ring-grow
+        self.cells.load_word(self.read.wrapping_sub(1) & (self.cells.capacity() - 1))
     }
 }
 
@@ -215,5 +261,15 @@ impl<T: Pod> Cells for SharedCells<T> {
     }
     fn write(&self, index: u64, entry: T) {
         self.producer.write(self.entries + index as usize * size_of::<T>(), &entry);
+    }
+}
+
+impl<T: Growing> GrowingCells for SharedCells<T> {
+    fn load_word(&self, index: u64) -> u64 {
+        self.producer.load_u64(self.entries + index as usize * size_of::<T>() + T::WORD, Ordering::Acquire)
+    }
+    fn store_word(&self, index: u64, word: u64) {
+        let at = self.entries + index as usize * size_of::<T>() + T::WORD;
+        self.producer.store_u64(at, word, Ordering::Release);
     }
 }

@@ -17,7 +17,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use pd_shm::ring::{Cells, Consumer, Producer};
+use pd_shm::ring::{Cells, Consumer, GrowingCells, Producer};
 use pd_shm::wait::{self, SleeperCells, Waker, WakerCells};
 use pd_shm::Spin;
 use std::sync::atomic::AtomicUsize;
@@ -85,6 +85,8 @@ struct RingWords {
     producer: AtomicU64,
     consumer: AtomicU64,
     entries: Vec<UnsafeCell<u64>>,
+    /// Of each entry, the word that may grow.
+    words: Vec<AtomicU64>,
     weak: Weak,
 }
 
@@ -94,6 +96,7 @@ impl Ring {
             producer: AtomicU64::new(0),
             consumer: AtomicU64::new(0),
             entries: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
+            words: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
             weak,
         }))
     }
@@ -128,6 +131,16 @@ impl Cells for Ring {
     fn write(&self, index: u64, entry: u64) {
         // SAFETY: loom checks that no access is concurrent with this write.
         self.0.entries[index as usize].with_mut(|place| unsafe { *place = entry });
+    }
+}
+
+impl GrowingCells for Ring {
+    fn load_word(&self, index: u64) -> u64 {
+        self.0.words[index as usize].load(self.0.weak.order("ring: acquire of the word", Acquire))
+    }
+    fn store_word(&self, index: u64, word: u64) {
+        let order = self.0.weak.order("ring: release of the word", Release);
+        self.0.words[index as usize].store(word, order);
     }
 }
 
@@ -301,6 +314,84 @@ fn ring_in_batches() {
     });
 }
 
+/// Request rings: `Channel::submit_send` of the client library against `Channel::next_request` of a mover. Bytes that an entry
+/// grows by are written before its word tells of them, an entry has its last word before the next one is there, and its place is
+/// not written again while it may grow.
+#[test]
+fn the_newest_entry_grows() {
+    const PARTS: [&str; 6] = [
+        "a place that may grow is kept",
+        "ring: acquire of the word",
+        "ring: release of the word",
+        "ring: release of the producer",
+        "ring: acquire of the producer",
+        "the last word before the next entry",
+    ];
+    /// Where the entries end.
+    const ENTRIES: [u64; 3] = [2, 3, 4];
+    check("the_newest_entry_grows", 3, &PARTS, |weak| {
+        let ring = Ring::new(2, weak);
+        let bytes: Arc<Vec<_>> = Arc::new((0..ENTRIES[2]).map(|_| UnsafeCell::new(0)).collect());
+        let producing = {
+            let (ring, bytes) = (ring.clone(), Arc::clone(&bytes));
+            thread::spawn(move || {
+                // SAFETY: loom checks that no access is concurrent with this write.
+                let fill = |at: u64| bytes[at as usize].with_mut(|place| unsafe { *place = at + 1 });
+                let mut producer = Producer::new(ring);
+                for (entry, end) in ENTRIES.into_iter().enumerate() {
+                    let start = if entry == 0 { 0 } else { ENTRIES[entry - 1] };
+                    fill(start);
+                    while producer.room() == Ok(0) {
+                        thread::yield_now();
+                    }
+                    assert!(producer.write(start).unwrap());
+                    producer.cells().0.words[entry % 2].store(start + 1, Relaxed);
+                    producer.publish();
+                    for at in start + 1..end {
+                        fill(at);
+                        producer.grow(at + 1);
+                    }
+                }
+            })
+        };
+        let mut consumer = Consumer::new(ring);
+        // Up to where bytes were taken, and of how many entries.
+        let (mut taken, mut entries) = (0, 0);
+        let take = |from: u64, to: u64| {
+            for at in from..to {
+                // SAFETY: loom checks that no write is concurrent with this read.
+                assert_eq!(bytes[at as usize].with(|place| unsafe { *place }), at + 1);
+            }
+            to
+        };
+        while taken < ENTRIES[2] {
+            let more = consumer.available().unwrap() > 0;
+            if entries > 0 && !(more && weak.leaves_out("the last word before the next entry")) {
+                let word = consumer.last_word();
+                if word != taken {
+                    taken = take(taken, word);
+                    continue;
+                }
+            }
+            if !more {
+                thread::yield_now();
+                continue;
+            }
+            let start = consumer.read().unwrap().unwrap();
+            assert_eq!(start, taken, "bytes between two entries");
+            entries += 1;
+            taken = take(taken, consumer.last_word());
+            if weak.leaves_out("a place that may grow is kept") {
+                consumer.release();
+            } else {
+                consumer.release_but_last();
+            }
+        }
+        assert_eq!(consumer.position(), 3);
+        producing.join().unwrap();
+    });
+}
+
 const SLEEP: [&str; 3] =
     ["sleep: fence of the sleeper", "sleep: fence of the waker", "sleep: increment of the doorbell"];
 
@@ -367,6 +458,65 @@ fn wake_at_the_end() {
             wait::sleep(bell, 2, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
         }
         waking.join().unwrap();
+    });
+}
+
+/// Request rings: `Channel::submit_send` against `Mover::idle`, where a send is added to one that was taken: a mover that is about
+/// to sleep looks at its word, too.
+#[test]
+fn need_wakeup_for_growth() {
+    const SENDS: u64 = 3;
+    const PARTS: [&str; 3] = ["fence of the client", "fence of the mover", "look of the mover"];
+    check("need_wakeup_for_growth", 4, &PARTS, |weak| {
+        let ring = Ring::new(2, weak);
+        let words = Arc::new((AtomicU32::new(0), Edge::default()));
+        let client = {
+            let (ring, words) = (ring.clone(), Arc::clone(&words));
+            thread::spawn(move || {
+                let (need_wakeup, doorbell) = &*words;
+                let mut producer = Producer::new(ring);
+                let mut rung = 0;
+                for sends in 1..=SENDS {
+                    if sends == 1 {
+                        producer.cells().0.words[0].store(1, Relaxed);
+                        assert!(producer.write(0).unwrap());
+                        producer.publish();
+                    } else {
+                        producer.grow(sends);
+                    }
+                    weak.fence("fence of the client");
+                    let sleep = need_wakeup.load(Relaxed);
+                    if sleep != 0 && sleep != rung {
+                        rung = sleep;
+                        doorbell.write();
+                    }
+                }
+            })
+        };
+        let (need_wakeup, doorbell) = &*words;
+        let mut consumer = Consumer::new(ring);
+        let (mut taken, mut sleeps) = (0, 0);
+        loop {
+            consumer.read().unwrap();
+            if consumer.position() > 0 {
+                taken = consumer.last_word();
+            }
+            if taken == SENDS {
+                break;
+            }
+            sleeps += 1;
+            need_wakeup.store(sleeps, Relaxed);
+            weak.fence("fence of the mover");
+            let position = consumer.position();
+            let news =
+                consumer.cells().producer_beyond(position) || position > 0 && consumer.last_word() != taken;
+            if !news || weak.leaves_out("look of the mover") {
+                doorbell.wait();
+            }
+            need_wakeup.store(0, Relaxed);
+        }
+        client.join().unwrap();
+        assert!(doorbell.writes() <= sleeps as usize);
     });
 }
 

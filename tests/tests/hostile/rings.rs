@@ -136,6 +136,47 @@ fn spans_outside_the_send_regions() {
     scene.end();
 }
 
+/// Sends that are added to a request that was taken come like others, and a request that grows in a way that sends do not
+/// cuts its client off.
+#[test]
+fn requests_that_grow() {
+    let scene = stage();
+    let bytes = 64 << 10;
+    let word = Request::send_word;
+    let (mut raw, socket, mut puppet, region, map) = connected_with_memory(&scene, bytes);
+    pd_fill(&map, 1, bytes as usize);
+    raw.post(0, &Request::send(socket, Span { region, offset: 0, len: 1000 }));
+    for (sends, len) in [(2, 1001), (7, 5000), (8, 40_000), (9, bytes)] {
+        raw.grow(0, word(len, sends));
+        raw.wait_status(socket, socket_status::SEND_CONSUMER, sends);
+    }
+    puppet.ok(&format!("recv s 1 0 {bytes}"));
+    drop((raw, puppet, map));
+    let wrong = [
+        word(1000, 2),
+        word(999, 2),
+        word(2000, 1),
+        word(2000, 1002),
+        word(bytes + 1, 2),
+        word((1 << 30) + 1, 2),
+        0,
+        u64::MAX,
+    ];
+    for wrong in wrong {
+        let (mut raw, socket, mut puppet, region, map) = connected_with_memory(&scene, bytes);
+        pd_fill(&map, 1, 1000);
+        raw.post(0, &Request::send(socket, Span { region, offset: 0, len: 1000 }));
+        raw.wait_status(socket, socket_status::SEND_CONSUMER, 1);
+        raw.grow(0, wrong);
+        scene.expect_cut_off(&mut raw, Violation::Span);
+        match puppet.ask("recv s 1 0 1001").expect_err("the end of the stream").0 {
+            libc::ENODATA | libc::ECONNRESET => {}
+            other => panic!("errno {other}"),
+        }
+    }
+    scene.end();
+}
+
 /// Writes the stream called `seed` to the start of a send region.
 fn pd_fill(map: &Mapping, seed: u64, len: usize) {
     let mut bytes = vec![0; len.next_multiple_of(8)];

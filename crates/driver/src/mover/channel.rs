@@ -1,21 +1,37 @@
 //! The driver's end of one channel.
 use crate::memory::ClientMemory;
 use crate::messages::Violation;
-use pd_abi::limits::{REQUEST_RING_ENTRIES, SOCKETS_MAX};
-use pd_abi::{Event, Request};
+use pd_abi::limits::{MESSAGE_BYTES_MAX, REQUEST_RING_ENTRIES, SOCKETS_MAX};
+use pd_abi::{Event, Operation, Request, SocketId, Span};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::wait::Waker;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// Events of one channel that may wait for room: one for each socket, and as many answers as a request
 /// ring holds requests. Who lets more come together does not read, and is cut off.
 const EVENTS_WAITING_MAX: usize = SOCKETS_MAX + REQUEST_RING_ENTRIES as usize;
 
+/// A stream that grows by less than this between two looks is left alone for [`REST`]: each look takes a cache line from the
+/// sender that writes it, and each piece that is delivered one from the receiver. (Measured, docs/results/experiments.md.)
+const PIECE_BYTES: u64 = 16 << 10;
+/// See [`PIECE_BYTES`]. The last bytes of a stream come later by at most this.
+const REST: Duration = Duration::from_micros(6);
+/// Turns in a row in which a send has grown that make a stream. Who waits for an answer after each send makes none.
+const STREAM_TURNS: u32 = 4;
+
 /// Request ring, event ring, and how to wake and be woken.
 #[derive(Debug)]
 pub struct Channel {
-    pub requests: Consumer<SharedCells<Request>>,
+    requests: Consumer<SharedCells<Request>>,
+    /// The send that was taken last, until something comes after it: the client may let it grow.
+    open: Option<Request>,
+    /// Bytes that it has grown by in the present turn.
+    grown: u64,
+    /// Turns in a row in which it grew by little, and until when the channel is left alone.
+    growths: u32,
+    rest_until: Duration,
     events: Producer<SharedCells<Event>>,
     /// Events that did not fit, in order; at most [`EVENTS_WAITING_MAX`].
     waiting: VecDeque<Event>,
@@ -37,6 +53,10 @@ impl Channel {
     ) -> Self {
         Self {
             requests,
+            open: None,
+            grown: 0,
+            growths: 0,
+            rest_until: Duration::ZERO,
             events,
             waiting: VecDeque::new(),
             waker: Waker::default(),
@@ -52,6 +72,55 @@ impl Channel {
     /// Whether there are requests; for spinning.
     pub fn has_requests(&self) -> bool {
         self.requests.cells().producer_beyond(self.requests.position())
+            || self.open.is_some_and(|open| self.requests.last_word() != open.numbers().1)
+    }
+
+    /// Copies the next request out, or what the last send has grown by, as a send of its own. The latter at most once in a turn
+    /// unless other requests follow.
+    ///
+    /// # Errors
+    /// If the client broke the protocol.
+    pub fn next_request(&mut self) -> Result<Option<Request>, Violation> {
+        // Before the look at the last one's word, which does not change any more once there are others.
+        let more = self.requests.available().map_err(|_| Violation::RequestRing)? > 0;
+        if let (Some(open), true) = (&mut self.open, more || self.grown == 0) {
+            let word = self.requests.last_word();
+            if word != open.numbers().1 {
+                let rest = grow(open, word)?;
+                self.grown += rest.span().len;
+                return Ok(Some(rest));
+            }
+        }
+        if !more {
+            return Ok(None);
+        }
+        self.open = None;
+        let Some(mut request) = self.requests.read().map_err(|_| Violation::RequestRing)? else {
+            return Ok(None);
+        };
+        if request.operation == Operation::Send as u8 {
+            // With what it has grown by since it was published.
+            request = request.with_numbers(request.numbers().0, self.requests.last_word());
+            self.open = Some(request);
+        }
+        Ok(Some(request))
+    }
+
+    /// Whether a stream is left alone for a while.
+    pub fn rests(&self, now: impl FnOnce() -> Duration) -> bool {
+        !self.rest_until.is_zero() && self.rest_until > now()
+    }
+
+    /// Ends a turn in which `taken` requests were taken: gives their places back, but for that of a send that may grow.
+    pub fn end_turn(&mut self, taken: usize, now: Duration) {
+        let grown = std::mem::take(&mut self.grown);
+        self.growths = if taken == 1 && (1..PIECE_BYTES).contains(&grown) { self.growths + 1 } else { 0 };
+        self.rest_until = if self.growths >= STREAM_TURNS { now + REST } else { Duration::ZERO };
+        match self.open {
+            _ if taken == 0 => {}
+            Some(_) => self.requests.release_but_last(),
+            None => self.requests.release(),
+        }
     }
 
     /// Writes an event, or keeps it until there is room. Says whether there was room.
@@ -103,3 +172,18 @@ impl Channel {
         }
     }
 }
+
+/// Takes note of a send's new word. Returns the send of what it has grown by.
+fn grow(open: &mut Request, word: u64) -> Result<Request, Violation> {
+    let (first, known) = (open.span(), open.sends());
+    *open = open.with_numbers(open.numbers().0, word);
+    let (span, sends) = (open.span(), open.sends());
+    if span.len <= first.len || span.len > MESSAGE_BYTES_MAX || sends <= known {
+        return Err(Violation::Span);
+    }
+    let rest = Span { offset: first.offset + first.len, len: span.len - first.len, ..first };
+    Ok(Request::several_sends(SocketId(open.socket), rest, sends - known))
+}
+
+#[cfg(test)]
+mod tests;

@@ -259,9 +259,9 @@ impl Mover {
         };
         let mut taken = 0;
         for index in 0..channels {
-            for _ in 0..pd_abi::limits::REQUEST_RING_ENTRIES {
+            for _ in 0..=pd_abi::limits::REQUEST_RING_ENTRIES {
                 let Some(channel) = channel_of(&mut self.clients, client, index) else { break };
-                let Ok(Some(request)) = channel.requests.read() else { break };
+                let Ok(Some(request)) = channel.next_request() else { break };
                 taken += 1;
                 let accepted = match Operation::from_raw(request.operation) {
                     Some(Operation::Send) => self.take_send(client, &request),

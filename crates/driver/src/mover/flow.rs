@@ -34,12 +34,14 @@ pub struct Flow {
     /// lies in a ring of the source is to be read, too.
     pub lasts: bool,
 
-    /// Sends accepted and not yet completed, oldest first.
+    /// Blocks of sends accepted and not yet completed, oldest first.
     sbt: BufferTable,
-    /// Number of the send to be copied next, and how much of it is already under way.
+    /// Number of the block to be copied next, and how much of it is already under way.
     cursor: (u64, u64),
-    /// Bytes of the oldest send that are delivered.
+    /// Bytes of the oldest block that are delivered.
     oldest_delivered: u64,
+    /// Sends of that block that a rate of messages has allowed.
+    allowed: u64,
     /// Bytes accepted and not yet under way.
     pub pending: u64,
     sends_accepted: u64,
@@ -126,6 +128,7 @@ impl Flow {
             sbt: BufferTable::new(send_ring_bytes),
             cursor: (0, 0),
             oldest_delivered: 0,
+            allowed: 0,
             pending: 0,
             sends_accepted: 0,
             sends_done: 0,
@@ -159,22 +162,35 @@ impl Flow {
         }
     }
 
-    /// Accepts a send of `len` bytes at `address` in the driver's mapping. Returns its number if it is to be delivered.
+    /// Accepts one or several sends of `len` bytes at `address` in the driver's mapping. With `joins` they may become one block
+    /// with what lies before them, so that all are done at once. Returns whether they are to be delivered.
     ///
     /// # Errors
     /// If the client sends more than its send ring holds.
-    pub fn accept(&mut self, address: u64, len: u64) -> Result<Option<u64>, Violation> {
-        self.sends_accepted += 1;
+    pub fn accept(&mut self, address: u64, len: u64, sends: u64, joins: bool) -> Result<bool, Violation> {
+        if !self.counts(sends) {
+            return Ok(false);
+        }
+        let (cursor, joins) = (self.cursor, joins && self.files.is_none());
+        let not_begun = |number| joins && (number > cursor.0 || (number, 0) == cursor);
+        if !self.sbt.extend(address, len, sends, not_begun) {
+            self.sbt.insert_sends(address, len, sends).ok_or(Violation::SendRing)?;
+        }
+        self.pending += len;
+        Ok(true)
+    }
+
+    /// Counts sends that were accepted. Returns whether they are to be delivered.
+    fn counts(&mut self, sends: u64) -> bool {
+        self.sends_accepted += sends;
         if self.aborted || self.finish.is_some() {
-            // Nobody will read it. Its span may be reused once those before it may.
+            // Nobody will read them. Their spans may be reused once those before them may.
             if self.sbt.is_empty() {
                 self.sends_done = self.sends_accepted;
             }
-            return Ok(None);
+            return false;
         }
-        let number = self.sbt.insert(address, len).ok_or(Violation::SendRing)?;
-        self.pending += len;
-        Ok(Some(number))
+        true
     }
 
     pub fn set_send_ring(&mut self, bytes: u64) {
@@ -214,9 +230,9 @@ impl Flow {
         self.ring.as_ref().map_or(0, Ring::bytes)
     }
 
-    /// Whether the next byte is the first of a send.
-    pub fn starts_message(&self) -> bool {
-        self.cursor.1 == 0
+    /// Sends to be allowed before the present block is copied to its end.
+    pub fn messages_wanted(&self) -> u64 {
+        self.sbt.get(self.cursor.0).map_or(0, |block| block.sends - self.allowed)
     }
 
     fn is_moving(&self) -> bool {

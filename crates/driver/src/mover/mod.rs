@@ -253,7 +253,7 @@ impl Mover {
         let (mut spin, mut looks) = (self.spin.clone(), 0u32);
         let found = spin.until(|| {
             looks += 1;
-            news() || self.has_news() || looks % LOOKS_PER_POLL == 0 && self.wait(Some(Duration::ZERO))
+            news() || self.has_news(true) || looks % LOOKS_PER_POLL == 0 && self.wait(Some(Duration::ZERO))
         });
         self.spin = spin;
         if found {
@@ -264,7 +264,7 @@ impl Mover {
         self.inbox.set_asleep(true);
         // SYNC POINT: need-wakeup-dekker
         fence(Ordering::SeqCst);
-        if !news() && !self.has_news() {
+        if !news() && !self.has_news(false) {
             let tick = self.ticking.then_some(self.next_tick);
             let look = (!self.unfinished.is_empty()).then_some(self.next_look);
             let until = [tick, look, wake_by, self.throttle.next()].into_iter().flatten().min();
@@ -328,12 +328,15 @@ impl Mover {
         }
     }
 
-    fn has_news(&mut self) -> bool {
+    /// Looks for something to do; with `rests` not in channels that are left alone for a while.
+    fn has_news(&mut self, rests: bool) -> bool {
         if self.inbox.is_filled() || self.fair.has_flows() {
             return true;
         }
         for (client, index) in self.fair.channels() {
-            if channel_of(&mut self.clients, client, index).is_some_and(|c| c.has_requests()) {
+            let Some(channel) = channel_of(&mut self.clients, client, index) else { continue };
+            // Not even a look at the memory of one that rests.
+            if !(rests && channel.rests(|| self.clock.now())) && channel.has_requests() {
                 return true;
             }
         }

@@ -41,7 +41,8 @@ impl Mover {
             _ => None,
         };
         let Some(channel) = channel else { return };
-        for _ in 0..pd_abi::limits::REQUEST_RING_ENTRIES as usize / REQUESTS_PER_TURN {
+        // Once more than the ring holds: the last send may have grown.
+        for _ in 0..=pd_abi::limits::REQUEST_RING_ENTRIES as usize / REQUESTS_PER_TURN {
             if self.has_fallen_behind(client)
                 || self.take_requests(client, channel).is_none_or(|taken| taken == 0)
             {
@@ -55,7 +56,7 @@ impl Mover {
         let mut taken = 0;
         let result = loop {
             let channel = channel_of(&mut self.clients, client, index)?;
-            match channel.requests.read() {
+            match channel.next_request() {
                 Ok(Some(request)) => {
                     taken += 1;
                     if let Err(violation) = self.take_request(client, index, &request) {
@@ -66,14 +67,15 @@ impl Mover {
                     }
                 }
                 Ok(None) => break Ok(()),
-                Err(_) => break Err(Violation::RequestRing),
+                Err(violation) => break Err(violation),
             }
         };
         if taken > 0 {
             let uncharged = std::mem::take(&mut self.uncharged);
             self.fair.charge(self.payer_of(client), taken as u64 * REQUEST_BYTES + uncharged);
-            channel_of(&mut self.clients, client, index)?.requests.release();
         }
+        let now = self.now;
+        channel_of(&mut self.clients, client, index)?.end_turn(taken, now);
         if let Err(violation) = result {
             self.cut_off(client, violation);
             return None;
@@ -92,6 +94,10 @@ impl Mover {
 
     /// Takes requests of one of the payer's channels; how many. None: the channel shall not be looked at any more.
     pub(super) fn poll_channel(&mut self, client: ClientId, index: usize, payer: PayerId) -> Option<usize> {
+        let now = self.now;
+        if channel_of(&mut self.clients, client, index)?.rests(|| now) {
+            return Some(0);
+        }
         let taken = if self.has_fallen_behind(client) { 0 } else { self.take_requests(client, index)? };
         if taken == 0 {
             self.fair.charge(payer, REQUEST_BYTES);
@@ -214,19 +220,20 @@ impl Mover {
         let region =
             state.regions.get(span.region as usize).and_then(Option::as_ref).ok_or(Violation::Span)?;
         let end = span.offset.checked_add(span.len).ok_or(Violation::Span)?;
-        if span.len == 0 || span.len > pd_abi::limits::MESSAGE_BYTES_MAX || end > region.len() as u64 {
+        let sends = request.sends();
+        if span.len < sends || span.len > pd_abi::limits::MESSAGE_BYTES_MAX || end > region.len() as u64 {
             return Err(Violation::Span);
         }
         let address = region.address(span.offset as usize, span.len as usize).as_ptr() as u64;
-        let may_pass =
-            span.len <= PASSED_BYTES_MAX && self.engines.is_own_core() && !self.throttle.is_limited();
+        let free = !self.throttle.is_limited();
+        let may_pass = span.len <= PASSED_BYTES_MAX && self.engines.is_own_core() && free;
         let mut passed = 0;
         self.accept(client, SocketId(request.socket), |flow| {
-            if may_pass && flow.pass(address, span.len) {
+            if may_pass && flow.pass(address, span.len, sends) {
                 passed = span.len;
                 return Ok(());
             }
-            flow.accept(address, span.len).map(drop)
+            flow.accept(address, span.len, sends, free).map(drop)
         })?;
         self.uncharged += passed;
         Ok(())

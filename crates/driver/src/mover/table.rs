@@ -9,6 +9,8 @@ pub struct Entry {
     pub pointer: u64,
     /// Bytes of the block.
     pub size: u64,
+    /// Sends that it is, of a send buffer table.
+    pub sends: u64,
     /// Bytes inserted up to and with this block since the table was made: the difference between
     /// the youngest and the oldest entry is what the ring holds.
     pub total: u64,
@@ -62,11 +64,16 @@ impl BufferTable {
 
     /// Inserts a block behind the others and returns its number, or none if it does not fit.
     pub fn insert(&mut self, pointer: u64, size: u64) -> Option<u64> {
+        self.insert_sends(pointer, size, 1)
+    }
+
+    /// Inserts a block of one or several sends, likewise.
+    pub fn insert_sends(&mut self, pointer: u64, size: u64, sends: u64) -> Option<u64> {
         if size == 0 || size > self.room() || self.entries.len() == ENTRIES_MAX {
             return None;
         }
         self.inserted += size;
-        self.entries.push_back(Entry { pointer, size, total: self.inserted, done: false });
+        self.entries.push_back(Entry { pointer, size, sends, total: self.inserted, done: false });
         Some(self.first + self.entries.len() as u64 - 1)
     }
 
@@ -75,6 +82,26 @@ impl BufferTable {
         debug_assert!(self.entries.is_empty(), "blocks are removed in order");
         self.first += 1;
         self.first - 1
+    }
+
+    /// Makes the youngest block longer by what follows it in memory, if `is_idle` says of its number that it may, and if that
+    /// fits. Returns whether it did.
+    pub fn extend(&mut self, pointer: u64, size: u64, sends: u64, is_idle: impl FnOnce(u64) -> bool) -> bool {
+        let (room, number) = (self.room(), self.first + self.entries.len() as u64);
+        let Some(last) = self.entries.back_mut() else { return false };
+        if last.done || last.pointer + last.size != pointer || size > room || !is_idle(number - 1) {
+            return false;
+        }
+        last.size += size;
+        last.sends += sends;
+        last.total += size;
+        self.inserted += size;
+        true
+    }
+
+    /// Number of the oldest block, or of the next one.
+    pub fn first(&self) -> u64 {
+        self.first
     }
 
     /// The block with this number.
@@ -145,6 +172,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Insert(u64),
+        Extend(u64, bool),
         Finish(usize),
         Remove,
         Clear,
@@ -154,6 +182,7 @@ mod tests {
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             4 => (0u64..40).prop_map(Step::Insert),
+            4 => (1u64..40, any::<bool>()).prop_map(|(size, idle)| Step::Extend(size, idle)),
             4 => (0usize..64).prop_map(Step::Finish),
             4 => Just(Step::Remove),
             1 => Just(Step::Clear),
@@ -169,6 +198,7 @@ mod tests {
             let mut table = BufferTable::new(capacity);
             table.first = start;
             let mut model: Vec<(u64, u64, bool)> = Vec::new();
+            let mut sends = 0;
             let mut next = start;
             for step in steps {
                 match step {
@@ -180,6 +210,20 @@ mod tests {
                         if fits {
                             model.push((next, size, false));
                             next += 1;
+                            sends += 1;
+                        }
+                    }
+                    Step::Extend(size, idle) => {
+                        let used: u64 = model.iter().map(|e| e.1).sum();
+                        let last = model.last_mut().filter(|e| !e.2);
+                        let end = last.as_ref().map_or(0, |e| e.0 * 7 + e.1);
+                        prop_assert!(!table.extend(end + 1, size, 1, |_| true), "memory between");
+                        let fits = last.is_some() && idle && used + size <= capacity;
+                        let number = next.wrapping_sub(1);
+                        prop_assert_eq!(table.extend(end, size, 2, |asked| asked == number && idle), fits);
+                        if let (Some(last), true) = (last, fits) {
+                            last.1 += size;
+                            sends += 2;
                         }
                     }
                     Step::Finish(index) => {
@@ -190,9 +234,10 @@ mod tests {
                     }
                     Step::Remove => {
                         let expected = model.first().filter(|e| e.2).map(|e| (e.0 * 7, e.1));
-                        let got = table.remove_finished().map(|e| (e.pointer, e.size));
-                        prop_assert_eq!(got, expected);
-                        if expected.is_some() {
+                        let removed = table.remove_finished();
+                        prop_assert_eq!(removed.map(|e| (e.pointer, e.size)), expected);
+                        if let Some(entry) = removed {
+                            sends -= entry.sends;
                             model.remove(0);
                         }
                     }
@@ -204,11 +249,13 @@ mod tests {
                     Step::Clear => {
                         prop_assert_eq!(table.clear(), model.len() as u64);
                         model.clear();
+                        sends = 0;
                     }
                 }
                 prop_assert_eq!(table.used(), model.iter().map(|e| e.1).sum::<u64>());
                 prop_assert_eq!(table.room(), capacity - table.used());
                 prop_assert_eq!(table.len(), model.len());
+                prop_assert_eq!(table.entries.iter().map(|e| e.sends).sum::<u64>(), sends);
                 for &(number, size, _) in &model {
                     prop_assert_eq!(table.number(number as u16), Some(number));
                     prop_assert_eq!(table.get(number).unwrap().size, size);

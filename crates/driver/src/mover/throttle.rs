@@ -101,7 +101,7 @@ impl Throttle {
         if !tenant.waiting.is_empty() && !woken {
             tenant.waiting.push_back(flow.id);
         } else {
-            let want = (flow.pending.min(bytes), u64::from(flow.starts_message()));
+            let want = (flow.pending.min(bytes), flow.messages_wanted());
             let of = tenant.budget.limits.connection;
             if flow.own.as_ref().map_or(Rates::default(), |own| own.of) != of {
                 flow.own = of.any().then(|| Own::new(of));

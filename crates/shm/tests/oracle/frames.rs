@@ -57,9 +57,9 @@ fn check_request(request: &Request) {
     let id = SocketId(request.socket);
     assert_eq!(SocketId::new(id.slot(), id.generation()), id);
     let span = request.span();
-    assert!(span.offset < 1 << 48);
-    let again = Request::send(id, span);
-    assert_eq!((again.span(), again.payload), (span, request.payload));
+    assert!(span.offset < 1 << 48 && span.len < 1 << 32);
+    let again = Request::several_sends(id, span, request.sends());
+    assert_eq!((again.span(), again.sends(), again.payload), (span, request.sends(), request.payload));
     let (first, second) = request.numbers();
     assert_eq!(request.with_numbers(first, second), *request);
     assert_eq!(request.with_address(request.address()), *request);

@@ -2,15 +2,16 @@
 //! of the stream (paper, section III-E).
 use super::{file, Flow, Pump};
 use crate::messages::Violation;
+use crate::mover::table::Entry;
 use crate::mover::throttle::Allowance;
 use pd_abi::{Command, CommandType, TableId};
 use pd_engine::Cpu;
 
 impl Flow {
-    /// Accepts and delivers a send of `len` bytes at `address` if nothing is before it and the ring has room for it.
+    /// Accepts and delivers one or several sends of `len` bytes at `address` if nothing is before it and the ring has room for it.
     /// Returns whether it did; if not, nothing has happened, and [`Self::pump`] finds out why. Only where the mover may copy by itself
     /// ([`Engines::is_own_core`](crate::mover::engines::Engines::is_own_core)) and no rate limits the flow.
-    pub fn pass(&mut self, address: u64, len: u64) -> bool {
+    pub fn pass(&mut self, address: u64, len: u64, sends: u64) -> bool {
         let idle = self.pending == 0 && self.sbt.is_empty() && self.rbt.is_empty();
         let plain = !self.blocked && !self.aborted && self.finish.is_none() && self.moves.is_none();
         if !idle || !plain || self.fit.is_poor() || len > self.sbt.room() {
@@ -32,8 +33,8 @@ impl Flow {
         // ring, which is the flow's to write and nobody else's; send and receive regions never overlap.
         unsafe { Cpu::copy(place, from, len as usize) };
         self.cursor = (self.sbt.pass() + 1, 0);
-        self.sends_accepted += 1;
-        self.sends_done += 1;
+        self.sends_accepted += sends;
+        self.sends_done += sends;
         self.reserved += len;
         self.delivered += len;
         true
@@ -74,19 +75,21 @@ impl Flow {
             }
             let (number, under_way) = self.cursor;
             let unread = self.moves.as_ref().and_then(|moves| moves.next_unread());
-            let starts = u64::from(under_way == 0 && unread.is_none());
-            if budget.messages < starts {
-                return Ok(Pump::More);
-            }
-            let (src_addr, left) = match (unread, self.sbt.get(number)) {
-                (Some(unread), _) => unread,
-                (None, Some(entry)) => (entry.pointer + under_way, entry.size - under_way),
+            let (src_addr, left, allowed) = match (unread, self.sbt.get(number)) {
+                (Some((from, left)), _) => (from, left, left),
+                (None, Some(&block)) => {
+                    let allowed = self.allow_sends(&block, budget) - under_way;
+                    (block.pointer + under_way, block.size - under_way, allowed)
+                }
                 (None, None) => return Ok(Pump::Drained),
             };
+            if allowed == 0 {
+                return Ok(Pump::More);
+            }
             let file = if unread.is_none() { self.file_of(number) } else { None };
             let want = match file {
-                Some(_) => left.min(budget.bytes),
-                None => left.min(budget.bytes).min(chunk_bytes_max.into()),
+                Some(_) => allowed.min(budget.bytes),
+                None => allowed.min(budget.bytes).min(chunk_bytes_max.into()),
             };
             let mut room = ring_bytes - (self.reserved - self.consumed);
             if room < want {
@@ -120,10 +123,9 @@ impl Flow {
             self.reserved += len;
             self.pending -= len;
             budget.bytes -= len;
-            budget.messages -= starts;
             match &mut self.moves {
                 Some(moves) if unread.is_some() => moves.take_unread(len),
-                _ if len == left => self.cursor = (number + 1, 0),
+                _ if len == left => (self.cursor, self.allowed) = ((number + 1, 0), 0),
                 _ => self.cursor = (number, under_way + len),
             }
             if here {
@@ -140,6 +142,18 @@ impl Flow {
             self.drop_sends_if_over();
         }
         Ok(Pump::Drained)
+    }
+
+    /// Takes tokens for the sends of the present block. Returns how many of its bytes may be put under way: the part of
+    /// them that the sends allowed are of all.
+    fn allow_sends(&mut self, block: &Entry, budget: &mut Allowance) -> u64 {
+        let more = (block.sends - self.allowed).min(budget.messages);
+        budget.messages -= more;
+        self.allowed += more;
+        if self.allowed == block.sends {
+            return block.size;
+        }
+        (u128::from(block.size) * u128::from(self.allowed) / u128::from(block.sends)) as u64
     }
 
     fn command(&self, src_addr: u64, dst_addr: u64, len: u64, seq: u64) -> Command {
@@ -181,14 +195,15 @@ impl Flow {
             return;
         }
         self.oldest_delivered += len;
-        let Some(oldest) = self.sbt.get(self.sends_done) else { return };
+        let first = self.sbt.first();
+        let Some(oldest) = self.sbt.get(first) else { return };
         if self.oldest_delivered == oldest.size {
-            self.sbt.finish(self.sends_done);
+            self.sends_done += oldest.sends;
+            self.sbt.finish(first);
             self.sbt.remove_finished();
-            self.sends_done += 1;
             self.oldest_delivered = 0;
             if let Some(files) = &mut self.files {
-                files.forget_before(self.sends_done);
+                files.forget_before(first + 1);
             }
         }
     }

@@ -13,7 +13,7 @@ const COLD_BYTES_MAX: u64 = 256 << 10;
 /// The files of a flow's sends. Most flows have none.
 #[derive(Debug, Default)]
 pub struct Files {
-    /// Number of a send, and what it is of; oldest first.
+    /// Number of a send's block, and what it is of; oldest first.
     sends: VecDeque<(u64, Arc<OpenFile>)>,
     /// For the reader.
     cold: Option<ColdRead>,
@@ -24,9 +24,9 @@ pub struct Files {
 }
 
 impl Files {
-    /// Sends up to this one are done.
-    pub(super) fn forget_before(&mut self, send: u64) {
-        while self.sends.front().is_some_and(|&(number, _)| number < send) {
+    /// Blocks up to this one are done.
+    pub(super) fn forget_before(&mut self, block: u64) {
+        while self.sends.front().is_some_and(|&(number, _)| number < block) {
             self.sends.pop_front();
         }
     }
@@ -48,16 +48,18 @@ impl Flow {
     /// # Errors
     /// As [`Flow::accept`].
     pub fn accept_file(&mut self, file: Arc<OpenFile>, offset: u64, len: u64) -> Result<(), Violation> {
-        if let Some(number) = self.accept(offset, len)? {
+        if self.counts(1) {
+            let number = self.sbt.insert(offset, len).ok_or(Violation::SendRing)?;
+            self.pending += len;
             self.files.get_or_insert_default().sends.push_back((number, file));
         }
         Ok(())
     }
 
-    /// The file that a send is of, if any.
-    pub(super) fn file_of(&self, send: u64) -> Option<Arc<OpenFile>> {
+    /// The file that a block is of, if any.
+    pub(super) fn file_of(&self, block: u64) -> Option<Arc<OpenFile>> {
         let sends = &self.files.as_ref()?.sends;
-        sends.iter().find(|&&(number, _)| number == send).map(|(_, file)| Arc::clone(file))
+        sends.iter().find(|&&(number, _)| number == block).map(|(_, file)| Arc::clone(file))
     }
 
     /// Reads a piece of a file into the ring. Returns how many bytes are delivered or on their way.

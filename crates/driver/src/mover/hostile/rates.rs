@@ -107,7 +107,9 @@ fn each_end_of_a_connection_has_its_own_rate() {
     }
     // New limits hold for the connections that there are, once what waited has gone.
     limit(&mut world, Limits::default());
-    run_for(&mut world, 1, 1000);
+    while world.receive(0, 0, RING_BYTES) + world.receive(1, 0, RING_BYTES) > 0 {
+        world.rest();
+    }
     let connection = Rates { bytes: None, messages };
     limit(&mut world, Limits { connection, ..Limits::default() });
     let moved = run_for(&mut world, 500, 1000);
