@@ -1,131 +1,536 @@
-/* Constants of the PipeDevice ABI. Generated from the pd-abi crate; do not edit.
- * SPDX-License-Identifier: Apache-2.0 */
+/* The PipeDevice ABI. Generated from the pd-abi crate; do not edit.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Numbers are little endian. Offsets of words are bytes from the start of their page or line. */
 #ifndef PD_ABI_H
 #define PD_ABI_H
 
-#define PD_ABI_VERSION 8ull
+#include <stdint.h>
+
+/* Version. */
+/* Version of everything in this crate. A driver refuses a client of another version. */
+#define PD_ABI_VERSION 9ull
+/* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
-#define PD_ABI_COMMAND_BYTES 32ull
-#define PD_ABI_REQUEST_BYTES 32ull
-#define PD_ABI_EVENT_BYTES 32ull
-#define PD_ABI_FRAME_BYTES 128ull
-#define PD_ABI_PASSED_FILE_BYTES 16ull
-#define PD_ABI_COMMAND_GENERAL_SEND 1ull
-#define PD_ABI_COMMAND_GENERAL_COMPLETED 2ull
-#define PD_ABI_STATUS_OK 0ull
-#define PD_ABI_STATUS_BAD_ADDRESS 1ull
-#define PD_ABI_STATUS_BAD_LENGTH 2ull
-#define PD_ABI_STATUS_BAD_TYPE 3ull
-#define PD_ABI_STATUS_FAILED 4ull
-#define PD_ABI_OP_SEND 1ull
-#define PD_ABI_OP_SPACE 2ull
-#define PD_ABI_OP_SOCKET 3ull
-#define PD_ABI_OP_BIND 4ull
-#define PD_ABI_OP_LISTEN 5ull
-#define PD_ABI_OP_CONNECT 6ull
-#define PD_ABI_OP_ACCEPT 7ull
-#define PD_ABI_OP_CLOSE 8ull
-#define PD_ABI_OP_SHUTDOWN 9ull
-#define PD_ABI_OP_SET_OPTION 10ull
-#define PD_ABI_OP_ADOPT 11ull
-#define PD_ABI_OP_NUDGE 13ull
-#define PD_ABI_OP_BROKEN 14ull
-#define PD_ABI_OP_LEFT 15ull
-#define PD_ABI_OP_OPEN_FILE 16ull
-#define PD_ABI_OP_SEND_FILE 17ull
-#define PD_ABI_OP_STEP_ASIDE 18ull
-#define PD_ABI_OPTION_RECEIVES_SHARED 7ull
-#define PD_ABI_RECEIVES_SHARED 2ull
-#define PD_ABI_CLOSE_RESETS 1ull
-#define PD_ABI_EVENT_ANSWER 1ull
-#define PD_ABI_EVENT_READY 2ull
-#define PD_ABI_EVENT_MORE 3ull
-#define PD_ABI_FRAME_HELLO 1ull
-#define PD_ABI_FRAME_WELCOME 2ull
-#define PD_ABI_FRAME_MAPPED 3ull
-#define PD_ABI_FRAME_READY 4ull
-#define PD_ABI_FRAME_CHANNEL 5ull
-#define PD_ABI_FRAME_SEND_REGION 6ull
-#define PD_ABI_FRAME_RECEIVE_REGION 7ull
-#define PD_ABI_FRAME_DIRECT_RING 12ull
-#define PD_ABI_FRAME_DIRECT_MAPPED 13ull
-#define PD_ABI_FRAME_PEER_RING 14ull
-#define PD_ABI_FRAME_BELL 15ull
-#define PD_ABI_FRAME_PEER_BELL 16ull
-#define PD_ABI_FRAME_FILE_SOCKET 17ull
+
+/* Limits. */
+/* Ordinary page. Regions are whole pages. */
 #define PD_ABI_PAGE_BYTES 4096ull
+/* Hugepage that payload regions are made of when the machine has some (paper, section IV-A). */
 #define PD_ABI_HUGEPAGE_BYTES 2097152ull
+/* Cache line: words of different writers never share one. */
 #define PD_ABI_LINE_BYTES 64ull
+/* Depth of an engine's submission and completion queue (paper, section IV). A full submission queue makes the mover reap before it submits more. */
 #define PD_ABI_QUEUE_DEPTH 1024ull
-#define PD_ABI_REQUEST_RING_ENTRIES 1024ull
-#define PD_ABI_EVENT_RING_ENTRIES 1024ull
-#define PD_ABI_CHANNELS_MAX 64ull
-#define PD_ABI_SOCKETS_MAX 65536ull
-#define PD_ABI_REGIONS_MAX 4096ull
-#define PD_ABI_RING_BYTES_DEFAULT 4194304ull
-#define PD_ABI_RING_BYTES_MIN 65536ull
-#define PD_ABI_RING_BYTES_MAX 1073741824ull
-#define PD_ABI_MESSAGE_BYTES_MAX 1073741824ull
-#define PD_ABI_SENDS_IN_FLIGHT_MAX 4096ull
-#define PD_ABI_BACKLOG_MAX 4096ull
+/* Payload of one command on the paper's hardware (section IV-B); engines state their own. */
 #define PD_ABI_CHUNK_BYTES_PAPER 4096ull
-#define PD_ABI_LAYOUT_CHANNELS_OFFSET 4096ull
+/* Entries of a request ring. A client that finds it full waits for the driver. */
+#define PD_ABI_REQUEST_RING_ENTRIES 1024ull
+/* Entries of an event ring. Events that do not fit wait, in order, in the driver; there are at most one per socket and one per unanswered request. */
+#define PD_ABI_EVENT_RING_ENTRIES 1024ull
+/* Answers to one request that asks for several sockets: fewer round trips where many are opened or accepted. */
+#define PD_ABI_ANSWERS_MAX 64ull
+/* Channels (a request ring and an event ring) of one client. Threads beyond that share channels. */
+#define PD_ABI_CHANNELS_MAX 64ull
+/* Sockets of one client: EMFILE beyond. */
+#define PD_ABI_SOCKETS_MAX 65536ull
+/* Payload regions of one client: ENOMEM beyond. */
+#define PD_ABI_REGIONS_MAX 4096ull
+/* Default size of a socket's send ring and of its receive ring (paper, section IV-A). */
+#define PD_ABI_RING_BYTES_DEFAULT 4194304ull
+/* Smallest ring; smaller wishes are rounded up. */
+#define PD_ABI_RING_BYTES_MIN 65536ull
+/* Largest ring; larger wishes are rounded down, as the BSD calls do. */
+#define PD_ABI_RING_BYTES_MAX 1073741824ull
+/* Connections that one client may have on the direct path, each of which takes up to three of the 65,530 mappings that a process may have; further ones are offloaded. */
+#define PD_ABI_DIRECT_CONNECTIONS_MAX 16384ull
+/* Longest span of one send request. Longer sends are split by the client library. */
+#define PD_ABI_MESSAGE_BYTES_MAX 1073741824ull
+/* Send requests that one socket may have outstanding; the library waits at it. */
+#define PD_ABI_SENDS_IN_FLIGHT_MAX 4096ull
+/* Files that the driver has open for one client at a time, to read what is sent of them; bytes of others are copied by the client. */
+#define PD_ABI_FILES_MAX 64ull
+/* Connections on the kernel whose reasons a client keeps; an older one makes room for a newer. */
+#define PD_ABI_KERNEL_CONNECTIONS_MAX 256ull
+/* Largest backlog of a listener; larger wishes are rounded down, as the BSD calls do. */
+#define PD_ABI_BACKLOG_MAX 4096ull
+/* First and last port handed out where a program names none. */
+#define PD_ABI_EPHEMERAL_PORT_FIRST 32768ull
+/* See EPHEMERAL_PORT_FIRST. */
+#define PD_ABI_EPHEMERAL_PORT_LAST 60999ull
+
+/* Places in the control region and the status region. */
+/* Distance from one channel to the next. */
 #define PD_ABI_LAYOUT_CHANNEL_STRIDE 36864ull
+/* First channel. */
+#define PD_ABI_LAYOUT_CHANNELS_OFFSET 4096ull
+/* First socket line. */
 #define PD_ABI_LAYOUT_SOCKETS_OFFSET 2363392ull
+/* Distance from one socket line to the next. */
 #define PD_ABI_LAYOUT_SOCKET_STRIDE 64ull
+/* Size of the control region and of the status region. Pages come into being when they are used. */
 #define PD_ABI_LAYOUT_REGION_BYTES 6557696ull
+
+/* How a stream ends: recv_end, send_end. */
+/* recv_end, send_end: ended in order. Above every errno. */
 #define PD_ABI_LAYOUT_ENDED 65536ull
+/* The same of a twin: the rest of the stream goes over the kernel's connection. */
 #define PD_ABI_LAYOUT_ELSEWHERE 65537ull
-#define PD_ABI_CHANNEL_CONTROL_REQUEST_PRODUCER 0ull
-#define PD_ABI_CHANNEL_CONTROL_EVENT_CONSUMER 64ull
-#define PD_ABI_CHANNEL_CONTROL_EVENT_WAKE_AT 72ull
-#define PD_ABI_CHANNEL_CONTROL_PIPE_WANTED 80ull
-#define PD_ABI_CHANNEL_CONTROL_REQUESTS 256ull
-#define PD_ABI_CHANNEL_STATUS_REQUEST_CONSUMER 0ull
-#define PD_ABI_CHANNEL_STATUS_NEED_WAKEUP 64ull
-#define PD_ABI_CHANNEL_STATUS_EVENT_PRODUCER 128ull
-#define PD_ABI_CHANNEL_STATUS_EVENT_DOORBELL 136ull
-#define PD_ABI_CHANNEL_STATUS_EVENTS_WAITING 140ull
-#define PD_ABI_CHANNEL_STATUS_EVENTS 256ull
-#define PD_ABI_SOCKET_CONTROL_RECV_CONSUMER 0ull
-#define PD_ABI_SOCKET_CONTROL_RECV_WAKE_AT 8ull
-#define PD_ABI_SOCKET_CONTROL_SEND_WAKE_AT 16ull
-#define PD_ABI_SOCKET_CONTROL_SUBSCRIBED 24ull
-#define PD_ABI_SOCKET_CONTROL_EVENT_ACK 28ull
-#define PD_ABI_SOCKET_CONTROL_GENERATION 32ull
-#define PD_ABI_SOCKET_STATUS_RECV_PRODUCER 0ull
-#define PD_ABI_SOCKET_STATUS_SEND_CONSUMER 8ull
-#define PD_ABI_SOCKET_STATUS_SPACE_WAKE_AT 16ull
-#define PD_ABI_SOCKET_STATUS_RECV_DOORBELL 24ull
-#define PD_ABI_SOCKET_STATUS_SEND_DOORBELL 28ull
-#define PD_ABI_SOCKET_STATUS_RECV_END 32ull
-#define PD_ABI_SOCKET_STATUS_SEND_END 36ull
-#define PD_ABI_SOCKET_STATUS_EVENT_NUMBER 40ull
-#define PD_ABI_SOCKET_STATUS_RING_REGION 44ull
-#define PD_ABI_SOCKET_STATUS_RING_PAGE 48ull
-#define PD_ABI_SOCKET_STATUS_RING_PAGES 52ull
-#define PD_ABI_SOCKET_STATUS_GENERATION 56ull
-#define PD_ABI_SOCKET_STATUS_PATH 60ull
+
+/* How bytes travel: path. */
+/* The driver moves the bytes. Also of sockets that are not connected. */
 #define PD_ABI_PATH_OFFLOADED 0ull
+/* The bytes lie in rings that the two clients share. */
 #define PD_ABI_PATH_DIRECT 1ull
+/* Added to DIRECT: the peer has made its ring. */
 #define PD_ABI_PATH_PEER_READY 2ull
+/* Added to DIRECT: the connection is offloaded again. Nothing is written into the own ring any more (see Operation::Left). Of the peer's ring no more is read than has come by now, until LAST says where it ends. */
 #define PD_ABI_PATH_LEFT 4ull
+/* Of a twin that has connected, and is offloaded: the other end has been claimed. */
 #define PD_ABI_PATH_CLAIMED 8ull
+/* Added to LEFT: the peer writes nothing more into its ring, and what lies there is the last. */
 #define PD_ABI_PATH_LAST 16ull
+/* Added to DIRECT: what this side sends stays offloaded, because its peer receives no bytes that the sender can still change (see SocketOption::ReceivesShared). */
 #define PD_ABI_PATH_SENDS_OFFLOADED 32ull
+/* Added to DIRECT: the policy says that the two sides trust each other. Bytes may be lent where the peer wrote them. */
 #define PD_ABI_PATH_TRUSTED 64ull
+
+/* Values of requests. */
+/* value of Operation::Close: the peer's stream ends with ECONNRESET, after what was sent. */
+#define PD_ABI_CLOSE_RESETS 1ull
+/* value of Operation::Left: all of the peer's ring was read. */
+#define PD_ABI_LEFT_RECEIVING 1ull
+/* value of Operation::Left: nothing more is written into the own ring. */
+#define PD_ABI_LEFT_SENDING 2ull
+/* value of Operation::Bind: the socket stands beside one of the kernel's, for a program that knows no other: listeners of one user in one network namespace share a port, taking connections in turns. */
+#define PD_ABI_BESIDE_KERNEL 1ull
+/* value of Operation::Listen and Operation::Connect: see SocketOption::ReceivesShared. */
+#define PD_ABI_RECEIVES_SHARED 2ull
+/* Bits of the offset in the first number of Operation::Send; the region lies above. */
+#define PD_ABI_SPAN_OFFSET_BITS 48ull
+/* Bits of the slot in a SocketId and a FileId; the generation lies above. */
+#define PD_ABI_ID_SLOT_BITS 16ull
+
+/* Sizes of requests about kernel sockets. */
+/* Bytes of a TwinRequest in the text of a Frame. */
+#define PD_ABI_TWIN_REQUEST_BYTES 64ull
+
+/* Ids of frames. */
+/* Frame::id of the control region in Mapped and Ready. */
+#define PD_ABI_REGION_CONTROL 4294967295ull
+
+/* Requests. */
+/* Move a span of a send region to the peer (paper, section III-E). Numbers: the region above SPAN_OFFSET_BITS of offset, and the bytes. Unanswered. */
+#define PD_ABI_OP_SEND 1ull
+/* The client has given back receive ring bytes that the driver said it waits for (space_wake_at). Unanswered. */
+#define PD_ABI_OP_SPACE 2ull
+/* A new socket; family says IPv4 or IPv6. Answered with its id and, as a number, the bytes of its send and receive rings. */
+#define PD_ABI_OP_SOCKET 3ull
+/* Bind to an address; value may be BESIDE_KERNEL. Answered with the address bound. */
+#define PD_ABI_OP_BIND 4ull
+/* Listen; numbers: backlog; value may be RECEIVES_SHARED, for the sockets that are accepted. Answered with the local address. */
+#define PD_ABI_OP_LISTEN 5ull
+/* Connect to an address; value may be RECEIVES_SHARED. Answered with the local address. */
+#define PD_ABI_OP_CONNECT 6ull
+/* Take one connection from the backlog. Answered with the new socket's id and the peer's address, or EAGAIN. */
+#define PD_ABI_OP_ACCEPT 7ull
+/* No more use of the socket; what it has sent is still delivered. value may be CLOSE_RESETS. Unanswered. */
+#define PD_ABI_OP_CLOSE 8ull
+/* Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered. */
+#define PD_ABI_OP_SHUTDOWN 9ull
+/* Set a SocketOption to a number. Answered with the value taken, in the address bytes. */
+#define PD_ABI_OP_SET_OPTION 10ull
+/* The socket's events shall come to the channel of this request. Answered. */
+#define PD_ABI_OP_ADOPT 11ull
+/* Nobody shall claim this twin any more. Answered: EISCONN if somebody has. */
+#define PD_ABI_OP_WITHDRAW 12ull
+/* Direct path: the peer waits for a Ready event of this. Unanswered. */
+#define PD_ABI_OP_NUDGE 13ull
+/* Direct path: the peer's words are impossible, end the connection. Unanswered. */
+#define PD_ABI_OP_BROKEN 14ull
+/* The socket has left the direct path, as its path word asked for, in one of its directions: value is LEFT_RECEIVING or LEFT_SENDING. Unanswered. */
+#define PD_ABI_OP_LEFT 15ull
+/* The driver shall open a file of the client's for SendFile: the one that the client has passed on its file socket with the serial that is the first number (PassedFile). Answered with a FileId as a number; ENOTCONN without a file socket, ESTALE if nothing was passed with that serial, EPROTO if something else was passed. */
+#define PD_ABI_OP_OPEN_FILE 16ull
+/* Move a piece of a file to the peer: tag is a FileId, the numbers are the first byte and how many (at most MESSAGE_BYTES_MAX). Counted as a send. Unanswered. */
+#define PD_ABI_OP_SEND_FILE 17ull
+/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know. */
+#define PD_ABI_OP_STEP_ASIDE 18ull
+
+/* Socket options. */
+/* Send ring, bytes: how much may be sent and not yet delivered. */
+#define PD_ABI_OPTION_SEND_RING_BYTES 1ull
+/* Receive ring, bytes. Takes effect when the next ring is attached. */
+#define PD_ABI_OPTION_RECEIVE_RING_BYTES 2ull
+/* A second listener may bind the port once the first is closed: always so; kept for programs that set it. */
+#define PD_ABI_OPTION_REUSE_ADDRESS 3ull
+/* An IPv6 socket takes no IPv4 connections. */
+#define PD_ABI_OPTION_V6_ONLY 4ull
+/* A question, not a setting: the answer carries the socket's local address. */
+#define PD_ABI_OPTION_LOCAL_ADDRESS 5ull
+/* A listener takes no new connections for now; those that wait in its backlog stay. */
+#define PD_ABI_OPTION_PAUSED 6ull
+/* The socket receives bytes that their sender can still change, on the direct path: the library copies them before the program looks at them, or the program has asked for them as they are. Cannot be taken back. */
+#define PD_ABI_OPTION_RECEIVES_SHARED 7ull
+
+/* Events. */
+/* A request was carried out, or not. */
+#define PD_ABI_EVENT_ANSWER 1ull
+/* A subscribed socket may have become readable, writable or closed. Reactive: no second one before the client has acknowledged the first (event_ack). */
+#define PD_ABI_EVENT_READY 2ull
+/* As Answer, and another answer to the same request follows. */
+#define PD_ABI_EVENT_MORE 3ull
+
+/* Frames. */
+/* Client: I would like to attach. */
+#define PD_ABI_FRAME_HELLO 1ull
+/* Driver: you are attached; id is the client's number. */
+#define PD_ABI_FRAME_WELCOME 2ull
+/* Client: I have mapped region id, seal it. */
+#define PD_ABI_FRAME_MAPPED 3ull
+/* Driver: region id is sealed and in use. */
+#define PD_ABI_FRAME_READY 4ull
+/* Client: one more channel. Driver: here it is. */
+#define PD_ABI_FRAME_CHANNEL 5ull
+/* Client: a send region of at least bytes. Driver: here it is. */
+#define PD_ABI_FRAME_SEND_REGION 6ull
+/* Driver: a receive region. */
+#define PD_ABI_FRAME_RECEIVE_REGION 7ull
+/* Client: a pipe that becomes readable with events on channel id. Driver: here it is. */
+#define PD_ABI_FRAME_WAKE_PIPE 8ull
+/* Driver: no, and why. */
+#define PD_ABI_FRAME_ERROR 9ull
+/* Driver: you are cut off, and why. */
+#define PD_ABI_FRAME_GOODBYE 10ull
+/* Client: a TwinRequest, in the text; id is the channel that shall get the answer. */
+#define PD_ABI_FRAME_TWIN 11ull
+/* Client: the ring that it is to write for socket id. Driver: here it is, bytes behind an index page of page_bytes. */
+#define PD_ABI_FRAME_DIRECT_RING 12ull
+/* Client: I have mapped the direct ring of socket id, seal it. */
+#define PD_ABI_FRAME_DIRECT_MAPPED 13ull
+/* Client: the ring that the peer of socket id writes. Driver: here it is. */
+#define PD_ABI_FRAME_PEER_RING 14ull
+/* Client: an eventfd that it is to sleep on, and that the peer of socket id may write, for its epoll instance bytes. Driver: here it is, number bytes; the same one for all connections of that instance with that peer. */
+#define PD_ABI_FRAME_BELL 15ull
+/* Client: the bell that the peer of socket id sleeps on. Driver: here it is, number bytes. */
+#define PD_ABI_FRAME_PEER_BELL 16ull
+/* Client: a socket by which it can pass files (PassedFile). Driver: here it is, the only one: EEXIST if it has one. */
+#define PD_ABI_FRAME_FILE_SOCKET 17ull
+
+/* Requests about kernel sockets. */
+/* Connections to this listening socket may have twins. Everybody who holds the socket may say so. */
+#define PD_ABI_TWIN_LISTEN 1ull
+/* This socket, bound but not yet connected, is going to be connected: a twin, which can send at once. ECONNREFUSED if nobody said Listen there. */
+#define PD_ABI_TWIN_CONNECT 2ull
+/* This socket was accepted: its twin. ENOENT if the peer has made none. */
+#define PD_ABI_TWIN_CLAIM 3ull
+/* This connected socket has a twin that another process used, or nobody since that one ended: it becomes the asker's, with what was not read. ENOENT if there is none. */
+#define PD_ABI_TWIN_TAKE 4ull
+/* The asker will claim none of the listening socket's connections any more. */
+#define PD_ABI_TWIN_UNLISTEN 5ull
+
+/* Families of addresses. */
+/* A file, of a socket that has one for an address; device and inode are the bytes. */
+#define PD_ABI_FAMILY_FILE 1ull
+/* IPv4. */
+#define PD_ABI_FAMILY_V4 4ull
+/* IPv6. */
+#define PD_ABI_FAMILY_V6 6ull
+
+/* Why a connection is the kernel's. */
+/* the peer listens without the library, or not at all */
+#define PD_ABI_REASON_PEER_WITHOUT 1ull
+/* the address is of another host, or of a namespace that the driver does not serve */
+#define PD_ABI_REASON_PEER_UNKNOWN 2ull
+/* the peer did not take the connection up in time */
+#define PD_ABI_REASON_PEER_SLOW 3ull
+/* the peer connected without the fabric */
+#define PD_ABI_REASON_PEER_PLAIN 4ull
+/* the peer has left */
+#define PD_ABI_REASON_PEER_LEFT 5ull
+/* connections there are brief */
+#define PD_ABI_REASON_BRIEF 6ull
+/* the policy denies it */
+#define PD_ABI_REASON_POLICY 7ull
+/* no descriptor is left, or no connection that the driver or the policy allows */
+#define PD_ABI_REASON_LIMIT 8ull
+/* no memory is left, the process's or the driver's, or no connection of the driver's */
+#define PD_ABI_REASON_NO_MEMORY 9ull
+/* no port was free for a connection on the fabric */
+#define PD_ABI_REASON_NO_PORT 10ull
+/* the process is not attached to a driver */
+#define PD_ABI_REASON_NO_DRIVER 11ull
+/* the driver refused it */
+#define PD_ABI_REASON_REFUSED 12ull
+/* such addresses are the kernel's */
+#define PD_ABI_REASON_ADDRESS 13ull
+/* the program waits where the library does not see it */
+#define PD_ABI_REASON_UNSEEN_WAIT 14ull
+/* urgent bytes */
+#define PD_ABI_REASON_URGENT 15ull
+/* an option of the kernel's */
+#define PD_ABI_REASON_OPTION 16ull
+/* signals for each event */
+#define PD_ABI_REASON_SIGNALS 17ull
+/* zero-copy sends */
+#define PD_ABI_REASON_ZERO_COPY 18ull
+/* a message with descriptors */
+#define PD_ABI_REASON_CONTROL_DATA 19ull
+/* small messages, for which a thread sleeps each time */
+#define PD_ABI_REASON_SMALL_TALK 20ull
+/* the process forked, closed or ended before the peer took the connection up */
+#define PD_ABI_REASON_SETTLED 21ull
+
+/* Commands of an engine. */
+/* Copy data_len bytes from src_addr to dst_addr. */
+#define PD_ABI_COMMAND_GENERAL_SEND 1ull
+/* The copy is done; see the status for how it went. */
+#define PD_ABI_COMMAND_GENERAL_COMPLETED 2ull
+
+/* How a command ended. */
+/* All bytes are at the destination. */
+#define PD_ABI_STATUS_OK 0ull
+/* The engine cannot reach one of the addresses. */
+#define PD_ABI_STATUS_BAD_ADDRESS 1ull
+/* data_len is zero or above the engine's chunk size. */
+#define PD_ABI_STATUS_BAD_LENGTH 2ull
+/* request_type is not one the engine knows. */
+#define PD_ABI_STATUS_BAD_TYPE 3ull
+/* The engine failed; any part of the destination may have been written. */
+#define PD_ABI_STATUS_FAILED 4ull
+
+/* Tables that a command's entry counts in. */
+/* Send buffer table. */
+#define PD_ABI_TABLE_SBT 0ull
+/* Receive buffer table. */
+#define PD_ABI_TABLE_RBT 1ull
+
+/* Header of the status region, written by: driver. 4096 bytes. */
+/* u64: MAGIC. */
+#define PD_ABI_HEADER_MAGIC 0ull
+/* u32: VERSION. */
+#define PD_ABI_HEADER_VERSION 8ull
+/* u32: The client's number. */
+#define PD_ABI_HEADER_CLIENT 12ull
+/* u32: Twins that the client may find when it accepts: made towards listeners that it speaks for, and not yet claimed or withdrawn. Counted before who makes one learns of it, so 0 says that what the kernel has accepted has none. */
+#define PD_ABI_HEADER_CLAIMABLE 16ull
+/* [u32; FILES_MAX]: The FileId of each slot with an open file that may be sent; 0: none. See control_header::FILE_USES. */
+#define PD_ABI_HEADER_FILES 64ull
+
+/* Header of the control region, written by: client. 4096 bytes. */
+/* [u32; FILES_MAX]: Sends of the file of each slot, since it was opened. The client counts one, fences, looks whether the slot is still the file's, and only then sends; the driver closes a file by clearing the slot, fencing, and looking whether it has taken as many sends as were counted: if not, it stays open. */
+#define PD_ABI_CONTROL_HEADER_FILE_USES 64ull
+/* [u32; KERNEL_REASONS]: Connections of the process that are or were the kernel's, for each KernelReason. They only grow. */
+#define PD_ABI_CONTROL_HEADER_KERNEL_COUNTS 384ull
+/* [u64; KERNEL_CONNECTIONS_MAX]: The inode of such a connection's socket in the lower half, its KernelReason in the upper; 0: none. */
+#define PD_ABI_CONTROL_HEADER_KERNEL_CONNECTIONS 512ull
+
+/* A channel in the control region, written by: client. 36864 bytes. */
+/* u64: Requests written. */
+#define PD_ABI_CHANNEL_CONTROL_REQUEST_PRODUCER 0ull
+/* u64: Events read. */
+#define PD_ABI_CHANNEL_CONTROL_EVENT_CONSUMER 64ull
+/* u64: Ring event_doorbell when event_producer reaches this. */
+#define PD_ABI_CHANNEL_CONTROL_EVENT_WAKE_AT 72ull
+/* u32: Not 0: also write the wake pipe when event_wake_at is reached. */
+#define PD_ABI_CHANNEL_CONTROL_PIPE_WANTED 80ull
+/* [Request; REQUEST_RING_ENTRIES]: The entries. */
+#define PD_ABI_CHANNEL_CONTROL_REQUESTS 256ull
+
+/* A channel in the status region, written by: driver. 36864 bytes. */
+/* u64: Requests taken. */
+#define PD_ABI_CHANNEL_STATUS_REQUEST_CONSUMER 0ull
+/* u32: 0: the driver is looking; otherwise the number of its present sleep: write the doorbell eventfd once for each. */
+#define PD_ABI_CHANNEL_STATUS_NEED_WAKEUP 64ull
+/* u64: Events written. */
+#define PD_ABI_CHANNEL_STATUS_EVENT_PRODUCER 128ull
+/* u32: Futex: incremented with each wake-up. */
+#define PD_ABI_CHANNEL_STATUS_EVENT_DOORBELL 136ull
+/* u32: Not 0: events wait for room; write the doorbell after reading some. */
+#define PD_ABI_CHANNEL_STATUS_EVENTS_WAITING 140ull
+/* [Event; EVENT_RING_ENTRIES]: The entries. */
+#define PD_ABI_CHANNEL_STATUS_EVENTS 256ull
+
+/* A socket's line in the control region, written by: client. 64 bytes. */
+/* u64: Bytes given back by pd_recv_done; of a listener: connections accepted. */
+#define PD_ABI_SOCKET_CONTROL_RECV_CONSUMER 0ull
+/* u64: Ring recv_doorbell when recv_producer reaches this, and when the stream ends. */
+#define PD_ABI_SOCKET_CONTROL_RECV_WAKE_AT 8ull
+/* u64: Ring send_doorbell when send_consumer reaches this, and when the socket fails. */
+#define PD_ABI_SOCKET_CONTROL_SEND_WAKE_AT 16ull
+/* u32: Not 0: post a Ready event with every such ring, and with everything received. */
+#define PD_ABI_SOCKET_CONTROL_SUBSCRIBED 24ull
+/* u32: Number of the last Ready event taken note of. */
+#define PD_ABI_SOCKET_CONTROL_EVENT_ACK 28ull
+/* u32: The socket's generation, written last when a socket is taken into use. */
+#define PD_ABI_SOCKET_CONTROL_GENERATION 32ull
+
+/* A socket's line in the status region, written by: driver. 64 bytes. */
+/* u64: Bytes delivered to the receive ring; of a listener: connections that ever entered the backlog. Byte n of the stream lies at offset n modulo the ring's size. */
+#define PD_ABI_SOCKET_STATUS_RECV_PRODUCER 0ull
+/* u64: Send requests whose span may be reused. */
+#define PD_ABI_SOCKET_STATUS_SEND_CONSUMER 8ull
+/* u64: Write Operation::Space when recv_consumer reaches this; 0: no need. */
+#define PD_ABI_SOCKET_STATUS_SPACE_WAKE_AT 16ull
+/* u32: Futex: incremented to wake a receiver. */
+#define PD_ABI_SOCKET_STATUS_RECV_DOORBELL 24ull
+/* u32: Futex: incremented to wake a sender. */
+#define PD_ABI_SOCKET_STATUS_SEND_DOORBELL 28ull
+/* u32: How receiving ended: 0 it did not, ENDED in order, otherwise an errno. */
+#define PD_ABI_SOCKET_STATUS_RECV_END 32ull
+/* u32: How sending ended, likewise. */
+#define PD_ABI_SOCKET_STATUS_SEND_END 36ull
+/* u32: Number of the last Ready event posted. */
+#define PD_ABI_SOCKET_STATUS_EVENT_NUMBER 40ull
+/* u32: Region that the receive ring lies in. Valid while recv_producer > recv_consumer. */
+#define PD_ABI_SOCKET_STATUS_RING_REGION 44ull
+/* u32: First page of the receive ring in that region. */
+#define PD_ABI_SOCKET_STATUS_RING_PAGE 48ull
+/* u32: Pages of the receive ring; a power of two. */
+#define PD_ABI_SOCKET_STATUS_RING_PAGES 52ull
+/* u32: The socket's generation; 0: no socket. */
+#define PD_ABI_SOCKET_STATUS_GENERATION 56ull
+/* u32: How the connection's bytes travel: a path word. Written before the socket is connected, and once more when the peer's direct ring is there. */
+#define PD_ABI_SOCKET_STATUS_PATH 60ull
+
+/* Index page of a direct ring, written by: its owner, a client. 4096 bytes. */
+/* u64: Bytes that the owner has written. Byte n lies at offset n modulo the ring's size. */
 #define PD_ABI_DIRECT_PRODUCER 0ull
+/* u64: Sends that they were. */
 #define PD_ABI_DIRECT_MESSAGES 8ull
+/* u64: Bytes of the peer's ring that the owner has given back. */
 #define PD_ABI_DIRECT_CONSUMER 128ull
+/* u64: The owner receives: ring recv_doorbell when producer reaches this. */
 #define PD_ABI_DIRECT_RECV_WAKE_AT 256ull
+/* u64: The owner sends: ring send_doorbell when consumer reaches this. */
 #define PD_ABI_DIRECT_SEND_WAKE_AT 264ull
+/* u64: The owner receives: have the driver post a Ready event (Operation::Nudge) when producer reaches this. */
 #define PD_ABI_DIRECT_RECV_EVENT_AT 272ull
+/* u64: The owner sends: likewise, when consumer reaches this. */
 #define PD_ABI_DIRECT_SEND_EVENT_AT 280ull
+/* u32: Not 0: the peer need not fence between producer and its look at the two words for receiving: the owner makes it, before each sleep, by a barrier of the kernel. */
 #define PD_ABI_DIRECT_RECV_UNFENCED 288ull
+/* u32: The same of consumer and the two words for sending. */
 #define PD_ABI_DIRECT_SEND_UNFENCED 292ull
+/* u32: Not 0: such barriers reach the owner. */
 #define PD_ABI_DIRECT_BARRIERS 296ull
+/* u64: Not 0: the owner sleeps on the bell of this number. Who has it (FrameKind::PeerBell) rings it instead of having the driver post an event. */
 #define PD_ABI_DIRECT_BELL 304ull
+/* u32: Futex: incremented to wake the peer's receiver. */
 #define PD_ABI_DIRECT_RECV_DOORBELL 384ull
+/* u32: Futex: incremented to wake the peer's sender. */
 #define PD_ABI_DIRECT_SEND_DOORBELL 388ull
+
+/* A request about a kernel socket, in a frame's text, written by: client. 64 bytes. */
+/* u32: A TwinOperation. */
+#define PD_ABI_TWIN_REQUEST_OPERATION 0ull
+/* u32: Chosen by the client; the answer on the channel carries it. */
+#define PD_ABI_TWIN_REQUEST_TAG 4ull
+/* u32: The client's descriptor. */
+#define PD_ABI_TWIN_REQUEST_DESCRIPTOR 8ull
+/* u64: What SO_COOKIE says of it. */
+#define PD_ABI_TWIN_REQUEST_COOKIE 16ull
+/* [u8; 20]: Its own address. */
+#define PD_ABI_TWIN_REQUEST_LOCAL 24ull
+/* [u8; 20]: The peer's address. */
+#define PD_ABI_TWIN_REQUEST_PEER 44ull
+
+/* Entry of a request ring, written by: client. */
+#define PD_ABI_REQUEST_BYTES 32ull
+struct pd_abi_request {
+    /* An Operation. */
+    uint8_t operation;
+    /* Of an address: 0, 4 or 6 (see Address). */
+    uint8_t family;
+    /* Of an address, host order. */
+    uint16_t port;
+    /* A SocketId, of the client that asks. */
+    uint32_t socket;
+    /* Chosen by the client; the answer carries it. */
+    uint32_t tag;
+    /* Small argument of the operation: a SocketOption; of Socket and Accept, how many sockets are wanted, at most ANSWERS_MAX (0 means one). */
+    uint32_t value;
+    /* An address's bytes, or two little-endian numbers. */
+    uint8_t payload[16];
+};
+_Static_assert(sizeof(struct pd_abi_request) == 32, "request has 32 bytes");
+
+/* Entry of an event ring, written by: driver. */
+#define PD_ABI_EVENT_BYTES 32ull
+struct pd_abi_event {
+    /* An EventKind. */
+    uint8_t kind;
+    /* Of the address: 0, 4 or 6. */
+    uint8_t family;
+    /* Of the address, host order. */
+    uint16_t port;
+    /* A SocketId. */
+    uint32_t socket;
+    /* Answer and More: the request's tag. Ready: the event's number on this socket, for event_ack. */
+    uint32_t tag;
+    /* Answer: 0, or an errno. */
+    uint32_t error;
+    /* Of the address, or a number in its first eight bytes, little endian. */
+    uint8_t payload[16];
+};
+_Static_assert(sizeof(struct pd_abi_event) == 32, "event has 32 bytes");
+
+/* Message on the attach socket, written by: both. */
+#define PD_ABI_FRAME_BYTES 128ull
+struct pd_abi_frame {
+    /* MAGIC. */
+    uint64_t magic;
+    /* VERSION. */
+    uint32_t version;
+    /* A FrameKind. */
+    uint32_t kind;
+    /* Region or channel. */
+    uint32_t id;
+    /* An errno, or 0. */
+    uint32_t error;
+    /* Size of the region, or the size wanted. */
+    uint64_t bytes;
+    /* Page size of the region's memory. */
+    uint64_t page_bytes;
+    /* Why, in UTF-8, padded with zeros. */
+    uint8_t text[88];
+};
+_Static_assert(sizeof(struct pd_abi_frame) == 128, "frame has 128 bytes");
+
+/* Datagram on the file socket, written by: client. */
+#define PD_ABI_PASSED_FILE_BYTES 16ull
+struct pd_abi_passed_file {
+    /* MAGIC. */
+    uint64_t magic;
+    /* Chosen by the client, and greater than that of the datagram before. */
+    uint64_t serial;
+};
+_Static_assert(sizeof(struct pd_abi_passed_file) == 16, "passed_file has 16 bytes");
+
+/* Command and completion of an engine, written by: driver, engine. */
+#define PD_ABI_COMMAND_BYTES 32ull
+struct pd_abi_command {
+    /* A CommandType. */
+    uint8_t request_type;
+    /* A CommandStatus, set by the engine on completion (out of the paper's reserved bits). */
+    uint8_t status;
+    /* Local container id: the client that sent. */
+    uint16_t cid;
+    /* Bytes to move; 1 to the engine's chunk size. */
+    uint32_t data_len;
+    /* Source address, in the engine's view of memory. */
+    uint64_t src_addr;
+    /* Destination address, in the engine's view of memory. */
+    uint64_t dst_addr;
+    /* The driver's number of the flow (one direction of a connection). */
+    uint32_t conn_id;
+    /* A TableId. */
+    uint8_t table_id;
+    /* Zero. In a completion queue that hardware writes: Command::PHASE. */
+    uint8_t reserved;
+    /* Entry of that table, modulo 65,536. */
+    uint16_t entry_seq;
+};
+_Static_assert(sizeof(struct pd_abi_command) == 32, "command has 32 bytes");
 
 #endif

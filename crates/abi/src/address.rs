@@ -1,20 +1,23 @@
+use crate::declare::kinds;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Address family as the boundary knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Family {
-    /// IPv4.
-    V4 = 4,
-    /// IPv6.
-    V6 = 6,
+kinds! {
+    /// Address family as the boundary knows it.
+    enum Family: u8 {
+        /// A file, of a socket that has one for an address; device and inode are the bytes.
+        File = 1,
+        /// IPv4.
+        V4 = 4,
+        /// IPv6.
+        V6 = 6,
+    }
 }
 
 /// An IP address and port in the form that requests and events carry: family, port, 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// 0 (none), a [`Family`], or 1: a file, of a socket that has one for an address.
+    /// 0 (none) or a [`Family`].
     pub family: u8,
     /// Port in host order.
     pub port: u16,
@@ -27,7 +30,7 @@ impl Address {
     pub const NONE: Self = Self { family: 0, port: 0, bytes: [0; 16] };
 
     /// A file that is not named: of sockets that have one, or could have.
-    pub const FILE: Self = Self { family: 1, port: 0, bytes: [0; 16] };
+    pub const FILE: Self = Self { family: Family::File as u8, port: 0, bytes: [0; 16] };
 
     /// The file with this device and inode.
     pub fn file(device: u64, inode: u64) -> Self {

@@ -1,36 +1,26 @@
+use crate::declare::{entry, kinds};
 use crate::{Address, SocketId};
-use core::mem::{offset_of, size_of};
 
-/// One entry of an event ring: what the driver tells a client. 32 bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Event {
-    /// An [`EventKind`].
-    pub kind: u8,
-    /// Of the address: 0, 4 or 6.
-    pub family: u8,
-    /// Of the address, host order.
-    pub port: u16,
-    /// A [`SocketId`].
-    pub socket: u32,
-    /// `Answer` and `More`: the request's tag. `Ready`: the event's number on this socket, for `event_ack`.
-    pub tag: u32,
-    /// `Answer`: 0, or an errno.
-    pub errno: u32,
-    /// Of the address, or a number in its first eight bytes, little endian.
-    pub payload: [u8; 16],
+entry! {
+    /// One entry of an event ring: what the driver tells a client. 32 bytes.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    struct Event in 32 {
+        /// An [`EventKind`].
+        kind: u8,
+        /// Of the address: 0, 4 or 6.
+        family: u8,
+        /// Of the address, host order.
+        port: u16,
+        /// A [`SocketId`].
+        socket: u32,
+        /// `Answer` and `More`: the request's tag. `Ready`: the event's number on this socket, for `event_ack`.
+        tag: u32,
+        /// `Answer`: 0, or an errno.
+        errno: u32,
+        /// Of the address, or a number in its first eight bytes, little endian.
+        payload: [u8; 16],
+    }
 }
-
-const _: () = {
-    assert!(size_of::<Event>() == 32);
-    assert!(offset_of!(Event, kind) == 0);
-    assert!(offset_of!(Event, family) == 1);
-    assert!(offset_of!(Event, port) == 2);
-    assert!(offset_of!(Event, socket) == 4);
-    assert!(offset_of!(Event, tag) == 8);
-    assert!(offset_of!(Event, errno) == 12);
-    assert!(offset_of!(Event, payload) == 16);
-};
 
 impl Event {
     /// The answer to a request.
@@ -76,27 +66,15 @@ impl Event {
     }
 }
 
-/// What an [`Event`] says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum EventKind {
-    /// A request was carried out, or not.
-    Answer = 1,
-    /// A subscribed socket may have become readable, writable or closed. Reactive: no second one
-    /// before the client has acknowledged the first (`event_ack`).
-    Ready = 2,
-    /// As [`Self::Answer`], and another answer to the same request follows.
-    More = 3,
-}
-
-impl EventKind {
-    /// The kind of a raw byte.
-    pub const fn from_raw(raw: u8) -> Option<Self> {
-        match raw {
-            1 => Some(Self::Answer),
-            2 => Some(Self::Ready),
-            3 => Some(Self::More),
-            _ => None,
-        }
+kinds! {
+    /// What an [`Event`] says.
+    enum EventKind: u8 {
+        /// A request was carried out, or not.
+        Answer = 1,
+        /// A subscribed socket may have become readable, writable or closed. Reactive: no second one
+        /// before the client has acknowledged the first (`event_ack`).
+        Ready = 2,
+        /// As [`Self::Answer`], and another answer to the same request follows.
+        More = 3,
     }
 }

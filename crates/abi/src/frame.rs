@@ -1,124 +1,120 @@
+use crate::declare::{constants, entry, kinds};
 use crate::{TwinRequest, MAGIC, TWIN_REQUEST_BYTES, VERSION};
-use core::mem::{offset_of, size_of};
 
-/// One message on the attach socket (Unix, sequenced packets): 128 bytes and perhaps file
-/// descriptors. Attaching, new channels and new regions go this way; nothing else does.
-///
-/// A session, client on the left:
-///
-/// ```text
-/// Hello                         →
-///                               ←  Welcome   + control memfd, status memfd
-/// Mapped (region CONTROL)       →            the control region is mapped: seal it
-///                               ←  Ready (region CONTROL)
-/// Channel                       →
-///                               ←  Channel (id) + doorbell eventfd
-/// SendRegion (bytes)            →
-///                               ←  SendRegion (id, bytes, page_bytes) + memfd
-/// Mapped (id)                   →
-///                               ←  Ready (id)          now spans of it may be sent
-///                               ←  ReceiveRegion (id, bytes, page_bytes) + memfd   at any time
-/// WakePipe (channel)            →
-///                               ←  WakePipe (channel) + read end of a pipe
-/// Twin (channel, request)       →                        answered by an event on the channel
-/// DirectRing (socket)           →            a connection on the direct path: the own ring
-///                               ←  DirectRing (socket, bytes, page_bytes) + memfd
-/// DirectMapped (socket)         →
-///                               ←  Ready (socket)       now the peer may ask for it
-/// PeerRing (socket)             →
-///                               ←  PeerRing (socket, bytes, page_bytes) + memfd
-/// Bell (socket, instance)       →            an eventfd by which the peer wakes a thread that sleeps in epoll
-///                               ←  Bell (socket, number) + eventfd
-/// PeerBell (socket)             →            the one that the peer sleeps on
-///                               ←  PeerBell (socket, number) + eventfd
-/// FileSocket                    →            once, for files that the driver shall send
-///                               ←  FileSocket + a socket for `PassedFile` datagrams
-///                               ←  Error (errno, text)   instead of any answer
-///                               ←  Goodbye (errno, text) before the driver cuts a client off
-/// ```
-///
-/// Answers come in the order of the questions; `ReceiveRegion` and `Goodbye` come unasked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct Frame {
-    /// [`MAGIC`].
-    pub magic: u64,
-    /// [`VERSION`].
-    pub version: u32,
-    /// A [`FrameKind`].
-    pub kind: u32,
-    /// Region or channel.
-    pub id: u32,
-    /// An errno, or 0.
-    pub errno: u32,
-    /// Size of the region, or the size wanted.
-    pub bytes: u64,
-    /// Page size of the region's memory.
-    pub page_bytes: u64,
-    /// Why, in UTF-8, padded with zeros.
-    pub text: [u8; 88],
+entry! {
+    /// One message on the attach socket (Unix, sequenced packets): 128 bytes and perhaps file
+    /// descriptors. Attaching, new channels and new regions go this way; nothing else does.
+    ///
+    /// A session, client on the left:
+    ///
+    /// ```text
+    /// Hello                         →
+    ///                               ←  Welcome   + control memfd, status memfd
+    /// Mapped (region CONTROL)       →            the control region is mapped: seal it
+    ///                               ←  Ready (region CONTROL)
+    /// Channel                       →
+    ///                               ←  Channel (id) + doorbell eventfd
+    /// SendRegion (bytes)            →
+    ///                               ←  SendRegion (id, bytes, page_bytes) + memfd
+    /// Mapped (id)                   →
+    ///                               ←  Ready (id)          now spans of it may be sent
+    ///                               ←  ReceiveRegion (id, bytes, page_bytes) + memfd   at any time
+    /// WakePipe (channel)            →
+    ///                               ←  WakePipe (channel) + read end of a pipe
+    /// Twin (channel, request)       →                        answered by an event on the channel
+    /// DirectRing (socket)           →            a connection on the direct path: the own ring
+    ///                               ←  DirectRing (socket, bytes, page_bytes) + memfd
+    /// DirectMapped (socket)         →
+    ///                               ←  Ready (socket)       now the peer may ask for it
+    /// PeerRing (socket)             →
+    ///                               ←  PeerRing (socket, bytes, page_bytes) + memfd
+    /// Bell (socket, instance)       →            an eventfd by which the peer wakes a thread that sleeps in epoll
+    ///                               ←  Bell (socket, number) + eventfd
+    /// PeerBell (socket)             →            the one that the peer sleeps on
+    ///                               ←  PeerBell (socket, number) + eventfd
+    /// FileSocket                    →            once, for files that the driver shall send
+    ///                               ←  FileSocket + a socket for `PassedFile` datagrams
+    ///                               ←  Error (errno, text)   instead of any answer
+    ///                               ←  Goodbye (errno, text) before the driver cuts a client off
+    /// ```
+    ///
+    /// Answers come in the order of the questions; `ReceiveRegion` and `Goodbye` come unasked.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Frame in 128 {
+        /// [`MAGIC`].
+        magic: u64,
+        /// [`VERSION`].
+        version: u32,
+        /// A [`FrameKind`].
+        kind: u32,
+        /// Region or channel.
+        id: u32,
+        /// An errno, or 0.
+        errno: u32,
+        /// Size of the region, or the size wanted.
+        bytes: u64,
+        /// Page size of the region's memory.
+        page_bytes: u64,
+        /// Why, in UTF-8, padded with zeros.
+        text: [u8; 88],
+    }
 }
 
-const _: () = {
-    assert!(size_of::<Frame>() == 128);
-    assert!(offset_of!(Frame, version) == 8);
-    assert!(offset_of!(Frame, kind) == 12);
-    assert!(offset_of!(Frame, id) == 16);
-    assert!(offset_of!(Frame, errno) == 20);
-    assert!(offset_of!(Frame, bytes) == 24);
-    assert!(offset_of!(Frame, page_bytes) == 32);
-    assert!(offset_of!(Frame, text) == 40);
-};
-
-/// What a [`Frame`] says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum FrameKind {
-    /// Client: I would like to attach.
-    Hello = 1,
-    /// Driver: you are attached; `id` is the client's number.
-    Welcome = 2,
-    /// Client: I have mapped region `id`, seal it.
-    Mapped = 3,
-    /// Driver: region `id` is sealed and in use.
-    Ready = 4,
-    /// Client: one more channel. Driver: here it is.
-    Channel = 5,
-    /// Client: a send region of at least `bytes`. Driver: here it is.
-    SendRegion = 6,
-    /// Driver: a receive region.
-    ReceiveRegion = 7,
-    /// Client: a pipe that becomes readable with events on channel `id`. Driver: here it is.
-    WakePipe = 8,
-    /// Driver: no, and why.
-    Error = 9,
-    /// Driver: you are cut off, and why.
-    Goodbye = 10,
-    /// Client: a [`crate::TwinRequest`], in the text; `id` is the channel that shall get the answer.
-    Twin = 11,
-    /// Client: the ring that it is to write for socket `id`. Driver: here it is, `bytes` behind an index page of
-    /// `page_bytes`.
-    DirectRing = 12,
-    /// Client: I have mapped the direct ring of socket `id`, seal it.
-    DirectMapped = 13,
-    /// Client: the ring that the peer of socket `id` writes. Driver: here it is.
-    PeerRing = 14,
-    /// Client: an eventfd that it is to sleep on, and that the peer of socket `id` may write, for its epoll instance
-    /// `bytes`. Driver: here it is, number `bytes`; the same one for all connections of that instance with that peer.
-    Bell = 15,
-    /// Client: the bell that the peer of socket `id` sleeps on. Driver: here it is, number `bytes`.
-    PeerBell = 16,
-    /// Client: a socket by which it can pass files ([`crate::PassedFile`]). Driver: here it is, the only one: `EEXIST` if it
-    /// has one.
-    FileSocket = 17,
+kinds! {
+    /// What a [`Frame`] says.
+    enum FrameKind: u32 {
+        /// Client: I would like to attach.
+        Hello = 1,
+        /// Driver: you are attached; `id` is the client's number.
+        Welcome = 2,
+        /// Client: I have mapped region `id`, seal it.
+        Mapped = 3,
+        /// Driver: region `id` is sealed and in use.
+        Ready = 4,
+        /// Client: one more channel. Driver: here it is.
+        Channel = 5,
+        /// Client: a send region of at least `bytes`. Driver: here it is.
+        SendRegion = 6,
+        /// Driver: a receive region.
+        ReceiveRegion = 7,
+        /// Client: a pipe that becomes readable with events on channel `id`. Driver: here it is.
+        WakePipe = 8,
+        /// Driver: no, and why.
+        Error = 9,
+        /// Driver: you are cut off, and why.
+        Goodbye = 10,
+        /// Client: a [`crate::TwinRequest`], in the text; `id` is the channel that shall get the answer.
+        Twin = 11,
+        /// Client: the ring that it is to write for socket `id`. Driver: here it is, `bytes` behind an index page of
+        /// `page_bytes`.
+        DirectRing = 12,
+        /// Client: I have mapped the direct ring of socket `id`, seal it.
+        DirectMapped = 13,
+        /// Client: the ring that the peer of socket `id` writes. Driver: here it is.
+        PeerRing = 14,
+        /// Client: an eventfd that it is to sleep on, and that the peer of socket `id` may write, for its epoll instance
+        /// `bytes`. Driver: here it is, number `bytes`; the same one for all connections of that instance with that peer.
+        Bell = 15,
+        /// Client: the bell that the peer of socket `id` sleeps on. Driver: here it is, number `bytes`.
+        PeerBell = 16,
+        /// Client: a socket by which it can pass files ([`crate::PassedFile`]). Driver: here it is, the only one: `EEXIST` if it
+        /// has one.
+        FileSocket = 17,
+    }
 }
 
-/// `Frame::id` of the control region in `Mapped` and `Ready`.
-pub const REGION_CONTROL: u32 = u32::MAX;
+constants! {
+    IDS:
+    /// `Frame::id` of the control region in `Mapped` and `Ready`.
+    REGION_CONTROL: u32 = u32::MAX;
+}
 
 impl Frame {
     /// `REGION_CONTROL`, see there.
     pub const REGION_CONTROL: u32 = REGION_CONTROL;
+
+    /// Bytes of the text.
+    pub const TEXT_BYTES: usize = 88;
 
     /// A frame of `kind`, everything else zero.
     pub fn new(kind: FrameKind) -> Self {
@@ -130,7 +126,7 @@ impl Frame {
             errno: 0,
             bytes: 0,
             page_bytes: 0,
-            text: [0; 88],
+            text: [0; Self::TEXT_BYTES],
         }
     }
 
@@ -148,7 +144,7 @@ impl Frame {
         self
     }
 
-    /// The frame with an errno and its reason, cut at 88 bytes.
+    /// The frame with an errno and its reason, cut at [`Self::TEXT_BYTES`].
     #[must_use]
     pub fn with_error(mut self, errno: u32, text: &str) -> Self {
         self.errno = errno;
@@ -185,26 +181,7 @@ impl Frame {
         if self.magic != MAGIC || self.version != VERSION {
             return None;
         }
-        Some(match self.kind {
-            1 => FrameKind::Hello,
-            2 => FrameKind::Welcome,
-            3 => FrameKind::Mapped,
-            4 => FrameKind::Ready,
-            5 => FrameKind::Channel,
-            6 => FrameKind::SendRegion,
-            7 => FrameKind::ReceiveRegion,
-            8 => FrameKind::WakePipe,
-            9 => FrameKind::Error,
-            10 => FrameKind::Goodbye,
-            11 => FrameKind::Twin,
-            12 => FrameKind::DirectRing,
-            13 => FrameKind::DirectMapped,
-            14 => FrameKind::PeerRing,
-            15 => FrameKind::Bell,
-            16 => FrameKind::PeerBell,
-            17 => FrameKind::FileSocket,
-            _ => return None,
-        })
+        FrameKind::from_raw(self.kind)
     }
 }
 

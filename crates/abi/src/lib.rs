@@ -14,8 +14,9 @@
 //!
 //! The driver and those who may use its admin socket share the *counter region* ([`counters`]).
 //!
-//! Nothing here allocates, dereferences a pointer or trusts a value. The C header of constants and
-//! every other description of these bytes is generated from this crate ([`cheader`], [`svpackage`]).
+//! Nothing here allocates, dereferences a pointer or trusts a value. Each word, entry, kind and limit is declared once
+//! ([`declare`]); the C header (`include/pd_abi.h`), the SystemVerilog package (`rtl/gen`) and the tables of the documents
+//! (`docs/reference`) are generated from the declarations by the tests of this crate.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -23,9 +24,13 @@
 extern crate std;
 
 mod address;
-pub mod cheader;
+#[cfg(test)]
+mod cheader;
 mod command;
 pub mod counters;
+pub mod declare;
+#[cfg(test)]
+mod describe;
 mod event;
 mod frame;
 pub mod layout;
@@ -34,7 +39,10 @@ mod passed;
 mod reason;
 pub mod registers;
 mod request;
-pub mod svpackage;
+#[cfg(test)]
+mod svpackage;
+#[cfg(test)]
+mod tables;
 mod twin;
 
 pub use address::{Address, Family};
@@ -47,10 +55,12 @@ pub use request::{
     FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, CLOSE_RESETS, LEFT_RECEIVING,
     LEFT_SENDING, RECEIVES_SHARED,
 };
-pub use twin::{TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
+pub use twin::{twin_request, TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 
-/// Version of everything in this crate. A driver refuses a client of another version.
-pub const VERSION: u32 = 8;
-
-/// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");
+declare::constants! {
+    IDENTITY:
+    /// Version of everything in this crate. A driver refuses a client of another version.
+    VERSION: u32 = 9;
+    /// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
+    MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");
+}

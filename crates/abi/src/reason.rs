@@ -17,6 +17,11 @@ macro_rules! reasons {
             /// All of them, by number: the first is 1.
             pub const ALL: [Self; KERNEL_REASONS] = [$(Self::$name,)+];
 
+            /// Description of the numbers.
+            pub const DECLARED: &'static [crate::declare::Constant] = &[$(
+                crate::declare::Constant { name: stringify!($name), value: $number, text: &[$text] },
+            )+];
+
             /// One word, for programs.
             pub const fn label(self) -> &'static str {
                 match self {
@@ -35,7 +40,16 @@ macro_rules! reasons {
 }
 
 /// Number of reasons.
-pub const KERNEL_REASONS: usize = 21;
+pub const KERNEL_REASONS: usize = KernelReason::DECLARED.len();
+
+// The n-th reason is n: `from_raw` and `index` rely on it.
+const _: () = {
+    let mut index = 0;
+    while index < KERNEL_REASONS {
+        assert!(KernelReason::DECLARED[index].value == index as u64 + 1);
+        index += 1;
+    }
+};
 
 reasons! {
     /// The kernel knows of no listener there that takes twins.

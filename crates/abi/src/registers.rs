@@ -1,6 +1,5 @@
 //! Registers of the engine's hardware form, described once: the driver of the hardware uses the constants here, and
-//! the SystemVerilog package and the table in the documentation are generated from the same lines
-//! ([`crate::svpackage`]).
+//! the SystemVerilog package and the table in the documentation are generated from the same lines (`svpackage.rs`).
 //!
 //! BAR 0 has [`BAR_BYTES`]. Registers are 32 bits, little endian, written one at a time and read one or two at a
 //! time. What a [`Block`] does not list reads and writes as "Unsupported Request", and is counted. Fields that are

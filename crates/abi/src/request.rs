@@ -1,39 +1,30 @@
+use crate::declare::{constants, entry, kinds};
 use crate::Address;
-use core::mem::{offset_of, size_of};
+use core::mem::offset_of;
 
-/// One entry of a request ring: what a client asks of the driver. 32 bytes.
-///
-/// Any bytes may arrive here. The driver copies the entry out once, then checks the copy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Request {
-    /// An [`Operation`].
-    pub operation: u8,
-    /// Of an address: 0, 4 or 6 (see [`Address`]).
-    pub family: u8,
-    /// Of an address, host order.
-    pub port: u16,
-    /// A [`SocketId`], of the client that asks.
-    pub socket: u32,
-    /// Chosen by the client; the answer carries it.
-    pub tag: u32,
-    /// Small argument of the operation: a [`SocketOption`]; of `Socket` and `Accept`, how many sockets are wanted, at
-    /// most [`ANSWERS_MAX`](crate::limits::ANSWERS_MAX) (0 means one).
-    pub value: u32,
-    /// An address's bytes, or two little-endian numbers.
-    pub payload: [u8; 16],
+entry! {
+    /// One entry of a request ring: what a client asks of the driver. 32 bytes.
+    ///
+    /// Any bytes may arrive here. The driver copies the entry out once, then checks the copy.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    struct Request in 32 {
+        /// An [`Operation`].
+        operation: u8,
+        /// Of an address: 0, 4 or 6 (see [`Address`]).
+        family: u8,
+        /// Of an address, host order.
+        port: u16,
+        /// A [`SocketId`], of the client that asks.
+        socket: u32,
+        /// Chosen by the client; the answer carries it.
+        tag: u32,
+        /// Small argument of the operation: a [`SocketOption`]; of `Socket` and `Accept`, how many sockets are wanted, at
+        /// most [`ANSWERS_MAX`](crate::limits::ANSWERS_MAX) (0 means one).
+        value: u32,
+        /// An address's bytes, or two little-endian numbers.
+        payload: [u8; 16],
+    }
 }
-
-const _: () = {
-    assert!(size_of::<Request>() == 32);
-    assert!(offset_of!(Request, operation) == 0);
-    assert!(offset_of!(Request, family) == 1);
-    assert!(offset_of!(Request, port) == 2);
-    assert!(offset_of!(Request, socket) == 4);
-    assert!(offset_of!(Request, tag) == 8);
-    assert!(offset_of!(Request, value) == 12);
-    assert!(offset_of!(Request, payload) == 16);
-};
 
 impl Request {
     /// A request without an argument.
@@ -102,141 +93,108 @@ impl Request {
     /// The span of a send request.
     pub fn span(&self) -> Span {
         let (word, len) = self.numbers();
-        Span { region: (word >> 48) as u16, offset: word & ((1 << 48) - 1), len: len & u64::from(u32::MAX) }
+        Span {
+            region: (word >> SPAN_OFFSET_BITS) as u16,
+            offset: word & ((1 << SPAN_OFFSET_BITS) - 1),
+            len: len & u64::from(u32::MAX),
+        }
     }
 }
 
-/// What a [`Request`] asks for. Those marked *answered* are answered by one [`crate::Event`] of kind
-/// `Answer` with the same tag, in any order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Operation {
-    /// Move a span of a send region to the peer (paper, section III-E). Unanswered.
-    Send = 1,
-    /// The client has given back receive ring bytes that the driver said it waits for
-    /// (`space_wake_at`). Unanswered.
-    Space = 2,
-    /// A new socket; `family` says IPv4 or IPv6. Answered with its id and, as a number, the bytes of its
-    /// send and receive rings.
-    Socket = 3,
-    /// Bind to an address; `value` may be [`BESIDE_KERNEL`]. Answered with the address bound.
-    Bind = 4,
-    /// Listen; numbers: backlog; `value` may be [`RECEIVES_SHARED`], for the sockets that are accepted. Answered with the
-    /// local address.
-    Listen = 5,
-    /// Connect to an address; `value` may be [`RECEIVES_SHARED`]. Answered with the local address.
-    Connect = 6,
-    /// Take one connection from the backlog. Answered with the new socket's id and the peer's
-    /// address, or `EAGAIN`.
-    Accept = 7,
-    /// No more use of the socket; what it has sent is still delivered. `value` may be [`CLOSE_RESETS`]. Unanswered.
-    Close = 8,
-    /// Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered.
-    Shutdown = 9,
-    /// Set a [`SocketOption`] to a number. Answered with the value taken, in the address bytes.
-    SetOption = 10,
-    /// The socket's events shall come to the channel of this request. Answered.
-    Adopt = 11,
-    /// Nobody shall claim this twin any more. Answered: `EISCONN` if somebody has.
-    Withdraw = 12,
-    /// Direct path: the peer waits for a `Ready` event of this. Unanswered.
-    Nudge = 13,
-    /// Direct path: the peer's words are impossible, end the connection. Unanswered.
-    Broken = 14,
-    /// The socket has left the direct path, as its `path` word asked for, in one of its directions: `value` is
-    /// [`LEFT_RECEIVING`] or [`LEFT_SENDING`]. Unanswered.
-    Left = 15,
-    /// The driver shall open a file of the client's for [`Self::SendFile`]: the one that the client has passed on its file
-    /// socket with the serial that is the first number ([`PassedFile`](crate::PassedFile)). Answered with a [`FileId`] as a
-    /// number; `ENOTCONN` without a file socket, `ESTALE` if nothing was passed with that serial, `EPROTO` if something
-    /// else was passed.
-    OpenFile = 16,
-    /// Move a piece of a file to the peer: `tag` is a [`FileId`], the numbers are the first byte and how many
-    /// (at most [`MESSAGE_BYTES_MAX`](crate::limits::MESSAGE_BYTES_MAX)). Counted as a send. Unanswered.
-    SendFile = 17,
-    /// Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with
-    /// [`ELSEWHERE`](crate::layout::ELSEWHERE) after what was sent, and its peer's sending at once. Answered, as a number, with the
-    /// position in the stream up to which the driver delivers what the peer has sent before it could know.
-    StepAside = 18,
-}
-
-impl Operation {
-    /// The operation of a raw byte.
-    pub const fn from_raw(raw: u8) -> Option<Self> {
-        Some(match raw {
-            1 => Self::Send,
-            2 => Self::Space,
-            3 => Self::Socket,
-            4 => Self::Bind,
-            5 => Self::Listen,
-            6 => Self::Connect,
-            7 => Self::Accept,
-            8 => Self::Close,
-            9 => Self::Shutdown,
-            10 => Self::SetOption,
-            11 => Self::Adopt,
-            12 => Self::Withdraw,
-            13 => Self::Nudge,
-            14 => Self::Broken,
-            15 => Self::Left,
-            16 => Self::OpenFile,
-            17 => Self::SendFile,
-            18 => Self::StepAside,
-            _ => return None,
-        })
+kinds! {
+    /// What a [`Request`] asks for. Those marked *answered* are answered by one [`crate::Event`] of kind
+    /// `Answer` with the same tag, in any order.
+    enum Operation: u8 {
+        /// Move a span of a send region to the peer (paper, section III-E). Numbers: the region above
+        /// [`SPAN_OFFSET_BITS`] of offset, and the bytes. Unanswered.
+        Send = 1,
+        /// The client has given back receive ring bytes that the driver said it waits for
+        /// (`space_wake_at`). Unanswered.
+        Space = 2,
+        /// A new socket; `family` says IPv4 or IPv6. Answered with its id and, as a number, the bytes of its
+        /// send and receive rings.
+        Socket = 3,
+        /// Bind to an address; `value` may be [`BESIDE_KERNEL`]. Answered with the address bound.
+        Bind = 4,
+        /// Listen; numbers: backlog; `value` may be [`RECEIVES_SHARED`], for the sockets that are accepted. Answered with the
+        /// local address.
+        Listen = 5,
+        /// Connect to an address; `value` may be [`RECEIVES_SHARED`]. Answered with the local address.
+        Connect = 6,
+        /// Take one connection from the backlog. Answered with the new socket's id and the peer's
+        /// address, or `EAGAIN`.
+        Accept = 7,
+        /// No more use of the socket; what it has sent is still delivered. `value` may be [`CLOSE_RESETS`]. Unanswered.
+        Close = 8,
+        /// Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered.
+        Shutdown = 9,
+        /// Set a [`SocketOption`] to a number. Answered with the value taken, in the address bytes.
+        SetOption = 10,
+        /// The socket's events shall come to the channel of this request. Answered.
+        Adopt = 11,
+        /// Nobody shall claim this twin any more. Answered: `EISCONN` if somebody has.
+        Withdraw = 12,
+        /// Direct path: the peer waits for a `Ready` event of this. Unanswered.
+        Nudge = 13,
+        /// Direct path: the peer's words are impossible, end the connection. Unanswered.
+        Broken = 14,
+        /// The socket has left the direct path, as its `path` word asked for, in one of its directions: `value` is
+        /// [`LEFT_RECEIVING`] or [`LEFT_SENDING`]. Unanswered.
+        Left = 15,
+        /// The driver shall open a file of the client's for [`Self::SendFile`]: the one that the client has passed on its file
+        /// socket with the serial that is the first number ([`PassedFile`](crate::PassedFile)). Answered with a [`FileId`] as a
+        /// number; `ENOTCONN` without a file socket, `ESTALE` if nothing was passed with that serial, `EPROTO` if something
+        /// else was passed.
+        OpenFile = 16,
+        /// Move a piece of a file to the peer: `tag` is a [`FileId`], the numbers are the first byte and how many
+        /// (at most [`MESSAGE_BYTES_MAX`](crate::limits::MESSAGE_BYTES_MAX)). Counted as a send. Unanswered.
+        SendFile = 17,
+        /// Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with
+        /// [`ELSEWHERE`](crate::layout::ELSEWHERE) after what was sent, and its peer's sending at once. Answered, as a number, with the
+        /// position in the stream up to which the driver delivers what the peer has sent before it could know.
+        StepAside = 18,
     }
 }
 
-/// `value` of [`Operation::Close`]: the peer's stream ends with `ECONNRESET`, after what was sent.
-pub const CLOSE_RESETS: u32 = 1;
+constants! {
+    VALUES:
+    /// `value` of [`Operation::Close`]: the peer's stream ends with `ECONNRESET`, after what was sent.
+    CLOSE_RESETS: u32 = 1;
+    /// `value` of [`Operation::Left`]: all of the peer's ring was read.
+    LEFT_RECEIVING: u32 = 1;
+    /// `value` of [`Operation::Left`]: nothing more is written into the own ring.
+    LEFT_SENDING: u32 = 2;
+    /// `value` of [`Operation::Bind`]: the socket stands beside one of the kernel's, for a program that knows no other: listeners of one user in one
+    /// network namespace share a port, taking connections in turns.
+    BESIDE_KERNEL: u32 = 1;
+    /// `value` of [`Operation::Listen`] and [`Operation::Connect`]: see [`SocketOption::ReceivesShared`].
+    RECEIVES_SHARED: u32 = 2;
 
-/// `value` of [`Operation::Left`]: all of the peer's ring was read.
-pub const LEFT_RECEIVING: u32 = 1;
-/// The same: nothing more is written into the own ring.
-pub const LEFT_SENDING: u32 = 2;
-
-/// The socket stands beside one of the kernel's, for a program that knows no other: listeners of one user in one
-/// network namespace share a port, taking connections in turns.
-pub const BESIDE_KERNEL: u32 = 1;
-
-/// See [`SocketOption::ReceivesShared`].
-pub const RECEIVES_SHARED: u32 = 2;
-
-/// Socket options that the driver keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum SocketOption {
-    /// Send ring, bytes: how much may be sent and not yet delivered.
-    SendRingBytes = 1,
-    /// Receive ring, bytes. Takes effect when the next ring is attached.
-    ReceiveRingBytes = 2,
-    /// A second listener may bind the port once the first is closed: always so; kept for programs
-    /// that set it.
-    ReuseAddress = 3,
-    /// An IPv6 socket takes no IPv4 connections.
-    V6Only = 4,
-    /// A question, not a setting: the answer carries the socket's local address.
-    LocalAddress = 5,
-    /// A listener takes no new connections for now; those that wait in its backlog stay.
-    Paused = 6,
-    /// The socket receives bytes that their sender can still change, on the direct path: the library copies them before
-    /// the program looks at them, or the program has asked for them as they are. Cannot be taken back.
-    ReceivesShared = 7,
+    /// Bits of the offset in the first number of [`Operation::Send`]; the region lies above.
+    SPAN_OFFSET_BITS: u32 = 48;
+    /// Bits of the slot in a [`SocketId`] and a [`FileId`]; the generation lies above.
+    ID_SLOT_BITS: u32 = 16;
 }
 
-impl SocketOption {
-    /// The option of a raw number.
-    pub const fn from_raw(raw: u32) -> Option<Self> {
-        Some(match raw {
-            1 => Self::SendRingBytes,
-            2 => Self::ReceiveRingBytes,
-            3 => Self::ReuseAddress,
-            4 => Self::V6Only,
-            5 => Self::LocalAddress,
-            6 => Self::Paused,
-            7 => Self::ReceivesShared,
-            _ => return None,
-        })
+kinds! {
+    /// Socket options that the driver keeps.
+    enum SocketOption: u32 {
+        /// Send ring, bytes: how much may be sent and not yet delivered.
+        SendRingBytes = 1,
+        /// Receive ring, bytes. Takes effect when the next ring is attached.
+        ReceiveRingBytes = 2,
+        /// A second listener may bind the port once the first is closed: always so; kept for programs
+        /// that set it.
+        ReuseAddress = 3,
+        /// An IPv6 socket takes no IPv4 connections.
+        V6Only = 4,
+        /// A question, not a setting: the answer carries the socket's local address.
+        LocalAddress = 5,
+        /// A listener takes no new connections for now; those that wait in its backlog stay.
+        Paused = 6,
+        /// The socket receives bytes that their sender can still change, on the direct path: the library copies them before
+        /// the program looks at them, or the program has asked for them as they are. Cannot be taken back.
+        ReceivesShared = 7,
     }
 }
 
@@ -251,7 +209,7 @@ macro_rules! slot_id {
         impl $name {
             /// The id of `slot` in its `generation` (never 0 while it is in use).
             pub const fn new(slot: u16, generation: u16) -> Self {
-                Self((generation as u32) << 16 | slot as u32)
+                Self((generation as u32) << ID_SLOT_BITS | slot as u32)
             }
             /// Which one.
             pub const fn slot(self) -> u16 {
@@ -259,7 +217,7 @@ macro_rules! slot_id {
             }
             /// How often the slot had been used.
             pub const fn generation(self) -> u16 {
-                (self.0 >> 16) as u16
+                (self.0 >> ID_SLOT_BITS) as u16
             }
         }
     };
@@ -289,7 +247,7 @@ pub struct Span {
 
 impl Span {
     fn to_word(self) -> u64 {
-        (self.region as u64) << 48 | (self.offset & ((1 << 48) - 1))
+        (self.region as u64) << SPAN_OFFSET_BITS | (self.offset & ((1 << SPAN_OFFSET_BITS) - 1))
     }
 }
 

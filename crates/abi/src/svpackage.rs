@@ -1,16 +1,15 @@
 //! The hardware's view of this crate, generated: `rtl/gen/pd_abi_pkg.sv` (constants and bit ranges in SystemVerilog) and
 //! `rtl/gen/registers.md` (the register map as tables). Both are committed, and a test fails when one is
 //! stale (`UPDATE=1 cargo test -p pd-abi` writes them anew).
+use crate::describe::{capitals, check};
 use crate::registers::{self, Access, BLOCKS};
 use crate::{limits, Command, CommandStatus, CommandType};
 use core::fmt::{self, Write};
 use core::mem::{offset_of, size_of};
+use std::string::String;
 
 /// Writes the SystemVerilog package to `out`: `localparam`s and nothing else, which every tool reads.
-///
-/// # Errors
-/// Those of `out`.
-pub fn write(out: &mut impl Write) -> fmt::Result {
+fn write(out: &mut impl Write) -> fmt::Result {
     out.write_str(
         "// Constants of the PipeDevice ABI. Generated from the pd-abi crate; do not edit.\n\
          // SPDX-License-Identifier: Apache-2.0\n\
@@ -22,22 +21,16 @@ pub fn write(out: &mut impl Write) -> fmt::Result {
     number(out, "CHUNK_BYTES_PAPER", limits::CHUNK_BYTES_PAPER)?;
     out.write_str("\n  // Command and completion: bits of the 256-bit word, byte 0 in bits 7:0.\n")?;
     number(out, "CMD_BYTES", size_of::<Command>() as u32)?;
-    for (name, offset, bytes) in command_fields() {
-        number(out, format_args!("CMD_{name}_LSB"), 8 * offset as u32)?;
-        number(out, format_args!("CMD_{name}_BITS"), 8 * bytes as u32)?;
+    for field in Command::FIELDS {
+        let name = capitals(field.name);
+        number(out, format_args!("CMD_{name}_LSB"), 8 * field.offset as u32)?;
+        number(out, format_args!("CMD_{name}_BITS"), 8 * field.bytes as u32)?;
     }
     number(out, "CMD_PHASE_LSB", 8 * offset_of!(Command, reserved) as u32 + Command::PHASE.trailing_zeros())?;
-    for (name, kind) in [("SEND", CommandType::GeneralSend), ("COMPLETED", CommandType::GeneralCompleted)] {
-        number(out, format_args!("TYPE_GENERAL_{name}"), kind as u32)?;
-    }
-    for (name, status) in [
-        ("OK", CommandStatus::Ok),
-        ("BAD_ADDRESS", CommandStatus::BadAddress),
-        ("BAD_LENGTH", CommandStatus::BadLength),
-        ("BAD_TYPE", CommandStatus::BadType),
-        ("FAILED", CommandStatus::Failed),
-    ] {
-        number(out, format_args!("STATUS_{name}"), status as u32)?;
+    for (prefix, kinds) in [("TYPE", CommandType::DECLARED), ("STATUS", CommandStatus::DECLARED)] {
+        for kind in kinds {
+            number(out, format_args!("{prefix}_{}", capitals(kind.name)), kind.value as u32)?;
+        }
     }
     write_registers(out)?;
     out.write_str("endpackage\n")
@@ -68,23 +61,6 @@ fn write_registers(out: &mut impl Write) -> fmt::Result {
     Ok(())
 }
 
-/// Name, offset and size of each field of a [`Command`], in order.
-fn command_fields() -> [(&'static str, usize, usize); 10] {
-    const fn bytes<T>(_: fn(&Command) -> &T) -> usize {
-        size_of::<T>()
-    }
-    macro_rules! fields {
-        ($($name:literal $field:ident),+ $(,)?) => {
-            [$(($name, offset_of!(Command, $field), bytes(|command| &command.$field))),+]
-        };
-    }
-    fields!(
-        "REQUEST_TYPE" request_type, "STATUS" status, "CID" cid, "DATA_LEN" data_len, "SRC_ADDR" src_addr,
-        "DST_ADDR" dst_addr, "CONN_ID" conn_id, "TABLE_ID" table_id, "RESERVED" reserved,
-        "ENTRY_SEQ" entry_seq,
-    )
-}
-
 fn number(out: &mut impl Write, name: impl fmt::Display, value: u32) -> fmt::Result {
     writeln!(out, "  localparam int unsigned {name} = {value};")
 }
@@ -94,10 +70,7 @@ fn hex(out: &mut impl Write, name: impl fmt::Display, value: u32) -> fmt::Result
 }
 
 /// Writes the register map to `out` as tables in Markdown.
-///
-/// # Errors
-/// Those of `out`.
-pub fn write_tables(out: &mut impl Write) -> fmt::Result {
+fn write_tables(out: &mut impl Write) -> fmt::Result {
     out.write_str("<!-- Generated from the pd-abi crate; do not edit. -->\n")?;
     for block in BLOCKS {
         let (base, stride, last) = (block.base, block.stride, block.count - 1);
@@ -134,31 +107,16 @@ pub fn write_tables(out: &mut impl Write) -> fmt::Result {
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use std::{env, fs, path::Path, string::String};
+#[test]
+fn committed_package_is_fresh() {
+    let mut text = String::new();
+    write(&mut text).unwrap();
+    check("../../rtl/gen/pd_abi_pkg.sv", &text);
+}
 
-    fn check(name: &str, text: &str) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../rtl/gen").join(name);
-        if env::var_os("UPDATE").is_some() {
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(&path, text).unwrap();
-        }
-        let committed = fs::read_to_string(&path).unwrap_or_default();
-        assert!(committed == text, "{} is stale: UPDATE=1 cargo test -p pd-abi", path.display());
-    }
-
-    #[test]
-    fn committed_package_is_fresh() {
-        let mut text = String::new();
-        super::write(&mut text).unwrap();
-        check("pd_abi_pkg.sv", &text);
-    }
-
-    #[test]
-    fn committed_register_tables_are_fresh() {
-        let mut text = String::new();
-        super::write_tables(&mut text).unwrap();
-        check("registers.md", &text);
-    }
+#[test]
+fn committed_register_tables_are_fresh() {
+    let mut text = String::new();
+    write_tables(&mut text).unwrap();
+    check("../../rtl/gen/registers.md", &text);
 }

@@ -1,5 +1,5 @@
+use crate::declare::{constants, kinds, words};
 use crate::Address;
-use core::mem::size_of;
 
 /// What a client asks about a socket of the kernel that it holds, in the text of a [`crate::Frame`] of kind
 /// `Twin`. Its *twin* is the socket here that carries the bytes of that one's connection.
@@ -23,51 +23,60 @@ pub struct TwinRequest {
     pub peer: Address,
 }
 
-/// What a [`TwinRequest`] asks for. Each is answered like a [`crate::Request`]; with a new socket's id comes, as a
-/// number, the bytes of its rings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum TwinOperation {
-    /// Connections to this listening socket may have twins. Everybody who holds the socket may say so.
-    Listen = 1,
-    /// This socket, bound but not yet connected, is going to be connected: a twin, which can send at once.
-    /// `ECONNREFUSED` if nobody said `Listen` there.
-    Connect = 2,
-    /// This socket was accepted: its twin. `ENOENT` if the peer has made none.
-    Claim = 3,
-    /// This connected socket has a twin that another process used, or nobody since that one ended: it becomes
-    /// the asker's, with what was not read. `ENOENT` if there is none.
-    Take = 4,
-    /// The asker will claim none of the listening socket's connections any more.
-    Unlisten = 5,
+kinds! {
+    /// What a [`TwinRequest`] asks for. Each is answered like a [`crate::Request`]; with a new socket's id comes, as a
+    /// number, the bytes of its rings.
+    enum TwinOperation: u32 {
+        /// Connections to this listening socket may have twins. Everybody who holds the socket may say so.
+        Listen = 1,
+        /// This socket, bound but not yet connected, is going to be connected: a twin, which can send at once.
+        /// `ECONNREFUSED` if nobody said `Listen` there.
+        Connect = 2,
+        /// This socket was accepted: its twin. `ENOENT` if the peer has made none.
+        Claim = 3,
+        /// This connected socket has a twin that another process used, or nobody since that one ended: it becomes
+        /// the asker's, with what was not read. `ENOENT` if there is none.
+        Take = 4,
+        /// The asker will claim none of the listening socket's connections any more.
+        Unlisten = 5,
+    }
 }
 
-/// Bytes of a [`TwinRequest`] on the wire.
-pub const TWIN_REQUEST_BYTES: usize = 64;
+constants! {
+    SIZES:
+    /// Bytes of a [`TwinRequest`] in the text of a [`crate::Frame`].
+    TWIN_REQUEST_BYTES: usize = 64;
+}
 
-impl TwinOperation {
-    /// The operation of a raw number.
-    pub const fn from_raw(raw: u32) -> Option<Self> {
-        Some(match raw {
-            1 => Self::Listen,
-            2 => Self::Connect,
-            3 => Self::Claim,
-            4 => Self::Take,
-            5 => Self::Unlisten,
-            _ => return None,
-        })
+words! {
+    /// Words of a [`TwinRequest`] in the text of a [`crate::Frame`], numbers little endian. An address is its family (1 byte),
+    /// a zero, its port (2 bytes) and its 16 bytes.
+    mod twin_request in TWIN_REQUEST_BYTES {
+        /// A [`TwinOperation`].
+        OPERATION: u32 = 0;
+        /// Chosen by the client; the answer on the channel carries it.
+        TAG: u32 = 4;
+        /// The client's descriptor.
+        DESCRIPTOR: u32 = 8;
+        /// What `SO_COOKIE` says of it.
+        COOKIE: u64 = 16;
+        /// Its own address.
+        LOCAL: [u8; 20] = 24;
+        /// The peer's address.
+        PEER: [u8; 20] = 44;
     }
 }
 
 impl TwinRequest {
     /// The bytes of the request, numbers little endian.
     pub fn to_bytes(&self) -> [u8; TWIN_REQUEST_BYTES] {
+        use twin_request::{COOKIE, DESCRIPTOR, LOCAL, OPERATION, PEER, TAG};
         let mut bytes = [0; TWIN_REQUEST_BYTES];
-        bytes[0..4].copy_from_slice(&self.operation.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.descriptor.to_le_bytes());
-        bytes[12..20].copy_from_slice(&self.cookie.to_le_bytes());
-        for (at, address) in [(20, &self.local), (42, &self.peer)] {
+        for (at, word) in [(OPERATION, self.operation), (TAG, self.tag), (DESCRIPTOR, self.descriptor)] {
+            bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[COOKIE..COOKIE + 8].copy_from_slice(&self.cookie.to_le_bytes());
+        for (at, address) in [(LOCAL, &self.local), (PEER, &self.peer)] {
             bytes[at] = address.family;
             bytes[at + 2..at + 4].copy_from_slice(&address.port.to_le_bytes());
             bytes[at + 4..at + 20].copy_from_slice(&address.bytes);
@@ -77,6 +86,7 @@ impl TwinRequest {
 
     /// The request of these bytes.
     pub fn from_bytes(bytes: &[u8; TWIN_REQUEST_BYTES]) -> Self {
+        use twin_request::{COOKIE, DESCRIPTOR, LOCAL, OPERATION, PEER, TAG};
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let address = |at: usize| {
             let mut ip = [0; 16];
@@ -84,17 +94,17 @@ impl TwinRequest {
             Address { family: bytes[at], port: u16::from_le_bytes([bytes[at + 2], bytes[at + 3]]), bytes: ip }
         };
         Self {
-            operation: word(0),
-            tag: word(4),
-            descriptor: word(8),
-            cookie: u64::from(word(12)) | u64::from(word(16)) << 32,
-            local: address(20),
-            peer: address(42),
+            operation: word(OPERATION),
+            tag: word(TAG),
+            descriptor: word(DESCRIPTOR),
+            cookie: u64::from(word(COOKIE)) | u64::from(word(COOKIE + 4)) << 32,
+            local: address(LOCAL),
+            peer: address(PEER),
         }
     }
 }
 
-const _: () = assert!(TWIN_REQUEST_BYTES <= size_of::<crate::Frame>() - 40);
+const _: () = assert!(TWIN_REQUEST_BYTES <= crate::Frame::TEXT_BYTES);
 
 #[cfg(test)]
 mod tests {
