@@ -71,13 +71,13 @@ fn hex(out: &mut impl Write, name: impl fmt::Display, value: u32) -> fmt::Result
 
 /// Writes the register map to `out` as tables in Markdown.
 fn write_tables(out: &mut impl Write) -> fmt::Result {
-    out.write_str("<!-- Generated from the pd-abi crate; do not edit. -->\n")?;
+    out.write_str("# Registers\n\n<!-- Generated from the pd-abi crate; do not edit. -->\n")?;
     for block in BLOCKS {
         let (base, stride, last) = (block.base, block.stride, block.count - 1);
         out.write_str("\n")?;
         match (block.prefix.trim_end_matches('_'), stride) {
-            (_, 0) => writeln!(out, "### Device, at {base:#06x}\n")?,
-            (name, _) => writeln!(out, "### {name}, at {base:#06x} + {stride:#x} × index (0 to {last})\n")?,
+            (_, 0) => writeln!(out, "## Device, at {base:#06x}\n")?,
+            (name, _) => writeln!(out, "## {name}, at {base:#06x} + {stride:#x} × index (0 to {last})\n")?,
         }
         out.write_str("| offset | register | bits | access | reset | |\n|---|---|---|---|---|---|\n")?;
         for register in block.registers {
