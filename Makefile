@@ -31,7 +31,7 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench bench-ab need-root test suites test-engines test-programs lint fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench bench-ab need-root test suites test-engines test-programs lint docs fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -62,6 +62,8 @@ packages:
 	$(if $(SIMULATING)$(TESTING),command -v verilator >/dev/null || missing="$$missing verilator";) \
 	$(if $(SIMULATING)$(TESTING),command -v g++ >/dev/null || missing="$$missing g++";) \
 	$(if $(SIMULATING)$(TESTING),[ -e /usr/include/zlib.h ] || missing="$$missing zlib1g-dev";) \
+	$(if $(DOCUMENTING),command -v mandoc >/dev/null || missing="$$missing mandoc";) \
+	$(if $(DOCUMENTING),command -v python3 >/dev/null || missing="$$missing python3-minimal";) \
 	$(if $(SYNTHESISING),command -v yosys >/dev/null || missing="$$missing yosys";) \
 	$(if $(SYNTHESISING),command -v python3 >/dev/null || missing="$$missing python3-minimal";) \
 	[ -n "$$missing" ] || exit 0; \
@@ -175,7 +177,7 @@ test-programs: need-root deps suites ## run whole programs with and without the 
 	$(CARGO) build --package pd-tests --features programs --examples --jobs $(JOBS)
 	$(CARGO) test --package pd-tests --features programs --test programs --test direct_programs --jobs $(JOBS) -- --ignored --test-threads 1
 
-lint: rust rtl-lint ## check format, clippy (warnings are errors), and that tests named in docs/ exist
+lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, and that tests named there exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check
@@ -183,6 +185,21 @@ lint: rust rtl-lint ## check format, clippy (warnings are errors), and that test
 	@for test in $$(grep -ohE '[a-z0-9_/-]+\.rs::[a-z0-9_]+' docs/*.md docs/*/*.md | sort -u); do \
 	    grep -qwF "$${test##*::}" "$${test%%::*}" || { echo "docs/ name a test that does not exist: $$test" >&2; exit 1; }; \
 	done
+	@docs/site.py check
+
+# The site is made by mdBook, which cargo builds once, into target/.
+MDBOOK_VERSION := 0.5.4
+MDBOOK := $(TARGET)/tools/bin/mdbook
+
+$(MDBOOK):
+	$(CARGO) install mdbook --version $(MDBOOK_VERSION) --locked --no-default-features --features search \
+	    --root $(TARGET)/tools --target-dir $(TARGET)/tools/build --jobs $(JOBS)
+	@rm -rf $(TARGET)/tools/build
+
+docs: DOCUMENTING := yes
+docs: packages rust $(MDBOOK) ## make a site of all documents and man pages in target/docs, and check its links
+	@docs/site.py build $(MDBOOK) $(TARGET)/docs
+	@echo "open $(TARGET)/docs/index.html"
 
 fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and cargo-fuzz)
 	@[ -e fuzz/Cargo.toml ] || { echo "missing: fuzz/Cargo.toml; there are no fuzz targets here" >&2; exit 1; }
