@@ -177,7 +177,7 @@ test-programs: need-root deps suites ## run whole programs with and without the 
 	$(CARGO) build --package pd-tests --features programs --examples --jobs $(JOBS)
 	$(CARGO) test --package pd-tests --features programs --test programs --test direct_programs --jobs $(JOBS) -- --ignored --test-threads 1
 
-lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, and that tests named there exist
+lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, labels of orderings, and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check
@@ -186,6 +186,7 @@ lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the 
 	    grep -qwF "$${test##*::}" "$${test%%::*}" || { echo "docs/ name a test that does not exist: $$test" >&2; exit 1; }; \
 	done
 	@docs/site.py check
+	@tests/sync-points
 
 # The site is made by mdBook, which cargo builds once, into target/.
 MDBOOK_VERSION := 0.5.4

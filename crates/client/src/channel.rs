@@ -146,7 +146,7 @@ impl Channel {
 
     #[inline]
     fn wake_driver(&self, inner: &mut Inner) {
-        // SYNC POINT: need-wakeup (the driver stores `need_wakeup`, fences, looks at the rings)
+        // SYNC POINT: need-wakeup-dekker (the driver stores `need_wakeup`, fences, looks at the rings)
         fence(Ordering::SeqCst);
         let sleep = self.status.load_u32(self.at + channel_status::NEED_WAKEUP, Ordering::Relaxed);
         if sleep != 0 && sleep != inner.rung {
@@ -417,6 +417,7 @@ impl Channel {
             any = true;
             inner.events.release();
             // SYNC POINT: event-ack (the driver delivers, fences, looks at the acknowledgement)
+            // SYNC POINT: event-room (the driver stores `events_waiting`, fences, looks for room)
             fence(Ordering::SeqCst);
             if self.status.load_u32(self.at + channel_status::EVENTS_WAITING, Ordering::Relaxed) != 0 {
                 self.ring_doorbell();

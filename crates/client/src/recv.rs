@@ -258,7 +258,7 @@ impl RecvSide {
             return Ok(());
         }
         self.link.store_recv_consumer(consumer);
-        // SYNC POINT: space (the driver stores `space_wake_at`, fences, looks at `recv_consumer`)
+        // SYNC POINT: space-dekker (the driver stores `space_wake_at`, fences, looks at `recv_consumer`)
         fence(Ordering::SeqCst);
         let wanted = self.link.space_wake_at();
         if wanted != 0 && consumer >= wanted && wanted != self.space_answered {

@@ -111,6 +111,7 @@ impl ClientMemory {
     /// Whether the client has taken the slot into use for this generation. Until then its control
     /// line means nothing.
     pub fn slot_taken(&self, slot: Slot, generation: u16) -> bool {
+        // SYNC POINT: line-in-use (the client clears its line, then stores the generation, release)
         let word = self.control.load_u32(socket_offset(slot) + socket_control::GENERATION, Acquire);
         word == u32::from(generation)
     }

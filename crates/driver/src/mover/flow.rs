@@ -556,5 +556,6 @@ impl Flow {
 /// Whether the client waits for a `Ready` event of the socket and has taken note of the last one. A
 /// fence has to lie between the news and this.
 pub fn wants_event(memory: &ClientMemory, slot: u16) -> bool {
+    // SYNC POINT: event-ack (the client acknowledges, fences, looks at its line)
     memory.subscribed(slot) && memory.event_ack(slot) == memory.event_number(slot)
 }
