@@ -6,6 +6,7 @@ mod door;
 mod fair;
 mod files;
 mod frames;
+mod program;
 mod regions;
 mod rings;
 mod words;

@@ -48,7 +48,7 @@ impl Client {
     /// A request that may be right.
     fn request(&mut self) -> Request {
         let socket = self.socket();
-        let operation = Operation::from_raw(1 + self.random.below(11) as u8).expect("operation");
+        let operation = Operation::ALL[self.random.below(Operation::COUNT as u64) as usize];
         let request = Request::new(operation, socket, self.random.word() as u32);
         let request = match operation {
             Operation::Send => {

@@ -1,0 +1,39 @@
+//! A hostile client in C. It knows the protocol from the generated `pd_abi.h` alone: that it gets a message through says that
+//! the header is complete, and what it does then is answered as it is to any client.
+use super::stage;
+use pd_driver::Violation;
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn a_client_in_c_is_served_until_it_breaks_the_protocol() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let program = folder.path().join("hostile");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(root.join("../crates/abi/include"));
+    let made = gcc.arg("-o").arg(&program).arg(root.join("programs/hostile.c")).status().expect("gcc");
+    assert!(made.success());
+
+    let scene = stage();
+    for (attack, violation) in [
+        ("operation", Violation::Operation(255)),
+        ("request-ring", Violation::RequestRing),
+        ("event-ring", Violation::EventRing),
+        ("span", Violation::Span),
+        ("region", Violation::Span),
+        ("length", Violation::Span),
+        ("file", Violation::File),
+        ("given-back", Violation::ReceiveRing),
+        ("frame", Violation::Frame),
+    ] {
+        let before = scene.cut_offs();
+        let ran = Command::new(&program).arg(scene.driver.socket()).arg(attack).output().expect("client");
+        let (said, error) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        assert!(ran.status.success(), "{attack}: {:?} {error}", ran.status);
+        assert_eq!(said.trim_end(), violation.to_string(), "{attack}");
+        assert_eq!(scene.cut_offs(), before + 1, "{attack}");
+    }
+    scene.end();
+}
