@@ -11,7 +11,7 @@ use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, RING_BYTES_MAX};
 use pd_abi::{Frame, FrameKind, KernelReason};
-use pd_shm::{attach, Mapping, Protection, Spin};
+use pd_shm::{attach, Own, Region, Spin, Theirs};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -48,14 +48,14 @@ const RINGS_KEPT_MAX: usize = 1024;
 /// Receive rings as they are mapped here. Those that no socket uses any more stay for a while: rings go to other sockets.
 #[derive(Debug, Default)]
 struct Rings {
-    known: HashMap<RingWords, Arc<Mapping>>,
+    known: HashMap<RingWords, Arc<Region<Theirs>>>,
     /// Those in use when the others were dropped last.
     used: usize,
 }
 
 impl Rings {
     /// Drops the unused before they are as many as the others, so that looking for them costs little for each ring.
-    fn insert(&mut self, words: RingWords, ring: Arc<Mapping>) {
+    fn insert(&mut self, words: RingWords, ring: Arc<Region<Theirs>>) {
         if self.known.len() > RINGS_KEPT_MAX.max(2 * self.used) {
             self.drop_unused();
         }
@@ -75,8 +75,8 @@ pub(crate) struct Attachment {
     wire: Mutex<Wire>,
     dead: AtomicBool,
     reason: OnceLock<String>,
-    pub(crate) control: Arc<Mapping>,
-    pub(crate) status: Arc<Mapping>,
+    pub(crate) control: Arc<Region<Own>>,
+    pub(crate) status: Arc<Region<Theirs>>,
     channels: Mutex<Channels>,
     rings: Mutex<Rings>,
     pub(crate) files: Mutex<Files>,
@@ -134,8 +134,8 @@ impl Attachment {
         let (Some(status), Some(control), true) = (fds.pop(), fds.pop(), fds.is_empty()) else {
             return Err(unreachable(Errno::PROTO));
         };
-        let control = Mapping::new(control, REGION_BYTES, Protection::ReadWrite).map_err(unreachable)?;
-        let status = Mapping::new(status, REGION_BYTES, Protection::Read).map_err(unreachable)?;
+        let control = Region::<Own>::new(control, REGION_BYTES).map_err(unreachable)?;
+        let status = Region::<Theirs>::new(status, REGION_BYTES).map_err(unreachable)?;
         if status.load_u64(header::MAGIC, Ordering::Relaxed) != pd_abi::MAGIC {
             return Err(unreachable(Errno::PROTO));
         }
@@ -251,7 +251,7 @@ impl Attachment {
     }
 
     /// A new send region of at least `bytes` bytes, mapped.
-    pub(crate) fn send_region(&self, bytes: u64) -> Result<(u32, Mapping)> {
+    pub(crate) fn send_region(&self, bytes: u64) -> Result<(u32, Region<Own>)> {
         let mut wire = lock(&self.wire);
         let wish = Frame::new(FrameKind::SendRegion).with_bytes(bytes, 0);
         let (frame, fds) = self.ask(&mut wire, &wish, FrameKind::SendRegion)?;
@@ -259,7 +259,7 @@ impl Attachment {
         if (region.bytes as u64) < bytes || region.id > u32::from(u16::MAX) {
             return Err(Error::new(Errno::PROTO, "the driver sent a send region that cannot be"));
         }
-        let map = Mapping::new(&region.fd, region.bytes, Protection::ReadWrite).map_err(|errno| {
+        let map = Region::<Own>::new(&region.fd, region.bytes).map_err(|errno| {
             Error::new(Errno::NOMEM, format!("cannot map a send region of {} bytes: {errno}", region.bytes))
         })?;
         // It may be the only number that there is for what the driver says next.
@@ -269,7 +269,7 @@ impl Attachment {
     }
 
     /// The mapping of a receive ring. Slow the first time, a look-up after that.
-    pub(crate) fn ring(&self, words: RingWords) -> Result<Arc<Mapping>> {
+    pub(crate) fn ring(&self, words: RingWords) -> Result<Arc<Region<Theirs>>> {
         if let Some(ring) = lock(&self.rings).known.get(&words) {
             return Ok(ring.clone());
         }
@@ -291,7 +291,7 @@ impl Attachment {
         }
         let (fd, page_bytes) = &wire.receive_regions[&region];
         let offset = u64::from(page) * PAGE_BYTES as u64;
-        let map = || Mapping::twice(fd, offset, bytes, *page_bytes as usize);
+        let map = || Region::twice(fd, offset, bytes, *page_bytes as usize);
         let map = map().or_else(|_| {
             lock(&self.rings).drop_unused();
             map()
@@ -521,17 +521,14 @@ mod tests {
     fn a_goodbye_behind_a_reset_is_read() {
         let (socket, driver) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let region = || {
-            let fd = memfd::create("test", PAGE_BYTES, Pages::Ordinary).unwrap();
-            Arc::new(Mapping::new(fd, PAGE_BYTES, Protection::ReadWrite).unwrap())
-        };
+        let memory = || memfd::create("test", PAGE_BYTES, Pages::Ordinary).unwrap();
         let attachment = Attachment {
             socket: OwnFd::new(socket),
             wire: Mutex::default(),
             dead: AtomicBool::new(false),
             reason: OnceLock::new(),
-            control: region(),
-            status: region(),
+            control: Arc::new(Region::<Own>::new(memory(), PAGE_BYTES).unwrap()),
+            status: Arc::new(Region::<Theirs>::new(memory(), PAGE_BYTES).unwrap()),
             channels: Mutex::default(),
             rings: Mutex::default(),
             files: Mutex::default(),

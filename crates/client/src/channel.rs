@@ -10,7 +10,7 @@ use pd_abi::layout::{channel_control, channel_offset, channel_status, socket_con
 use pd_abi::limits::{EVENT_RING_ENTRIES, MESSAGE_BYTES_MAX, REQUEST_RING_ENTRIES, RING_BYTES_DEFAULT};
 use pd_abi::{Event, EventKind, Operation, Request, SocketId, Span};
 use pd_shm::ring::{Broken, Consumer, Producer, SharedCells};
-use pd_shm::{wait, Mapping};
+use pd_shm::{wait, Own, Region, Theirs};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering};
@@ -28,19 +28,19 @@ pub(crate) struct Channel {
     at: usize,
     doorbell: OwnFd,
     pipe: OnceLock<OwnFd>,
-    control: Arc<Mapping>,
-    status: Arc<Mapping>,
+    control: Arc<Region<Own>>,
+    status: Arc<Region<Theirs>>,
     attachment: Weak<Attachment>,
     inner: Lock<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    requests: Producer<SharedCells<Request>>,
+    requests: Producer<SharedCells<Request, Own, Theirs>>,
     /// The send that was written last, and the position of the ring after it: as long as nothing has followed, further
     /// sends may be added to it.
     open: Option<(u64, OpenSend)>,
-    events: Consumer<SharedCells<Event>>,
+    events: Consumer<SharedCells<Event, Theirs, Own>>,
     /// Sleep of the driver that the doorbell was last rung for.
     rung: u32,
     tag: u32,

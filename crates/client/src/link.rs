@@ -7,6 +7,7 @@ use crate::error::Result;
 use pd_abi::layout::{path, socket_control as control, socket_offset, socket_status as status};
 use pd_abi::{Operation, Request, SocketId, Span};
 use pd_shm::wait::SharedCells;
+use pd_shm::{Own, Theirs};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
@@ -123,7 +124,7 @@ impl Link {
 
     /// Tells the peer of a direct connection of news that it has asked an event for.
     #[cold]
-    pub(crate) fn announce(&self, peer: &Half) {
+    pub(crate) fn announce(&self, peer: &Half<Theirs>) {
         match &self.direct {
             Some(direct) => direct.announce(self, peer),
             None => self.nudge(),
@@ -218,7 +219,7 @@ impl Link {
     }
 
     /// The words of a sleep until something is received.
-    pub(crate) fn recv_cells(&self) -> SharedCells<'_> {
+    pub(crate) fn recv_cells(&self) -> SharedCells<'_, Own, Theirs> {
         SharedCells {
             wake_at: (&self.attachment.control, self.at + control::RECV_WAKE_AT),
             doorbell: (&self.attachment.status, self.at + status::RECV_DOORBELL),
@@ -226,7 +227,7 @@ impl Link {
     }
 
     /// The words of a sleep until sends are done.
-    pub(crate) fn send_cells(&self) -> SharedCells<'_> {
+    pub(crate) fn send_cells(&self) -> SharedCells<'_, Own, Theirs> {
         SharedCells {
             wake_at: (&self.attachment.control, self.at + control::SEND_WAKE_AT),
             doorbell: (&self.attachment.status, self.at + status::SEND_DOORBELL),

@@ -4,7 +4,7 @@ use crate::turn::lock;
 use pd_abi::layout::control_header;
 use pd_abi::limits::KERNEL_CONNECTIONS_MAX;
 use pd_abi::{KernelReason, KERNEL_REASONS};
-use pd_shm::Mapping;
+use pd_shm::{Own, Region};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Mutex;
 
@@ -20,7 +20,7 @@ struct Said {
 
 impl Reasons {
     /// One more connection.
-    pub(crate) fn add(&self, control: &Mapping, reason: KernelReason, inode: u32) {
+    pub(crate) fn add(&self, control: &Region<Own>, reason: KernelReason, inode: u32) {
         let mut said = lock(&self.0);
         let count = said.counts[reason.index()].saturating_add(1);
         said.counts[reason.index()] = count;

@@ -10,7 +10,7 @@ use crate::socket::{would_block, Socket};
 use crate::turn::{Deadline, HasTurn, Turn};
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::Operation;
-use pd_shm::Mapping;
+use pd_shm::{Region, Theirs};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::atomic::{fence, Ordering};
@@ -61,7 +61,7 @@ impl HasTurn for RecvSide {
 #[derive(Debug)]
 pub(crate) struct Ring {
     pub(crate) words: RingWords,
-    pub(crate) map: Arc<Mapping>,
+    pub(crate) map: Arc<Region<Theirs>>,
     pub(crate) head: usize,
     pub(crate) bytes: u64,
     /// Position in the stream of the byte that the ring's own count begins with.

@@ -3,6 +3,7 @@
 use crate::lock::{Guard, Lock};
 use pd_shm::wait::{self, SharedCells, SleeperCells};
 use pd_shm::Spin;
+use pd_shm::{Own, Theirs};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -67,7 +68,7 @@ pub(crate) trait WaitTurn {
     fn wait_turn(&self, word: &AtomicU32, seen: u32, timeout: Duration);
 }
 
-impl WaitTurn for SharedCells<'_> {
+impl WaitTurn for SharedCells<'_, Own, Theirs> {
     fn wait_turn(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         pd_shm::sleep_on(word, seen, timeout, |sleep| sleep.make());
     }

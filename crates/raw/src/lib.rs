@@ -15,7 +15,7 @@ use pd_abi::layout::{
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
 use pd_abi::{Address, Event, EventKind, Frame, FrameKind, Operation, Request, SocketId};
-use pd_shm::{attach, passed, Mapping, Pod, Protection};
+use pd_shm::{attach, passed, Own, Pod, Region, Theirs};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -62,9 +62,9 @@ pub struct Raw {
     /// See there.
     pub status_fd: OwnedFd,
     /// Mapped for writing.
-    pub control: Mapping,
+    pub control: Region<Own>,
     /// Mapped for reading.
-    pub status: Mapping,
+    pub status: Region<Theirs>,
     /// Channels.
     pub channels: Vec<RawChannel>,
     /// Receive regions that came so far.
@@ -114,8 +114,8 @@ impl Raw {
             return Err(frame.reason().to_owned());
         }
         let (Some(status_fd), Some(control_fd)) = (fds.pop(), fds.pop()) else { panic!("no regions") };
-        let control = Mapping::new(&control_fd, REGION_BYTES, Protection::ReadWrite).expect("control region");
-        let status = Mapping::new(&status_fd, REGION_BYTES, Protection::Read).expect("status region");
+        let control = Region::<Own>::new(&control_fd, REGION_BYTES).expect("control region");
+        let status = Region::<Theirs>::new(&status_fd, REGION_BYTES).expect("status region");
         Ok(Self {
             socket,
             control_fd,
@@ -249,9 +249,9 @@ impl Raw {
     ///
     /// # Panics
     /// If the driver refuses.
-    pub fn send_region(&mut self, bytes: u64) -> (SentRegion, Mapping) {
+    pub fn send_region(&mut self, bytes: u64) -> (SentRegion, Region<Own>) {
         let region = self.ask_send_region(bytes);
-        let map = Mapping::new(&region.fd, region.bytes, Protection::ReadWrite).expect("send region");
+        let map = Region::<Own>::new(&region.fd, region.bytes).expect("send region");
         self.mapped(region.id);
         (region, map)
     }
@@ -511,7 +511,7 @@ impl Raw {
             word(socket_status::RING_PAGES),
         );
         let region = self.receive_regions.iter().find(|r| r.id == number).expect("receive region");
-        let map = Mapping::new(&region.fd, region.bytes, Protection::Read).expect("receive region");
+        let map = Region::<Theirs>::new(&region.fd, region.bytes).expect("receive region");
         let ring = u64::from(pages) * 4096;
         (from..from + len as u64)
             .map(|position| {

@@ -3,7 +3,7 @@
 //! Readers cost the driver nothing but the cache misses of the lines they look at, and can do nothing to it: the
 //! memory is sealed against new writers before its descriptor leaves the driver.
 use crate::memfd::{create, is_sealed, seal_against_all, Pages};
-use crate::{Mapping, Pod, Protection};
+use crate::{Access, Own, Pod, Region, Theirs};
 use pd_abi::counters::{
     AgentCounters, ClientCounters, FlowCounters, Gauges, Header, Shape, GAUGES, HEADER, MAGIC, VERSION,
 };
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// The driver's side.
 #[derive(Debug)]
 pub struct CounterRegion {
-    map: Mapping,
+    map: Region<Own>,
     shape: Shape,
     fd: OwnedFd,
 }
@@ -64,7 +64,7 @@ impl CounterRegion {
             return Err(Errno::INVAL);
         }
         let fd = create("pd-counters", shape.bytes(), Pages::Ordinary)?;
-        let map = Mapping::new(&fd, shape.bytes(), Protection::ReadWrite)?;
+        let map = Region::<Own>::new(&fd, shape.bytes())?;
         seal_against_all(&fd)?;
         map.write(HEADER, &header);
         Ok(Arc::new(Self { map, shape, fd }))
@@ -122,7 +122,7 @@ impl CounterRegion {
 /// A reader's side.
 #[derive(Debug)]
 pub struct CounterView {
-    map: Mapping,
+    map: Region<Theirs>,
     header: Header,
 }
 
@@ -137,7 +137,7 @@ impl CounterView {
         if !is_sealed(&fd) || len < size_of::<Header>() {
             return Err(Errno::PROTO);
         }
-        let map = Mapping::new(&fd, len, Protection::Read)?;
+        let map = Region::<Theirs>::new(&fd, len)?;
         let header: Header = map.read(HEADER);
         let known = header.magic == MAGIC && header.version == VERSION;
         if !known || !shape_of(&header).is_sane() || shape_of(&header).bytes() != len {
@@ -193,14 +193,14 @@ fn shape_of(header: &Header) -> Shape {
     Shape { movers: header.movers, clients: header.clients, connections: header.connections }
 }
 
-fn flow_line(map: &Mapping, shape: Shape, flow: u32, serial: u64) -> Option<FlowCounters> {
+fn flow_line(map: &Region<impl Access>, shape: Shape, flow: u32, serial: u64) -> Option<FlowCounters> {
     if flow / 2 >= shape.connections {
         return None;
     }
     line(map, shape.flow(flow), serial)
 }
 
-fn line<T: Pod>(map: &Mapping, at: usize, serial: u64) -> Option<T> {
+fn line<T: Pod>(map: &Region<impl Access>, at: usize, serial: u64) -> Option<T> {
     // SYNC POINT: counter-line
     if serial == 0 || map.load_u64(at, Ordering::Acquire) != serial {
         return None;
@@ -211,7 +211,7 @@ fn line<T: Pod>(map: &Mapping, at: usize, serial: u64) -> Option<T> {
     (map.load_u64(at, Ordering::Relaxed) == serial).then_some(line)
 }
 
-fn total(map: &Mapping, shape: Shape) -> AgentCounters {
+fn total(map: &Region<impl Access>, shape: Shape) -> AgentCounters {
     let agents = (0..=shape.movers).map(|agent| map.read::<AgentCounters>(shape.agent(agent)));
     agents.fold(AgentCounters::default(), |sum, agent| sum.plus(&agent))
 }
@@ -279,10 +279,10 @@ mod tests {
         let region = region();
         let len = region.shape().bytes();
         let fd = region.fd().try_clone_to_owned().unwrap();
-        assert_eq!(Mapping::new(&fd, len, Protection::ReadWrite).unwrap_err(), Errno::PERM);
+        assert_eq!(Region::<Own>::new(&fd, len).unwrap_err(), Errno::PERM);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
         let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
-        assert_eq!(Mapping::new(&again, len, Protection::ReadWrite).unwrap_err(), Errno::PERM);
+        assert_eq!(Region::<Own>::new(&again, len).unwrap_err(), Errno::PERM);
         assert_eq!(rustix::io::write(&again, &[1]).unwrap_err(), Errno::PERM);
         assert_eq!(rustix::fs::ftruncate(&fd, 0).unwrap_err(), Errno::PERM);
     }
@@ -302,7 +302,7 @@ mod tests {
             Header { connections: 100, ..good },
         ] {
             let fd = create("test", bytes, Pages::Ordinary).unwrap();
-            let map = Mapping::new(&fd, bytes, Protection::ReadWrite).unwrap();
+            let map = Region::<Own>::new(&fd, bytes).unwrap();
             map.write(HEADER, &header);
             seal_against_all(&fd).unwrap();
             assert_eq!(CounterView::new(&fd).unwrap_err(), Errno::PROTO, "{header:?}");

@@ -3,10 +3,10 @@
 //! Two laws hold in this crate, so that they hold everywhere else:
 //!
 //! 1. No Rust reference to shared bytes. Shared words are read and written by atomic accesses at
-//!    checked offsets of a [`Mapping`]; entries are copied in and out as a whole.
+//!    checked offsets of a [`Region`]; entries are copied in and out as a whole.
 //! 2. What was read is a private copy: it is bounded and then used, and never read again.
 //!
-//! [`memfd`] makes and seals memory, [`Mapping`] maps it, [`ring`] is the single-producer
+//! [`memfd`] makes and seals memory, [`Region`] maps it, as this party's own or as theirs, [`ring`] is the single-producer
 //! single-consumer ring, [`wait`] the sleep-and-wake protocol, [`Spin`] the bounded spin before a
 //! sleep, [`barrier`] a fence on all other cores, [`bias`] a lock without exchanges for the thread that takes it most,
 //! [`attach`] passes fixed-size messages and descriptors over the attach socket, [`passed`] files over the file socket, [`counters`] writes and reads the
@@ -27,7 +27,7 @@ mod sleep;
 mod spin;
 pub mod wait;
 
-pub use mapping::{Mapping, Protection};
+pub use mapping::{Access, Mapping, Own, Protection, Region, Theirs, Writable};
 pub use pod::Pod;
 pub use sleep::{sleep_for, sleep_on, wake_all, Sleep};
 pub use spin::{spinning_allowed, Spin};

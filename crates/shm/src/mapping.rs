@@ -7,6 +7,42 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+/// A party's right to a region's bytes.
+pub trait Access: Copy + std::fmt::Debug + Send + Sync + 'static {
+    /// How the region is mapped.
+    fn protection(self) -> Protection;
+}
+
+/// The right to store.
+pub trait Writable: Access {
+    /// Panics where the region is not mapped for it. Nothing to do where the type says so.
+    fn check(self) {}
+}
+
+/// This party's own memory: loads and stores.
+#[derive(Clone, Copy, Debug)]
+pub struct Own;
+
+/// Another party's memory: loads only. A store does not compile:
+///
+/// ```compile_fail,E0599
+/// # use pd_shm::{Region, Theirs};
+/// fn forge(peer: &Region<Theirs>) {
+///     peer.store_u64(0, 1, std::sync::atomic::Ordering::Release);
+/// }
+/// ```
+///
+/// The same store into a [`Region<Own>`] does:
+///
+/// ```
+/// # use pd_shm::{Own, Region};
+/// fn publish(own: &Region<Own>) {
+///     own.store_u64(0, 1, std::sync::atomic::Ordering::Release);
+/// }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Theirs;
+
 /// What a mapping allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
@@ -16,22 +52,62 @@ pub enum Protection {
     ReadWrite,
 }
 
-/// A shared mapping of a memory file, unmapped when dropped.
+impl Access for Own {
+    fn protection(self) -> Protection {
+        Protection::ReadWrite
+    }
+}
+
+impl Writable for Own {}
+
+impl Access for Theirs {
+    fn protection(self) -> Protection {
+        Protection::Read
+    }
+}
+
+impl Access for Protection {
+    fn protection(self) -> Protection {
+        self
+    }
+}
+
+impl Writable for Protection {
+    #[inline]
+    fn check(self) {
+        assert!(self == Self::ReadWrite, "store to a read-only mapping");
+    }
+}
+
+/// A shared mapping of a memory file, unmapped when dropped: [`Own`] or [`Theirs`].
 ///
 /// All access is by checked offset. An offset out of range or misaligned is a bug of the caller
 /// (offsets come from constants and from numbers already validated) and panics.
 #[derive(Debug)]
-pub struct Mapping {
+pub struct Region<A> {
     base: NonNull<c_void>,
     len: usize,
-    protection: Protection,
+    access: A,
 }
+
+/// A region whose holder is known at run time only: stores are checked.
+pub type Mapping = Region<Protection>;
 
 // SAFETY: the mapping is plain shared memory that stays mapped until drop; all access goes through
 // atomics or through raw addresses whose users take their own responsibility.
-unsafe impl Send for Mapping {}
+unsafe impl<A: Access> Send for Region<A> {}
 // SAFETY: as above; no method touches the memory other than atomically.
-unsafe impl Sync for Mapping {}
+unsafe impl<A: Access> Sync for Region<A> {}
+
+impl Region<Own> {
+    /// Maps the first `len` bytes of `fd` for loads and stores.
+    ///
+    /// # Errors
+    /// Those of `mmap`: `ENOMEM` when hugepages are short, `EPERM` when a seal forbids it.
+    pub fn new(fd: impl AsFd, len: usize) -> Result<Self> {
+        Self::map(fd, len, Own)
+    }
+}
 
 impl Mapping {
     /// Maps the first `len` bytes of `fd`.
@@ -39,9 +115,17 @@ impl Mapping {
     /// # Errors
     /// Those of `mmap`: `ENOMEM` when hugepages are short, `EPERM` when a seal forbids it.
     pub fn new(fd: impl AsFd, len: usize, protection: Protection) -> Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { mmap(ptr::null_mut(), len, protection.flags(), MapFlags::SHARED, fd, 0)? };
-        Ok(Self { base: NonNull::new(base).ok_or(Errno::NOMEM)?, len, protection })
+        Self::map(fd, len, protection)
+    }
+}
+
+impl Region<Theirs> {
+    /// Maps the first `len` bytes of `fd` for loads.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    pub fn new(fd: impl AsFd, len: usize) -> Result<Self> {
+        Self::map(fd, len, Theirs)
     }
 
     /// Maps `len` bytes of `fd` from `offset` on twice, one right after the other and read-only, so
@@ -103,16 +187,18 @@ impl Mapping {
             }
         }
         let base = NonNull::new(start as *mut c_void).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, len, protection: Protection::Read })
+        Ok(Self { base, len, access: Theirs })
     }
+}
 
+impl<A: Writable> Region<A> {
     /// Copies `len` bytes at `from` to `offset`.
     ///
     /// # Safety
     /// `from` points to `len` readable bytes, which do not lie in this mapping. Nobody else writes the
     /// bytes at `offset`, in this process or another: they are the caller's by the protocol of the region.
     pub unsafe fn copy_in(&self, offset: usize, from: *const u8, len: usize) {
-        self.check_writable();
+        self.access.check();
         let to = self.address(offset, len);
         // SAFETY: `to` has `len` bytes, checked; the rest is the caller's promise.
         unsafe { ptr::copy_nonoverlapping(from, to.as_ptr(), len) };
@@ -135,7 +221,7 @@ impl Mapping {
         from: u64,
         at_once: bool,
     ) -> Result<usize> {
-        self.check_writable();
+        self.access.check();
         let piece = libc::iovec { iov_base: self.address(offset, len).as_ptr().cast(), iov_len: len };
         let flags = if at_once { libc::RWF_NOWAIT } else { 0 };
         let from = i64::try_from(from).map_err(|_| Errno::INVAL)?;
@@ -158,13 +244,45 @@ impl Mapping {
         let _ = line;
     }
 
+    /// Stores a word.
+    pub fn store_u64(&self, offset: usize, value: u64, ordering: Ordering) {
+        self.access.check();
+        self.atomic_u64(offset).store(value, ordering);
+    }
+
+    /// Stores a half word.
+    pub fn store_u32(&self, offset: usize, value: u32, ordering: Ordering) {
+        self.access.check();
+        self.atomic_u32(offset).store(value, ordering);
+    }
+
+    /// Copies an entry in, word by word.
+    pub fn write<T: Pod>(&self, offset: usize, value: &T) {
+        self.check(offset, size_of::<T>(), 8);
+        self.access.check();
+        for index in 0..size_of::<T>() / 8 {
+            // SAFETY: inside `value`, which is initialised throughout (no padding).
+            let word = unsafe { ptr::from_ref(value).cast::<u64>().add(index).read_unaligned() };
+            self.atomic_u64(offset + index * 8).store(word, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<A: Access> Region<A> {
+    fn map(fd: impl AsFd, len: usize, access: A) -> Result<Self> {
+        let protection = access.protection().flags();
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
+        Ok(Self { base: NonNull::new(base).ok_or(Errno::NOMEM)?, len, access })
+    }
+
     /// Brings the pages of a range into being, so that later accesses neither fault nor fail.
     ///
     /// # Errors
     /// `ENOMEM` or `EFAULT` when there is no memory left.
     pub fn populate(&self, offset: usize, len: usize) -> Result<()> {
         self.check(offset, len, 1);
-        let advice = match self.protection {
+        let advice = match self.access.protection() {
             Protection::Read => Advice::LinuxPopulateRead,
             Protection::ReadWrite => Advice::LinuxPopulateWrite,
         };
@@ -172,7 +290,7 @@ impl Mapping {
         unsafe { madvise(self.base.as_ptr().byte_add(offset), len, advice) }
     }
 
-    /// Bytes mapped (twice the ring for [`Mapping::twice`]).
+    /// Bytes mapped (twice the ring for [`Region::twice`]).
     pub fn len(&self) -> usize {
         self.len
     }
@@ -200,21 +318,9 @@ impl Mapping {
         self.atomic_u64(offset).load(ordering)
     }
 
-    /// Stores a word.
-    pub fn store_u64(&self, offset: usize, value: u64, ordering: Ordering) {
-        self.check_writable();
-        self.atomic_u64(offset).store(value, ordering);
-    }
-
     /// Loads a half word.
     pub fn load_u32(&self, offset: usize, ordering: Ordering) -> u32 {
         self.atomic_u32(offset).load(ordering)
-    }
-
-    /// Stores a half word.
-    pub fn store_u32(&self, offset: usize, value: u32, ordering: Ordering) {
-        self.check_writable();
-        self.atomic_u32(offset).store(value, ordering);
     }
 
     /// Copies an entry out, word by word. The words may be of different times if the other side
@@ -229,17 +335,6 @@ impl Mapping {
         }
         // SAFETY: every byte was written (the size is a multiple of 8), and any bytes are valid.
         unsafe { value.assume_init() }
-    }
-
-    /// Copies an entry in, word by word.
-    pub fn write<T: Pod>(&self, offset: usize, value: &T) {
-        self.check(offset, size_of::<T>(), 8);
-        self.check_writable();
-        for index in 0..size_of::<T>() / 8 {
-            // SAFETY: inside `value`, which is initialised throughout (no padding).
-            let word = unsafe { ptr::from_ref(value).cast::<u64>().add(index).read_unaligned() };
-            self.atomic_u64(offset + index * 8).store(word, Ordering::Relaxed);
-        }
     }
 
     fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
@@ -262,11 +357,6 @@ impl Mapping {
             outside(offset, len, self.len);
         }
     }
-
-    #[inline]
-    fn check_writable(&self) {
-        assert!(self.protection == Protection::ReadWrite, "store to a read-only mapping");
-    }
 }
 
 /// Takes its arguments by value: a panic with them in place would have each access store them for it.
@@ -284,7 +374,7 @@ impl Protection {
     }
 }
 
-impl Drop for Mapping {
+impl<A> Drop for Region<A> {
     fn drop(&mut self) {
         // SAFETY: exactly what was mapped; no reference outlives `self`.
         let _ = unsafe { munmap(self.base.as_ptr(), self.len) };
@@ -300,7 +390,7 @@ mod tests {
     #[test]
     fn words_and_entries() {
         let fd = create("test", 4096, Pages::Ordinary).unwrap();
-        let map = Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap();
+        let map = Region::<Own>::new(&fd, 4096).unwrap();
         let request = Request { operation: 3, socket: 9, payload: [7; 16], ..Request::default() };
         map.write(64, &request);
         assert_eq!(map.read::<Request>(64), request);
@@ -312,10 +402,10 @@ mod tests {
     #[test]
     fn twice_is_contiguous() {
         let fd = create("test", 4 * 4096, Pages::Ordinary).unwrap();
-        let map = Mapping::new(&fd, 4 * 4096, Protection::ReadWrite).unwrap();
+        let map = Region::<Own>::new(&fd, 4 * 4096).unwrap();
         map.store_u64(4096, 1, Ordering::Relaxed);
         map.store_u64(3 * 4096 - 8, 2, Ordering::Relaxed);
-        let ring = Mapping::twice(&fd, 4096, 2 * 4096, 4096).unwrap();
+        let ring = Region::twice(&fd, 4096, 2 * 4096, 4096).unwrap();
         assert_eq!(ring.load_u64(2 * 4096 - 8, Ordering::Relaxed), 2);
         assert_eq!(ring.load_u64(2 * 4096, Ordering::Relaxed), 1);
         assert_eq!(ring.load_u64(4 * 4096 - 8, Ordering::Relaxed), 2);
@@ -324,8 +414,8 @@ mod tests {
     #[test]
     fn a_ring_behind_its_index_page_is_contiguous_and_copied_into() {
         let fd = create("test", 3 * 4096, Pages::Ordinary).unwrap();
-        let own = Mapping::new(&fd, 3 * 4096, Protection::ReadWrite).unwrap();
-        let peer = Mapping::twice_behind(&fd, 4096, 2 * 4096, 4096).unwrap();
+        let own = Region::<Own>::new(&fd, 3 * 4096).unwrap();
+        let peer = Region::twice_behind(&fd, 4096, 2 * 4096, 4096).unwrap();
         own.store_u64(0, 7, Ordering::Relaxed);
         // SAFETY: eight private bytes; nobody else writes the ring.
         unsafe { own.copy_in(4096, 9u64.to_ne_bytes().as_ptr(), 8) };
@@ -337,9 +427,9 @@ mod tests {
     #[test]
     fn files_are_read_in_place_and_end_where_they_end() {
         let fd = create("test", 2 * 4096, Pages::Ordinary).unwrap();
-        let map = Mapping::new(&fd, 2 * 4096, Protection::ReadWrite).unwrap();
+        let map = Region::<Own>::new(&fd, 2 * 4096).unwrap();
         let file = create("file", 4096, Pages::Ordinary).unwrap();
-        Mapping::new(&file, 4096, Protection::ReadWrite).unwrap().store_u64(4088, 9, Ordering::Relaxed);
+        Region::<Own>::new(&file, 4096).unwrap().store_u64(4088, 9, Ordering::Relaxed);
         // SAFETY: nobody else has this mapping.
         let read = |offset, len, from| unsafe { map.read_file(offset, len, &file, from, false) };
         assert_eq!(read(4096, 4096, 4088), Ok(8));
@@ -351,17 +441,17 @@ mod tests {
     #[test]
     fn sealed_memory_takes_no_new_writer() {
         let fd = create("test", 4096, Pages::Ordinary).unwrap();
-        let map = Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap();
+        let map = Region::<Own>::new(&fd, 4096).unwrap();
         seal_against_all(&fd).unwrap();
         map.store_u64(0, 5, Ordering::Relaxed);
-        assert_eq!(Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap_err(), Errno::PERM);
+        assert_eq!(Region::<Own>::new(&fd, 4096).unwrap_err(), Errno::PERM);
         let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&fd));
         let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
-        assert_eq!(Mapping::new(&again, 4096, Protection::ReadWrite).unwrap_err(), Errno::PERM);
+        assert_eq!(Region::<Own>::new(&again, 4096).unwrap_err(), Errno::PERM);
         assert_eq!(rustix::fs::ftruncate(&fd, 0).unwrap_err(), Errno::PERM);
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         assert_eq!(rustix::fs::fallocate(&fd, punch, 0, 4096).unwrap_err(), Errno::PERM);
-        let read_only = Mapping::new(&fd, 4096, Protection::Read).unwrap();
+        let read_only = Region::<Theirs>::new(&fd, 4096).unwrap();
         assert_eq!(read_only.load_u64(0, Ordering::Relaxed), 5);
         // SAFETY: changes the protection of a page of this test's own mapping; it must fail.
         let upgrade =

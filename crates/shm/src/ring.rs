@@ -3,42 +3,56 @@
 //! Counters run freely and are masked on use. Each side keeps its own counter privately, never reads
 //! it back from shared memory, and caches the other's. A counter of the other side that cannot be is
 //! reported as [`Broken`] and the ring must not be used any more.
-use crate::{Mapping, Pod};
+use crate::{Access, Pod, Protection, Region, Writable};
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// The words and entries of a ring as one side reaches them.
-///
-/// Orderings: `SYNC POINT: ring-publish` pairs `store_producer` (release) with `load_producer`
-/// (acquire); `SYNC POINT: ring-free` pairs `store_consumer` with `load_consumer` likewise.
+/// The words and entries of a ring as one side reaches them: [`ProducerCells`] or [`ConsumerCells`].
 pub trait Cells {
     /// What the ring carries.
     type Entry: Copy;
     /// Entries; a power of two.
     fn capacity(&self) -> u64;
-    /// Entries produced so far (acquire).
-    fn load_producer(&self) -> u64;
+}
+
+/// What the producer reaches.
+///
+/// Orderings: `SYNC POINT: ring-publish` pairs [`Self::store_producer`] (release) with
+/// [`ConsumerCells::load_producer`] (acquire); `SYNC POINT: ring-free` pairs [`ConsumerCells::store_consumer`]
+/// with [`Self::load_consumer`] likewise.
+pub trait ProducerCells: Cells {
     /// Publishes entries (release).
     fn store_producer(&self, value: u64);
     /// Entries consumed so far (acquire).
     fn load_consumer(&self) -> u64;
-    /// Gives entries back (release).
-    fn store_consumer(&self, value: u64);
-    /// Copies an entry out.
-    fn read(&self, index: u64) -> Self::Entry;
     /// Copies an entry in.
     fn write(&self, index: u64, entry: Self::Entry);
 }
 
+/// What the consumer reaches. Orderings: see [`ProducerCells`].
+pub trait ConsumerCells: Cells {
+    /// Entries produced so far (acquire).
+    fn load_producer(&self) -> u64;
+    /// Gives entries back (release).
+    fn store_consumer(&self, value: u64);
+    /// Copies an entry out.
+    fn read(&self, index: u64) -> Self::Entry;
+}
+
 /// Cells whose newest entry the producer may still change in one word: see [`Producer::grow`].
 ///
-/// Orderings: `SYNC POINT: ring-grow` pairs `store_word` (release) with `load_word` (acquire).
-pub trait GrowingCells: Cells {
+/// Orderings: `SYNC POINT: ring-grow` pairs [`Self::store_word`] (release) with
+/// [`GrowingConsumerCells::load_word`] (acquire).
+pub trait GrowingProducerCells: ProducerCells {
+    /// Writes that word of an entry (release).
+    fn store_word(&self, index: u64, word: u64);
+}
+
+/// The consumer's side of [`GrowingProducerCells`].
+pub trait GrowingConsumerCells: ConsumerCells {
     /// Reads that word of an entry (acquire).
     fn load_word(&self, index: u64) -> u64;
-    /// Writes it (release).
-    fn store_word(&self, index: u64, word: u64);
 }
 
 /// An entry with a word that its producer may change while the entry is the newest.
@@ -60,7 +74,7 @@ pub struct Producer<C> {
     consumer: u64,
 }
 
-impl<C: Cells> Producer<C> {
+impl<C: ProducerCells> Producer<C> {
     /// The producer of a fresh ring (both counters 0).
     pub fn new(cells: C) -> Self {
         Self { cells, written: 0, published: 0, consumer: 0 }
@@ -117,7 +131,7 @@ impl<C: Cells> Producer<C> {
     }
 }
 
-impl<C: GrowingCells> Producer<C> {
+impl<C: GrowingProducerCells> Producer<C> {
     /// Replaces the word of the newest entry, which must have been published, and may have been read: the consumer looks at the
     /// word again until the next entry is there.
     pub fn grow(&mut self, word: u64) {
@@ -135,7 +149,7 @@ pub struct Consumer<C> {
     producer: u64,
 }
 
-impl<C: Cells> Consumer<C> {
+impl<C: ConsumerCells> Consumer<C> {
     /// The consumer of a fresh ring (both counters 0).
     pub fn new(cells: C) -> Self {
         Self { cells, read: 0, producer: 0 }
@@ -193,7 +207,7 @@ impl<C: Cells> Consumer<C> {
     }
 }
 
-impl<C: GrowingCells> Consumer<C> {
+impl<C: GrowingConsumerCells> Consumer<C> {
     /// The word, as it is now, of the entry that was read last, whose place must not have been given back. It is the last one if
     /// [`Self::available`] told of further entries before.
     pub fn last_word(&self) -> u64 {
@@ -202,28 +216,29 @@ impl<C: GrowingCells> Consumer<C> {
     }
 }
 
-/// A ring whose producer side lies in one mapping and whose consumer side in another: entries and
-/// the producer's counter in the producer's memory, the consumer's counter in the consumer's.
+/// A ring whose producer side lies in one region and whose consumer side in another: entries and
+/// the producer's counter in the producer's memory, the consumer's counter in the consumer's. The side that
+/// owns the one or the other is producer or consumer.
 #[derive(Clone, Debug)]
-pub struct SharedCells<T> {
-    producer: Arc<Mapping>,
+pub struct SharedCells<T, P = Protection, C = Protection> {
+    producer: Arc<Region<P>>,
     producer_index: usize,
     entries: usize,
-    consumer: Arc<Mapping>,
+    consumer: Arc<Region<C>>,
     consumer_index: usize,
     capacity: u64,
     entry: PhantomData<T>,
 }
 
-impl<T: Pod> SharedCells<T> {
+impl<T: Pod, P: Access, C: Access> SharedCells<T, P, C> {
     /// The ring at the offsets given: of the producer's counter and entries in `producer`, of the
     /// consumer's counter in `consumer`.
     ///
     /// # Panics
-    /// If `capacity` is not a power of two or something lies outside its mapping.
+    /// If `capacity` is not a power of two or something lies outside its region.
     pub fn new(
-        (producer, producer_index, entries): (Arc<Mapping>, usize, usize),
-        (consumer, consumer_index): (Arc<Mapping>, usize),
+        (producer, producer_index, entries): (Arc<Region<P>>, usize, usize),
+        (consumer, consumer_index): (Arc<Region<C>>, usize),
         capacity: u64,
     ) -> Self {
         assert!(capacity.is_power_of_two());
@@ -239,19 +254,28 @@ impl<T: Pod> SharedCells<T> {
     }
 }
 
-impl<T: Pod> Cells for SharedCells<T> {
+impl<T: Pod, P: Access, C: Access> Cells for SharedCells<T, P, C> {
     type Entry = T;
     fn capacity(&self) -> u64 {
         self.capacity
     }
-    fn load_producer(&self) -> u64 {
-        self.producer.load_u64(self.producer_index, Ordering::Acquire)
-    }
+}
+
+impl<T: Pod, P: Writable, C: Access> ProducerCells for SharedCells<T, P, C> {
     fn store_producer(&self, value: u64) {
         self.producer.store_u64(self.producer_index, value, Ordering::Release);
     }
     fn load_consumer(&self) -> u64 {
         self.consumer.load_u64(self.consumer_index, Ordering::Acquire)
+    }
+    fn write(&self, index: u64, entry: T) {
+        self.producer.write(self.entries + index as usize * size_of::<T>(), &entry);
+    }
+}
+
+impl<T: Pod, P: Access, C: Writable> ConsumerCells for SharedCells<T, P, C> {
+    fn load_producer(&self) -> u64 {
+        self.producer.load_u64(self.producer_index, Ordering::Acquire)
     }
     fn store_consumer(&self, value: u64) {
         self.consumer.store_u64(self.consumer_index, value, Ordering::Release);
@@ -259,15 +283,15 @@ impl<T: Pod> Cells for SharedCells<T> {
     fn read(&self, index: u64) -> T {
         self.producer.read(self.entries + index as usize * size_of::<T>())
     }
-    fn write(&self, index: u64, entry: T) {
-        self.producer.write(self.entries + index as usize * size_of::<T>(), &entry);
-    }
 }
 
-impl<T: Growing> GrowingCells for SharedCells<T> {
+impl<T: Growing, P: Access, C: Writable> GrowingConsumerCells for SharedCells<T, P, C> {
     fn load_word(&self, index: u64) -> u64 {
         self.producer.load_u64(self.entries + index as usize * size_of::<T>() + T::WORD, Ordering::Acquire)
     }
+}
+
+impl<T: Growing, P: Writable, C: Access> GrowingProducerCells for SharedCells<T, P, C> {
     fn store_word(&self, index: u64, word: u64) {
         let at = self.entries + index as usize * size_of::<T>() + T::WORD;
         self.producer.store_u64(at, word, Ordering::Release);

@@ -2,7 +2,7 @@
 //!
 //! They are described first and made by whom they are given to, for who has to know which signal handlers run lets them
 //! through as the last thing before.
-use crate::Mapping;
+use crate::{Access, Region};
 use std::marker::PhantomData;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -76,7 +76,7 @@ pub fn wake_all(word: &AtomicU32) {
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
 }
 
-impl Mapping {
+impl<A: Access> Region<A> {
     /// [`sleep_on`] the futex at `offset`.
     pub fn futex_wait(
         &self,
@@ -132,14 +132,14 @@ impl Mapping {
 mod tests {
     use super::*;
     use crate::memfd::{create, Pages};
-    use crate::Protection;
+    use crate::Own;
     use std::sync::atomic::Ordering;
     use std::time::Instant;
 
     #[test]
     fn either_of_two_futexes_ends_a_sleep() {
         let fd = create("test", 4096, Pages::Ordinary).unwrap();
-        let map = std::sync::Arc::new(Mapping::new(&fd, 4096, Protection::ReadWrite).unwrap());
+        let map = std::sync::Arc::new(Region::<Own>::new(&fd, 4096).unwrap());
         let long = Duration::from_secs(20);
         for rung in [0, 64] {
             let sleeper = map.clone();
@@ -147,7 +147,7 @@ mod tests {
             let thread = std::thread::spawn(move || {
                 let seen = [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire));
                 while [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire)) == seen {
-                    Mapping::futex_wait_two(
+                    Region::futex_wait_two(
                         [(&sleeper, 0, seen[0]), (&sleeper, 64, seen[1])],
                         long,
                         |sleep| sleep.make(),

@@ -5,7 +5,7 @@
 //! `wake_at`, fences and looks at the counter; the waker writes the counter, fences and looks at
 //! `wake_at` (`SYNC POINT: wake-dekker`). One of them sees the other's store. Between the look and
 //! the sleep the doorbell's value decides (`SYNC POINT: wake-doorbell`).
-use crate::{Mapping, Spin};
+use crate::{Access, Protection, Region, Spin, Writable};
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
@@ -93,17 +93,17 @@ impl Waker {
     }
 }
 
-/// The words of one sleep in shared memory: `wake_at` in the sleeper's mapping, the doorbell in the
-/// waker's. Serves both sides.
+/// The words of one sleep in shared memory: `wake_at` in the sleeper's region, the doorbell in the
+/// waker's. A side that sleeps owns the first, a side that wakes the second.
 #[derive(Clone, Copy, Debug)]
-pub struct SharedCells<'a> {
+pub struct SharedCells<'a, W = Protection, D = Protection> {
     /// Where `wake_at` is.
-    pub wake_at: (&'a Mapping, usize),
+    pub wake_at: (&'a Region<W>, usize),
     /// Where the doorbell is.
-    pub doorbell: (&'a Mapping, usize),
+    pub doorbell: (&'a Region<D>, usize),
 }
 
-impl SleeperCells for SharedCells<'_> {
+impl<W: Writable, D: Access> SleeperCells for SharedCells<'_, W, D> {
     fn load_doorbell(&self) -> u32 {
         self.doorbell.0.load_u32(self.doorbell.1, Ordering::Acquire)
     }
@@ -118,7 +118,7 @@ impl SleeperCells for SharedCells<'_> {
     }
 }
 
-impl WakerCells for SharedCells<'_> {
+impl<W: Access, D: Writable> WakerCells for SharedCells<'_, W, D> {
     fn load_wake_at(&self) -> u64 {
         self.wake_at.0.load_u64(self.wake_at.1, Ordering::Relaxed)
     }

@@ -17,7 +17,9 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use pd_shm::ring::{Cells, Consumer, GrowingCells, Producer};
+use pd_shm::ring::{
+    Cells, Consumer, ConsumerCells, GrowingConsumerCells, GrowingProducerCells, Producer, ProducerCells,
+};
 use pd_shm::wait::{self, SleeperCells, Waker, WakerCells};
 use pd_shm::Spin;
 use std::sync::atomic::AtomicUsize;
@@ -112,14 +114,24 @@ impl Cells for Ring {
     fn capacity(&self) -> u64 {
         self.0.entries.len() as u64
     }
-    fn load_producer(&self) -> u64 {
-        self.0.producer.load(self.0.weak.order("ring: acquire of the producer", Acquire))
-    }
+}
+
+impl ProducerCells for Ring {
     fn store_producer(&self, value: u64) {
         self.0.producer.store(value, self.0.weak.order("ring: release of the producer", Release));
     }
     fn load_consumer(&self) -> u64 {
         self.0.consumer.load(self.0.weak.order("ring: acquire of the consumer", Acquire))
+    }
+    fn write(&self, index: u64, entry: u64) {
+        // SAFETY: loom checks that no access is concurrent with this write.
+        self.0.entries[index as usize].with_mut(|place| unsafe { *place = entry });
+    }
+}
+
+impl ConsumerCells for Ring {
+    fn load_producer(&self) -> u64 {
+        self.0.producer.load(self.0.weak.order("ring: acquire of the producer", Acquire))
     }
     fn store_consumer(&self, value: u64) {
         self.0.consumer.store(value, self.0.weak.order("ring: release of the consumer", Release));
@@ -128,16 +140,15 @@ impl Cells for Ring {
         // SAFETY: loom checks that no write is concurrent with this read.
         self.0.entries[index as usize].with(|entry| unsafe { *entry })
     }
-    fn write(&self, index: u64, entry: u64) {
-        // SAFETY: loom checks that no access is concurrent with this write.
-        self.0.entries[index as usize].with_mut(|place| unsafe { *place = entry });
-    }
 }
 
-impl GrowingCells for Ring {
+impl GrowingConsumerCells for Ring {
     fn load_word(&self, index: u64) -> u64 {
         self.0.words[index as usize].load(self.0.weak.order("ring: acquire of the word", Acquire))
     }
+}
+
+impl GrowingProducerCells for Ring {
     fn store_word(&self, index: u64, word: u64) {
         let order = self.0.weak.order("ring: release of the word", Release);
         self.0.words[index as usize].store(word, order);

@@ -6,7 +6,7 @@ use pd_abi::{Frame, FrameKind, Operation, Request, SocketId, SocketOption, Span}
 use pd_client::core::Socket;
 use pd_driver::admin::Report;
 use pd_driver::{Policy, Violation};
-use pd_shm::{Mapping, Protection};
+use pd_shm::{Own, Region, Theirs};
 use pd_tests::{fill, Puppet, Random, Raw, TestDriver};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -40,9 +40,9 @@ fn ready(raw: &mut Raw, socket: SocketId) {
 }
 
 /// The ring that `socket` writes, mapped and sealed.
-fn make_ring(raw: &mut Raw, socket: SocketId) -> (Passed, Mapping) {
+fn make_ring(raw: &mut Raw, socket: SocketId) -> (Passed, Region<Own>) {
     let ring = ask(raw, FrameKind::DirectRing, socket).expect("a ring");
-    let map = Mapping::new(&ring.fd, ring.len, Protection::ReadWrite).expect("map");
+    let map = Region::<Own>::new(&ring.fd, ring.len).expect("map");
     ready(raw, socket);
     (ring, map)
 }
@@ -72,7 +72,7 @@ fn every_page_of_a_direct_ring_has_one_writer() {
     assert!(is_direct(&a, from) && is_direct(&b, to));
     // Before it is sealed nobody else gets it; nobody gets two.
     let ring = ask(&mut a, FrameKind::DirectRing, from).expect("a ring");
-    let map = Mapping::new(&ring.fd, ring.len, Protection::ReadWrite).expect("map");
+    let map = Region::<Own>::new(&ring.fd, ring.len).expect("map");
     assert_eq!(ask(&mut b, FrameKind::PeerRing, to).err(), Some(libc::EAGAIN as u32));
     assert_eq!(ask(&mut a, FrameKind::DirectRing, from).err(), Some(libc::EALREADY as u32));
     ready(&mut a, from);
@@ -81,7 +81,7 @@ fn every_page_of_a_direct_ring_has_one_writer() {
     map.store_u64(direct::PRODUCER, 7, Ordering::Release);
     attack(&ring.fd, ring.len, PAGE);
     attack(&theirs.fd, theirs.len, PAGE);
-    let read = Mapping::new(&theirs.fd, theirs.len, Protection::Read).expect("map");
+    let read = Region::<Theirs>::new(&theirs.fd, theirs.len).expect("map");
     assert_eq!(read.load_u64(direct::PRODUCER, Ordering::Acquire), 7);
     // The reader's own ring is the writer's to read only.
     let (back, _map) = make_ring(&mut b, to);
@@ -171,7 +171,7 @@ struct Pair {
     puppet: Puppet,
     raw: Raw,
     socket: SocketId,
-    map: Mapping,
+    map: Region<Own>,
 }
 
 fn pair(scene: &Scene) -> Pair {
@@ -409,9 +409,7 @@ fn who_does_not_leave_the_direct_path_is_heard_no_more() {
 }
 
 fn consumer(ring: &Passed) -> u64 {
-    Mapping::new(&ring.fd, ring.len, Protection::Read)
-        .expect("map")
-        .load_u64(direct::CONSUMER, Ordering::Acquire)
+    Region::<Theirs>::new(&ring.fd, ring.len).expect("map").load_u64(direct::CONSUMER, Ordering::Acquire)
 }
 
 /// Receives into two pieces of memory, without waiting.

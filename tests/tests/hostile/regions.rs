@@ -3,7 +3,7 @@ use super::{stage, stage_with, Scene};
 use pd_abi::layout::{channel_control, header, REGION_BYTES};
 use pd_abi::{Frame, Operation, Request, SocketId, Span, MAGIC};
 use pd_driver::{HugepageUse, Violation};
-use pd_shm::{memfd, Mapping, Protection};
+use pd_shm::{memfd, Access, Own, Region, Theirs};
 use pd_tests::{Raw, SentRegion};
 use rustix::fs::{fallocate, fcntl_add_seals, ftruncate, open, FallocateFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -27,19 +27,19 @@ fn impossible<T: std::fmt::Debug>(result: rustix::io::Result<T>, what: &str) {
     assert!(refusals.contains(&errno), "{what}: {errno:?}");
 }
 
-fn map_writable(fd: impl AsFd, len: usize) -> rustix::io::Result<Mapping> {
-    Mapping::new(fd, len, Protection::ReadWrite)
+fn map_writable(fd: impl AsFd, len: usize) -> rustix::io::Result<Region<Own>> {
+    Region::<Own>::new(fd, len)
 }
 
 fn punch(fd: impl AsFd, offset: u64, len: u64) -> rustix::io::Result<()> {
     fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
 }
 
-fn base(map: &Mapping) -> *mut c_void {
+fn base(map: &Region<impl Access>) -> *mut c_void {
     map.address(0, 1).as_ptr().cast()
 }
 
-fn remove(map: &Mapping, len: usize) -> rustix::io::Result<()> {
+fn remove(map: &Region<impl Access>, len: usize) -> rustix::io::Result<()> {
     // SAFETY: a range of the test's own mapping of shared memory, which nothing refers to.
     unsafe { madvise(base(map), len, Advice::LinuxRemove) }
 }
@@ -79,7 +79,7 @@ pub fn attack(fd: &OwnedFd, len: usize, page: usize) {
         impossible(map_writable(&again, len), "map the reopened");
     }
 
-    let read_only = Mapping::new(fd, len, Protection::Read).expect("map read-only");
+    let read_only = Region::<Theirs>::new(fd, len).expect("map read-only");
     let before = read_only.load_u64(0, Ordering::SeqCst);
     let writable = MprotectFlags::READ | MprotectFlags::WRITE;
     // SAFETY: the test's own mapping; the call must fail and change nothing.
@@ -114,7 +114,7 @@ fn loops(raw: &mut Raw) -> (SocketId, SocketId) {
     (sending, receiving)
 }
 
-fn store(map: &Mapping, from: usize, to: usize, seed: u64) {
+fn store(map: &Region<Own>, from: usize, to: usize, seed: u64) {
     for at in (from..to).step_by(8) {
         map.store_u64(at, seed ^ at as u64, Ordering::Relaxed);
     }
@@ -267,7 +267,7 @@ fn a_client_that_seals_its_regions_itself_is_cut_off() {
 }
 
 /// Puts inaccessible memory in place of a mapping.
-fn unmap(map: &Mapping) {
+fn unmap(map: &Region<impl Access>) {
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     // SAFETY: over a mapping of the test's own that it does not touch any more; unlike after `munmap`
     // nothing else can come to lie there before the mapping is dropped.

@@ -4,7 +4,7 @@ use pd_abi::layout::{channel_control, channel_status, socket_control, socket_sta
 use pd_abi::limits::EVENT_RING_ENTRIES;
 use pd_abi::{Address, EventKind, Operation, Request, SocketId, SocketOption, Span};
 use pd_driver::Violation;
-use pd_shm::Mapping;
+use pd_shm::{Own, Region};
 use pd_tests::{Puppet, Raw};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ fn connected(scene: &Scene) -> (Raw, SocketId, Puppet) {
     (raw, socket, puppet)
 }
 
-fn connected_with_memory(scene: &Scene, bytes: u64) -> (Raw, SocketId, Puppet, u16, Mapping) {
+fn connected_with_memory(scene: &Scene, bytes: u64) -> (Raw, SocketId, Puppet, u16, Region<Own>) {
     let (mut raw, socket, puppet) = connected(scene);
     let (region, map) = raw.send_region(bytes);
     (raw, socket, puppet, region.id as u16, map)
@@ -178,7 +178,7 @@ fn requests_that_grow() {
 }
 
 /// Writes the stream called `seed` to the start of a send region.
-fn pd_fill(map: &Mapping, seed: u64, len: usize) {
+fn pd_fill(map: &Region<Own>, seed: u64, len: usize) {
     let mut bytes = vec![0; len.next_multiple_of(8)];
     pd_tests::fill(seed, 0, &mut bytes);
     for (index, word) in bytes.chunks_exact(8).enumerate() {

@@ -4,7 +4,7 @@ use pd_abi::layout::{channel_control, control_header, socket_control};
 use pd_abi::limits::{KERNEL_CONNECTIONS_MAX, REQUEST_RING_ENTRIES};
 use pd_abi::{Address, Frame, FrameKind, KernelReason, Operation, Request, SocketId, Span, KERNEL_REASONS};
 use pd_driver::admin::{Answer, Ask};
-use pd_shm::{attach, Mapping};
+use pd_shm::{attach, Own, Region};
 use pd_tests::{Puppet, Random, Raw};
 use rustix::net::SendFlags;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ struct Client {
     raw: Raw,
     random: Random,
     region: u16,
-    map: Mapping,
+    map: Region<Own>,
     sockets: Vec<SocketId>,
     addrs: Vec<SocketAddr>,
 }

@@ -15,7 +15,7 @@ use crate::turn::lock;
 use blocks::{Freed, States};
 use heap::Heap;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
-use pd_shm::Mapping;
+use pd_shm::Region;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -37,7 +37,7 @@ pub(crate) struct Arena {
     bytes: usize,
     region: u16,
     attachment: Arc<Attachment>,
-    map: Mutex<Option<Mapping>>,
+    map: Mutex<Option<Region<pd_shm::Own>>>,
     states: States,
     heap: Mutex<Heap>,
     /// What each page is part of, for look-ups without the lock. See [`heap::Page`].
@@ -238,7 +238,7 @@ impl Arenas {
 }
 
 impl Arena {
-    fn new(region: u16, map: Mapping, attachment: Arc<Attachment>) -> &'static Self {
+    fn new(region: u16, map: Region<pd_shm::Own>, attachment: Arc<Attachment>) -> &'static Self {
         let (start, bytes) = (map.address(0, map.len()).as_ptr() as usize, map.len());
         let pages = bytes / PAGE_BYTES;
         Box::leak(Box::new(Self {

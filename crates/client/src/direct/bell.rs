@@ -6,6 +6,7 @@ use crate::own::OwnFd;
 use crate::turn::lock;
 use pd_abi::layout::direct;
 use pd_abi::{Frame, FrameKind};
+use pd_shm::Theirs;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub(super) struct PeerBell {
 impl Direct {
     /// There is news that the peer has asked an event for.
     #[cold]
-    pub(crate) fn announce(&self, link: &Link, peer: &Half) {
+    pub(crate) fn announce(&self, link: &Link, peer: &Half<Theirs>) {
         // SYNC POINT: direct-dekker (loaded after the word that asks for the event, and after the same fence)
         let number = peer.map.load_u64(direct::BELL, Ordering::Acquire);
         if number == 0 || !self.ring(link, number) {

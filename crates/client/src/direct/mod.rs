@@ -21,7 +21,7 @@ pub(crate) use send::Outgoing;
 pub(crate) use setup::Direct;
 pub(crate) use wait::Noticing;
 
-use pd_shm::Mapping;
+use pd_shm::{Access, Own, Region};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -49,23 +49,25 @@ impl Path {
 
 /// The memory file of one side: its index page and, behind that, the ring. The peer's ring is mapped twice in a row.
 #[derive(Clone, Debug)]
-pub(crate) struct Half {
-    map: Arc<Mapping>,
+pub(crate) struct Half<A> {
+    map: Arc<Region<A>>,
     /// Where the ring begins.
     head: usize,
     /// Bytes of the ring; a power of two.
     bytes: u64,
 }
 
-impl Half {
-    #[inline]
-    fn load(&self, word: usize) -> u64 {
-        self.map.load_u64(word, Ordering::Acquire)
-    }
-
+impl Half<Own> {
     #[inline]
     fn publish(&self, word: usize, value: u64) {
         self.map.store_u64(word, value, Ordering::Release);
+    }
+}
+
+impl<A: Access> Half<A> {
+    #[inline]
+    fn load(&self, word: usize) -> u64 {
+        self.map.load_u64(word, Ordering::Acquire)
     }
 
     /// Where byte number `position` of the stream lies.

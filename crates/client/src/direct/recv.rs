@@ -10,6 +10,7 @@ use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, HasTurn};
 use pd_abi::layout::{direct, ELSEWHERE, ENDED};
 use pd_abi::{Operation, Request, LEFT_RECEIVING};
+use pd_shm::{Own, Theirs};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     /// Own and peer's. Most sockets have none.
-    pair: Option<Box<(Half, Half)>>,
+    pair: Option<Box<(Half<Own>, Half<Theirs>)>>,
     /// Position in the stream of the first byte in the peer's ring, once there is one: those before it came by the
     /// driver.
     origin: Option<u64>,
@@ -308,7 +309,7 @@ impl RecvSide {
 /// What a receiver waits for, on whichever path it comes.
 struct Arrival {
     link: Arc<Link>,
-    pair: Option<(Half, Half)>,
+    pair: Option<(Half<Own>, Half<Theirs>)>,
     origin: Option<u64>,
     /// In the stream.
     wake_at: u64,

@@ -10,6 +10,7 @@ use crate::turn::{sleep_in_turn, Deadline, HasTurn};
 use pd_abi::layout::direct;
 use pd_abi::limits::LINE_BYTES;
 use pd_abi::{Operation, Request, LEFT_SENDING};
+use pd_shm::{Own, Theirs};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,8 +37,8 @@ pub(crate) struct Outgoing {
     /// The connection has left the direct path.
     left: bool,
     /// Most sockets have none.
-    own: Option<Box<Half>>,
-    peer: Option<Box<Half>>,
+    own: Option<Box<Half<Own>>>,
+    peer: Option<Box<Half<Theirs>>>,
     /// Bytes written, and sends that they were.
     written: u64,
     messages: u64,
@@ -344,7 +345,7 @@ struct Vacancy {
     link: Arc<Link>,
     /// By rings, of which the peer's may be missing yet.
     direct: bool,
-    pair: Option<(Half, Half)>,
+    pair: Option<(Half<Own>, Half<Theirs>)>,
     /// The peer's index, or the driver's count of sends done.
     wake_at: u64,
 }

@@ -9,7 +9,7 @@ use pd_abi::layout::direct;
 use pd_abi::limits::RING_BYTES_MAX;
 use pd_abi::{Frame, FrameKind, Operation, SocketId};
 use pd_shm::memfd::Pages;
-use pd_shm::{barrier, Mapping, Protection};
+use pd_shm::{barrier, Own, Region, Theirs};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// The rings of a connection, as far as they are there. The sides of the socket keep what they use of it.
 #[derive(Debug, Default)]
 pub(crate) struct Direct {
-    pub(super) own: OnceLock<Half>,
-    pub(super) peer: OnceLock<Half>,
+    pub(super) own: OnceLock<Half<Own>>,
+    pub(super) peer: OnceLock<Half<Theirs>>,
     making: Mutex<()>,
     broken: AtomicBool,
     pub(super) own_bell: Mutex<OwnBell>,
@@ -28,7 +28,7 @@ pub(crate) struct Direct {
 
 impl Direct {
     /// The ring that this side writes, made when it is first wanted.
-    pub(super) fn own(&self, link: &Link) -> Result<Half> {
+    pub(super) fn own(&self, link: &Link) -> Result<Half<Own>> {
         let _one = lock(&self.making);
         self.own_locked(link)
     }
@@ -39,13 +39,13 @@ impl Direct {
         self.own.get().is_some()
     }
 
-    fn own_locked(&self, link: &Link) -> Result<Half> {
+    fn own_locked(&self, link: &Link) -> Result<Half<Own>> {
         if let Some(own) = self.own.get() {
             return Ok(own.clone());
         }
         let (fd, pages, bytes) = ask(&link.attachment, FrameKind::DirectRing, link.id)?;
         let len = pages.bytes() + bytes as usize;
-        let map = Mapping::new(fd, len, Protection::ReadWrite).map_err(unmapped)?;
+        let map = Region::<Own>::new(fd, len).map_err(unmapped)?;
         if barrier::register() {
             map.store_u32(direct::BARRIERS, 1, Ordering::Relaxed);
         }
@@ -55,7 +55,7 @@ impl Direct {
     }
 
     /// The rings of both sides, once the peer has made its own.
-    pub(super) fn both(&self, link: &Link) -> Result<Option<(Half, Half)>> {
+    pub(super) fn both(&self, link: &Link) -> Result<Option<(Half<Own>, Half<Theirs>)>> {
         if self.peer.get().is_none() && !link.peer_is_ready() {
             return Ok(None);
         }
@@ -66,8 +66,7 @@ impl Direct {
         }
         let asked = unless_left(ask(&link.attachment, FrameKind::PeerRing, link.id))?;
         let Some((fd, pages, bytes)) = asked else { return Ok(None) };
-        let map =
-            Mapping::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes()).map_err(unmapped)?;
+        let map = Region::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes()).map_err(unmapped)?;
         let peer = self.peer.get_or_init(|| Half { map: Arc::new(map), head: pages.bytes(), bytes });
         Ok(Some((own, peer.clone())))
     }

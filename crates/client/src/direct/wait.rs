@@ -8,7 +8,7 @@ use crate::due;
 use crate::turn::WaitTurn;
 use pd_abi::layout::direct;
 use pd_shm::wait::{SharedCells, SleeperCells};
-use pd_shm::{barrier, sleep_on, spinning_allowed, Mapping, Sleep};
+use pd_shm::{barrier, sleep_on, spinning_allowed, Own, Region, Sleep, Theirs};
 use std::cell::Cell;
 use std::sync::atomic::{compiler_fence, fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ impl Waker {
     /// Call after the index was stored: wakes the peer if it waits for that. Says whether the driver shall post it
     /// an event.
     #[inline]
-    pub(super) fn tell(&mut self, own: &Half, peer: &Half, words: &Words, index: u64) -> bool {
+    pub(super) fn tell(&mut self, own: &Half<Own>, peer: &Half<Theirs>, words: &Words, index: u64) -> bool {
         // SYNC POINT: direct-dekker
         if peer.map.load_u32(words.unfenced, Ordering::Acquire) == 0 {
             fence(Ordering::SeqCst);
@@ -76,7 +76,7 @@ impl Waker {
 }
 
 #[cold]
-fn ring(own: &Half, words: &Words) {
+fn ring(own: &Half<Own>, words: &Words) {
     let bell = own.map.load_u32(words.doorbell, Ordering::Relaxed).wrapping_add(1);
     // SYNC POINT: wake-doorbell
     own.map.store_u32(words.doorbell, bell, Ordering::Release);
@@ -93,7 +93,7 @@ pub(super) struct Pace {
 impl Pace {
     /// Something was there without a sleep. Nobody sleeps on these words just now.
     #[inline]
-    pub(super) fn went_on(&mut self, own: &Half, peer: &Half, words: &Words) {
+    pub(super) fn went_on(&mut self, own: &Half<Own>, peer: &Half<Theirs>, words: &Words) {
         self.awake = self.awake.saturating_add(1);
         if self.awake == AWAKE_MIN
             && barrier::register()
@@ -105,7 +105,7 @@ impl Pace {
     }
 
     /// A fence against the peer's: between what was asked for and the look at the peer's index.
-    fn fence(&mut self, own: &Half, words: &Words) {
+    fn fence(&mut self, own: &Half<Own>, words: &Words) {
         self.awake = 0;
         // SYNC POINT: direct-dekker
         if std::mem::take(&mut self.unfenced) {
@@ -118,7 +118,7 @@ impl Pace {
 
     /// Asks for an event when the peer's index reaches `index`. Look at it after this. `lent`: a thread that sleeps
     /// on these words has the pace, so that the worst is assumed.
-    pub(super) fn arm(&mut self, own: &Half, words: &Words, index: u64, lent: bool) {
+    pub(super) fn arm(&mut self, own: &Half<Own>, words: &Words, index: u64, lent: bool) {
         own.map.store_u64(words.event_at, index, Ordering::Relaxed);
         self.unfenced |= lent && barrier::register();
         self.fence(own, words);
@@ -259,9 +259,9 @@ impl Noticing<'_> {
 /// The words of a sleep that ends by the peer or by the driver.
 pub(super) struct Bells<'a> {
     /// The driver's, in control and status line.
-    pub(super) line: SharedCells<'a>,
+    pub(super) line: SharedCells<'a, Own, Theirs>,
     /// The peer's, once there is one.
-    pub(super) direct: Option<&'a (Half, Half)>,
+    pub(super) direct: Option<&'a (Half<Own>, Half<Theirs>)>,
     pub(super) words: &'static Words,
     /// The peer's index that is waited for.
     index: u64,
@@ -272,8 +272,8 @@ pub(super) struct Bells<'a> {
 
 impl<'a> Bells<'a> {
     pub(super) fn new(
-        line: SharedCells<'a>,
-        direct: Option<&'a (Half, Half)>,
+        line: SharedCells<'a, Own, Theirs>,
+        direct: Option<&'a (Half<Own>, Half<Theirs>)>,
         words: &'static Words,
         index: u64,
         noticing: Option<Noticing<'a>>,
@@ -298,7 +298,7 @@ impl<'a> Bells<'a> {
             None => status.futex_wait(at, self.seen.get(), timeout, make),
             Some((_, peer)) => {
                 let places = [(&*peer.map, self.words.doorbell, seen), (status, at, self.seen.get())];
-                Mapping::futex_wait_two(places, timeout, make)
+                Region::futex_wait_two(places, timeout, make)
             }
         }
     }

@@ -1,14 +1,14 @@
 //! Sources on the direct path that are looked at instead of asked for events, while nobody sleeps.
 use super::ready::{Item, Queue};
 use crate::turn::lock;
-use pd_shm::Mapping;
+use pd_shm::{Region, Theirs};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// A source at rest: there is news when the word of a direct ring has reached a value.
 #[derive(Debug)]
 pub(crate) struct Rest {
-    pub(crate) map: Arc<Mapping>,
+    pub(crate) map: Arc<Region<Theirs>>,
     pub(crate) word: usize,
     pub(crate) value: u64,
 }
@@ -100,7 +100,7 @@ mod tests {
 
     /// Ready when its word is reached; counts how often it was armed.
     struct Ringing {
-        map: Arc<Mapping>,
+        map: Arc<Region<Theirs>>,
         value: u64,
         armed: AtomicU32,
     }
@@ -124,8 +124,9 @@ mod tests {
     #[test]
     fn what_rests_is_found_by_looking_and_armed_before_a_sleep() {
         let fd = pd_shm::memfd::create("test", 4096, pd_shm::memfd::Pages::Ordinary).unwrap();
-        let map = Arc::new(Mapping::new(fd, 4096, pd_shm::Protection::ReadWrite).unwrap());
-        let source = Arc::new(Ringing { map: map.clone(), value: 3, armed: AtomicU32::new(0) });
+        let map = Region::<pd_shm::Own>::new(&fd, 4096).unwrap();
+        let seen = Arc::new(Region::<Theirs>::new(&fd, 4096).unwrap());
+        let source = Arc::new(Ringing { map: seen, value: 3, armed: AtomicU32::new(0) });
         let weak: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
         let item = Item::new(weak, Weak::new(), 0, Interest::new(IN, 9));
         let (queue, resting) = (Mutex::new(Queue::default()), Mutex::<Resting>::default());

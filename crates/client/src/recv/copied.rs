@@ -143,7 +143,7 @@ impl Socket {
     /// Each piece is memory that may be written, or null: its bytes are thrown away.
     pub unsafe fn recv_copied(&self, pieces: &[iovec], peek: bool) -> Result<usize> {
         self.check_usable()?;
-        let max = pieces.iter().map(|piece| piece.iov_len).sum();
+        let max: usize = pieces.iter().map(|piece| piece.iov_len).sum();
         let mut side = self.recv.lock();
         if side.cursor != side.consumer {
             return Err(lent());

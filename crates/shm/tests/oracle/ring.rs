@@ -5,8 +5,8 @@
 //! plain containers.
 use pd_abi::{Event, EventKind};
 use pd_shm::memfd::{self, Pages};
-use pd_shm::ring::{Broken, Cells, Consumer, Producer, SharedCells};
-use pd_shm::{Mapping, Protection};
+use pd_shm::ring::{Broken, Cells, Consumer, ConsumerCells, Producer, ProducerCells, SharedCells};
+use pd_shm::{Own, Region, Theirs};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -19,15 +19,19 @@ const CAPACITY_MAX: u64 = 64;
 /// A place for one ring, with a back door to its counters.
 pub trait Place {
     /// How one side reaches it.
-    type Cells: Cells;
+    type Producer: ProducerCells<Entry = Self::Entry>;
+    /// See [`Self::Producer`].
+    type Consumer: ConsumerCells<Entry = Self::Entry>;
+    /// What the ring carries.
+    type Entry: Copy;
     /// The producer's way.
-    fn producer_cells(&self) -> Self::Cells;
+    fn producer_cells(&self) -> Self::Producer;
     /// The consumer's way.
-    fn consumer_cells(&self) -> Self::Cells;
+    fn consumer_cells(&self) -> Self::Consumer;
     /// The entry that carries `number`.
-    fn entry(number: u64) -> <Self::Cells as Cells>::Entry;
+    fn entry(number: u64) -> Self::Entry;
     /// The number that an entry carries.
-    fn number(entry: <Self::Cells as Cells>::Entry) -> u64;
+    fn number(entry: Self::Entry) -> u64;
     /// Both counters as they are now.
     fn counters(&self) -> (u64, u64);
     /// Writes the producer's counter behind its back.
@@ -63,14 +67,23 @@ impl Cells for Plain {
     fn capacity(&self) -> u64 {
         self.words.entries.len() as u64
     }
-    fn load_producer(&self) -> u64 {
-        self.words.producer.get()
-    }
+}
+
+impl ProducerCells for Plain {
     fn store_producer(&self, value: u64) {
         self.words.producer.set(value);
     }
     fn load_consumer(&self) -> u64 {
         self.words.consumer.get()
+    }
+    fn write(&self, index: u64, entry: u64) {
+        self.words.entries[index as usize].set(entry);
+    }
+}
+
+impl ConsumerCells for Plain {
+    fn load_producer(&self) -> u64 {
+        self.words.producer.get()
     }
     fn store_consumer(&self, value: u64) {
         self.words.consumer.set(value);
@@ -78,17 +91,16 @@ impl Cells for Plain {
     fn read(&self, index: u64) -> u64 {
         self.words.entries[index as usize].get()
     }
-    fn write(&self, index: u64, entry: u64) {
-        self.words.entries[index as usize].set(entry);
-    }
 }
 
 impl Place for Plain {
-    type Cells = Self;
-    fn producer_cells(&self) -> Self::Cells {
+    type Producer = Self;
+    type Consumer = Self;
+    type Entry = u64;
+    fn producer_cells(&self) -> Self::Producer {
         self.clone()
     }
-    fn consumer_cells(&self) -> Self::Cells {
+    fn consumer_cells(&self) -> Self::Consumer {
         self.clone()
     }
     fn entry(number: u64) -> u64 {
@@ -113,9 +125,9 @@ impl Place for Plain {
 pub struct Shared {
     capacity: u64,
     /// Producer's memory and consumer's memory, writable.
-    writable: [Arc<Mapping>; 2],
+    writable: [Arc<Region<Own>>; 2],
     /// The same, as the other side has them.
-    readable: [Arc<Mapping>; 2],
+    readable: [Arc<Region<Theirs>>; 2],
 }
 
 const PLACE_BYTES: usize = 4096;
@@ -128,8 +140,8 @@ impl Shared {
     pub fn new(capacity: u64) -> Self {
         let pair = |name| {
             let fd = memfd::create(name, PLACE_BYTES, Pages::Ordinary).expect("a memfd");
-            let writable = Mapping::new(&fd, PLACE_BYTES, Protection::ReadWrite).expect("a mapping");
-            let readable = Mapping::new(&fd, PLACE_BYTES, Protection::Read).expect("a mapping");
+            let writable = Region::<Own>::new(&fd, PLACE_BYTES).expect("a mapping");
+            let readable = Region::<Theirs>::new(&fd, PLACE_BYTES).expect("a mapping");
             for word in (0..PLACE_BYTES).step_by(8) {
                 writable.store_u64(word, GUARD, Relaxed);
             }
@@ -145,15 +157,17 @@ impl Shared {
 }
 
 impl Place for Shared {
-    type Cells = SharedCells<Event>;
-    fn producer_cells(&self) -> Self::Cells {
+    type Producer = SharedCells<Event, Own, Theirs>;
+    type Consumer = SharedCells<Event, Theirs, Own>;
+    type Entry = Event;
+    fn producer_cells(&self) -> Self::Producer {
         SharedCells::new(
             (Arc::clone(&self.writable[0]), COUNTER, ENTRIES),
             (Arc::clone(&self.readable[1]), COUNTER),
             self.capacity,
         )
     }
-    fn consumer_cells(&self) -> Self::Cells {
+    fn consumer_cells(&self) -> Self::Consumer {
         SharedCells::new(
             (Arc::clone(&self.readable[0]), COUNTER, ENTRIES),
             (Arc::clone(&self.writable[1]), COUNTER),
