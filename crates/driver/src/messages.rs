@@ -1,11 +1,10 @@
 //! What conductor and movers tell each other.
-use crate::memory::{Account, ClientMemory, Lease, Slot};
+use crate::memory::{Account, ClientMemory, Events, Lease, Requests, Slot};
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Event, Request};
-use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::Mapping;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -58,9 +57,9 @@ pub struct NewChannel {
     /// Its number.
     pub channel: usize,
     /// What the client asks.
-    pub requests: Consumer<SharedCells<Request>>,
+    pub requests: Requests,
     /// What it is told.
-    pub events: Producer<SharedCells<Event>>,
+    pub events: Events,
     /// What it rings.
     pub doorbell: OwnedFd,
 }

@@ -6,7 +6,7 @@ use crate::messages::{Payer, Remainder, DRIVER};
 use pd_abi::layout::direct;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
-use pd_shm::{Mapping, Protection};
+use pd_shm::{Mapping, Protection, Region, Theirs};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
 use rustix::process::{getrlimit, Resource};
@@ -25,7 +25,7 @@ const DESCRIPTORS_LEFT: u64 = 8;
 #[derive(Debug)]
 pub struct DirectRing {
     fd: OwnedFd,
-    index: Mapping,
+    index: Region<Theirs>,
     pages: Pages,
     bytes: u64,
     sealed: bool,
@@ -65,7 +65,7 @@ impl Pool {
         let head = pages.bytes();
         let len = head + bytes as usize;
         let lease = account.lease(Amounts::region(len as u64))?;
-        let make = || -> Result<(OwnedFd, Mapping)> {
+        let make = || -> Result<(OwnedFd, Region<Theirs>)> {
             let made = memfd::create("pd-direct", len, pages)?;
             // A lack of memory shows here, and not by a client's access.
             memfd::allocate(&made, len)?;
@@ -76,7 +76,7 @@ impl Pool {
             if fd.as_raw_fd() as u64 >= most - most / DESCRIPTORS_LEFT {
                 return Err(Errno::MFILE);
             }
-            let index = Mapping::new(&fd, head, Protection::Read)?;
+            let index = Region::<Theirs>::new(&fd, head)?;
             index.populate(0, PAGE_BYTES)?;
             Ok((fd, index))
         };

@@ -6,9 +6,9 @@ use pd_abi::layout::{
 use pd_abi::limits::{EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
 use pd_abi::{Event, Request, MAGIC, VERSION};
 use pd_shm::memfd::{self, Pages};
-use pd_shm::ring::{Consumer, Producer, SharedCells as RingCells};
-use pd_shm::wait::SharedCells as WaitCells;
-use pd_shm::{Mapping, Protection};
+use pd_shm::ring::{Consumer, Producer, SharedCells};
+use pd_shm::wait;
+use pd_shm::{Own, Region, Theirs};
 use rustix::io::Result;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
@@ -18,14 +18,23 @@ use std::sync::Arc;
 /// A slot: a socket's line in both regions.
 pub type Slot = u16;
 
+/// A client's request ring, which the driver reads.
+pub type Requests = Consumer<SharedCells<Request, Theirs, Own>>;
+
+/// A client's event ring, which the driver writes.
+pub type Events = Producer<SharedCells<Event, Own, Theirs>>;
+
+/// The words of a wait of a client, whom the driver wakes.
+pub type WaitCells<'a> = wait::SharedCells<'a, Theirs, Own>;
+
 /// The driver's mappings of one client's control region (read only) and status region.
 ///
 /// Loads of the control region return what the client wrote: anything. Each accessor says what its
 /// caller must check.
 #[derive(Debug)]
 pub struct ClientMemory {
-    control: Arc<Mapping>,
-    status: Arc<Mapping>,
+    control: Arc<Region<Theirs>>,
+    status: Arc<Region<Own>>,
     /// Requests that one agent has passed on and the other not carried out yet.
     pub forwarded: AtomicUsize,
 }
@@ -40,8 +49,8 @@ impl ClientMemory {
         let bytes = layout::REGION_BYTES;
         let control_fd = memfd::create("pd-control", bytes, Pages::Ordinary)?;
         let status_fd = memfd::create("pd-status", bytes, Pages::Ordinary)?;
-        let control = Mapping::new(&control_fd, bytes, Protection::Read)?;
-        let status = Mapping::new(&status_fd, bytes, Protection::ReadWrite)?;
+        let control = Region::<Theirs>::new(&control_fd, bytes)?;
+        let status = Region::<Own>::new(&status_fd, bytes)?;
         memfd::seal_against_all(&status_fd)?;
         status.populate(0, PAGE_BYTES)?;
         status.store_u64(header::MAGIC, MAGIC, Relaxed);
@@ -55,16 +64,12 @@ impl ClientMemory {
     ///
     /// # Errors
     /// When there is no memory.
-    #[allow(clippy::type_complexity)]
-    pub fn channel(
-        &self,
-        index: usize,
-    ) -> Result<(Consumer<RingCells<Request>>, Producer<RingCells<Event>>)> {
+    pub fn channel(&self, index: usize) -> Result<(Requests, Events)> {
         let at = channel_offset(index);
         self.control.populate(0, PAGE_BYTES)?;
         self.control.populate(at, layout::CHANNEL_STRIDE)?;
         self.status.populate(at, layout::CHANNEL_STRIDE)?;
-        let requests = RingCells::new(
+        let requests = SharedCells::new(
             (
                 Arc::clone(&self.control),
                 at + channel_control::REQUEST_PRODUCER,
@@ -73,7 +78,7 @@ impl ClientMemory {
             (Arc::clone(&self.status), at + channel_status::REQUEST_CONSUMER),
             REQUEST_RING_ENTRIES,
         );
-        let events = RingCells::new(
+        let events = SharedCells::new(
             (Arc::clone(&self.status), at + channel_status::EVENT_PRODUCER, at + channel_status::EVENTS),
             (Arc::clone(&self.control), at + channel_control::EVENT_CONSUMER),
             EVENT_RING_ENTRIES,

@@ -1,9 +1,8 @@
 //! The driver's end of one channel.
-use crate::memory::ClientMemory;
+use crate::memory::{ClientMemory, Events, Requests};
 use crate::messages::Violation;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, REQUEST_RING_ENTRIES, SOCKETS_MAX};
 use pd_abi::{Event, Operation, Request, SocketId, Span};
-use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::wait::Waker;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -24,7 +23,7 @@ const STREAM_TURNS: u32 = 4;
 /// Request ring, event ring, and how to wake and be woken.
 #[derive(Debug)]
 pub struct Channel {
-    requests: Consumer<SharedCells<Request>>,
+    requests: Requests,
     /// The send that was taken last, until something comes after it: the client may let it grow.
     open: Option<Request>,
     /// Bytes that it has grown by in the present turn.
@@ -32,7 +31,7 @@ pub struct Channel {
     /// Turns in a row in which it grew by little, and until when the channel is left alone.
     growths: u32,
     rest_until: Duration,
-    events: Producer<SharedCells<Event>>,
+    events: Events,
     /// Events that did not fit, in order; at most [`EVENTS_WAITING_MAX`].
     waiting: VecDeque<Event>,
     waker: Waker,
@@ -46,11 +45,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    pub fn new(
-        requests: Consumer<SharedCells<Request>>,
-        events: Producer<SharedCells<Event>>,
-        doorbell: OwnedFd,
-    ) -> Self {
+    pub fn new(requests: Requests, events: Events, doorbell: OwnedFd) -> Self {
         Self {
             requests,
             open: None,

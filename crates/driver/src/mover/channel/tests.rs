@@ -2,24 +2,27 @@
 use super::*;
 use pd_abi::limits::PAGE_BYTES;
 use pd_shm::memfd::{self, Pages};
-use pd_shm::{Mapping, Protection};
+use pd_shm::ring::{Consumer, Producer, SharedCells};
+use pd_shm::{Own, Region, Theirs};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 const ENTRIES: u64 = 8;
 
 /// Both ends of a channel of few entries.
-fn channel() -> (Producer<SharedCells<Request>>, Channel) {
-    let map = || {
+fn channel() -> (Producer<SharedCells<Request, Own, Theirs>>, Channel) {
+    let memory = || {
         let fd = memfd::create("channel", PAGE_BYTES, Pages::Ordinary).expect("a memfd");
-        Arc::new(Mapping::new(&fd, PAGE_BYTES, Protection::ReadWrite).expect("a mapping"))
+        let own = Region::<Own>::new(&fd, PAGE_BYTES).expect("a mapping");
+        (Arc::new(own), Arc::new(Region::<Theirs>::new(&fd, PAGE_BYTES).expect("a mapping")))
     };
-    let (client, driver) = (map(), map());
-    let requests = SharedCells::new((client.clone(), 0, 256), (driver.clone(), 0), ENTRIES);
-    let events = SharedCells::new((driver, 64, 256), (client, 64), ENTRIES);
+    let ((clients, client), (drivers, driver)) = (memory(), memory());
+    let asked = SharedCells::new((clients, 0, 256), (driver, 0), ENTRIES);
+    let requests = SharedCells::new((client.clone(), 0, 256), (drivers.clone(), 0), ENTRIES);
+    let events = SharedCells::new((drivers, 64, 256), (client, 64), ENTRIES);
     let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("an eventfd");
-    let channel = Channel::new(Consumer::new(requests.clone()), Producer::new(events), eventfd);
-    (Producer::new(requests), channel)
+    let channel = Channel::new(Consumer::new(requests), Producer::new(events), eventfd);
+    (Producer::new(asked), channel)
 }
 
 fn send(offset: u64, len: u64) -> Request {
