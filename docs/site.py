@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The documents as a site, and the checks that hold them together.
 
-    docs/site.py check              every relative link resolves, and docs/README.md names every document
+    docs/site.py check              every relative link resolves, docs/README.md names every document, and a page of docs/design ends
+                                    with its decisions, each with because, instead of and price
     docs/site.py build MDBOOK OUT   the site in OUT, by mdBook; its links are checked, too
 
 The table of contents is made from docs/README.md: its sections are the parts, the first cells of its tables the chapters.
@@ -69,6 +70,14 @@ def check():
                 wrong.append(f"{name}: no such heading: {link}")
         if page.is_relative_to(ROOT / "docs") and page != CONTENTS and page not in named:
             wrong.append(f"{name}: not named in docs/README.md")
+    for page in sorted((ROOT / "docs/design").iterdir()):
+        decisions = page.read_text().partition("\n## Decisions\n")[2]
+        if not decisions:
+            wrong.append(f"{page.relative_to(ROOT)}: no decisions at its end")
+        for decision in re.findall(r"^\*\*.*?(?=\n\n|\Z)", decisions, re.M | re.S):
+            for part in ("*Because*", "*Instead of*", "*Price:*"):
+                if part not in decision:
+                    wrong.append(f"{page.relative_to(ROOT)}: no {part} in: {decision[:60]}")
     shown = {target for page in documents() for _, target, _ in links(page)}
     for figure in sorted((ROOT / "docs/figures").iterdir()):
         if figure not in shown:
