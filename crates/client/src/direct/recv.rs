@@ -1,5 +1,5 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::wait::{lull, Bells, Density, Glimpses, Noticing, Pace, Waker, RECV, SEND};
+use super::wait::{back_off, Bells, Glimpses, Noticing, Pace, PollBackoff, Waker, RECV, SEND};
 use super::{Half, ALIVE_BYTES};
 use crate::epoll::rest::Rest;
 use crate::error::Result;
@@ -30,7 +30,7 @@ pub(crate) struct Incoming {
     pace: Pace,
     /// The peer was asked to have an event sent.
     armed: bool,
-    density: Density,
+    backoff: PollBackoff,
     glimpses: Glimpses,
 }
 
@@ -145,12 +145,12 @@ impl RecvSide {
             return false;
         };
         let sent = own.load(direct::PRODUCER);
-        if sleeping || incoming.leaving != Leaving::Not || !incoming.density.is_exchange(sent) {
+        if sleeping || incoming.leaving != Leaving::Not || !incoming.backoff.is_exchange(sent) {
             return false;
         }
         let came = incoming.glimpses.until(|| peer.load(direct::PRODUCER) >= wake_at.saturating_sub(origin));
         if came {
-            incoming.density.begin(sent, self.cursor, peer.bytes);
+            incoming.backoff.begin(sent, self.cursor, peer.bytes);
         }
         came
     }
@@ -362,23 +362,23 @@ impl Socket {
     ) -> Guard<'a, RecvSide> {
         let arrival = Arrival::new(&side, wake_at);
         let (link, pair) = (&arrival.link, arrival.pair.as_ref());
-        let (cursor, density) = (side.cursor, &mut side.incoming.density);
+        let (cursor, backoff) = (side.cursor, &mut side.incoming.backoff);
         let began =
-            pair.and_then(|(own, peer)| density.begin(own.load(direct::PRODUCER), cursor, peer.bytes));
-        let mut pause = pair.and_then(|_| density.lull());
+            pair.and_then(|(own, peer)| backoff.begin(own.load(direct::PRODUCER), cursor, peer.bytes));
+        let mut pause = pair.and_then(|_| backoff.time());
         let sleeping = side.turn().is_sleeping();
         let bells = Bells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);
         let bells = if sleeping { bells } else { bells.at_pace(&mut side.incoming.pace) };
         let (mut side, timed_out) = sleep_in_turn(&self.recv, side, &bells, arrival.wake_at, timeout, || {
             if let Some(time) = pause.take() {
-                lull(time);
+                back_off(time);
             }
             arrival.has_come() || self.check_usable().is_err()
         });
         if !sleeping {
             side.incoming.pace = bells.pace();
         }
-        side.incoming.density.end(began);
+        side.incoming.backoff.end(began);
         if let Some(noticing) = noticing.filter(|_| arrival.has_come() || self.check_usable().is_err()) {
             noticing.end();
         }

@@ -125,35 +125,35 @@ impl Pace {
     }
 }
 
-/// How long a receiver of a dense stream leaves the sender alone...
-const LULL: Duration = Duration::from_micros(2);
-/// ...and of one that has so many bytes a nanosecond, for which that is a small part of what is under way.
-const LONG_LULL: Duration = Duration::from_micros(8);
+/// Back-off of a receiver between two polls of a dense stream.
+const BACKOFF: Duration = Duration::from_micros(2);
+/// Back-off at [`BULK_BYTES_PER_NS`], where it is a small part of the bytes under way.
+const LONG_BACKOFF: Duration = Duration::from_micros(8);
 const BULK_BYTES_PER_NS: u128 = 1;
-/// So many short waits in a row make a stream dense.
+/// Short waits in a row that make a stream dense.
 const DENSE_MIN: u32 = 16;
 
-/// Whether messages come so densely, and unanswered, that a receiver that has taken all had better not look at once:
-/// each look takes the line of the index from the sender, and messages are cheaper by the dozen.
+/// Poll back-off of a receiver. In a dense stream without answers a receiver that has taken all had better not poll at once: each
+/// poll takes the line of the index from the sender, and messages are cheaper by the dozen.
 #[derive(Debug, Default)]
-pub(super) struct Density {
-    /// The own index when it was looked at last.
+pub(super) struct PollBackoff {
+    /// The own index at the last poll.
     sent: u64,
     short_waits: u32,
-    /// When the last wait of a stream began, and where.
+    /// Begin of the last wait of a stream, and its position.
     last: Option<(Instant, u64)>,
-    /// As much came since the wait before that.
+    /// Bulk came since the wait before that.
     is_bulk: bool,
 }
 
-impl Density {
+impl PollBackoff {
     /// Whether something was sent since the last wait, so that this one is for an answer.
     pub(super) fn is_exchange(&self, sent: u64) -> bool {
         self.sent != sent
     }
 
-    /// Before a wait at position `cursor` of a stream through a ring of so many bytes. `sent`: the own index, which tells
-    /// an exchange from a stream. An exchange takes no time: there the clock would be a part of each round trip.
+    /// Begins a wait at position `cursor` of a stream through a ring of `ring_bytes`. `sent` is the own index, which tells
+    /// an exchange from a stream. An exchange takes no time: the clock would be a part of each round trip.
     pub(super) fn begin(&mut self, sent: u64, cursor: u64, ring_bytes: u64) -> Option<Instant> {
         if std::mem::replace(&mut self.sent, sent) != sent {
             (self.short_waits, self.last) = (0, None);
@@ -166,19 +166,19 @@ impl Density {
         Some(now)
     }
 
-    /// The lull that the wait should begin with, if any.
-    pub(super) fn lull(&self) -> Option<Duration> {
-        (self.short_waits >= DENSE_MIN && spinning_allowed()).then(|| self.usual_lull())
+    /// Returns the time that the wait should begin with, if any.
+    pub(super) fn time(&self) -> Option<Duration> {
+        (self.short_waits >= DENSE_MIN && spinning_allowed()).then(|| self.usual_time())
     }
 
-    fn usual_lull(&self) -> Duration {
+    fn usual_time(&self) -> Duration {
         match self.is_bulk {
-            true => LONG_LULL,
-            false => LULL,
+            true => LONG_BACKOFF,
+            false => BACKOFF,
         }
     }
 
-    /// After a wait of a stream, which began then.
+    /// Ends a wait of a stream that began at `began`.
     pub(super) fn end(&mut self, began: Option<Instant>) {
         if let Some(began) = began {
             self.learn(began.elapsed());
@@ -186,15 +186,15 @@ impl Density {
     }
 
     fn learn(&mut self, waited: Duration) {
-        let short = waited < 2 * self.usual_lull();
+        let short = waited < 2 * self.usual_time();
         self.short_waits = if short { self.short_waits.saturating_add(1) } else { 0 };
     }
 }
 
-/// Whether so many bytes in that time are bulk, but will not fill a quarter of the ring in a lull.
+/// Whether `bytes` in `time` are bulk that does not fill a quarter of the ring during a back-off.
 fn is_bulk(bytes: u64, time: Duration, ring_bytes: u64) -> bool {
     let (bytes, time) = (u128::from(bytes), time.as_nanos());
-    bytes >= time * BULK_BYTES_PER_NS && bytes * LONG_LULL.as_nanos() * 4 <= time * u128::from(ring_bytes)
+    bytes >= time * BULK_BYTES_PER_NS && bytes * LONG_BACKOFF.as_nanos() * 4 <= time * u128::from(ring_bytes)
 }
 
 /// So many looks are made with the lock held, which is given up and taken again for a longer wait: in an exchange on
@@ -230,8 +230,8 @@ impl Glimpses {
     }
 }
 
-/// Lets that time pass.
-pub(super) fn lull(time: Duration) {
+/// Spins for `time` without a look at shared memory.
+pub(super) fn back_off(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
         std::hint::spin_loop();
@@ -347,25 +347,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dense_stream_lulls_and_an_exchange_does_not() {
-        let mut density = Density::default();
+    fn a_dense_stream_backs_off_and_an_exchange_does_not() {
+        let mut backoff = PollBackoff::default();
         for waits in 0..DENSE_MIN {
-            assert!(density.begin(0, 0, 1 << 20).is_some() && density.short_waits == waits);
-            assert_eq!(density.lull(), None);
-            density.learn(LULL);
+            assert!(backoff.begin(0, 0, 1 << 20).is_some() && backoff.short_waits == waits);
+            assert_eq!(backoff.time(), None);
+            backoff.learn(BACKOFF);
         }
-        assert_eq!(density.lull(), spinning_allowed().then_some(LULL));
-        density.learn(LULL * 3);
-        assert_eq!(density.lull(), None, "nothing came in the lull");
+        assert_eq!(backoff.time(), spinning_allowed().then_some(BACKOFF));
+        backoff.learn(BACKOFF * 3);
+        assert_eq!(backoff.time(), None, "nothing came during the back-off");
         for sent in 1..100 {
-            let began = density.begin(sent, 0, 1 << 20);
-            assert!(began.is_none() && density.lull().is_none(), "each wait is for an answer");
-            density.end(began);
+            let began = backoff.begin(sent, 0, 1 << 20);
+            assert!(began.is_none() && backoff.time().is_none(), "each wait is for an answer");
+            backoff.end(began);
         }
     }
 
     #[test]
-    fn bulk_has_longer_lulls_while_the_ring_has_room_for_them() {
+    fn bulk_backs_off_longer_while_the_ring_has_room_for_it() {
         let (time, second) = (Duration::from_micros(10), 1_000_000_000);
         let bytes_at = |per_second: u64| per_second * 10_000 / second;
         assert!(!is_bulk(bytes_at(second / 2), time, 1 << 20));
