@@ -82,7 +82,7 @@ impl Direct {
         Ok(Some((number, fd)))
     }
 
-    /// Says which bell the peer is to ring; 0: none. Call before [`super::wait::Pace::arm`], which makes the fence.
+    /// Says which bell the peer is to ring; 0: none. Call before [`super::wait::AsymmetricFence::arm`], which makes the fence.
     pub(crate) fn sleep_on(&self, number: u64) {
         if let Some(own) = self.own.get() {
             own.map.store_u64(direct::BELL, number, Ordering::Release);

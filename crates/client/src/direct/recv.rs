@@ -1,5 +1,5 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::wait::{back_off, Bells, Glimpses, Noticing, Pace, PollBackoff, Waker, RECV, SEND};
+use super::wait::{back_off, AsymmetricFence, Bells, Glimpses, Noticing, PollBackoff, Waker, RECV, SEND};
 use super::{Half, ALIVE_BYTES};
 use crate::epoll::rest::Rest;
 use crate::error::Result;
@@ -27,7 +27,7 @@ pub(crate) struct Incoming {
     before: Option<Ring>,
     leaving: Leaving,
     waker: Waker,
-    pace: Pace,
+    fence: AsymmetricFence,
     /// The peer was asked to have an event sent.
     armed: bool,
     backoff: PollBackoff,
@@ -246,7 +246,7 @@ impl RecvSide {
             return;
         }
         if let Some((own, peer)) = self.incoming.pair.as_deref() {
-            self.incoming.pace.went_on(own, peer, &RECV);
+            self.incoming.fence.went_on(own, peer, &RECV);
         }
     }
 
@@ -274,7 +274,7 @@ impl RecvSide {
         let lent = self.turn().is_sleeping();
         let incoming = &mut self.incoming;
         if let Some((own, _)) = incoming.pair.as_deref() {
-            incoming.pace.arm(own, &RECV, index, lent);
+            incoming.fence.arm(own, &RECV, index, lent);
             incoming.armed = true;
         }
         self.poll()
@@ -368,7 +368,7 @@ impl Socket {
         let mut pause = pair.and_then(|_| backoff.time());
         let sleeping = side.turn().is_sleeping();
         let bells = Bells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);
-        let bells = if sleeping { bells } else { bells.at_pace(&mut side.incoming.pace) };
+        let bells = if sleeping { bells } else { bells.with_fence(&mut side.incoming.fence) };
         let (mut side, timed_out) = sleep_in_turn(&self.recv, side, &bells, arrival.wake_at, timeout, || {
             if let Some(time) = pause.take() {
                 back_off(time);
@@ -376,7 +376,7 @@ impl Socket {
             arrival.has_come() || self.check_usable().is_err()
         });
         if !sleeping {
-            side.incoming.pace = bells.pace();
+            side.incoming.fence = bells.into_fence();
         }
         side.incoming.backoff.end(began);
         if let Some(noticing) = noticing.filter(|_| arrival.has_come() || self.check_usable().is_err()) {

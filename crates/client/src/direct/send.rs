@@ -1,5 +1,5 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
-use super::wait::{Bells, Noticing, Pace, Waker, RECV, SEND};
+use super::wait::{AsymmetricFence, Bells, Noticing, Waker, RECV, SEND};
 use super::{Half, ALIVE_BYTES};
 use crate::error::Result;
 use crate::link::Link;
@@ -45,7 +45,7 @@ pub(crate) struct Outgoing {
     /// Bytes that the peer has given back, as last seen.
     consumer: u64,
     waker: Waker,
-    pace: Pace,
+    fence: AsymmetricFence,
 }
 
 impl Outgoing {
@@ -177,7 +177,7 @@ impl SendSide {
         let (before, at) = (self.out.consumer, self.out.half_free_at());
         let lent = self.turn().is_sleeping();
         if let Some(own) = &self.out.own {
-            self.out.pace.arm(own, &SEND, at.max(1), lent);
+            self.out.fence.arm(own, &SEND, at.max(1), lent);
         }
         self.look_for_room().is_err() || self.out.consumer != before || self.end().is_err()
     }
@@ -406,12 +406,12 @@ impl Socket {
         let (link, pair, wake_at) = (&vacancy.link, vacancy.pair.as_ref(), vacancy.wake_at);
         let sleeping = side.turn().is_sleeping();
         let bells = Bells::new(link.send_cells(), pair, &SEND, wake_at, noticing);
-        let bells = if sleeping { bells } else { bells.at_pace(&mut side.out.pace) };
+        let bells = if sleeping { bells } else { bells.with_fence(&mut side.out.fence) };
         let (mut side, timed_out) = sleep_in_turn(&self.send, side, &bells, wake_at, timeout, || {
             vacancy.has_come() || self.check_usable().is_err()
         });
         if !sleeping {
-            side.out.pace = bells.pace();
+            side.out.fence = bells.into_fence();
         }
         if let Some(noticing) = noticing.filter(|_| vacancy.has_come() || self.check_usable().is_err()) {
             noticing.end();
@@ -437,7 +437,7 @@ impl SendSide {
             return;
         }
         if let (Some(own), Some(peer)) = (&self.out.own, &self.out.peer) {
-            self.out.pace.went_on(own, peer, &SEND);
+            self.out.fence.went_on(own, peer, &SEND);
         }
     }
 }

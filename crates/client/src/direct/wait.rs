@@ -83,15 +83,16 @@ fn ring(own: &Half<Own>, words: &Words) {
     own.map.futex_wake(words.doorbell);
 }
 
-/// Who makes the fence: decided by how often this side sleeps.
+/// Fence between a waker's store and its look at the sleeper's words. Symmetric while this side sleeps often: each side makes one. Asymmetric
+/// while it does not: this side makes it on all cores before it sleeps (`membarrier`), and the peer makes none.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct AsymmetricFence {
     awake: u32,
     unfenced: bool,
 }
 
-impl Pace {
-    /// Something was there without a sleep. Nobody sleeps on these words just now.
+impl AsymmetricFence {
+    /// Counts a wait that ended without a sleep. No thread sleeps on these words.
     #[inline]
     pub(super) fn went_on(&mut self, own: &Half<Own>, peer: &Half<Theirs>, words: &Words) {
         self.awake = self.awake.saturating_add(1);
@@ -104,8 +105,8 @@ impl Pace {
         }
     }
 
-    /// A fence against the peer's: between what was asked for and the look at the peer's index.
-    fn fence(&mut self, own: &Half<Own>, words: &Words) {
+    /// Makes the fence between the request for a wake-up and the look at the peer's index.
+    fn make(&mut self, own: &Half<Own>, words: &Words) {
         self.awake = 0;
         // SYNC POINT: direct-dekker
         if std::mem::take(&mut self.unfenced) {
@@ -117,11 +118,11 @@ impl Pace {
     }
 
     /// Asks for an event when the peer's index reaches `index`. Look at it after this. `lent`: a thread that sleeps
-    /// on these words has the pace, so that the worst is assumed.
+    /// on these words has the fence, so that the worst is assumed.
     pub(super) fn arm(&mut self, own: &Half<Own>, words: &Words, index: u64, lent: bool) {
         own.map.store_u64(words.event_at, index, Ordering::Relaxed);
         self.unfenced |= lent && barrier::register();
-        self.fence(own, words);
+        self.make(own, words);
     }
 }
 
@@ -266,7 +267,7 @@ pub(super) struct Bells<'a> {
     /// The peer's index that is waited for.
     index: u64,
     noticing: Option<Noticing<'a>>,
-    pace: Cell<Pace>,
+    fence: Cell<AsymmetricFence>,
     seen: Cell<u32>,
 }
 
@@ -278,17 +279,17 @@ impl<'a> Bells<'a> {
         index: u64,
         noticing: Option<Noticing<'a>>,
     ) -> Self {
-        Self { line, direct, words, index, noticing, pace: Cell::default(), seen: Cell::new(0) }
+        Self { line, direct, words, index, noticing, fence: Cell::default(), seen: Cell::new(0) }
     }
 
-    /// With the pace of the side that sleeps, which has it back afterwards.
-    pub(super) fn at_pace(self, pace: &mut Pace) -> Self {
-        self.pace.set(std::mem::take(pace));
+    /// Takes the fence of the side that sleeps, until [`Self::into_fence`].
+    pub(super) fn with_fence(self, fence: &mut AsymmetricFence) -> Self {
+        self.fence.set(std::mem::take(fence));
         self
     }
 
-    pub(super) fn pace(self) -> Pace {
-        self.pace.into_inner()
+    pub(super) fn into_fence(self) -> AsymmetricFence {
+        self.fence.into_inner()
     }
 
     /// Says whether a signal ended the sleep.
@@ -320,9 +321,9 @@ impl SleeperCells for Bells<'_> {
 
     fn fence(&self) {
         let Some((own, _)) = self.direct else { return self.line.fence() };
-        let mut pace = self.pace.take();
-        pace.fence(own, self.words);
-        self.pace.set(pace);
+        let mut fence = self.fence.take();
+        fence.make(own, self.words);
+        self.fence.set(fence);
     }
 
     fn sleep(&self, seen: u32, timeout: Duration) {
