@@ -47,7 +47,7 @@ impl Socket {
             return;
         }
         let wake_at = side.wake_at() + known;
-        if !side.glimpse(wake_at) {
+        if !side.spin_locked(wake_at) {
             drop(self.sleep_for_recv(side, wake_at, timeout.min(SLEEP_MAX), noticing));
         }
     }

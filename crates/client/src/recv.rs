@@ -300,7 +300,7 @@ impl Socket {
                 return Err(would_block());
             }
             let wake_at = side.cursor + side.lowat;
-            if side.glimpse(wake_at) {
+            if side.spin_locked(wake_at) {
                 continue;
             }
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));

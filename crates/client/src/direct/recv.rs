@@ -1,5 +1,5 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::wait::{back_off, AsymmetricFence, Bells, Glimpses, Noticing, PollBackoff, Waker, RECV, SEND};
+use super::wait::{back_off, AsymmetricFence, Bells, LockedSpin, Noticing, PollBackoff, Waker, RECV, SEND};
 use super::{Half, ALIVE_BYTES};
 use crate::epoll::rest::Rest;
 use crate::error::Result;
@@ -31,7 +31,7 @@ pub(crate) struct Incoming {
     /// The peer was asked to have an event sent.
     armed: bool,
     backoff: PollBackoff,
-    glimpses: Glimpses,
+    locked_spin: LockedSpin,
 }
 
 /// How far a connection is that leaves the direct path.
@@ -138,7 +138,7 @@ impl RecvSide {
 
     /// Waits for a moment for the answer to what was sent; says whether bytes have come up to `wake_at`.
     #[inline]
-    pub(crate) fn glimpse(&mut self, wake_at: u64) -> bool {
+    pub(crate) fn spin_locked(&mut self, wake_at: u64) -> bool {
         let sleeping = self.turn().is_sleeping();
         let incoming = &mut self.incoming;
         let (Some((own, peer)), Some(origin)) = (incoming.pair.as_deref(), incoming.origin) else {
@@ -148,7 +148,7 @@ impl RecvSide {
         if sleeping || incoming.leaving != Leaving::Not || !incoming.backoff.is_exchange(sent) {
             return false;
         }
-        let came = incoming.glimpses.until(|| peer.load(direct::PRODUCER) >= wake_at.saturating_sub(origin));
+        let came = incoming.locked_spin.until(|| peer.load(direct::PRODUCER) >= wake_at.saturating_sub(origin));
         if came {
             incoming.backoff.begin(sent, self.cursor, peer.bytes);
         }

@@ -198,29 +198,29 @@ fn is_bulk(bytes: u64, time: Duration, ring_bytes: u64) -> bool {
     bytes >= time * BULK_BYTES_PER_NS && bytes * LONG_BACKOFF.as_nanos() * 4 <= time * u128::from(ring_bytes)
 }
 
-/// So many looks are made with the lock held, which is given up and taken again for a longer wait: in an exchange on
-/// two cores the answer comes sooner than that takes.
-const GLIMPSES: u32 = 100;
-/// After so many in vain in a row only one in so many waits begins with them.
-const GLIMPSES_IN_VAIN: u32 = 8;
-const GLIMPSE_AGAIN: u32 = 64;
+/// Looks with the lock held, before it is given up for a longer wait: in an exchange on two cores the answer comes sooner than
+/// giving it up and taking it again takes.
+const LOCKED_LOOKS: u32 = 100;
+/// Locked spins in vain after which only one in [`LOCKED_SPIN_AGAIN`] waits begins with one.
+const LOCKED_SPINS_IN_VAIN: u32 = 8;
+const LOCKED_SPIN_AGAIN: u32 = 64;
 
-/// Whether waits for answers are so short.
+/// A bounded spin with the lock held, where waits are short enough for it.
 #[derive(Debug, Default)]
-pub(super) struct Glimpses {
+pub(super) struct LockedSpin {
     in_vain: u32,
 }
 
-impl Glimpses {
-    /// Looks for a moment, if that has been of use.
+impl LockedSpin {
+    /// Spins until `came`, if that has been of use lately. Returns whether it came.
     #[inline]
     pub(super) fn until(&mut self, came: impl Fn() -> bool) -> bool {
-        let tries = self.in_vain < GLIMPSES_IN_VAIN || self.in_vain % GLIMPSE_AGAIN == 0;
+        let tries = self.in_vain < LOCKED_SPINS_IN_VAIN || self.in_vain % LOCKED_SPIN_AGAIN == 0;
         self.in_vain += 1;
         if !tries || !spinning_allowed() {
             return false;
         }
-        for _ in 0..GLIMPSES {
+        for _ in 0..LOCKED_LOOKS {
             if came() {
                 self.in_vain = 0;
                 return true;
