@@ -540,7 +540,7 @@ impl Channel {
     }
 
     /// Makes threads of this process that sleep in [`Self::wait_events`] look again.
-    pub(crate) fn kick(&self) {
+    pub(crate) fn wake_all(&self) {
         self.status.futex_wake(self.at + channel_status::EVENT_DOORBELL);
         self.inner.notify_all();
     }

@@ -281,7 +281,7 @@ impl Socket {
         if read {
             self.recv.lock().shut = true;
         }
-        control.link.kick();
+        control.link.wake_all();
         drop(control);
         self.watch.notify();
         Ok(())
@@ -312,7 +312,7 @@ impl Socket {
             let mut side = self.send.lock();
             (side.shut, side.aside) = (was_shut, false);
         }
-        control.link.kick();
+        control.link.wake_all();
         drop(control);
         self.watch.notify();
         answer.map(|answer| answer.number())
@@ -326,7 +326,7 @@ impl Socket {
     pub fn end_receiving(&self) -> Result<()> {
         self.check_usable()?;
         self.recv.lock().shut = true;
-        lock(&self.control).link.kick();
+        lock(&self.control).link.wake_all();
         self.watch.notify();
         Ok(())
     }

@@ -235,7 +235,7 @@ impl Link {
     }
 
     /// Makes threads of this process that sleep on the socket look again.
-    pub(crate) fn kick(&self) {
+    pub(crate) fn wake_all(&self) {
         for doorbell in [status::RECV_DOORBELL, status::SEND_DOORBELL] {
             self.attachment.status.futex_wake(self.at + doorbell);
         }

@@ -295,7 +295,7 @@ impl Socket {
         };
         if sleeping {
             // Who waits for a turn is told by who sleeps, or has not begun to wait and finds the socket closed.
-            link.kick();
+            link.wake_all();
             self.send.notify_all();
             self.recv.notify_all();
         }

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How often a change looks whether a waiting thread has noticed it.
-const KICKS_MAX: u32 = 200;
+const WAKES_MAX: u32 = 200;
 
 /// An epoll instance.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ impl Epoll {
         socket.watch(&control, item.clone());
         drop(control);
         self.queue(&item);
-        self.kick();
+        self.wake_all();
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Epoll {
         let item = lock(&self.items).get(&(socket.serial(), name)).cloned().ok_or_else(absent)?;
         *lock(&item.interest) = Interest::new(events, data);
         self.queue(&item);
-        self.kick();
+        self.wake_all();
         Ok(())
     }
 
@@ -264,13 +264,13 @@ impl Epoll {
 
     /// Makes waiting threads look at what was queued outside of the driver's events. They may be just
     /// about to sleep: hence more than once.
-    fn kick(&self) {
-        for _ in 0..KICKS_MAX {
+    fn wake_all(&self) {
+        for _ in 0..WAKES_MAX {
             if self.sleepers.load(Ordering::SeqCst) == 0 {
                 return;
             }
             for home in lock(&self.homes).iter() {
-                home.channel.kick();
+                home.channel.wake_all();
             }
             std::thread::yield_now();
         }
