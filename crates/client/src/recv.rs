@@ -57,12 +57,12 @@ impl HasTurn for RecvSide {
     }
 }
 
-/// Where received bytes are: mapped twice in a row, from `head` on.
+/// Where received bytes are: mapped twice in a row, from `ring_offset` on.
 #[derive(Debug)]
 pub(crate) struct Ring {
     pub(crate) words: RingWords,
     pub(crate) map: Arc<Region<Theirs>>,
-    pub(crate) head: usize,
+    pub(crate) ring_offset: usize,
     pub(crate) bytes: u64,
     /// Position in the stream of the byte that the ring's own count begins with.
     pub(crate) origin: u64,
@@ -144,7 +144,7 @@ impl RecvSide {
             if self.ring.as_ref().is_none_or(|ring| ring.words != words) {
                 let map = self.link.attachment.ring(words)?;
                 let bytes = map.len() as u64 / 2;
-                self.ring = Some(Ring { words, map, head: 0, bytes, origin: 0 });
+                self.ring = Some(Ring { words, map, ring_offset: 0, bytes, origin: 0 });
             }
         }
         let ring_bytes = self.ring.as_ref().map_or(0, |ring| ring.bytes);
@@ -246,7 +246,7 @@ impl RecvSide {
         let Some(ring) = self.ring.as_ref().filter(|_| len > 0) else {
             return Handout { ptr: NonNull::dangling(), len: 0, start };
         };
-        let offset = ring.head + ((start - ring.origin) & (ring.bytes - 1)) as usize;
+        let offset = ring.ring_offset + ((start - ring.origin) & (ring.bytes - 1)) as usize;
         Handout { ptr: ring.map.address(offset, len as usize), len: len as usize, start }
     }
 

@@ -137,13 +137,13 @@ impl Region<Theirs> {
         Self::in_a_row(fd, [(offset, len), (offset, len)], page_bytes)
     }
 
-    /// Maps the first `head` bytes of `fd`, then the `len` bytes behind them, and these once more, all
+    /// Maps the first `ring_offset` bytes of `fd`, then the `len` bytes behind them, and these once more, all
     /// read-only and in a row.
     ///
     /// # Errors
     /// Those of `mmap`.
-    pub fn twice_behind(fd: impl AsFd, head: usize, len: usize, page_bytes: usize) -> Result<Self> {
-        Self::in_a_row(fd, [(0, head + len), (head as u64, len)], page_bytes)
+    pub fn twice_behind(fd: impl AsFd, ring_offset: usize, len: usize, page_bytes: usize) -> Result<Self> {
+        Self::in_a_row(fd, [(0, ring_offset + len), (ring_offset as u64, len)], page_bytes)
     }
 
     fn in_a_row(fd: impl AsFd, pieces: [(u64, usize); 2], page_bytes: usize) -> Result<Self> {

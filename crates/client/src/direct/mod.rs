@@ -52,7 +52,7 @@ impl Path {
 pub(crate) struct Half<A> {
     map: Arc<Region<A>>,
     /// Where the ring begins.
-    head: usize,
+    ring_offset: usize,
     /// Bytes of the ring; a power of two.
     bytes: u64,
 }
@@ -73,6 +73,6 @@ impl<A: Access> Half<A> {
     /// Where byte number `position` of the stream lies.
     #[inline]
     fn place(&self, position: u64) -> usize {
-        self.head + (position & (self.bytes - 1)) as usize
+        self.ring_offset + (position & (self.bytes - 1)) as usize
     }
 }

@@ -81,8 +81,9 @@ impl RecvSide {
             return Ok(false);
         }
         let Some((_, peer)) = self.incoming.pair.as_deref() else { return Ok(false) };
-        let (map, head, bytes, origin) = (peer.map.clone(), peer.head, peer.bytes, self.producer);
-        let ring = self.ring.replace(Ring { words: (0, 0, 0), map, head, bytes, origin });
+        let (map, ring_offset, bytes, origin) =
+            (peer.map.clone(), peer.ring_offset, peer.bytes, self.producer);
+        let ring = self.ring.replace(Ring { words: (0, 0, 0), map, ring_offset, bytes, origin });
         self.incoming.before = ring.filter(|_| self.consumer < origin);
         self.incoming.origin = Some(origin);
         Ok(true)
@@ -148,7 +149,8 @@ impl RecvSide {
         if sleeping || incoming.leaving != Leaving::Not || !incoming.backoff.is_exchange(sent) {
             return false;
         }
-        let came = incoming.locked_spin.until(|| peer.load(direct::PRODUCER) >= wake_at.saturating_sub(origin));
+        let came =
+            incoming.locked_spin.until(|| peer.load(direct::PRODUCER) >= wake_at.saturating_sub(origin));
         if came {
             incoming.backoff.begin(sent, self.cursor, peer.bytes);
         }

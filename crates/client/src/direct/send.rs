@@ -198,13 +198,13 @@ impl SendSide {
         let part = piece.min(self.out.room());
         let Some(own) = &self.out.own else { return Ok(0) };
         let at = own.place(self.out.written);
-        let first = part.min((own.head as u64 + own.bytes) - at as u64);
+        let first = part.min((own.ring_offset as u64 + own.bytes) - at as u64);
         // SAFETY: `part` bytes are readable, the caller says; the room in the own ring is nobody else's: the peer
         // has given it back and can only read it anyway.
         unsafe {
             own.map.copy_in(at, ptr, first as usize);
             if part > first {
-                own.map.copy_in(own.head, ptr.add(first as usize), (part - first) as usize);
+                own.map.copy_in(own.ring_offset, ptr.add(first as usize), (part - first) as usize);
             }
         }
         self.wrote(part, part == len);
@@ -256,7 +256,7 @@ impl SendSide {
         }
         let Some(own) = &self.out.own else { return Ok(None) };
         let at = own.place(self.out.written);
-        let len = len.min((own.head as u64 + own.bytes) - at as u64) as usize;
+        let len = len.min((own.ring_offset as u64 + own.bytes) - at as u64) as usize;
         Ok(Some(std::ptr::slice_from_raw_parts_mut(own.map.address(at, len).as_ptr(), len)))
     }
 

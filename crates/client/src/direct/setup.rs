@@ -51,7 +51,7 @@ impl Direct {
         }
         let mapped = Frame::new(FrameKind::DirectMapped).with_id(link.id.0);
         link.attachment.exchange(&mapped, FrameKind::Ready)?;
-        Ok(self.own.get_or_init(|| Half { map: Arc::new(map), head: pages.bytes(), bytes }).clone())
+        Ok(self.own.get_or_init(|| Half { map: Arc::new(map), ring_offset: pages.bytes(), bytes }).clone())
     }
 
     /// The rings of both sides, once the peer has made its own.
@@ -67,7 +67,7 @@ impl Direct {
         let asked = unless_left(ask(&link.attachment, FrameKind::PeerRing, link.id))?;
         let Some((fd, pages, bytes)) = asked else { return Ok(None) };
         let map = Region::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes()).map_err(unmapped)?;
-        let peer = self.peer.get_or_init(|| Half { map: Arc::new(map), head: pages.bytes(), bytes });
+        let peer = self.peer.get_or_init(|| Half { map: Arc::new(map), ring_offset: pages.bytes(), bytes });
         Ok(Some((own, peer.clone())))
     }
 
