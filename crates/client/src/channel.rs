@@ -17,8 +17,8 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-/// Sockets that a channel asks for on stock.
-const SPARES_MAX: u32 = 15;
+/// Most sockets that a channel has opened in advance.
+const POOL_MAX: u32 = 15;
 
 /// A channel.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ struct Inner {
     tag: u32,
     /// Questions whose answers are waited for.
     questions: Vec<Question>,
-    /// Sockets that the driver has opened on stock, of IPv4 and of IPv6, with the size of their rings.
-    spares: [Spares; 2],
+    /// Pre-opened sockets of IPv4 and of IPv6.
+    pools: [SocketPool; 2],
     /// By slot: who wants to know about `Ready` events.
     watches: Vec<Option<(SocketId, Arc<Watch>)>>,
     /// Epoll instances that want every event written to the wake pipe as well.
@@ -64,9 +64,9 @@ struct Question {
     last: Option<Event>,
 }
 
-/// Sockets on stock: who opens many asks the driver once for several of them.
+/// Pre-opened sockets with the sizes of their rings: one request to the driver opens several.
 #[derive(Debug, Default)]
-struct Spares {
+struct SocketPool {
     sockets: Vec<(SocketId, u64)>,
     /// How many to ask for next time, beside the one that is needed.
     more: u32,
@@ -99,7 +99,7 @@ impl Channel {
             rung: 0,
             tag: 0,
             questions: Vec::new(),
-            spares: Default::default(),
+            pools: Default::default(),
             watches: Vec::new(),
             pipe_users: 0,
             turn: Turn::new(),
@@ -347,23 +347,23 @@ impl Channel {
         }
     }
 
-    /// A new socket's id and the size of its rings: one on stock, or else the driver's answer.
+    /// A new socket's id and the size of its rings: one of the pool, or else the driver's answer.
     pub(crate) fn open(&self, attachment: &Attachment, v6: bool) -> Result<(SocketId, u64)> {
         let more = {
-            let spares = &mut self.inner.lock().spares[usize::from(v6)];
-            if let Some(spare) = spares.sockets.pop() {
-                return Ok(spare);
+            let pool = &mut self.inner.lock().pools[usize::from(v6)];
+            if let Some(socket) = pool.sockets.pop() {
+                return Ok(socket);
             }
-            let more = spares.more;
-            spares.more = (more * 2 + 1).min(SPARES_MAX);
+            let more = pool.more;
+            pool.more = (more * 2 + 1).min(POOL_MAX);
             more
         };
-        self.stock(attachment, v6, 1 + more)?;
-        self.inner.lock().spares[usize::from(v6)].sockets.pop().ok_or_else(|| self.broken())
+        self.fill_pool(attachment, v6, 1 + more)?;
+        self.inner.lock().pools[usize::from(v6)].sockets.pop().ok_or_else(|| self.broken())
     }
 
-    /// Has the driver open at most so many sockets.
-    pub(crate) fn stock(&self, attachment: &Attachment, v6: bool, count: u32) -> Result<()> {
+    /// Asks the driver to open up to `count` sockets.
+    pub(crate) fn fill_pool(&self, attachment: &Attachment, v6: bool, count: u32) -> Result<()> {
         let mut request = Request::new(Operation::Socket, SocketId(0), 0);
         request.family = if v6 { 6 } else { 4 };
         request.value = count;
@@ -374,13 +374,13 @@ impl Channel {
             bytes => (SocketId(answer.socket), bytes),
         };
         let sockets = others.into_iter().chain([last]).map(opened);
-        self.inner.lock().spares[usize::from(v6)].sockets.extend(sockets);
+        self.inner.lock().pools[usize::from(v6)].sockets.extend(sockets);
         Ok(())
     }
 
-    /// Sockets on stock.
-    pub(crate) fn spares(&self, v6: bool) -> usize {
-        self.inner.lock().spares[usize::from(v6)].sockets.len()
+    /// Returns the number of pre-opened sockets.
+    pub(crate) fn pooled(&self, v6: bool) -> usize {
+        self.inner.lock().pools[usize::from(v6)].sockets.len()
     }
 
     /// Takes all events. Says whether there were any.

@@ -115,8 +115,8 @@ impl Socket {
         let mut sockets = Vec::with_capacity(count);
         while sockets.len() < count {
             let wanted = count - sockets.len();
-            if wanted > 1 && channel.spares(v6) == 0 {
-                channel.stock(&attachment, v6, wanted.min(ANSWERS_MAX as usize) as u32)?;
+            if wanted > 1 && channel.pooled(v6) == 0 {
+                channel.fill_pool(&attachment, v6, wanted.min(ANSWERS_MAX as usize) as u32)?;
             }
             match Self::new_at(&attachment, v6, false) {
                 Ok(socket) => sockets.push(socket),
