@@ -1,5 +1,7 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::wait::{back_off, AsymmetricFence, Bells, LockedSpin, Noticing, PollBackoff, Waker, RECV, SEND};
+use super::wait::{
+    back_off, AsymmetricFence, Doorbells, LockedSpin, Noticing, PollBackoff, Waker, RECV, SEND,
+};
 use super::{Half, ALIVE_BYTES};
 use crate::epoll::rest::Rest;
 use crate::error::Result;
@@ -369,16 +371,17 @@ impl Socket {
             pair.and_then(|(own, peer)| backoff.begin(own.load(direct::PRODUCER), cursor, peer.bytes));
         let mut pause = pair.and_then(|_| backoff.time());
         let sleeping = side.turn().is_sleeping();
-        let bells = Bells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);
-        let bells = if sleeping { bells } else { bells.with_fence(&mut side.incoming.fence) };
-        let (mut side, timed_out) = sleep_in_turn(&self.recv, side, &bells, arrival.wake_at, timeout, || {
-            if let Some(time) = pause.take() {
-                back_off(time);
-            }
-            arrival.has_come() || self.check_usable().is_err()
-        });
+        let doorbells = Doorbells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);
+        let doorbells = if sleeping { doorbells } else { doorbells.with_fence(&mut side.incoming.fence) };
+        let (mut side, timed_out) =
+            sleep_in_turn(&self.recv, side, &doorbells, arrival.wake_at, timeout, || {
+                if let Some(time) = pause.take() {
+                    back_off(time);
+                }
+                arrival.has_come() || self.check_usable().is_err()
+            });
         if !sleeping {
-            side.incoming.fence = bells.into_fence();
+            side.incoming.fence = doorbells.into_fence();
         }
         side.incoming.backoff.end(began);
         if let Some(noticing) = noticing.filter(|_| arrival.has_come() || self.check_usable().is_err()) {

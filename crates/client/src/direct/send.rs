@@ -1,5 +1,5 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
-use super::wait::{AsymmetricFence, Bells, Noticing, Waker, RECV, SEND};
+use super::wait::{AsymmetricFence, Doorbells, Noticing, Waker, RECV, SEND};
 use super::{Half, ALIVE_BYTES};
 use crate::error::Result;
 use crate::link::Link;
@@ -405,13 +405,13 @@ impl Socket {
         let vacancy = Vacancy::new(&side);
         let (link, pair, wake_at) = (&vacancy.link, vacancy.pair.as_ref(), vacancy.wake_at);
         let sleeping = side.turn().is_sleeping();
-        let bells = Bells::new(link.send_cells(), pair, &SEND, wake_at, noticing);
-        let bells = if sleeping { bells } else { bells.with_fence(&mut side.out.fence) };
-        let (mut side, timed_out) = sleep_in_turn(&self.send, side, &bells, wake_at, timeout, || {
+        let doorbells = Doorbells::new(link.send_cells(), pair, &SEND, wake_at, noticing);
+        let doorbells = if sleeping { doorbells } else { doorbells.with_fence(&mut side.out.fence) };
+        let (mut side, timed_out) = sleep_in_turn(&self.send, side, &doorbells, wake_at, timeout, || {
             vacancy.has_come() || self.check_usable().is_err()
         });
         if !sleeping {
-            side.out.fence = bells.into_fence();
+            side.out.fence = doorbells.into_fence();
         }
         if let Some(noticing) = noticing.filter(|_| vacancy.has_come() || self.check_usable().is_err()) {
             noticing.end();

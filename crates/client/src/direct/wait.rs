@@ -258,7 +258,7 @@ impl Noticing<'_> {
 }
 
 /// The words of a sleep that ends by the peer or by the driver.
-pub(super) struct Bells<'a> {
+pub(super) struct Doorbells<'a> {
     /// The driver's, in control and status line.
     pub(super) line: SharedCells<'a, Own, Theirs>,
     /// The peer's, once there is one.
@@ -271,7 +271,7 @@ pub(super) struct Bells<'a> {
     seen: Cell<u32>,
 }
 
-impl<'a> Bells<'a> {
+impl<'a> Doorbells<'a> {
     pub(super) fn new(
         line: SharedCells<'a, Own, Theirs>,
         direct: Option<&'a (Half<Own>, Half<Theirs>)>,
@@ -305,7 +305,7 @@ impl<'a> Bells<'a> {
     }
 }
 
-impl SleeperCells for Bells<'_> {
+impl SleeperCells for Doorbells<'_> {
     fn load_doorbell(&self) -> u32 {
         self.seen.set(self.line.load_doorbell());
         self.direct.map_or(0, |(_, peer)| peer.map.load_u32(self.words.doorbell, Ordering::Acquire))
@@ -334,7 +334,7 @@ impl SleeperCells for Bells<'_> {
     }
 }
 
-impl WaitTurn for Bells<'_> {
+impl WaitTurn for Doorbells<'_> {
     fn wait_turn(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         match self.noticing {
             Some(noticing) => noticing.sleep(|make| sleep_on(word, seen, timeout, make)),
