@@ -140,9 +140,9 @@ macro_rules! kinds {
 
         impl $name {
             /// All of them, in the order of their declaration.
-            pub const ALL: [Self; Self::COUNT] = [$(Self::$kind),+];
+            pub const ALL: &'static [Self] = &[$(Self::$kind),+];
             /// How many there are.
-            pub const COUNT: usize = [$($value),+].len();
+            pub const COUNT: usize = Self::ALL.len();
             /// Description of the numbers.
             pub const DECLARED: &'static [$crate::declare::Constant] = &[$(
                 $crate::declare::Constant { name: stringify!($kind), value: $value, text: &[$($text),+] },
