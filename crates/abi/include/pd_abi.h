@@ -305,6 +305,30 @@
 /* Receive buffer table. */
 #define PD_ABI_TABLE_RBT 1ull
 
+/* Version of the counter region. */
+/* Version of this module's layout. Grows without VERSION, which clients know. */
+#define PD_ABI_COUNTERS_VERSION 5ull
+/* First word of the region: "PipeCnt1", little endian. */
+#define PD_ABI_COUNTERS_MAGIC 3563594440900634960ull
+
+/* Places in the counter region. */
+/* Place of Header. */
+#define PD_ABI_COUNTERS_HEADER 0ull
+/* Place of Gauges. */
+#define PD_ABI_COUNTERS_GAUGES 64ull
+/* From one agent's line to the next. */
+#define PD_ABI_COUNTERS_AGENT_STRIDE 512ull
+/* From one client's or flow's line to the next. */
+#define PD_ABI_COUNTERS_LINE_STRIDE 64ull
+
+/* Limits of the counter region. */
+/* Most movers of a driver. */
+#define PD_ABI_COUNTERS_MOVERS_MAX 64ull
+/* Most clients of a driver: their numbers have 16 bits. */
+#define PD_ABI_COUNTERS_CLIENTS_MAX 65536ull
+/* Most connections of a driver. */
+#define PD_ABI_COUNTERS_CONNECTIONS_MAX 16777216ull
+
 /* Header of the status region, written by: driver. 4096 bytes. */
 /* u64: MAGIC. */
 #define PD_ABI_HEADER_MAGIC 0ull
@@ -532,5 +556,135 @@ struct pd_abi_command {
     uint16_t entry_seq;
 };
 _Static_assert(sizeof(struct pd_abi_command) == 32, "command has 32 bytes");
+
+/* Header of the counter region, written by: driver. */
+#define PD_ABI_COUNTER_HEADER_BYTES 64ull
+struct pd_abi_counter_header {
+    /* MAGIC. */
+    uint64_t magic;
+    /* VERSION. */
+    uint32_t version;
+    /* Movers. */
+    uint32_t movers;
+    /* Clients that each mover has lines for. */
+    uint32_t clients;
+    /* Connections that there are lines for, two each. */
+    uint32_t connections;
+    /* When the driver started, in nanoseconds of CLOCK_REALTIME. */
+    uint64_t started_ns;
+    /* Bytes that the regions of all clients may have. */
+    uint64_t memory_budget_bytes;
+    /* Zero. */
+    uint64_t reserved[3];
+};
+_Static_assert(sizeof(struct pd_abi_counter_header) == 64, "counter_header has 64 bytes");
+
+/* Gauges, written by: conductor. */
+#define PD_ABI_GAUGES_BYTES 16ull
+struct pd_abi_gauges {
+    /* Bytes of all clients' regions. */
+    uint64_t memory_used_bytes;
+    /* Flows that wait for memory for their receive ring. */
+    uint64_t rings_waiting;
+};
+_Static_assert(sizeof(struct pd_abi_gauges) == 16, "gauges has 16 bytes");
+
+/* Counters of an agent, written by: that agent. */
+#define PD_ABI_AGENT_COUNTERS_BYTES 224ull
+struct pd_abi_agent_counters {
+    /* Clients that attached. */
+    uint64_t clients_attached;
+    /* Clients that left, died or were cut off after they had attached. */
+    uint64_t clients_left;
+    /* Clients refused or cut off. */
+    uint64_t clients_cut_off;
+    /* Times that nobody was accepted for a while, because no descriptors were left. */
+    uint64_t accepts_paused;
+    /* Connections made. */
+    uint64_t connections_made;
+    /* Connections that are over in both directions. */
+    uint64_t connections_closed;
+    /* Connections that the policy denied. */
+    uint64_t connections_denied;
+    /* Connections beyond what their tenant may have. */
+    uint64_t connections_over_quota;
+    /* Connections that a new policy ended. */
+    uint64_t connections_cut;
+    /* Requests answered with an errno. */
+    uint64_t requests_refused;
+    /* Sends on sockets that were not connected any more. */
+    uint64_t sends_dropped;
+    /* Bytes delivered. */
+    uint64_t bytes_delivered;
+    /* Sends completed. */
+    uint64_t messages_completed;
+    /* Times that a receive ring was full with more to deliver. */
+    uint64_t rings_full;
+    /* Times that a flow had to wait for memory for its ring. */
+    uint64_t rings_denied;
+    /* Sleeping clients woken: receivers of bytes, and senders that waited for room. */
+    uint64_t wake_ups;
+    /* Times that a mover slept. */
+    uint64_t mover_sleeps;
+    /* Commands that an engine failed and the cpu engine did again. */
+    uint64_t commands_redone;
+    /* Engines no longer used because they kept failing. */
+    uint64_t engines_quarantined;
+    /* Connections made on the direct path. */
+    uint64_t connections_direct;
+    /* Connections on the direct path that a client ended because its peer's words were impossible. */
+    uint64_t connections_broken;
+    /* Connections that left the direct path because policy or tenants changed. */
+    uint64_t connections_recalled;
+    /* Bytes that clients say they have sent on the direct path. */
+    uint64_t bytes_reported;
+    /* Sends that they say these were. */
+    uint64_t messages_reported;
+    /* Bytes of files that the driver read for clients. */
+    uint64_t file_bytes;
+    /* Reads of files that had to wait for a disk. */
+    uint64_t files_cold;
+    /* Connections that were ended because a file was shorter than what was sent of it, or could not be read. */
+    uint64_t files_failed;
+    /* Times that a tenant was refused clients, descriptors or memory beyond what it may hold. */
+    uint64_t caps_reached;
+};
+_Static_assert(sizeof(struct pd_abi_agent_counters) == 224, "agent_counters has 224 bytes");
+
+/* Counters of a client, for each mover, written by: that mover. */
+#define PD_ABI_CLIENT_COUNTERS_BYTES 56ull
+struct pd_abi_client_counters {
+    /* Whose line this is; 0: nobody's. */
+    uint64_t serial;
+    /* Bytes delivered that it had sent. */
+    uint64_t bytes_sent;
+    /* Its sends completed. */
+    uint64_t messages_sent;
+    /* Bytes delivered to it. */
+    uint64_t bytes_received;
+    /* Sends to it completed. */
+    uint64_t messages_received;
+    /* Times that one of its receive rings was full with more to deliver. */
+    uint64_t rings_full;
+    /* Times that it was woken. */
+    uint64_t wake_ups;
+};
+_Static_assert(sizeof(struct pd_abi_client_counters) == 56, "client_counters has 56 bytes");
+
+/* Counters of a flow, written by: its mover. */
+#define PD_ABI_FLOW_COUNTERS_BYTES 40ull
+struct pd_abi_flow_counters {
+    /* Whose line this is: the connection's serial; 0: nobody's. */
+    uint64_t serial;
+    /* Bytes delivered. */
+    uint64_t bytes;
+    /* Sends completed. */
+    uint64_t messages;
+    /* Times that the receive ring was full with more to deliver. */
+    uint64_t rings_full;
+    /* Times that sender or receiver were woken. */
+    uint64_t wake_ups;
+};
+_Static_assert(sizeof(struct pd_abi_flow_counters) == 40, "flow_counters has 40 bytes");
 
 #endif

@@ -1,6 +1,8 @@
 //! The C header, generated: `crates/abi/include/pd_abi.h` is this text, committed, and a test fails when it is stale
 //! (`UPDATE=1 cargo test -p pd-abi` writes it anew). A client can be written from it alone: `tests/programs/hostile.c` is.
-use crate::describe::{capitals, check, paragraph, Layout, CONSTANTS, ENTRIES, KINDS, PAGES};
+use crate::describe::{
+    capitals, check, paragraph, Layout, CONSTANTS, COUNTERS, COUNTER_NUMBERS, ENTRIES, KINDS, PAGES,
+};
 use core::fmt::Write;
 use std::string::String;
 
@@ -11,7 +13,7 @@ fn header() -> String {
          * Numbers are little endian. Offsets of words are bytes from the start of their page or line. */\n\
          #ifndef PD_ABI_H\n#define PD_ABI_H\n\n#include <stdint.h>\n",
     );
-    for group in CONSTANTS.iter().chain(KINDS) {
+    for group in CONSTANTS.iter().chain(KINDS).chain(COUNTER_NUMBERS) {
         write!(out, "\n/* {}. */\n", plain(group.title)).unwrap();
         for number in group.numbers {
             comment(&mut out, "", number.text);
@@ -26,7 +28,7 @@ fn header() -> String {
             writeln!(out, "#define PD_ABI_{}{} {}ull", page.prefix, word.name, word.offset).unwrap();
         }
     }
-    for entry in ENTRIES {
+    for entry in ENTRIES.iter().chain(COUNTERS) {
         structure(&mut out, entry);
     }
     out.push_str("\n#endif\n");

@@ -15,22 +15,27 @@
 //! Lines of clients and flows are used again and again. Each carries the serial of its user, a number from 1 up
 //! that is never used twice: the writer stores 0, clears the rest, and stores the serial last (release); a reader
 //! looks at the serial before (acquire) and after.
+use crate::declare::{constants, entry};
 use crate::limits::{LINE_BYTES, PAGE_BYTES};
 use core::mem::{offset_of, size_of};
 
-/// Version of this module's layout. Grows without [`crate::VERSION`], which clients know.
-pub const VERSION: u32 = 5;
-/// First word of the region: "PipeCnt1", little endian.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"PipeCnt1");
+constants! {
+    IDENTITY:
+    /// Version of this module's layout. Grows without [`crate::VERSION`], which clients know.
+    VERSION: u32 = 5;
+    /// First word of the region: "PipeCnt1", little endian.
+    MAGIC: u64 = u64::from_le_bytes(*b"PipeCnt1");
+}
 
 /// Counters of 64 bits, in the order of their declaration.
 macro_rules! counters {
-    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident,)+ }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        #[repr(C)]
-        pub struct $name {
-            $($(#[$doc])* pub $field: u64,)+
+    ($(#[$about:meta])* $name:ident in $bytes:literal { $($(#[doc = $text:literal])+ $field:ident,)+ }) => {
+        entry! {
+            $(#[$about])*
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            struct $name in $bytes {
+                $($(#[doc = $text])+ $field: u64,)+
+            }
         }
 
         impl $name {
@@ -56,8 +61,11 @@ macro_rules! counters {
 
 /// The same; their names are passed on by another macro as well.
 macro_rules! named_counters {
-    ($d:tt, $names:ident, $(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $field:ident,)+ }) => {
-        counters! { $(#[$about])* $name { $($(#[$doc])* $field,)+ } }
+    (
+        $d:tt, $names:ident,
+        $(#[$about:meta])* $name:ident in $bytes:literal { $($(#[doc = $text:literal])+ $field:ident,)+ }
+    ) => {
+        counters! { $(#[$about])* $name in $bytes { $($(#[doc = $text])+ $field,)+ } }
 
         /// Calls another macro with the names of the counters.
         #[macro_export]
@@ -67,31 +75,32 @@ macro_rules! named_counters {
     };
 }
 
-/// What the region holds. Nothing in it changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Header {
-    /// [`MAGIC`].
-    pub magic: u64,
-    /// [`VERSION`].
-    pub version: u32,
-    /// Movers.
-    pub movers: u32,
-    /// Clients that each mover has lines for.
-    pub clients: u32,
-    /// Connections that there are lines for, two each.
-    pub connections: u32,
-    /// When the driver started, in nanoseconds of `CLOCK_REALTIME`.
-    pub started_ns: u64,
-    /// Bytes that the regions of all clients may have.
-    pub memory_budget_bytes: u64,
-    /// Zero.
-    pub reserved: [u64; 3],
+entry! {
+    /// What the region holds. Nothing in it changes.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    struct Header in 64 {
+        /// [`MAGIC`].
+        magic: u64,
+        /// [`VERSION`].
+        version: u32,
+        /// Movers.
+        movers: u32,
+        /// Clients that each mover has lines for.
+        clients: u32,
+        /// Connections that there are lines for, two each.
+        connections: u32,
+        /// When the driver started, in nanoseconds of `CLOCK_REALTIME`.
+        started_ns: u64,
+        /// Bytes that the regions of all clients may have.
+        memory_budget_bytes: u64,
+        /// Zero.
+        reserved: [u64; 3],
+    }
 }
 
 counters! {
     /// How things stand. Unlike the rest, these go up and down.
-    Gauges {
+    Gauges in 16 {
         /// Bytes of all clients' regions.
         memory_used_bytes,
         /// Flows that wait for memory for their receive ring.
@@ -102,7 +111,7 @@ counters! {
 named_counters! {
     $, agent_counters,
     /// What one agent has done. The driver has done the sum.
-    AgentCounters {
+    AgentCounters in 224 {
         /// Clients that attached.
         clients_attached,
         /// Clients that left, died or were cut off after they had attached.
@@ -164,7 +173,7 @@ named_counters! {
 
 counters! {
     /// What one mover has moved for one client.
-    ClientCounters {
+    ClientCounters in 56 {
         /// Whose line this is; 0: nobody's.
         serial,
         /// Bytes delivered that it had sent.
@@ -184,7 +193,7 @@ counters! {
 
 counters! {
     /// What was moved in one direction of a connection.
-    FlowCounters {
+    FlowCounters in 40 {
         /// Whose line this is: the connection's serial; 0: nobody's.
         serial,
         /// Bytes delivered.
@@ -209,14 +218,17 @@ pub struct Shape {
     pub connections: u32,
 }
 
-/// Place of [`Header`].
-pub const HEADER: usize = 0;
-/// Place of [`Gauges`].
-pub const GAUGES: usize = LINE_BYTES;
-/// From one agent's line to the next.
-pub const AGENT_STRIDE: usize = 512;
-/// From one client's or flow's line to the next.
-pub const LINE_STRIDE: usize = LINE_BYTES;
+constants! {
+    PLACES:
+    /// Place of [`Header`].
+    HEADER: usize = 0;
+    /// Place of [`Gauges`].
+    GAUGES: usize = LINE_BYTES;
+    /// From one agent's line to the next.
+    AGENT_STRIDE: usize = 512;
+    /// From one client's or flow's line to the next.
+    LINE_STRIDE: usize = LINE_BYTES;
+}
 
 impl Shape {
     /// The place of an agent's [`AgentCounters`]: 0 is the conductor, 1 the first mover.
@@ -250,30 +262,22 @@ impl Shape {
     }
 }
 
-/// Most movers of a driver.
-pub const MOVERS_MAX: u32 = 64;
-/// Most clients of a driver: their numbers have 16 bits.
-pub const CLIENTS_MAX: u32 = 1 << 16;
-/// Most connections of a driver.
-pub const CONNECTIONS_MAX: u32 = 1 << 24;
+constants! {
+    LIMITS:
+    /// Most movers of a driver.
+    MOVERS_MAX: u32 = 64;
+    /// Most clients of a driver: their numbers have 16 bits.
+    CLIENTS_MAX: u32 = 1 << 16;
+    /// Most connections of a driver.
+    CONNECTIONS_MAX: u32 = 1 << 24;
+}
 
 const _: () = {
-    assert!(size_of::<Header>() == 64);
-    assert!(offset_of!(Header, version) == 8 && offset_of!(Header, movers) == 12);
-    assert!(offset_of!(Header, clients) == 16 && offset_of!(Header, connections) == 20);
-    assert!(offset_of!(Header, started_ns) == 24 && offset_of!(Header, memory_budget_bytes) == 32);
     assert!(HEADER + size_of::<Header>() <= GAUGES && GAUGES + size_of::<Gauges>() <= PAGE_BYTES);
-    assert!(size_of::<Gauges>() == 16 && offset_of!(Gauges, rings_waiting) == 8);
-    assert!(size_of::<AgentCounters>() == 224 && size_of::<AgentCounters>() <= AGENT_STRIDE);
-    assert!(offset_of!(AgentCounters, bytes_delivered) == 88);
-    assert!(offset_of!(AgentCounters, engines_quarantined) == 144);
-    assert!(offset_of!(AgentCounters, messages_reported) == 184);
-    assert!(offset_of!(AgentCounters, files_failed) == 208);
-    assert!(offset_of!(AgentCounters, caps_reached) == 216);
-    assert!(size_of::<ClientCounters>() == 56 && size_of::<ClientCounters>() <= LINE_STRIDE);
-    assert!(offset_of!(ClientCounters, serial) == 0 && offset_of!(ClientCounters, wake_ups) == 48);
-    assert!(size_of::<FlowCounters>() == 40 && size_of::<FlowCounters>() <= LINE_STRIDE);
-    assert!(offset_of!(FlowCounters, serial) == 0 && offset_of!(FlowCounters, wake_ups) == 32);
+    assert!(size_of::<AgentCounters>() <= AGENT_STRIDE);
+    assert!(size_of::<ClientCounters>() <= LINE_STRIDE && size_of::<FlowCounters>() <= LINE_STRIDE);
+    // A reader finds the serial of either without its version.
+    assert!(offset_of!(ClientCounters, serial) == 0 && offset_of!(FlowCounters, serial) == 0);
     assert!(AGENT_STRIDE % LINE_BYTES == 0 && LINE_STRIDE % LINE_BYTES == 0);
     // The whole region of the largest shape can be addressed.
     let largest = Shape { movers: MOVERS_MAX, clients: CLIENTS_MAX, connections: CONNECTIONS_MAX };

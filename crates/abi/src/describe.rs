@@ -4,8 +4,8 @@ use crate::declare::{Constant, Word};
 use crate::layout::{self, channel_control, channel_status, control_header, direct, header, path};
 use crate::layout::{socket_control, socket_status};
 use crate::{
-    frame, limits, request, twin, Command, CommandStatus, CommandType, Event, EventKind, Family, Frame,
-    FrameKind, KernelReason, Operation, PassedFile, Request, SocketOption, TableId, TwinOperation,
+    counters, frame, limits, request, twin, Command, CommandStatus, CommandType, Event, EventKind, Family,
+    Frame, FrameKind, KernelReason, Operation, PassedFile, Request, SocketOption, TableId, TwinOperation,
 };
 use std::string::String;
 use std::{env, fs, path::Path};
@@ -88,6 +88,23 @@ pub const ENTRIES: &[Layout] = &[
     words("frame", "Message on the attach socket", "both", 128, Frame::FIELDS),
     words("passed_file", "Datagram on the file socket", "client", 16, PassedFile::FIELDS),
     words("command", "Command and completion of an engine", "driver, engine", 32, Command::FIELDS),
+];
+
+/// The counter region.
+#[rustfmt::skip]
+pub const COUNTERS: &[Layout] = &[
+    words("counter_header", "Header of the counter region", "driver", 64, counters::Header::FIELDS),
+    words("gauges", "Gauges", "conductor", 16, counters::Gauges::FIELDS),
+    words("agent_counters", "Counters of an agent", "that agent", 224, counters::AgentCounters::FIELDS),
+    words("client_counters", "Counters of a client, for each mover", "that mover", 56, counters::ClientCounters::FIELDS),
+    words("flow_counters", "Counters of a flow", "its mover", 40, counters::FlowCounters::FIELDS),
+];
+
+/// Numbers of the counter region.
+pub const COUNTER_NUMBERS: &[Numbers] = &[
+    numbers("COUNTERS_", "Version of the counter region", counters::IDENTITY),
+    numbers("COUNTERS_", "Places in the counter region", counters::PLACES),
+    numbers("COUNTERS_", "Limits of the counter region", counters::LIMITS),
 ];
 
 /// `ReceivesShared` as `RECEIVES_SHARED`; what is in capitals stays.

@@ -1,6 +1,8 @@
 //! The tables of the documents, generated into `docs/reference`: committed, and a test fails when one is stale
 //! (`UPDATE=1 cargo test -p pd-abi` writes them anew).
-use crate::describe::{capitals, check, paragraph, Layout, Numbers, CONSTANTS, ENTRIES, KINDS, PAGES};
+use crate::describe::{
+    capitals, check, paragraph, Layout, Numbers, CONSTANTS, COUNTERS, COUNTER_NUMBERS, ENTRIES, KINDS, PAGES,
+};
 use core::fmt::Write;
 use std::string::String;
 
@@ -10,7 +12,7 @@ fn table(out: &mut String, group: &Numbers) {
     write!(out, "\n## {}\n\n| name | number | |\n|---|---:|---|\n", group.title).unwrap();
     for number in group.numbers {
         let name = match group.prefix {
-            "" | "LAYOUT_" | "PATH_" => number.name.into(),
+            "" | "LAYOUT_" | "PATH_" | "COUNTERS_" => number.name.into(),
             _ => capitals(number.name),
         };
         writeln!(out, "| `{name}` | {} | {} |", number.value, paragraph(number.text)).unwrap();
@@ -42,6 +44,16 @@ fn committed_tables_of_limits_and_words_are_fresh() {
     );
     PAGES.iter().chain(ENTRIES).for_each(|page| layout(&mut out, page));
     check("../../docs/reference/words.md", &out);
+}
+
+#[test]
+fn committed_tables_of_counters_are_fresh() {
+    let mut out = String::from("# Counter region\n\n");
+    out.push_str(GENERATED);
+    out.push_str("\nWhat the driver counts, for those who may use its admin socket: [counters.md](../design/counters.md).\n");
+    COUNTER_NUMBERS.iter().for_each(|group| table(&mut out, group));
+    COUNTERS.iter().for_each(|page| layout(&mut out, page));
+    check("../../docs/reference/counters.md", &out);
 }
 
 #[test]
