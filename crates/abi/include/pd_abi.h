@@ -28,7 +28,7 @@
 #define PD_ABI_REQUEST_RING_ENTRIES 1024ull
 /* Entries of an event ring. Events that do not fit wait, in order, in the driver; there are at most one per socket and one per unanswered request. */
 #define PD_ABI_EVENT_RING_ENTRIES 1024ull
-/* Answers to one request that asks for several sockets: fewer round trips where many are opened or accepted. */
+/* Most answers to one request for several sockets. */
 #define PD_ABI_ANSWERS_MAX 64ull
 /* Channels (a request ring and an event ring) of one client. Threads beyond that share channels. */
 #define PD_ABI_CHANNELS_MAX 64ull
@@ -48,9 +48,9 @@
 #define PD_ABI_MESSAGE_BYTES_MAX 1073741824ull
 /* Send requests that one socket may have outstanding; the library waits at it. */
 #define PD_ABI_SENDS_IN_FLIGHT_MAX 4096ull
-/* Files that the driver has open for one client at a time, to read what is sent of them; bytes of others are copied by the client. */
+/* Files that the driver has open for one client at a time. The client reads others itself, and sends the bytes. */
 #define PD_ABI_FILES_MAX 64ull
-/* Connections on the kernel whose reasons a client keeps; an older one makes room for a newer. */
+/* Connections on the kernel whose reasons a client keeps; the oldest makes room. */
 #define PD_ABI_KERNEL_CONNECTIONS_MAX 256ull
 /* Largest backlog of a listener; larger wishes are rounded down, as the BSD calls do. */
 #define PD_ABI_BACKLOG_MAX 4096ull
@@ -84,11 +84,11 @@
 #define PD_ABI_PATH_DIRECT 1ull
 /* Added to DIRECT: the peer has made its ring. */
 #define PD_ABI_PATH_PEER_READY 2ull
-/* Added to DIRECT: the connection is offloaded again. Nothing is written into the own ring any more (see Operation::Left). Of the peer's ring no more is read than has come by now, until LAST says where it ends. */
+/* Added to DIRECT: the connection is offloaded again. This side writes nothing more into its ring (see Operation::Left), and reads of the peer's ring only what is there, until LAST says where it ends. */
 #define PD_ABI_PATH_LEFT 4ull
 /* Of a twin that has connected, and is offloaded: the other end has been claimed. */
 #define PD_ABI_PATH_CLAIMED 8ull
-/* Added to LEFT: the peer writes nothing more into its ring, and what lies there is the last. */
+/* Added to LEFT: the peer writes nothing more into its ring, so that its end is known. */
 #define PD_ABI_PATH_LAST 16ull
 /* Added to DIRECT: what this side sends stays offloaded, because its peer receives no bytes that the sender can still change (see SocketOption::ReceivesShared). */
 #define PD_ABI_PATH_SENDS_OFFLOADED 32ull
@@ -100,7 +100,7 @@
 #define PD_ABI_CLOSE_RESETS 1ull
 /* value of Operation::Left: all of the peer's ring was read. */
 #define PD_ABI_LEFT_RECEIVING 1ull
-/* value of Operation::Left: nothing more is written into the own ring. */
+/* value of Operation::Left: nothing more is written into this side's ring. */
 #define PD_ABI_LEFT_SENDING 2ull
 /* value of Operation::Bind: the socket stands beside one of the kernel's, for a program that knows no other: listeners of one user in one network namespace share a port, taking connections in turns. */
 #define PD_ABI_BESIDE_KERNEL 1ull
@@ -122,7 +122,7 @@
 /* Requests. */
 /* Move a span of a send region to the peer (paper, section III-E). Numbers: the region above SPAN_OFFSET_BITS of offset, and the bytes. Unanswered. */
 #define PD_ABI_OP_SEND 1ull
-/* The client has given back receive ring bytes that the driver said it waits for (space_wake_at). Unanswered. */
+/* The client has given back the bytes of the receive ring that the driver waits for (space_wake_at). Unanswered. */
 #define PD_ABI_OP_SPACE 2ull
 /* A new socket; family says IPv4 or IPv6. Answered with its id and, as a number, the bytes of its send and receive rings. */
 #define PD_ABI_OP_SOCKET 3ull
@@ -134,47 +134,47 @@
 #define PD_ABI_OP_CONNECT 6ull
 /* Take one connection from the backlog. Answered with the new socket's id and the peer's address, or EAGAIN. */
 #define PD_ABI_OP_ACCEPT 7ull
-/* No more use of the socket; what it has sent is still delivered. value may be CLOSE_RESETS. Unanswered. */
+/* End of the socket; bytes that it has sent are still delivered. value may be CLOSE_RESETS. Unanswered. */
 #define PD_ABI_OP_CLOSE 8ull
 /* Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered. */
 #define PD_ABI_OP_SHUTDOWN 9ull
 /* Set a SocketOption to a number. Answered with the value taken, in the address bytes. */
 #define PD_ABI_OP_SET_OPTION 10ull
-/* The socket's events shall come to the channel of this request. Answered. */
+/* Events of the socket go to the channel of this request. Answered. */
 #define PD_ABI_OP_ADOPT 11ull
-/* Nobody shall claim this twin any more. Answered: EISCONN if somebody has. */
+/* The twin may not be claimed any more. Answered: EISCONN if it has been. */
 #define PD_ABI_OP_WITHDRAW 12ull
-/* Direct path: the peer waits for a Ready event of this. Unanswered. */
+/* Direct path: post the Ready event that the peer waits for. Unanswered. */
 #define PD_ABI_OP_NUDGE 13ull
-/* Direct path: the peer's words are impossible, end the connection. Unanswered. */
+/* Direct path: end the connection, for the peer's words are impossible. Unanswered. */
 #define PD_ABI_OP_BROKEN 14ull
 /* The socket has left the direct path, as its path word asked for, in one of its directions: value is LEFT_RECEIVING or LEFT_SENDING. Unanswered. */
 #define PD_ABI_OP_LEFT 15ull
-/* The driver shall open a file of the client's for SendFile: the one that the client has passed on its file socket with the serial that is the first number (PassedFile). Answered with a FileId as a number; ENOTCONN without a file socket, ESTALE if nothing was passed with that serial, EPROTO if something else was passed. */
+/* Open a file for SendFile: the one that the client has passed on its file socket, with its serial as the first number (PassedFile). Answered with a FileId as a number; ENOTCONN without a file socket, ESTALE if nothing was passed with that serial, EPROTO if something else was passed. */
 #define PD_ABI_OP_OPEN_FILE 16ull
-/* Move a piece of a file to the peer: tag is a FileId, the numbers are the first byte and how many (at most MESSAGE_BYTES_MAX). Counted as a send. Unanswered. */
+/* Move a piece of a file to the peer: tag is a FileId, the numbers are its first byte and its length (at most MESSAGE_BYTES_MAX). Counted as a send. Unanswered. */
 #define PD_ABI_OP_SEND_FILE 17ull
 /* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know. */
 #define PD_ABI_OP_STEP_ASIDE 18ull
 
 /* Socket options. */
-/* Send ring, bytes: how much may be sent and not yet delivered. */
+/* Bytes of the send ring: the most that may be sent and not yet delivered. */
 #define PD_ABI_OPTION_SEND_RING_BYTES 1ull
-/* Receive ring, bytes. Takes effect when the next ring is attached. */
+/* Bytes of the receive ring. Takes effect when the next ring is attached. */
 #define PD_ABI_OPTION_RECEIVE_RING_BYTES 2ull
-/* A second listener may bind the port once the first is closed: always so; kept for programs that set it. */
+/* A second listener may bind the port once the first is closed. Always so, and accepted for programs that set it. */
 #define PD_ABI_OPTION_REUSE_ADDRESS 3ull
 /* An IPv6 socket takes no IPv4 connections. */
 #define PD_ABI_OPTION_V6_ONLY 4ull
 /* A question, not a setting: the answer carries the socket's local address. */
 #define PD_ABI_OPTION_LOCAL_ADDRESS 5ull
-/* A listener takes no new connections for now; those that wait in its backlog stay. */
+/* A listener takes no new connections until it is cleared; those in its backlog stay. */
 #define PD_ABI_OPTION_PAUSED 6ull
 /* The socket receives bytes that their sender can still change, on the direct path: the library copies them before the program looks at them, or the program has asked for them as they are. Cannot be taken back. */
 #define PD_ABI_OPTION_RECEIVES_SHARED 7ull
 
 /* Events. */
-/* A request was carried out, or not. */
+/* A request was carried out, or refused. */
 #define PD_ABI_EVENT_ANSWER 1ull
 /* A subscribed socket may have become readable, writable or closed. Reactive: no second one before the client has acknowledged the first (event_ack). */
 #define PD_ABI_EVENT_READY 2ull
@@ -182,51 +182,51 @@
 #define PD_ABI_EVENT_MORE 3ull
 
 /* Frames. */
-/* Client: I would like to attach. */
+/* Client: attaches. */
 #define PD_ABI_FRAME_HELLO 1ull
-/* Driver: you are attached; id is the client's number. */
+/* Driver: the client is attached, with the number id. */
 #define PD_ABI_FRAME_WELCOME 2ull
-/* Client: I have mapped region id, seal it. */
+/* Client: region id is mapped and can be sealed. */
 #define PD_ABI_FRAME_MAPPED 3ull
 /* Driver: region id is sealed and in use. */
 #define PD_ABI_FRAME_READY 4ull
-/* Client: one more channel. Driver: here it is. */
+/* Client: asks for a channel. Driver: passes it. */
 #define PD_ABI_FRAME_CHANNEL 5ull
-/* Client: a send region of at least bytes. Driver: here it is. */
+/* Client: asks for a send region of at least bytes. Driver: passes it. */
 #define PD_ABI_FRAME_SEND_REGION 6ull
-/* Driver: a receive region. */
+/* Driver: passes a receive region. */
 #define PD_ABI_FRAME_RECEIVE_REGION 7ull
-/* Client: a pipe that becomes readable with events on channel id. Driver: here it is. */
+/* Client: asks for a pipe that becomes readable with events on channel id. Driver: passes it. */
 #define PD_ABI_FRAME_WAKE_PIPE 8ull
-/* Driver: no, and why. */
+/* Driver: refuses a request, with the reason. */
 #define PD_ABI_FRAME_ERROR 9ull
-/* Driver: you are cut off, and why. */
+/* Driver: cuts the client off, with the reason. */
 #define PD_ABI_FRAME_GOODBYE 10ull
-/* Client: a TwinRequest, in the text; id is the channel that shall get the answer. */
+/* Client: a TwinRequest, in the text; id is the channel for the answer. */
 #define PD_ABI_FRAME_TWIN 11ull
-/* Client: the ring that it is to write for socket id. Driver: here it is, bytes behind an index page of page_bytes. */
+/* Client: asks for the ring that it is to write for socket id. Driver: passes it, bytes behind an index page of page_bytes. */
 #define PD_ABI_FRAME_DIRECT_RING 12ull
-/* Client: I have mapped the direct ring of socket id, seal it. */
+/* Client: the direct ring of socket id is mapped and can be sealed. */
 #define PD_ABI_FRAME_DIRECT_MAPPED 13ull
-/* Client: the ring that the peer of socket id writes. Driver: here it is. */
+/* Client: asks for the ring that the peer of socket id writes. Driver: passes it. */
 #define PD_ABI_FRAME_PEER_RING 14ull
-/* Client: an eventfd that it is to sleep on, and that the peer of socket id may write, for its epoll instance bytes. Driver: here it is, number bytes; the same one for all connections of that instance with that peer. */
+/* Client: asks for an eventfd to sleep on, which the peer of socket id may write, for its epoll instance bytes. Driver: passes it, with the number bytes: one for all connections of that instance with that peer. */
 #define PD_ABI_FRAME_BELL 15ull
-/* Client: the bell that the peer of socket id sleeps on. Driver: here it is, number bytes. */
+/* Client: asks for the bell that the peer of socket id sleeps on. Driver: passes it, with the number bytes. */
 #define PD_ABI_FRAME_PEER_BELL 16ull
-/* Client: a socket by which it can pass files (PassedFile). Driver: here it is, the only one: EEXIST if it has one. */
+/* Client: asks for the socket by which it can pass files (PassedFile). Driver: passes it, once; then EEXIST. */
 #define PD_ABI_FRAME_FILE_SOCKET 17ull
 
 /* Requests about kernel sockets. */
-/* Connections to this listening socket may have twins. Everybody who holds the socket may say so. */
+/* Connections to this listening socket may have twins. Each process that holds the socket may ask for it. */
 #define PD_ABI_TWIN_LISTEN 1ull
-/* This socket, bound but not yet connected, is going to be connected: a twin, which can send at once. ECONNREFUSED if nobody said Listen there. */
+/* A twin, which can send at once, for this socket, which is bound and about to be connected. ECONNREFUSED if no process said Listen there. */
 #define PD_ABI_TWIN_CONNECT 2ull
-/* This socket was accepted: its twin. ENOENT if the peer has made none. */
+/* The twin of this accepted socket. ENOENT if the peer has made none. */
 #define PD_ABI_TWIN_CLAIM 3ull
-/* This connected socket has a twin that another process used, or nobody since that one ended: it becomes the asker's, with what was not read. ENOENT if there is none. */
+/* The twin of this connected socket, which another process uses or used: it becomes the client's, with the bytes that were not read. ENOENT if there is none. */
 #define PD_ABI_TWIN_TAKE 4ull
-/* The asker will claim none of the listening socket's connections any more. */
+/* The client claims none of the listening socket's connections any more. */
 #define PD_ABI_TWIN_UNLISTEN 5ull
 
 /* Families of addresses. */
@@ -336,7 +336,7 @@
 #define PD_ABI_HEADER_VERSION 8ull
 /* u32: The client's number. */
 #define PD_ABI_HEADER_CLIENT 12ull
-/* u32: Twins that the client may find when it accepts: made towards listeners that it speaks for, and not yet claimed or withdrawn. Counted before who makes one learns of it, so 0 says that what the kernel has accepted has none. */
+/* u32: Twins that the client may find when it accepts: made towards its listeners, and not yet claimed or withdrawn. Counted before the connecting client learns of its twin, so that 0 says that no connection which the kernel has accepted has one. */
 #define PD_ABI_HEADER_CLAIMABLE 16ull
 /* [u32; FILES_MAX]: The FileId of each slot with an open file that may be sent; 0: none. See control_header::FILE_USES. */
 #define PD_ABI_HEADER_FILES 64ull
@@ -384,7 +384,7 @@
 #define PD_ABI_SOCKET_CONTROL_SEND_WAKE_AT 16ull
 /* u32: Not 0: post a Ready event with every such ring, and with everything received. */
 #define PD_ABI_SOCKET_CONTROL_SUBSCRIBED 24ull
-/* u32: Number of the last Ready event taken note of. */
+/* u32: Number of the last Ready event acknowledged. */
 #define PD_ABI_SOCKET_CONTROL_EVENT_ACK 28ull
 /* u32: The socket's generation, written last when a socket is taken into use. */
 #define PD_ABI_SOCKET_CONTROL_GENERATION 32ull
@@ -420,7 +420,7 @@
 /* Index page of a direct ring, written by: its owner, a client. 4096 bytes. */
 /* u64: Bytes that the owner has written. Byte n lies at offset n modulo the ring's size. */
 #define PD_ABI_DIRECT_PRODUCER 0ull
-/* u64: Sends that they were. */
+/* u64: Sends that these bytes were. */
 #define PD_ABI_DIRECT_MESSAGES 8ull
 /* u64: Bytes of the peer's ring that the owner has given back. */
 #define PD_ABI_DIRECT_CONSUMER 128ull
@@ -432,13 +432,13 @@
 #define PD_ABI_DIRECT_RECV_EVENT_AT 272ull
 /* u64: The owner sends: likewise, when consumer reaches this. */
 #define PD_ABI_DIRECT_SEND_EVENT_AT 280ull
-/* u32: Not 0: the peer need not fence between producer and its look at the two words for receiving: the owner makes it, before each sleep, by a barrier of the kernel. */
+/* u32: Not 0: the fence is asymmetric. The peer makes none between producer and its look at the two words for receiving; the owner makes it on all cores (membarrier) before each sleep. */
 #define PD_ABI_DIRECT_RECV_UNFENCED 288ull
 /* u32: The same of consumer and the two words for sending. */
 #define PD_ABI_DIRECT_SEND_UNFENCED 292ull
-/* u32: Not 0: such barriers reach the owner. */
+/* u32: Not 0: the owner has registered for membarrier. */
 #define PD_ABI_DIRECT_BARRIERS 296ull
-/* u64: Not 0: the owner sleeps on the bell of this number. Who has it (FrameKind::PeerBell) rings it instead of having the driver post an event. */
+/* u64: Not 0: the owner sleeps on the bell of this number. A peer that has it (FrameKind::PeerBell) rings it instead of a nudge. */
 #define PD_ABI_DIRECT_BELL 304ull
 /* u32: Futex: incremented to wake the peer's receiver. */
 #define PD_ABI_DIRECT_RECV_DOORBELL 384ull
@@ -452,7 +452,7 @@
 #define PD_ABI_TWIN_REQUEST_TAG 4ull
 /* u32: The client's descriptor. */
 #define PD_ABI_TWIN_REQUEST_DESCRIPTOR 8ull
-/* u64: What SO_COOKIE says of it. */
+/* u64: The value of its SO_COOKIE. */
 #define PD_ABI_TWIN_REQUEST_COOKIE 16ull
 /* [u8; 20]: Its own address. */
 #define PD_ABI_TWIN_REQUEST_LOCAL 24ull

@@ -69,7 +69,7 @@ impl Event {
 kinds! {
     /// What an [`Event`] says.
     enum EventKind: u8 {
-        /// A request was carried out, or not.
+        /// A request was carried out, or refused.
         Answer = 1,
         /// A subscribed socket may have become readable, writable or closed. Reactive: no second one
         /// before the client has acknowledged the first (`event_ack`).

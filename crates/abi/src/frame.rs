@@ -63,42 +63,41 @@ entry! {
 kinds! {
     /// What a [`Frame`] says.
     enum FrameKind: u32 {
-        /// Client: I would like to attach.
+        /// Client: attaches.
         Hello = 1,
-        /// Driver: you are attached; `id` is the client's number.
+        /// Driver: the client is attached, with the number `id`.
         Welcome = 2,
-        /// Client: I have mapped region `id`, seal it.
+        /// Client: region `id` is mapped and can be sealed.
         Mapped = 3,
         /// Driver: region `id` is sealed and in use.
         Ready = 4,
-        /// Client: one more channel. Driver: here it is.
+        /// Client: asks for a channel. Driver: passes it.
         Channel = 5,
-        /// Client: a send region of at least `bytes`. Driver: here it is.
+        /// Client: asks for a send region of at least `bytes`. Driver: passes it.
         SendRegion = 6,
-        /// Driver: a receive region.
+        /// Driver: passes a receive region.
         ReceiveRegion = 7,
-        /// Client: a pipe that becomes readable with events on channel `id`. Driver: here it is.
+        /// Client: asks for a pipe that becomes readable with events on channel `id`. Driver: passes it.
         WakePipe = 8,
-        /// Driver: no, and why.
+        /// Driver: refuses a request, with the reason.
         Error = 9,
-        /// Driver: you are cut off, and why.
+        /// Driver: cuts the client off, with the reason.
         Goodbye = 10,
-        /// Client: a [`crate::TwinRequest`], in the text; `id` is the channel that shall get the answer.
+        /// Client: a [`crate::TwinRequest`], in the text; `id` is the channel for the answer.
         Twin = 11,
-        /// Client: the ring that it is to write for socket `id`. Driver: here it is, `bytes` behind an index page of
+        /// Client: asks for the ring that it is to write for socket `id`. Driver: passes it, `bytes` behind an index page of
         /// `page_bytes`.
         DirectRing = 12,
-        /// Client: I have mapped the direct ring of socket `id`, seal it.
+        /// Client: the direct ring of socket `id` is mapped and can be sealed.
         DirectMapped = 13,
-        /// Client: the ring that the peer of socket `id` writes. Driver: here it is.
+        /// Client: asks for the ring that the peer of socket `id` writes. Driver: passes it.
         PeerRing = 14,
-        /// Client: an eventfd that it is to sleep on, and that the peer of socket `id` may write, for its epoll instance
-        /// `bytes`. Driver: here it is, number `bytes`; the same one for all connections of that instance with that peer.
+        /// Client: asks for an eventfd to sleep on, which the peer of socket `id` may write, for its epoll instance
+        /// `bytes`. Driver: passes it, with the number `bytes`: one for all connections of that instance with that peer.
         Bell = 15,
-        /// Client: the bell that the peer of socket `id` sleeps on. Driver: here it is, number `bytes`.
+        /// Client: asks for the bell that the peer of socket `id` sleeps on. Driver: passes it, with the number `bytes`.
         PeerBell = 16,
-        /// Client: a socket by which it can pass files ([`crate::PassedFile`]). Driver: here it is, the only one: `EEXIST` if it
-        /// has one.
+        /// Client: asks for the socket by which it can pass files ([`crate::PassedFile`]). Driver: passes it, once; then `EEXIST`.
         FileSocket = 17,
     }
 }

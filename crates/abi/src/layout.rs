@@ -25,9 +25,9 @@ words! {
         VERSION: u32 = 8;
         /// The client's number.
         CLIENT: u32 = 12;
-        /// Twins that the client may find when it accepts: made towards listeners that it speaks for, and not
-        /// yet claimed or withdrawn. Counted before who makes one learns of it, so 0 says that what the kernel
-        /// has accepted has none.
+        /// Twins that the client may find when it accepts: made towards its listeners, and not yet claimed
+        /// or withdrawn. Counted before the connecting client learns of its twin, so that 0 says that no
+        /// connection which the kernel has accepted has one.
         CLAIMABLE: u32 = 16;
         /// The [`crate::FileId`] of each slot with an open file that may be sent; 0: none. See
         /// [`super::control_header::FILE_USES`].
@@ -99,7 +99,7 @@ words! {
         SEND_WAKE_AT: u64 = 16;
         /// Not 0: post a `Ready` event with every such ring, and with everything received.
         SUBSCRIBED: u32 = 24;
-        /// Number of the last `Ready` event taken note of.
+        /// Number of the last `Ready` event acknowledged.
         EVENT_ACK: u32 = 28;
         /// The socket's generation, written last when a socket is taken into use.
         GENERATION: u32 = 32;
@@ -152,12 +152,12 @@ pub mod path {
         DIRECT: u32 = 1;
         /// Added to `DIRECT`: the peer has made its ring.
         PEER_READY: u32 = 2;
-        /// Added to `DIRECT`: the connection is offloaded again. Nothing is written into the own ring any more (see
-        /// `Operation::Left`). Of the peer's ring no more is read than has come by now, until `LAST` says where it ends.
+        /// Added to `DIRECT`: the connection is offloaded again. This side writes nothing more into its ring (see
+        /// `Operation::Left`), and reads of the peer's ring only what is there, until `LAST` says where it ends.
         LEFT: u32 = 4;
         /// Of a twin that has connected, and is offloaded: the other end has been claimed.
         CLAIMED: u32 = 8;
-        /// Added to `LEFT`: the peer writes nothing more into its ring, and what lies there is the last.
+        /// Added to `LEFT`: the peer writes nothing more into its ring, so that its end is known.
         LAST: u32 = 16;
         /// Added to `DIRECT`: what this side sends stays offloaded, because its peer receives no bytes that the sender can
         /// still change (see `SocketOption::ReceivesShared`).
@@ -176,7 +176,7 @@ words! {
     mod direct in PAGE_BYTES {
         /// Bytes that the owner has written. Byte n lies at offset n modulo the ring's size.
         PRODUCER: u64 = 0;
-        /// Sends that they were.
+        /// Sends that these bytes were.
         MESSAGES: u64 = 8;
         /// Bytes of the peer's ring that the owner has given back.
         CONSUMER: u64 = 128;
@@ -189,15 +189,15 @@ words! {
         RECV_EVENT_AT: u64 = 272;
         /// The owner sends: likewise, when `consumer` reaches this.
         SEND_EVENT_AT: u64 = 280;
-        /// Not 0: the peer need not fence between `producer` and its look at the two words for receiving: the
-        /// owner makes it, before each sleep, by a barrier of the kernel.
+        /// Not 0: the fence is asymmetric. The peer makes none between `producer` and its look at the two words
+        /// for receiving; the owner makes it on all cores (`membarrier`) before each sleep.
         RECV_UNFENCED: u32 = 288;
         /// The same of `consumer` and the two words for sending.
         SEND_UNFENCED: u32 = 292;
-        /// Not 0: such barriers reach the owner.
+        /// Not 0: the owner has registered for `membarrier`.
         BARRIERS: u32 = 296;
-        /// Not 0: the owner sleeps on the bell of this number. Who has it (`FrameKind::PeerBell`) rings it
-        /// instead of having the driver post an event.
+        /// Not 0: the owner sleeps on the bell of this number. A peer that has it (`FrameKind::PeerBell`) rings it
+        /// instead of a nudge.
         BELL: u64 = 304;
         /// Futex: incremented to wake the peer's receiver.
         RECV_DOORBELL: u32 = 384;

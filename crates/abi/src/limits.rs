@@ -22,7 +22,7 @@ constants! {
     /// most one per socket and one per unanswered request.
     EVENT_RING_ENTRIES: u64 = 1024;
 
-    /// Answers to one request that asks for several sockets: fewer round trips where many are opened or accepted.
+    /// Most answers to one request for several sockets.
     ANSWERS_MAX: u32 = 64;
 
     /// Channels (a request ring and an event ring) of one client. Threads beyond that share channels.
@@ -46,11 +46,10 @@ constants! {
     /// Send requests that one socket may have outstanding; the library waits at it.
     SENDS_IN_FLIGHT_MAX: u64 = 4096;
 
-    /// Files that the driver has open for one client at a time, to read what is sent of them; bytes of others are copied
-    /// by the client.
+    /// Files that the driver has open for one client at a time. The client reads others itself, and sends the bytes.
     FILES_MAX: usize = 64;
 
-    /// Connections on the kernel whose reasons a client keeps; an older one makes room for a newer.
+    /// Connections on the kernel whose reasons a client keeps; the oldest makes room.
     KERNEL_CONNECTIONS_MAX: usize = 256;
 
     /// Largest backlog of a listener; larger wishes are rounded down, as the BSD calls do.

@@ -92,7 +92,7 @@ reasons! {
     ControlData = 19, "control_data", "a message with descriptors";
     /// AF_UNIX: see `docs/design/aside.md`.
     SmallTalk = 20, "small_talk", "small messages, for which a thread sleeps each time";
-    /// A process that forks or ends settles what the peer has not taken up.
+    /// A process that forks or ends moves connections to the kernel that the peer has not claimed.
     Settled = 21, "settled", "the process forked, closed or ended before the peer took the connection up";
 }
 

@@ -108,7 +108,7 @@ kinds! {
         /// Move a span of a send region to the peer (paper, section III-E). Numbers: the region above
         /// [`SPAN_OFFSET_BITS`] of offset, and the bytes. Unanswered.
         Send = 1,
-        /// The client has given back receive ring bytes that the driver said it waits for
+        /// The client has given back the bytes of the receive ring that the driver waits for
         /// (`space_wake_at`). Unanswered.
         Space = 2,
         /// A new socket; `family` says IPv4 or IPv6. Answered with its id and, as a number, the bytes of its
@@ -124,29 +124,29 @@ kinds! {
         /// Take one connection from the backlog. Answered with the new socket's id and the peer's
         /// address, or `EAGAIN`.
         Accept = 7,
-        /// No more use of the socket; what it has sent is still delivered. `value` may be [`CLOSE_RESETS`]. Unanswered.
+        /// End of the socket; bytes that it has sent are still delivered. `value` may be [`CLOSE_RESETS`]. Unanswered.
         Close = 8,
         /// Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered.
         Shutdown = 9,
         /// Set a [`SocketOption`] to a number. Answered with the value taken, in the address bytes.
         SetOption = 10,
-        /// The socket's events shall come to the channel of this request. Answered.
+        /// Events of the socket go to the channel of this request. Answered.
         Adopt = 11,
-        /// Nobody shall claim this twin any more. Answered: `EISCONN` if somebody has.
+        /// The twin may not be claimed any more. Answered: `EISCONN` if it has been.
         Withdraw = 12,
-        /// Direct path: the peer waits for a `Ready` event of this. Unanswered.
+        /// Direct path: post the `Ready` event that the peer waits for. Unanswered.
         Nudge = 13,
-        /// Direct path: the peer's words are impossible, end the connection. Unanswered.
+        /// Direct path: end the connection, for the peer's words are impossible. Unanswered.
         Broken = 14,
         /// The socket has left the direct path, as its `path` word asked for, in one of its directions: `value` is
         /// [`LEFT_RECEIVING`] or [`LEFT_SENDING`]. Unanswered.
         Left = 15,
-        /// The driver shall open a file of the client's for [`Self::SendFile`]: the one that the client has passed on its file
-        /// socket with the serial that is the first number ([`PassedFile`](crate::PassedFile)). Answered with a [`FileId`] as a
+        /// Open a file for [`Self::SendFile`]: the one that the client has passed on its file
+        /// socket, with its serial as the first number ([`PassedFile`](crate::PassedFile)). Answered with a [`FileId`] as a
         /// number; `ENOTCONN` without a file socket, `ESTALE` if nothing was passed with that serial, `EPROTO` if something
         /// else was passed.
         OpenFile = 16,
-        /// Move a piece of a file to the peer: `tag` is a [`FileId`], the numbers are the first byte and how many
+        /// Move a piece of a file to the peer: `tag` is a [`FileId`], the numbers are its first byte and its length
         /// (at most [`MESSAGE_BYTES_MAX`](crate::limits::MESSAGE_BYTES_MAX)). Counted as a send. Unanswered.
         SendFile = 17,
         /// Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with
@@ -162,7 +162,7 @@ constants! {
     CLOSE_RESETS: u32 = 1;
     /// `value` of [`Operation::Left`]: all of the peer's ring was read.
     LEFT_RECEIVING: u32 = 1;
-    /// `value` of [`Operation::Left`]: nothing more is written into the own ring.
+    /// `value` of [`Operation::Left`]: nothing more is written into this side's ring.
     LEFT_SENDING: u32 = 2;
     /// `value` of [`Operation::Bind`]: the socket stands beside one of the kernel's, for a program that knows no other: listeners of one user in one
     /// network namespace share a port, taking connections in turns.
@@ -179,18 +179,18 @@ constants! {
 kinds! {
     /// Socket options that the driver keeps.
     enum SocketOption: u32 {
-        /// Send ring, bytes: how much may be sent and not yet delivered.
+        /// Bytes of the send ring: the most that may be sent and not yet delivered.
         SendRingBytes = 1,
-        /// Receive ring, bytes. Takes effect when the next ring is attached.
+        /// Bytes of the receive ring. Takes effect when the next ring is attached.
         ReceiveRingBytes = 2,
-        /// A second listener may bind the port once the first is closed: always so; kept for programs
+        /// A second listener may bind the port once the first is closed. Always so, and accepted for programs
         /// that set it.
         ReuseAddress = 3,
         /// An IPv6 socket takes no IPv4 connections.
         V6Only = 4,
         /// A question, not a setting: the answer carries the socket's local address.
         LocalAddress = 5,
-        /// A listener takes no new connections for now; those that wait in its backlog stay.
+        /// A listener takes no new connections until it is cleared; those in its backlog stay.
         Paused = 6,
         /// The socket receives bytes that their sender can still change, on the direct path: the library copies them before
         /// the program looks at them, or the program has asked for them as they are. Cannot be taken back.

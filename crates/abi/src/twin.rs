@@ -27,17 +27,17 @@ kinds! {
     /// What a [`TwinRequest`] asks for. Each is answered like a [`crate::Request`]; with a new socket's id comes, as a
     /// number, the bytes of its rings.
     enum TwinOperation: u32 {
-        /// Connections to this listening socket may have twins. Everybody who holds the socket may say so.
+        /// Connections to this listening socket may have twins. Each process that holds the socket may ask for it.
         Listen = 1,
-        /// This socket, bound but not yet connected, is going to be connected: a twin, which can send at once.
-        /// `ECONNREFUSED` if nobody said `Listen` there.
+        /// A twin, which can send at once, for this socket, which is bound and about to be connected.
+        /// `ECONNREFUSED` if no process said `Listen` there.
         Connect = 2,
-        /// This socket was accepted: its twin. `ENOENT` if the peer has made none.
+        /// The twin of this accepted socket. `ENOENT` if the peer has made none.
         Claim = 3,
-        /// This connected socket has a twin that another process used, or nobody since that one ended: it becomes
-        /// the asker's, with what was not read. `ENOENT` if there is none.
+        /// The twin of this connected socket, which another process uses or used: it becomes the client's, with the bytes that
+        /// were not read. `ENOENT` if there is none.
         Take = 4,
-        /// The asker will claim none of the listening socket's connections any more.
+        /// The client claims none of the listening socket's connections any more.
         Unlisten = 5,
     }
 }
@@ -58,7 +58,7 @@ words! {
         TAG: u32 = 4;
         /// The client's descriptor.
         DESCRIPTOR: u32 = 8;
-        /// What `SO_COOKIE` says of it.
+        /// The value of its `SO_COOKIE`.
         COOKIE: u64 = 16;
         /// Its own address.
         LOCAL: [u8; 20] = 24;
