@@ -85,7 +85,7 @@ fn new_token() -> u64 {
     // SAFETY: room for so many bytes.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), libc::GRND_NONBLOCK) };
     if got != bytes.len() as isize {
-        bytes = (std::process::id() ^ crate::refusals::now_ns() as u32).to_ne_bytes();
+        bytes = (std::process::id() ^ crate::fallback_cache::now_ns() as u32).to_ne_bytes();
     }
     TOKEN | u64::from(u32::from_ne_bytes(bytes))
 }

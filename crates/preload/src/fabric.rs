@@ -1,8 +1,8 @@
 //! What the library asks of the driver, all in one place.
 use crate::address;
+use crate::fallback_cache::{self, now_ns, Place};
 use crate::heap;
 use crate::log::note;
-use crate::refusals::{self, now_ns, Place};
 use crate::unix::File;
 use crate::unseen;
 use libc::c_int;
@@ -57,15 +57,15 @@ pub(crate) fn unreachable(to: SocketAddr) -> Option<KernelReason> {
     if !address::is_eligible(to) {
         return Some(KernelReason::Address);
     }
-    refusals::holds(Place::Address(to)).or_else(unavailable)
+    fallback_cache::holds(Place::Address(to)).or_else(unavailable)
 }
 
 /// Whether one without a kernel connection is worth a try.
 pub(crate) fn may_reach_short(to: SocketAddr) -> bool {
-    address::is_eligible(to) && refusals::holds((to, SHORT)).or_else(unavailable).is_none()
+    address::is_eligible(to) && fallback_cache::holds((to, SHORT)).or_else(unavailable).is_none()
 }
 
-/// Connections of a process that are all named; of the others one in so many. Many are brief, and have no system call to spare.
+/// Connections of a process that are all named; of the others a part. Many are short-lived, and have no system call to spare.
 const NAMED: u32 = 256;
 const NAMED_ONE_IN: u32 = 16;
 
@@ -121,12 +121,12 @@ fn take_short(to: SocketAddr, connected: pd_client::Result<Arc<Socket>>) -> Opti
 /// Nobody takes such connections at `to`.
 pub(crate) fn refuse_short(to: SocketAddr, error: &pd_client::Error) {
     note!("to {to} not on the fabric alone: {error}");
-    refusals::refused((to, SHORT), KernelReason::of_errno(error.errno()));
+    fallback_cache::refused((to, SHORT), KernelReason::of_errno(error.errno()));
 }
 
 /// A listener of the fabric's beside the kernel's.
 pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog: u32) -> Option<Arc<Socket>> {
-    if refusals::holds((local, SHORT)).or_else(unavailable).is_some() {
+    if fallback_cache::holds((local, SHORT)).or_else(unavailable).is_some() {
         return None;
     }
     let listen = |socket: &Socket| {
@@ -147,7 +147,7 @@ pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog:
         }
         Err(error) => {
             note!("descriptor {fd} takes no short connections: {error}");
-            refusals::refused((local, SHORT), KernelReason::of_errno(error.errno()));
+            fallback_cache::refused((local, SHORT), KernelReason::of_errno(error.errno()));
             None
         }
     }
@@ -183,7 +183,7 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>, KernelRe
         Err(error) => {
             note!("to {to} by kernel TCP: {error}");
             let reason = KernelReason::of_errno(error.errno());
-            refusals::refused(Place::Address(to), reason);
+            fallback_cache::refused(Place::Address(to), reason);
             Err(reason)
         }
     }
@@ -238,7 +238,7 @@ pub(crate) fn take(fd: c_int) -> Taken {
 
 /// A twin for the AF_UNIX connection that `fd` is about to make to the file at `path`.
 pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Result<Arc<Socket>, KernelReason> {
-    if let Some(reason) = refusals::holds(Place::File(file)).or_else(unavailable) {
+    if let Some(reason) = fallback_cache::holds(Place::File(file)).or_else(unavailable) {
         return Err(reason);
     }
     match twin::connect_unix(borrow(fd), path) {
@@ -249,7 +249,7 @@ pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Result<Arc<Soc
         Err(error) => {
             note!("to {} by the kernel: {error}", path.display());
             let reason = KernelReason::of_errno(error.errno());
-            refusals::refused(Place::File(file), reason);
+            fallback_cache::refused(Place::File(file), reason);
             Err(reason)
         }
     }

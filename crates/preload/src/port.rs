@@ -69,7 +69,7 @@ pub(crate) fn give(fd: c_int) -> bool {
 }
 
 fn try_some(fd: c_int, v6: bool, ports: &RangeInclusive<u16>) -> bool {
-    let now_ns = crate::refusals::now_ns();
+    let now_ns = crate::fallback_cache::now_ns();
     if now_ns < PAUSED_UNTIL_NS.load(Ordering::Relaxed) {
         return false;
     }

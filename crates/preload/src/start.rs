@@ -1,6 +1,6 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
-use crate::{call, companion, local, log, real, refusals, short, table, unclaimed};
+use crate::{call, companion, fallback_cache, local, log, real, short, table, unclaimed};
 use libc::c_int;
 use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
@@ -43,7 +43,7 @@ fn start() {
         short::want();
     }
     if is("all") {
-        refusals::want_all();
+        fallback_cache::want_all();
     }
     let place = setting("PD_PRELOAD_LOG").filter(|place| !place.is_empty());
     log::set_place(place.and_then(|place| CString::new(place.into_vec()).ok()));

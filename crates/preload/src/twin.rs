@@ -4,9 +4,9 @@ use crate::aside::{self, Aside, Progress};
 use crate::call::{interrupts, Failure, Outcome, AGAIN};
 use crate::entry::{is_nonblocking, lock, Entry};
 use crate::fabric::{self, Taken};
+use crate::fallback_cache::{self, Place};
 use crate::gain::{self, Gain};
 use crate::log::note;
-use crate::refusals::{self, Place};
 use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
@@ -271,7 +271,7 @@ impl Twin {
         }
         if let Some(socket) = self.current() {
             if let (Some(place), None) = (self.towards, self.slot.get()) {
-                refusals::ended(place, socket.carried());
+                fallback_cache::ended(place, socket.carried());
             }
             let _ = if self.resets.load(Ordering::Relaxed) { socket.reset() } else { socket.close() };
         }

@@ -4,8 +4,8 @@
 use crate::companion;
 use crate::entry::{lock, Entry};
 use crate::fabric;
+use crate::fallback_cache;
 use crate::log::note;
-use crate::refusals;
 use crate::twin::Twin;
 use crate::{address, real};
 use libc::{c_int, iovec};
@@ -187,7 +187,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     let sent = state.take().map(|unclaimed| unclaimed.sent).unwrap_or_default();
     let Some(fd) = entry.any_fd() else { return true };
     if let Some(place) = twin.towards.filter(|_| patient) {
-        refusals::unclaimed(place);
+        fallback_cache::unclaimed(place);
     }
     note!("descriptor {fd}: nobody took the connection; {} bytes go over the kernel", sent.len());
     fabric::stays_on_kernel(fd, if patient { KernelReason::PeerSlow } else { KernelReason::Settled });

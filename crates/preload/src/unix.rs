@@ -4,8 +4,8 @@
 //! Sockets without a file (abstract names, socket pairs) are the kernel's alone.
 use crate::call::{errno, Failure, Outcome};
 use crate::entry::{attach_twin, Entry};
+use crate::fallback_cache::Place;
 use crate::log::note;
-use crate::refusals::Place;
 use crate::twin::Twin;
 use crate::{address, fabric, real};
 use libc::{c_int, c_void, msghdr, sockaddr, sockaddr_un, socklen_t};

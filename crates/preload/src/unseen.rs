@@ -5,8 +5,8 @@
 //! If so the connection leaves the fabric ([`crate::aside`]), and the process makes no more there.
 use crate::aside;
 use crate::entry::{is_nonblocking, Entry, State};
+use crate::fallback_cache::now_ns;
 use crate::log::note;
-use crate::refusals::now_ns;
 use crate::table;
 use crate::twin::Twin;
 use libc::c_int;

@@ -2,8 +2,8 @@
 use super::hooks;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, attach_twin, Entry};
+use crate::fallback_cache::Place;
 use crate::log::note;
-use crate::refusals::Place;
 use crate::twin::Twin;
 use crate::{address, aside, fabric, port, real, short, start, table, unix, unseen};
 use libc::{c_int, c_void, sockaddr, socklen_t};

@@ -1,5 +1,5 @@
-//! Places that had no listener on the fabric when they were tried, or where connections were over before they had been worth a
-//! twin, which costs more than the kernel's connection alone: for a while they are the kernel's.
+//! Cache of places whose connections fall back to the kernel for a while: places without a listener on the fabric, and places with
+//! short-lived connections, for which a twin costs more than it saves.
 use crate::unix::File;
 use pd_client::core::KernelReason;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,23 +9,23 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Places remembered.
 const SLOTS: usize = 64;
-/// Powers of two of milliseconds: the first refusal counts so long, each after that twice as long as the one before.
+/// Powers of two of milliseconds: the time of the first refusal; each further one doubles it, up to the last.
 const FIRST: u64 = 0;
 const LAST: u64 = 9;
-/// One whose listener is known to the driver but takes no twins: finding out is slow. Half a minute.
+/// Time for a place whose listener is known to the driver but claims no twins, which is slow to find out: half a minute.
 const UNCLAIMED: u64 = 15;
 
-/// One with brief connections only: two seconds, after which some have twins again. If those are brief, too, it is twice as long, up
-/// to eight seconds.
-const BRIEF: u64 = 11;
-const BRIEF_LAST: u64 = 13;
-/// A connection that has sent less often than this and carried fewer bytes was brief: it has not saved what its twin has cost (150
-/// to 190 µs of all cores, of which a send saves 15 and a megabyte 270).
+/// Time for a place with short-lived connections: two seconds, after which some have twins again. If those are short-lived, too, it
+/// doubles, up to eight seconds.
+const SHORT_LIVED: u64 = 11;
+const SHORT_LIVED_LAST: u64 = 13;
+/// A connection with fewer sends and fewer bytes was short-lived: it has not saved the cost of its twin (150 to 190 µs of all cores, of
+/// which a send saves 15 and a megabyte 270).
 const SENDS_WORTH: u64 = 10;
 const BYTES_WORTH: u64 = 512 << 10;
-/// So many in a row, within this time of the first, are what connections to a place are like.
-const BRIEF_IN_A_ROW: u64 = 16;
-const BRIEF_WITHIN_MS: u64 = 1000;
+/// Short-lived connections in a row, within [`SHORT_LIVED_WITHIN_MS`] of the first, that make a place one with short-lived connections.
+const SHORT_LIVED_IN_A_ROW: u64 = 16;
+const SHORT_LIVED_WITHIN_MS: u64 = 1000;
 
 /// What a program connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,23 +39,23 @@ const UNTIL_BITS: u32 = 40;
 const UNTIL: u64 = (1 << UNTIL_BITS) - 1;
 
 /// Of an address's hash 20 bits, the power of two, and the time until which it is not to be tried in milliseconds.
-static REFUSALS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
+static ENTRIES: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
-/// Why each is not to be tried, as a [`KernelReason`]: to be told, not to be relied on.
+/// Reason of each, as a [`KernelReason`], for reports only.
 static REASONS: [AtomicU32; SLOTS] = [const { AtomicU32::new(0) }; SLOTS];
 
-/// As many brief connections to a place, in the words' bits for the power, less one; and when the first was over.
-static BRIEFS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
+/// Count of short-lived connections to a place, less one, in the bits for the power; and the end of the first.
+static SHORT_LIVED_COUNTS: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 
-/// Brief ones, too, have twins.
+/// Short-lived connections, too, have twins.
 static ALL: AtomicBool = AtomicBool::new(false);
 
-/// The user wants brief connections on the fabric, too.
+/// Puts short-lived connections on the fabric, too.
 pub(crate) fn want_all() {
     ALL.store(true, Ordering::Relaxed);
 }
 
-/// The clock by which refusals end.
+/// Returns the time of the clock by which entries expire.
 pub(crate) fn now_ns() -> u64 {
     // SAFETY: room for a time.
     unsafe {
@@ -88,43 +88,43 @@ fn parts(word: u64) -> (u64, u64, u64) {
 
 fn remember(slot: usize, hash: u64, power: u64, reason: KernelReason) {
     REASONS[slot].store(reason as u32, Ordering::Relaxed);
-    REFUSALS[slot].store(word(hash, power, now_ms() + (1 << power)), Ordering::Relaxed);
+    ENTRIES[slot].store(word(hash, power, now_ms() + (1 << power)), Ordering::Relaxed);
 }
 
-/// Why `to` is not to be tried now; none: it may be.
+/// Returns why connections to `to` fall back now, if they do.
 pub(crate) fn holds(to: impl Hash) -> Option<KernelReason> {
     let (slot, hash) = find(to);
-    let (of, _, until) = parts(REFUSALS[slot].load(Ordering::Relaxed));
+    let (of, _, until) = parts(ENTRIES[slot].load(Ordering::Relaxed));
     let reason = KernelReason::from_raw(REASONS[slot].load(Ordering::Relaxed));
     (of == hash && until > now_ms()).then_some(reason.unwrap_or(KernelReason::Refused))
 }
 
-/// A connection to `to` was refused just now: perhaps nobody listens yet. Who is refused again soon waits longer.
+/// Records that a connection to `to` was refused: perhaps its listener does not listen yet. A second refusal soon after counts longer.
 pub(crate) fn refused(to: impl Hash, reason: KernelReason) {
     hold_longer(to, FIRST..=LAST, reason);
 }
 
-/// Holds `to` for a time of these: the first, unless one of them was over only lately.
+/// Records `to` for the first of `powers`, or for the next one if an entry expired lately.
 fn hold_longer(to: impl Hash, powers: RangeInclusive<u64>, reason: KernelReason) {
     let (slot, hash) = find(to);
-    let (of, power, until) = parts(REFUSALS[slot].load(Ordering::Relaxed));
+    let (of, power, until) = parts(ENTRIES[slot].load(Ordering::Relaxed));
     let again = of == hash && powers.contains(&power) && now_ms() < until + 2 * (1 << power);
     remember(slot, hash, if again { (power + 1).min(*powers.end()) } else { *powers.start() }, reason);
 }
 
-/// At `to` somebody listens who took no twin.
+/// Records that the listener at `to` claimed no twin.
 pub(crate) fn unclaimed(to: impl Hash) {
     let (slot, hash) = find(to);
     remember(slot, hash, UNCLAIMED, KernelReason::PeerSlow);
 }
 
-/// A connection to `to` is over for this process, which has sent so often on it; bytes are those of both directions.
+/// Records the end of a connection to `to` with the process's `sends` on it, and the `bytes` of both directions.
 pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
     if ALL.load(Ordering::Relaxed) {
         return;
     }
     let (slot, hash) = find(to);
-    let slot = &BRIEFS[slot];
+    let slot = &SHORT_LIVED_COUNTS[slot];
     let (of, before, first) = parts(slot.load(Ordering::Relaxed));
     if sends >= SENDS_WORTH || bytes >= BYTES_WORTH {
         if of == hash {
@@ -133,12 +133,12 @@ pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
         return;
     }
     let now = now_ms() & UNTIL;
-    if of != hash || now.wrapping_sub(first) >= BRIEF_WITHIN_MS {
+    if of != hash || now.wrapping_sub(first) >= SHORT_LIVED_WITHIN_MS {
         slot.store(word(hash, 0, now), Ordering::Relaxed);
-    } else if before + 2 < BRIEF_IN_A_ROW {
+    } else if before + 2 < SHORT_LIVED_IN_A_ROW {
         slot.store(word(hash, before + 1, first), Ordering::Relaxed);
     } else {
         slot.store(0, Ordering::Relaxed);
-        hold_longer(to, BRIEF..=BRIEF_LAST, KernelReason::Brief);
+        hold_longer(to, SHORT_LIVED..=SHORT_LIVED_LAST, KernelReason::Brief);
     }
 }
