@@ -248,7 +248,7 @@
 #define PD_ABI_REASON_PEER_PLAIN 4ull
 /* the peer has left */
 #define PD_ABI_REASON_PEER_LEFT 5ull
-/* connections there are brief */
+/* connections there are short-lived */
 #define PD_ABI_REASON_BRIEF 6ull
 /* the policy denies it */
 #define PD_ABI_REASON_POLICY 7ull
