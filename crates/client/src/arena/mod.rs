@@ -15,7 +15,7 @@ use crate::turn::lock;
 use blocks::{Freed, States};
 use heap::Heap;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
-use pd_shm::Region;
+use pd_shm::{Own, Region};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -37,7 +37,7 @@ pub(crate) struct Arena {
     bytes: usize,
     region: u16,
     attachment: Arc<Attachment>,
-    map: Mutex<Option<Region<pd_shm::Own>>>,
+    map: Mutex<Option<Region<Own>>>,
     states: States,
     heap: Mutex<Heap>,
     /// What each page is part of, for look-ups without the lock. See [`heap::Page`].
@@ -56,12 +56,12 @@ pub(crate) struct Arenas {
 
 /// The calling thread's arenas. Given to other threads when this one ends.
 #[derive(Default)]
-struct Own {
+struct ThreadArenas {
     forks: u32,
     arenas: Vec<&'static Arena>,
 }
 
-impl Drop for Own {
+impl Drop for ThreadArenas {
     fn drop(&mut self) {
         for arena in &self.arenas {
             arena.owned.store(false, Ordering::Release);
@@ -70,7 +70,9 @@ impl Drop for Own {
 }
 
 thread_local! {
-    static OWN: Kept<Own> = const { Kept::new(Own { forks: 0, arenas: Vec::new() }, || OWN.with(Kept::release)) };
+    static THREAD_ARENAS: Kept<ThreadArenas> = const {
+        Kept::new(ThreadArenas { forks: 0, arenas: Vec::new() }, || THREAD_ARENAS.with(Kept::release))
+    };
     /// The arena found last.
     static LAST: Cell<(u32, Option<&'static Arena>)> = const { Cell::new((0, None)) };
 }
@@ -88,34 +90,35 @@ pub fn malloc(bytes: usize) -> Result<NonNull<u8>> {
         ));
     }
     let bytes = bytes.max(1);
-    OWN.try_with(|own| {
-        let mut own =
-            own.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
-        if own.forks != forks() {
-            *own = Own { forks: forks(), arenas: Vec::new() };
-        }
-        malloc_from(&mut own.arenas, bytes)
-    })
-    .unwrap_or_else(|_| malloc_from(&mut Vec::new(), bytes))
+    THREAD_ARENAS
+        .try_with(|local| {
+            let mut local =
+                local.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
+            if local.forks != forks() {
+                *local = ThreadArenas { forks: forks(), arenas: Vec::new() };
+            }
+            malloc_from(&mut local.arenas, bytes)
+        })
+        .unwrap_or_else(|_| malloc_from(&mut Vec::new(), bytes))
 }
 
-fn malloc_from(own: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<u8>> {
-    if let Some(ptr) = own.last().and_then(|arena| arena.malloc(bytes)) {
+fn malloc_from(arenas: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<u8>> {
+    if let Some(ptr) = arenas.last().and_then(|arena| arena.malloc(bytes)) {
         return Ok(ptr);
     }
-    malloc_slowly(own, bytes)
+    malloc_slowly(arenas, bytes)
 }
 
 #[cold]
-fn malloc_slowly(own: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<u8>> {
-    own.retain(|arena| arena.attachment.alive());
+fn malloc_slowly(arenas: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<u8>> {
+    arenas.retain(|arena| arena.attachment.alive());
     let mut reaped = false;
     loop {
         // Latest first; the one that served goes last, where the quick path looks.
-        for place in (0..own.len()).rev() {
-            if let Some(ptr) = own[place].malloc(bytes) {
-                let last = own.len() - 1;
-                own.swap(place, last);
+        for place in (0..arenas.len()).rev() {
+            if let Some(ptr) = arenas[place].malloc(bytes) {
+                let last = arenas.len() - 1;
+                arenas.swap(place, last);
                 return Ok(ptr);
             }
         }
@@ -127,13 +130,13 @@ fn malloc_slowly(own: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<
     }
     let attachment = process().attachment()?;
     if let Some(arena) = process().arenas.take_over(&attachment) {
-        own.push(arena);
+        arenas.push(arena);
         if let Some(ptr) = arena.malloc(bytes) {
             return Ok(ptr);
         }
     }
     let smallest =
-        if bytes < BLOCK_BYTES_BULK && own.is_empty() { REGION_BYTES_MIN } else { REGION_BYTES_BULK };
+        if bytes < BLOCK_BYTES_BULK && arenas.is_empty() { REGION_BYTES_MIN } else { REGION_BYTES_BULK };
     let wanted = (bytes.next_multiple_of(PAGE_BYTES) as u64).max(smallest);
     let sent = attachment.send_region(wanted);
     if sent.as_ref().is_err_and(|error| error.errno() == libc::EMFILE) {
@@ -148,7 +151,7 @@ fn malloc_slowly(own: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<
     })?;
     let arena = Arena::new(region as u16, map, attachment);
     process().arenas.add(arena);
-    own.push(arena);
+    arenas.push(arena);
     arena.malloc(bytes).ok_or_else(|| Error::new(Errno::NOMEM, "the driver sent too small a region"))
 }
 
@@ -238,7 +241,7 @@ impl Arenas {
 }
 
 impl Arena {
-    fn new(region: u16, map: Region<pd_shm::Own>, attachment: Arc<Attachment>) -> &'static Self {
+    fn new(region: u16, map: Region<Own>, attachment: Arc<Attachment>) -> &'static Self {
         let (start, bytes) = (map.address(0, map.len()).as_ptr() as usize, map.len());
         let pages = bytes / PAGE_BYTES;
         Box::leak(Box::new(Self {
