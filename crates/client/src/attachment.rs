@@ -340,17 +340,23 @@ impl Attachment {
     /// The calling thread's channel; made, or taken over from a thread that ended, at first use.
     pub(crate) fn channel(self: &Arc<Self>) -> Result<Arc<Channel>> {
         // A thread that is being torn down has no channel of its own any more and shares one.
-        MINE.try_with(|mine| {
-            let mut mine =
-                mine.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
-            if let Some(mine) = mine.as_ref().filter(|mine| mine.is_of(self)) {
-                return Ok(mine.channel.clone());
-            }
-            let channel = self.take_channel()?;
-            *mine = Some(Mine { forks: forks(), attachment: Arc::downgrade(self), channel: channel.clone() });
-            Ok(channel)
-        })
-        .unwrap_or_else(|_| self.shared_channel())
+        THREAD_CHANNEL
+            .try_with(|local| {
+                let mut local = local
+                    .try_borrow_mut()
+                    .map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
+                if let Some(known) = local.as_ref().filter(|known| known.is_of(self)) {
+                    return Ok(known.channel.clone());
+                }
+                let channel = self.take_channel()?;
+                *local = Some(ThreadChannel {
+                    forks: forks(),
+                    attachment: Arc::downgrade(self),
+                    channel: channel.clone(),
+                });
+                Ok(channel)
+            })
+            .unwrap_or_else(|_| self.shared_channel())
     }
 
     fn take_channel(self: &Arc<Self>) -> Result<Arc<Channel>> {
@@ -388,23 +394,23 @@ impl Attachment {
 }
 
 /// The calling thread's channel. Given to the next thread when this one ends.
-struct Mine {
+struct ThreadChannel {
     forks: u32,
     attachment: Weak<Attachment>,
     channel: Arc<Channel>,
 }
 
 thread_local! {
-    static MINE: Kept<Option<Mine>> = const { Kept::new(None, || MINE.with(Kept::release)) };
+    static THREAD_CHANNEL: Kept<Option<ThreadChannel>> = const { Kept::new(None, || THREAD_CHANNEL.with(Kept::release)) };
 }
 
-impl Mine {
+impl ThreadChannel {
     fn is_of(&self, attachment: &Arc<Attachment>) -> bool {
         self.forks == forks() && self.attachment.as_ptr() == Arc::as_ptr(attachment)
     }
 }
 
-impl Drop for Mine {
+impl Drop for ThreadChannel {
     fn drop(&mut self) {
         if self.forks == forks() {
             if let Some(attachment) = self.attachment.upgrade() {
