@@ -108,6 +108,8 @@
 #define PD_ABI_RECEIVES_SHARED 2ull
 /* Bits of the offset in the first number of Operation::Send; the region lies above. */
 #define PD_ABI_SPAN_OFFSET_BITS 48ull
+/* Bits of the length in the second number of Operation::Send; above lie the sends beyond the first. */
+#define PD_ABI_SEND_LEN_BITS 32ull
 /* Bits of the slot in a SocketId and a FileId; the generation lies above. */
 #define PD_ABI_ID_SLOT_BITS 16ull
 
@@ -120,7 +122,7 @@
 #define PD_ABI_REGION_CONTROL 4294967295ull
 
 /* Requests. */
-/* Move a span of a send region to the peer (paper, section III-E). Numbers: the region above SPAN_OFFSET_BITS of offset, and the bytes. Unanswered. */
+/* Move a span of a send region to the peer (paper, section III-E). Numbers: the region above SPAN_OFFSET_BITS of offset; the sends beyond the first above SEND_LEN_BITS of length. The second may grow while the request is the newest of its ring. Unanswered. */
 #define PD_ABI_OP_SEND 1ull
 /* The client has given back the bytes of the receive ring that the driver waits for (space_wake_at). Unanswered. */
 #define PD_ABI_OP_SPACE 2ull

@@ -77,12 +77,12 @@ impl Request {
     /// The word at [`Self::SEND_WORD`] for `sends` sends of `len` bytes in all: the length in the lower half, the
     /// sends beyond the first in the upper.
     pub const fn send_word(len: u64, sends: u64) -> u64 {
-        len | (sends - 1) << 32
+        len | (sends - 1) << SEND_LEN_BITS
     }
 
     /// Sends that a send request stands for.
     pub fn sends(&self) -> u64 {
-        (self.numbers().1 >> 32) + 1
+        (self.numbers().1 >> SEND_LEN_BITS) + 1
     }
 
     /// A send of `len` bytes of `file` from `offset` on, on `socket`. Counted like [`Self::send`].
@@ -106,7 +106,8 @@ kinds! {
     /// `Answer` with the same tag, in any order.
     enum Operation: u8 {
         /// Move a span of a send region to the peer (paper, section III-E). Numbers: the region above
-        /// [`SPAN_OFFSET_BITS`] of offset, and the bytes. Unanswered.
+        /// [`SPAN_OFFSET_BITS`] of offset; the sends beyond the first above [`SEND_LEN_BITS`] of length. The second may
+        /// grow while the request is the newest of its ring. Unanswered.
         Send = 1,
         /// The client has given back the bytes of the receive ring that the driver waits for
         /// (`space_wake_at`). Unanswered.
@@ -172,6 +173,8 @@ constants! {
 
     /// Bits of the offset in the first number of [`Operation::Send`]; the region lies above.
     SPAN_OFFSET_BITS: u32 = 48;
+    /// Bits of the length in the second number of [`Operation::Send`]; above lie the sends beyond the first.
+    SEND_LEN_BITS: u32 = 32;
     /// Bits of the slot in a [`SocketId`] and a [`FileId`]; the generation lies above.
     ID_SLOT_BITS: u32 = 16;
 }
