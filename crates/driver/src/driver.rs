@@ -1,7 +1,7 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
 use crate::conductor::{Conductor, Inboxes, Movers};
-use crate::door::Door;
+use crate::door::{self, Door};
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, Pool};
 use crate::messages::ToConductor;
@@ -83,6 +83,7 @@ impl Driver {
         // Each client takes several descriptors. Where they run out, clients wait.
         let files = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+        let sockets = door::listen(&settings)?;
         let count = settings.movers.max(1);
         let (clients, connections) = (settings.clients_max, settings.connections_max);
         let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
@@ -130,6 +131,7 @@ impl Driver {
         )?;
         let mut door = Door::new(
             &settings,
+            sockets,
             Arc::clone(&clock),
             door_inbox,
             Arc::clone(&conductor_inboxes.door),

@@ -56,9 +56,10 @@ fn run(config: &Config) -> Result<i32> {
     if !rustix::process::getuid().is_root() {
         tracing::warn!("not root: containers in other network namespaces cannot bind their addresses");
     }
+    let metrics = config.metrics.address()?.map(exporter::listen).transpose()?;
     let driver = Driver::start(settings, Arc::new(SystemClock::default()), &*engine)?;
-    if let Some(listen) = config.metrics.address()? {
-        let address = exporter::start(listen, &config.admin_socket)?;
+    if let Some(listener) = metrics {
+        let address = exporter::start(listener, &config.admin_socket)?;
         tracing::info!(%address, "metrics at /metrics");
     }
     tracing::info!(

@@ -13,11 +13,20 @@ use std::path::Path;
 /// Connections that may wait to be accepted.
 const ATTACH_BACKLOG: i32 = 1024;
 
-/// Makes the attach socket and the admin socket. Tells whether the kernel refuses to pass descriptors to them.
+/// The attach socket and the admin socket.
+#[derive(Debug)]
+pub struct Sockets {
+    pub attach: OwnedFd,
+    pub admin: OwnedFd,
+    /// Whether the kernel refuses to pass descriptors to them.
+    pub is_safe: bool,
+}
+
+/// Makes them.
 ///
 /// # Errors
 /// If there is a driver already, or one of them cannot be made.
-pub fn listen(settings: &Settings) -> Result<(OwnedFd, OwnedFd, bool), StartError> {
+pub fn listen(settings: &Settings) -> Result<Sockets, StartError> {
     let (attach, is_safe) = listen_at(&settings.socket, SocketType::SEQPACKET)?;
     chmod(&settings.socket, Mode::from_raw_mode(settings.socket_mode))?;
     if let Some(group) = settings.socket_group {
@@ -25,7 +34,7 @@ pub fn listen(settings: &Settings) -> Result<(OwnedFd, OwnedFd, bool), StartErro
     }
     let (admin, _) = listen_at(&settings.admin_socket, SocketType::STREAM)?;
     chmod(&settings.admin_socket, Mode::RUSR | Mode::WUSR)?;
-    Ok((attach, admin, is_safe))
+    Ok(Sockets { attach, admin, is_safe })
 }
 
 fn listen_at(path: &Path, kind: SocketType) -> Result<(OwnedFd, bool), StartError> {

@@ -19,6 +19,7 @@ mod listen;
 mod messages;
 mod turns;
 
+pub use listen::{listen, Sockets};
 pub use messages::{Asked, FromDoor, Registering, ToDoor};
 
 use crate::clock::Clock;
@@ -87,19 +88,20 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door at the sockets of `settings`.
+    /// A door at the sockets.
     ///
     /// # Errors
-    /// If they cannot be made.
+    /// Those of `epoll` and a pipe.
     pub fn new(
         settings: &Settings,
+        sockets: Sockets,
         clock: Arc<dyn Clock>,
         inbox: Arc<Mailbox<ToDoor>>,
         conductor: Arc<Mailbox<FromDoor>>,
         pool: Arc<Pool>,
         counters: Arc<CounterRegion>,
     ) -> Result<Self, StartError> {
-        let (listener, admin, is_safe) = listen::listen(settings)?;
+        let Sockets { attach: listener, admin, is_safe } = sockets;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, 0), edge)?;

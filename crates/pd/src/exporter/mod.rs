@@ -25,11 +25,15 @@ const SAMPLE_AGE_MAX: Duration = Duration::from_millis(100);
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Starts to listen, and a thread that answers until the program ends. Returns the address.
-pub fn start(listen: SocketAddr, admin_socket: &Path) -> Result<SocketAddr> {
-    let listener = TcpListener::bind(listen).with_context(|| {
+/// Starts to listen.
+pub fn listen(listen: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(listen).with_context(|| {
         format!("metrics.listen = \"{listen}\" is not usable; use another port or an address of this host")
-    })?;
+    })
+}
+
+/// Starts a thread that answers until the program ends. Returns the address.
+pub fn start(listener: TcpListener, admin_socket: &Path) -> Result<SocketAddr> {
     let address = listener.local_addr().context("no address")?;
     if !is_loopback(address.ip()) {
         tracing::warn!(%address, "whoever can reach this address can read the driver's metrics");
