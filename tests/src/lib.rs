@@ -1,6 +1,6 @@
 //! What the tests share: a driver of their own, peers as real processes, a byte pattern.
 use pd_driver::policy::{Cap, Caps, Path as BytesPath, Tenant, DEFAULT_TENANT};
-use pd_driver::{Driver, Policy, Settings, SystemClock};
+use pd_driver::{Driver, Namespaces, Policy, Settings, SystemClock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +41,7 @@ impl TestDriver {
             admin_socket: folder.path().join("admin.sock"),
             budget_bytes: 1 << 30,
             movers: movers(),
+            namespaces: if rustix::process::geteuid().is_root() { Namespaces::All } else { Namespaces::Own },
             policy: Policy { path: Some(path()), tenants: vec![everything()], ..Policy::default() },
             ..Settings::default()
         };

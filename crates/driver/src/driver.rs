@@ -9,6 +9,7 @@ use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
 use crate::policy::{Policy, PolicyError};
 use crate::reader::Readers;
+use crate::rights;
 use crate::settings::Settings;
 use pd_abi::counters::AgentCounters;
 use pd_engine::{Engine, EngineError};
@@ -60,6 +61,9 @@ pub enum StartError {
     /// A thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
+    /// Rights, a sentence for each.
+    #[error("rights are missing\n{}", .0.join("\n"))]
+    Rights(Vec<String>),
 }
 
 /// A running driver. Stops when dropped; its clients then see `ECONNRESET`.
@@ -75,15 +79,35 @@ pub struct Driver {
 
 impl Driver {
     /// Starts a driver: one thread for the door; and one with the conductor and its mover, or one for the conductor and
-    /// one for each of several movers.
+    /// one for each of several movers. Its threads have the rights that they need, and no others.
     ///
     /// # Errors
     /// [`StartError`].
     pub fn start(settings: Settings, clock: Arc<dyn Clock>, engine: &dyn Engine) -> Result<Self, StartError> {
+        let missing = rights::missing(&settings);
+        if !missing.is_empty() {
+            return Err(StartError::Rights(missing));
+        }
         // Each client takes several descriptors. Where they run out, clients wait.
         let files = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
         let sockets = door::listen(&settings)?;
+        // Threads have the rights of the thread that makes them, and the calling process keeps its own.
+        std::thread::scope(|scope| {
+            let start = || Self::start_confined(settings, clock, engine, sockets);
+            let thread = std::thread::Builder::new().name("pd-start".into()).spawn_scoped(scope, start)?;
+            let panicked = |_| Err(std::io::Error::other("it panicked").into());
+            thread.join().unwrap_or_else(panicked)
+        })
+    }
+
+    fn start_confined(
+        settings: Settings,
+        clock: Arc<dyn Clock>,
+        engine: &dyn Engine,
+        sockets: door::Sockets,
+    ) -> Result<Self, StartError> {
+        rights::drop_others()?;
         let count = settings.movers.max(1);
         let (clients, connections) = (settings.clients_max, settings.connections_max);
         let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
@@ -99,7 +123,6 @@ impl Driver {
         let pool = Pool::of(total, settings.hugepages);
         let one_thread = count == 1;
         let readers = Arc::new(Readers::default());
-        readers.prepare()?;
         let mut movers = Vec::new();
         for id in 0..inboxes.len() {
             let of_mover = MoverSettings { id, spin: settings.spin, ring_idle: settings.ring_idle };
@@ -138,6 +161,7 @@ impl Driver {
             pool,
             Arc::clone(&counters),
         )?;
+        readers.prepare()?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         let mut spawn = |name: String, run: Box<dyn FnOnce(&AtomicBool) + Send>| {

@@ -1,5 +1,6 @@
 //! What a driver can be told.
 use crate::policy::{Path, Policy};
+use crate::rights::Namespaces;
 use crate::HugepageUse;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,6 +16,8 @@ pub struct Settings {
     pub socket_mode: u32,
     /// Group of `socket`, if not the driver's.
     pub socket_group: Option<u32>,
+    /// Whose processes it serves.
+    pub namespaces: Namespaces,
     /// Bytes that all regions of all clients may have.
     pub budget_bytes: u64,
     /// Bytes that the regions of one client may have.
@@ -48,6 +51,7 @@ impl Default for Settings {
             admin_socket: "/run/pipedevice/admin.sock".into(),
             socket_mode: 0o660,
             socket_group: None,
+            namespaces: Namespaces::default(),
             budget_bytes: 4 << 30,
             client_budget_bytes: 2 << 30,
             hugepages: HugepageUse::Auto,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail, Context, Result};
 use pd_driver::policy::Path as BytesPath;
-use pd_driver::{Bytes, HugepageUse, Policy, Settings};
+use pd_driver::{Bytes, HugepageUse, Namespaces, Policy, Settings};
 use serde::{Deserialize, Serialize};
 
 /// Where the driver listens and clients look, unless told otherwise.
@@ -76,6 +76,8 @@ pub struct DriverConfig {
     pub idle_ring_ms: u64,
     /// Connections of all clients together.
     pub connections_max: u64,
+    /// Whose processes are served.
+    pub namespaces: Namespaces,
 }
 
 /// The `[metrics]` table.
@@ -171,6 +173,7 @@ impl Default for DriverConfig {
             spin_us: 50,
             idle_ring_ms: 1_000,
             connections_max: 65_536,
+            namespaces: Namespaces::All,
         }
     }
 }
@@ -286,6 +289,7 @@ impl Config {
             client_budget_bytes: self.memory.client_budget().0,
             hugepages: self.memory.hugepages,
             ring_bytes_default: self.memory.ring_bytes_default.0,
+            namespaces: self.driver.namespaces,
             movers: usize::try_from(self.driver.movers)?,
             spin: Duration::from_micros(self.driver.spin_us),
             ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
@@ -353,6 +357,7 @@ mod tests {
             spin_us = 0
             idle_ring_ms = 500
             connections_max = 100
+            namespaces = "own"
             [metrics]
             listen = "9100"
             [log]
@@ -365,6 +370,7 @@ mod tests {
         assert_eq!(config.memory.hugepages, HugepageUse::Require);
         assert_eq!(config.socket_mode_bits().unwrap(), 0o600);
         assert_eq!((config.driver.movers, config.log.level), (2, LogLevel::Debug));
+        assert_eq!(config.driver.namespaces, Namespaces::Own);
     }
 
     #[test]
@@ -431,6 +437,7 @@ mod tests {
             ("[memory]\nbudget = 1", "budget"),
             ("[driver]\nengine = \"warp\"", "warp"),
             ("[driver]\nmovers = -1", "movers"),
+            ("[driver]\nnamespaces = \"some\"", "namespaces"),
             ("[memory]\nbudget_bytes = \"many\"", "'many'"),
             ("[memory]\nbudget_bytes = 1.5", "budget_bytes"),
             ("[memory]\nhugepages = \"maybe\"", "maybe"),

@@ -64,6 +64,7 @@ pub fn main(args: &DoctorArgs) -> Result<i32> {
     let rows = [
         kernel(),
         permissions(),
+        rights(),
         cores(),
         hugepages(),
         memfd(),
@@ -125,6 +126,18 @@ fn permissions() -> Row {
     }
     let found = format!("user {}", rustix::process::getuid().as_raw());
     warn("permissions", found, "pd run, pd demo and hugepages need root: use sudo")
+}
+
+/// What a driver started by the same user, in the same place, would refuse to start without, or lack.
+fn rights() -> Row {
+    let check = "driver's rights";
+    let settings = pd_driver::Settings::default();
+    let (missing, limits) = (pd_driver::rights::missing(&settings), pd_driver::rights::limits(&settings));
+    let remedy = "give them to pd driver: docs/guides/container.md";
+    match [missing, limits].concat() {
+        lacks if lacks.is_empty() => ok(check, "all"),
+        lacks => warn(check, lacks.join("\n"), remedy),
+    }
 }
 
 fn cores() -> Row {

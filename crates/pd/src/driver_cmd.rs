@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{bail, Result};
-use pd_driver::{Driver, SystemClock};
+use pd_driver::{rights, Driver, SystemClock};
 use pd_harness::config::{Config, LogLevel};
 use pd_harness::signals::Signals;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -53,10 +53,11 @@ fn run(config: &Config) -> Result<i32> {
         .init();
     let settings = config.settings()?;
     let engine = pd_harness::engines::by_name(&config.driver.engine)?;
-    if !rustix::process::getuid().is_root() {
-        tracing::warn!("not root: containers in other network namespaces cannot bind their addresses");
-    }
+    // A running driver makes no such socket.
     let metrics = config.metrics.address()?.map(exporter::listen).transpose()?;
+    for limit in rights::limits(&settings) {
+        tracing::warn!("{limit}");
+    }
     let driver = Driver::start(settings, Arc::new(SystemClock::default()), &*engine)?;
     if let Some(listener) = metrics {
         let address = exporter::start(listener, &config.admin_socket)?;

@@ -28,7 +28,7 @@ const CLIENTS_PER_NAMESPACE_MAX: usize = 1024;
 const ARRIVING_MAX: usize = 64;
 /// How long nobody is accepted when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Memory for frames that a client has not read: for a thousand receive regions, which it reads of when bytes come.
+/// Memory for frames that a client has not read: for some hundred receive regions, which it reads of when bytes come.
 const FRAMES_UNREAD_BYTES: usize = 1 << 20;
 
 /// Users, and those of their processes that wait to be looked at.
@@ -213,8 +213,8 @@ impl Door {
             let process = (identity.pid, identity.uid);
             return self.turn_away(&socket, process, Errno::USERS, "too many clients attached (clients_max)");
         }
-        // Best effort, as it takes CAP_NET_ADMIN.
-        let _ = sockopt::set_socket_send_buffer_size_force(&socket, FRAMES_UNREAD_BYTES);
+        // The kernel gives what net.core.wmem_max says. More would take CAP_NET_ADMIN.
+        let _ = sockopt::set_socket_send_buffer_size(&socket, FRAMES_UNREAD_BYTES);
         let pidfd = std::sync::Arc::clone(&identity.pidfd);
         let id = self.guests.enter(socket, pidfd, identity.namespace, identity.uid);
         if let Err(error) = self.watch(id) {

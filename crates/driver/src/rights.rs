@@ -1,0 +1,220 @@
+//! Rights: the capabilities that the driver needs, and the namespaces that it has to be in.
+//!
+//! [`missing`] says at the start what is not there, each with what it is for and what to do. [`drop_others`] then gives up every other
+//! capability, for the calling thread and the threads that it makes.
+use crate::settings::Settings;
+use rustix::fs::stat;
+use rustix::io::{Errno, Result};
+use rustix::process::{getegid, getgroups, getpid};
+use rustix::thread::{
+    capabilities, clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
+    CapabilitySet, CapabilitySets,
+};
+
+/// Inodes of the host's namespaces (`PROC_CGROUP_INIT_INO` and its neighbours).
+const HOST_CGROUP: u64 = 0xefff_fffb;
+const HOST_PID: u64 = 0xefff_fffc;
+const HOST_USER: u64 = 0xefff_fffd;
+
+/// Whose processes the driver serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Namespaces {
+    /// Those of all users and network namespaces.
+    #[default]
+    All,
+    /// Those of its own user and network namespace, which takes no rights.
+    Own,
+}
+
+/// A capability that the driver keeps.
+struct Right {
+    capability: CapabilitySet,
+    /// Its name after `CAP_`.
+    name: &'static str,
+    /// What cannot be done without.
+    purpose: &'static str,
+}
+
+const RIGHTS: [Right; 3] = [
+    Right {
+        capability: CapabilitySet::SYS_ADMIN,
+        name: "SYS_ADMIN",
+        purpose: "enter the network namespaces of containers to read their addresses",
+    },
+    Right {
+        capability: CapabilitySet::SYS_PTRACE,
+        name: "SYS_PTRACE",
+        purpose: "see the namespaces and sockets of other users' processes in /proc",
+    },
+    Right {
+        capability: CapabilitySet::DAC_READ_SEARCH,
+        name: "DAC_READ_SEARCH",
+        purpose: "look up other users' sockets in /proc and open the files that they send",
+    },
+];
+
+const CHOWN: Right = Right {
+    capability: CapabilitySet::CHOWN,
+    name: "CHOWN",
+    purpose: "give the attach socket to the group that socket_group names",
+};
+
+impl Right {
+    fn sentence(&self, namespaces: Namespaces) -> String {
+        let Self { name, purpose, .. } = self;
+        let instead = match namespaces {
+            Namespaces::All if self.capability != CHOWN.capability => {
+                ", or set driver.namespaces = \"own\" to serve this user's processes in this network namespace only"
+            }
+            _ => "",
+        };
+        format!("CAP_{name} is missing to {purpose}: start as root, in a container with --cap-add {name}{instead}")
+    }
+}
+
+/// The capabilities that a running driver has, those of them that it was started with.
+fn kept() -> CapabilitySet {
+    RIGHTS.iter().fold(CapabilitySet::empty(), |all, right| all | right.capability)
+}
+
+fn needed(settings: &Settings) -> impl Iterator<Item = &'static Right> {
+    let rights: &[Right] = match settings.namespaces {
+        Namespaces::All => &RIGHTS,
+        Namespaces::Own => &[],
+    };
+    let chown: &[Right] = if takes_chown(settings) { &[CHOWN] } else { &[] };
+    rights.iter().chain(chown)
+}
+
+/// Whether the group of the attach socket is none of the driver's own.
+fn takes_chown(settings: &Settings) -> bool {
+    settings.socket_group.is_some_and(|group| {
+        let is_own = |own: &rustix::process::Gid| own.as_raw() == group;
+        !is_own(&getegid()) && !getgroups().unwrap_or_default().iter().any(is_own)
+    })
+}
+
+/// What the driver needs and does not have here, a sentence for each.
+pub fn missing(settings: &Settings) -> Vec<String> {
+    let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted);
+    let lacks = needed(settings).filter(|right| !held.contains(right.capability));
+    let mut sentences: Vec<_> = lacks.map(|right| right.sentence(settings.namespaces)).collect();
+    match stat("/proc/self/ns/pid") {
+        Err(errno) => sentences.push(format!("/proc is missing to tell who attaches ({errno}): mount it")),
+        Ok(own) if settings.namespaces == Namespaces::All && own.st_ino != HOST_PID && getpid().is_init() => {
+            sentences.push(
+                "The host's process ids are missing to tell who attaches, for this is the first process of a namespace of its own: \
+                 start the container with --pid=host (Kubernetes: hostPID: true)"
+                    .to_owned(),
+            );
+        }
+        Ok(_) => {}
+    }
+    sentences
+}
+
+/// What does not work here for want of the host's namespaces, a sentence for each.
+pub fn limits(settings: &Settings) -> Vec<String> {
+    let is_other = |path: &str, host: u64| stat(path).is_ok_and(|own| own.st_ino != host);
+    let mut sentences = Vec::new();
+    if settings.namespaces == Namespaces::Own {
+        return sentences;
+    }
+    if is_other("/proc/self/ns/pid", HOST_PID) {
+        sentences.push(
+            "Processes outside of the driver's namespace of process ids cannot attach: --pid=host (Kubernetes: hostPID: true) lets them"
+                .to_owned(),
+        );
+    }
+    if is_other("/proc/self/ns/user", HOST_USER) {
+        sentences.push(
+            "Containers that were made outside of the driver's user namespace can use loopback addresses only: \
+             start the driver in the host's user namespace"
+                .to_owned(),
+        );
+    }
+    if is_other("/proc/self/ns/cgroup", HOST_CGROUP) {
+        sentences.push(
+            "Control groups have other names here than on the host, so that policies may not find them: --cgroupns=host gives them theirs"
+                .to_owned(),
+        );
+    }
+    sentences
+}
+
+/// Gives up all capabilities but those that a running driver needs, from every set of the calling thread. Without CAP_SETPCAP the bounding
+/// set stays as it is, of which nothing can be gained: the driver executes no program.
+///
+/// # Errors
+/// Those of `capset` and `prctl`.
+pub fn drop_others() -> Result<()> {
+    let held = capabilities(None)?.permitted;
+    let kept = held & kept();
+    if held.contains(CapabilitySet::SETPCAP) {
+        for number in 0..u64::BITS {
+            let capability = CapabilitySet::from_bits_retain(1 << number);
+            if !kept.contains(capability)
+                && remove_capability_from_bounding_set(capability) == Err(Errno::INVAL)
+            {
+                // The kernel knows no more.
+                break;
+            }
+        }
+    }
+    clear_ambient_capability_set()?;
+    set_capabilities(
+        None,
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_thread<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+    }
+
+    fn give_up(capability: CapabilitySet) {
+        let mut sets = capabilities(None).unwrap();
+        sets.effective -= capability;
+        sets.permitted -= capability;
+        sets.inheritable -= capability;
+        set_capabilities(None, sets).unwrap();
+    }
+
+    #[test]
+    fn each_right_that_is_missing_has_a_sentence() {
+        let settings = Settings { socket_group: Some(54_321), ..Settings::default() };
+        for right in RIGHTS.iter().chain([&CHOWN]) {
+            let sentences = in_thread(|| {
+                give_up(right.capability);
+                missing(&settings)
+            });
+            let of_right = sentences.iter().filter(|s| s.starts_with(&format!("CAP_{} ", right.name)));
+            assert_eq!(of_right.count(), 1, "{sentences:?}");
+        }
+        let own = Settings { namespaces: Namespaces::Own, ..Settings::default() };
+        let sentences = in_thread(|| {
+            give_up(CapabilitySet::from_bits_retain(!0));
+            missing(&own)
+        });
+        assert_eq!(sentences, [String::new(); 0]);
+    }
+
+    #[test]
+    fn what_is_not_needed_is_given_up() {
+        let before = capabilities(None).unwrap().permitted;
+        let (sets, has_chown) = in_thread(|| {
+            drop_others().unwrap();
+            let has_chown = rustix::thread::capability_is_in_bounding_set(CapabilitySet::CHOWN);
+            (capabilities(None).unwrap(), has_chown.unwrap())
+        });
+        assert_eq!(sets.permitted, before & kept());
+        assert_eq!(sets.effective, sets.permitted);
+        assert!(sets.inheritable.is_empty());
+        assert!(!has_chown || !before.contains(CapabilitySet::SETPCAP));
+    }
+}
