@@ -2,6 +2,7 @@
 use crate::clock::Clock;
 use crate::conductor::{Conductor, Inboxes, Movers};
 use crate::door::{self, Door};
+use crate::filter::{self, Confined};
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, Pool};
 use crate::messages::ToConductor;
@@ -64,6 +65,9 @@ pub enum StartError {
     /// Rights, a sentence for each.
     #[error("rights are missing\n{}", .0.join("\n"))]
     Rights(Vec<String>),
+    /// The filter of system calls.
+    #[error("cannot confine the driver to its system calls: {0}; use a kernel with CONFIG_SECCOMP_FILTER on x86-64, ARM64 or RISC-V")]
+    Filter(Errno),
 }
 
 /// A running driver. Stops when dropped; its clients then see `ECONNRESET`.
@@ -79,7 +83,8 @@ pub struct Driver {
 
 impl Driver {
     /// Starts a driver: one thread for the door; and one with the conductor and its mover, or one for the conductor and
-    /// one for each of several movers. Its threads have the rights that they need, and no others.
+    /// one for each of several movers. Its threads have the rights and the system calls that they need; so has the calling
+    /// process, if the settings confine that.
     ///
     /// # Errors
     /// [`StartError`].
@@ -92,13 +97,18 @@ impl Driver {
         let files = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
         let sockets = door::listen(&settings)?;
-        // Threads have the rights of the thread that makes them, and the calling process keeps its own.
-        std::thread::scope(|scope| {
-            let start = || Self::start_confined(settings, clock, engine, sockets);
-            let thread = std::thread::Builder::new().name("pd-start".into()).spawn_scoped(scope, start)?;
-            let panicked = |_| Err(std::io::Error::other("it panicked").into());
-            thread.join().unwrap_or_else(panicked)
-        })
+        let confined = settings.confined;
+        let start = || Self::start_confined(settings, clock, engine, sockets);
+        match confined {
+            Confined::Process => start(),
+            // Threads have what the thread has that makes them.
+            Confined::Threads => std::thread::scope(|scope| {
+                let thread =
+                    std::thread::Builder::new().name("pd-start".into()).spawn_scoped(scope, start)?;
+                let panicked = |_| Err(std::io::Error::other("it panicked").into());
+                thread.join().unwrap_or_else(panicked)
+            }),
+        }
     }
 
     fn start_confined(
@@ -161,6 +171,7 @@ impl Driver {
             pool,
             Arc::clone(&counters),
         )?;
+        filter::install(settings.confined).map_err(StartError::Filter)?;
         readers.prepare()?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();

@@ -15,6 +15,7 @@ mod clock;
 mod conductor;
 mod door;
 mod driver;
+mod filter;
 mod identity;
 mod kernel_socket;
 mod limiter;
@@ -33,6 +34,7 @@ mod unix_socket;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::{Driver, StartError};
+pub use filter::Confined;
 pub use kernel_socket::SocketDiag;
 pub use memory::HugepageUse;
 pub use messages::Violation;

@@ -1,7 +1,7 @@
 //! Rights: the capabilities that the driver needs, and the namespaces that it has to be in.
 //!
 //! [`missing`] says at the start what is not there, each with what it is for and what to do. [`drop_others`] then gives up every other
-//! capability, for the calling thread and the threads that it makes.
+//! capability, for the calling thread and the threads that it makes. What the driver may call afterwards, [`crate::filter`] says.
 use crate::settings::Settings;
 use rustix::fs::stat;
 use rustix::io::{Errno, Result};

@@ -1,4 +1,5 @@
 //! What a driver can be told.
+use crate::filter::Confined;
 use crate::policy::{Path, Policy};
 use crate::rights::Namespaces;
 use crate::HugepageUse;
@@ -18,6 +19,8 @@ pub struct Settings {
     pub socket_group: Option<u32>,
     /// Whose processes it serves.
     pub namespaces: Namespaces,
+    /// Which threads are confined to what a driver does.
+    pub confined: Confined,
     /// Bytes that all regions of all clients may have.
     pub budget_bytes: u64,
     /// Bytes that the regions of one client may have.
@@ -52,6 +55,7 @@ impl Default for Settings {
             socket_mode: 0o660,
             socket_group: None,
             namespaces: Namespaces::default(),
+            confined: Confined::default(),
             budget_bytes: 4 << 30,
             client_budget_bytes: 2 << 30,
             hugepages: HugepageUse::Auto,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{bail, Result};
-use pd_driver::{rights, Driver, SystemClock};
+use pd_driver::{rights, Confined, Driver, Settings, SystemClock};
 use pd_harness::config::{Config, LogLevel};
 use pd_harness::signals::Signals;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
@@ -58,6 +58,7 @@ fn run(config: &Config) -> Result<i32> {
     for limit in rights::limits(&settings) {
         tracing::warn!("{limit}");
     }
+    let settings = Settings { confined: Confined::Process, ..settings };
     let driver = Driver::start(settings, Arc::new(SystemClock::default()), &*engine)?;
     if let Some(listener) = metrics {
         let address = exporter::start(listener, &config.admin_socket)?;

@@ -1,0 +1,343 @@
+//! The system calls that a running driver may make: a seccomp filter (seccomp(2)).
+//!
+//! A list of what is allowed. Anything else fails with `ENOSYS`: a library of another version takes that for a kernel that does not know the
+//! call, and makes an older one. The kernel writes each such call into its log. Builds with assertions, which the tests are,
+//! end by `SIGSYS` instead, so that no test passes by a call that fails.
+//!
+//! After the filter the driver makes no files and opens none for writing alone, makes sockets of `AF_UNIX` and `AF_NETLINK` only, enters network namespaces
+//! and no others, maps no new code, and starts threads but no process and no program.
+use rustix::io::{Errno, Result};
+use rustix::process::getpid;
+use rustix::thread::set_no_new_privs;
+use seccompiler::SeccompCmpArgLen::{Dword, Qword};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_long, c_ulong};
+
+/// The threads that a driver is confined by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Confined {
+    /// Its own, in a process that does other things as well.
+    #[default]
+    Threads,
+    /// All of the process: there is nothing else in it.
+    Process,
+}
+
+/// What is allowed whatever its arguments are.
+const ALLOWED: &[c_long] = &[
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_fallocate,
+    libc::SYS_ftruncate,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_memfd_create,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    // Descriptors.
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_fcntl,
+    libc::SYS_pidfd_open,
+    libc::SYS_pipe2,
+    libc::SYS_ppoll,
+    // Files.
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_lseek,
+    libc::SYS_newfstatat,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_read,
+    libc::SYS_readlinkat,
+    libc::SYS_readv,
+    libc::SYS_statx,
+    libc::SYS_unlinkat,
+    libc::SYS_write,
+    libc::SYS_writev,
+    // Sockets.
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    // Threads, time and signals.
+    libc::SYS_clock_getres,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    // Said not to exist, by a filter of its own: its flags lie in memory.
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_get_robust_list,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_gettimeofday,
+    libc::SYS_getuid,
+    libc::SYS_nanosleep,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_sysinfo,
+    libc::SYS_uname,
+];
+
+/// The same, under names that only this architecture still has.
+#[cfg(target_arch = "x86_64")]
+const ALLOWED_OLD: &[c_long] = &[
+    libc::SYS_access,
+    libc::SYS_epoll_wait,
+    libc::SYS_lstat,
+    libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_stat,
+    libc::SYS_time,
+    libc::SYS_unlink,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const ALLOWED_OLD: &[c_long] = &[];
+
+/// `PIDFD_GET_NET_NAMESPACE`; see [`crate::peer`].
+const PIDFD_GET_NET_NAMESPACE: u64 = 0xff04;
+
+/// Flags with which a file could be made or emptied, or written alone: its own memory the driver opens for reading and writing.
+const OPENS_OTHERWISE: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+
+/// A rule of a call, the number of an argument, and what has to hold for it.
+type Condition = (c_long, u8, SeccompCmpArgLen, SeccompCmpOp, u64);
+
+/// What is allowed with some arguments: of several rules for a call one has to hold.
+fn conditions() -> Vec<Condition> {
+    let no_code = MaskedEq(libc::PROT_EXEC as u64);
+    let thread = libc::CLONE_THREAD as u64;
+    let conditions = [
+        (libc::SYS_clone, 0, Qword, MaskedEq(thread), thread),
+        (libc::SYS_ioctl, 1, Dword, Eq, libc::FIONBIO),
+        (libc::SYS_ioctl, 1, Dword, Eq, PIDFD_GET_NET_NAMESPACE),
+        (libc::SYS_mmap, 2, Dword, no_code.clone(), 0),
+        (libc::SYS_mprotect, 2, Dword, no_code, 0),
+        (libc::SYS_openat, 2, Dword, MaskedEq(OPENS_OTHERWISE as u64), 0),
+        (libc::SYS_prctl, 0, Dword, Eq, libc::PR_SET_NAME as u64),
+        // The C library names its heaps.
+        (libc::SYS_prctl, 0, Dword, Eq, libc::PR_SET_VMA as u64),
+        // To read limits, not to set any.
+        (libc::SYS_prlimit64, 2, Qword, Eq, 0),
+        (libc::SYS_setns, 1, Dword, Eq, libc::CLONE_NEWNET as u64),
+        (libc::SYS_socket, 0, Dword, Eq, libc::AF_NETLINK as u64),
+        (libc::SYS_socket, 0, Dword, Eq, libc::AF_UNIX as u64),
+        (libc::SYS_socketpair, 0, Dword, Eq, libc::AF_UNIX as u64),
+        // A panic that nothing catches.
+        (libc::SYS_tgkill, 0, Dword, Eq, getpid().as_raw_nonzero().get() as u64),
+        (libc::SYS_unshare, 0, Dword, Eq, libc::CLONE_FILES as u64),
+    ];
+    #[cfg(target_arch = "x86_64")]
+    let old = [(libc::SYS_open, 1, Dword, MaskedEq(OPENS_OTHERWISE as u64), 0)];
+    #[cfg(not(target_arch = "x86_64"))]
+    let old = [];
+    conditions.into_iter().chain(old).collect()
+}
+
+/// What becomes of a call that is not allowed.
+fn refusal() -> SeccompAction {
+    match cfg!(debug_assertions) {
+        true => SeccompAction::Trap,
+        false => SeccompAction::Errno(libc::ENOSYS as u32),
+    }
+}
+
+fn compile(
+    rules: BTreeMap<c_long, Vec<SeccompRule>>,
+    others: SeccompAction,
+    matched: SeccompAction,
+) -> std::result::Result<BpfProgram, seccompiler::BackendError> {
+    let arch = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(rules, others, matched, arch)?.try_into()
+}
+
+/// The filters, in the order in which they are installed.
+fn programs(refusal: SeccompAction) -> std::result::Result<[BpfProgram; 2], seccompiler::BackendError> {
+    let mut rules = BTreeMap::new();
+    for &call in ALLOWED.iter().chain(ALLOWED_OLD) {
+        rules.insert(call, Vec::new());
+    }
+    for (call, argument, len, operator, value) in conditions() {
+        let condition = SeccompCondition::new(argument, len, operator, value)?;
+        rules.entry(call).or_default().push(SeccompRule::new(vec![condition])?);
+    }
+    // The C library makes a thread by `clone` then, whose flags are seen.
+    let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
+    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    Ok([compile(clone3, SeccompAction::Allow, unknown)?, compile(rules, refusal, SeccompAction::Allow)?])
+}
+
+/// Confines the calling thread and those that it makes, or all threads of the process, from now on and for ever.
+///
+/// # Errors
+/// `ENOSYS`, `EINVAL` if the kernel or the architecture knows no filters; `ESRCH` if a thread has other filters.
+pub fn install(confined: Confined) -> Result<()> {
+    install_refusing(confined, refusal())
+}
+
+fn install_refusing(confined: Confined, refusal: SeccompAction) -> Result<()> {
+    let programs = programs(refusal).map_err(|_| Errno::INVAL)?;
+    set_no_new_privs(true)?;
+    let of_all = match confined {
+        Confined::Threads => 0,
+        Confined::Process => libc::SECCOMP_FILTER_FLAG_TSYNC,
+    };
+    // Nothing here runs other people's code: no need to speculate less, which costs copies their speed before Linux 5.16.
+    let fast = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
+    // That there is no `clone3` is no news.
+    for (program, wished) in programs.iter().zip([fast, fast | libc::SECCOMP_FILTER_FLAG_LOG]) {
+        match set_filter(program, of_all | wished) {
+            // gVisor knows no such flags.
+            Err(Errno::INVAL) => set_filter(program, of_all)?,
+            set => set?,
+        }
+    }
+    Ok(())
+}
+
+fn set_filter(program: &BpfProgram, flags: c_ulong) -> Result<()> {
+    let len = program.len().try_into().map_err(|_| Errno::INVAL)?;
+    let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
+    // SAFETY: the kernel reads `len` instructions, which live through the call, and keeps nothing of them.
+    let result = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, std::ptr::from_ref(&filter))
+    };
+    match result {
+        0 => Ok(()),
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        // The number of a thread that is not to be had.
+        _ => Err(Errno::SRCH),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{open, Mode, OFlags};
+    use rustix::net::{socket, AddressFamily, SocketType};
+    use rustix::thread::{unshare_unsafe, UnshareFlags};
+    use std::os::fd::AsFd;
+
+    /// Runs under the filter, as builds without assertions have it.
+    fn confined<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+        let run = || {
+            install_refusing(Confined::Threads, SeccompAction::Errno(libc::ENOSYS as u32)).unwrap();
+            run()
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+    }
+
+    fn call(number: c_long) -> Option<Errno> {
+        // SAFETY: whatever it is, it is refused before it looks at its arguments, or finds them to be nothing.
+        let result = unsafe { libc::syscall(number, 0, 0, 0, 0, 0, 0) };
+        (result == -1).then(|| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap())
+    }
+
+    #[test]
+    fn what_the_driver_does_not_do_is_refused() {
+        let refused = [
+            libc::SYS_bpf,
+            libc::SYS_delete_module,
+            libc::SYS_execve,
+            libc::SYS_execveat,
+            libc::SYS_fchmodat,
+            libc::SYS_fchownat,
+            libc::SYS_finit_module,
+            libc::SYS_init_module,
+            libc::SYS_io_uring_setup,
+            libc::SYS_kexec_load,
+            libc::SYS_keyctl,
+            libc::SYS_linkat,
+            libc::SYS_listen,
+            libc::SYS_mkdirat,
+            libc::SYS_mknodat,
+            libc::SYS_mount,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_openat2,
+            libc::SYS_perf_event_open,
+            libc::SYS_pidfd_getfd,
+            libc::SYS_pidfd_send_signal,
+            libc::SYS_pivot_root,
+            libc::SYS_process_vm_readv,
+            libc::SYS_process_vm_writev,
+            libc::SYS_ptrace,
+            libc::SYS_reboot,
+            libc::SYS_renameat2,
+            libc::SYS_seccomp,
+            libc::SYS_setuid,
+            libc::SYS_symlinkat,
+            libc::SYS_umount2,
+            libc::SYS_userfaultfd,
+        ];
+        confined(|| {
+            for number in refused {
+                assert_eq!(call(number), Some(Errno::NOSYS), "{number}");
+            }
+        });
+    }
+
+    #[test]
+    fn arguments_are_looked_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "bytes").unwrap();
+        let namespace = std::fs::File::open("/proc/self/ns/mnt").unwrap();
+        confined(|| {
+            let refused = |result: Result<()>, what| assert_eq!(result, Err(Errno::NOSYS), "{what}");
+            for family in [AddressFamily::INET, AddressFamily::INET6, AddressFamily::PACKET] {
+                refused(socket(family, SocketType::DGRAM, None).map(drop), "socket");
+            }
+            assert!(socket(AddressFamily::UNIX, SocketType::STREAM, None).is_ok());
+            assert!(socket(AddressFamily::NETLINK, SocketType::RAW, None).is_ok());
+            for how in [OFlags::WRONLY, OFlags::CREATE, OFlags::TRUNC] {
+                refused(open(&file, how | OFlags::CLOEXEC, Mode::RUSR).map(drop), "open");
+            }
+            assert!(open(&file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_ok());
+            let kind = Some(rustix::thread::LinkNameSpaceType::Mount);
+            refused(rustix::thread::move_into_link_name_space(namespace.as_fd(), kind), "setns");
+            refused(rustix::thread::move_into_link_name_space(namespace.as_fd(), None), "setns");
+            // SAFETY: it is refused.
+            refused(unsafe { unshare_unsafe(UnshareFlags::NEWNET) }, "unshare");
+            assert!(std::process::Command::new("/bin/true").spawn().is_err());
+            assert_eq!(std::thread::spawn(|| call(libc::SYS_ptrace)).join().unwrap(), Some(Errno::NOSYS));
+        });
+    }
+}
