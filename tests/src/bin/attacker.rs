@@ -3,7 +3,7 @@
 //! `attacker SOCKET WHAT COUNT [UID]`: does it so many times, and prints `done` with how often it succeeded and how often it was refused:
 //! `connects`: attaches and leaves. `administers`: asks for nothing at the admin socket. `pipes`: asks for wake pipes. `channels`: attaches and takes all channels, and stays.
 //! `regions`: asks for send regions of 64 MiB and gives them up. `ports`: binds to any port, COUNT times after the last one was
-//! taken. `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
+//! taken. `addresses`: binds to an address that its namespace does not hold. `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps what it got until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request};
 use pd_client::{Listener, SendBuffer, Stream};
@@ -67,6 +67,17 @@ fn main() {
                     refused += 1;
                     raw.post(0, &Request::new(Operation::Close, socket, 0));
                 }
+            }
+        }
+        "addresses" => {
+            let mut raw = attach();
+            let mut request = Request::new(Operation::Socket, pd_abi::SocketId(0), 0);
+            request.family = 4;
+            let socket = pd_abi::SocketId(raw.call(0, request).socket);
+            let foreign: SocketAddr = ([192, 0, 2, 1], 0).into();
+            for _ in 0..count {
+                let bind = Request::new(Operation::Bind, socket, 0).with_address(foreign.into());
+                refused += u64::from(raw.call(0, bind).errno != 0);
             }
         }
         "garbage" => {

@@ -2,7 +2,7 @@
 use super::{stage, stage_for, Scene};
 use pd_abi::{Frame, FrameKind};
 use pd_shm::Pod;
-use pd_tests::{is_root, peer_path, program_path, Raw};
+use pd_tests::{ip, is_root, peer_path, program_path, Network, Raw};
 use rustix::io::Errno;
 use std::io::BufRead;
 use std::os::fd::AsFd;
@@ -48,11 +48,22 @@ fn descriptors_sent_before_the_accept() {
 /// Lets a process of user `nobody` do something so many times, while the bystanders go on. How often it was let, and how often
 /// refused.
 fn attack(scene: &Scene, what: &str, count: u64) -> (u64, u64) {
-    let mut command = Command::new(program_path("attacker"));
+    attack_by(scene, Command::new(program_path("attacker")), what, count, || {})
+}
+
+/// The same by a command of its own, and with something else that goes on.
+fn attack_by(
+    scene: &Scene,
+    mut command: Command,
+    what: &str,
+    count: u64,
+    mut beside: impl FnMut(),
+) -> (u64, u64) {
     command.arg(scene.driver.socket()).args([what, &count.to_string()]).stdout(Stdio::piped());
     let mut attacker = command.spawn().unwrap();
     while attacker.try_wait().unwrap().is_none() {
         scene.bystander.check(&scene.driver);
+        beside();
     }
     let output = attacker.wait_with_output().unwrap();
     assert!(output.status.success(), "{what}");
@@ -126,6 +137,33 @@ fn any_port_is_refused_as_fast_as_it_is_given() {
     let scene = stage_for(0o666);
     let (_, refused) = attack(&scene, "ports", 20_000);
     assert_eq!(refused, 20_000);
+    scene.end();
+}
+
+#[test]
+fn thousands_of_addresses_hold_up_nobody() {
+    if !is_root("making network namespaces") {
+        return;
+    }
+    let scene = stage_for(0o666);
+    let network = Network::new();
+    let batch = scene.driver.folder().join("batch");
+    let lines = (0..16_000u32).map(|n| format!("addr add 10.78.{}.{}/32 dev lo\n", n >> 8, n & 255));
+    std::fs::write(&batch, lines.collect::<String>()).unwrap();
+    assert!(ip(&format!("-n {} -batch {}", network.namespace("a"), batch.display())));
+    let mut victim = network.puppet(&scene.driver, "b");
+    let mut attacker = Command::new("ip");
+    attacker.args(["netns", "exec", &network.namespace("a")]).arg(program_path("attacker"));
+    let mut bound = 0;
+    let (_, refused) = attack_by(&scene, attacker, "addresses", 20_000, || {
+        victim.ok("listen l 10.77.0.2:0 8");
+        victim.ok("close l");
+        bound += 1;
+    });
+    assert_eq!(refused, 20_000, "it holds no such address");
+    assert!(bound > 0);
+    victim.finish();
+    drop(network);
     scene.end();
 }
 
