@@ -2,8 +2,7 @@
 use super::client::{Client, Phase};
 use super::kernel::Refused;
 use super::Conductor;
-use crate::addresses::AddressReader;
-use crate::door::{FromDoor, ToDoor};
+use crate::door::{Asked, FromDoor, ToDoor};
 use crate::identity::Identity;
 use crate::memory::Space;
 use crate::messages::{payer, ClientId, NewChannel, ToMover, Violation, DRIVER};
@@ -13,10 +12,6 @@ use pd_abi::{Frame, FrameKind};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-fn warn_unreadable(error: &std::io::Error) {
-    tracing::warn!(%error, "cannot read the addresses of a network namespace");
-}
 
 impl Conductor {
     pub(super) fn hear_door(&mut self, message: FromDoor) {
@@ -79,12 +74,7 @@ impl Conductor {
                 Metrics::add(&self.metrics.requests_refused, 1);
                 self.note_not_attached(client, errno);
             }
-            FromDoor::Addresses { client, found } => {
-                let namespace = self.present(client).map(|client| client.identity.namespace);
-                if let (Some(namespace), Ok(found)) = (namespace, found.inspect_err(warn_unreadable)) {
-                    self.names.learn(namespace, found, self.clock.now());
-                }
-            }
+            FromDoor::Addresses(reading) => self.learn_addresses(*reading),
             FromDoor::Left { client } => self.bury(client, None),
             FromDoor::Broke { client, violation } => self.bury(client, Some(violation)),
             FromDoor::TurnedAway { refused } => {
@@ -101,10 +91,13 @@ impl Conductor {
                     tracing::warn!(%error, "{WAIT}");
                 }
             }
-            FromDoor::Asked { asked, reply } => {
-                // Who asked may have gone.
-                let _ = reply.send(self.answer_administrator(*asked));
-            }
+            FromDoor::Asked { asked, reply } => match *asked {
+                Asked::Register(registering) => self.hear_registration(registering, reply),
+                asked => {
+                    // Who asked may have gone.
+                    let _ = reply.send(self.answer_administrator(asked));
+                }
+            },
             FromDoor::WatchedEnded => self.forget_registered(),
         }
     }
@@ -139,11 +132,7 @@ impl Conductor {
         };
         let namespace = identity.namespace;
         let fd = Arc::new(fd);
-        let again = Arc::clone(&fd);
-        let is_unread = self.names.enter(namespace, move || {
-            let mut addresses = AddressReader::new(again);
-            Box::new(move |may_wait| addresses.read(may_wait).inspect_err(warn_unreadable).ok().flatten())
-        });
+        let is_unread = self.names.enter(namespace, &fd);
         let mover = self.families.enter(identity.pid, self.movers.len());
         self.serial += 1;
         let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), mover);
@@ -168,11 +157,7 @@ impl Conductor {
             return;
         }
         let heard = match frame.checked_kind() {
-            Some(FrameKind::Twin) => {
-                let twin = self.twin(id, frame.id as usize, &frame.twin());
-                self.door.send(ToDoor::Done { client: id });
-                twin
-            }
+            Some(FrameKind::Twin) => self.hear_twin(id, frame.id as usize, frame.twin()),
             Some(kind) => self.direct_frame(id, kind, frame),
             None => Err(Violation::Frame),
         };

@@ -4,6 +4,7 @@
 //! from the kernel, and answers through the movers, so that an answer never overtakes the command that
 //! makes it true.
 mod client;
+mod deferred;
 mod direct;
 mod families;
 mod guests;
@@ -41,6 +42,7 @@ use crate::mover::Mover;
 use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
+use deferred::Deferred;
 use families::Families;
 use kernel::Kernel;
 use names::Names;
@@ -100,6 +102,7 @@ pub struct Conductor {
     rings: direct::Rings,
     families: Families,
     kernel: Kernel,
+    deferred: Deferred,
     /// Clients and connections numbered so far.
     serial: u64,
     /// Ready when something was put into an inbox while the conductor slept.
@@ -212,6 +215,7 @@ impl Conductor {
             rings: direct::Rings::default(),
             families: Families::default(),
             kernel: Kernel::default(),
+            deferred: Deferred::default(),
             serial: 0,
             epoll,
             messages: VecDeque::new(),
@@ -240,6 +244,7 @@ impl Conductor {
             self.hear_door(message);
             worked = true;
         }
+        worked |= self.replay();
         worked |= self.serve_waiting();
         if worked {
             self.set_gauges();
@@ -271,7 +276,7 @@ impl Conductor {
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
         let times = [self.retry_at(), self.twins.look_at(), self.direct_wake_by(), self.log.wake_by()];
-        times.into_iter().flatten().min()
+        times.into_iter().chain([self.deferred.wake_by()]).flatten().min()
     }
 
     /// Does whatever has its time.
@@ -279,6 +284,7 @@ impl Conductor {
         self.look_after_parked();
         self.say_unsaid();
         self.tick_direct();
+        self.give_up_deferred();
     }
 
     /// The inboxes.
@@ -288,8 +294,8 @@ impl Conductor {
 
     fn carry_out(&mut self, message: &mut ToConductor) {
         match *message {
-            ToConductor::Control { client, channel, ref request, .. } => {
-                self.control(client, channel, request)
+            ToConductor::Control { client, channel, ref request, ref mut _forwarded } => {
+                self.hear_request(client, channel, request, _forwarded.take())
             }
             ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
@@ -435,6 +441,7 @@ impl Conductor {
         }
         let (attached, uid) = (client.memory.is_some(), client.identity.uid);
         let left = u64::from(matches!(client.phase, Phase::Attached));
+        let channels = client.channels;
         client.phase = Phase::Leaving;
         let (mover, pid, namespace) = (client.mover, client.identity.pid, client.identity.namespace);
         self.take_kernel_counts(id);
@@ -448,6 +455,7 @@ impl Conductor {
         }
         self.door.send(ToDoor::CutOff { client: id, violation });
         self.families.leave(pid);
+        self.deferred.forget(id, channels);
         Metrics::add(&self.metrics.clients_left, left);
         let now = self.clock.now();
         let deadline = if violation.is_some() { now } else { now + GRACE };

@@ -15,16 +15,17 @@ use ports::Ports;
 use rustix::io::Errno;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// How old a namespace's address list may be when an address is not found in it.
+/// How old a namespace's address list may be when somebody asks for what it says.
 const ADDRESSES_FRESH: Duration = Duration::from_millis(50);
+/// After a long list nothing is read for so many times as long as it took: reading takes a tenth of a core at most.
+const PAUSE_FACTOR: u32 = 9;
 
 /// Bindings of one payer.
 const BINDINGS_MAX: usize = 65_536;
-
-/// Reads the addresses of a namespace, for which it may wait a moment or not; nothing if they cannot be read, or not yet.
-pub type ReadAddresses = Box<dyn FnMut(bool) -> Option<Addresses> + Send>;
 
 /// What `pd run` says of a namespace.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -50,11 +51,12 @@ pub struct Names {
 
 struct Namespace {
     users: usize,
-    read: ReadAddresses,
+    /// Its file, for those who read its addresses.
+    file: Arc<OwnedFd>,
     addresses: Addresses,
-    /// The last list was long.
-    is_long: bool,
     read_at: Option<Duration>,
+    /// The end of the pause after the last list, if that was long.
+    resume_at: Option<Duration>,
     /// The count of changes when it last claimed its addresses.
     claimed_at: Option<u64>,
     registration: Option<Registration>,
@@ -86,9 +88,10 @@ pub struct Wish {
 }
 
 impl Namespace {
-    fn hold(&mut self, found: Addresses) {
-        self.is_long = addresses::is_long(&found);
-        self.addresses = found;
+    /// Whether a request of that time takes a later list.
+    fn is_stale(&self, as_of: Duration) -> bool {
+        let is_old = self.read_at.is_none_or(|at| as_of.saturating_sub(at) >= ADDRESSES_FRESH);
+        is_old && self.resume_at.is_none_or(|at| as_of >= at)
     }
 }
 
@@ -103,13 +106,13 @@ impl fmt::Debug for Names {
 
 impl Names {
     /// A client of this namespace attached (or `pd run` registered it). Returns whether its addresses were never read.
-    pub fn enter(&mut self, id: NamespaceId, read: impl FnOnce() -> ReadAddresses) -> bool {
+    pub fn enter(&mut self, id: NamespaceId, file: &Arc<OwnedFd>) -> bool {
         let namespace = self.namespaces.entry(id).or_insert_with(|| Namespace {
             users: 0,
-            read: read(),
+            file: Arc::clone(file),
             addresses: Addresses::default(),
-            is_long: false,
             read_at: None,
+            resume_at: None,
             claimed_at: None,
             registration: None,
             next_port: EPHEMERAL_PORT_FIRST,
@@ -118,11 +121,45 @@ impl Names {
         namespace.read_at.is_none()
     }
 
-    /// Takes note of the addresses that a namespace holds, as somebody has read them.
-    pub fn learn(&mut self, id: NamespaceId, found: Addresses, now: Duration) {
+    /// Takes note of the addresses that a namespace holds, as somebody has read them in the time that it took. Where they cannot
+    /// be read what was known holds: nobody loses an address by it.
+    pub fn learn(&mut self, id: NamespaceId, found: Option<Addresses>, took: Duration, now: Duration) {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };
-        namespace.hold(found);
-        (namespace.read_at, namespace.claimed_at) = (Some(now), None);
+        // What it says may be as old as its beginning.
+        (namespace.read_at, namespace.resume_at) = (Some(now.saturating_sub(took)), None);
+        let Some(found) = found else { return };
+        namespace.resume_at = addresses::is_long(&found).then(|| now + took * PAUSE_FACTOR);
+        (namespace.addresses, namespace.claimed_at) = (found, None);
+    }
+
+    /// The file of a namespace.
+    pub fn file(&self, id: NamespaceId) -> Option<&Arc<OwnedFd>> {
+        Some(&self.namespaces.get(&id)?.file)
+    }
+
+    /// The namespaces whose addresses have to be read before a request of the time `as_of` in namespace `id` is told whose
+    /// address `ip` is. If it is to `reach` that address, it may be any namespace's.
+    pub fn unread(&self, id: NamespaceId, ip: IpAddr, reach: bool, as_of: Duration) -> Vec<NamespaceId> {
+        let ip = canonical(ip);
+        if is_loopback(ip) || ip.is_unspecified() {
+            return Vec::new();
+        }
+        let is_stale = |id: &NamespaceId| self.namespaces.get(id).is_some_and(|n| n.is_stale(as_of));
+        let owner = self.owners.get(&ip).copied();
+        match owner {
+            None if reach => self.namespaces.keys().copied().filter(is_stale).collect(),
+            Some(owner) if owner != id => [owner, id].into_iter().filter(is_stale).collect(),
+            _ => [id].into_iter().filter(is_stale).collect(),
+        }
+    }
+
+    /// The namespaces whose addresses have to be read before [`Self::register`], of the time `as_of`.
+    pub fn unread_owners(&self, addresses: &[IpAddr], as_of: Duration) -> Vec<NamespaceId> {
+        let mut owners: Vec<_> = addresses.iter().filter_map(|ip| self.owners.get(ip).copied()).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        owners.retain(|owner| self.namespaces.get(owner).is_some_and(|n| n.is_stale(as_of)));
+        owners
     }
 
     /// Whether a client or a registration is in the namespace.
@@ -145,14 +182,9 @@ impl Names {
     ///
     /// # Errors
     /// `EADDRINUSE` if another namespace holds one of the addresses.
-    pub fn register(
-        &mut self,
-        id: NamespaceId,
-        registration: Registration,
-        now: Duration,
-    ) -> Result<(), Errno> {
+    pub fn register(&mut self, id: NamespaceId, registration: Registration) -> Result<(), Errno> {
         for &ip in &registration.addresses {
-            if self.fresh_owner(ip, now).is_some_and(|owner| owner != id) {
+            if self.claimed_owner(ip).is_some_and(|owner| owner != id) {
                 return Err(Errno::ADDRINUSE);
             }
         }
@@ -169,17 +201,11 @@ impl Names {
         self.namespaces.get(&id)?.registration.as_ref()
     }
 
-    /// Has the namespace claim what it holds and give up what it does not. An address that was
+    /// Has the namespace claim what it is known to hold and give up what it does not. An address that was
     /// registered stays its own.
-    fn refresh(&mut self, id: NamespaceId, now: Duration) {
+    fn claim(&mut self, id: NamespaceId) {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };
-        if namespace.read_at.is_none_or(|at| now.saturating_sub(at) >= ADDRESSES_FRESH) {
-            namespace.read_at = Some(now);
-            // Where they cannot be read, or not yet, what was known holds: nobody loses an address by it.
-            if let Some(found) = (namespace.read)(!namespace.is_long) {
-                namespace.hold(found);
-            }
-        } else if namespace.claimed_at == Some(self.changes) {
+        if namespace.claimed_at == Some(self.changes) {
             return;
         }
         let registered = namespace.registration.as_ref().map(|r| &r.addresses);
@@ -198,20 +224,20 @@ impl Names {
         namespace.claimed_at = Some(self.changes);
     }
 
-    /// Who owns the address, unless it has been given up since that was last seen.
-    fn fresh_owner(&mut self, ip: IpAddr, now: Duration) -> Option<NamespaceId> {
+    /// Who owns the address, unless it is known to be given up.
+    fn claimed_owner(&mut self, ip: IpAddr) -> Option<NamespaceId> {
         let owner = *self.owners.get(&ip)?;
-        self.refresh(owner, now);
+        self.claim(owner);
         self.owners.get(&ip).copied()
     }
 
     /// Whether the namespace may use the address: it holds it, and held it first.
-    pub fn holds(&mut self, id: NamespaceId, ip: IpAddr, now: Duration) -> bool {
+    pub fn holds(&mut self, id: NamespaceId, ip: IpAddr) -> bool {
         if is_loopback(ip) {
             return true;
         }
-        if self.fresh_owner(ip, now) != Some(id) {
-            self.refresh(id, now);
+        if self.claimed_owner(ip) != Some(id) {
+            self.claim(id);
         }
         self.owners.get(&ip) == Some(&id)
             || (is_local(ip) && self.namespaces.get(&id).is_some_and(|n| n.addresses.contains_key(&ip)))
@@ -222,10 +248,10 @@ impl Names {
     /// # Errors
     /// `EADDRNOTAVAIL` if the namespace does not hold the address, `EADDRINUSE` if the port is taken, `ENOBUFS` if whoever pays
     /// has too many.
-    pub fn bind(&mut self, id: NamespaceId, wish: &Wish, now: Duration) -> Result<SocketAddr, Errno> {
+    pub fn bind(&mut self, id: NamespaceId, wish: &Wish) -> Result<SocketAddr, Errno> {
         let &Wish { wanted, v6_only, owner: (client, slot), share, payer } = wish;
         let ip = canonical(wanted.ip());
-        if !ip.is_unspecified() && !self.holds(id, ip, now) {
+        if !ip.is_unspecified() && !self.holds(id, ip) {
             return Err(Errno::ADDRNOTAVAIL);
         }
         let mut binding = Binding { ip, v6_only, client, slot, listening: false, share, payer };
@@ -296,14 +322,14 @@ impl Names {
     ///
     /// # Errors
     /// `EHOSTUNREACH` if no container holds the address.
-    pub fn namespace_of(&mut self, id: NamespaceId, ip: IpAddr, now: Duration) -> Result<NamespaceId, Errno> {
+    pub fn namespace_of(&mut self, id: NamespaceId, ip: IpAddr) -> Result<NamespaceId, Errno> {
         let ip = canonical(ip);
-        if is_loopback(ip) || ip.is_unspecified() || self.holds(id, ip, now) {
+        if is_loopback(ip) || ip.is_unspecified() || self.holds(id, ip) {
             return Ok(id);
         }
         if !self.owners.contains_key(&ip) {
             let all: Vec<_> = self.namespaces.keys().copied().collect();
-            all.into_iter().for_each(|other| self.refresh(other, now));
+            all.into_iter().for_each(|other| self.claim(other));
         }
         self.owners.get(&ip).copied().ok_or(Errno::HOSTUNREACH)
     }
@@ -312,14 +338,9 @@ impl Names {
     ///
     /// # Errors
     /// `EHOSTUNREACH` if no container holds the address, `ECONNREFUSED` if nothing listens there.
-    pub fn listener(
-        &mut self,
-        id: NamespaceId,
-        to: SocketAddr,
-        now: Duration,
-    ) -> Result<(ClientId, Slot), Errno> {
+    pub fn listener(&mut self, id: NamespaceId, to: SocketAddr) -> Result<(ClientId, Slot), Errno> {
         let ip = canonical(to.ip());
-        let target = self.namespace_of(id, ip, now)?;
+        let target = self.namespace_of(id, ip)?;
         let list =
             self.ports.get_mut(&target).and_then(|ports| ports.at(to.port())).ok_or(Errno::CONNREFUSED)?;
         let fits = |b: &&Binding| b.listening && b.accepts(ip);
@@ -334,14 +355,14 @@ impl Names {
     }
 
     /// The address that a socket of `id` gets when it connects to `to` without being bound.
-    pub fn local_for(&mut self, id: NamespaceId, to: IpAddr, now: Duration) -> SocketAddr {
+    pub fn local_for(&mut self, id: NamespaceId, to: IpAddr) -> SocketAddr {
         let port = self.next_port(id);
         let ip = canonical(to);
         if is_loopback(ip) || ip.is_unspecified() || self.owners.get(&ip) == Some(&id) {
             let own = if ip.is_unspecified() { loopback(ip) } else { ip };
             return SocketAddr::new(own, port);
         }
-        self.refresh(id, now);
+        self.claim(id);
         let owners = &self.owners;
         let best = self.namespaces.get(&id).and_then(|namespace| {
             let usable = namespace.addresses.iter().filter(|(own, _)| {
@@ -423,19 +444,29 @@ fn same_prefix(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
 
     fn id(inode: u64) -> NamespaceId {
         NamespaceId::for_test(inode)
     }
 
+    /// Nobody reads it.
+    fn file() -> Arc<OwnedFd> {
+        Arc::new(std::fs::File::open("/dev/null").unwrap().into())
+    }
+
     fn names(list: &[(u64, &[&str])]) -> Names {
         let mut names = Names::default();
         for &(inode, addresses) in list {
-            let held: HashMap<IpAddr, u8> = addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect();
-            names.enter(id(inode), move || Box::new(move |_| Some(held.clone())));
+            names.enter(id(inode), &file());
+            hold(&mut names, inode, addresses);
         }
         names
+    }
+
+    /// The namespace is read and holds these.
+    fn hold(names: &mut Names, inode: u64, addresses: &[&str]) {
+        let found = addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect();
+        names.learn(id(inode), Some(found), Duration::ZERO, Duration::ZERO);
     }
 
     fn at(text: &str) -> SocketAddr {
@@ -447,54 +478,50 @@ mod tests {
         Registration { name: "a".into(), tenant: "t".into(), addresses }
     }
 
-    /// Two namespaces and what each holds, to be changed; `None` cannot be read.
-    type Held = Arc<Mutex<Option<HashMap<IpAddr, u8>>>>;
-
-    fn changing() -> (Names, [Held; 2]) {
-        let mut names = Names::default();
-        let held: [Held; 2] = Default::default();
-        for (inode, held) in [1, 2].into_iter().zip(&held) {
-            let held = Arc::clone(held);
-            names.enter(id(inode), move || Box::new(move |_| held.lock().unwrap().clone()));
-        }
-        (names, held)
-    }
-
-    fn hold(held: &Held, addresses: &[&str]) {
-        *held.lock().unwrap() = Some(addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect());
+    #[test]
+    fn a_list_is_used_until_it_is_old() {
+        let (mut names, now) = (Names::default(), Duration::from_secs(1));
+        let (own, other): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "10.0.0.9".parse().unwrap());
+        assert!(names.enter(id(1), &file()) && names.enter(id(2), &file()), "nobody has read them");
+        assert_eq!(names.unread(id(1), own, false, now), [id(1)]);
+        names.learn(id(1), Some([(own, 24)].into_iter().collect()), Duration::ZERO, now);
+        assert!(!names.enter(id(1), &file()));
+        assert!(names.holds(id(1), own) && !names.holds(id(2), own));
+        let unread = |names: &Names, inode, ip, reach, as_of| {
+            let mut unread = names.unread(id(inode), ip, reach, as_of);
+            unread.sort();
+            unread
+        };
+        assert_eq!(unread(&names, 1, own, false, now), []);
+        assert_eq!(unread(&names, 2, own, false, now), [id(2)]);
+        let late = now + ADDRESSES_FRESH;
+        assert_eq!(unread(&names, 1, own, true, late), [id(1)]);
+        assert_eq!(unread(&names, 2, own, true, late), [id(1), id(2)]);
+        assert_eq!(unread(&names, 1, other, false, late), [id(1)]);
+        assert_eq!(unread(&names, 1, other, true, late), [id(1), id(2)], "whose is it?");
+        assert_eq!(unread(&names, 1, Ipv4Addr::LOCALHOST.into(), true, late), []);
+        assert_eq!(names.unread_owners(&[own, other], late), [id(1)]);
+        // A list that came after the request is late enough for it, however long others take.
+        names.learn(id(1), None, Duration::ZERO, late);
+        assert_eq!(unread(&names, 1, own, true, late), []);
+        assert!(names.holds(id(1), own), "it could not be read: what was known holds");
     }
 
     #[test]
-    fn a_list_that_somebody_has_read_is_used_until_it_is_old() {
-        let (mut names, [held, _]) = changing();
-        let (now, own): (_, IpAddr) = (Duration::from_secs(1), "10.0.0.1".parse().unwrap());
-        hold(&held, &[]);
-        assert!(names.enter(id(1), || unreachable!()), "nobody has read them");
-        names.learn(id(1), [(own, 24)].into_iter().collect(), now);
-        assert!(!names.enter(id(1), || unreachable!()));
-        assert!(names.holds(id(1), own, now) && !names.holds(id(2), own, now));
-        assert!(!names.holds(id(1), own, now + ADDRESSES_FRESH));
-    }
-
-    #[test]
-    fn nobody_waits_after_a_long_list() {
+    fn after_a_long_list_there_is_a_pause() {
         let mut names = Names::default();
-        let waits = Arc::new(Mutex::new(Vec::new()));
-        let asked = Arc::clone(&waits);
-        names.enter(id(1), move || {
-            Box::new(move |may_wait| {
-                asked.lock().unwrap().push(may_wait);
-                None
-            })
-        });
-        let mut now = Duration::from_secs(1);
-        for count in [addresses::ADDRESSES_MAX as u32, 10] {
-            let address = |n: u32| (IpAddr::from((0x0a00_0001 + n).to_be_bytes()), 8);
-            names.learn(id(1), (0..count).map(address).collect(), now);
-            now += ADDRESSES_FRESH;
-            assert!(names.holds(id(1), address(0).0, now), "it was the namespace's");
+        names.enter(id(1), &file());
+        let address = |n: u32| (IpAddr::from((0x0a00_0001 + n).to_be_bytes()), 8);
+        let (now, took, old) = (Duration::from_secs(1), Duration::from_millis(20), address(0).0);
+        let unread = |names: &Names, as_of| !names.unread(id(1), old, false, as_of).is_empty();
+        for (count, pause) in
+            [(addresses::ADDRESSES_MAX as u32, took * PAUSE_FACTOR), (10, ADDRESSES_FRESH - took)]
+        {
+            names.learn(id(1), Some((0..count).map(address).collect()), took, now);
+            let just = Duration::from_nanos(1);
+            assert!(!unread(&names, now + pause - just) && unread(&names, now + pause), "{count}");
+            assert!(names.holds(id(1), old), "it was the namespace's");
         }
-        assert_eq!(*waits.lock().unwrap(), [false, true]);
     }
 
     impl Names {
@@ -504,48 +531,44 @@ mod tests {
             wanted: SocketAddr,
             v6_only: bool,
             owner: (ClientId, Slot),
-            now: Duration,
         ) -> Result<SocketAddr, Errno> {
-            self.bind(id, &Wish { wanted, v6_only, owner, share: None, payer: (0, None) }, now)
+            self.bind(id, &Wish { wanted, v6_only, owner, share: None, payer: (0, None) })
         }
     }
 
     #[test]
     fn binds_only_what_the_namespace_holds() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
-        let now = Duration::ZERO;
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.2:5"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:5"), false, (1, 1), now), Ok(at("10.0.0.1:5")));
-        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(2), at("0.0.0.0:5"), false, (2, 1), now), Ok(at("0.0.0.0:5")));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.2:5"), false, (1, 1)), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:5"), false, (1, 1)), Ok(at("10.0.0.1:5")));
+        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2)), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(2), at("0.0.0.0:5"), false, (2, 1)), Ok(at("0.0.0.0:5")));
         names.unbind(id(1), 5, (1, 1));
-        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2), now), Ok(at("0.0.0.0:5")));
-        assert_eq!(names.bind_alone(id(1), at("[::]:5"), false, (1, 3), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(1), at("[::]:5"), true, (1, 3), now), Ok(at("[::]:5")));
-        let any = names.bind_alone(id(1), at("127.0.0.1:0"), false, (1, 4), now).unwrap();
+        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2)), Ok(at("0.0.0.0:5")));
+        assert_eq!(names.bind_alone(id(1), at("[::]:5"), false, (1, 3)), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(1), at("[::]:5"), true, (1, 3)), Ok(at("[::]:5")));
+        let any = names.bind_alone(id(1), at("127.0.0.1:0"), false, (1, 4)).unwrap();
         assert!((EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST).contains(&any.port()));
     }
 
     #[test]
     fn loopback_stays_at_home_and_addresses_cross() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2", "fd00::2"])]);
-        let now = Duration::from_secs(1);
-        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 1), now).unwrap();
-        assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Err(Errno::CONNREFUSED), "not listening");
+        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 1)).unwrap();
+        assert_eq!(names.listener(id(1), at("10.0.0.2:80")), Err(Errno::CONNREFUSED), "not listening");
         names.listen(id(2), 80, (2, 1));
-        assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Ok((2, 1)));
-        assert_eq!(names.listener(id(1), at("[::ffff:10.0.0.2]:80"), now), Ok((2, 1)));
-        assert_eq!(names.listener(id(1), at("127.0.0.1:80"), now), Err(Errno::CONNREFUSED));
-        assert_eq!(names.listener(id(2), at("127.0.0.1:80"), now), Ok((2, 1)));
-        assert_eq!(names.listener(id(1), at("10.0.0.9:80"), now), Err(Errno::HOSTUNREACH));
-        assert_eq!(names.listener(id(1), at("[fd00::2]:80"), now), Err(Errno::CONNREFUSED), "IPv4 only");
-        assert_eq!(names.local_for(id(1), at("10.0.0.2:80").ip(), now).ip(), at("10.0.0.1:0").ip());
+        assert_eq!(names.listener(id(1), at("10.0.0.2:80")), Ok((2, 1)));
+        assert_eq!(names.listener(id(1), at("[::ffff:10.0.0.2]:80")), Ok((2, 1)));
+        assert_eq!(names.listener(id(1), at("127.0.0.1:80")), Err(Errno::CONNREFUSED));
+        assert_eq!(names.listener(id(2), at("127.0.0.1:80")), Ok((2, 1)));
+        assert_eq!(names.listener(id(1), at("10.0.0.9:80")), Err(Errno::HOSTUNREACH));
+        assert_eq!(names.listener(id(1), at("[fd00::2]:80")), Err(Errno::CONNREFUSED), "IPv4 only");
+        assert_eq!(names.local_for(id(1), at("10.0.0.2:80").ip()).ip(), at("10.0.0.1:0").ip());
     }
 
     #[test]
     fn listeners_of_one_user_share_a_port_and_take_turns() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
-        let now = Duration::from_secs(1);
         let wanted = at("0.0.0.0:80");
         let wish = |client, share| Wish {
             wanted,
@@ -554,97 +577,76 @@ mod tests {
             share: Some(share),
             payer: (0, None),
         };
-        names.bind(id(1), &wish(1, 7), now).unwrap();
-        names.bind(id(1), &wish(2, 7), now).unwrap();
-        let others = names.bind(id(1), &wish(3, 8), now);
+        names.bind(id(1), &wish(1, 7)).unwrap();
+        names.bind(id(1), &wish(2, 7)).unwrap();
+        let others = names.bind(id(1), &wish(3, 8));
         assert_eq!(others, Err(Errno::ADDRINUSE), "another user");
-        assert_eq!(
-            names.bind_alone(id(1), wanted, false, (4, 1), now),
-            Err(Errno::ADDRINUSE),
-            "does not share"
-        );
+        assert_eq!(names.bind_alone(id(1), wanted, false, (4, 1)), Err(Errno::ADDRINUSE), "does not share");
         names.listen(id(1), 80, (1, 1));
         names.listen(id(1), 80, (2, 1));
-        let mut next = || names.listener(id(2), at("10.0.0.1:80"), now).unwrap().0;
+        let mut next = || names.listener(id(2), at("10.0.0.1:80")).unwrap().0;
         assert_eq!([next(), next(), next(), next()], [1, 2, 1, 2]);
         names.set_listening(id(1), 80, (1, 1), false);
-        let mut next = || names.listener(id(2), at("10.0.0.1:80"), now).unwrap().0;
+        let mut next = || names.listener(id(2), at("10.0.0.1:80")).unwrap().0;
         assert_eq!([next(), next()], [2, 2]);
     }
 
     #[test]
     fn a_stolen_address_gains_nothing() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.1"])]);
-        let now = Duration::from_secs(1);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), now).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1)).unwrap();
         names.listen(id(1), 80, (1, 1));
-        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
-        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 2), now).unwrap();
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)), Err(Errno::ADDRNOTAVAIL));
+        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 2)).unwrap();
         names.listen(id(2), 80, (2, 2));
-        assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now), Ok((1, 1)));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok((1, 1)));
         names.leave(id(1));
         names.unbind(id(1), 80, (1, 1));
-        assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now + Duration::from_secs(1)), Ok((2, 2)));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok((2, 2)));
     }
 
     #[test]
     fn registered_addresses_are_taken() {
         let mut names = names(&[(1, &["10.0.0.1", "10.0.0.7"]), (2, &["10.0.0.1"])]);
-        let now = Duration::from_secs(1);
-        names.register(id(1), registration(&["10.0.0.1"]), now).unwrap();
-        assert_eq!(names.register(id(2), registration(&["10.0.0.1"]), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.7:80"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert!(names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), now).is_ok());
+        names.register(id(1), registration(&["10.0.0.1"])).unwrap();
+        assert_eq!(names.register(id(2), registration(&["10.0.0.1"])), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.7:80"), false, (1, 1)), Err(Errno::ADDRNOTAVAIL));
+        assert!(names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1)).is_ok());
     }
 
     #[test]
     fn an_address_that_moved_is_the_new_holders_at_once() {
-        let (mut names, [one, two]) = changing();
-        let second = Duration::from_secs;
-        hold(&one, &["10.0.0.1"]);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
-        hold(&one, &[]);
-        hold(&two, &["10.0.0.1"]);
-        // Asked by the new holder alone, within the time for which nothing is read again, too.
-        let now = second(1) + ADDRESSES_FRESH;
-        names.bind_alone(id(2), at("0.0.0.0:81"), false, (2, 1), now).unwrap();
-        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 2), now).unwrap();
+        let mut names = names(&[(1, &[]), (2, &[])]);
+        hold(&mut names, 1, &["10.0.0.1"]);
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1)).unwrap();
+        hold(&mut names, 1, &[]);
+        hold(&mut names, 2, &["10.0.0.1"]);
+        names.bind_alone(id(2), at("0.0.0.0:81"), false, (2, 1)).unwrap();
+        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 2)).unwrap();
         names.listen(id(2), 80, (2, 2));
-        assert_eq!(names.listener(id(1), at("10.0.0.1:80"), second(2)), Ok((2, 2)));
-        assert_eq!(
-            names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2), second(3)),
-            Err(Errno::ADDRNOTAVAIL)
-        );
+        assert_eq!(names.listener(id(1), at("10.0.0.1:80")), Ok((2, 2)));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2)), Err(Errno::ADDRNOTAVAIL));
         // And back again, registered.
-        hold(&two, &[]);
-        hold(&one, &["10.0.0.1"]);
-        names.register(id(1), registration(&["10.0.0.1"]), second(4)).unwrap();
-        names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2), second(4)).unwrap();
+        hold(&mut names, 2, &[]);
+        hold(&mut names, 1, &["10.0.0.1"]);
+        names.register(id(1), registration(&["10.0.0.1"])).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2)).unwrap();
     }
 
     #[test]
     fn what_is_registered_or_cannot_be_read_is_not_given_up() {
-        let (mut names, [one, two]) = changing();
-        let second = Duration::from_secs;
+        let mut names = names(&[(1, &[]), (2, &[])]);
         let refused = Err(Errno::ADDRNOTAVAIL);
-        hold(&one, &["10.0.0.1"]);
-        hold(&two, &["10.0.0.1"]);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
-        *one.lock().unwrap() = None;
-        assert_eq!(
-            names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(2)),
-            refused,
-            "unreadable"
-        );
-        names.register(id(1), registration(&["10.0.0.1"]), second(2)).unwrap();
-        hold(&one, &[]);
-        assert_eq!(
-            names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(3)),
-            refused,
-            "registered"
-        );
+        hold(&mut names, 1, &["10.0.0.1"]);
+        hold(&mut names, 2, &["10.0.0.1"]);
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1)).unwrap();
+        names.learn(id(1), None, Duration::ZERO, Duration::ZERO);
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)), refused, "unreadable");
+        names.register(id(1), registration(&["10.0.0.1"])).unwrap();
+        hold(&mut names, 1, &[]);
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)), refused, "registered");
         names.leave(id(1));
-        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(4)).unwrap();
+        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)).unwrap();
     }
 }

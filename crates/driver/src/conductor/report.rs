@@ -2,7 +2,6 @@
 use super::client::{Client, SocketState};
 use super::tenants::Registered;
 use super::Conductor;
-use crate::addresses::AddressReader;
 use crate::admin::{Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::door::{Asked, Registering, ToDoor};
 use crate::identity;
@@ -26,25 +25,18 @@ impl Conductor {
                 Ok(cut) => Answer::Applied { cut },
                 Err(why) => Answer::Error(why.to_string()),
             },
-            Asked::Register(registering) => match self.register(registering) {
-                Ok(()) => Answer::Done,
-                Err(why) => Answer::Error(why),
-            },
-            Asked::Plain(Ask::Counters | Ask::Apply { .. } | Ask::Register { .. }) => {
+            Asked::Register(_) | Asked::Plain(Ask::Counters | Ask::Apply { .. } | Ask::Register { .. }) => {
                 Answer::Error("not the conductor's to answer".to_owned())
             }
         }
     }
 
-    fn register(&mut self, registering: Registering) -> Result<(), String> {
+    pub(super) fn register(&mut self, registering: Registering) -> Result<(), String> {
         let Registering { registration, pidfd, namespace: id, namespace_fd, cgroup } = registering;
         let name = registration.name.clone();
         self.tenants.enroll(&registration.tenant)?;
-        self.names.enter(id, move || {
-            let mut addresses = AddressReader::new(Arc::new(namespace_fd));
-            Box::new(move |may_wait| addresses.read(may_wait).ok().flatten())
-        });
-        if let Err(errno) = self.names.register(id, registration, self.clock.now()) {
+        self.names.enter(id, &Arc::new(namespace_fd));
+        if let Err(errno) = self.names.register(id, registration) {
             self.names.leave(id);
             return Err(format!("container {name}: an address is held by another namespace ({errno})"));
         }

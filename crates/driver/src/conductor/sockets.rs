@@ -159,7 +159,6 @@ impl Conductor {
     }
 
     fn bind(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
-        let now = self.clock.now();
         let wanted = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let namespace = client.identity.namespace;
@@ -172,7 +171,7 @@ impl Conductor {
         let (v6_only, owner) = (state.v6_only, (id, socket.slot()));
         let payer = client.payer();
         let wish = Wish { wanted, v6_only, owner, share, payer };
-        let bound = self.names.bind(namespace, &wish, now)?;
+        let bound = self.names.bind(namespace, &wish)?;
         if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
             state.bound = Some(bound);
         }
@@ -209,7 +208,6 @@ impl Conductor {
     }
 
     fn connect(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
-        let now = self.clock.now();
         let to = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, mover) = (client.identity.namespace, client.mover);
@@ -222,15 +220,13 @@ impl Conductor {
         let to = family_of(state, to)?;
         let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
         let reached = self.tenants.route(to);
-        let (peer, peer_listener) = self.names.listener(namespace, reached, now)?;
+        let (peer, peer_listener) = self.names.listener(namespace, reached)?;
         let tenants = self.admit(id, peer, reached)?;
         self.check_room(peer)?;
         let local = match bound {
             Some(bound) if !bound.ip().is_unspecified() => bound,
-            Some(bound) => {
-                SocketAddr::new(self.names.local_for(namespace, reached.ip(), now).ip(), bound.port())
-            }
-            None => self.names.local_for(namespace, reached.ip(), now),
+            Some(bound) => SocketAddr::new(self.names.local_for(namespace, reached.ip()).ip(), bound.port()),
+            None => self.names.local_for(namespace, reached.ip()),
         };
         // The connecting side sees the address that it asked for, the other its own.
         let own = |at: SocketAddr| {

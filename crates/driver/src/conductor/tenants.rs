@@ -199,6 +199,11 @@ impl Tenants {
         name.and_then(|name| self.numbers.get(name).copied()).unwrap_or_default()
     }
 
+    /// Where a connect to `to` would lead.
+    pub fn would_reach(&self, to: SocketAddr) -> SocketAddr {
+        self.policy.route(to).map_or(to, |index| self.policy.routes[index].to)
+    }
+
     /// Where a connect to `to` leads.
     pub fn route(&mut self, to: SocketAddr) -> SocketAddr {
         let Some(index) = self.policy.route(to) else { return to };

@@ -238,12 +238,11 @@ impl Conductor {
     }
 
     fn twin_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
-        let now = self.clock.now();
         let to = asked.peer.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, pid) = (client.identity.namespace, client.identity.pid);
-        let there = self.names.namespace_of(namespace, to.ip(), now)?;
+        let there = self.names.namespace_of(namespace, to.ip())?;
         let place = Place::Tcp(there, to.port());
         let speakers = self.twins.speakers_at(place, to.ip());
         let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
@@ -254,7 +253,7 @@ impl Conductor {
         self.check_room(peer)?;
         let local = match bound.ip().is_unspecified() {
             false => bound,
-            true => SocketAddr::new(self.names.local_for(namespace, to.ip(), now).ip(), bound.port()),
+            true => SocketAddr::new(self.names.local_for(namespace, to.ip()).ip(), bound.port()),
         };
         let index = self.free_connection();
         let key = Key::Tcp([(namespace, local.port()), (there, to.port())]);
@@ -326,10 +325,9 @@ impl Conductor {
     }
 
     fn twin_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
-        let now = self.clock.now();
         let held = self.prove(id, asked)?;
         let (local, remote) = (held.wanted.local, held.wanted.peer);
-        let from = self.names.namespace_of(held.namespace, remote.ip(), now)?;
+        let from = self.names.namespace_of(held.namespace, remote.ip())?;
         let key = Key::Tcp([(from, remote.port()), (held.namespace, local.port())]);
         let index = self.unclaimed_at(&key, local, remote).ok_or(Errno::NOENT)?;
         self.claim(id, channel, index, held)

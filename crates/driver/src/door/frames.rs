@@ -1,6 +1,6 @@
 //! Frames of clients: read one at a time, carried out here, by a helper or by the conductor, and answered before the next.
 use super::guest::{Guest, Phase, Waits};
-use super::helpers::{receive, Job};
+use super::helpers::{receive, Job, NOBODY};
 use super::messages::{FromDoor, Made};
 use super::{token, Door, TOKEN_SOCKET};
 use crate::conductor::CHANNEL;
@@ -260,21 +260,25 @@ impl Door {
     pub(super) fn made(&mut self, id: ClientId, serial: u64, made: Made) {
         let made = match made {
             Made::Held(regions) => return self.helpers.hold(regions),
+            Made::Addresses(reading) => {
+                self.conductor.send(FromDoor::Addresses(reading));
+                // Whoever was admitted is heard now.
+                if self.guests.here(id).is_some_and(|guest| guest.serial == serial) {
+                    self.answered(id);
+                }
+                return;
+            }
             made => made,
         };
         let Some(guest) = self.guests.here(id).filter(|guest| guest.serial == serial) else {
             if let Made::SendRegion(Ok((region, _))) | Made::ReceiveRegion(Ok((region, _))) = made {
-                self.helpers.give(super::DRIVER, (0, 0), Job::Drop(vec![region]));
+                self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![region]));
             }
             return;
         };
         match made {
-            Made::Held(_) => {}
+            Made::Held(_) | Made::Addresses(_) => {}
             Made::Received(received) => self.received(id, received),
-            Made::Addresses(found) => {
-                self.conductor.send(FromDoor::Addresses { client: id, found });
-                self.answered(id);
-            }
             Made::SendRegion(Ok((region, fd))) => {
                 let number = guest.number_region();
                 let frame = described(FrameKind::SendRegion, number, &region);

@@ -1,7 +1,8 @@
 //! Helpers: threads for what takes long, or as long as a client likes. One for each payer, so that
 //! nobody waits for the memory, the descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
-use super::messages::{Made, ToDoor};
+use super::messages::{Made, Reading, ToDoor};
 use crate::addresses;
+use crate::identity::NamespaceId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Lease, Pool, Region};
 use crate::messages::{ClientId, Payer, DRIVER};
@@ -11,7 +12,7 @@ use rustix::net::RecvFlags;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a helper waits for more to do.
 const IDLE: Duration = Duration::from_secs(1);
@@ -28,8 +29,8 @@ pub enum Job {
     ReceiveRegion(Lease, u64),
     /// Seal a send region, and see to it that it is whole.
     Seal { number: u32, fd: OwnedFd, map: Arc<Mapping> },
-    /// Read the addresses of a network namespace.
-    Addresses(Arc<OwnedFd>),
+    /// Read the addresses of a network namespace, for whoever pays.
+    Addresses(Payer, NamespaceId, Arc<OwnedFd>),
     /// Receive a frame, and whatever descriptors come with it.
     Receive(Arc<OwnedFd>),
     /// Let memory go.
@@ -48,6 +49,8 @@ pub struct Helpers {
 
 /// For whom a job is done: the client and its serial.
 pub type For = (ClientId, u64);
+/// No client has this serial.
+pub const NOBODY: For = (0, 0);
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -101,7 +104,7 @@ impl Helpers {
         if !self.held.is_empty() {
             let looks = self.held.len().min(HELD_LOOKS);
             let looked_at = self.held.drain(..looks).collect();
-            self.give(DRIVER, (0, 0), Job::Drop(looked_at));
+            self.give(DRIVER, NOBODY, Job::Drop(looked_at));
         }
         let stuck: Vec<_> = self.queues.values().filter(|queue| queue.take_over()).cloned().collect();
         stuck.into_iter().for_each(|queue| self.serve(queue));
@@ -163,7 +166,17 @@ impl Job {
                 let sealed = seal().map(|()| Arc::clone(&map));
                 Some(Made::Sealed { number, sealed })
             }
-            Self::Addresses(namespace) => Some(Made::Addresses(addresses::list(&namespace))),
+            Self::Addresses(payer, id, namespace) => {
+                let begun = Instant::now();
+                let found = addresses::list(&namespace);
+                Some(Made::Addresses(Box::new(Reading {
+                    payer,
+                    id,
+                    _namespace: namespace,
+                    found,
+                    took: begun.elapsed(),
+                })))
+            }
             Self::Receive(socket) => Some(Made::Received(receive(&socket))),
             Self::Drop(mut regions) => {
                 regions.retain(|region| !region.is_let_go());
@@ -187,7 +200,6 @@ pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bo
 mod tests {
     use super::*;
     use crate::memory::{Amounts, HugepageUse};
-    use std::time::Instant;
 
     fn take(door: &Mailbox<ToDoor>) -> VecDeque<ToDoor> {
         let until = Instant::now() + Duration::from_secs(10);

@@ -4,13 +4,14 @@ use crate::admin::{Answer, Ask};
 use crate::conductor::{Refused, Registration};
 use crate::identity::{Identity, NamespaceId};
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region};
-use crate::messages::{ClientId, NewChannel, TenantId, Violation};
+use crate::messages::{ClientId, NewChannel, Payer, TenantId, Violation};
 use pd_abi::Frame;
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Conductor, or a helper, to door.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub enum ToDoor {
     Forget { client: ClientId, regions: Vec<Region> },
     /// Make a receive region of the lease's bytes for rings of `ring_bytes`.
     MakeReceiveRegion { client: ClientId, lease: Lease, ring_bytes: u64 },
+    /// Have the payer's helper read the addresses of a network namespace ([`FromDoor::Addresses`]).
+    ReadAddresses { payer: Payer, id: NamespaceId, namespace: Arc<OwnedFd> },
     /// Say when this process has ended.
     Watch { pidfd: Arc<OwnedFd> },
     /// From a helper.
@@ -53,12 +56,23 @@ pub enum Made {
     ReceiveRegion(Result<(Region, OwnedFd), Exhausted>),
     /// A send region is sealed and whole.
     Sealed { number: u32, sealed: Result<Arc<Mapping>, Errno> },
-    /// The addresses of its network namespace are read.
-    Addresses(std::io::Result<Addresses>),
+    /// The addresses of a network namespace are read.
+    Addresses(Box<Reading>),
     /// Regions that clients which have gone passed on.
     Held(Vec<Region>),
     /// A frame was received, and whether descriptors came with it; none at the end.
     Received(Result<Option<(Box<Frame>, bool)>, Errno>),
+}
+
+/// The addresses of a network namespace, as the helper of `payer` has read them.
+#[derive(Debug)]
+pub struct Reading {
+    pub payer: Payer,
+    pub id: NamespaceId,
+    /// Holds the namespace, so that its id is not reused.
+    pub _namespace: Arc<OwnedFd>,
+    pub found: std::io::Result<Addresses>,
+    pub took: Duration,
 }
 
 /// Door to conductor. Those of one client come in order.
@@ -66,8 +80,8 @@ pub enum Made {
 pub enum FromDoor {
     /// A process has connected. Answered by [`ToDoor::Admit`]. With a second descriptor of its network namespace.
     Arrived { client: ClientId, identity: Box<Identity>, namespace: OwnedFd },
-    /// The addresses of its network namespace, which nobody had read.
-    Addresses { client: ClientId, found: std::io::Result<Addresses> },
+    /// The addresses of a network namespace.
+    Addresses(Box<Reading>),
     /// It has been given its regions.
     Welcomed { client: ClientId, memory: Arc<ClientMemory> },
     /// It has mapped them.

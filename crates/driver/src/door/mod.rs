@@ -20,7 +20,7 @@ mod messages;
 mod turns;
 
 pub use listen::{listen, Sockets};
-pub use messages::{Asked, FromDoor, Registering, ToDoor};
+pub use messages::{Asked, FromDoor, Reading, Registering, ToDoor};
 
 use crate::clock::Clock;
 use crate::mailbox::Mailbox;
@@ -31,7 +31,7 @@ use crate::StartError;
 use accept::Newcomers;
 use admin::{Desk, Strangers};
 use guest::Guests;
-use helpers::{Helpers, Job};
+use helpers::{Helpers, Job, NOBODY};
 use pd_abi::limits::REGIONS_MAX;
 use pd_shm::counters::CounterRegion;
 use rustix::event::epoll;
@@ -200,7 +200,10 @@ impl Door {
                 guest.admit(tenant, account, lease);
                 let (payer, whose) = (guest.payer(), (client, guest.serial));
                 match unread {
-                    Some(namespace) => self.helpers.give(payer, whose, Job::Addresses(namespace)),
+                    Some(namespace) => {
+                        let job = Job::Addresses(payer, guest.namespace, namespace);
+                        self.helpers.give(payer, whose, job);
+                    }
                     None => self.answered(client),
                 }
             }
@@ -232,7 +235,7 @@ impl Door {
                     regions.extend(guest.send_regions.into_values().map(|(region, _)| region));
                 }
                 if !regions.is_empty() {
-                    self.helpers.give(payer, (0, 0), Job::Drop(regions));
+                    self.helpers.give(payer, NOBODY, Job::Drop(regions));
                 }
             }
             ToDoor::MakeReceiveRegion { client, lease, ring_bytes } => {
@@ -244,6 +247,9 @@ impl Door {
                     let (payer, whose) = (guest.payer(), (client, guest.serial));
                     self.helpers.give(payer, whose, Job::ReceiveRegion(lease, ring_bytes));
                 }
+            }
+            ToDoor::ReadAddresses { payer, id, namespace } => {
+                self.helpers.give(payer, NOBODY, Job::Addresses(payer, id, namespace));
             }
             ToDoor::Watch { pidfd } => {
                 let added = epoll::add(&self.epoll, &*pidfd, token(TOKEN_WATCHED, 0), epoll::EventFlags::IN);

@@ -124,8 +124,8 @@ impl Speaker {
 impl Conductor {
     pub(super) fn twin_listen(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
         let local = asked.local.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
-        let (namespace, now) = (self.namespace(id)?, self.clock.now());
-        if !local.ip().is_unspecified() && !self.names.holds(namespace, canonical(local.ip()), now) {
+        let namespace = self.namespace(id)?;
+        if !local.ip().is_unspecified() && !self.names.holds(namespace, canonical(local.ip())) {
             return Err(Errno::ADDRNOTAVAIL);
         }
         self.join_listener(id, Place::Tcp(namespace, local.port()), local.ip(), asked.cookie)

@@ -1,0 +1,404 @@
+//! Requests that wait for the addresses of network namespaces: [`Names`](super::names::Names) says which lists it takes, the helper of whoever
+//! pays reads them, and the conductor goes on with others' requests meanwhile.
+//!
+//! Requests of one channel are carried out in the order in which they were taken from its ring: behind one that waits, others wait, too.
+//! A list counts for a request if it was begun when the request was there, or shortly before: so each waits for few lists, however
+//! long they take. What a list does not come for fails with `ETIMEDOUT`.
+use super::queues::Queues;
+use super::sockets::Answer as Event;
+use super::unix::is_unix;
+use super::Conductor;
+use crate::admin::Answer;
+use crate::door::{Reading, Registering, ToDoor};
+use crate::identity::NamespaceId;
+use crate::messages::{ClientId, Forwarded, Payer, Violation, DRIVER};
+use crate::metrics::Metrics;
+use pd_abi::{Operation, Request, SocketId, TwinOperation, TwinRequest};
+use rustix::io::Errno;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+/// How long a request waits for lists.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Requests of one payer that wait; further ones fail with `ENOBUFS`.
+const WAITING_MAX: usize = 4096;
+/// Requests that are carried out in a turn of the conductor: payers take turns.
+const REPLAYED_PER_TURN: usize = 16;
+
+/// What keeps its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// A client's request ring.
+    Channel(ClientId, usize),
+    /// A client's attach socket.
+    Frames(ClientId),
+    /// An administrator's question.
+    Registration(u64),
+}
+
+/// A request that waits.
+#[derive(Debug)]
+pub enum What {
+    /// With its count among the client's requests, which its mover bounds.
+    Request {
+        request: Request,
+        _forwarded: Option<Forwarded>,
+    },
+    Twin(usize, TwinRequest),
+    Register(Box<Registering>, Sender<Answer>),
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    what: What,
+    payer: Payer,
+    arrived: Duration,
+    /// Of the first in its lane: lists that are not there.
+    unread: Vec<NamespaceId>,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct Deferred {
+    lanes: HashMap<Lane, VecDeque<Waiting>>,
+    of_payer: HashMap<Payer, usize>,
+    /// Lists on their way, and by whose helper.
+    reading: HashSet<(NamespaceId, Payer)>,
+    /// Lanes whose first waits for a list.
+    awaiting: HashMap<NamespaceId, HashSet<Lane>>,
+    /// Lanes whose first may have all lists that it takes.
+    ready: Queues<Lane>,
+    /// In the order in which they came, and some that are done.
+    order: VecDeque<(Duration, Lane, u64)>,
+    numbered: u64,
+}
+
+impl Deferred {
+    /// Whether something waits there.
+    fn holds(&self, lane: Lane) -> bool {
+        !self.lanes.is_empty() && self.lanes.contains_key(&lane)
+    }
+
+    /// Lets it wait; or gives it back if the payer has too many that do.
+    fn push(&mut self, lane: Lane, what: What, payer: Payer, now: Duration) -> Result<(), What> {
+        let count = self.of_payer.entry(payer).or_default();
+        if *count >= WAITING_MAX {
+            return Err(what);
+        }
+        *count += 1;
+        self.numbered += 1;
+        let number = self.numbered;
+        let waiting = Waiting { number, what, payer, arrived: now, unread: Vec::new() };
+        self.lanes.entry(lane).or_default().push_back(waiting);
+        self.order.push_back((now, lane, number));
+        Ok(())
+    }
+
+    fn first(&self, lane: Lane) -> Option<&Waiting> {
+        self.lanes.get(&lane)?.front()
+    }
+
+    fn payer_of(&self, lane: Lane) -> Payer {
+        self.first(lane).map_or(DRIVER, |waiting| waiting.payer)
+    }
+
+    /// The first of a lane is not to wait any more. What is behind it gets its turn.
+    fn take(&mut self, lane: Lane) -> Option<Waiting> {
+        let queue = self.lanes.get_mut(&lane)?;
+        let waiting = queue.pop_front()?;
+        if queue.is_empty() {
+            self.lanes.remove(&lane);
+        } else {
+            self.ready.push(waiting.payer, lane);
+        }
+        self.discount(waiting.payer);
+        Some(waiting)
+    }
+
+    fn discount(&mut self, payer: Payer) {
+        if let Some(count) = self.of_payer.get_mut(&payer) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_payer.remove(&payer);
+            }
+        }
+        if self.lanes.is_empty() {
+            self.order.clear();
+        }
+    }
+
+    /// The first of the lane waits for these lists. Those of them that nobody reads for its payer.
+    fn wait(&mut self, lane: Lane, unread: Vec<NamespaceId>) -> Vec<NamespaceId> {
+        let payer = self.payer_of(lane);
+        let asked = unread.iter().copied().filter(|&id| self.reading.insert((id, payer))).collect();
+        for &id in &unread {
+            self.awaiting.entry(id).or_default().insert(lane);
+        }
+        if let Some(first) = self.lanes.get_mut(&lane).and_then(VecDeque::front_mut) {
+            first.unread = unread;
+        }
+        asked
+    }
+
+    /// A list has come.
+    fn learned(&mut self, id: NamespaceId, payer: Payer) {
+        self.reading.remove(&(id, payer));
+        for lane in self.awaiting.remove(&id).unwrap_or_default() {
+            let Some(first) = self.lanes.get_mut(&lane).and_then(VecDeque::front_mut) else { continue };
+            first.unread.retain(|other| *other != id);
+            if first.unread.is_empty() {
+                self.ready.push(first.payer, lane);
+            }
+        }
+    }
+
+    /// A lane whose first has waited for too long.
+    fn expired(&mut self, now: Duration) -> Option<Lane> {
+        while let Some(&(arrived, lane, number)) = self.order.front() {
+            let waits = self.first(lane).is_some_and(|first| first.number == number);
+            if waits && now < arrived + PATIENCE {
+                return None;
+            }
+            self.order.pop_front();
+            if waits {
+                return Some(lane);
+            }
+        }
+        None
+    }
+
+    /// When somebody may have waited for too long.
+    pub fn wake_by(&self) -> Option<Duration> {
+        self.order.front().map(|(arrived, ..)| *arrived + PATIENCE)
+    }
+
+    /// The client is no more.
+    pub fn forget(&mut self, id: ClientId, channels: usize) {
+        let lanes = (0..channels).map(|channel| Lane::Channel(id, channel)).chain([Lane::Frames(id)]);
+        for lane in lanes {
+            let Some(queue) = self.lanes.remove(&lane) else { continue };
+            queue.iter().for_each(|waiting| self.discount(waiting.payer));
+            self.awaiting.retain(|_, lanes| {
+                lanes.remove(&lane);
+                !lanes.is_empty()
+            });
+        }
+    }
+}
+
+impl Conductor {
+    /// A client's request: carried out, unless it has to wait.
+    pub(super) fn hear_request(
+        &mut self,
+        id: ClientId,
+        channel: usize,
+        request: &Request,
+        forwarded: Option<Forwarded>,
+    ) {
+        let lane = Lane::Channel(id, channel);
+        if !self.deferred.holds(lane) && self.unread_for(id, request, self.clock.now()).is_empty() {
+            return self.control(id, channel, request);
+        }
+        self.defer(lane, What::Request { request: *request, _forwarded: forwarded });
+    }
+
+    /// A client's frame about a kernel socket, likewise.
+    pub(super) fn hear_twin(
+        &mut self,
+        id: ClientId,
+        channel: usize,
+        asked: TwinRequest,
+    ) -> Result<(), Violation> {
+        if self.unread_for_twin(id, &asked, self.clock.now()).is_empty() {
+            return self.carry_out_twin(id, channel, &asked);
+        }
+        self.defer(Lane::Frames(id), What::Twin(channel, asked));
+        Ok(())
+    }
+
+    /// A container that `pd run` says of, likewise.
+    pub(super) fn hear_registration(&mut self, registering: Registering, reply: Sender<Answer>) {
+        let lane = Lane::Registration(self.deferred.numbered);
+        let now = self.clock.now();
+        if self.names.unread_owners(&registering.registration.addresses, now).is_empty() {
+            return self.answer_registration(registering, &reply);
+        }
+        self.defer(lane, What::Register(Box::new(registering), reply));
+    }
+
+    fn carry_out_twin(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Result<(), Violation> {
+        let twin = self.twin(id, channel, asked);
+        self.door.send(ToDoor::Done { client: id });
+        twin
+    }
+
+    fn answer_registration(&mut self, registering: Registering, reply: &Sender<Answer>) {
+        let answer = match self.register(registering) {
+            Ok(()) => Answer::Done,
+            Err(why) => Answer::Error(why),
+        };
+        // Who asked may have gone.
+        let _ = reply.send(answer);
+    }
+
+    fn unread_for(&self, id: ClientId, request: &Request, as_of: Duration) -> Vec<NamespaceId> {
+        let (Some(operation), Some(client)) = (Operation::from_raw(request.operation), self.client(id))
+        else {
+            return Vec::new();
+        };
+        let (Operation::Bind | Operation::Connect, Some(at)) =
+            (operation, request.address().to_socket_addr())
+        else {
+            return Vec::new();
+        };
+        let reach = operation == Operation::Connect;
+        let at = if reach { self.tenants.would_reach(at) } else { at };
+        self.names.unread(client.identity.namespace, at.ip(), reach, as_of)
+    }
+
+    fn unread_for_twin(&self, id: ClientId, asked: &TwinRequest, as_of: Duration) -> Vec<NamespaceId> {
+        let (asked_of, reach) = match TwinOperation::from_raw(asked.operation) {
+            _ if is_unix(asked) => return Vec::new(),
+            Some(TwinOperation::Listen) => (&asked.local, false),
+            Some(TwinOperation::Connect | TwinOperation::Claim) => (&asked.peer, true),
+            _ => return Vec::new(),
+        };
+        let (Some(client), Some(at)) = (self.client(id), asked_of.to_socket_addr()) else {
+            return Vec::new();
+        };
+        self.names.unread(client.identity.namespace, at.ip(), reach, as_of)
+    }
+
+    fn unread_for_first(&self, lane: Lane) -> Vec<NamespaceId> {
+        let Some(Waiting { what, arrived, .. }) = self.deferred.first(lane) else { return Vec::new() };
+        match (lane, what) {
+            (Lane::Channel(id, _), What::Request { request, .. }) => self.unread_for(id, request, *arrived),
+            (Lane::Frames(id), What::Twin(_, asked)) => self.unread_for_twin(id, asked, *arrived),
+            (_, What::Register(registering, _)) => {
+                self.names.unread_owners(&registering.registration.addresses, *arrived)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn defer(&mut self, lane: Lane, what: What) {
+        let payer = match lane {
+            Lane::Channel(id, _) | Lane::Frames(id) => {
+                self.client(id).map_or(DRIVER, |client| client.payer())
+            }
+            Lane::Registration(_) => DRIVER,
+        };
+        let is_first = !self.deferred.holds(lane);
+        match self.deferred.push(lane, what, payer, self.clock.now()) {
+            Err(What::Request { request, .. })
+                if Operation::from_raw(request.operation) == Some(Operation::Close) =>
+            {
+                // Nothing is too much for that, and it has no answer.
+                if let Lane::Channel(id, channel) = lane {
+                    self.control(id, channel, &request);
+                }
+            }
+            Err(what) => self.fail(lane, what, Errno::NOBUFS),
+            Ok(()) if is_first => {
+                self.look_at_first(lane);
+            }
+            Ok(()) => {}
+        }
+    }
+
+    /// Has the lists read that the first of the lane waits for, if it does. Returns whether it does.
+    fn look_at_first(&mut self, lane: Lane) -> bool {
+        let unread = self.unread_for_first(lane);
+        let waits = !unread.is_empty();
+        let payer = self.deferred.payer_of(lane);
+        for id in self.deferred.wait(lane, unread) {
+            if let Some(namespace) = self.names.file(id).cloned() {
+                self.door.send(ToDoor::ReadAddresses { payer, id, namespace });
+            }
+        }
+        waits
+    }
+
+    /// A helper has read a list.
+    pub(super) fn learn_addresses(&mut self, reading: Reading) {
+        const UNREADABLE: &str = "cannot read the addresses of a network namespace";
+        let Reading { payer, id, found, took, .. } = reading;
+        let now = self.clock.now();
+        if let Err(error) = &found {
+            if self.log.may_say((UNREADABLE, payer), now) {
+                tracing::warn!(%error, "{UNREADABLE}");
+            }
+        }
+        self.names.learn(id, found.ok(), took, now);
+        self.deferred.learned(id, payer);
+    }
+
+    /// Carries out what has waited for long enough. Says whether there was anything.
+    pub(super) fn replay(&mut self) -> bool {
+        let mut worked = false;
+        for _ in 0..REPLAYED_PER_TURN {
+            let Some((_, lane)) = self.deferred.ready.pop() else { break };
+            worked = true;
+            if self.look_at_first(lane) {
+                continue;
+            }
+            let Some(Waiting { what, .. }) = self.deferred.take(lane) else { continue };
+            match (lane, what) {
+                (Lane::Channel(id, channel), What::Request { request, .. }) => {
+                    self.control(id, channel, &request)
+                }
+                (Lane::Frames(id), What::Twin(channel, asked)) => {
+                    if let Err(violation) = self.carry_out_twin(id, channel, &asked) {
+                        self.bury(id, Some(violation));
+                    }
+                }
+                (_, What::Register(registering, reply)) => self.answer_registration(*registering, &reply),
+                _ => {}
+            }
+        }
+        worked
+    }
+
+    /// Ends the waiting of those that have waited for too long.
+    pub(super) fn give_up_deferred(&mut self) {
+        while let Some(lane) = self.deferred.expired(self.clock.now()) {
+            if let Some(Waiting { what, .. }) = self.deferred.take(lane) {
+                self.fail(lane, what, Errno::TIMEDOUT);
+            }
+        }
+    }
+
+    fn fail(&mut self, lane: Lane, what: What, errno: Errno) {
+        Metrics::add(&self.metrics.requests_refused, 1);
+        let refused: Event = Err(errno);
+        let mover_of = |id| self.client(id).map(|client| client.mover);
+        match (lane, what) {
+            (Lane::Channel(id, channel), What::Request { request, .. }) => {
+                let is_answered = !matches!(
+                    Operation::from_raw(request.operation),
+                    None | Some(Operation::Close | Operation::Broken)
+                );
+                if let Some(mover) = mover_of(id).filter(|_| is_answered) {
+                    self.answer((id, mover, channel), SocketId(request.socket), request.tag, refused);
+                }
+            }
+            (Lane::Frames(id), What::Twin(channel, asked)) => {
+                if let Some(mover) = mover_of(id) {
+                    self.answer((id, mover, channel), SocketId(0), asked.tag, refused);
+                }
+                self.door.send(ToDoor::Done { client: id });
+            }
+            (_, What::Register(registering, reply)) => {
+                let name = &registering.registration.name;
+                let why = format!("container {name}: the addresses of others could not be read ({errno})");
+                let _ = reply.send(Answer::Error(why));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
