@@ -1,7 +1,7 @@
 //! The Rust API against a driver in the same process. One test: the attachment is the process's.
 use pd_client::core::{ready, Socket};
 use pd_client::{Epoll, Interest, Listener, ListenerOptions, Reading, SendBuffer, Shutdown, Stream};
-use pd_driver::{Driver, HugepageUse, Settings, SystemClock};
+use pd_driver::{Driver, HugepageUse, Namespaces, Settings, SystemClock};
 use pd_engine::Cpu;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
@@ -15,6 +15,7 @@ fn start(dir: &Path) -> Driver {
         socket: dir.join("driver.sock"),
         admin_socket: dir.join("admin.sock"),
         hugepages: HugepageUse::Off,
+        namespaces: Namespaces::Own,
         ..Settings::default()
     };
     Driver::start(settings, Arc::new(SystemClock::default()), &Cpu::default()).unwrap()

@@ -132,6 +132,8 @@ const ALLOWED_OLD: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLD: &[c_long] = &[];
 
+/// `FIONBIO`, whose type C libraries do not agree on.
+const FIONBIO: u64 = 0x5421;
 /// `PIDFD_GET_NET_NAMESPACE`; see [`crate::peer`].
 const PIDFD_GET_NET_NAMESPACE: u64 = 0xff04;
 
@@ -147,7 +149,7 @@ fn conditions() -> Vec<Condition> {
     let thread = libc::CLONE_THREAD as u64;
     let conditions = [
         (libc::SYS_clone, 0, Qword, MaskedEq(thread), thread),
-        (libc::SYS_ioctl, 1, Dword, Eq, libc::FIONBIO),
+        (libc::SYS_ioctl, 1, Dword, Eq, FIONBIO),
         (libc::SYS_ioctl, 1, Dword, Eq, PIDFD_GET_NET_NAMESPACE),
         (libc::SYS_mmap, 2, Dword, no_code.clone(), 0),
         (libc::SYS_mprotect, 2, Dword, no_code, 0),

@@ -201,7 +201,7 @@ mod tests {
             give_up(CapabilitySet::from_bits_retain(!0));
             missing(&own)
         });
-        assert_eq!(sentences, [String::new(); 0]);
+        assert!(sentences.is_empty(), "{sentences:?}");
     }
 
     #[test]

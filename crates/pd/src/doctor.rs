@@ -61,10 +61,9 @@ fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>
 /// Runs the subcommand; returns the status to exit with.
 pub fn main(args: &DoctorArgs) -> Result<i32> {
     pd_harness::sys::end_on_closed_output();
-    let rows = [
-        kernel(),
-        permissions(),
-        rights(),
+    let mut rows = vec![kernel(), permissions()];
+    rows.extend(rights());
+    rows.extend([
         cores(),
         hugepages(),
         memfd(),
@@ -74,7 +73,7 @@ pub fn main(args: &DoctorArgs) -> Result<i32> {
         bridge_filter(),
         engines(),
         driver(&args.admin_socket),
-    ];
+    ]);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "checks": rows }))?);
     } else {
@@ -129,15 +128,19 @@ fn permissions() -> Row {
 }
 
 /// What a driver started by the same user, in the same place, would refuse to start without, or lack.
-fn rights() -> Row {
+fn rights() -> Vec<Row> {
     let check = "driver's rights";
     let settings = pd_driver::Settings::default();
-    let (missing, limits) = (pd_driver::rights::missing(&settings), pd_driver::rights::limits(&settings));
-    let remedy = "give them to pd driver: docs/guides/container.md";
-    match [missing, limits].concat() {
-        lacks if lacks.is_empty() => ok(check, "all"),
-        lacks => warn(check, lacks.join("\n"), remedy),
+    let lacks = [pd_driver::rights::missing(&settings), pd_driver::rights::limits(&settings)].concat();
+    if lacks.is_empty() {
+        return vec![ok(check, "all")];
     }
+    // What is missing, and what to do about it.
+    let row = |sentence: String| match sentence.split_once(": ") {
+        Some((found, remedy)) => warn(check, found, remedy),
+        None => warn(check, sentence, "see docs/guides/container.md"),
+    };
+    lacks.into_iter().map(row).collect()
 }
 
 fn cores() -> Row {

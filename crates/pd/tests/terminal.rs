@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use pd_driver::{Driver, HugepageUse, Settings, SystemClock};
+use pd_driver::{Driver, HugepageUse, Namespaces, Settings, SystemClock};
 use rustix::pty::{grantpt, openpt, ptsname, unlockpt, OpenptFlags};
 use rustix::termios::{tcgetattr, tcsetwinsize, LocalModes, Winsize};
 
@@ -72,6 +72,7 @@ fn the_terminal_is_as_it_was_after_q_ctrl_c_and_a_signal() {
         budget_bytes: 64 << 20,
         client_budget_bytes: 32 << 20,
         hugepages: HugepageUse::Off,
+        namespaces: Namespaces::Own,
         ..Settings::default()
     };
     let admin = settings.admin_socket.clone();
