@@ -98,6 +98,8 @@
 /* Values of requests. */
 /* value of Operation::Close: the peer's stream ends with ECONNRESET, after what was sent. */
 #define PD_ABI_CLOSE_RESETS 1ull
+/* value of Operation::StepAside: the kernel would only be faster. Refused with EACCES where the policy has the driver move the connection's bytes. */
+#define PD_ABI_STEP_ASIDE_BY_CHOICE 1ull
 /* value of Operation::Left: all of the peer's ring was read. */
 #define PD_ABI_LEFT_RECEIVING 1ull
 /* value of Operation::Left: nothing more is written into this side's ring. */
@@ -156,7 +158,7 @@
 #define PD_ABI_OP_OPEN_FILE 16ull
 /* Move a piece of a file to the peer: tag is a FileId, the numbers are its first byte and its length (at most MESSAGE_BYTES_MAX). Counted as a send. Unanswered. */
 #define PD_ABI_OP_SEND_FILE 17ull
-/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know. */
+/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know. value may be STEP_ASIDE_BY_CHOICE. */
 #define PD_ABI_OP_STEP_ASIDE 18ull
 
 /* Socket options. */

@@ -53,7 +53,7 @@ pub use passed::PassedFile;
 pub use reason::{KernelReason, KERNEL_REASONS};
 pub use request::{
     FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, CLOSE_RESETS, LEFT_RECEIVING,
-    LEFT_SENDING, RECEIVES_SHARED,
+    LEFT_SENDING, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE,
 };
 pub use twin::{twin_request, TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 

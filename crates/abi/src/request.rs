@@ -152,7 +152,8 @@ kinds! {
         SendFile = 17,
         /// Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with
         /// [`ELSEWHERE`](crate::layout::ELSEWHERE) after what was sent, and its peer's sending at once. Answered, as a number, with the
-        /// position in the stream up to which the driver delivers what the peer has sent before it could know.
+        /// position in the stream up to which the driver delivers what the peer has sent before it could know. `value` may be
+        /// [`STEP_ASIDE_BY_CHOICE`].
         StepAside = 18,
     }
 }
@@ -161,6 +162,9 @@ constants! {
     VALUES:
     /// `value` of [`Operation::Close`]: the peer's stream ends with `ECONNRESET`, after what was sent.
     CLOSE_RESETS: u32 = 1;
+    /// `value` of [`Operation::StepAside`]: the kernel would only be faster. Refused with `EACCES` where the policy has the driver
+    /// move the connection's bytes.
+    STEP_ASIDE_BY_CHOICE: u32 = 1;
     /// `value` of [`Operation::Left`]: all of the peer's ring was read.
     LEFT_RECEIVING: u32 = 1;
     /// `value` of [`Operation::Left`]: nothing more is written into this side's ring.

@@ -6,7 +6,9 @@ use crate::link::Link;
 use crate::socket::{Control, Socket, State};
 use crate::turn::{lock, Deadline};
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
-use pd_abi::{Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, RECEIVES_SHARED};
+use pd_abi::{
+    Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE,
+};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::{Arc, MutexGuard};
@@ -289,11 +291,13 @@ impl Socket {
 
     /// Of a twin: sends nothing more, and has the peer send nothing more ([`Self::sends_elsewhere`]), for the connection goes on
     /// in the kernel. What was sent by either is still received here. Returns up to which position the driver brings
-    /// bytes that the peer has sent before it could know; [`Self::look_exactly`] finds those in its ring.
+    /// bytes that the peer has sent before it could know; [`Self::look_exactly`] finds those in its ring. `by_choice`: the
+    /// kernel would only be faster.
     ///
     /// # Errors
-    /// `ENOTCONN` if the peer has not claimed its end; `ENETDOWN` and others if the connection has ended anyway.
-    pub fn step_aside(&self) -> Result<u64> {
+    /// `ENOTCONN` if the peer has not claimed its end; `EACCES` if it leaves by choice and the policy has the driver move its
+    /// bytes; `ENETDOWN` and others if the connection has ended anyway.
+    pub fn step_aside(&self, by_choice: bool) -> Result<u64> {
         self.check_usable()?;
         // A send that is under way is over first: what it posts after this would not be delivered.
         let _copying = self.copying.lock();
@@ -306,7 +310,8 @@ impl Socket {
             side.aside = true;
             std::mem::replace(&mut side.shut, true)
         };
-        let request = control.link.request(Operation::StepAside);
+        let value = if by_choice { STEP_ASIDE_BY_CHOICE } else { 0 };
+        let request = Request { value, ..control.link.request(Operation::StepAside) };
         let answer = control.call(request, || "cannot leave the fabric".to_owned());
         if answer.is_err() {
             let mut side = self.send.lock();

@@ -66,11 +66,15 @@ impl Site {
     }
 
     fn with_movers(third: u8, movers: usize) -> Site {
+        Site::with_engine(third, movers, "cpu")
+    }
+
+    fn with_engine(third: u8, movers: usize, engine: &str) -> Site {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let config = format!(
             "socket = {:?}\nadmin_socket = {:?}\npolicy = {:?}\n[memory]\nbudget_bytes = \"256MiB\"\nhugepages = \"off\"\n\
-             [driver]\nmovers = {movers}\n",
+             [driver]\nmovers = {movers}\nengine = {engine:?}\n",
             at("s"),
             at("admin.sock"),
             at("policy.toml")

@@ -114,7 +114,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         if twin.progress().sends() {
             return Ok(());
         }
-        let owed = end.step_aside()?;
+        let owed = end.step_aside(why == KernelReason::SmallTalk)?;
         note!("descriptor {fd}: leaves the fabric: {}", why.text());
         fabric::stays_on_kernel(fd, why);
         twin.progress().owed.store(owed, Ordering::Relaxed);

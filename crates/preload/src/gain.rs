@@ -1,7 +1,10 @@
-//! AF_UNIX connections to which the fabric is no gain: small messages, for each of which a thread sleeps in `epoll_wait`,
-//! `poll` or `select`. The kernel wakes such a thread within the send; the fabric's peer makes a system call for it, and the thread
-//! one more. So a connection whose thread sleeps that often goes on in the kernel ([`crate::aside`]). TCP keeps them: its way
-//! through the stack takes longer than that.
+//! Connections to which the fabric is no gain: small messages, for each of which a thread sleeps. The kernel wakes such a thread
+//! within the send. So a connection whose thread sleeps that often goes on in the kernel ([`crate::aside`]):
+//!
+//! - On the direct path those of AF_UNIX whose thread sleeps in `epoll_wait`, `poll` or `select`, for which the peer makes a
+//!   system call, and the thread one more. TCP keeps them: its way through the stack takes longer than that.
+//! - On the offloaded path all, for there the driver is woken before the thread is. The driver refuses where the policy has it move
+//!   the bytes.
 use crate::aside;
 use crate::entry::Entry;
 use crate::twin::Twin;
@@ -12,11 +15,11 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Calls that find nothing and do not wait, for one look.
+/// Calls that find nothing, for one look.
 const CALLS: u32 = 64;
 /// A wake-up costs as much as the kernel's copies of so many bytes.
 const SMALL_BYTES: u64 = 16 << 10;
-/// Poor looks in a row after which the connection leaves.
+/// Poor looks in a row after which the connection leaves. A connection that the driver keeps asks after twice as many again.
 const POOR_LOOKS: u32 = 2;
 
 /// Counts of one connection.
@@ -59,31 +62,32 @@ impl Look {
         let slept = self.sleeps - last.sleeps >= c_long::from(CALLS / 2);
         let small = self.bytes.saturating_sub(last.bytes) < u64::from(CALLS) * SMALL_BYTES;
         if self.thread == last.thread && slept && small {
-            last.poor + 1
+            last.poor.saturating_add(1)
         } else {
             0
         }
     }
 }
 
-/// Notes a call that has found nothing and does not wait. True: the connection has left the fabric for that; look again.
+/// Notes a call that has found nothing, and whether it waits. True: the connection has left the fabric for that; look again.
 #[inline]
-pub(crate) fn found_nothing(entry: &Arc<Entry>, twin: &Twin) -> bool {
-    twin.unix
-        && twin.gain.calls.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
-        && is_poor(twin)
+pub(crate) fn found_nothing(entry: &Arc<Entry>, twin: &Twin, waits: bool) -> bool {
+    twin.gain.calls.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
+        && is_poor(twin, waits)
         && aside::leave(entry, twin, KernelReason::SmallTalk)
 }
 
 #[cold]
-fn is_poor(twin: &Twin) -> bool {
-    if twin.progress().sends() {
+fn is_poor(twin: &Twin, waits: bool) -> bool {
+    if twin.names.is_some() || twin.progress().sends() {
         return false;
     }
-    // A policy that has the driver see all bytes is kept.
-    let Some(socket) = twin.current().filter(|socket| socket.path() == Path::Direct) else { return false };
+    let Some(socket) = twin.current() else { return false };
+    if socket.path() == Path::Direct && (waits || !twin.unix) {
+        return false;
+    }
     let Some(look) = Look::new(socket.carried().1) else { return false };
     let mut last = twin.gain.last.lock().unwrap_or_else(PoisonError::into_inner);
     *last = Look { poor: look.after(*last), ..look };
-    last.poor >= POOR_LOOKS
+    last.poor >= POOR_LOOKS && last.poor.is_power_of_two()
 }

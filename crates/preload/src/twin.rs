@@ -544,7 +544,7 @@ impl Twin {
                 Err(AGAIN) if received == 0 && !self.waits(flags) && unseen::is_waited_for(entry, self) => {
                     continue
                 }
-                Err(AGAIN) if received == 0 && !self.waits(flags) && gain::found_nothing(entry, self) => {
+                Err(AGAIN) if received == 0 && gain::found_nothing(entry, self, self.waits(flags)) => {
                     continue
                 }
                 Err(AGAIN) if self.is_settled(entry) => continue,

@@ -9,6 +9,7 @@ use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
     Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_RESETS, RECEIVES_SHARED,
+    STEP_ASIDE_BY_CHOICE,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -59,7 +60,7 @@ impl Conductor {
                 self.several((id, mover, channel), request.tag, many, |this| this.accept(id, socket, channel))
             }
             Operation::Shutdown => self.shutdown(id, socket, request.numbers().0),
-            Operation::StepAside => match self.step_aside((id, mover, channel), socket, request.tag) {
+            Operation::StepAside => match self.step_aside((id, mover, channel), socket, request) {
                 // The mover of the peer's flow answers.
                 Ok(()) => return,
                 Err(errno) => Err(errno),
@@ -400,14 +401,17 @@ impl Conductor {
         Ok(done(socket))
     }
 
-    /// The connection of a twin goes on in the kernel.
+    /// The connection of a twin goes on in the kernel, unless that is its client's choice and not the policy's.
     fn step_aside(
         &mut self,
         (client, mover, channel): (ClientId, MoverId, usize),
         socket: SocketId,
-        tag: u32,
+        request: &Request,
     ) -> Result<(), Errno> {
         let Connected { connection, side, .. } = self.connected(client, socket.slot())?;
+        if request.value == STEP_ASIDE_BY_CHOICE && self.is_mediated_by_policy(connection) {
+            return Err(Errno::ACCESS);
+        }
         let Some(Some(entry)) = self.connections.get_mut(connection as usize) else {
             return Err(Errno::NOTCONN);
         };
@@ -421,7 +425,7 @@ impl Conductor {
             crate::messages::Finish { end: ELSEWHERE, late_errno: 0, deadline: None, source_gone: false };
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.gone(outgoing, Gone::Writer);
-        let event = Event { tag, ..done(socket) };
+        let event = Event { tag: request.tag, ..done(socket) };
         let asker = Asking { client, mover, channel };
         self.movers.send(movers[1 - side], ToMover::Elsewhere { flow: incoming, asker, event });
         Ok(())

@@ -233,18 +233,26 @@ impl Tenants {
     /// bytes that have to be metered are offloaded, and who is of one tenant is trusted. Nobody named the clients of the
     /// default tenant: they are one tenant's only within a network namespace and as one user (`kin`).
     pub fn path(&self, tenants: [TenantId; 2], kin: bool, reached: SocketAddr) -> (Path, bool) {
+        let named = tenants[0] != TenantId::default();
+        let (path, trust) = self.asked(tenants, reached);
+        (path.unwrap_or(self.path), trust.unwrap_or(tenants[0] == tenants[1] && (named || kin)))
+    }
+
+    /// Tells whether the policy has the driver move the bytes of such a connection: a rule says so, a rate needs it, or the policy
+    /// wants it of all.
+    pub fn demands_driver(&self, tenants: [TenantId; 2], reached: SocketAddr) -> bool {
+        self.asked(tenants, reached).0 == Some(Path::Offloaded)
+    }
+
+    /// The path and the trust that the policy asks for, if it does.
+    fn asked(&self, tenants: [TenantId; 2], reached: SocketAddr) -> (Option<Path>, Option<bool>) {
         let [from, to] = tenants.map(|id| &self.entries[id as usize]);
         let (address, port) = (reached.ip().to_canonical(), reached.port());
         let attempt = Attempt { from: &from.name, to: &to.name, address, port };
         let rule = self.policy.decide(&attempt).1.map(|index| &self.policy.rules[index]);
-        let named = tenants[0] != TenantId::default();
         let limited = [from, to].iter().any(|entry| entry.budget.limits != Limits::default());
-        let path = rule.and_then(|rule| rule.path).unwrap_or(match limited {
-            true => Path::Offloaded,
-            false => self.usual_path(),
-        });
-        let trust = rule.and_then(|rule| rule.trust);
-        (path, trust.unwrap_or(tenants[0] == tenants[1] && (named || kin)))
+        let usual = if limited { Some(Path::Offloaded) } else { self.policy.path };
+        (rule.and_then(|rule| rule.path).or(usual), rule.and_then(|rule| rule.trust))
     }
 
     fn usual_path(&self) -> Path {
@@ -343,4 +351,34 @@ impl Entry {
 /// Whether a client in `cgroup` is of the container that has `group`.
 pub fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
     cgroup.zip(group).is_some_and(|(path, group)| is_below(path, group))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A usual path that is the engine's is no demand; a rule's, a rate's and the policy's are.
+    #[test]
+    fn the_driver_is_demanded_by_policies_alone() {
+        let demanded = |text: &str| {
+            let mut tenants = Tenants::new(Path::Offloaded);
+            let red = tenants.enroll("red").unwrap();
+            tenants.apply(Policy::parse(text).unwrap());
+            let reached = "10.0.0.1:80".parse().unwrap();
+            let both = [TenantId::default(), red];
+            assert_eq!(
+                tenants.path(both, false, reached).0 == Path::Direct,
+                text.contains("direct"),
+                "{text}"
+            );
+            tenants.demands_driver(both, reached)
+        };
+        assert!(!demanded(""));
+        assert!(!demanded("path = \"direct\""));
+        assert!(demanded("path = \"offloaded\""));
+        assert!(demanded("[[tenant]]\nname = \"red\"\nrate = { bytes_per_second = \"1GB\" }"));
+        let rule = "[[rule]]\nport = 80\naction = \"allow\"\npath = ";
+        assert!(demanded(&format!("{rule}\"offloaded\"")));
+        assert!(!demanded(&format!("path = \"direct\"\n{rule}\"direct\"")));
+    }
 }

@@ -1,6 +1,6 @@
 //! AF_UNIX stream sockets, whose files two containers share.
 
-use super::{programs, Site, With};
+use super::{programs, Site, With, PORT};
 
 #[test]
 fn unix_sockets_answer_the_same_whatever_carries_the_bytes() {
@@ -32,30 +32,58 @@ fn descriptors_arrive_and_nobody_hears_of_an_end_before_it() {
     site.compare(&["python3", program, "server", path], &["python3", program, "client", path]);
 }
 
-/// The kernel wakes a thread that sleeps before each small message sooner. Large messages stay, and so do those that a policy has
-/// the driver see.
-#[test]
-fn small_talk_goes_on_in_the_kernel() {
-    let site = Site::new(111);
+/// Talk of so many bytes, over a file or TCP: how often an end has left the fabric for that, and how often the driver has refused.
+fn talk(site: &Site, has: With, size: &str, place: &str) -> (usize, usize) {
     let program = programs().join("talk.py");
     let program = program.to_str().unwrap();
     let said = || {
         let log = std::fs::read_to_string(site.log()).unwrap_or_default();
-        log.matches("leaves the fabric: small messages").count()
+        let refused = log.matches("cannot leave the fabric (small messages").count();
+        (log.matches(" leaves the fabric: small messages").count(), refused)
     };
-    for (has, size, leaves) in [
-        (With::Library, "64", 1),
-        (With::Library, "65536", 0),
-        (With::Mediated, "64", 0),
-        (With::Nothing, "64", 0),
-    ] {
-        let path = site.folder.path().join(format!("{has:?}-{size}"));
-        let path = path.to_str().unwrap();
-        let before = said();
-        let running = site.serve(has, &["python3", program, "server", path]);
-        let answer = site.answer(has, &["python3", program, "client", path, size]);
-        drop(running);
-        assert_eq!(answer.trim(), "1500 rounds", "{has:?}, {size} bytes");
-        assert_eq!(said() - before, leaves, "{has:?}, {size} bytes");
+    let before = said();
+    let running = site.serve(has, &["python3", program, "server", place]);
+    let answer = site.answer(has, &["python3", program, "client", place, size]);
+    drop(running);
+    assert_eq!(answer.trim(), "1500 rounds", "{has:?}, {size} bytes, {place}");
+    let after = said();
+    (after.0 - before.0, after.1 - before.1)
+}
+
+/// The kernel wakes a thread that sleeps before each small message sooner. Large messages stay, and so do those that a policy has
+/// the driver see, and TCP on the direct path.
+#[test]
+fn small_talk_goes_on_in_the_kernel() {
+    let site = Site::new(111);
+    let file = site.folder.path().join("talk");
+    let (file, tcp) = (file.to_str().unwrap(), format!("{}:{PORT}", site.address(2)));
+    let talk = |has, size, place: &str| {
+        let _ = std::fs::remove_file(file);
+        talk(&site, has, size, place)
+    };
+    assert_eq!(talk(With::Library, "64", file), (1, 0));
+    assert_eq!(talk(With::Library, "65536", file), (0, 0));
+    assert_eq!(talk(With::Library, "64", &tcp), (0, 0));
+    assert_eq!(talk(With::Nothing, "64", file), (0, 0));
+    for place in [file, &tcp] {
+        let (left, refused) = talk(With::Mediated, "64", place);
+        // Each end asks after 2, 4, 8 and 16 looks in a row.
+        assert!(left == 0 && (1..=8).contains(&refused), "{place}: left {left}, refused {refused}");
     }
+}
+
+/// Where the driver moves the bytes and no policy asks for that, it is in the way of who sleeps, over TCP, too.
+#[test]
+fn small_talk_by_the_driver_goes_on_in_the_kernel() {
+    let site = Site::with_engine(121, 1, "fault:fail=0");
+    let file = site.folder.path().join("talk");
+    for place in [file.to_str().unwrap(), &format!("{}:{PORT}", site.address(2))] {
+        let (left, refused) = talk(&site, With::Library, "64", place);
+        // Both ends may at once.
+        assert!((1..=2).contains(&left) && refused == 0, "{place}: left {left}, refused {refused}");
+        let _ = std::fs::remove_file(&file);
+        assert_eq!(talk(&site, With::Library, "65536", place), (0, 0), "{place}");
+        let _ = std::fs::remove_file(&file);
+    }
+    assert_eq!(site.counter("connections_direct"), 0);
 }

@@ -72,6 +72,11 @@ impl Conductor {
         (path == Path::Direct && sends != [false; 2]).then_some(Plan { trusted, sends })
     }
 
+    /// Tells whether the policy has the driver move the bytes of a connection.
+    pub(in crate::conductor) fn is_mediated_by_policy(&self, index: u32) -> bool {
+        self.connection(index).is_some_and(|it| self.tenants.demands_driver(it.tenants, it.reached))
+    }
+
     /// Puts an open connection on the direct path.
     pub(in crate::conductor) fn begin_direct(
         &mut self,
