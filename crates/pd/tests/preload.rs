@@ -19,6 +19,8 @@ mod epoll;
 mod files;
 #[path = "preload/limits.rs"]
 mod limits;
+#[path = "preload/pointers.rs"]
+mod pointers;
 #[path = "preload/ports.rs"]
 mod ports;
 #[path = "preload/reasons.rs"]

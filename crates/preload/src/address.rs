@@ -1,5 +1,5 @@
 //! Kernel socket addresses.
-use crate::real;
+use crate::{reach, real};
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -56,7 +56,7 @@ pub(crate) unsafe fn write(
     at: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<(), c_int> {
-    if at.is_null() || len.is_null() {
+    if !reach::is_readable(at, 1) || !reach::is_readable(len, size_of::<socklen_t>()) {
         return Err(libc::EFAULT);
     }
     // SAFETY: zeroes are a value of the type.

@@ -717,6 +717,18 @@ pub(crate) struct Told {
     other: bool,
 }
 
+/// Tells whether tokens are among what the kernel has told.
+///
+/// # Safety
+/// `at` has so many events.
+pub(crate) unsafe fn has_tokens(at: *const epoll_event, found: usize) -> bool {
+    // SAFETY: the caller's promise.
+    (0..found).any(|place| unsafe {
+        let data = at.add(place).read_unaligned().u64;
+        is_token(data) || leaving::is_token(data)
+    })
+}
+
 /// Takes tokens out of what the kernel has told of `instance`. Returns how much is left.
 ///
 /// # Safety

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Calls that find nothing, for one look.
-const CALLS: u32 = 64;
+const CALLS: u32 = 32;
 /// A wake-up costs as much as the kernel's copies of so many bytes.
 const SMALL_BYTES: u64 = 16 << 10;
 /// Poor looks in a row after which the connection leaves. A connection that the driver keeps asks after twice as many again.

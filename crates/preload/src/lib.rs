@@ -24,6 +24,7 @@ mod hooks;
 mod local;
 mod log;
 mod port;
+mod reach;
 mod real;
 mod shared;
 mod short;

@@ -14,6 +14,11 @@ use std::sync::Arc;
 const TOKEN: u64 = 0xfdfa_b81d << 32;
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
 
+/// Tells whether the kernel's user data is a token.
+pub(super) fn is_token(data: u64) -> bool {
+    data >> 32 == TOKEN >> 32
+}
+
 /// What an event of the kernel's is.
 pub(super) enum Told {
     /// The program's.
@@ -32,7 +37,7 @@ fn registered(instance: &Arc<Entry>, fd: c_int) -> Option<(Arc<Entry>, (u32, u64
 
 /// Translates an event of the kernel's.
 pub(super) fn told(instance: Option<&Arc<Entry>>, event: epoll_event) -> Told {
-    if event.u64 >> 32 != TOKEN >> 32 {
+    if !is_token(event.u64) {
         return Told::Program(event);
     }
     let fd = event.u64 as u32 as c_int;

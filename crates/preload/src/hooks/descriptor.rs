@@ -2,8 +2,8 @@
 use super::hooks;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::entry::Entry;
-use crate::{aside, entry, real, short, table};
-use libc::{c_int, c_uint, c_ulong};
+use crate::{aside, entry, reach, real, short, table};
+use libc::{c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -106,16 +106,17 @@ hooks! {
                     short::alter(&entry);
                 }
                 if let Some(socket) = entry.socket() {
-                    if request == libc::FIONBIO && argument != 0 {
-                        socket.facts.set_nonblocking((argument as *const c_int).read() != 0);
+                    let place = argument as *const c_void;
+                    if request == libc::FIONBIO && reach::is_readable(place, size_of::<c_int>()) {
+                        socket.facts.set_nonblocking(reach::number(place) != 0);
                     }
-                    if request == FIOASYNC && argument != 0 && (argument as *const c_int).read() != 0 {
+                    if request == FIOASYNC && reach::number(place) != 0 {
                         entry.wants_signals();
                     }
                 }
                 let twin = entry.twin().ok_or(Failure::Plain)?;
                 let value = argument as *mut c_int;
-                if value.is_null() {
+                if !reach::is_readable(value, size_of::<c_int>()) {
                     return Err(Failure::Plain);
                 }
                 twin.is_settled(&entry);

@@ -1,9 +1,9 @@
 //! Epoll instances.
 use super::hooks;
 use super::socket::look_at_listener;
-use crate::call::{aside, call, Failure, Outcome};
-use crate::companion::{self, Told};
-use crate::{entry, real, short, start, table};
+use crate::call::{aside, call, set_errno, Failure, Outcome};
+use crate::companion;
+use crate::{entry, reach, real, short, start, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use std::time::{Duration, Instant};
 
@@ -27,22 +27,28 @@ hooks! {
 
     fn epoll_wait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
         let plain = || real::epoll_wait(epoll, events, max, timeout);
-        wait(epoll, events, max, || of_ms(timeout), std::ptr::null(), plain)
+        let time = Time { ends: timeout >= 0, is_now: timeout == 0 };
+        wait((epoll, events, max), time, || of_ms(timeout), std::ptr::null(), plain)
     }
 
     fn epoll_pwait(
         epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t,
     ) -> c_int {
         let plain = || real::epoll_pwait(epoll, events, max, timeout, mask);
-        wait(epoll, events, max, || of_ms(timeout), mask, plain)
+        let time = Time { ends: timeout >= 0, is_now: timeout == 0 };
+        wait((epoll, events, max), time, || of_ms(timeout), mask, plain)
     }
 
     fn epoll_pwait2(
         epoll: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t,
     ) -> c_int {
         let plain = || real::epoll_pwait2(epoll, events, max, timeout, mask);
+        if !timeout.is_null() && !reach::may_be(timeout, size_of::<timespec>()) {
+            return plain();
+        }
         let limit = || (!timeout.is_null()).then(|| super::poll::of_timespec(&*timeout));
-        wait(epoll, events, max, limit, mask, plain)
+        let time = Time { ends: !timeout.is_null(), is_now: false };
+        wait((epoll, events, max), time, limit, mask, plain)
     }
 }
 
@@ -57,32 +63,44 @@ fn of_ms(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
-/// Waits on an instance that may have a companion, or get one meanwhile.
+/// What is known of a time-out that only the kernel has read.
+#[derive(Clone, Copy)]
+struct Time {
+    ends: bool,
+    is_now: bool,
+}
+
+/// Waits on an instance that may have a companion, or get one meanwhile. `timeout` reads the program's.
 unsafe fn wait(
-    epoll: c_int,
-    events: *mut epoll_event,
-    max: c_int,
+    (epoll, events, max): (c_int, *mut epoll_event, c_int),
+    time: Time,
     timeout: impl Fn() -> Option<Duration>,
     mask: *const sigset_t,
     plain: impl Fn() -> c_int,
 ) -> c_int {
-    if max <= 0 || events.is_null() {
+    let room = (max.max(0) as usize).saturating_mul(size_of::<epoll_event>());
+    if max <= 0 || !super::poll::is_mask(mask) {
         return plain();
+    }
+    if !reach::may_be(events, room) {
+        if table::look(epoll) != table::EPOLL {
+            return plain();
+        }
+        set_errno(libc::EFAULT);
+        return -1;
     }
     if table::look(epoll) == table::PLAIN && start::enabled() {
         // Its number came in a way that the library does not see.
         aside(|| companion::received(epoll));
     }
-    let timeout = timeout();
     // SAFETY: the caller's array.
     let on_fabric = |left| call(|| unsafe { companion::wait(epoll, events, max, left, mask) }, &plain);
     if table::look(epoll) == table::EPOLL {
-        return on_fabric(timeout);
+        return on_fabric(timeout());
     }
     // Who does not sleep needs no waking.
-    let sleeps = timeout.is_none_or(|timeout| !timeout.is_zero());
-    let since = timeout.filter(|_| sleeps).map(|_| Instant::now());
-    let sleeper = if sleeps { companion::unaware(epoll) } else { None };
+    let since = (time.ends && !time.is_now).then(Instant::now);
+    let sleeper = if !time.is_now { companion::unaware(epoll) } else { None };
     // It may have got its first member since it was looked at.
     let is_bare = !table::is_active(epoll);
     let found = if is_bare { plain() } else { 0 };
@@ -93,20 +111,25 @@ unsafe fn wait(
     if found < 0 {
         return found;
     }
+    // SAFETY: the kernel has written so many.
+    if is_bare && !unsafe { companion::has_tokens(events, found as usize) } {
+        return found;
+    }
     let instance = table::epoll(epoll);
     // SAFETY: the kernel has written so many.
-    let (left, told) = unsafe { companion::take_tokens(events, found as usize, 0, instance.as_ref()) };
-    if left > 0 || is_bare && told == Told::default() || instance.is_none() {
+    let (left, _) = unsafe { companion::take_tokens(events, found as usize, 0, instance.as_ref()) };
+    if left > 0 || instance.is_none() {
         return left as c_int;
     }
     let passed = since.map_or(Duration::ZERO, |since| since.elapsed());
-    on_fabric(timeout.map(|timeout| timeout.saturating_sub(passed)))
+    on_fabric(timeout().map(|timeout| timeout.saturating_sub(passed)))
 }
 
 unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> Outcome<c_int> {
+    // The kernel reads none to remove a member.
+    let known = operation != libc::EPOLL_CTL_DEL && reach::is_readable(event, size_of::<epoll_event>());
     // SAFETY: the caller's event, if any.
-    let event_of =
-        || (!event.is_null()).then(|| unsafe { event.read_unaligned() }).map(|e| (e.events, e.u64));
+    let event_of = || known.then(|| unsafe { event.read_unaligned() }).map(|e| (e.events, e.u64));
     let entry = entry::find_any(fd).ok_or(Failure::Plain)?;
     if let Some(inner) = entry.epoll() {
         inner.expose();

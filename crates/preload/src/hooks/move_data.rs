@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::call::{call, checked, errno, Failure, Outcome};
 use crate::twin::Twin;
-use crate::{entry, real, table};
+use crate::{entry, reach, real, table};
 use libc::{c_int, c_uint, loff_t, off_t, size_t, ssize_t};
 use pd_client::core::{outside, Socket};
 use pd_client::Error;
@@ -52,6 +52,9 @@ hooks! {
 unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -> Outcome<ssize_t> {
     let entry = entry::twinned(out)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
+    if !offset.is_null() && !reach::is_readable(offset, size_of::<off_t>()) {
+        return Err(Failure::Errno(libc::EFAULT));
+    }
     // SAFETY: the caller's offset, if any.
     let at = Cell::new(if offset.is_null() { None } else { Some(unsafe { offset.read() }) });
     let mut fill = |place: *mut u8, room| {

@@ -4,7 +4,7 @@ use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::companion::LOOK_EVERY;
 use crate::entry::{self, Entry, State};
 use crate::shared::own_id;
-use crate::{aside, real, short, spin, table, unclaimed};
+use crate::{aside, reach, real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{interruptible, Epoll, Kept, KernelReason, Socket, ASIDE, SET_BYTES};
 use std::sync::Arc;
@@ -30,6 +30,9 @@ hooks! {
         if all_plain(fds, count) {
             return real::ppoll(fds, count, timeout, mask);
         }
+        if !(is_time(timeout) && is_mask(mask)) {
+            return real::ppoll(fds, count, timeout, mask);
+        }
         let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
         call(|| poll_fds(list(fds, count), limit, mask), || real::ppoll(fds, count, timeout, mask))
     }
@@ -48,7 +51,8 @@ hooks! {
         timeout: *mut timeval,
     ) -> c_int {
         let sets = [Set::new(read, count), Set::new(write, count), Set::new(except, count)];
-        if sets.iter().all(|set| set.all_plain()) {
+        let known = timeout.is_null() || reach::is_readable(timeout, size_of::<timeval>());
+        if !known || sets.iter().all(|set| set.all_plain()) {
             return real::select(count, read, write, except, timeout);
         }
         let limit = (!timeout.is_null()).then(|| {
@@ -73,12 +77,22 @@ hooks! {
         timeout: *const timespec, mask: *const sigset_t,
     ) -> c_int {
         let sets = [Set::new(read, count), Set::new(write, count), Set::new(except, count)];
-        if sets.iter().all(|set| set.all_plain()) {
+        if !(is_time(timeout) && is_mask(mask)) || sets.iter().all(|set| set.all_plain()) {
             return real::pselect(count, read, write, except, timeout, mask);
         }
         let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
         call(|| select_fds(&sets, limit, mask), || real::pselect(count, read, write, except, timeout, mask))
     }
+}
+
+/// Whether the kernel can read the time-out, if there is one.
+fn is_time(time: *const timespec) -> bool {
+    time.is_null() || reach::may_be(time, size_of::<timespec>())
+}
+
+/// The same of a set of signals.
+pub(super) fn is_mask(mask: *const sigset_t) -> bool {
+    mask.is_null() || reach::may_be(mask, SET_BYTES)
 }
 
 /// A time-out; negative ones are the kernel's to refuse and count as none here.
@@ -94,8 +108,13 @@ unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
 }
 
+/// Whether the call is the kernel's alone. It says what is wrong with an array that is none.
 #[inline]
 unsafe fn all_plain(fds: *mut pollfd, count: nfds_t) -> bool {
+    let bytes = (count as usize).saturating_mul(size_of::<pollfd>());
+    if table::end() == 0 || !reach::may_be(fds, bytes) {
+        return true;
+    }
     // SAFETY: the caller's array.
     unsafe { list(fds, count) }.iter().all(|poll| table::look(poll.fd) == table::PLAIN)
 }
@@ -429,8 +448,12 @@ impl Set {
             .filter(|&fd| (fd as usize) < self.count)
     }
 
+    /// Whether it has no descriptor that the library knows, or is no set.
     fn all_plain(&self) -> bool {
-        self.fds().all(|fd| table::look(fd) == table::PLAIN)
+        let known = self.count.min(table::end() as usize);
+        let set = Self { at: self.at, count: known };
+        let bytes = known.div_ceil(WORD) * size_of::<libc::c_ulong>();
+        known == 0 || !reach::may_be(self.at, bytes) || set.fds().all(|fd| table::look(fd) == table::PLAIN)
     }
 
     fn clear(&self) {

@@ -1,7 +1,7 @@
 //! Receiving.
 use super::hooks;
 use crate::call::{call, Failure, Outcome};
-use crate::{entry, real, start, table, unix};
+use crate::{entry, reach, real, start, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 hooks! {
@@ -71,7 +71,8 @@ hooks! {
         call(
             || {
                 let received = receive(fd, buffer, len, flags)?;
-                if !address.is_null() && !address_len.is_null() {
+                if !address.is_null() {
+                    reach::checked(address_len, size_of::<socklen_t>())?;
                     *address_len = sender(fd, received, address.cast(), *address_len);
                 }
                 Ok(received)
@@ -123,10 +124,10 @@ fn dont_wait(flags: c_int) -> c_int {
 unsafe fn receive(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
     let entry = entry::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
-    let piece = [iovec { iov_base: buffer, iov_len: len }];
-    if buffer.is_null() && len > 0 && flags & libc::MSG_TRUNC == 0 {
-        return Err(Failure::Errno(libc::EFAULT));
-    }
+    let piece = match flags & libc::MSG_TRUNC {
+        0 => super::send::piece(buffer, len)?,
+        _ => [iovec { iov_base: buffer, iov_len: len.min(reach::MOVED_MAX) }],
+    };
     // SAFETY: the caller's promise.
     unsafe { twin.receive(&entry, &piece, flags) }.map(|received| received as ssize_t)
 }
@@ -135,14 +136,15 @@ unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c
     let entry = entry::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
-    let pieces = unsafe { super::send::pieces(pieces, count) }?;
+    let pieces = unsafe { super::send::pieces(pieces, count, flags & libc::MSG_TRUNC == 0) }?;
     // SAFETY: the caller's promise.
     unsafe { twin.receive(&entry, pieces, flags) }.map(|received| received as ssize_t)
 }
 
 unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    entry::twinned(fd)?;
     // SAFETY: the caller's promise.
-    let list = unsafe { super::send::pieces(pieces, count) }?;
+    let list = unsafe { super::send::pieces(pieces, count, true) }?;
     if list.iter().all(|piece| piece.iov_len == 0) {
         return Err(Failure::Plain);
     }
@@ -162,8 +164,13 @@ unsafe fn sender(fd: c_int, received: ssize_t, at: *mut c_void, room: socklen_t)
 }
 
 unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
+    entry::twinned(fd)?;
+    reach::checked(message, size_of::<msghdr>())?;
     // SAFETY: the caller's promise.
     unsafe {
+        if (*message).msg_iovlen > libc::UIO_MAXIOV as usize {
+            return Err(Failure::Errno(libc::EMSGSIZE));
+        }
         let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags)?;
         let room = (*message).msg_controllen;
         let name = (*message).msg_name;
@@ -180,10 +187,15 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outc
 
 unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
     let mut done = 0;
+    entry::twinned(fd)?;
     while done < count {
+        let message = messages.wrapping_add(done);
+        if !reach::may_be(message, size_of::<mmsghdr>()) {
+            return if done > 0 { Ok(done as c_int) } else { Err(Failure::Errno(libc::EFAULT)) };
+        }
         let later = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
         // SAFETY: the caller's array.
-        let message = unsafe { &mut *messages.add(done) };
+        let message = unsafe { &mut *message };
         // SAFETY: the caller's message.
         match unsafe { receive_message(fd, &mut message.msg_hdr, flags & !libc::MSG_WAITFORONE | later) } {
             Ok(received) => message.msg_len = received as u32,

@@ -1,7 +1,7 @@
 //! Sending.
 use super::hooks;
 use crate::call::{aside, call, set_errno, Failure, Outcome};
-use crate::{companion, entry, real, short, table, unix};
+use crate::{companion, entry, reach, real, short, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 hooks! {
@@ -77,7 +77,8 @@ hooks! {
 unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        if short::wanted() && !message.is_null() && (*message).msg_controllen > 0 {
+        let known = short::wanted() && reach::is_readable(message, size_of::<msghdr>());
+        if known && (*message).msg_controllen > 0 {
             let mut refused = false;
             each_passed(message, |fd| refused |= short::refuses_to_pass(fd));
             if refused {
@@ -111,28 +112,40 @@ fn dont_wait(flags: c_int) -> c_int {
     }
 }
 
-/// A list of pieces as the program gives it.
+/// Memory of the program's for a call's bytes; the kernel moves no more in one.
+pub(super) fn piece(at: *mut c_void, len: usize) -> Outcome<[iovec; 1]> {
+    let len = len.min(reach::MOVED_MAX);
+    reach::checked(at, len)?;
+    Ok([iovec { iov_base: at, iov_len: len }])
+}
+
+/// A list of pieces as the program gives it. `moved`: what they stand for is read or written.
 ///
 /// # Safety
 /// `list` has `count` pieces, for as long as the result is used.
-pub(super) unsafe fn pieces<'a>(list: *const iovec, count: usize) -> Outcome<&'a [iovec]> {
+pub(super) unsafe fn pieces<'a>(list: *const iovec, count: usize, moved: bool) -> Outcome<&'a [iovec]> {
     if count > libc::UIO_MAXIOV as usize {
         return Err(Failure::Errno(libc::EINVAL));
     }
     if count == 0 {
         return Ok(&[]);
     }
-    if list.is_null() {
-        return Err(Failure::Errno(libc::EFAULT));
-    }
+    reach::checked(list, count * size_of::<iovec>())?;
     // SAFETY: the caller's promise; it does not change during the call.
-    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+    let all = unsafe { std::slice::from_raw_parts(list, count) };
+    for piece in all {
+        if piece.iov_len > isize::MAX as usize {
+            return Err(Failure::Errno(libc::EINVAL));
+        }
+        reach::checked(piece.iov_base, if moved { piece.iov_len } else { 0 })?;
+    }
+    Ok(all)
 }
 
 unsafe fn transmit(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
     let entry = entry::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
-    let piece = [iovec { iov_base: buffer.cast_mut(), iov_len: len }];
+    let piece = piece(buffer.cast_mut(), len)?;
     // SAFETY: the caller's promise.
     unsafe { twin.transmit(&entry, &piece, flags) }.map(|sent| sent as ssize_t)
 }
@@ -141,15 +154,16 @@ unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_
     let entry = entry::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
-    let pieces = unsafe { pieces(list, count) }?;
+    let pieces = unsafe { pieces(list, count, true) }?;
     // SAFETY: the caller's promise.
     unsafe { twin.transmit(&entry, pieces, flags) }.map(|sent| sent as ssize_t)
 }
 
 /// Writing nothing in pieces is no call on a socket.
 unsafe fn write_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    entry::twinned(fd)?;
     // SAFETY: the caller's promise.
-    let all = unsafe { pieces(list, count) }?;
+    let all = unsafe { pieces(list, count, true) }?;
     if all.iter().all(|piece| piece.iov_len == 0) {
         return Err(Failure::Plain);
     }
@@ -158,8 +172,13 @@ unsafe fn write_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int
 }
 
 unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<ssize_t> {
+    entry::twinned(fd)?;
+    reach::checked(message, size_of::<msghdr>())?;
     // SAFETY: the caller's message.
     unsafe {
+        if (*message).msg_iovlen > libc::UIO_MAXIOV as usize {
+            return Err(Failure::Errno(libc::EMSGSIZE));
+        }
         if (*message).msg_controllen > 0 {
             leave_for_control(fd)?;
         }
@@ -178,9 +197,14 @@ fn leave_for_control(fd: c_int) -> Outcome<()> {
 
 unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
     let mut done = 0;
+    entry::twinned(fd)?;
     while done < count {
+        let message = messages.wrapping_add(done);
+        if !reach::may_be(message, size_of::<mmsghdr>()) {
+            return if done > 0 { Ok(done as c_int) } else { Err(Failure::Errno(libc::EFAULT)) };
+        }
         // SAFETY: the caller's array.
-        let message = unsafe { &mut *messages.add(done) };
+        let message = unsafe { &mut *message };
         // SAFETY: the caller's message.
         match unsafe { transmit_message(fd, &message.msg_hdr, flags) } {
             Ok(sent) => message.msg_len = sent as u32,

@@ -5,7 +5,7 @@ use crate::entry::{self, attach_twin, Entry};
 use crate::fallback_cache::Place;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{address, aside, fabric, port, real, short, start, table, unix, unseen};
+use crate::{address, aside, fabric, port, reach, real, short, start, table, unix, unseen};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::core::{outside, KernelReason};
 use pd_client::Shutdown;
@@ -54,7 +54,10 @@ hooks! {
     }
 
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-        if table::look(fd) == table::PLAIN {
+        let bytes = len as usize;
+        // The kernel says what is wrong with an address.
+        let wrong = || bytes > size_of::<libc::sockaddr_storage>() || !reach::is_readable(address, bytes);
+        if table::look(fd) == table::PLAIN || wrong() {
             return real::connect(fd, address, len);
         }
         let hopeless = if table::look(fd) == table::FRESH { unreachable(address, len) } else { None };
@@ -218,7 +221,7 @@ unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outc
     let entry = entry::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's, if any.
-    if value.is_null() || len.is_null() || unsafe { len.read() } < BYTES {
+    if !reach::is_readable(value, 1) || unsafe { reach::number(len.cast()) } < BYTES as c_int {
         return Err(Failure::Plain);
     }
     let place = value.cast::<c_int>();
@@ -408,15 +411,8 @@ unsafe fn set_option(
     if level == libc::SOL_SOCKET && TIMEOUTS.contains(&name) {
         socket.facts.touch();
     }
-    let number = || {
-        let enough = !value.is_null() && len as usize >= size_of::<c_int>();
-        if enough {
-            // SAFETY: the caller says that so many bytes are there.
-            unsafe { value.cast::<c_int>().read_unaligned() }
-        } else {
-            0
-        }
-    };
+    // SAFETY: the caller says that so many bytes are there.
+    let number = || if len as usize >= size_of::<c_int>() { unsafe { reach::number(value) } } else { 0 };
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => socket.facts.behind.set_nodelay(number() != 0),
         _ => short::alter(&entry),

@@ -2,8 +2,8 @@
 //! descriptor it does for the call of the same name.
 use super::{descriptor, epoll, hooks, move_data, names, poll, receive, send, socket};
 use crate::call::set_errno;
-use crate::{real, start, table};
-use libc::{c_int, c_long, c_ulong};
+use crate::{reach, real, start, table};
+use libc::{c_int, c_long, c_ulong, timespec};
 use pd_client::core::SET_BYTES;
 
 /// As the system call has them.
@@ -57,24 +57,31 @@ unsafe fn any(number: c_long, [a, b, c, d, ..]: Arguments) -> Option<c_long> {
 /// Waits for several descriptors.
 unsafe fn waits(number: c_long, [a, b, c, d, e, f]: Arguments) -> Option<c_long> {
     let fd = a as c_int;
+    // The C library's functions read a time-out themselves.
+    let is_time = |at: usize| at == 0 || reach::may_be(at as *const timespec, size_of::<timespec>());
     // SAFETY: the caller's promises are those of the call.
     let done = unsafe {
         match number {
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll => poll::poll(a as _, b as _, c as c_int),
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_select => poll::select(fd, b as _, c as _, d as _, e as _),
+            libc::SYS_select if is_time(e) => poll::select(fd, b as _, c as _, d as _, e as _),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_epoll_wait => epoll::epoll_wait(fd, b as _, c as c_int, d as c_int),
             // Of a set of another size the kernel says what is wrong.
-            libc::SYS_ppoll if d == 0 || e == SET_BYTES => poll::ppoll(a as _, b as _, c as _, d as _),
+            libc::SYS_ppoll if is_time(c) && (d == 0 || e == SET_BYTES) => {
+                poll::ppoll(a as _, b as _, c as _, d as _)
+            }
             libc::SYS_epoll_pwait if e == 0 || f == SET_BYTES => {
                 epoll::epoll_pwait(fd, b as _, c as c_int, d as c_int, e as _)
             }
             libc::SYS_epoll_pwait2 if e == 0 || f == SET_BYTES => {
                 epoll::epoll_pwait2(fd, b as _, c as c_int, d as _, e as _)
             }
-            libc::SYS_pselect6 => {
+            libc::SYS_pselect6 if is_time(e) => {
+                if f != 0 && !reach::is_readable(f as *const [usize; 2], size_of::<[usize; 2]>()) {
+                    return None;
+                }
                 // The last argument has the address of a set and its size.
                 let [mask, size] = if f == 0 { [0, 0] } else { *(f as *const [usize; 2]) };
                 if mask != 0 && size != SET_BYTES {

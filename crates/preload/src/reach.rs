@@ -1,0 +1,83 @@
+//! Pointers of the program's that lead nowhere. The kernel answers `EFAULT` where a load or a store of the library's would end the
+//! program. For a connection of the kernel's the library reads nothing before the kernel has. For one on the fabric it
+//! looks at the pointers first:
+//!
+//! - [`may_be`] compares, in every call: none is null, in the lowest page, or beyond what a process has.
+//! - [`is_readable`] asks the kernel, in calls that carry no bytes.
+//!
+//! A pointer into a hole of the address space is found out by the second alone.
+use crate::call::{Failure, Outcome};
+use crate::real;
+use libc::{c_int, c_void};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Nothing is mapped below.
+const FIRST: usize = 4096;
+/// Addresses above are not the program's, or rare: the kernel is asked.
+const USUAL_END: usize = 1 << 47;
+/// Most bytes that one call moves.
+pub(crate) const MOVED_MAX: usize = 0x7fff_f000;
+
+/// Tells whether so many bytes may lie at an address, as far as comparing tells.
+#[inline]
+pub(crate) fn may_be<T>(at: *const T, bytes: usize) -> bool {
+    let at = at.addr();
+    let usual = at >= FIRST && bytes < USUAL_END && at < USUAL_END - bytes;
+    usual || bytes == 0 || is_unusual_readable(at, bytes)
+}
+
+/// The same as an outcome of a call.
+#[inline]
+pub(crate) fn checked<T>(at: *const T, bytes: usize) -> Outcome<()> {
+    match may_be(at, bytes) {
+        true => Ok(()),
+        false => Err(Failure::Errno(libc::EFAULT)),
+    }
+}
+
+#[cold]
+fn is_unusual_readable(at: usize, bytes: usize) -> bool {
+    at >= FIRST && at.checked_add(bytes).is_some() && kernel_reads(at, bytes)
+}
+
+/// Tells whether so many bytes at an address can be read. For few bytes, and calls that carry none: it asks the kernel.
+pub(crate) fn is_readable<T>(at: *const T, bytes: usize) -> bool {
+    may_be(at, bytes) && (bytes == 0 || kernel_reads(at.addr(), bytes))
+}
+
+/// Has the kernel read the pages of a range, as the library is about to. A checker of memory takes no offence at that. A kernel older
+/// than 5.14 cannot, and all is taken for readable.
+fn kernel_reads(at: usize, bytes: usize) -> bool {
+    const UNKNOWN: u8 = 0;
+    const YES: u8 = 1;
+    const NO: u8 = 2;
+    static CAN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    if CAN.load(Ordering::Relaxed) == UNKNOWN {
+        let can = populate((&raw const CAN).addr(), 1) == 0;
+        CAN.store(if can { YES } else { NO }, Ordering::Relaxed);
+    }
+    let refused = [libc::ENOMEM, libc::EFAULT, libc::EINVAL];
+    CAN.load(Ordering::Relaxed) == NO || !refused.contains(&populate(at, bytes))
+}
+
+/// The errno of `MADV_POPULATE_READ`.
+fn populate(at: usize, bytes: usize) -> c_int {
+    // SAFETY: only asks.
+    let page_bytes = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
+    let first = at & !(page_bytes - 1);
+    let arguments = [first, at + bytes - first, libc::MADV_POPULATE_READ as usize, 0, 0, 0];
+    // SAFETY: changes no memory.
+    -unsafe { real::system_call(libc::SYS_madvise, arguments) } as c_int
+}
+
+/// The number at an address; 0 if there is none.
+///
+/// # Safety
+/// `at` is aligned or not, and nobody takes the memory away meanwhile.
+pub(crate) unsafe fn number(at: *const c_void) -> c_int {
+    match is_readable(at, size_of::<c_int>()) {
+        // SAFETY: it was read just now.
+        true => unsafe { at.cast::<c_int>().read_unaligned() },
+        false => 0,
+    }
+}
