@@ -10,7 +10,7 @@ use pd_client::core::{this_thread, Inside};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The smallest block is of 16 bytes.
 const FIRST_BITS: u32 = 4;
@@ -27,6 +27,14 @@ const RESERVE_PIECE_BYTES: usize = 64 << 10;
 
 /// Address space that the rings of a connection may take.
 const RINGS_BYTES: usize = 24 << 20;
+
+/// Another process may change the limit of the address space: it is asked for again after so many uses.
+const LIMIT_USES: u32 = 64;
+
+/// Uses that are left of what is known of the limit.
+static LIMIT_USES_LEFT: AtomicU32 = AtomicU32::new(0);
+/// The address space is limited.
+static LIMITED: AtomicBool = AtomicBool::new(false);
 
 /// What is left of the reserve: from where and how much.
 static RESERVE_AT: AtomicUsize = AtomicUsize::new(0);
@@ -136,6 +144,7 @@ pub(crate) fn keep_reserve() {
 #[cold]
 fn from_reserve(bytes: usize) -> *mut u8 {
     LOW.store(true, Ordering::Relaxed);
+    forget_limit();
     let take = |left: usize| left.checked_sub(bytes);
     match RESERVE_LEFT.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) {
         // From its end on, so that one number says which are taken.
@@ -161,7 +170,22 @@ pub(crate) fn is_low() -> bool {
     at.is_null()
 }
 
+/// The limit of the address space may be another from now on.
+pub(crate) fn forget_limit() {
+    LIMIT_USES_LEFT.store(0, Ordering::Release);
+}
+
 fn has_limit() -> bool {
+    let use_one = |left: u32| left.checked_sub(1);
+    if LIMIT_USES_LEFT.fetch_update(Ordering::Acquire, Ordering::Relaxed, use_one).is_err() {
+        // Whoever changes it meanwhile has this forgotten.
+        LIMIT_USES_LEFT.store(LIMIT_USES, Ordering::Release);
+        LIMITED.store(is_limited(), Ordering::Relaxed);
+    }
+    LIMITED.load(Ordering::Relaxed)
+}
+
+fn is_limited() -> bool {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
     // SAFETY: room for a limit.
     unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) == 0 && limit.rlim_cur != libc::RLIM_INFINITY }

@@ -113,6 +113,10 @@ next! {
     __sysv_signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     sigset(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     siginterrupt(signal: c_int, interrupts: c_int) -> c_int;
+    setrlimit(resource: libc::c_uint, limit: *const libc::rlimit) -> c_int;
+    setrlimit64(resource: libc::c_uint, limit: *const libc::rlimit) -> c_int;
+    prlimit(process: libc::pid_t, resource: libc::c_uint, new: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
+    prlimit64(process: libc::pid_t, resource: libc::c_uint, new: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fileno(stream: *mut libc::FILE) -> c_int;
     fileno_unlocked(stream: *mut libc::FILE) -> c_int;

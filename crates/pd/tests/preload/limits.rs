@@ -1,6 +1,6 @@
 //! Programs that have used up what a process may have.
 
-use super::{Site, With};
+use super::{Site, With, PORT};
 
 /// Steps of `limits.c`.
 const STEPS: u32 = 14;
@@ -26,4 +26,29 @@ fn programs_without_memory_or_descriptors_go_on() {
         };
         assert!(found == expected, "{has:?}:\n{}\nexpected:\n{}", near(&found), near(&expected));
     }
+}
+
+/// What is known of the limit of the address space serves many connections, and is forgotten when the process changes it.
+#[test]
+fn limits_are_not_asked_for_with_each_connection() {
+    const SERVE: &str = "import socket, sys\n\
+        listener = socket.create_server((\"0.0.0.0\", int(sys.argv[1])))\n\
+        print(\"ready\", flush=True)\n\
+        while True: listener.accept()[0].recv(1)";
+    const CONNECT: &str = "import resource, socket, sys\n\
+        def connect():\n    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as it: it.send(b\"x\")\n\
+        for _ in range(200): connect()\n\
+        size = int(open(\"/proc/self/statm\").read().split()[0]) * 4096\n\
+        resource.setrlimit(resource.RLIMIT_AS, (size + (16 << 20),) * 2)\n\
+        connect()";
+    let site = Site::new(143);
+    let trace = site.folder.path().join("trace");
+    let _server = site.serve(With::Library, &["python3", "-c", SERVE, PORT]);
+    let strace = ["strace", "-f", "-e", "trace=prlimit64", "-o", trace.to_str().unwrap()];
+    site.answer(With::Library, &[&strace[..], &["python3", "-c", CONNECT, &site.address(2), PORT]].concat());
+    let asked = std::fs::read_to_string(&trace).unwrap();
+    let asked = asked.lines().filter(|line| line.contains("RLIMIT_AS, NULL")).count();
+    assert!((2..=12).contains(&asked), "{asked} times");
+    // With the limit there is no room for a connection's rings.
+    assert_eq!(site.connections(), 200);
 }

@@ -1,6 +1,6 @@
 //! `syscall`: programs that go past the C library's functions by its own means. What a function of the library's does for a
 //! descriptor it does for the call of the same name.
-use super::{descriptor, epoll, hooks, move_data, names, poll, receive, send, socket};
+use super::{descriptor, epoll, hooks, limit, move_data, names, poll, receive, send, socket};
 use crate::call::set_errno;
 use crate::{reach, real, start, table};
 use libc::{c_int, c_long, c_ulong, timespec};
@@ -45,6 +45,9 @@ unsafe fn any(number: c_long, [a, b, c, d, ..]: Arguments) -> Option<c_long> {
             #[cfg(target_arch = "x86_64")]
             libc::SYS_dup2 => descriptor::dup2(fd, b as c_int),
             libc::SYS_dup3 => descriptor::dup3(fd, b as c_int, c as c_int),
+            libc::SYS_prlimit64 => limit::prlimit64(a as _, b as _, c as _, d as _),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_setrlimit => limit::setrlimit(a as _, b as _),
             libc::SYS_epoll_create1 => epoll::epoll_create1(a as c_int),
             libc::SYS_epoll_ctl => epoll::epoll_ctl(fd, b as c_int, c as c_int, d as _),
             libc::SYS_sendfile => return Some(move_data::sendfile(fd, b as c_int, c as _, d) as c_long),
