@@ -4,6 +4,7 @@
 //! programs' own options for the kernel, too: iperf3 sends by `sendfile` (nginx always does).
 
 mod databases;
+mod hyper;
 mod iperf3;
 mod nginx;
 mod python;
@@ -50,6 +51,7 @@ fn loads() -> Vec<Rc<dyn Load>> {
         Rc::new(redis(64 << 10, 1, 50)),
         Rc::new(redis(64 << 10, 16, 50)),
         Rc::new(redis(64, 1, 500)),
+        Rc::new(hyper::Hyper { connections: 64 }),
         Rc::new(nginx::Nginx { bytes: 1 << 20, short: false }),
         Rc::new(nginx::Nginx { bytes: 64, short: true }),
         Rc::new(python::Python::GRPC_STREAM),
@@ -80,6 +82,11 @@ trait Load {
     /// Programs, or paths of files, that have to be there, and their Debian packages.
     fn needs(&self) -> &'static [(&'static str, &'static str)];
 
+    /// What else is missing, and how to get it.
+    fn lacks(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Where the server listens, in TCP.
     fn port(&self) -> u16;
 
@@ -109,6 +116,9 @@ const PLACES: [&str; 4] = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/loca
 /// Why a load cannot run here.
 fn missing(load: &dyn Load) -> Option<String> {
     let has = |program: &str| PLACES.iter().any(|place| Path::new(place).join(program).exists());
+    if let Some(lacks) = load.lacks() {
+        return Some(lacks.to_owned());
+    }
     let (program, package) = load.needs().iter().find(|(program, _)| !has(program))?;
     Some(format!("{program} is not installed; run: apt-get install --no-install-recommends {package}"))
 }

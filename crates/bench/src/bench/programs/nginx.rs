@@ -69,13 +69,18 @@ impl Load for Nginx {
     }
 
     fn parse(&self, text: &str, _requests: u64) -> Option<Work> {
-        // "  12345 requests in 2.00s, ..." and "Requests/sec:  6172.39".
-        let word = |line: &str, place| line.split_whitespace().nth(place)?.parse::<f64>().ok();
-        let count = text.lines().find(|line| line.contains(" requests in ")).and_then(|line| word(line, 0));
-        let rate = text.lines().find(|line| line.starts_with("Requests/sec:")).and_then(|line| word(line, 1));
-        let faulty = text.contains("Socket errors") || text.contains("Non-2xx");
-        count.zip(rate).filter(|_| !faulty).map(|(count, rate)| Work::Requests(count, count / rate))
+        parse_wrk(text)
     }
+}
+
+/// What wrk prints; none if it has met errors.
+pub(super) fn parse_wrk(text: &str) -> Option<Work> {
+    // "  12345 requests in 2.00s, ..." and "Requests/sec:  6172.39".
+    let word = |line: &str, place| line.split_whitespace().nth(place)?.parse::<f64>().ok();
+    let count = text.lines().find(|line| line.contains(" requests in ")).and_then(|line| word(line, 0));
+    let rate = text.lines().find(|line| line.starts_with("Requests/sec:")).and_then(|line| word(line, 1));
+    let faulty = text.contains("Socket errors") || text.contains("Non-2xx");
+    count.zip(rate).filter(|_| !faulty).map(|(count, rate)| Work::Requests(count, count / rate))
 }
 
 #[cfg(test)]
