@@ -1,8 +1,9 @@
 //! Names of containers, and who finds them.
 
 use super::{pd, stderr, stdout, Net};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 #[test]
 fn containers_know_each_other_by_name() {
@@ -90,5 +91,45 @@ fn every_resolver_reads_the_table_of_hosts_first() {
         assert_eq!(stdout(&output), "10.97.132.2\n10.97.132.3\n", "{compiler:?}: {}", stderr(&output));
     }
     drop(first);
+    net.assert_clean();
+}
+
+/// A C library reads the table with each question.
+#[test]
+fn programs_that_run_find_who_comes_later() {
+    let net = Net::new(133);
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let source = RESOLVES
+        .replace(
+            "int main(int count, char **names) {",
+            "int main(void) {\n    char name[256], *names[] = {name};",
+        )
+        .replace("int n = 1; n < count; n++", "int n = 0; scanf(\"%255s\", name) == 1; fflush(stdout)");
+    std::fs::write(at("asks.c"), source).unwrap();
+    for compiler in [&["gcc"][..], &["musl-gcc", "-static"]] {
+        let build =
+            Command::new(compiler[0]).args(&compiler[1..]).args(["-o", &at("asks"), &at("asks.c")]).status();
+        if !build.is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED: {compiler:?} is missing");
+            continue;
+        }
+        let mut run = net.run("asks", Some(&net.ip(7)), &[&at("asks")]);
+        let mut asks = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut to, mut from) = (asks.stdin.take().unwrap(), BufReader::new(asks.stdout.take().unwrap()));
+        let mut finds = || {
+            writeln!(to, "{}", net.name("later")).unwrap();
+            let mut line = String::new();
+            from.read_line(&mut line).unwrap();
+            line.trim() == "10.97.133.4"
+        };
+        assert!(!finds(), "{compiler:?}");
+        let later = net.sleeper("later", Some(&net.ip(4)));
+        assert!(finds(), "{compiler:?}");
+        drop(later);
+        assert!(!finds(), "{compiler:?}");
+        drop(to);
+        assert!(asks.wait().unwrap().success());
+    }
     net.assert_clean();
 }
