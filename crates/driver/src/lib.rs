@@ -16,6 +16,7 @@ mod conductor;
 mod door;
 mod driver;
 mod identity;
+mod ids;
 mod kernel_socket;
 mod limiter;
 mod mailbox;

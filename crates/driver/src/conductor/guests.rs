@@ -5,8 +5,9 @@ use super::Conductor;
 use crate::addresses::AddressReader;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::Identity;
+use crate::ids::ClientId;
 use crate::memory::Space;
-use crate::messages::{payer, ClientId, NewChannel, ToMover, Violation, DRIVER};
+use crate::messages::{payer, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};
@@ -74,7 +75,7 @@ impl Conductor {
                 self.grown(id);
             }
             FromDoor::Refused { client, errno, exhausted } => {
-                tracing::trace!(client, "refused");
+                tracing::trace!(%client, "refused");
                 exhausted.into_iter().for_each(|exhausted| self.note_cap_of(client, exhausted));
                 Metrics::add(&self.metrics.requests_refused, 1);
                 self.note_not_attached(client, errno);
@@ -147,10 +148,10 @@ impl Conductor {
         let mover = self.families.enter(identity.pid, self.movers.len());
         self.serial += 1;
         let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), mover);
-        if self.clients.len() <= id as usize {
-            self.clients.resize_with(id as usize + 1, || None);
+        if self.clients.len() <= id.index() {
+            self.clients.resize_with(id.index() + 1, || None);
         }
-        self.clients[id as usize] = Some(client);
+        self.clients[id.index()] = Some(client);
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });
     }
 

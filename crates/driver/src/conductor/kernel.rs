@@ -2,8 +2,8 @@
 //! somebody asks; whom the driver has refused is remembered. Nothing is decided by it.
 use super::Conductor;
 use crate::admin::{KernelClient, KernelReport, RefusedReport};
+use crate::ids::ClientId;
 use crate::memory::ClientMemory;
-use crate::messages::ClientId;
 use pd_abi::limits::KERNEL_CONNECTIONS_MAX;
 use pd_abi::{KernelReason, KERNEL_REASONS};
 use rustix::io::Errno;
@@ -79,7 +79,7 @@ impl Kernel {
 impl Conductor {
     /// Takes what a client says by now.
     pub(super) fn take_kernel_counts(&mut self, id: ClientId) {
-        let Some(Some(client)) = self.clients.get_mut(id as usize) else { return };
+        let Some(Some(client)) = self.clients.get_mut(id.index()) else { return };
         // Until it has a channel its control region is not sealed.
         if let Some(memory) = client.memory.as_ref().filter(|_| client.channels > 0) {
             self.kernel.counts.take(&mut client.kernel, memory);
@@ -87,8 +87,8 @@ impl Conductor {
     }
 
     pub(super) fn take_all_kernel_counts(&mut self) {
-        for id in 0..self.clients.len() {
-            self.take_kernel_counts(id as ClientId);
+        for id in (0..self.clients.len()).map(ClientId::at) {
+            self.take_kernel_counts(id);
         }
     }
 

@@ -29,13 +29,11 @@ pub use tenants::container_group;
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::NamespaceId;
+use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
-use crate::memory::{Exhausted, Pool, Slot};
-use crate::messages::{
-    ClientId, Endpoint, Finish, FlowId, Former, Gone, MoverId, Payer, TenantId, ToConductor, ToMover,
-    Violation, DRIVER,
-};
+use crate::memory::{Exhausted, Pool};
+use crate::messages::{Endpoint, Finish, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::mover::Mover;
 use crate::settings::Settings;
@@ -80,7 +78,7 @@ pub struct Conductor {
     names: Names,
     clients: Vec<Option<Client>>,
     connections: Vec<Option<Connection>>,
-    free_connections: Vec<u32>,
+    free_connections: Vec<ConnectionId>,
     /// Flows that wait for memory, those of them that are to ask again in the next turns, and whether all of the others shall
     /// after them.
     waiting_rings: Queues<FlowId>,
@@ -321,24 +319,24 @@ impl Conductor {
     }
 
     fn client(&self, id: ClientId) -> Option<&Client> {
-        self.clients.get(id as usize)?.as_ref()
+        self.clients.get(id.index())?.as_ref()
     }
 
     fn client_mut(&mut self, id: ClientId) -> Option<&mut Client> {
-        self.clients.get_mut(id as usize)?.as_mut()
+        self.clients.get_mut(id.index())?.as_mut()
     }
 
-    fn connection(&self, index: u32) -> Option<&Connection> {
-        self.connections.get(index as usize)?.as_ref()
+    fn connection(&self, index: ConnectionId) -> Option<&Connection> {
+        self.connections.get(index.index())?.as_ref()
     }
 
     /// The receiving socket of a flow, if its client lives.
     fn destination(&self, flow: FlowId) -> Option<(ClientId, Slot)> {
-        self.connection(flow / 2)?.sides[1 - flow as usize % 2]
+        self.connection(flow.connection())?.sides[flow.side().other()]
     }
 
     fn source_mover(&self, flow: FlowId) -> Option<MoverId> {
-        Some(self.connection(flow / 2)?.movers[flow as usize % 2])
+        Some(self.connection(flow.connection())?.movers[flow.side()])
     }
 
     fn endpoint(&self, client: ClientId, slot: Slot) -> Option<Endpoint> {
@@ -349,15 +347,15 @@ impl Conductor {
     }
 
     fn flow_done(&mut self, flow: FlowId) {
-        let index = flow / 2;
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
-        connection.done[flow as usize % 2] = true;
+        let index = flow.connection();
+        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
+        connection.done[flow.side()] = true;
         self.end_connection(index);
     }
 
     /// Forgets a connection whose flows are over and whose sockets are closed. Until then the ends in their lines may
     /// be read, and direct rings, too.
-    fn end_connection(&mut self, index: u32) {
+    fn end_connection(&mut self, index: ConnectionId) {
         let Some(connection) = self.connection(index) else { return };
         let open = |&(client, slot): &(ClientId, Slot)| {
             let socket = self.client(client).and_then(|client| client.socket(slot));
@@ -366,12 +364,12 @@ impl Conductor {
         if connection.done != [true, true] || connection.sides.iter().flatten().any(open) {
             return;
         }
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
         let (sides, direct) = (connection.sides, connection.direct.take());
         let twin = connection.twin.take();
         self.tenants.close(index, connection, self.metrics.region());
         Metrics::add(&self.metrics.connections_closed, 1);
-        self.connections[index as usize] = None;
+        self.connections[index.index()] = None;
         self.free_connections.push(index);
         if let Some(direct) = direct {
             self.close_direct(*direct);
@@ -396,10 +394,10 @@ impl Conductor {
     }
 
     /// Ends one side of a connection.
-    fn hang_up(&mut self, connection: u32, side: usize, ending: Ending) {
+    fn hang_up(&mut self, connection: ConnectionId, side: Side, ending: Ending) {
         self.report_sides(connection);
-        let Some(Some(entry)) = self.connections.get_mut(connection as usize) else { return };
-        let (outgoing, incoming) = (connection * 2 + side as u32, connection * 2 + (1 - side) as u32);
+        let Some(Some(entry)) = self.connections.get_mut(connection.index()) else { return };
+        let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let late_errno = Errno::CONNRESET.raw_os_error() as u32;
         let closed = |end| (Finish { end, late_errno, deadline: None, source_gone: false }, end);
         let (finish, send_end) = match ending {
@@ -414,15 +412,15 @@ impl Conductor {
         let movers = entry.movers;
         if matches!(ending, Ending::Reset) {
             // Said before the peer learns of the reset, so that it reads its ring to the end.
-            self.say(connection, 1 - side, path::LAST);
+            self.say(connection, side.other(), path::LAST);
         }
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.gone(outgoing, Gone::Writer);
-        self.movers.send(movers[1 - side], ToMover::Abort { flow: incoming, send_end, recv_end: None });
-        if side == 0 && self.deafen_unclaimed(connection, send_end) {
+        self.movers.send(movers[side.other()], ToMover::Abort { flow: incoming, send_end, recv_end: None });
+        if side == Side::Connecting && self.deafen_unclaimed(connection, send_end) {
             // There is no flow back to wait for.
             self.flow_done(incoming);
-            self.look_after(connection, 1);
+            self.look_after(connection, Side::Accepting);
         }
         self.end_connection(connection);
     }
@@ -443,7 +441,7 @@ impl Conductor {
             let why = violation.to_string();
             self.kernel.refuse(Refused { pid, uid, errno: Errno::PROTO, why }, self.clock.now());
             if self.may_say(CUT_OFF, id) {
-                tracing::warn!(client = id, pid, reason = %violation, "{CUT_OFF}");
+                tracing::warn!(client = %id, pid, reason = %violation, "{CUT_OFF}");
             }
         }
         self.door.send(ToDoor::CutOff { client: id, violation });
@@ -470,7 +468,7 @@ impl Conductor {
 
     /// Nobody needs the client any more.
     fn forget(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(id as usize).and_then(Option::take) else { return };
+        let Some(client) = self.clients.get_mut(id.index()).and_then(Option::take) else { return };
         let regions = client.regions.into_values().map(|(region, _)| region).collect();
         self.door.send(ToDoor::Forget { client: id, regions });
     }
@@ -495,7 +493,7 @@ impl Conductor {
             // The connection may end after its client, whose number is another's by then.
             SocketState::Closing(Some(Connected { connection, side, .. })) => {
                 if let (Some(Some(entry)), Ending::Died(_)) =
-                    (self.connections.get_mut(connection as usize), ending)
+                    (self.connections.get_mut(connection.index()), ending)
                 {
                     entry.sides[side].take_if(|owner| *owner == (id, slot));
                 }
@@ -532,7 +530,7 @@ impl Conductor {
         Metrics::add(&self.metrics.connections_broken, 1);
         const BROKEN: &str = "a client broke the protocol of its direct ring; its connection ends";
         if self.may_say(BROKEN, id) {
-            tracing::warn!(client = id, "{BROKEN}");
+            tracing::warn!(client = %id, "{BROKEN}");
         }
     }
 

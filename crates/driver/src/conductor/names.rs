@@ -7,8 +7,8 @@ mod ports;
 
 use crate::addresses::{self, Addresses};
 use crate::identity::NamespaceId;
-use crate::memory::Slot;
-use crate::messages::{ClientId, Payer};
+use crate::ids::{ClientId, Slot};
+use crate::messages::Payer;
 use foldhash::HashMap;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use ports::Ports;
@@ -423,6 +423,7 @@ fn same_prefix(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use std::sync::{Arc, Mutex};
 
     fn id(inode: u64) -> NamespaceId {
@@ -497,6 +498,10 @@ mod tests {
         assert_eq!(*waits.lock().unwrap(), [false, true]);
     }
 
+    fn own(client: u16, slot: u16) -> (ClientId, Slot) {
+        (ClientId::new(client), Slot::new(slot))
+    }
+
     impl Names {
         fn bind_alone(
             &mut self,
@@ -506,7 +511,11 @@ mod tests {
             owner: (ClientId, Slot),
             now: Duration,
         ) -> Result<SocketAddr, Errno> {
-            self.bind(id, &Wish { wanted, v6_only, owner, share: None, payer: (0, None) }, now)
+            self.bind(
+                id,
+                &Wish { wanted, v6_only, owner, share: None, payer: (TenantId::default(), None) },
+                now,
+            )
         }
     }
 
@@ -514,15 +523,18 @@ mod tests {
     fn binds_only_what_the_namespace_holds() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
         let now = Duration::ZERO;
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.2:5"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:5"), false, (1, 1), now), Ok(at("10.0.0.1:5")));
-        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(2), at("0.0.0.0:5"), false, (2, 1), now), Ok(at("0.0.0.0:5")));
-        names.unbind(id(1), 5, (1, 1));
-        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2), now), Ok(at("0.0.0.0:5")));
-        assert_eq!(names.bind_alone(id(1), at("[::]:5"), false, (1, 3), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(1), at("[::]:5"), true, (1, 3), now), Ok(at("[::]:5")));
-        let any = names.bind_alone(id(1), at("127.0.0.1:0"), false, (1, 4), now).unwrap();
+        assert_eq!(
+            names.bind_alone(id(1), at("10.0.0.2:5"), false, own(1, 1), now),
+            Err(Errno::ADDRNOTAVAIL)
+        );
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:5"), false, own(1, 1), now), Ok(at("10.0.0.1:5")));
+        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, own(1, 2), now), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(2), at("0.0.0.0:5"), false, own(2, 1), now), Ok(at("0.0.0.0:5")));
+        names.unbind(id(1), 5, own(1, 1));
+        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, own(1, 2), now), Ok(at("0.0.0.0:5")));
+        assert_eq!(names.bind_alone(id(1), at("[::]:5"), false, own(1, 3), now), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(1), at("[::]:5"), true, own(1, 3), now), Ok(at("[::]:5")));
+        let any = names.bind_alone(id(1), at("127.0.0.1:0"), false, own(1, 4), now).unwrap();
         assert!((EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST).contains(&any.port()));
     }
 
@@ -530,13 +542,13 @@ mod tests {
     fn loopback_stays_at_home_and_addresses_cross() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2", "fd00::2"])]);
         let now = Duration::from_secs(1);
-        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 1), now).unwrap();
+        names.bind_alone(id(2), at("0.0.0.0:80"), false, own(2, 1), now).unwrap();
         assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Err(Errno::CONNREFUSED), "not listening");
-        names.listen(id(2), 80, (2, 1));
-        assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Ok((2, 1)));
-        assert_eq!(names.listener(id(1), at("[::ffff:10.0.0.2]:80"), now), Ok((2, 1)));
+        names.listen(id(2), 80, own(2, 1));
+        assert_eq!(names.listener(id(1), at("10.0.0.2:80"), now), Ok(own(2, 1)));
+        assert_eq!(names.listener(id(1), at("[::ffff:10.0.0.2]:80"), now), Ok(own(2, 1)));
         assert_eq!(names.listener(id(1), at("127.0.0.1:80"), now), Err(Errno::CONNREFUSED));
-        assert_eq!(names.listener(id(2), at("127.0.0.1:80"), now), Ok((2, 1)));
+        assert_eq!(names.listener(id(2), at("127.0.0.1:80"), now), Ok(own(2, 1)));
         assert_eq!(names.listener(id(1), at("10.0.0.9:80"), now), Err(Errno::HOSTUNREACH));
         assert_eq!(names.listener(id(1), at("[fd00::2]:80"), now), Err(Errno::CONNREFUSED), "IPv4 only");
         assert_eq!(names.local_for(id(1), at("10.0.0.2:80").ip(), now).ip(), at("10.0.0.1:0").ip());
@@ -550,41 +562,44 @@ mod tests {
         let wish = |client, share| Wish {
             wanted,
             v6_only: false,
-            owner: (client, 1),
+            owner: own(client, 1),
             share: Some(share),
-            payer: (0, None),
+            payer: (TenantId::default(), None),
         };
         names.bind(id(1), &wish(1, 7), now).unwrap();
         names.bind(id(1), &wish(2, 7), now).unwrap();
         let others = names.bind(id(1), &wish(3, 8), now);
         assert_eq!(others, Err(Errno::ADDRINUSE), "another user");
         assert_eq!(
-            names.bind_alone(id(1), wanted, false, (4, 1), now),
+            names.bind_alone(id(1), wanted, false, own(4, 1), now),
             Err(Errno::ADDRINUSE),
             "does not share"
         );
-        names.listen(id(1), 80, (1, 1));
-        names.listen(id(1), 80, (2, 1));
+        names.listen(id(1), 80, own(1, 1));
+        names.listen(id(1), 80, own(2, 1));
         let mut next = || names.listener(id(2), at("10.0.0.1:80"), now).unwrap().0;
-        assert_eq!([next(), next(), next(), next()], [1, 2, 1, 2]);
-        names.set_listening(id(1), 80, (1, 1), false);
+        assert_eq!([next(), next(), next(), next()], [1, 2, 1, 2].map(ClientId::new));
+        names.set_listening(id(1), 80, own(1, 1), false);
         let mut next = || names.listener(id(2), at("10.0.0.1:80"), now).unwrap().0;
-        assert_eq!([next(), next()], [2, 2]);
+        assert_eq!([next(), next()], [2, 2].map(ClientId::new));
     }
 
     #[test]
     fn a_stolen_address_gains_nothing() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.1"])]);
         let now = Duration::from_secs(1);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), now).unwrap();
-        names.listen(id(1), 80, (1, 1));
-        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
-        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 2), now).unwrap();
-        names.listen(id(2), 80, (2, 2));
-        assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now), Ok((1, 1)));
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, own(1, 1), now).unwrap();
+        names.listen(id(1), 80, own(1, 1));
+        assert_eq!(
+            names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1), now),
+            Err(Errno::ADDRNOTAVAIL)
+        );
+        names.bind_alone(id(2), at("0.0.0.0:80"), false, own(2, 2), now).unwrap();
+        names.listen(id(2), 80, own(2, 2));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now), Ok(own(1, 1)));
         names.leave(id(1));
-        names.unbind(id(1), 80, (1, 1));
-        assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now + Duration::from_secs(1)), Ok((2, 2)));
+        names.unbind(id(1), 80, own(1, 1));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80"), now + Duration::from_secs(1)), Ok(own(2, 2)));
     }
 
     #[test]
@@ -593,9 +608,15 @@ mod tests {
         let now = Duration::from_secs(1);
         names.register(id(1), registration(&["10.0.0.1"]), now).unwrap();
         assert_eq!(names.register(id(2), registration(&["10.0.0.1"]), now), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.7:80"), false, (1, 1), now), Err(Errno::ADDRNOTAVAIL));
-        assert!(names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), now).is_ok());
+        assert_eq!(
+            names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1), now),
+            Err(Errno::ADDRNOTAVAIL)
+        );
+        assert_eq!(
+            names.bind_alone(id(1), at("10.0.0.7:80"), false, own(1, 1), now),
+            Err(Errno::ADDRNOTAVAIL)
+        );
+        assert!(names.bind_alone(id(1), at("10.0.0.1:80"), false, own(1, 1), now).is_ok());
     }
 
     #[test]
@@ -603,24 +624,24 @@ mod tests {
         let (mut names, [one, two]) = changing();
         let second = Duration::from_secs;
         hold(&one, &["10.0.0.1"]);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, own(1, 1), second(1)).unwrap();
         hold(&one, &[]);
         hold(&two, &["10.0.0.1"]);
         // Asked by the new holder alone, within the time for which nothing is read again, too.
         let now = second(1) + ADDRESSES_FRESH;
-        names.bind_alone(id(2), at("0.0.0.0:81"), false, (2, 1), now).unwrap();
-        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 2), now).unwrap();
-        names.listen(id(2), 80, (2, 2));
-        assert_eq!(names.listener(id(1), at("10.0.0.1:80"), second(2)), Ok((2, 2)));
+        names.bind_alone(id(2), at("0.0.0.0:81"), false, own(2, 1), now).unwrap();
+        names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 2), now).unwrap();
+        names.listen(id(2), 80, own(2, 2));
+        assert_eq!(names.listener(id(1), at("10.0.0.1:80"), second(2)), Ok(own(2, 2)));
         assert_eq!(
-            names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2), second(3)),
+            names.bind_alone(id(1), at("10.0.0.1:82"), false, own(1, 2), second(3)),
             Err(Errno::ADDRNOTAVAIL)
         );
         // And back again, registered.
         hold(&two, &[]);
         hold(&one, &["10.0.0.1"]);
         names.register(id(1), registration(&["10.0.0.1"]), second(4)).unwrap();
-        names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2), second(4)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:82"), false, own(1, 2), second(4)).unwrap();
     }
 
     #[test]
@@ -630,21 +651,21 @@ mod tests {
         let refused = Err(Errno::ADDRNOTAVAIL);
         hold(&one, &["10.0.0.1"]);
         hold(&two, &["10.0.0.1"]);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1), second(1)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, own(1, 1), second(1)).unwrap();
         *one.lock().unwrap() = None;
         assert_eq!(
-            names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(2)),
+            names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1), second(2)),
             refused,
             "unreadable"
         );
         names.register(id(1), registration(&["10.0.0.1"]), second(2)).unwrap();
         hold(&one, &[]);
         assert_eq!(
-            names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(3)),
+            names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1), second(3)),
             refused,
             "registered"
         );
         names.leave(id(1));
-        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1), second(4)).unwrap();
+        names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1), second(4)).unwrap();
     }
 }

@@ -2,8 +2,9 @@
 use super::client::{Asked, Client};
 use super::Conductor;
 use crate::door::ToDoor;
+use crate::ids::{ClientId, FlowId};
 use crate::memory::{Amounts, Exhausted, Region};
-use crate::messages::{ClientId, FlowId, Payer, Ring, ToMover, DRIVER};
+use crate::messages::{Payer, Ring, ToMover, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use rustix::io::Errno;
@@ -54,7 +55,9 @@ impl Conductor {
     }
 
     fn await_region(&mut self, id: ClientId, flow: FlowId, bytes_max: u64) {
-        let Some(serial) = self.connection(flow / 2).map(|connection| connection.serial) else { return };
+        let Some(serial) = self.connection(flow.connection()).map(|connection| connection.serial) else {
+            return;
+        };
         if let Some(client) = self.client_mut(id) {
             client.asked.push_back(Asked { flow, serial, bytes_max });
         }
@@ -62,7 +65,7 @@ impl Conductor {
 
     /// Who pays for what a flow brings.
     fn payer_of_flow(&self, flow: FlowId) -> Payer {
-        let source = self.connection(flow / 2).and_then(|connection| connection.sides[flow as usize % 2]);
+        let source = self.connection(flow.connection()).and_then(|connection| connection.sides[flow.side()]);
         source.and_then(|(id, _)| self.client(id)).map_or(DRIVER, Client::payer)
     }
 
@@ -129,7 +132,10 @@ impl Conductor {
     }
 
     fn ask_again(&mut self, asked: Asked) {
-        if self.connection(asked.flow / 2).is_some_and(|connection| connection.serial == asked.serial) {
+        if self
+            .connection(asked.flow.connection())
+            .is_some_and(|connection| connection.serial == asked.serial)
+        {
             self.give_or_await(asked.flow, asked.bytes_max, true);
         }
     }
@@ -175,12 +181,12 @@ impl Conductor {
             return;
         }
         self.next_reclaim = now + RECLAIM_EVERY;
-        (0..self.movers.len()).for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
+        self.movers.ids().for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
     }
 
     /// Has the door make a receive region with room for a ring of `bytes` bytes.
     fn grow(&mut self, id: ClientId, bytes: u64) -> Result<(), Exhausted> {
-        let Some(client) = self.clients.get_mut(id as usize).and_then(Option::as_mut) else {
+        let Some(client) = self.clients.get_mut(id.index()).and_then(Option::as_mut) else {
             return Err(Exhausted::Memory(Errno::NOTCONN));
         };
         let is_first = client.ring_bytes_max == u64::MAX;

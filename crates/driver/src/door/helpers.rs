@@ -2,9 +2,10 @@
 //! nobody waits for the memory, the descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
 use super::messages::{Made, ToDoor};
 use crate::addresses;
+use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Lease, Pool, Region};
-use crate::messages::{ClientId, Payer, DRIVER};
+use crate::messages::{Payer, DRIVER};
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -101,7 +102,7 @@ impl Helpers {
         if !self.held.is_empty() {
             let looks = self.held.len().min(HELD_LOOKS);
             let looked_at = self.held.drain(..looks).collect();
-            self.give(DRIVER, (0, 0), Job::Drop(looked_at));
+            self.give(DRIVER, (ClientId::default(), 0), Job::Drop(looked_at));
         }
         let stuck: Vec<_> = self.queues.values().filter(|queue| queue.take_over()).cloned().collect();
         stuck.into_iter().for_each(|queue| self.serve(queue));
@@ -186,6 +187,7 @@ pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use crate::memory::{Amounts, HugepageUse};
     use std::time::Instant;
 
@@ -205,21 +207,21 @@ mod tests {
         let pool = Pool::new(1 << 20, HugepageUse::Off);
         let door = Mailbox::new().unwrap();
         let mut helpers = Helpers::new(Arc::clone(&pool), Arc::clone(&door));
-        let payer = (3, None);
-        helpers.give(payer, (1, 7), Job::SendRegion(pool.root().lease(Amounts::memory(8192)).unwrap()));
+        let (payer, whose) = ((TenantId::new(3), None), (ClientId::new(1), 7));
+        helpers.give(payer, whose, Job::SendRegion(pool.root().lease(Amounts::memory(8192)).unwrap()));
         let made = take(&door).pop_front();
-        let Some(ToDoor::Made { client: 1, serial: 7, made: Made::SendRegion(Ok((region, fd))) }) = made
-        else {
+        let Some(ToDoor::Made { client, serial, made: Made::SendRegion(Ok((region, fd))) }) = made else {
             panic!("{made:?}")
         };
+        assert_eq!((client, serial), whose);
         let map = Arc::clone(&region.map);
-        helpers.give(payer, (1, 7), Job::Seal { number: 5, fd, map });
+        helpers.give(payer, whose, Job::Seal { number: 5, fd, map });
         let made = take(&door).pop_front();
         assert!(
             matches!(made, Some(ToDoor::Made { made: Made::Sealed { number: 5, sealed: Ok(_) }, .. })),
             "{made:?}"
         );
-        helpers.give(payer, (1, 7), Job::Drop(vec![region]));
+        helpers.give(payer, whose, Job::Drop(vec![region]));
         let until = Instant::now() + Duration::from_secs(10);
         while !helpers.queues.is_empty() || pool.usage().0 > 0 {
             assert!(Instant::now() < until, "{helpers:?}");

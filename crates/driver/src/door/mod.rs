@@ -22,9 +22,10 @@ mod turns;
 pub use messages::{Asked, FromDoor, Registering, ToDoor};
 
 use crate::clock::Clock;
+use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
-use crate::messages::{ClientId, DRIVER};
+use crate::messages::DRIVER;
 use crate::settings::Settings;
 use crate::StartError;
 use accept::Newcomers;
@@ -57,7 +58,7 @@ const TOKEN_SOCKET: u64 = 4;
 const TOKEN_PIDFD: u64 = 5;
 
 fn token(kind: u64, client: ClientId) -> epoll::EventData {
-    epoll::EventData::new_u64(kind << 32 | u64::from(client))
+    epoll::EventData::new_u64(kind << 32 | u64::from(client.get()))
 }
 
 /// See the module.
@@ -102,9 +103,9 @@ impl Door {
         let (listener, admin, is_safe) = listen::listen(settings)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, 0), edge)?;
-        epoll::add(&epoll, &listener, token(TOKEN_LISTENER, 0), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &admin, token(TOKEN_ADMIN, 0), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, ClientId::default()), edge)?;
+        epoll::add(&epoll, &listener, token(TOKEN_LISTENER, ClientId::default()), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &admin, token(TOKEN_ADMIN, ClientId::default()), epoll::EventFlags::IN)?;
         let (alive, end) = pipe_with(PipeFlags::CLOEXEC)?;
         let now = clock.now();
         Ok(Self {
@@ -169,7 +170,7 @@ impl Door {
         let mut knocks = false;
         for event in ready {
             let word = event.data.u64();
-            let client = word as ClientId;
+            let client = ClientId::new(word as u16);
             match word >> 32 {
                 TOKEN_LISTENER => knocks = true,
                 TOKEN_ADMIN => self.answer_admin(),
@@ -230,7 +231,7 @@ impl Door {
                     regions.extend(guest.send_regions.into_values().map(|(region, _)| region));
                 }
                 if !regions.is_empty() {
-                    self.helpers.give(payer, (0, 0), Job::Drop(regions));
+                    self.helpers.give(payer, (ClientId::default(), 0), Job::Drop(regions));
                 }
             }
             ToDoor::MakeReceiveRegion { client, lease, ring_bytes } => {
@@ -244,7 +245,12 @@ impl Door {
                 }
             }
             ToDoor::Watch { pidfd } => {
-                let added = epoll::add(&self.epoll, &*pidfd, token(TOKEN_WATCHED, 0), epoll::EventFlags::IN);
+                let added = epoll::add(
+                    &self.epoll,
+                    &*pidfd,
+                    token(TOKEN_WATCHED, ClientId::default()),
+                    epoll::EventFlags::IN,
+                );
                 match added {
                     Ok(()) => self.watched.push(pidfd),
                     Err(error) => tracing::error!(%error, "cannot watch a container"),

@@ -2,8 +2,8 @@
 use super::channel::Channel;
 use super::fair::REQUEST_BYTES;
 use super::{channel_of, counting, put, token, Client, Mover, Socket};
-use crate::memory::Slot;
-use crate::messages::{Asking, ClientId, FlowId, MoverId, NewChannel, Parted, Ring, ToConductor, ToMover};
+use crate::ids::{ClientId, FlowId, MoverId, Slot};
+use crate::messages::{Asking, NewChannel, Parted, Ring, ToConductor, ToMover};
 use pd_abi::layout::{socket_status, ELSEWHERE};
 use pd_abi::{Event, Operation};
 use pd_shm::wait::Waker;
@@ -45,7 +45,7 @@ impl Mover {
                     removing: false,
                     cut_off: false,
                 };
-                put(&mut self.clients, client as usize, state);
+                put(&mut self.clients, client.index(), state);
             }
             ToMover::AddChannel(ref mut new) => {
                 let Some(new) = new.take() else { return };
@@ -53,9 +53,9 @@ impl Mover {
                 let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
                 let data = epoll::EventData::new_u64(token(client, channel));
                 if let Err(error) = epoll::add(&self.epoll, &doorbell, data, edge) {
-                    tracing::error!(client, channel, %error, "cannot watch a doorbell");
+                    tracing::error!(%client, channel, %error, "cannot watch a doorbell");
                 }
-                let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+                let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
                 put(&mut state.channels, channel, Channel::new(requests, events, doorbell));
                 self.activate(client, channel);
             }
@@ -72,7 +72,7 @@ impl Mover {
                 }
             }
             ToMover::AddRegion { client, region, ref map } => {
-                if let Some(Some(state)) = self.clients.get_mut(client as usize) {
+                if let Some(Some(state)) = self.clients.get_mut(client.index()) {
                     put(&mut state.regions, region as usize, Arc::clone(map));
                     self.tell_conductor(ToConductor::RegionAdded { client, region });
                 }
@@ -169,7 +169,7 @@ impl Mover {
             }
             ToMover::FileRead { flow, entry_seq, whole } => self.cold_read(flow, entry_seq, whole),
             ToMover::RemoveClient { client } => {
-                if let Some(Some(state)) = self.clients.get_mut(client as usize) {
+                if let Some(Some(state)) = self.clients.get_mut(client.index()) {
                     state.removing = true;
                     self.forget_client(client);
                 }
@@ -207,14 +207,14 @@ impl Mover {
         if mover == self.settings.id {
             self.post(client, channel, event);
         } else {
-            self.peers[mover].send(ToMover::Post { client, channel, event });
+            self.peers[mover.index()].send(ToMover::Post { client, channel, event });
         }
     }
 
     /// Both ends of a flow look again.
     pub(super) fn kick(&mut self, id: FlowId, mover: MoverId) {
         if mover != self.settings.id {
-            self.peers[mover].send(ToMover::Kick { flow: id });
+            self.peers[mover.index()].send(ToMover::Kick { flow: id });
             return;
         }
         if let Some(flow) = self.flows.get(id) {
@@ -245,7 +245,7 @@ impl Mover {
     }
 
     pub(super) fn publish_backlog(&mut self, client: ClientId, slot: Slot, count: u64) {
-        let Some(Some(state)) = self.clients.get(client as usize) else { return };
+        let Some(Some(state)) = self.clients.get(client.index()) else { return };
         state.memory.publish_u64(slot, socket_status::RECV_PRODUCER, count);
         Waker::default().wake(&state.memory.recv_wait(slot), count);
         self.post_ready(client, slot);
@@ -253,7 +253,7 @@ impl Mover {
 
     /// Takes the sends that a client has left behind, and stops looking at its channels.
     pub(super) fn drain(&mut self, client: ClientId) {
-        let channels = match self.clients.get(client as usize) {
+        let channels = match self.clients.get(client.index()) {
             Some(Some(state)) => state.channels.len(),
             _ => return,
         };
@@ -273,7 +273,7 @@ impl Mover {
                 }
             }
         }
-        if let Some(Some(state)) = self.clients.get_mut(client as usize) {
+        if let Some(Some(state)) = self.clients.get_mut(client.index()) {
             for channel in state.channels.drain(..).flatten() {
                 // The client's end may live on in another process: its doorbell is heard no more.
                 let _ = epoll::delete(&self.epoll, &channel.doorbell);

@@ -104,12 +104,13 @@ impl Division {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use crate::messages::payer;
 
     #[test]
     fn many_rings_of_one_payer_make_those_of_others_no_smaller() {
         let (mut fair, mut division) = (Fair::default(), Division::default());
-        let (one, two) = (fair.enter(payer(0, 1)), fair.enter(payer(0, 2)));
+        let (one, two) = (fair.enter(payer(TenantId::new(0), 1)), fair.enter(payer(TenantId::new(0), 2)));
         assert_eq!(division.take(&mut fair, one), RINGS_BYTES);
         for _ in 0..99 {
             division.take(&mut fair, one);
@@ -121,7 +122,7 @@ mod tests {
             division.take(&mut fair, one);
         }
         assert_eq!(division.take(&mut fair, one), RING_BYTES_BUSY);
-        fair.set_weight(0, 3);
+        fair.set_weight(TenantId::new(0), 3);
         division.note_busy(two);
         division.tick(&fair);
         // Equal weights, whatever they are; one of them is busy.
@@ -137,8 +138,8 @@ mod tests {
     #[test]
     fn shares_go_by_weight() {
         let (mut fair, mut division) = (Fair::default(), Division::default());
-        fair.set_weight(7, 3);
-        let (one, heavy) = (fair.enter(payer(1, 0)), fair.enter(payer(7, 0)));
+        fair.set_weight(TenantId::new(7), 3);
+        let (one, heavy) = (fair.enter(payer(TenantId::new(1), 0)), fair.enter(payer(TenantId::new(7), 0)));
         division.take(&mut fair, one);
         assert_eq!(division.take(&mut fair, heavy), RINGS_BYTES * 3 / 4);
         division.tick(&fair);

@@ -1,10 +1,10 @@
 //! What clients are told: events written, published, and kept while a ring is full.
 use super::flow::wants_event;
 use super::{channel_of, Mover};
-use crate::memory::Slot;
-use crate::messages::{ClientId, MoverId, ToMover};
+use crate::ids::{ClientId, MoverId, Slot};
+use crate::messages::ToMover;
 use pd_abi::layout::socket_status;
-use pd_abi::{Event, SocketId};
+use pd_abi::Event;
 use std::sync::atomic::{fence, Ordering};
 
 impl Mover {
@@ -12,13 +12,13 @@ impl Mover {
         if mover == self.settings.id {
             self.post_ready(client, slot);
         } else {
-            self.peers[mover].send(ToMover::Ready { client, slot });
+            self.peers[mover.index()].send(ToMover::Ready { client, slot });
         }
     }
 
     pub(super) fn post_ready(&mut self, client: ClientId, slot: Slot) {
-        let Some(Some(state)) = self.clients.get(client as usize) else { return };
-        let Some(socket) = state.sockets.get(slot as usize) else { return };
+        let Some(Some(state)) = self.clients.get(client.index()) else { return };
+        let Some(socket) = state.sockets.get(slot.index()) else { return };
         fence(Ordering::SeqCst);
         if socket.generation == 0
             || !state.memory.slot_taken(slot, socket.generation)
@@ -28,7 +28,7 @@ impl Mover {
         }
         let number = state.memory.event_number(slot).wrapping_add(1);
         state.memory.publish_u32(slot, socket_status::EVENT_NUMBER, number);
-        let event = Event::ready(SocketId::new(slot, socket.generation), number);
+        let event = Event::ready(slot.socket(socket.generation), number);
         let channel = socket.channel.into();
         self.post(client, channel, event);
     }
@@ -55,7 +55,7 @@ impl Mover {
             self.retry_overflow();
         }
         while let Some((client, index)) = self.dirty.pop() {
-            let Some(Some(state)) = self.clients.get_mut(client as usize) else { continue };
+            let Some(Some(state)) = self.clients.get_mut(client.index()) else { continue };
             let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { continue };
             channel.publish(&state.memory, index);
         }
@@ -65,7 +65,7 @@ impl Mover {
         let mut list = std::mem::take(&mut self.overflowing);
         let mut broken = Vec::new();
         list.retain(|&(client, index)| {
-            let Some(Some(state)) = self.clients.get_mut(client as usize) else { return false };
+            let Some(Some(state)) = self.clients.get_mut(client.index()) else { return false };
             let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return false };
             let retried = channel.retry().and_then(|moved| {
                 if !channel.overflowing {

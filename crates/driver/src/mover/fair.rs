@@ -7,7 +7,8 @@
 //!
 //! Every operation takes the same time however many payers, channels and flows there are, but for [`Fair::set_weight`] and
 //! [`Fair::drop_channels`]. Nothing is allocated once the queues have grown. This never touches a flow or a ring.
-use crate::messages::{ClientId, FlowId, Payer, TenantId, DRIVER};
+use crate::ids::{ClientId, FlowId, TenantId};
+use crate::messages::{Payer, DRIVER};
 use crate::policy::WEIGHT_DEFAULT;
 use foldhash::{HashMap, HashMapExt};
 use std::collections::VecDeque;

@@ -5,8 +5,9 @@
 //! removed file and no file system.
 use super::flow::Flow;
 use super::{Client, Mover};
+use crate::ids::{ClientId, FlowId};
 use crate::memory::{Amounts, Lease};
-use crate::messages::{ClientId, FlowId, Payer, Violation};
+use crate::messages::{Payer, Violation};
 use crate::metrics::Metrics;
 use crate::reader::{Asker, FileSocket, OpenFile, Wanted};
 use pd_abi::limits::{FILES_MAX, MESSAGE_BYTES_MAX};
@@ -45,7 +46,7 @@ impl Mover {
     /// Has a file opened.
     pub(super) fn open_file(&mut self, client: ClientId, channel: usize, request: &Request) {
         let can_read = self.engines.is_own_core();
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
         let Some(socket) = state.file_socket.clone() else {
             self.answer_file(client, channel, request.tag, Err(Errno::NOTCONN));
             return;
@@ -66,7 +67,7 @@ impl Mover {
 
     /// Takes what came of it.
     pub(super) fn file_opened(&mut self, asker: &Asker, file: rustix::io::Result<Arc<OpenFile>>) {
-        let Some(Some(state)) = self.clients.get_mut(asker.client as usize) else { return };
+        let Some(Some(state)) = self.clients.get_mut(asker.client.index()) else { return };
         if asker.memory.as_ptr() != Arc::as_ptr(&state.memory) {
             return; // another client by now
         }
@@ -93,7 +94,7 @@ impl Mover {
 
     /// A client has got its file socket.
     pub(super) fn add_file_socket(&mut self, client: ClientId, payer: Payer, socket: (OwnedFd, Lease)) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
         match FileSocket::new(socket.0, socket.1, payer, &self.readers) {
             Ok(socket) => state.file_socket = Some(Arc::new(socket)),
             Err(error) => tracing::warn!(%error, "cannot start a thread: a client reads its files itself"),
@@ -102,7 +103,7 @@ impl Mover {
 
     /// A client is another payer's from now on.
     pub(super) fn move_file_socket(&mut self, client: ClientId, payer: Payer) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
         let Some(socket) = &state.file_socket else { return };
         match self.readers.of(payer) {
             Ok(reader) => socket.set_reader(reader),
@@ -125,7 +126,7 @@ impl Mover {
     pub(super) fn take_file_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {
         let (offset, len) = request.numbers();
         let id = FileId(request.tag);
-        let state = self.clients[client as usize].as_mut().ok_or(Violation::File)?;
+        let state = self.clients[client.index()].as_mut().ok_or(Violation::File)?;
         let slot = state.files.get_mut(usize::from(id.slot())).ok_or(Violation::File)?;
         let FileSlot { generation, state: State::Open { file, taken, last_used } } = slot else {
             return Err(Violation::File);

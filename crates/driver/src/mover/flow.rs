@@ -9,8 +9,9 @@ use super::fit::{Fit, Shares};
 use super::moving::Moves;
 use super::table::BufferTable;
 use super::throttle::Own;
+use crate::ids::{ClientId, FlowId, Slot, TenantId};
 use crate::memory::ClientMemory;
-use crate::messages::{ClientId, Endpoint, Finish, FlowId, NewFlow, Ring, TenantId, Violation};
+use crate::messages::{Endpoint, Finish, NewFlow, Ring, Violation};
 use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
@@ -539,6 +540,6 @@ impl Flow {
 
 /// Whether the client waits for a `Ready` event of the socket and has taken note of the last one. A
 /// fence has to lie between the news and this.
-pub fn wants_event(memory: &ClientMemory, slot: u16) -> bool {
+pub fn wants_event(memory: &ClientMemory, slot: Slot) -> bool {
     memory.subscribed(slot) && memory.event_ack(slot) == memory.event_number(slot)
 }

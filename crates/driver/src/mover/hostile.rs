@@ -15,11 +15,10 @@
 //! ever accused, and once accused it is gone in bounded time.
 use super::{Mover, MoverSettings};
 use crate::clock::Clock;
+use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
 use crate::mailbox::{Mailbox, Outbox};
-use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool, Slot};
-use crate::messages::{
-    payer, ClientId, Endpoint, Finish, FlowId, NewChannel, NewFlow, Ring, ToConductor, ToMover, Violation,
-};
+use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool};
+use crate::messages::{payer, Endpoint, Finish, NewChannel, NewFlow, Ring, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::policy::WEIGHT_MAX;
 use pd_abi::layout::{
@@ -41,9 +40,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-const A: ClientId = 0;
-const B: ClientId = 1;
-const C: ClientId = 2;
+const A: ClientId = ClientId::new(0);
+const B: ClientId = ClientId::new(1);
+const C: ClientId = ClientId::new(2);
+const FIRST: Slot = Slot::new(0);
+const SECOND: Slot = Slot::new(1);
+const A_TO_B: FlowId = FlowId::new(0);
+const B_TO_A: FlowId = A_TO_B.peer();
+const B_TO_C: FlowId = FlowId::new(2);
+const C_TO_B: FlowId = B_TO_C.peer();
+const FLOWS: [FlowId; 4] = [A_TO_B, B_TO_A, B_TO_C, C_TO_B];
 /// Of the hostile client; the others have one.
 const CHANNELS_OF_A: usize = 2;
 const GENERATION: u16 = 7;
@@ -122,12 +128,12 @@ fn region_bytes(client: ClientId) -> &'static [u8] {
         [A, B, C].map(|client| {
             let byte = |at: u64| match client {
                 A => MARKS.start + (at % u64::from(MARKS.end - MARKS.start)) as u8,
-                _ => ((at % PERIOD + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (30 + client)) as u8,
+                _ => ((at % PERIOD + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (30 + client.get())) as u8,
             };
             (0..SEND_REGION_BYTES as u64).map(byte).collect()
         })
     });
-    &BYTES[client as usize]
+    &BYTES[client.index()]
 }
 
 /// The aligned word at `at` of a client's memory.
@@ -165,7 +171,8 @@ impl World {
         let clock = Arc::new(ManualClock::default());
         let inbox = Mailbox::new().expect("a mailbox");
         let outbox = Mailbox::new().expect("a mailbox");
-        let settings = MoverSettings { id: 0, spin: Duration::ZERO, ring_idle: Duration::from_secs(1) };
+        let settings =
+            MoverSettings { id: MoverId::default(), spin: Duration::ZERO, ring_idle: Duration::from_secs(1) };
         let engine = pd_engine::by_name(engine).expect("an engine");
         let inboxes = [Arc::clone(&inbox)];
         let counters = crate::metrics::region(1, 4, 4, 0).expect("memory");
@@ -194,25 +201,26 @@ impl World {
         for client in [A, B, C] {
             world.attach(client);
         }
-        world.open(A, 0);
-        world.open(B, 0);
-        world.open(B, 1);
-        world.open(C, 0);
-        world.connect(0, (A, 0), (B, 1));
-        world.connect(2, (B, 0), (C, 0));
+        world.open(A, FIRST);
+        world.open(B, FIRST);
+        world.open(B, SECOND);
+        world.open(C, FIRST);
+        world.connect(A_TO_B, (A, FIRST), (B, SECOND));
+        world.connect(B_TO_C, (B, FIRST), (C, FIRST));
         world.step();
         world
     }
 
     fn attach(&mut self, client: ClientId) {
         let pool = Pool::new(1 << 30, HugepageUse::Off);
-        let (memory, [control_fd, status_fd]) = ClientMemory::new(client.into()).expect("control memory");
+        let (memory, [control_fd, status_fd]) =
+            ClientMemory::new(client.get().into()).expect("control memory");
         let memory = Arc::new(memory);
         let control = Mapping::new(&control_fd, REGION_BYTES, Protection::ReadWrite).expect("a mapping");
         memfd::seal_against_all(&control_fd).expect("a seal");
         let status = Mapping::new(&status_fd, REGION_BYTES, Protection::Read).expect("a mapping");
         let (control, status) = (Arc::new(control), Arc::new(status));
-        let payer = payer(0, client.into());
+        let payer = payer(TenantId::default(), client.get().into());
         let account = Arc::clone(pool.root());
         let known = Arc::clone(&memory);
         self.inbox.send(ToMover::AddClient { client, payer, account, memory: known });
@@ -263,8 +271,8 @@ impl World {
                 EVENT_RING_ENTRIES,
             );
             let lines = match client {
-                B => vec![Line::new(0, C), Line::new(1, A)],
-                _ => vec![Line::new(0, B)],
+                B => vec![Line::new(FIRST, C), Line::new(SECOND, A)],
+                _ => vec![Line::new(FIRST, B)],
             };
             let (requests, events) = (Producer::new(requests), Consumer::new(events));
             self.peers.push(Peer { client, requests, events, rung: 0, lines });
@@ -273,12 +281,12 @@ impl World {
     }
 
     fn open(&mut self, client: ClientId, slot: Slot) {
-        let party = &self.parties[client as usize];
+        let party = &self.parties[client.index()];
         party.memory.populate_slot(slot).expect("memory");
         party.memory.open_slot(slot, GENERATION);
         self.inbox.send(ToMover::OpenSocket { client, slot, generation: GENERATION, channel: 0 });
         if client != A {
-            let at = socket_offset(slot);
+            let at = socket_offset(slot.get());
             party.control.store_u32(at + socket_control::SUBSCRIBED, 1, Ordering::Relaxed);
             let generation = GENERATION.into();
             party.control.store_u32(at + socket_control::GENERATION, generation, Ordering::Release);
@@ -286,22 +294,22 @@ impl World {
     }
 
     fn connect(&mut self, flow: FlowId, one: (ClientId, Slot), other: (ClientId, Slot)) {
-        for (flow, source, destination) in [(flow, one, other), (flow + 1, other, one)] {
+        for (flow, source, destination) in [(flow, one, other), (flow.peer(), other, one)] {
             let endpoint = |(client, slot): (ClientId, Slot)| Endpoint {
                 client,
-                serial: u64::from(client) + 1,
+                serial: u64::from(client.get()) + 1,
                 slot,
                 generation: GENERATION,
-                memory: Arc::clone(&self.parties[client as usize].memory),
-                mover: 0,
+                memory: Arc::clone(&self.parties[client.index()].memory),
+                mover: MoverId::default(),
             };
             self.inbox.send(ToMover::AddFlow(Some(Box::new(NewFlow {
                 id: flow,
-                tenant: 0,
+                tenant: TenantId::default(),
                 source: endpoint(source),
                 destination: endpoint(destination),
                 send_ring_bytes: SEND_RING_BYTES,
-                serial: u64::from(flow / 2) + 1,
+                serial: u64::from(flow.connection().get()) + 1,
             }))));
         }
     }
@@ -309,18 +317,18 @@ impl World {
     /// Where a flow's ring lies, and whose it is.
     fn place(flow: FlowId) -> (ClientId, u32) {
         match flow {
-            0 => (B, GUARD_PAGES),
-            1 => (A, GUARD_PAGES),
-            2 => (C, GUARD_PAGES),
+            A_TO_B => (B, GUARD_PAGES),
+            B_TO_A => (A, GUARD_PAGES),
+            B_TO_C => (C, GUARD_PAGES),
             _ => (B, GUARD_PAGES + RING_PAGES),
         }
     }
 
     fn grant(&mut self, flow: FlowId) {
-        assert!(!self.rings[flow as usize], "flow {flow} asks for a second ring");
-        self.rings[flow as usize] = true;
+        assert!(!self.rings[flow.index()], "flow {flow} asks for a second ring");
+        self.rings[flow.index()] = true;
         let (client, page) = Self::place(flow);
-        let map = Arc::clone(&self.parties[client as usize].receive);
+        let map = Arc::clone(&self.parties[client.index()].receive);
         // Smaller than wished, so that one that was full is exchanged, for one in the same place.
         let wished = 2 * RING_BYTES;
         let ring = Some(Ring { client, serial: 0, region: 1, page, pages: RING_PAGES, wished, map });
@@ -358,13 +366,13 @@ impl World {
                 ToConductor::NeedRing { flow, .. } => self.grant(flow),
                 ToConductor::FreeRing { ring } => {
                     let client = ring.client;
-                    let whose = (0..4).find(|&flow| Self::place(flow) == (client, ring.page));
+                    let whose = FLOWS.into_iter().find(|&flow| Self::place(flow) == (client, ring.page));
                     let flow = whose.expect("a ring that was given");
                     assert_eq!(ring.pages, RING_PAGES);
-                    assert!(Arc::ptr_eq(&ring.map, &self.parties[client as usize].receive));
-                    let held = std::mem::replace(&mut self.rings[flow as usize], false);
+                    assert!(Arc::ptr_eq(&ring.map, &self.parties[client.index()].receive));
+                    let held = std::mem::replace(&mut self.rings[flow.index()], false);
                     assert!(held, "flow {flow} gives a ring back twice");
-                    self.rings_given[flow as usize] += 1;
+                    self.rings_given[flow.index()] += 1;
                     // Whoever has not read it yet reads something else now.
                     let first = ring.page as usize * PAGE_BYTES;
                     for word in (first..first + RING_BYTES as usize).step_by(8) {
@@ -372,9 +380,9 @@ impl World {
                     }
                 }
                 ToConductor::FlowDone { flow } => {
-                    assert!(flow < 2, "a flow of clients that live is over");
-                    assert!(!self.rings[flow as usize], "flow {flow} is over and keeps its ring");
-                    assert!(!std::mem::replace(&mut self.flows_done[flow as usize], true));
+                    assert!(flow < B_TO_C, "a flow of clients that live is over");
+                    assert!(!self.rings[flow.index()], "flow {flow} is over and keeps its ring");
+                    assert!(!std::mem::replace(&mut self.flows_done[flow.index()], true));
                 }
                 ToConductor::RegionAdded { .. }
                 | ToConductor::LetGo { .. }
@@ -403,8 +411,8 @@ impl World {
     fn hang_up(&mut self, died: Option<Duration>) {
         let finish = Finish { end: ENDED, late_errno: RESET, deadline: died, source_gone: died.is_some() };
         let send_end = if died.is_some() { RESET } else { ENDED };
-        self.inbox.send(ToMover::Finish { flow: 0, finish });
-        self.inbox.send(ToMover::Abort { flow: 1, send_end, recv_end: None });
+        self.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
+        self.inbox.send(ToMover::Abort { flow: B_TO_A, send_end, recv_end: None });
     }
 
     fn obey(&mut self, program: &mut Program<'_>) {
@@ -447,7 +455,7 @@ impl World {
                 self.publish(channel, value);
             }
             7 => {
-                let delivered = self.parties[0].status_u64(0, socket_status::RECV_PRODUCER);
+                let delivered = self.parties[0].status_u64(FIRST, socket_status::RECV_PRODUCER);
                 let value = program.near(delivered);
                 self.write_line(socket_control::RECV_CONSUMER, value);
             }
@@ -543,10 +551,10 @@ impl World {
         let party = &self.parties[0];
         let at = socket_offset(0);
         let (word, base) = match program.byte() % 6 {
-            0 => (socket_control::RECV_WAKE_AT, party.status_u64(0, socket_status::RECV_PRODUCER)),
-            1 => (socket_control::SEND_WAKE_AT, party.status_u64(0, socket_status::SEND_CONSUMER)),
+            0 => (socket_control::RECV_WAKE_AT, party.status_u64(FIRST, socket_status::RECV_PRODUCER)),
+            1 => (socket_control::SEND_WAKE_AT, party.status_u64(FIRST, socket_status::SEND_CONSUMER)),
             2 => (socket_control::SUBSCRIBED, 1),
-            3 => (socket_control::EVENT_ACK, party.status_u32(0, socket_status::EVENT_NUMBER).into()),
+            3 => (socket_control::EVENT_ACK, party.status_u32(FIRST, socket_status::EVENT_NUMBER).into()),
             _ => (socket_control::GENERATION, GENERATION.into()),
         };
         let value = program.near(base);
@@ -560,21 +568,25 @@ impl World {
     /// Something that the conductor may say at any time.
     fn rule(&mut self, program: &mut Program<'_>) {
         match program.byte() % 14 {
-            0 => self.inbox.send(ToMover::SetSendRing { flow: 0, bytes: program.short() << 3 }),
+            0 => self.inbox.send(ToMover::SetSendRing { flow: A_TO_B, bytes: program.short() << 3 }),
             1 => self.inbox.send(ToMover::Home {
                 client: A,
-                slot: 0,
+                slot: FIRST,
                 channel: usize::from(program.byte()) % CHANNELS_OF_A,
             }),
-            2 => self.inbox.send(ToMover::Backlog { client: A, slot: 5, count: program.byte().into() }),
-            3 => self.inbox.send(ToMover::Ready { client: A, slot: 0 }),
+            2 => self.inbox.send(ToMover::Backlog {
+                client: A,
+                slot: Slot::new(5),
+                count: program.byte().into(),
+            }),
+            3 => self.inbox.send(ToMover::Ready { client: A, slot: FIRST }),
             4 => self.deny = program.byte() % 4,
             5 => {
                 for flow in std::mem::take(&mut self.denied) {
                     self.inbox.send(ToMover::Resume { flow });
                 }
             }
-            6 => self.inbox.send(ToMover::Resume { flow: u32::from(program.byte()) % 6 }),
+            6 => self.inbox.send(ToMover::Resume { flow: FlowId::new(u32::from(program.byte()) % 6) }),
             7 if !self.buried && !std::mem::replace(&mut self.closed, true) => self.hang_up(None),
             8 if program.byte() % 8 == 0 => self.bury(),
             9 => {
@@ -584,12 +596,13 @@ impl World {
             }
             10 => self.pipe = None,
             11 => {
-                let payer = payer(program.byte() as u16 % 3, 0);
+                let payer = payer(TenantId::new(program.byte() as u16 % 3), 0);
                 self.inbox.send(ToMover::SetPayer { client: A, payer });
             }
             12 => {
                 let weight = u32::from(program.byte()) % WEIGHT_MAX + 1;
-                self.inbox.send(ToMover::SetWeight { tenant: program.byte() as u16 % 3, weight });
+                self.inbox
+                    .send(ToMover::SetWeight { tenant: TenantId::new(program.byte() as u16 % 3), weight });
             }
             _ => {}
         }
@@ -654,14 +667,14 @@ impl World {
         assert!(self.gone, "A broke the protocol and is still there: {:?}", self.violation);
         assert!(self.flows_done[0], "what A sent is still there");
         assert!(self.mover.fair.payers() <= 3, "who paid for A is still there");
-        let b = &self.parties[B as usize];
-        assert_ne!(b.status_u32(1, socket_status::SEND_END), 0);
-        assert_ne!(b.status_u32(1, socket_status::RECV_END), 0);
+        let b = &self.parties[B.index()];
+        assert_ne!(b.status_u32(SECOND, socket_status::SEND_END), 0);
+        assert_ne!(b.status_u32(SECOND, socket_status::RECV_END), 0);
     }
 
     fn check_guards(&self) {
         for (client, party) in self.parties.iter().enumerate() {
-            let rings = if client == B as usize { 2 } else { 1 };
+            let rings = if client == B.index() { 2 } else { 1 };
             let first = GUARD_PAGES as usize * PAGE_BYTES;
             let behind = first + rings * RING_PAGES as usize * PAGE_BYTES;
             for word in (0..first).chain(behind..party.receive.len()).step_by(8) {

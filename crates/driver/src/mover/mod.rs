@@ -26,9 +26,10 @@ mod turns;
 pub use table::{BufferTable, Entry, ENTRIES_MAX};
 
 use crate::clock::Clock;
+use crate::ids::{ClientId, FlowId, MoverId};
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Account, ClientMemory};
-use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover};
+use crate::messages::{ToConductor, ToMover};
 use crate::metrics::Metrics;
 use crate::reader::{FileSocket, Readers};
 use channel::Channel;
@@ -143,7 +144,7 @@ const TOKEN_INBOX: u64 = u64::MAX;
 const TOKEN_EXTRA: u64 = u64::MAX - 1;
 
 fn token(client: ClientId, channel: usize) -> u64 {
-    u64::from(client) << 32 | channel as u64
+    u64::from(client.get()) << 32 | channel as u64
 }
 
 impl Mover {
@@ -160,7 +161,7 @@ impl Mover {
         metrics: Arc<Metrics>,
         readers: Arc<Readers>,
     ) -> Result<Self, crate::StartError> {
-        let inbox = Arc::clone(&inboxes[settings.id]);
+        let inbox = Arc::clone(&inboxes[settings.id.index()]);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inbox.fd(), epoll::EventData::new_u64(TOKEN_INBOX), edge)?;
@@ -296,7 +297,7 @@ impl Mover {
             match event.data.u64() {
                 TOKEN_INBOX => {}
                 TOKEN_EXTRA => self.watched = true,
-                token => self.activate((token >> 32) as ClientId, token as u32 as usize),
+                token => self.activate(ClientId::new((token >> 32) as u16), token as u32 as usize),
             }
         }
         rung
@@ -306,7 +307,7 @@ impl Mover {
     fn arm(&mut self) {
         self.sleeps = self.sleeps.wrapping_add(1).max(1);
         for (client, index) in self.fair.channels() {
-            let Some(Some(client)) = self.clients.get(client as usize) else { continue };
+            let Some(Some(client)) = self.clients.get(client.index()) else { continue };
             client.memory.set_need_wakeup(index, self.sleeps);
         }
         for &id in &self.blocked {
@@ -318,7 +319,7 @@ impl Mover {
 
     fn disarm(&mut self) {
         for (client, index) in self.fair.channels() {
-            let Some(Some(client)) = self.clients.get(client as usize) else { continue };
+            let Some(Some(client)) = self.clients.get(client.index()) else { continue };
             client.memory.set_need_wakeup(index, 0);
         }
         for &id in &self.blocked {
@@ -355,5 +356,5 @@ fn put<T>(list: &mut Vec<Option<T>>, index: usize, item: T) {
 }
 
 fn channel_of(clients: &mut [Option<Client>], client: ClientId, channel: usize) -> Option<&mut Channel> {
-    clients.get_mut(client as usize)?.as_mut()?.channels.get_mut(channel)?.as_mut()
+    clients.get_mut(client.index())?.as_mut()?.channels.get_mut(channel)?.as_mut()
 }

@@ -14,7 +14,8 @@ pub use remainder::Unfinished;
 
 use super::flow::Flow;
 use super::{counting, Mover};
-use crate::messages::{ClientId, Endpoint, FlowId, Former, Gone, Parted, Ring, ToConductor};
+use crate::ids::{ClientId, FlowId};
+use crate::messages::{Endpoint, Former, Gone, Parted, Ring, ToConductor};
 use pd_abi::layout::{socket_status, ENDED};
 use pd_shm::wait::Waker;
 use pd_shm::Mapping;
@@ -165,7 +166,7 @@ impl Mover {
     /// A client learns that its socket is another's by now: by the word that tells how its sends, or what it receives, end.
     fn tell_moved(&mut self, former: &Endpoint, word: usize) {
         let Endpoint { client, slot, ref memory, mover, .. } = *former;
-        if client == ClientId::MAX {
+        if client == ClientId::NOBODY {
             return;
         }
         memory.publish_u32(slot, word, Errno::STALE.raw_os_error() as u32);
@@ -315,7 +316,7 @@ impl Mover {
             counting::open_clients(&self.metrics, self.settings.id, [&flow.source, &flow.destination]);
             let news = flow.introduce_source();
             let Endpoint { client, serial, slot, .. } = former;
-            self.let_go((client != ClientId::MAX).then_some(Former { client, serial, slot }));
+            self.let_go((client != ClientId::NOBODY).then_some(Former { client, serial, slot }));
             self.forget_client(former.client);
             self.tell(id, news);
             self.touch(id);

@@ -2,8 +2,8 @@
 use super::fair::{PayerId, CONTROL_BYTES, REQUEST_BYTES};
 use super::flow::Flow;
 use super::{channel_of, Mover, Socket};
-use crate::memory::Slot;
-use crate::messages::{ClientId, Forwarded, ToConductor, ToMover, Violation};
+use crate::ids::{ClientId, Slot};
+use crate::messages::{Forwarded, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::limits::CHANNELS_MAX;
 use pd_abi::{Operation, Request, SocketId, LEFT_RECEIVING, LEFT_SENDING};
@@ -24,7 +24,7 @@ const QUIET_TURNS_MAX: u32 = 4096;
 
 impl Mover {
     pub(super) fn activate(&mut self, client: ClientId, index: usize) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
         let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return };
         channel.quiet_turns = 0;
         if !channel.active {
@@ -36,8 +36,8 @@ impl Mover {
 
     /// Takes the requests of the channel that a socket sends on, as many as there can be.
     pub(super) fn catch_up(&mut self, client: ClientId, slot: Slot) {
-        let channel = match self.clients.get(client as usize) {
-            Some(Some(state)) => state.sockets.get(slot as usize).map(|socket| usize::from(socket.channel)),
+        let channel = match self.clients.get(client.index()) {
+            Some(Some(state)) => state.sockets.get(slot.index()).map(|socket| usize::from(socket.channel)),
             _ => None,
         };
         let Some(channel) = channel else { return };
@@ -86,7 +86,7 @@ impl Mover {
         if let Some(kept) = self.conductor.kept() {
             return kept >= KEPT_MAX;
         }
-        let state = self.clients.get(client as usize).and_then(Option::as_ref);
+        let state = self.clients.get(client.index()).and_then(Option::as_ref);
         state.is_some_and(|state| state.memory.forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX)
     }
 
@@ -116,7 +116,7 @@ impl Mover {
     pub(super) fn look_away(&mut self, client: ClientId, index: usize) -> bool {
         self.sleeps = self.sleeps.wrapping_add(1).max(1);
         let number = self.sleeps;
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return true };
+        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return true };
         state.memory.set_need_wakeup(index, number);
         // SYNC POINT: need-wakeup-dekker
         fence(Ordering::SeqCst);
@@ -151,7 +151,7 @@ impl Mover {
                     Some((mover, flow)) if mover == self.settings.id => self.resume(flow),
                     Some((mover, flow)) => {
                         if let Some(_forwarded) = self.forwarded(client) {
-                            self.peers[mover].send(ToMover::Space { flow, _forwarded });
+                            self.peers[mover.index()].send(ToMover::Space { flow, _forwarded });
                         }
                     }
                     None => {}
@@ -169,7 +169,7 @@ impl Mover {
                 if mover == self.settings.id {
                     self.post_ready(to, slot);
                 } else if let Some(_forwarded) = self.forwarded(client) {
-                    self.peers[mover].send(ToMover::Nudge { client: to, slot, _forwarded });
+                    self.peers[mover.index()].send(ToMover::Nudge { client: to, slot, _forwarded });
                 }
                 Ok(())
             }
@@ -182,7 +182,7 @@ impl Mover {
                     }
                     (LEFT_RECEIVING, _, Some((mover, flow))) => {
                         if let Some(_forwarded) = self.forwarded(client) {
-                            self.peers[mover].send(ToMover::Release { flow, _forwarded });
+                            self.peers[mover.index()].send(ToMover::Release { flow, _forwarded });
                         }
                     }
                     _ => {}
@@ -205,12 +205,12 @@ impl Mover {
     }
 
     fn forwarded(&self, client: ClientId) -> Option<Forwarded> {
-        Some(Forwarded::new(&self.clients.get(client as usize)?.as_ref()?.memory))
+        Some(Forwarded::new(&self.clients.get(client.index())?.as_ref()?.memory))
     }
 
     pub(super) fn take_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {
         let span = request.span();
-        let state = self.clients[client as usize].as_ref().ok_or(Violation::Span)?;
+        let state = self.clients[client.index()].as_ref().ok_or(Violation::Span)?;
         let region =
             state.regions.get(span.region as usize).and_then(Option::as_ref).ok_or(Violation::Span)?;
         let end = span.offset.checked_add(span.len).ok_or(Violation::Span)?;
@@ -261,27 +261,27 @@ impl Mover {
     }
 
     pub(super) fn socket(&self, client: ClientId, id: SocketId) -> Option<Socket> {
-        let state = self.clients.get(client as usize)?.as_ref()?;
+        let state = self.clients.get(client.index())?.as_ref()?;
         state
             .sockets
-            .get(id.slot() as usize)
+            .get(Slot::of(id).index())
             .copied()
             .filter(|s| s.generation != 0 && s.generation == id.generation())
     }
 
     pub(super) fn socket_mut(&mut self, client: ClientId, slot: Slot) -> Option<&mut Socket> {
-        let state = self.clients.get_mut(client as usize)?.as_mut()?;
-        if state.sockets.len() <= slot as usize {
+        let state = self.clients.get_mut(client.index())?.as_mut()?;
+        if state.sockets.len() <= slot.index() {
             if state.removing {
                 return None; // it was done with before
             }
-            state.sockets.resize(slot as usize + 1, Socket::default());
+            state.sockets.resize(slot.index() + 1, Socket::default());
         }
-        Some(&mut state.sockets[slot as usize])
+        Some(&mut state.sockets[slot.index()])
     }
 
     pub(super) fn cut_off(&mut self, client: ClientId, violation: Violation) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
         if !std::mem::replace(&mut state.cut_off, true) {
             self.tell_conductor(ToConductor::Violation { client, violation });
         }

@@ -4,7 +4,8 @@ use super::fair::{PayerId, Turn, NOBODY, REQUEST_BYTES};
 use super::flow::{Flow, Pump};
 use super::throttle::Allowance;
 use super::{Mover, COMMANDS_PER_TURN};
-use crate::messages::{ClientId, FlowId, Payer};
+use crate::ids::{ClientId, FlowId};
+use crate::messages::Payer;
 use crate::metrics::Metrics;
 
 /// Flows with a full receive ring that are looked at before each sleep; more than these ask their
@@ -141,12 +142,12 @@ impl Mover {
 
     /// Who pays for what a client sends.
     pub(super) fn payer_of(&self, client: ClientId) -> PayerId {
-        self.clients.get(client as usize).and_then(Option::as_ref).map_or(NOBODY, |client| client.payer)
+        self.clients.get(client.index()).and_then(Option::as_ref).map_or(NOBODY, |client| client.payer)
     }
 
     /// A client is another payer's from now on. Flows that are ready have their present turn with the former.
     pub(super) fn set_payer(&mut self, client: ClientId, payer: Payer) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
         let to = self.fair.enter(payer);
         let from = std::mem::replace(&mut state.payer, to);
         self.fair.move_channels(from, to, client);

@@ -5,7 +5,7 @@
 //! turns and a thousand of them cost no more than one. An alarm is set as long as the queue holds anybody.
 use super::flow::Flow;
 use super::Mover;
-use crate::messages::{FlowId, TenantId};
+use crate::ids::{FlowId, TenantId};
 use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter, Rate, Rates};
 use crate::policy::Limits;
@@ -93,7 +93,7 @@ impl Throttle {
     /// # Errors
     /// It is parked until an alarm; whoever waited behind it and may go in its place.
     pub fn allow(&mut self, flow: &mut Flow, bytes: u64, now: Duration) -> Result<Allowance, Option<FlowId>> {
-        let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant as usize) else {
+        let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant.index()) else {
             return Ok(Allowance::ALL);
         };
         let woken = std::mem::take(&mut flow.woken);
@@ -130,7 +130,7 @@ impl Throttle {
 
     /// Takes note of what a flow has put under way. The next one that may have tokens.
     pub fn spend(&mut self, flow: &mut Flow, spent: Allowance) -> Option<FlowId> {
-        let tenant = self.tenants.get_mut(flow.tenant as usize)?.as_mut()?;
+        let tenant = self.tenants.get_mut(flow.tenant.index())?.as_mut()?;
         let own = flow.own.as_deref_mut();
         let (own_bytes, own_messages) = own.map_or((None, None), |o| (o.bytes.as_mut(), o.messages.as_mut()));
         own_bytes.map(|(_, meter)| meter).into_iter().for_each(|m| m.spend(spent.bytes));
@@ -194,7 +194,7 @@ impl Mover {
 
     fn wake_first(&mut self, id: TenantId) {
         loop {
-            let Some(Some(tenant)) = self.throttle.tenants.get_mut(id as usize) else { return };
+            let Some(Some(tenant)) = self.throttle.tenants.get_mut(id.index()) else { return };
             tenant.alarm = false;
             let Some(first) = tenant.waiting.pop_front() else { return };
             if !tenant.waiting.is_empty() {
@@ -221,16 +221,16 @@ impl Mover {
     /// A tenant's limits are new.
     pub(super) fn set_budget(&mut self, id: TenantId, budget: Arc<Budget>) {
         let tenants = &mut self.throttle.tenants;
-        if tenants.len() <= id as usize {
-            tenants.resize_with(id as usize + 1, || None);
+        if tenants.len() <= id.index() {
+            tenants.resize_with(id.index() + 1, || None);
         }
         let limited = budget.limits != Limits::default();
         let (bytes, messages) = Default::default();
-        tenants[id as usize] =
+        tenants[id.index()] =
             limited.then(|| Tenant { budget, bytes, messages, waiting: VecDeque::new(), alarm: false });
         self.throttle.alarms.retain(|Reverse((_, waiter))| *waiter != Waiter::Tenant(id));
         self.throttle.limited = tenants.iter().any(Option::is_some);
-        for flow in 0..self.flows.end() {
+        for flow in self.flows.ids() {
             if self.flows.used(flow).is_some_and(|f| f.tenant == id) {
                 self.unpark(flow, false);
             }

@@ -2,7 +2,8 @@
 use super::counting;
 use super::flow::{Flow, News};
 use super::Mover;
-use crate::messages::{ClientId, FlowId, ToConductor, Violation};
+use crate::ids::{ClientId, FlowId};
+use crate::messages::{ToConductor, Violation};
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ impl Mover {
             let count = self.engines.reap(&mut self.completions);
             for at in 0..count {
                 let completion = self.completions[at];
-                self.completed(completion.conn_id, completion.entry_seq);
+                self.completed(FlowId::new(completion.conn_id), completion.entry_seq);
             }
             worked |= count > 0;
             if count < self.completions.len() {
@@ -187,7 +188,7 @@ impl Mover {
     /// Forgets a client that is to be removed, unless bytes of its memory are still to be copied. Each of its sockets is looked
     /// at until it is done, and then no more.
     pub(super) fn forget_client(&mut self, client: ClientId) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
         if !state.removing {
             return;
         }
@@ -201,7 +202,7 @@ impl Mover {
             state.sockets.pop();
         }
         let payer = state.payer;
-        self.clients[client as usize] = None;
+        self.clients[client.index()] = None;
         self.fair.let_go(payer);
         self.tell_conductor(ToConductor::ClientGone { client });
     }
@@ -219,7 +220,7 @@ impl Mover {
             + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
         self.ticking = self.close_idle_files();
         self.division.tick(&self.fair);
-        for id in 0..self.flows.end() {
+        for id in self.flows.ids() {
             let Some(flow) = self.flows.used(id) else { continue };
             self.ticking |= flow.needs_ticks();
             if flow.ring.is_some() && flow.check_size(self.division.shares(flow.ring_payer)) {

@@ -24,11 +24,11 @@ impl World {
         let mut fair = Fair::default();
         let mut world = Vec::new();
         for (at, load) in loads.into_iter().enumerate() {
-            fair.set_weight(at as u16 + 1, load.weight);
-            let id = fair.enter(payer(at as u16 + 1, 0));
+            fair.set_weight(TenantId::new(at as u16 + 1), load.weight);
+            let id = fair.enter(payer(TenantId::new(at as u16 + 1), 0));
             // A flow's number says whose it is, and which; a channel's client whose.
-            (0..load.flows.len()).for_each(|flow| fair.add_flow(id, (at << 16 | flow) as FlowId));
-            (0..load.channels.len()).for_each(|channel| fair.add_channel(id, (at as ClientId, channel)));
+            (0..load.flows.len()).for_each(|flow| fair.add_flow(id, FlowId::at(at << 16 | flow)));
+            (0..load.channels.len()).for_each(|channel| fair.add_channel(id, (ClientId::at(at), channel)));
             world.push((id, load));
         }
         let (charged, turns) =
@@ -53,7 +53,7 @@ impl World {
             let ready = self.fair.flow_count(turn.payer);
             for _ in 0..if turn.alone { ready } else { usize::MAX } {
                 let Some((flow, bytes)) = self.fair.next_flow(&turn) else { break };
-                let (owner, flow_at) = (flow as usize >> 16, flow as usize & 0xFFFF);
+                let (owner, flow_at) = (flow.index() >> 16, flow.index() & 0xFFFF);
                 assert_eq!(owner, at, "a flow of another payer's");
                 let (message, mut moved, mut messages) = (self.loads[at].1.flows[flow_at], 0, 0);
                 while moved < bytes && messages < 128 {
@@ -146,29 +146,32 @@ fn debts_are_paid_before_the_next_turn_and_forgiven_to_who_is_alone() {
 #[test]
 fn who_is_interrupted_goes_on_with_what_is_left() {
     let mut fair = Fair::default();
-    let (one, two) = (fair.enter(payer(1, 0)), fair.enter(payer(2, 0)));
-    (0..2).for_each(|flow| fair.add_flow(one, flow));
-    fair.add_flow(two, 9);
+    let (one, two) = (fair.enter(payer(TenantId::new(1), 0)), fair.enter(payer(TenantId::new(2), 0)));
+    (0..2).map(FlowId::new).for_each(|flow| fair.add_flow(one, flow));
+    fair.add_flow(two, FlowId::new(9));
     let turn = fair.begin().unwrap();
     let (flow, bytes) = fair.next_flow(&turn).unwrap();
-    assert_eq!((turn.payer, flow, bytes), (one, 0, TURN_BYTES));
+    assert_eq!((turn.payer, flow, bytes), (one, FlowId::new(0), TURN_BYTES));
     fair.charge(one, 1000);
     fair.end(&turn, true);
     let turn = fair.begin().unwrap();
-    assert_eq!((turn.payer, fair.next_flow(&turn)), (one, Some((1, TURN_BYTES - 1000))));
+    assert_eq!((turn.payer, fair.next_flow(&turn)), (one, Some((FlowId::new(1), TURN_BYTES - 1000))));
 }
 
 #[test]
 fn payers_are_forgotten_with_all_that_holds_them() {
     let mut fair = Fair::default();
-    let one = fair.enter(payer(0, 1));
-    assert_eq!((fair.enter(payer(0, 1)), fair.enter(payer(5, 1))), (one, one + 1));
-    fair.add_flow(one, 3);
+    let one = fair.enter(payer(TenantId::new(0), 1));
+    assert_eq!(
+        (fair.enter(payer(TenantId::new(0), 1)), fair.enter(payer(TenantId::new(5), 1))),
+        (one, one + 1)
+    );
+    fair.add_flow(one, FlowId::new(3));
     (0..2).for_each(|_| fair.let_go(one));
-    assert!(fair.known.contains_key(&payer(0, 1)), "a flow of its is ready");
+    assert!(fair.known.contains_key(&payer(TenantId::new(0), 1)), "a flow of its is ready");
     let turn = fair.begin().unwrap();
-    assert_eq!(fair.next_flow(&turn).map(|(flow, _)| flow), Some(3));
+    assert_eq!(fair.next_flow(&turn).map(|(flow, _)| flow), Some(FlowId::new(3)));
     fair.end(&turn, false);
-    assert!(!fair.known.contains_key(&payer(0, 1)));
-    assert_eq!(fair.enter(payer(0, 7)), one, "its place is another's");
+    assert!(!fair.known.contains_key(&payer(TenantId::new(0), 1)));
+    assert_eq!(fair.enter(payer(TenantId::new(0), 7)), one, "its place is another's");
 }

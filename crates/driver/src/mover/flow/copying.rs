@@ -145,11 +145,11 @@ impl Flow {
     fn command(&self, src_addr: u64, dst_addr: u64, len: u64, seq: u64) -> Command {
         Command {
             request_type: CommandType::GeneralSend as u8,
-            cid: self.source.client,
+            cid: self.source.client.get(),
             data_len: len as u32,
             src_addr,
             dst_addr,
-            conn_id: self.id,
+            conn_id: self.id.get(),
             table_id: TableId::Rbt as u8,
             entry_seq: seq as u16,
             ..Command::default()

@@ -79,10 +79,11 @@ fn a_client_changes_its_payer_while_it_asks() {
     turns(&mut world, 1 << 20, |world| {
         ask(world);
         number += 1;
-        world.inbox.send(ToMover::SetPayer { client: A, payer: payer(number % 3, 0) });
-        world
-            .inbox
-            .send(ToMover::SetWeight { tenant: number % 3, weight: u32::from(number) % WEIGHT_MAX + 1 });
+        world.inbox.send(ToMover::SetPayer { client: A, payer: payer(TenantId::new(number % 3), 0) });
+        world.inbox.send(ToMover::SetWeight {
+            tenant: TenantId::new(number % 3),
+            weight: u32::from(number) % WEIGHT_MAX + 1,
+        });
     });
     world.rest();
     let taken = |channel| {

@@ -1,10 +1,10 @@
 //! Rings of senders that are read here, because those who read them have gone.
 use super::{Moves, Piece, Source};
-use crate::messages::{FlowId, Leave, Remainder, ToConductor, ToMover};
+use crate::ids::FlowId;
+use crate::messages::{Leave, Remainder, ToConductor, ToMover};
 use crate::mover::flow::Flow;
 use crate::mover::Mover;
 use pd_abi::layout::{direct, socket_status};
-use pd_abi::SocketId;
 use pd_shm::Mapping;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
@@ -79,15 +79,15 @@ impl Mover {
     pub(in crate::mover) fn tell_to_leave(&mut self, id: FlowId, leave: &Leave) {
         let Leave { to, path } = leave;
         if to.mover != self.settings.id {
-            self.peers[to.mover].send(ToMover::Leave { flow: id, leave: Box::new(leave.clone()) });
+            self.peers[to.mover.index()].send(ToMover::Leave { flow: id, leave: Box::new(leave.clone()) });
             return;
         }
-        let incoming = self.socket(to.client, SocketId::new(to.slot, to.generation)).and_then(|s| s.incoming);
+        let incoming = self.socket(to.client, to.slot.socket(to.generation)).and_then(|s| s.incoming);
         // SYNC POINT: direct-left (the peer sees all that the former client wrote)
         to.memory.publish_u32(to.slot, socket_status::PATH, *path);
         fence(Ordering::SeqCst);
         self.kick(id, incoming.map_or(self.settings.id, |(mover, _)| mover));
-        self.kick(id ^ 1, self.settings.id);
+        self.kick(id.peer(), self.settings.id);
     }
 
     /// Takes what has come into a ring that is read in a former receiver's place. `last`: the sender has left it.
