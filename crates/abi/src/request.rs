@@ -85,11 +85,32 @@ impl Request {
     }
 }
 
-/// What a [`Request`] asks for. Those marked *answered* are answered by one [`crate::Event`] of kind
-/// `Answer` with the same tag, in any order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Operation {
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident = $number:literal,)+) => {
+        /// What a [`Request`] asks for. Those marked *answered* are answered by one [`crate::Event`] of kind
+        /// `Answer` with the same tag, in any order.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Operation {
+            $($(#[$doc])* $name = $number,)+
+        }
+
+        impl Operation {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+
+            /// The operation of a raw byte.
+            pub const fn from_raw(raw: u8) -> Option<Self> {
+                match raw {
+                    $($number => Some(Self::$name),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+operations! {
     /// Move a span of a send region to the peer (paper, section III-E). Unanswered.
     Send = 1,
     /// The client has given back receive ring bytes that the driver said it waits for
@@ -137,33 +158,6 @@ pub enum Operation {
     /// [`ELSEWHERE`](crate::layout::ELSEWHERE) after what was sent, and its peer's sending at once. Answered, as a number, with the
     /// position in the stream up to which the driver delivers what the peer has sent before it could know.
     StepAside = 18,
-}
-
-impl Operation {
-    /// The operation of a raw byte.
-    pub const fn from_raw(raw: u8) -> Option<Self> {
-        Some(match raw {
-            1 => Self::Send,
-            2 => Self::Space,
-            3 => Self::Socket,
-            4 => Self::Bind,
-            5 => Self::Listen,
-            6 => Self::Connect,
-            7 => Self::Accept,
-            8 => Self::Close,
-            9 => Self::Shutdown,
-            10 => Self::SetOption,
-            11 => Self::Adopt,
-            12 => Self::Withdraw,
-            13 => Self::Nudge,
-            14 => Self::Broken,
-            15 => Self::Left,
-            16 => Self::OpenFile,
-            17 => Self::SendFile,
-            18 => Self::StepAside,
-            _ => return None,
-        })
-    }
 }
 
 /// `value` of [`Operation::Close`]: the peer's stream ends with `ECONNRESET`, after what was sent.
@@ -284,5 +278,14 @@ mod tests {
         assert_eq!((id.slot(), id.generation()), (65_535, 3));
         let file = FileId::new(63, 9);
         assert_eq!((file.slot(), file.generation()), (63, 9));
+    }
+
+    #[test]
+    fn the_list_of_operations_is_whole() {
+        let known = (0..=u8::MAX).filter_map(Operation::from_raw);
+        assert!(known.eq(Operation::ALL.iter().copied()));
+        assert!(Operation::ALL
+            .iter()
+            .all(|&operation| Operation::from_raw(operation as u8) == Some(operation)));
     }
 }

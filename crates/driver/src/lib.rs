@@ -29,6 +29,8 @@ pub mod policy;
 mod reader;
 mod settings;
 mod size;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+pub mod testing;
 mod unix_socket;
 
 pub use clock::{Clock, SystemClock};
@@ -36,8 +38,6 @@ pub use driver::{Driver, StartError};
 pub use kernel_socket::SocketDiag;
 pub use memory::HugepageUse;
 pub use messages::Violation;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
-pub use mover::hostile;
 pub use mover::{BufferTable, Entry, ENTRIES_MAX};
 pub use policy::Policy;
 pub use settings::Settings;

@@ -14,12 +14,12 @@ mod files;
 mod fit;
 mod flow;
 mod flows;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
-pub mod hostile;
 mod moving;
 mod requests;
 mod serve;
 mod table;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+pub(crate) mod testing;
 mod throttle;
 mod turns;
 

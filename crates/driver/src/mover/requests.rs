@@ -13,7 +13,7 @@ use std::sync::atomic::{fence, Ordering};
 const REQUESTS_PER_TURN: usize = 64;
 /// Requests of one client that may be on their way to other agents; beyond, its request rings wait. Checked
 /// once in a channel's turn, which may pass on [`REQUESTS_PER_TURN`].
-pub(super) const FORWARDED_MAX: usize = 1024;
+pub const FORWARDED_MAX: usize = 1024;
 /// The same of all clients together, in a driver of one thread, which carries them out before it takes more.
 const KEPT_MAX: usize = 1 << 16;
 /// A send of at most this much is copied as soon as its request is read, if nothing is before it: by one channel in a turn
