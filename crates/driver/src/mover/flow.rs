@@ -2,6 +2,7 @@
 //! (paper, section III-E).
 mod copying;
 mod file;
+mod schedule;
 
 use super::counting::Moved;
 use super::fair::{PayerId, NOBODY};
@@ -15,6 +16,7 @@ use crate::messages::{Endpoint, Finish, NewFlow, Ring, Violation};
 use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
+use schedule::Schedule;
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
@@ -65,14 +67,9 @@ pub struct Flow {
     recv_waker: Waker,
     send_waker: Waker,
 
-    /// In the mover's run queue or list of blocked flows.
-    pub queued: bool,
-    pub blocked: bool,
+    pub schedule: Schedule,
+    /// In the mover's list of those that have something to tell.
     pub touched: bool,
-    /// Without tokens: parked until an alarm.
-    pub throttled: bool,
-    /// Resumed as the first of its tenant's queue.
-    pub woken: bool,
     /// Its own rates, if any.
     pub own: Option<Box<Own>>,
     /// If it ever sent any.
@@ -143,11 +140,8 @@ impl Flow {
             announced: 0,
             recv_waker: Waker::default(),
             send_waker: Waker::default(),
-            queued: false,
-            blocked: false,
+            schedule: Schedule::Idle,
             touched: false,
-            throttled: false,
-            woken: false,
             own: None,
             files: None,
             finish: None,
@@ -286,7 +280,8 @@ impl Flow {
             memory.publish_u64(slot, socket_status::RECV_PRODUCER, self.delivered);
         }
         let unannounced = self.delivered - self.announced;
-        if unannounced >= WAKE_BYTES || (unannounced > 0 && (self.pending == 0 || self.blocked)) {
+        if unannounced >= WAKE_BYTES || (unannounced > 0 && (self.pending == 0 || self.schedule.is_blocked()))
+        {
             self.announced = self.delivered;
             if !self.destination_taken {
                 fence(Ordering::SeqCst);

@@ -254,7 +254,7 @@ impl Mover {
         take(flow)?;
         if flow.pending == 0 {
             self.touch(id);
-        } else if !flow.queued && !flow.blocked {
+        } else if flow.schedule.is_idle() {
             self.enqueue(id);
         }
         Ok(())

@@ -68,16 +68,15 @@ impl Mover {
     /// A flow's turn. Returns what it costs.
     fn run_flow(&mut self, id: FlowId, bytes: u64) -> u64 {
         let Some(flow) = self.flows.get(id) else { return REQUEST_BYTES };
-        flow.queued = false;
+        let has_tokens = flow.schedule.begin();
         self.batch.clear();
         let chunk = self.engines.chunk_bytes_max();
         let mut budget = Allowance { bytes, ..Allowance::ALL };
         let limited = self.throttle.is_limited();
         if limited {
-            match self.throttle.allow(flow, bytes, self.now) {
+            match self.throttle.allow(flow, has_tokens, bytes, self.now) {
                 Ok(allowed) => budget.limit_to(allowed),
                 Err(next) => {
-                    flow.blocked = true;
                     self.touch(id);
                     next.map(|next| self.unpark(next, true));
                     return REQUEST_BYTES;
@@ -92,7 +91,7 @@ impl Mover {
         match pumped {
             Ok(Pump::More) => self.enqueue(id),
             Ok(Pump::Full) => {
-                flow.blocked = true;
+                flow.schedule.block();
                 let full = Moved { rings_full: 1, ..Moved::default() };
                 counting::count(&self.metrics, self.settings.id, flow, &full);
                 self.touch(id);
@@ -134,7 +133,7 @@ impl Mover {
     /// A flow that is in no queue has something to copy: its payer gets a turn.
     pub(super) fn enqueue(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        flow.queued = true;
+        flow.schedule.queue();
         let source = flow.source.client;
         let payer = self.payer_of(source);
         self.fair.add_flow(payer, id);

@@ -88,17 +88,22 @@ impl Throttle {
         self.alarms.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// What the flow may do now.
+    /// What the flow may do now. `has_tokens`: it was the first of those that waited.
     ///
     /// # Errors
     /// It is parked until an alarm; whoever waited behind it and may go in its place.
-    pub fn allow(&mut self, flow: &mut Flow, bytes: u64, now: Duration) -> Result<Allowance, Option<FlowId>> {
+    pub fn allow(
+        &mut self,
+        flow: &mut Flow,
+        has_tokens: bool,
+        bytes: u64,
+        now: Duration,
+    ) -> Result<Allowance, Option<FlowId>> {
         let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant.index()) else {
             return Ok(Allowance::ALL);
         };
-        let woken = std::mem::take(&mut flow.woken);
         let mut next = None;
-        if !tenant.waiting.is_empty() && !woken {
+        if !tenant.waiting.is_empty() && !has_tokens {
             tenant.waiting.push_back(flow.id);
         } else {
             let want = (flow.pending.min(bytes), u64::from(flow.starts_message()));
@@ -123,7 +128,7 @@ impl Throttle {
                 }
             }
         }
-        flow.throttled = true;
+        flow.schedule.throttle();
         tenant.budget.waits.fetch_add(1, Ordering::Relaxed);
         Err(next)
     }
@@ -206,16 +211,18 @@ impl Mover {
         }
     }
 
-    /// Gives a parked flow its turn. Says whether it has anything to send.
-    pub(super) fn unpark(&mut self, id: FlowId, woken: bool) -> bool {
+    /// Gives a parked flow its turn; `is_first`: as the first of those that wait. Says whether it then has anything to send.
+    pub(super) fn unpark(&mut self, id: FlowId, is_first: bool) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
-        let was = std::mem::replace(&mut flow.throttled, false);
-        flow.woken = was && woken && flow.pending > 0;
-        let goes = flow.woken;
-        if was {
-            self.resume(id);
+        if !flow.schedule.unthrottle() {
+            return false;
         }
-        goes
+        let has_tokens = is_first && flow.pending > 0;
+        self.resume(id);
+        if let Some(flow) = self.flows.get(id).filter(|_| has_tokens) {
+            flow.schedule.keep_tokens();
+        }
+        has_tokens
     }
 
     /// A tenant's limits are new.

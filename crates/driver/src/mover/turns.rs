@@ -14,7 +14,7 @@ impl Mover {
         while at < self.blocked.len() {
             let id = self.blocked[at];
             let room = match self.flows.get(id) {
-                Some(flow) if flow.blocked => flow.has_room(),
+                Some(flow) if flow.schedule.is_blocked() => flow.has_room(),
                 _ => Ok(true),
             };
             match room {
@@ -46,8 +46,8 @@ impl Mover {
 
     pub(super) fn resume(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        flow.blocked = flow.throttled;
-        if flow.pending > 0 && !flow.queued && !flow.throttled {
+        flow.schedule.unblock();
+        if flow.pending > 0 && flow.schedule.is_idle() {
             self.enqueue(id);
         }
         self.touch(id);
@@ -145,7 +145,7 @@ impl Mover {
 
     pub(super) fn need_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        flow.blocked = true;
+        flow.schedule.block();
         if std::mem::replace(&mut flow.ring_asked, true) {
             return;
         }
@@ -232,7 +232,7 @@ impl Mover {
                 self.touch(id);
                 continue;
             }
-            if flow.blocked && flow.ring.is_some() && flow.has_room().unwrap_or(true) {
+            if flow.schedule.is_blocked() && flow.ring.is_some() && flow.has_room().unwrap_or(true) {
                 self.resume(id);
                 continue;
             }

@@ -12,7 +12,8 @@ impl Flow {
     /// ([`Engines::is_own_core`](crate::mover::engines::Engines::is_own_core)) and no rate limits the flow.
     pub fn pass(&mut self, address: u64, len: u64) -> bool {
         let idle = self.pending == 0 && self.sbt.is_empty() && self.rbt.is_empty();
-        let plain = !self.blocked && !self.aborted && self.finish.is_none() && self.moves.is_none();
+        let plain =
+            !self.schedule.is_blocked() && !self.aborted && self.finish.is_none() && self.moves.is_none();
         if !idle || !plain || self.fit.is_poor() || len > self.sbt.room() {
             return false;
         }
