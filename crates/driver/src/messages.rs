@@ -41,6 +41,20 @@ pub struct Endpoint {
     pub mover: MoverId,
 }
 
+impl Endpoint {
+    /// Whom to tell of it.
+    pub fn place(&self) -> (MoverId, ClientId, Slot) {
+        (self.mover, self.client, self.slot)
+    }
+
+    /// Its client, if it is this one, is no more: the number may be another's soon.
+    pub fn forget(&mut self, client: ClientId) {
+        if self.client == client {
+            self.client = ClientId::NOBODY;
+        }
+    }
+}
+
 /// A channel as it begins.
 #[derive(Debug)]
 pub struct NewChannel {

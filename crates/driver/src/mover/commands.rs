@@ -237,8 +237,8 @@ impl Mover {
                 self.resume(id);
             }
             None => {
-                if std::mem::take(&mut flow.ring_asked) {
-                    self.division.give(&mut self.fair, flow.ring_payer);
+                if flow.take_ring_asked() {
+                    self.division.give(&mut self.fair, flow.ring_payer());
                 }
             }
         }

@@ -74,12 +74,12 @@ fn count_in_lines(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved)
     }
     // The line of a client that has gone may be another's by now.
     let line = |end| client_line(region.shape(), mover, end).filter(|&at| region.serial(at) == end.serial);
-    if let Some(at) = line(&flow.source) {
+    if let Some(at) = line(flow.source()) {
         region.add(at + offset_of!(ClientCounters, bytes_sent), moved.bytes);
         region.add(at + offset_of!(ClientCounters, messages_sent), moved.messages);
         region.add(at + offset_of!(ClientCounters, wake_ups), moved.source_woken);
     }
-    if let Some(at) = line(&flow.destination) {
+    if let Some(at) = line(flow.destination()) {
         region.add(at + offset_of!(ClientCounters, bytes_received), moved.bytes);
         region.add(at + offset_of!(ClientCounters, messages_received), moved.messages);
         region.add(at + offset_of!(ClientCounters, rings_full), moved.rings_full);

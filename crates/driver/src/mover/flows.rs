@@ -79,13 +79,10 @@ impl Flows {
 
     /// Its source, if that is the client, is no more: the client's number may be another's soon.
     pub fn forget_source(&mut self, id: FlowId, client: ClientId) {
-        let source = match self.0.get_mut(id.index()) {
-            Some(Place::Flow(flow)) => &mut flow.source,
-            Some(Place::Fresh(new)) => &mut new.source,
-            _ => return,
-        };
-        if source.client == client {
-            source.client = ClientId::NOBODY;
+        match self.0.get_mut(id.index()) {
+            Some(Place::Flow(flow)) => flow.forget_source(client),
+            Some(Place::Fresh(new)) => new.source.forget(client),
+            _ => {}
         }
     }
 }

@@ -33,11 +33,11 @@ pub struct Moves {
     /// Unread bytes in rings of former receivers, in the order of the stream.
     unread: VecDeque<Piece>,
     /// Bytes of them that were counted when they were delivered first.
-    pub counted: u64,
+    counted: u64,
     /// Senders to come, each with the number of sends that were accepted before it.
     heirs: VecDeque<(u64, Endpoint)>,
     /// Sends accepted before those of the present sender.
-    pub base: u64,
+    base: u64,
     /// The sender's ring, as long as it may write there and the receiver cannot read it.
     pub remainder: Option<Box<Unfinished>>,
     /// The receiver has still to read a ring that the present sender has left, or a former one had.
@@ -138,27 +138,32 @@ impl Moves {
         self.heirs.iter().any(|(_, heir)| heir.client == client)
     }
 
-    /// The number of sends at which the present sender's end.
-    pub fn sends_of_present(&self) -> u64 {
-        self.heirs.front().map_or(u64::MAX, |(base, _)| *base)
+    /// Numbers of the present sender's first send, and of its successor's.
+    pub fn sends_of_present(&self) -> (u64, u64) {
+        (self.base, self.heirs.front().map_or(u64::MAX, |(base, _)| *base))
+    }
+
+    /// How many of so many bytes were counted when they were delivered first.
+    pub fn take_counted(&mut self, bytes: u64) -> u64 {
+        let again = self.counted.min(bytes);
+        self.counted -= again;
+        again
     }
 }
 
 impl Flow {
-    /// Delivers to the next client from now on. Returns the former one's ring if it has read all.
-    fn switch_destination(&mut self) -> Option<Ring> {
+    /// Delivers to the next client from now on. Returns the former one, and its ring if it has read all.
+    fn switch_destination(&mut self) -> Option<(Endpoint, Option<Ring>)> {
         let next = self.moves.as_mut()?.next.take()?;
-        let (at, left) = self.restart_receiving();
-        self.destination = next;
-        let ring = self.take_ring()?;
+        let (former, ring, at, left) = self.replace_destination(next);
+        let (Some(moves), Some(ring)) = (&mut self.moves, ring) else { return Some((former, None)) };
         if left == 0 {
-            return Some(ring);
+            return Some((former, Some(ring)));
         }
-        let moves = self.moves.as_mut()?;
         moves.counted += left;
         moves.unread.push_front(Piece { source: Source::Ring(ring), at, left, undelivered: left });
         self.pending += left;
-        None
+        Some((former, None))
     }
 }
 
@@ -239,10 +244,9 @@ impl Mover {
         if !flow.can_switch() {
             return;
         }
-        let (had_ring, payer) = (flow.ring.is_some(), flow.ring_payer);
-        let former = flow.destination.clone();
-        let read_up = flow.switch_destination();
-        counting::open_clients(&self.metrics, self.settings.id, [&flow.source, &flow.destination]);
+        let (had_ring, payer) = (flow.has_ring(), flow.ring_payer());
+        let Some((former, read_up)) = flow.switch_destination() else { return };
+        counting::open_clients(&self.metrics, self.settings.id, [flow.source(), flow.destination()]);
         let news = flow.repeat_recv_end();
         if had_ring {
             self.division.give(&mut self.fair, payer);
@@ -312,9 +316,8 @@ impl Mover {
                 continue;
             }
             let Some(heir) = moves.inherit(sends_done) else { return };
-            let former = std::mem::replace(&mut flow.source, heir);
-            counting::open_clients(&self.metrics, self.settings.id, [&flow.source, &flow.destination]);
-            let news = flow.introduce_source();
+            let (former, news) = flow.replace_source(heir);
+            counting::open_clients(&self.metrics, self.settings.id, [flow.source(), flow.destination()]);
             let Endpoint { client, serial, slot, .. } = former;
             self.let_go((client != ClientId::NOBODY).then_some(Former { client, serial, slot }));
             self.forget_client(former.client);

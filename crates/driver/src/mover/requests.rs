@@ -162,7 +162,7 @@ impl Mover {
                 let outgoing = self.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing);
                 let flow = outgoing.and_then(|id| self.flows.get(id));
                 let Some((mover, to, slot)) =
-                    flow.map(|Flow { destination: to, .. }| (to.mover, to.client, to.slot))
+                    flow.map(|flow| flow.destination()).map(|to| (to.mover, to.client, to.slot))
                 else {
                     return Ok(());
                 };

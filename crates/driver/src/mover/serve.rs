@@ -134,7 +134,7 @@ impl Mover {
     pub(super) fn enqueue(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         flow.schedule.queue();
-        let source = flow.source.client;
+        let source = flow.source().client;
         let payer = self.payer_of(source);
         self.fair.add_flow(payer, id);
     }

@@ -113,8 +113,8 @@ impl Mover {
             return;
         }
         let Some(flow) = self.flows.get(id) else { return };
-        let source = (flow.source.mover, flow.source.client, flow.source.slot);
-        let destination = (flow.destination.mover, flow.destination.client, flow.destination.slot);
+        let source = flow.source().place();
+        let destination = flow.destination().place();
         if news.source && !flow.is_done_with_source() {
             self.ready_at(source);
         }
@@ -128,7 +128,7 @@ impl Mover {
         let Some(flow) = self.flows.get(id) else { return };
         if !flow.is_over() {
             if flow.is_done_with_source() {
-                let client = flow.source.client;
+                let client = flow.source().client;
                 self.forget_client(client);
             }
             return;
@@ -136,7 +136,7 @@ impl Mover {
         match flow.is_ring_idle() {
             Ok(true) => self.forget_flow(id),
             Ok(false) => {
-                let client = flow.source.client;
+                let client = flow.source().client;
                 self.forget_client(client);
             }
             Err(violation) => self.destination_broke(id, violation),
@@ -145,15 +145,14 @@ impl Mover {
 
     pub(super) fn need_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        flow.schedule.block();
-        if std::mem::replace(&mut flow.ring_asked, true) {
+        if flow.await_ring() {
             return;
         }
-        let source = flow.source.client;
+        let source = flow.source().client;
         let payer = self.payer_of(source);
         let bytes_max = self.division.take(&mut self.fair, payer);
         if let Some(flow) = self.flows.get(id) {
-            flow.ring_payer = payer;
+            flow.set_ring_payer(payer);
         }
         self.tell_conductor(ToConductor::NeedRing { flow: id, bytes_max });
     }
@@ -162,7 +161,7 @@ impl Mover {
     pub(super) fn give_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         if let Some(ring) = flow.take_ring() {
-            self.division.give(&mut self.fair, flow.ring_payer);
+            self.division.give(&mut self.fair, flow.ring_payer());
             self.tell_conductor(ToConductor::FreeRing { ring });
         }
     }
@@ -171,13 +170,13 @@ impl Mover {
         self.settle_moves(id);
         self.drop_unread(id);
         self.give_ring(id);
-        let Some(flow) = self.flows.remove(id) else { return };
-        if flow.ring_asked {
-            self.division.give(&mut self.fair, flow.ring_payer);
+        let Some(mut flow) = self.flows.remove(id) else { return };
+        if flow.take_ring_asked() {
+            self.division.give(&mut self.fair, flow.ring_payer());
         }
         self.tell_conductor(ToConductor::FlowDone { flow: id });
-        let client = flow.source.client;
-        if let Some(socket) = self.socket_mut(client, flow.source.slot) {
+        let client = flow.source().client;
+        if let Some(socket) = self.socket_mut(client, flow.source().slot) {
             for known in [&mut socket.outgoing, &mut socket.sends] {
                 known.take_if(|known| *known == id);
             }
@@ -209,7 +208,7 @@ impl Mover {
 
     pub(super) fn destination_broke(&mut self, id: FlowId, violation: Violation) {
         let Some(flow) = self.flows.get(id) else { return };
-        let client = flow.destination.client;
+        let client = flow.destination().client;
         self.abort(id, Flow::failure(), None);
         self.tell_conductor(ToConductor::Violation { client, violation });
     }
@@ -223,8 +222,8 @@ impl Mover {
         for id in self.flows.ids() {
             let Some(flow) = self.flows.used(id) else { continue };
             self.ticking |= flow.needs_ticks();
-            if flow.ring.is_some() && flow.check_size(self.division.shares(flow.ring_payer)) {
-                self.division.note_busy(flow.ring_payer);
+            if flow.has_ring() && flow.check_size(self.division.shares(flow.ring_payer())) {
+                self.division.note_busy(flow.ring_payer());
             }
             let news = flow.check_deadline(self.now);
             if news.source || news.destination {
@@ -232,11 +231,11 @@ impl Mover {
                 self.touch(id);
                 continue;
             }
-            if flow.schedule.is_blocked() && flow.ring.is_some() && flow.has_room().unwrap_or(true) {
+            if flow.schedule.is_blocked() && flow.has_ring() && flow.has_room().unwrap_or(true) {
                 self.resume(id);
                 continue;
             }
-            let idle = flow.ring.is_some() && self.now.saturating_sub(flow.last_active) > ring_idle;
+            let idle = flow.has_ring() && self.now.saturating_sub(flow.last_active) > ring_idle;
             if !idle && !flow.is_over() {
                 continue;
             }

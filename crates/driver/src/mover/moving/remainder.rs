@@ -119,7 +119,7 @@ impl Mover {
         if let Some(moves) = &mut flow.moves {
             moves.remainder = None;
         }
-        let client = flow.source.client;
+        let client = flow.source().client;
         self.tell_conductor(ToConductor::BrokeRing { client });
         self.abort(id, Flow::failure(), Some(Flow::failure()));
     }

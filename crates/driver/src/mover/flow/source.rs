@@ -1,0 +1,228 @@
+//! Where the bytes of a flow's stream come from: what its client has sent, in the order of the stream.
+//!
+//! Sends wait in the SBT (send buffer table). What is copied next is one [`Piece`] of one of them, or of what a former owner
+//! of an end has left ([`crate::mover::moving`]), which comes first. A further kind of source is a further kind of piece.
+use super::file::Files;
+use crate::messages::Endpoint;
+use crate::mover::table::BufferTable;
+use crate::reader::OpenFile;
+use pd_abi::layout::socket_status;
+use pd_shm::wait::Waker;
+use std::sync::Arc;
+
+/// Where bytes are that are to be copied next.
+#[derive(Debug)]
+pub enum Piece {
+    /// At this address, in a send region of the client's.
+    SendRegion(u64),
+    /// From this byte of a file on.
+    File(Arc<OpenFile>, u64),
+    /// At this address, in a ring that a former owner of an end has left.
+    FormerRing(u64),
+}
+
+/// What is to be copied next.
+#[derive(Debug)]
+pub struct Next {
+    pub piece: Piece,
+    /// Bytes of it, at most.
+    pub left: u64,
+    /// The first byte is the first of a send.
+    pub starts: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Source {
+    /// Whose sends it has.
+    end: Endpoint,
+    /// Sends accepted and not yet completed, oldest first.
+    sbt: BufferTable,
+    /// Number of the send to be copied next, and how much of it is already under way.
+    cursor: (u64, u64),
+    /// Bytes of the oldest send that are delivered.
+    oldest_delivered: u64,
+    accepted: u64,
+    done: u64,
+    /// What the client was told of them.
+    published: u64,
+    waker: Waker,
+    /// If it ever sent any.
+    files: Option<Box<Files>>,
+}
+
+impl Source {
+    pub fn new(end: Endpoint, send_ring_bytes: u64) -> Self {
+        Self {
+            end,
+            sbt: BufferTable::new(send_ring_bytes),
+            cursor: (0, 0),
+            oldest_delivered: 0,
+            accepted: 0,
+            done: 0,
+            published: 0,
+            waker: Waker::default(),
+            files: None,
+        }
+    }
+
+    pub fn end(&self) -> &Endpoint {
+        &self.end
+    }
+
+    pub fn end_mut(&mut self) -> &mut Endpoint {
+        &mut self.end
+    }
+
+    /// Has another client's sends from now on. Returns whose it had.
+    pub fn replace_end(&mut self, end: Endpoint) -> Endpoint {
+        self.waker = Waker::default();
+        std::mem::replace(&mut self.end, end)
+    }
+
+    /// What the client may have sent and not yet delivered. What it has may stay.
+    pub fn set_bytes_max(&mut self, bytes: u64) {
+        self.sbt.set_bytes_max(bytes.max(self.sbt.used()));
+    }
+
+    /// Takes a send: its number, unless there is no room for it.
+    #[inline]
+    pub fn accept(&mut self, pointer: u64, len: u64) -> Option<u64> {
+        self.accepted += 1;
+        self.sbt.insert(pointer, len)
+    }
+
+    /// Counts a send that nobody will read. Its span may be reused once those before it may.
+    pub fn refuse(&mut self) {
+        self.accepted += 1;
+        if self.sbt.is_empty() {
+            self.done = self.accepted;
+        }
+    }
+
+    /// Counts a send that was copied at once, while none waited.
+    #[inline]
+    pub fn pass(&mut self) {
+        self.cursor = (self.sbt.pass() + 1, 0);
+        self.accepted += 1;
+        self.done += 1;
+    }
+
+    /// A send of `len` bytes would be the only one, and has room.
+    #[inline]
+    pub fn can_pass(&self, len: u64) -> bool {
+        self.sbt.is_empty() && len <= self.sbt.room()
+    }
+
+    /// What comes next of its sends.
+    #[inline]
+    pub fn next(&self) -> Option<Next> {
+        let (number, under_way) = self.cursor;
+        let entry = self.sbt.get(number)?;
+        let from = entry.pointer + under_way;
+        let piece = match &self.files {
+            Some(files) => files.of(number).map_or(Piece::SendRegion(from), |file| Piece::File(file, from)),
+            None => Piece::SendRegion(from),
+        };
+        Some(Next { piece, left: entry.size - under_way, starts: under_way == 0 })
+    }
+
+    /// `len` bytes of the `left` that came next are under way.
+    #[inline]
+    pub fn advance(&mut self, len: u64, left: u64) {
+        let (number, under_way) = self.cursor;
+        self.cursor = if len == left { (number + 1, 0) } else { (number, under_way + len) };
+    }
+
+    /// The next `len` bytes of its sends are delivered.
+    #[inline]
+    pub fn deliver(&mut self, len: u64) {
+        self.oldest_delivered += len;
+        let Some(oldest) = self.sbt.get(self.done) else { return };
+        if self.oldest_delivered == oldest.size {
+            self.sbt.finish(self.done);
+            self.sbt.remove_finished();
+            self.done += 1;
+            self.oldest_delivered = 0;
+            if let Some(files) = &mut self.files {
+                files.forget_before(self.done);
+            }
+        }
+    }
+
+    /// All sends are done with: nobody will read what is left of them.
+    pub fn drop_sends(&mut self) {
+        self.sbt.clear();
+        if let Some(files) = &mut self.files {
+            files.forget_before(u64::MAX);
+        }
+        self.done = self.accepted;
+    }
+
+    /// Whether no send waits or is under way.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.sbt.is_empty()
+    }
+
+    /// Whether the next byte is the first of a send.
+    pub fn starts_message(&self) -> bool {
+        self.cursor.1 == 0
+    }
+
+    /// Sends ever accepted, and done.
+    #[inline]
+    pub fn sends(&self) -> (u64, u64) {
+        (self.accepted, self.done)
+    }
+
+    /// Sends done that the client was not told of; it is told by [`Self::publish`].
+    #[inline]
+    pub fn take_unpublished(&mut self) -> u64 {
+        self.done - std::mem::replace(&mut self.published, self.done)
+    }
+
+    /// Tells the client how many of its own sends are done, which are those from number `first` up to `end`. Says whether it
+    /// was woken.
+    pub fn publish(&mut self, first: u64, end: u64) -> bool {
+        let Endpoint { slot, ref memory, .. } = self.end;
+        let own = self.done.min(end).saturating_sub(first);
+        memory.publish_u64(slot, socket_status::SEND_CONSUMER, own);
+        self.waker.wake(&memory.send_wait(slot), own)
+    }
+
+    /// Tells the client that its sends reach nobody any more, and why.
+    pub fn publish_end(&mut self, errno: u32) {
+        let Endpoint { slot, ref memory, .. } = self.end;
+        memory.publish_u32(slot, socket_status::SEND_END, errno);
+        self.wake();
+    }
+
+    /// Wakes the client, whatever it waits for.
+    pub fn wake(&mut self) {
+        let Endpoint { slot, ref memory, .. } = self.end;
+        self.waker.wake_always(&memory.send_wait(slot));
+    }
+
+    /// Its files; made at the first.
+    pub fn files_mut(&mut self) -> &mut Files {
+        self.files.get_or_insert_default()
+    }
+
+    /// The same, if there are any.
+    #[inline]
+    pub fn files(&mut self) -> Option<&mut Files> {
+        self.files.as_deref_mut()
+    }
+
+    /// Whether a disk is waited for.
+    #[inline]
+    pub fn is_cold(&self) -> bool {
+        self.files.as_ref().is_some_and(|files| files.is_waiting())
+    }
+
+    /// Gives memory that it does not need at the moment back.
+    pub fn shrink(&mut self) {
+        self.sbt.shrink();
+    }
+}
