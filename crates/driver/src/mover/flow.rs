@@ -9,7 +9,7 @@ mod source;
 use super::counting::Moved;
 use super::fair::PayerId;
 use super::fit::Shares;
-use super::moving::Moves;
+use super::migration::Migration;
 use super::throttle::Own;
 use crate::ids::{ClientId, FlowId, Slot, TenantId};
 use crate::memory::ClientMemory;
@@ -34,7 +34,7 @@ pub struct Flow {
     source: Source,
     sink: Sink,
     /// Bytes accepted and not yet under way.
-    pub pending: u64,
+    pending: u64,
     pub schedule: Schedule,
     /// In the mover's list of those that have something to tell.
     pub touched: bool,
@@ -46,7 +46,7 @@ pub struct Flow {
     ends_told: (u32, u32),
     pub last_active: Duration,
     /// If one of its ends ever went from one client to another.
-    pub moves: Option<Box<Moves>>,
+    migration: Option<Box<Migration>>,
 }
 
 /// What [`Flow::pump`] ran into.
@@ -93,7 +93,7 @@ impl Flow {
             aborted: false,
             ends_told: (0, 0),
             last_active: Duration::ZERO,
-            moves: None,
+            migration: None,
         }
     }
 
@@ -107,6 +107,32 @@ impl Flow {
     #[inline]
     pub fn destination(&self) -> &Endpoint {
         self.sink.end()
+    }
+
+    /// What it remembers of ends that went to other clients, if any ever did.
+    pub fn migration(&mut self) -> Option<&mut Migration> {
+        self.migration.as_deref_mut()
+    }
+
+    /// The same, made now if none ever did.
+    pub fn migration_mut(&mut self) -> &mut Migration {
+        self.migration.get_or_insert_default()
+    }
+
+    /// Whether one ever did.
+    pub fn has_migrated(&self) -> bool {
+        self.migration.is_some()
+    }
+
+    /// Bytes accepted and not yet under way.
+    #[inline]
+    pub fn pending(&self) -> u64 {
+        self.pending
+    }
+
+    /// So much more is to be put under way, of what former owners have left.
+    pub fn add_pending(&mut self, bytes: u64) {
+        self.pending += bytes;
     }
 
     /// Its source, if that is the client, is no more.
@@ -177,7 +203,7 @@ impl Flow {
     }
 
     fn is_moving(&self) -> bool {
-        self.moves.as_ref().is_some_and(|moves| moves.is_waiting())
+        self.migration.as_ref().is_some_and(|migration| migration.is_waiting())
     }
 
     /// Whether a full ring has room by now.
@@ -204,8 +230,8 @@ impl Flow {
             News { moved: Moved { bytes: self.sink.publish(), ..Moved::default() }, ..News::default() };
         if news.moved.bytes > 0 {
             self.last_active = now;
-            if let Some(moves) = &mut self.moves {
-                news.moved.bytes -= moves.take_counted(news.moved.bytes);
+            if let Some(migration) = &mut self.migration {
+                news.moved.bytes -= migration.take_counted(news.moved.bytes);
             }
         }
         let announced = self.sink.announce(self.pending == 0 || self.schedule.is_blocked());
@@ -271,7 +297,8 @@ impl Flow {
 
     /// Tells the source how many of its own sends are done. Says whether it was woken.
     fn publish_sends_done(&mut self) -> bool {
-        let (first, end) = self.moves.as_ref().map_or((0, u64::MAX), |moves| moves.sends_of_present());
+        let (first, end) =
+            self.migration.as_ref().map_or((0, u64::MAX), |migration| migration.sends_of_present());
         self.source.publish(first, end)
     }
 
@@ -288,7 +315,7 @@ impl Flow {
 
     /// Whether the receiving end may go to another client: no copy is under way to it.
     pub fn can_switch(&self) -> bool {
-        self.sink.is_quiet() && self.moves.as_ref().is_some_and(|moves| moves.is_switching())
+        self.sink.is_quiet() && self.migration.as_ref().is_some_and(|migration| migration.is_switching())
     }
 
     /// Delivers to another client from now on, with an empty ring. Returns the former destination, its ring, and which bytes of
@@ -309,7 +336,7 @@ impl Flow {
 
     /// Whose sends it accepts now.
     pub fn last_sender(&self) -> &Endpoint {
-        self.moves.as_ref().and_then(|moves| moves.last_heir()).unwrap_or(self.source.end())
+        self.migration.as_ref().and_then(|migration| migration.last_successor()).unwrap_or(self.source.end())
     }
 
     /// Sends ever accepted, and done.
@@ -346,7 +373,7 @@ impl Flow {
     /// died meanwhile.
     pub fn needs_memory_of(&self, client: ClientId) -> bool {
         let sends = self.source().client == client && !self.is_drained();
-        sends || self.moves.as_ref().is_some_and(|moves| moves.has_heir(client))
+        sends || self.migration.as_ref().is_some_and(|migration| migration.has_successor(client))
     }
 
     /// Whether the flow touches nothing of its source any more.
@@ -376,7 +403,7 @@ impl Flow {
 
     /// Whether there is a ring of the source's that the destination cannot read.
     pub fn has_remainder(&self) -> bool {
-        self.moves.as_ref().is_some_and(|moves| moves.remainder.is_some())
+        self.migration.as_ref().is_some_and(|migration| migration.has_remainder())
     }
 
     /// Whether the source sends no more.

@@ -14,7 +14,7 @@ mod files;
 mod fit;
 mod flow;
 mod flows;
-mod moving;
+mod migration;
 mod requests;
 mod serve;
 mod table;
@@ -38,6 +38,7 @@ use engines::Engines;
 use fair::{Fair, PayerId};
 use files::FileSlot;
 use flows::Flows;
+use migration::Drains;
 use pd_abi::Command;
 use pd_engine::Engine;
 use pd_shm::{Mapping, Spin};
@@ -97,9 +98,7 @@ pub struct Mover {
     /// Channels with events to publish.
     dirty: Vec<(ClientId, usize)>,
     overflowing: Vec<(ClientId, usize)>,
-    /// Flows with a ring of the source's that is read here, and when to look at one of them next.
-    unfinished: Vec<FlowId>,
-    next_look: Duration,
+    drains: Drains,
     /// What receive rings may have.
     division: Division,
     commands: VecDeque<ToMover>,
@@ -186,8 +185,7 @@ impl Mover {
             touched: Vec::new(),
             dirty: Vec::new(),
             overflowing: Vec::new(),
-            unfinished: Vec::new(),
-            next_look: Duration::ZERO,
+            drains: Drains::default(),
             division: Division::default(),
             commands: VecDeque::new(),
             batch: Vec::with_capacity(COMMANDS_PER_TURN),
@@ -215,8 +213,8 @@ impl Mover {
         if self.ticking && self.now >= self.next_tick {
             self.tick(self.settings.ring_idle);
         }
-        if !self.unfinished.is_empty() && self.now >= self.next_look {
-            self.look_at_unfinished();
+        if self.drains.next().is_some_and(|at| self.now >= at) {
+            self.look_at_drains();
         }
         if self.now >= self.next_poll {
             // Busy for a while: hear those that ring all the same.
@@ -267,7 +265,7 @@ impl Mover {
         fence(Ordering::SeqCst);
         if !news() && !self.has_news() {
             let tick = self.ticking.then_some(self.next_tick);
-            let look = (!self.unfinished.is_empty()).then_some(self.next_look);
+            let look = self.drains.next();
             let until = [tick, look, wake_by, self.throttle.next()].into_iter().flatten().min();
             let now = self.clock.now();
             self.wait(until.map(|until| until.saturating_sub(now).max(Duration::from_millis(1))));

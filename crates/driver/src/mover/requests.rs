@@ -252,7 +252,7 @@ impl Mover {
             flow = again;
         }
         take(flow)?;
-        if flow.pending == 0 {
+        if flow.pending() == 0 {
             self.touch(id);
         } else if flow.schedule.is_idle() {
             self.enqueue(id);

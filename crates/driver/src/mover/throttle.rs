@@ -106,7 +106,7 @@ impl Throttle {
         if !tenant.waiting.is_empty() && !has_tokens {
             tenant.waiting.push_back(flow.id);
         } else {
-            let want = (flow.pending.min(bytes), u64::from(flow.starts_message()));
+            let want = (flow.pending().min(bytes), u64::from(flow.starts_message()));
             let of = tenant.budget.limits.connection;
             if flow.own.as_ref().map_or(Rates::default(), |own| own.of) != of {
                 flow.own = of.any().then(|| Own::new(of));
@@ -217,7 +217,7 @@ impl Mover {
         if !flow.schedule.unthrottle() {
             return false;
         }
-        let has_tokens = is_first && flow.pending > 0;
+        let has_tokens = is_first && flow.pending() > 0;
         self.resume(id);
         if let Some(flow) = self.flows.get(id).filter(|_| has_tokens) {
             flow.schedule.keep_tokens();

@@ -47,7 +47,7 @@ impl Mover {
     pub(super) fn resume(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         flow.schedule.unblock();
-        if flow.pending > 0 && flow.schedule.is_idle() {
+        if flow.pending() > 0 && flow.schedule.is_idle() {
             self.enqueue(id);
         }
         self.touch(id);
@@ -95,10 +95,10 @@ impl Mover {
             flow.touched = false;
             let news = flow.publish(self.now);
             counting::count(&self.metrics, self.settings.id, flow, &news.moved);
-            let has_moved = flow.moves.is_some();
+            let has_moved = flow.has_migrated();
             self.tell(id, news);
             if has_moved {
-                self.settle_moves(id);
+                self.settle_migration(id);
             }
             self.settle(id);
         }
@@ -167,8 +167,8 @@ impl Mover {
     }
 
     pub(super) fn forget_flow(&mut self, id: FlowId) {
-        self.settle_moves(id);
-        self.drop_unread(id);
+        self.settle_migration(id);
+        self.drop_undrained(id);
         self.give_ring(id);
         let Some(mut flow) = self.flows.remove(id) else { return };
         if flow.take_ring_asked() {

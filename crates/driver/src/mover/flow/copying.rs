@@ -25,7 +25,7 @@ impl Flow {
     /// ([`Engines::is_own_core`](crate::mover::engines::Engines::is_own_core)) and no rate limits the flow.
     pub fn pass(&mut self, address: u64, len: u64) -> bool {
         let plain =
-            !self.schedule.is_blocked() && !self.aborted && self.finish.is_none() && self.moves.is_none();
+            !self.schedule.is_blocked() && !self.aborted && self.finish.is_none() && self.migration.is_none();
         if self.pending > 0 || !plain || !self.source.can_pass(len) {
             return false;
         }
@@ -104,7 +104,7 @@ impl Flow {
     /// What is to be copied next: bytes that a former owner has left come before any send.
     #[inline]
     fn next(&self) -> Option<Next> {
-        match self.moves.as_ref().and_then(|moves| moves.next_unread()) {
+        match self.migration.as_ref().and_then(|migration| migration.next_undrained()) {
             Some((address, left)) => Some(Next { piece: Piece::FormerRing(address), left, starts: false }),
             None => self.source.next(),
         }
@@ -113,8 +113,8 @@ impl Flow {
     /// `len` bytes of it are under way.
     #[inline]
     fn advance(&mut self, next: &Next, len: u64) {
-        match (&next.piece, &mut self.moves) {
-            (Piece::FormerRing(_), Some(moves)) => moves.take_unread(len),
+        match (&next.piece, &mut self.migration) {
+            (Piece::FormerRing(_), Some(migration)) => migration.take_undrained(len),
             _ => self.source.advance(len, next.left),
         }
     }
@@ -189,7 +189,7 @@ impl Flow {
     #[inline]
     fn arrive(&mut self, len: u64) {
         self.sink.deliver(len);
-        if self.moves.as_mut().is_some_and(|moves| moves.deliver_unread(len)) {
+        if self.migration.as_mut().is_some_and(|migration| migration.deliver_undrained(len)) {
             return;
         }
         self.source.deliver(len);

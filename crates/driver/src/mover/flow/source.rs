@@ -1,7 +1,7 @@
 //! Where the bytes of a flow's stream come from: what its client has sent, in the order of the stream.
 //!
 //! Sends wait in the SBT (send buffer table). What is copied next is one [`Piece`] of one of them, or of what a former owner
-//! of an end has left ([`crate::mover::moving`]), which comes first. A further kind of source is a further kind of piece.
+//! of an end has left ([`crate::mover::migration`]), which comes first. A further kind of source is a further kind of piece.
 use super::file::Files;
 use crate::messages::Endpoint;
 use crate::mover::table::BufferTable;
