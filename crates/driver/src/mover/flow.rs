@@ -7,9 +7,9 @@ mod sink;
 mod source;
 
 use super::counting::Moved;
-use super::fair::PayerId;
 use super::fit::Shares;
 use super::migration::Migration;
+use super::scheduler::PayerId;
 use super::throttle::Own;
 use crate::ids::{ClientId, FlowId, Slot, TenantId};
 use crate::memory::ClientMemory;

@@ -336,10 +336,10 @@ impl Mover {
         }
         let (had_ring, payer) = (flow.has_ring(), flow.ring_payer());
         let Some((former, read_up)) = flow.switch_destination() else { return };
-        counting::open_clients(&self.metrics, self.settings.id, [flow.source(), flow.destination()]);
+        counting::open_clients(&self.metrics, self.outbox.own(), [flow.source(), flow.destination()]);
         let news = flow.repeat_recv_end();
         if had_ring {
-            self.division.give(&mut self.fair, payer);
+            self.division.give(&mut self.scheduler, payer);
         }
         if let Some(ring) = read_up {
             self.tell_conductor(ToConductor::FreeRing { ring });
@@ -384,10 +384,10 @@ impl Mover {
         if parted.unclaimed {
             self.tell_moved(&former, socket_status::RECV_END);
         }
-        if let Some(socket) = self.socket_mut(former.client, former.slot) {
+        if let Some(socket) = self.clients.socket_mut(former.client, former.slot) {
             socket.outgoing = None;
         }
-        if let Some(socket) = self.socket_mut(successor.0, successor.1) {
+        if let Some(socket) = self.clients.socket_mut(successor.0, successor.1) {
             (socket.outgoing, socket.sends) = (Some(id), Some(id));
         }
         self.touch(id);
@@ -407,7 +407,7 @@ impl Mover {
             }
             let Some(successor) = migration.inherit(sends_done) else { return };
             let (former, news) = flow.replace_source(successor);
-            counting::open_clients(&self.metrics, self.settings.id, [flow.source(), flow.destination()]);
+            counting::open_clients(&self.metrics, self.outbox.own(), [flow.source(), flow.destination()]);
             let Endpoint { client, serial, slot, .. } = former;
             self.let_go((client != ClientId::NOBODY).then_some(Former { client, serial, slot }));
             self.forget_client(former.client);
@@ -433,16 +433,16 @@ impl Mover {
     /// one back. That one's mover, the client's, tells it; it heard of the move from the conductor before this mover did.
     pub(super) fn tell_to_leave(&mut self, id: FlowId, leave: &Leave) {
         let Leave { to, path } = leave;
-        if to.mover != self.settings.id {
-            self.peers[to.mover.index()].send(ToMover::Leave { flow: id, leave: Box::new(leave.clone()) });
+        if to.mover != self.outbox.own() {
+            self.outbox.tell_mover(to.mover, ToMover::Leave { flow: id, leave: Box::new(leave.clone()) });
             return;
         }
-        let incoming = self.socket(to.client, to.slot.socket(to.generation)).and_then(|s| s.incoming);
+        let incoming = self.clients.socket(to.client, to.slot.socket(to.generation)).and_then(|s| s.incoming);
         // SYNC POINT: direct-left (the peer sees all that the former client wrote)
         to.memory.publish_u32(to.slot, socket_status::PATH, *path);
         fence(Ordering::SeqCst);
-        self.kick(id, incoming.map_or(self.settings.id, |(mover, _)| mover));
-        self.kick(id.peer(), self.settings.id);
+        self.kick(id, incoming.map_or(self.outbox.own(), |(mover, _)| mover));
+        self.kick(id.peer(), self.outbox.own());
     }
 
     /// Takes what has come into a ring that is read in a former receiver's place. `last`: the sender has left it.

@@ -1,8 +1,8 @@
 //! What tests may ask of a mover beside what everybody may, and have it believe.
 #[cfg(test)]
-pub use super::fair::{CONTROL_BYTES, TURN_BYTES};
-#[cfg(test)]
 pub use super::requests::FORWARDED_MAX;
+#[cfg(test)]
+pub use super::scheduler::{CONTROL_BYTES, TURN_BYTES};
 use super::Mover;
 
 impl Mover {
@@ -13,7 +13,7 @@ impl Mover {
 
     /// Payers that somebody holds, and that of no clients.
     pub fn payer_count(&self) -> usize {
-        self.fair.payers()
+        self.scheduler.payers()
     }
 
     /// As if so many flows of each payer with rings had been busy.
@@ -33,6 +33,6 @@ impl Mover {
         &mut self,
         outbox: crate::mailbox::Outbox<crate::messages::ToConductor>,
     ) -> crate::mailbox::Outbox<crate::messages::ToConductor> {
-        std::mem::replace(&mut self.conductor, outbox)
+        self.outbox.replace_conductor(outbox)
     }
 }

@@ -1,5 +1,6 @@
 //! What becomes of a flow's copies: reaped, both sides told, flows ended and forgotten.
 use super::counting;
+use super::engines::COMMANDS_PER_TURN;
 use super::flow::{Flow, News};
 use super::Mover;
 use crate::ids::{ClientId, FlowId};
@@ -11,8 +12,7 @@ impl Mover {
     pub(super) fn poll_blocked(&mut self) -> bool {
         let mut worked = false;
         let mut at = 0;
-        while at < self.blocked.len() {
-            let id = self.blocked[at];
+        while let Some(id) = self.scheduler.blocked_at(at) {
             let room = match self.flows.get(id) {
                 Some(flow) if flow.schedule.is_blocked() => flow.has_room(),
                 _ => Ok(true),
@@ -20,7 +20,7 @@ impl Mover {
             match room {
                 Ok(false) => at += 1,
                 room => {
-                    self.blocked.swap_remove(at);
+                    self.scheduler.drop_blocked(at);
                     if let Err(violation) = room {
                         self.destination_broke(id, violation);
                     }
@@ -57,7 +57,7 @@ impl Mover {
         if let Some(flow) = self.flows.get(id) {
             if !flow.touched {
                 flow.touched = true;
-                self.touched.push(id);
+                self.outbox.touch(id);
             }
         }
     }
@@ -65,13 +65,13 @@ impl Mover {
     pub(super) fn reap(&mut self) -> bool {
         let mut worked = false;
         loop {
-            let count = self.engines.reap(&mut self.completions);
+            let count = self.engines.reap();
             for at in 0..count {
-                let completion = self.completions[at];
+                let completion = self.engines.completion(at);
                 self.completed(FlowId::new(completion.conn_id), completion.entry_seq);
             }
             worked |= count > 0;
-            if count < self.completions.len() {
+            if count < COMMANDS_PER_TURN {
                 return worked;
             }
         }
@@ -89,12 +89,12 @@ impl Mover {
     }
 
     pub(super) fn publish(&mut self) {
-        let mut touched = std::mem::take(&mut self.touched);
+        let mut touched = self.outbox.take_touched();
         for id in touched.drain(..) {
             let Some(flow) = self.flows.get(id) else { continue };
             flow.touched = false;
             let news = flow.publish(self.now);
-            counting::count(&self.metrics, self.settings.id, flow, &news.moved);
+            counting::count(&self.metrics, self.outbox.own(), flow, &news.moved);
             let has_moved = flow.has_migrated();
             self.tell(id, news);
             if has_moved {
@@ -103,8 +103,7 @@ impl Mover {
             self.settle(id);
         }
         // Nothing above touches a flow again, so the list is empty and keeps its capacity.
-        std::mem::swap(&mut self.touched, &mut touched);
-        self.touched.append(&mut touched);
+        self.outbox.reuse_touched(touched);
     }
 
     /// Turns news of a flow into events.
@@ -149,8 +148,8 @@ impl Mover {
             return;
         }
         let source = flow.source().client;
-        let payer = self.payer_of(source);
-        let bytes_max = self.division.take(&mut self.fair, payer);
+        let payer = self.clients.payer(source);
+        let bytes_max = self.division.take(&mut self.scheduler, payer);
         if let Some(flow) = self.flows.get(id) {
             flow.set_ring_payer(payer);
         }
@@ -161,7 +160,7 @@ impl Mover {
     pub(super) fn give_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         if let Some(ring) = flow.take_ring() {
-            self.division.give(&mut self.fair, flow.ring_payer());
+            self.division.give(&mut self.scheduler, flow.ring_payer());
             self.tell_conductor(ToConductor::FreeRing { ring });
         }
     }
@@ -172,11 +171,11 @@ impl Mover {
         self.give_ring(id);
         let Some(mut flow) = self.flows.remove(id) else { return };
         if flow.take_ring_asked() {
-            self.division.give(&mut self.fair, flow.ring_payer());
+            self.division.give(&mut self.scheduler, flow.ring_payer());
         }
         self.tell_conductor(ToConductor::FlowDone { flow: id });
         let client = flow.source().client;
-        if let Some(socket) = self.socket_mut(client, flow.source().slot) {
+        if let Some(socket) = self.clients.socket_mut(client, flow.source().slot) {
             for known in [&mut socket.outgoing, &mut socket.sends] {
                 known.take_if(|known| *known == id);
             }
@@ -187,22 +186,22 @@ impl Mover {
     /// Forgets a client that is to be removed, unless bytes of its memory are still to be copied. Each of its sockets is looked
     /// at until it is done, and then no more.
     pub(super) fn forget_client(&mut self, client: ClientId) {
-        let Some(Some(state)) = self.clients.get_mut(client.index()) else { return };
-        if !state.removing {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        if !state.is_removing() {
             return;
         }
-        while let Some(socket) = state.sockets.last() {
+        while let Some(socket) = state.last_slot() {
             if let Some(id) = socket.sends {
                 if self.flows.used(id).is_some_and(|flow| flow.needs_memory_of(client)) {
                     return;
                 }
                 self.flows.forget_source(id, client);
             }
-            state.sockets.pop();
+            state.pop_slot();
         }
-        let payer = state.payer;
-        self.clients[client.index()] = None;
-        self.fair.let_go(payer);
+        let payer = state.payer();
+        self.clients.remove(client);
+        self.scheduler.let_go(payer);
         self.tell_conductor(ToConductor::ClientGone { client });
     }
 
@@ -215,13 +214,18 @@ impl Mover {
 
     /// Deadlines, idle rings, flows over.
     pub(super) fn tick(&mut self, ring_idle: Duration) {
-        self.next_tick = self.now
-            + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
-        self.ticking = self.close_idle_files();
-        self.division.tick(&self.fair);
+        let pause =
+            (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
+        self.ticks.begin(self.now, pause);
+        if self.close_idle_files() {
+            self.ticks.want();
+        }
+        self.division.tick(&self.scheduler);
         for id in self.flows.ids() {
             let Some(flow) = self.flows.used(id) else { continue };
-            self.ticking |= flow.needs_ticks();
+            if flow.needs_ticks() {
+                self.ticks.want();
+            }
             if flow.has_ring() && flow.check_size(self.division.shares(flow.ring_payer())) {
                 self.division.note_busy(flow.ring_payer());
             }
@@ -250,6 +254,8 @@ impl Mover {
             }
         }
         // Until what is over is forgotten: else a lone connection after a pause had a ring as if it were one of many.
-        self.ticking |= self.division.remembers();
+        if self.division.remembers() {
+            self.ticks.want();
+        }
     }
 }

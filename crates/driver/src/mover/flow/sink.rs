@@ -2,8 +2,8 @@
 //! table), and what the receiver is told of it and says.
 use super::{wants_event, Pump};
 use crate::messages::{Endpoint, Ring, Violation};
-use crate::mover::fair::{PayerId, NOBODY};
 use crate::mover::fit::{Fit, Shares};
+use crate::mover::scheduler::{PayerId, NOBODY};
 use crate::mover::table::BufferTable;
 use pd_abi::layout::socket_status;
 use pd_shm::wait::Waker;
