@@ -86,8 +86,8 @@ impl Conductor {
                     self.names.learn(namespace, found, self.clock.now());
                 }
             }
-            FromDoor::Left { client } => self.bury(client, None),
-            FromDoor::Broke { client, violation } => self.bury(client, Some(violation)),
+            FromDoor::Left { client } => self.disconnect(client, None),
+            FromDoor::Broke { client, violation } => self.disconnect(client, Some(violation)),
             FromDoor::TurnedAway { refused } => {
                 Metrics::add(&self.metrics.clients_cut_off, 1);
                 if let Some(refused) = refused {
@@ -178,7 +178,7 @@ impl Conductor {
             None => Err(Violation::Frame),
         };
         if let Err(violation) = heard {
-            self.bury(id, Some(violation));
+            self.disconnect(id, Some(violation));
         }
     }
 

@@ -5,6 +5,7 @@
 //! makes it true.
 mod client;
 mod direct;
+mod ending;
 mod families;
 mod guests;
 mod kernel;
@@ -33,17 +34,18 @@ use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
-use crate::messages::{Endpoint, Finish, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
+use crate::messages::{Endpoint, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::mover::Mover;
 use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
+use ending::{Ending, Event, Farewell, Life};
 use families::Families;
 use kernel::Kernel;
 use names::Names;
 use payers::Payers;
-use pd_abi::layout::{path, ENDED};
+use pd_abi::layout::path;
 use pd_abi::{Frame, FrameKind};
 use queues::Queues;
 use rustix::event::epoll;
@@ -141,7 +143,8 @@ impl Inboxes {
 struct Connection {
     sides: [Option<(ClientId, Slot)>; 2],
     movers: [MoverId; 2],
-    done: [bool; 2],
+    /// How far the sides are.
+    life: [Life; 2],
     /// A number that no other connection has or will have.
     serial: u64,
     /// Whose the sides are, and what of the counters is on their accounts already.
@@ -289,7 +292,7 @@ impl Conductor {
             ToConductor::Control { client, channel, ref request, .. } => {
                 self.control(client, channel, request)
             }
-            ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
+            ToConductor::Violation { client, violation } => self.disconnect(client, Some(violation)),
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::RegionAdded { client, region } => {
@@ -348,23 +351,24 @@ impl Conductor {
 
     fn flow_done(&mut self, flow: FlowId) {
         let index = flow.connection();
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
-        connection.done[flow.side()] = true;
+        self.befall(index, flow.side(), Event::FlowOver);
         self.end_connection(index);
+    }
+
+    /// Something befalls a side of a connection.
+    fn befall(&mut self, index: ConnectionId, side: Side, event: Event) {
+        if let Some(Some(connection)) = self.connections.get_mut(index.index()) {
+            connection.life[side] = connection.life[side].after(event);
+        }
     }
 
     /// Forgets a connection whose flows are over and whose sockets are closed. Until then the ends in their lines may
     /// be read, and direct rings, too.
     fn end_connection(&mut self, index: ConnectionId) {
-        let Some(connection) = self.connection(index) else { return };
-        let open = |&(client, slot): &(ClientId, Slot)| {
-            let socket = self.client(client).and_then(|client| client.socket(slot));
-            socket.is_some_and(|socket| matches!(socket.state, SocketState::Connected(_)))
-        };
-        if connection.done != [true, true] || connection.sides.iter().flatten().any(open) {
+        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
+        if !connection.life.into_iter().all(Life::is_over) {
             return;
         }
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
         let (sides, direct) = (connection.sides, connection.direct.take());
         let twin = connection.twin.take();
         self.tenants.close(index, connection, self.metrics.region());
@@ -394,30 +398,24 @@ impl Conductor {
     }
 
     /// Ends one side of a connection.
-    fn hang_up(&mut self, connection: ConnectionId, side: Side, ending: Ending) {
+    fn end_side(&mut self, connection: ConnectionId, side: Side, ending: Ending) {
         self.report_sides(connection);
         let Some(Some(entry)) = self.connections.get_mut(connection.index()) else { return };
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
-        let late_errno = Errno::CONNRESET.raw_os_error() as u32;
-        let closed = |end| (Finish { end, late_errno, deadline: None, source_gone: false }, end);
-        let (finish, send_end) = match ending {
-            Ending::Closed => closed(ENDED),
-            Ending::Reset => closed(late_errno),
-            Ending::Died(deadline) => {
-                entry.sides[side] = None;
-                let deadline = Some(deadline);
-                (Finish { end: ENDED, late_errno, deadline, source_gone: true }, late_errno)
-            }
-        };
+        let Farewell { finish, send_end, is_reset, is_gone } = ending.farewell();
+        if is_gone {
+            entry.sides[side] = None;
+        }
         let movers = entry.movers;
-        if matches!(ending, Ending::Reset) {
+        self.befall(connection, side, Event::Ended);
+        if is_reset {
             // Said before the peer learns of the reset, so that it reads its ring to the end.
             self.say(connection, side.other(), path::LAST);
         }
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.gone(outgoing, Gone::Writer);
         self.movers.send(movers[side.other()], ToMover::Abort { flow: incoming, send_end, recv_end: None });
-        if side == Side::Connecting && self.deafen_unclaimed(connection, send_end) {
+        if side == Side::Connecting && self.detach_unclaimed(connection, send_end) {
             // There is no flow back to wait for.
             self.flow_done(incoming);
             self.look_after(connection, Side::Accepting);
@@ -426,7 +424,7 @@ impl Conductor {
     }
 
     /// A client has died, or is cut off.
-    fn bury(&mut self, id: ClientId, violation: Option<Violation>) {
+    fn disconnect(&mut self, id: ClientId, violation: Option<Violation>) {
         let Some(client) = self.client_mut(id) else { return };
         if matches!(client.phase, Phase::Leaving) {
             return;
@@ -501,7 +499,7 @@ impl Conductor {
             SocketState::Closing(None) => {}
             SocketState::Connected(Connected { connection, side, .. }) => {
                 if !self.park(connection, side) {
-                    self.hang_up(connection, side, ending);
+                    self.end_side(connection, side, ending);
                 }
             }
             SocketState::Listen(listener) => {
@@ -541,15 +539,4 @@ impl Conductor {
             tracing::warn!(what, tenant, user, times, "the same again");
         }
     }
-}
-
-/// Why a socket ends.
-#[derive(Clone, Copy, Debug)]
-enum Ending {
-    /// Its client closed it.
-    Closed,
-    /// The same, and the peer is to learn that it was no orderly end.
-    Reset,
-    /// Its client died; what it had sent is delivered until then.
-    Died(Duration),
 }

@@ -1,7 +1,8 @@
 //! Requests other than sends: sockets, addresses, connections.
 use super::client::{Connected, Listener, Socket, SocketState};
+use super::ending::{Ending, Life};
 use super::names::{canonical, Wish};
-use super::{Conductor, Connection, Ending};
+use super::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot};
 use crate::messages::{Asking, Endpoint, Gone, NewFlow, ToMover};
 use crate::metrics::Metrics;
@@ -310,7 +311,7 @@ impl Conductor {
         self.connections[index.index()] = Some(Connection {
             sides: sides.map(Some),
             movers,
-            done: [false; 2],
+            life: [Life::OPEN; 2],
             serial,
             tenants,
             settled: Default::default(),
@@ -409,7 +410,7 @@ impl Conductor {
                 movers[side.other()],
                 ToMover::Abort { flow: incoming, send_end: ENDED, recv_end: Some(ENDED) },
             );
-            self.deafen_unclaimed(connection, ENDED);
+            self.detach_unclaimed(connection, ENDED);
         }
         Ok(done(socket))
     }

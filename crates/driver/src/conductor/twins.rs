@@ -14,10 +14,11 @@ pub(super) use listeners::Place;
 use listeners::{Listening, Speaker};
 
 use super::client::{Connected, SocketState};
+use super::ending::{Ending, Event, Life};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
 use super::unix::is_unix;
-use super::{Conductor, Connection, Ending};
+use super::{Conductor, Connection};
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
@@ -298,7 +299,7 @@ impl Conductor {
         self.connections[index.index()] = Some(Connection {
             sides: [Some((id, slot)), None],
             movers: [mover, mover],
-            done: [false; 2],
+            life: [Life::OPEN, Life::UNCLAIMED],
             serial: self.serial,
             tenants,
             settled: Default::default(),
@@ -357,7 +358,7 @@ impl Conductor {
         };
         connection.sides[Side::Accepting] = Some((id, slot));
         connection.movers[Side::Accepting] = endpoint.mover;
-        connection.done[Side::Accepting] = false;
+        connection.life[Side::Accepting] = connection.life[Side::Accepting].after(Event::Claimed);
         let (movers, serial, first) =
             (connection.movers, connection.serial, connection.sides[Side::Connecting]);
         let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
@@ -412,7 +413,7 @@ impl Conductor {
 
     /// Remembers for whoever claims it that the connecting side receives no more. Says whether nobody has claimed
     /// it.
-    pub(super) fn deafen_unclaimed(&mut self, index: ConnectionId, send_end: u32) -> bool {
+    pub(super) fn detach_unclaimed(&mut self, index: ConnectionId, send_end: u32) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return false };
         let Some(twin) = connection.twin.as_mut().filter(|twin| !twin.claimed) else { return false };
         twin.send_end = Some(send_end);

@@ -91,6 +91,6 @@ fn a_client_changes_its_payer_while_it_asks() {
         world.parties[0].status.load_u64(at, Ordering::Acquire)
     };
     assert_eq!((0..CHANNELS_OF_A).map(taken).collect::<Vec<_>>(), world.published);
-    world.bury();
+    world.disconnect();
     world.finish();
 }

@@ -117,7 +117,7 @@ struct World {
     denied: Vec<FlowId>,
     deny: u8,
     violation: Option<Violation>,
-    buried: bool,
+    disconnected: bool,
     closed: bool,
     gone: bool,
     flows_done: [bool; 4],

@@ -190,8 +190,8 @@ impl World {
                 }
             }
             6 => self.inbox.send(ToMover::Resume { flow: FlowId::new(u32::from(program.byte()) % 6) }),
-            7 if !self.buried && !std::mem::replace(&mut self.closed, true) => self.hang_up(None),
-            8 if program.byte() % 8 == 0 => self.bury(),
+            7 if !self.disconnected && !std::mem::replace(&mut self.closed, true) => self.end_sides(None),
+            8 if program.byte() % 8 == 0 => self.disconnect(),
             9 => {
                 let Ok((reader, pipe)) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) else { return };
                 self.pipe = Some(reader);

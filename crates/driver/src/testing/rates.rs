@@ -151,7 +151,7 @@ fn who_dies_waiting_stops_nobody() {
     world.parties[0].ring_doorbell(0);
     world.rest();
     run_for(&mut world, 20, 3000);
-    world.bury();
+    world.disconnect();
     let moved = run_for(&mut world, 1000, 3000);
     assert!(sum(moved.last().unwrap()).0 > 80_000, "{:?}", moved.last());
     limit(&mut world, Limits::default());

@@ -55,7 +55,7 @@ impl World {
             denied: Vec::new(),
             deny: 0,
             violation: None,
-            buried: false,
+            disconnected: false,
             closed: false,
             gone: false,
             flows_done: [false; 4],
@@ -219,7 +219,7 @@ impl World {
                 ToConductor::Violation { client, violation } => {
                     assert_eq!(client, A, "a client that keeps the protocol is accused: {violation}");
                     self.violation.get_or_insert(violation);
-                    self.bury();
+                    self.disconnect();
                 }
                 ToConductor::NeedRing { flow, .. } if self.deny > 0 => {
                     self.deny -= 1;
@@ -253,7 +253,7 @@ impl World {
                 | ToConductor::BrokeRing { .. } => {}
                 ToConductor::Apply { .. } => unreachable!("not a mover's"),
                 ToConductor::ClientGone { client } => {
-                    assert!(client == A && self.buried && !self.gone);
+                    assert!(client == A && self.disconnected && !self.gone);
                     self.gone = true;
                 }
             }
@@ -262,16 +262,16 @@ impl World {
     }
 
     /// What the conductor does about a client that died or is cut off.
-    pub(super) fn bury(&mut self) {
-        if std::mem::replace(&mut self.buried, true) {
+    pub(super) fn disconnect(&mut self) {
+        if std::mem::replace(&mut self.disconnected, true) {
             return;
         }
         self.inbox.send(ToMover::Drain { client: A });
-        self.hang_up(Some(self.clock.now()));
+        self.end_sides(Some(self.clock.now()));
         self.inbox.send(ToMover::RemoveClient { client: A });
     }
 
-    pub(super) fn hang_up(&mut self, died: Option<Duration>) {
+    pub(super) fn end_sides(&mut self, died: Option<Duration>) {
         let finish = Finish { end: ENDED, late_errno: RESET, deadline: died, source_gone: died.is_some() };
         let send_end = if died.is_some() { RESET } else { ENDED };
         self.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
@@ -314,7 +314,7 @@ impl World {
         // Rings that are empty are given back, and no others.
         self.pass(Duration::from_secs(2));
         self.exchange(2 * RING_BYTES + 100);
-        if self.violation.is_some() || self.buried {
+        if self.violation.is_some() || self.disconnected {
             self.check_gone();
         }
         self.check_guards();

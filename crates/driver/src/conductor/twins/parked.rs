@@ -1,5 +1,5 @@
 //! Sides of twins that belong to no client, while somebody still holds the kernel's socket.
-use super::{Conductor, Ending, Held};
+use super::{Conductor, Ending, Event, Held};
 use crate::conductor::GRACE;
 use crate::ids::{ConnectionId, Side};
 use std::time::Duration;
@@ -18,6 +18,7 @@ impl Conductor {
         let Some(mover) = self.connection(index).map(|connection| connection.movers[side]) else {
             return false;
         };
+        self.befall(index, side, Event::Left);
         self.move_side(index, side, self.twins.nobody(mover), None);
         self.look_after(index, side);
         true
@@ -43,7 +44,7 @@ impl Conductor {
                 self.twins.parked.push((index, side));
             } else if self.connection(index).is_some() {
                 // What its last owner sent may not be delivered yet.
-                self.hang_up(index, side, Ending::Died(now + GRACE));
+                self.end_side(index, side, Ending::Died(now + GRACE));
             }
         }
         self.twins.look_at = (!self.twins.parked.is_empty()).then(|| now + PARKED_AGAIN);

@@ -1,5 +1,5 @@
 //! Sides of twins that go from one client to another, or to nobody.
-use super::{is_unix, End};
+use super::{is_unix, End, Event};
 use crate::conductor::client::{Connected, Socket, SocketState};
 use crate::conductor::direct::Parting;
 use crate::conductor::sockets::{done, Answer};
@@ -52,6 +52,7 @@ impl Conductor {
         let send_ring_bytes = socket.send_ring_bytes;
         let (slot, generation) = self.open_slot(id, socket)?;
         let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
+        self.befall(index, side, Event::Taken);
         self.move_side(index, side, endpoint, Some((id, slot)));
         self.twins.parked.retain(|parked| *parked != (index, side));
         if let Some((owner, slot)) = former {
