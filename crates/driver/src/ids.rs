@@ -12,6 +12,14 @@ use pd_abi::SocketId;
 use std::fmt;
 use std::ops::{Index, IndexMut};
 
+/// Numbers that are places in a table.
+pub trait Number: Copy {
+    /// The number of a place.
+    fn of_place(place: usize) -> Self;
+    /// The place of a number.
+    fn place(self) -> usize;
+}
+
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident($raw:ty),)+) => {$(
         $(#[$doc])*
@@ -42,6 +50,18 @@ macro_rules! ids {
             #[inline]
             pub const fn index(self) -> usize {
                 self.0 as usize
+            }
+        }
+
+        impl Number for $name {
+            #[inline]
+            fn of_place(place: usize) -> Self {
+                Self::at(place)
+            }
+
+            #[inline]
+            fn place(self) -> usize {
+                self.index()
             }
         }
 

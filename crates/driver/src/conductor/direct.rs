@@ -149,9 +149,7 @@ impl Conductor {
     /// Adds to what a side's `path` word says, and lets its client know; not one that has the side only since the connection
     /// left the direct path.
     pub(super) fn say(&mut self, index: ConnectionId, side: Side, more: u32) {
-        let Some(Some(Connection { sides, direct: Some(direct), .. })) =
-            self.connections.get_mut(index.index())
-        else {
+        let Some(Connection { sides, direct: Some(direct), .. }) = self.connections.get_mut(index) else {
             return;
         };
         direct.words[side] |= more;
@@ -272,7 +270,7 @@ impl Conductor {
     }
 
     fn direct_mut(&mut self, index: ConnectionId) -> Option<&mut Direct> {
-        self.connections.get_mut(index.index())?.as_mut()?.direct.as_deref_mut()
+        self.connections.get_mut(index)?.direct.as_deref_mut()
     }
 
     fn make_ring(&mut self, id: ClientId, (index, side): (ConnectionId, Side)) -> Answer {
@@ -398,7 +396,7 @@ impl Conductor {
     /// Reads what clients say of their direct connections.
     pub(super) fn collect_reports(&mut self) {
         if self.rings.open > 0 {
-            for index in (0..self.connections.len()).map(ConnectionId::at) {
+            for index in self.connections.ids() {
                 self.report_sides(index);
             }
         }
@@ -407,9 +405,7 @@ impl Conductor {
     /// Passes on what the sides of a direct connection have sent since the last time, as they say.
     pub(super) fn report_sides(&mut self, index: ConnectionId) {
         let now = self.clock.now();
-        let Some(Some(Connection { direct: Some(direct), movers, .. })) =
-            self.connections.get_mut(index.index())
-        else {
+        let Some(Connection { direct: Some(direct), movers, .. }) = self.connections.get_mut(index) else {
             return;
         };
         let most = (now.saturating_sub(direct.since).as_secs() + 1).saturating_mul(BYTES_PER_SECOND_MAX);

@@ -148,10 +148,7 @@ impl Conductor {
         let mover = self.families.enter(identity.pid, self.movers.len());
         self.serial += 1;
         let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), mover);
-        if self.clients.len() <= id.index() {
-            self.clients.resize_with(id.index() + 1, || None);
-        }
-        self.clients[id.index()] = Some(client);
+        self.clients.put(id, client);
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });
     }
 

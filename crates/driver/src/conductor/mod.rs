@@ -4,6 +4,7 @@
 //! from the kernel, and answers through the movers, so that an answer never overtakes the command that
 //! makes it true.
 mod client;
+mod connections;
 mod direct;
 mod ending;
 mod families;
@@ -16,6 +17,7 @@ mod queues;
 mod report;
 mod rings;
 mod sockets;
+mod table;
 mod tenancy;
 mod tenants;
 mod twins;
@@ -30,7 +32,7 @@ pub use tenants::container_group;
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
 use crate::identity::NamespaceId;
-use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
+use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
@@ -40,7 +42,8 @@ use crate::mover::Mover;
 use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
-use ending::{Ending, Event, Farewell, Life};
+use connections::{Connection, Connections};
+use ending::{Ending, Event, Farewell};
 use families::Families;
 use kernel::Kernel;
 use names::Names;
@@ -53,12 +56,12 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 use std::collections::{HashMap, VecDeque};
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use tenants::{Registered, Tenants, Traffic};
-use twins::{Twin, Twins};
+use table::Table;
+use tenants::{Registered, Tenants};
+use twins::Twins;
 
 /// How long a dead client's flows may go on delivering what it had sent.
 const GRACE: Duration = Duration::from_millis(500);
@@ -78,9 +81,8 @@ pub struct Conductor {
     metrics: Arc<Metrics>,
     pool: Arc<Pool>,
     names: Names,
-    clients: Vec<Option<Client>>,
-    connections: Vec<Option<Connection>>,
-    free_connections: Vec<ConnectionId>,
+    clients: Table<ClientId, Client>,
+    connections: Connections,
     /// Flows that wait for memory, those of them that are to ask again in the next turns, and whether all of the others shall
     /// after them.
     waiting_rings: Queues<FlowId>,
@@ -139,34 +141,6 @@ impl Inboxes {
     }
 }
 
-/// An entry of the connection table. Side 0 connected, side 1 accepted.
-struct Connection {
-    sides: [Option<(ClientId, Slot)>; 2],
-    movers: [MoverId; 2],
-    /// How far the sides are.
-    life: [Life; 2],
-    /// A number that no other connection has or will have.
-    serial: u64,
-    /// Whose the sides are, and what of the counters is on their accounts already.
-    tenants: [TenantId; 2],
-    settled: [Traffic; 2],
-    /// A policy ended it.
-    cut: bool,
-    /// The listener's address, behind the routes.
-    reached: SocketAddr,
-    /// If it belongs to a connection of the kernel.
-    twin: Option<Box<Twin>>,
-    /// On the direct path.
-    direct: Option<Box<direct::Direct>>,
-}
-
-impl Connection {
-    /// Whether its bytes go by rings of the two clients.
-    fn is_direct(&self) -> bool {
-        self.direct.as_ref().is_some_and(|direct| direct.is_in_use())
-    }
-}
-
 impl Conductor {
     /// A conductor, which is told of clients by the door.
     ///
@@ -196,9 +170,8 @@ impl Conductor {
             movers,
             metrics,
             names: Names::default(),
-            clients: Vec::new(),
-            connections: Vec::new(),
-            free_connections: Vec::new(),
+            clients: Table::default(),
+            connections: Connections::default(),
             waiting_rings: Queues::default(),
             retried: Queues::default(),
             retry_wanted: false,
@@ -322,15 +295,15 @@ impl Conductor {
     }
 
     fn client(&self, id: ClientId) -> Option<&Client> {
-        self.clients.get(id.index())?.as_ref()
+        self.clients.get(id)
     }
 
     fn client_mut(&mut self, id: ClientId) -> Option<&mut Client> {
-        self.clients.get_mut(id.index())?.as_mut()
+        self.clients.get_mut(id)
     }
 
     fn connection(&self, index: ConnectionId) -> Option<&Connection> {
-        self.connections.get(index.index())?.as_ref()
+        self.connections.get(index)
     }
 
     /// The receiving socket of a flow, if its client lives.
@@ -357,24 +330,21 @@ impl Conductor {
 
     /// Something befalls a side of a connection.
     fn befall(&mut self, index: ConnectionId, side: Side, event: Event) {
-        if let Some(Some(connection)) = self.connections.get_mut(index.index()) {
-            connection.life[side] = connection.life[side].after(event);
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.befall(side, event);
         }
     }
 
     /// Forgets a connection whose flows are over and whose sockets are closed. Until then the ends in their lines may
     /// be read, and direct rings, too.
     fn end_connection(&mut self, index: ConnectionId) {
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
-        if !connection.life.into_iter().all(Life::is_over) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        if !connection.is_over() {
             return;
         }
-        let (sides, direct) = (connection.sides, connection.direct.take());
-        let twin = connection.twin.take();
         self.tenants.close(index, connection, self.metrics.region());
         Metrics::add(&self.metrics.connections_closed, 1);
-        self.connections[index.index()] = None;
-        self.free_connections.push(index);
+        let Some(Connection { sides, direct, twin, .. }) = self.connections.remove(index) else { return };
         if let Some(direct) = direct {
             self.close_direct(*direct);
         }
@@ -400,7 +370,7 @@ impl Conductor {
     /// Ends one side of a connection.
     fn end_side(&mut self, connection: ConnectionId, side: Side, ending: Ending) {
         self.report_sides(connection);
-        let Some(Some(entry)) = self.connections.get_mut(connection.index()) else { return };
+        let Some(entry) = self.connections.get_mut(connection) else { return };
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let Farewell { finish, send_end, is_reset, is_gone } = ending.farewell();
         if is_gone {
@@ -466,7 +436,7 @@ impl Conductor {
 
     /// Nobody needs the client any more.
     fn forget(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(id.index()).and_then(Option::take) else { return };
+        let Some(client) = self.clients.remove(id) else { return };
         let regions = client.regions.into_values().map(|(region, _)| region).collect();
         self.door.send(ToDoor::Forget { client: id, regions });
     }
@@ -490,9 +460,7 @@ impl Conductor {
             SocketState::Active => self.release_slot(id, slot),
             // The connection may end after its client, whose number is another's by then.
             SocketState::Closing(Some(Connected { connection, side, .. })) => {
-                if let (Some(Some(entry)), Ending::Died(_)) =
-                    (self.connections.get_mut(connection.index()), ending)
-                {
+                if let (Some(entry), Ending::Died(_)) = (self.connections.get_mut(connection), ending) {
                     entry.sides[side].take_if(|owner| *owner == (id, slot));
                 }
             }

@@ -6,7 +6,7 @@ use crate::addresses::AddressReader;
 use crate::admin::{Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::door::{Asked, Registering, ToDoor};
 use crate::identity;
-use crate::ids::{ClientId, ConnectionId, Side};
+use crate::ids::{ClientId, Side};
 use crate::policy::Path;
 use pd_abi::counters::Gauges;
 use std::net::SocketAddr;
@@ -80,12 +80,8 @@ impl Conductor {
 
     fn report(&self) -> Report {
         let (memory_used_bytes, memory_budget_bytes) = self.pool.usage();
-        let clients = self.clients.iter().enumerate();
-        let clients =
-            clients.filter_map(|(id, c)| Some(self.client_report(ClientId::at(id), c.as_ref()?))).collect();
-        let connections = self.connections.iter().enumerate();
-        let connections = connections.filter_map(|(index, entry)| {
-            let entry = entry.as_ref()?;
+        let clients = self.clients.iter().map(|(id, client)| self.client_report(id, client)).collect();
+        let connections = self.connections.iter().map(|(id, entry)| {
             let side = |side: Side| -> Option<(u16, SocketAddr)> {
                 let (client, slot) = entry.sides[side]?;
                 match &self.client(client)?.socket(slot)?.state {
@@ -93,10 +89,9 @@ impl Conductor {
                     _ => None,
                 }
             };
-            let id = ConnectionId::at(index);
             let flow = |side| self.metrics.region().flow(id.flow(side).get(), entry.serial);
             let flows = Side::BOTH.map(|side| flow(side).unwrap_or_default());
-            Some(ConnectionReport {
+            ConnectionReport {
                 connection: id.get(),
                 serial: entry.serial,
                 path: if entry.is_direct() { Path::Direct } else { Path::Offloaded },
@@ -104,7 +99,7 @@ impl Conductor {
                 to: side(Side::Accepting),
                 bytes: flows.map(|flow| flow.bytes),
                 messages: flows.map(|flow| flow.messages),
-            })
+            }
         });
         let total = self.metrics.region().total();
         Report {

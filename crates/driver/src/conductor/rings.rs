@@ -186,7 +186,7 @@ impl Conductor {
 
     /// Has the door make a receive region with room for a ring of `bytes` bytes.
     fn grow(&mut self, id: ClientId, bytes: u64) -> Result<(), Exhausted> {
-        let Some(client) = self.clients.get_mut(id.index()).and_then(Option::as_mut) else {
+        let Some(client) = self.clients.get_mut(id) else {
             return Err(Exhausted::Memory(Errno::NOTCONN));
         };
         let is_first = client.ring_bytes_max == u64::MAX;

@@ -1,9 +1,10 @@
 //! Requests other than sends: sockets, addresses, connections.
 use super::client::{Connected, Listener, Socket, SocketState};
-use super::ending::{Ending, Life};
+use super::connections::NewConnection;
+use super::ending::Ending;
 use super::names::{canonical, Wish};
-use super::{Conductor, Connection};
-use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot};
+use super::Conductor;
+use crate::ids::{ClientId, MoverId, Side, Slot};
 use crate::messages::{Asking, Endpoint, Gone, NewFlow, ToMover};
 use crate::metrics::Metrics;
 use pd_abi::layout::{ELSEWHERE, ENDED};
@@ -261,7 +262,7 @@ impl Conductor {
         let (peer_v6, peer_channel) = (listening.v6, listening.channel);
         let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
         let peer_shared = listening.receives_shared;
-        let index = self.free_connection();
+        let index = self.connections.reserve();
         let accepted = Socket {
             send_ring_bytes: peer_send,
             receive_ring_bytes: peer_receive,
@@ -278,7 +279,7 @@ impl Conductor {
             )
         };
         let (peer_slot, _) = self.open_slot(peer, accepted).map_err(|_| {
-            self.free_connections.push(index);
+            self.connections.cancel(index);
             Errno::CONNREFUSED
         })?;
         if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(Slot::of(socket))) {
@@ -308,18 +309,9 @@ impl Conductor {
         };
         self.add_flow(flow(Side::Connecting, source.clone(), destination.clone(), send_ring_bytes));
         self.add_flow(flow(Side::Accepting, destination, source, peer_send));
-        self.connections[index.index()] = Some(Connection {
-            sides: sides.map(Some),
-            movers,
-            life: [Life::OPEN; 2],
-            serial,
-            tenants,
-            settled: Default::default(),
-            cut: false,
-            reached,
-            twin: None,
-            direct,
-        });
+        let connection =
+            NewConnection { sides: sides.map(Some), movers, serial, tenants, reached, twin: None, direct };
+        self.connections.begin(index, connection);
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);
         self.queue(peer, peer_listener, peer_slot);
@@ -337,7 +329,7 @@ impl Conductor {
 
     /// Whether there is room for one more connection, and memory for `peer` to receive something.
     pub(super) fn check_room(&mut self, peer: ClientId) -> Result<(), Errno> {
-        if self.connections.len() - self.free_connections.len() >= self.settings.connections_max {
+        if self.connections.count() >= self.settings.connections_max {
             return Err(Errno::NOBUFS);
         }
         let (used, budget) = self.pool.usage();
@@ -346,14 +338,6 @@ impl Conductor {
             return Err(Errno::NOBUFS);
         }
         Ok(())
-    }
-
-    /// An entry of the connection table.
-    pub(super) fn free_connection(&mut self) -> ConnectionId {
-        self.free_connections.pop().unwrap_or_else(|| {
-            self.connections.push(None);
-            ConnectionId::at(self.connections.len() - 1)
-        })
     }
 
     /// Puts a connection into a listener's backlog.
@@ -423,7 +407,7 @@ impl Conductor {
         tag: u32,
     ) -> Result<(), Errno> {
         let Connected { connection, side, .. } = self.connected(client, Slot::of(socket))?;
-        let Some(Some(entry)) = self.connections.get_mut(connection.index()) else {
+        let Some(entry) = self.connections.get_mut(connection) else {
             return Err(Errno::NOTCONN);
         };
         let movers = entry.movers;

@@ -81,7 +81,7 @@ impl Conductor {
         }
         self.sort_clients();
         let mut cut = 0;
-        for index in (0..self.connections.len()).map(ConnectionId::at) {
+        for index in self.connections.ids() {
             if self.is_denied(index) {
                 self.cut(index);
                 cut += 1;
@@ -95,7 +95,7 @@ impl Conductor {
     /// Finds out anew whose clients and connections are.
     fn sort_clients(&mut self) {
         self.tenants.look();
-        for id in (0..self.clients.len()).map(ClientId::at) {
+        for id in self.clients.ids() {
             let Some(client) = self.client(id) else { continue };
             let tenant = self.tenant_of(&client.identity);
             if let Some(client) = self.client_mut(id) {
@@ -107,12 +107,10 @@ impl Conductor {
                 }
             }
         }
-        for (index, entry) in self.connections.iter_mut().enumerate() {
-            let index = ConnectionId::at(index);
-            let Some(connection) = entry else { continue };
+        for (index, connection) in self.connections.iter_mut() {
             let was = connection.tenants;
             let now = Side::BOTH.map(|side| {
-                let client = connection.sides[side].and_then(|(id, _)| self.clients[id.index()].as_ref());
+                let client = connection.sides[side].and_then(|(id, _)| self.clients.get(id));
                 client.map_or(was[side], |client| client.tenant)
             });
             if now == was {
@@ -144,7 +142,7 @@ impl Conductor {
     /// Ends a connection: both sides get `ECONNRESET`.
     pub(super) fn cut(&mut self, index: ConnectionId) {
         self.report_sides(index);
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         connection.cut = true;
         let errno = Errno::CONNRESET.raw_os_error() as u32;
         for side in Side::BOTH {
@@ -156,11 +154,8 @@ impl Conductor {
 
     pub(super) fn policy_report(&mut self) -> PolicyReport {
         self.collect_reports();
-        for (index, entry) in self.connections.iter_mut().enumerate() {
-            let index = ConnectionId::at(index);
-            if let Some(connection) = entry {
-                self.tenants.settle(index, connection, self.metrics.region());
-            }
+        for (index, connection) in self.connections.iter_mut() {
+            self.tenants.settle(index, connection, self.metrics.region());
         }
         self.tenants.report(self.settings.policy_file.clone(), &self.payers)
     }

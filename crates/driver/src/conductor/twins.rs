@@ -14,11 +14,12 @@ pub(super) use listeners::Place;
 use listeners::{Listening, Speaker};
 
 use super::client::{Connected, SocketState};
-use super::ending::{Ending, Event, Life};
+use super::connections::NewConnection;
+use super::ending::{Ending, Event};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
 use super::unix::is_unix;
-use super::{Conductor, Connection};
+use super::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
@@ -258,7 +259,7 @@ impl Conductor {
             false => bound,
             true => SocketAddr::new(self.names.local_for(namespace, to.ip(), now).ip(), bound.port()),
         };
-        let index = self.free_connection();
+        let index = self.connections.reserve();
         let key = Key::Tcp([(namespace, local.port()), (there, to.port())]);
         let connected = Connected {
             connection: index,
@@ -294,16 +295,13 @@ impl Conductor {
         let socket = self.fresh_socket(v6, channel, SocketState::Connected(connected));
         let send_ring_bytes = socket.send_ring_bytes;
         let (slot, generation) =
-            self.open_slot(id, socket).inspect_err(|_| self.free_connections.push(index))?;
+            self.open_slot(id, socket).inspect_err(|_| self.connections.cancel(index))?;
         self.serial += 1;
-        self.connections[index.index()] = Some(Connection {
+        let connection = NewConnection {
             sides: [Some((id, slot)), None],
             movers: [mover, mover],
-            life: [Life::OPEN, Life::UNCLAIMED],
             serial: self.serial,
             tenants,
-            settled: Default::default(),
-            cut: false,
             reached,
             twin: Some(Box::new(Twin {
                 key,
@@ -317,7 +315,8 @@ impl Conductor {
             })),
             // Perhaps when both ends are there.
             direct: None,
-        });
+        };
+        self.connections.begin(index, connection);
         if let Some(source) = self.endpoint(id, slot) {
             let destination = self.twins.nobody(mover);
             let (id, tenant, serial) = (index.flow(Side::Connecting), tenants[0], self.serial);
@@ -345,7 +344,7 @@ impl Conductor {
     pub(super) fn claim(&mut self, id: ClientId, channel: usize, index: ConnectionId, held: Held) -> Answer {
         let (local, remote) = (held.wanted.local, held.wanted.peer);
         let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
-        let Some(Some(connection)) = self.connections.get(index.index()) else { return Err(Errno::NOENT) };
+        let Some(connection) = self.connections.get(index) else { return Err(Errno::NOENT) };
         if connection.tenants[Side::Accepting] != tenant {
             return Err(Errno::ACCESS);
         }
@@ -353,12 +352,12 @@ impl Conductor {
         let (slot, generation) = self
             .open_slot(id, self.fresh_socket(local.is_ipv6(), channel, SocketState::Connected(connected)))?;
         let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else {
+        let Some(connection) = self.connections.get_mut(index) else {
             return Err(Errno::NOENT);
         };
         connection.sides[Side::Accepting] = Some((id, slot));
         connection.movers[Side::Accepting] = endpoint.mover;
-        connection.life[Side::Accepting] = connection.life[Side::Accepting].after(Event::Claimed);
+        connection.befall(Side::Accepting, Event::Claimed);
         let (movers, serial, first) =
             (connection.movers, connection.serial, connection.sides[Side::Connecting]);
         let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
@@ -401,7 +400,7 @@ impl Conductor {
     /// An unclaimed twin of its own, before anybody has it. Its bytes can go another way then.
     pub(super) fn withdraw(&mut self, id: ClientId, socket: SocketId) -> Answer {
         let Connected { connection, .. } = self.connected(id, Slot::of(socket))?;
-        let Some(Some(entry)) = self.connections.get_mut(connection.index()) else {
+        let Some(entry) = self.connections.get_mut(connection) else {
             return Err(Errno::NOTCONN);
         };
         let Some(twin) = entry.twin.as_mut().filter(|twin| !twin.claimed) else { return Err(Errno::ISCONN) };
@@ -414,7 +413,7 @@ impl Conductor {
     /// Remembers for whoever claims it that the connecting side receives no more. Says whether nobody has claimed
     /// it.
     pub(super) fn detach_unclaimed(&mut self, index: ConnectionId, send_end: u32) -> bool {
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return false };
+        let Some(connection) = self.connections.get_mut(index) else { return false };
         let Some(twin) = connection.twin.as_mut().filter(|twin| !twin.claimed) else { return false };
         twin.send_end = Some(send_end);
         true
@@ -436,7 +435,7 @@ impl Conductor {
                 Some(Err(Errno::NOENT)) => {}
                 _ => continue,
             }
-            if let Some(Some(connection)) = self.connections.get_mut(index.index()) {
+            if let Some(connection) = self.connections.get_mut(index) {
                 if let Some(twin) = &mut connection.twin {
                     twin.sides[Side::Connecting].wanted = wanted;
                 }

@@ -39,7 +39,7 @@ impl Conductor {
         // Proved when it is claimed.
         let sides = [held, Held { inode: 0, ..held }];
         let key = Key::Unix(held.inode);
-        let index = self.free_connection();
+        let index = self.connections.reserve();
         let connected =
             Connected { connection: index, side: Side::Connecting, local: NOWHERE, remote: NOWHERE };
         let reached = NOWHERE;

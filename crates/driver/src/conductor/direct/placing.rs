@@ -84,7 +84,7 @@ impl Conductor {
             return;
         }
         let direct = Box::new(self.open_direct(sides, plan));
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         connection.direct = Some(direct);
         if connection.twin.is_some() {
             for side in Side::BOTH {
@@ -96,7 +96,7 @@ impl Conductor {
 
     /// Has all open connections travel as policy and sockets say by now.
     pub(in crate::conductor) fn place_all(&mut self) {
-        for index in (0..self.connections.len()).map(ConnectionId::at) {
+        for index in self.connections.ids() {
             self.place(index);
         }
     }
@@ -131,7 +131,7 @@ impl Conductor {
     fn recall(&mut self, index: ConnectionId) {
         self.report_sides(index);
         Metrics::add(&self.metrics.connections_recalled, 1);
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         if let Some(direct) = connection.direct.take_if(|direct| direct.is_unused()) {
             let sides = connection.sides;
             for (client, slot) in sides.into_iter().flatten() {

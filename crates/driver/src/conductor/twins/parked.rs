@@ -72,7 +72,7 @@ impl Conductor {
     /// Lets go of network namespaces that nobody is in any more.
     pub(in crate::conductor) fn drop_diags(&mut self) {
         let parked = self.twins.parked.iter().filter_map(|(index, side)| {
-            Some(self.connections[index.index()].as_ref()?.twin.as_ref()?.sides[*side].namespace)
+            Some(self.connections.get(*index)?.twin.as_ref()?.sides[*side].namespace)
         });
         let parked: Vec<_> = parked.collect();
         self.twins.diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));

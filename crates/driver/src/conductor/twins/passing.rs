@@ -23,7 +23,7 @@ impl Conductor {
             }
         };
         let &(index, side) = self.twins.ends.get(&held.end()).ok_or(Errno::NOENT)?;
-        let Some(Some(connection)) = self.connections.get(index.index()) else { return Err(Errno::NOENT) };
+        let Some(connection) = self.connections.get(index) else { return Err(Errno::NOENT) };
         let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
         if (known.end(), known.inode) != (held.end(), held.inode) {
             return Err(Errno::NOENT);
@@ -75,7 +75,7 @@ impl Conductor {
         let Ok(Parting { left, remainder, held, leave }) = self.part(index, side, owner) else {
             return self.cut(index);
         };
-        let Some(Some(connection)) = self.connections.get_mut(index.index()) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         let owned = std::mem::replace(&mut connection.sides[side], owner);
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.claimed);
