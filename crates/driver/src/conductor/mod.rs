@@ -31,7 +31,6 @@ pub use tenants::container_group;
 
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
-use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
@@ -50,17 +49,16 @@ use names::Names;
 use payers::Payers;
 use pd_abi::layout::path;
 use pd_abi::{Frame, FrameKind};
-use queues::Queues;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use table::Table;
-use tenants::{Registered, Tenants};
+use tenants::{Containers, Tenants};
 use twins::Twins;
 
 /// How long a dead client's flows may go on delivering what it had sent.
@@ -83,19 +81,11 @@ pub struct Conductor {
     names: Names,
     clients: Table<ClientId, Client>,
     connections: Connections,
-    /// Flows that wait for memory, those of them that are to ask again in the next turns, and whether all of the others shall
-    /// after them.
-    waiting_rings: Queues<FlowId>,
-    retried: Queues<FlowId>,
-    retry_wanted: bool,
-    /// Clients with a region that flows have waited for.
-    grown: Queues<ClientId>,
-    next_retry: Duration,
-    next_reclaim: Duration,
-    reclaim_wanted: bool,
+    /// Flows that wait for memory.
+    waiting: rings::Waiting,
     /// Log lines, by what they say and who pays for it.
     log: Limiter<(&'static str, Payer)>,
-    registered: HashMap<NamespaceId, Registered>,
+    containers: Containers,
     tenants: Tenants,
     payers: Payers,
     twins: Twins,
@@ -172,15 +162,9 @@ impl Conductor {
             names: Names::default(),
             clients: Table::default(),
             connections: Connections::default(),
-            waiting_rings: Queues::default(),
-            retried: Queues::default(),
-            retry_wanted: false,
-            grown: Queues::default(),
-            next_retry: Duration::ZERO,
-            next_reclaim: Duration::ZERO,
-            reclaim_wanted: false,
+            waiting: rings::Waiting::default(),
             log: Limiter::default(),
-            registered: HashMap::new(),
+            containers: Containers::default(),
             payers: Payers::default(),
             twins: Twins::new()?,
             rings: direct::Rings::default(),

@@ -1,11 +1,9 @@
 //! What administrators are told, and what `pd run` registers.
 use super::client::{Client, SocketState};
-use super::tenants::Registered;
 use super::Conductor;
 use crate::addresses::AddressReader;
 use crate::admin::{Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::door::{Asked, Registering, ToDoor};
-use crate::identity;
 use crate::ids::{ClientId, Side};
 use crate::policy::Path;
 use pd_abi::counters::Gauges;
@@ -51,7 +49,7 @@ impl Conductor {
         }
         // The registration ends with the process.
         self.door.send(ToDoor::Watch { pidfd: Arc::clone(&pidfd) });
-        if self.registered.insert(id, Registered { pidfd, cgroup }).is_some() {
+        if self.containers.add(id, pidfd, cgroup) {
             self.names.leave(id);
         }
         self.sort_anew();
@@ -60,13 +58,7 @@ impl Conductor {
 
     pub(super) fn forget_registered(&mut self) {
         let names = &mut self.names;
-        self.registered.retain(|&id, Registered { pidfd, .. }| {
-            let exited = identity::has_exited(pidfd).unwrap_or(false);
-            if exited {
-                names.leave(id);
-            }
-            !exited
-        });
+        self.containers.forget_ended(|id| names.leave(id));
         self.sort_anew();
     }
 

@@ -1,5 +1,5 @@
 //! Policy applied to clients and connections: whose they are, and what becomes of them when it changes.
-use super::tenants::{is_inside, Facts};
+use super::tenants::Facts;
 use super::{Conductor, Registration};
 use crate::admin::PolicyReport;
 use crate::door::ToDoor;
@@ -16,10 +16,7 @@ impl Conductor {
     /// The network namespace of the container that a client is in by its control group, which it cannot leave;
     /// else its own.
     fn home_of(&self, identity: &Identity) -> NamespaceId {
-        let inside =
-            |entry: &super::Registered| is_inside(identity.cgroup.as_deref(), entry.cgroup.as_deref());
-        let home = self.registered.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id);
-        home.unwrap_or(identity.namespace)
+        self.containers.find(identity.cgroup.as_deref()).unwrap_or(identity.namespace)
     }
 
     /// What `pd run` registered of the container that a client is in.

@@ -2,7 +2,7 @@
 use super::payers::Payers;
 use super::Connection;
 use crate::admin::{Account, HoldingReport, PolicyReport, RouteReport, RuleReport, TenantReport};
-use crate::identity::{control_group, namespace_of_file, NamespaceId};
+use crate::identity::{control_group, has_exited, namespace_of_file, NamespaceId};
 use crate::ids::{ConnectionId, Side, TenantId};
 use crate::memory::{Caps, Resource};
 use crate::policy::budget::Budget;
@@ -23,12 +23,40 @@ use std::sync::Arc;
 /// Tenants that a driver keeps accounts of. Those of `pd run` beyond are refused.
 const TENANTS_MAX: usize = 4096;
 
-/// What `pd run` registered, beside its names and addresses.
-pub struct Registered {
-    /// Readable when the container has ended.
-    pub pidfd: Arc<OwnedFd>,
+/// Containers that `pd run` registered, by their network namespaces; their names and addresses are the names' to know.
+#[derive(Debug, Default)]
+pub struct Containers(HashMap<NamespaceId, Container>);
+
+#[derive(Debug)]
+struct Container {
+    /// Readable when it has ended.
+    pidfd: Arc<OwnedFd>,
     /// Its control group, if it has one of its own.
-    pub cgroup: Option<String>,
+    cgroup: Option<String>,
+}
+
+impl Containers {
+    /// Adds one. Says whether its namespace had another.
+    pub fn add(&mut self, id: NamespaceId, pidfd: Arc<OwnedFd>, cgroup: Option<String>) -> bool {
+        self.0.insert(id, Container { pidfd, cgroup }).is_some()
+    }
+
+    /// The namespace of the one that a client in `cgroup` is in.
+    pub fn find(&self, cgroup: Option<&str>) -> Option<NamespaceId> {
+        let inside = |entry: &Container| is_inside(cgroup, entry.cgroup.as_deref());
+        self.0.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id)
+    }
+
+    /// Forgets those that have ended. `each` is told their namespaces.
+    pub fn forget_ended(&mut self, mut each: impl FnMut(NamespaceId)) {
+        self.0.retain(|&id, Container { pidfd, .. }| {
+            let has_ended = has_exited(pidfd).unwrap_or(false);
+            if has_ended {
+                each(id);
+            }
+            !has_ended
+        });
+    }
 }
 
 /// The control group that `pd run` made for the container of this name, if the process is in it.
@@ -336,6 +364,6 @@ impl Entry {
 }
 
 /// Whether a client in `cgroup` is of the container that has `group`.
-pub fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
+fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
     cgroup.zip(group).is_some_and(|(path, group)| is_below(path, group))
 }
