@@ -71,10 +71,10 @@ impl Flow {
                 return Ok(Pump::More);
             }
             let most = match next.piece {
-                Piece::File(..) => budget.bytes,
+                Piece::File(_) => budget.bytes,
                 Piece::SendRegion(_) | Piece::FormerRing(_) => budget.bytes.min(chunk_bytes_max.into()),
             };
-            let (len, put) = match self.put(&next, most, place, commands, at_once)? {
+            let (len, put) = match self.put(next, most, place, commands, at_once)? {
                 Ok(done) => done,
                 Err(pump) => return Ok(pump),
             };
@@ -83,7 +83,7 @@ impl Flow {
             self.pending -= len;
             budget.bytes -= len;
             budget.messages -= messages;
-            self.advance(&next, len);
+            self.advance(next, len);
             match put {
                 Put::Copied => self.arrive(len),
                 Put::Commanded => {}
@@ -112,8 +112,8 @@ impl Flow {
 
     /// `len` bytes of it are under way.
     #[inline]
-    fn advance(&mut self, next: &Next, len: u64) {
-        match (&next.piece, &mut self.migration) {
+    fn advance(&mut self, next: Next, len: u64) {
+        match (next.piece, &mut self.migration) {
             (Piece::FormerRing(_), Some(migration)) => migration.take_undrained(len),
             _ => self.source.advance(len, next.left),
         }
@@ -124,7 +124,7 @@ impl Flow {
     #[inline]
     fn put(
         &mut self,
-        next: &Next,
+        next: Next,
         most: u64,
         place: Place,
         commands: &mut Vec<Command>,
@@ -132,9 +132,9 @@ impl Flow {
     ) -> Result<Result<(u64, Put), Pump>, Violation> {
         let Some(room) = self.sink.room(place, next.left.min(most))? else { return Ok(Err(Pump::Full)) };
         let to = place.base + room.position;
-        match &next.piece {
+        match next.piece {
             Piece::SendRegion(from) | Piece::FormerRing(from) if at_once && self.sink.is_quiet() => {
-                let from = std::ptr::with_exposed_provenance(*from as usize);
+                let from = std::ptr::with_exposed_provenance(from as usize);
                 let to = std::ptr::with_exposed_provenance_mut(to as usize);
                 // SAFETY: as for commands (`Engines::submit`): the source lies in memory that the client's entry or the
                 // flow keeps mapped, the destination is room of the ring that the flow alone writes.
@@ -143,12 +143,12 @@ impl Flow {
             }
             Piece::SendRegion(from) | Piece::FormerRing(from) => {
                 let Some(number) = self.sink.begin_copy(room) else { return Ok(Err(Pump::More)) };
-                commands.push(self.command(*from, to, room.len, number));
+                commands.push(self.command(from, to, room.len, number));
                 Ok(Ok((room.len, Put::Commanded)))
             }
-            Piece::File(file, from) => {
-                let Some(files) = self.source.files() else { return Ok(Err(Pump::Failed)) };
-                Ok(files.read(file, *from, &mut self.sink, room).map(|len| (len, Put::Read)))
+            Piece::File(from) => {
+                let read = self.source.read_file(from, &mut self.sink, room);
+                Ok(read.map(|len| (len, Put::Read)))
             }
         }
     }

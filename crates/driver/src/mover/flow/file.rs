@@ -31,8 +31,13 @@ impl Files {
     }
 
     /// The file that a send is of, if any.
-    pub(super) fn of(&self, send: u64) -> Option<Arc<OpenFile>> {
-        self.sends.iter().find(|&&(number, _)| number == send).map(|(_, file)| Arc::clone(file))
+    fn of(&self, send: u64) -> Option<&Arc<OpenFile>> {
+        self.sends.iter().find(|&&(number, _)| number == send).map(|(_, file)| file)
+    }
+
+    /// Whether a send is of a file.
+    pub(super) fn has(&self, send: u64) -> bool {
+        self.of(send).is_some()
     }
 
     /// Sends up to this one are done.
@@ -47,17 +52,12 @@ impl Files {
         self.waiting
     }
 
-    /// Reads a piece of a file, from this byte on, into the ring. Returns how many bytes are delivered or on their way.
+    /// Reads a piece of the file of a send, from this byte on, into the ring. Returns how many bytes are delivered or on their way.
     ///
     /// # Errors
     /// What the flow ran into.
-    pub(super) fn read(
-        &mut self,
-        file: &Arc<OpenFile>,
-        from: u64,
-        sink: &mut Sink,
-        room: Room,
-    ) -> Result<u64, Pump> {
+    pub(super) fn read(&mut self, send: u64, from: u64, sink: &mut Sink, room: Room) -> Result<u64, Pump> {
+        let file = Arc::clone(self.of(send).ok_or(Pump::Failed)?);
         let (map, ring_at) = sink.mapping().ok_or(Pump::NoRing)?;
         let offset = ring_at + room.position as usize;
         // SAFETY: the ring's room is the flow's to write, and nobody else's.
@@ -75,7 +75,7 @@ impl Files {
                 let number = sink.begin_copy(room).ok_or(Pump::More)?;
                 let (len, entry_seq) = (room.len as usize, number as u16);
                 self.waiting = true;
-                self.cold = Some(ColdRead { file: Arc::clone(file), from, map, offset, len, entry_seq });
+                self.cold = Some(ColdRead { file, from, map, offset, len, entry_seq });
                 Ok(room.len)
             }
             Err(_) => Err(Pump::Failed),
@@ -90,7 +90,7 @@ impl Flow {
     /// As [`Flow::accept`].
     pub fn accept_file(&mut self, file: Arc<OpenFile>, offset: u64, len: u64) -> Result<(), Violation> {
         if let Some(number) = self.accept(offset, len)? {
-            self.source.files_mut().add(number, file);
+            self.source.add_file(number, file);
         }
         Ok(())
     }

@@ -3,6 +3,8 @@
 //! Sends wait in the SBT (send buffer table). What is copied next is one [`Piece`] of one of them, or of what a former owner
 //! of an end has left ([`crate::mover::migration`]), which comes first. A further kind of source is a further kind of piece.
 use super::file::Files;
+use super::sink::{Room, Sink};
+use super::Pump;
 use crate::messages::Endpoint;
 use crate::mover::table::BufferTable;
 use crate::reader::OpenFile;
@@ -11,18 +13,18 @@ use pd_shm::wait::Waker;
 use std::sync::Arc;
 
 /// Where bytes are that are to be copied next.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Piece {
     /// At this address, in a send region of the client's.
     SendRegion(u64),
-    /// From this byte of a file on.
-    File(Arc<OpenFile>, u64),
+    /// From this byte on, in the file of the send.
+    File(u64),
     /// At this address, in a ring that a former owner of an end has left.
     FormerRing(u64),
 }
 
 /// What is to be copied next.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Next {
     pub piece: Piece,
     /// Bytes of it, at most.
@@ -121,8 +123,8 @@ impl Source {
         let entry = self.sbt.get(number)?;
         let from = entry.pointer + under_way;
         let piece = match &self.files {
-            Some(files) => files.of(number).map_or(Piece::SendRegion(from), |file| Piece::File(file, from)),
-            None => Piece::SendRegion(from),
+            Some(files) if files.has(number) => Piece::File(from),
+            _ => Piece::SendRegion(from),
         };
         Some(Next { piece, left: entry.size - under_way, starts: under_way == 0 })
     }
@@ -204,12 +206,21 @@ impl Source {
         self.waker.wake_always(&memory.send_wait(slot));
     }
 
-    /// Its files; made at the first.
-    pub fn files_mut(&mut self) -> &mut Files {
-        self.files.get_or_insert_default()
+    /// A send is of this file.
+    pub fn add_file(&mut self, send: u64, file: Arc<OpenFile>) {
+        self.files.get_or_insert_default().add(send, file);
     }
 
-    /// The same, if there are any.
+    /// Reads a piece of the send that comes next, which is of a file, into the ring: see [`Files::read`].
+    ///
+    /// # Errors
+    /// What the flow ran into.
+    pub fn read_file(&mut self, from: u64, sink: &mut Sink, room: Room) -> Result<u64, Pump> {
+        let (number, _) = self.cursor;
+        self.files.as_mut().ok_or(Pump::Failed)?.read(number, from, sink, room)
+    }
+
+    /// Its files, if it ever sent any.
     #[inline]
     pub fn files(&mut self) -> Option<&mut Files> {
         self.files.as_deref_mut()
