@@ -273,4 +273,13 @@ mod tests {
         let file = FileId::new(63, 9);
         assert_eq!((file.slot(), file.generation()), (63, 9));
     }
+
+    #[test]
+    fn the_list_of_operations_is_whole() {
+        let known = (0..=u8::MAX).filter_map(Operation::from_raw);
+        assert!(known.eq(Operation::ALL.iter().copied()));
+        assert!(Operation::ALL
+            .iter()
+            .all(|&operation| Operation::from_raw(operation as u8) == Some(operation)));
+    }
 }

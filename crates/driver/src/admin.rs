@@ -1,6 +1,5 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
 use crate::memory::Standing;
-use crate::messages::ClientId;
 use crate::policy::Path as BytesPath;
 use pd_shm::counters::CounterView;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -95,7 +94,7 @@ pub struct Report {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ClientReport {
     /// Its number.
-    pub client: ClientId,
+    pub client: u16,
     /// A number that no other client of this driver has or will have.
     pub serial: u64,
     /// Its process.
@@ -165,9 +164,9 @@ pub struct ConnectionReport {
     /// A number that no other connection of this driver has or will have.
     pub serial: u64,
     /// The connecting client and its address, unless gone.
-    pub from: Option<(ClientId, SocketAddr)>,
+    pub from: Option<(u16, SocketAddr)>,
     /// The accepting client and its address, unless gone.
-    pub to: Option<(ClientId, SocketAddr)>,
+    pub to: Option<(u16, SocketAddr)>,
     /// How its bytes travel.
     pub path: BytesPath,
     /// Bytes delivered, there and back; on the direct path what the clients say they have sent.

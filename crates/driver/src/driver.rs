@@ -3,6 +3,7 @@ use crate::clock::Clock;
 use crate::conductor::{Conductor, Inboxes, Movers};
 use crate::door::{self, Door};
 use crate::filter::{self, Confined};
+use crate::ids::MoverId;
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, Pool};
 use crate::messages::ToConductor;
@@ -135,7 +136,8 @@ impl Driver {
         let readers = Arc::new(Readers::default());
         let mut movers = Vec::new();
         for id in 0..inboxes.len() {
-            let of_mover = MoverSettings { id, spin: settings.spin, ring_idle: settings.ring_idle };
+            let of_mover =
+                MoverSettings { id: MoverId::at(id), spin: settings.spin, ring_idle: settings.ring_idle };
             movers.push(Mover::new(
                 of_mover,
                 Arc::clone(&clock),

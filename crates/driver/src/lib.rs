@@ -17,6 +17,7 @@ mod door;
 mod driver;
 mod filter;
 mod identity;
+mod ids;
 mod kernel_socket;
 mod limiter;
 mod mailbox;
@@ -30,6 +31,8 @@ mod reader;
 pub mod rights;
 mod settings;
 mod size;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+pub mod testing;
 mod unix_socket;
 
 pub use clock::{Clock, SystemClock};
@@ -38,8 +41,6 @@ pub use filter::Confined;
 pub use kernel_socket::SocketDiag;
 pub use memory::HugepageUse;
 pub use messages::Violation;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
-pub use mover::hostile;
 pub use mover::{BufferTable, Entry, ENTRIES_MAX};
 pub use policy::Policy;
 pub use rights::Namespaces;

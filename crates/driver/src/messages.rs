@@ -1,5 +1,6 @@
 //! What conductor and movers tell each other.
-use crate::memory::{Account, ClientMemory, Events, Lease, Requests, Slot};
+use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
+use crate::memory::{Account, ClientMemory, Events, Lease, Requests};
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile};
@@ -11,26 +12,16 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of a client: index in the conductor's table, reused when every mover has forgotten it.
-pub type ClientId = u16;
-/// Number of a flow, one direction of a connection: twice the connection's index, plus 1 for the
-/// direction from the accepted socket to the connecting one.
-pub type FlowId = u32;
-/// Number of a tenant, for as long as the driver runs. 0: the default one.
-pub type TenantId = u16;
 /// Payers of what clients cost, who take turns at the door and at movers: tenants. Nobody has named the clients of the default one: they are told
 /// apart by user.
 pub type Payer = (TenantId, Option<u32>);
 /// Pays for what no client has caused.
-pub const DRIVER: Payer = (TenantId::MAX, None);
+pub const DRIVER: Payer = (TenantId::DRIVER, None);
 
 /// The payer for a client of this tenant and user.
 pub fn payer(tenant: TenantId, uid: u32) -> Payer {
     (tenant, (tenant == TenantId::default()).then_some(uid))
 }
-
-/// Index of a mover.
-pub type MoverId = usize;
 
 /// A socket as a mover needs it.
 #[derive(Clone, Debug)]
@@ -47,6 +38,20 @@ pub struct Endpoint {
     pub memory: Arc<ClientMemory>,
     /// The mover that serves the client.
     pub mover: MoverId,
+}
+
+impl Endpoint {
+    /// Whom to tell of it.
+    pub fn place(&self) -> (MoverId, ClientId, Slot) {
+        (self.mover, self.client, self.slot)
+    }
+
+    /// Its client, if it is this one, is no more: the number may be another's soon.
+    pub fn forget(&mut self, client: ClientId) {
+        if self.client == client {
+            self.client = ClientId::NOBODY;
+        }
+    }
 }
 
 /// A channel as it begins.

@@ -3,8 +3,9 @@ use super::direct::Bells;
 use super::kernel::Counts;
 use super::payers::PAGE_OF_LINES;
 use crate::identity::Identity;
-use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region, Slot, Space};
-use crate::messages::{payer, FlowId, MoverId, Payer, TenantId};
+use crate::ids::{ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
+use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region, Space};
+use crate::messages::{payer, Payer};
 use pd_abi::layout::SOCKET_STRIDE;
 use pd_abi::limits::{PAGE_BYTES, SOCKETS_MAX};
 use std::collections::{BTreeMap, VecDeque};
@@ -105,9 +106,9 @@ pub struct Listener {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Connected {
-    pub connection: u32,
+    pub connection: ConnectionId,
     /// 0: connected; 1: accepted.
-    pub side: usize,
+    pub side: Side,
     pub local: SocketAddr,
     pub remote: SocketAddr,
 }
@@ -152,7 +153,7 @@ impl Client {
     /// # Errors
     /// [`Exhausted`].
     pub fn make_lines(&mut self, slot: Slot) -> Result<(), Exhausted> {
-        if usize::from(slot) * SOCKET_STRIDE / PAGE_BYTES < self.lines.len() {
+        if slot.index() * SOCKET_STRIDE / PAGE_BYTES < self.lines.len() {
             return Ok(());
         }
         let page = self.account.lease(PAGE_OF_LINES)?;
@@ -169,11 +170,11 @@ impl Client {
             Some(slot) => slot,
             None if self.slots.len() < SOCKETS_MAX => {
                 self.slots.push(SlotUse::default());
-                (self.slots.len() - 1) as Slot
+                Slot::at(self.slots.len() - 1)
             }
             None => return None,
         };
-        let entry = &mut self.slots[slot as usize];
+        let entry = &mut self.slots[slot.index()];
         entry.generation = entry.generation.wrapping_add(1).max(1);
         entry.socket = Some(socket);
         Some((slot, entry.generation))
@@ -185,25 +186,25 @@ impl Client {
     }
 
     pub fn close(&mut self, slot: Slot) -> Option<Socket> {
-        let socket = self.slots.get_mut(slot as usize)?.socket.take()?;
+        let socket = self.slots.get_mut(slot.index())?.socket.take()?;
         self.free_slots.push(slot);
         Some(socket)
     }
 
     pub fn generation(&self, slot: Slot) -> u16 {
-        self.slots.get(slot as usize).map_or(0, |s| s.generation)
+        self.slots.get(slot.index()).map_or(0, |s| s.generation)
     }
 
     pub fn socket(&self, slot: Slot) -> Option<&Socket> {
-        self.slots.get(slot as usize)?.socket.as_ref()
+        self.slots.get(slot.index())?.socket.as_ref()
     }
 
     pub fn socket_mut(&mut self, slot: Slot) -> Option<&mut Socket> {
-        self.slots.get_mut(slot as usize)?.socket.as_mut()
+        self.slots.get_mut(slot.index())?.socket.as_mut()
     }
 
     /// Slots in use.
     pub fn slots(&self) -> Vec<Slot> {
-        (0..self.slots.len() as u32).map(|s| s as Slot).filter(|&s| self.socket(s).is_some()).collect()
+        (0..self.slots.len()).map(Slot::at).filter(|&s| self.socket(s).is_some()).collect()
     }
 }

@@ -11,7 +11,8 @@ use super::Conductor;
 use crate::admin::Answer;
 use crate::door::{Reading, Registering, ToDoor};
 use crate::identity::NamespaceId;
-use crate::messages::{ClientId, Forwarded, Payer, Violation, DRIVER};
+use crate::ids::ClientId;
+use crate::messages::{Forwarded, Payer, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::{Operation, Request, SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
@@ -351,7 +352,7 @@ impl Conductor {
                 }
                 (Lane::Frames(id), What::Twin(channel, asked)) => {
                     if let Err(violation) = self.carry_out_twin(id, channel, &asked) {
-                        self.bury(id, Some(violation));
+                        self.disconnect(id, Some(violation));
                     }
                 }
                 (_, What::Register(registering, reply)) => self.answer_registration(*registering, &reply),

@@ -15,8 +15,9 @@ pub(super) use placing::Plan;
 
 use super::client::{Client, SocketState};
 use super::{Conductor, Connection};
-use crate::memory::{DirectRing, Slot};
-use crate::messages::{ClientId, Payer, ToMover, Violation, DRIVER};
+use crate::ids::{ClientId, ConnectionId, Side, Slot};
+use crate::memory::DirectRing;
+use crate::messages::{Payer, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, PAGE_BYTES};
@@ -129,7 +130,7 @@ impl Conductor {
     /// A connection begins on the direct path: its sockets' lines say so before anybody is told of it.
     pub(super) fn open_direct(&mut self, sides: [(ClientId, Slot); 2], plan: Plan) -> Direct {
         let words = plan.words();
-        let clients = [0, 1].map(|side| self.enter_direct(sides[side], words[side]));
+        let clients = Side::BOTH.map(|side| self.enter_direct(sides[side], words[side]));
         Metrics::add(&self.metrics.connections_direct, 1);
         let (rings, second, reported, left, bells, recall) = Default::default();
         Direct { rings, second, clients, reported, since: self.clock.now(), left, plan, words, bells, recall }
@@ -147,10 +148,8 @@ impl Conductor {
 
     /// Adds to what a side's `path` word says, and lets its client know; not one that has the side only since the connection
     /// left the direct path.
-    pub(super) fn say(&mut self, index: u32, side: usize, more: u32) {
-        let Some(Some(Connection { sides, direct: Some(direct), .. })) =
-            self.connections.get_mut(index as usize)
-        else {
+    pub(super) fn say(&mut self, index: ConnectionId, side: Side, more: u32) {
+        let Some(Connection { sides, direct: Some(direct), .. }) = self.connections.get_mut(index) else {
             return;
         };
         direct.words[side] |= more;
@@ -171,10 +170,10 @@ impl Conductor {
     }
 
     /// Both sides of a connection look again.
-    fn kick(&self, index: u32) {
+    fn kick(&self, index: ConnectionId) {
         let Some(Connection { movers, .. }) = self.connection(index) else { return };
-        for side in [0, 1] {
-            self.movers.send(movers[side], ToMover::Kick { flow: index * 2 + side as u32 });
+        for side in Side::BOTH {
+            self.movers.send(movers[side], ToMover::Kick { flow: index.flow(side) });
         }
     }
 
@@ -260,20 +259,21 @@ impl Conductor {
     }
 
     /// Connection and side of a client's socket, if it is on the direct path.
-    fn direct_of(&self, id: ClientId, socket: SocketId) -> Option<(u32, usize)> {
+    fn direct_of(&self, id: ClientId, socket: SocketId) -> Option<(ConnectionId, Side)> {
         let client = self.client(id)?;
-        let state =
-            client.socket(socket.slot()).filter(|_| client.generation(socket.slot()) == socket.generation());
+        let state = client
+            .socket(Slot::of(socket))
+            .filter(|_| client.generation(Slot::of(socket)) == socket.generation());
         let SocketState::Connected(connected) = &state?.state else { return None };
         let direct = self.connection(connected.connection)?.direct.as_ref()?;
         (!direct.left[connected.side]).then_some((connected.connection, connected.side))
     }
 
-    fn direct_mut(&mut self, index: u32) -> Option<&mut Direct> {
-        self.connections.get_mut(index as usize)?.as_mut()?.direct.as_deref_mut()
+    fn direct_mut(&mut self, index: ConnectionId) -> Option<&mut Direct> {
+        self.connections.get_mut(index)?.direct.as_deref_mut()
     }
 
-    fn make_ring(&mut self, id: ClientId, (index, side): (u32, usize)) -> Answer {
+    fn make_ring(&mut self, id: ClientId, (index, side): (ConnectionId, Side)) -> Answer {
         if self.direct_mut(index).is_none_or(|direct| direct.rings[side].is_some()) {
             return Err((Errno::ALREADY, "the direct ring is there already".to_owned()));
         }
@@ -294,13 +294,13 @@ impl Conductor {
     fn allocate_both(
         &mut self,
         id: ClientId,
-        (index, side): (u32, usize),
+        (index, side): (ConnectionId, Side),
     ) -> Result<(DirectRing, Option<DirectRing>), (Errno, String)> {
         let ring = self.allocate_direct(id, self.direct_ring_bytes(id, index, side))?;
-        let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
+        let peer = self.connection(index).and_then(|connection| connection.sides[side.other()]);
         let second = match peer.filter(|(peer, _)| self.client(*peer).is_some()) {
             Some((peer, _)) => {
-                Some(self.allocate_direct(peer, self.direct_ring_bytes(peer, index, 1 - side))?)
+                Some(self.allocate_direct(peer, self.direct_ring_bytes(peer, index, side.other()))?)
             }
             None => None,
         };
@@ -312,14 +312,14 @@ impl Conductor {
 
     /// What one of the two sockets asked for, else the usual size; less where there are many rings, or memory is
     /// short.
-    fn direct_ring_bytes(&self, id: ClientId, index: u32, side: usize) -> u64 {
+    fn direct_ring_bytes(&self, id: ClientId, index: ConnectionId, side: Side) -> u64 {
         let usual = self.settings.ring_bytes_default;
         let sides = self.connection(index).map_or([None; 2], |connection| connection.sides);
-        let of = |side: usize| {
+        let of = |side: Side| {
             let (client, slot) = sides[side]?;
             self.client(client)?.socket(slot)
         };
-        let asked = [of(side).map(|s| s.send_ring_bytes), of(1 - side).map(|s| s.receive_ring_bytes)];
+        let asked = [of(side).map(|s| s.send_ring_bytes), of(side.other()).map(|s| s.receive_ring_bytes)];
         let asked = asked.into_iter().flatten().filter(|&bytes| bytes != usual).max();
         let payer = self.client(id).map_or(DRIVER, Client::payer);
         let share = |of: u64| self.rings.share(of, payer);
@@ -352,11 +352,16 @@ impl Conductor {
         }
     }
 
-    fn seal_ring(&mut self, id: ClientId, (index, side): (u32, usize), socket: u32) -> Result<(), Violation> {
+    fn seal_ring(
+        &mut self,
+        id: ClientId,
+        (index, side): (ConnectionId, Side),
+        socket: u32,
+    ) -> Result<(), Violation> {
         let ring = self.direct_mut(index).and_then(|direct| direct.rings[side].as_mut());
         ring.ok_or(Violation::Frame)?.seal().map_err(|_| Violation::Frame)?;
         if self.connection(index).is_some_and(Connection::is_direct) {
-            self.say(index, 1 - side, path::PEER_READY);
+            self.say(index, side.other(), path::PEER_READY);
         }
         // SYNC POINT: direct-ready (the peer stores its producer index, fences, looks at its path)
         fence(Ordering::SeqCst);
@@ -365,8 +370,8 @@ impl Conductor {
         Ok(())
     }
 
-    fn peer_ring(&mut self, (index, side): (u32, usize)) -> Answer {
-        let ring = self.direct_mut(index).and_then(|direct| direct.rings[1 - side].as_ref());
+    fn peer_ring(&mut self, (index, side): (ConnectionId, Side)) -> Answer {
+        let ring = self.direct_mut(index).and_then(|direct| direct.rings[side.other()].as_ref());
         let ring = ring.ok_or((Errno::AGAIN, "the peer has no direct ring yet".to_owned()))?;
         let fd =
             ring.for_peer().map_err(|errno| (errno, format!("cannot pass on a direct ring: {errno}")))?;
@@ -380,44 +385,42 @@ impl Conductor {
             return;
         }
         Metrics::add(&self.metrics.connections_broken, 1);
-        let peer = self.connection(index).and_then(|c| c.sides[1 - side]).map(|(peer, _)| peer);
+        let peer = self.connection(index).and_then(|c| c.sides[side.other()]).map(|(peer, _)| peer);
         const BROKEN: &str = "a client ended a direct connection whose peer broke the protocol";
         if self.may_say(BROKEN, id) {
-            tracing::warn!(client = id, peer, "{BROKEN}");
+            tracing::warn!(client = %id, peer = peer.map(ClientId::get), "{BROKEN}");
         }
-        self.cut(index as usize);
+        self.cut(index);
     }
 
     /// Reads what clients say of their direct connections.
     pub(super) fn collect_reports(&mut self) {
         if self.rings.open > 0 {
-            for index in 0..self.connections.len() {
-                self.report_sides(index as u32);
+            for index in self.connections.ids() {
+                self.report_sides(index);
             }
         }
     }
 
     /// Passes on what the sides of a direct connection have sent since the last time, as they say.
-    pub(super) fn report_sides(&mut self, index: u32) {
+    pub(super) fn report_sides(&mut self, index: ConnectionId) {
         let now = self.clock.now();
-        let Some(Some(Connection { direct: Some(direct), movers, .. })) =
-            self.connections.get_mut(index as usize)
-        else {
+        let Some(Connection { direct: Some(direct), movers, .. }) = self.connections.get_mut(index) else {
             return;
         };
         let most = (now.saturating_sub(direct.since).as_secs() + 1).saturating_mul(BYTES_PER_SECOND_MAX);
-        for side in [0, 1] {
+        for side in Side::BOTH {
             let Some(ring) = &direct.rings[side] else { continue };
             let (was, said) = (direct.reported[side], ring.said());
             // Bytes that the reader has given back were written, whatever the writer says.
-            let read = direct.rings[1 - side].as_ref().map_or(0, DirectRing::said_read);
+            let read = direct.rings[side.other()].as_ref().map_or(0, DirectRing::said_read);
             let bytes = said.0.max(read).clamp(was.0, most.max(was.0));
             // A send has a byte at least.
             let messages = said.1.clamp(was.1, bytes.max(was.1));
             let news = (bytes - was.0, messages - was.1);
             if news != (0, 0) {
                 direct.reported[side] = (bytes, messages);
-                let flow = index * 2 + side as u32;
+                let flow = index.flow(side);
                 let (bytes, messages) = news;
                 self.movers.send(movers[side], ToMover::Reported { flow, bytes, messages });
             }
@@ -431,12 +434,13 @@ type Answer = Result<(u64, u64, std::os::fd::OwnedFd), (Errno, String)>;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use crate::messages::payer;
 
     #[test]
     fn many_rings_of_one_payer_make_those_of_others_no_smaller() {
         let mut rings = Rings::default();
-        let (one, two) = (payer(0, 1), payer(0, 2));
+        let (one, two) = (payer(TenantId::new(0), 1), payer(TenantId::new(0), 2));
         assert_eq!(rings.share(RINGS_BYTES, one), RINGS_BYTES);
         (0..99).for_each(|_| rings.enter(one));
         assert_eq!(rings.share(RINGS_BYTES, one), RINGS_BYTES / 100);

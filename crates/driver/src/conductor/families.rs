@@ -1,7 +1,7 @@
 //! Which mover a new client gets. A process and those that it forks or becomes have the same one: they may pass
 //! connections on to each other, and a flow stays with its mover.
 use crate::identity;
-use crate::messages::MoverId;
+use crate::ids::MoverId;
 use std::collections::{HashMap, VecDeque};
 
 /// Generations between a client and the one that it descends from.
@@ -22,7 +22,7 @@ impl Families {
     /// The mover of a new client, one of `movers`.
     pub fn enter(&mut self, pid: u32, movers: usize) -> MoverId {
         if movers == 1 {
-            return 0;
+            return MoverId::default();
         }
         let ancestors = std::iter::successors(Some(pid), |&pid| identity::parent(pid));
         let mover = ancestors
@@ -30,7 +30,7 @@ impl Families {
             .find_map(|pid| self.known.get(&pid).map(|&(mover, _)| mover))
             .unwrap_or_else(|| {
                 let mover = self.next;
-                self.next = (mover + 1) % movers;
+                self.next = MoverId::at((mover.index() + 1) % movers);
                 mover
             });
         self.known.entry(pid).or_insert((mover, 0)).1 += 1;
@@ -61,14 +61,17 @@ mod tests {
         let own = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let descendant = child.id();
-        let mut families = Families { next: 2, ..Families::default() };
-        assert_eq!((families.enter(own, 3), families.enter(descendant, 3)), (2, 2));
-        assert_eq!(families.next, 0);
+        let mut families = Families { next: MoverId::new(2), ..Families::default() };
+        assert_eq!(
+            (families.enter(own, 3), families.enter(descendant, 3)),
+            (MoverId::new(2), MoverId::new(2))
+        );
+        assert_eq!(families.next, MoverId::new(0));
         families.leave(own);
-        assert_eq!(families.enter(own, 3), 2, "it has become another program");
+        assert_eq!(families.enter(own, 3), MoverId::new(2), "it has become another program");
         families.leave(descendant);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(Families::default().enter(own, 1), 0);
+        assert_eq!(Families::default().enter(own, 1), MoverId::new(0));
     }
 }

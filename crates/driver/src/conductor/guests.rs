@@ -4,8 +4,9 @@ use super::kernel::Refused;
 use super::Conductor;
 use crate::door::{Asked, FromDoor, ToDoor};
 use crate::identity::Identity;
+use crate::ids::ClientId;
 use crate::memory::Space;
-use crate::messages::{payer, ClientId, NewChannel, ToMover, Violation, DRIVER};
+use crate::messages::{payer, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};
@@ -69,14 +70,14 @@ impl Conductor {
                 self.grown(id);
             }
             FromDoor::Refused { client, errno, exhausted } => {
-                tracing::trace!(client, "refused");
+                tracing::trace!(%client, "refused");
                 exhausted.into_iter().for_each(|exhausted| self.note_cap_of(client, exhausted));
                 Metrics::add(&self.metrics.requests_refused, 1);
                 self.note_not_attached(client, errno);
             }
             FromDoor::Addresses(reading) => self.learn_addresses(*reading),
-            FromDoor::Left { client } => self.bury(client, None),
-            FromDoor::Broke { client, violation } => self.bury(client, Some(violation)),
+            FromDoor::Left { client } => self.disconnect(client, None),
+            FromDoor::Broke { client, violation } => self.disconnect(client, Some(violation)),
             FromDoor::TurnedAway { refused } => {
                 Metrics::add(&self.metrics.clients_cut_off, 1);
                 if let Some(refused) = refused {
@@ -136,10 +137,7 @@ impl Conductor {
         let mover = self.families.enter(identity.pid, self.movers.len());
         self.serial += 1;
         let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), mover);
-        if self.clients.len() <= id as usize {
-            self.clients.resize_with(id as usize + 1, || None);
-        }
-        self.clients[id as usize] = Some(client);
+        self.clients.put(id, client);
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });
     }
 
@@ -162,7 +160,7 @@ impl Conductor {
             None => Err(Violation::Frame),
         };
         if let Err(violation) = heard {
-            self.bury(id, Some(violation));
+            self.disconnect(id, Some(violation));
         }
     }
 

@@ -2,8 +2,8 @@
 //! somebody asks; whom the driver has refused is remembered. Nothing is decided by it.
 use super::Conductor;
 use crate::admin::{KernelClient, KernelReport, RefusedReport};
+use crate::ids::ClientId;
 use crate::memory::ClientMemory;
-use crate::messages::ClientId;
 use pd_abi::limits::KERNEL_CONNECTIONS_MAX;
 use pd_abi::{KernelReason, KERNEL_REASONS};
 use rustix::io::Errno;
@@ -79,7 +79,7 @@ impl Kernel {
 impl Conductor {
     /// Takes what a client says by now.
     pub(super) fn take_kernel_counts(&mut self, id: ClientId) {
-        let Some(Some(client)) = self.clients.get_mut(id as usize) else { return };
+        let Some(client) = self.clients.get_mut(id) else { return };
         // Until it has a channel its control region is not sealed.
         if let Some(memory) = client.memory.as_ref().filter(|_| client.channels > 0) {
             self.kernel.counts.take(&mut client.kernel, memory);
@@ -87,15 +87,15 @@ impl Conductor {
     }
 
     pub(super) fn take_all_kernel_counts(&mut self) {
-        for id in 0..self.clients.len() {
-            self.take_kernel_counts(id as ClientId);
+        for id in self.clients.ids() {
+            self.take_kernel_counts(id);
         }
     }
 
     /// Everything there is to say.
     pub(super) fn kernel_report(&self) -> KernelReport {
         let now = self.clock.now();
-        let clients = self.clients.iter().flatten().filter(|client| client.channels > 0);
+        let clients = self.clients.iter().map(|(_, client)| client).filter(|client| client.channels > 0);
         let clients = clients.filter_map(|client| {
             let memory = client.memory.as_ref()?;
             let said = (0..KERNEL_CONNECTIONS_MAX).map(|index| memory.kernel_connection(index));
@@ -105,7 +105,7 @@ impl Conductor {
             });
             Some(KernelClient { pid: client.identity.pid, connections: connections.collect() })
         });
-        let twins = self.connections.iter().flatten().filter_map(|connection| connection.twin.as_ref());
+        let twins = self.connections.iter().filter_map(|(_, connection)| connection.twin.as_ref());
         let refused = self.kernel.refused.iter().map(|(refused, at)| RefusedReport {
             pid: refused.pid,
             uid: refused.uid,

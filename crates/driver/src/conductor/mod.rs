@@ -4,8 +4,10 @@
 //! from the kernel, and answers through the movers, so that an answer never overtakes the command that
 //! makes it true.
 mod client;
+mod connections;
 mod deferred;
 mod direct;
+mod ending;
 mod families;
 mod guests;
 mod kernel;
@@ -16,6 +18,7 @@ mod queues;
 mod report;
 mod rings;
 mod sockets;
+mod table;
 mod tenancy;
 mod tenants;
 mod twins;
@@ -29,38 +32,36 @@ pub use tenants::container_group;
 
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
-use crate::identity::NamespaceId;
+use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
-use crate::memory::{Exhausted, Pool, Slot};
-use crate::messages::{
-    ClientId, Endpoint, Finish, FlowId, Former, Gone, MoverId, Payer, TenantId, ToConductor, ToMover,
-    Violation, DRIVER,
-};
+use crate::memory::{Exhausted, Pool};
+use crate::messages::{Endpoint, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::mover::Mover;
 use crate::settings::Settings;
 use crate::StartError;
 use client::{Client, Connected, Phase, SocketState};
+use connections::{Connection, Connections};
 use deferred::Deferred;
+use ending::{Ending, Event, Farewell};
 use families::Families;
 use kernel::Kernel;
 use names::Names;
 use payers::Payers;
-use pd_abi::layout::{path, ENDED};
+use pd_abi::layout::path;
 use pd_abi::{Frame, FrameKind};
-use queues::Queues;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use tenants::{Registered, Tenants, Traffic};
-use twins::{Twin, Twins};
+use table::Table;
+use tenants::{Containers, Tenants};
+use twins::Twins;
 
 /// How long a dead client's flows may go on delivering what it had sent.
 const GRACE: Duration = Duration::from_millis(500);
@@ -80,22 +81,13 @@ pub struct Conductor {
     metrics: Arc<Metrics>,
     pool: Arc<Pool>,
     names: Names,
-    clients: Vec<Option<Client>>,
-    connections: Vec<Option<Connection>>,
-    free_connections: Vec<u32>,
-    /// Flows that wait for memory, those of them that are to ask again in the next turns, and whether all of the others shall
-    /// after them.
-    waiting_rings: Queues<FlowId>,
-    retried: Queues<FlowId>,
-    retry_wanted: bool,
-    /// Clients with a region that flows have waited for.
-    grown: Queues<ClientId>,
-    next_retry: Duration,
-    next_reclaim: Duration,
-    reclaim_wanted: bool,
+    clients: Table<ClientId, Client>,
+    connections: Connections,
+    /// Flows that wait for memory.
+    waiting: rings::Waiting,
     /// Log lines, by what they say and who pays for it.
     log: Limiter<(&'static str, Payer)>,
-    registered: HashMap<NamespaceId, Registered>,
+    containers: Containers,
     tenants: Tenants,
     payers: Payers,
     twins: Twins,
@@ -142,33 +134,6 @@ impl Inboxes {
     }
 }
 
-/// An entry of the connection table. Side 0 connected, side 1 accepted.
-struct Connection {
-    sides: [Option<(ClientId, Slot)>; 2],
-    movers: [MoverId; 2],
-    done: [bool; 2],
-    /// A number that no other connection has or will have.
-    serial: u64,
-    /// Whose the sides are, and what of the counters is on their accounts already.
-    tenants: [TenantId; 2],
-    settled: [Traffic; 2],
-    /// A policy ended it.
-    cut: bool,
-    /// The listener's address, behind the routes.
-    reached: SocketAddr,
-    /// If it belongs to a connection of the kernel.
-    twin: Option<Box<Twin>>,
-    /// On the direct path.
-    direct: Option<Box<direct::Direct>>,
-}
-
-impl Connection {
-    /// Whether its bytes go by rings of the two clients.
-    fn is_direct(&self) -> bool {
-        self.direct.as_ref().is_some_and(|direct| direct.is_in_use())
-    }
-}
-
 impl Conductor {
     /// A conductor, which is told of clients by the door.
     ///
@@ -198,18 +163,11 @@ impl Conductor {
             movers,
             metrics,
             names: Names::default(),
-            clients: Vec::new(),
-            connections: Vec::new(),
-            free_connections: Vec::new(),
-            waiting_rings: Queues::default(),
-            retried: Queues::default(),
-            retry_wanted: false,
-            grown: Queues::default(),
-            next_retry: Duration::ZERO,
-            next_reclaim: Duration::ZERO,
-            reclaim_wanted: false,
+            clients: Table::default(),
+            connections: Connections::default(),
+            waiting: rings::Waiting::default(),
             log: Limiter::default(),
-            registered: HashMap::new(),
+            containers: Containers::default(),
             payers: Payers::default(),
             twins: Twins::new()?,
             rings: direct::Rings::default(),
@@ -297,7 +255,7 @@ impl Conductor {
             ToConductor::Control { client, channel, ref request, ref mut _forwarded } => {
                 self.hear_request(client, channel, request, _forwarded.take())
             }
-            ToConductor::Violation { client, violation } => self.bury(client, Some(violation)),
+            ToConductor::Violation { client, violation } => self.disconnect(client, Some(violation)),
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::RegionAdded { client, region } => {
@@ -327,24 +285,24 @@ impl Conductor {
     }
 
     fn client(&self, id: ClientId) -> Option<&Client> {
-        self.clients.get(id as usize)?.as_ref()
+        self.clients.get(id)
     }
 
     fn client_mut(&mut self, id: ClientId) -> Option<&mut Client> {
-        self.clients.get_mut(id as usize)?.as_mut()
+        self.clients.get_mut(id)
     }
 
-    fn connection(&self, index: u32) -> Option<&Connection> {
-        self.connections.get(index as usize)?.as_ref()
+    fn connection(&self, index: ConnectionId) -> Option<&Connection> {
+        self.connections.get(index)
     }
 
     /// The receiving socket of a flow, if its client lives.
     fn destination(&self, flow: FlowId) -> Option<(ClientId, Slot)> {
-        self.connection(flow / 2)?.sides[1 - flow as usize % 2]
+        self.connection(flow.connection())?.sides[flow.side().other()]
     }
 
     fn source_mover(&self, flow: FlowId) -> Option<MoverId> {
-        Some(self.connection(flow / 2)?.movers[flow as usize % 2])
+        Some(self.connection(flow.connection())?.movers[flow.side()])
     }
 
     fn endpoint(&self, client: ClientId, slot: Slot) -> Option<Endpoint> {
@@ -355,30 +313,28 @@ impl Conductor {
     }
 
     fn flow_done(&mut self, flow: FlowId) {
-        let index = flow / 2;
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
-        connection.done[flow as usize % 2] = true;
+        let index = flow.connection();
+        self.befall(index, flow.side(), Event::FlowOver);
         self.end_connection(index);
+    }
+
+    /// Something befalls a side of a connection.
+    fn befall(&mut self, index: ConnectionId, side: Side, event: Event) {
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.befall(side, event);
+        }
     }
 
     /// Forgets a connection whose flows are over and whose sockets are closed. Until then the ends in their lines may
     /// be read, and direct rings, too.
-    fn end_connection(&mut self, index: u32) {
-        let Some(connection) = self.connection(index) else { return };
-        let open = |&(client, slot): &(ClientId, Slot)| {
-            let socket = self.client(client).and_then(|client| client.socket(slot));
-            socket.is_some_and(|socket| matches!(socket.state, SocketState::Connected(_)))
-        };
-        if connection.done != [true, true] || connection.sides.iter().flatten().any(open) {
+    fn end_connection(&mut self, index: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        if !connection.is_over() {
             return;
         }
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
-        let (sides, direct) = (connection.sides, connection.direct.take());
-        let twin = connection.twin.take();
         self.tenants.close(index, connection, self.metrics.region());
         Metrics::add(&self.metrics.connections_closed, 1);
-        self.connections[index as usize] = None;
-        self.free_connections.push(index);
+        let Some(Connection { sides, direct, twin, .. }) = self.connections.remove(index) else { return };
         if let Some(direct) = direct {
             self.close_direct(*direct);
         }
@@ -402,39 +358,33 @@ impl Conductor {
     }
 
     /// Ends one side of a connection.
-    fn hang_up(&mut self, connection: u32, side: usize, ending: Ending) {
+    fn end_side(&mut self, connection: ConnectionId, side: Side, ending: Ending) {
         self.report_sides(connection);
-        let Some(Some(entry)) = self.connections.get_mut(connection as usize) else { return };
-        let (outgoing, incoming) = (connection * 2 + side as u32, connection * 2 + (1 - side) as u32);
-        let late_errno = Errno::CONNRESET.raw_os_error() as u32;
-        let closed = |end| (Finish { end, late_errno, deadline: None, source_gone: false }, end);
-        let (finish, send_end) = match ending {
-            Ending::Closed => closed(ENDED),
-            Ending::Reset => closed(late_errno),
-            Ending::Died(deadline) => {
-                entry.sides[side] = None;
-                let deadline = Some(deadline);
-                (Finish { end: ENDED, late_errno, deadline, source_gone: true }, late_errno)
-            }
-        };
+        let Some(entry) = self.connections.get_mut(connection) else { return };
+        let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
+        let Farewell { finish, send_end, is_reset, is_gone } = ending.farewell();
+        if is_gone {
+            entry.sides[side] = None;
+        }
         let movers = entry.movers;
-        if matches!(ending, Ending::Reset) {
+        self.befall(connection, side, Event::Ended);
+        if is_reset {
             // Said before the peer learns of the reset, so that it reads its ring to the end.
-            self.say(connection, 1 - side, path::LAST);
+            self.say(connection, side.other(), path::LAST);
         }
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.gone(outgoing, Gone::Writer);
-        self.movers.send(movers[1 - side], ToMover::Abort { flow: incoming, send_end, recv_end: None });
-        if side == 0 && self.deafen_unclaimed(connection, send_end) {
+        self.movers.send(movers[side.other()], ToMover::Abort { flow: incoming, send_end, recv_end: None });
+        if side == Side::Connecting && self.detach_unclaimed(connection, send_end) {
             // There is no flow back to wait for.
             self.flow_done(incoming);
-            self.look_after(connection, 1);
+            self.look_after(connection, Side::Accepting);
         }
         self.end_connection(connection);
     }
 
     /// A client has died, or is cut off.
-    fn bury(&mut self, id: ClientId, violation: Option<Violation>) {
+    fn disconnect(&mut self, id: ClientId, violation: Option<Violation>) {
         let Some(client) = self.client_mut(id) else { return };
         if matches!(client.phase, Phase::Leaving) {
             return;
@@ -450,7 +400,7 @@ impl Conductor {
             let why = violation.to_string();
             self.kernel.refuse(Refused { pid, uid, errno: Errno::PROTO, why }, self.clock.now());
             if self.may_say(CUT_OFF, id) {
-                tracing::warn!(client = id, pid, reason = %violation, "{CUT_OFF}");
+                tracing::warn!(client = %id, pid, reason = %violation, "{CUT_OFF}");
             }
         }
         self.door.send(ToDoor::CutOff { client: id, violation });
@@ -478,7 +428,7 @@ impl Conductor {
 
     /// Nobody needs the client any more.
     fn forget(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(id as usize).and_then(Option::take) else { return };
+        let Some(client) = self.clients.remove(id) else { return };
         let regions = client.regions.into_values().map(|(region, _)| region).collect();
         self.door.send(ToDoor::Forget { client: id, regions });
     }
@@ -502,16 +452,14 @@ impl Conductor {
             SocketState::Active => self.release_slot(id, slot),
             // The connection may end after its client, whose number is another's by then.
             SocketState::Closing(Some(Connected { connection, side, .. })) => {
-                if let (Some(Some(entry)), Ending::Died(_)) =
-                    (self.connections.get_mut(connection as usize), ending)
-                {
+                if let (Some(entry), Ending::Died(_)) = (self.connections.get_mut(connection), ending) {
                     entry.sides[side].take_if(|owner| *owner == (id, slot));
                 }
             }
             SocketState::Closing(None) => {}
             SocketState::Connected(Connected { connection, side, .. }) => {
                 if !self.park(connection, side) {
-                    self.hang_up(connection, side, ending);
+                    self.end_side(connection, side, ending);
                 }
             }
             SocketState::Listen(listener) => {
@@ -540,7 +488,7 @@ impl Conductor {
         Metrics::add(&self.metrics.connections_broken, 1);
         const BROKEN: &str = "a client broke the protocol of its direct ring; its connection ends";
         if self.may_say(BROKEN, id) {
-            tracing::warn!(client = id, "{BROKEN}");
+            tracing::warn!(client = %id, "{BROKEN}");
         }
     }
 
@@ -551,15 +499,4 @@ impl Conductor {
             tracing::warn!(what, tenant, user, times, "the same again");
         }
     }
-}
-
-/// Why a socket ends.
-#[derive(Clone, Copy, Debug)]
-enum Ending {
-    /// Its client closed it.
-    Closed,
-    /// The same, and the peer is to learn that it was no orderly end.
-    Reset,
-    /// Its client died; what it had sent is delivered until then.
-    Died(Duration),
 }

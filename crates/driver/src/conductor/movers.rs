@@ -1,6 +1,7 @@
 //! The movers as the conductor reaches them.
+use crate::ids::MoverId;
 use crate::mailbox::Mailbox;
-use crate::messages::{MoverId, ToConductor, ToMover};
+use crate::messages::{ToConductor, ToMover};
 use crate::mover::Mover;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,12 +24,17 @@ impl Movers {
         }
     }
 
+    /// Each of them.
+    pub fn ids(&self) -> impl Iterator<Item = MoverId> {
+        (0..self.len()).map(MoverId::at)
+    }
+
     /// Tells one of them.
     #[inline]
     pub fn send(&self, to: MoverId, mut command: ToMover) {
         match self {
             Self::Own(mover) => mover.borrow_mut().carry_out(&mut command),
-            Self::Threads(mailboxes) => mailboxes[to].send(command),
+            Self::Threads(mailboxes) => mailboxes[to.index()].send(command),
         }
     }
 

@@ -7,8 +7,8 @@ mod ports;
 
 use crate::addresses::{self, Addresses};
 use crate::identity::NamespaceId;
-use crate::memory::Slot;
-use crate::messages::{ClientId, Payer};
+use crate::ids::{ClientId, Slot};
+use crate::messages::Payer;
 use foldhash::HashMap;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use ports::Ports;
@@ -444,6 +444,7 @@ fn same_prefix(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
 
     fn id(inode: u64) -> NamespaceId {
         NamespaceId::for_test(inode)
@@ -524,6 +525,10 @@ mod tests {
         }
     }
 
+    fn own(client: u16, slot: u16) -> (ClientId, Slot) {
+        (ClientId::new(client), Slot::new(slot))
+    }
+
     impl Names {
         fn bind_alone(
             &mut self,
@@ -532,35 +537,35 @@ mod tests {
             v6_only: bool,
             owner: (ClientId, Slot),
         ) -> Result<SocketAddr, Errno> {
-            self.bind(id, &Wish { wanted, v6_only, owner, share: None, payer: (0, None) })
+            self.bind(id, &Wish { wanted, v6_only, owner, share: None, payer: (TenantId::default(), None) })
         }
     }
 
     #[test]
     fn binds_only_what_the_namespace_holds() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.2:5"), false, (1, 1)), Err(Errno::ADDRNOTAVAIL));
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:5"), false, (1, 1)), Ok(at("10.0.0.1:5")));
-        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2)), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(2), at("0.0.0.0:5"), false, (2, 1)), Ok(at("0.0.0.0:5")));
-        names.unbind(id(1), 5, (1, 1));
-        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, (1, 2)), Ok(at("0.0.0.0:5")));
-        assert_eq!(names.bind_alone(id(1), at("[::]:5"), false, (1, 3)), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(1), at("[::]:5"), true, (1, 3)), Ok(at("[::]:5")));
-        let any = names.bind_alone(id(1), at("127.0.0.1:0"), false, (1, 4)).unwrap();
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.2:5"), false, own(1, 1)), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:5"), false, own(1, 1)), Ok(at("10.0.0.1:5")));
+        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, own(1, 2)), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(2), at("0.0.0.0:5"), false, own(2, 1)), Ok(at("0.0.0.0:5")));
+        names.unbind(id(1), 5, own(1, 1));
+        assert_eq!(names.bind_alone(id(1), at("0.0.0.0:5"), false, own(1, 2)), Ok(at("0.0.0.0:5")));
+        assert_eq!(names.bind_alone(id(1), at("[::]:5"), false, own(1, 3)), Err(Errno::ADDRINUSE));
+        assert_eq!(names.bind_alone(id(1), at("[::]:5"), true, own(1, 3)), Ok(at("[::]:5")));
+        let any = names.bind_alone(id(1), at("127.0.0.1:0"), false, own(1, 4)).unwrap();
         assert!((EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST).contains(&any.port()));
     }
 
     #[test]
     fn loopback_stays_at_home_and_addresses_cross() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2", "fd00::2"])]);
-        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 1)).unwrap();
+        names.bind_alone(id(2), at("0.0.0.0:80"), false, own(2, 1)).unwrap();
         assert_eq!(names.listener(id(1), at("10.0.0.2:80")), Err(Errno::CONNREFUSED), "not listening");
-        names.listen(id(2), 80, (2, 1));
-        assert_eq!(names.listener(id(1), at("10.0.0.2:80")), Ok((2, 1)));
-        assert_eq!(names.listener(id(1), at("[::ffff:10.0.0.2]:80")), Ok((2, 1)));
+        names.listen(id(2), 80, own(2, 1));
+        assert_eq!(names.listener(id(1), at("10.0.0.2:80")), Ok(own(2, 1)));
+        assert_eq!(names.listener(id(1), at("[::ffff:10.0.0.2]:80")), Ok(own(2, 1)));
         assert_eq!(names.listener(id(1), at("127.0.0.1:80")), Err(Errno::CONNREFUSED));
-        assert_eq!(names.listener(id(2), at("127.0.0.1:80")), Ok((2, 1)));
+        assert_eq!(names.listener(id(2), at("127.0.0.1:80")), Ok(own(2, 1)));
         assert_eq!(names.listener(id(1), at("10.0.0.9:80")), Err(Errno::HOSTUNREACH));
         assert_eq!(names.listener(id(1), at("[fd00::2]:80")), Err(Errno::CONNREFUSED), "IPv4 only");
         assert_eq!(names.local_for(id(1), at("10.0.0.2:80").ip()).ip(), at("10.0.0.1:0").ip());
@@ -573,36 +578,40 @@ mod tests {
         let wish = |client, share| Wish {
             wanted,
             v6_only: false,
-            owner: (client, 1),
+            owner: own(client, 1),
             share: Some(share),
-            payer: (0, None),
+            payer: (TenantId::default(), None),
         };
         names.bind(id(1), &wish(1, 7)).unwrap();
         names.bind(id(1), &wish(2, 7)).unwrap();
         let others = names.bind(id(1), &wish(3, 8));
         assert_eq!(others, Err(Errno::ADDRINUSE), "another user");
-        assert_eq!(names.bind_alone(id(1), wanted, false, (4, 1)), Err(Errno::ADDRINUSE), "does not share");
-        names.listen(id(1), 80, (1, 1));
-        names.listen(id(1), 80, (2, 1));
+        assert_eq!(
+            names.bind_alone(id(1), wanted, false, own(4, 1)),
+            Err(Errno::ADDRINUSE),
+            "does not share"
+        );
+        names.listen(id(1), 80, own(1, 1));
+        names.listen(id(1), 80, own(2, 1));
         let mut next = || names.listener(id(2), at("10.0.0.1:80")).unwrap().0;
-        assert_eq!([next(), next(), next(), next()], [1, 2, 1, 2]);
-        names.set_listening(id(1), 80, (1, 1), false);
+        assert_eq!([next(), next(), next(), next()], [1, 2, 1, 2].map(ClientId::new));
+        names.set_listening(id(1), 80, own(1, 1), false);
         let mut next = || names.listener(id(2), at("10.0.0.1:80")).unwrap().0;
-        assert_eq!([next(), next()], [2, 2]);
+        assert_eq!([next(), next()], [2, 2].map(ClientId::new));
     }
 
     #[test]
     fn a_stolen_address_gains_nothing() {
         let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.1"])]);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1)).unwrap();
-        names.listen(id(1), 80, (1, 1));
-        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)), Err(Errno::ADDRNOTAVAIL));
-        names.bind_alone(id(2), at("0.0.0.0:80"), false, (2, 2)).unwrap();
-        names.listen(id(2), 80, (2, 2));
-        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok((1, 1)));
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, own(1, 1)).unwrap();
+        names.listen(id(1), 80, own(1, 1));
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1)), Err(Errno::ADDRNOTAVAIL));
+        names.bind_alone(id(2), at("0.0.0.0:80"), false, own(2, 2)).unwrap();
+        names.listen(id(2), 80, own(2, 2));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(1, 1)));
         names.leave(id(1));
-        names.unbind(id(1), 80, (1, 1));
-        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok((2, 2)));
+        names.unbind(id(1), 80, own(1, 1));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(2, 2)));
     }
 
     #[test]
@@ -610,28 +619,28 @@ mod tests {
         let mut names = names(&[(1, &["10.0.0.1", "10.0.0.7"]), (2, &["10.0.0.1"])]);
         names.register(id(1), registration(&["10.0.0.1"])).unwrap();
         assert_eq!(names.register(id(2), registration(&["10.0.0.1"])), Err(Errno::ADDRINUSE));
-        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)), Err(Errno::ADDRNOTAVAIL));
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.7:80"), false, (1, 1)), Err(Errno::ADDRNOTAVAIL));
-        assert!(names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1)).is_ok());
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1)), Err(Errno::ADDRNOTAVAIL));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.7:80"), false, own(1, 1)), Err(Errno::ADDRNOTAVAIL));
+        assert!(names.bind_alone(id(1), at("10.0.0.1:80"), false, own(1, 1)).is_ok());
     }
 
     #[test]
     fn an_address_that_moved_is_the_new_holders_at_once() {
         let mut names = names(&[(1, &[]), (2, &[])]);
         hold(&mut names, 1, &["10.0.0.1"]);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, own(1, 1)).unwrap();
         hold(&mut names, 1, &[]);
         hold(&mut names, 2, &["10.0.0.1"]);
-        names.bind_alone(id(2), at("0.0.0.0:81"), false, (2, 1)).unwrap();
-        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 2)).unwrap();
-        names.listen(id(2), 80, (2, 2));
-        assert_eq!(names.listener(id(1), at("10.0.0.1:80")), Ok((2, 2)));
-        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2)), Err(Errno::ADDRNOTAVAIL));
+        names.bind_alone(id(2), at("0.0.0.0:81"), false, own(2, 1)).unwrap();
+        names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 2)).unwrap();
+        names.listen(id(2), 80, own(2, 2));
+        assert_eq!(names.listener(id(1), at("10.0.0.1:80")), Ok(own(2, 2)));
+        assert_eq!(names.bind_alone(id(1), at("10.0.0.1:82"), false, own(1, 2)), Err(Errno::ADDRNOTAVAIL));
         // And back again, registered.
         hold(&mut names, 2, &[]);
         hold(&mut names, 1, &["10.0.0.1"]);
         names.register(id(1), registration(&["10.0.0.1"])).unwrap();
-        names.bind_alone(id(1), at("10.0.0.1:82"), false, (1, 2)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:82"), false, own(1, 2)).unwrap();
     }
 
     #[test]
@@ -640,13 +649,13 @@ mod tests {
         let refused = Err(Errno::ADDRNOTAVAIL);
         hold(&mut names, 1, &["10.0.0.1"]);
         hold(&mut names, 2, &["10.0.0.1"]);
-        names.bind_alone(id(1), at("10.0.0.1:80"), false, (1, 1)).unwrap();
+        names.bind_alone(id(1), at("10.0.0.1:80"), false, own(1, 1)).unwrap();
         names.learn(id(1), None, Duration::ZERO, Duration::ZERO);
-        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)), refused, "unreadable");
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1)), refused, "unreadable");
         names.register(id(1), registration(&["10.0.0.1"])).unwrap();
         hold(&mut names, 1, &[]);
-        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)), refused, "registered");
+        assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1)), refused, "registered");
         names.leave(id(1));
-        names.bind_alone(id(2), at("10.0.0.1:80"), false, (2, 1)).unwrap();
+        names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1)).unwrap();
     }
 }

@@ -3,8 +3,9 @@ use super::client::Client;
 use super::tenants::Tenants;
 use super::Conductor;
 use crate::admin::{HoldingReport, StandingReport};
+use crate::ids::ClientId;
 use crate::memory::{Account, Amounts, Exhausted, Lease, Pool, Resource, Whose};
-use crate::messages::{ClientId, Payer};
+use crate::messages::Payer;
 use crate::metrics::Metrics;
 use crate::policy::Policy;
 use pd_abi::layout::CHANNEL_STRIDE;
@@ -78,7 +79,7 @@ impl Payers {
     }
 
     /// How the payers of a tenant stand.
-    pub fn report(&self, tenant: crate::messages::TenantId) -> Vec<HoldingReport> {
+    pub fn report(&self, tenant: crate::ids::TenantId) -> Vec<HoldingReport> {
         let of_tenant = self.accounts.iter().filter(|(payer, _)| payer.0 == tenant);
         let report = of_tenant.map(|(payer, account)| {
             let [clients, descriptors, memory_bytes] =

@@ -65,12 +65,13 @@ impl<T: Copy + Eq + Hash> Queues<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use crate::messages::payer;
 
     #[test]
     fn payers_take_turns_whatever_they_have_there() {
         let mut queues = Queues::default();
-        let (one, two) = (payer(0, 1), payer(0, 2));
+        let (one, two) = (payer(TenantId::new(0), 1), payer(TenantId::new(0), 2));
         (0..1000).for_each(|item| queues.push(one, item));
         (0..2).for_each(|item| queues.push(two, 5000 + item));
         let first: Vec<_> = (0..6).filter_map(|_| queues.pop().map(|(_, item)| item)).collect();

@@ -1,10 +1,9 @@
 //! What administrators are told, and what `pd run` registers.
 use super::client::{Client, SocketState};
-use super::tenants::Registered;
 use super::Conductor;
 use crate::admin::{Answer, Ask, ClientReport, ConnectionReport, Report};
 use crate::door::{Asked, Registering, ToDoor};
-use crate::identity;
+use crate::ids::{ClientId, Side};
 use crate::policy::Path;
 use pd_abi::counters::Gauges;
 use std::net::SocketAddr;
@@ -42,7 +41,7 @@ impl Conductor {
         }
         // The registration ends with the process.
         self.door.send(ToDoor::Watch { pidfd: Arc::clone(&pidfd) });
-        if self.registered.insert(id, Registered { pidfd, cgroup }).is_some() {
+        if self.containers.add(id, pidfd, cgroup) {
             self.names.leave(id);
         }
         self.sort_anew();
@@ -51,13 +50,7 @@ impl Conductor {
 
     pub(super) fn forget_registered(&mut self) {
         let names = &mut self.names;
-        self.registered.retain(|&id, Registered { pidfd, .. }| {
-            let exited = identity::has_exited(pidfd).unwrap_or(false);
-            if exited {
-                names.leave(id);
-            }
-            !exited
-        });
+        self.containers.forget_ended(|id| names.leave(id));
         self.sort_anew();
     }
 
@@ -71,30 +64,26 @@ impl Conductor {
 
     fn report(&self) -> Report {
         let (memory_used_bytes, memory_budget_bytes) = self.pool.usage();
-        let clients = self.clients.iter().enumerate();
-        let clients =
-            clients.filter_map(|(id, c)| Some(self.client_report(id as u16, c.as_ref()?))).collect();
-        let connections = self.connections.iter().enumerate();
-        let connections = connections.filter_map(|(index, entry)| {
-            let entry = entry.as_ref()?;
-            let side = |side: usize| -> Option<(u16, SocketAddr)> {
+        let clients = self.clients.iter().map(|(id, client)| self.client_report(id, client)).collect();
+        let connections = self.connections.iter().map(|(id, entry)| {
+            let side = |side: Side| -> Option<(u16, SocketAddr)> {
                 let (client, slot) = entry.sides[side]?;
                 match &self.client(client)?.socket(slot)?.state {
-                    SocketState::Connected(connected) => Some((client, connected.local)),
+                    SocketState::Connected(connected) => Some((client.get(), connected.local)),
                     _ => None,
                 }
             };
-            let flow = |at: u32| self.metrics.region().flow(2 * index as u32 + at, entry.serial);
-            let flows = [0, 1].map(|at| flow(at).unwrap_or_default());
-            Some(ConnectionReport {
-                connection: index as u32,
+            let flow = |side| self.metrics.region().flow(id.flow(side).get(), entry.serial);
+            let flows = Side::BOTH.map(|side| flow(side).unwrap_or_default());
+            ConnectionReport {
+                connection: id.get(),
                 serial: entry.serial,
                 path: if entry.is_direct() { Path::Direct } else { Path::Offloaded },
-                from: side(0),
-                to: side(1),
+                from: side(Side::Connecting),
+                to: side(Side::Accepting),
                 bytes: flows.map(|flow| flow.bytes),
                 messages: flows.map(|flow| flow.messages),
-            })
+            }
         });
         let total = self.metrics.region().total();
         Report {
@@ -108,7 +97,7 @@ impl Conductor {
         }
     }
 
-    fn client_report(&self, id: u16, client: &Client) -> ClientReport {
+    fn client_report(&self, id: ClientId, client: &Client) -> ClientReport {
         let registration = self.registration_of(&client.identity);
         let slots = client.slots();
         let listening = slots.iter().filter_map(|&slot| {
@@ -122,7 +111,7 @@ impl Conductor {
         let ring_bytes =
             ring_bytes.map(|(region, space)| u64::from(space.taken()) * region.pages.bytes() as u64);
         ClientReport {
-            client: id,
+            client: id.get(),
             serial: client.serial,
             pid: client.identity.pid,
             uid: client.identity.uid,

@@ -1,9 +1,11 @@
 //! Receive rings: carved from a client's receive regions on first use, given back when idle.
 use super::client::{Asked, Client};
+use super::queues::Queues;
 use super::Conductor;
 use crate::door::ToDoor;
+use crate::ids::{ClientId, FlowId};
 use crate::memory::{Amounts, Exhausted, Region};
-use crate::messages::{ClientId, FlowId, Payer, Ring, ToMover, DRIVER};
+use crate::messages::{Payer, Ring, ToMover, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use rustix::io::Errno;
@@ -19,6 +21,34 @@ const WAITING_PER_TURN: usize = 16;
 const RETRY: Duration = Duration::from_millis(100);
 /// How often movers are asked to give rings back.
 const RECLAIM_EVERY: Duration = Duration::from_millis(5);
+
+/// Flows that wait for memory, and when they are looked after.
+#[derive(Debug, Default)]
+pub struct Waiting {
+    /// Flows that were denied a ring, those of them that are to ask again in the next turns, and whether all of the others shall
+    /// after them.
+    denied: Queues<FlowId>,
+    retried: Queues<FlowId>,
+    retry_wanted: bool,
+    /// Clients with a region that flows have waited for.
+    grown: Queues<ClientId>,
+    next_retry: Duration,
+    next_reclaim: Duration,
+    reclaim_wanted: bool,
+}
+
+impl Waiting {
+    /// How many flows were denied a ring.
+    fn len(&self) -> usize {
+        self.denied.len() + self.retried.len()
+    }
+
+    /// When they are tried again without any news.
+    fn next(&self) -> Option<Duration> {
+        let next = if self.reclaim_wanted { self.next_reclaim.min(self.next_retry) } else { self.next_retry };
+        (self.len() > 0).then_some(next)
+    }
+}
 
 impl Conductor {
     /// A flow has something to deliver and no ring. Its mover wants it to get `bytes_max` bytes at most.
@@ -45,8 +75,8 @@ impl Conductor {
             }
             Metrics::add(&self.metrics.rings_denied, 1);
             let payer = self.payer_of_flow(flow);
-            if !self.retried.holds(flow) {
-                self.waiting_rings.push(payer, flow);
+            if !self.waiting.retried.holds(flow) {
+                self.waiting.denied.push(payer, flow);
             }
             self.reclaim();
         }
@@ -54,7 +84,9 @@ impl Conductor {
     }
 
     fn await_region(&mut self, id: ClientId, flow: FlowId, bytes_max: u64) {
-        let Some(serial) = self.connection(flow / 2).map(|connection| connection.serial) else { return };
+        let Some(serial) = self.connection(flow.connection()).map(|connection| connection.serial) else {
+            return;
+        };
         if let Some(client) = self.client_mut(id) {
             client.asked.push_back(Asked { flow, serial, bytes_max });
         }
@@ -62,7 +94,7 @@ impl Conductor {
 
     /// Who pays for what a flow brings.
     fn payer_of_flow(&self, flow: FlowId) -> Payer {
-        let source = self.connection(flow / 2).and_then(|connection| connection.sides[flow as usize % 2]);
+        let source = self.connection(flow.connection()).and_then(|connection| connection.sides[flow.side()]);
         source.and_then(|(id, _)| self.client(id)).map_or(DRIVER, Client::payer)
     }
 
@@ -72,7 +104,7 @@ impl Conductor {
         let Some(client) = self.client_mut(id) else { return };
         let payer = client.payer();
         if !client.asked.is_empty() {
-            self.grown.push(payer, id);
+            self.waiting.grown.push(payer, id);
         }
         self.retry_rings();
     }
@@ -89,30 +121,30 @@ impl Conductor {
             // It was the first, and is again.
             client.asked.rotate_right(1);
         } else if before > 0 {
-            self.grown.push(payer, id);
+            self.waiting.grown.push(payer, id);
         }
     }
 
     /// Lets some flows have rings, or ask again: payers take turns. Says whether there were any.
     pub(super) fn serve_waiting(&mut self) -> bool {
         if self.retry_at().is_some_and(|at| self.clock.now() >= at) {
-            if self.reclaim_wanted {
+            if self.waiting.reclaim_wanted {
                 self.reclaim();
             }
             self.retry_rings();
         }
         let mut served = 0;
         while served < WAITING_PER_TURN {
-            let Some((payer, client)) = self.grown.pop() else { break };
+            let Some((payer, client)) = self.waiting.grown.pop() else { break };
             self.answer_asked(payer, client);
             served += 1;
         }
         while served < WAITING_PER_TURN {
-            if self.retried.is_empty() && std::mem::take(&mut self.retry_wanted) {
+            if self.waiting.retried.is_empty() && std::mem::take(&mut self.waiting.retry_wanted) {
                 // Those that are denied again wait in the same order.
-                std::mem::swap(&mut self.retried, &mut self.waiting_rings);
+                std::mem::swap(&mut self.waiting.retried, &mut self.waiting.denied);
             }
-            let Some((_, flow)) = self.retried.pop() else { break };
+            let Some((_, flow)) = self.waiting.retried.pop() else { break };
             if let Some(mover) = self.source_mover(flow) {
                 self.movers.send(mover, ToMover::Resume { flow });
             }
@@ -129,7 +161,10 @@ impl Conductor {
     }
 
     fn ask_again(&mut self, asked: Asked) {
-        if self.connection(asked.flow / 2).is_some_and(|connection| connection.serial == asked.serial) {
+        if self
+            .connection(asked.flow.connection())
+            .is_some_and(|connection| connection.serial == asked.serial)
+        {
             self.give_or_await(asked.flow, asked.bytes_max, true);
         }
     }
@@ -170,17 +205,17 @@ impl Conductor {
     /// Has movers take back rings that are empty right now; not again for a while, for they look at all of their flows.
     pub(super) fn reclaim(&mut self) {
         let now = self.clock.now();
-        self.reclaim_wanted = now < self.next_reclaim;
-        if self.reclaim_wanted {
+        self.waiting.reclaim_wanted = now < self.waiting.next_reclaim;
+        if self.waiting.reclaim_wanted {
             return;
         }
-        self.next_reclaim = now + RECLAIM_EVERY;
-        (0..self.movers.len()).for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
+        self.waiting.next_reclaim = now + RECLAIM_EVERY;
+        self.movers.ids().for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
     }
 
     /// Has the door make a receive region with room for a ring of `bytes` bytes.
     fn grow(&mut self, id: ClientId, bytes: u64) -> Result<(), Exhausted> {
-        let Some(client) = self.clients.get_mut(id as usize).and_then(Option::as_mut) else {
+        let Some(client) = self.clients.get_mut(id) else {
             return Err(Exhausted::Memory(Errno::NOTCONN));
         };
         let is_first = client.ring_bytes_max == u64::MAX;
@@ -214,21 +249,20 @@ impl Conductor {
 
     /// Flows that wait for memory.
     pub(super) fn rings_waiting(&self) -> usize {
-        self.waiting_rings.len() + self.retried.len()
+        self.waiting.len()
     }
 
     /// There may be memory: each flow that waits for a ring asks again when its turn comes ([`Self::serve_waiting`]).
     pub(super) fn retry_rings(&mut self) {
-        self.retry_wanted = !self.waiting_rings.is_empty();
-        if self.retry_wanted {
-            self.next_retry = self.clock.now() + RETRY;
+        self.waiting.retry_wanted = !self.waiting.denied.is_empty();
+        if self.waiting.retry_wanted {
+            self.waiting.next_retry = self.clock.now() + RETRY;
         }
     }
 
     /// When flows that wait for memory are tried again without any news.
     pub fn retry_at(&self) -> Option<Duration> {
-        let next = if self.reclaim_wanted { self.next_reclaim.min(self.next_retry) } else { self.next_retry };
-        (self.rings_waiting() > 0).then_some(next)
+        self.waiting.next()
     }
 }
 

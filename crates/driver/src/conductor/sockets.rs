@@ -1,9 +1,11 @@
 //! Requests other than sends: sockets, addresses, connections.
 use super::client::{Connected, Listener, Socket, SocketState};
+use super::connections::NewConnection;
+use super::ending::Ending;
 use super::names::{canonical, Wish};
-use super::{Conductor, Connection, Ending};
-use crate::memory::Slot;
-use crate::messages::{Asking, ClientId, Endpoint, Gone, MoverId, NewFlow, ToMover};
+use super::Conductor;
+use crate::ids::{ClientId, MoverId, Side, Slot};
+use crate::messages::{Asking, Endpoint, Gone, NewFlow, ToMover};
 use crate::metrics::Metrics;
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
@@ -28,8 +30,9 @@ impl Conductor {
         let Some(client) = self.client(id) else { return };
         let mover = client.mover;
         let socket = SocketId(request.socket);
-        let live = client.socket(socket.slot()).is_some_and(|s| !matches!(s.state, SocketState::Closing(_)));
-        let live = live && client.generation(socket.slot()) == socket.generation();
+        let live =
+            client.socket(Slot::of(socket)).is_some_and(|s| !matches!(s.state, SocketState::Closing(_)));
+        let live = live && client.generation(Slot::of(socket)) == socket.generation();
         let answer = match operation {
             Operation::Socket => {
                 // The last slots are for those who use them at once.
@@ -39,7 +42,11 @@ impl Conductor {
             Operation::Close => {
                 if live {
                     let resets = request.value == CLOSE_RESETS;
-                    self.close_socket(id, socket.slot(), if resets { Ending::Reset } else { Ending::Closed });
+                    self.close_socket(
+                        id,
+                        Slot::of(socket),
+                        if resets { Ending::Reset } else { Ending::Closed },
+                    );
                 }
                 return;
             }
@@ -68,7 +75,7 @@ impl Conductor {
             Operation::SetOption => self.set_option(id, socket, request),
             Operation::Withdraw => self.withdraw(id, socket),
             Operation::Adopt => {
-                self.home(id, socket.slot(), channel);
+                self.home(id, Slot::of(socket), channel);
                 Ok(done(socket))
             }
         };
@@ -116,7 +123,7 @@ impl Conductor {
         };
         let socket = self.fresh_socket(v6, channel, SocketState::Active);
         let (slot, generation) = self.open_slot(id, socket)?;
-        Ok(done(SocketId::new(slot, generation)).with_number(self.settings.ring_bytes_default))
+        Ok(done(slot.socket(generation)).with_number(self.settings.ring_bytes_default))
     }
 
     pub(super) fn fresh_socket(&self, v6: bool, channel: usize, state: SocketState) -> Socket {
@@ -163,17 +170,17 @@ impl Conductor {
         let wanted = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let namespace = client.identity.namespace;
-        let state = client.socket(socket.slot()).ok_or(Errno::BADF)?;
+        let state = client.socket(Slot::of(socket)).ok_or(Errno::BADF)?;
         if state.bound.is_some() || !matches!(state.state, SocketState::Active) {
             return Err(Errno::INVAL);
         }
         let wanted = family_of(state, wanted)?;
         let share = (request.value & BESIDE_KERNEL != 0).then_some(client.identity.uid);
-        let (v6_only, owner) = (state.v6_only, (id, socket.slot()));
+        let (v6_only, owner) = (state.v6_only, (id, Slot::of(socket)));
         let payer = client.payer();
         let wish = Wish { wanted, v6_only, owner, share, payer };
         let bound = self.names.bind(namespace, &wish)?;
-        if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
+        if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(Slot::of(socket))) {
             state.bound = Some(bound);
         }
         Ok(done(socket).with_address(bound.into()))
@@ -181,7 +188,7 @@ impl Conductor {
 
     fn listen(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
         let backlog_max = request.numbers().0.clamp(1, BACKLOG_MAX.into()) as usize;
-        let slot = socket.slot();
+        let slot = Slot::of(socket);
         let client = self.client_mut(id).ok_or(Errno::BADF)?;
         let namespace = client.identity.namespace;
         let state = client.socket_mut(slot).ok_or(Errno::BADF)?;
@@ -212,7 +219,7 @@ impl Conductor {
         let to = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, mover) = (client.identity.namespace, client.mover);
-        let state = client.socket(socket.slot()).ok_or(Errno::BADF)?;
+        let state = client.socket(Slot::of(socket)).ok_or(Errno::BADF)?;
         match state.state {
             SocketState::Active => {}
             SocketState::Connected(_) => return Err(Errno::ISCONN),
@@ -252,7 +259,7 @@ impl Conductor {
         let (peer_v6, peer_channel) = (listening.v6, listening.channel);
         let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
         let peer_shared = listening.receives_shared;
-        let index = self.free_connection();
+        let index = self.connections.reserve();
         let accepted = Socket {
             send_ring_bytes: peer_send,
             receive_ring_bytes: peer_receive,
@@ -262,50 +269,46 @@ impl Conductor {
                 peer_channel,
                 SocketState::Connected(Connected {
                     connection: index,
-                    side: 1,
+                    side: Side::Accepting,
                     local: dressed(reached, peer_v6),
                     remote: dressed(local, peer_v6),
                 }),
             )
         };
         let (peer_slot, _) = self.open_slot(peer, accepted).map_err(|_| {
-            self.free_connections.push(index);
+            self.connections.cancel(index);
             Errno::CONNREFUSED
         })?;
-        if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(socket.slot())) {
+        if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(Slot::of(socket))) {
             let local = dressed(local, v6);
-            state.state = SocketState::Connected(Connected { connection: index, side: 0, local, remote });
+            state.state = SocketState::Connected(Connected {
+                connection: index,
+                side: Side::Connecting,
+                local,
+                remote,
+            });
             state.receives_shared |= request.value & RECEIVES_SHARED != 0;
         }
         let (Some(source), Some(destination)) =
-            (self.endpoint(id, socket.slot()), self.endpoint(peer, peer_slot))
+            (self.endpoint(id, Slot::of(socket)), self.endpoint(peer, peer_slot))
         else {
             return Err(Errno::CONNREFUSED);
         };
-        let sides = [(id, socket.slot()), (peer, peer_slot)];
+        let sides = [(id, Slot::of(socket)), (peer, peer_slot)];
         let plan = self.plan(sides, tenants, reached, false).filter(|_| !self.is_full([id, peer]));
         let direct = plan.map(|plan| Box::new(self.open_direct(sides, plan)));
         self.serial += 1;
         let serial = self.serial;
         let movers = [mover, destination.mover];
-        let flow = |side: u32, source: Endpoint, destination: Endpoint, send_ring_bytes| {
-            let (id, tenant) = (index * 2 + side, tenants[side as usize]);
+        let flow = |side: Side, source: Endpoint, destination: Endpoint, send_ring_bytes| {
+            let (id, tenant) = (index.flow(side), tenants[side]);
             NewFlow { id, tenant, source, destination, send_ring_bytes, serial }
         };
-        self.add_flow(flow(0, source.clone(), destination.clone(), send_ring_bytes));
-        self.add_flow(flow(1, destination, source, peer_send));
-        self.connections[index as usize] = Some(Connection {
-            sides: sides.map(Some),
-            movers,
-            done: [false; 2],
-            serial,
-            tenants,
-            settled: Default::default(),
-            cut: false,
-            reached,
-            twin: None,
-            direct,
-        });
+        self.add_flow(flow(Side::Connecting, source.clone(), destination.clone(), send_ring_bytes));
+        self.add_flow(flow(Side::Accepting, destination, source, peer_send));
+        let connection =
+            NewConnection { sides: sides.map(Some), movers, serial, tenants, reached, twin: None, direct };
+        self.connections.begin(index, connection);
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);
         self.queue(peer, peer_listener, peer_slot);
@@ -323,7 +326,7 @@ impl Conductor {
 
     /// Whether there is room for one more connection, and memory for `peer` to receive something.
     pub(super) fn check_room(&mut self, peer: ClientId) -> Result<(), Errno> {
-        if self.connections.len() - self.free_connections.len() >= self.settings.connections_max {
+        if self.connections.count() >= self.settings.connections_max {
             return Err(Errno::NOBUFS);
         }
         let (used, budget) = self.pool.usage();
@@ -332,14 +335,6 @@ impl Conductor {
             return Err(Errno::NOBUFS);
         }
         Ok(())
-    }
-
-    /// An entry of the connection table.
-    pub(super) fn free_connection(&mut self) -> u32 {
-        self.free_connections.pop().unwrap_or_else(|| {
-            self.connections.push(None);
-            (self.connections.len() - 1) as u32
-        })
     }
 
     /// Puts a connection into a listener's backlog.
@@ -358,7 +353,7 @@ impl Conductor {
 
     fn accept(&mut self, id: ClientId, socket: SocketId, channel: usize) -> Answer {
         let client = self.client_mut(id).ok_or(Errno::BADF)?;
-        let state = client.socket_mut(socket.slot()).ok_or(Errno::BADF)?;
+        let state = client.socket_mut(Slot::of(socket)).ok_or(Errno::BADF)?;
         let SocketState::Listen(listener) = &mut state.state else { return Err(Errno::INVAL) };
         let slot = listener.backlog.pop_front().ok_or(Errno::AGAIN)?;
         let generation = client.generation(slot);
@@ -367,7 +362,7 @@ impl Conductor {
             _ => Address::NONE,
         };
         self.home(id, slot, channel);
-        Ok(done(SocketId::new(slot, generation)).with_address(remote))
+        Ok(done(slot.socket(generation)).with_address(remote))
     }
 
     pub(super) fn connected(&self, id: ClientId, slot: Slot) -> Result<Connected, Errno> {
@@ -381,10 +376,10 @@ impl Conductor {
         if how == 0 || how > 3 {
             return Err(Errno::INVAL);
         }
-        let Connected { connection, side, .. } = self.connected(id, socket.slot())?;
+        let Connected { connection, side, .. } = self.connected(id, Slot::of(socket))?;
         let Some(movers) = self.connection(connection).map(|c| c.movers) else { return Err(Errno::NOTCONN) };
-        let outgoing = connection * 2 + side as u32;
-        let incoming = connection * 2 + (1 - side) as u32;
+        let outgoing = connection.flow(side);
+        let incoming = connection.flow(side.other());
         if how & 2 != 0 {
             let finish =
                 crate::messages::Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
@@ -393,10 +388,10 @@ impl Conductor {
         }
         if how & 1 != 0 {
             self.movers.send(
-                movers[1 - side],
+                movers[side.other()],
                 ToMover::Abort { flow: incoming, send_end: ENDED, recv_end: Some(ENDED) },
             );
-            self.deafen_unclaimed(connection, ENDED);
+            self.detach_unclaimed(connection, ENDED);
         }
         Ok(done(socket))
     }
@@ -408,11 +403,11 @@ impl Conductor {
         socket: SocketId,
         request: &Request,
     ) -> Result<(), Errno> {
-        let Connected { connection, side, .. } = self.connected(client, socket.slot())?;
+        let Connected { connection, side, .. } = self.connected(client, Slot::of(socket))?;
         if request.value == STEP_ASIDE_BY_CHOICE && self.is_mediated_by_policy(connection) {
             return Err(Errno::ACCESS);
         }
-        let Some(Some(entry)) = self.connections.get_mut(connection as usize) else {
+        let Some(entry) = self.connections.get_mut(connection) else {
             return Err(Errno::NOTCONN);
         };
         let movers = entry.movers;
@@ -420,25 +415,25 @@ impl Conductor {
         if !twin.step_aside(side) {
             return Err(Errno::NOTCONN);
         }
-        let (outgoing, incoming) = (connection * 2 + side as u32, connection * 2 + (1 - side) as u32);
+        let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let finish =
             crate::messages::Finish { end: ELSEWHERE, late_errno: 0, deadline: None, source_gone: false };
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.gone(outgoing, Gone::Writer);
         let event = Event { tag: request.tag, ..done(socket) };
         let asker = Asking { client, mover, channel };
-        self.movers.send(movers[1 - side], ToMover::Elsewhere { flow: incoming, asker, event });
+        self.movers.send(movers[side.other()], ToMover::Elsewhere { flow: incoming, asker, event });
         Ok(())
     }
 
     fn set_option(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
         let option = SocketOption::from_raw(request.value).ok_or(Errno::NOPROTOOPT)?;
         let (value, _) = request.numbers();
-        let slot = socket.slot();
+        let slot = Slot::of(socket);
         let ring = value.clamp(RING_BYTES_MIN, RING_BYTES_MAX).next_power_of_two();
         if option == SocketOption::SendRingBytes {
             if let Ok(connected) = self.connected(id, slot) {
-                let flow = connected.connection * 2 + connected.side as u32;
+                let flow = connected.connection.flow(connected.side);
                 if let Some(mover) = self.source_mover(flow) {
                     self.movers.send(mover, ToMover::SetSendRing { flow, bytes: ring });
                 }

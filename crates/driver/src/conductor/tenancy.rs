@@ -1,10 +1,11 @@
 //! Policy applied to clients and connections: whose they are, and what becomes of them when it changes.
-use super::tenants::{is_inside, Facts};
+use super::tenants::Facts;
 use super::{Conductor, Registration};
 use crate::admin::PolicyReport;
 use crate::door::ToDoor;
 use crate::identity::{Identity, NamespaceId};
-use crate::messages::{ClientId, TenantId, ToMover};
+use crate::ids::{ClientId, ConnectionId, Side, TenantId};
+use crate::messages::ToMover;
 use crate::metrics::Metrics;
 use crate::policy::{Action, Policy, PolicyError};
 use rustix::io::Errno;
@@ -15,10 +16,7 @@ impl Conductor {
     /// The network namespace of the container that a client is in by its control group, which it cannot leave;
     /// else its own.
     fn home_of(&self, identity: &Identity) -> NamespaceId {
-        let inside =
-            |entry: &super::Registered| is_inside(identity.cgroup.as_deref(), entry.cgroup.as_deref());
-        let home = self.registered.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id);
-        home.unwrap_or(identity.namespace)
+        self.containers.find(identity.cgroup.as_deref()).unwrap_or(identity.namespace)
     }
 
     /// What `pd run` registered of the container that a client is in.
@@ -69,7 +67,7 @@ impl Conductor {
         self.check_reserves(&policy)?;
         let changes = self.tenants.apply(policy);
         self.payers.apply(&self.tenants, &self.pool);
-        for mover in 0..self.movers.len() {
+        for mover in self.movers.ids() {
             for &(tenant, ref budget) in &changes.budgets {
                 let budget = Arc::clone(budget);
                 self.movers.send(mover, ToMover::SetBudget { tenant, budget });
@@ -80,7 +78,7 @@ impl Conductor {
         }
         self.sort_clients();
         let mut cut = 0;
-        for index in 0..self.connections.len() {
+        for index in self.connections.ids() {
             if self.is_denied(index) {
                 self.cut(index);
                 cut += 1;
@@ -94,32 +92,31 @@ impl Conductor {
     /// Finds out anew whose clients and connections are.
     fn sort_clients(&mut self) {
         self.tenants.look();
-        for id in 0..self.clients.len() {
-            let Some(client) = &self.clients[id] else { continue };
+        for id in self.clients.ids() {
+            let Some(client) = self.client(id) else { continue };
             let tenant = self.tenant_of(&client.identity);
-            if let Some(client) = &mut self.clients[id] {
+            if let Some(client) = self.client_mut(id) {
                 if std::mem::replace(&mut client.tenant, tenant) != tenant {
-                    let (id, payer) = (id as ClientId, client.payer());
+                    let (mover, payer) = (client.mover, client.payer());
                     self.door.send(ToDoor::SetTenant { client: id, tenant });
-                    self.movers.send(client.mover, ToMover::SetPayer { client: id, payer });
+                    self.movers.send(mover, ToMover::SetPayer { client: id, payer });
                     self.move_account(id);
                 }
             }
         }
-        for (index, entry) in self.connections.iter_mut().enumerate() {
-            let Some(connection) = entry else { continue };
+        for (index, connection) in self.connections.iter_mut() {
             let was = connection.tenants;
-            let now = [0, 1].map(|side| {
-                let client = connection.sides[side].and_then(|(id, _)| self.clients[id as usize].as_ref());
+            let now = Side::BOTH.map(|side| {
+                let client = connection.sides[side].and_then(|(id, _)| self.clients.get(id));
                 client.map_or(was[side], |client| client.tenant)
             });
             if now == was {
                 continue;
             }
-            self.tenants.settle(index as u32, connection, self.metrics.region());
+            self.tenants.settle(index, connection, self.metrics.region());
             self.tenants.hand_over(connection, now);
-            for side in [0, 1] {
-                let flow = index as u32 * 2 + side as u32;
+            for side in Side::BOTH {
+                let flow = index.flow(side);
                 self.movers.send(connection.movers[side], ToMover::SetTenant { flow, tenant: now[side] });
             }
         }
@@ -131,8 +128,8 @@ impl Conductor {
         self.place_all();
     }
 
-    fn is_denied(&self, index: usize) -> bool {
-        let Some(connection) = self.connections[index].as_ref().filter(|c| !c.cut) else { return false };
+    fn is_denied(&self, index: ConnectionId) -> bool {
+        let Some(connection) = self.connection(index).filter(|c| !c.cut) else { return false };
         let [from, to] = connection.sides.map(|side| self.client(side?.0));
         let (Some(from), Some(to)) = (from, to) else { return false };
         let at_home = from.identity.namespace == to.identity.namespace;
@@ -140,13 +137,13 @@ impl Conductor {
     }
 
     /// Ends a connection: both sides get `ECONNRESET`.
-    pub(super) fn cut(&mut self, index: usize) {
-        self.report_sides(index as u32);
-        let Some(connection) = &mut self.connections[index] else { return };
+    pub(super) fn cut(&mut self, index: ConnectionId) {
+        self.report_sides(index);
+        let Some(connection) = self.connections.get_mut(index) else { return };
         connection.cut = true;
         let errno = Errno::CONNRESET.raw_os_error() as u32;
-        for side in [0, 1] {
-            let flow = index as u32 * 2 + side as u32;
+        for side in Side::BOTH {
+            let flow = index.flow(side);
             let abort = ToMover::Abort { flow, send_end: errno, recv_end: Some(errno) };
             self.movers.send(connection.movers[side], abort);
         }
@@ -154,10 +151,8 @@ impl Conductor {
 
     pub(super) fn policy_report(&mut self) -> PolicyReport {
         self.collect_reports();
-        for (index, entry) in self.connections.iter_mut().enumerate() {
-            if let Some(connection) = entry {
-                self.tenants.settle(index as u32, connection, self.metrics.region());
-            }
+        for (index, connection) in self.connections.iter_mut() {
+            self.tenants.settle(index, connection, self.metrics.region());
         }
         self.tenants.report(self.settings.policy_file.clone(), &self.payers)
     }

@@ -2,9 +2,9 @@
 use super::payers::Payers;
 use super::Connection;
 use crate::admin::{Account, HoldingReport, PolicyReport, RouteReport, RuleReport, TenantReport};
-use crate::identity::{control_group, namespace_of_file, NamespaceId};
+use crate::identity::{control_group, has_exited, namespace_of_file, NamespaceId};
+use crate::ids::{ConnectionId, Side, TenantId};
 use crate::memory::{Caps, Resource};
-use crate::messages::TenantId;
 use crate::policy::budget::Budget;
 use crate::policy::{
     is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT, WEIGHT_DEFAULT,
@@ -23,12 +23,40 @@ use std::sync::Arc;
 /// Tenants that a driver keeps accounts of. Those of `pd run` beyond are refused.
 const TENANTS_MAX: usize = 4096;
 
-/// What `pd run` registered, beside its names and addresses.
-pub struct Registered {
-    /// Readable when the container has ended.
-    pub pidfd: Arc<OwnedFd>,
+/// Containers that `pd run` registered, by their network namespaces; their names and addresses are the names' to know.
+#[derive(Debug, Default)]
+pub struct Containers(HashMap<NamespaceId, Container>);
+
+#[derive(Debug)]
+struct Container {
+    /// Readable when it has ended.
+    pidfd: Arc<OwnedFd>,
     /// Its control group, if it has one of its own.
-    pub cgroup: Option<String>,
+    cgroup: Option<String>,
+}
+
+impl Containers {
+    /// Adds one. Says whether its namespace had another.
+    pub fn add(&mut self, id: NamespaceId, pidfd: Arc<OwnedFd>, cgroup: Option<String>) -> bool {
+        self.0.insert(id, Container { pidfd, cgroup }).is_some()
+    }
+
+    /// The namespace of the one that a client in `cgroup` is in.
+    pub fn find(&self, cgroup: Option<&str>) -> Option<NamespaceId> {
+        let inside = |entry: &Container| is_inside(cgroup, entry.cgroup.as_deref());
+        self.0.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id)
+    }
+
+    /// Forgets those that have ended. `each` is told their namespaces.
+    pub fn forget_ended(&mut self, mut each: impl FnMut(NamespaceId)) {
+        self.0.retain(|&id, Container { pidfd, .. }| {
+            let has_ended = has_exited(pidfd).unwrap_or(false);
+            if has_ended {
+                each(id);
+            }
+            !has_ended
+        });
+    }
 }
 
 /// The control group that `pd run` made for the container of this name, if the process is in it.
@@ -117,7 +145,7 @@ impl Tenants {
         if self.entries.len() >= TENANTS_MAX {
             return Err(format!("tenant {name}: the driver knows {TENANTS_MAX} tenants; use one of them"));
         }
-        let id = self.entries.len() as TenantId;
+        let id = TenantId::at(self.entries.len());
         let (account, budget) = (Account::default(), Budget::new(Limits::default()));
         let (connections_max, weight) = (None, WEIGHT_DEFAULT);
         let (name_of, caps) = (name.to_owned(), Caps::default());
@@ -128,12 +156,12 @@ impl Tenants {
 
     /// The tenant's name.
     pub fn name(&self, id: TenantId) -> &str {
-        &self.entries[id as usize].name
+        &self.entries[id.index()].name
     }
 
     /// What the tenant's payers may hold.
     pub fn caps(&self, id: TenantId) -> Caps {
-        self.entries[id as usize].caps
+        self.entries[id.index()].caps
     }
 
     /// Whether something is kept for the tenant.
@@ -144,7 +172,7 @@ impl Tenants {
 
     /// Tenants that something is kept for.
     pub fn with_reserves(&self) -> impl Iterator<Item = TenantId> + '_ {
-        (0..self.entries.len() as TenantId).filter(|&id| self.has_reserve(id))
+        (0..self.entries.len()).map(TenantId::at).filter(|&id| self.has_reserve(id))
     }
 
     /// Puts a policy in force. Returns what is new.
@@ -163,12 +191,12 @@ impl Tenants {
             let limits = tenant.map_or_else(Limits::default, |tenant| tenant.limits);
             if entry.budget.limits != limits {
                 entry.budget = Budget::new(limits);
-                changed.budgets.push((id as TenantId, Arc::clone(&entry.budget)));
+                changed.budgets.push((TenantId::at(id), Arc::clone(&entry.budget)));
             }
             entry.caps = tenant.map_or_else(Caps::default, |tenant| tenant.caps);
             let weight = tenant.and_then(|tenant| tenant.weight).unwrap_or(WEIGHT_DEFAULT);
             if std::mem::replace(&mut entry.weight, weight) != weight {
-                changed.weights.push((id as TenantId, weight));
+                changed.weights.push((TenantId::at(id), weight));
             }
         }
         self.policy = policy;
@@ -246,7 +274,7 @@ impl Tenants {
 
     /// The path and the trust that the policy asks for, if it does.
     fn asked(&self, tenants: [TenantId; 2], reached: SocketAddr) -> (Option<Path>, Option<bool>) {
-        let [from, to] = tenants.map(|id| &self.entries[id as usize]);
+        let [from, to] = tenants.map(|id| &self.entries[id.index()]);
         let (address, port) = (reached.ip().to_canonical(), reached.port());
         let attempt = Attempt { from: &from.name, to: &to.name, address, port };
         let rule = self.policy.decide(&attempt).1.map(|index| &self.policy.rules[index]);
@@ -267,7 +295,7 @@ impl Tenants {
         if let Some(hits) = self.hits.get_mut(rule) {
             *hits += 1;
         }
-        let entry = &mut self.entries[from as usize];
+        let entry = &mut self.entries[from.index()];
         if action == Action::Deny {
             entry.account.connections_denied += 1;
             return Err(Errno::ACCESS);
@@ -281,37 +309,37 @@ impl Tenants {
 
     /// A connection has been made.
     pub fn open(&mut self, [from, to]: [TenantId; 2]) {
-        let account = &mut self.entries[from as usize].account;
+        let account = &mut self.entries[from.index()].account;
         account.connections_open += 1;
         account.connections_made += 1;
-        self.entries[to as usize].account.connections_accepted += 1;
+        self.entries[to.index()].account.connections_accepted += 1;
     }
 
     /// A connection is over.
-    pub fn close(&mut self, index: u32, connection: &mut Connection, counters: &CounterRegion) {
+    pub fn close(&mut self, index: ConnectionId, connection: &mut Connection, counters: &CounterRegion) {
         self.settle(index, connection, counters);
-        self.entries[connection.tenants[0] as usize].account.connections_open -= 1;
+        self.entries[connection.tenants[0].index()].account.connections_open -= 1;
     }
 
     /// Its sides are other tenants' from now on. It has been settled.
     pub fn hand_over(&mut self, connection: &mut Connection, tenants: [TenantId; 2]) {
-        self.entries[connection.tenants[0] as usize].account.connections_open -= 1;
-        self.entries[tenants[0] as usize].account.connections_open += 1;
+        self.entries[connection.tenants[0].index()].account.connections_open -= 1;
+        self.entries[tenants[0].index()].account.connections_open += 1;
         connection.tenants = tenants;
     }
 
     /// Puts what a connection has moved since the last time on its tenants' accounts.
-    pub fn settle(&mut self, index: u32, connection: &mut Connection, counters: &CounterRegion) {
-        for side in [0, 1] {
-            let flow = 2 * index + side as u32;
+    pub fn settle(&mut self, index: ConnectionId, connection: &mut Connection, counters: &CounterRegion) {
+        for side in Side::BOTH {
+            let flow = index.flow(side);
             // Its mover has not heard of it yet.
-            let Some(now) = counters.flow(flow, connection.serial).map(Traffic::from) else { continue };
+            let Some(now) = counters.flow(flow.get(), connection.serial).map(Traffic::from) else { continue };
             let was = std::mem::replace(&mut connection.settled[side], now);
             let (bytes, messages) = (now.bytes - was.bytes, now.messages - was.messages);
-            let sender = &mut self.entries[connection.tenants[side] as usize].account;
+            let sender = &mut self.entries[connection.tenants[side].index()].account;
             sender.bytes_sent += bytes;
             sender.messages_sent += messages;
-            let receiver = &mut self.entries[connection.tenants[1 - side] as usize].account;
+            let receiver = &mut self.entries[connection.tenants[side.other()].index()].account;
             receiver.bytes_received += bytes;
             receiver.messages_received += messages;
         }
@@ -326,7 +354,7 @@ impl Tenants {
             file,
             path: self.usual_path(),
             tenants: (self.entries.iter().enumerate())
-                .map(|(id, entry)| entry.report(policy, payers.report(id as TenantId)))
+                .map(|(id, entry)| entry.report(policy, payers.report(TenantId::at(id))))
                 .collect(),
             rules: rules.zip(&self.hits).map(|(rule, &hits)| RuleReport { rule, hits }).collect(),
             routes: (policy.routes.iter().zip(&self.route_hits))
@@ -349,7 +377,7 @@ impl Entry {
 }
 
 /// Whether a client in `cgroup` is of the container that has `group`.
-pub fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
+fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
     cgroup.zip(group).is_some_and(|(path, group)| is_below(path, group))
 }
 

@@ -14,14 +14,17 @@ pub(super) use listeners::Place;
 use listeners::{Listening, Speaker};
 
 use super::client::{Connected, SocketState};
+use super::connections::NewConnection;
+use super::ending::{Ending, Event};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
 use super::unix::is_unix;
-use super::{Conductor, Connection, Ending};
+use super::Conductor;
 use crate::identity::NamespaceId;
+use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
 use crate::memory::ClientMemory;
-use crate::messages::{ClientId, Endpoint, FlowId, MoverId, NewFlow, TenantId, ToMover, Violation};
+use crate::messages::{Endpoint, NewFlow, ToMover, Violation};
 use crate::metrics::Metrics;
 use foldhash::HashMap;
 use pd_abi::layout::{path, socket_status};
@@ -37,10 +40,10 @@ pub struct Twins {
     listeners: HashMap<Place, Vec<Listening>>,
     speakers: HashMap<ClientId, Speaker>,
     /// Connections that nobody has claimed.
-    unclaimed: HashMap<Key, Vec<u32>>,
+    unclaimed: HashMap<Key, Vec<ConnectionId>>,
     /// Connection and side of each kernel socket that has a twin.
-    ends: HashMap<End, (u32, usize)>,
-    parked: Vec<(u32, usize)>,
+    ends: HashMap<End, (ConnectionId, Side)>,
+    parked: Vec<(ConnectionId, Side)>,
     look_at: Option<Duration>,
     diags: HashMap<NamespaceId, SocketDiag>,
     /// Lines that nobody reads: the other end of connections that nobody has claimed.
@@ -97,7 +100,7 @@ pub(super) struct Held {
 pub(super) struct NewTwin {
     pub(super) id: ClientId,
     pub(super) channel: usize,
-    pub(super) index: u32,
+    pub(super) index: ConnectionId,
     pub(super) key: Key,
     pub(super) place: Place,
     /// Who speaks for listeners there.
@@ -110,7 +113,7 @@ pub(super) struct NewTwin {
 
 impl Twin {
     /// Where a side's socket is.
-    pub(super) fn namespace(&self, side: usize) -> NamespaceId {
+    pub(super) fn namespace(&self, side: Side) -> NamespaceId {
         self.sides[side].namespace
     }
 
@@ -121,7 +124,7 @@ impl Twin {
     }
 
     /// One side goes on in the kernel. Says whether it could: both are here.
-    pub(super) fn step_aside(&mut self, side: usize) -> bool {
+    pub(super) fn step_aside(&mut self, side: Side) -> bool {
         self.aside[side] |= self.claimed;
         self.claimed
     }
@@ -143,7 +146,7 @@ impl Twins {
     /// If there is no memory for one page of lines.
     pub fn new() -> rustix::io::Result<Self> {
         let (nobody, _) = ClientMemory::new(u32::MAX)?;
-        nobody.populate_slot(0)?;
+        nobody.populate_slot(Slot::default())?;
         Ok(Self {
             listeners: HashMap::default(),
             speakers: HashMap::default(),
@@ -164,7 +167,7 @@ impl Twins {
     /// An end that belongs to nobody. Its line is never taken into use.
     fn nobody(&self, mover: MoverId) -> Endpoint {
         let memory = Arc::clone(&self.nobody);
-        Endpoint { client: ClientId::MAX, serial: 0, slot: 0, generation: 1, memory, mover }
+        Endpoint { client: ClientId::NOBODY, serial: 0, slot: Slot::default(), generation: 1, memory, mover }
     }
 
     pub(super) fn diag(&self, namespace: NamespaceId) -> Option<&SocketDiag> {
@@ -172,19 +175,19 @@ impl Twins {
     }
 
     /// Unclaimed connections of AF_UNIX.
-    pub(super) fn unclaimed_unix(&self) -> impl Iterator<Item = u32> + '_ {
+    pub(super) fn unclaimed_unix(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         let unix = self.unclaimed.iter().filter(|(key, _)| matches!(key, Key::Unix(_)));
         unix.flat_map(|(_, list)| list.iter().copied())
     }
 
     /// The oldest unclaimed connection of a name that is one's own.
-    pub(super) fn first_unclaimed(&self, key: &Key) -> Option<u32> {
+    pub(super) fn first_unclaimed(&self, key: &Key) -> Option<ConnectionId> {
         self.unclaimed.get(key)?.first().copied()
     }
 
     /// A connection is over.
-    pub fn forget(&mut self, connection: u32, twin: &mut Twin) {
-        for (side, held) in twin.sides.iter().enumerate() {
+    pub fn forget(&mut self, connection: ConnectionId, twin: &mut Twin) {
+        for (side, held) in Side::BOTH.into_iter().zip(&twin.sides) {
             if self.ends.get(&held.end()) == Some(&(connection, side)) {
                 self.ends.remove(&held.end());
             }
@@ -193,7 +196,7 @@ impl Twins {
         self.no_longer_unclaimed(connection, twin);
     }
 
-    fn no_longer_unclaimed(&mut self, connection: u32, twin: &mut Twin) {
+    fn no_longer_unclaimed(&mut self, connection: ConnectionId, twin: &mut Twin) {
         self.take_back_told(twin);
         if let Some(list) = self.unclaimed.get_mut(&twin.key) {
             list.retain(|unclaimed| *unclaimed != connection);
@@ -255,10 +258,14 @@ impl Conductor {
             false => bound,
             true => SocketAddr::new(self.names.local_for(namespace, to.ip()).ip(), bound.port()),
         };
-        let index = self.free_connection();
+        let index = self.connections.reserve();
         let key = Key::Tcp([(namespace, local.port()), (there, to.port())]);
-        let connected =
-            Connected { connection: index, side: 0, local: dressed(local, to.is_ipv6()), remote: to };
+        let connected = Connected {
+            connection: index,
+            side: Side::Connecting,
+            local: dressed(local, to.is_ipv6()),
+            remote: to,
+        };
         let wanted = Wanted { local: connected.local, peer: to, cookie: asked.cookie };
         let unknown = Wanted { local: to, peer: connected.local, cookie: COOKIE_ANY };
         let sides = [
@@ -287,16 +294,13 @@ impl Conductor {
         let socket = self.fresh_socket(v6, channel, SocketState::Connected(connected));
         let send_ring_bytes = socket.send_ring_bytes;
         let (slot, generation) =
-            self.open_slot(id, socket).inspect_err(|_| self.free_connections.push(index))?;
+            self.open_slot(id, socket).inspect_err(|_| self.connections.cancel(index))?;
         self.serial += 1;
-        self.connections[index as usize] = Some(Connection {
+        let connection = NewConnection {
             sides: [Some((id, slot)), None],
             movers: [mover, mover],
-            done: [false; 2],
             serial: self.serial,
             tenants,
-            settled: Default::default(),
-            cut: false,
             reached,
             twin: Some(Box::new(Twin {
                 key,
@@ -310,18 +314,19 @@ impl Conductor {
             })),
             // Perhaps when both ends are there.
             direct: None,
-        });
+        };
+        self.connections.begin(index, connection);
         if let Some(source) = self.endpoint(id, slot) {
             let destination = self.twins.nobody(mover);
-            let (id, tenant, serial) = (index * 2, tenants[0], self.serial);
+            let (id, tenant, serial) = (index.flow(Side::Connecting), tenants[0], self.serial);
             self.add_flow(NewFlow { id, tenant, source, destination, send_ring_bytes, serial });
         }
         self.twins.unclaimed.entry(key).or_default().push(index);
         // Not proved yet: it must not take anybody's place.
-        self.twins.ends.entry(sides[0].end()).or_insert((index, 0));
+        self.twins.ends.entry(sides[Side::Connecting].end()).or_insert((index, Side::Connecting));
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);
-        Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
+        Ok(done(slot.socket(generation)).with_number(send_ring_bytes))
     }
 
     fn twin_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
@@ -334,37 +339,38 @@ impl Conductor {
     }
 
     /// Gives an unclaimed connection its other side.
-    pub(super) fn claim(&mut self, id: ClientId, channel: usize, index: u32, held: Held) -> Answer {
+    pub(super) fn claim(&mut self, id: ClientId, channel: usize, index: ConnectionId, held: Held) -> Answer {
         let (local, remote) = (held.wanted.local, held.wanted.peer);
         let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
-        let Some(Some(connection)) = self.connections.get(index as usize) else { return Err(Errno::NOENT) };
-        if connection.tenants[1] != tenant {
+        let Some(connection) = self.connections.get(index) else { return Err(Errno::NOENT) };
+        if connection.tenants[Side::Accepting] != tenant {
             return Err(Errno::ACCESS);
         }
-        let connected = Connected { connection: index, side: 1, local, remote };
+        let connected = Connected { connection: index, side: Side::Accepting, local, remote };
         let (slot, generation) = self
             .open_slot(id, self.fresh_socket(local.is_ipv6(), channel, SocketState::Connected(connected)))?;
         let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else {
+        let Some(connection) = self.connections.get_mut(index) else {
             return Err(Errno::NOENT);
         };
-        connection.sides[1] = Some((id, slot));
-        connection.movers[1] = endpoint.mover;
-        connection.done[1] = false;
-        let (movers, serial, first) = (connection.movers, connection.serial, connection.sides[0]);
+        connection.sides[Side::Accepting] = Some((id, slot));
+        connection.movers[Side::Accepting] = endpoint.mover;
+        connection.befall(Side::Accepting, Event::Claimed);
+        let (movers, serial, first) =
+            (connection.movers, connection.serial, connection.sides[Side::Connecting]);
         let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
-        (twin.claimed, twin.sides[1]) = (true, held);
+        (twin.claimed, twin.sides[Side::Accepting]) = (true, held);
         let send_end = twin.send_end;
         self.twins.no_longer_unclaimed(index, twin);
-        for (side, held) in twin.sides.iter().enumerate() {
+        for (side, held) in Side::BOTH.into_iter().zip(&twin.sides) {
             self.twins.ends.insert(held.end(), (index, side));
         }
 
-        let (there, back) = (index * 2, index * 2 + 1);
+        let (there, back) = (index.flow(Side::Connecting), index.flow(Side::Accepting));
         let send_ring_bytes = self.settings.ring_bytes_default;
         let other = first.and_then(|(client, slot)| self.endpoint(client, slot));
         let other = other.unwrap_or_else(|| self.twins.nobody(movers[0]));
-        if other.client != ClientId::MAX {
+        if other.client != ClientId::NOBODY {
             // Said before either of them can say more.
             other.memory.publish_u32(other.slot, socket_status::PATH, path::CLAIMED);
         }
@@ -378,12 +384,12 @@ impl Conductor {
         } else {
             self.place(index);
         }
-        Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
+        Ok(done(slot.socket(generation)).with_number(send_ring_bytes))
     }
 
     /// Has the receiving socket's mover know which flow brings it bytes.
     pub(super) fn tell_incoming(&self, to: &Endpoint, flow: FlowId, mover: MoverId) {
-        if to.client != ClientId::MAX {
+        if to.client != ClientId::NOBODY {
             let (client, slot) = (to.client, to.slot);
             self.movers.send(to.mover, ToMover::Incoming { client, slot, flow, mover });
         }
@@ -391,8 +397,8 @@ impl Conductor {
 
     /// An unclaimed twin of its own, before anybody has it. Its bytes can go another way then.
     pub(super) fn withdraw(&mut self, id: ClientId, socket: SocketId) -> Answer {
-        let Connected { connection, .. } = self.connected(id, socket.slot())?;
-        let Some(Some(entry)) = self.connections.get_mut(connection as usize) else {
+        let Connected { connection, .. } = self.connected(id, Slot::of(socket))?;
+        let Some(entry) = self.connections.get_mut(connection) else {
             return Err(Errno::NOTCONN);
         };
         let Some(twin) = entry.twin.as_mut().filter(|twin| !twin.claimed) else { return Err(Errno::ISCONN) };
@@ -404,18 +410,18 @@ impl Conductor {
 
     /// Remembers for whoever claims it that the connecting side receives no more. Says whether nobody has claimed
     /// it.
-    pub(super) fn deafen_unclaimed(&mut self, index: u32, send_end: u32) -> bool {
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return false };
+    pub(super) fn detach_unclaimed(&mut self, index: ConnectionId, send_end: u32) -> bool {
+        let Some(connection) = self.connections.get_mut(index) else { return false };
         let Some(twin) = connection.twin.as_mut().filter(|twin| !twin.claimed) else { return false };
         twin.send_end = Some(send_end);
         true
     }
 
     /// The connection of this name that nobody has claimed, if the kernel agrees that it is the same.
-    fn unclaimed_at(&mut self, key: &Key, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+    fn unclaimed_at(&mut self, key: &Key, local: SocketAddr, remote: SocketAddr) -> Option<ConnectionId> {
         for index in self.twins.unclaimed.get(key)?.clone() {
             let Some(twin) = self.connection(index).and_then(|c| c.twin.as_ref()) else { continue };
-            let Held { namespace, wanted, inode, .. } = twin.sides[0];
+            let Held { namespace, wanted, inode, .. } = twin.sides[Side::Connecting];
             let same = |a: SocketAddr, b: SocketAddr| canonical(a.ip()) == canonical(b.ip());
             if !same(wanted.peer, local) {
                 continue;
@@ -427,9 +433,9 @@ impl Conductor {
                 Some(Err(Errno::NOENT)) => {}
                 _ => continue,
             }
-            if let Some(Some(connection)) = self.connections.get_mut(index as usize) {
+            if let Some(connection) = self.connections.get_mut(index) {
                 if let Some(twin) = &mut connection.twin {
-                    twin.sides[0].wanted = wanted;
+                    twin.sides[Side::Connecting].wanted = wanted;
                 }
             }
             return Some(index);

@@ -6,8 +6,8 @@ use super::sockets::Answer;
 use super::twins::{Held, Key, NewTwin, Place};
 use super::Conductor;
 use crate::identity::NamespaceId;
+use crate::ids::{ClientId, Side};
 use crate::kernel_socket::{inode_of_descriptor, Wanted};
-use crate::messages::ClientId;
 use crate::unix_socket::UnixSocket;
 use pd_abi::{Address, TwinRequest};
 use rustix::io::Errno;
@@ -39,8 +39,9 @@ impl Conductor {
         // Proved when it is claimed.
         let sides = [held, Held { inode: 0, ..held }];
         let key = Key::Unix(held.inode);
-        let index = self.free_connection();
-        let connected = Connected { connection: index, side: 0, local: NOWHERE, remote: NOWHERE };
+        let index = self.connections.reserve();
+        let connected =
+            Connected { connection: index, side: Side::Connecting, local: NOWHERE, remote: NOWHERE };
         let reached = NOWHERE;
         self.new_twin(NewTwin {
             id,
@@ -84,7 +85,7 @@ impl Conductor {
         let mut namespaces = vec![own];
         for index in self.twins.unclaimed_unix() {
             let twin = self.connection(index).and_then(|connection| connection.twin.as_ref());
-            let namespace = twin.map(|twin| twin.namespace(0));
+            let namespace = twin.map(|twin| twin.namespace(Side::Connecting));
             namespaces.extend(namespace.filter(|namespace| !namespaces.contains(namespace)));
         }
         let look = |namespace| Some((namespace, self.twins.diag(namespace)?.unix(inode).ok()?));

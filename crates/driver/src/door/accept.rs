@@ -5,7 +5,7 @@ use super::messages::FromDoor;
 use super::{token, Door, TOKEN_ADMIN, TOKEN_LISTENER, TOKEN_PIDFD, TOKEN_SOCKET};
 use crate::conductor::Refused;
 use crate::identity::Identity;
-use crate::messages::ClientId;
+use crate::ids::ClientId;
 use crate::peer::Peer;
 use pd_abi::{Frame, FrameKind};
 use pd_shm::attach;
@@ -166,7 +166,7 @@ impl Door {
 
     pub(super) fn hear_of(&self, listener: &OwnedFd, kind: u64, watch: bool) {
         let events = if watch { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        if let Err(error) = epoll::modify(&self.epoll, listener, token(kind, 0), events) {
+        if let Err(error) = epoll::modify(&self.epoll, listener, token(kind, ClientId::default()), events) {
             tracing::error!(%error, "cannot watch a listener");
         }
     }

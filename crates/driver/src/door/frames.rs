@@ -4,8 +4,9 @@ use super::helpers::{receive, Job, NOBODY};
 use super::messages::{FromDoor, Made};
 use super::{token, Door, TOKEN_SOCKET};
 use crate::conductor::CHANNEL;
+use crate::ids::ClientId;
 use crate::memory::{Amounts, ClientMemory, Exhausted, Region};
-use crate::messages::{ClientId, NewChannel, Violation};
+use crate::messages::{NewChannel, Violation};
 use crate::peer::refuse_descriptors;
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
@@ -140,7 +141,7 @@ impl Door {
     }
 
     fn greet(&mut self, id: ClientId) {
-        let made = ClientMemory::new(id.into()).and_then(|(memory, [control, status])| {
+        let made = ClientMemory::new(id.get().into()).and_then(|(memory, [control, status])| {
             let keep = rustix::io::fcntl_dupfd_cloexec(&control, 0)?;
             Ok((Arc::new(memory), keep, [control, status]))
         });
@@ -154,7 +155,7 @@ impl Door {
         guest.memory = Some(Arc::clone(&memory));
         guest.phase = Phase::Mapping(keep);
         self.conductor.send(FromDoor::Welcomed { client: id, memory });
-        self.answer(id, &Frame::new(FrameKind::Welcome).with_id(id.into()), &fds);
+        self.answer(id, &Frame::new(FrameKind::Welcome).with_id(id.get().into()), &fds);
     }
 
     fn add_channel(&mut self, id: ClientId) {

@@ -1,7 +1,8 @@
 //! Guests: clients as the door knows them, from `accept` until every agent has forgotten them.
 use crate::identity::NamespaceId;
+use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region};
-use crate::messages::{payer, ClientId, Payer, TenantId};
+use crate::messages::{payer, Payer};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -150,19 +151,19 @@ impl Guests {
         self.here += 1;
         match self.free.pop() {
             Some(id) => {
-                self.list[id as usize] = Some(guest);
+                self.list[id.index()] = Some(guest);
                 id
             }
             None => {
                 self.list.push(Some(guest));
-                (self.list.len() - 1) as ClientId
+                ClientId::at(self.list.len() - 1)
             }
         }
     }
 
     /// One that is there, leaving or not.
     pub fn get(&mut self, id: ClientId) -> Option<&mut Guest> {
-        self.list.get_mut(id as usize)?.as_mut()
+        self.list.get_mut(id.index())?.as_mut()
     }
 
     /// One that is to be heard.
@@ -172,7 +173,7 @@ impl Guests {
 
     /// One is leaving.
     pub fn leave(&mut self, id: ClientId) -> Option<&mut Guest> {
-        let guest = self.list.get_mut(id as usize)?.as_mut().filter(|guest| guest.is_here())?;
+        let guest = self.list.get_mut(id.index())?.as_mut().filter(|guest| guest.is_here())?;
         guest.phase = Phase::Leaving;
         self.here -= 1;
         Some(guest)
@@ -181,7 +182,7 @@ impl Guests {
     /// One that was leaving is forgotten: its number is free.
     pub fn forget(&mut self, id: ClientId) -> Option<Guest> {
         self.leave(id);
-        let guest = self.list.get_mut(id as usize)?.take()?;
+        let guest = self.list.get_mut(id.index())?.take()?;
         self.free.push(id);
         if let Some(count) = self.of_namespace.get_mut(&guest.namespace) {
             *count -= 1;

@@ -3,9 +3,10 @@
 use super::messages::{Made, Reading, ToDoor};
 use crate::addresses;
 use crate::identity::NamespaceId;
+use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Lease, Pool, Region};
-use crate::messages::{ClientId, Payer, DRIVER};
+use crate::messages::{Payer, DRIVER};
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -50,7 +51,7 @@ pub struct Helpers {
 /// For whom a job is done: the client and its serial.
 pub type For = (ClientId, u64);
 /// No client has this serial.
-pub const NOBODY: For = (0, 0);
+pub const NOBODY: For = (ClientId::new(0), 0);
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -199,6 +200,7 @@ pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use crate::memory::{Amounts, HugepageUse};
 
     fn take(door: &Mailbox<ToDoor>) -> VecDeque<ToDoor> {
@@ -217,21 +219,21 @@ mod tests {
         let pool = Pool::new(1 << 20, HugepageUse::Off);
         let door = Mailbox::new().unwrap();
         let mut helpers = Helpers::new(Arc::clone(&pool), Arc::clone(&door));
-        let payer = (3, None);
-        helpers.give(payer, (1, 7), Job::SendRegion(pool.root().lease(Amounts::memory(8192)).unwrap()));
+        let (payer, whose) = ((TenantId::new(3), None), (ClientId::new(1), 7));
+        helpers.give(payer, whose, Job::SendRegion(pool.root().lease(Amounts::memory(8192)).unwrap()));
         let made = take(&door).pop_front();
-        let Some(ToDoor::Made { client: 1, serial: 7, made: Made::SendRegion(Ok((region, fd))) }) = made
-        else {
+        let Some(ToDoor::Made { client, serial, made: Made::SendRegion(Ok((region, fd))) }) = made else {
             panic!("{made:?}")
         };
+        assert_eq!((client, serial), whose);
         let map = Arc::clone(&region.map);
-        helpers.give(payer, (1, 7), Job::Seal { number: 5, fd, map });
+        helpers.give(payer, whose, Job::Seal { number: 5, fd, map });
         let made = take(&door).pop_front();
         assert!(
             matches!(made, Some(ToDoor::Made { made: Made::Sealed { number: 5, sealed: Ok(_) }, .. })),
             "{made:?}"
         );
-        helpers.give(payer, (1, 7), Job::Drop(vec![region]));
+        helpers.give(payer, whose, Job::Drop(vec![region]));
         let until = Instant::now() + Duration::from_secs(10);
         while !helpers.queues.is_empty() || pool.usage().0 > 0 {
             assert!(Instant::now() < until, "{helpers:?}");

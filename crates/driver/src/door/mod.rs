@@ -23,9 +23,10 @@ pub use listen::{listen, Sockets};
 pub use messages::{Asked, FromDoor, Reading, Registering, ToDoor};
 
 use crate::clock::Clock;
+use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
-use crate::messages::{ClientId, DRIVER};
+use crate::messages::DRIVER;
 use crate::settings::Settings;
 use crate::StartError;
 use accept::Newcomers;
@@ -58,7 +59,7 @@ const TOKEN_SOCKET: u64 = 4;
 const TOKEN_PIDFD: u64 = 5;
 
 fn token(kind: u64, client: ClientId) -> epoll::EventData {
-    epoll::EventData::new_u64(kind << 32 | u64::from(client))
+    epoll::EventData::new_u64(kind << 32 | u64::from(client.get()))
 }
 
 /// See the module.
@@ -104,9 +105,9 @@ impl Door {
         let Sockets { attach: listener, admin, is_safe } = sockets;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, 0), edge)?;
-        epoll::add(&epoll, &listener, token(TOKEN_LISTENER, 0), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &admin, token(TOKEN_ADMIN, 0), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, ClientId::default()), edge)?;
+        epoll::add(&epoll, &listener, token(TOKEN_LISTENER, ClientId::default()), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &admin, token(TOKEN_ADMIN, ClientId::default()), epoll::EventFlags::IN)?;
         let (alive, end) = pipe_with(PipeFlags::CLOEXEC)?;
         let now = clock.now();
         Ok(Self {
@@ -171,7 +172,7 @@ impl Door {
         let mut knocks = false;
         for event in ready {
             let word = event.data.u64();
-            let client = word as ClientId;
+            let client = ClientId::new(word as u16);
             match word >> 32 {
                 TOKEN_LISTENER => knocks = true,
                 TOKEN_ADMIN => self.answer_admin(),
@@ -252,7 +253,12 @@ impl Door {
                 self.helpers.give(payer, NOBODY, Job::Addresses(payer, id, namespace));
             }
             ToDoor::Watch { pidfd } => {
-                let added = epoll::add(&self.epoll, &*pidfd, token(TOKEN_WATCHED, 0), epoll::EventFlags::IN);
+                let added = epoll::add(
+                    &self.epoll,
+                    &*pidfd,
+                    token(TOKEN_WATCHED, ClientId::default()),
+                    epoll::EventFlags::IN,
+                );
                 match added {
                     Ok(()) => self.watched.push(pidfd),
                     Err(error) => tracing::error!(%error, "cannot watch a container"),

@@ -1,6 +1,7 @@
 //! Whose frame is read next: tenants take turns, then the clients of one. Each tenant has tokens; who has used them up waits.
 use super::bucket::{Bucket, Flow};
-use crate::messages::{ClientId, Payer};
+use crate::ids::ClientId;
+use crate::messages::Payer;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
@@ -72,34 +73,35 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use crate::messages::payer;
 
     #[test]
     fn tenants_take_turns_and_then_clients() {
         let mut turns = Turns::default();
         let now = Duration::ZERO;
-        let (one, two) = (payer(1, 0), payer(2, 0));
-        (0..5).for_each(|client| turns.enter(one, client, now));
-        turns.enter(two, 9, now);
+        let (one, two) = (payer(TenantId::new(1), 0), payer(TenantId::new(2), 0));
+        (0..5).map(ClientId::new).for_each(|client| turns.enter(one, client, now));
+        turns.enter(two, ClientId::new(9), now);
         let order: Vec<_> = std::iter::from_fn(|| turns.next(now)).collect();
-        assert_eq!(order, [0, 9, 1, 2, 3, 4]);
+        assert_eq!(order, [0, 9, 1, 2, 3, 4].map(ClientId::new));
         // The default tenant's users are kept apart, those of others are not.
-        assert_ne!(payer(0, 1), payer(0, 2));
-        assert_eq!(payer(1, 1), payer(1, 2));
+        assert_ne!(payer(TenantId::new(0), 1), payer(TenantId::new(0), 2));
+        assert_eq!(payer(TenantId::new(1), 1), payer(TenantId::new(1), 2));
     }
 
     #[test]
     fn who_has_used_up_its_tokens_waits_alone() {
         let mut turns = Turns::default();
-        let (one, two) = (payer(1, 0), payer(2, 0));
-        turns.enter(one, 0, Duration::ZERO);
+        let (one, two) = (payer(TenantId::new(1), 0), payer(TenantId::new(2), 0));
+        turns.enter(one, ClientId::new(0), Duration::ZERO);
         turns.pay(one, FRAMES.burst + FRAMES.rate);
-        turns.enter(two, 9, Duration::ZERO);
-        assert_eq!((turns.next(Duration::ZERO), turns.next(Duration::ZERO)), (Some(9), None));
+        turns.enter(two, ClientId::new(9), Duration::ZERO);
+        assert_eq!((turns.next(Duration::ZERO), turns.next(Duration::ZERO)), (Some(ClientId::new(9)), None));
         let at = turns.wake_by().unwrap();
         assert!(at >= Duration::from_secs(1), "{at:?}");
         turns.sweep(at);
-        assert_eq!(turns.next(at + Duration::from_millis(1)), Some(0));
+        assert_eq!(turns.next(at + Duration::from_millis(1)), Some(ClientId::new(0)));
         turns.sweep(at * 3);
         assert!(turns.payers.is_empty());
     }

@@ -1,4 +1,5 @@
 //! A client's control and status regions as the driver uses them.
+use crate::ids::Slot;
 use pd_abi::layout::{
     self, channel_control, channel_offset, channel_status, control_header, header, socket_control,
     socket_offset, socket_status,
@@ -14,9 +15,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
-
-/// A slot: a socket's line in both regions.
-pub type Slot = u16;
 
 /// A client's request ring, which the driver reads.
 pub type Requests = Consumer<SharedCells<Request, Theirs, Own>>;
@@ -91,14 +89,14 @@ impl ClientMemory {
     /// # Errors
     /// When there is no memory.
     pub fn populate_slot(&self, slot: Slot) -> Result<()> {
-        let page = socket_offset(slot) / PAGE_BYTES * PAGE_BYTES;
+        let page = socket_offset(slot.get()) / PAGE_BYTES * PAGE_BYTES;
         self.control.populate(page, PAGE_BYTES)?;
         self.status.populate(page, PAGE_BYTES)
     }
 
     /// Takes a slot into use: its status line is zero but for the generation.
     pub fn open_slot(&self, slot: Slot, generation: u16) {
-        let at = socket_offset(slot);
+        let at = socket_offset(slot.get());
         for word in (0..layout::SOCKET_STRIDE).step_by(8) {
             if word == socket_status::RECV_DOORBELL {
                 continue; // the two doorbells go on counting: an old sleeper may still look
@@ -110,50 +108,50 @@ impl ClientMemory {
 
     /// Takes a slot out of use.
     pub fn close_slot(&self, slot: Slot) {
-        self.status.store_u32(socket_offset(slot) + socket_status::GENERATION, 0, Release);
+        self.status.store_u32(socket_offset(slot.get()) + socket_status::GENERATION, 0, Release);
     }
 
     /// Whether the client has taken the slot into use for this generation. Until then its control
     /// line means nothing.
     pub fn slot_taken(&self, slot: Slot, generation: u16) -> bool {
         // SYNC POINT: line-in-use (the client clears its line, then stores the generation, release)
-        let word = self.control.load_u32(socket_offset(slot) + socket_control::GENERATION, Acquire);
+        let word = self.control.load_u32(socket_offset(slot.get()) + socket_control::GENERATION, Acquire);
         word == u32::from(generation)
     }
 
     /// Bytes given back, as the client says. Check against what was delivered.
     pub fn recv_consumer(&self, slot: Slot) -> u64 {
-        self.control.load_u64(socket_offset(slot) + socket_control::RECV_CONSUMER, Acquire)
+        self.control.load_u64(socket_offset(slot.get()) + socket_control::RECV_CONSUMER, Acquire)
     }
 
     /// Whether the client wants `Ready` events of the socket.
     pub fn subscribed(&self, slot: Slot) -> bool {
-        self.control.load_u32(socket_offset(slot) + socket_control::SUBSCRIBED, Relaxed) != 0
+        self.control.load_u32(socket_offset(slot.get()) + socket_control::SUBSCRIBED, Relaxed) != 0
     }
 
     /// The last `Ready` event that the client says it took note of.
     pub fn event_ack(&self, slot: Slot) -> u32 {
-        self.control.load_u32(socket_offset(slot) + socket_control::EVENT_ACK, Relaxed)
+        self.control.load_u32(socket_offset(slot.get()) + socket_control::EVENT_ACK, Relaxed)
     }
 
     /// The last `Ready` event posted.
     pub fn event_number(&self, slot: Slot) -> u32 {
-        self.status.load_u32(socket_offset(slot) + socket_status::EVENT_NUMBER, Relaxed)
+        self.status.load_u32(socket_offset(slot.get()) + socket_status::EVENT_NUMBER, Relaxed)
     }
 
     /// Stores a 64-bit word of the slot's status line.
     pub fn publish_u64(&self, slot: Slot, word: usize, value: u64) {
-        self.status.store_u64(socket_offset(slot) + word, value, Release);
+        self.status.store_u64(socket_offset(slot.get()) + word, value, Release);
     }
 
     /// Stores a 32-bit word of the slot's status line.
     pub fn publish_u32(&self, slot: Slot, word: usize, value: u32) {
-        self.status.store_u32(socket_offset(slot) + word, value, Release);
+        self.status.store_u32(socket_offset(slot.get()) + word, value, Release);
     }
 
     /// The words by which a receiver is woken.
     pub fn recv_wait(&self, slot: Slot) -> WaitCells<'_> {
-        let at = socket_offset(slot);
+        let at = socket_offset(slot.get());
         WaitCells {
             wake_at: (&self.control, at + socket_control::RECV_WAKE_AT),
             doorbell: (&self.status, at + socket_status::RECV_DOORBELL),
@@ -162,7 +160,7 @@ impl ClientMemory {
 
     /// The words by which a sender is woken.
     pub fn send_wait(&self, slot: Slot) -> WaitCells<'_> {
-        let at = socket_offset(slot);
+        let at = socket_offset(slot.get());
         WaitCells {
             wake_at: (&self.control, at + socket_control::SEND_WAKE_AT),
             doorbell: (&self.status, at + socket_status::SEND_DOORBELL),

@@ -1,13 +1,12 @@
 //! What the conductor tells a mover to do.
 use super::channel::Channel;
-use super::fair::REQUEST_BYTES;
-use super::{channel_of, counting, put, token, Client, Mover, Socket};
-use crate::memory::Slot;
-use crate::messages::{Asking, ClientId, FlowId, MoverId, NewChannel, Parted, Ring, ToConductor, ToMover};
+use super::clients::{Client, Socket};
+use super::{counting, Mover};
+use crate::ids::{ClientId, FlowId, MoverId, Slot};
+use crate::messages::{Asking, NewChannel, Parted, Ring, ToConductor, ToMover};
 use pd_abi::layout::{socket_status, ELSEWHERE};
 use pd_abi::{Event, Operation};
 use pd_shm::wait::Waker;
-use rustix::event::epoll;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,30 +32,17 @@ impl Mover {
     pub fn carry_out(&mut self, command: &mut ToMover) {
         match *command {
             ToMover::AddClient { client, payer, ref account, ref memory } => {
-                let state = Client {
-                    payer: self.fair.enter(payer),
-                    account: Arc::clone(account),
-                    memory: Arc::clone(memory),
-                    file_socket: None,
-                    files: Vec::new(),
-                    channels: Vec::new(),
-                    regions: Vec::new(),
-                    sockets: Vec::new(),
-                    removing: false,
-                    cut_off: false,
-                };
-                put(&mut self.clients, client as usize, state);
+                let state = Client::new(self.scheduler.enter(payer), account, memory);
+                self.clients.add(client, state);
             }
             ToMover::AddChannel(ref mut new) => {
                 let Some(new) = new.take() else { return };
                 let NewChannel { client, channel, requests, events, doorbell } = *new;
-                let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-                let data = epoll::EventData::new_u64(token(client, channel));
-                if let Err(error) = epoll::add(&self.epoll, &doorbell, data, edge) {
-                    tracing::error!(client, channel, %error, "cannot watch a doorbell");
+                if let Err(error) = self.doorbells.add(client, channel, &doorbell) {
+                    tracing::error!(%client, channel, %error, "cannot watch a doorbell");
                 }
-                let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
-                put(&mut state.channels, channel, Channel::new(requests, events, doorbell));
+                let Some(state) = self.clients.get_mut(client) else { return };
+                state.add_channel(channel, Channel::new(requests, events, doorbell));
                 self.activate(client, channel);
             }
             ToMover::AddFileSocket { client, payer, ref mut socket } => {
@@ -65,57 +51,57 @@ impl Mover {
                 }
             }
             ToMover::AddPipe { client, channel, ref mut pipe } => {
-                if let Some(channel) = channel_of(&mut self.clients, client, channel) {
+                if let Some(channel) = self.clients.channel(client, channel) {
                     channel.pipe = pipe.take();
                     // Its reader may have known of it before, and have been woken without.
                     channel.ring_pipe();
                 }
             }
             ToMover::AddRegion { client, region, ref map } => {
-                if let Some(Some(state)) = self.clients.get_mut(client as usize) {
-                    put(&mut state.regions, region as usize, Arc::clone(map));
+                if let Some(state) = self.clients.get_mut(client) {
+                    state.add_region(region.into(), Arc::clone(map));
                     self.tell_conductor(ToConductor::RegionAdded { client, region });
                 }
             }
             ToMover::OpenSocket { client, slot, generation, channel } => {
-                if let Some(socket) = self.socket_mut(client, slot) {
+                if let Some(socket) = self.clients.socket_mut(client, slot) {
                     *socket = Socket { generation, channel: channel as u8, ..Socket::default() };
                 }
             }
             ToMover::Home { client, slot, channel } => {
-                if let Some(socket) = self.socket_mut(client, slot) {
+                if let Some(socket) = self.clients.socket_mut(client, slot) {
                     socket.channel = channel as u8;
                 }
             }
             ToMover::CloseSocket { client, slot } => {
-                if let Some(socket) = self.socket_mut(client, slot) {
+                if let Some(socket) = self.clients.socket_mut(client, slot) {
                     *socket = Socket { sends: socket.sends, ..Socket::default() };
                 }
             }
             ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
             ToMover::AddFlow(ref mut new) => {
                 let Some(new) = new.take() else { return };
-                counting::open(&self.metrics, self.settings.id, &new);
-                if let Some(socket) = self.socket_mut(new.source.client, new.source.slot) {
+                counting::open(&self.metrics, self.outbox.own(), &new);
+                if let Some(socket) = self.clients.socket_mut(new.source.client, new.source.slot) {
                     (socket.outgoing, socket.sends) = (Some(new.id), Some(new.id));
                 }
-                let (id, to) = (self.settings.id, &new.destination);
+                let (id, to) = (self.outbox.own(), &new.destination);
                 if to.mover == id {
-                    if let Some(socket) = self.socket_mut(to.client, to.slot) {
+                    if let Some(socket) = self.clients.socket_mut(to.client, to.slot) {
                         socket.incoming = Some((id, new.id));
                     }
                 }
                 self.flows.add(new);
             }
             ToMover::Incoming { client, slot, flow, mover } => {
-                if let Some(socket) = self.socket_mut(client, slot) {
+                if let Some(socket) = self.clients.socket_mut(client, slot) {
                     socket.incoming = Some((mover, flow));
                 }
             }
-            ToMover::Kick { flow } => self.kick(flow, self.settings.id),
+            ToMover::Kick { flow } => self.kick(flow, self.outbox.own()),
             ToMover::Reported { flow, bytes, messages } => {
                 if let Some(flow) = self.flows.get(flow) {
-                    counting::count_reported(&self.metrics, self.settings.id, flow, bytes, messages);
+                    counting::count_reported(&self.metrics, self.outbox.own(), flow, bytes, messages);
                 }
             }
             ToMover::SetSendRing { flow, bytes } => {
@@ -128,7 +114,7 @@ impl Mover {
                 self.read_on(id, true);
                 if let Some(flow) = self.flows.get(id) {
                     flow.finish(finish);
-                    self.ticking = true;
+                    self.ticks.want();
                     self.touch(id);
                 }
             }
@@ -153,7 +139,7 @@ impl Mover {
             ToMover::Release { flow, .. } => self.release(flow),
             ToMover::SetTenant { flow, tenant } => self.set_tenant(flow, tenant),
             ToMover::SetPayer { client, payer } => self.set_payer(client, payer),
-            ToMover::SetWeight { tenant, weight } => self.fair.set_weight(tenant, weight),
+            ToMover::SetWeight { tenant, weight } => self.scheduler.set_weight(tenant, weight),
             ToMover::SetBudget { tenant, ref budget } => self.set_budget(tenant, Arc::clone(budget)),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
             ToMover::Ready { client, slot } | ToMover::Nudge { client, slot, .. } => {
@@ -169,8 +155,8 @@ impl Mover {
             }
             ToMover::FileRead { flow, entry_seq, whole } => self.cold_read(flow, entry_seq, whole),
             ToMover::RemoveClient { client } => {
-                if let Some(Some(state)) = self.clients.get_mut(client as usize) {
-                    state.removing = true;
+                if let Some(state) = self.clients.get_mut(client) {
+                    state.begin_removal();
                     self.forget_client(client);
                 }
             }
@@ -204,17 +190,17 @@ impl Mover {
         }
         let Asking { client, mover, channel } = asker;
         let event = event.with_number(position);
-        if mover == self.settings.id {
+        if mover == self.outbox.own() {
             self.post(client, channel, event);
         } else {
-            self.peers[mover].send(ToMover::Post { client, channel, event });
+            self.outbox.tell_mover(mover, ToMover::Post { client, channel, event });
         }
     }
 
     /// Both ends of a flow look again.
     pub(super) fn kick(&mut self, id: FlowId, mover: MoverId) {
-        if mover != self.settings.id {
-            self.peers[mover].send(ToMover::Kick { flow: id });
+        if mover != self.outbox.own() {
+            self.outbox.tell_mover(mover, ToMover::Kick { flow: id });
             return;
         }
         if let Some(flow) = self.flows.get(id) {
@@ -233,34 +219,34 @@ impl Mover {
         match ring {
             Some(ring) => {
                 flow.set_ring(ring);
-                self.ticking = true;
+                self.ticks.want();
                 self.resume(id);
             }
             None => {
-                if std::mem::take(&mut flow.ring_asked) {
-                    self.division.give(&mut self.fair, flow.ring_payer);
+                if flow.take_ring_asked() {
+                    self.division.give(&mut self.scheduler, flow.ring_payer());
                 }
             }
         }
     }
 
     pub(super) fn publish_backlog(&mut self, client: ClientId, slot: Slot, count: u64) {
-        let Some(Some(state)) = self.clients.get(client as usize) else { return };
-        state.memory.publish_u64(slot, socket_status::RECV_PRODUCER, count);
-        Waker::default().wake(&state.memory.recv_wait(slot), count);
+        let Some(state) = self.clients.get(client) else { return };
+        state.memory().publish_u64(slot, socket_status::RECV_PRODUCER, count);
+        Waker::default().wake(&state.memory().recv_wait(slot), count);
         self.post_ready(client, slot);
     }
 
     /// Takes the sends that a client has left behind, and stops looking at its channels.
     pub(super) fn drain(&mut self, client: ClientId) {
-        let channels = match self.clients.get(client as usize) {
-            Some(Some(state)) => state.channels.len(),
+        let channels = match self.clients.get(client) {
+            Some(state) => state.channels_end(),
             _ => return,
         };
         let mut taken = 0;
         for index in 0..channels {
             for _ in 0..=pd_abi::limits::REQUEST_RING_ENTRIES {
-                let Some(channel) = channel_of(&mut self.clients, client, index) else { break };
+                let Some(channel) = self.clients.channel(client, index) else { break };
                 let Ok(Some(request)) = channel.next_request() else { break };
                 taken += 1;
                 let accepted = match Operation::from_raw(request.operation) {
@@ -273,15 +259,13 @@ impl Mover {
                 }
             }
         }
-        if let Some(Some(state)) = self.clients.get_mut(client as usize) {
-            for channel in state.channels.drain(..).flatten() {
-                // The client's end may live on in another process: its doorbell is heard no more.
-                let _ = epoll::delete(&self.epoll, &channel.doorbell);
+        if let Some(state) = self.clients.get_mut(client) {
+            for channel in state.take_channels() {
+                self.doorbells.remove(&channel.doorbell);
             }
         }
-        let payer = self.payer_of(client);
-        let uncharged = std::mem::take(&mut self.uncharged);
-        self.fair.charge(payer, taken * REQUEST_BYTES + uncharged);
-        self.fair.drop_channels(payer, client);
+        let payer = self.clients.payer(client);
+        self.scheduler.charge_requests(payer, taken);
+        self.scheduler.drop_channels(payer, client);
     }
 }

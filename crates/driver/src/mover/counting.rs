@@ -1,6 +1,7 @@
 //! What has been moved, for whom: in the lines of the counter region that are this mover's.
 use super::flow::Flow;
-use crate::messages::{Endpoint, FlowId, MoverId, NewFlow};
+use crate::ids::{FlowId, MoverId};
+use crate::messages::{Endpoint, NewFlow};
 use crate::metrics::Metrics;
 use pd_abi::counters::{ClientCounters, FlowCounters, Shape};
 use pd_shm::counters::{CLIENT_WORDS, FLOW_WORDS};
@@ -73,12 +74,12 @@ fn count_in_lines(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved)
     }
     // The line of a client that has gone may be another's by now.
     let line = |end| client_line(region.shape(), mover, end).filter(|&at| region.serial(at) == end.serial);
-    if let Some(at) = line(&flow.source) {
+    if let Some(at) = line(flow.source()) {
         region.add(at + offset_of!(ClientCounters, bytes_sent), moved.bytes);
         region.add(at + offset_of!(ClientCounters, messages_sent), moved.messages);
         region.add(at + offset_of!(ClientCounters, wake_ups), moved.source_woken);
     }
-    if let Some(at) = line(&flow.destination) {
+    if let Some(at) = line(flow.destination()) {
         region.add(at + offset_of!(ClientCounters, bytes_received), moved.bytes);
         region.add(at + offset_of!(ClientCounters, messages_received), moved.messages);
         region.add(at + offset_of!(ClientCounters, rings_full), moved.rings_full);
@@ -87,33 +88,36 @@ fn count_in_lines(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved)
 }
 
 fn client_line(shape: Shape, mover: MoverId, end: &Endpoint) -> Option<usize> {
-    let client = u32::from(end.client);
-    (client < shape.clients).then(|| shape.client(mover as u32, client))
+    let client = u32::from(end.client.get());
+    (client < shape.clients).then(|| shape.client(mover.get(), client))
 }
 
 fn flow_line(shape: Shape, flow: FlowId) -> Option<usize> {
-    (flow / 2 < shape.connections).then(|| shape.flow(flow))
+    (flow.connection().get() < shape.connections).then(|| shape.flow(flow.get()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{ClientId, Slot, TenantId};
     use crate::memory::ClientMemory;
     use pd_shm::counters::CounterView;
     use std::sync::Arc;
 
+    const MOVER: MoverId = MoverId::new(0);
+
     fn flow(id: u32, serial: u64, source: (u16, u64), destination: (u16, u64)) -> NewFlow {
         let end = |(client, serial): (u16, u64)| Endpoint {
-            client,
+            client: ClientId::new(client),
             serial,
-            slot: 0,
+            slot: Slot::default(),
             generation: 1,
             memory: Arc::new(ClientMemory::new(client.into()).unwrap().0),
-            mover: 0,
+            mover: MOVER,
         };
         NewFlow {
-            id,
-            tenant: 0,
+            id: FlowId::new(id),
+            tenant: TenantId::default(),
             source: end(source),
             destination: end(destination),
             send_ring_bytes: 1 << 20,
@@ -127,15 +131,15 @@ mod tests {
         let (view, metrics) = (CounterView::new(region.fd()).unwrap(), Metrics::new(&region, 1));
         let moved = Moved { bytes: 10, messages: 1, destination_woken: 1, ..Moved::default() };
         let old = flow(0, 5, (0, 1), (1, 2));
-        open(&metrics, 0, &old);
+        open(&metrics, MOVER, &old);
         let old = Flow::new(old);
-        count(&metrics, 0, &old, &moved);
+        count(&metrics, MOVER, &old, &moved);
         let (a, b) = (view.client(0, 1), view.client(1, 2));
         assert_eq!((a.bytes_sent, a.wake_ups, b.bytes_received, b.wake_ups), (10, 0, 10, 1));
         assert_eq!(view.flow(0, 5).map(|line| (line.bytes, line.messages, line.wake_ups)), Some((10, 1, 1)));
 
-        open(&metrics, 0, &flow(2, 6, (0, 3), (1, 2)));
-        count(&metrics, 0, &old, &moved);
+        open(&metrics, MOVER, &flow(2, 6, (0, 3), (1, 2)));
+        count(&metrics, MOVER, &old, &moved);
         assert_eq!((view.client(0, 3).bytes_sent, view.client(1, 2).bytes_received), (0, 20));
         assert_eq!(view.total().bytes_delivered, 20);
     }
@@ -145,9 +149,9 @@ mod tests {
         let region = crate::metrics::region(1, 2, 2, 0).unwrap();
         let (view, metrics) = (CounterView::new(region.fd()).unwrap(), Metrics::new(&region, 1));
         let beyond = flow(1000, 1, (u16::MAX, 1), (300, 2));
-        open(&metrics, 0, &beyond);
+        open(&metrics, MOVER, &beyond);
         let beyond = Flow::new(beyond);
-        count(&metrics, 0, &beyond, &Moved { bytes: 7, rings_full: 1, ..Moved::default() });
+        count(&metrics, MOVER, &beyond, &Moved { bytes: 7, rings_full: 1, ..Moved::default() });
         assert_eq!((view.total().bytes_delivered, view.total().rings_full), (7, 1));
         assert_eq!(view.flow(1000, 1), None);
     }

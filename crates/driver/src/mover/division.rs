@@ -1,7 +1,7 @@
 //! How much of the caches the receive rings of each payer may take: a share by its weight, which its rings divide among
 //! themselves. Many flows of one payer make the rings of others no smaller.
-use super::fair::{Fair, PayerId};
 use super::fit::Shares;
+use super::scheduler::{PayerId, Scheduler};
 
 /// Receive rings of this much in all stay in the caches that copies go through; the more flows there are, the
 /// smaller are their rings...
@@ -36,8 +36,8 @@ struct Part {
 
 impl Division {
     /// One more ring of the payer's, who holds it until [`Self::give`]. Returns the bytes that it may have.
-    pub fn take(&mut self, fair: &mut Fair, payer: PayerId) -> u64 {
-        fair.hold(payer);
+    pub fn take(&mut self, scheduler: &mut Scheduler, payer: PayerId) -> u64 {
+        scheduler.hold(payer);
         if self.parts.len() <= payer as usize {
             self.parts.resize_with(payer as usize + 1, Part::default);
         }
@@ -45,25 +45,25 @@ impl Division {
         part.rings += 1;
         part.peak = part.peak.max(part.rings);
         if part.weights.0 == 0 {
-            part.weights.0 = fair.weight(payer);
+            part.weights.0 = scheduler.weight(payer);
             self.with_rings += part.weights.0;
         }
         (RINGS_BYTES * part.weights.0 / self.with_rings / part.peak).max(RING_BYTES_BUSY)
     }
 
     /// One ring less.
-    pub fn give(&mut self, fair: &mut Fair, payer: PayerId) {
+    pub fn give(&mut self, scheduler: &mut Scheduler, payer: PayerId) {
         self.parts[payer as usize].rings -= 1;
-        fair.let_go(payer);
+        scheduler.let_go(payer);
     }
 
     /// At each tick, before flows are looked at.
-    pub fn tick(&mut self, fair: &Fair) {
+    pub fn tick(&mut self, scheduler: &Scheduler) {
         (self.with_rings, self.with_busy) = (0, 0);
         for (payer, part) in self.parts.iter_mut().enumerate() {
             part.peak = part.rings.max(part.peak * RINGS_FORGOTTEN.0 / RINGS_FORGOTTEN.1);
             part.busy = std::mem::take(&mut part.busy_now);
-            let weight = |is: bool| if is { fair.weight(payer as PayerId) } else { 0 };
+            let weight = |is: bool| if is { scheduler.weight(payer as PayerId) } else { 0 };
             part.weights = (weight(part.peak > 0), weight(part.busy > 0));
             self.with_rings += part.weights.0;
             self.with_busy += part.weights.1;
@@ -104,44 +104,47 @@ impl Division {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use crate::messages::payer;
 
     #[test]
     fn many_rings_of_one_payer_make_those_of_others_no_smaller() {
-        let (mut fair, mut division) = (Fair::default(), Division::default());
-        let (one, two) = (fair.enter(payer(0, 1)), fair.enter(payer(0, 2)));
-        assert_eq!(division.take(&mut fair, one), RINGS_BYTES);
+        let (mut scheduler, mut division) = (Scheduler::default(), Division::default());
+        let (one, two) =
+            (scheduler.enter(payer(TenantId::new(0), 1)), scheduler.enter(payer(TenantId::new(0), 2)));
+        assert_eq!(division.take(&mut scheduler, one), RINGS_BYTES);
         for _ in 0..99 {
-            division.take(&mut fair, one);
+            division.take(&mut scheduler, one);
         }
-        assert_eq!(division.take(&mut fair, one), RINGS_BYTES / 101);
-        assert_eq!(division.take(&mut fair, two), RINGS_BYTES / 2);
-        assert_eq!(division.take(&mut fair, one), RINGS_BYTES / 2 / 102);
+        assert_eq!(division.take(&mut scheduler, one), RINGS_BYTES / 101);
+        assert_eq!(division.take(&mut scheduler, two), RINGS_BYTES / 2);
+        assert_eq!(division.take(&mut scheduler, one), RINGS_BYTES / 2 / 102);
         for _ in 0..200 {
-            division.take(&mut fair, one);
+            division.take(&mut scheduler, one);
         }
-        assert_eq!(division.take(&mut fair, one), RING_BYTES_BUSY);
-        fair.set_weight(0, 3);
+        assert_eq!(division.take(&mut scheduler, one), RING_BYTES_BUSY);
+        scheduler.set_weight(TenantId::new(0), 3);
         division.note_busy(two);
-        division.tick(&fair);
+        division.tick(&scheduler);
         // Equal weights, whatever they are; one of them is busy.
         let same = Shares::new((RINGS_BYTES / 2, 1), (RINGS_BYTES, 1));
         assert_eq!(format!("{:?}", division.shares(two)), format!("{same:?}"));
-        (0..303).for_each(|_| division.give(&mut fair, one));
-        division.give(&mut fair, two);
-        (0..40).for_each(|_| division.tick(&fair));
+        (0..303).for_each(|_| division.give(&mut scheduler, one));
+        division.give(&mut scheduler, two);
+        (0..40).for_each(|_| division.tick(&scheduler));
         assert_eq!((division.rings(), division.remembers()), ((0, 0), false));
-        assert_eq!(division.take(&mut fair, two), RINGS_BYTES);
+        assert_eq!(division.take(&mut scheduler, two), RINGS_BYTES);
     }
 
     #[test]
     fn shares_go_by_weight() {
-        let (mut fair, mut division) = (Fair::default(), Division::default());
-        fair.set_weight(7, 3);
-        let (one, heavy) = (fair.enter(payer(1, 0)), fair.enter(payer(7, 0)));
-        division.take(&mut fair, one);
-        assert_eq!(division.take(&mut fair, heavy), RINGS_BYTES * 3 / 4);
-        division.tick(&fair);
+        let (mut scheduler, mut division) = (Scheduler::default(), Division::default());
+        scheduler.set_weight(TenantId::new(7), 3);
+        let (one, heavy) =
+            (scheduler.enter(payer(TenantId::new(1), 0)), scheduler.enter(payer(TenantId::new(7), 0)));
+        division.take(&mut scheduler, one);
+        assert_eq!(division.take(&mut scheduler, heavy), RINGS_BYTES * 3 / 4);
+        division.tick(&scheduler);
         let shares = Shares::new((RINGS_BYTES / 4, 1), (RINGS_BYTES, 1));
         assert_eq!(format!("{:?}", division.shares(one)), format!("{shares:?}"));
     }

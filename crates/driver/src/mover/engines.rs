@@ -6,6 +6,8 @@ use pd_engine::{Cpu, Engine, QueuePair};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Commands that one flow may write in its turn, and completions that are taken at a time.
+pub const COMMANDS_PER_TURN: usize = 128;
 /// Failures in a row after which an engine is not used any more.
 const FAILURES_MAX: u32 = 16;
 
@@ -19,6 +21,10 @@ pub struct Engines {
     /// Commands that the submission queue had no room for.
     backlog: VecDeque<Command>,
     redone: Vec<Command>,
+    /// What the flow writes that has its turn.
+    batch: Vec<Command>,
+    /// What was reaped last.
+    completions: Vec<Command>,
     failures: u32,
     quarantined: bool,
     metrics: Arc<Metrics>,
@@ -36,6 +42,8 @@ impl Engines {
             cpu: cpu.queue_pair()?,
             backlog: VecDeque::new(),
             redone: Vec::new(),
+            batch: Vec::with_capacity(COMMANDS_PER_TURN),
+            completions: vec![Command::default(); COMMANDS_PER_TURN],
             failures: 0,
             quarantined: false,
             metrics,
@@ -61,10 +69,25 @@ impl Engines {
         !self.backlog.is_empty()
     }
 
-    /// Hands commands to the engine; those that do not fit are handed over in [`Self::reap`].
-    pub fn submit(&mut self, commands: &[Command]) {
-        let accepted = if self.backlog.is_empty() { self.hand_over(commands) } else { 0 };
+    /// Where a flow writes its commands, which have to be handed over by [`Self::submit`].
+    #[inline]
+    pub fn batch(&mut self) -> &mut Vec<Command> {
+        &mut self.batch
+    }
+
+    /// Whether there are any.
+    #[inline]
+    pub fn has_batch(&self) -> bool {
+        !self.batch.is_empty()
+    }
+
+    /// Hands them to the engine; those that do not fit are handed over in [`Self::reap`].
+    pub fn submit(&mut self) {
+        let mut commands = std::mem::take(&mut self.batch);
+        let accepted = if self.backlog.is_empty() { self.hand_over(&commands) } else { 0 };
         self.backlog.extend(&commands[accepted..]);
+        commands.clear();
+        self.batch = commands;
     }
 
     fn hand_over(&mut self, commands: &[Command]) -> usize {
@@ -76,8 +99,21 @@ impl Engines {
         unsafe { pair.submit(commands) }
     }
 
-    /// Takes completions; those that failed are done again by the `cpu` engine first.
-    pub fn reap(&mut self, completions: &mut [Command]) -> usize {
+    /// Takes completions, [`COMMANDS_PER_TURN`] at most; those that failed are done again by the `cpu` engine first.
+    pub fn reap(&mut self) -> usize {
+        let mut completions = std::mem::take(&mut self.completions);
+        let count = self.reap_into(&mut completions);
+        self.completions = completions;
+        count
+    }
+
+    /// One of those that were taken last.
+    #[inline]
+    pub fn completion(&self, at: usize) -> Command {
+        self.completions[at]
+    }
+
+    fn reap_into(&mut self, completions: &mut [Command]) -> usize {
         let mut count = 0;
         while count < completions.len() {
             let mut got = self.chosen.reap(&mut completions[count..]);

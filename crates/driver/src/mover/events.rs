@@ -1,49 +1,49 @@
 //! What clients are told: events written, published, and kept while a ring is full.
 use super::flow::wants_event;
-use super::{channel_of, Mover};
-use crate::memory::Slot;
-use crate::messages::{ClientId, MoverId, ToMover};
+use super::Mover;
+use crate::ids::{ClientId, MoverId, Slot};
+use crate::messages::ToMover;
 use pd_abi::layout::socket_status;
-use pd_abi::{Event, SocketId};
+use pd_abi::Event;
 use std::sync::atomic::{fence, Ordering};
 
 impl Mover {
     pub(super) fn ready_at(&mut self, (mover, client, slot): (MoverId, ClientId, Slot)) {
-        if mover == self.settings.id {
+        if mover == self.outbox.own() {
             self.post_ready(client, slot);
         } else {
-            self.peers[mover].send(ToMover::Ready { client, slot });
+            self.outbox.tell_mover(mover, ToMover::Ready { client, slot });
         }
     }
 
     pub(super) fn post_ready(&mut self, client: ClientId, slot: Slot) {
-        let Some(Some(state)) = self.clients.get(client as usize) else { return };
-        let Some(socket) = state.sockets.get(slot as usize) else { return };
+        let Some(state) = self.clients.get(client) else { return };
+        let Some(socket) = state.slot(slot) else { return };
         fence(Ordering::SeqCst);
         if socket.generation == 0
-            || !state.memory.slot_taken(slot, socket.generation)
-            || !wants_event(&state.memory, slot)
+            || !state.memory().slot_taken(slot, socket.generation)
+            || !wants_event(state.memory(), slot)
         {
             return;
         }
-        let number = state.memory.event_number(slot).wrapping_add(1);
-        state.memory.publish_u32(slot, socket_status::EVENT_NUMBER, number);
-        let event = Event::ready(SocketId::new(slot, socket.generation), number);
+        let number = state.memory().event_number(slot).wrapping_add(1);
+        state.memory().publish_u32(slot, socket_status::EVENT_NUMBER, number);
+        let event = Event::ready(slot.socket(socket.generation), number);
         let channel = socket.channel.into();
         self.post(client, channel, event);
     }
 
     pub(super) fn post(&mut self, client: ClientId, index: usize, event: Event) {
-        let Some(channel) = channel_of(&mut self.clients, client, index) else { return };
+        let Some(channel) = self.clients.channel(client, index) else { return };
         match channel.post(event) {
             Ok(fits) => {
                 if !fits && !channel.overflowing {
                     channel.overflowing = true;
-                    self.overflowing.push((client, index));
+                    self.outbox.add_overflowing((client, index));
                 }
                 if !channel.dirty {
                     channel.dirty = true;
-                    self.dirty.push((client, index));
+                    self.outbox.add_dirty((client, index));
                 }
             }
             Err(violation) => self.cut_off(client, violation),
@@ -51,27 +51,27 @@ impl Mover {
     }
 
     pub(super) fn flush_events(&mut self) {
-        if !self.overflowing.is_empty() {
+        if self.outbox.is_overflowing() {
             self.retry_overflow();
         }
-        while let Some((client, index)) = self.dirty.pop() {
-            let Some(Some(state)) = self.clients.get_mut(client as usize) else { continue };
-            let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { continue };
-            channel.publish(&state.memory, index);
+        while let Some((client, index)) = self.outbox.pop_dirty() {
+            let Some(state) = self.clients.get_mut(client) else { continue };
+            let Some((channel, memory)) = state.channel_and_memory(index) else { continue };
+            channel.publish(memory, index);
         }
     }
 
     pub(super) fn retry_overflow(&mut self) {
-        let mut list = std::mem::take(&mut self.overflowing);
+        let mut list = self.outbox.take_overflowing();
         let mut broken = Vec::new();
         list.retain(|&(client, index)| {
-            let Some(Some(state)) = self.clients.get_mut(client as usize) else { return false };
-            let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return false };
+            let Some(state) = self.clients.get_mut(client) else { return false };
+            let Some((channel, memory)) = state.channel_and_memory(index) else { return false };
             let retried = channel.retry().and_then(|moved| {
                 if !channel.overflowing {
                     return Ok(moved);
                 }
-                state.memory.set_events_waiting(index, true);
+                memory.set_events_waiting(index, true);
                 // SYNC POINT: event-room (the client gives room back, fences, looks at `events_waiting`)
                 fence(Ordering::SeqCst);
                 Ok(channel.retry()? || moved)
@@ -80,9 +80,9 @@ impl Mover {
                 Ok(moved) => {
                     if moved && !channel.dirty {
                         channel.dirty = true;
-                        self.dirty.push((client, index));
+                        self.outbox.add_dirty((client, index));
                     }
-                    state.memory.set_events_waiting(index, channel.overflowing);
+                    memory.set_events_waiting(index, channel.overflowing);
                     channel.overflowing
                 }
                 Err(violation) => {
@@ -91,7 +91,7 @@ impl Mover {
                 }
             }
         });
-        self.overflowing = list;
+        self.outbox.put_overflowing(list);
         for (client, violation) in broken {
             self.cut_off(client, violation);
         }

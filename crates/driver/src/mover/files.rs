@@ -3,10 +3,12 @@
 //! A client asks for a file once and then names it in sends without waiting for anybody. A file that is not sent for a while is
 //! closed, by words of both sides (see [`pd_abi::layout::control_header::FILE_USES`]), so that an idle client holds no
 //! removed file and no file system.
+use super::clients::Client;
 use super::flow::Flow;
-use super::{Client, Mover};
+use super::Mover;
+use crate::ids::{ClientId, FlowId};
 use crate::memory::{Amounts, Lease};
-use crate::messages::{ClientId, FlowId, Payer, Violation};
+use crate::messages::{Payer, Violation};
 use crate::metrics::Metrics;
 use crate::reader::{Asker, FileSocket, OpenFile, Wanted};
 use pd_abi::limits::{FILES_MAX, MESSAGE_BYTES_MAX};
@@ -20,9 +22,17 @@ use std::time::Duration;
 /// How long a file stays open that is not sent.
 const FILE_IDLE: Duration = Duration::from_secs(1);
 
+/// The files of a client.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// By which it passes them.
+    socket: Option<Arc<FileSocket>>,
+    slots: Vec<FileSlot>,
+}
+
 /// A place for a file of a client's.
 #[derive(Debug, Default)]
-pub(super) struct FileSlot {
+struct FileSlot {
     /// Of the present file, or the last one.
     generation: u16,
     state: State,
@@ -45,18 +55,18 @@ impl Mover {
     /// Has a file opened.
     pub(super) fn open_file(&mut self, client: ClientId, channel: usize, request: &Request) {
         let can_read = self.engines.is_own_core();
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
-        let Some(socket) = state.file_socket.clone() else {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        let Some(socket) = state.files().socket.clone() else {
             self.answer_file(client, channel, request.tag, Err(Errno::NOTCONN));
             return;
         };
-        let place = if can_read { state.place_for_file() } else { Err(Errno::OPNOTSUPP) };
+        let place = if can_read { place_for_file(state) } else { Err(Errno::OPNOTSUPP) };
         let (slot, lease) = match place {
             Ok((slot, lease)) => (Some(slot), Ok(lease)),
             Err(errno) => (None, Err(errno)),
         };
         let (serial, _) = request.numbers();
-        let memory = Arc::downgrade(&state.memory);
+        let memory = Arc::downgrade(state.memory());
         let asker = Asker { client, memory, slot, channel, tag: request.tag };
         // What was passed is received also if the request is refused.
         if let Err(errno) = socket.open(Wanted { serial, lease }, asker, &self.inbox) {
@@ -66,18 +76,19 @@ impl Mover {
 
     /// Takes what came of it.
     pub(super) fn file_opened(&mut self, asker: &Asker, file: rustix::io::Result<Arc<OpenFile>>) {
-        let Some(Some(state)) = self.clients.get_mut(asker.client as usize) else { return };
-        if asker.memory.as_ptr() != Arc::as_ptr(&state.memory) {
+        let Some(state) = self.clients.get_mut(asker.client) else { return };
+        if asker.memory.as_ptr() != Arc::as_ptr(state.memory()) {
             return; // another client by now
         }
-        let slot = asker.slot.and_then(|at| Some((at, state.files.get_mut(at)?)));
+        let (files, memory) = state.files_and_memory();
+        let slot = asker.slot.and_then(|at| Some((at, files.slots.get_mut(at)?)));
         let result = match (file, slot) {
             (Ok(file), Some((at, slot))) => {
                 slot.generation = slot.generation.wrapping_add(1).max(1);
                 slot.state = State::Open { file, taken: 0, last_used: self.now };
                 let id = FileId::new(at as u16, slot.generation);
-                state.memory.set_file(at, id.0);
-                self.ticking = true;
+                memory.set_file(at, id.0);
+                self.ticks.want();
                 Ok(id)
             }
             (Ok(_), None) => Err(Errno::MFILE),
@@ -93,17 +104,17 @@ impl Mover {
 
     /// A client has got its file socket.
     pub(super) fn add_file_socket(&mut self, client: ClientId, payer: Payer, socket: (OwnedFd, Lease)) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
+        let Some(state) = self.clients.get_mut(client) else { return };
         match FileSocket::new(socket.0, socket.1, payer, &self.readers) {
-            Ok(socket) => state.file_socket = Some(Arc::new(socket)),
+            Ok(socket) => state.files().socket = Some(Arc::new(socket)),
             Err(error) => tracing::warn!(%error, "cannot start a thread: a client reads its files itself"),
         }
     }
 
     /// A client is another payer's from now on.
     pub(super) fn move_file_socket(&mut self, client: ClientId, payer: Payer) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
-        let Some(socket) = &state.file_socket else { return };
+        let Some(state) = self.clients.get_mut(client) else { return };
+        let Some(socket) = &state.files().socket else { return };
         match self.readers.of(payer) {
             Ok(reader) => socket.set_reader(reader),
             Err(error) => tracing::warn!(%error, "cannot start a thread: files stay with another payer's"),
@@ -125,8 +136,8 @@ impl Mover {
     pub(super) fn take_file_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {
         let (offset, len) = request.numbers();
         let id = FileId(request.tag);
-        let state = self.clients[client as usize].as_mut().ok_or(Violation::File)?;
-        let slot = state.files.get_mut(usize::from(id.slot())).ok_or(Violation::File)?;
+        let state = self.clients.get_mut(client).ok_or(Violation::File)?;
+        let slot = state.files().slots.get_mut(usize::from(id.slot())).ok_or(Violation::File)?;
         let FileSlot { generation, state: State::Open { file, taken, last_used } } = slot else {
             return Err(Violation::File);
         };
@@ -143,8 +154,7 @@ impl Mover {
     /// Closes files that were not sent for a while. Says whether any stays open.
     pub(super) fn close_idle_files(&mut self) -> bool {
         let now = self.now;
-        let clients = self.clients.iter_mut().flatten();
-        clients.fold(false, |any, client| close_idle(client, now) | any)
+        self.clients.iter_mut().fold(false, |any, client| close_idle(client, now) | any)
     }
 
     /// Has the reader read what a flow found to be on a disk.
@@ -173,36 +183,36 @@ impl Mover {
     }
 }
 
-impl Client {
-    /// A place for a file that is to be opened, and what pays for it.
-    fn place_for_file(&mut self) -> rustix::io::Result<(usize, Lease)> {
-        let free = self.files.iter().position(|slot| matches!(slot.state, State::Free));
-        let slot = free.unwrap_or(self.files.len());
-        if slot == FILES_MAX {
-            return Err(Errno::MFILE);
-        }
-        let lease = self.account.lease(Amounts::descriptor()).map_err(|_| Errno::MFILE)?;
-        if slot == self.files.len() {
-            self.files.push(FileSlot::default());
-        }
-        self.files[slot].state = State::Opening;
-        Ok((slot, lease))
+/// A place for a file that is to be opened, and what pays for it.
+fn place_for_file(client: &mut Client) -> rustix::io::Result<(usize, Lease)> {
+    let (Files { slots, .. }, account) = client.files_and_account();
+    let free = slots.iter().position(|slot| matches!(slot.state, State::Free));
+    let at = free.unwrap_or(slots.len());
+    if at == FILES_MAX {
+        return Err(Errno::MFILE);
     }
+    let lease = account.lease(Amounts::descriptor()).map_err(|_| Errno::MFILE)?;
+    if at == slots.len() {
+        slots.push(FileSlot::default());
+    }
+    slots[at].state = State::Opening;
+    Ok((at, lease))
 }
 
 fn close_idle(client: &mut Client, now: Duration) -> bool {
     let mut any = false;
-    for (at, slot) in client.files.iter_mut().enumerate() {
+    let (files, memory) = client.files_and_memory();
+    for (at, slot) in files.slots.iter_mut().enumerate() {
         let State::Open { taken, last_used, .. } = slot.state else { continue };
         if now.saturating_sub(last_used) > FILE_IDLE {
-            client.memory.set_file(at, 0);
+            memory.set_file(at, 0);
             // SYNC POINT: file-dekker
             fence(Ordering::SeqCst);
-            if client.memory.file_uses(at) == taken {
+            if memory.file_uses(at) == taken {
                 slot.state = State::Free;
                 continue;
             }
-            client.memory.set_file(at, FileId::new(at as u16, slot.generation).0);
+            memory.set_file(at, FileId::new(at as u16, slot.generation).0);
         }
         any = true;
     }

@@ -1,7 +1,8 @@
 //! The flows of a mover, by number. One that has never had anything to do is kept small: most connections of
 //! a busy machine are idle.
 use super::flow::Flow;
-use crate::messages::{ClientId, FlowId, NewFlow, TenantId};
+use crate::ids::{ClientId, FlowId, TenantId};
+use crate::messages::NewFlow;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -18,7 +19,7 @@ enum Place {
 impl Flows {
     /// Adds one; what had its number before is no more.
     pub fn add(&mut self, new: Box<NewFlow>) {
-        let index = new.id as usize;
+        let index = new.id.index();
         if self.0.len() <= index {
             self.0.resize_with(index + 1, Place::default);
         }
@@ -28,7 +29,7 @@ impl Flows {
     /// The flow, which is going to do something.
     #[inline]
     pub fn get(&mut self, id: FlowId) -> Option<&mut Flow> {
-        let place = self.0.get_mut(id as usize)?;
+        let place = self.0.get_mut(id.index())?;
         if let Place::Fresh(_) = place {
             wake(place);
         }
@@ -41,21 +42,21 @@ impl Flows {
     /// The flow, if it has ever done something.
     #[inline]
     pub fn used(&mut self, id: FlowId) -> Option<&mut Flow> {
-        match self.0.get_mut(id as usize)? {
+        match self.0.get_mut(id.index())? {
             Place::Flow(flow) => Some(flow),
             _ => None,
         }
     }
 
-    /// Numbers are below this.
-    pub fn end(&self) -> FlowId {
-        self.0.len() as FlowId
+    /// All numbers that there may be.
+    pub fn ids(&self) -> impl Iterator<Item = FlowId> {
+        (0..self.0.len()).map(FlowId::at)
     }
 
     /// Takes one out.
     pub fn remove(&mut self, id: FlowId) -> Option<Box<Flow>> {
         self.get(id)?;
-        match std::mem::take(&mut self.0[id as usize]) {
+        match std::mem::take(&mut self.0[id.index()]) {
             Place::Flow(flow) => Some(flow),
             _ => None,
         }
@@ -63,7 +64,7 @@ impl Flows {
 
     /// Another tenant's from now on. Says whether it has ever done something.
     pub fn set_tenant(&mut self, id: FlowId, tenant: TenantId) -> bool {
-        match self.0.get_mut(id as usize) {
+        match self.0.get_mut(id.index()) {
             Some(Place::Flow(flow)) => {
                 flow.tenant = tenant;
                 true
@@ -78,13 +79,10 @@ impl Flows {
 
     /// Its source, if that is the client, is no more: the client's number may be another's soon.
     pub fn forget_source(&mut self, id: FlowId, client: ClientId) {
-        let source = match self.0.get_mut(id as usize) {
-            Some(Place::Flow(flow)) => &mut flow.source,
-            Some(Place::Fresh(new)) => &mut new.source,
-            _ => return,
-        };
-        if source.client == client {
-            source.client = ClientId::MAX;
+        match self.0.get_mut(id.index()) {
+            Some(Place::Flow(flow)) => flow.forget_source(client),
+            Some(Place::Fresh(new)) => new.source.forget(client),
+            _ => {}
         }
     }
 }

@@ -4,58 +4,58 @@
 //! sockets. Everything it owns is touched by its thread alone; commands come by its mailbox. In steady
 //! state it makes no system call, allocation, lock or log line per message.
 mod channel;
+mod clients;
 mod commands;
 mod counting;
 mod division;
+mod doorbells;
 mod engines;
 mod events;
-mod fair;
 mod files;
 mod fit;
 mod flow;
 mod flows;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
-pub mod hostile;
-mod moving;
+mod migration;
+mod outbox;
 mod requests;
+mod scheduler;
 mod serve;
 mod table;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+pub(crate) mod testing;
 mod throttle;
+mod ticks;
 mod turns;
 
 pub use table::{BufferTable, Entry, ENTRIES_MAX};
 
 use crate::clock::Clock;
-use crate::mailbox::{Mailbox, Outbox};
-use crate::memory::{Account, ClientMemory};
-use crate::messages::{ClientId, FlowId, MoverId, ToConductor, ToMover};
+use crate::ids::MoverId;
+use crate::mailbox::{self, Mailbox};
+use crate::messages::{ToConductor, ToMover};
 use crate::metrics::Metrics;
-use crate::reader::{FileSocket, Readers};
-use channel::Channel;
+use crate::reader::Readers;
+use clients::Clients;
 use division::Division;
+use doorbells::{Doorbells, Rung};
 use engines::Engines;
-use fair::{Fair, PayerId};
-use files::FileSlot;
 use flows::Flows;
-use pd_abi::Command;
+use migration::Drains;
+use outbox::Outbox;
 use pd_engine::Engine;
-use pd_shm::{Mapping, Spin};
-use rustix::event::epoll;
-use rustix::time::Timespec;
+use pd_shm::Spin;
+use scheduler::Scheduler;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 use throttle::Throttle;
+use ticks::Ticks;
 
-/// Commands that one flow may write in its turn.
-const COMMANDS_PER_TURN: usize = 128;
 /// One look in so many before a sleep is at the doorbells, too.
 const LOOKS_PER_POLL: u32 = 4;
-/// A mover that does not sleep looks at its doorbells this often.
-const BUSY_POLL: Duration = Duration::from_millis(1);
 
 /// Settings of a mover.
 #[derive(Clone, Debug)]
@@ -73,77 +73,27 @@ pub struct Mover {
     settings: MoverSettings,
     clock: Arc<dyn Clock>,
     inbox: Arc<Mailbox<ToMover>>,
-    peers: Vec<Arc<Mailbox<ToMover>>>,
-    conductor: Outbox<ToConductor>,
     metrics: Arc<Metrics>,
-    engines: Engines,
     /// Open files and wait for disks.
     readers: Arc<Readers>,
-    epoll: OwnedFd,
 
-    clients: Vec<Option<Client>>,
+    clients: Clients,
     flows: Flows,
     /// Whose turn it is: channels that are looked at, and flows with something to copy.
-    fair: Fair,
-    /// Bytes copied by requests as they were taken, and the charge for those passed on to the conductor. Not charged yet.
-    uncharged: u64,
-    /// Flows with a full receive ring.
-    blocked: Vec<FlowId>,
+    scheduler: Scheduler,
     /// Rates, and flows without tokens.
     throttle: Throttle,
-    /// Flows with something to tell.
-    touched: Vec<FlowId>,
-    /// Channels with events to publish.
-    dirty: Vec<(ClientId, usize)>,
-    overflowing: Vec<(ClientId, usize)>,
-    /// Flows with a ring of the source's that is read here, and when to look at one of them next.
-    unfinished: Vec<FlowId>,
-    next_look: Duration,
     /// What receive rings may have.
     division: Division,
-    commands: VecDeque<ToMover>,
-    batch: Vec<Command>,
-    completions: Vec<Command>,
+    drains: Drains,
+    engines: Engines,
+    outbox: Outbox,
+    doorbells: Doorbells,
+    ticks: Ticks,
     spin: Spin,
     now: Duration,
-    next_tick: Duration,
-    /// Whether any flow needs ticks: it has a ring that may fall idle, or is ending.
-    ticking: bool,
-    next_poll: Duration,
-    watched: bool,
-    sleeps: u32,
-}
-
-struct Client {
-    payer: PayerId,
-    account: Arc<Account>,
-    memory: Arc<ClientMemory>,
-    /// By which it passes files.
-    file_socket: Option<Arc<FileSocket>>,
-    files: Vec<FileSlot>,
-    channels: Vec<Option<Channel>>,
-    regions: Vec<Option<Arc<Mapping>>>,
-    sockets: Vec<Socket>,
-    removing: bool,
-    cut_off: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Socket {
-    /// 0: none.
-    generation: u16,
-    channel: u8,
-    outgoing: Option<FlowId>,
-    /// The flow that has sends of this socket's, also after it was closed.
-    sends: Option<FlowId>,
-    incoming: Option<(MoverId, FlowId)>,
-}
-
-const TOKEN_INBOX: u64 = u64::MAX;
-const TOKEN_EXTRA: u64 = u64::MAX - 1;
-
-fn token(client: ClientId, channel: usize) -> u64 {
-    u64::from(client) << 32 | channel as u64
+    /// Space for what is carried out next.
+    commands: VecDeque<ToMover>,
 }
 
 impl Mover {
@@ -156,46 +106,30 @@ impl Mover {
         clock: Arc<dyn Clock>,
         engine: &dyn Engine,
         inboxes: &[Arc<Mailbox<ToMover>>],
-        conductor: Outbox<ToConductor>,
+        conductor: mailbox::Outbox<ToConductor>,
         metrics: Arc<Metrics>,
         readers: Arc<Readers>,
     ) -> Result<Self, crate::StartError> {
-        let inbox = Arc::clone(&inboxes[settings.id]);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, inbox.fd(), epoll::EventData::new_u64(TOKEN_INBOX), edge)?;
+        let inbox = Arc::clone(&inboxes[settings.id.index()]);
         Ok(Self {
+            doorbells: Doorbells::new(inbox.fd())?,
             engines: Engines::new(engine, Arc::clone(&metrics))?,
+            outbox: Outbox::new(settings.id, conductor, inboxes),
             spin: Spin::new(settings.spin),
-            peers: inboxes.to_vec(),
             inbox,
             settings,
             now: clock.now(),
             clock,
-            conductor,
             metrics,
             readers,
-            epoll,
-            clients: Vec::new(),
+            clients: Clients::default(),
             flows: Flows::default(),
-            fair: Fair::default(),
-            uncharged: 0,
-            blocked: Vec::new(),
+            scheduler: Scheduler::default(),
             throttle: Throttle::default(),
-            touched: Vec::new(),
-            dirty: Vec::new(),
-            overflowing: Vec::new(),
-            unfinished: Vec::new(),
-            next_look: Duration::ZERO,
             division: Division::default(),
+            drains: Drains::default(),
+            ticks: Ticks::default(),
             commands: VecDeque::new(),
-            batch: Vec::with_capacity(COMMANDS_PER_TURN),
-            completions: vec![Command::default(); COMMANDS_PER_TURN],
-            next_tick: Duration::ZERO,
-            ticking: false,
-            next_poll: Duration::ZERO,
-            watched: false,
-            sleeps: 0,
         })
     }
 
@@ -204,23 +138,23 @@ impl Mover {
     /// # Errors
     /// Those of `epoll_ctl`.
     pub fn watch(&mut self, fd: impl AsFd) -> rustix::io::Result<()> {
-        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(TOKEN_EXTRA), epoll::EventFlags::IN)
+        self.doorbells.watch(fd)
     }
 
     /// One turn: commands, requests, copies, completions, news. Says whether there was anything to do.
     pub fn step(&mut self) -> bool {
         self.now = self.clock.now();
         let mut worked = self.take_commands();
-        if self.ticking && self.now >= self.next_tick {
+        if self.ticks.next().is_some_and(|at| self.now >= at) {
             self.tick(self.settings.ring_idle);
         }
-        if !self.unfinished.is_empty() && self.now >= self.next_look {
-            self.look_at_unfinished();
+        if self.drains.next().is_some_and(|at| self.now >= at) {
+            self.look_at_drains();
         }
-        if self.now >= self.next_poll {
+        if self.ticks.is_poll_due(self.now) {
             // Busy for a while: hear those that ring all the same.
             self.wait(Some(Duration::ZERO));
-            self.next_poll = self.now + BUSY_POLL;
+            self.ticks.polled(self.now);
         }
         if self.throttle.is_limited() {
             self.take_alarms();
@@ -235,12 +169,12 @@ impl Mover {
 
     #[inline]
     fn tell_conductor(&self, message: ToConductor) {
-        self.conductor.send(message);
+        self.outbox.tell_conductor(message);
     }
 
     /// What it has to tell a conductor of its own thread; `into` is empty.
     pub fn take_messages(&self, into: &mut VecDeque<ToConductor>) {
-        self.conductor.drain(into);
+        self.outbox.take_messages(into);
     }
 
     /// Waits for something to do: a bounded spin, then a sleep, at most until `wake_by`. `news` looks
@@ -265,12 +199,13 @@ impl Mover {
         // SYNC POINT: need-wakeup-dekker
         fence(Ordering::SeqCst);
         if !news() && !self.has_news(false) {
-            let tick = self.ticking.then_some(self.next_tick);
-            let look = (!self.unfinished.is_empty()).then_some(self.next_look);
-            let until = [tick, look, wake_by, self.throttle.next()].into_iter().flatten().min();
+            let until = [self.ticks.next(), self.drains.next(), wake_by, self.throttle.next()]
+                .into_iter()
+                .flatten()
+                .min();
             let now = self.clock.now();
             self.wait(until.map(|until| until.saturating_sub(now).max(Duration::from_millis(1))));
-            self.next_poll = self.clock.now() + BUSY_POLL;
+            self.ticks.polled(self.clock.now());
             Metrics::add(&self.metrics.mover_sleeps, 1);
         }
         self.inbox.set_asleep(false);
@@ -281,35 +216,29 @@ impl Mover {
 
     /// Whether the descriptor given to [`Self::watch`] has become readable since the last call.
     pub fn take_watched(&mut self) -> bool {
-        std::mem::take(&mut self.watched)
+        self.doorbells.take_watched()
     }
 
     /// Waits in the kernel; says whether anybody rang.
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let timeout =
-            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
         let mut space = [MaybeUninit::uninit(); 64];
-        // An interrupted or failed wait is a wake-up like any other: everything is looked at.
-        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, timeout.as_ref()) else { return false };
-        let rung = !ready.is_empty();
+        let ready = self.doorbells.wait(&mut space, timeout);
         for event in ready {
-            match event.data.u64() {
-                TOKEN_INBOX => {}
-                TOKEN_EXTRA => self.watched = true,
-                token => self.activate((token >> 32) as ClientId, token as u32 as usize),
+            if let Rung::Channel(client, channel) = self.doorbells.hear(event) {
+                self.activate(client, channel);
             }
         }
-        rung
+        !ready.is_empty()
     }
 
     /// Asks all clients that are looked at to ring, and blocked receivers to say when there is room.
     fn arm(&mut self) {
-        self.sleeps = self.sleeps.wrapping_add(1).max(1);
-        for (client, index) in self.fair.channels() {
-            let Some(Some(client)) = self.clients.get(client as usize) else { continue };
-            client.memory.set_need_wakeup(index, self.sleeps);
+        let number = self.doorbells.number_sleep();
+        for (client, index) in self.scheduler.channels() {
+            let Some(client) = self.clients.get(client) else { continue };
+            client.memory().set_need_wakeup(index, number);
         }
-        for &id in &self.blocked {
+        for id in self.scheduler.blocked() {
             if let Some(flow) = self.flows.used(id) {
                 flow.ask_for_room();
             }
@@ -317,11 +246,11 @@ impl Mover {
     }
 
     fn disarm(&mut self) {
-        for (client, index) in self.fair.channels() {
-            let Some(Some(client)) = self.clients.get(client as usize) else { continue };
-            client.memory.set_need_wakeup(index, 0);
+        for (client, index) in self.scheduler.channels() {
+            let Some(client) = self.clients.get(client) else { continue };
+            client.memory().set_need_wakeup(index, 0);
         }
-        for &id in &self.blocked {
+        for id in self.scheduler.blocked() {
             if let Some(flow) = self.flows.used(id) {
                 flow.ask_for_nothing();
             }
@@ -330,17 +259,17 @@ impl Mover {
 
     /// Looks for something to do; with `rests` not in channels that are left alone for a while.
     fn has_news(&mut self, rests: bool) -> bool {
-        if self.inbox.is_filled() || self.fair.has_flows() {
+        if self.inbox.is_filled() || self.scheduler.has_flows() {
             return true;
         }
-        for (client, index) in self.fair.channels() {
-            let Some(channel) = channel_of(&mut self.clients, client, index) else { continue };
+        for (client, index) in self.scheduler.channels() {
+            let Some(channel) = self.clients.channel(client, index) else { continue };
             // Not even a look at the memory of one that rests.
             if !(rests && channel.rests(|| self.clock.now())) && channel.has_requests() {
                 return true;
             }
         }
-        for &id in &self.blocked {
+        for id in self.scheduler.blocked() {
             // A broken receiver is news as well.
             if self.flows.used(id).is_some_and(|f| f.has_room().unwrap_or(true)) {
                 return true;
@@ -348,15 +277,4 @@ impl Mover {
         }
         false
     }
-}
-
-fn put<T>(list: &mut Vec<Option<T>>, index: usize, item: T) {
-    if list.len() <= index {
-        list.resize_with(index + 1, || None);
-    }
-    list[index] = Some(item);
-}
-
-fn channel_of(clients: &mut [Option<Client>], client: ClientId, channel: usize) -> Option<&mut Channel> {
-    clients.get_mut(client as usize)?.as_mut()?.channels.get_mut(channel)?.as_mut()
 }

@@ -1,9 +1,9 @@
 //! What clients ask for: requests copied once, checked, taken.
-use super::fair::{PayerId, CONTROL_BYTES, REQUEST_BYTES};
 use super::flow::Flow;
-use super::{channel_of, Mover, Socket};
-use crate::memory::Slot;
-use crate::messages::{ClientId, Forwarded, ToConductor, ToMover, Violation};
+use super::scheduler::{PayerId, CONTROL_BYTES, REQUEST_BYTES};
+use super::Mover;
+use crate::ids::{ClientId, Slot};
+use crate::messages::{Forwarded, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::limits::CHANNELS_MAX;
 use pd_abi::{Operation, Request, SocketId, LEFT_RECEIVING, LEFT_SENDING};
@@ -13,7 +13,7 @@ use std::sync::atomic::{fence, Ordering};
 const REQUESTS_PER_TURN: usize = 64;
 /// Requests of one client that may be on their way to other agents; beyond, its request rings wait. Checked
 /// once in a channel's turn, which may pass on [`REQUESTS_PER_TURN`].
-pub(super) const FORWARDED_MAX: usize = 1024;
+pub const FORWARDED_MAX: usize = 1024;
 /// The same of all clients together, in a driver of one thread, which carries them out before it takes more.
 const KEPT_MAX: usize = 1 << 16;
 /// A send of at most this much is copied as soon as its request is read, if nothing is before it: by one channel in a turn
@@ -24,20 +24,21 @@ const QUIET_TURNS_MAX: u32 = 4096;
 
 impl Mover {
     pub(super) fn activate(&mut self, client: ClientId, index: usize) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
-        let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return };
+        let Some(state) = self.clients.get_mut(client) else { return };
+        let payer = state.payer();
+        let Some((channel, memory)) = state.channel_and_memory(index) else { return };
         channel.quiet_turns = 0;
         if !channel.active {
             channel.active = true;
-            state.memory.set_need_wakeup(index, 0);
-            self.fair.add_channel(state.payer, (client, index));
+            memory.set_need_wakeup(index, 0);
+            self.scheduler.add_channel(payer, (client, index));
         }
     }
 
     /// Takes the requests of the channel that a socket sends on, as many as there can be.
     pub(super) fn catch_up(&mut self, client: ClientId, slot: Slot) {
-        let channel = match self.clients.get(client as usize) {
-            Some(Some(state)) => state.sockets.get(slot as usize).map(|socket| usize::from(socket.channel)),
+        let channel = match self.clients.get(client) {
+            Some(state) => state.slot(slot).map(|socket| usize::from(socket.channel)),
             _ => None,
         };
         let Some(channel) = channel else { return };
@@ -55,7 +56,7 @@ impl Mover {
     fn take_requests(&mut self, client: ClientId, index: usize) -> Option<usize> {
         let mut taken = 0;
         let result = loop {
-            let channel = channel_of(&mut self.clients, client, index)?;
+            let channel = self.clients.channel(client, index)?;
             match channel.next_request() {
                 Ok(Some(request)) => {
                     taken += 1;
@@ -71,11 +72,10 @@ impl Mover {
             }
         };
         if taken > 0 {
-            let uncharged = std::mem::take(&mut self.uncharged);
-            self.fair.charge(self.payer_of(client), taken as u64 * REQUEST_BYTES + uncharged);
+            self.scheduler.charge_requests(self.clients.payer(client), taken as u64);
         }
         let now = self.now;
-        channel_of(&mut self.clients, client, index)?.end_turn(taken, now);
+        self.clients.channel(client, index)?.end_turn(taken, now);
         if let Err(violation) = result {
             self.cut_off(client, violation);
             return None;
@@ -85,26 +85,27 @@ impl Mover {
 
     /// Whether the agents that are to carry out a client's requests have fallen behind.
     fn has_fallen_behind(&self, client: ClientId) -> bool {
-        if let Some(kept) = self.conductor.kept() {
+        if let Some(kept) = self.outbox.kept() {
             return kept >= KEPT_MAX;
         }
-        let state = self.clients.get(client as usize).and_then(Option::as_ref);
-        state.is_some_and(|state| state.memory.forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX)
+        let state = self.clients.get(client);
+        state.is_some_and(|state| state.memory().forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX)
     }
 
     /// Takes requests of one of the payer's channels; how many. None: the channel shall not be looked at any more.
     pub(super) fn poll_channel(&mut self, client: ClientId, index: usize, payer: PayerId) -> Option<usize> {
         let now = self.now;
-        if channel_of(&mut self.clients, client, index)?.rests(|| now) {
+        if self.clients.channel(client, index)?.rests(|| now) {
             return Some(0);
         }
         let taken = if self.has_fallen_behind(client) { 0 } else { self.take_requests(client, index)? };
         if taken == 0 {
-            self.fair.charge(payer, REQUEST_BYTES);
+            self.scheduler.charge(payer, REQUEST_BYTES);
         }
-        let channel = channel_of(&mut self.clients, client, index)?;
+        let channel = self.clients.channel(client, index)?;
         channel.quiet_turns = if taken > 0 { 0 } else { channel.quiet_turns + 1 };
-        let quiet = channel.quiet_turns > self.quiet_turns_max(payer) && !self.fair.is_lone_channel(payer);
+        let quiet =
+            channel.quiet_turns > self.quiet_turns_max(payer) && !self.scheduler.is_lone_channel(payer);
         if quiet && self.look_away(client, index) {
             return None;
         }
@@ -113,23 +114,22 @@ impl Mover {
 
     /// As many turns for all channels of a payer together as a client's have.
     fn quiet_turns_max(&self, payer: PayerId) -> u32 {
-        let channels = self.fair.channel_count(payer).max(CHANNELS_MAX);
+        let channels = self.scheduler.channel_count(payer).max(CHANNELS_MAX);
         QUIET_TURNS_MAX * CHANNELS_MAX as u32 / channels as u32
     }
 
     /// Stops looking at a quiet channel, which has to ring from now on; unless it has requests after
     /// all. Says whether it did.
     pub(super) fn look_away(&mut self, client: ClientId, index: usize) -> bool {
-        self.sleeps = self.sleeps.wrapping_add(1).max(1);
-        let number = self.sleeps;
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return true };
-        state.memory.set_need_wakeup(index, number);
+        let number = self.doorbells.number_sleep();
+        let Some(state) = self.clients.get_mut(client) else { return true };
+        state.memory().set_need_wakeup(index, number);
         // SYNC POINT: need-wakeup-dekker
         fence(Ordering::SeqCst);
-        let Some(channel) = state.channels.get_mut(index).and_then(Option::as_mut) else { return true };
+        let Some((channel, memory)) = state.channel_and_memory(index) else { return true };
         channel.quiet_turns = 0;
         if channel.has_requests() {
-            state.memory.set_need_wakeup(index, 0);
+            memory.set_need_wakeup(index, 0);
             return false;
         }
         channel.active = false;
@@ -152,12 +152,12 @@ impl Mover {
                 Ok(())
             }
             Operation::Space => {
-                let socket = self.socket(client, SocketId(request.socket));
+                let socket = self.clients.socket(client, SocketId(request.socket));
                 match socket.and_then(|s| s.incoming) {
-                    Some((mover, flow)) if mover == self.settings.id => self.resume(flow),
+                    Some((mover, flow)) if mover == self.outbox.own() => self.resume(flow),
                     Some((mover, flow)) => {
                         if let Some(_forwarded) = self.forwarded(client) {
-                            self.peers[mover].send(ToMover::Space { flow, _forwarded });
+                            self.outbox.tell_mover(mover, ToMover::Space { flow, _forwarded });
                         }
                     }
                     None => {}
@@ -165,30 +165,30 @@ impl Mover {
                 Ok(())
             }
             Operation::Nudge => {
-                let outgoing = self.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing);
+                let outgoing = self.clients.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing);
                 let flow = outgoing.and_then(|id| self.flows.get(id));
                 let Some((mover, to, slot)) =
-                    flow.map(|Flow { destination: to, .. }| (to.mover, to.client, to.slot))
+                    flow.map(|flow| flow.destination()).map(|to| (to.mover, to.client, to.slot))
                 else {
                     return Ok(());
                 };
-                if mover == self.settings.id {
+                if mover == self.outbox.own() {
                     self.post_ready(to, slot);
                 } else if let Some(_forwarded) = self.forwarded(client) {
-                    self.peers[mover].send(ToMover::Nudge { client: to, slot, _forwarded });
+                    self.outbox.tell_mover(mover, ToMover::Nudge { client: to, slot, _forwarded });
                 }
                 Ok(())
             }
             Operation::Left => {
-                let socket = self.socket(client, SocketId(request.socket));
+                let socket = self.clients.socket(client, SocketId(request.socket));
                 match (request.value, socket.and_then(|s| s.outgoing), socket.and_then(|s| s.incoming)) {
                     (LEFT_SENDING, Some(flow), _) => self.leave_ring(flow),
-                    (LEFT_RECEIVING, _, Some((mover, flow))) if mover == self.settings.id => {
+                    (LEFT_RECEIVING, _, Some((mover, flow))) if mover == self.outbox.own() => {
                         self.release(flow);
                     }
                     (LEFT_RECEIVING, _, Some((mover, flow))) => {
                         if let Some(_forwarded) = self.forwarded(client) {
-                            self.peers[mover].send(ToMover::Release { flow, _forwarded });
+                            self.outbox.tell_mover(mover, ToMover::Release { flow, _forwarded });
                         }
                     }
                     _ => {}
@@ -197,9 +197,9 @@ impl Mover {
             }
             _ => {
                 let (channel, request) = (index, *request);
-                let _forwarded = match self.conductor.kept() {
+                let _forwarded = match self.outbox.kept() {
                     Some(_) => {
-                        self.uncharged += CONTROL_BYTES;
+                        self.scheduler.owe(CONTROL_BYTES);
                         None
                     }
                     None => self.forwarded(client),
@@ -211,14 +211,13 @@ impl Mover {
     }
 
     fn forwarded(&self, client: ClientId) -> Option<Forwarded> {
-        Some(Forwarded::new(&self.clients.get(client as usize)?.as_ref()?.memory))
+        Some(Forwarded::new(self.clients.get(client)?.memory()))
     }
 
     pub(super) fn take_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {
         let span = request.span();
-        let state = self.clients[client as usize].as_ref().ok_or(Violation::Span)?;
-        let region =
-            state.regions.get(span.region as usize).and_then(Option::as_ref).ok_or(Violation::Span)?;
+        let state = self.clients.get(client).ok_or(Violation::Span)?;
+        let region = state.region(span.region.into()).ok_or(Violation::Span)?;
         let end = span.offset.checked_add(span.len).ok_or(Violation::Span)?;
         let sends = request.sends();
         if span.len < sends || span.len > pd_abi::limits::MESSAGE_BYTES_MAX || end > region.len() as u64 {
@@ -235,7 +234,7 @@ impl Mover {
             }
             flow.accept(address, span.len, sends, free).map(drop)
         })?;
-        self.uncharged += passed;
+        self.scheduler.owe(passed);
         Ok(())
     }
 
@@ -246,7 +245,7 @@ impl Mover {
         socket: SocketId,
         take: impl FnOnce(&mut Flow) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
-        let Some(id) = self.socket(client, socket).and_then(|s| s.outgoing) else {
+        let Some(id) = self.clients.socket(client, socket).and_then(|s| s.outgoing) else {
             // Not connected, or closed by now: nobody waits for it.
             Metrics::add(&self.metrics.sends_dropped, 1);
             return Ok(());
@@ -259,37 +258,17 @@ impl Mover {
             flow = again;
         }
         take(flow)?;
-        if flow.pending == 0 {
+        if flow.pending() == 0 {
             self.touch(id);
-        } else if !flow.queued && !flow.blocked {
+        } else if flow.schedule.is_idle() {
             self.enqueue(id);
         }
         Ok(())
     }
 
-    pub(super) fn socket(&self, client: ClientId, id: SocketId) -> Option<Socket> {
-        let state = self.clients.get(client as usize)?.as_ref()?;
-        state
-            .sockets
-            .get(id.slot() as usize)
-            .copied()
-            .filter(|s| s.generation != 0 && s.generation == id.generation())
-    }
-
-    pub(super) fn socket_mut(&mut self, client: ClientId, slot: Slot) -> Option<&mut Socket> {
-        let state = self.clients.get_mut(client as usize)?.as_mut()?;
-        if state.sockets.len() <= slot as usize {
-            if state.removing {
-                return None; // it was done with before
-            }
-            state.sockets.resize(slot as usize + 1, Socket::default());
-        }
-        Some(&mut state.sockets[slot as usize])
-    }
-
     pub(super) fn cut_off(&mut self, client: ClientId, violation: Violation) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
-        if !std::mem::replace(&mut state.cut_off, true) {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        if !state.cut_off() {
             self.tell_conductor(ToConductor::Violation { client, violation });
         }
     }

@@ -5,7 +5,7 @@
 //! turns and a thousand of them cost no more than one. An alarm is set as long as the queue holds anybody.
 use super::flow::Flow;
 use super::Mover;
-use crate::messages::{FlowId, TenantId};
+use crate::ids::{FlowId, TenantId};
 use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter, Rate, Rates};
 use crate::policy::Limits;
@@ -88,20 +88,25 @@ impl Throttle {
         self.alarms.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// What the flow may do now.
+    /// What the flow may do now. `has_tokens`: it was the first of those that waited.
     ///
     /// # Errors
     /// It is parked until an alarm; whoever waited behind it and may go in its place.
-    pub fn allow(&mut self, flow: &mut Flow, bytes: u64, now: Duration) -> Result<Allowance, Option<FlowId>> {
-        let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant as usize) else {
+    pub fn allow(
+        &mut self,
+        flow: &mut Flow,
+        has_tokens: bool,
+        bytes: u64,
+        now: Duration,
+    ) -> Result<Allowance, Option<FlowId>> {
+        let Some(Some(tenant)) = self.tenants.get_mut(flow.tenant.index()) else {
             return Ok(Allowance::ALL);
         };
-        let woken = std::mem::take(&mut flow.woken);
         let mut next = None;
-        if !tenant.waiting.is_empty() && !woken {
+        if !tenant.waiting.is_empty() && !has_tokens {
             tenant.waiting.push_back(flow.id);
         } else {
-            let want = (flow.pending.min(bytes), flow.messages_wanted());
+            let want = (flow.pending().min(bytes), flow.messages_wanted());
             let of = tenant.budget.limits.connection;
             if flow.own.as_ref().map_or(Rates::default(), |own| own.of) != of {
                 flow.own = of.any().then(|| Own::new(of));
@@ -123,14 +128,14 @@ impl Throttle {
                 }
             }
         }
-        flow.throttled = true;
+        flow.schedule.throttle();
         tenant.budget.waits.fetch_add(1, Ordering::Relaxed);
         Err(next)
     }
 
     /// Takes note of what a flow has put under way. The next one that may have tokens.
     pub fn spend(&mut self, flow: &mut Flow, spent: Allowance) -> Option<FlowId> {
-        let tenant = self.tenants.get_mut(flow.tenant as usize)?.as_mut()?;
+        let tenant = self.tenants.get_mut(flow.tenant.index())?.as_mut()?;
         let own = flow.own.as_deref_mut();
         let (own_bytes, own_messages) = own.map_or((None, None), |o| (o.bytes.as_mut(), o.messages.as_mut()));
         own_bytes.map(|(_, meter)| meter).into_iter().for_each(|m| m.spend(spent.bytes));
@@ -194,7 +199,7 @@ impl Mover {
 
     fn wake_first(&mut self, id: TenantId) {
         loop {
-            let Some(Some(tenant)) = self.throttle.tenants.get_mut(id as usize) else { return };
+            let Some(Some(tenant)) = self.throttle.tenants.get_mut(id.index()) else { return };
             tenant.alarm = false;
             let Some(first) = tenant.waiting.pop_front() else { return };
             if !tenant.waiting.is_empty() {
@@ -206,31 +211,33 @@ impl Mover {
         }
     }
 
-    /// Gives a parked flow its turn. Says whether it has anything to send.
-    pub(super) fn unpark(&mut self, id: FlowId, woken: bool) -> bool {
+    /// Gives a parked flow its turn; `is_first`: as the first of those that wait. Says whether it then has anything to send.
+    pub(super) fn unpark(&mut self, id: FlowId, is_first: bool) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
-        let was = std::mem::replace(&mut flow.throttled, false);
-        flow.woken = was && woken && flow.pending > 0;
-        let goes = flow.woken;
-        if was {
-            self.resume(id);
+        if !flow.schedule.unthrottle() {
+            return false;
         }
-        goes
+        let has_tokens = is_first && flow.pending() > 0;
+        self.resume(id);
+        if let Some(flow) = self.flows.get(id).filter(|_| has_tokens) {
+            flow.schedule.keep_tokens();
+        }
+        has_tokens
     }
 
     /// A tenant's limits are new.
     pub(super) fn set_budget(&mut self, id: TenantId, budget: Arc<Budget>) {
         let tenants = &mut self.throttle.tenants;
-        if tenants.len() <= id as usize {
-            tenants.resize_with(id as usize + 1, || None);
+        if tenants.len() <= id.index() {
+            tenants.resize_with(id.index() + 1, || None);
         }
         let limited = budget.limits != Limits::default();
         let (bytes, messages) = Default::default();
-        tenants[id as usize] =
+        tenants[id.index()] =
             limited.then(|| Tenant { budget, bytes, messages, waiting: VecDeque::new(), alarm: false });
         self.throttle.alarms.retain(|Reverse((_, waiter))| *waiter != Waiter::Tenant(id));
         self.throttle.limited = tenants.iter().any(Option::is_some);
-        for flow in 0..self.flows.end() {
+        for flow in self.flows.ids() {
             if self.flows.used(flow).is_some_and(|f| f.tenant == id) {
                 self.unpark(flow, false);
             }

@@ -1,8 +1,10 @@
 //! What becomes of a flow's copies: reaped, both sides told, flows ended and forgotten.
 use super::counting;
+use super::engines::COMMANDS_PER_TURN;
 use super::flow::{Flow, News};
 use super::Mover;
-use crate::messages::{ClientId, FlowId, ToConductor, Violation};
+use crate::ids::{ClientId, FlowId};
+use crate::messages::{ToConductor, Violation};
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
@@ -10,16 +12,15 @@ impl Mover {
     pub(super) fn poll_blocked(&mut self) -> bool {
         let mut worked = false;
         let mut at = 0;
-        while at < self.blocked.len() {
-            let id = self.blocked[at];
+        while let Some(id) = self.scheduler.blocked_at(at) {
             let room = match self.flows.get(id) {
-                Some(flow) if flow.blocked => flow.has_room(),
+                Some(flow) if flow.schedule.is_blocked() => flow.has_room(),
                 _ => Ok(true),
             };
             match room {
                 Ok(false) => at += 1,
                 room => {
-                    self.blocked.swap_remove(at);
+                    self.scheduler.drop_blocked(at);
                     if let Err(violation) = room {
                         self.destination_broke(id, violation);
                     }
@@ -45,8 +46,8 @@ impl Mover {
 
     pub(super) fn resume(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        flow.blocked = flow.throttled;
-        if flow.pending > 0 && !flow.queued && !flow.throttled {
+        flow.schedule.unblock();
+        if flow.pending() > 0 && flow.schedule.is_idle() {
             self.enqueue(id);
         }
         self.touch(id);
@@ -56,7 +57,7 @@ impl Mover {
         if let Some(flow) = self.flows.get(id) {
             if !flow.touched {
                 flow.touched = true;
-                self.touched.push(id);
+                self.outbox.touch(id);
             }
         }
     }
@@ -64,13 +65,13 @@ impl Mover {
     pub(super) fn reap(&mut self) -> bool {
         let mut worked = false;
         loop {
-            let count = self.engines.reap(&mut self.completions);
+            let count = self.engines.reap();
             for at in 0..count {
-                let completion = self.completions[at];
-                self.completed(completion.conn_id, completion.entry_seq);
+                let completion = self.engines.completion(at);
+                self.completed(FlowId::new(completion.conn_id), completion.entry_seq);
             }
             worked |= count > 0;
-            if count < self.completions.len() {
+            if count < COMMANDS_PER_TURN {
                 return worked;
             }
         }
@@ -88,22 +89,21 @@ impl Mover {
     }
 
     pub(super) fn publish(&mut self) {
-        let mut touched = std::mem::take(&mut self.touched);
+        let mut touched = self.outbox.take_touched();
         for id in touched.drain(..) {
             let Some(flow) = self.flows.get(id) else { continue };
             flow.touched = false;
             let news = flow.publish(self.now);
-            counting::count(&self.metrics, self.settings.id, flow, &news.moved);
-            let has_moved = flow.moves.is_some();
+            counting::count(&self.metrics, self.outbox.own(), flow, &news.moved);
+            let has_moved = flow.has_migrated();
             self.tell(id, news);
             if has_moved {
-                self.settle_moves(id);
+                self.settle_migration(id);
             }
             self.settle(id);
         }
         // Nothing above touches a flow again, so the list is empty and keeps its capacity.
-        std::mem::swap(&mut self.touched, &mut touched);
-        self.touched.append(&mut touched);
+        self.outbox.reuse_touched(touched);
     }
 
     /// Turns news of a flow into events.
@@ -112,8 +112,8 @@ impl Mover {
             return;
         }
         let Some(flow) = self.flows.get(id) else { return };
-        let source = (flow.source.mover, flow.source.client, flow.source.slot);
-        let destination = (flow.destination.mover, flow.destination.client, flow.destination.slot);
+        let source = flow.source().place();
+        let destination = flow.destination().place();
         if news.source && !flow.is_done_with_source() {
             self.ready_at(source);
         }
@@ -127,7 +127,7 @@ impl Mover {
         let Some(flow) = self.flows.get(id) else { return };
         if !flow.is_over() {
             if flow.is_done_with_source() {
-                let client = flow.source.client;
+                let client = flow.source().client;
                 self.forget_client(client);
             }
             return;
@@ -135,7 +135,7 @@ impl Mover {
         match flow.is_ring_idle() {
             Ok(true) => self.forget_flow(id),
             Ok(false) => {
-                let client = flow.source.client;
+                let client = flow.source().client;
                 self.forget_client(client);
             }
             Err(violation) => self.destination_broke(id, violation),
@@ -144,15 +144,14 @@ impl Mover {
 
     pub(super) fn need_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        flow.blocked = true;
-        if std::mem::replace(&mut flow.ring_asked, true) {
+        if flow.await_ring() {
             return;
         }
-        let source = flow.source.client;
-        let payer = self.payer_of(source);
-        let bytes_max = self.division.take(&mut self.fair, payer);
+        let source = flow.source().client;
+        let payer = self.clients.payer(source);
+        let bytes_max = self.division.take(&mut self.scheduler, payer);
         if let Some(flow) = self.flows.get(id) {
-            flow.ring_payer = payer;
+            flow.set_ring_payer(payer);
         }
         self.tell_conductor(ToConductor::NeedRing { flow: id, bytes_max });
     }
@@ -161,22 +160,22 @@ impl Mover {
     pub(super) fn give_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         if let Some(ring) = flow.take_ring() {
-            self.division.give(&mut self.fair, flow.ring_payer);
+            self.division.give(&mut self.scheduler, flow.ring_payer());
             self.tell_conductor(ToConductor::FreeRing { ring });
         }
     }
 
     pub(super) fn forget_flow(&mut self, id: FlowId) {
-        self.settle_moves(id);
-        self.drop_unread(id);
+        self.settle_migration(id);
+        self.drop_undrained(id);
         self.give_ring(id);
-        let Some(flow) = self.flows.remove(id) else { return };
-        if flow.ring_asked {
-            self.division.give(&mut self.fair, flow.ring_payer);
+        let Some(mut flow) = self.flows.remove(id) else { return };
+        if flow.take_ring_asked() {
+            self.division.give(&mut self.scheduler, flow.ring_payer());
         }
         self.tell_conductor(ToConductor::FlowDone { flow: id });
-        let client = flow.source.client;
-        if let Some(socket) = self.socket_mut(client, flow.source.slot) {
+        let client = flow.source().client;
+        if let Some(socket) = self.clients.socket_mut(client, flow.source().slot) {
             for known in [&mut socket.outgoing, &mut socket.sends] {
                 known.take_if(|known| *known == id);
             }
@@ -187,43 +186,48 @@ impl Mover {
     /// Forgets a client that is to be removed, unless bytes of its memory are still to be copied. Each of its sockets is looked
     /// at until it is done, and then no more.
     pub(super) fn forget_client(&mut self, client: ClientId) {
-        let Some(Some(state)) = self.clients.get_mut(client as usize) else { return };
-        if !state.removing {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        if !state.is_removing() {
             return;
         }
-        while let Some(socket) = state.sockets.last() {
+        while let Some(socket) = state.last_slot() {
             if let Some(id) = socket.sends {
                 if self.flows.used(id).is_some_and(|flow| flow.needs_memory_of(client)) {
                     return;
                 }
                 self.flows.forget_source(id, client);
             }
-            state.sockets.pop();
+            state.pop_slot();
         }
-        let payer = state.payer;
-        self.clients[client as usize] = None;
-        self.fair.let_go(payer);
+        let payer = state.payer();
+        self.clients.remove(client);
+        self.scheduler.let_go(payer);
         self.tell_conductor(ToConductor::ClientGone { client });
     }
 
     pub(super) fn destination_broke(&mut self, id: FlowId, violation: Violation) {
         let Some(flow) = self.flows.get(id) else { return };
-        let client = flow.destination.client;
+        let client = flow.destination().client;
         self.abort(id, Flow::failure(), None);
         self.tell_conductor(ToConductor::Violation { client, violation });
     }
 
     /// Deadlines, idle rings, flows over.
     pub(super) fn tick(&mut self, ring_idle: Duration) {
-        self.next_tick = self.now
-            + (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
-        self.ticking = self.close_idle_files();
-        self.division.tick(&self.fair);
-        for id in 0..self.flows.end() {
+        let pause =
+            (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
+        self.ticks.begin(self.now, pause);
+        if self.close_idle_files() {
+            self.ticks.want();
+        }
+        self.division.tick(&self.scheduler);
+        for id in self.flows.ids() {
             let Some(flow) = self.flows.used(id) else { continue };
-            self.ticking |= flow.needs_ticks();
-            if flow.ring.is_some() && flow.check_size(self.division.shares(flow.ring_payer)) {
-                self.division.note_busy(flow.ring_payer);
+            if flow.needs_ticks() {
+                self.ticks.want();
+            }
+            if flow.has_ring() && flow.check_size(self.division.shares(flow.ring_payer())) {
+                self.division.note_busy(flow.ring_payer());
             }
             let news = flow.check_deadline(self.now);
             if news.source || news.destination {
@@ -231,11 +235,11 @@ impl Mover {
                 self.touch(id);
                 continue;
             }
-            if flow.blocked && flow.ring.is_some() && flow.has_room().unwrap_or(true) {
+            if flow.schedule.is_blocked() && flow.has_ring() && flow.has_room().unwrap_or(true) {
                 self.resume(id);
                 continue;
             }
-            let idle = flow.ring.is_some() && self.now.saturating_sub(flow.last_active) > ring_idle;
+            let idle = flow.has_ring() && self.now.saturating_sub(flow.last_active) > ring_idle;
             if !idle && !flow.is_over() {
                 continue;
             }
@@ -250,6 +254,8 @@ impl Mover {
             }
         }
         // Until what is over is forgotten: else a lone connection after a pause had a ring as if it were one of many.
-        self.ticking |= self.division.remembers();
+        if self.division.remembers() {
+            self.ticks.want();
+        }
     }
 }

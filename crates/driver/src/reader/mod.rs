@@ -17,9 +17,10 @@ mod threads;
 pub use socket::FileSocket;
 pub use threads::Readers;
 
+use crate::ids::{ClientId, FlowId};
 use crate::mailbox::Mailbox;
 use crate::memory::{ClientMemory, Lease};
-use crate::messages::{ClientId, FlowId, ToMover};
+use crate::messages::ToMover;
 use apart::Side;
 use pd_shm::Mapping;
 use rustix::io::{Errno, Result};

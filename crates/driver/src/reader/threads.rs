@@ -242,6 +242,7 @@ impl Drop for Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::TenantId;
     use crate::messages::payer;
 
     const PATIENCE: Duration = Duration::from_secs(10);
@@ -255,9 +256,12 @@ mod tests {
     #[test]
     fn a_payer_has_two_threads_until_nobody_can_ask() {
         let readers = Readers::default();
-        let (one, again) = (readers.of(payer(1, 0)).unwrap(), readers.of(payer(1, 5)).unwrap());
+        let (one, again) = (
+            readers.of(payer(TenantId::new(1), 0)).unwrap(),
+            readers.of(payer(TenantId::new(1), 5)).unwrap(),
+        );
         assert_eq!(readers.count(), 2);
-        let other = readers.of(payer(0, 5)).unwrap();
+        let other = readers.of(payer(TenantId::new(0), 5)).unwrap();
         assert_eq!(readers.count(), 4);
         drop((one, other));
         let until = Instant::now() + PATIENCE;
@@ -274,15 +278,15 @@ mod tests {
     fn a_payer_that_is_held_up_waits_alone_and_gets_no_second_thread() {
         let readers = Readers::default();
         let (held, job) = held_up();
-        let slow = readers.of(payer(1, 0)).unwrap();
+        let slow = readers.of(payer(TenantId::new(1), 0)).unwrap();
         slow.opener.give(job);
         // Who has gone leaves the thread behind, and whoever comes finds it.
         drop(slow);
-        let slow = readers.of(payer(1, 0)).unwrap();
+        let slow = readers.of(payer(TenantId::new(1), 0)).unwrap();
         let (answer, later) = std::sync::mpsc::channel();
         slow.opener.give(Job::Say(answer));
         let (answer, at_once) = std::sync::mpsc::channel();
-        readers.of(payer(2, 0)).unwrap().opener.give(Job::Say(answer));
+        readers.of(payer(TenantId::new(2), 0)).unwrap().opener.give(Job::Say(answer));
         at_once.recv_timeout(PATIENCE).unwrap();
         // Disks are waited for elsewhere.
         let (answer, at_once) = std::sync::mpsc::channel();

@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::conductor::{Inboxes, Movers};
 use crate::door::FromDoor;
 use crate::identity::Identity;
+use crate::ids::TenantId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool};
 use crate::messages::{ToConductor, ToMover};
@@ -68,27 +69,28 @@ impl Stage {
         );
         let mut this = Self { conductor: conductor.unwrap(), clock, inboxes, door, mover };
         for (client, &namespace) in namespaces.iter().enumerate() {
-            this.attach(client as ClientId, namespace);
+            this.attach(client as u16, namespace);
         }
         this
     }
 
-    fn attach(&mut self, client: ClientId, namespace: u64) {
+    fn attach(&mut self, number: u16, namespace: u64) {
+        let client = ClientId::new(number);
         let identity = Identity {
             pid: std::process::id(),
-            uid: 1000 + u32::from(client),
+            uid: 1000 + u32::from(number),
             pidfd: Arc::new(pidfd_open(getpid(), PidfdFlags::NONBLOCK).unwrap()),
             namespace: id(namespace),
             namespace_fd: file(),
             cgroup: None,
         };
-        let memory = Arc::new(ClientMemory::new(client.into()).unwrap().0);
+        let memory = Arc::new(ClientMemory::new(number.into()).unwrap().0);
         let arrived = FromDoor::Arrived { client, identity: Box::new(identity), namespace: file() };
         self.tell(arrived);
         self.tell(FromDoor::Welcomed { client, memory });
         self.tell(FromDoor::Attached { client });
         self.conductor.client_mut(client).unwrap().channels = 2;
-        self.ask(client, 0, Operation::Socket, 0, "0.0.0.0:0");
+        self.ask(number, 0, Operation::Socket, 0, "0.0.0.0:0");
         assert_eq!(self.answers().len(), 1);
         self.asked();
     }
@@ -99,7 +101,8 @@ impl Stage {
     }
 
     /// A request about the client's first socket, or its second.
-    fn ask(&mut self, client: ClientId, channel: usize, operation: Operation, slot: u16, address: &str) {
+    fn ask(&mut self, client: u16, channel: usize, operation: Operation, slot: u16, address: &str) {
+        let client = ClientId::new(client);
         let tag = operation as u32 * 100 + u32::from(slot);
         let mut request = Request::new(operation, SocketId::new(slot, 1), tag);
         request.family = 4;
@@ -109,7 +112,7 @@ impl Stage {
     }
 
     /// What clients were answered: which, what it asked, and the errno.
-    fn answers(&self) -> Vec<(ClientId, u32, u32)> {
+    fn answers(&self) -> Vec<(u16, u32, u32)> {
         let mut commands = VecDeque::new();
         self.mover.drain(&mut commands);
         let posted = |command| match command {
@@ -120,7 +123,7 @@ impl Stage {
         commands
             .into_iter()
             .filter_map(posted)
-            .map(|(client, event)| (client, event.tag, errno(&event)))
+            .map(|(client, event)| (client.get(), event.tag, errno(&event)))
             .collect()
     }
 
@@ -141,7 +144,7 @@ impl Stage {
     fn read(&mut self, namespace: u64, user: u32, addresses: &[&str]) {
         let addresses = addresses.iter().map(|address| (address.parse::<IpAddr>().unwrap(), 24));
         self.tell(FromDoor::Addresses(Box::new(Reading {
-            payer: crate::messages::payer(0, user),
+            payer: crate::messages::payer(TenantId::default(), user),
             id: id(namespace),
             _namespace: Arc::new(file()),
             found: Ok(addresses.collect()),
@@ -237,7 +240,7 @@ fn what_waits_is_bounded_and_goes_with_its_client() {
     assert_eq!(stage.answers(), [(0, BIND, Errno::NOBUFS.raw_os_error() as u32)]);
     stage.ask(1, 0, Operation::Bind, 0, "10.0.0.1:80");
     assert_eq!(stage.conductor.deferred.of_payer.len(), 2);
-    stage.tell(FromDoor::Left { client: 0 });
+    stage.tell(FromDoor::Left { client: ClientId::default() });
     let deferred = &stage.conductor.deferred;
     assert_eq!((deferred.of_payer.len(), deferred.lanes.len(), deferred.awaiting.len()), (1, 1, 1));
     stage.read(1, 1000, &["10.0.0.1"]);

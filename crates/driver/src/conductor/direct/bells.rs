@@ -4,8 +4,8 @@
 //! instance in vain, as it could by sending, and only while the two have connections: then the sleeper takes it out. The
 //! driver makes bells and never reads or writes one, so nothing that clients do to the shared description concerns it.
 use super::Conductor;
+use crate::ids::{ClientId, ConnectionId, Side};
 use crate::memory::{Amounts, Lease};
-use crate::messages::ClientId;
 use pd_abi::{Frame, FrameKind};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
@@ -53,7 +53,7 @@ impl Bells {
 
 impl Conductor {
     /// Answers `Bell`: the bell that the side's client sleeps on with its epoll instance `instance`.
-    pub(super) fn own_bell(&mut self, id: ClientId, (index, side): (u32, usize), instance: u64) {
+    pub(super) fn own_bell(&mut self, id: ClientId, (index, side): (ConnectionId, Side), instance: u64) {
         let number = self.rings.bells + 1;
         let answer = self.bell_peer(index, side).and_then(|peer| {
             let client = self.client_mut(id).ok_or(Errno::NOTCONN)?;
@@ -80,8 +80,8 @@ impl Conductor {
     }
 
     /// Answers `PeerBell`: the bell that the other side's client sleeps on.
-    pub(super) fn peer_bell(&mut self, id: ClientId, (index, side): (u32, usize)) {
-        let bell = self.direct_mut(index).and_then(|direct| direct.bells[1 - side].clone());
+    pub(super) fn peer_bell(&mut self, id: ClientId, (index, side): (ConnectionId, Side)) {
+        let bell = self.direct_mut(index).and_then(|direct| direct.bells[side.other()].clone());
         match bell.ok_or(Errno::AGAIN).and_then(|bell| Ok((bell.number, dup(&bell)?))) {
             Ok((number, fd)) => self.tell_bell(id, FrameKind::PeerBell, number, fd),
             Err(errno) => self.refuse(id, errno, "the peer has no bell"),
@@ -89,10 +89,10 @@ impl Conductor {
     }
 
     /// The peer of a connection that has rings in both directions.
-    fn bell_peer(&self, index: u32, side: usize) -> rustix::io::Result<(ClientId, u64)> {
+    fn bell_peer(&self, index: ConnectionId, side: Side) -> rustix::io::Result<(ClientId, u64)> {
         let direct = self.connection(index).and_then(|connection| connection.direct.as_ref());
         let direct = direct.filter(|direct| direct.rings.iter().all(Option::is_some));
-        direct.map(|direct| direct.clients[1 - side]).ok_or(Errno::AGAIN)
+        direct.map(|direct| direct.clients[side.other()]).ok_or(Errno::AGAIN)
     }
 
     fn tell_bell(&self, id: ClientId, kind: FrameKind, number: u64, fd: OwnedFd) {
@@ -122,15 +122,15 @@ mod tests {
             })
         };
         let number = |bell: &rustix::io::Result<Arc<Bell>>| bell.as_ref().map(|bell| bell.number).ok();
-        let first = get((1, 7, 70));
-        assert_eq!((number(&first), number(&get((1, 7, 70)))), (Some(1), Some(1)));
-        assert_eq!(number(&get((2, 7, 70))), Some(2), "another instance");
-        assert_eq!(number(&get((1, 7, 71))), Some(3), "the number of a client that has gone");
+        let first = get((1, ClientId::new(7), 70));
+        assert_eq!((number(&first), number(&get((1, ClientId::new(7), 70)))), (Some(1), Some(1)));
+        assert_eq!(number(&get((2, ClientId::new(7), 70))), Some(2), "another instance");
+        assert_eq!(number(&get((1, ClientId::new(7), 71))), Some(3), "the number of a client that has gone");
         drop(first);
-        assert_eq!(number(&get((1, 7, 70))), Some(4), "no connection kept it");
-        let kept: Vec<_> = (0..BELLS_MAX as u64).map(|n| get((n, 8, 80)).unwrap()).collect();
-        assert_eq!(get((1, 9, 90)).err(), Some(Errno::NOBUFS));
+        assert_eq!(number(&get((1, ClientId::new(7), 70))), Some(4), "no connection kept it");
+        let kept: Vec<_> = (0..BELLS_MAX as u64).map(|n| get((n, ClientId::new(8), 80)).unwrap()).collect();
+        assert_eq!(get((1, ClientId::new(9), 90)).err(), Some(Errno::NOBUFS));
         drop(kept);
-        assert!(get((1, 9, 90)).is_ok());
+        assert!(get((1, ClientId::new(9), 90)).is_ok());
     }
 }

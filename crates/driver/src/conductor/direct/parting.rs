@@ -1,7 +1,8 @@
 //! Direct connections one side of which goes to another client: they are offloaded from then on.
 use crate::conductor::{Conductor, Connection};
-use crate::memory::{DirectRing, Slot};
-use crate::messages::{ClientId, Leave, Remainder};
+use crate::ids::{ClientId, ConnectionId, Side, Slot};
+use crate::memory::DirectRing;
+use crate::messages::{Leave, Remainder};
 use pd_abi::layout::path;
 use rustix::io::Errno;
 
@@ -20,7 +21,7 @@ pub(in crate::conductor) struct Parting {
 
 impl Conductor {
     /// Whether two clients may take up the direct path of a connection that one of them had not.
-    fn stays_direct(&self, index: u32, sides: [(ClientId, Slot); 2], side: usize) -> bool {
+    fn stays_direct(&self, index: ConnectionId, sides: [(ClientId, Slot); 2], side: Side) -> bool {
         let Some(Connection { tenants, reached, direct: Some(direct), .. }) = self.connection(index) else {
             return false;
         };
@@ -39,25 +40,25 @@ impl Conductor {
     /// If the rest of a ring cannot be mapped: the connection cannot go on.
     pub(in crate::conductor) fn part(
         &mut self,
-        index: u32,
-        side: usize,
+        index: ConnectionId,
+        side: Side,
         owner: Option<(ClientId, Slot)>,
     ) -> Result<Parting, Errno> {
-        let peer = self.connection(index).and_then(|connection| connection.sides[1 - side]);
+        let peer = self.connection(index).and_then(|connection| connection.sides[side.other()]);
         let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
         let (former, word) = (direct.clients[side], direct.words[side]);
         if direct.is_unused() && direct.is_in_use() {
             let stays = match (owner, peer) {
                 (Some(new), Some(peer)) => {
                     let mut sides = [new; 2];
-                    sides[1 - side] = peer;
+                    sides[side.other()] = peer;
                     self.stays_direct(index, sides, side)
                 }
                 _ => true, // nobody has it
             };
             if stays {
                 self.exit_direct(former);
-                let entered = owner.map_or((ClientId::MAX, 0), |owner| self.enter_direct(owner, word));
+                let entered = owner.map_or((ClientId::NOBODY, 0), |owner| self.enter_direct(owner, word));
                 if let Some(direct) = self.direct_mut(index) {
                     direct.clients[side] = entered;
                 }
@@ -67,23 +68,24 @@ impl Conductor {
         self.report_sides(index);
         let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
         let first = !std::mem::replace(&mut direct.left[side], true);
-        let (own, others) = (direct.rings[side].as_ref(), direct.rings[1 - side].as_ref());
+        let (own, others) = (direct.rings[side].as_ref(), direct.rings[side.other()].as_ref());
         let recall = direct.recall.as_ref();
         let mut parting = Parting { left: true, ..Parting::default() };
         if first {
             let read = own.map_or(0, DirectRing::said_read);
-            let is_last = direct.left[1 - side] || recall.is_some_and(|recall| recall.stopped[1 - side]);
-            let is_read_up = recall.is_some_and(|recall| recall.read_up[1 - side]);
+            let is_last =
+                direct.left[side.other()] || recall.is_some_and(|recall| recall.stopped[side.other()]);
+            let is_read_up = recall.is_some_and(|recall| recall.read_up[side.other()]);
             let sealed = others.filter(|ring| ring.is_sealed() && !is_read_up);
             parting.remainder = sealed.map(|ring| ring.remainder(read, is_last)).transpose()?;
         }
-        if first && !direct.left[1 - side] {
+        if first && !direct.left[side.other()] {
             let is_read_up = recall.is_some_and(|recall| recall.read_up[side]);
             let ready = own.is_some_and(DirectRing::is_sealed);
             parting.held = ready && !is_read_up && own.is_some_and(|ring| ring.said().0 > 0);
             let ready = if ready { path::PEER_READY } else { 0 };
-            direct.words[1 - side] |= path::LEFT | path::LAST | ready;
-            let path = direct.words[1 - side];
+            direct.words[side.other()] |= path::LEFT | path::LAST | ready;
+            let path = direct.words[side.other()];
             let to = peer.and_then(|(peer, slot)| self.endpoint(peer, slot));
             parting.leave = to.map(|to| Leave { to, path });
         }

@@ -13,8 +13,8 @@
 //! not obey reaches nobody.
 use super::Direct;
 use crate::conductor::{Conductor, Connection};
-use crate::memory::Slot;
-use crate::messages::{ClientId, FlowId, Gone, TenantId, ToMover};
+use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot, TenantId};
+use crate::messages::{Gone, ToMover};
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::layout::{path, socket_status};
@@ -48,7 +48,8 @@ impl Plan {
 
     /// Tells whether what is allowed by this one is by another.
     fn is_within(self, other: Self) -> bool {
-        (!self.trusted || other.trusted) && (0..2).all(|side| !self.sends[side] || other.sends[side])
+        (!self.trusted || other.trusted)
+            && Side::BOTH.into_iter().all(|side| !self.sends[side] || other.sends[side])
     }
 }
 
@@ -64,23 +65,23 @@ impl Conductor {
         let [from, to] = [self.client(sides[0].0)?, self.client(sides[1].0)?];
         let kin = from.identity.namespace == to.identity.namespace && from.identity.uid == to.identity.uid;
         let (path, trusted) = self.tenants.path(tenants, kin, reached);
-        let receives = |side: usize| {
+        let receives = |side: Side| {
             let socket = self.client(sides[side].0).and_then(|client| client.socket(sides[side].1));
             trusted || twin || socket.is_some_and(|socket| socket.receives_shared)
         };
-        let sends = [receives(1), receives(0)];
+        let sends = [receives(Side::Accepting), receives(Side::Connecting)];
         (path == Path::Direct && sends != [false; 2]).then_some(Plan { trusted, sends })
     }
 
     /// Tells whether the policy has the driver move the bytes of a connection.
-    pub(in crate::conductor) fn is_mediated_by_policy(&self, index: u32) -> bool {
+    pub(in crate::conductor) fn is_mediated_by_policy(&self, index: ConnectionId) -> bool {
         self.connection(index).is_some_and(|it| self.tenants.demands_driver(it.tenants, it.reached))
     }
 
     /// Puts an open connection on the direct path.
     pub(in crate::conductor) fn begin_direct(
         &mut self,
-        index: u32,
+        index: ConnectionId,
         sides: [(ClientId, Slot); 2],
         plan: Plan,
     ) {
@@ -88,11 +89,11 @@ impl Conductor {
             return;
         }
         let direct = Box::new(self.open_direct(sides, plan));
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         connection.direct = Some(direct);
         if connection.twin.is_some() {
-            for side in [0, 1] {
-                let flow = index * 2 + side as u32;
+            for side in Side::BOTH {
+                let flow = index.flow(side);
                 self.movers.send(connection.movers[side], ToMover::GoDirect { flow });
             }
         }
@@ -100,13 +101,13 @@ impl Conductor {
 
     /// Has all open connections travel as policy and sockets say by now.
     pub(in crate::conductor) fn place_all(&mut self) {
-        for index in 0..self.connections.len() {
-            self.place(index as u32);
+        for index in self.connections.ids() {
+            self.place(index);
         }
     }
 
     /// The same of one.
-    pub(in crate::conductor) fn place(&mut self, index: u32) {
+    pub(in crate::conductor) fn place(&mut self, index: ConnectionId) {
         let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else { return };
         let &Connection { sides: [Some(from), Some(to)], tenants, reached, .. } = connection else { return };
         let plan = self.plan([from, to], tenants, reached, connection.twin.is_some());
@@ -121,21 +122,21 @@ impl Conductor {
     }
 
     /// More is allowed than before.
-    fn widen(&mut self, index: u32, plan: Plan) {
+    fn widen(&mut self, index: ConnectionId, plan: Plan) {
         let Some(direct) = self.direct_mut(index) else { return };
         direct.plan = plan;
         for (word, begins) in direct.words.iter_mut().zip(plan.words()) {
             *word = begins | *word & path::PEER_READY;
         }
-        (0..2).for_each(|side| self.say(index, side, 0));
+        Side::BOTH.into_iter().for_each(|side| self.say(index, side, 0));
         self.kick(index);
     }
 
     /// Has a connection leave the direct path without loss.
-    fn recall(&mut self, index: u32) {
+    fn recall(&mut self, index: ConnectionId) {
         self.report_sides(index);
         Metrics::add(&self.metrics.connections_recalled, 1);
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         if let Some(direct) = connection.direct.take_if(|direct| direct.is_unused()) {
             let sides = connection.sides;
             for (client, slot) in sides.into_iter().flatten() {
@@ -147,7 +148,7 @@ impl Conductor {
             self.close_direct(*direct);
         } else if let Some(direct) = &mut connection.direct {
             direct.recall = Some(Recall::default());
-            (0..2).for_each(|side| self.say(index, side, path::LEFT));
+            Side::BOTH.into_iter().for_each(|side| self.say(index, side, path::LEFT));
         }
         fence(Ordering::SeqCst);
         self.kick(index);
@@ -155,13 +156,13 @@ impl Conductor {
 
     /// One side of a connection that leaves the direct path has done its part, as its client or its end says.
     pub(in crate::conductor) fn gone(&mut self, flow: FlowId, gone: Gone) {
-        let (index, side) = (flow / 2, flow as usize % 2);
+        let (index, side) = (flow.connection(), flow.side());
         let Some(Direct { recall: Some(recall), .. }) = self.direct_mut(index) else { return };
         match gone {
             Gone::Reader => recall.read_up[side] = true,
             Gone::Writer if !std::mem::replace(&mut recall.stopped[side], true) => {
                 // SYNC POINT: direct-left (the client has written its last byte, then said so)
-                self.say(index, 1 - side, path::LAST);
+                self.say(index, side.other(), path::LAST);
                 fence(Ordering::SeqCst);
                 self.kick(index);
             }

@@ -229,17 +229,18 @@ impl Ports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{ClientId, Slot, TenantId};
     use proptest::prelude::*;
 
     fn binding(ip: &str, v6_only: bool, slot: u16) -> Binding {
         Binding {
             ip: ip.parse().unwrap(),
             v6_only,
-            client: 0,
-            slot,
+            client: ClientId::default(),
+            slot: Slot::new(slot),
             listening: false,
             share: None,
-            payer: (0, None),
+            payer: (TenantId::default(), None),
         }
     }
 

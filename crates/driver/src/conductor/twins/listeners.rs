@@ -5,8 +5,8 @@ use crate::conductor::sockets::{done, Answer};
 use crate::conductor::unix::is_unix;
 use crate::conductor::Conductor;
 use crate::identity::NamespaceId;
+use crate::ids::ClientId;
 use crate::memory::ClientMemory;
-use crate::messages::ClientId;
 use pd_abi::{SocketId, TwinRequest};
 use rustix::io::Errno;
 use std::net::IpAddr;
@@ -186,7 +186,7 @@ impl Conductor {
         speaker.listeners += 1;
         let mut claimable = speaker.claimable;
         for index in self.twins.unclaimed.values().flatten() {
-            let Some(Some(connection)) = self.connections.get_mut(*index as usize) else { continue };
+            let Some(connection) = self.connections.get_mut(*index) else { continue };
             let here = connection.twin.as_mut().filter(|twin| twin.place == place);
             if let Some(twin) = here.filter(|twin| !twin.told.contains(&(id, serial))) {
                 twin.told.push((id, serial));

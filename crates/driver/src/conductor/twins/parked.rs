@@ -1,6 +1,7 @@
 //! Sides of twins that belong to no client, while somebody still holds the kernel's socket.
-use super::{Conductor, Ending, Held};
+use super::{Conductor, Ending, Event, Held};
 use crate::conductor::GRACE;
+use crate::ids::{ConnectionId, Side};
 use std::time::Duration;
 
 /// How soon it is looked whether somebody still holds a parked side's socket, and how often after that.
@@ -10,20 +11,21 @@ const PARKED_AGAIN: Duration = Duration::from_millis(500);
 impl Conductor {
     /// A side of a connection that is over for its client: says whether somebody else still holds the kernel's
     /// socket, and keeps it for whoever takes it.
-    pub(in crate::conductor) fn park(&mut self, index: u32, side: usize) -> bool {
+    pub(in crate::conductor) fn park(&mut self, index: ConnectionId, side: Side) -> bool {
         if !self.is_held(index, side) {
             return false;
         }
         let Some(mover) = self.connection(index).map(|connection| connection.movers[side]) else {
             return false;
         };
+        self.befall(index, side, Event::Left);
         self.move_side(index, side, self.twins.nobody(mover), None);
         self.look_after(index, side);
         true
     }
 
     /// Looks from now on whether a side that belongs to no client still has a socket of the kernel's.
-    pub(in crate::conductor) fn look_after(&mut self, index: u32, side: usize) {
+    pub(in crate::conductor) fn look_after(&mut self, index: ConnectionId, side: Side) {
         if self.connection(index).is_some() {
             self.twins.parked.push((index, side));
             let at = self.clock.now() + PARKED_FIRST;
@@ -42,7 +44,7 @@ impl Conductor {
                 self.twins.parked.push((index, side));
             } else if self.connection(index).is_some() {
                 // What its last owner sent may not be delivered yet.
-                self.hang_up(index, side, Ending::Died(now + GRACE));
+                self.end_side(index, side, Ending::Died(now + GRACE));
             }
         }
         self.twins.look_at = (!self.twins.parked.is_empty()).then(|| now + PARKED_AGAIN);
@@ -50,7 +52,7 @@ impl Conductor {
     }
 
     /// Whether a process holds the kernel's socket of a side, or (unclaimed) may still accept it.
-    fn is_held(&self, index: u32, side: usize) -> bool {
+    fn is_held(&self, index: ConnectionId, side: Side) -> bool {
         let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
             return false;
         };
@@ -62,7 +64,7 @@ impl Conductor {
             return inode != 0
                 && self.twins.diags.get(&namespace).is_some_and(|diag| diag.unix(inode).is_ok());
         }
-        let accepted = side == 0 || twin.claimed;
+        let accepted = side == Side::Connecting || twin.claimed;
         let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
         matches!(found, Some(Ok(inode)) if inode != 0 || !accepted)
     }
@@ -70,7 +72,7 @@ impl Conductor {
     /// Lets go of network namespaces that nobody is in any more.
     pub(in crate::conductor) fn drop_diags(&mut self) {
         let parked = self.twins.parked.iter().filter_map(|(index, side)| {
-            Some(self.connections[*index as usize].as_ref()?.twin.as_ref()?.sides[*side].namespace)
+            Some(self.connections.get(*index)?.twin.as_ref()?.sides[*side].namespace)
         });
         let parked: Vec<_> = parked.collect();
         self.twins.diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));

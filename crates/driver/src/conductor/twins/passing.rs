@@ -1,13 +1,13 @@
 //! Sides of twins that go from one client to another, or to nobody.
-use super::{is_unix, End};
+use super::{is_unix, End, Event};
 use crate::conductor::client::{Connected, Socket, SocketState};
 use crate::conductor::direct::Parting;
 use crate::conductor::sockets::{done, Answer};
 use crate::conductor::Conductor;
+use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::kernel_socket::Wanted;
-use crate::memory::Slot;
-use crate::messages::{ClientId, Endpoint, Former, Parted, ToMover};
-use pd_abi::{SocketId, TwinRequest};
+use crate::messages::{Endpoint, Former, Parted, ToMover};
+use pd_abi::TwinRequest;
 use rustix::io::Errno;
 
 impl Conductor {
@@ -23,7 +23,7 @@ impl Conductor {
             }
         };
         let &(index, side) = self.twins.ends.get(&held.end()).ok_or(Errno::NOENT)?;
-        let Some(Some(connection)) = self.connections.get(index as usize) else { return Err(Errno::NOENT) };
+        let Some(connection) = self.connections.get(index) else { return Err(Errno::NOENT) };
         let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
         if (known.end(), known.inode) != (held.end(), held.inode) {
             return Err(Errno::NOENT);
@@ -52,6 +52,7 @@ impl Conductor {
         let send_ring_bytes = socket.send_ring_bytes;
         let (slot, generation) = self.open_slot(id, socket)?;
         let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
+        self.befall(index, side, Event::Taken);
         self.move_side(index, side, endpoint, Some((id, slot)));
         self.twins.parked.retain(|parked| *parked != (index, side));
         if let Some((owner, slot)) = former {
@@ -60,21 +61,21 @@ impl Conductor {
                 socket.state = SocketState::Closing(None);
             }
         }
-        Ok(done(SocketId::new(slot, generation)).with_number(send_ring_bytes))
+        Ok(done(slot.socket(generation)).with_number(send_ring_bytes))
     }
 
     /// Gives one side of a connection to another client, or to nobody.
     pub(super) fn move_side(
         &mut self,
-        index: u32,
-        side: usize,
+        index: ConnectionId,
+        side: Side,
         to: Endpoint,
         owner: Option<(ClientId, Slot)>,
     ) {
         let Ok(Parting { left, remainder, held, leave }) = self.part(index, side, owner) else {
-            return self.cut(index as usize);
+            return self.cut(index);
         };
-        let Some(Some(connection)) = self.connections.get_mut(index as usize) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
         let owned = std::mem::replace(&mut connection.sides[side], owner);
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.claimed);
@@ -83,11 +84,11 @@ impl Conductor {
             state.socket_mut(slot)?.flows_left = 1 + u8::from(claimed);
             Some(Former { client, serial: state.serial, slot })
         });
-        let (outgoing, incoming) = (index * 2 + side as u32, index * 2 + (1 - side) as u32);
+        let (outgoing, incoming) = (index.flow(side), index.flow(side.other()));
         if claimed {
-            self.tell_incoming(&to, incoming, movers[1 - side]);
+            self.tell_incoming(&to, incoming, movers[side.other()]);
             self.movers.send(
-                movers[1 - side],
+                movers[side.other()],
                 ToMover::Retarget {
                     flow: incoming,
                     destination: to.clone(),

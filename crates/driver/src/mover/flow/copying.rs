@@ -1,42 +1,42 @@
 //! Copies of a flow: its commands to an engine, or what the mover copies by itself, and what is delivered by them in the order
 //! of the stream (paper, section III-E).
-use super::{file, Flow, Pump};
+use super::sink::Place;
+use super::source::{Next, Piece};
+use super::{Flow, Pump};
 use crate::messages::Violation;
-use crate::mover::table::Entry;
 use crate::mover::throttle::Allowance;
 use pd_abi::{Command, CommandType, TableId};
 use pd_engine::Cpu;
+
+/// How far a piece is on its way to the receive ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Put {
+    /// It is there.
+    Copied,
+    /// An engine has a command.
+    Commanded,
+    /// Read from its file, or to be read by the reader.
+    Read,
+}
 
 impl Flow {
     /// Accepts and delivers one or several sends of `len` bytes at `address` if nothing is before it and the ring has room for it.
     /// Returns whether it did; if not, nothing has happened, and [`Self::pump`] finds out why. Only where the mover may copy by itself
     /// ([`Engines::is_own_core`](crate::mover::engines::Engines::is_own_core)) and no rate limits the flow.
     pub fn pass(&mut self, address: u64, len: u64, sends: u64) -> bool {
-        let idle = self.pending == 0 && self.sbt.is_empty() && self.rbt.is_empty();
-        let plain = !self.blocked && !self.aborted && self.finish.is_none() && self.moves.is_none();
-        if !idle || !plain || self.fit.is_poor() || len > self.sbt.room() {
+        let plain =
+            !self.schedule.is_blocked() && !self.aborted && self.finish.is_none() && self.migration.is_none();
+        if self.pending > 0 || !plain || !self.source.can_pass(len) {
             return false;
         }
-        let Some(ring) = &self.ring else { return false };
-        let (bytes, offset) = (ring.bytes(), ring.offset());
-        let position = self.reserved & (bytes - 1);
-        if len > bytes - position {
-            return false;
-        }
-        let place = ring.map.address(offset + position as usize, len as usize).as_ptr();
-        let lacks_room = |flow: &Self| bytes - (flow.reserved - flow.consumed) < len;
-        if lacks_room(self) && (self.refresh_consumed().is_err() || lacks_room(self)) {
-            return false;
-        }
+        let Some(place) = self.sink.room_at_once(len) else { return false };
         let from = std::ptr::with_exposed_provenance(address as usize);
         // SAFETY: the source lies in a send region that the client's entry keeps mapped; the place is room of the receive
         // ring, which is the flow's to write and nobody else's; send and receive regions never overlap.
         unsafe { Cpu::copy(place, from, len as usize) };
-        self.cursor = (self.sbt.pass() + 1, 0);
-        self.sends_accepted += sends;
-        self.sends_done += sends;
-        self.reserved += len;
-        self.delivered += len;
+        self.source.pass(sends);
+        self.sink.reserve(len);
+        self.sink.deliver(len);
         true
     }
 
@@ -53,88 +53,45 @@ impl Flow {
         commands_max: usize,
         at_once: bool,
     ) -> Result<Pump, Violation> {
-        if self.pending == 0 || self.aborted || self.is_cold() || self.is_moving() {
+        if self.pending == 0 || self.aborted || self.source.is_cold() || self.is_moving() {
             return Ok(Pump::Drained);
         }
-        if self.fit.is_poor() {
-            if self.is_ring_empty()? {
-                return Ok(Pump::Poor);
-            }
-            if self.fit.is_closed() {
-                return Ok(Pump::Full);
-            }
-        }
-        let Some(ring) = &self.ring else { return Ok(Pump::NoRing) };
-        let ring_bytes = ring.bytes();
-        let ring_address = ring.map.address(ring.offset(), ring_bytes as usize);
-        let base = ring_address.as_ptr() as u64;
+        let place = match self.sink.open()? {
+            Ok(place) => place,
+            Err(pump) => return Ok(pump),
+        };
         let mut pieces = 0;
         while self.pending > 0 {
             if budget.bytes == 0 || pieces >= commands_max {
                 return Ok(Pump::More);
             }
-            let (number, under_way) = self.cursor;
-            let unread = self.moves.as_ref().and_then(|moves| moves.next_unread());
-            let (src_addr, left, allowed) = match (unread, self.sbt.get(number)) {
-                (Some((from, left)), _) => (from, left, left),
-                (None, Some(&block)) => {
-                    let allowed = self.allow_sends(&block, budget) - under_way;
-                    (block.pointer + under_way, block.size - under_way, allowed)
-                }
-                (None, None) => return Ok(Pump::Drained),
-            };
-            if allowed == 0 {
+            let Some(next) = self.next(&mut budget.messages) else { return Ok(Pump::Drained) };
+            if next.allowed == 0 {
                 return Ok(Pump::More);
             }
-            let file = if unread.is_none() { self.file_of(number) } else { None };
-            let want = match file {
-                Some(_) => allowed.min(budget.bytes),
-                None => allowed.min(budget.bytes).min(chunk_bytes_max.into()),
+            let most = match next.piece {
+                Piece::File(_) => budget.bytes.min(next.allowed),
+                Piece::SendRegion(_) | Piece::FormerRing(_) => {
+                    budget.bytes.min(next.allowed).min(chunk_bytes_max.into())
+                }
             };
-            let mut room = ring_bytes - (self.reserved - self.consumed);
-            if room < want {
-                self.refresh_consumed()?;
-                room = ring_bytes - (self.reserved - self.consumed);
-            }
-            if room == 0 {
-                self.fit.note_full();
-                return Ok(Pump::Full);
-            }
-            let position = self.reserved & (ring_bytes - 1);
-            let mut len = want.min(room).min(ring_bytes - position);
-            let is_file = file.is_some();
-            let here = at_once && !is_file && self.rbt.is_empty();
-            if let Some(file) = file {
-                len = match self.read_piece(&file, file::Piece { from: src_addr, position, len }) {
-                    Ok(len) => len,
-                    Err(pump) => return Ok(pump),
-                };
-            } else if here {
-                let from = std::ptr::with_exposed_provenance(src_addr as usize);
-                let to = std::ptr::with_exposed_provenance_mut((base + position) as usize);
-                // SAFETY: as for commands (`Engines::submit`): the source lies in memory that the client's entry or the
-                // flow keeps mapped, the destination is room of the ring that the flow alone writes.
-                unsafe { Cpu::copy(to, from, len as usize) };
-            } else {
-                let Some(seq) = self.rbt.insert(position, len) else { return Ok(Pump::More) };
-                commands.push(self.command(src_addr, base + position, len, seq));
-            }
+            let (len, put) = match self.put(next, most, place, commands, at_once)? {
+                Ok(done) => done,
+                Err(pump) => return Ok(pump),
+            };
             pieces += 1;
-            self.reserved += len;
+            self.sink.reserve(len);
             self.pending -= len;
             budget.bytes -= len;
-            match &mut self.moves {
-                Some(moves) if unread.is_some() => moves.take_unread(len),
-                _ if len == left => (self.cursor, self.allowed) = ((number + 1, 0), 0),
-                _ => self.cursor = (number, under_way + len),
-            }
-            if here {
-                self.arrive(len);
-            }
-            if is_file {
-                self.deliver();
-                if self.is_cold() {
-                    return Ok(Pump::Cold);
+            self.advance(next, len);
+            match put {
+                Put::Copied => self.arrive(len),
+                Put::Commanded => {}
+                Put::Read => {
+                    self.deliver();
+                    if self.source.is_cold() {
+                        return Ok(Pump::Cold);
+                    }
                 }
             }
         }
@@ -144,26 +101,66 @@ impl Flow {
         Ok(Pump::Drained)
     }
 
-    /// Takes tokens for the sends of the present block. Returns how many of its bytes may be put under way: the part of
-    /// them that the sends allowed are of all.
-    fn allow_sends(&mut self, block: &Entry, budget: &mut Allowance) -> u64 {
-        let more = (block.sends - self.allowed).min(budget.messages);
-        budget.messages -= more;
-        self.allowed += more;
-        if self.allowed == block.sends {
-            return block.size;
+    /// What is to be copied next: bytes that a former owner has left come before any send.
+    #[inline]
+    fn next(&mut self, messages: &mut u64) -> Option<Next> {
+        match self.migration.as_ref().and_then(|migration| migration.next_undrained()) {
+            Some((address, left)) => Some(Next { piece: Piece::FormerRing(address), left, allowed: left }),
+            None => self.source.next(messages),
         }
-        (u128::from(block.size) * u128::from(self.allowed) / u128::from(block.sends)) as u64
+    }
+
+    /// `len` bytes of it are under way.
+    #[inline]
+    fn advance(&mut self, next: Next, len: u64) {
+        match (next.piece, &mut self.migration) {
+            (Piece::FormerRing(_), Some(migration)) => migration.take_undrained(len),
+            _ => self.source.advance(len, next.left),
+        }
+    }
+
+    /// Puts up to `most` bytes into the receive ring, or has somebody do so. Returns how many, and how far they are; or what
+    /// the flow ran into.
+    #[inline]
+    fn put(
+        &mut self,
+        next: Next,
+        most: u64,
+        place: Place,
+        commands: &mut Vec<Command>,
+        at_once: bool,
+    ) -> Result<Result<(u64, Put), Pump>, Violation> {
+        let Some(room) = self.sink.room(place, next.left.min(most))? else { return Ok(Err(Pump::Full)) };
+        let to = place.base + room.position;
+        match next.piece {
+            Piece::SendRegion(from) | Piece::FormerRing(from) if at_once && self.sink.is_quiet() => {
+                let from = std::ptr::with_exposed_provenance(from as usize);
+                let to = std::ptr::with_exposed_provenance_mut(to as usize);
+                // SAFETY: as for commands (`Engines::submit`): the source lies in memory that the client's entry or the
+                // flow keeps mapped, the destination is room of the ring that the flow alone writes.
+                unsafe { Cpu::copy(to, from, room.len as usize) };
+                Ok(Ok((room.len, Put::Copied)))
+            }
+            Piece::SendRegion(from) | Piece::FormerRing(from) => {
+                let Some(number) = self.sink.begin_copy(room) else { return Ok(Err(Pump::More)) };
+                commands.push(self.command(from, to, room.len, number));
+                Ok(Ok((room.len, Put::Commanded)))
+            }
+            Piece::File(from) => {
+                let read = self.source.read_file(from, &mut self.sink, room);
+                Ok(read.map(|len| (len, Put::Read)))
+            }
+        }
     }
 
     fn command(&self, src_addr: u64, dst_addr: u64, len: u64, seq: u64) -> Command {
         Command {
             request_type: CommandType::GeneralSend as u8,
-            cid: self.source.client,
+            cid: self.source.end().client.get(),
             data_len: len as u32,
             src_addr,
             dst_addr,
-            conn_id: self.id,
+            conn_id: self.id.get(),
             table_id: TableId::Rbt as u8,
             entry_seq: seq as u16,
             ..Command::default()
@@ -172,45 +169,35 @@ impl Flow {
 
     /// A command of this flow has ended well.
     pub fn complete(&mut self, entry_seq: u16) {
-        let finished = self.rbt.number(entry_seq).is_some_and(|number| self.rbt.finish(number));
+        let finished = self.sink.end_command(entry_seq);
         debug_assert!(finished, "completion of a command that is not under way");
         self.deliver();
     }
 
     /// Takes what is delivered in the order of the stream.
     fn deliver(&mut self) {
-        while let Some(entry) = self.rbt.remove_finished() {
+        while let Some(len) = self.sink.take_arrived() {
             if self.aborted {
                 continue;
             }
-            self.arrive(entry.size);
+            self.arrive(len);
         }
         self.drop_sends_if_over();
     }
 
     /// The next `len` bytes of the stream are in the ring.
+    #[inline]
     fn arrive(&mut self, len: u64) {
-        self.delivered += len;
-        if self.moves.as_mut().is_some_and(|moves| moves.deliver_unread(len)) {
+        self.sink.deliver(len);
+        if self.migration.as_mut().is_some_and(|migration| migration.deliver_undrained(len)) {
             return;
         }
-        self.oldest_delivered += len;
-        let first = self.sbt.first();
-        let Some(oldest) = self.sbt.get(first) else { return };
-        if self.oldest_delivered == oldest.size {
-            self.sends_done += oldest.sends;
-            self.sbt.finish(first);
-            self.sbt.remove_finished();
-            self.oldest_delivered = 0;
-            if let Some(files) = &mut self.files {
-                files.forget_before(first + 1);
-            }
-        }
+        self.source.deliver(len);
     }
 
     fn drop_sends_if_over(&mut self) {
-        if self.rbt.is_empty() && (self.aborted || (self.finish.is_some() && self.sbt.is_empty())) {
-            self.drop_sends();
+        if self.sink.is_quiet() && (self.aborted || (self.finish.is_some() && self.source.is_empty())) {
+            self.source.drop_sends();
         }
     }
 }

@@ -13,9 +13,9 @@ fn rate(per_second: u64, burst: u64, least: u64) -> Option<Rate> {
 
 fn limit(world: &mut World, limits: Limits) -> Arc<Budget> {
     let budget = Budget::new(limits);
-    world.inbox.send(ToMover::SetBudget { tenant: 1, budget: Arc::clone(&budget) });
-    for flow in [2, 3] {
-        world.inbox.send(ToMover::SetTenant { flow, tenant: 1 });
+    world.inbox.send(ToMover::SetBudget { tenant: TenantId::new(1), budget: Arc::clone(&budget) });
+    for flow in [B_TO_C, C_TO_B] {
+        world.inbox.send(ToMover::SetTenant { flow, tenant: TenantId::new(1) });
     }
     world.rest();
     budget
@@ -27,7 +27,7 @@ fn run_for(world: &mut World, ms: usize, message: u64) -> Vec<[(u64, u64); 2]> {
     let moved = |world: &World| {
         [0, 1].map(|peer| {
             let line = &world.peers[peer].lines[0];
-            let done = world.parties[world.peers[peer].client as usize]
+            let done = world.parties[world.peers[peer].client.index()]
                 .status_u64(line.slot, socket_status::SEND_CONSUMER);
             (world.peers[1 - peer].lines[0].received, done)
         })
@@ -145,7 +145,7 @@ fn who_dies_waiting_stops_nobody() {
     let mut world = World::new("cpu");
     let tenant = Rates { bytes: rate(100_000, 8192, 4096), messages: None };
     limit(&mut world, Limits { tenant, ..Limits::default() });
-    world.inbox.send(ToMover::SetTenant { flow: 0, tenant: 1 });
+    world.inbox.send(ToMover::SetTenant { flow: A_TO_B, tenant: TenantId::new(1) });
     for _ in 0..3 {
         let span = Span { region: 0, offset: 0, len: 5000 };
         world.request_on(0, Request::send(SocketId::new(0, GENERATION), span));
@@ -153,7 +153,7 @@ fn who_dies_waiting_stops_nobody() {
     world.parties[0].ring_doorbell(0);
     world.rest();
     run_for(&mut world, 20, 3000);
-    world.bury();
+    world.disconnect();
     let moved = run_for(&mut world, 1000, 3000);
     assert!(sum(moved.last().unwrap()).0 > 80_000, "{:?}", moved.last());
     limit(&mut world, Limits::default());

@@ -12,7 +12,7 @@ struct Load {
 }
 
 struct World {
-    fair: Fair,
+    scheduler: Scheduler,
     loads: Vec<(PayerId, Load)>,
     /// Charged, by payer, and turns of each flow.
     charged: Vec<u64>,
@@ -21,39 +21,40 @@ struct World {
 
 impl World {
     fn new(loads: Vec<Load>) -> Self {
-        let mut fair = Fair::default();
+        let mut scheduler = Scheduler::default();
         let mut world = Vec::new();
         for (at, load) in loads.into_iter().enumerate() {
-            fair.set_weight(at as u16 + 1, load.weight);
-            let id = fair.enter(payer(at as u16 + 1, 0));
+            scheduler.set_weight(TenantId::new(at as u16 + 1), load.weight);
+            let id = scheduler.enter(payer(TenantId::new(at as u16 + 1), 0));
             // A flow's number says whose it is, and which; a channel's client whose.
-            (0..load.flows.len()).for_each(|flow| fair.add_flow(id, (at << 16 | flow) as FlowId));
-            (0..load.channels.len()).for_each(|channel| fair.add_channel(id, (at as ClientId, channel)));
+            (0..load.flows.len()).for_each(|flow| scheduler.add_flow(id, FlowId::at(at << 16 | flow)));
+            (0..load.channels.len())
+                .for_each(|channel| scheduler.add_channel(id, (ClientId::at(at), channel)));
             world.push((id, load));
         }
         let (charged, turns) =
             (vec![0; world.len()], world.iter().map(|(_, load)| vec![0; load.flows.len()]).collect());
-        Self { fair, loads: world, charged, turns }
+        Self { scheduler, loads: world, charged, turns }
     }
 
     /// A step of a mover that copies by itself. Returns the bytes that it was charged.
     fn step(&mut self) -> u64 {
         let before = self.charged.iter().sum::<u64>();
-        for _ in 0..self.fair.begin_step() {
-            if self.fair.is_step_over() {
+        for _ in 0..self.scheduler.begin_step() {
+            if self.scheduler.is_step_over() {
                 break;
             }
-            let Some(turn) = self.fair.begin() else { break };
+            let Some(turn) = self.scheduler.begin() else { break };
             let at = self.loads.iter().position(|(id, _)| *id == turn.payer).unwrap();
-            for _ in 0..self.fair.channel_count(turn.payer) {
-                let Some(place) = self.fair.next_channel(&turn) else { break };
+            for _ in 0..self.scheduler.channel_count(turn.payer) {
+                let Some(place) = self.scheduler.next_channel(&turn) else { break };
                 self.charge(at, self.loads[at].1.channels[place.1].max(1) * REQUEST_BYTES);
-                self.fair.add_channel(turn.payer, place);
+                self.scheduler.add_channel(turn.payer, place);
             }
-            let ready = self.fair.flow_count(turn.payer);
+            let ready = self.scheduler.flow_count(turn.payer);
             for _ in 0..if turn.alone { ready } else { usize::MAX } {
-                let Some((flow, bytes)) = self.fair.next_flow(&turn) else { break };
-                let (owner, flow_at) = (flow as usize >> 16, flow as usize & 0xFFFF);
+                let Some((flow, bytes)) = self.scheduler.next_flow(&turn) else { break };
+                let (owner, flow_at) = (flow.index() >> 16, flow.index() & 0xFFFF);
                 assert_eq!(owner, at, "a flow of another payer's");
                 let (message, mut moved, mut messages) = (self.loads[at].1.flows[flow_at], 0, 0);
                 while moved < bytes && messages < 128 {
@@ -62,9 +63,9 @@ impl World {
                 }
                 self.turns[at][flow_at] += 1;
                 self.charge(at, moved + (messages + 1) * REQUEST_BYTES);
-                self.fair.add_flow(turn.payer, flow);
+                self.scheduler.add_flow(turn.payer, flow);
             }
-            self.fair.end(&turn, false);
+            self.scheduler.end(&turn, false);
         }
         self.charged.iter().sum::<u64>() - before
     }
@@ -75,7 +76,7 @@ impl World {
 
     fn charge(&mut self, at: usize, bytes: u64) {
         self.charged[at] += bytes;
-        self.fair.charge(self.loads[at].0, bytes);
+        self.scheduler.charge(self.loads[at].0, bytes);
     }
 
     /// Jain's index of what payers got for their weights: 1 if all got the same.
@@ -145,30 +146,34 @@ fn debts_are_paid_before_the_next_turn_and_forgiven_to_who_is_alone() {
 
 #[test]
 fn who_is_interrupted_goes_on_with_what_is_left() {
-    let mut fair = Fair::default();
-    let (one, two) = (fair.enter(payer(1, 0)), fair.enter(payer(2, 0)));
-    (0..2).for_each(|flow| fair.add_flow(one, flow));
-    fair.add_flow(two, 9);
-    let turn = fair.begin().unwrap();
-    let (flow, bytes) = fair.next_flow(&turn).unwrap();
-    assert_eq!((turn.payer, flow, bytes), (one, 0, TURN_BYTES));
-    fair.charge(one, 1000);
-    fair.end(&turn, true);
-    let turn = fair.begin().unwrap();
-    assert_eq!((turn.payer, fair.next_flow(&turn)), (one, Some((1, TURN_BYTES - 1000))));
+    let mut scheduler = Scheduler::default();
+    let (one, two) =
+        (scheduler.enter(payer(TenantId::new(1), 0)), scheduler.enter(payer(TenantId::new(2), 0)));
+    (0..2).map(FlowId::new).for_each(|flow| scheduler.add_flow(one, flow));
+    scheduler.add_flow(two, FlowId::new(9));
+    let turn = scheduler.begin().unwrap();
+    let (flow, bytes) = scheduler.next_flow(&turn).unwrap();
+    assert_eq!((turn.payer, flow, bytes), (one, FlowId::new(0), TURN_BYTES));
+    scheduler.charge(one, 1000);
+    scheduler.end(&turn, true);
+    let turn = scheduler.begin().unwrap();
+    assert_eq!((turn.payer, scheduler.next_flow(&turn)), (one, Some((FlowId::new(1), TURN_BYTES - 1000))));
 }
 
 #[test]
 fn payers_are_forgotten_with_all_that_holds_them() {
-    let mut fair = Fair::default();
-    let one = fair.enter(payer(0, 1));
-    assert_eq!((fair.enter(payer(0, 1)), fair.enter(payer(5, 1))), (one, one + 1));
-    fair.add_flow(one, 3);
-    (0..2).for_each(|_| fair.let_go(one));
-    assert!(fair.known.contains_key(&payer(0, 1)), "a flow of its is ready");
-    let turn = fair.begin().unwrap();
-    assert_eq!(fair.next_flow(&turn).map(|(flow, _)| flow), Some(3));
-    fair.end(&turn, false);
-    assert!(!fair.known.contains_key(&payer(0, 1)));
-    assert_eq!(fair.enter(payer(0, 7)), one, "its place is another's");
+    let mut scheduler = Scheduler::default();
+    let one = scheduler.enter(payer(TenantId::new(0), 1));
+    assert_eq!(
+        (scheduler.enter(payer(TenantId::new(0), 1)), scheduler.enter(payer(TenantId::new(5), 1))),
+        (one, one + 1)
+    );
+    scheduler.add_flow(one, FlowId::new(3));
+    (0..2).for_each(|_| scheduler.let_go(one));
+    assert!(scheduler.known.contains_key(&payer(TenantId::new(0), 1)), "a flow of its is ready");
+    let turn = scheduler.begin().unwrap();
+    assert_eq!(scheduler.next_flow(&turn).map(|(flow, _)| flow), Some(FlowId::new(3)));
+    scheduler.end(&turn, false);
+    assert!(!scheduler.known.contains_key(&payer(TenantId::new(0), 1)));
+    assert_eq!(scheduler.enter(payer(TenantId::new(0), 7)), one, "its place is another's");
 }

@@ -12,10 +12,10 @@ pub(super) struct Party {
 
 impl Party {
     pub(super) fn status_u64(&self, slot: Slot, word: usize) -> u64 {
-        self.status.load_u64(socket_offset(slot) + word, Ordering::Acquire)
+        self.status.load_u64(socket_offset(slot.get()) + word, Ordering::Acquire)
     }
     pub(super) fn status_u32(&self, slot: Slot, word: usize) -> u32 {
-        self.status.load_u32(socket_offset(slot) + word, Ordering::Acquire)
+        self.status.load_u32(socket_offset(slot.get()) + word, Ordering::Acquire)
     }
     pub(super) fn ring_doorbell(&self, channel: usize) {
         let _ = rustix::io::write(&self.doorbells[channel], &1u64.to_ne_bytes());
@@ -57,7 +57,7 @@ impl World {
     pub(super) fn send(&mut self, peer: usize, line: usize, len: u64) -> bool {
         let Self { peers, parties, .. } = self;
         let peer = &mut peers[peer];
-        let party = &parties[peer.client as usize];
+        let party = &parties[peer.client.index()];
         let index = line % peer.lines.len();
         let line = &mut peer.lines[index];
         let done = party.status_u64(line.slot, socket_status::SEND_CONSUMER);
@@ -69,7 +69,7 @@ impl World {
             return false;
         }
         let span = Span { region: 0, offset: line.sent % PERIOD, len };
-        let request = Request::send(SocketId::new(line.slot, GENERATION), span);
+        let request = Request::send(line.slot.socket(GENERATION), span);
         if peer.requests.write(request) != Ok(true) {
             return false;
         }
@@ -84,7 +84,7 @@ impl World {
     pub(super) fn receive(&mut self, peer: usize, line: usize, max: u64) -> u64 {
         let Self { peers, parties, .. } = self;
         let peer = &mut peers[peer];
-        let party = &parties[peer.client as usize];
+        let party = &parties[peer.client.index()];
         peer.take_events(party);
         let index = line % peer.lines.len();
         let line = &mut peer.lines[index];
@@ -113,12 +113,12 @@ impl World {
             position += count as u64;
         }
         line.received += len;
-        let at = socket_offset(line.slot) + socket_control::RECV_CONSUMER;
+        let at = socket_offset(line.slot.get()) + socket_control::RECV_CONSUMER;
         party.control.store_u64(at, line.received, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
         let wanted = party.status_u64(line.slot, socket_status::SPACE_WAKE_AT);
         if wanted != 0 && line.received >= wanted && wanted != line.space_answered {
-            let request = Request::new(Operation::Space, SocketId::new(line.slot, GENERATION), 0);
+            let request = Request::new(Operation::Space, line.slot.socket(GENERATION), 0);
             if peer.requests.write(request) == Ok(true) {
                 line.space_answered = wanted;
                 peer.publish(party);

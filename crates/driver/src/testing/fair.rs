@@ -1,6 +1,6 @@
 //! What a client that asks without end costs others, in turns of the mover.
 use super::*;
-use crate::mover::fair::{CONTROL_BYTES, TURN_BYTES};
+use crate::mover::testing::{CONTROL_BYTES, TURN_BYTES};
 use std::cell::RefCell;
 
 /// Turns in which B and C send each other so many bytes, while A does something in each.
@@ -47,7 +47,7 @@ fn requests_without_end_hold_up_nobody() {
 /// What the mover keeps for a conductor of its own thread: passes it on, and counts what A asks of the conductor.
 fn pass_on(world: &mut World, asked: &mut u64) {
     let mut kept = VecDeque::new();
-    world.mover.conductor.drain(&mut kept);
+    world.mover.take_messages(&mut kept);
     for item in kept {
         *asked += u64::from(matches!(item, ToConductor::Control { .. }));
         world.outbox.send(item);
@@ -57,7 +57,7 @@ fn pass_on(world: &mut World, asked: &mut u64) {
 #[test]
 fn requests_that_the_conductor_carries_out_cost_their_time() {
     let mut world = World::new("cpu");
-    world.mover.conductor = Outbox::Kept(RefCell::default());
+    let mailbox = world.mover.tell_by(Outbox::Kept(RefCell::default()));
     let (mut asked, mut steps) = (0, 0);
     turns(&mut world, 1 << 20, |world| {
         ask(world);
@@ -65,7 +65,7 @@ fn requests_that_the_conductor_carries_out_cost_their_time() {
         steps += 1;
     });
     pass_on(&mut world, &mut asked);
-    world.mover.conductor = Outbox::Mailbox(Arc::clone(&world.outbox));
+    world.mover.tell_by(mailbox);
     assert!(asked * CONTROL_BYTES <= steps * TURN_BYTES, "{asked} requests in {steps} turns of each");
     assert!(asked >= steps, "{asked} requests in {steps} turns of each");
     world.finish();
@@ -79,10 +79,11 @@ fn a_client_changes_its_payer_while_it_asks() {
     turns(&mut world, 1 << 20, |world| {
         ask(world);
         number += 1;
-        world.inbox.send(ToMover::SetPayer { client: A, payer: payer(number % 3, 0) });
-        world
-            .inbox
-            .send(ToMover::SetWeight { tenant: number % 3, weight: u32::from(number) % WEIGHT_MAX + 1 });
+        world.inbox.send(ToMover::SetPayer { client: A, payer: payer(TenantId::new(number % 3), 0) });
+        world.inbox.send(ToMover::SetWeight {
+            tenant: TenantId::new(number % 3),
+            weight: u32::from(number) % WEIGHT_MAX + 1,
+        });
     });
     world.rest();
     let taken = |channel| {
@@ -90,6 +91,6 @@ fn a_client_changes_its_payer_while_it_asks() {
         world.parties[0].status.load_u64(at, Ordering::Acquire)
     };
     assert_eq!((0..CHANNELS_OF_A).map(taken).collect::<Vec<_>>(), world.published);
-    world.bury();
+    world.disconnect();
     world.finish();
 }

@@ -5,9 +5,10 @@
 //! less. Credit that is left is kept only by who was interrupted. A payer without others has the step to itself and keeps no
 //! debt.
 //!
-//! Every operation takes the same time however many payers, channels and flows there are, but for [`Fair::set_weight`] and
-//! [`Fair::drop_channels`]. Nothing is allocated once the queues have grown. This never touches a flow or a ring.
-use crate::messages::{ClientId, FlowId, Payer, TenantId, DRIVER};
+//! Every operation takes the same time however many payers, channels and flows there are, but for [`Scheduler::set_weight`] and
+//! [`Scheduler::drop_channels`]. Nothing is allocated once the queues have grown. This never touches a flow or a ring.
+use crate::ids::{ClientId, FlowId, TenantId};
+use crate::messages::{Payer, DRIVER};
 use crate::policy::WEIGHT_DEFAULT;
 use foldhash::{HashMap, HashMapExt};
 use std::collections::VecDeque;
@@ -23,6 +24,10 @@ pub const REQUEST_BYTES: u64 = 512;
 /// bind that is refused, takes 700 ns, in which a core copies about as much from its own cache.
 pub const CONTROL_BYTES: u64 = 8 << 10;
 
+/// Flows with a full receive ring that are looked at before each sleep; more than these ask their
+/// receivers for a request at once.
+const BLOCKED_POLLED_MAX: usize = 32;
+
 /// Index of a payer, as long as somebody holds it.
 pub type PayerId = u32;
 /// A channel of a client.
@@ -32,7 +37,7 @@ pub const NOBODY: PayerId = 0;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Fair {
+pub struct Scheduler {
     entries: Vec<Entry>,
     free: Vec<PayerId>,
     known: HashMap<Payer, PayerId>,
@@ -44,6 +49,10 @@ pub struct Fair {
     ready: usize,
     /// Charged since the step began.
     spent: u64,
+    /// What the requests that are being taken cost beside the taking. Not charged yet.
+    owed: u64,
+    /// Flows with a full receive ring, which are looked at again and again.
+    blocked: Vec<FlowId>,
 }
 
 #[derive(Debug)]
@@ -62,7 +71,7 @@ struct Entry {
     flows: VecDeque<FlowId>,
 }
 
-impl Default for Fair {
+impl Default for Scheduler {
     fn default() -> Self {
         let mut this = Self {
             entries: Vec::new(),
@@ -72,6 +81,8 @@ impl Default for Fair {
             weights: HashMap::new(),
             ready: 0,
             spent: 0,
+            owed: 0,
+            blocked: Vec::new(),
         };
         let nobody = this.enter(DRIVER);
         debug_assert_eq!(nobody, NOBODY);
@@ -79,7 +90,7 @@ impl Default for Fair {
     }
 }
 
-impl Fair {
+impl Scheduler {
     /// A client of this payer attaches. Balanced by [`Self::let_go`].
     pub fn enter(&mut self, payer: Payer) -> PayerId {
         if let Some(&id) = self.known.get(&payer) {
@@ -263,6 +274,44 @@ impl Fair {
     pub fn charge(&mut self, id: PayerId, bytes: u64) {
         self.spent += bytes;
         self.entries[id as usize].credit -= bytes as i64;
+    }
+
+    /// A request that is being taken costs so much more.
+    #[inline]
+    pub fn owe(&mut self, bytes: u64) {
+        self.owed += bytes;
+    }
+
+    /// So many requests of the payer's were taken.
+    #[inline]
+    pub fn charge_requests(&mut self, id: PayerId, taken: u64) {
+        let owed = std::mem::take(&mut self.owed);
+        self.charge(id, taken * REQUEST_BYTES + owed);
+    }
+
+    /// A flow's receive ring is full: it is looked at again and again. Says whether it is; if not, there are too many.
+    pub fn watch_blocked(&mut self, flow: FlowId) -> bool {
+        let fits = self.blocked.len() < BLOCKED_POLLED_MAX;
+        if fits {
+            self.blocked.push(flow);
+        }
+        fits
+    }
+
+    /// Those that are looked at.
+    pub fn blocked(&self) -> impl Iterator<Item = FlowId> + '_ {
+        self.blocked.iter().copied()
+    }
+
+    /// One of them.
+    #[inline]
+    pub fn blocked_at(&self, at: usize) -> Option<FlowId> {
+        self.blocked.get(at).copied()
+    }
+
+    /// It is looked at no more; another takes its place.
+    pub fn drop_blocked(&mut self, at: usize) {
+        self.blocked.swap_remove(at);
     }
 
     /// The payer's turn is over. `interrupted`: it goes on before any other's.

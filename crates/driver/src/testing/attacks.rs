@@ -1,5 +1,6 @@
 //! Single attacks, and random programs of them.
 use super::*;
+use pd_abi::FileId;
 use proptest::prelude::*;
 
 proptest! {
@@ -60,7 +61,7 @@ fn requests_for_others_do_not_pile_up() {
         }
         world.mover.step();
     }
-    let most = crate::mover::requests::FORWARDED_MAX + 64;
+    let most = crate::mover::testing::FORWARDED_MAX + 64;
     assert!(taken(&world) <= most as u64, "{} requests taken", taken(&world));
     assert!(published(&world) > taken(&world));
     // Once it has time, none of them is lost.
@@ -76,6 +77,34 @@ fn unknown_operations() {
     for operation in [0, next, 255] {
         let request = Request { operation, ..Request::default() };
         assert_eq!(violation(|w| w.request_on(0, request)), Some(Violation::Operation(operation)));
+    }
+}
+
+/// A new operation is drawn by programs without anybody's doing.
+#[test]
+fn every_operation_is_drawn() {
+    let drawn = |byte: u8| World::operation(&mut Program(&[byte]));
+    let all: std::collections::BTreeSet<u8> = (0..=255).map(drawn).collect();
+    let known = Operation::ALL.iter().map(|&operation| operation as u8);
+    assert_eq!(all, known.chain([0]).collect());
+}
+
+/// Each of them, alone, on a socket and on none, with each value that means something.
+#[test]
+fn every_operation_is_taken() {
+    for (&operation, value) in
+        Operation::ALL.iter().flat_map(|operation| (0..4).map(move |value| (operation, value)))
+    {
+        for socket in [FIRST.socket(GENERATION), SocketId(0)] {
+            let request = Request { value, ..Request::new(operation, socket, 0) };
+            let found = violation(|world| world.request_on(1, request));
+            let refused = match operation {
+                Operation::Send => Some(Violation::Span),
+                Operation::SendFile => Some(Violation::File),
+                _ => None,
+            };
+            assert_eq!(found, refused, "{operation:?} {value} on {socket:?}");
+        }
     }
 }
 
@@ -144,7 +173,7 @@ fn busy_beside_others() -> World {
     world.exchange(3 * RING_BYTES);
     while world.send(0, 0, 3000) {}
     world.rest();
-    world.mover.division.pretend_busy(4096);
+    world.mover.pretend_busy(4096);
     world.pass(Duration::from_millis(200));
     assert_eq!(world.rings_given[2], 0, "it is not empty");
     world
@@ -169,7 +198,7 @@ fn a_ring_of_more_than_its_share_is_emptied_and_exchanged() {
 fn a_ring_that_is_not_emptied_in_time_is_kept() {
     let mut world = busy_beside_others();
     assert_eq!(world.receive(1, 0, 1000), 1000);
-    world.mover.division.pretend_busy(4096);
+    world.mover.pretend_busy(4096);
     world.pass(Duration::from_millis(200));
     let mut received = 1000;
     while received < RING_BYTES + 1000 {
@@ -186,11 +215,11 @@ fn a_ring_that_is_not_emptied_in_time_is_kept() {
 fn rings_that_are_no_longer_are_forgotten() {
     let mut world = World::new("cpu");
     world.exchange(20_000);
-    assert!(world.mover.division.rings().1 > 1, "there were several at a time");
+    assert!(world.mover.ring_counts().1 > 1, "there were several at a time");
     for _ in 0..40 {
         world.pass(Duration::from_millis(100));
     }
-    assert_eq!(world.mover.division.rings(), (0, 0));
+    assert_eq!(world.mover.ring_counts(), (0, 0));
     world.finish();
 }
 

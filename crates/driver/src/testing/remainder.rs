@@ -2,13 +2,13 @@
 //! writes there, the new reader learns an end at worst, and nobody else anything.
 use super::*;
 use crate::memory::DirectRing;
-use crate::messages::Parted;
+use crate::messages::{Forwarded, Parted};
 use pd_abi::layout::direct;
 use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
 use proptest::prelude::*;
 
 /// C's socket that flow 0 goes to.
-const SLOT: Slot = 1;
+const SLOT: Slot = SECOND;
 
 struct Moved {
     world: World,
@@ -35,8 +35,8 @@ impl Moved {
         let remainder = Some(ring.remainder(read, false).expect("a mapping"));
         let parted = Some(Box::new(Parted { left: true, remainder, ..Parted::default() }));
         let destination = endpoint(&world, C, SLOT);
-        world.inbox.send(ToMover::GoDirect { flow: 0 });
-        world.inbox.send(ToMover::Retarget { flow: 0, destination, parted });
+        world.inbox.send(ToMover::GoDirect { flow: A_TO_B });
+        world.inbox.send(ToMover::Retarget { flow: A_TO_B, destination, parted });
         world.rest();
         Self { world, map, ring }
     }
@@ -61,21 +61,21 @@ impl Moved {
 
     /// Bytes that C was delivered, and how its stream ended.
     fn delivered(&self) -> (u64, u32) {
-        let c = &self.world.parties[C as usize];
+        let c = &self.world.parties[C.index()];
         (c.status_u64(SLOT, socket_status::RECV_PRODUCER), c.status_u32(SLOT, socket_status::RECV_END))
     }
 
     /// C gives back all that it was delivered.
     fn give_back(&mut self) {
-        let at = socket_offset(SLOT) + socket_control::RECV_CONSUMER;
-        self.world.parties[C as usize].control.store_u64(at, self.delivered().0, Ordering::Release);
+        let at = socket_offset(SLOT.get()) + socket_control::RECV_CONSUMER;
+        self.world.parties[C.index()].control.store_u64(at, self.delivered().0, Ordering::Release);
     }
 
     /// The word of eight bytes at `position` of what C was delivered.
     fn word(&self, position: u64) -> u64 {
-        let (client, page) = World::place(0);
+        let (client, page) = World::place(A_TO_B);
         let at = page as usize * PAGE_BYTES + (position % RING_BYTES) as usize;
-        self.world.parties[client as usize].receive.load_u64(at, Ordering::Relaxed)
+        self.world.parties[client.index()].receive.load_u64(at, Ordering::Relaxed)
     }
 
     fn finish(mut self) {
@@ -88,8 +88,22 @@ impl Moved {
 }
 
 fn endpoint(world: &World, client: ClientId, slot: Slot) -> Endpoint {
-    let memory = Arc::clone(&world.parties[client as usize].memory);
-    Endpoint { client, serial: u64::from(client) + 1, slot, generation: GENERATION, memory, mover: 0 }
+    let memory = Arc::clone(&world.parties[client.index()].memory);
+    Endpoint {
+        client,
+        serial: u64::from(client.get()) + 1,
+        slot,
+        generation: GENERATION,
+        memory,
+        mover: MoverId::default(),
+    }
+}
+
+/// The receiver of a flow says that it has read the ring.
+fn release(world: &mut World, flow: FlowId) {
+    let (client, _) = World::place(flow);
+    let _forwarded = Forwarded::new(&world.parties[client.index()].memory);
+    world.inbox.send(ToMover::Release { flow, _forwarded });
 }
 
 #[test]
@@ -119,7 +133,7 @@ fn a_shutdown_comes_after_the_rest() {
     let mut moved = Moved::new(48, 0);
     moved.write(96);
     let finish = Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
-    moved.world.inbox.send(ToMover::Finish { flow: 0, finish });
+    moved.world.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
     moved.world.pass(Duration::from_millis(1));
     assert_eq!(moved.delivered(), (96, ENDED));
     moved.finish();
@@ -130,7 +144,7 @@ fn impossible_counters_end_the_connection() {
     for (written, read) in [(0, 1), (RING_BYTES + 1, 0), (u64::MAX, 0), (5, u64::MAX - RING_BYTES)] {
         let moved = Moved::new(written, read);
         assert_eq!(moved.delivered(), (0, RESET), "{written} written, {read} read");
-        assert_eq!(moved.world.parties[0].status_u32(0, socket_status::SEND_END), RESET);
+        assert_eq!(moved.world.parties[0].status_u32(FIRST, socket_status::SEND_END), RESET);
         assert_eq!(moved.world.violation, None);
         moved.finish();
     }
@@ -142,15 +156,16 @@ fn sends_of_an_heir_wait_until_the_former_ring_is_read() {
     for early in [false, true] {
         let mut world = World::new("cpu");
         if early {
-            world.mover.release(2);
+            release(&mut world, B_TO_C);
         }
-        let (source, parted) = (endpoint(&world, B, 0), Parted { held: true, ..Parted::default() });
-        world.inbox.send(ToMover::HandOver { flow: 2, source, parted: Box::new(parted) });
+        let (source, parted) = (endpoint(&world, B, FIRST), Parted { held: true, ..Parted::default() });
+        world.inbox.send(ToMover::HandOver { flow: B_TO_C, source, parted: Box::new(parted) });
         world.send(0, 0, 100);
         world.rest();
-        let delivered = |world: &World| world.parties[C as usize].status_u64(0, socket_status::RECV_PRODUCER);
+        let delivered =
+            |world: &World| world.parties[C.index()].status_u64(FIRST, socket_status::RECV_PRODUCER);
         assert_eq!(delivered(&world), if early { 100 } else { 0 });
-        world.mover.release(2);
+        release(&mut world, B_TO_C);
         world.rest();
         assert_eq!(delivered(&world), 100);
         world.check_guards();
@@ -162,8 +177,8 @@ fn a_receiver_that_came_before_the_rings_reads_them_itself() {
     let mut world = World::new("cpu");
     world.open(C, SLOT);
     let destination = endpoint(&world, C, SLOT);
-    world.inbox.send(ToMover::Retarget { flow: 0, destination, parted: Some(Box::default()) });
-    world.inbox.send(ToMover::GoDirect { flow: 0 });
+    world.inbox.send(ToMover::Retarget { flow: A_TO_B, destination, parted: Some(Box::default()) });
+    world.inbox.send(ToMover::GoDirect { flow: A_TO_B });
     world.rest();
     let mut moved = Moved { world, ..Moved::new(0, 0) };
     moved.say_left(LEFT_SENDING);
@@ -171,7 +186,7 @@ fn a_receiver_that_came_before_the_rings_reads_them_itself() {
     moved.ring_doorbells();
     moved.world.pass(Duration::from_millis(1));
     assert_eq!(moved.delivered(), (0, 0));
-    moved.world.mover.release(0);
+    release(&mut moved.world, A_TO_B);
     moved.world.rest();
     assert_eq!(moved.delivered(), (80, 0));
     moved.world.check_guards();

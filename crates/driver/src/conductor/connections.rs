@@ -1,0 +1,121 @@
+//! The connection table.
+use super::direct::Direct;
+use super::ending::{Event, Life};
+use super::table::Table;
+use super::tenants::Traffic;
+use super::twins::Twin;
+use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
+use std::net::SocketAddr;
+
+/// See the module.
+#[derive(Default)]
+pub struct Connections {
+    table: Table<ConnectionId, Connection>,
+    free: Vec<ConnectionId>,
+}
+
+/// A connection. What there are two of is by side.
+pub struct Connection {
+    /// Whose sockets the sides are.
+    pub sides: [Option<(ClientId, Slot)>; 2],
+    pub movers: [MoverId; 2],
+    /// How far they are.
+    life: [Life; 2],
+    /// A number that no other connection has or will have.
+    pub serial: u64,
+    /// Whose the sides are, and what of the counters is on their accounts already.
+    pub tenants: [TenantId; 2],
+    pub settled: [Traffic; 2],
+    /// A policy ended it.
+    pub cut: bool,
+    /// The listener's address, behind the routes.
+    pub reached: SocketAddr,
+    /// If it belongs to a connection of the kernel.
+    pub twin: Option<Box<Twin>>,
+    /// On the direct path.
+    pub direct: Option<Box<Direct>>,
+}
+
+/// A connection as it begins.
+pub struct NewConnection {
+    pub sides: [Option<(ClientId, Slot)>; 2],
+    pub movers: [MoverId; 2],
+    pub serial: u64,
+    pub tenants: [TenantId; 2],
+    pub reached: SocketAddr,
+    pub twin: Option<Box<Twin>>,
+    pub direct: Option<Box<Direct>>,
+}
+
+impl Connections {
+    pub fn get(&self, id: ConnectionId) -> Option<&Connection> {
+        self.table.get(id)
+    }
+
+    pub fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+        self.table.get_mut(id)
+    }
+
+    /// All numbers that there may be.
+    pub fn ids(&self) -> impl Iterator<Item = ConnectionId> {
+        self.table.ids()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (ConnectionId, &Connection)> {
+        self.table.iter()
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut Connection)> {
+        self.table.iter_mut()
+    }
+
+    /// How many there are, and numbers that are kept for more.
+    pub fn count(&self) -> usize {
+        self.table.len() - self.free.len()
+    }
+
+    /// A number for a connection that is about to begin.
+    pub fn reserve(&mut self) -> ConnectionId {
+        self.free.pop().unwrap_or_else(|| self.table.add())
+    }
+
+    /// It does not begin.
+    pub fn cancel(&mut self, id: ConnectionId) {
+        self.free.push(id);
+    }
+
+    /// It begins.
+    pub fn begin(&mut self, id: ConnectionId, new: NewConnection) {
+        let NewConnection { sides, movers, serial, tenants, reached, twin, direct } = new;
+        // Only the accepting side of a twin has nobody.
+        let life = sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
+        let (settled, cut) = Default::default();
+        let connection =
+            Connection { sides, movers, life, serial, tenants, settled, cut, reached, twin, direct };
+        self.table.put(id, connection);
+    }
+
+    /// It is over, and its number free.
+    pub fn remove(&mut self, id: ConnectionId) -> Option<Connection> {
+        let connection = self.table.remove(id)?;
+        self.free.push(id);
+        Some(connection)
+    }
+}
+
+impl Connection {
+    /// Whether its bytes go by rings of the two clients.
+    pub fn is_direct(&self) -> bool {
+        self.direct.as_ref().is_some_and(|direct| direct.is_in_use())
+    }
+
+    /// Something befalls a side.
+    pub fn befall(&mut self, side: Side, event: Event) {
+        self.life[side] = self.life[side].after(event);
+    }
+
+    /// Whether both sides are over.
+    pub fn is_over(&self) -> bool {
+        self.life.into_iter().all(Life::is_over)
+    }
+}

@@ -1,0 +1,403 @@
+//! Where the bytes of a flow's stream go: the receive ring of its destination, what of it is in use (RBT, receive buffer
+//! table), and what the receiver is told of it and says.
+use super::{wants_event, Pump};
+use crate::messages::{Endpoint, Ring, Violation};
+use crate::mover::fit::{Fit, Shares};
+use crate::mover::scheduler::{PayerId, NOBODY};
+use crate::mover::table::BufferTable;
+use pd_abi::layout::socket_status;
+use pd_shm::wait::Waker;
+use pd_shm::Mapping;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+
+/// A receiver is woken when all that was sent is delivered, when its ring is full, or when this much is:
+/// a wake-up for every message would cost more than the messages. (Measured: half as much costs a third
+/// more system calls, and moves no more.)
+const WAKE_BYTES: u64 = 1 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Sink {
+    /// Where to.
+    end: Endpoint,
+    ring: Option<Ring>,
+    /// A ring was asked for.
+    asked: bool,
+    /// Who pays for the ring that it has or has asked for.
+    payer: PayerId,
+    fit: Fit,
+    /// Copies under way in the receive ring, in order of the stream.
+    rbt: BufferTable,
+    /// Bytes ever reserved, delivered and given back; the ring holds what lies between.
+    reserved: u64,
+    delivered: u64,
+    consumed: u64,
+    /// The client has taken the socket into use.
+    taken: bool,
+    /// What the client was told of.
+    published: u64,
+    /// Bytes delivered when it was last seen whether the receiver waits.
+    announced: u64,
+    waker: Waker,
+    /// The client has gone, or takes no more.
+    gone: bool,
+    end_published: bool,
+}
+
+/// The receive ring, as it is while bytes are put into it.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Address of its first byte.
+    pub base: u64,
+    bytes: u64,
+}
+
+/// Bytes of the ring that are the flow's to write.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Offset of the first in the ring.
+    pub position: u64,
+    pub len: u64,
+}
+
+/// News for the receiver.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Announced {
+    pub woke: bool,
+    /// It wants an event, or was woken.
+    pub wanted: bool,
+}
+
+impl Sink {
+    pub fn new(end: Endpoint) -> Self {
+        Self {
+            end,
+            ring: None,
+            asked: false,
+            payer: NOBODY,
+            fit: Fit::default(),
+            rbt: BufferTable::new(u64::MAX),
+            reserved: 0,
+            delivered: 0,
+            consumed: 0,
+            taken: false,
+            published: 0,
+            announced: 0,
+            waker: Waker::default(),
+            gone: false,
+            end_published: false,
+        }
+    }
+
+    pub fn end(&self) -> &Endpoint {
+        &self.end
+    }
+
+    pub fn set_ring(&mut self, ring: Ring) {
+        let Endpoint { slot, ref memory, .. } = self.end;
+        memory.publish_u32(slot, socket_status::RING_REGION, ring.region.into());
+        memory.publish_u32(slot, socket_status::RING_PAGE, ring.page);
+        memory.publish_u32(slot, socket_status::RING_PAGES, ring.pages);
+        self.ring = Some(ring);
+        self.asked = false;
+        self.fit.begin();
+    }
+
+    pub fn take_ring(&mut self) -> Option<Ring> {
+        self.fit.begin();
+        self.ring.take()
+    }
+
+    #[inline]
+    pub fn has_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Who pays for the ring that it has or has asked for.
+    pub fn payer(&self) -> PayerId {
+        self.payer
+    }
+
+    /// A ring is asked for. Says whether one was already.
+    pub fn ask(&mut self) -> bool {
+        std::mem::replace(&mut self.asked, true)
+    }
+
+    /// Who pays for it.
+    pub fn set_payer(&mut self, payer: PayerId) {
+        self.payer = payer;
+    }
+
+    /// The ring that was asked for does not come. Says whether any was.
+    pub fn take_asked(&mut self) -> bool {
+        std::mem::take(&mut self.asked)
+    }
+
+    /// At each tick: lets a ring be exchanged that has not the size that it should have. Returns whether it was busy since
+    /// the last one.
+    pub fn check_size(&mut self, shares: Shares) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        self.fit.look((ring.bytes(), ring.wished), self.delivered, shares)
+    }
+
+    fn ring_bytes(&self) -> u64 {
+        self.ring.as_ref().map_or(0, Ring::bytes)
+    }
+
+    fn refresh_consumed(&mut self) -> Result<(), Violation> {
+        let Endpoint { slot, generation, ref memory, .. } = self.end;
+        if !self.taken {
+            self.taken = memory.slot_taken(slot, generation);
+            if !self.taken {
+                return Ok(());
+            }
+        }
+        let consumed = memory.recv_consumer(slot);
+        if consumed < self.consumed || consumed > self.published {
+            return Err(Violation::ReceiveRing);
+        }
+        self.consumed = consumed;
+        Ok(())
+    }
+
+    /// Where bytes may be put now, or what the flow runs into.
+    ///
+    /// # Errors
+    /// If the receiving client broke the protocol.
+    pub fn open(&mut self) -> Result<Result<Place, Pump>, Violation> {
+        if self.fit.is_poor() {
+            self.refresh_consumed()?;
+            // All that ever went into the ring has been given back.
+            if self.consumed == self.reserved {
+                return Ok(Err(Pump::Poor));
+            }
+            if self.fit.is_closed() {
+                return Ok(Err(Pump::Full));
+            }
+        }
+        let Some(ring) = &self.ring else { return Ok(Err(Pump::NoRing)) };
+        let bytes = ring.bytes();
+        let base = ring.map.address(ring.offset(), bytes as usize).as_ptr() as u64;
+        Ok(Ok(Place { base, bytes }))
+    }
+
+    /// Room for `want` bytes or fewer, which lie in one piece; none if it is full.
+    ///
+    /// # Errors
+    /// If the receiving client broke the protocol.
+    #[inline]
+    pub fn room(&mut self, place: Place, want: u64) -> Result<Option<Room>, Violation> {
+        let mut room = place.bytes - (self.reserved - self.consumed);
+        if room < want {
+            self.refresh_consumed()?;
+            room = place.bytes - (self.reserved - self.consumed);
+        }
+        if room == 0 {
+            self.fit.note_full();
+            return Ok(None);
+        }
+        let position = self.reserved & (place.bytes - 1);
+        Ok(Some(Room { position, len: want.min(room).min(place.bytes - position) }))
+    }
+
+    /// Where `len` bytes go that may be put there at once, if the ring has room for all of them in one piece.
+    #[inline]
+    pub fn room_at_once(&mut self, len: u64) -> Option<*mut u8> {
+        if !self.rbt.is_empty() || self.fit.is_poor() {
+            return None;
+        }
+        let ring = self.ring.as_ref()?;
+        let (bytes, offset) = (ring.bytes(), ring.offset());
+        let position = self.reserved & (bytes - 1);
+        if len > bytes - position {
+            return None;
+        }
+        let place = ring.map.address(offset + position as usize, len as usize).as_ptr();
+        let lacks_room = |sink: &Self| bytes - (sink.reserved - sink.consumed) < len;
+        if lacks_room(self) && (self.refresh_consumed().is_err() || lacks_room(self)) {
+            return None;
+        }
+        Some(place)
+    }
+
+    /// A copy into this room begins. Returns its number, unless too many are under way.
+    #[inline]
+    pub fn begin_copy(&mut self, room: Room) -> Option<u64> {
+        self.rbt.insert(room.position, room.len)
+    }
+
+    /// A copy has ended. Says whether it was under way.
+    pub fn end_copy(&mut self, number: u64) -> bool {
+        self.rbt.finish(number)
+    }
+
+    /// The same, by what an engine calls it.
+    #[inline]
+    pub fn end_command(&mut self, entry_seq: u16) -> bool {
+        self.rbt.number(entry_seq).is_some_and(|number| self.rbt.finish(number))
+    }
+
+    /// Bytes of the oldest copy, if it has ended: they are next in the stream.
+    #[inline]
+    pub fn take_arrived(&mut self) -> Option<u64> {
+        self.rbt.remove_finished().map(|entry| entry.size)
+    }
+
+    /// The next bytes of the ring are taken.
+    #[inline]
+    pub fn reserve(&mut self, len: u64) {
+        self.reserved += len;
+    }
+
+    /// The next bytes of the stream are in the ring.
+    #[inline]
+    pub fn deliver(&mut self, len: u64) {
+        self.delivered += len;
+    }
+
+    /// Whether no copy is under way.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.rbt.is_empty()
+    }
+
+    /// The mapping that the ring lies in, and where it begins there.
+    pub fn mapping(&self) -> Option<(&Arc<Mapping>, usize)> {
+        self.ring.as_ref().map(|ring| (&ring.map, ring.offset()))
+    }
+
+    /// Whether a full ring has room by now.
+    ///
+    /// # Errors
+    /// If the receiving client broke the protocol.
+    pub fn has_room(&mut self) -> Result<bool, Violation> {
+        self.refresh_consumed()?;
+        Ok(self.reserved - self.consumed < if self.fit.is_closed() { 1 } else { self.ring_bytes() })
+    }
+
+    /// Asks the receiver to say when half of a full ring, or what is pending, is given back, or all of one that takes
+    /// nothing before. Look at [`Self::has_room`] after this and a fence.
+    pub fn ask_for_room(&self, pending: u64) {
+        if self.end_published {
+            return;
+        }
+        let ring_bytes = self.ring_bytes();
+        let want = if self.fit.is_closed() { ring_bytes } else { pending.min(ring_bytes / 2).max(1) };
+        let target = (self.reserved + want).saturating_sub(ring_bytes).max(self.consumed + 1);
+        self.end.memory.publish_u64(self.end.slot, socket_status::SPACE_WAKE_AT, target);
+    }
+
+    /// The receiver need not say anything.
+    pub fn ask_for_nothing(&self) {
+        if self.end_published {
+            return; // an ended flow has asked for all
+        }
+        self.end.memory.publish_u64(self.end.slot, socket_status::SPACE_WAKE_AT, 0);
+    }
+
+    /// Bytes delivered that the receiver has not been told of: tells it.
+    #[inline]
+    pub fn publish(&mut self) -> u64 {
+        let bytes = self.delivered - self.published;
+        if bytes > 0 {
+            self.published = self.delivered;
+            // SYNC POINT: direct-begin (before the source is told of it)
+            self.end.memory.publish_u64(self.end.slot, socket_status::RECV_PRODUCER, self.delivered);
+        }
+        bytes
+    }
+
+    /// Looks whether the receiver waits, if enough has come since the last time, or no more comes for now (`is_last`).
+    #[inline]
+    pub fn announce(&mut self, is_last: bool) -> Announced {
+        let unannounced = self.delivered - self.announced;
+        let mut announced = Announced::default();
+        if unannounced >= WAKE_BYTES || (unannounced > 0 && is_last) {
+            let Endpoint { slot, generation, ref memory, .. } = self.end;
+            self.announced = self.delivered;
+            if !self.taken {
+                fence(Ordering::SeqCst);
+                self.taken = memory.slot_taken(slot, generation);
+            }
+            if self.taken {
+                announced.woke = self.waker.wake(&memory.recv_wait(slot), self.delivered);
+                announced.wanted = announced.woke || wants_event(memory, slot);
+            }
+        }
+        announced
+    }
+
+    /// Tells the receiver what its stream ends with.
+    pub fn publish_end(&mut self, end: u32) {
+        self.end_published = true;
+        let Endpoint { slot, ref memory, .. } = self.end;
+        memory.publish_u32(slot, socket_status::RECV_END, end);
+        self.waker.wake_always(&memory.recv_wait(slot));
+        // So that the ring can be given back when the receiver has read to the end: the mover looks
+        // whether it has by now when it settles the flow.
+        memory.publish_u64(slot, socket_status::SPACE_WAKE_AT, self.delivered.max(1));
+        // SYNC POINT: space-dekker
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether the receiver has been told, or need not be told any more.
+    #[inline]
+    pub fn is_end_published(&self) -> bool {
+        self.end_published
+    }
+
+    /// The receiver takes no more. `is_gone`: nobody reads what it was given.
+    pub fn close(&mut self, is_gone: bool) {
+        self.gone |= is_gone;
+        self.end_published = true;
+    }
+
+    /// Whether nobody reads what it was given.
+    pub fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Wakes the receiver, whatever it waits for.
+    pub fn wake(&mut self) {
+        let Endpoint { slot, ref memory, .. } = self.end;
+        self.waker.wake_always(&memory.recv_wait(slot));
+    }
+
+    /// Whether all that was delivered has been given back, or will be read by nobody.
+    ///
+    /// # Errors
+    /// If the receiving client broke the protocol.
+    pub fn is_read_up(&mut self) -> Result<bool, Violation> {
+        if self.gone {
+            return Ok(true);
+        }
+        self.refresh_consumed()?;
+        // What is delivered and not yet published lies there as well.
+        Ok(self.consumed == self.delivered)
+    }
+
+    /// Begins again, at another client's socket, without a ring. Returns the former one and which of its bytes are unread: the
+    /// first, and how many. Who broke its counter has lost them, and of a flow that was given up (`is_over`) nobody reads any.
+    pub fn restart(&mut self, end: Endpoint, is_over: bool) -> (Option<Ring>, u64, u64) {
+        let consumed = self.refresh_consumed().map_or(self.delivered, |()| self.consumed);
+        let unread = if is_over { 0 } else { self.delivered - consumed };
+        (self.reserved, self.delivered, self.consumed) = (0, 0, 0);
+        (self.published, self.announced) = (0, 0);
+        (self.taken, self.gone) = (false, false);
+        self.end_published = is_over;
+        self.waker = Waker::default();
+        self.end = end;
+        (self.take_ring(), consumed, unread)
+    }
+
+    /// Bytes ever reserved.
+    pub fn position(&self) -> u64 {
+        self.reserved
+    }
+
+    /// Gives memory that it does not need at the moment back.
+    pub fn shrink(&mut self) {
+        self.rbt.shrink();
+    }
+}

@@ -1,0 +1,264 @@
+//! Where the bytes of a flow's stream come from: what its client has sent, in the order of the stream.
+//!
+//! Sends wait in the SBT (send buffer table). What is copied next is one [`Piece`] of one of them, or of what a former owner
+//! of an end has left ([`crate::mover::migration`]), which comes first. A further kind of source is a further kind of piece.
+use super::file::Files;
+use super::sink::{Room, Sink};
+use super::Pump;
+use crate::messages::Endpoint;
+use crate::mover::table::BufferTable;
+use crate::reader::OpenFile;
+use pd_abi::layout::socket_status;
+use pd_shm::wait::Waker;
+use std::sync::Arc;
+
+/// Where bytes are that are to be copied next.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece {
+    /// At this address, in a send region of the client's.
+    SendRegion(u64),
+    /// From this byte on, in the file of the send.
+    File(u64),
+    /// At this address, in a ring that a former owner of an end has left.
+    FormerRing(u64),
+}
+
+/// What is to be copied next.
+#[derive(Clone, Copy, Debug)]
+pub struct Next {
+    pub piece: Piece,
+    /// Bytes to the end of it.
+    pub left: u64,
+    /// How many of them a rate of messages lets go.
+    pub allowed: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Source {
+    /// Whose sends it has.
+    end: Endpoint,
+    /// Blocks of sends accepted and not yet completed, oldest first.
+    sbt: BufferTable,
+    /// Number of the block to be copied next, and how much of it is already under way.
+    cursor: (u64, u64),
+    /// Sends of that block that a rate of messages has allowed.
+    allowed: u64,
+    /// Bytes of the oldest block that are delivered.
+    oldest_delivered: u64,
+    accepted: u64,
+    done: u64,
+    /// What the client was told of them.
+    published: u64,
+    waker: Waker,
+    /// If it ever sent any.
+    files: Option<Box<Files>>,
+}
+
+impl Source {
+    pub fn new(end: Endpoint, send_ring_bytes: u64) -> Self {
+        Self {
+            end,
+            sbt: BufferTable::new(send_ring_bytes),
+            cursor: (0, 0),
+            allowed: 0,
+            oldest_delivered: 0,
+            accepted: 0,
+            done: 0,
+            published: 0,
+            waker: Waker::default(),
+            files: None,
+        }
+    }
+
+    pub fn end(&self) -> &Endpoint {
+        &self.end
+    }
+
+    pub fn end_mut(&mut self) -> &mut Endpoint {
+        &mut self.end
+    }
+
+    /// Has another client's sends from now on. Returns whose it had.
+    pub fn replace_end(&mut self, end: Endpoint) -> Endpoint {
+        self.waker = Waker::default();
+        std::mem::replace(&mut self.end, end)
+    }
+
+    /// What the client may have sent and not yet delivered. What it has may stay.
+    pub fn set_bytes_max(&mut self, bytes: u64) {
+        self.sbt.set_bytes_max(bytes.max(self.sbt.used()));
+    }
+
+    /// Takes one or several sends, unless there is no room for them. With `joins` they may become one block with what lies
+    /// before them in memory and has not begun.
+    #[inline]
+    pub fn accept(&mut self, pointer: u64, len: u64, sends: u64, joins: bool) -> Option<()> {
+        self.accepted += sends;
+        let (cursor, joins) = (self.cursor, joins && self.files.is_none());
+        let not_begun = |number| joins && (number > cursor.0 || (number, 0) == cursor);
+        if !self.sbt.extend(pointer, len, sends, not_begun) {
+            self.sbt.insert_sends(pointer, len, sends)?;
+        }
+        Some(())
+    }
+
+    /// Takes a send of `len` bytes of a file from `offset` on, unless there is no room for it.
+    pub fn accept_file(&mut self, file: Arc<OpenFile>, offset: u64, len: u64) -> Option<()> {
+        self.accepted += 1;
+        let number = self.sbt.insert(offset, len)?;
+        self.files.get_or_insert_default().add(number, file);
+        Some(())
+    }
+
+    /// Counts sends that nobody will read. Their spans may be reused once those before them may.
+    pub fn refuse(&mut self, sends: u64) {
+        self.accepted += sends;
+        if self.sbt.is_empty() {
+            self.done = self.accepted;
+        }
+    }
+
+    /// Counts sends that were copied at once, while none waited.
+    #[inline]
+    pub fn pass(&mut self, sends: u64) {
+        self.cursor = (self.sbt.pass() + 1, 0);
+        self.accepted += sends;
+        self.done += sends;
+    }
+
+    /// A send of `len` bytes would be the only one, and has room.
+    #[inline]
+    pub fn can_pass(&self, len: u64) -> bool {
+        self.sbt.is_empty() && len <= self.sbt.room()
+    }
+
+    /// What comes next of its sends, for which it takes of `messages`.
+    #[inline]
+    pub fn next(&mut self, messages: &mut u64) -> Option<Next> {
+        let (number, under_way) = self.cursor;
+        let entry = self.sbt.get(number)?;
+        let more = (entry.sends - self.allowed).min(*messages);
+        *messages -= more;
+        self.allowed += more;
+        let allowed = match self.allowed {
+            all if all == entry.sends => entry.size,
+            // The part of its bytes that these sends are of all.
+            some => (u128::from(entry.size) * u128::from(some) / u128::from(entry.sends)) as u64,
+        };
+        let from = entry.pointer + under_way;
+        let piece = match &self.files {
+            Some(files) if files.has(number) => Piece::File(from),
+            _ => Piece::SendRegion(from),
+        };
+        Some(Next { piece, left: entry.size - under_way, allowed: allowed - under_way })
+    }
+
+    /// `len` bytes of the `left` that came next are under way.
+    #[inline]
+    pub fn advance(&mut self, len: u64, left: u64) {
+        let (number, under_way) = self.cursor;
+        if len == left {
+            (self.cursor, self.allowed) = ((number + 1, 0), 0);
+        } else {
+            self.cursor = (number, under_way + len);
+        }
+    }
+
+    /// The next `len` bytes of its sends are delivered.
+    #[inline]
+    pub fn deliver(&mut self, len: u64) {
+        self.oldest_delivered += len;
+        let first = self.sbt.first();
+        let Some(oldest) = self.sbt.get(first) else { return };
+        if self.oldest_delivered == oldest.size {
+            self.done += oldest.sends;
+            self.sbt.finish(first);
+            self.sbt.remove_finished();
+            self.oldest_delivered = 0;
+            if let Some(files) = &mut self.files {
+                files.forget_before(first + 1);
+            }
+        }
+    }
+
+    /// All sends are done with: nobody will read what is left of them.
+    pub fn drop_sends(&mut self) {
+        self.sbt.clear();
+        if let Some(files) = &mut self.files {
+            files.forget_before(u64::MAX);
+        }
+        self.done = self.accepted;
+    }
+
+    /// Whether no send waits or is under way.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.sbt.is_empty()
+    }
+
+    /// Sends to be allowed before the present block is copied to its end.
+    pub fn messages_wanted(&self) -> u64 {
+        self.sbt.get(self.cursor.0).map_or(0, |block| block.sends - self.allowed)
+    }
+
+    /// Sends ever accepted, and done.
+    #[inline]
+    pub fn sends(&self) -> (u64, u64) {
+        (self.accepted, self.done)
+    }
+
+    /// Sends done that the client was not told of; it is told by [`Self::publish`].
+    #[inline]
+    pub fn take_unpublished(&mut self) -> u64 {
+        self.done - std::mem::replace(&mut self.published, self.done)
+    }
+
+    /// Tells the client how many of its own sends are done, which are those from number `first` up to `end`. Says whether it
+    /// was woken.
+    pub fn publish(&mut self, first: u64, end: u64) -> bool {
+        let Endpoint { slot, ref memory, .. } = self.end;
+        let own = self.done.min(end).saturating_sub(first);
+        memory.publish_u64(slot, socket_status::SEND_CONSUMER, own);
+        self.waker.wake(&memory.send_wait(slot), own)
+    }
+
+    /// Tells the client that its sends reach nobody any more, and why.
+    pub fn publish_end(&mut self, errno: u32) {
+        let Endpoint { slot, ref memory, .. } = self.end;
+        memory.publish_u32(slot, socket_status::SEND_END, errno);
+        self.wake();
+    }
+
+    /// Wakes the client, whatever it waits for.
+    pub fn wake(&mut self) {
+        let Endpoint { slot, ref memory, .. } = self.end;
+        self.waker.wake_always(&memory.send_wait(slot));
+    }
+
+    /// Reads a piece of the send that comes next, which is of a file, into the ring: see [`Files::read`].
+    ///
+    /// # Errors
+    /// What the flow ran into.
+    pub fn read_file(&mut self, from: u64, sink: &mut Sink, room: Room) -> Result<u64, Pump> {
+        let (number, _) = self.cursor;
+        self.files.as_mut().ok_or(Pump::Failed)?.read(number, from, sink, room)
+    }
+
+    /// Its files, if it ever sent any.
+    #[inline]
+    pub fn files(&mut self) -> Option<&mut Files> {
+        self.files.as_deref_mut()
+    }
+
+    /// Whether a disk is waited for.
+    #[inline]
+    pub fn is_cold(&self) -> bool {
+        self.files.as_ref().is_some_and(|files| files.is_waiting())
+    }
+
+    /// Gives memory that it does not need at the moment back.
+    pub fn shrink(&mut self) {
+        self.sbt.shrink();
+    }
+}
