@@ -29,6 +29,8 @@ pub(super) struct Peer {
     pub(super) events: Consumer<SharedCells<Event>>,
     pub(super) rung: u32,
     pub(super) lines: Vec<Line>,
+    /// The send that was posted last, and the position of the ring after it: it may grow.
+    pub(super) open: Option<(u64, Slot, Span, u64)>,
 }
 
 /// A connected socket of a [`Peer`].
@@ -69,9 +71,24 @@ impl World {
             return false;
         }
         let span = Span { region: 0, offset: line.sent % PERIOD, len };
-        let request = Request::send(line.slot.socket(GENERATION), span);
-        if peer.requests.write(request) != Ok(true) {
-            return false;
+        let position = peer.requests.position();
+        match &mut peer.open {
+            // Some of those that could.
+            Some((at, slot, open, sends))
+                if (*at, *slot) == (position, line.slot)
+                    && open.offset + open.len == span.offset
+                    && len % 4 != 0 =>
+            {
+                (open.len, *sends) = (open.len + len, *sends + 1);
+                peer.requests.grow(Request::send_word(open.len, *sends));
+            }
+            _ => {
+                let request = Request::send(line.slot.socket(GENERATION), span);
+                if peer.requests.write(request) != Ok(true) {
+                    return false;
+                }
+                peer.open = Some((position + 1, line.slot, span, 1));
+            }
         }
         line.sent += len;
         line.sends_posted += 1;

@@ -113,7 +113,15 @@ impl World {
                 self.mover.pretend_busy(u64::from(program.byte()) << 4);
             }
             16 => self.rule(program),
-            _ => self.parties[0].ring_doorbell(usize::from(program.byte()) % CHANNELS_OF_A),
+            _ => {
+                let byte = usize::from(program.byte());
+                let channel = byte % CHANNELS_OF_A;
+                if byte / CHANNELS_OF_A % 2 == 1 {
+                    let (len, sends) = (program.short() / 4, u64::from(program.byte() % 8) + 1);
+                    self.grow(channel, Request::send_word(len, sends));
+                }
+                self.parties[0].ring_doorbell(channel);
+            }
         }
     }
 

@@ -138,7 +138,7 @@ impl World {
                 _ => vec![Line::new(FIRST, B)],
             };
             let (requests, events) = (Producer::new(requests), Consumer::new(events));
-            self.peers.push(Peer { client, requests, events, rung: 0, lines });
+            self.peers.push(Peer { client, requests, events, rung: 0, lines, open: None });
         }
         self.parties.push(Party { memory, control, status, doorbells, receive });
     }
@@ -283,6 +283,13 @@ impl World {
         let at = channel_offset(channel) + channel_control::REQUESTS + place * size_of::<Request>();
         self.parties[0].control.write(at, &request);
         self.publish(channel, self.published[channel].wrapping_add(1));
+    }
+
+    /// Replaces the word of the request that an honest client would have written last.
+    pub(super) fn grow(&mut self, channel: usize, word: u64) {
+        let place = self.published[channel].wrapping_sub(1) as usize % REQUEST_RING_ENTRIES as usize;
+        let at = channel_offset(channel) + channel_control::REQUESTS + place * size_of::<Request>();
+        self.parties[0].control.store_u64(at + Request::SEND_WORD, word, Ordering::Release);
     }
 
     pub(super) fn publish(&mut self, channel: usize, value: u64) {
