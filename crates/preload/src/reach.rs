@@ -3,7 +3,8 @@
 //! looks at the pointers first:
 //!
 //! - [`may_be`] compares, in every call: none is null, in the lowest page, or beyond what a process has.
-//! - [`is_readable`] asks the kernel, in calls that carry no bytes.
+//! - [`is_readable`] asks the kernel, in calls that carry no bytes, unless the pointer is to a variable of the functions that call:
+//!   that is nearly always, and needs no system call.
 //!
 //! A pointer into a hole of the address space is found out by the second alone.
 use crate::call::{Failure, Outcome};
@@ -15,6 +16,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const FIRST: usize = 4096;
 /// Addresses above are not the program's, or rare: the kernel is asked.
 const USUAL_END: usize = 1 << 47;
+/// From a variable of this library's on, so many bytes are frames of the functions that call it, or, at the start of a stack, what the
+/// C library and the kernel keep above it.
+const FRAMES_BYTES: usize = 4096;
 /// Most bytes that one call moves.
 pub(crate) const MOVED_MAX: usize = 0x7fff_f000;
 
@@ -41,12 +45,22 @@ fn is_unusual_readable(at: usize, bytes: usize) -> bool {
 }
 
 /// Tells whether so many bytes at an address can be read. For few bytes, and calls that carry none: it asks the kernel.
+#[inline]
 pub(crate) fn is_readable<T>(at: *const T, bytes: usize) -> bool {
-    may_be(at, bytes) && (bytes == 0 || kernel_reads(at.addr(), bytes))
+    may_be(at, bytes) && (bytes == 0 || is_in_frames(at.addr(), bytes) || kernel_reads(at.addr(), bytes))
+}
+
+/// Tells whether bytes lie in the frames of the functions that have called.
+#[inline]
+fn is_in_frames(at: usize, bytes: usize) -> bool {
+    let variable = 0u8;
+    let above = at.wrapping_sub((&raw const variable).addr());
+    above < FRAMES_BYTES && bytes <= FRAMES_BYTES - above
 }
 
 /// Has the kernel read the pages of a range, as the library is about to. A checker of memory takes no offence at that. A kernel older
 /// than 5.14 cannot, and all is taken for readable.
+#[cold]
 fn kernel_reads(at: usize, bytes: usize) -> bool {
     const UNKNOWN: u8 = 0;
     const YES: u8 = 1;
