@@ -73,7 +73,10 @@ const NAMED_ONE_IN: u32 = 16;
 pub(crate) fn stays_on_kernel(fd: c_int, reason: KernelReason) {
     static SAID: AtomicU32 = AtomicU32::new(0);
     let said = SAID.fetch_add(1, Ordering::Relaxed);
-    let of_many = matches!(reason, KernelReason::Brief | KernelReason::PeerPlain | KernelReason::PeerWithout);
+    let of_many = matches!(
+        reason,
+        KernelReason::Brief | KernelReason::PeerPlain | KernelReason::PeerWithout | KernelReason::NoDriver
+    );
     if of_many && said >= NAMED && said % NAMED_ONE_IN != 0 {
         return pd_client::core::stays_on_kernel(reason, 0);
     }

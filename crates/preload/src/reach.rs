@@ -6,11 +6,12 @@
 //! - [`is_readable`] asks the kernel, in calls that carry no bytes, unless the pointer is to a variable of the functions that call:
 //!   that is nearly always, and needs no system call.
 //!
-//! A pointer into a hole of the address space is found out by the second alone.
+//! A pointer into a hole of the address space is found out by the second alone. Pages that the kernel has read are remembered, so
+//! that a program which passes the same ones again makes no call: a hole that was memory then is not found out.
 use crate::call::{Failure, Outcome};
 use crate::real;
 use libc::{c_int, c_void};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 /// Nothing is mapped below.
 const FIRST: usize = 4096;
@@ -70,15 +71,33 @@ fn kernel_reads(at: usize, bytes: usize) -> bool {
         let can = populate((&raw const CAN).addr(), 1) == 0;
         CAN.store(if can { YES } else { NO }, Ordering::Relaxed);
     }
-    let refused = [libc::ENOMEM, libc::EFAULT, libc::EINVAL];
-    CAN.load(Ordering::Relaxed) == NO || !refused.contains(&populate(at, bytes))
+    if CAN.load(Ordering::Relaxed) == NO {
+        return true;
+    }
+    let page_bytes = page_bytes();
+    let (first, last) = (at / page_bytes, (at + bytes - 1) / page_bytes);
+    let known = &SEEN[first % SEEN.len()];
+    if first == last && known.load(Ordering::Relaxed) == first {
+        return true;
+    }
+    let refused = [libc::ENOMEM, libc::EFAULT, libc::EINVAL].contains(&populate(at, bytes));
+    if !refused {
+        known.store(first, Ordering::Relaxed);
+    }
+    !refused
+}
+
+/// Numbers of pages that the kernel has read.
+static SEEN: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+
+fn page_bytes() -> usize {
+    // SAFETY: only asks, without a system call.
+    unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
 }
 
 /// The errno of `MADV_POPULATE_READ`.
 fn populate(at: usize, bytes: usize) -> c_int {
-    // SAFETY: only asks.
-    let page_bytes = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
-    let first = at & !(page_bytes - 1);
+    let first = at & !(page_bytes() - 1);
     let arguments = [first, at + bytes - first, libc::MADV_POPULATE_READ as usize, 0, 0, 0];
     // SAFETY: changes no memory.
     -unsafe { real::system_call(libc::SYS_madvise, arguments) } as c_int
