@@ -472,113 +472,104 @@ fn wake_at_the_end() {
     });
 }
 
-/// Request rings: `Channel::submit_send` against `Mover::idle`, where a send is added to one that was taken: a mover that is about
-/// to sleep looks at its word, too.
-#[test]
-fn need_wakeup_for_growth() {
-    const SENDS: u64 = 3;
-    const PARTS: [&str; 3] = ["fence of the client", "fence of the mover", "look of the mover"];
-    check("need_wakeup_for_growth", 4, &PARTS, |weak| {
-        let ring = Ring::new(2, weak);
-        let words = Arc::new((AtomicU32::new(0), Edge::default()));
-        let client = {
-            let (ring, words) = (ring.clone(), Arc::clone(&words));
-            thread::spawn(move || {
-                let (need_wakeup, doorbell) = &*words;
-                let mut producer = Producer::new(ring);
-                let mut rung = 0;
-                for sends in 1..=SENDS {
-                    if sends == 1 {
-                        producer.cells().0.words[0].store(1, Relaxed);
-                        assert!(producer.write(0).unwrap());
-                        producer.publish();
-                    } else {
-                        producer.grow(sends);
-                    }
-                    weak.fence("fence of the client");
-                    let sleep = need_wakeup.load(Relaxed);
-                    if sleep != 0 && sleep != rung {
-                        rung = sleep;
-                        doorbell.write();
-                    }
+/// Sends of the two models of a mover's sleep.
+const SENDS: u64 = 3;
+const IDLE: [&str; 3] = ["fence of the client", "fence of the mover", "look of the mover"];
+
+/// The client library's `Channel::wake_driver`, after each of [`SENDS`], against `Mover::idle` (`arm`, `disarm`): no send waits for a mover
+/// that sleeps; the eventfd is written once for each sleep at most.
+///
+/// `post` posts a send, by its number. `take` takes all that is there and returns how many were ever taken.
+/// `has_news` is the mover's last look before a sleep, given that number.
+fn sends_find_a_mover_asleep(
+    weak: Weak,
+    post: fn(&mut Producer<Ring>, u64),
+    take: fn(&mut Consumer<Ring>) -> u64,
+    has_news: fn(&Consumer<Ring>, u64) -> bool,
+) {
+    let ring = Ring::new(4, weak);
+    let words = Arc::new((AtomicU32::new(0), Edge::default()));
+    let client = {
+        let (ring, words) = (ring.clone(), Arc::clone(&words));
+        thread::spawn(move || {
+            let (need_wakeup, doorbell) = &*words;
+            let mut producer = Producer::new(ring);
+            let mut rung = 0;
+            for number in 1..=SENDS {
+                post(&mut producer, number);
+                weak.fence("fence of the client");
+                let sleep = need_wakeup.load(Relaxed);
+                if sleep != 0 && sleep != rung {
+                    rung = sleep;
+                    doorbell.write();
                 }
-            })
-        };
-        let (need_wakeup, doorbell) = &*words;
-        let mut consumer = Consumer::new(ring);
-        let (mut taken, mut sleeps) = (0, 0);
-        loop {
-            consumer.read().unwrap();
-            if consumer.position() > 0 {
-                taken = consumer.last_word();
             }
-            if taken == SENDS {
-                break;
-            }
-            sleeps += 1;
-            need_wakeup.store(sleeps, Relaxed);
-            weak.fence("fence of the mover");
-            let position = consumer.position();
-            let news =
-                consumer.cells().producer_beyond(position) || position > 0 && consumer.last_word() != taken;
-            if !news || weak.leaves_out("look of the mover") {
-                doorbell.wait();
-            }
-            need_wakeup.store(0, Relaxed);
+        })
+    };
+    let (need_wakeup, doorbell) = &*words;
+    let mut consumer = Consumer::new(ring);
+    let mut sleeps = 0;
+    loop {
+        let taken = take(&mut consumer);
+        if taken == SENDS {
+            break;
         }
-        client.join().unwrap();
-        assert!(doorbell.writes() <= sleeps as usize);
-    });
+        sleeps += 1;
+        need_wakeup.store(sleeps, Relaxed);
+        weak.fence("fence of the mover");
+        if !has_news(&consumer, taken) || weak.leaves_out("look of the mover") {
+            doorbell.wait();
+        }
+        need_wakeup.store(0, Relaxed);
+    }
+    client.join().unwrap();
+    assert!(doorbell.writes() <= sleeps as usize);
 }
 
-/// Request rings: `Channel::publish` of the client library against `Mover::idle` (`arm`, `disarm`). No
-/// request waits for a mover that sleeps; the eventfd is written once for each sleep at most.
+/// Each send is a request: `Channel::publish`.
 #[test]
 fn need_wakeup() {
-    const REQUESTS: u64 = 3;
-    check("need_wakeup", 4, &["fence of the client", "fence of the mover", "look of the mover"], |weak| {
-        let ring = Ring::new(4, weak);
-        let words = Arc::new((AtomicU32::new(0), Edge::default()));
-        let client = {
-            let (ring, words) = (ring.clone(), Arc::clone(&words));
-            thread::spawn(move || {
-                let (need_wakeup, doorbell) = &*words;
-                let mut producer = Producer::new(ring);
-                let mut rung = 0;
-                for number in 1..=REQUESTS {
-                    assert!(producer.write(number).unwrap());
-                    producer.publish();
-                    weak.fence("fence of the client");
-                    let sleep = need_wakeup.load(Relaxed);
-                    if sleep != 0 && sleep != rung {
-                        rung = sleep;
-                        doorbell.write();
-                    }
-                }
-            })
+    check("need_wakeup", 4, &IDLE, |weak| {
+        let post = |producer: &mut Producer<Ring>, number| {
+            assert!(producer.write(number).unwrap());
+            producer.publish();
         };
-        let (need_wakeup, doorbell) = &*words;
-        let mut consumer = Consumer::new(ring);
-        let mut sleeps = 0;
-        loop {
+        let take = |consumer: &mut Consumer<Ring>| {
             while let Some(number) = consumer.read().unwrap() {
                 assert_eq!(number, consumer.position());
             }
             consumer.release();
-            if consumer.position() == REQUESTS {
-                break;
+            consumer.position()
+        };
+        sends_find_a_mover_asleep(weak, post, take, |consumer, taken| {
+            consumer.cells().producer_beyond(taken)
+        });
+    });
+}
+
+/// Each send but the first is added to the first: `Channel::submit_send`. A mover that is about to sleep looks at the word, too.
+#[test]
+fn need_wakeup_for_growth() {
+    check("need_wakeup_for_growth", 4, &IDLE, |weak| {
+        let post = |producer: &mut Producer<Ring>, number| {
+            if number > 1 {
+                return producer.grow(number);
             }
-            sleeps += 1;
-            need_wakeup.store(sleeps, Relaxed);
-            weak.fence("fence of the mover");
-            let news = consumer.cells().producer_beyond(consumer.position());
-            if !news || weak.leaves_out("look of the mover") {
-                doorbell.wait();
+            producer.cells().0.words[0].store(1, Relaxed);
+            assert!(producer.write(0).unwrap());
+            producer.publish();
+        };
+        let take = |consumer: &mut Consumer<Ring>| {
+            consumer.read().unwrap();
+            if consumer.position() == 0 {
+                return 0;
             }
-            need_wakeup.store(0, Relaxed);
-        }
-        client.join().unwrap();
-        assert!(doorbell.writes() <= sleeps as usize);
+            consumer.last_word()
+        };
+        sends_find_a_mover_asleep(weak, post, take, |consumer, taken| {
+            let position = consumer.position();
+            consumer.cells().producer_beyond(position) || position > 0 && consumer.last_word() != taken
+        });
     });
 }
 
