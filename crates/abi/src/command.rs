@@ -46,7 +46,7 @@ const _: () = {
 };
 
 kinds! {
-    /// What a [`Command`] asks for or reports.
+    /// Request or report of a [`Command`].
     enum CommandType: u8 {
         /// Copy `data_len` bytes from `src_addr` to `dst_addr`.
         GeneralSend = 1,

@@ -76,7 +76,7 @@ macro_rules! named_counters {
 }
 
 entry! {
-    /// What the region holds. Nothing in it changes.
+    /// Shape of the region. Nothing in it changes.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Header in 64 {
         /// [`MAGIC`].

@@ -25,7 +25,7 @@ pub struct Word {
     pub offset: usize,
     /// Size; of an array all of it.
     pub bytes: usize,
-    /// What its offset is a multiple of.
+    /// Alignment: its offset is a multiple of this.
     pub align: usize,
     /// Its type, as declared.
     pub kind: &'static str,
@@ -33,7 +33,7 @@ pub struct Word {
     pub text: &'static [&'static str],
 }
 
-/// Whether words are aligned, in ascending order without overlap, and end within `bytes`.
+/// Returns true if words are aligned, in ascending order without overlap, and end within `bytes`.
 pub const fn apart(words: &[Word], bytes: usize) -> bool {
     let (mut index, mut end) = (0, 0);
     while index < words.len() {
@@ -47,7 +47,7 @@ pub const fn apart(words: &[Word], bytes: usize) -> bool {
     end <= bytes
 }
 
-/// Whether fields follow each other without a gap and fill `bytes`.
+/// Returns true if fields follow each other without a gap and fill `bytes`.
 pub const fn full(fields: &[Word], bytes: usize) -> bool {
     let (mut index, mut end) = (0, 0);
     while index < fields.len() {

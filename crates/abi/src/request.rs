@@ -96,7 +96,7 @@ impl Request {
         Span {
             region: (word >> SPAN_OFFSET_BITS) as u16,
             offset: word & ((1 << SPAN_OFFSET_BITS) - 1),
-            len: len & u64::from(u32::MAX),
+            len: len & ((1 << SEND_LEN_BITS) - 1),
         }
     }
 }
