@@ -26,6 +26,8 @@ const BYTES_WORTH: u64 = 512 << 10;
 /// Short-lived connections in a row, within [`SHORT_LIVED_WITHIN_MS`] of the first, that make a place one with short-lived connections.
 const SHORT_LIVED_IN_A_ROW: u64 = 16;
 const SHORT_LIVED_WITHIN_MS: u64 = 1000;
+/// The same of a place that was one until lately.
+const SHORT_LIVED_AGAIN: u64 = 2;
 
 /// What a program connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,9 +109,15 @@ pub(crate) fn refused(to: impl Hash, reason: KernelReason) {
 /// Records `to` for the first of `powers`, or for the next one if an entry expired lately.
 fn hold_longer(to: impl Hash, powers: RangeInclusive<u64>, reason: KernelReason) {
     let (slot, hash) = find(to);
-    let (of, power, until) = parts(ENTRIES[slot].load(Ordering::Relaxed));
-    let again = of == hash && powers.contains(&power) && now_ms() < until + 2 * (1 << power);
+    let again = was_held(slot, hash, &powers);
+    let (_, power, _) = parts(ENTRIES[slot].load(Ordering::Relaxed));
     remember(slot, hash, if again { (power + 1).min(*powers.end()) } else { *powers.start() }, reason);
+}
+
+/// Says whether an entry of the place with one of `powers` is in force, or expired lately.
+fn was_held(slot: usize, hash: u64, powers: &RangeInclusive<u64>) -> bool {
+    let (of, power, until) = parts(ENTRIES[slot].load(Ordering::Relaxed));
+    of == hash && powers.contains(&power) && now_ms() < until + 2 * (1 << power)
 }
 
 /// Records that the listener at `to` claimed no twin.
@@ -123,8 +131,8 @@ pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
     if ALL.load(Ordering::Relaxed) {
         return;
     }
-    let (slot, hash) = find(to);
-    let slot = &SHORT_LIVED_COUNTS[slot];
+    let (place, hash) = find(to);
+    let slot = &SHORT_LIVED_COUNTS[place];
     let (of, before, first) = parts(slot.load(Ordering::Relaxed));
     if sends >= SENDS_WORTH || bytes >= BYTES_WORTH {
         if of == hash {
@@ -133,9 +141,15 @@ pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
         return;
     }
     let now = now_ms() & UNTIL;
+    if holds(to).is_some() {
+        // Begun before the place was found to be one of these.
+        return;
+    }
+    let lately = was_held(place, hash, &(SHORT_LIVED..=SHORT_LIVED_LAST));
+    let enough = if lately { SHORT_LIVED_AGAIN } else { SHORT_LIVED_IN_A_ROW };
     if of != hash || now.wrapping_sub(first) >= SHORT_LIVED_WITHIN_MS {
         slot.store(word(hash, 0, now), Ordering::Relaxed);
-    } else if before + 2 < SHORT_LIVED_IN_A_ROW {
+    } else if before + 2 < enough {
         slot.store(word(hash, before + 1, first), Ordering::Relaxed);
     } else {
         slot.store(0, Ordering::Relaxed);
