@@ -24,9 +24,9 @@ const SCHEMES: [Scheme; 8] = [
 ];
 /// Bytes of each connection's message (0: none), and connections at a time.
 const CASES: [(usize, usize); 6] = [(0, 1), (64, 1), (0, 16), (64, 16), (0, 64), (64, 64)];
-/// Connections of a round: fewer rounds' worth than there are ports, for TCP keeps those a minute.
-const CONNECTIONS: u64 = 5_000;
-const CONNECTIONS_QUICK: u64 = 2_000;
+/// Connections of a round: about a second's for TCP, and fewer than there are ports, which it keeps for a second.
+const CONNECTIONS: u64 = 20_000;
+const CONNECTIONS_QUICK: u64 = 5_000;
 
 struct SetupCell {
     scheme: Scheme,

@@ -98,6 +98,11 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
             for stream in &streams {
                 receive(stream, open.message_bytes)?;
             }
+        } else {
+            streams.iter().try_for_each(|stream| stream.shutdown(Shutdown::Write))?;
+            for stream in &streams {
+                let _end = stream.recv(1)?;
+            }
         }
         Ok(())
     })

@@ -12,7 +12,7 @@
 //! calls (`std`, `nix`), which a preloaded library can stand in for.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -148,10 +148,13 @@ fn set_congestion_control(socket: &impl AsFd) -> Result<()> {
         .with_context(|| format!("cannot have the congestion control {name}"))
 }
 
-/// Lets a network namespace of one's own have nearly all ports as ephemeral ones.
+/// Lets a network namespace of one's own have nearly all ports as ephemeral ones, and keep few of closed connections: else a long run
+/// would measure how the kernel looks for a free one.
 fn widen_ports() {
     // Fails outside a container, where nobody needs it.
-    let _ = std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 65535");
+    for (setting, value) in [("ip_local_port_range", "1024 65535"), ("tcp_max_tw_buckets", "4096")] {
+        let _ = std::fs::write(Path::new("/proc/sys/net/ipv4").join(setting), value);
+    }
 }
 
 /// Opens the connection with this number.
@@ -205,6 +208,13 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
         }
         for socket in &mut sockets {
             socket.read_exact(&mut message)?;
+        }
+        if message.is_empty() {
+            // Else it would run ahead of the acceptor, until the kernel drops what the full backlog cannot hold.
+            sockets.iter().try_for_each(|socket| socket.shutdown(Shutdown::Write))?;
+            for socket in &mut sockets {
+                let _end = socket.read(&mut [0])?;
+            }
         }
         Ok(())
     })
