@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, ensure, Context, Result};
 use clap::builder::PossibleValuesParser;
 use pd_harness::machine::Machine;
-use pd_harness::measure::cpu::background_cores;
+use pd_harness::measure::cpu::Quiet;
 use pd_harness::signals::Signals;
 
 use crate::ab;
 use crate::bench::{Bench, Settings};
 use crate::report::page::Report;
-use crate::report::tables;
+use crate::report::{results, tables};
 use crate::row::Row;
 use crate::scheme::Scheme;
 
@@ -50,6 +50,9 @@ pub struct BenchArgs {
     /// Directory for a page with plots and tables, and results.json
     #[arg(long)]
     report: Option<PathBuf>,
+    /// Directory of results that documents are made from: a quiet machine's go to MACHINE/results.json in it, with plots
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
     /// For ab: the other pd
     #[arg(long)]
     base: Option<PathBuf>,
@@ -108,8 +111,9 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
         let Some(base) = &args.base else { bail!("what to compare with is missing; give --base PATH/TO/pd") };
         return ab::run(base, args.rounds, &signals);
     }
-    let background_cores = background_cores(&signals)?;
     let machine = Machine::describe();
+    let mut before = quiet(args, &signals)?;
+    let background_cores = before.background_cores;
     let (mut rows, mut left_out) = (Vec::new(), BTreeSet::new());
     for bench in args.benches() {
         let settings = args.settings();
@@ -121,6 +125,13 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
             continue;
         }
         println!("{}\n{}\n", bench.title(), tables::table(bench.name(), &found.iter().collect::<Vec<_>>()));
+        if let Some(dir) = &args.results {
+            let after = quiet(args, &signals)?;
+            let command = format!("pd bench {}{}", bench.name(), args.options());
+            let run = results::Run { bench: bench.name(), command: &command, before, after, rows: &found };
+            results::record(dir, &machine, &run)?;
+            before = after;
+        }
         rows.extend(found);
         // After each, so that an interrupted run keeps what it has.
         if let Some(path) = &args.json {
@@ -137,6 +148,14 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
         println!("report: {}", dir.join("index.html").display());
     }
     Ok(0)
+}
+
+/// How quiet the machine is. What is to be recorded waits for a quiet one.
+fn quiet(args: &BenchArgs, signals: &Signals) -> Result<Quiet> {
+    match args.results {
+        Some(_) => Quiet::wait(signals),
+        None => Quiet::measure(signals),
+    }
 }
 
 fn parameter(text: &str) -> Result<(String, String), String> {

@@ -7,6 +7,7 @@
 
 pub mod ab;
 pub mod attack;
+pub mod baseline;
 pub mod bench;
 pub mod cli;
 pub mod limits;

@@ -1,7 +1,9 @@
 //! Results: one flat JSON object for each benchmark, scheme and set of parameters.
 //!
 //! A metric `m` is five fields: `m` (the median over the rounds), `m_min`, `m_max`, `m_quartile_low` and
-//! `m_quartile_high`. `settings` is what both ends say that they had: of kernel TCP, or which path. What could not be run has `not_run` with the reason, and no metrics.
+//! `m_quartile_high`. `parameters` are those of the row as text. `settings` is what both ends say that they had: of kernel TCP, or
+//! which path. `rounds_discarded` counts rounds on a disturbed machine. What could not be run has `not_run` with the reason, and no
+//! metrics.
 
 use std::collections::BTreeMap;
 
@@ -25,6 +27,8 @@ pub struct Row {
     pub params: Params,
     /// Rounds measured.
     pub rounds: usize,
+    /// Rounds discarded, because the machine was disturbed.
+    pub discarded: usize,
     /// Medians and spreads.
     pub metrics: BTreeMap<&'static str, Summary>,
     /// What both ends said that they had; empty where there is nothing to say.
@@ -47,6 +51,7 @@ impl Row {
             scheme: scheme.to_owned(),
             params,
             rounds: rounds.len(),
+            discarded: 0,
             metrics: metrics.collect(),
             settings: String::new(),
             not_run: None,
@@ -82,6 +87,7 @@ impl Row {
         for (name, value) in &self.params {
             object.insert((*name).into(), value.clone());
         }
+        object.insert("parameters".into(), json!(self.params_text()));
         object.insert("rounds".into(), json!(self.rounds));
         for (name, summary) in &self.metrics {
             object.insert((*name).into(), json!(summary.median));
@@ -93,6 +99,9 @@ impl Row {
             ] {
                 object.insert(format!("{name}_{suffix}"), json!(figure));
             }
+        }
+        if self.discarded > 0 {
+            object.insert("rounds_discarded".into(), json!(self.discarded));
         }
         if !self.settings.is_empty() {
             object.insert("settings".into(), json!(self.settings));
@@ -133,7 +142,7 @@ mod tests {
         let json = row.to_json();
         assert_eq!(json["not_run"], "BPF is not permitted");
         assert_eq!(json["rounds"], 0);
-        assert_eq!(json.as_object().unwrap().len(), 4);
+        assert_eq!(json.as_object().unwrap().len(), 5);
     }
 
     #[test]

@@ -53,6 +53,14 @@ impl Machine {
             bridge_netfilter: bridge_netfilter(),
         }
     }
+
+    /// The name of a directory for figures of this machine: its processor and its number of cores.
+    pub fn slug(&self) -> String {
+        let name = self.cpu.replace("(R)", "").replace("(TM)", "").to_lowercase();
+        let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+        let words: Vec<&str> = words.collect();
+        format!("{}-{}-cores", words.join("-"), self.cores)
+    }
 }
 
 /// A line of `/proc/meminfo`, in bytes or as the number that it is; zero if it is not there.
@@ -93,6 +101,13 @@ pub fn bridge_netfilter() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_machine_has_a_name_for_directories() {
+        let cpu = "Intel(R) Xeon(R) Processor @ 2.00GHz".to_owned();
+        let machine = Machine { cpu, cores: 2, ..Machine::describe() };
+        assert_eq!(machine.slug(), "intel-xeon-processor-2-00ghz-2-cores");
+    }
 
     #[test]
     fn the_word_in_brackets_is_the_chosen_one() {

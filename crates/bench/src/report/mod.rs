@@ -1,6 +1,6 @@
 //! What people see: tables, plots, and a page with everything.
 
-pub mod baseline;
 pub mod page;
 pub mod plot;
+pub mod results;
 pub mod tables;

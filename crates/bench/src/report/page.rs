@@ -9,11 +9,11 @@ use pd_harness::machine::Machine;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::plot;
 use super::tables::{columns, cores, figure, settings};
-use super::{baseline, plot};
+use crate::baseline;
 use crate::bench::{isolation, tune, Bench, LIMITS, PEERS};
 use crate::row::Row;
-use crate::scheme::Scheme;
 
 const STYLE: &str =
     "body{font:16px/1.5 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#0f172a}\
@@ -142,7 +142,7 @@ fn table(bench: &str, rows: &[&Row]) -> String {
         html += &format!("<th>{}", escape(title));
     }
     let compared = baseline::is_in(rows);
-    for title in baseline::TITLES.iter().filter(|_| compared) {
+    for (_, title) in baseline::RATIOS.iter().filter(|_| compared) {
         html += &format!("<th>{title}");
     }
     for row in rows {
@@ -159,8 +159,9 @@ fn table(bench: &str, rows: &[&Row]) -> String {
             });
             html += &format!("<td class=n>{text}");
         }
-        for ratio in baseline::ratios(row, rows).into_iter().filter(|_| compared) {
-            html += &format!("<td class=n>{}", ratio.map_or(String::new(), |ratio| figure(ratio, 2)));
+        for (ratio, _) in baseline::RATIOS.iter().filter(|_| compared) {
+            html +=
+                &format!("<td class=n>{}", row.median(ratio).map_or(String::new(), |ratio| figure(ratio, 2)));
         }
         if let Some((metric, _, decimals)) = columns.first() {
             if let Some(s) = row.metrics.get(metric) {
@@ -174,7 +175,6 @@ fn table(bench: &str, rows: &[&Row]) -> String {
 fn tunings() -> String {
     let rows = PEERS
         .iter()
-        .chain(&[Scheme::TcpSpin, Scheme::UnixSpin])
         .chain(&LIMITS)
         .map(|scheme| format!("<tr><td>{}<td>{}", scheme.name(), escape(&scheme.tuning())));
     format!("<h2>How each scheme is run</h2><table>{}</table>\n", rows.collect::<String>())

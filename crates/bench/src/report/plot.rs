@@ -25,17 +25,33 @@ pub struct Plot {
     pub y_log: bool,
     /// Only rows that have this parameter.
     pub only_with: Option<&'static str>,
+    /// Only rows that lack these parameters.
+    pub only_without: &'static [&'static str],
 }
+
+/// Parameters of rows that are no point of a line over the message size.
+const CONDITIONS: [&str; 4] = ["connections", "cores_of_ends", "waiting", "hugepages"];
 
 /// The plots of a benchmark.
 pub fn plots(bench: &str) -> Vec<Plot> {
-    let plot = |title, x, x_title, y, y_log| Plot { title, x, x_title, y, y_log, only_with: None };
+    let plot = |title, x, x_title, y, y_log| Plot {
+        title,
+        x,
+        x_title,
+        y,
+        y_log,
+        only_with: None,
+        only_without: &[],
+    };
     let size = (Some("message_bytes"), "message, bytes");
     match bench {
-        "throughput" => vec![
-            plot("Throughput, Gbit/s (more is better)", size.0, size.1, "throughput_gbit_per_s", true),
-            plot("CPU of the whole machine, s per GB (less is better)", size.0, size.1, "cpu_s_per_gb", true),
-        ],
+        "throughput" => {
+            let rate = "Throughput, Gbit/s (more is better)";
+            let cpu = "CPU of the whole machine, s per GB (less is better)";
+            [(rate, "throughput_gbit_per_s"), (cpu, "cpu_s_per_gb")]
+                .map(|(title, y)| Plot { only_without: &CONDITIONS, ..plot(title, size.0, size.1, y, true) })
+                .to_vec()
+        }
         "cpu" => vec![
             Plot {
                 only_with: Some("target_gbit_per_s"),
@@ -74,10 +90,11 @@ pub fn plots(bench: &str) -> Vec<Plot> {
                 true,
             ),
         ],
-        "latency" => vec![
-            plot("Round trip, P50, us (less is better)", size.0, size.1, "latency_us_p50", true),
-            plot("Round trip, P99, us (less is better)", size.0, size.1, "latency_us_p99", true),
-        ],
+        "latency" => {
+            let p50 = plot("Round trip, P50, us (less is better)", size.0, size.1, "latency_us_p50", true);
+            let p99 = plot("Round trip, P99, us (less is better)", size.0, size.1, "latency_us_p99", true);
+            [p50, p99].map(|plot| Plot { only_without: &CONDITIONS, ..plot }).to_vec()
+        }
         "fairness" => vec![plot(
             "Jain's index (1 is fair)",
             Some("connections"),
@@ -100,7 +117,8 @@ type Series = BTreeMap<String, Vec<(f64, f64)>>;
 fn series(plot: &Plot, rows: &[&Row]) -> Series {
     let mut series = Series::new();
     for row in rows {
-        if plot.only_with.is_some_and(|name| row.param(name).is_none()) {
+        let lacks = plot.only_with.is_some_and(|name| row.param(name).is_none());
+        if lacks || row.params.iter().any(|(name, _)| plot.only_without.contains(name)) {
             continue;
         }
         let x = plot.x.map_or(Some(0.0), |name| row.param(name));

@@ -3,7 +3,7 @@
 use comfy_table::{presets, Cell, CellAlignment, Table};
 use pd_harness::measure::stats::Summary;
 
-use super::baseline;
+use crate::baseline;
 use crate::bench::{isolation, tune, Bench};
 use crate::row::Row;
 
@@ -99,7 +99,7 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
     heading.extend(columns.iter().map(|(_, title, _)| (*title).to_owned()));
     heading.insert(3, "(min..max)".to_owned());
     let compared = baseline::is_in(rows);
-    heading.extend(baseline::TITLES.iter().filter(|_| compared).map(|title| (*title).to_owned()));
+    heading.extend(baseline::RATIOS.iter().filter(|_| compared).map(|(_, title)| (*title).to_owned()));
     table.set_header(heading);
     for row in rows {
         let mut cells = vec![Cell::new(&row.scheme), Cell::new(row.params_text())];
@@ -120,9 +120,8 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
             }
         }
         if compared {
-            let ratios = baseline::ratios(row, rows).into_iter();
-            cells.extend(ratios.map(|ratio| {
-                let text = ratio.map_or(String::new(), |ratio| figure(ratio, 2));
+            cells.extend(baseline::RATIOS.iter().map(|(ratio, _)| {
+                let text = row.median(ratio).map_or(String::new(), |ratio| figure(ratio, 2));
                 Cell::new(text).set_alignment(CellAlignment::Right)
             }));
         }

@@ -10,11 +10,12 @@ use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::signals::Interrupted;
 
 use super::stand::Stand;
+use crate::baseline::{self, Rounds};
 use crate::bench::Settings;
 use crate::row::{Metrics, Params, Row};
 use crate::scheme::Scheme;
 
-/// How often a round is repeated in which the machine was disturbed. The last one counts in any case.
+/// How often a round is repeated in which the machine was disturbed. The last one is discarded if time was stolen in it.
 const REPEATS: u32 = 2;
 /// What a disturbance is given to end.
 const DISTURBANCE: Duration = Duration::from_millis(500);
@@ -42,7 +43,7 @@ struct Entry {
     cell: Box<dyn Cell>,
     once: Metrics,
     settings: String,
-    rounds: Vec<Metrics>,
+    rounds: Vec<Option<Metrics>>,
     failed: Option<String>,
 }
 
@@ -79,15 +80,22 @@ impl Entry {
         match self.failed {
             Some(reason) => Row::not_run(bench, scheme, params, reason),
             None => {
+                let all = self.rounds.len();
                 let rounds: Vec<Metrics> = self
                     .rounds
                     .into_iter()
+                    .flatten()
                     .map(|mut round| {
                         round.extend(self.once.iter().map(|(name, value)| (*name, *value)));
                         round
                     })
                     .collect();
-                Row { settings: self.settings, ..Row::of(bench, scheme, params, &rounds) }
+                let discarded = all - rounds.len();
+                if 2 * discarded > all {
+                    let reason = format!("the machine was disturbed in {discarded} of {all} rounds");
+                    return Row::not_run(bench, scheme, params, reason);
+                }
+                Row { settings: self.settings, discarded, ..Row::of(bench, scheme, params, &rounds) }
             }
         }
     }
@@ -136,24 +144,40 @@ pub fn run(
         for n in order {
             let mut metrics = None;
             entries[n].step(stand, |cell, stand| {
-                metrics = Some(undisturbed(cell, stand, &mut watch)?);
+                metrics = undisturbed(cell, stand, &mut watch)?;
                 Ok(())
             })?;
-            entries[n].rounds.extend(metrics);
+            entries[n].rounds.push(metrics);
             bar.inc(1);
         }
     }
     for entry in &mut entries {
         entry.step(stand, |cell, stand| cell.close(stand))?;
     }
+    compare(bench, &mut entries);
     let left_out = |cell: Box<dyn Cell>| {
         Row::not_run(bench, cell.scheme().name(), cell.params(), "left out by --only".to_owned())
     };
     Ok(entries.into_iter().map(|entry| entry.row(bench)).chain(others.into_iter().map(left_out)).collect())
 }
 
-/// One round, with what the machine was like around it: `cores_apart_ns`, `cores_copy_gbit_per_s`, and `repeats`.
-fn undisturbed(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Watch) -> Result<Metrics> {
+/// Adds the ratios to kernel TCP to each round.
+fn compare(bench: &str, entries: &mut [Entry]) {
+    let rounds = |entry: &mut Entry| Rounds {
+        is_baseline: entry.cell.scheme().is_baseline(),
+        params: entry.cell.params(),
+        rounds: std::mem::take(&mut entry.rounds),
+    };
+    let mut all: Vec<Rounds> = entries.iter_mut().map(rounds).collect();
+    baseline::compare(bench, &mut all);
+    for (entry, compared) in entries.iter_mut().zip(all) {
+        entry.rounds = compared.rounds;
+    }
+}
+
+/// One round, with what the machine was like around it: `cores_apart_ns`, `cores_copy_gbit_per_s`, and `repeats`. Nothing if too much
+/// time was stolen again and again.
+fn undisturbed(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Watch) -> Result<Option<Metrics>> {
     let cores = available_parallelism().map_or(1, usize::from) as f64;
     let mut repeats = 0;
     loop {
@@ -162,10 +186,15 @@ fn undisturbed(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Watch) ->
         let mut metrics = cell.measure(stand)?;
         let stolen = (MachineTimes::now()? - times).steal_s / (begun.elapsed().as_secs_f64() * cores);
         let around: Vec<Cores> = before.into_iter().chain(Cores::measure()).collect();
-        if repeats < REPEATS && watch.is_disturbed(&around, stolen) {
-            repeats += 1;
-            sleep(DISTURBANCE);
-            continue;
+        if watch.is_disturbed(&around, stolen) {
+            if repeats < REPEATS {
+                repeats += 1;
+                sleep(DISTURBANCE);
+                continue;
+            }
+            if stolen > Watch::STOLEN {
+                return Ok(None);
+            }
         }
         metrics.insert("repeats", f64::from(repeats));
         let mean = |figure: fn(&Cores) -> f64| around.iter().map(figure).sum::<f64>() / around.len() as f64;
@@ -173,7 +202,7 @@ fn undisturbed(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Watch) ->
             metrics.insert("cores_apart_ns", mean(|cores| cores.apart_ns));
             metrics.insert("cores_copy_gbit_per_s", mean(|cores| cores.copy_gbit_per_s));
         }
-        return Ok(metrics);
+        return Ok(Some(metrics));
     }
 }
 

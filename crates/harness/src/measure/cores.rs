@@ -158,8 +158,8 @@ pub struct Watch {
 impl Watch {
     /// Cores this many times as far from each other as they have been are others.
     const FARTHER: f64 = 2.0;
-    /// Stolen time, of all.
-    const STOLEN: f64 = 0.03;
+    /// Stolen time, of all, that disturbs a round.
+    pub const STOLEN: f64 = 0.03;
 
     /// Whether a round is disturbed that lay between two measurements, and in which that part of the time was stolen.
     pub fn is_disturbed(&mut self, around: &[Cores], stolen: f64) -> bool {

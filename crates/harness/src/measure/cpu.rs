@@ -7,11 +7,12 @@
 
 use std::fs;
 use std::ops::Sub;
-use std::thread::sleep;
-use std::time::Duration;
+use std::thread::{self, available_parallelism, sleep};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::param::clock_ticks_per_second;
+use rustix::time::{clock_gettime, ClockId};
 
 use crate::signals::Signals;
 
@@ -74,9 +75,83 @@ pub fn background_cores(signals: &Signals) -> Result<f64> {
     Ok(cores)
 }
 
+/// What other programs and the hypervisor leave of the machine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Quiet {
+    /// Cores that other programs keep busy.
+    pub background_cores: f64,
+    /// CPU time that a busy thread for each core gets, over the time that passes.
+    pub cpu_share: f64,
+}
+
+impl Quiet {
+    /// Figures of a machine with more load than this are discarded.
+    const BACKGROUND_CORES_MAX: f64 = 0.1;
+    /// Figures of a machine that gives less than this are discarded.
+    const CPU_SHARE_MIN: f64 = 0.97;
+    /// Attempts a second apart: work that has just ended leaves some behind.
+    const ATTEMPTS: u32 = 20;
+
+    /// Measures both in 0.7 s.
+    pub fn measure(signals: &Signals) -> Result<Quiet> {
+        Ok(Quiet { background_cores: background_cores(signals)?, cpu_share: cpu_share() })
+    }
+
+    /// Measures until the machine is quiet, 20 times at most.
+    pub fn wait(signals: &Signals) -> Result<Quiet> {
+        let mut quiet = Quiet::measure(signals)?;
+        for _ in 1..Quiet::ATTEMPTS {
+            if quiet.disturbance().is_none() {
+                break;
+            }
+            sleep(Duration::from_secs(1));
+            quiet = Quiet::measure(signals)?;
+        }
+        Ok(quiet)
+    }
+
+    /// Says what disturbs the machine.
+    pub fn disturbance(&self) -> Option<String> {
+        let Quiet { background_cores, cpu_share } = *self;
+        if background_cores > Quiet::BACKGROUND_CORES_MAX {
+            return Some(format!("other programs keep {background_cores:.2} cores busy"));
+        }
+        let percent = cpu_share * 100.0;
+        (cpu_share < Quiet::CPU_SHARE_MIN).then(|| format!("a busy thread gets {percent:.0} % of a core"))
+    }
+}
+
+/// CPU time over elapsed time of busy threads, one for each core.
+fn cpu_share() -> f64 {
+    const INTERVAL: Duration = Duration::from_millis(200);
+    let spent = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    };
+    let busy = move || {
+        let (start, before) = (Instant::now(), spent());
+        while start.elapsed() < INTERVAL {}
+        (spent() - before) / start.elapsed().as_secs_f64()
+    };
+    let cores = available_parallelism().map_or(1, usize::from);
+    let threads: Vec<_> = (0..cores).map(|_| thread::spawn(busy)).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum::<f64>() / cores as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn load_and_a_small_share_are_disturbances() {
+        let quiet = Quiet { background_cores: 0.02, cpu_share: 0.995 };
+        assert_eq!(quiet.disturbance(), None);
+        let loaded = Quiet { background_cores: 0.5, ..quiet };
+        assert_eq!(loaded.disturbance().unwrap(), "other programs keep 0.50 cores busy");
+        let shared = Quiet { cpu_share: 0.9, ..quiet };
+        assert_eq!(shared.disturbance().unwrap(), "a busy thread gets 90 % of a core");
+        assert!((0.01..=1.01).contains(&cpu_share()));
+    }
 
     #[test]
     fn idle_and_steal_are_not_busy() {

@@ -28,13 +28,14 @@ use rustix::fs::{access, Access};
 use sha2::{Digest as _, Sha256};
 
 use endpoint::{EndpointArgs, Role};
+use pd_bench::report::results;
 use pd_driver::Bytes;
 use pd_harness::config::Config;
 use pd_harness::container::cgroup::Limits;
 use pd_harness::container::Spec;
 use pd_harness::engines;
 use pd_harness::machine;
-use pd_harness::measure::cpu::background_cores;
+use pd_harness::measure::cpu::Quiet;
 use pd_harness::peer::Peer;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
@@ -92,6 +93,9 @@ pub struct DemoArgs {
     /// Where the picture goes
     #[arg(long, default_value = "demo.svg")]
     plot: PathBuf,
+    /// Directory of results that documents are made from: a quiet machine's go to MACHINE/results.json in it
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
     /// Print JSON in place of the table
     #[arg(long)]
     json: bool,
@@ -116,6 +120,13 @@ impl DemoArgs {
     /// A simulation's time is not the machine's, and it takes minutes for what a round moves.
     fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.is_simulated() { 0 } else { 5 })
+    }
+
+    /// The command that repeats the figures.
+    fn command(&self) -> String {
+        let rounds = self.rounds.map(|rounds| format!(" --rounds {rounds}"));
+        let files = self.files.iter().map(|file| format!(" --file {}", file.display()));
+        format!("pd demo{}{}", rounds.unwrap_or_default(), files.collect::<String>())
     }
 
     /// The engine as the driver's configuration names it.
@@ -167,7 +178,12 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
         access(dir, Access::WRITE_OK).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let signals = Signals::watch()?;
-    let report = run(args, &signals)?;
+    let (report, before) = run(args, &signals)?;
+    if let Some(dir) = &args.results {
+        let (after, rows) = (Quiet::wait(&signals)?, report.rows());
+        let run = results::Run { bench: "demo", command: &args.command(), before, after, rows: &rows };
+        results::record(dir, &report.machine, &run)?;
+    }
     let json = serde_json::to_string_pretty(&report)?;
     fs::write(&args.out, format!("{json}\n"))
         .with_context(|| format!("cannot write {}", args.out.display()))?;
@@ -186,7 +202,7 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
+fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Quiet)> {
     let paths = match args.files.is_empty() {
         false => args.files.clone(),
         true if args.is_simulated() => source::find_smallest().into_iter().map(|c| c.path).collect(),
@@ -214,9 +230,10 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
     bar.set_message("reading the files");
     let sha256 = sha256(&source, signals)?;
     let mut bench = set_up(args, &schemes, &paths, signals)?;
-    let background_cores = match args.rounds() {
-        0 => 0.0,
-        _ => background_cores(signals)?,
+    let quiet = match (args.rounds(), &args.results) {
+        (0, _) => Quiet { background_cores: 0.0, cpu_share: 1.0 },
+        (_, None) => Quiet::measure(signals)?,
+        (_, Some(_)) => Quiet::wait(signals)?,
     };
     let machine = machine::Machine::describe();
     let mut settings: Vec<Setting> = Vec::new();
@@ -250,13 +267,13 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
     bench.quit()?;
     bar.finish_and_clear();
     let summary = report::summarise(&rounds);
-    Ok(Report {
+    let report = Report {
         machine,
         message_bytes: args.message_bytes.0,
         window_bytes: args.window_bytes.0,
         ring_bytes: args.ring_bytes.0,
         engine: args.engine()?,
-        background_cores,
+        background_cores: quiet.background_cores,
         settings,
         files: source.files().iter().map(|f| FileRow { path: f.path.clone(), bytes: f.bytes }).collect(),
         sha256,
@@ -264,7 +281,8 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<Report> {
         comparisons: report::compare(&rounds, &summary),
         summary,
         rounds,
-    })
+    };
+    Ok((report, quiet))
 }
 
 fn set_up<'a>(

@@ -4,7 +4,11 @@
 use std::path::PathBuf;
 
 use comfy_table::{presets, CellAlignment, Table};
+use pd_bench::baseline::{self, Rounds};
+use pd_bench::row::{Metrics, Row};
+use pd_bench::scheme;
 use serde::Serialize;
+use serde_json::json;
 
 use super::protocol::{Part, Scheme, Transport};
 use super::rounds::Sample;
@@ -186,6 +190,41 @@ pub fn best_baseline(summary: &[SchemeSummary], part: Part) -> Option<Scheme> {
 }
 
 impl Report {
+    /// The figures as rows of the benchmark `demo`, under the benchmarks' names of the schemes.
+    pub fn rows(&self) -> Vec<Row> {
+        let metrics = |sample: &Sample| {
+            Some(Metrics::from([
+                ("throughput_gbit_per_s", sample.gbit_per_s),
+                ("cpu_s_per_gb", sample.cpu_s_per_gb),
+                ("cpu_cores", sample.cores),
+            ]))
+        };
+        let rounds = |row: &SchemeSummary| {
+            let mut samples: Vec<&Sample> =
+                self.rounds.iter().filter(|s| (s.part, s.scheme) == (row.part, row.scheme)).collect();
+            samples.sort_by_key(|sample| sample.round);
+            Rounds {
+                is_baseline: row.scheme.is_baseline(),
+                params: vec![("part", json!(row.part.name()))],
+                rounds: samples.into_iter().map(metrics).collect(),
+            }
+        };
+        let mut all: Vec<Rounds> = self.summary.iter().map(rounds).collect();
+        baseline::compare("demo", &mut all);
+        let has = |scheme| self.settings.iter().find(|s| s.scheme == scheme).map(|s| s.has.clone());
+        let row = |(row, rounds): (&SchemeSummary, Rounds)| {
+            let name = match row.scheme {
+                Scheme::Pipedevice => scheme::Scheme::PipedeviceDefault.name(),
+                Scheme::PipedeviceMediated => scheme::Scheme::Pipedevice.name(),
+                tcp => tcp.name(),
+            };
+            let measured: Vec<Metrics> = rounds.rounds.into_iter().flatten().collect();
+            let settings = has(row.scheme).unwrap_or_default();
+            Row { settings, ..Row::of("demo", name, rounds.params, &measured) }
+        };
+        self.summary.iter().zip(all).map(row).collect()
+    }
+
     /// The tables for people to read.
     pub fn tables(&self) -> String {
         let mut text = self.scheme_table().to_string();

@@ -1,0 +1,507 @@
+#!/usr/bin/env python3
+"""The figures of the documents, made from results that `pd bench` and `pd demo` have recorded.
+
+    docs/figures.py write   writes each table between `<!-- figures: MACHINE/TABLE -->` and `<!-- /figures -->` in the documents
+    docs/figures.py check   says which of them differ from docs/results/MACHINE/results.json
+
+A table names the command that repeats it. docs/design/benchmarks.md describes results.json.
+"""
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs/results"
+MARKED = re.compile(r"<!-- figures: ([\w.-]+)/([\w-]+) -->\n(.*?)<!-- /figures -->", re.S)
+OFFLOADED, DEFAULT, DIRECT = "pipedevice", "pipedevice-default", "pipedevice-direct"
+LABELS = {
+    OFFLOADED: "**PipeDevice, offloaded**",
+    DEFAULT: "**PipeDevice, without a policy**",
+    DIRECT: "**PipeDevice, direct**",
+    "shm-ring": "shm-ring (no isolation)",
+    "engine-pipeline": "engine-pipeline (three stages, no driver)",
+    "memcpy": "memcpy (one thread)",
+    "engine": "engine (nobody touches the bytes)",
+}
+# Schemes that do less than others: they are shown, and win nothing.
+LIMITS = {"memcpy", "engine", "engine-pipeline", "shm-ring", "tcp-sendfile-untouched"}
+TCP = ("tcp", "tcp-tuned")
+# Parameters of rows that are measured under other conditions than the benchmark's own.
+CONDITIONS = ("connections", "cores_of_ends", "waiting", "hugepages")
+MISSING = "–"
+
+
+class Results:
+    """What one machine has recorded."""
+
+    def __init__(self, name):
+        self.name = name
+        found = json.loads((RESULTS / name / "results.json").read_text())
+        self.machine, self.runs, self.rows = found["machine"], found["runs"], found["rows"]
+
+    def of(self, bench, **wanted):
+        """Rows of a benchmark with these parameters; None stands for a parameter that a row lacks."""
+        absent = {name: None for name in CONDITIONS if bench in ("throughput", "latency")}
+        wanted = {**absent, **wanted}
+        return [row for row in self.rows if row["bench"] == bench and all(row.get(k) == v for k, v in wanted.items())]
+
+    def one(self, bench, scheme, **wanted):
+        """The row of a scheme; empty if it did not run."""
+        found = [row for row in self.of(bench, **wanted) if row["scheme"] == scheme and "not_run" not in row]
+        return found[0] if found else {}
+
+    def better_tcp(self, bench, figure, less=False, **wanted):
+        """The row of kernel TCP that ratios are to."""
+        rows = [row for row in (self.one(bench, scheme, **wanted) for scheme in TCP) if figure in row]
+        return (min if less else max)(rows, key=lambda row: row[figure], default={})
+
+    def values(self, bench, parameter):
+        """Values of a parameter, in order."""
+        return sorted({row[parameter] for row in self.of(bench) if parameter in row})
+
+    def schemes(self, bench):
+        """Schemes with figures, PipeDevice first."""
+        ran = list(dict.fromkeys(row["scheme"] for row in self.of(bench) if "not_run" not in row))
+        ours = [scheme for scheme in (DEFAULT, OFFLOADED, DIRECT) if scheme in ran]
+        return ours + [scheme for scheme in ran if scheme not in ours]
+
+    def source(self, bench):
+        """The line below a table: command, rounds, day, and what did not run."""
+        rows = [row for row in self.rows if row["bench"] == bench]
+        run = self.runs[bench]
+        day = time.strftime("%d %B %Y", time.gmtime(run["unix_time_s"])).lstrip("0")
+        rounds = max(row["rounds"] for row in rows)
+        text = f"`{run['command']}`, medians of {rounds} rounds, {day}."
+        reasons = {}
+        for row in rows:
+            if "not_run" in row and "left out" not in row["not_run"]:
+                reasons.setdefault(row["scheme"], row["not_run"])
+        if reasons:
+            text += " Not run, or not with all parameters: " + "; ".join(f"{s} ({r})" for s, r in reasons.items()) + "."
+        discarded = sum(row.get("rounds_discarded", 0) for row in rows)
+        if discarded:
+            text += f" Rounds discarded, because the machine was disturbed: {discarded}."
+        return text
+
+
+def number(value, digits=3):
+    """A figure with three digits that count, large ones in groups."""
+    if value is None:
+        return MISSING
+    if value >= 100:
+        return f"{value:,.0f}"
+    decimals = max(0, digits - 1 - (len(str(int(value))) - 1)) if value >= 1 else 2 if value >= 0.1 else 3
+    return f"{value:.{decimals}f}"
+
+
+def size_text(value):
+    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
+        if value >= unit and value % unit == 0:
+            return f"{value // unit} {name}"
+    return f"{value:,} B"
+
+
+def named(row):
+    """The parameters of a row for people."""
+    text = []
+    for pair in row["parameters"].split(", "):
+        name, _, value = pair.partition(" ")
+        if name.endswith("bytes") and value.isdigit():
+            text.append(size_text(int(value)))
+        elif value in ("true", "false"):
+            text.append(name.replace("_", " ") if value == "true" else "no " + name.replace("_", " "))
+        elif name in ("program", "attack", "candidate", "part"):
+            text.append(value)
+        else:
+            text.append(f"{value} {name.replace('_', ' ')}")
+    return ", ".join(text)
+
+
+def pair(row, figure, other):
+    """A figure, and another in brackets."""
+    return f"{number(row[figure])} ({number(row.get(other))})" if figure in row else MISSING
+
+
+def gain(row, spread=False):
+    """What a row gains over the better TCP, and the CPU time in brackets."""
+    if "gain_over_tcp" not in row:
+        return MISSING
+    text = f"{row['gain_over_tcp']:.2f}"
+    if spread:
+        text += f" [{row['gain_over_tcp_min']:.2f}..{row['gain_over_tcp_max']:.2f}]"
+    return text + (f" ({row['cpu_over_tcp']:.2f})" if "cpu_over_tcp" in row else "")
+
+
+def table(heading, lines):
+    """A table of Markdown with figures to the right."""
+    rows = [heading, ["---"] + ["---:"] * (len(heading) - 1), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def winner(rows, figure, less=False):
+    """The scheme with the best figure, of those that isolate or at least move bytes between processes."""
+    rows = [row for row in rows if figure in row and row["scheme"] not in LIMITS]
+    return (min if less else max)(rows, key=lambda row: row[figure])["scheme"] if rows else MISSING
+
+
+def pivot(results, bench, parameter, values, figure, other, unit, less=False, **wanted):
+    """Schemes by values of a parameter, with the winners below."""
+    values = [value for value in values if value in results.values(bench, parameter)]
+    at = lambda scheme, value: results.one(bench, scheme, **{parameter: value}, **wanted)
+    lines = []
+    for scheme in results.schemes(bench):
+        rows = [at(scheme, value) for value in values]
+        if any(figure in row for row in rows):
+            lines.append([LABELS.get(scheme, scheme)] + [pair(row, figure, other) for row in rows])
+    columns = [[row for row in results.of(bench, **{parameter: value}, **wanted) if "not_run" not in row] for value in values]
+    lines.append(["wins"] + [winner(rows, figure, less) for rows in columns])
+    if any(other in row for rows in columns for row in rows):
+        lines.append(["wins in the brackets"] + [winner(rows, other, True) for rows in columns])
+    shown = size_text if parameter == "message_bytes" else lambda value: f"{value:,}"
+    return table([unit] + [shown(value) for value in values], lines)
+
+
+def gains(results, bench, parameter, title, **wanted):
+    values = results.values(bench, parameter)
+    lines = [
+        [LABELS[scheme]] + [gain(results.one(bench, scheme, **{parameter: value}, **wanted)) for value in values]
+        for scheme in (DEFAULT, OFFLOADED)
+    ]
+    shown = size_text if parameter == "message_bytes" else lambda value: f"{value:,}"
+    return table([title] + [shown(value) for value in values], lines)
+
+
+SIZES = [64, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]
+OVER = "over the better TCP, times (CPU time)"
+
+
+def machine(results):
+    m = results.machine
+    return (
+        f"{m['cores']} cores of {m['cpu']}, {m['memory_bytes'] / 1e9:.0f} GB of memory, Linux {m['kernel'].split('-')[0]}. "
+        f"Benchmarks make hugepages of 2 MB for the time of a run, where a row does not say otherwise. Transparent ones: "
+        f"`{m['transparent_hugepages']}`. The machine's own congestion control is `{m['tcp_congestion_control']}`; "
+        "`tcp` is measured with `cubic`, Linux's default."
+    )
+
+
+PLACES = ((None, "placed by the scheduler"), (1, "both ends on one core"), (2, "each end on a core"))
+
+
+def columns(results, bench, figure, other, heads, unit, less=False):
+    """Schemes by conditions, each with a heading, and the winners below."""
+    heads = [(head, wanted) for head, wanted in heads if results.of(bench, **wanted)]
+    if not heads:
+        return ""
+    lines = []
+    for scheme in results.schemes(bench):
+        rows = [results.one(bench, scheme, **wanted) for _, wanted in heads]
+        if any(figure in row for row in rows):
+            lines.append([LABELS.get(scheme, scheme)] + [pair(row, figure, other) for row in rows])
+    ran = [[row for row in results.of(bench, **wanted) if "not_run" not in row] for _, wanted in heads]
+    lines.append(["wins"] + [winner(rows, figure, less) for rows in ran])
+    lines.append(["wins in the brackets"] + [winner(rows, other, True) for rows in ran])
+    return table([unit] + [head for head, _ in heads], lines)
+
+
+def waits(size):
+    """Columns of all ways to wait and places."""
+    return [(f"all {'block' if waiting == 'blocks' else 'spin'}, {where}", {"message_bytes": size, "waiting": waiting, "cores_of_ends": cores})
+            for waiting in ("blocks", "spins") for cores, where in PLACES]
+
+
+def throughput(results):
+    return (
+        pivot(results, "throughput", "message_bytes", SIZES, "throughput_gbit_per_s", "cpu_s_per_gb", "Gbit/s (CPU s/GB)")
+        + "\n\n" + gains(results, "throughput", "message_bytes", OVER)
+    )
+
+
+def conditions(results):
+    """Streams of 64 KB while all wait alike, over 16 connections, and without hugepages."""
+    figures, size = ("throughput_gbit_per_s", "cpu_s_per_gb"), 64 << 10
+    streams = [("1 connection", {"message_bytes": size}), ("16 connections", {"message_bytes": size, "connections": 16})]
+    pages = [(f"{size_text(bytes)}, {'hugepages' if has is None else 'no hugepages'}", {"message_bytes": bytes, "hugepages": has})
+             for bytes in (1 << 10, 64 << 10, 1 << 20) for has in (None, False)]
+    parts = [
+        columns(results, "throughput", *figures, waits(size), "64 KB, Gbit/s (CPU s/GB)"),
+        columns(results, "throughput", *figures, streams, "64 KB, Gbit/s (CPU s/GB)"),
+        columns(results, "throughput", *figures, pages, "Gbit/s (CPU s/GB)"),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def latency(results):
+    parts = [pivot(results, "latency", "message_bytes", results.values("latency", "message_bytes"), "latency_us_p50", "latency_us_p99",
+                   "P50 (P99) µs", True)]
+    parts.append(columns(results, "latency", "latency_us_p50", "cpu_us_per_round_trip",
+                         [(f"{size_text(size)}, {where}", {"message_bytes": size, "cores_of_ends": cores})
+                          for size in (64, 64 << 10) for cores, where in PLACES], "P50 µs (CPU µs)", True))
+    return "\n\n".join(part for part in parts if part)
+
+
+def waiting(results):
+    """Round trips while all wait alike."""
+    parts = [columns(results, "latency", "latency_us_p50", "cpu_us_per_round_trip", waits(size), f"{size_text(size)}, P50 µs (CPU µs)", True)
+             for size in (64, 64 << 10)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def programs(results):
+    lines = []
+    rows = [row for row in results.of("programs", scheme=DEFAULT)]
+    for row in rows:
+        wanted = {"parameters": row["parameters"]}
+        rates = "throughput_gbit_per_s" in row
+        figure, other = ("throughput_gbit_per_s", "cpu_s_per_gb") if rates else ("requests_per_s", "cpu_us_per_request")
+        at = lambda scheme: results.one("programs", scheme, **wanted)
+        own = [at(scheme) for scheme in ("tcp", "tcp-tuned", DEFAULT, OFFLOADED)]
+        if not any(figure in r for r in own):
+            continue
+        name = named(row) + (", Gbit/s (s/GB)" if rates else "")
+        lines.append(
+            [name] + [pair(r, figure, other) for r in own] + [gain(own[2]), gain(own[3]), winner(own, figure)]
+        )
+    heading = ["", "tcp", "tcp-tuned", "without a policy", "offloaded", "gain without a policy (CPU)", "offloaded", "wins"]
+    return "Requests/s (µs of CPU time each), or what the row says.\n\n" + table(heading, lines)
+
+
+def connections(results):
+    values = results.values("connections", "connections")
+    parts = [
+        pivot(results, "connections", "connections", values, "throughput_gbit_per_s", "cpu_s_per_gb", "Gbit/s (CPU s/GB)"),
+        pivot(results, "connections", "connections", values, "idle_bytes_per_connection", "active_bytes_per_connection",
+              "bytes of an idle (active) connection", True),
+    ]
+    return "\n\n".join(parts)
+
+
+def cpu(results):
+    targets = results.values("cpu", "target_gbit_per_s")
+    return pivot(results, "cpu", "target_gbit_per_s", targets, "cpu_cores", "throughput_gbit_per_s",
+                 "cores busy (Gbit/s reached)", True)
+
+
+def setup(results):
+    parts = []
+    for message, text in ((None, "connections/s (CPU µs each)"), (64, "the same with 64 B there and back")):
+        values = results.values("setup", "at_a_time")
+        parts.append(pivot(results, "setup", "at_a_time", values, "connections_per_s", "cpu_us_per_connection",
+                           f"{text}, at a time", message_bytes=message))
+    return "\n\n".join(parts)
+
+
+def fairness(results):
+    lines = []
+    for row in results.of("fairness"):
+        if "not_run" not in row:
+            lines.append([LABELS.get(row["scheme"], row["scheme"]) + ", " + named(row), number(row["throughput_gbit_per_s"]),
+                          number(row["share_gbit_per_s_least"]), number(row["share_gbit_per_s_most"]), f"{row['jain_index']:.4f}"])
+    return table(["", "Gbit/s", "least share", "most", "Jain's index"], lines)
+
+
+def memory(results):
+    lines = [
+        [LABELS.get(row["scheme"], row["scheme"]) + ", " + named(row)]
+        + [number(row[m] / 1e6) if m in row else MISSING for m in ("memory_bytes", "memory_bytes_idle", "memory_bytes_pairwise")]
+        for row in results.of("memory") if "not_run" not in row
+    ]
+    return table(["", "MB", "idle", "with memory of pairs"], lines)
+
+
+def breakdown(results):
+    lines = [
+        [LABELS.get(row["scheme"], row["scheme"]) + ", " + named(row), number(row.get("cpu_share_percent")), number(row.get("cpu_s_per_gb"))]
+        for row in results.of("breakdown") if "not_run" not in row
+    ]
+    return table(["", "% of CPU time", "CPU s/GB"], lines)
+
+
+def tune(results):
+    names = list(dict.fromkeys(row["candidate"] for row in results.of("tune")))
+    lines = []
+    for name in names:
+        rows = [row for row in results.of("tune", candidate=name) if "not_run" not in row]
+        stream = {row["message_bytes"]: row for row in rows if "throughput_gbit_per_s" in row}
+        trips = next((row for row in rows if "latency_us_p50" in row), {})
+        over = next((row["over_linux"] for row in rows if "over_linux" in row), None)
+        lines.append([name] + [pair(stream.get(bytes, {}), "throughput_gbit_per_s", "cpu_s_per_gb") for bytes in (64 << 10, 1 << 20)]
+                     + [number(trips.get("latency_us_p50")), number(over)])
+    return table(["candidate", "64 KB, Gbit/s (CPU s/GB)", "1 MB", "round trip, P50 µs", "all, over Linux's default"], lines)
+
+
+def isolation(results):
+    def kept(row):
+        bar = row.get("kept_bar")
+        if "kept" not in row:
+            return MISSING
+        missed = " **missed**" if row["kept"] < bar else ""
+        return f"{row['kept']:.2f} [{row['kept_min']:.2f}..{row['kept_max']:.2f}]{missed}"
+
+    lines = []
+    for row in results.of("isolation", scheme=OFFLOADED):
+        if "kept" not in row:
+            continue
+        direct = results.one("isolation", DIRECT, parameters=row["parameters"])
+        lines.append([
+            named(row), number(row["kept_bar"]), kept(row), number(row.get("longest_gap_ms")),
+            f"{row['jain_index']:.3f}" if "jain_index" in row else "", kept(direct), number(direct.get("longest_gap_ms")),
+            number(row.get("attacks_per_s")),
+        ])
+    ended = [[LABELS[s], number(r.get("ended_ms")), number(r.get("ended_ms_max"))] for s in (OFFLOADED, DIRECT)
+             for r in [results.one("isolation", s, attack="denied")]]
+    heading = ["attack", "bar", "offloaded keeps", "longest gap, ms", "Jain", "direct keeps", "longest gap, ms", "attacks/s"]
+    return table(heading, lines) + "\n\n" + table(["a connection that a policy denies ends after", "ms", "at most"], ended)
+
+
+def demo(results):
+    lines = []
+    for part in ("file", "bulk"):
+        rows = [row for row in results.of("demo", part=part) if "not_run" not in row]
+        best = winner(rows, "throughput_gbit_per_s")
+        for row in rows:
+            name = LABELS.get(row["scheme"], row["scheme"])
+            lines.append([f"{part}: {name}" + (", wins" if row["scheme"] == best else ""),
+                          f"{number(row['throughput_gbit_per_s'])} [{number(row['throughput_gbit_per_s_min'])}..{number(row['throughput_gbit_per_s_max'])}]",
+                          f"{number(row['cpu_s_per_gb'])}", gain(row, spread=True)])
+    return table(["", "Gbit/s [least..most]", "CPU s/GB", OVER], lines)
+
+
+# What was aimed at: benchmark, parameters, scheme, least gain over the better TCP, most of its CPU time.
+BARS = [
+    ("native, 64 KB", "throughput", {"message_bytes": 64 << 10}, DEFAULT, 3.0, 0.42),
+    ("native, 64 KB", "throughput", {"message_bytes": 64 << 10}, OFFLOADED, 1.7, None),
+    ("native, 1 KB", "throughput", {"message_bytes": 1 << 10}, DEFAULT, 25.0, None),
+    ("native, 1 KB", "throughput", {"message_bytes": 1 << 10}, OFFLOADED, 8.0, None),
+    ("native, 64 B", "throughput", {"message_bytes": 64}, DEFAULT, 15.0, None),
+    ("native, 64 B", "throughput", {"message_bytes": 64}, OFFLOADED, 3.0, None),
+    ("demo, file", "demo", {"part": "file"}, DEFAULT, 2.0, 0.55),
+    ("demo, file", "demo", {"part": "file"}, OFFLOADED, 1.2, 1.0),
+    ("demo, bulk", "demo", {"part": "bulk"}, DEFAULT, 2.8, 0.45),
+    ("demo, bulk", "demo", {"part": "bulk"}, OFFLOADED, 1.7, 1.0),
+    ("iperf3, 1 stream", "programs", {"parameters": "program iperf3, streams 1"}, DEFAULT, 2.3, 0.5),
+    ("iperf3, 4 streams", "programs", {"parameters": "program iperf3, streams 4"}, DEFAULT, 2.8, 0.4),
+    ("nginx, 1 MB", "programs", {"parameters": "program nginx, file_bytes 1048576"}, DEFAULT, 1.6, 0.75),
+    ("nginx, 64 B, a connection for each request", "programs", {"parameters": "program nginx, file_bytes 64, keep_alive false"},
+     DEFAULT, 1.0, 1.0),
+    ("redis, 64 KB", "programs", {"parameters": "program redis, value_bytes 65536, pipeline 1, connections 50"}, DEFAULT, 1.7, None),
+    ("redis, 64 KB, 16 under way", "programs", {"parameters": "program redis, value_bytes 65536, pipeline 16, connections 50"}, DEFAULT, 1.3, None),
+    ("redis, 64 B", "programs", {"parameters": "program redis, value_bytes 64, pipeline 1, connections 50"}, DEFAULT, 2.5, None),
+    ("redis, 64 B, 16 under way", "programs", {"parameters": "program redis, value_bytes 64, pipeline 16, connections 50"}, DEFAULT, 1.2, None),
+]
+
+
+def bars(results):
+    lines = []
+    for name, bench, wanted, scheme, least, most in BARS:
+        row = results.one(bench, scheme, **wanted)
+        if "gain_over_tcp" not in row:
+            lines.append([f"{name}: {LABELS[scheme]}", bar_text(least, most), MISSING, "not measured"])
+            continue
+        reached = row["gain_over_tcp"] >= least and (most is None or row["cpu_over_tcp"] <= most)
+        lines.append([f"{name}: {LABELS[scheme]}", bar_text(least, most), gain(row, spread=True), "reached" if reached else "**not reached**"])
+    return table(["over the better TCP (CPU time)", "bar", "measured [least..most] (CPU time)", ""], lines)
+
+
+def bar_text(least, most):
+    return f"{least:g}" + (f" ({most:g})" if most is not None else "")
+
+
+# The README's five: name, benchmark, parameters, figure, unit, whether less is better.
+SUMMARY = [
+    ("native messages of 64 KB", "throughput", {"message_bytes": 64 << 10}, "throughput_gbit_per_s", "Gbit/s", False),
+    ("files with checksums, `make demo`", "demo", {"part": "file"}, "throughput_gbit_per_s", "Gbit/s", False),
+    ("native round trip of 64 B, one core for both ends, P50", "latency", {"message_bytes": 64, "cores_of_ends": 1},
+     "latency_us_p50", "µs", True),
+    ("iperf3, unmodified, one stream", "programs", {"parameters": "program iperf3, streams 1"}, "throughput_gbit_per_s", "Gbit/s", False),
+    ("redis, unmodified, 64 B, one request under way", "programs",
+     {"parameters": "program redis, value_bytes 64, pipeline 1, connections 50"}, "requests_per_s", "/s", False),
+]
+
+
+def summary(results):
+    lines = []
+    for name, bench, wanted, figure, unit, less in SUMMARY:
+        rows = [results.one(bench, scheme, **wanted) for scheme in (DEFAULT, OFFLOADED)]
+        tcp = results.better_tcp(bench, figure, less, **wanted)
+        if bench == "demo":
+            ran = [row for row in results.of("demo", **wanted) if row["scheme"].startswith("tcp") and row["scheme"] not in LIMITS]
+            tcp = max(ran, key=lambda row: row[figure], default={})
+        cells = [f"{number(tcp[figure])} {unit}" if tcp else MISSING]
+        for row in rows:
+            ratio = f": {row['gain_over_tcp']:.2f} times, {row['cpu_over_tcp']:.2f} of the CPU time" if "gain_over_tcp" in row else ""
+            cells.append(f"{number(row[figure])} {unit}{ratio}" if figure in row else MISSING)
+        lines.append([name, *cells])
+    return table(["", "kernel TCP, the better of two", "PipeDevice, without a policy", "offloaded"], lines)
+
+
+def small_gains(results):
+    """Programs that gain less than a fifth, and those that lose."""
+    rows = [(row["gain_over_tcp"], label, named(row)) for scheme, label in ((DEFAULT, "without a policy"), (OFFLOADED, "offloaded"))
+            for row in results.of("programs", scheme=scheme) if "gain_over_tcp" in row]
+    lines = [[f"{name}, {label}", f"{value:.2f}"] for value, label, name in sorted(rows) if value < 1.2]
+    return table(["unmodified programs that gain least, or lose", "times kernel TCP"], lines) if lines else "No program gains less than 1.2 times."
+
+
+def plots(results):
+    found = sorted((RESULTS / results.name).glob("*.svg"))
+    return "\n".join(f"![{path.stem.replace('-', ': ').replace('_', ' ')}]({results.name}/{path.name})" for path in found)
+
+
+TABLES = {
+    "summary": (summary, ("throughput", "demo", "latency", "programs")),
+    "least": (small_gains, ("programs",)),
+    "bars": (bars, ("throughput", "demo", "programs")),
+    "machine": (machine, ()),
+    "plots": (plots, ()),
+    "conditions": (conditions, ("throughput",)),
+    "waiting": (waiting, ("latency",)),
+    **{t.__name__: (t, (t.__name__,)) for t in (
+        demo, throughput, latency, programs, connections, cpu, setup, fairness, memory, breakdown, tune, isolation)},
+}
+
+
+def generated(machine_name, name):
+    """The text between two markers."""
+    results = Results(machine_name)
+    make, benches = TABLES[name]
+    measured = [bench for bench in benches if bench in results.runs]
+    if benches and not measured:
+        return "Not measured on this machine.\n"
+    text = make(results)
+    if measured:
+        text += "\n\n" + "\n".join(results.source(bench) for bench in measured)
+    return text + "\n"
+
+
+def documents():
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, check=True, capture_output=True)
+    return [ROOT / name for name in listed.stdout.decode().split("\n") if name and (ROOT / name).is_file()]
+
+
+def main():
+    wrong = []
+    for page in documents():
+        text = page.read_text()
+        made = MARKED.sub(lambda m: f"<!-- figures: {m[1]}/{m[2]} -->\n{generated(m[1], m[2])}<!-- /figures -->", text)
+        if made == text:
+            continue
+        if sys.argv[1] == "write":
+            page.write_text(made)
+        else:
+            wrong.append(f"{page.relative_to(ROOT)}: figures differ from results.json; run: make figures")
+    for plot in sorted(RESULTS.glob("*/*.svg")):
+        runs = Results(plot.parent.name).runs
+        tied = re.match(r"<!-- (\S+) (\d+) -->", plot.read_text())
+        if not tied or str(runs.get(tied[1], {}).get("unix_time_s")) != tied[2]:
+            wrong.append(f"{plot.relative_to(ROOT)}: not of the run in results.json; delete it, or run the benchmark again")
+    for line in wrong:
+        print(line, file=sys.stderr)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
