@@ -104,7 +104,11 @@ static int allocate(struct peer *peer) {
     return 0;
 }
 
-struct peer *peer_open(size_t message_bytes, size_t depth) {
+struct peer *peer_open(size_t message_bytes, size_t depth, long spin_ns) {
+    if (spin_ns == 0) {
+        snprintf(error, sizeof error, "the shm provider has nothing to sleep on");
+        return NULL;
+    }
     struct peer *peer = calloc(1, sizeof *peer);
     if (peer == NULL)
         return fail("peer", -FI_ENOMEM), NULL;

@@ -11,8 +11,11 @@
 
 struct peer;
 
-/* A peer with `depth` send and `depth` receive buffers; NULL if that fails. */
-struct peer *peer_open(size_t message_bytes, size_t depth);
+/*
+ * A peer with `depth` send and `depth` receive buffers; NULL if that fails. A wait looks for `spin_ns` nanoseconds
+ * before it sleeps, yielding in between; -1: as the library's documentation shows.
+ */
+struct peer *peer_open(size_t message_bytes, size_t depth, long spin_ns);
 /* Writes the own address as a string of at most `len` bytes with its end. */
 int peer_address(struct peer *peer, char *text, size_t len);
 /* Learns the other side's address. */

@@ -8,7 +8,9 @@
 #include "peer.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 #include <ucp/api/ucp.h>
 
 enum { TAG = 1, SPINS = 500, ADDRESS_BYTES_MAX = 4000, SLEEP_MS = 250 };
@@ -23,6 +25,8 @@ struct peer {
     ucp_worker_h worker;
     ucp_ep_h ep;
     int event_fd;
+    long spin_ns;
+    struct timespec since;
     size_t message_bytes, depth;
     struct slot *sends, *recvs;
     size_t next_send, next_recv;
@@ -74,11 +78,12 @@ static struct slot *slots(size_t depth, size_t bytes) {
     return made;
 }
 
-struct peer *peer_open(size_t message_bytes, size_t depth) {
+struct peer *peer_open(size_t message_bytes, size_t depth, long spin_ns) {
     struct peer *peer = calloc(1, sizeof *peer);
     ucs_status_t status = UCS_ERR_NO_MEMORY;
     if (peer == NULL)
         return fail("peer", status), NULL;
+    peer->spin_ns = spin_ns;
     peer->message_bytes = message_bytes;
     peer->depth = depth;
     peer->sends = slots(depth, message_bytes);
@@ -130,13 +135,27 @@ int peer_connect(struct peer *peer, const char *text) {
     return 0;
 }
 
+/* Whether a wait without progress goes on without a sleep. */
+static int spins_on(struct peer *peer, unsigned idle) {
+    struct timespec now;
+    if (peer->spin_ns < 0)
+        return idle < SPINS;
+    if (peer->spin_ns == 0)
+        return 0;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (idle == 1)
+        peer->since = now;
+    sched_yield();
+    return (now.tv_sec - peer->since.tv_sec) * 1000000000L + now.tv_nsec - peer->since.tv_nsec < peer->spin_ns;
+}
+
 /* Makes progress; sleeps when there is none for a while. */
 static int progress(struct peer *peer, unsigned *idle) {
     if (ucp_worker_progress(peer->worker) != 0) {
         *idle = 0;
         return 0;
     }
-    if (++*idle < SPINS)
+    if (spins_on(peer, ++*idle))
         return 0;
     *idle = 0;
     ucs_status_t status = ucp_worker_arm(peer->worker);

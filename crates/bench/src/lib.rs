@@ -16,3 +16,4 @@ pub mod report;
 pub mod row;
 pub mod run;
 pub mod scheme;
+pub mod waiting;

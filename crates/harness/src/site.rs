@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use pd_driver::HugepageUse;
 
 use crate::config::Config;
 use crate::container::state::{self, Lock, ScratchDir};
@@ -23,7 +24,8 @@ impl Site {
         let lock = Lock::acquire()?;
         state::sweep(&lock)?;
         let dir = ScratchDir::create(&lock)?;
-        let hugepages = config.as_ref().map(|(config, _)| Guard::raise(config.memory.budget_bytes.0, &lock));
+        let large = config.as_ref().filter(|(config, _)| config.memory.hugepages != HugepageUse::Off);
+        let hugepages = large.map(|(config, _)| Guard::raise(config.memory.budget_bytes.0, &lock));
         let started = config.map(|(mut config, policy)| {
             let file = dir.path().join("policy.toml");
             std::fs::write(&file, policy).with_context(|| format!("cannot write {}", file.display()))?;

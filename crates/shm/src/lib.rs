@@ -30,4 +30,4 @@ pub mod wait;
 pub use mapping::{Access, Mapping, Own, Protection, Region, Theirs, Writable};
 pub use pod::Pod;
 pub use sleep::{sleep_for, sleep_on, wake_all, Sleep};
-pub use spin::{spinning_allowed, Spin};
+pub use spin::{limit_spins, spinning_allowed, Spin};

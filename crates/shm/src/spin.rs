@@ -2,10 +2,24 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+/// The limit of this process's spins that are made without one of their own.
+static LIMIT: OnceLock<Duration> = OnceLock::new();
+
+/// Limits the spins of this process; zero has every wait sleep at once. The first call counts, and comes before the first spin.
+pub fn limit_spins(limit: Duration) {
+    let _ = LIMIT.set(limit);
+}
+
+fn limit() -> Duration {
+    *LIMIT.get_or_init(|| Spin::LIMIT_DEFAULT)
+}
+
 /// Whether pausing can help at all: another party may run at the same time.
 pub fn spinning_allowed() -> bool {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get)) > 1
+    static ALLOWED: OnceLock<bool> = OnceLock::new();
+    *ALLOWED.get_or_init(|| {
+        std::thread::available_parallelism().map_or(1, NonZero::get) > 1 && !limit().is_zero()
+    })
 }
 
 /// So long a spin pauses between looks before it offers the core to others; twice as long after each offer that
@@ -153,7 +167,7 @@ impl Spin {
 
 impl Default for Spin {
     fn default() -> Self {
-        Self::new(Self::LIMIT_DEFAULT)
+        Self::new(limit())
     }
 }
 

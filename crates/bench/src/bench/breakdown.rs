@@ -159,6 +159,7 @@ fn scheme_rows(scheme: Scheme, settings: &Settings, stand: &mut Stand<'_>) -> Re
         target_gbit_per_s: None,
         cores: Cores::default(),
         gaps: false,
+        also: Vec::new(),
         round_s: settings.round_s * ROUND_FACTOR,
         messages: 0,
     };

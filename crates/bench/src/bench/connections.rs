@@ -130,6 +130,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
                 target_gbit_per_s: None,
                 cores: Cores::default(),
                 gaps: false,
+                also: Vec::new(),
                 round_s: settings.round_s,
                 messages: 0,
             };

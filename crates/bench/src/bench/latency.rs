@@ -1,67 +1,44 @@
 //! `latency`: a message there and back, by size (Figures 13 and 14), with the CPU time of the whole machine for each.
 //!
-//! All waits block. PipeDevice looks and yields for a while before that, kernel sockets do not: `tcp-spin` and `unix-spin` are those
-//! with the same waiting. Schemes that all people have are also placed: both ends on one core, and each on a core of its own.
+//! Schemes wait as they are shipped first: PipeDevice spins for a while before it sleeps, kernel sockets sleep at once. Then all block,
+//! and then all spin alike. Each of these is measured with both ends on one core, on a core each, and wherever the scheduler puts them.
 
 use anyhow::Result;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 use serde_json::json;
 
+use super::placement::{conditions, Placement};
 use super::{Bench, Settings, PEERS};
 use crate::protocol::Order;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
-use crate::run::pair::Cores;
-use crate::run::stand::{Memory, Stand};
+use crate::run::stand::{Conditions, Memory, Stand};
 use crate::scheme::Scheme;
+use crate::waiting::Waiting;
 
 const SIZES: [usize; 6] = [64, 512, 4 << 10, 16 << 10, 64 << 10, 1 << 20];
 const SIZES_QUICK: [usize; 3] = [64, 4 << 10, 64 << 10];
-/// Those that are placed, and the sizes with which they are.
-const PLACED: [Scheme; 8] = [
-    Scheme::Pipedevice,
-    Scheme::PipedeviceDefault,
-    Scheme::PipedeviceDirect,
-    Scheme::Tcp,
-    Scheme::TcpTuned,
-    Scheme::TcpSpin,
-    Scheme::Unix,
-    Scheme::UnixSpin,
-];
-const SIZES_PLACED: [usize; 3] = SIZES_QUICK;
-/// Round trips of a round; the paper has 5,000 in all.
-const ROUND_TRIPS: u64 = 5_000;
-const ROUND_TRIPS_QUICK: u64 = 2_000;
-/// Bytes that a round moves at most in each direction.
-const ROUND_BYTES_MAX: u64 = 512 << 20;
-
-/// Where the two ends are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Placement {
-    /// Wherever the scheduler puts them.
-    Free,
-    /// On one core.
-    One,
-    /// On a core each.
-    Two,
-}
-
-impl Placement {
-    fn cores(self) -> Cores {
-        match self {
-            Placement::Free => Cores::default(),
-            Placement::One => Cores { send: Some(0), recv: Some(0) },
-            Placement::Two => Cores { send: Some(0), recv: Some(1) },
-        }
-    }
-}
+/// The sizes with which ends are placed, and with which all block or spin.
+const SIZES_PLACED: [usize; 2] = [64, 64 << 10];
+/// Round trips by which the time of one is estimated.
+const PROBE: u64 = 200;
+/// The part of a round of others: as many round trips as fit are enough.
+const ROUND: f64 = 0.5;
 
 struct LatencyCell {
     scheme: Scheme,
     message_bytes: usize,
     placement: Placement,
+    under: Conditions,
+    round_s: f64,
     round_trips: u64,
+}
+
+impl LatencyCell {
+    fn order(&self, messages: u64) -> Order {
+        Order { message_bytes: self.message_bytes, messages, target_gbit_per_s: None, gaps: false }
+    }
 }
 
 impl Cell for LatencyCell {
@@ -70,28 +47,23 @@ impl Cell for LatencyCell {
     }
 
     fn params(&self) -> Params {
-        let mut params: Params = vec![("message_bytes", json!(self.message_bytes))];
-        match self.placement {
-            Placement::Free => {}
-            Placement::One => params.push(("cores_of_ends", json!(1))),
-            Placement::Two => params.push(("cores_of_ends", json!(2))),
-        }
-        params
+        let size = [("message_bytes", json!(self.message_bytes))];
+        size.into_iter().chain(self.placement.params()).chain(conditions(self.under)).collect()
     }
 
     fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
-        let signals = stand.signals;
-        stand.pair(self.scheme)?.open(self.message_bytes, 1, self.placement.cores(), signals)?;
+        let (signals, order) = (stand.signals, self.order(PROBE));
+        let pair = stand.pair(self.scheme)?;
+        pair.open(self.message_bytes, 1, self.placement.cores(), signals)?;
+        let probe = pair.ping_pong(&order, signals)?;
+        self.round_trips = ((self.round_s * 1e6 / probe.mean_us.max(0.1)) as u64).max(PROBE);
         Ok(Metrics::new())
     }
 
     fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let signals = stand.signals;
-        let messages = self.round_trips.min(ROUND_BYTES_MAX / self.message_bytes as u64);
-        let order =
-            Order { message_bytes: self.message_bytes, messages, target_gbit_per_s: None, gaps: false };
         let before = stand.clocks()?;
-        let latency = stand.pair(self.scheme)?.ping_pong(&order, signals)?;
+        let latency = stand.pair(self.scheme)?.ping_pong(&self.order(self.round_trips), signals)?;
         let machine = stand.clocks()?.machine - before.machine;
         Ok(Metrics::from([
             ("round_trips", latency.count as f64),
@@ -117,28 +89,37 @@ impl Cell for LatencyCell {
 
 /// Runs it.
 pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
-    let spinning = [Scheme::TcpSpin, Scheme::UnixSpin];
-    let schemes = settings.among(&[&PEERS[..], &spinning[..]].concat());
+    let schemes = settings.among(&PEERS);
     let sizes = settings.pick(&SIZES_QUICK, &SIZES);
-    let round_trips = if settings.quick { ROUND_TRIPS_QUICK } else { ROUND_TRIPS };
-    let mut stand = Stand::set_up(&schemes, Memory::FEW, &settings.engine, signals)?;
-    let placed = settings.among(&PLACED);
-    let mut groups: Vec<_> = sizes.into_iter().map(|size| (size, Placement::Free, &schemes)).collect();
-    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
-        let both = |size| [Placement::One, Placement::Two].map(|placement| (size, placement, &placed));
-        groups.extend(SIZES_PLACED.into_iter().flat_map(both));
-    }
-    let cells: usize = groups.iter().map(|(_, _, schemes)| schemes.len()).sum();
-    let bar = progress::bar((cells * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
-    for (message_bytes, placement, schemes) in groups {
-        let cells = schemes.iter().map(|&scheme| {
-            let cell: Box<dyn Cell> = Box::new(LatencyCell { scheme, message_bytes, placement, round_trips });
-            cell
-        });
-        let name = Bench::Latency.name();
-        rows.extend(interleave::run(name, cells.collect(), settings, &mut stand, &bar)?);
+    for waiting in [Waiting::Shipped, Waiting::Blocks, Waiting::Spins] {
+        let under = Conditions { waiting, ..Conditions::default() };
+        let mut stand = Stand::set_up_under(under, &schemes, Memory::FEW, &settings.engine, signals)?;
+        let sizes_of = |placement| match (placement, waiting) {
+            (Placement::Free, Waiting::Shipped) => sizes.clone(),
+            _ => SIZES_PLACED.to_vec(),
+        };
+        let all = Placement::all().into_iter();
+        let groups: Vec<_> =
+            all.flat_map(|at| sizes_of(at).into_iter().map(move |size| (size, at))).collect();
+        let bar = progress::bar((groups.len() * schemes.len() * (settings.rounds + 1)) as u64);
+        for (message_bytes, placement) in groups {
+            let cells = schemes.iter().map(|&scheme| {
+                let round_s = settings.round_s * ROUND;
+                let cell: Box<dyn Cell> = Box::new(LatencyCell {
+                    scheme,
+                    message_bytes,
+                    placement,
+                    under,
+                    round_s,
+                    round_trips: 0,
+                });
+                cell
+            });
+            let name = Bench::Latency.name();
+            rows.extend(interleave::run(name, cells.collect(), settings, &mut stand, &bar)?);
+        }
+        bar.finish_and_clear();
     }
-    bar.finish_and_clear();
     Ok(rows)
 }

@@ -8,6 +8,7 @@ pub mod isolation;
 pub mod latency;
 pub mod memory;
 pub mod parts;
+pub mod placement;
 pub mod programs;
 pub mod setup;
 pub mod stream_cell;

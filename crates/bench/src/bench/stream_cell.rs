@@ -33,6 +33,8 @@ pub struct StreamCell {
     pub cores: Cores,
     /// Whether the receiver's longest gap is measured.
     pub gaps: bool,
+    /// What rows say beside that: of places and conditions.
+    pub also: Params,
     /// Seconds of a round.
     pub round_s: f64,
     /// Messages of a round, known once it is open.
@@ -100,6 +102,7 @@ impl Cell for StreamCell {
         if let Some(target) = self.target_gbit_per_s {
             params.push(("target_gbit_per_s", json!(target)));
         }
+        params.extend(self.also.iter().cloned());
         params
     }
 
@@ -134,6 +137,11 @@ impl Cell for StreamCell {
 
     fn close(&mut self, stand: &mut Stand<'_>) -> Result<()> {
         let signals = stand.signals;
-        stand.pair_of(self.scheme, self.pair)?.close(signals)
+        stand.pair_of(self.scheme, self.pair)?.close(signals)?;
+        if !self.also.is_empty() {
+            // Peers that are on a core stay there.
+            stand.end_pairs(self.scheme);
+        }
+        Ok(())
     }
 }

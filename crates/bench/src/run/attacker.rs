@@ -13,6 +13,7 @@ use pd_harness::tuning::Tuning;
 use super::pair;
 use crate::attack::{Attack, Done};
 use crate::protocol::{Reply, Request};
+use crate::waiting::Waiting;
 
 /// The attackers' tenant; see the policy of [`super::stand`].
 const TENANT: &str = "bench-attacker";
@@ -27,7 +28,7 @@ impl Attacker {
     pub fn start(attack: Attack, dir: &Path, signals: &Signals) -> Result<Attacker> {
         let name = format!("bench-{}-attacker", std::process::id());
         let spec = pair::spec(TENANT, name, dir, &Tuning::linux());
-        let mut peer = Peer::in_container(&spec, pair::command(dir))?;
+        let mut peer = Peer::in_container(&spec, pair::command(dir, Waiting::Shipped))?;
         peer.ask(&Request::Attack { attack })?;
         match peer.answer(signals)? {
             Reply::Done => Ok(Attacker(peer)),

@@ -16,6 +16,7 @@ use super::stand::Clocks;
 use crate::protocol::{Latency, Open, Order, Reply, Request, Streamed};
 use crate::row::Metrics;
 use crate::scheme::{Place, Scheme};
+use crate::waiting::Waiting;
 
 /// How long peers may take for one request.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,11 +40,11 @@ pub struct Cores {
 
 impl Pair {
     /// Starts the peers where the scheme has them, with kernel TCP set up like that.
-    pub fn start(scheme: Scheme, number: usize, dir: &Path, tcp: &Tuning) -> Result<Pair> {
+    pub fn start(scheme: Scheme, number: usize, dir: &Path, tcp: &Tuning, waiting: Waiting) -> Result<Pair> {
         let peer = |role: &str| -> Result<Peer> {
             let name = format!("bench-{}-{}-{number}-{role}", std::process::id(), scheme.name());
             let name = name.replace('_', "-");
-            let command = [environment(scheme)?, command(dir)].concat();
+            let command = [environment(scheme)?, command(dir, waiting)].concat();
             let mut peer = match scheme.place() {
                 Place::Containers => Peer::in_container(&spec(tenant(scheme), name, dir, tcp), command)?,
                 Place::Host | Place::Local => Peer::on_host(&name, command)?,
@@ -227,8 +228,10 @@ pub(super) fn tenant(scheme: Scheme) -> &'static str {
 }
 
 /// The program of a peer that shares `dir` with others.
-pub(super) fn command(dir: &Path) -> Vec<OsString> {
-    vec![own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()]
+pub(super) fn command(dir: &Path, waiting: Waiting) -> Vec<OsString> {
+    let peer = [own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()];
+    let waiting = waiting.name().map(|name| ["--waiting".into(), name.into()]);
+    peer.into_iter().chain(waiting.into_iter().flatten()).collect()
 }
 
 pub(super) fn spec(tenant: &str, name: String, dir: &Path, tcp: &Tuning) -> Spec {

@@ -13,6 +13,7 @@ use super::{program, share, stream};
 use crate::attack::{self, Running};
 use crate::protocol::{Latency, Open, Reply, Request, Streamed};
 use crate::scheme::{self, local, End, Listening, Place, Scheme};
+use crate::waiting::{self, Waiting};
 
 /// Arguments of the hidden subcommand.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,10 +21,14 @@ pub struct PeerArgs {
     /// Directory that both peers share.
     #[arg(long)]
     pub dir: PathBuf,
+    /// How the peer waits
+    #[arg(long, value_enum, default_value = "shipped")]
+    pub waiting: Waiting,
 }
 
 /// Runs the peer; returns the status to exit with.
 pub fn main(args: &PeerArgs) -> Result<i32> {
+    waiting::set(args.waiting)?;
     let mut peer = Peer {
         dir: args.dir.clone(),
         listening: None,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use pd_driver::admin::{Answer, Ask};
-use pd_driver::Bytes;
+use pd_driver::{Bytes, HugepageUse};
 use pd_harness::config::Config;
 use pd_harness::driver::ChildDriver;
 use pd_harness::measure::cpu::MachineTimes;
@@ -17,6 +17,7 @@ use pd_harness::tuning::Tuning;
 
 use super::pair::{self, Pair};
 use crate::scheme::{shm_ring, Scheme};
+use crate::waiting::Waiting;
 
 /// What the driver may use, and what hugepages are made for.
 #[derive(Clone, Copy, Debug)]
@@ -61,9 +62,25 @@ action = "allow"
 path = "direct"
 "#;
 
+/// What is alike for all schemes of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Conditions {
+    /// How they wait.
+    pub waiting: Waiting,
+    /// Whether the machine has hugepages and the driver takes them.
+    pub hugepages: bool,
+}
+
+impl Default for Conditions {
+    fn default() -> Self {
+        Conditions { waiting: Waiting::Shipped, hugepages: true }
+    }
+}
+
 /// Fields are dropped in this order.
 pub struct Stand<'a> {
     pairs: BTreeMap<(Scheme, usize), Pair>,
+    conditions: Conditions,
     site: Site,
     /// How kernel TCP of pairs with a number of their own is set up, from number 1.
     tunings: Vec<Tuning>,
@@ -96,6 +113,17 @@ impl<'a> Stand<'a> {
         engine: &str,
         signals: &'a Signals,
     ) -> Result<Stand<'a>> {
+        Stand::set_up_under(Conditions::default(), schemes, memory, engine, signals)
+    }
+
+    /// The same under other conditions.
+    pub fn set_up_under(
+        conditions: Conditions,
+        schemes: &[Scheme],
+        memory: Memory,
+        engine: &str,
+        signals: &'a Signals,
+    ) -> Result<Stand<'a>> {
         let config = schemes.iter().any(|scheme| scheme.has_driver()).then(|| {
             let mut config = Config::default();
             config.driver.engine = engine.to_owned();
@@ -106,10 +134,17 @@ impl<'a> Stand<'a> {
             // The receiver has nearly all of the rings.
             config.memory.client_budget_bytes = Some(Bytes(memory.budget_bytes));
             config.memory.ring_bytes_default = Bytes(memory.ring_bytes);
+            if conditions.waiting == Waiting::Blocks {
+                config.driver.spin_us = 0;
+            }
+            if !conditions.hugepages {
+                config.memory.hugepages = HugepageUse::Off;
+            }
             config
         });
         Ok(Stand {
             pairs: BTreeMap::new(),
+            conditions,
             tunings: Vec::new(),
             site: Site::set_up(config.map(|config| (config, POLICY)), signals)?,
             signals,
@@ -161,7 +196,7 @@ impl<'a> Stand<'a> {
         if !self.pairs.contains_key(&(scheme, number)) {
             let own = number.checked_sub(1).and_then(|n| self.tunings.get(n)).cloned();
             let tcp = own.unwrap_or_else(|| scheme.tcp());
-            let pair = Pair::start(scheme, number, self.site.dir(), &tcp)
+            let pair = Pair::start(scheme, number, self.site.dir(), &tcp, self.conditions.waiting)
                 .with_context(|| format!("cannot start the peers of {}", scheme.name()))?;
             self.pairs.insert((scheme, number), pair);
         }

@@ -13,6 +13,7 @@ use iceoryx2::prelude::*;
 
 use super::{single, End};
 use crate::protocol::Open;
+use crate::waiting;
 
 /// Samples that a subscriber's queue holds: as many bytes as other schemes have in flight.
 const QUEUE_BYTES: usize = 2 << 20;
@@ -188,20 +189,23 @@ impl End for IceoryxEnd {
     }
 
     fn recv(&mut self, _connection: usize, take: &mut dyn FnMut(&[u8])) -> Result<usize> {
-        let mut spins = 0;
         loop {
-            match self.subscriber.receive() {
+            let mut received = self.subscriber.receive();
+            if let Ok(None) = received {
+                waiting::look(SPINS, || {
+                    received = self.subscriber.receive();
+                    !matches!(received, Ok(None))
+                });
+            }
+            match received {
                 Ok(Some(sample)) => {
                     take(sample.payload());
                     return Ok(sample.payload().len());
                 }
-                Ok(None) if spins < SPINS => {
-                    spins += 1;
-                    std::hint::spin_loop();
-                }
                 Ok(None) => {
                     let woken = self.listener.timed_wait(|_| (), SLEEP_MAX);
                     woken.map_err(|e| anyhow!("cannot wait: {e:?}")).context("iceoryx2 listener")?;
+                    waiting::slept();
                 }
                 Err(e) => bail!("cannot receive: {e:?}"),
             }

@@ -3,8 +3,8 @@
 //! A scheme has two ends, in two processes. [`listen`] and [`connect`] make them; an [`End`] sends
 //! messages that the caller writes in memory which the scheme sends from, and lends received bytes
 //! where the scheme has them. So both sides touch every byte, and no scheme copies more than it must.
-//! All waits block (after a short spin where the scheme's documentation advises one). Local schemes
-//! are limits that need no second process; [`local`] has them.
+//! All waits block (after a short spin where the scheme's documentation advises one, or where [`crate::waiting`] says
+//! otherwise). Local schemes are limits that need no second process; [`local`] has them.
 
 #[cfg(feature = "peers")]
 mod iceoryx;
@@ -43,8 +43,6 @@ pub enum Scheme {
     Tcp,
     /// The same, tuned as well as documentation advises: the other baseline.
     TcpTuned,
-    /// The one of `tcp` that waits as PipeDevice does: it looks and yields for a while before it sleeps.
-    TcpSpin,
     /// The same of programs that have the preload library and no driver.
     TcpPreload,
     /// The program of `tcp`, unmodified, with `libpd_preload.so`.
@@ -55,8 +53,6 @@ pub enum Scheme {
     TcpLoopback,
     /// AF_UNIX stream sockets.
     Unix,
-    /// The same that wait as PipeDevice does.
-    UnixSpin,
     /// io_uring over kernel TCP on the bridge: registered buffers, zero-copy sends.
     #[value(name = "io_uring")]
     #[serde(rename = "io_uring")]
@@ -103,13 +99,11 @@ impl Scheme {
             Scheme::PipedeviceDirect => "pipedevice-direct",
             Scheme::Tcp => "tcp",
             Scheme::TcpTuned => "tcp-tuned",
-            Scheme::TcpSpin => "tcp-spin",
             Scheme::TcpPreload => "tcp-preload",
             Scheme::Preload => "preload",
             Scheme::PreloadShort => "preload-short",
             Scheme::TcpLoopback => "tcp-loopback",
             Scheme::Unix => "unix",
-            Scheme::UnixSpin => "unix-spin",
             Scheme::IoUring => "io_uring",
             Scheme::Sockmap => "sockmap",
             Scheme::ProcessVmReadv => "process_vm_readv",
@@ -131,12 +125,10 @@ impl Scheme {
             | Scheme::PipedeviceDirect
             | Scheme::Tcp
             | Scheme::TcpTuned
-            | Scheme::TcpSpin
             | Scheme::TcpPreload
             | Scheme::Preload
             | Scheme::PreloadShort
             | Scheme::Unix
-            | Scheme::UnixSpin
             | Scheme::IoUring
             | Scheme::Sockmap => Place::Containers,
             Scheme::Memcpy | Scheme::Engine | Scheme::EnginePipeline => Place::Local,
@@ -160,7 +152,6 @@ impl Scheme {
             self,
             Scheme::Tcp
                 | Scheme::TcpTuned
-                | Scheme::TcpSpin
                 | Scheme::TcpPreload
                 | Scheme::TcpLoopback
                 | Scheme::Preload
@@ -177,12 +168,7 @@ impl Scheme {
 
     /// Whether it is AF_UNIX.
     pub fn is_unix(self) -> bool {
-        matches!(self, Scheme::Unix | Scheme::UnixSpin)
-    }
-
-    /// Whether it looks and yields before it sleeps though kernel sockets need not.
-    pub fn spins(self) -> bool {
-        matches!(self, Scheme::TcpSpin | Scheme::UnixSpin)
+        matches!(self, Scheme::Unix)
     }
 
     /// How kernel TCP in its containers is set up, whether it is what carries the bytes or not.
@@ -211,7 +197,7 @@ impl Scheme {
     pub fn tuning(self) -> String {
         let own = self.own_tuning();
         match self {
-            Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpSpin | Scheme::TcpPreload => {
+            Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpPreload => {
                 format!("{own}; {}", self.tcp())
             }
             Scheme::TcpLoopback | Scheme::IoUring | Scheme::Sockmap => format!("{own}; {}", self.tcp()),
@@ -232,12 +218,10 @@ impl Scheme {
             Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpLoopback => {
                 "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel"
             }
-            Scheme::TcpSpin => "as tcp; looks and yields for 50 us before each sleep, as PipeDevice does",
             Scheme::TcpPreload => "programs with the preload library and no driver to attach to",
             Scheme::Preload => "the program of tcp with libpd_preload.so; connections have twins",
             Scheme::PreloadShort => "the program of tcp with libpd_preload.so, PD_PRELOAD=short",
             Scheme::Unix => "one reused buffer a message; receives up to 256 KB at a time; SO_SNDBUF raised",
-            Scheme::UnixSpin => "as unix; looks and yields for 50 us before each sleep, as PipeDevice does",
             Scheme::IoUring => {
                 "sends linked and submitted in batches, plain ones, for SEND_ZC is copied on delivery; receives into registered \
                  buffers"
@@ -330,13 +314,10 @@ pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
         Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect => {
             Box::new(pipedevice::Listening::new(open)?)
         }
-        Scheme::Tcp
-        | Scheme::TcpTuned
-        | Scheme::TcpSpin
-        | Scheme::TcpLoopback
-        | Scheme::Preload
-        | Scheme::PreloadShort => Box::new(socket::Listening::tcp(open)?),
-        Scheme::Unix | Scheme::UnixSpin => Box::new(socket::Listening::unix(open, dir)?),
+        Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpLoopback | Scheme::Preload | Scheme::PreloadShort => {
+            Box::new(socket::Listening::tcp(open)?)
+        }
+        Scheme::Unix => Box::new(socket::Listening::unix(open, dir)?),
         Scheme::IoUring => Box::new(uring::Listening::new(open)?),
         Scheme::Sockmap => Box::new(sockmap::Listening::new(open)?),
         Scheme::ProcessVmReadv => Box::new(vm_readv::listen(open, dir)?),
@@ -357,12 +338,7 @@ pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
         Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect => {
             pipedevice::connect(open, to)?
         }
-        Scheme::Tcp
-        | Scheme::TcpTuned
-        | Scheme::TcpSpin
-        | Scheme::TcpLoopback
-        | Scheme::Unix
-        | Scheme::UnixSpin => socket::connect(open, to)?,
+        Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpLoopback | Scheme::Unix => socket::connect(open, to)?,
         Scheme::IoUring => uring::connect(open, to)?,
         Scheme::Sockmap => sockmap::connect(open, to)?,
         Scheme::ProcessVmReadv => vm_readv::connect(open, to)?,

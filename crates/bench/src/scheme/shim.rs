@@ -3,21 +3,23 @@
 //! bytes are written, read and checked here, as for every other scheme.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{c_char, c_int, c_long, c_void, CStr, CString};
 use std::path::PathBuf;
 
 use anyhow::{bail, Context, Result};
 use libloading::Library;
+use pd_shm::Spin;
 
 use super::{single, End, Scheme};
 use crate::protocol::Open;
+use crate::waiting::{self, Waiting};
 
 /// Longest address, in hexadecimal, with its end.
 const ADDRESS_BYTES: usize = 8192;
 
 /// The functions that a peer library exports; `crates/bench/peers/peer.h` describes them.
 struct Calls {
-    open: unsafe extern "C" fn(usize, usize) -> *mut c_void,
+    open: unsafe extern "C" fn(usize, usize, c_long) -> *mut c_void,
     address: unsafe extern "C" fn(*mut c_void, *mut c_char, usize) -> c_int,
     connect: unsafe extern "C" fn(*mut c_void, *const c_char) -> c_int,
     reserve: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
@@ -96,8 +98,13 @@ impl ShimEnd {
     fn open(open: &Open) -> Result<ShimEnd> {
         single(open)?;
         let calls = Calls::load(open.scheme)?;
+        let spin_ns = match waiting::get() {
+            Waiting::Shipped => -1,
+            Waiting::Blocks => 0,
+            Waiting::Spins => Spin::LIMIT_DEFAULT.as_nanos() as c_long,
+        };
         // SAFETY: as `peer.h` says.
-        let peer = unsafe { (calls.open)(open.message_bytes, depth(open.message_bytes)) };
+        let peer = unsafe { (calls.open)(open.message_bytes, depth(open.message_bytes), spin_ns) };
         if peer.is_null() {
             return calls.fail("open");
         }

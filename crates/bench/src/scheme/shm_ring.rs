@@ -16,6 +16,7 @@ use rustix::thread::futex;
 
 use super::{single, End};
 use crate::protocol::Open;
+use crate::waiting;
 
 /// Bytes of one direction; more for messages of which it would hold fewer than two.
 const RING_BYTES: usize = 4 << 20;
@@ -57,12 +58,8 @@ impl Line {
     }
 
     fn wait(&self, reached: impl Fn(u64) -> bool) -> u64 {
-        for _ in 0..SPIN_PAUSES {
-            let count = self.count.load(Ordering::Acquire);
-            if reached(count) {
-                return count;
-            }
-            std::hint::spin_loop();
+        if waiting::look(SPIN_PAUSES, || reached(self.count.load(Ordering::Acquire))) {
+            return self.count.load(Ordering::Acquire);
         }
         loop {
             let bell = self.bell.load(Ordering::Acquire);
@@ -75,6 +72,7 @@ impl Line {
             }
             let timeout = futex::Timespec { tv_sec: 0, tv_nsec: SLEEP_MAX.as_nanos() as _ };
             let _ = futex::wait(&self.bell, futex::Flags::empty(), bell, Some(&timeout));
+            waiting::slept();
         }
     }
 }

@@ -5,8 +5,8 @@
 //! are slower. AF_UNIX has no autotuning, and its default of 208 KB holds three messages of 64 KB:
 //! it is raised for one connection. Many connections are waited for with one epoll.
 //!
-//! [`Open::zero_copy`] has one connection send without a copy (`zero_copy`). Schemes that spin look and yield for as long as PipeDevice's
-//! clients do before they sleep.
+//! [`Open::zero_copy`] has one connection send without a copy (`zero_copy`). Sockets block as shipped; peers that spin look first
+//! ([`waiting`]).
 //!
 //! Streams make system calls of their own (`rustix`). Connections that are opened, used and closed go by the C library's
 //! calls (`std`, `nix`), which a preloaded library can stand in for.
@@ -16,7 +16,6 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
@@ -31,6 +30,7 @@ use super::zero_copy::{self, ZeroCopy};
 use super::{in_groups, End, Scheme};
 use crate::limits::raise_descriptors;
 use crate::protocol::Open;
+use crate::waiting;
 
 /// Connections to one port: fewer than there are ephemeral ports.
 const CONNECTIONS_PER_PORT: usize = 16_384;
@@ -38,8 +38,6 @@ const CONNECTIONS_PER_PORT: usize = 16_384;
 const UNIX_SEND_BYTES: usize = 1 << 20;
 /// Events taken at a time.
 const EVENTS: usize = 1024;
-/// Those that spin look for so long before they sleep: as long as PipeDevice's clients.
-const SPIN: Duration = Duration::from_micros(50);
 
 enum Listener {
     Tcp(Vec<TcpListener>),
@@ -293,18 +291,22 @@ fn read(socket: &OwnedFd, memory: &mut [u8]) -> Result<usize> {
     }
 }
 
-/// Looks for bytes and yields for a while, then waits for them.
+/// Looks for bytes for as long as the peer is to, then waits for them.
 fn read_spinning(socket: &OwnedFd, memory: &mut [u8]) -> Result<usize> {
-    let start = Instant::now();
-    while start.elapsed() < SPIN {
-        match rustix::net::recv(socket, &mut *memory, RecvFlags::DONTWAIT) {
-            Ok((n, _)) => return Ok(n),
-            Err(Errno::AGAIN) => rustix::thread::sched_yield(),
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e).context("cannot receive"),
+    let mut came = Ok(0);
+    let look = || match rustix::net::recv(socket, &mut *memory, RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN | Errno::INTR) => false,
+        received => {
+            came = received.map(|(n, _)| n);
+            true
         }
+    };
+    if waiting::look(0, look) {
+        return came.context("cannot receive");
     }
-    read(socket, memory)
+    let read = read(socket, memory);
+    waiting::slept();
+    read
 }
 
 /// Writes everything.
@@ -332,8 +334,7 @@ impl End for SocketEnd {
     fn recv(&mut self, connection: usize, take: &mut dyn FnMut(&[u8])) -> Result<usize> {
         let socket = &self.sockets[connection];
         if self.sockets.len() == 1 {
-            let read = if self.open.scheme.spins() { read_spinning } else { read };
-            return self.inbox.recv(|memory| read(socket, memory), take);
+            return self.inbox.recv(|memory| read_spinning(socket, memory), take);
         }
         // Parts of messages of different connections do not wait for each other in one buffer.
         let buffer = self.inbox.whole_buffer();

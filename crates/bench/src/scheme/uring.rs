@@ -14,6 +14,7 @@ use io_uring::{cqueue, opcode, squeue, types, IoUring, Probe};
 use super::memory::{Inbox, PageAligned};
 use super::{single, socket, End, Scheme};
 use crate::protocol::Open;
+use crate::waiting::{self, Waiting};
 
 /// Messages from which sending without a copy is worth while.
 const ZERO_COPY_BYTES: usize = 16 << 10;
@@ -95,7 +96,15 @@ struct UringEnd {
 /// Submits what is queued, waits for `wanted` completions, and takes all that are there: those of sends
 /// change their slots, that of a receive is returned.
 fn take_completions(ring: &mut IoUring, slots: &mut [Slot], wanted: usize) -> Result<Option<i32>> {
-    ring.submit_and_wait(wanted).context("io_uring submission failed")?;
+    if waiting::get() == Waiting::Spins {
+        ring.submit().context("io_uring submission failed")?;
+        if !waiting::look(0, || ring.completion().len() >= wanted) {
+            ring.submit_and_wait(wanted).context("io_uring submission failed")?;
+            waiting::slept();
+        }
+    } else {
+        ring.submit_and_wait(wanted).context("io_uring submission failed")?;
+    }
     let mut received = None;
     for completion in ring.completion() {
         if completion.user_data() == RECV {

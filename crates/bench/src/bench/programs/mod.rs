@@ -46,6 +46,7 @@ fn loads() -> Vec<Rc<dyn Load>> {
     vec![
         Rc::new(iperf3::Iperf3 { streams: 1 }),
         Rc::new(iperf3::Iperf3 { streams: 4 }),
+        Rc::new(iperf3::Iperf3 { streams: 16 }),
         Rc::new(redis(64, 1, 50)),
         Rc::new(redis(64, 16, 50)),
         Rc::new(redis(64 << 10, 1, 50)),

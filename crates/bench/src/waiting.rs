@@ -1,0 +1,74 @@
+//! How the ends of a scheme wait: as they are shipped, without a look before each sleep, or all with the same bounded spin.
+//!
+//! A peer's process belongs to one scheme and waits in one way.
+
+use std::cell::RefCell;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{ensure, Result};
+use clap::ValueEnum;
+use pd_shm::Spin;
+
+/// A way to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Waiting {
+    /// As the scheme waits by itself: kernel sockets sleep at once, PipeDevice spins for up to 50 us.
+    #[default]
+    Shipped,
+    /// Every wait sleeps at once.
+    Blocks,
+    /// Every wait spins like PipeDevice before it sleeps: [`Spin`].
+    Spins,
+}
+
+impl Waiting {
+    /// As rows name it; nothing for what is shipped.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Waiting::Shipped => None,
+            Waiting::Blocks => Some("blocks"),
+            Waiting::Spins => Some("spins"),
+        }
+    }
+}
+
+static WAITING: OnceLock<Waiting> = OnceLock::new();
+
+thread_local! {
+    static SPIN: RefCell<Spin> = RefCell::new(Spin::default());
+}
+
+/// Has all ends of this process wait like that. Comes before the first of them.
+pub fn set(waiting: Waiting) -> Result<()> {
+    ensure!(WAITING.set(waiting).is_ok(), "a process waits in one way");
+    if waiting == Waiting::Blocks {
+        pd_shm::limit_spins(Duration::ZERO);
+    }
+    Ok(())
+}
+
+/// How the ends of this process wait.
+pub fn get() -> Waiting {
+    WAITING.get().copied().unwrap_or_default()
+}
+
+/// Looks for `ready` before a sleep: `pauses` times as shipped, or as all schemes do that spin. Returns whether it came.
+pub fn look(pauses: u32, mut ready: impl FnMut() -> bool) -> bool {
+    match get() {
+        Waiting::Shipped => (0..pauses).any(|_| {
+            let found = ready();
+            std::hint::spin_loop();
+            found
+        }),
+        Waiting::Blocks => false,
+        Waiting::Spins => SPIN.with_borrow_mut(|spin| spin.until(ready)),
+    }
+}
+
+/// Tells the spin that a sleep after [`look`] has ended.
+pub fn slept() {
+    if get() == Waiting::Spins {
+        SPIN.with_borrow_mut(Spin::slept);
+    }
+}
