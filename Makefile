@@ -7,6 +7,7 @@ FILE ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BENCH_DIR ?= bench-report
+RESULTS ?= docs/results
 RTL_DIR ?= rtl-report
 BASE ?=
 FUZZ_SECONDS ?= 30
@@ -31,7 +32,7 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench bench-ab need-root test suites test-engines test-programs lint docs fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench figures bench-ab need-root test suites test-engines test-programs lint docs fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -39,6 +40,7 @@ help: ## print this list
 	@echo
 	@echo "  FILE='A B'      files to stream in the demo       DEMO_ARGS='--rounds 3'  see: pd demo --help"
 	@echo "  BENCH_ARGS=--quick  see: pd bench --help       BENCH_DIR=$(BENCH_DIR)  where the report goes"
+	@echo "  RESULTS=$(RESULTS)  where a quiet machine's figures go"
 	@echo "  BASE=REV        for bench-ab: revision to compare with    RTL_DIR=$(RTL_DIR)  where rtl-perf and rtl-synth report"
 	@echo "  JOBS=$(JOBS)          compilers at a time               FUZZ_SECONDS=$(FUZZ_SECONDS)         for each fuzz target"
 	@echo "  PREFIX=$(PREFIX)  DESTDIR=  where to install"
@@ -105,9 +107,14 @@ peers:
 	    { rm -f $(PEER_DIR)/$(peer).so; echo "peer $(peer) is left out" >&2; };)
 
 bench: BENCHING := yes
-bench: deps peers ## install the peers, run every benchmark and write a report to BENCH_DIR (root)
-	$(CARGO) build --release --package pd --features peers --jobs $(JOBS)
-	$(SUDO) $(TARGET)/release/pd bench all --report $(BENCH_DIR) $(BENCH_ARGS)
+bench: deps peers ## install the peers, run every benchmark and the demo, and write RESULTS/MACHINE/results.json (root)
+	$(CARGO) build --release --package pd --package pd-preload --features pd/peers --jobs $(JOBS)
+	$(CARGO) build --release --package pd-tests --features programs --example tokio_web --jobs $(JOBS)
+	$(SUDO) $(TARGET)/release/pd demo --results $(RESULTS) --out $(BENCH_DIR)-demo.json --plot $(BENCH_DIR)-demo.svg $(DEMO_ARGS)
+	$(SUDO) $(TARGET)/release/pd bench all --results $(RESULTS) --report $(BENCH_DIR) $(BENCH_ARGS)
+
+figures: ## write the tables of the documents from what `make bench` has recorded
+	@docs/figures.py write
 
 bench-ab: deps build ## compare this tree with the revision BASE, interleaved; fails on a significant loss (root)
 	@[ -n "$(BASE)" ] || { echo "which revision? make bench-ab BASE=<rev>" >&2; exit 1; }
@@ -186,6 +193,7 @@ lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the 
 	    grep -qwF "$${test##*::}" "$${test%%::*}" || { echo "docs/ name a test that does not exist: $$test" >&2; exit 1; }; \
 	done
 	@docs/site.py check
+	@docs/figures.py check
 	@tests/sync-points
 
 # The site is made by mdBook, which cargo builds once, into target/.
@@ -240,5 +248,5 @@ uninstall: ## remove what `make install` installed
 clean: ## remove everything built, and the demo's and the benchmarks' results
 	$(CARGO) clean
 	rm -rf fuzz/target
-	rm -f demo.json demo.svg
+	rm -f demo.json demo.svg $(BENCH_DIR)-demo.json $(BENCH_DIR)-demo.svg
 	rm -rf $(BENCH_DIR) $(RTL_DIR)
