@@ -184,7 +184,7 @@ test-programs: need-root deps suites ## run whole programs with and without the 
 	$(CARGO) build --package pd-tests --features programs --examples --jobs $(JOBS)
 	$(CARGO) test --package pd-tests --features programs --test programs --test direct_programs --jobs $(JOBS) -- --ignored --test-threads 1
 
-lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, labels of orderings, and that tests named in docs/ exist
+lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, labels of orderings, floors, figures, and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check
@@ -195,6 +195,7 @@ lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the 
 	@docs/site.py check
 	@docs/figures.py check
 	@tests/sync-points
+	@tests/floors
 
 # The site is made by mdBook, which cargo builds once, into target/.
 MDBOOK_VERSION := 0.5.4

@@ -48,7 +48,7 @@ rtl: packages ## build the simulated hardware for engine "rtl" (Verilator)
 rtl-perf: SIMULATING := yes
 rtl-perf: deps ## figures of the hardware in cycle-accurate simulation, to RTL_DIR
 	$(foreach width,512 1024 2048,JOBS=$(JOBS) $(RTL_MODEL) pd_stack_$(width) $(TARGET)/rtl -GTLP_WIDTH=$(width) &&) true
-	$(CARGO) run --package pd-engine-rtl --example perf --jobs $(JOBS) -- $(RTL_DIR)
+	$(CARGO) run --package pd-bench --example rtl_perf --jobs $(JOBS) -- $(RTL_DIR)
 
 rtl-synth: SYNTHESISING := yes
 rtl-synth: packages ## size of the hardware by synthesis (Yosys 0.23 to 0.40), to RTL_DIR

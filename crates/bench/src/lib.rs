@@ -16,4 +16,5 @@ pub mod report;
 pub mod row;
 pub mod run;
 pub mod scheme;
+pub mod settings;
 pub mod waiting;

@@ -4,7 +4,7 @@
 //! A program that uses containers or peers is started again by this library with hidden subcommands,
 //! which it routes to [`container::stage`], [`container::init`] and [`tied`]. Everything that is made
 //! on the machine belongs to a value that removes it when dropped; what a killed process leaves, the
-//! next [`container::state::sweep`] removes. Nothing here measures by itself.
+//! next [`container::sweep::sweep`] removes. Nothing here measures by itself.
 #![deny(unsafe_code)]
 
 pub mod config;

@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use pd_driver::HugepageUse;
 
 use crate::config::Config;
-use crate::container::state::{self, Lock, ScratchDir};
+use crate::container::state::{Lock, ScratchDir};
+use crate::container::sweep::sweep;
 use crate::driver::ChildDriver;
 use crate::hugepages::Guard;
 use crate::signals::Signals;
@@ -22,7 +23,7 @@ impl Site {
     /// With a driver if it has a configuration and the text of a policy. Removes first what killed processes have left.
     pub fn set_up(config: Option<(Config, &str)>, signals: &Signals) -> Result<Site> {
         let lock = Lock::acquire()?;
-        state::sweep(&lock)?;
+        sweep(&lock)?;
         let dir = ScratchDir::create(&lock)?;
         let large = config.as_ref().filter(|(config, _)| config.memory.hugepages != HugepageUse::Off);
         let hugepages = large.map(|(config, _)| Guard::raise(config.memory.budget_bytes.0, &lock));

@@ -50,7 +50,7 @@ enum Command {
     #[command(hide = true)]
     InternalInit(container::init::InitArgs),
     #[command(hide = true)]
-    InternalEndpoint(demo::endpoint::EndpointArgs),
+    InternalEndpoint(demo::ends::EndpointArgs),
     #[command(hide = true)]
     InternalBenchPeer(pd_bench::run::peer::PeerArgs),
     #[command(hide = true)]

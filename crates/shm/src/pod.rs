@@ -1,4 +1,3 @@
-use crate::ring::Growing;
 use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
 use pd_abi::{Command, Event, Frame, PassedFile, Request};
 
@@ -24,6 +23,12 @@ pub unsafe trait Pod: Copy + 'static {
         // and the read is unaligned.
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
+}
+
+/// An entry with a word that its producer may change while the entry is the newest.
+pub trait Growing: Pod {
+    /// Offset of the word, a u64.
+    const WORD: usize;
 }
 
 macro_rules! pod {

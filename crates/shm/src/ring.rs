@@ -3,6 +3,7 @@
 //! Counters run freely and are masked on use. Each side keeps its own counter privately, never reads
 //! it back from shared memory, and caches the other's. A counter of the other side that cannot be is
 //! reported as [`Broken`] and the ring must not be used any more.
+use crate::pod::Growing;
 use crate::{Access, Pod, Protection, Region, Writable};
 use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
@@ -53,12 +54,6 @@ pub trait GrowingProducerCells: ProducerCells {
 pub trait GrowingConsumerCells: ConsumerCells {
     /// Reads that word of an entry (acquire).
     fn load_word(&self, index: u64) -> u64;
-}
-
-/// An entry with a word that its producer may change while the entry is the newest.
-pub trait Growing: Pod {
-    /// Offset of the word, a u64.
-    const WORD: usize;
 }
 
 /// The other side's counter is impossible.

@@ -18,8 +18,9 @@ pub mod tune;
 use anyhow::Result;
 use pd_harness::signals::Signals;
 
-use crate::row::{Params, Row};
+use crate::row::Row;
 use crate::scheme::Scheme;
+pub use crate::settings::Settings;
 
 /// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,50 +47,6 @@ pub enum Bench {
     Programs,
     /// Ways to set up kernel TCP, beside each other: which of them is `tcp-tuned`.
     Tune,
-}
-
-/// What a benchmark runs with.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Fewer parameters and shorter rounds.
-    pub quick: bool,
-    /// Rounds.
-    pub rounds: usize,
-    /// Seconds of one round, about.
-    pub round_s: f64,
-    /// Schemes; all of a benchmark if empty.
-    pub schemes: Vec<Scheme>,
-    /// Parameters that rows have to have, and their values; all rows if empty.
-    pub only: Vec<(String, String)>,
-    /// PipeDevice's engine.
-    pub engine: String,
-}
-
-impl Settings {
-    /// Whether rows with these parameters are wanted.
-    pub fn wants(&self, params: &Params) -> bool {
-        let has = |name: &str, value: &str| {
-            // Texts as they are, anything else as in JSON.
-            params
-                .iter()
-                .any(|(n, v)| *n == name && v.as_str().map_or_else(|| v.to_string(), str::to_owned) == value)
-        };
-        self.only.iter().all(|(name, value)| has(name, value))
-    }
-
-    /// Those of a benchmark's schemes that are wanted.
-    pub fn among(&self, all: &[Scheme]) -> Vec<Scheme> {
-        all.iter().copied().filter(|s| self.schemes.is_empty() || self.schemes.contains(s)).collect()
-    }
-
-    /// One of two lists.
-    pub fn pick<T: Clone>(&self, quick: &[T], full: &[T]) -> Vec<T> {
-        if self.quick {
-            quick.to_vec()
-        } else {
-            full.to_vec()
-        }
-    }
 }
 
 /// Every scheme that moves bytes between two processes.

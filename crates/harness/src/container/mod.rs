@@ -17,6 +17,7 @@ pub mod links;
 pub mod netlink;
 pub mod stage;
 pub mod state;
+pub mod sweep;
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -102,7 +103,7 @@ impl Container {
         check_name(&spec.name)?;
         links::check_bridge_name(&spec.bridge)?;
         let lock = Lock::acquire()?;
-        state::sweep(&lock)?;
+        sweep::sweep(&lock)?;
         let records = state::records()?;
         if let Some(other) = records.iter().find(|r| r.name == spec.name) {
             bail!(
@@ -243,7 +244,7 @@ impl Parts {
         links::delete(&self.record.link);
         self.cgroup = None;
         self.limits.clear();
-        self.record.remove(lock);
+        sweep::forget(&self.record, lock);
         state::release_bridges(lock);
     }
 }

@@ -17,7 +17,7 @@ use rustix::fs::{flock, FlockOperation};
 use rustix::process::{kill_process, Pid, Signal};
 use serde::{Deserialize, Serialize};
 
-use super::{address::InterfaceAddress, cgroup, hosts, links};
+use super::{address::InterfaceAddress, links};
 
 /// Where this program keeps its state.
 pub const RUN_DIR: &str = "/run/pipedevice";
@@ -49,7 +49,7 @@ impl ProcessId {
     }
 
     /// Kills it and waits, for at most two seconds, until it is gone.
-    fn end(self) {
+    pub(super) fn end(self) {
         let Some(pid) = Pid::from_raw(self.pid as i32) else { return };
         let end = Instant::now() + Duration::from_secs(2);
         while self.is_alive() && Instant::now() < end {
@@ -121,13 +121,10 @@ impl Record {
         write_json(&Record::path(&self.name), self)
     }
 
-    /// Removes it, and its name from the others' tables.
-    pub fn remove(&self, lock: &Lock) {
+    /// Removes it.
+    pub(super) fn remove(&self, _lock: &Lock) {
         let _ = fs::remove_file(Record::path(&self.name));
         let _ = fs::remove_file(control_socket(&self.name));
-        if let Err(error) = hosts::refresh(&self.bridge, lock) {
-            eprintln!("pd: warning: {error:#}");
-        }
     }
 
     /// Whether the driver with this admin socket knows of it.
@@ -188,7 +185,7 @@ impl Lock {
     }
 }
 
-/// The containers on record. One whose `pd` was killed is among them until the next [`sweep`].
+/// The containers on record. One whose `pd` was killed is among them until the next [sweep](super::sweep::sweep).
 pub fn records() -> Result<Vec<Record>> {
     let entries = match fs::read_dir(containers_dir()) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -221,22 +218,6 @@ pub fn release_bridges(_lock: &Lock) {
     }
 }
 
-/// Removes everything that a killed `pd` left: processes, links, control groups, directories,
-/// bridges, hugepages, raised limits.
-pub fn sweep(lock: &Lock) -> Result<()> {
-    for record in records()?.into_iter().filter(|r| !r.owner.is_alive()) {
-        record.init.end();
-        links::delete(&record.link);
-        record.remove(lock);
-    }
-    cgroup::sweep();
-    release_bridges(lock);
-    sweep_dirs();
-    crate::hugepages::sweep(lock);
-    crate::sysctl::sweep(lock);
-    Ok(())
-}
-
 const SCRATCH: &str = "scratch";
 
 /// A directory under [`RUN_DIR`] for one process; removed when dropped, or by the next sweep.
@@ -267,7 +248,8 @@ impl Drop for ScratchDir {
     }
 }
 
-fn sweep_dirs() {
+/// Removes the directories of processes that are gone.
+pub(super) fn sweep_dirs() {
     for path in orphans(SCRATCH) {
         let _ = fs::remove_dir_all(path);
     }

@@ -9,6 +9,7 @@
 //! it when dropped, on errors and on signals too; what a SIGKILL leaves, the next `pd` removes.
 
 pub mod endpoint;
+pub mod ends;
 mod pipedevice;
 mod plot;
 mod protocol;
@@ -27,7 +28,7 @@ use anyhow::{bail, ensure, Context, Result};
 use rustix::fs::{access, Access};
 use sha2::{Digest as _, Sha256};
 
-use endpoint::{EndpointArgs, Role};
+use ends::{EndpointArgs, Role};
 use pd_bench::report::results;
 use pd_driver::Bytes;
 use pd_harness::config::Config;

@@ -16,7 +16,7 @@ use pd_client::{Listener, ListenerOptions, Path, SendBuffer, Shutdown, Stream};
 use pd_harness::digest::{rewrite, Digest};
 use pd_harness::peer::own_address;
 
-use super::endpoint::{EndpointArgs, Listening, Receiving, Sending};
+use super::ends::{EndpointArgs, Listening, Receiving, Sending};
 use super::protocol::{Order, Part};
 use super::source::{Cursor, Source};
 

@@ -17,7 +17,7 @@ use pd_harness::tuning;
 use rustix::fs::sendfile;
 use rustix::net::sockopt;
 
-use super::endpoint::{EndpointArgs, Listening, Receiving, Sending};
+use super::ends::{EndpointArgs, Listening, Receiving, Sending};
 use super::protocol::{Order, Part};
 use super::source::{Cursor, Source};
 

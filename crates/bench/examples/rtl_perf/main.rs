@@ -1,6 +1,6 @@
 //! Figures of the hardware in cycle-accurate simulation, beside what PCI Express allows and what the paper has:
 //!
-//!     make rtl-perf            # or: cargo run --release -p pd-engine-rtl --example perf -- DIR
+//!     make rtl-perf            # or: cargo run --release -p pd-bench --example rtl_perf -- DIR
 //!
 //! writes DIR/rtl-perf.json, DIR/rtl-perf.md and plots. The simulation is deterministic, so a bar that is missed is an error.
 
