@@ -25,6 +25,7 @@ MAP := crates/capi/libpd.map
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 MAN1 := $(wildcard docs/man/*.1)
 MAN3 := $(wildcard docs/man/*.3)
+MAN5 := $(wildcard docs/man/*.5)
 MAN7 := $(wildcard docs/man/*.7)
 
 bindir := $(DESTDIR)$(PREFIX)/bin
@@ -113,8 +114,9 @@ bench: deps peers ## install the peers, run every benchmark and the demo, and wr
 	$(SUDO) $(TARGET)/release/pd demo --results $(RESULTS) --out $(BENCH_DIR)-demo.json --plot $(BENCH_DIR)-demo.svg $(DEMO_ARGS)
 	$(SUDO) $(TARGET)/release/pd bench all --results $(RESULTS) --report $(BENCH_DIR) $(BENCH_ARGS)
 
-figures: ## write the tables of the documents from what `make bench` has recorded
+figures: ## write the figures of the documents from what `make bench` has recorded and from constants, and the manual pages made from guides
 	@docs/figures.py write
+	@docs/manuals.py write
 
 bench-ab: deps build ## compare this tree with the revision BASE, interleaved; fails on a significant loss (root)
 	@[ -n "$(BASE)" ] || { echo "which revision? make bench-ab BASE=<rev>" >&2; exit 1; }
@@ -194,6 +196,7 @@ lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the 
 	done
 	@docs/site.py check
 	@docs/figures.py check
+	@docs/manuals.py check
 	@tests/sync-points
 	@tests/floors
 
@@ -224,7 +227,7 @@ fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and carg
 
 install: ## install what `make build` made under DESTDIR and PREFIX
 	@[ -e $(TARGET)/release/pd ] && [ -e $(SHLIB) ] || { echo "nothing is built; run: make build" >&2; exit 1; }
-	$(INSTALL) -d $(bindir) $(libdir)/pkgconfig $(includedir) $(mandir)/man1 $(mandir)/man3 $(mandir)/man7
+	$(INSTALL) -d $(bindir) $(libdir)/pkgconfig $(includedir) $(mandir)/man1 $(mandir)/man3 $(mandir)/man5 $(mandir)/man7
 	$(INSTALL) -m 755 $(TARGET)/release/pd $(bindir)/pd
 	$(INSTALL) -m 755 $(SHLIB) $(libdir)/libpd.so.$(VERSION)
 	ln -sf libpd.so.$(VERSION) $(libdir)/$(SONAME)
@@ -237,6 +240,7 @@ install: ## install what `make build` made under DESTDIR and PREFIX
 	chmod 644 $(libdir)/pkgconfig/pd.pc
 	$(INSTALL) -m 644 $(MAN1) $(mandir)/man1
 	$(INSTALL) -m 644 $(MAN3) $(mandir)/man3
+	$(INSTALL) -m 644 $(MAN5) $(mandir)/man5
 	$(INSTALL) -m 644 $(MAN7) $(mandir)/man7
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 
@@ -244,7 +248,7 @@ uninstall: ## remove what `make install` installed
 	rm -f $(bindir)/pd $(includedir)/pd.h $(libdir)/pkgconfig/pd.pc
 	rm -f $(addprefix $(libdir)/,libpd.a libpd_preload.so libpd_preload_core.so libpd.so $(SONAME) libpd.so.$(VERSION))
 	rm -f $(addprefix $(mandir)/man1/,$(notdir $(MAN1)))
-	rm -f $(addprefix $(mandir)/man3/,$(notdir $(MAN3))) $(addprefix $(mandir)/man7/,$(notdir $(MAN7)))
+	rm -f $(addprefix $(mandir)/man3/,$(notdir $(MAN3))) $(addprefix $(mandir)/man5/,$(notdir $(MAN5))) $(addprefix $(mandir)/man7/,$(notdir $(MAN7)))
 
 clean: ## remove everything built, and the demo's and the benchmarks' results
 	$(CARGO) clean

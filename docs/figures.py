@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The figures of the documents, made from results that `pd bench` and `pd demo` have recorded.
+"""The figures of the documents, made from results that `pd bench` and `pd demo` have recorded, and from constants of the crates.
 
-    docs/figures.py write   writes each table between `<!-- figures: MACHINE/TABLE -->` and `<!-- /figures -->` in the documents
-    docs/figures.py check   says which of them differ from docs/results/MACHINE/results.json
+    docs/figures.py write   writes each table between `<!-- figures: MACHINE/TABLE -->` and `<!-- /figures -->` in the documents, and
+                            each number before `<!-- = CRATE/FILE::CONSTANT -->`
+    docs/figures.py check   says which of them differ from docs/results/MACHINE/results.json, and from the constants
 
 A table names the command that repeats it. docs/design/benchmarks.md describes results.json.
 """
@@ -17,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs/results"
 MARKED = re.compile(r"<!-- figures: ([\w.-]+)/([\w-]+) -->\n(.*?)<!-- /figures -->", re.S)
 OFFLOADED, DEFAULT, DIRECT = "pipedevice", "pipedevice-default", "pipedevice-direct"
+CONSTANT = re.compile(r"([\d,]+)((?: [KMG]i?B)?)<!-- = ([\w/-]+)::(\w+) -->")
+UNITS = {"KB": 1 << 10, "KiB": 1 << 10, "MB": 1 << 20, "MiB": 1 << 20, "GiB": 1 << 30}
 LABELS = {
     OFFLOADED: "**PipeDevice, offloaded**",
     DEFAULT: "**PipeDevice, without a policy**",
@@ -477,6 +480,23 @@ def generated(machine_name, name):
     return text + "\n"
 
 
+def constant(place, name):
+    """The value of a constant, or of a field of defaults, in the file of a crate whose path ends so."""
+    crate, _, file = place.partition("/")
+    pages = [path for path in (ROOT / "crates" / crate / "src").rglob("*.rs") if str(path.with_suffix("")).endswith("/" + file)]
+    for page in pages:
+        found = re.search(rf"\b{name}(?:: \w+)? ?[=:] ([\d_ <*]+)[,;]", page.read_text())
+        if found:
+            return eval(found[1].replace("_", ""))
+    raise SystemExit(f"{place}::{name} is no constant of a whole number")
+
+
+def with_constant(found):
+    """The number of a constant, in the unit that the text has."""
+    unit = found[2].strip()
+    return f"{constant(found[3], found[4]) // UNITS.get(unit, 1):,}{found[2]}<!-- = {found[3]}::{found[4]} -->"
+
+
 def documents():
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, check=True, capture_output=True)
     return [ROOT / name for name in listed.stdout.decode().split("\n") if name and (ROOT / name).is_file()]
@@ -487,12 +507,13 @@ def main():
     for page in documents():
         text = page.read_text()
         made = MARKED.sub(lambda m: f"<!-- figures: {m[1]}/{m[2]} -->\n{generated(m[1], m[2])}<!-- /figures -->", text)
+        made = CONSTANT.sub(with_constant, made)
         if made == text:
             continue
         if sys.argv[1] == "write":
             page.write_text(made)
         else:
-            wrong.append(f"{page.relative_to(ROOT)}: figures differ from results.json; run: make figures")
+            wrong.append(f"{page.relative_to(ROOT)}: figures differ from results.json or from constants; run: make figures")
     for plot in sorted(RESULTS.glob("*/*.svg")):
         runs = Results(plot.parent.name).runs
         tied = re.match(r"<!-- (\S+) (\d+) -->", plot.read_text())

@@ -334,6 +334,36 @@ mod tests {
     }
 
     #[test]
+    fn the_guide_has_every_key_and_its_default() {
+        let guide = include_str!("../../../docs/guides/configuration.md");
+        let rows = guide.lines().filter_map(|line| line.strip_prefix("| `"));
+        let told: Vec<(&str, &str)> =
+            rows.filter_map(|row| Some((row.split_once('`')?.0, row.split('|').nth(1)?.trim()))).collect();
+        // The budget follows the machine, and what is absent has no default of its own.
+        let silent =
+            ["memory.budget_bytes", "memory.client_budget_bytes", "socket_group", "policy", "metrics.listen"];
+        let defaults: toml::Table = toml::from_str(&toml::to_string(&Config::default()).unwrap()).unwrap();
+        for (name, value) in &defaults {
+            let inner = value
+                .as_table()
+                .cloned()
+                .unwrap_or_else(|| [(String::new(), value.clone())].into_iter().collect());
+            for (key, value) in inner {
+                let name = if key.is_empty() { name.clone() } else { format!("{name}.{key}") };
+                let (_, default) =
+                    told.iter().find(|(told, _)| *told == name).unwrap_or_else(|| panic!("{name}"));
+                let plain = |text: &str| text.replace(['`', '"', ','], "").replace(' ', "");
+                if !silent.contains(&name.as_str()) {
+                    let bytes = value.as_integer().filter(|_| name.contains("bytes"));
+                    let value = bytes.map_or(value.to_string(), |bytes| Bytes(bytes as u64).to_string());
+                    assert_eq!(plain(default), plain(&value), "{name}");
+                }
+            }
+        }
+        assert_eq!(told.len(), 17, "a key that the guide has and the configuration has not");
+    }
+
+    #[test]
     fn nothing_is_required() {
         assert_eq!(Config::parse("").unwrap(), Config::default());
     }
