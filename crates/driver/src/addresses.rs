@@ -2,7 +2,7 @@
 //!
 //! How many there are is up to whoever may add them, and the kernel takes a microsecond and more for each, after it has waited for its one lock
 //! of the interfaces of all namespaces. So the helper of whoever pays for the request reads the list that it takes ([`list`]), and the request waits.
-use foldhash::HashMap;
+use crate::hash::FastMap;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{fstat, stat};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
@@ -14,7 +14,7 @@ pub const ADDRESSES_MAX: usize = 4096;
 /// A list of more addresses than that, which takes some 2 ms, is long.
 const SHORT_MAX: usize = 1024;
 /// Addresses, with the length of each one's prefix.
-pub type Addresses = HashMap<IpAddr, u8>;
+pub type Addresses = FastMap<IpAddr, u8>;
 
 /// Whether there is a pause after such a list.
 pub fn is_long(addresses: &Addresses) -> bool {

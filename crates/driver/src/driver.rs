@@ -25,10 +25,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often a thread that never sleeps looks at the kernel's news.
-const BUSY_POLL: Duration = Duration::from_millis(1);
 /// Longest sleep: how soon a stop is noticed.
-const STOP_POLL: Duration = Duration::from_millis(200);
+pub const STOP_POLL: Duration = Duration::from_millis(200);
 /// How long a driver that stops waits for files to be closed.
 const FILES_GRACE: Duration = Duration::from_secs(1);
 
@@ -155,7 +153,7 @@ impl Driver {
             true => Movers::Own(RefCell::new(Box::new(movers.remove(0)))),
             false => Movers::Threads(inboxes),
         };
-        let mut conductor = Conductor::new(
+        let conductor = Conductor::new(
             settings.clone(),
             Arc::clone(&clock),
             conductor_inboxes.clone(),
@@ -184,13 +182,14 @@ impl Driver {
             Ok::<_, std::io::Error>(())
         };
         if one_thread {
-            spawn("pd-driver".into(), Box::new(move |stop| run_shared(&mut conductor, &*clock, stop)))?;
+            let shared = Shared::new(conductor, clock);
+            spawn("pd-driver".into(), Box::new(move |stop| run_shared(shared, stop)))?;
         } else {
             for (id, mover) in movers.into_iter().enumerate() {
                 let clock = Arc::clone(&clock);
                 spawn(format!("pd-mover-{id}"), Box::new(move |stop| run_mover(mover, &*clock, stop)))?;
             }
-            spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(&mut conductor, stop)))?;
+            spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(conductor, stop)))?;
         }
         spawn("pd-door".into(), Box::new(move |stop| run_door(&mut door, stop)))?;
         Ok(Self { stop, threads, readers, settings, counters, conductor: conductor_inboxes.movers })
@@ -227,11 +226,23 @@ impl Drop for Driver {
     }
 }
 
-fn run_shared(conductor: &mut Conductor, clock: &dyn Clock, stop: &AtomicBool) {
-    let inboxes = conductor.inboxes().clone();
-    let mut next_tick = None;
-    while !stop.load(Ordering::Acquire) {
-        let Some(mover) = conductor.mover() else { return };
+/// Conductor and mover of one thread.
+pub struct Shared {
+    pub conductor: Conductor,
+    clock: Arc<dyn Clock>,
+    next_tick: Option<Duration>,
+}
+
+impl Shared {
+    /// A conductor with its own mover.
+    pub fn new(conductor: Conductor, clock: Arc<dyn Clock>) -> Self {
+        Self { conductor, clock, next_tick: None }
+    }
+
+    /// One turn of both. None: there may be more to do; otherwise when they have to be woken at the latest.
+    pub fn turn(&mut self) -> Option<Duration> {
+        let Self { conductor, clock, next_tick } = self;
+        let mover = conductor.mover()?;
         let mut worked = mover.step();
         let watched = mover.take_watched();
         worked |= conductor.step();
@@ -240,16 +251,22 @@ fn run_shared(conductor: &mut Conductor, clock: &dyn Clock, stop: &AtomicBool) {
             worked = true;
         }
         if let Some(at) = next_tick.or_else(|| conductor.wake_by()) {
-            next_tick = Some(at);
+            *next_tick = Some(at);
             if clock.now() >= at {
                 conductor.tick();
-                next_tick = None;
+                *next_tick = None;
                 worked = true;
             }
         }
-        let retry = conductor.retry_at();
-        if let Some(mover) = conductor.mover().filter(|_| !worked) {
-            let by = next_tick.into_iter().chain(retry).fold(clock.now() + STOP_POLL, Duration::min);
+        let times = next_tick.iter().copied().chain(conductor.retry_at());
+        (!worked).then(|| times.fold(clock.now() + STOP_POLL, Duration::min))
+    }
+}
+
+fn run_shared(mut shared: Shared, stop: &AtomicBool) {
+    let inboxes = shared.conductor.inboxes().clone();
+    while !stop.load(Ordering::Acquire) {
+        if let (Some(by), Some(mover)) = (shared.turn(), shared.conductor.mover()) {
             mover.idle(Some(by), |asleep| inboxes.set_asleep(asleep), || inboxes.are_filled());
         }
     }
@@ -270,22 +287,12 @@ fn run_mover(mut mover: Mover, clock: &dyn Clock, stop: &AtomicBool) {
     }
 }
 
-fn run_conductor(conductor: &mut Conductor, stop: &AtomicBool) {
-    let inboxes = conductor.inboxes().clone();
+fn run_conductor(mut conductor: Conductor, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
-        if conductor.step() {
-            continue;
-        }
-        inboxes.set_asleep(true);
-        let timeout = match (inboxes.are_filled(), conductor.wake_by()) {
-            (true, _) => Duration::ZERO,
-            (false, Some(_)) => BUSY_POLL * 100,
-            (false, None) => STOP_POLL,
-        };
-        conductor.poll(Some(timeout));
-        inboxes.set_asleep(false);
-        if conductor.wake_by().is_some() {
-            conductor.tick();
+        if !conductor.step() {
+            let timeout = conductor.lie_down(STOP_POLL);
+            conductor.poll(Some(timeout));
+            conductor.get_up();
         }
     }
 }

@@ -1,4 +1,5 @@
 //! Who a client is, from the kernel and never from the client.
+use crate::calls::{may, simulated, Call};
 use crate::peer::Peer;
 use rustix::fd::OwnedFd;
 use rustix::fs::{fstat, open, Mode, OFlags, Stat};
@@ -20,7 +21,7 @@ impl NamespaceId {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing, feature = "hostile"))]
 impl NamespaceId {
     /// A namespace that does not exist.
     pub const fn for_test(inode: u64) -> Self {
@@ -46,6 +47,15 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// The identity of the process that connected `socket`.
+    ///
+    /// # Errors
+    /// Those of [`Peer::of`] and [`Self::of`].
+    pub fn of_socket(socket: &OwnedFd) -> Result<Self> {
+        may(Call::Identify)?;
+        simulated::identity(socket).unwrap_or_else(|| Peer::of(socket).and_then(Self::of))
+    }
+
     /// The identity of a peer.
     ///
     /// # Errors
@@ -78,6 +88,9 @@ pub fn control_group(pid: Pid) -> Option<String> {
 
 /// The process that made a process, or took it in.
 pub fn parent(pid: u32) -> Option<u32> {
+    if simulated::is_on() {
+        return None;
+    }
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let number = text.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     number.trim().parse().ok().filter(|&parent| parent != 0)

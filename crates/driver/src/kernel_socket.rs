@@ -3,6 +3,7 @@
 //! The driver never takes a client's socket, whose closing could block it (a linger time). It looks the descriptor up in
 //! `/proc` and asks `sock_diag` (sock_diag(7)) in the client's network namespace for the socket that has the addresses and
 //! the cookie that the client says.
+use crate::calls::simulated;
 use rustix::fd::AsFd;
 use rustix::fs::readlink;
 use rustix::io::{Errno, Result};
@@ -47,6 +48,9 @@ impl SocketDiag {
     /// # Errors
     /// Those of `setns` and `socket`.
     pub fn new(namespace: &OwnedFd) -> std::io::Result<Self> {
+        if simulated::is_on() {
+            return Err(Errno::PERM.into());
+        }
         let open = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG))
@@ -120,6 +124,9 @@ fn request(wanted: &Wanted) -> [u8; REQUEST_BYTES] {
 /// # Errors
 /// `ENOTSOCK` if it is none; those of reading `/proc`.
 pub fn inode_of_descriptor(pid: u32, descriptor: u32) -> Result<u32> {
+    if simulated::is_on() {
+        return Err(Errno::NOTSOCK);
+    }
     let target = readlink(format!("/proc/{pid}/fd/{descriptor}"), Vec::new())?;
     let inode = target.to_str().ok().and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']'));
     inode.and_then(|text| text.parse().ok()).ok_or(Errno::NOTSOCK)

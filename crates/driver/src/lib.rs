@@ -11,11 +11,13 @@
 
 mod addresses;
 pub mod admin;
+mod calls;
 mod clock;
 mod conductor;
 mod door;
 mod driver;
 mod filter;
+mod hash;
 mod identity;
 mod ids;
 mod kernel_socket;
@@ -30,6 +32,8 @@ pub mod policy;
 mod reader;
 pub mod rights;
 mod settings;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+pub mod simulation;
 mod size;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod testing;

@@ -7,6 +7,7 @@
 //!
 //! Before Linux 6.5 a pidfd is opened by number and counts only if the process that has it also has the user and group that the
 //! kernel noted at `connect`.
+use crate::calls::simulated;
 use crate::identity::{has_exited, NamespaceId};
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::{fstat, open, stat, Mode, OFlags};
@@ -112,6 +113,18 @@ impl Peer {
         self.check_alive()?;
         Ok(NamespaceId::of(&theirs) == NamespaceId::of(&ours))
     }
+}
+
+/// Process id and user of the process that connected `socket`, as they were then.
+///
+/// # Errors
+/// Those of the call.
+pub fn credentials(socket: &OwnedFd) -> Result<(u32, u32)> {
+    if let Some(known) = simulated::credentials(socket) {
+        return Ok(known);
+    }
+    let credentials = sockopt::socket_peercred(socket)?;
+    Ok((credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw()))
 }
 
 /// Has the kernel refuse to pass descriptors to this Unix socket, and to those that it accepts from then on: before

@@ -10,13 +10,14 @@ use super::unix::is_unix;
 use super::Conductor;
 use crate::admin::Answer;
 use crate::door::{Reading, Registering, ToDoor};
+use crate::hash::{HashMap, HashSet};
 use crate::identity::NamespaceId;
 use crate::ids::ClientId;
 use crate::messages::{Forwarded, Payer, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::{Operation, Request, SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 

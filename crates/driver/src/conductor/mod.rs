@@ -67,6 +67,8 @@ use twins::Twins;
 const GRACE: Duration = Duration::from_millis(500);
 /// Messages of the door that are carried out in one turn: between them the mover of the same thread has turns of its own.
 const DOOR_PER_TURN: usize = 2;
+/// How often a conductor on a thread of its own looks what has its time, if anything will have.
+const TICK: Duration = Duration::from_millis(100);
 
 const CUT_OFF: &str = "client cut off";
 const EXHAUSTED: &str = "a receive ring is smaller than asked for, or has to wait";
@@ -229,6 +231,24 @@ impl Conductor {
         let mut space = [MaybeUninit::uninit(); 4];
         // An interrupted wait is a wake-up like any other.
         let _ = epoll::wait(&self.epoll, &mut space, timeout.as_ref());
+    }
+
+    /// Begins a sleep of at most `idle`, on a thread of its own. Returns how long it may last; [`Self::get_up`] ends it.
+    pub fn lie_down(&self, idle: Duration) -> Duration {
+        self.inboxes.set_asleep(true);
+        match (self.inboxes.are_filled(), self.wake_by()) {
+            (true, _) => Duration::ZERO,
+            (false, Some(_)) => idle.min(TICK),
+            (false, None) => idle,
+        }
+    }
+
+    /// Ends what [`Self::lie_down`] has begun, and does what has its time.
+    pub fn get_up(&mut self) {
+        self.inboxes.set_asleep(false);
+        if self.wake_by().is_some() {
+            self.tick();
+        }
     }
 
     /// When [`Self::tick`] wants to be called; never, if none.

@@ -6,10 +6,10 @@
 mod ports;
 
 use crate::addresses::{self, Addresses};
+use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Slot};
 use crate::messages::Payer;
-use foldhash::HashMap;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use ports::Ports;
 use rustix::io::Errno;

@@ -2,6 +2,7 @@
 use super::payers::Payers;
 use super::Connection;
 use crate::admin::{Account, HoldingReport, PolicyReport, RouteReport, RuleReport, TenantReport};
+use crate::hash::HashMap;
 use crate::identity::{control_group, has_exited, namespace_of_file, NamespaceId};
 use crate::ids::{ConnectionId, Side, TenantId};
 use crate::memory::{Caps, Resource};
@@ -13,7 +14,6 @@ use pd_abi::counters::FlowCounters;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
 use rustix::process::Pid;
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -127,7 +127,7 @@ impl Tenants {
             hits: vec![0],
             route_hits: Vec::new(),
             places: Vec::new(),
-            numbers: HashMap::new(),
+            numbers: HashMap::default(),
             entries: Vec::new(),
         };
         let _ = this.enroll(DEFAULT_TENANT);

@@ -3,10 +3,11 @@ use super::bucket::{Bucket, Flow};
 use super::guest::Phase;
 use super::messages::FromDoor;
 use super::{token, Door, TOKEN_ADMIN, TOKEN_LISTENER, TOKEN_PIDFD, TOKEN_SOCKET};
+use crate::calls::{may, Call};
 use crate::conductor::Refused;
 use crate::identity::Identity;
 use crate::ids::ClientId;
-use crate::peer::Peer;
+use crate::peer;
 use pd_abi::{Frame, FrameKind};
 use pd_shm::attach;
 use rustix::event::epoll;
@@ -133,7 +134,8 @@ impl Door {
             return true;
         }
         if somebody_knocks && may_accept {
-            match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match may(Call::Accept).and_then(|()| accept_with(&self.listener, flags)) {
                 Ok(socket) => self.knock(socket, now),
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => {
@@ -151,10 +153,8 @@ impl Door {
 
     fn knock(&mut self, socket: OwnedFd, now: Duration) {
         self.newcomers.all.take(1.0);
-        let Ok(credentials) = sockopt::socket_peercred(&socket) else { return };
-        if let Err(socket) = self.newcomers.queue(credentials.uid.as_raw(), socket, now) {
-            let (pid, uid) =
-                (credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw());
+        let Ok((pid, uid)) = peer::credentials(&socket) else { return };
+        if let Err(socket) = self.newcomers.queue(uid, socket, now) {
             self.turn_away(&socket, (pid, uid), Errno::AGAIN, "too many attach at once: try again later");
         }
     }
@@ -185,7 +185,8 @@ impl Door {
     }
 
     fn look_at(&mut self, socket: OwnedFd) {
-        let identified = Peer::of(&socket).and_then(Identity::of).and_then(|identity| {
+        let identified = Identity::of_socket(&socket).and_then(|identity| {
+            may(Call::Duplicate)?;
             let fd = rustix::io::fcntl_dupfd_cloexec(&identity.namespace_fd, 0)?;
             Ok((identity, fd))
         });
@@ -196,8 +197,7 @@ impl Door {
                     self.newcomers.held = Some(socket);
                 } else if matches!(error, Errno::SRCH | Errno::NOENT) {
                     tracing::debug!(%error, "a client left before it was identified");
-                } else if let Ok(peer) = sockopt::socket_peercred(&socket) {
-                    let process = (peer.pid.as_raw_nonzero().get().unsigned_abs(), peer.uid.as_raw());
+                } else if let Ok(process) = peer::credentials(&socket) {
                     let why = "the driver may not read the process's namespaces in /proc";
                     self.turn_away(&socket, process, error, why);
                 }
@@ -229,6 +229,7 @@ impl Door {
     fn watch(&mut self, id: ClientId) -> rustix::io::Result<()> {
         let Some(guest) = self.guests.get(id) else { return Ok(()) };
         debug_assert!(matches!(guest.phase, Phase::Arriving));
+        may(Call::Watch)?;
         epoll::add(&self.epoll, &*guest.socket, token(TOKEN_SOCKET, id), epoll::EventFlags::empty())?;
         epoll::add(&self.epoll, &*guest.pidfd, token(TOKEN_PIDFD, id), epoll::EventFlags::IN)
     }

@@ -3,6 +3,7 @@ use super::guest::{Guest, Phase, Waits};
 use super::helpers::{receive, Job, NOBODY};
 use super::messages::{FromDoor, Made};
 use super::{token, Door, TOKEN_SOCKET};
+use crate::calls::{may, Call};
 use crate::conductor::CHANNEL;
 use crate::ids::ClientId;
 use crate::memory::{Amounts, ClientMemory, Exhausted, Region};
@@ -76,7 +77,9 @@ impl Door {
         let Some(guest) = self.guests.here(id) else { return };
         guest.waits = Waits::Message;
         let events = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
-        if epoll::modify(&self.epoll, &*guest.socket, token(TOKEN_SOCKET, id), events).is_err() {
+        let watched = may(Call::Watch)
+            .and_then(|()| epoll::modify(&self.epoll, &*guest.socket, token(TOKEN_SOCKET, id), events));
+        if watched.is_err() {
             self.left(id);
         }
     }
@@ -142,6 +145,7 @@ impl Door {
 
     fn greet(&mut self, id: ClientId) {
         let made = ClientMemory::new(id.get().into()).and_then(|(memory, [control, status])| {
+            may(Call::Duplicate)?;
             let keep = rustix::io::fcntl_dupfd_cloexec(&control, 0)?;
             Ok((Arc::new(memory), keep, [control, status]))
         });
@@ -169,7 +173,9 @@ impl Door {
             return self.refuse_exhausted(id, exhausted);
         }
         let made = memory.channel(index).and_then(|rings| {
+            may(Call::EventFd)?;
             let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            may(Call::Duplicate)?;
             let theirs = rustix::io::fcntl_dupfd_cloexec(&doorbell, 0)?;
             Ok((rings, doorbell, theirs))
         });
@@ -225,7 +231,7 @@ impl Door {
         if channel >= guest.channels {
             return Err(Violation::Frame);
         }
-        match pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) {
+        match may(Call::Pipe).and_then(|()| pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)) {
             Ok((theirs, pipe)) => {
                 self.conductor.send(FromDoor::AddPipe { client: id, channel, pipe, theirs })
             }
@@ -245,7 +251,8 @@ impl Door {
             Err(exhausted) => return self.refuse_exhausted(id, exhausted),
         };
         // Descriptors may come to the driver's end, which is the default.
-        match socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None) {
+        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        match may(Call::SocketPair).and_then(|()| pair()) {
             Ok((socket, theirs)) => {
                 guest.has_file_socket = true;
                 // Nothing is ever sent there. Before Linux 6.16 it cannot be said.

@@ -1,9 +1,9 @@
 //! Guests: clients as the door knows them, from `accept` until every agent has forgotten them.
+use crate::hash::HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{payer, Payer};
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Guest {
             channels: 0,
             has_file_socket: false,
             regions: 0,
-            send_regions: HashMap::new(),
+            send_regions: HashMap::default(),
             uid,
             tenant: TenantId::default(),
             account: None,

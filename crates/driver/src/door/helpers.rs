@@ -2,6 +2,8 @@
 //! nobody waits for the memory, the descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
 use super::messages::{Made, Reading, ToDoor};
 use crate::addresses;
+use crate::calls::{may, simulated, Call};
+use crate::hash::HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
@@ -10,7 +12,7 @@ use crate::messages::{Payer, DRIVER};
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -68,7 +70,7 @@ struct State {
 impl Helpers {
     /// None, at first. They tell the door what they have done.
     pub fn new(pool: Arc<Pool>, door: Arc<Mailbox<ToDoor>>) -> Self {
-        Self { pool, door, queues: HashMap::new(), held: Vec::new() }
+        Self { pool, door, queues: HashMap::default(), held: Vec::new() }
     }
 
     /// Has the payer's helper do something.
@@ -87,9 +89,17 @@ impl Helpers {
     fn serve(&self, queue: Arc<Queue>) {
         let (pool, door) = (Arc::clone(&self.pool), Arc::clone(&self.door));
         let served = Arc::clone(&queue);
-        let thread =
-            std::thread::Builder::new().name("pd-helper".into()).spawn(move || served.run(&pool, &door));
-        if let Err(error) = thread {
+        let start = || {
+            may(Call::Thread)?;
+            if simulated::is_on() {
+                return Ok(()); // which has the jobs done when it likes
+            }
+            std::thread::Builder::new()
+                .name("pd-helper".into())
+                .spawn(move || served.run(&pool, &door))
+                .map(drop)
+        };
+        if let Err(error) = start() {
             tracing::warn!(%error, "cannot start a thread: its clients wait");
             queue.lock().is_served = false;
         }
@@ -162,21 +172,20 @@ impl Job {
                 let seal = || {
                     memfd::seal_against_all(&fd)?;
                     // Between its making and now the client may have punched holes: every page exists again.
+                    may(Call::Populate)?;
                     map.populate(0, map.len())
                 };
                 let sealed = seal().map(|()| Arc::clone(&map));
                 Some(Made::Sealed { number, sealed })
             }
             Self::Addresses(payer, id, namespace) => {
-                let begun = Instant::now();
-                let found = addresses::list(&namespace);
-                Some(Made::Addresses(Box::new(Reading {
-                    payer,
-                    id,
-                    _namespace: namespace,
-                    found,
-                    took: begun.elapsed(),
-                })))
+                let read = || {
+                    let begun = Instant::now();
+                    let found = addresses::list(&namespace);
+                    (found, begun.elapsed())
+                };
+                let (found, took) = simulated::addresses(id).unwrap_or_else(read);
+                Some(Made::Addresses(Box::new(Reading { payer, id, _namespace: namespace, found, took })))
             }
             Self::Receive(socket) => Some(Made::Received(receive(&socket))),
             Self::Drop(mut regions) => {
@@ -189,6 +198,7 @@ impl Job {
 
 /// Receives a frame, and lets go of whatever descriptors come with it. Returns whether there were any; none at the end.
 pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bool)>, Errno> {
+    may(Call::Receive)?;
     let received = attach::receive(socket, RecvFlags::DONTWAIT)?;
     Ok(received.map(|(frame, fds)| {
         let gives = !fds.is_empty();

@@ -22,6 +22,7 @@ mod turns;
 pub use listen::{listen, Sockets};
 pub use messages::{Asked, FromDoor, Reading, Registering, ToDoor};
 
+use crate::calls::{may, Call};
 use crate::clock::Clock;
 use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
@@ -135,20 +136,26 @@ impl Door {
 
     /// One turn. Sleeps for `idle` at most when there is nothing to do.
     pub fn turn(&mut self, idle: Duration, is_busy: &mut bool) {
+        let timeout = if *is_busy { Duration::ZERO } else { self.lie_down(idle) };
+        *is_busy = self.work(timeout);
+    }
+
+    /// Begins a sleep of at most `idle`, which [`Self::work`] ends. Returns how long it may last.
+    pub fn lie_down(&mut self, idle: Duration) -> Duration {
         let now = self.clock.now();
         let wake_by = [self.newcomers.wake_by(), self.turns.wake_by(), self.strangers.wake_by()];
         let until = wake_by.into_iter().flatten().min();
-        let timeout = until.map_or(idle, |until| until.saturating_sub(now).min(idle));
-        let knocks = match *is_busy {
-            true => self.look(Duration::ZERO),
-            false => {
-                self.inbox.set_asleep(true);
-                let timeout = if self.inbox.is_filled() { Duration::ZERO } else { timeout };
-                let knocks = self.look(timeout);
-                self.inbox.set_asleep(false);
-                knocks
-            }
-        };
+        self.inbox.set_asleep(true);
+        match self.inbox.is_filled() {
+            true => Duration::ZERO,
+            false => until.map_or(idle, |until| until.saturating_sub(now).min(idle)),
+        }
+    }
+
+    /// Waits for news at most `timeout`, and does what there is to do. Says whether there was anything.
+    pub fn work(&mut self, timeout: Duration) -> bool {
+        let knocks = self.look(timeout);
+        self.inbox.set_asleep(false);
         self.reopen_desk();
         let mut worked = self.take_commands();
         worked |= self.welcome_one(knocks);
@@ -158,8 +165,8 @@ impl Door {
             }
             worked = true;
         }
-        *is_busy = worked;
         self.sweep();
+        worked
     }
 
     /// Takes the kernel's news. Says whether somebody wants to attach.
@@ -253,12 +260,9 @@ impl Door {
                 self.helpers.give(payer, NOBODY, Job::Addresses(payer, id, namespace));
             }
             ToDoor::Watch { pidfd } => {
-                let added = epoll::add(
-                    &self.epoll,
-                    &*pidfd,
-                    token(TOKEN_WATCHED, ClientId::default()),
-                    epoll::EventFlags::IN,
-                );
+                let token = token(TOKEN_WATCHED, ClientId::default());
+                let added = may(Call::Watch)
+                    .and_then(|()| epoll::add(&self.epoll, &*pidfd, token, epoll::EventFlags::IN));
                 match added {
                     Ok(()) => self.watched.push(pidfd),
                     Err(error) => tracing::error!(%error, "cannot watch a container"),

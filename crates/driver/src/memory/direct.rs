@@ -2,6 +2,7 @@
 //! other reads.
 use super::account::{Account, Amounts, Lease};
 use super::pool::{Exhausted, HugepageUse, Pool};
+use crate::calls::{may, simulated, Call};
 use crate::messages::{Payer, Remainder, DRIVER};
 use pd_abi::layout::direct;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
@@ -10,7 +11,7 @@ use pd_shm::{Mapping, Protection, Region, Theirs};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
 use rustix::process::{getrlimit, Resource};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -66,17 +67,22 @@ impl Pool {
         let len = head + bytes as usize;
         let lease = account.lease(Amounts::region(len as u64))?;
         let make = || -> Result<(OwnedFd, Region<Theirs>)> {
+            may(Call::MakeMemory)?;
             let made = memfd::create("pd-direct", len, pages)?;
             // A lack of memory shows here, and not by a client's access.
+            may(Call::Populate)?;
             memfd::allocate(&made, len)?;
             // What a lease is asked for later has to come of an opening, like what the others hold.
+            may(Call::Reopen)?;
             let fd = memfd::reopen(&made, OFlags::RDWR)?;
             // The kernel gives the lowest number that is free: that many are in use.
             let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-            if fd.as_raw_fd() as u64 >= most - most / DESCRIPTORS_LEFT {
+            if fd.as_raw_fd() as u64 >= most - most / DESCRIPTORS_LEFT && !simulated::is_on() {
                 return Err(Errno::MFILE);
             }
+            may(Call::Map)?;
             let index = Region::<Theirs>::new(&fd, head)?;
+            may(Call::Populate)?;
             index.populate(0, PAGE_BYTES)?;
             Ok((fd, index))
         };
@@ -91,6 +97,7 @@ impl DirectRing {
     /// # Errors
     /// Those of opening a file.
     pub fn for_owner(&self) -> Result<OwnedFd> {
+        may(Call::Reopen)?;
         memfd::reopen(&self.fd, OFlags::RDWR)
     }
 
@@ -116,6 +123,7 @@ impl DirectRing {
         if !self.sealed {
             return Err(Errno::AGAIN);
         }
+        may(Call::Reopen)?;
         memfd::reopen(&self.fd, OFlags::RDONLY)
     }
 
@@ -152,7 +160,9 @@ impl DirectRing {
     pub fn remainder(&self, read: u64, is_last: bool) -> Result<Remainder> {
         let head = self.pages.bytes();
         let len = head + self.bytes as usize;
+        may(Call::Map)?;
         let map = Mapping::new(&self.fd, len, Protection::Read)?;
+        may(Call::Populate)?;
         // It has all its pages; what the mapping needs of its own is found out here, and not by a copy's access.
         map.populate(0, len)?;
         Ok(Remainder { map, head, bytes: self.bytes, read, is_last })
@@ -160,7 +170,7 @@ impl DirectRing {
 
     /// Whether no client holds it any more.
     pub fn is_let_go(&self) -> bool {
-        memfd::is_let_go(&self.fd)
+        simulated::is_let_go(self.fd.as_fd()).unwrap_or_else(|| memfd::is_let_go(&self.fd))
     }
 }
 

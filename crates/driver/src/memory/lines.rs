@@ -1,4 +1,5 @@
 //! A client's control and status regions as the driver uses them.
+use crate::calls::{may, Call};
 use crate::ids::Slot;
 use pd_abi::layout::{
     self, channel_control, channel_offset, channel_status, control_header, header, socket_control,
@@ -45,11 +46,16 @@ impl ClientMemory {
     /// Those of making memory.
     pub fn new(client: u32) -> Result<(Self, [OwnedFd; 2])> {
         let bytes = layout::REGION_BYTES;
+        may(Call::MakeMemory)?;
         let control_fd = memfd::create("pd-control", bytes, Pages::Ordinary)?;
+        may(Call::MakeMemory)?;
         let status_fd = memfd::create("pd-status", bytes, Pages::Ordinary)?;
+        may(Call::Map)?;
         let control = Region::<Theirs>::new(&control_fd, bytes)?;
+        may(Call::Map)?;
         let status = Region::<Own>::new(&status_fd, bytes)?;
         memfd::seal_against_all(&status_fd)?;
+        may(Call::Populate)?;
         status.populate(0, PAGE_BYTES)?;
         status.store_u64(header::MAGIC, MAGIC, Relaxed);
         status.store_u32(header::VERSION, VERSION, Relaxed);
@@ -64,7 +70,9 @@ impl ClientMemory {
     /// When there is no memory.
     pub fn channel(&self, index: usize) -> Result<(Requests, Events)> {
         let at = channel_offset(index);
+        may(Call::Populate)?;
         self.control.populate(0, PAGE_BYTES)?;
+        may(Call::Populate)?;
         self.control.populate(at, layout::CHANNEL_STRIDE)?;
         self.status.populate(at, layout::CHANNEL_STRIDE)?;
         let requests = SharedCells::new(
@@ -90,6 +98,7 @@ impl ClientMemory {
     /// When there is no memory.
     pub fn populate_slot(&self, slot: Slot) -> Result<()> {
         let page = socket_offset(slot.get()) / PAGE_BYTES * PAGE_BYTES;
+        may(Call::Populate)?;
         self.control.populate(page, PAGE_BYTES)?;
         self.status.populate(page, PAGE_BYTES)
     }

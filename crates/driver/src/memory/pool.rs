@@ -1,11 +1,12 @@
 //! The budget that all payload regions come from.
 use super::account::{Account, Amounts, Lease, Resource, Whose};
+use crate::calls::{may, simulated, Call};
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Mapping, Protection};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
@@ -158,9 +159,14 @@ impl Pool {
     pub fn send_region(&self, lease: Lease) -> Result<(Region, OwnedFd), Exhausted> {
         let large = lease.bytes() >= HUGEPAGE_BYTES as u64;
         let mut region = self.region("pd-send", lease, large)?;
-        let map = Mapping::new(&region.fd, region.map.len(), Protection::Read).map_err(Exhausted::Memory)?;
-        map.populate(0, map.len()).map_err(Exhausted::Memory)?;
-        region.map = Arc::new(map);
+        let map = || {
+            may(Call::Map)?;
+            let map = Mapping::new(&region.fd, region.map.len(), Protection::Read)?;
+            may(Call::Populate)?;
+            map.populate(0, map.len())?;
+            Ok(Arc::new(map))
+        };
+        region.map = map().map_err(Exhausted::Memory)?;
         let fd = region.for_client()?;
         Ok((region, fd))
     }
@@ -183,8 +189,13 @@ impl Pool {
 
     fn pages(name: &str, bytes: usize, pages: Pages) -> rustix::io::Result<(Mapping, Pages, OwnedFd)> {
         // A lease is granted only if all that others hold, and what it is asked for, come of openings.
-        let fd = memfd::reopen(memfd::create(name, bytes, pages)?, OFlags::RDWR)?;
+        may(Call::MakeMemory)?;
+        let made = memfd::create(name, bytes, pages)?;
+        may(Call::Reopen)?;
+        let fd = memfd::reopen(made, OFlags::RDWR)?;
+        may(Call::Map)?;
         let map = Mapping::new(&fd, bytes, Protection::ReadWrite)?;
+        may(Call::Populate)?;
         map.populate(0, map.len())?;
         Ok((map, pages, fd))
     }
@@ -201,7 +212,7 @@ impl Pool {
 
 impl Region {
     fn for_client(&self) -> Result<OwnedFd, Exhausted> {
-        memfd::reopen(&self.fd, OFlags::RDWR).map_err(Exhausted::Memory)
+        may(Call::Reopen).and_then(|()| memfd::reopen(&self.fd, OFlags::RDWR)).map_err(Exhausted::Memory)
     }
 
     /// The driver's descriptor, to seal it.
@@ -209,12 +220,13 @@ impl Region {
     /// # Errors
     /// Those of `dup`.
     pub fn descriptor(&self) -> rustix::io::Result<OwnedFd> {
+        may(Call::Duplicate)?;
         rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
     }
 
     /// Whether no client holds it any more.
     pub fn is_let_go(&self) -> bool {
-        memfd::is_let_go(&self.fd)
+        simulated::is_let_go(self.fd.as_fd()).unwrap_or_else(|| memfd::is_let_go(&self.fd))
     }
 }
 

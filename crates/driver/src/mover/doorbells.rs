@@ -1,4 +1,5 @@
 //! How a mover is rung: by clients, by its mailbox, and by whatever else its thread waits for.
+use crate::calls::{may, Call};
 use crate::ids::ClientId;
 use rustix::event::epoll;
 use rustix::time::Timespec;
@@ -56,6 +57,7 @@ impl Doorbells {
     /// # Errors
     /// Those of `epoll_ctl`.
     pub fn add(&self, client: ClientId, channel: usize, doorbell: impl AsFd) -> rustix::io::Result<()> {
+        may(Call::Watch)?;
         let data = epoll::EventData::new_u64(u64::from(client.get()) << 32 | channel as u64);
         epoll::add(&self.epoll, doorbell, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
     }

@@ -193,21 +193,43 @@ impl Mover {
         if found {
             return;
         }
+        if let Some(timeout) = self.lie_down(wake_by, &asleep, &news) {
+            self.sleep(timeout);
+        }
+        self.get_up(&asleep);
+    }
+
+    /// Begins a sleep: asks everybody to ring. Returns how long it may last, without an end if that is none; nothing if there
+    /// is something to do after all. [`Self::get_up`] ends it either way.
+    pub fn lie_down(
+        &mut self,
+        wake_by: Option<Duration>,
+        asleep: &dyn Fn(bool),
+        news: &dyn Fn() -> bool,
+    ) -> Option<Option<Duration>> {
         self.arm();
         asleep(true);
         self.inbox.set_asleep(true);
         // SYNC POINT: need-wakeup-dekker
         fence(Ordering::SeqCst);
-        if !news() && !self.has_news(false) {
-            let until = [self.ticks.next(), self.drains.next(), wake_by, self.throttle.next()]
-                .into_iter()
-                .flatten()
-                .min();
-            let now = self.clock.now();
-            self.wait(until.map(|until| until.saturating_sub(now).max(Duration::from_millis(1))));
-            self.ticks.polled(self.clock.now());
-            Metrics::add(&self.metrics.mover_sleeps, 1);
+        if news() || self.has_news(false) {
+            return None;
         }
+        let until = [self.ticks.next(), self.drains.next(), wake_by, self.throttle.next()];
+        let now = self.clock.now();
+        let until = until.into_iter().flatten().min();
+        Some(until.map(|until| until.saturating_sub(now).max(Duration::from_millis(1))))
+    }
+
+    /// Sleeps in the kernel.
+    pub fn sleep(&mut self, timeout: Option<Duration>) {
+        self.wait(timeout);
+        self.ticks.polled(self.clock.now());
+        Metrics::add(&self.metrics.mover_sleeps, 1);
+    }
+
+    /// Ends what [`Self::lie_down`] has begun.
+    pub fn get_up(&mut self, asleep: &dyn Fn(bool)) {
         self.inbox.set_asleep(false);
         asleep(false);
         self.disarm();

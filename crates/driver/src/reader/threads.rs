@@ -5,7 +5,9 @@
 //! has more threads than these two.
 use super::apart::{Apart, Side};
 use super::Job;
+use crate::calls::{may, simulated, Call};
 use crate::messages::Payer;
+use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -102,6 +104,10 @@ impl Readers {
     }
 
     fn handle(&self, payer: Payer, kind: Kind) -> std::io::Result<Handle> {
+        may(Call::Thread)?;
+        if simulated::is_on() {
+            return Err(Errno::AGAIN.into());
+        }
         let apart = self.apart()?;
         let mut queues = lock(&self.shared.queues);
         if let Some(queue) = queues.get(&(payer, kind)) {

@@ -4,6 +4,7 @@
 //! instance in vain, as it could by sending, and only while the two have connections: then the sleeper takes it out. The
 //! driver makes bells and never reads or writes one, so nothing that clients do to the shared description concerns it.
 use super::Conductor;
+use crate::calls::{may, Call};
 use crate::ids::{ClientId, ConnectionId, Side};
 use crate::memory::{Amounts, Lease};
 use pd_abi::{Frame, FrameKind};
@@ -60,6 +61,7 @@ impl Conductor {
             let account = &client.account;
             client.bells.get((instance, peer.0, peer.1), || {
                 let lease = account.lease(Amounts::descriptor()).map_err(|exhausted| exhausted.errno())?;
+                may(Call::EventFd)?;
                 let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
                 Ok(Bell { number, fd, _lease: lease })
             })
@@ -101,6 +103,7 @@ impl Conductor {
 }
 
 fn dup(bell: &Bell) -> rustix::io::Result<OwnedFd> {
+    may(Call::Duplicate)?;
     rustix::io::fcntl_dupfd_cloexec(&bell.fd, 0)
 }
 

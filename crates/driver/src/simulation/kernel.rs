@@ -1,0 +1,197 @@
+//! The kernel of a run: which calls fail, who the processes are, and what their network namespaces hold. It belongs to
+//! the thread that simulates; for every other thread of the program there is none.
+use super::random::Random;
+use crate::addresses::Addresses;
+use crate::calls::Call;
+use crate::identity::{Identity, NamespaceId};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+thread_local! {
+    static KERNEL: RefCell<Option<Kernel>> = const { RefCell::new(None) };
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Kernel {
+    random: Random,
+    /// Of a million calls of a kind so many fail.
+    pub faults: BTreeMap<u8, u64>,
+    /// By the number at the end of the name that their sockets are bound to.
+    people: BTreeMap<u64, Person>,
+    pub addresses: BTreeMap<NamespaceId, Addresses>,
+    /// Reading addresses takes so long.
+    pub slow: Duration,
+    /// Memory that clients hold, by inode, and how often.
+    held: BTreeMap<u64, usize>,
+    /// Calls that have failed.
+    pub failed: u64,
+}
+
+/// A process.
+#[derive(Clone, Debug)]
+pub struct Person {
+    pub pid: u32,
+    pub uid: u32,
+    pub namespace: NamespaceId,
+    pub cgroup: Option<String>,
+    /// In the place of its pidfd: an eventfd, readable when it has died.
+    pub life: Arc<OwnedFd>,
+}
+
+impl Kernel {
+    /// A kernel of which nothing fails.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            random: Random::new(seed),
+            faults: BTreeMap::new(),
+            people: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+            slow: Duration::ZERO,
+            held: BTreeMap::new(),
+            failed: 0,
+        }
+    }
+
+    /// The process that has this number.
+    pub fn enter(&mut self, number: u64, person: Person) {
+        self.people.insert(number, person);
+    }
+}
+
+/// Puts a kernel in place, of this thread; or takes it away.
+pub fn install(kernel: Option<Kernel>) {
+    KERNEL.set(kernel);
+}
+
+/// Does something with the kernel.
+pub fn with<T>(act: impl FnOnce(&mut Kernel) -> T) -> Option<T> {
+    KERNEL.with_borrow_mut(|kernel| kernel.as_mut().map(act))
+}
+
+/// Whether this thread simulates.
+pub fn is_on() -> bool {
+    KERNEL.with_borrow(Option::is_some)
+}
+
+fn errors(call: Call) -> &'static [Errno] {
+    match call {
+        Call::Accept => &[Errno::MFILE, Errno::NFILE, Errno::INTR, Errno::AGAIN, Errno::CONNABORTED],
+        Call::Identify => &[Errno::MFILE, Errno::NFILE, Errno::SRCH, Errno::NOMEM],
+        Call::Duplicate => &[Errno::MFILE],
+        Call::Watch => &[Errno::NOMEM, Errno::NOSPC],
+        Call::Receive => &[Errno::INTR, Errno::AGAIN],
+        Call::EventFd | Call::Pipe | Call::SocketPair | Call::MakeMemory | Call::Reopen => {
+            &[Errno::MFILE, Errno::NFILE, Errno::NOMEM]
+        }
+        Call::Map | Call::Populate => &[Errno::NOMEM],
+        Call::Thread => &[Errno::AGAIN],
+    }
+}
+
+/// Whether a call fails, and with what.
+pub fn fault(call: Call) -> Result<()> {
+    let failed = with(|kernel| {
+        let often = *kernel.faults.get(&(call as u8))?;
+        let fails = kernel.random.below(1_000_000) < often;
+        fails.then(|| {
+            kernel.failed += 1;
+            kernel.random.pick(errors(call))
+        })
+    });
+    failed.flatten().map_or(Ok(()), Err)
+}
+
+/// The process at the other end of a socket.
+fn person(socket: &OwnedFd) -> Option<Person> {
+    let name = rustix::net::getpeername(socket).ok()??;
+    let name = rustix::net::SocketAddrUnix::try_from(name).ok()?;
+    let number = std::str::from_utf8(name.abstract_name()?).ok()?.rsplit('/').next()?.parse().ok()?;
+    with(|kernel| kernel.people.get(&number).cloned())?
+}
+
+/// Process id and user of the process at the other end.
+pub fn credentials(socket: &OwnedFd) -> Option<(u32, u32)> {
+    is_on().then(|| person(socket).map_or((1, 0), |person| (person.pid, person.uid)))
+}
+
+/// All that is known of it.
+pub fn identity(socket: &OwnedFd) -> Option<Result<Identity>> {
+    is_on().then(|| {
+        let Person { pid, uid, namespace, cgroup, life } = person(socket).ok_or(Errno::SRCH)?;
+        if is_readable(&life) {
+            return Err(Errno::SRCH);
+        }
+        let pidfd = Arc::new(fcntl_dupfd_cloexec(&life, 0)?);
+        let namespace_fd = fcntl_dupfd_cloexec(&life, 0)?;
+        Ok(Identity { pid, uid, pidfd, namespace, namespace_fd, cgroup })
+    })
+}
+
+/// What a network namespace holds, and how long it took to read that.
+pub fn addresses(id: NamespaceId) -> Option<(std::io::Result<Addresses>, Duration)> {
+    let known = with(|kernel| (kernel.addresses.get(&id).cloned(), kernel.slow));
+    known.map(|(found, slow)| match fault(Call::Thread) {
+        Ok(()) => (found.ok_or_else(|| Errno::NOENT.into()), slow),
+        Err(errno) => (Err(errno.into()), slow),
+    })
+}
+
+fn inode(fd: BorrowedFd<'_>) -> u64 {
+    rustix::fs::fstat(fd).map_or(0, |file| file.st_ino)
+}
+
+/// Whether nobody else holds a region. What no client holds may be held for a moment by a process that another thread is
+/// about to start.
+pub fn is_let_go(fd: BorrowedFd<'_>) -> Option<bool> {
+    let is_held = with(|kernel| kernel.held.contains_key(&inode(fd)))?;
+    Some(
+        !is_held && {
+            let tries = (0..1000).take_while(|_| {
+                let is_let_go = pd_shm::memfd::is_let_go(fd);
+                if !is_let_go {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                !is_let_go
+            });
+            tries.count() < 1000
+        },
+    )
+}
+
+/// A client's hold on memory.
+#[derive(Debug)]
+pub struct Hold(u64);
+
+impl Hold {
+    pub fn new(fd: impl AsFd) -> Self {
+        let inode = inode(fd.as_fd());
+        with(|kernel| *kernel.held.entry(inode).or_default() += 1);
+        Self(inode)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        with(|kernel| {
+            if let Some(count) = kernel.held.get_mut(&self.0) {
+                *count -= 1;
+                if *count == 0 {
+                    kernel.held.remove(&self.0);
+                }
+            }
+        });
+    }
+}
+
+/// Whether there is something to read.
+pub fn is_readable(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+}
