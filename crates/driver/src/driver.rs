@@ -117,60 +117,9 @@ impl Driver {
         sockets: door::Sockets,
     ) -> Result<Self, StartError> {
         rights::drop_others()?;
-        let count = settings.movers.max(1);
-        let (clients, connections) = (settings.clients_max, settings.connections_max);
-        let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
-        let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
-        let (conductor_inboxes, door_inbox) = (Inboxes::new()?, Mailbox::new()?);
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let total = Amounts {
-            clients: clients as u64,
-            descriptors,
-            lines_bytes: u64::MAX,
-            memory_bytes: settings.budget_bytes,
-        };
-        let pool = Pool::of(total, settings.hugepages);
-        let one_thread = count == 1;
-        let readers = Arc::new(Readers::default());
-        let mut movers = Vec::new();
-        for id in 0..inboxes.len() {
-            let of_mover =
-                MoverSettings { id: MoverId::at(id), spin: settings.spin, ring_idle: settings.ring_idle };
-            movers.push(Mover::new(
-                of_mover,
-                Arc::clone(&clock),
-                engine,
-                &inboxes,
-                match one_thread {
-                    true => Outbox::Kept(RefCell::default()),
-                    false => Outbox::Mailbox(Arc::clone(&conductor_inboxes.movers)),
-                },
-                Arc::new(Metrics::new(&counters, 1 + id)),
-                Arc::clone(&readers),
-            )?);
-        }
-        let reached = match one_thread {
-            true => Movers::Own(RefCell::new(Box::new(movers.remove(0)))),
-            false => Movers::Threads(inboxes),
-        };
-        let conductor = Conductor::new(
-            settings.clone(),
-            Arc::clone(&clock),
-            conductor_inboxes.clone(),
-            Arc::clone(&door_inbox),
-            Arc::clone(&pool),
-            reached,
-            Arc::new(Metrics::new(&counters, 0)),
-        )?;
-        let mut door = Door::new(
-            &settings,
-            sockets,
-            Arc::clone(&clock),
-            door_inbox,
-            Arc::clone(&conductor_inboxes.door),
-            pool,
-            Arc::clone(&counters),
-        )?;
+        let Parts { agents, mut door, readers, counters, inbox, .. } =
+            assemble(&settings, clock.clone(), engine, sockets, descriptors)?;
         filter::install(settings.confined).map_err(StartError::Filter)?;
         readers.prepare()?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -181,18 +130,20 @@ impl Driver {
             threads.push(thread);
             Ok::<_, std::io::Error>(())
         };
-        if one_thread {
-            let shared = Shared::new(conductor, clock);
-            spawn("pd-driver".into(), Box::new(move |stop| run_shared(shared, stop)))?;
-        } else {
-            for (id, mover) in movers.into_iter().enumerate() {
-                let clock = Arc::clone(&clock);
-                spawn(format!("pd-mover-{id}"), Box::new(move |stop| run_mover(mover, &*clock, stop)))?;
+        match agents {
+            Agents::Shared(shared) => {
+                spawn("pd-driver".into(), Box::new(move |stop| run_shared(*shared, stop)))?;
             }
-            spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(conductor, stop)))?;
+            Agents::Apart(conductor, movers) => {
+                for (id, mover) in movers.into_iter().enumerate() {
+                    let clock = Arc::clone(&clock);
+                    spawn(format!("pd-mover-{id}"), Box::new(move |stop| run_mover(mover, &*clock, stop)))?;
+                }
+                spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(*conductor, stop)))?;
+            }
         }
         spawn("pd-door".into(), Box::new(move |stop| run_door(&mut door, stop)))?;
-        Ok(Self { stop, threads, readers, settings, counters, conductor: conductor_inboxes.movers })
+        Ok(Self { stop, threads, readers, settings, counters, conductor: inbox })
     }
 
     /// Puts another policy in force, soon.
@@ -224,6 +175,95 @@ impl Drop for Driver {
         let _ = std::fs::remove_file(&self.settings.socket);
         let _ = std::fs::remove_file(&self.settings.admin_socket);
     }
+}
+
+/// Agents by the threads that they take turns on, beside the door.
+pub enum Agents {
+    /// One thread.
+    Shared(Box<Shared>),
+    /// One thread each.
+    Apart(Box<Conductor>, Vec<Mover>),
+}
+
+/// A driver that does not run yet.
+pub struct Parts {
+    pub agents: Agents,
+    pub door: Door,
+    pub readers: Arc<Readers>,
+    pub counters: Arc<CounterRegion>,
+    /// The conductor's, for whoever runs the driver.
+    pub inbox: Arc<Mailbox<ToConductor>>,
+}
+
+/// Makes the agents, which may have so many descriptors.
+///
+/// # Errors
+/// [`StartError`].
+pub fn assemble(
+    settings: &Settings,
+    clock: Arc<dyn Clock>,
+    engine: &dyn Engine,
+    sockets: door::Sockets,
+    descriptors: u64,
+) -> Result<Parts, StartError> {
+    let count = settings.movers.max(1);
+    let (clients, connections) = (settings.clients_max, settings.connections_max);
+    let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
+    let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
+    let (conductor_inboxes, door_inbox) = (Inboxes::new()?, Mailbox::new()?);
+    let total = Amounts {
+        clients: clients as u64,
+        descriptors,
+        lines_bytes: u64::MAX,
+        memory_bytes: settings.budget_bytes,
+    };
+    let pool = Pool::of(total, settings.hugepages);
+    let one_thread = count == 1;
+    let readers = Arc::new(Readers::default());
+    let mut movers = Vec::new();
+    for id in 0..inboxes.len() {
+        let of_mover =
+            MoverSettings { id: MoverId::at(id), spin: settings.spin, ring_idle: settings.ring_idle };
+        movers.push(Mover::new(
+            of_mover,
+            Arc::clone(&clock),
+            engine,
+            &inboxes,
+            match one_thread {
+                true => Outbox::Kept(RefCell::default()),
+                false => Outbox::Mailbox(Arc::clone(&conductor_inboxes.movers)),
+            },
+            Arc::new(Metrics::new(&counters, 1 + id)),
+            Arc::clone(&readers),
+        )?);
+    }
+    let reached = match one_thread {
+        true => Movers::Own(RefCell::new(Box::new(movers.remove(0)))),
+        false => Movers::Threads(inboxes),
+    };
+    let conductor = Conductor::new(
+        settings.clone(),
+        Arc::clone(&clock),
+        conductor_inboxes.clone(),
+        Arc::clone(&door_inbox),
+        Arc::clone(&pool),
+        reached,
+        Arc::new(Metrics::new(&counters, 0)),
+    )?;
+    let door = Door::new(
+        settings,
+        sockets,
+        Arc::clone(&clock),
+        door_inbox,
+        Arc::clone(&conductor_inboxes.door),
+        pool,
+        Arc::clone(&counters),
+    )?;
+    let agents = match one_thread {
+        true => Agents::Shared(Box::new(Shared::new(conductor, clock))),
+        false => Agents::Apart(Box::new(conductor), movers),
+    };
+    Ok(Parts { agents, door, readers, counters, inbox: conductor_inboxes.movers })
 }
 
 /// Conductor and mover of one thread.
