@@ -307,7 +307,14 @@ impl Door {
             Made::Sealed { number, sealed: Ok(map) } => {
                 self.conductor.send(FromDoor::AddSendRegion { client: id, number, map });
             }
-            Made::Sealed { sealed: Err(_), .. } => self.broke(id, Violation::Frame),
+            // Only a client can have sealed it against that.
+            Made::Sealed { sealed: Err(Errno::PERM), .. } => self.broke(id, Violation::Frame),
+            Made::Sealed { number, sealed: Err(errno) } => {
+                let payer = guest.payer();
+                let region = guest.send_regions.remove(&number).map(|(region, _)| region);
+                self.helpers.give(payer, NOBODY, Job::Drop(region.into_iter().collect()));
+                self.refuse(id, errno, "no memory for the pages of the send region");
+            }
         }
     }
 
