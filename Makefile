@@ -11,6 +11,8 @@ RESULTS ?= docs/results
 RTL_DIR ?= rtl-report
 BASE ?=
 FUZZ_SECONDS ?= 30
+SEED ?=
+MINUTES ?= 1
 CARGO ?= cargo
 INSTALL ?= install
 
@@ -33,7 +35,7 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench figures bench-ab need-root test suites test-engines test-programs lint docs fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench figures bench-ab need-root test suites test-engines test-programs simulate lint docs fuzz install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -44,6 +46,7 @@ help: ## print this list
 	@echo "  RESULTS=$(RESULTS)  where a quiet machine's figures go"
 	@echo "  BASE=REV        for bench-ab: revision to compare with    RTL_DIR=$(RTL_DIR)  where rtl-perf and rtl-synth report"
 	@echo "  JOBS=$(JOBS)          compilers at a time               FUZZ_SECONDS=$(FUZZ_SECONDS)         for each fuzz target"
+	@echo "  SEED=           for simulate: one run again           MINUTES=$(MINUTES)               of runs with other seeds"
 	@echo "  PREFIX=$(PREFIX)  DESTDIR=  where to install"
 
 deps: packages rust ## install what is missing (Debian, as root), or say what it is
@@ -141,7 +144,13 @@ test: need-root deps rtl-test ## run every test: unit, property, loom, C program
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 	$(CARGO) build --workspace --all-targets --jobs $(JOBS)
 	PD_RTL_REQUIRED=1 $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS)
+	$(MAKE) simulate SEED= MINUTES=1
 	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
+
+# The whole driver in one thread, under a clock, a kernel and clients that are made up. A seed that fails is printed.
+simulate: rust ## run the simulated driver with seeds of MINUTES, or with one SEED again
+	SEED=$(SEED) MINUTES=$(MINUTES) $(CARGO) test --package pd-driver --lib --jobs $(JOBS) -- \
+	    simulation::tests::long --exact --ignored --nocapture
 
 # Containers of real engines: their packages are large, so this is not part of `make test`.
 test-engines: need-root deps ## give containers of podman and docker the fabric (installs both; root)

@@ -71,6 +71,12 @@ impl<T> Mailbox<T> {
         self.wake.as_fd()
     }
 
+    /// Changes what has not been drained.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn tamper<R>(&self, change: impl FnOnce(&mut VecDeque<T>) -> R) -> R {
+        change(&mut self.lock())
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }

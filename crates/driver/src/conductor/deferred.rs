@@ -176,6 +176,12 @@ impl Deferred {
         self.order.front().map(|(arrived, ..)| *arrived + PATIENCE)
     }
 
+    /// What waits, and whom it is known of.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn leftovers(&self) -> usize {
+        self.lanes.len() + self.of_payer.len() + self.awaiting.len() + self.reading.len() + self.ready.len()
+    }
+
     /// The client is no more.
     pub fn forget(&mut self, id: ClientId, channels: usize) {
         let lanes = (0..channels).map(|channel| Lane::Channel(id, channel)).chain([Lane::Frames(id)]);

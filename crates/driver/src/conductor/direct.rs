@@ -61,6 +61,12 @@ pub struct Rings {
 }
 
 impl Rings {
+    /// Rings that there are.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn leftovers(&self) -> usize {
+        self.open as usize + self.open_of.len() + self.held.len()
+    }
+
     fn enter(&mut self, payer: Payer) {
         self.open += 1;
         *self.open_of.entry(payer).or_default() += 1;

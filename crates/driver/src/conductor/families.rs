@@ -37,6 +37,12 @@ impl Families {
         mover
     }
 
+    /// Clients of all processes.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn clients(&self) -> usize {
+        self.known.values().map(|(_, clients)| clients).sum()
+    }
+
     /// A client has gone.
     pub fn leave(&mut self, pid: u32) {
         let Some((_, clients)) = self.known.get_mut(&pid) else { return };

@@ -21,6 +21,8 @@ mod sockets;
 mod table;
 mod tenancy;
 mod tenants;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+mod testing;
 mod twins;
 mod unix;
 

@@ -178,6 +178,12 @@ impl Names {
         }
     }
 
+    /// What it knows.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn leftovers(&self) -> usize {
+        self.namespaces.len() + self.owners.len() + self.ports.len() + self.paid.len()
+    }
+
     /// Takes note of what `pd run` says. The namespace must have been entered.
     ///
     /// # Errors

@@ -78,6 +78,12 @@ impl Payers {
         });
     }
 
+    /// All accounts.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn accounts(&self) -> impl Iterator<Item = (Payer, &Arc<Account>)> {
+        self.accounts.iter().map(|(payer, account)| (*payer, account))
+    }
+
     /// How the payers of a tenant stand.
     pub fn report(&self, tenant: crate::ids::TenantId) -> Vec<HoldingReport> {
         let of_tenant = self.accounts.iter().filter(|(payer, _)| payer.0 == tenant);

@@ -193,6 +193,12 @@ impl Guests {
         Some(guest)
     }
 
+    /// Those that are not forgotten.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn total(&self) -> usize {
+        self.list.iter().flatten().count() + self.of_namespace.len()
+    }
+
     /// Those that are not leaving.
     pub fn count(&self) -> usize {
         self.here

@@ -123,6 +123,44 @@ impl Helpers {
     }
 }
 
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+impl Helpers {
+    /// Payers whose helper has something to do.
+    pub fn helped(&self) -> Vec<Payer> {
+        let has_jobs = |queue: &Queue| {
+            let state = queue.lock();
+            state.is_served && !state.jobs.is_empty()
+        };
+        let helped = self.queues.iter().filter(|(_, queue)| has_jobs(queue));
+        let mut helped: Vec<_> = helped.map(|(payer, _)| *payer).collect();
+        helped.sort_unstable();
+        helped
+    }
+
+    /// Has a payer's helper do one thing.
+    pub fn help(&self, payer: Payer) {
+        let job = self.queues.get(&payer).and_then(|queue| queue.lock().jobs.pop_front());
+        if let Some(((client, serial), made)) =
+            job.and_then(|(whose, job)| Some((whose, job.carry_out(&self.pool)?)))
+        {
+            self.door.send(ToDoor::Made { client, serial, made });
+        }
+    }
+
+    /// Ends helpers that have nothing to do.
+    pub fn end_idle(&self) {
+        for queue in self.queues.values() {
+            let mut state = queue.lock();
+            state.is_served &= !state.jobs.is_empty();
+        }
+    }
+
+    /// Jobs, and regions that others hold.
+    pub fn leftovers(&self) -> usize {
+        self.held.len() + self.queues.values().map(|queue| queue.lock().jobs.len()).sum::<usize>()
+    }
+}
+
 impl Queue {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -17,6 +17,8 @@ mod guest;
 mod helpers;
 mod listen;
 mod messages;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+mod testing;
 mod turns;
 
 pub use listen::{listen, Sockets};

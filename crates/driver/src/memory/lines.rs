@@ -148,6 +148,12 @@ impl ClientMemory {
         self.status.load_u32(socket_offset(slot.get()) + socket_status::EVENT_NUMBER, Relaxed)
     }
 
+    /// What was stored last in a word of the slot's status line.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn published(&self, slot: Slot, word: usize) -> u64 {
+        self.status.load_u64(socket_offset(slot.get()) + word, Relaxed)
+    }
+
     /// Stores a 64-bit word of the slot's status line.
     pub fn publish_u64(&self, slot: Slot, word: usize, value: u64) {
         self.status.store_u64(socket_offset(slot.get()) + word, value, Release);

@@ -95,7 +95,7 @@ impl Division {
     }
 
     /// Rings in all, and the most of them of late.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn rings(&self) -> (u64, u64) {
         self.parts.iter().fold((0, 0), |sum, part| (sum.0 + part.rings, sum.1 + part.peak))
     }

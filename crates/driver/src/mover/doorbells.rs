@@ -78,6 +78,12 @@ impl Doorbells {
         }
     }
 
+    /// Whether anybody has rung.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn is_rung(&self) -> bool {
+        crate::simulation::kernel::is_readable(&self.epoll)
+    }
+
     /// Who rang.
     pub fn hear(&mut self, event: &epoll::Event) -> Rung {
         match event.data.u64() {

@@ -21,6 +21,26 @@ impl Mover {
         self.division.pretend_busy(flows);
     }
 
+    /// Whether anybody has rung while it slept.
+    pub fn is_rung(&self) -> bool {
+        self.doorbells.is_rung()
+    }
+
+    /// What is left although there is no client.
+    pub fn leftovers(&mut self) -> Vec<String> {
+        let ids: Vec<_> = self.flows.ids().collect();
+        let flows = ids.into_iter().filter(|&id| self.flows.get(id).is_some()).count();
+        let counts = [
+            ("clients", self.clients.iter_mut().count()),
+            ("flows", flows),
+            ("payers", self.payer_count() - 1),
+            ("copies", self.engines.in_flight()),
+            ("rings", self.division.rings().0 as usize),
+        ];
+        let left = counts.into_iter().filter(|(_, count)| *count > 0);
+        left.map(|(what, count)| format!("{count} {what}")).collect()
+    }
+
     /// Rings in all, and the most of them of late.
     #[cfg(test)]
     pub fn ring_counts(&self) -> (u64, u64) {

@@ -39,6 +39,8 @@ pub struct Person {
     pub pid: u32,
     pub uid: u32,
     pub namespace: NamespaceId,
+    /// Of its namespace.
+    pub address: [u8; 4],
     pub cgroup: Option<String>,
     /// In the place of its pidfd: an eventfd, readable when it has died.
     pub life: Arc<OwnedFd>,
@@ -123,7 +125,7 @@ pub fn credentials(socket: &OwnedFd) -> Option<(u32, u32)> {
 /// All that is known of it.
 pub fn identity(socket: &OwnedFd) -> Option<Result<Identity>> {
     is_on().then(|| {
-        let Person { pid, uid, namespace, cgroup, life } = person(socket).ok_or(Errno::SRCH)?;
+        let Person { pid, uid, namespace, cgroup, life, .. } = person(socket).ok_or(Errno::SRCH)?;
         if is_readable(&life) {
             return Err(Errno::SRCH);
         }
@@ -195,3 +197,6 @@ pub fn is_readable(fd: impl AsFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
+
+/// The last of the calls that can fail.
+pub const LAST_CALL: u8 = Call::Thread as u8;

@@ -1,0 +1,110 @@
+//! What the simulation asks of a conductor beside what everybody may.
+use super::Conductor;
+use crate::door::ToDoor;
+use crate::memory::{Amounts, Resource};
+use crate::messages::{Payer, ToConductor};
+use pd_abi::layout::socket_status;
+use std::os::fd::AsFd;
+
+impl Conductor {
+    /// Whether something has come while it slept on a thread of its own.
+    pub fn is_rung(&self) -> bool {
+        crate::simulation::kernel::is_readable(self.epoll.as_fd())
+    }
+
+    /// What all accounts together hold, and may hold.
+    pub fn held(&self) -> (Amounts, Amounts) {
+        (self.pool.root().used(), self.pool.root().total())
+    }
+
+    /// What each payer with caps of its own holds of a resource, and may hold.
+    pub fn holdings(&self) -> Vec<(Payer, Resource, u64, u64)> {
+        let accounts = self.payers.accounts().flat_map(|(payer, account)| {
+            Resource::ALL.map(|resource| (payer, resource, account.standing(resource)))
+        });
+        let capped = accounts.filter_map(|(payer, resource, standing)| {
+            let most = self.tenants.caps(payer.0).of(resource).most?;
+            Some((payer, resource, standing.used, most))
+        });
+        capped.collect()
+    }
+
+    /// Flows that wait for memory.
+    pub fn flows_waiting(&self) -> usize {
+        self.rings_waiting()
+    }
+
+    /// What is left although there is no client.
+    pub fn leftovers(&self) -> Vec<String> {
+        let used = self.pool.root().used();
+        let counts = [
+            ("clients", self.clients.iter().count()),
+            ("connections", self.connections.count()),
+            ("flows that wait for memory", self.rings_waiting()),
+            ("messages of the door", self.from_door.len()),
+            ("names", self.names.leftovers()),
+            ("requests that wait for addresses", self.deferred.leftovers()),
+            ("direct rings", self.rings.leftovers()),
+            ("clients of families", self.families.clients()),
+            ("amounts", usize::from(used != Amounts::default())),
+        ];
+        let left = counts.into_iter().filter(|(_, count)| *count > 0);
+        left.map(|(what, count)| format!("{count} {what} ({used:?})")).collect()
+    }
+}
+
+impl Conductor {
+    /// Whether anybody has rung for the mover of the same thread.
+    pub fn is_own_mover_rung(&self) -> bool {
+        match &self.movers {
+            super::Movers::Own(mover) => mover.borrow().is_rung(),
+            super::Movers::Threads(_) => false,
+        }
+    }
+}
+
+/// What a driver with bugs would do.
+impl Conductor {
+    /// Has a ring that a mover of another thread gives back be given back twice. Says whether there was one.
+    pub fn give_back_twice(&self) -> bool {
+        self.inboxes.movers.tamper(|queue| {
+            let again = queue.iter().find_map(|message| match message {
+                ToConductor::FreeRing { ring } => Some(ToConductor::FreeRing { ring: ring.clone() }),
+                _ => None,
+            });
+            let is_there = again.is_some();
+            queue.extend(again);
+            is_there
+        })
+    }
+
+    /// Loses an answer that the door is to pass on. Says whether there was one.
+    pub fn lose_answer(&self) -> bool {
+        self.door.tamper(|queue| {
+            let lost = queue.iter().position(|message| matches!(message, ToDoor::Tell { answers: true, .. }));
+            lost.map(|at| queue.remove(at)).is_some()
+        })
+    }
+
+    /// Takes back a byte that a socket was told of. Says whether there was one.
+    pub fn take_byte_back(&self) -> bool {
+        let sockets =
+            self.connections.iter().flat_map(|(_, connection)| connection.sides.into_iter().flatten());
+        let lines = sockets.filter_map(|(id, slot)| Some((self.client(id)?.memory.as_ref()?, slot)));
+        for (memory, slot) in lines {
+            let known = memory.published(slot, socket_status::RECV_PRODUCER);
+            if known > 0 {
+                memory.publish_u64(slot, socket_status::RECV_PRODUCER, known - 1);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Forgets that a descriptor was given back.
+    pub fn leak(&self) {
+        if let Ok(lease) = self.pool.root().lease(Amounts::descriptor()) {
+            std::mem::forget(lease);
+        }
+    }
+}

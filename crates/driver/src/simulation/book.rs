@@ -1,0 +1,146 @@
+//! What honest clients have sent each other, and what befell them: every byte that arrives is compared with it.
+use super::random::mix;
+use std::net::SocketAddr;
+
+/// Upper half of the first eight bytes of an honest stream; the lower one is the sending socket's number.
+const MAGIC: u64 = 0x5049_5045 << 32;
+/// All that hostile clients have to send.
+pub const MARK: u8 = 0xEE;
+
+/// A socket's number, which no other ever has.
+pub type Number = usize;
+
+/// See the module.
+#[derive(Default)]
+pub struct Book {
+    pub sockets: Vec<Record>,
+    pub listening: Vec<Listening>,
+    /// A policy may have ended any connection.
+    pub cuts: bool,
+    /// Bytes that arrived, in all.
+    pub arrived: u64,
+    /// Connections whose both directions came to their end in order.
+    pub finished: u64,
+    /// Says what happens.
+    pub is_talking: bool,
+}
+
+/// An honest client's connected socket.
+#[derive(Debug, Default)]
+pub struct Record {
+    /// Bytes that it has sent.
+    pub sent: u64,
+    /// It sends no more.
+    pub is_over: bool,
+    /// It has died or reset the connection: its peer may be told so instead of anything else.
+    pub is_excused: bool,
+    /// The socket that its bytes come to.
+    peer: Option<Number>,
+}
+
+/// Where one can connect to.
+#[derive(Clone, Copy, Debug)]
+pub struct Listening {
+    pub owner: usize,
+    pub at: SocketAddr,
+}
+
+/// What a receiver knows of its stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arriving {
+    pub received: u64,
+    head: [u8; 8],
+    from: From,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum From {
+    #[default]
+    Unknown,
+    Honest(Number),
+    Hostile,
+}
+
+/// The byte of a stream at a position.
+pub fn byte(number: Number, at: u64) -> u8 {
+    let word = match at / 8 {
+        0 => MAGIC | number as u64,
+        place => mix(number as u64 ^ place << 24),
+    };
+    word.to_le_bytes()[(at % 8) as usize]
+}
+
+impl Book {
+    pub fn open(&mut self) -> Number {
+        self.sockets.push(Record::default());
+        self.sockets.len() - 1
+    }
+
+    pub fn say(&self, what: impl FnOnce() -> String) {
+        if self.is_talking {
+            eprintln!("{}", what());
+        }
+    }
+
+    /// A byte has come to a socket, the next of its stream.
+    pub fn take(&mut self, to: Number, arriving: &mut Arriving, got: u8) {
+        let at = arriving.received;
+        arriving.received += 1;
+        self.arrived += 1;
+        if at < 8 {
+            arriving.head[at as usize] = got;
+            if at == 7 {
+                arriving.from = self.meet(to, arriving.head);
+            }
+            return;
+        }
+        match arriving.from {
+            From::Honest(number) => {
+                assert!(at < self.sockets[number].sent, "socket {to} gets more than {number} has sent: {at}");
+                let sent = byte(number, at);
+                assert_eq!(got, sent, "socket {to} gets another byte at {at} than socket {number} has sent");
+            }
+            From::Hostile => assert_eq!(got, MARK, "socket {to} gets what no hostile client has"),
+            From::Unknown => unreachable!("after the head"),
+        }
+    }
+
+    fn meet(&mut self, to: Number, head: [u8; 8]) -> From {
+        if head == [MARK; 8] {
+            return From::Hostile;
+        }
+        let head = u64::from_le_bytes(head);
+        let number = (head & u64::from(u32::MAX)) as usize;
+        assert!(head & MAGIC == MAGIC && number < self.sockets.len(), "socket {to} gets {head:#x}");
+        assert!(self.sockets[number].sent >= 8, "socket {to} gets what {number} has not sent");
+        for (one, other) in [(number, to), (to, number)] {
+            let known = *self.sockets[one].peer.get_or_insert(other);
+            assert_eq!(known, other, "socket {one} is connected to both");
+        }
+        From::Honest(number)
+    }
+
+    /// A socket is told that its stream has ended in order.
+    pub fn ended(&mut self, to: Number, arriving: &Arriving) {
+        if let From::Honest(number) = arriving.from {
+            let from = &self.sockets[number];
+            assert!(from.is_over, "socket {to} is told of an end that {number} has not made");
+            assert_eq!(arriving.received, from.sent, "socket {to} is told of the end of socket {number}");
+            self.finished += 1;
+        } else {
+            assert!(arriving.received < 8 || matches!(arriving.from, From::Hostile));
+        }
+    }
+
+    /// A socket is told of an error.
+    pub fn failed(&self, to: Number, arriving: &Arriving, errno: u32) {
+        let peer = match arriving.from {
+            From::Honest(number) => Some(number),
+            From::Hostile => return,
+            From::Unknown => self.sockets[to].peer,
+        };
+        let Some(peer) = peer else { return };
+        let is_known = self.cuts || self.sockets[peer].is_excused || self.sockets[to].is_excused;
+        assert!(is_known, "socket {to} is told of error {errno}; its peer {peer} has done nothing");
+    }
+}

@@ -1,0 +1,197 @@
+//! A client's end of all that it shares with the driver, held by nobody's rules.
+use super::kernel::{is_readable, Hold};
+use pd_abi::layout::{
+    channel_control, channel_offset, channel_status, socket_control, socket_offset, REGION_BYTES,
+};
+use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
+use pd_abi::{Event, Frame, FrameKind, Request, SocketId};
+use pd_shm::ring::{Consumer, Producer, SharedCells};
+use pd_shm::{attach, Own, Region, Theirs};
+use rustix::io::{Errno, Result};
+use rustix::net::{
+    bind, connect, socket_with, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{fence, Ordering};
+use std::sync::Arc;
+
+/// See the module.
+pub struct Link {
+    pub socket: OwnedFd,
+    pub shared: Option<Shared>,
+    pub channels: Vec<Channel>,
+    /// Send regions by number.
+    pub send: BTreeMap<u32, (Region<Own>, Hold)>,
+    /// Receive regions by number.
+    pub receive: BTreeMap<u32, (Region<Theirs>, Hold)>,
+}
+
+/// Control region and status region.
+pub struct Shared {
+    pub control: Arc<Region<Own>>,
+    pub status: Arc<Region<Theirs>>,
+}
+
+/// A channel.
+pub struct Channel {
+    pub requests: Producer<SharedCells<Request, Own, Theirs>>,
+    pub events: Consumer<SharedCells<Event, Theirs, Own>>,
+    doorbell: OwnedFd,
+    rung: u32,
+}
+
+/// What came by the attach socket.
+pub enum Came {
+    Nothing,
+    Frame(Box<Frame>),
+    /// The driver has hung up.
+    End,
+}
+
+/// Connects to the driver, from the name of a process ([`super::kernel::Kernel::enter`]).
+pub fn dial(driver: &SocketAddrUnix, number: u64) -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let world = String::from_utf8_lossy(driver.abstract_name().unwrap_or_default()).into_owned();
+    let name = format!("pd-simulation/{}/{world}/{number}", std::process::id());
+    bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    connect(&socket, driver)?;
+    Ok(socket)
+}
+
+impl Link {
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket, shared: None, channels: Vec::new(), send: BTreeMap::new(), receive: BTreeMap::new() }
+    }
+
+    pub fn shared(&self) -> &Shared {
+        self.shared.as_ref().expect("a client that was welcomed")
+    }
+
+    /// Sends a frame.
+    pub fn send(&self, frame: &Frame) -> Result<()> {
+        attach::send(&self.socket, frame, &[], SendFlags::DONTWAIT)
+    }
+
+    /// Whether there is a frame, or an end.
+    pub fn has_news(&self) -> bool {
+        is_readable(&self.socket)
+    }
+
+    /// Takes the next frame, and what came with it.
+    pub fn receive(&mut self) -> Came {
+        let (frame, mut fds) = match attach::receive(&self.socket, RecvFlags::DONTWAIT) {
+            Ok(Some(received)) => received,
+            Err(Errno::AGAIN) => return Came::Nothing,
+            _ => return Came::End,
+        };
+        match (frame.checked_kind(), fds.pop(), fds.pop()) {
+            (Some(FrameKind::Welcome), Some(status), Some(control)) => {
+                let status = Arc::new(Region::<Theirs>::new(status, REGION_BYTES).expect("a mapping"));
+                // Refused to who has said before that it is mapped.
+                if let Ok(control) = Region::<Own>::new(control, REGION_BYTES) {
+                    self.shared = Some(Shared { control: Arc::new(control), status });
+                }
+            }
+            (Some(FrameKind::Channel), Some(doorbell), None) if self.shared.is_some() => {
+                self.add_channel(doorbell);
+            }
+            (Some(FrameKind::SendRegion), Some(fd), None) => {
+                let hold = Hold::new(&fd);
+                if let Ok(map) = Region::<Own>::new(fd, frame.bytes as usize) {
+                    self.send.insert(frame.id, (map, hold));
+                }
+            }
+            (Some(FrameKind::ReceiveRegion), Some(fd), None) => {
+                let hold = Hold::new(&fd);
+                let map = Region::<Theirs>::new(fd, frame.bytes as usize).expect("a mapping");
+                self.receive.insert(frame.id, (map, hold));
+            }
+            _ => {}
+        }
+        Came::Frame(Box::new(frame))
+    }
+
+    fn add_channel(&mut self, doorbell: OwnedFd) {
+        let Shared { control, status } = self.shared();
+        let at = channel_offset(self.channels.len());
+        let requests = SharedCells::new(
+            (Arc::clone(control), at + channel_control::REQUEST_PRODUCER, at + channel_control::REQUESTS),
+            (Arc::clone(status), at + channel_status::REQUEST_CONSUMER),
+            REQUEST_RING_ENTRIES,
+        );
+        let events = SharedCells::new(
+            (Arc::clone(status), at + channel_status::EVENT_PRODUCER, at + channel_status::EVENTS),
+            (Arc::clone(control), at + channel_control::EVENT_CONSUMER),
+            EVENT_RING_ENTRIES,
+        );
+        let (requests, events) = (Producer::new(requests), Consumer::new(events));
+        self.channels.push(Channel { requests, events, doorbell, rung: 0 });
+    }
+
+    /// Writes a request without publishing it. Says whether there was room.
+    pub fn write(&mut self, channel: usize, request: Request) -> bool {
+        self.channels[channel].requests.write(request) == Ok(true)
+    }
+
+    /// Publishes what was written, and rings if the driver asks for it.
+    pub fn publish(&mut self, channel: usize) {
+        self.channels[channel].requests.publish();
+        self.ring_if_asked(channel);
+    }
+
+    pub fn ring_if_asked(&mut self, channel: usize) {
+        fence(Ordering::SeqCst);
+        let at = channel_offset(channel) + channel_status::NEED_WAKEUP;
+        let sleep = self.shared().status.load_u32(at, Ordering::Relaxed);
+        if sleep != 0 && sleep != self.channels[channel].rung {
+            self.channels[channel].rung = sleep;
+            self.ring(channel);
+        }
+    }
+
+    pub fn ring(&self, channel: usize) {
+        let _ = rustix::io::write(&self.channels[channel].doorbell, &1u64.to_ne_bytes());
+    }
+
+    /// A word of a channel's in the status region.
+    pub fn channel_u64(&self, channel: usize, word: usize) -> u64 {
+        self.shared().status.load_u64(channel_offset(channel) + word, Ordering::Acquire)
+    }
+
+    pub fn channel_u32(&self, channel: usize, word: usize) -> u32 {
+        self.shared().status.load_u32(channel_offset(channel) + word, Ordering::Acquire)
+    }
+
+    /// Writes a word of a channel.
+    pub fn set_channel(&self, channel: usize, word: usize, value: u64) {
+        self.shared().control.store_u64(channel_offset(channel) + word, value, Ordering::Release);
+    }
+
+    /// A word of a socket's status line.
+    pub fn line_u64(&self, socket: SocketId, word: usize) -> u64 {
+        self.shared().status.load_u64(socket_offset(socket.slot()) + word, Ordering::Acquire)
+    }
+
+    pub fn line_u32(&self, socket: SocketId, word: usize) -> u32 {
+        self.shared().status.load_u32(socket_offset(socket.slot()) + word, Ordering::Acquire)
+    }
+
+    /// Writes a word of a socket's control line.
+    pub fn set_line(&self, socket: SocketId, word: usize, value: u64) {
+        self.shared().control.store_u64(socket_offset(socket.slot()) + word, value, Ordering::Release);
+    }
+
+    pub fn set_line_u32(&self, socket: SocketId, word: usize, value: u32) {
+        self.shared().control.store_u32(socket_offset(socket.slot()) + word, value, Ordering::Release);
+    }
+
+    /// Takes a socket's line into use.
+    pub fn take(&self, socket: SocketId) {
+        for word in (0..socket_control::GENERATION).step_by(8) {
+            self.set_line(socket, word, 0);
+        }
+        self.set_line_u32(socket, socket_control::GENERATION, socket.generation().into());
+    }
+}

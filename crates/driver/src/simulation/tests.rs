@@ -1,0 +1,95 @@
+//! Runs.
+use super::*;
+use std::panic::catch_unwind;
+use std::time::{Duration, Instant};
+
+/// Runs of `cargo test`, and threads that they are divided among.
+const SEEDS: u64 = 400;
+const THREADS: u64 = 4;
+/// A bug is to be found in so many.
+const MUTATED_SEEDS: u64 = 40;
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}
+
+/// What `make simulate` runs: the seed `SEED` alone; or for `MINUTES` those from `FROM` on, any if that is not given.
+#[test]
+#[ignore = "as long as one likes"]
+fn long() {
+    if let Some(seed) = number("SEED") {
+        println!("seed {seed}: {:?}", run(seed));
+        return;
+    }
+    let begun = Instant::now();
+    let until = Duration::from_secs(60 * number("MINUTES").unwrap_or(1));
+    let since_epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let first = number("FROM").unwrap_or(since_epoch.as_secs() << 24);
+    let mut all = Outcome::default();
+    let mut runs = 0;
+    while begun.elapsed() < until {
+        let outcome = run(first + runs);
+        (all.steps, all.arrived) = (all.steps + outcome.steps, all.arrived + outcome.arrived);
+        (all.finished, all.failed) = (all.finished + outcome.finished, all.failed + outcome.failed);
+        runs += 1;
+    }
+    println!(
+        "{runs} runs from seed {first} on: {} steps, {} bytes arrived, {} streams ended in order, {} calls failed",
+        all.steps, all.arrived, all.finished, all.failed
+    );
+}
+
+#[test]
+fn seeds_hold() {
+    let run_some = |first: u64| {
+        (first..SEEDS)
+            .step_by(THREADS as usize)
+            .map(run)
+            .fold((0, 0), |sum, outcome| (sum.0 + outcome.finished, sum.1 + outcome.failed))
+    };
+    let (finished, failed) = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|first| scope.spawn(move || run_some(first))).collect();
+        let sums = threads.into_iter().map(|thread| thread.join().expect("a seed fails"));
+        sums.fold((0, 0), |sum, (finished, failed)| (sum.0 + finished, sum.1 + failed))
+    });
+    // They are about something.
+    assert!(finished > SEEDS && failed > SEEDS, "{finished} streams ended in order, {failed} calls failed");
+}
+
+#[test]
+fn a_seed_repeats_itself() {
+    for seed in 0..20 {
+        assert_eq!(run(seed), run(seed), "seed {seed}");
+    }
+}
+
+fn is_found(mutation: Mutation) {
+    let found = (0..MUTATED_SEEDS).find(|&seed| catch_unwind(|| run_with(seed, Some(mutation))).is_err());
+    assert!(found.is_some(), "{mutation:?} is not found in {MUTATED_SEEDS} seeds");
+}
+
+#[test]
+fn a_lost_wake_is_found() {
+    is_found(Mutation::LostWake);
+}
+
+#[test]
+fn a_lost_answer_is_found() {
+    is_found(Mutation::LostAnswer);
+}
+
+#[test]
+fn a_ring_that_is_given_back_twice_is_found() {
+    is_found(Mutation::RingGivenTwice);
+}
+
+#[test]
+fn a_byte_that_is_taken_back_is_found() {
+    is_found(Mutation::ByteTakenBack);
+}
+
+#[test]
+fn a_leak_is_found() {
+    is_found(Mutation::Leak);
+}

@@ -1,0 +1,528 @@
+//! A run: a driver, clients, time, and what befalls them, each next step drawn from the seed.
+use super::agents::{Agent, Running};
+use super::book::Book;
+use super::honest::{Honest, Thread};
+use super::hostile::Hostile;
+use super::kernel::{self, Kernel, Person};
+use super::random::{mix, Random};
+use super::Mutation;
+use crate::addresses::Addresses;
+use crate::clock::Clock;
+use crate::identity::NamespaceId;
+use crate::memory::{HugepageUse, Resource};
+use crate::messages::Payer;
+use crate::policy::{Path, Policy};
+use crate::settings::Settings;
+use pd_engine::Engine;
+use rustix::event::{eventfd, EventfdFlags};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Steps in which all that honest clients have begun has to come to its end.
+const FINAL_STEPS: u64 = 1_500_000;
+/// Simulated time for the same.
+const FINAL_TIME: Duration = Duration::from_secs(300);
+/// After a policy was sent what tenants hold may change at once.
+const POLICY_STEPS: u64 = 2000;
+
+/// What becomes of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Follows from all that happened.
+    pub trace: u64,
+    /// Turns of agents and clients, and times that nobody had one.
+    pub steps: u64,
+    /// Bytes that honest clients got.
+    pub arrived: u64,
+    /// Streams that came to their end in order.
+    pub finished: u64,
+    /// Calls of the kernel that failed.
+    pub failed: u64,
+}
+
+#[derive(Default)]
+struct HandClock(AtomicU64);
+
+impl Clock for HandClock {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// What a run may meet with.
+#[derive(Debug)]
+struct Weather {
+    /// Of a million steps, so many times.
+    deaths: u64,
+    policies: u64,
+    restarts: u64,
+    slow: u64,
+    faults: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    Agent(Agent),
+    Honest(usize),
+    Hostile(usize),
+}
+
+/// See the module.
+pub struct World {
+    random: Random,
+    clock: Arc<HandClock>,
+    settings: Settings,
+    engine: Box<dyn Engine>,
+    is_safe: bool,
+    driver: Option<Running>,
+    honest: Vec<Honest>,
+    hostile: Vec<Hostile>,
+    pub book: Book,
+    weather: Weather,
+    trace: u64,
+    steps: u64,
+    /// Dialled so far.
+    numbers: u64,
+    pids: u32,
+    ends: bool,
+    policy_step: u64,
+    held: BTreeMap<(Payer, u8), u64>,
+    tasks: Vec<Task>,
+    threads: Vec<Thread>,
+    /// What is broken on purpose, after this step, once.
+    mutation: Option<(Mutation, u64)>,
+}
+
+fn person(pid: u32, random: &mut Random) -> Person {
+    let home = random.between(1, 3);
+    let cgroup = random.pick(&[None, Some("/red/one"), Some("/blue")]).map(str::to_owned);
+    let life = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd"));
+    let namespace = NamespaceId::for_test(home);
+    let uid = 1000 + random.below(3) as u32;
+    Person { pid, uid, namespace, address: [10, 0, 0, home as u8], cgroup, life }
+}
+
+impl World {
+    pub fn new(seed: u64, mutation: Option<Mutation>) -> Self {
+        let mut random = Random::new(mix(seed));
+        let mut kernel = Kernel::new(random.next());
+        for home in 1..=3 {
+            let addresses = [IpAddr::from([127, 0, 0, 1]), IpAddr::from([10, 0, 0, home])];
+            let known: Addresses = addresses.into_iter().map(|ip| (ip, 8)).collect();
+            kernel.addresses.insert(NamespaceId::for_test(home.into()), known);
+        }
+        kernel.slow = Duration::from_micros(random.pick(&[0, 50, 20_000]));
+        kernel::install(Some(kernel));
+        let settings = Settings {
+            budget_bytes: random.pick(&[3 << 20, 12 << 20, 64 << 20]),
+            client_budget_bytes: random.pick(&[2 << 20, 32 << 20]),
+            hugepages: HugepageUse::Off,
+            ring_bytes_default: 1 << random.between(13, 17),
+            movers: random.pick(&[1, 1, 2, 3]),
+            spin: Duration::ZERO,
+            ring_idle: Duration::from_millis(random.pick(&[10, 100, 1000])),
+            connections_max: random.pick(&[4, 1000]),
+            clients_max: random.pick(&[3, 64]),
+            path: random.pick(&[Path::Offloaded, Path::Direct]),
+            ..Settings::default()
+        };
+        let fault_seed = random.below(1000);
+        let engine = match random.below(6) {
+            0 | 1 => format!("fault:seed={fault_seed},delay=4,reorder"),
+            2 => format!("fault:seed={fault_seed},fail=100,delay=3,reorder"),
+            3 => format!("fault:seed={fault_seed},fail=10,dead_after={}", random.between(1, 60)),
+            _ => "cpu".to_owned(),
+        };
+        let engine: Box<dyn Engine> = Box::new(pd_engine::by_name(&engine).expect("an engine"));
+        let clock = Arc::new(HandClock::default());
+        clock.0.store(1_000_000_000, Ordering::Relaxed);
+        let is_safe = random.chance(700);
+        let as_clock: Arc<dyn Clock> = Arc::clone(&clock) as _;
+        let driver = Running::start(&settings, as_clock, &*engine, is_safe);
+        let mut pids = 100;
+        let mut honest = Vec::new();
+        for index in 0..random.between(1, 5) as usize {
+            pids += 1;
+            let wishes = random.between(2, 12);
+            let person = person(pids, &mut random);
+            let own = Random::new(random.next());
+            honest.push(Honest::new(index, person, own, wishes, settings.ring_bytes_default));
+        }
+        let mut hostile = Vec::new();
+        for _ in 0..random.pick(&[0, 0, 1, 2, 3]) {
+            pids += 1;
+            let person = person(pids, &mut random);
+            hostile.push(Hostile::new(person, Random::new(random.next())));
+        }
+        let mutation = mutation.map(|mutation| (mutation, random.between(200, 2000)));
+        let mut often = |each: &[u64]| random.pick(each);
+        let weather = Weather {
+            deaths: often(&[0, 0, 300, 2000]),
+            policies: often(&[0, 300, 2000]),
+            restarts: often(&[0, 0, 0, 200]),
+            slow: often(&[0, 0, 2000]),
+            faults: often(&[0, 1000]),
+        };
+        Self {
+            random,
+            clock,
+            settings,
+            engine,
+            is_safe,
+            driver: Some(driver),
+            honest,
+            hostile,
+            book: Book::default(),
+            weather,
+            trace: seed,
+            steps: 0,
+            numbers: 0,
+            pids,
+            ends: false,
+            policy_step: 0,
+            held: BTreeMap::new(),
+            tasks: Vec::new(),
+            threads: Vec::new(),
+            mutation,
+        }
+    }
+
+    /// All of it.
+    pub fn run(&mut self) -> Outcome {
+        self.pour_faults();
+        for _ in 0..self.random.between(200, 4000) {
+            self.step();
+        }
+        self.finish();
+        Outcome {
+            trace: self.trace,
+            steps: self.steps,
+            arrived: self.book.arrived,
+            finished: self.book.finished,
+            failed: kernel::with(|kernel| kernel.failed).unwrap_or(0),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    fn note(&mut self, what: u64) {
+        self.trace = mix(self.trace ^ what).wrapping_add(self.steps);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.clock.0.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn driver(&mut self) -> &mut Running {
+        self.driver.as_mut().expect("a driver")
+    }
+
+    /// One step of somebody who can go on, or time until then.
+    fn step(&mut self) {
+        self.steps += 1;
+        if !self.ends {
+            self.befall();
+        }
+        if self.random.chance(200) {
+            let micros = self.random.pick(&[1, 10, 100, 1000]);
+            self.pass(Duration::from_micros(micros));
+        }
+        self.list_tasks();
+        // Most of them can: a few tries are quicker than to ask all.
+        let count = self.tasks.len() as u64;
+        for _ in 0..4 {
+            let task = self.tasks[self.random.below(count) as usize];
+            if self.try_task(task) {
+                return self.check();
+            }
+        }
+        let first = self.random.below(count) as usize;
+        for at in 0..self.tasks.len() {
+            let task = self.tasks[(first + at) % self.tasks.len()];
+            if self.try_task(task) {
+                return self.check();
+            }
+        }
+        self.rest();
+    }
+
+    fn list_tasks(&mut self) {
+        let mut tasks = std::mem::take(&mut self.tasks);
+        tasks.clear();
+        let agents = self.driver().agents();
+        tasks.extend(agents.into_iter().map(Task::Agent));
+        tasks.extend((0..self.honest.len()).map(Task::Honest));
+        tasks.extend((0..self.hostile.len()).map(Task::Hostile));
+        self.tasks = tasks;
+    }
+
+    /// Does it, if it can go on.
+    fn try_task(&mut self, task: Task) -> bool {
+        let now = self.now();
+        self.numbers += 1;
+        let number = self.numbers;
+        let Self { driver, honest, hostile, book, random, threads, .. } = self;
+        let driver = driver.as_mut().expect("a driver");
+        let trace = match task {
+            Task::Agent(agent) => {
+                if !driver.can_go_on(agent) {
+                    return false;
+                }
+                let trace = driver.step(agent);
+                trace.wrapping_mul(8) + 1
+            }
+            Task::Honest(at) => {
+                threads.clear();
+                honest[at].runnable(now, threads);
+                if threads.is_empty() {
+                    return false;
+                }
+                let thread = random.pick(threads);
+                honest[at].step(thread, now, &driver.address, number, book).wrapping_mul(8) + 2
+            }
+            Task::Hostile(at) => {
+                if !hostile[at].is_runnable(now) {
+                    return false;
+                }
+                hostile[at].step(now, &driver.address, number, book).wrapping_mul(8) + 3
+            }
+        };
+        self.mutate();
+        self.note(trace);
+        true
+    }
+
+    /// Nobody can go on: nobody may wait for what has come. Then time passes.
+    fn rest(&mut self) {
+        if let Some(why) = self.honest.iter().find_map(Honest::sleeps_in_vain) {
+            panic!("{why}: nobody woke it\n{}", self.describe());
+        }
+        let clients = self.honest.iter().filter_map(Honest::wake_by);
+        let others = self.hostile.iter().filter_map(Hostile::wake_by);
+        let driver = self.driver.as_ref().and_then(Running::wake_by);
+        let next = clients.chain(others).chain(driver).min().expect("somebody who sleeps for a while");
+        let now = self.now();
+        self.pass(next.saturating_sub(now).max(Duration::from_nanos(1)));
+        self.note(4);
+    }
+
+    fn check(&mut self) {
+        let may_change = self.steps < self.policy_step + POLICY_STEPS;
+        let every = self.steps % 16 == 0;
+        let conductor = self.driver().conductor();
+        let (held, total) = conductor.held();
+        for resource in Resource::ALL {
+            let (held, total) = (held.of_pool(resource), total.of_pool(resource));
+            assert!(held <= total, "{resource:?}: {held} held of {total}");
+        }
+        if every {
+            for (payer, resource, used, most) in conductor.holdings() {
+                let before = self.held.insert((payer, resource as u8), used).unwrap_or(0);
+                assert!(
+                    used <= most || used <= before || may_change,
+                    "{payer:?} holds {used} of {resource:?}, and may hold {most}"
+                );
+            }
+        }
+    }
+
+    /// What befalls a driver and its clients.
+    fn befall(&mut self) {
+        let lot = self.random.below(1_000_000);
+        let Weather { deaths, policies, restarts, slow, faults } = self.weather;
+        let mut bound = 0;
+        let mut falls = |often| {
+            let from = bound;
+            bound += often;
+            (from..bound).contains(&lot)
+        };
+        if falls(deaths) {
+            self.kill_one();
+        } else if falls(policies) {
+            self.change_policy();
+        } else if falls(restarts) {
+            self.restart();
+        } else if falls(slow) {
+            let helped = self.driver().parts.door.helped();
+            if !helped.is_empty() {
+                let payer = self.random.pick(&helped);
+                let until = self.now() + Duration::from_millis(self.random.pick(&[1, 100, 6000]));
+                self.driver().held_up.insert(payer, until);
+                self.note(5);
+            }
+        } else if falls(faults) {
+            self.pour_faults();
+        } else if falls(200) {
+            self.driver().parts.door.end_helpers();
+        }
+    }
+
+    fn pour_faults(&mut self) {
+        let mut faults = BTreeMap::new();
+        if self.weather.faults > 0 && self.random.chance(700) {
+            for call in 0..=super::kernel::LAST_CALL {
+                let often = self.random.pick(&[0, 0, 0, 0, 1000, 30_000, 300_000]);
+                faults.insert(call, often);
+            }
+        }
+        kernel::with(|kernel| kernel.faults = faults);
+    }
+
+    fn kill_one(&mut self) {
+        let now = self.now();
+        let at = self.random.below(self.honest.len() as u64) as usize;
+        self.honest[at].die(now, &mut self.book);
+        if self.random.chance(500) {
+            // Its process, and not its connection to the driver alone.
+            let _ = rustix::io::write(&self.honest[at].person.life, &1u64.to_ne_bytes());
+            self.pids += 1;
+            let reborn = person(self.pids, &mut self.random);
+            let same = &mut self.honest[at].person;
+            (same.pid, same.life) = (reborn.pid, reborn.life);
+        }
+        self.note(6);
+    }
+
+    fn restart(&mut self) {
+        let faults = kernel::with(|kernel| std::mem::take(&mut kernel.faults));
+        self.driver = None;
+        let clock: Arc<dyn Clock> = Arc::clone(&self.clock) as _;
+        self.driver = Some(Running::start(&self.settings, clock, &*self.engine, self.is_safe));
+        self.held.clear();
+        kernel::with(|kernel| kernel.faults = faults.unwrap_or_default());
+        self.note(7);
+    }
+
+    fn change_policy(&mut self) {
+        let random = &mut self.random;
+        let mut text = String::new();
+        if random.chance(200) {
+            text += "default = \"deny\"\n";
+        }
+        text += random.pick(&["", "path = \"offloaded\"\n", "path = \"direct\"\n"]);
+        let mut known = Vec::new();
+        for tenant in ["red", "blue"] {
+            if random.chance(300) {
+                continue;
+            }
+            known.push(tenant);
+            text += &format!("[[tenant]]\nname = \"{tenant}\"\ncgroups = [\"/{tenant}\"]\n");
+            let mut line = |chance, line: String| {
+                if random.chance(chance) {
+                    text += &line;
+                }
+                random.next()
+            };
+            let drawn = line(300, "weight = 7\n".into());
+            line(300, format!("clients_max = {}\n", 1 + drawn % 4));
+            line(300, format!("descriptors_max = {}\n", 10 + drawn % 40));
+            line(300, format!("memory_bytes_max = \"{}KB\"\n", 200 + drawn % 4000));
+            line(200, "connections_max = 2\n".into());
+            line(200, format!("rate = {{ bytes_per_second = \"{}KB\" }}\n", 100 + drawn % 3000));
+            line(200, "connection_rate = { messages_per_second = 2000 }\n".into());
+            line(100, "reserved = { clients = 1, descriptors = 10, memory_bytes = \"200KB\" }\n".into());
+        }
+        if !known.is_empty() && random.chance(400) {
+            text += &format!(
+                "[[rule]]\nfrom = \"{}\"\naction = \"{}\"\n",
+                random.pick(&known),
+                random.pick(&["allow", "deny"])
+            );
+        }
+        let policy = Policy::parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
+        self.book.cuts = true;
+        self.policy_step = self.steps;
+        self.driver().apply(policy);
+        self.note(8);
+    }
+
+    /// No faults any more: all that was begun comes to its end, and nothing is left when the clients have gone.
+    fn finish(&mut self) {
+        self.ends = true;
+        kernel::with(|kernel| kernel.faults.clear());
+        let now = self.now();
+        self.driver().held_up.clear();
+        self.driver().apply(Policy::default());
+        self.policy_step = self.steps;
+        for hostile in &mut self.hostile {
+            hostile.lose(now);
+            hostile.is_gone = true;
+        }
+        self.honest.iter_mut().for_each(|honest| honest.wishes = 0);
+        let until = self.now() + FINAL_TIME;
+        self.go_on("connections of honest clients do not come to their end", until, |world| {
+            world.honest.iter().all(Honest::is_idle)
+        });
+        for honest in &mut self.honest {
+            honest.leave(&mut self.book);
+        }
+        let until = self.now() + FINAL_TIME;
+        self.go_on("something is left of clients that have gone", until, |world| {
+            world.driver().leftovers().is_empty()
+        });
+    }
+
+    fn go_on(&mut self, otherwise: &str, until: Duration, is_done: impl Fn(&mut Self) -> bool) {
+        let first = self.steps;
+        let mut next_relief = self.now() + Duration::from_secs(20);
+        loop {
+            if (self.steps - first) % 64 == 0 && is_done(self) {
+                return;
+            }
+            self.step();
+            let now = self.now();
+            if now >= until || self.steps > first + FINAL_STEPS {
+                panic!("{otherwise}\n{}", self.describe());
+            }
+            if now >= next_relief && self.driver().conductor().flows_waiting() > 0 {
+                // Who holds memory that others wait for keeps it: a client has to go.
+                next_relief = now + Duration::from_secs(5);
+                if let Some(honest) = self.honest.iter_mut().find(|honest| honest.is_up()) {
+                    honest.leave(&mut self.book);
+                    self.note(9);
+                }
+            }
+        }
+    }
+
+    fn describe(&mut self) -> String {
+        let honest: Vec<_> = self.honest.iter().map(|honest| honest.describe()).collect();
+        let (settings, weather) = (&self.settings, &self.weather);
+        let what = format!(
+            "budget {}, movers {}, ring {}, {:?}, {weather:?}, step {}, {:?}\n{}",
+            settings.budget_bytes,
+            settings.movers,
+            settings.ring_bytes_default,
+            settings.path,
+            self.steps,
+            self.clock.now(),
+            honest.join("\n"),
+        );
+        let driver = self.driver();
+        let waiting = driver.conductor().flows_waiting();
+        format!("{what}\n{}, {waiting} flows wait for memory, {:?}", driver.describe(), driver.leftovers())
+    }
+
+    /// Breaks something, once.
+    fn mutate(&mut self) {
+        let Some((mutation, _)) = self.mutation.filter(|(_, step)| self.steps >= *step) else { return };
+        let is_broken = match mutation {
+            Mutation::LostWake => self.honest.iter_mut().any(Honest::miss_wake),
+            Mutation::LostAnswer => self.driver().conductor().lose_answer(),
+            Mutation::RingGivenTwice => self.driver().conductor().give_back_twice(),
+            Mutation::ByteTakenBack => self.driver().conductor().take_byte_back(),
+            Mutation::Leak => {
+                self.driver().conductor().leak();
+                true
+            }
+        };
+        if is_broken {
+            self.mutation = None;
+        }
+    }
+}
