@@ -4,11 +4,10 @@
 //! programs' own options for the kernel, too: iperf3 sends by `sendfile` (nginx always does).
 
 mod databases;
-mod hyper;
 mod iperf3;
-mod nginx;
 mod python;
 mod redis;
+mod web;
 
 use std::path::Path;
 use std::rc::Rc;
@@ -52,9 +51,9 @@ fn loads() -> Vec<Rc<dyn Load>> {
         Rc::new(redis(64 << 10, 1, 50)),
         Rc::new(redis(64 << 10, 16, 50)),
         Rc::new(redis(64, 1, 500)),
-        Rc::new(hyper::Hyper { connections: 64 }),
-        Rc::new(nginx::Nginx { bytes: 1 << 20, short: false }),
-        Rc::new(nginx::Nginx { bytes: 64, short: true }),
+        Rc::new(web::Web::Hyper { connections: 64 }),
+        Rc::new(web::Web::Nginx { bytes: 1 << 20, short: false }),
+        Rc::new(web::Web::Nginx { bytes: 64, short: true }),
         Rc::new(python::Python::GRPC_STREAM),
         Rc::new(python::Python::GRPC_UNARY),
         Rc::new(python::Python::UVLOOP),
