@@ -61,6 +61,11 @@ impl Clients {
         Some(&mut client.sockets[slot.index()])
     }
 
+    /// Takes one out.
+    pub fn take(&mut self, id: ClientId) -> Option<Client> {
+        self.0.get_mut(id.index())?.take()
+    }
+
     /// Who pays for what a client sends.
     #[inline]
     pub fn payer(&self, id: ClientId) -> PayerId {
@@ -160,6 +165,31 @@ impl Client {
     /// Its channels, which it has no more.
     pub fn take_channels(&mut self) -> impl Iterator<Item = Channel> + '_ {
         self.channels.drain(..).flatten()
+    }
+
+    /// The same client as another mover knows it, without sockets and channels of its own.
+    pub fn copy(&self, payer: PayerId) -> Self {
+        Self { regions: self.regions.clone(), ..Self::new(payer, &self.account, &self.memory) }
+    }
+
+    /// Whether it may be known to several movers, or go to another: it lives, and passes no files.
+    pub fn is_mobile(&self) -> bool {
+        !self.removing && !self.cut_off && !self.files.has_socket()
+    }
+
+    /// Numbers of its channels.
+    pub fn channels(&self) -> impl Iterator<Item = usize> + '_ {
+        self.channels.iter().enumerate().filter_map(|(at, channel)| channel.as_ref().map(|_| at))
+    }
+
+    /// Takes a channel out.
+    pub fn take_channel(&mut self, index: usize) -> Option<Channel> {
+        self.channels.get_mut(index)?.take()
+    }
+
+    /// What is known of its slots.
+    pub fn slots(&self) -> impl Iterator<Item = (Slot, &Socket)> {
+        self.sockets.iter().enumerate().map(|(at, socket)| (Slot::at(at), socket))
     }
 
     pub fn add_region(&mut self, index: usize, map: Arc<Mapping>) {

@@ -96,6 +96,18 @@ impl Doorbells {
         }
     }
 
+    /// Numbers of sleeps are beyond those of another mover from now on: one of its channels comes here, whose client may have
+    /// rung for any of them.
+    pub fn number_beyond(&mut self, other: &Self) {
+        self.sleeps = self.sleeps.max(other.sleeps);
+    }
+
+    /// As if so many sleeps had had numbers.
+    #[cfg(test)]
+    pub fn pretend_slept(&mut self, times: u32) {
+        self.sleeps = times;
+    }
+
     /// A number for the sleep that begins, which clients ring for once: not 0, and not the last one.
     pub fn number_sleep(&mut self) -> u32 {
         self.sleeps = self.sleeps.wrapping_add(1).max(1);

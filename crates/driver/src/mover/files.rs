@@ -30,6 +30,13 @@ pub(super) struct Files {
     slots: Vec<FileSlot>,
 }
 
+impl Files {
+    /// Whether any may be passed.
+    pub fn has_socket(&self) -> bool {
+        self.socket.is_some()
+    }
+}
+
 /// A place for a file of a client's.
 #[derive(Debug, Default)]
 struct FileSlot {

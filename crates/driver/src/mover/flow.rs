@@ -384,6 +384,30 @@ impl Flow {
         sends || self.migration.as_ref().is_some_and(|migration| migration.has_successor(client))
     }
 
+    /// Lets `change` see each end that it has or is going to have.
+    pub fn each_end(&mut self, change: &mut impl FnMut(&mut Endpoint)) {
+        change(self.source.end_mut());
+        change(self.sink.end_mut());
+        if let Some(migration) = &mut self.migration {
+            migration.each_end(change);
+        }
+    }
+
+    /// Whether all whose sends it carries, now or later, are such.
+    pub fn has_senders(&self, are: impl Fn(&Endpoint) -> bool) -> bool {
+        are(self.source()) && self.migration.as_ref().is_none_or(|migration| migration.successors().all(are))
+    }
+
+    /// Whether no copy is under way.
+    pub fn is_quiet(&self) -> bool {
+        self.sink.is_quiet()
+    }
+
+    /// Whether it has asked for a ring that has not come yet.
+    pub fn is_ring_asked(&self) -> bool {
+        self.sink.is_asked()
+    }
+
     /// Whether the flow touches nothing of its source any more.
     pub fn is_done_with_source(&self) -> bool {
         self.is_drained() && self.finish.is_some()

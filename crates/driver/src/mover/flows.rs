@@ -2,16 +2,18 @@
 //! a busy machine are idle.
 use super::flow::Flow;
 use crate::ids::{ClientId, FlowId, TenantId};
-use crate::messages::NewFlow;
+use crate::messages::{Endpoint, NewFlow};
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Flows(Vec<Place>);
 
+/// What there is of one number.
 #[derive(Debug, Default)]
-enum Place {
+pub enum Place {
     #[default]
     Free,
+    /// Has never had anything to do.
     Fresh(Box<NewFlow>),
     Flow(Box<Flow>),
 }
@@ -19,11 +21,8 @@ enum Place {
 impl Flows {
     /// Adds one; what had its number before is no more.
     pub fn add(&mut self, new: Box<NewFlow>) {
-        let index = new.id.index();
-        if self.0.len() <= index {
-            self.0.resize_with(index + 1, Place::default);
-        }
-        self.0[index] = Place::Fresh(new);
+        let id = new.id;
+        *self.place(id) = Place::Fresh(new);
     }
 
     /// The flow, which is going to do something.
@@ -46,6 +45,15 @@ impl Flows {
             Place::Flow(flow) => Some(flow),
             _ => None,
         }
+    }
+
+    /// What there is of a number.
+    pub fn place(&mut self, id: FlowId) -> &mut Place {
+        let index = id.index();
+        if self.0.len() <= index {
+            self.0.resize_with(index + 1, Place::default);
+        }
+        &mut self.0[index]
     }
 
     /// All numbers that there may be.
@@ -83,6 +91,26 @@ impl Flows {
             Some(Place::Flow(flow)) => flow.forget_source(client),
             Some(Place::Fresh(new)) => new.source.forget(client),
             _ => {}
+        }
+    }
+}
+
+impl Place {
+    /// Lets `change` see each end that the flow has or is going to have.
+    pub fn each_end(&mut self, mut change: impl FnMut(&mut Endpoint)) {
+        match self {
+            Self::Free => {}
+            Self::Fresh(new) => [&mut new.source, &mut new.destination].into_iter().for_each(change),
+            Self::Flow(flow) => flow.each_end(&mut change),
+        }
+    }
+
+    /// Whether all whose sends it carries, now or later, are such.
+    pub fn has_senders(&self, are: impl Fn(&Endpoint) -> bool) -> bool {
+        match self {
+            Self::Free => true,
+            Self::Fresh(new) => are(&new.source),
+            Self::Flow(flow) => flow.has_senders(are),
         }
     }
 }

@@ -93,7 +93,8 @@ pub struct Drains {
 }
 
 impl Drains {
-    fn add(&mut self, id: FlowId) {
+    /// The ring of one more is drained here.
+    pub fn add(&mut self, id: FlowId) {
         self.flows.push(id);
         self.next_look = Duration::ZERO;
     }
@@ -186,6 +187,16 @@ impl Migration {
     /// The last of the senders to come.
     pub fn last_successor(&self) -> Option<&Endpoint> {
         self.successors.back().map(|(_, successor)| successor)
+    }
+
+    /// The senders to come.
+    pub fn successors(&self) -> impl Iterator<Item = &Endpoint> {
+        self.successors.iter().map(|(_, successor)| successor)
+    }
+
+    /// Lets `change` see each end that is to come.
+    pub fn each_end(&mut self, change: &mut impl FnMut(&mut Endpoint)) {
+        self.successors.iter_mut().map(|(_, successor)| successor).chain(&mut self.next).for_each(change);
     }
 
     /// Whether this client is one of the senders to come.

@@ -25,6 +25,7 @@ mod table;
 pub(crate) mod testing;
 mod throttle;
 mod ticks;
+pub mod transfer;
 mod turns;
 
 pub use table::{BufferTable, Entry, ENTRIES_MAX};

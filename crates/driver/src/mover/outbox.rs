@@ -75,6 +75,11 @@ impl Outbox {
         self.touched.append(&mut empty);
     }
 
+    /// A flow is another mover's from now on.
+    pub fn drop_touched(&mut self, flow: FlowId) {
+        self.touched.retain(|known| *known != flow);
+    }
+
     /// A channel has events to publish. It is there once: the channel knows that it is.
     #[inline]
     pub fn add_dirty(&mut self, place: Place) {
@@ -100,6 +105,11 @@ impl Outbox {
     /// Puts those back that still have.
     pub fn put_overflowing(&mut self, places: Vec<Place>) {
         self.overflowing = places;
+    }
+
+    /// A channel is another mover's from now on.
+    pub fn drop_overflowing(&mut self, place: Place) {
+        self.overflowing.retain(|known| *known != place);
     }
 
     /// Whether any has.

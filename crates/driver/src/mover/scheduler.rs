@@ -180,6 +180,26 @@ impl Scheduler {
         self.entries[id as usize].channels.retain(|place| place.0 != client);
     }
 
+    /// The channel is looked at no more.
+    pub fn drop_channel(&mut self, id: PayerId, place: Place) {
+        self.entries[id as usize].channels.retain(|known| *known != place);
+    }
+
+    /// A flow that is ready is another mover's from now on. Looks at all flows that are ready.
+    pub fn drop_flow(&mut self, flow: FlowId) {
+        for entry in &mut self.entries {
+            let before = entry.flows.len();
+            entry.flows.retain(|known| *known != flow);
+            self.ready -= before - entry.flows.len();
+        }
+        self.blocked.retain(|known| *known != flow);
+    }
+
+    /// Who a payer is.
+    pub fn payer(&self, id: PayerId) -> Payer {
+        self.entries[id as usize].payer
+    }
+
     /// The client's channels are looked at in another payer's turns.
     pub fn move_channels(&mut self, from: PayerId, to: PayerId, client: ClientId) {
         let channels = &mut self.entries[from as usize].channels;

@@ -11,6 +11,17 @@ impl Mover {
         self.engines.in_flight() > 0
     }
 
+    /// As if it had slept so often.
+    #[cfg(test)]
+    pub fn pretend_slept(&mut self, times: u32) {
+        self.doorbells.pretend_slept(times);
+    }
+
+    /// Whether it serves the flow.
+    pub fn holds(&mut self, flow: crate::ids::FlowId) -> bool {
+        !matches!(self.flows.place(flow), super::flows::Place::Free)
+    }
+
     /// Payers that somebody holds, and that of no clients.
     pub fn payer_count(&self) -> usize {
         self.scheduler.payers()

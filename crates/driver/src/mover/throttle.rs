@@ -83,6 +83,14 @@ impl Throttle {
         self.limited
     }
 
+    /// A flow is another mover's from now on. Those that wait behind it are woken by the alarm.
+    pub fn forget(&mut self, flow: FlowId) {
+        for tenant in self.tenants.iter_mut().flatten() {
+            tenant.waiting.retain(|known| *known != flow);
+        }
+        self.alarms.retain(|Reverse((_, waiter))| *waiter != Waiter::Flow(flow));
+    }
+
     /// When somebody is to be resumed.
     pub fn next(&self) -> Option<Duration> {
         self.alarms.peek().map(|Reverse((at, _))| *at)

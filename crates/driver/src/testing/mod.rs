@@ -1,7 +1,7 @@
 //! A mover against a client that writes anything anywhere it can: the oracle of the property tests below
 //! and of `fuzz/fuzz_targets/requests.rs`. It knows of the mover what [`crate::mover::testing`] tells.
 //!
-//! Three clients share one mover, which runs without its conductor (this harness answers for it):
+//! Three clients share one mover, or go from one of three to another, without their conductor (this harness answers for it):
 //!
 //! ```text
 //! A (hostile)  slot 0 ──flow 0──▶ slot 1  B  slot 0 ──flow 2──▶ slot 0  C
@@ -17,6 +17,7 @@
 mod attacks;
 #[cfg(test)]
 mod fair;
+mod movers;
 mod peers;
 mod program;
 #[cfg(test)]
@@ -92,7 +93,7 @@ pub fn run(program: &[u8]) {
         0 => "fault:seed=1,fail=200,delay=3,reorder",
         _ => "cpu",
     };
-    let mut world = World::new(engine);
+    let mut world = World::with_movers(engine, if first / 4 % 2 == 0 { 1 } else { 3 });
     let mut program = Program(rest);
     while !program.0.is_empty() {
         world.obey(&mut program);
@@ -103,7 +104,9 @@ pub fn run(program: &[u8]) {
 struct World {
     clock: Arc<ManualClock>,
     mover: Mover,
-    inbox: Arc<Mailbox<ToMover>>,
+    /// More of them, in some tests.
+    others: Vec<Mover>,
+    inbox: movers::Inboxes,
     outbox: Arc<Mailbox<ToConductor>>,
     parties: Vec<Party>,
     peers: Vec<Peer>,
@@ -120,6 +123,8 @@ struct World {
     disconnected: bool,
     closed: bool,
     gone: bool,
+    /// Movers that have forgotten A.
+    forgotten: usize,
     flows_done: [bool; 4],
     /// The reader of A's wake pipe.
     pipe: Option<OwnedFd>,

@@ -30,7 +30,7 @@ impl Program<'_> {
 
 impl World {
     pub(super) fn obey(&mut self, program: &mut Program<'_>) {
-        match program.byte() % 18 {
+        match program.byte() % 19 {
             0 => {
                 let at = Self::somewhere(program);
                 let value = program.near(0);
@@ -96,7 +96,10 @@ impl World {
             12 => {
                 // Sees no news at first, and finds some after it has armed everything: no sleep.
                 let looks = Cell::new(0);
-                self.mover.idle(None, |_| {}, || looks.replace(looks.get() + 1) > 0);
+                for mover in self.movers() {
+                    looks.set(0);
+                    mover.idle(None, |_| {}, || looks.replace(looks.get() + 1) > 0);
+                }
             }
             13 => {
                 let (peer, line) = (program.byte() % 2, program.byte());
@@ -110,9 +113,22 @@ impl World {
                 let nanos = program.short() << (program.byte() % 16);
                 self.clock.0.fetch_add(nanos, Ordering::Relaxed);
                 // As if there were as many flows that share what there is for rings: from 1,024 on these are too large.
-                self.mover.pretend_busy(u64::from(program.byte()) << 4);
+                let busy = u64::from(program.byte()) << 4;
+                self.movers().into_iter().for_each(|mover| mover.pretend_busy(busy));
             }
             16 => self.rule(program),
+            17 => {
+                let (client, channels) = ([A, B, C][usize::from(program.byte()) % 3], program.byte());
+                let channels: &[usize] = match channels % 4 {
+                    0 if client == A => &[0],
+                    1 if client == A => &[1],
+                    _ if client == A => &[0, 1],
+                    _ => &[0],
+                };
+                let to = MoverId::at(usize::from(program.byte()) % (1 + self.others.len()));
+                // Of one that leaves, or while an engine is at it, nothing changes.
+                let _ = self.transfer(client, channels, to);
+            }
             _ => {
                 let byte = usize::from(program.byte());
                 let channel = byte % CHANNELS_OF_A;

@@ -1,4 +1,5 @@
 //! Three clients, a mover, and the conductor that this harness stands for.
+use super::movers::Inboxes;
 use super::*;
 
 #[derive(Default)]
@@ -31,21 +32,30 @@ pub(super) fn word(map: &Mapping, at: usize) -> [u8; 8] {
 
 impl World {
     pub(super) fn new(engine: &str) -> Self {
+        Self::with_movers(engine, 1)
+    }
+
+    pub(super) fn with_movers(engine: &str, count: usize) -> Self {
         let clock = Arc::new(ManualClock::default());
-        let inbox = Mailbox::new().expect("a mailbox");
+        let inboxes: Vec<_> = (0..count).map(|_| Mailbox::new().expect("a mailbox")).collect();
         let outbox = Mailbox::new().expect("a mailbox");
-        let settings =
-            MoverSettings { id: MoverId::default(), spin: Duration::ZERO, ring_idle: Duration::from_secs(1) };
         let engine = pd_engine::by_name(engine).expect("an engine");
-        let inboxes = [Arc::clone(&inbox)];
-        let counters = crate::metrics::region(1, 4, 4, 0).expect("memory");
-        let (as_clock, metrics) = (Arc::clone(&clock), Arc::new(Metrics::new(&counters, 1)));
-        let conductor = Outbox::Mailbox(Arc::clone(&outbox));
-        let mover = Mover::new(settings, as_clock, &engine, &inboxes, conductor, metrics, Arc::default());
+        let counters = crate::metrics::region(count, 4, 4, 0).expect("memory");
+        let mover = |at| {
+            let (id, spin, ring_idle) = (MoverId::at(at), Duration::ZERO, Duration::from_secs(1));
+            let metrics = Arc::new(Metrics::new(&counters, 1 + at));
+            let conductor = Outbox::Mailbox(Arc::clone(&outbox));
+            let clock = Arc::clone(&clock) as Arc<dyn Clock>;
+            let settings = MoverSettings { id, spin, ring_idle };
+            Mover::new(settings, clock, &engine, &inboxes, conductor, metrics, Arc::default())
+                .expect("a mover")
+        };
+        let (first, others) = (mover(0), (1..count).map(mover).collect());
         let mut world = Self {
             clock,
-            mover: mover.expect("a mover"),
-            inbox,
+            mover: first,
+            others,
+            inbox: Inboxes::new(inboxes),
             outbox,
             parties: Vec::new(),
             peers: Vec::new(),
@@ -58,6 +68,7 @@ impl World {
             disconnected: false,
             closed: false,
             gone: false,
+            forgotten: 0,
             flows_done: [false; 4],
             pipe: None,
         };
@@ -164,7 +175,7 @@ impl World {
                 slot,
                 generation: GENERATION,
                 memory: Arc::clone(&self.parties[client.index()].memory),
-                mover: MoverId::default(),
+                mover: self.inbox.of_channel(client, 0),
             };
             self.inbox.send(ToMover::AddFlow(Some(Box::new(NewFlow {
                 id: flow,
@@ -200,7 +211,8 @@ impl World {
 
     /// One turn of the mover, and what a conductor does about it. Says whether there was work.
     pub(super) fn step(&mut self) -> bool {
-        let worked = self.mover.step() || self.mover.is_copying();
+        let all = self.movers().into_iter();
+        let worked = all.fold(false, |any, mover| (mover.step() || mover.is_copying()) | any);
         worked | self.conduct()
     }
 
@@ -254,7 +266,8 @@ impl World {
                 ToConductor::Apply { .. } => unreachable!("not a mover's"),
                 ToConductor::ClientGone { client } => {
                     assert!(client == A && self.disconnected && !self.gone);
-                    self.gone = true;
+                    self.forgotten += 1;
+                    self.gone = self.forgotten == self.inbox.of_client(A).len();
                 }
             }
         }
@@ -361,7 +374,9 @@ impl World {
         }
         assert!(self.gone, "A broke the protocol and is still there: {:?}", self.violation);
         assert!(self.flows_done[0], "what A sent is still there");
-        assert!(self.mover.payer_count() <= 3, "who paid for A is still there");
+        for mover in self.movers() {
+            assert!(mover.payer_count() <= 3, "who paid for A is still there");
+        }
         let b = &self.parties[B.index()];
         assert_ne!(b.status_u32(SECOND, socket_status::SEND_END), 0);
         assert_ne!(b.status_u32(SECOND, socket_status::RECV_END), 0);

@@ -94,6 +94,10 @@ impl Sink {
         &self.end
     }
 
+    pub fn end_mut(&mut self) -> &mut Endpoint {
+        &mut self.end
+    }
+
     pub fn set_ring(&mut self, ring: Ring) {
         let Endpoint { slot, ref memory, .. } = self.end;
         memory.publish_u32(slot, socket_status::RING_REGION, ring.region.into());
@@ -127,6 +131,11 @@ impl Sink {
     /// Who pays for it.
     pub fn set_payer(&mut self, payer: PayerId) {
         self.payer = payer;
+    }
+
+    /// Whether one is asked for.
+    pub fn is_asked(&self) -> bool {
+        self.asked
     }
 
     /// The ring that was asked for does not come. Says whether any was.
