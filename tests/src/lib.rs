@@ -41,6 +41,7 @@ impl TestDriver {
             admin_socket: folder.path().join("admin.sock"),
             budget_bytes: 1 << 30,
             movers: movers(),
+            movers_shuffled: (movers() > 1).then_some(std::time::Duration::from_millis(2)),
             namespaces: if rustix::process::geteuid().is_root() { Namespaces::All } else { Namespaces::Own },
             policy: Policy { path: Some(path()), tenants: vec![everything()], ..Policy::default() },
             ..Settings::default()

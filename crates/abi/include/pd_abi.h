@@ -630,6 +630,12 @@ struct pd_abi_agent_counters {
     uint64_t wake_ups;
     /* Times that a mover slept. */
     uint64_t mover_sleeps;
+    /* Nanoseconds that movers had nothing to do: looked for work, waited for an engine, or slept. */
+    uint64_t mover_idle_ns;
+    /* Channels that went from one mover to another. */
+    uint64_t channels_moved;
+    /* Times that a channel was to go to another mover, and stayed because copies of it did not end. */
+    uint64_t moves_put_off;
     /* Commands that an engine failed and the cpu engine did again. */
     uint64_t commands_redone;
     /* Engines no longer used because they kept failing. */

@@ -111,7 +111,7 @@ counters! {
 named_counters! {
     $, agent_counters,
     /// What one agent has done. The driver has done the sum.
-    AgentCounters in 224 {
+    AgentCounters in 248 {
         /// Clients that attached.
         clients_attached,
         /// Clients that left, died or were cut off after they had attached.
@@ -146,6 +146,12 @@ named_counters! {
         wake_ups,
         /// Times that a mover slept.
         mover_sleeps,
+        /// Nanoseconds that movers had nothing to do: looked for work, waited for an engine, or slept.
+        mover_idle_ns,
+        /// Channels that went from one mover to another.
+        channels_moved,
+        /// Times that a channel was to go to another mover, and stayed because copies of it did not end.
+        moves_put_off,
         /// Commands that an engine failed and the cpu engine did again.
         commands_redone,
         /// Engines no longer used because they kept failing.

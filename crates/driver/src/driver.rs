@@ -1,6 +1,6 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
-use crate::conductor::{Conductor, Inboxes, Movers};
+use crate::conductor::{Conductor, Crew, Inboxes, Movers};
 use crate::door::{self, Door};
 use crate::filter::{self, Confined};
 use crate::ids::MoverId;
@@ -73,6 +73,8 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Driver {
     stop: Arc<AtomicBool>,
+    /// A thread of a mover has panicked.
+    broken: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     readers: Arc<Readers>,
     settings: Settings,
@@ -81,8 +83,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts a driver: one thread for the door; and one with the conductor and its mover, or one for the conductor and
-    /// one for each of several movers. Its threads have the rights and the system calls that they need; so has the calling
+    /// Starts a driver: one thread for the door, one for the conductor and the first mover, and one for each further mover. Its threads have the rights and the system calls that they need; so has the calling
     /// process, if the settings confine that.
     ///
     /// # Errors
@@ -118,11 +119,11 @@ impl Driver {
     ) -> Result<Self, StartError> {
         rights::drop_others()?;
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let Parts { agents, mut door, readers, counters, inbox, .. } =
-            assemble(&settings, clock.clone(), engine, sockets, descriptors)?;
+        let Parts { mut lead, mut door, readers, counters, inbox, crew } =
+            assemble(&settings, Arc::clone(&clock), engine, sockets, descriptors)?;
+        let Crew { stop, broken, .. } = crew.clone();
         filter::install(settings.confined).map_err(StartError::Filter)?;
         readers.prepare()?;
-        let stop = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         let mut spawn = |name: String, run: Box<dyn FnOnce(&AtomicBool) + Send>| {
             let stop = Arc::clone(&stop);
@@ -130,20 +131,17 @@ impl Driver {
             threads.push(thread);
             Ok::<_, std::io::Error>(())
         };
-        match agents {
-            Agents::Shared(shared) => {
-                spawn("pd-driver".into(), Box::new(move |stop| run_shared(*shared, stop)))?;
-            }
-            Agents::Apart(conductor, movers) => {
-                for (id, mover) in movers.into_iter().enumerate() {
-                    let clock = Arc::clone(&clock);
-                    spawn(format!("pd-mover-{id}"), Box::new(move |stop| run_mover(mover, &*clock, stop)))?;
-                }
-                spawn("pd-conductor".into(), Box::new(move |stop| run_conductor(*conductor, stop)))?;
-            }
+        if !settings.movers_auto {
+            lead.conductor.start_movers()?;
         }
+        let work = move |stop: &AtomicBool| {
+            crew.pin(MoverId::default());
+            run(&mut lead, stop);
+            lead.conductor.join_movers();
+        };
+        spawn("pd-driver".into(), Box::new(work))?;
         spawn("pd-door".into(), Box::new(move |stop| run_door(&mut door, stop)))?;
-        Ok(Self { stop, threads, readers, settings, counters, conductor: inbox })
+        Ok(Self { stop, broken, threads, readers, settings, counters, conductor: inbox })
     }
 
     /// Puts another policy in force, soon.
@@ -158,7 +156,8 @@ impl Driver {
 
     /// Whether all of its threads run; false after a bug of the driver ended one.
     pub fn is_running(&self) -> bool {
-        self.threads.iter().all(|t| !t.is_finished()) && !self.readers.is_broken()
+        let is_broken = self.broken.load(Ordering::Acquire) || self.readers.is_broken();
+        !is_broken && self.threads.iter().all(|t| !t.is_finished())
     }
 }
 
@@ -177,22 +176,16 @@ impl Drop for Driver {
     }
 }
 
-/// Agents by the threads that they take turns on, beside the door.
-pub enum Agents {
-    /// One thread.
-    Shared(Box<Shared>),
-    /// One thread each.
-    Apart(Box<Conductor>, Vec<Mover>),
-}
-
 /// A driver that does not run yet.
 pub struct Parts {
-    pub agents: Agents,
+    pub lead: Lead,
     pub door: Door,
     pub readers: Arc<Readers>,
     pub counters: Arc<CounterRegion>,
     /// The conductor's, for whoever runs the driver.
     pub inbox: Arc<Mailbox<ToConductor>>,
+    /// What its threads have in common.
+    pub crew: Crew,
 }
 
 /// Makes the agents, which may have so many descriptors.
@@ -218,28 +211,30 @@ pub fn assemble(
         memory_bytes: settings.budget_bytes,
     };
     let pool = Pool::of(total, settings.hugepages);
-    let one_thread = count == 1;
     let readers = Arc::new(Readers::default());
     let mut movers = Vec::new();
     for id in 0..inboxes.len() {
         let of_mover =
             MoverSettings { id: MoverId::at(id), spin: settings.spin, ring_idle: settings.ring_idle };
-        movers.push(Mover::new(
+        let mover = Mover::new(
             of_mover,
             Arc::clone(&clock),
             engine,
             &inboxes,
-            match one_thread {
-                true => Outbox::Kept(RefCell::default()),
-                false => Outbox::Mailbox(Arc::clone(&conductor_inboxes.movers)),
+            match id {
+                0 => Outbox::Kept(RefCell::default()),
+                _ => Outbox::Mailbox(Arc::clone(&conductor_inboxes.movers)),
             },
             Arc::new(Metrics::new(&counters, 1 + id)),
             Arc::clone(&readers),
-        )?);
+        )?;
+        movers.push(Box::new(mover));
     }
-    let reached = match one_thread {
-        true => Movers::Own(RefCell::new(Box::new(movers.remove(0)))),
-        false => Movers::Threads(inboxes),
+    let crew = Crew {
+        clock: Arc::clone(&clock),
+        stop: Arc::new(AtomicBool::new(false)),
+        broken: Arc::new(AtomicBool::new(false)),
+        cores: settings.mover_cores.clone().into(),
     };
     let conductor = Conductor::new(
         settings.clone(),
@@ -247,7 +242,7 @@ pub fn assemble(
         conductor_inboxes.clone(),
         Arc::clone(&door_inbox),
         Arc::clone(&pool),
-        reached,
+        Movers::new(movers, inboxes, crew.clone()),
         Arc::new(Metrics::new(&counters, 0)),
     )?;
     let door = Door::new(
@@ -259,21 +254,24 @@ pub fn assemble(
         pool,
         Arc::clone(&counters),
     )?;
-    let agents = match one_thread {
-        true => Agents::Shared(Box::new(Shared::new(conductor, clock))),
-        false => Agents::Apart(Box::new(conductor), movers),
-    };
-    Ok(Parts { agents, door, readers, counters, inbox: conductor_inboxes.movers })
+    Ok(Parts {
+        lead: Lead::new(conductor, clock),
+        door,
+        readers,
+        counters,
+        inbox: conductor_inboxes.movers,
+        crew,
+    })
 }
 
-/// Conductor and mover of one thread.
-pub struct Shared {
+/// The conductor and the first mover, which take turns on one thread.
+pub struct Lead {
     pub conductor: Conductor,
     clock: Arc<dyn Clock>,
     next_tick: Option<Duration>,
 }
 
-impl Shared {
+impl Lead {
     /// A conductor with its own mover.
     pub fn new(conductor: Conductor, clock: Arc<dyn Clock>) -> Self {
         Self { conductor, clock, next_tick: None }
@@ -282,10 +280,11 @@ impl Shared {
     /// One turn of both. None: there may be more to do; otherwise when they have to be woken at the latest.
     pub fn turn(&mut self) -> Option<Duration> {
         let Self { conductor, clock, next_tick } = self;
-        let mover = conductor.mover()?;
+        let mover = conductor.mover();
         let mut worked = mover.step();
         let watched = mover.take_watched();
         worked |= conductor.step();
+        worked |= conductor.balance();
         if watched {
             conductor.poll(Some(Duration::ZERO));
             worked = true;
@@ -303,10 +302,11 @@ impl Shared {
     }
 }
 
-fn run_shared(mut shared: Shared, stop: &AtomicBool) {
-    let inboxes = shared.conductor.inboxes().clone();
+fn run(lead: &mut Lead, stop: &AtomicBool) {
+    let inboxes = lead.conductor.inboxes().clone();
     while !stop.load(Ordering::Acquire) {
-        if let (Some(by), Some(mover)) = (shared.turn(), shared.conductor.mover()) {
+        if let Some(by) = lead.turn() {
+            let mover = lead.conductor.mover();
             mover.idle(Some(by), |asleep| inboxes.set_asleep(asleep), || inboxes.are_filled());
         }
     }
@@ -316,23 +316,5 @@ fn run_door(door: &mut Door, stop: &AtomicBool) {
     let mut is_busy = false;
     while !stop.load(Ordering::Acquire) {
         door.turn(STOP_POLL, &mut is_busy);
-    }
-}
-
-fn run_mover(mut mover: Mover, clock: &dyn Clock, stop: &AtomicBool) {
-    while !stop.load(Ordering::Acquire) {
-        if !mover.step() {
-            mover.idle(Some(clock.now() + STOP_POLL), |_| {}, || false);
-        }
-    }
-}
-
-fn run_conductor(mut conductor: Conductor, stop: &AtomicBool) {
-    while !stop.load(Ordering::Acquire) {
-        if !conductor.step() {
-            let timeout = conductor.lie_down(STOP_POLL);
-            conductor.poll(Some(timeout));
-            conductor.get_up();
-        }
     }
 }

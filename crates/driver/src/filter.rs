@@ -159,6 +159,8 @@ fn conditions() -> Vec<Condition> {
         (libc::SYS_prctl, 0, Dword, Eq, libc::PR_SET_VMA as u64),
         // To read limits, not to set any.
         (libc::SYS_prlimit64, 2, Qword, Eq, 0),
+        // The calling thread's own.
+        (libc::SYS_sched_setaffinity, 0, Dword, Eq, 0),
         (libc::SYS_setns, 1, Dword, Eq, libc::CLONE_NEWNET as u64),
         (libc::SYS_socket, 0, Dword, Eq, libc::AF_NETLINK as u64),
         (libc::SYS_socket, 0, Dword, Eq, libc::AF_UNIX as u64),

@@ -66,6 +66,11 @@ impl<T> Mailbox<T> {
         fence(Ordering::SeqCst);
     }
 
+    /// Whether the owner sleeps, or is about to.
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed)
+    }
+
     /// Readable, edge-triggered, when a command came while the owner slept.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()

@@ -291,6 +291,8 @@ pub enum ToMover {
     Resume { flow: FlowId },
     /// Give back rings that are empty: memory is short.
     Reclaim,
+    /// The conductor wants to have the mover itself.
+    ComeBack,
     /// Take what the client has sent and look at its channels no more.
     Drain { client: ClientId },
     /// Forget the client as soon as no flow needs it.

@@ -29,8 +29,14 @@ pub struct Settings {
     pub hugepages: HugepageUse,
     /// Send and receive ring of a socket that does not say.
     pub ring_bytes_default: u64,
-    /// Threads that move bytes.
+    /// Movers.
     pub movers: usize,
+    /// Whether those beyond the first have threads only while there is load for them.
+    pub movers_auto: bool,
+    /// The processors that movers keep to, in turn; any, if there are none.
+    pub mover_cores: Vec<usize>,
+    /// For tests: how often something goes from one mover to another, whatever there is to do.
+    pub movers_shuffled: Option<Duration>,
     /// How long a mover looks for work at most before it sleeps.
     pub spin: Duration,
     /// How long an empty receive ring stays with an idle connection.
@@ -61,6 +67,9 @@ impl Default for Settings {
             hugepages: HugepageUse::Auto,
             ring_bytes_default: pd_abi::limits::RING_BYTES_DEFAULT,
             movers: 1,
+            movers_auto: false,
+            mover_cores: Vec::new(),
+            movers_shuffled: None,
             spin: pd_shm::Spin::LIMIT_DEFAULT,
             ring_idle: Duration::from_secs(1),
             connections_max: 131_072,

@@ -1,5 +1,6 @@
 //! What the conductor knows of one client.
 use super::direct::Bells;
+use super::families::Family;
 use super::kernel::Counts;
 use super::payers::PAGE_OF_LINES;
 use crate::identity::Identity;
@@ -11,6 +12,7 @@ use pd_abi::limits::{PAGE_BYTES, SOCKETS_MAX};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How far a client has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +42,11 @@ pub struct Client {
     pub tenant: TenantId,
     pub phase: Phase,
     pub memory: Option<Arc<ClientMemory>>,
+    pub family: Family,
+    /// Serves its channels, but for those that are away.
     pub mover: MoverId,
+    /// Channels that other movers serve.
+    away: Vec<(usize, MoverId)>,
     pub channels: usize,
     /// Its receive regions, by number, and what of them rings take.
     pub regions: BTreeMap<u32, (Region, Space)>,
@@ -50,6 +56,16 @@ pub struct Client {
     pub asked: VecDeque<Asked>,
     /// Larger rings were not to be had the last time.
     pub ring_bytes_max: u64,
+    /// Send regions of which not all movers have heard yet, each with how many those are.
+    unheard: Vec<(u16, usize)>,
+    /// Movers that have not forgotten it yet, once it leaves.
+    pub remembered: usize,
+    /// Stays with its family's mover: see [`super::balance`].
+    pub is_bound: bool,
+    /// Has got a file socket.
+    pub passes_files: bool,
+    /// Is not spread over movers again before this.
+    pub bound_until: Duration,
     /// Who pays for its memory.
     pub account: Arc<Account>,
     /// For pages of its sockets' lines.
@@ -119,7 +135,7 @@ impl Client {
         identity: Identity,
         tenant: TenantId,
         account: Arc<Account>,
-        mover: MoverId,
+        (family, mover): (Family, MoverId),
     ) -> Self {
         Self {
             serial,
@@ -127,12 +143,19 @@ impl Client {
             tenant,
             phase: Phase::Arriving,
             memory: None,
+            family,
             mover,
+            away: Vec::new(),
             channels: 0,
             regions: BTreeMap::new(),
             growing: None,
             asked: VecDeque::new(),
             ring_bytes_max: u64::MAX,
+            unheard: Vec::new(),
+            remembered: 0,
+            is_bound: false,
+            passes_files: false,
+            bound_until: Duration::ZERO,
             account,
             lines: Vec::new(),
             direct: 0,
@@ -141,6 +164,66 @@ impl Client {
             slots: Vec::new(),
             free_slots: Vec::new(),
         }
+    }
+
+    /// Serves a channel, and the sockets whose home it is.
+    pub fn mover_of(&self, channel: usize) -> MoverId {
+        self.away.iter().find(|(away, _)| *away == channel).map_or(self.mover, |&(_, mover)| mover)
+    }
+
+    /// Serves a socket.
+    pub fn mover_of_slot(&self, slot: Slot) -> MoverId {
+        self.socket(slot).map_or(self.mover, |socket| self.mover_of(socket.channel))
+    }
+
+    /// Movers that know it, its own first.
+    pub fn movers(&self) -> Vec<MoverId> {
+        let mut movers = vec![self.mover];
+        for &(_, mover) in &self.away {
+            if !movers.contains(&mover) {
+                movers.push(mover);
+            }
+        }
+        movers
+    }
+
+    /// Whether several know it.
+    pub fn is_spread(&self) -> bool {
+        !self.away.is_empty()
+    }
+
+    /// Its channels, each with its mover.
+    pub fn channels_with_movers(&self) -> impl Iterator<Item = (usize, MoverId)> + '_ {
+        (0..self.channels).map(|channel| (channel, self.mover_of(channel)))
+    }
+
+    /// Channels have gone to another mover. Its own is one that serves a channel.
+    pub fn set_mover_of(&mut self, channels: &[usize], mover: MoverId) {
+        let moved = |channel| if channels.contains(&channel) { mover } else { self.mover_of(channel) };
+        let movers: Vec<_> = (0..self.channels).map(moved).collect();
+        if !movers.contains(&self.mover) {
+            self.mover = mover;
+        }
+        let away = movers.into_iter().enumerate().filter(|(_, mover)| *mover != self.mover);
+        self.away = away.collect();
+    }
+
+    /// All movers that know it are told of a send region.
+    pub fn tell_of_region(&mut self, region: u16) -> Vec<MoverId> {
+        let movers = self.movers();
+        self.unheard.push((region, movers.len()));
+        movers
+    }
+
+    /// One more has heard of it. Says whether all have by now.
+    pub fn has_heard(&mut self, region: u16) -> bool {
+        let Some(at) = self.unheard.iter().position(|(unheard, _)| *unheard == region) else { return true };
+        self.unheard[at].1 -= 1;
+        let all = self.unheard[at].1 == 0;
+        if all {
+            self.unheard.swap_remove(at);
+        }
+        all
     }
 
     /// Pays for what it takes.

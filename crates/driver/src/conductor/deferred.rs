@@ -381,21 +381,18 @@ impl Conductor {
     fn fail(&mut self, lane: Lane, what: What, errno: Errno) {
         Metrics::add(&self.metrics.requests_refused, 1);
         let refused: Event = Err(errno);
-        let mover_of = |id| self.client(id).map(|client| client.mover);
         match (lane, what) {
             (Lane::Channel(id, channel), What::Request { request, .. }) => {
                 let is_answered = !matches!(
                     Operation::from_raw(request.operation),
                     None | Some(Operation::Close | Operation::Broken)
                 );
-                if let Some(mover) = mover_of(id).filter(|_| is_answered) {
-                    self.answer((id, mover, channel), SocketId(request.socket), request.tag, refused);
+                if is_answered {
+                    self.answer((id, channel), SocketId(request.socket), request.tag, refused);
                 }
             }
             (Lane::Frames(id), What::Twin(channel, asked)) => {
-                if let Some(mover) = mover_of(id) {
-                    self.answer((id, mover, channel), SocketId(0), asked.tag, refused);
-                }
+                self.answer((id, channel), SocketId(0), asked.tag, refused);
                 self.door.send(ToDoor::Done { client: id });
             }
             (_, What::Register(registering, reply)) => {

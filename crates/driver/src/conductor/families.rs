@@ -9,32 +9,57 @@ const GENERATIONS_MAX: usize = 8;
 /// Processes that are remembered after they have left: what they were `exec`uted into may come only then.
 const DEPARTED_MAX: usize = 1024;
 
+/// A family, as long as any process of it is remembered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Family(u32);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Families {
-    /// Mover and clients of each process.
-    known: HashMap<u32, (MoverId, usize)>,
+    /// Family and clients of each process.
+    known: HashMap<u32, (Family, usize)>,
+    /// The mover of each family, and how many of its processes are remembered.
+    movers: HashMap<Family, (MoverId, usize)>,
     departed: VecDeque<u32>,
-    next: MoverId,
+    /// Families and movers dealt out so far.
+    numbered: u32,
+    dealt: usize,
 }
 
 impl Families {
-    /// The mover of a new client, one of `movers`.
-    pub fn enter(&mut self, pid: u32, movers: usize) -> MoverId {
-        if movers == 1 {
-            return MoverId::default();
-        }
+    /// The family of a new client, and its mover: of a new family one of `movers`, in turn.
+    pub fn enter(&mut self, pid: u32, movers: &[MoverId]) -> (Family, MoverId) {
         let ancestors = std::iter::successors(Some(pid), |&pid| identity::parent(pid));
-        let mover = ancestors
-            .take(GENERATIONS_MAX)
-            .find_map(|pid| self.known.get(&pid).map(|&(mover, _)| mover))
-            .unwrap_or_else(|| {
-                let mover = self.next;
-                self.next = MoverId::at((mover.index() + 1) % movers);
-                mover
-            });
-        self.known.entry(pid).or_insert((mover, 0)).1 += 1;
-        mover
+        let known = ancestors.take(GENERATIONS_MAX).find_map(|pid| self.known.get(&pid));
+        let family = known.map(|&(family, _)| family).unwrap_or_else(|| {
+            let mover = movers.get(self.dealt % movers.len().max(1)).copied().unwrap_or_default();
+            self.dealt += 1;
+            // Should a number come again, two families are one.
+            self.numbered = self.numbered.wrapping_add(1);
+            self.movers.entry(Family(self.numbered)).or_insert((mover, 0));
+            Family(self.numbered)
+        });
+        let Some((mover, processes)) = self.movers.get_mut(&family) else {
+            return (family, MoverId::default());
+        };
+        let (_, clients) = self.known.entry(pid).or_insert_with(|| {
+            *processes += 1;
+            (family, 0)
+        });
+        *clients += 1;
+        (family, *mover)
+    }
+
+    /// The mover of a family.
+    pub fn mover(&self, family: Family) -> MoverId {
+        self.movers.get(&family).map_or(MoverId::default(), |&(mover, _)| mover)
+    }
+
+    /// All of a family has gone to another mover.
+    pub fn set_mover(&mut self, family: Family, mover: MoverId) {
+        if let Some((known, _)) = self.movers.get_mut(&family) {
+            *known = mover;
+        }
     }
 
     /// Clients of all processes.
@@ -53,7 +78,18 @@ impl Families {
             // A later client may be the same process.
             let gone =
                 oldest.filter(|oldest| self.known.get(oldest).is_some_and(|&(_, clients)| clients == 0));
-            gone.and_then(|gone| self.known.remove(&gone));
+            if let Some((family, _)) = gone.and_then(|gone| self.known.remove(&gone)) {
+                self.forget_one(family);
+            }
+        }
+    }
+
+    fn forget_one(&mut self, family: Family) {
+        if let Some((_, processes)) = self.movers.get_mut(&family) {
+            *processes -= 1;
+            if *processes == 0 {
+                self.movers.remove(&family);
+            }
         }
     }
 }
@@ -62,22 +98,34 @@ impl Families {
 mod tests {
     use super::*;
 
+    const THREE: [MoverId; 3] = [MoverId::new(0), MoverId::new(1), MoverId::new(2)];
+
     #[test]
     fn who_descends_from_a_client_shares_its_mover() {
         let own = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let descendant = child.id();
-        let mut families = Families { next: MoverId::new(2), ..Families::default() };
-        assert_eq!(
-            (families.enter(own, 3), families.enter(descendant, 3)),
-            (MoverId::new(2), MoverId::new(2))
-        );
-        assert_eq!(families.next, MoverId::new(0));
+        let mut families = Families { dealt: 2, ..Families::default() };
+        let first = families.enter(own, &THREE);
+        assert_eq!((first.1, families.enter(descendant, &THREE)), (MoverId::new(2), first));
         families.leave(own);
-        assert_eq!(families.enter(own, 3), MoverId::new(2), "it has become another program");
+        families.set_mover(first.0, MoverId::new(1));
+        assert_eq!(families.enter(own, &THREE), (first.0, MoverId::new(1)), "it has become another program");
         families.leave(descendant);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(Families::default().enter(own, 1), MoverId::new(0));
+        assert_eq!(Families::default().enter(own, &THREE[..1]).1, MoverId::new(0));
+    }
+
+    #[test]
+    fn families_of_which_nobody_is_left_are_forgotten() {
+        let mut families = Families::default();
+        // Processes that there are not, so that none is another's child.
+        for at in 0..DEPARTED_MAX + 5 {
+            let pid = 1 << 30 | at as u32;
+            assert_eq!(families.enter(pid, &THREE).1, THREE[at % 3]);
+            families.leave(pid);
+        }
+        assert_eq!((families.known.len(), families.movers.len()), (DEPARTED_MAX, DEPARTED_MAX));
     }
 }

@@ -33,21 +33,32 @@ impl Conductor {
             FromDoor::AddChannel(new, theirs) => self.add_channel(new, theirs),
             FromDoor::AddPipe { client: id, channel, pipe, theirs } => {
                 let Some(client) = self.present(id) else { return };
-                let mover = client.mover;
+                let mover = client.mover_of(channel);
                 self.movers.send(mover, ToMover::AddPipe { client: id, channel, pipe: Some(pipe) });
                 let frame = Frame::new(FrameKind::WakePipe).with_id(channel as u32);
                 self.tell_client(id, &frame, Some(theirs));
             }
             FromDoor::AddFileSocket { client: id, socket, theirs } => {
+                if self.present(id).is_none() {
+                    return;
+                }
+                if !self.keep_together(id) {
+                    // It reads its files itself.
+                    return self.refuse(id, Errno::AGAIN, "files are not read while a copy does not end");
+                }
                 let Some(client) = self.present(id) else { return };
+                client.passes_files = true;
                 let (mover, payer) = (client.mover, client.payer());
                 self.movers.send(mover, ToMover::AddFileSocket { client: id, payer, socket: Some(socket) });
                 self.tell_client(id, &Frame::new(FrameKind::FileSocket), Some(theirs));
             }
             FromDoor::AddSendRegion { client: id, number, map } => {
                 let Some(client) = self.present(id) else { return };
-                let mover = client.mover;
-                self.movers.send(mover, ToMover::AddRegion { client: id, region: number as u16, map });
+                let region = number as u16;
+                for mover in client.tell_of_region(region) {
+                    let map = Arc::clone(&map);
+                    self.movers.send(mover, ToMover::AddRegion { client: id, region, map });
+                }
             }
             FromDoor::Frame { client, frame } => self.hear_frame(client, &frame),
             FromDoor::ReceiveRegion { client, number, region } => {
@@ -134,9 +145,12 @@ impl Conductor {
         let namespace = identity.namespace;
         let fd = Arc::new(fd);
         let is_unread = self.names.enter(namespace, &fd);
-        let mover = self.families.enter(identity.pid, self.movers.len());
+        let place = match self.movers.len() {
+            1 => Default::default(),
+            _ => self.families.enter(identity.pid, &self.movers.working().collect::<Vec<_>>()),
+        };
         self.serial += 1;
-        let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), mover);
+        let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), place);
         self.clients.put(id, client);
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });
     }
@@ -145,7 +159,7 @@ impl Conductor {
         let (id, channel) = (new.client, new.channel);
         let Some(client) = self.present(id) else { return };
         client.channels += 1;
-        let mover = client.mover;
+        let mover = client.mover_of(channel);
         self.movers.send(mover, ToMover::AddChannel(Some(new)));
         self.tell_client(id, &Frame::new(FrameKind::Channel).with_id(channel as u32), Some(theirs));
     }

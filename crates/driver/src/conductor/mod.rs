@@ -3,6 +3,7 @@
 //! It never touches payload. It learns of requests and flows from the movers, of new and dead clients
 //! from the kernel, and answers through the movers, so that an answer never overtakes the command that
 //! makes it true.
+mod balance;
 mod client;
 mod connections;
 mod deferred;
@@ -27,7 +28,7 @@ mod twins;
 mod unix;
 
 pub use kernel::Refused;
-pub use movers::Movers;
+pub use movers::{Crew, Movers};
 pub use names::Registration;
 pub use payers::CHANNEL;
 pub use tenants::container_group;
@@ -43,6 +44,7 @@ use crate::metrics::Metrics;
 use crate::mover::Mover;
 use crate::settings::Settings;
 use crate::StartError;
+use balance::Balance;
 use client::{Client, Connected, Phase, SocketState};
 use connections::{Connection, Connections};
 use deferred::Deferred;
@@ -69,8 +71,6 @@ use twins::Twins;
 const GRACE: Duration = Duration::from_millis(500);
 /// Messages of the door that are carried out in one turn: between them the mover of the same thread has turns of its own.
 const DOOR_PER_TURN: usize = 2;
-/// How often a conductor on a thread of its own looks what has its time, if anything will have.
-const TICK: Duration = Duration::from_millis(100);
 
 const CUT_OFF: &str = "client cut off";
 const EXHAUSTED: &str = "a receive ring is smaller than asked for, or has to wait";
@@ -97,6 +97,7 @@ pub struct Conductor {
     twins: Twins,
     rings: direct::Rings,
     families: Families,
+    balance: Balance,
     kernel: Kernel,
     deferred: Deferred,
     /// Clients and connections numbered so far.
@@ -176,6 +177,7 @@ impl Conductor {
             twins: Twins::new()?,
             rings: direct::Rings::default(),
             families: Families::default(),
+            balance: Balance::default(),
             kernel: Kernel::default(),
             deferred: Deferred::default(),
             serial: 0,
@@ -183,9 +185,7 @@ impl Conductor {
             messages: VecDeque::new(),
             from_door: VecDeque::new(),
         };
-        if let Some(mover) = this.movers.own() {
-            mover.watch(&this.epoll)?;
-        }
+        this.movers.own().watch(&this.epoll)?;
         this.apply(policy)?;
         Ok(this)
     }
@@ -222,8 +222,22 @@ impl Conductor {
     }
 
     /// The mover of the same thread.
-    pub fn mover(&mut self) -> Option<&mut Mover> {
+    pub fn mover(&mut self) -> &mut Mover {
         self.movers.own()
+    }
+
+    /// Gives all other movers threads.
+    ///
+    /// # Errors
+    /// Those of making a thread.
+    pub fn start_movers(&mut self) -> std::io::Result<()> {
+        let ids: Vec<_> = self.movers.ids().collect();
+        ids.into_iter().try_for_each(|id| self.movers.start(id))
+    }
+
+    /// Waits for those threads, which have been told to stop.
+    pub fn join_movers(&mut self) {
+        self.movers.join();
     }
 
     /// Waits at most `timeout` for something in its inboxes.
@@ -235,28 +249,10 @@ impl Conductor {
         let _ = epoll::wait(&self.epoll, &mut space, timeout.as_ref());
     }
 
-    /// Begins a sleep of at most `idle`, on a thread of its own. Returns how long it may last; [`Self::get_up`] ends it.
-    pub fn lie_down(&self, idle: Duration) -> Duration {
-        self.inboxes.set_asleep(true);
-        match (self.inboxes.are_filled(), self.wake_by()) {
-            (true, _) => Duration::ZERO,
-            (false, Some(_)) => idle.min(TICK),
-            (false, None) => idle,
-        }
-    }
-
-    /// Ends what [`Self::lie_down`] has begun, and does what has its time.
-    pub fn get_up(&mut self) {
-        self.inboxes.set_asleep(false);
-        if self.wake_by().is_some() {
-            self.tick();
-        }
-    }
-
     /// When [`Self::tick`] wants to be called; never, if none.
     pub fn wake_by(&self) -> Option<Duration> {
         let times = [self.retry_at(), self.twins.look_at(), self.direct_wake_by(), self.log.wake_by()];
-        times.into_iter().chain([self.deferred.wake_by()]).flatten().min()
+        times.into_iter().chain([self.deferred.wake_by(), self.shuffle_by()]).flatten().min()
     }
 
     /// Does whatever has its time.
@@ -281,7 +277,9 @@ impl Conductor {
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::RegionAdded { client, region } => {
-                self.tell_client(client, &Frame::new(FrameKind::Ready).with_id(region.into()), None);
+                if self.client_mut(client).is_some_and(|client| client.has_heard(region)) {
+                    self.tell_client(client, &Frame::new(FrameKind::Ready).with_id(region.into()), None);
+                }
             }
             ToConductor::FreeRing { ref ring } => self.free_ring(ring),
             ToConductor::LetGo { former: Former { client, serial, slot } } => {
@@ -300,8 +298,12 @@ impl Conductor {
                 Err(error) => tracing::error!("the policy stays as it is: {error}"),
             },
             ToConductor::ClientGone { client } => {
-                self.forget(client);
-                self.retry_rings();
+                let Some(state) = self.client_mut(client) else { return };
+                state.remembered = state.remembered.saturating_sub(1);
+                if state.remembered == 0 {
+                    self.forget(client);
+                    self.retry_rings();
+                }
             }
         }
     }
@@ -331,7 +333,8 @@ impl Conductor {
         let state = self.client(client)?;
         let memory = Arc::clone(state.memory.as_ref()?);
         let (serial, generation) = (state.serial, state.generation(slot));
-        Some(Endpoint { client, serial, slot, generation, memory, mover: state.mover })
+        let mover = state.mover_of_slot(slot);
+        Some(Endpoint { client, serial, slot, generation, memory, mover })
     }
 
     fn flow_done(&mut self, flow: FlowId) {
@@ -370,7 +373,7 @@ impl Conductor {
 
     fn release_slot(&mut self, id: ClientId, slot: Slot) {
         let Some(client) = self.client_mut(id) else { return };
-        let mover = client.mover;
+        let mover = client.mover_of_slot(slot);
         if let Some(memory) = &client.memory {
             memory.close_slot(slot);
         }
@@ -415,7 +418,9 @@ impl Conductor {
         let left = u64::from(matches!(client.phase, Phase::Attached));
         let channels = client.channels;
         client.phase = Phase::Leaving;
-        let (mover, pid, namespace) = (client.mover, client.identity.pid, client.identity.namespace);
+        let movers = client.movers();
+        client.remembered = movers.len();
+        let (pid, namespace) = (client.identity.pid, client.identity.namespace);
         self.take_kernel_counts(id);
         if let Some(violation) = violation {
             Metrics::add(&self.metrics.clients_cut_off, 1);
@@ -432,7 +437,7 @@ impl Conductor {
         let now = self.clock.now();
         let deadline = if violation.is_some() { now } else { now + GRACE };
         if attached {
-            self.movers.send(mover, ToMover::Drain { client: id });
+            movers.iter().for_each(|&mover| self.movers.send(mover, ToMover::Drain { client: id }));
         }
         for slot in self.client(id).map(Client::slots).unwrap_or_default() {
             self.close_socket(id, slot, Ending::Died(deadline));
@@ -442,7 +447,7 @@ impl Conductor {
         self.names.leave(namespace);
         self.drop_diags();
         if attached {
-            self.movers.send(mover, ToMover::RemoveClient { client: id });
+            movers.iter().for_each(|&mover| self.movers.send(mover, ToMover::RemoveClient { client: id }));
         } else {
             self.forget(id);
         }

@@ -1,27 +1,115 @@
-//! The movers as the conductor reaches them.
+//! The movers as the conductor reaches them: the first has turns on the conductor's thread, each other one has a thread of its own as
+//! long as there is load for it.
+//!
+//! A thread works on a mover that it has been lent. The conductor has them all back for moments, so that what one mover has can go
+//! to another ([`crate::mover::transfer`]): the threads wait meanwhile.
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+use crate::calls::simulated;
+use crate::calls::{may, Call};
+use crate::clock::Clock;
 use crate::ids::MoverId;
 use crate::mailbox::Mailbox;
 use crate::messages::{ToConductor, ToMover};
-use crate::mover::Mover;
+use crate::metrics::Metrics;
+use crate::mover::{transfer, Mover};
+use rustix::thread::{sched_setaffinity, CpuSet};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Longest sleep: how soon a stop is noticed.
+const STOP_POLL: Duration = Duration::from_millis(200);
 
 /// See the module.
-pub enum Movers {
-    /// The only one, of the conductor's thread: carries out at once what it is told.
-    Own(RefCell<Box<Mover>>),
-    /// Threads, by their mailboxes.
-    Threads(Vec<Arc<Mailbox<ToMover>>>),
+pub struct Movers {
+    own: RefCell<Box<Mover>>,
+    /// From the second on.
+    others: Vec<Seat>,
+    inboxes: Vec<Arc<Mailbox<ToMover>>>,
+    metrics: Vec<Arc<Metrics>>,
+    crew: Crew,
+    /// Is told what the first is told, in its place.
+    #[cfg(test)]
+    pub listener: Option<Arc<Mailbox<ToMover>>>,
+}
+
+/// What threads of movers have in common.
+#[derive(Clone)]
+pub struct Crew {
+    /// The driver's.
+    pub clock: Arc<dyn Clock>,
+    /// They shall end.
+    pub stop: Arc<AtomicBool>,
+    /// One of them has panicked.
+    pub broken: Arc<AtomicBool>,
+    /// The processors that movers keep to, in turn; any, if there are none.
+    pub cores: Arc<[usize]>,
+}
+
+/// A mover and its thread.
+#[derive(Default)]
+struct Seat {
+    /// None while it is lent, and for ever if the thread did not give it back.
+    mover: Option<Box<Mover>>,
+    worker: Option<Worker>,
+    /// It has turns without a thread: the simulation gives them.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    simulated: bool,
+}
+
+impl Seat {
+    fn works(&self) -> bool {
+        #[cfg(any(test, fuzzing, feature = "hostile"))]
+        if self.simulated {
+            return true;
+        }
+        self.worker.is_some()
+    }
+}
+
+struct Worker {
+    thread: JoinHandle<()>,
+    lent: Receiver<Box<Mover>>,
+    back: Sender<Box<Mover>>,
+}
+
+impl Crew {
+    /// The calling thread keeps to the processor of a mover.
+    pub fn pin(&self, mover: MoverId) {
+        let Some(&core) = self.cores.get(mover.index() % self.cores.len().max(1)) else { return };
+        let mut set = CpuSet::new();
+        set.set(core);
+        if let Err(error) = sched_setaffinity(None, &set) {
+            tracing::warn!(%mover, core, %error, "cannot keep a mover to its processor");
+        }
+    }
 }
 
 impl Movers {
+    /// The movers, of which the first alone has turns until [`Self::start`].
+    pub fn new(mut movers: Vec<Box<Mover>>, inboxes: Vec<Arc<Mailbox<ToMover>>>, crew: Crew) -> Self {
+        let metrics = movers.iter().map(|mover| mover.metrics()).collect();
+        let others =
+            movers.split_off(1).into_iter().map(|mover| Seat { mover: Some(mover), ..Seat::default() });
+        let own = movers.remove(0);
+        Self {
+            others: others.collect(),
+            own: RefCell::new(own),
+            inboxes,
+            metrics,
+            crew,
+            #[cfg(test)]
+            listener: None,
+        }
+    }
+
     /// How many they are.
     pub fn len(&self) -> usize {
-        match self {
-            Self::Own(_) => 1,
-            Self::Threads(mailboxes) => mailboxes.len(),
-        }
+        self.inboxes.len()
     }
 
     /// Each of them.
@@ -29,27 +117,190 @@ impl Movers {
         (0..self.len()).map(MoverId::at)
     }
 
+    /// Whether it has turns.
+    pub fn works(&self, id: MoverId) -> bool {
+        id.index().checked_sub(1).is_none_or(|at| self.others.get(at).is_some_and(Seat::works))
+    }
+
+    /// Those that have.
+    pub fn working(&self) -> impl Iterator<Item = MoverId> + '_ {
+        self.ids().filter(|&id| self.works(id))
+    }
+
+    /// Gives a mover a thread.
+    ///
+    /// # Errors
+    /// Those of making one.
+    pub fn start(&mut self, id: MoverId) -> std::io::Result<()> {
+        let Some(seat) = id.index().checked_sub(1).and_then(|at| self.others.get_mut(at)) else {
+            return Ok(());
+        };
+        if seat.works() {
+            return Ok(());
+        }
+        may(Call::Thread)?;
+        #[cfg(any(test, fuzzing, feature = "hostile"))]
+        if simulated::is_on() {
+            seat.simulated = true;
+            return Ok(());
+        }
+        let ((lend, lent), (back, again)) = (channel(), channel::<Box<Mover>>());
+        let crew = self.crew.clone();
+        let work = move || {
+            let _alarm = Alarm(&crew.broken);
+            crew.pin(id);
+            run(&lend, &again, &*crew.clock, &crew.stop);
+        };
+        let thread = std::thread::Builder::new().name(format!("pd-mover-{id}")).spawn(work)?;
+        if let Some(mover) = seat.mover.take() {
+            // If it has ended already, it is found out when the mover is to be given back.
+            let _ = back.send(mover);
+        }
+        seat.worker = Some(Worker { thread, lent, back });
+        Ok(())
+    }
+
+    /// Ends a mover's thread. Nobody may be served by the mover.
+    pub fn park(&mut self, id: MoverId) {
+        self.take_back();
+        let Some(seat) = id.index().checked_sub(1).and_then(|at| self.others.get_mut(at)) else { return };
+        #[cfg(any(test, fuzzing, feature = "hostile"))]
+        {
+            seat.simulated = false;
+        }
+        if let Some(Worker { thread, back, .. }) = seat.worker.take() {
+            drop(back);
+            // A panic has set off its alarm.
+            let _ = thread.join();
+        }
+        self.give_back();
+    }
+
+    /// Has all movers stand still with nothing more on its way between them, and does something with them all. None: one did not
+    /// come back, for the driver ends.
+    pub fn with_all<T>(&mut self, change: impl FnOnce(&mut [&mut Mover]) -> T) -> Option<T> {
+        let are_there = self.take_back();
+        let own = self.own.get_mut();
+        let mut all = vec![&mut **own];
+        all.extend(self.others.iter_mut().filter_map(|seat| seat.mover.as_deref_mut()));
+        let done = are_there.then(|| {
+            transfer::settle(&mut all);
+            change(&mut all)
+        });
+        self.give_back();
+        done
+    }
+
+    /// Says whether all are there.
+    fn take_back(&mut self) -> bool {
+        let lent = |seat: &Seat| seat.worker.is_some() && seat.mover.is_none();
+        for (_, inbox) in self.others.iter().zip(&self.inboxes[1..]).filter(|(seat, _)| lent(seat)) {
+            inbox.send(ToMover::ComeBack);
+        }
+        for seat in self.others.iter_mut().filter(|seat| lent(seat)) {
+            seat.mover = seat.worker.as_ref().and_then(|worker| worker.lent.recv().ok());
+        }
+        self.others.iter().all(|seat| seat.mover.is_some())
+    }
+
+    fn give_back(&mut self) {
+        for Seat { mover, worker, .. } in &mut self.others {
+            let Some(worker) = worker else { continue };
+            if let Some(mover) = mover.take() {
+                // If the thread has ended, so does the driver.
+                let _ = worker.back.send(mover);
+            }
+        }
+    }
+
+    /// How long a mover has had nothing to do.
+    pub fn idle_time(&self, id: MoverId) -> Duration {
+        Duration::from_nanos(self.metrics[id.index()].mover_idle_ns.get())
+    }
+
+    /// Whether a mover's thread sleeps.
+    pub fn is_asleep(&self, id: MoverId) -> bool {
+        self.inboxes[id.index()].is_asleep()
+    }
+
     /// Tells one of them.
     #[inline]
     pub fn send(&self, to: MoverId, mut command: ToMover) {
-        match self {
-            Self::Own(mover) => mover.borrow_mut().carry_out(&mut command),
-            Self::Threads(mailboxes) => mailboxes[to.index()].send(command),
+        #[cfg(test)]
+        if let Some(listener) = &self.listener {
+            return listener.send(command);
+        }
+        match to.index() {
+            0 => self.own.borrow_mut().carry_out(&mut command),
+            other => self.inboxes[other].send(command),
         }
     }
 
-    /// Moves what one of the same thread has to tell into `into`, which is empty.
+    /// Moves what the one of the same thread has to tell into `into`, which is empty.
     pub fn take_messages(&mut self, into: &mut VecDeque<ToConductor>) {
-        if let Some(mover) = self.own() {
-            mover.take_messages(into);
-        }
+        self.own().take_messages(into);
     }
 
     /// The one of the same thread.
-    pub fn own(&mut self) -> Option<&mut Mover> {
-        match self {
-            Self::Own(mover) => Some(mover.get_mut()),
-            Self::Threads(_) => None,
+    pub fn own(&mut self) -> &mut Mover {
+        self.own.get_mut()
+    }
+
+    /// Waits for the threads, which have been told to stop.
+    pub fn join(&mut self) {
+        for Worker { thread, back, .. } in self.others.iter_mut().filter_map(|seat| seat.worker.take()) {
+            drop(back);
+            // A panic has set off its alarm.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+impl Movers {
+    /// One but the first, if the simulation gives it turns.
+    pub fn simulated(&mut self, id: MoverId) -> Option<&mut Mover> {
+        let seat = self.others.get_mut(id.index().checked_sub(1)?)?;
+        seat.mover.as_deref_mut().filter(|_| seat.simulated)
+    }
+
+    /// Whether anybody has rung for one that has no thread.
+    pub fn is_rung(&self, id: MoverId) -> bool {
+        match id.index().checked_sub(1) {
+            None => self.own.borrow().is_rung(),
+            Some(at) => self.others.get(at).and_then(|s| s.mover.as_ref()).is_some_and(|m| m.is_rung()),
+        }
+    }
+}
+
+/// Goes off when its thread panics.
+struct Alarm<'a>(&'a AtomicBool);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Gives the mover that it is given its turns until it is to come back, and waits for another.
+fn run(lend: &Sender<Box<Mover>>, again: &Receiver<Box<Mover>>, clock: &dyn Clock, stop: &AtomicBool) {
+    while let Ok(mut mover) = again.recv() {
+        loop {
+            if stop.load(Ordering::Acquire) {
+                return;
+            }
+            let worked = mover.step();
+            if mover.is_called_back() {
+                break;
+            }
+            if !worked {
+                mover.idle(Some(clock.now() + STOP_POLL), |_| {}, || false);
+            }
+        }
+        if lend.send(mover).is_err() {
+            return;
         }
     }
 }

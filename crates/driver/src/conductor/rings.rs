@@ -210,7 +210,7 @@ impl Conductor {
             return;
         }
         self.waiting.next_reclaim = now + RECLAIM_EVERY;
-        self.movers.ids().for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
+        self.movers.working().for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
     }
 
     /// Has the door make a receive region with room for a ring of `bytes` bytes.

@@ -4,7 +4,7 @@ use super::connections::NewConnection;
 use super::ending::Ending;
 use super::names::{canonical, Wish};
 use super::Conductor;
-use crate::ids::{ClientId, MoverId, Side, Slot};
+use crate::ids::{ClientId, Side, Slot};
 use crate::messages::{Asking, Endpoint, Gone, NewFlow, ToMover};
 use crate::metrics::Metrics;
 use pd_abi::layout::{ELSEWHERE, ENDED};
@@ -28,7 +28,6 @@ impl Conductor {
     pub(super) fn control(&mut self, id: ClientId, channel: usize, request: &Request) {
         let Some(operation) = Operation::from_raw(request.operation) else { return };
         let Some(client) = self.client(id) else { return };
-        let mover = client.mover;
         let socket = SocketId(request.socket);
         let live =
             client.socket(Slot::of(socket)).is_some_and(|s| !matches!(s.state, SocketState::Closing(_)));
@@ -37,7 +36,7 @@ impl Conductor {
             Operation::Socket => {
                 // The last slots are for those who use them at once.
                 let many = if client.has_many_slots() { request.value } else { 1 };
-                self.several((id, mover, channel), request.tag, many, |this| this.open(id, channel, request))
+                self.several((id, channel), request.tag, many, |this| this.open(id, channel, request))
             }
             Operation::Close => {
                 if live {
@@ -64,31 +63,31 @@ impl Conductor {
             Operation::Connect => self.connect(id, socket, request),
             Operation::Accept => {
                 let many = request.value;
-                self.several((id, mover, channel), request.tag, many, |this| this.accept(id, socket, channel))
+                self.several((id, channel), request.tag, many, |this| this.accept(id, socket, channel))
             }
             Operation::Shutdown => self.shutdown(id, socket, request.numbers().0),
-            Operation::StepAside => match self.step_aside((id, mover, channel), socket, request) {
+            Operation::StepAside => match self.step_aside((id, channel), socket, request) {
                 // The mover of the peer's flow answers.
                 Ok(()) => return,
                 Err(errno) => Err(errno),
             },
             Operation::SetOption => self.set_option(id, socket, request),
             Operation::Withdraw => self.withdraw(id, socket),
-            Operation::Adopt => {
-                self.home(id, Slot::of(socket), channel);
-                Ok(done(socket))
-            }
+            Operation::Adopt => match self.home(id, Slot::of(socket), channel) {
+                true => Ok(done(socket)),
+                false => Err(Errno::AGAIN),
+            },
         };
         if answer.as_ref().is_err_and(|errno| *errno != Errno::AGAIN) {
             Metrics::add(&self.metrics.requests_refused, 1);
         }
-        self.answer((id, mover, channel), socket, request.tag, answer);
+        self.answer((id, channel), socket, request.tag, answer);
     }
 
     /// Does `one` up to `many` times, as long as it succeeds, and posts all answers but the last.
     fn several(
         &mut self,
-        (client, mover, channel): (ClientId, MoverId, usize),
+        (client, channel): (ClientId, usize),
         tag: u32,
         many: u32,
         mut one: impl FnMut(&mut Self) -> Answer,
@@ -97,22 +96,23 @@ impl Conductor {
         for _ in 1..many.min(ANSWERS_MAX) {
             let Ok(next) = one(self) else { break };
             let event = Event { tag, ..std::mem::replace(&mut last, next) }.and_more();
-            self.movers.send(mover, ToMover::Post { client, channel, event });
+            self.post((client, channel), event);
         }
         Ok(last)
     }
 
     /// Answers a request on a client's channel.
-    pub(super) fn answer(
-        &self,
-        (client, mover, channel): (ClientId, MoverId, usize),
-        socket: SocketId,
-        tag: u32,
-        answer: Answer,
-    ) {
+    pub(super) fn answer(&self, asker: (ClientId, usize), socket: SocketId, tag: u32, answer: Answer) {
         let refused = |errno: Errno| Event::answer(socket, 0, errno.raw_os_error() as u32);
         let event = Event { tag, ..answer.unwrap_or_else(refused) };
-        self.movers.send(mover, ToMover::Post { client, channel, event });
+        self.post(asker, event);
+    }
+
+    /// By the mover that serves the channel now.
+    fn post(&self, (client, channel): (ClientId, usize), event: Event) {
+        if let Some(mover) = self.client(client).map(|client| client.mover_of(channel)) {
+            self.movers.send(mover, ToMover::Post { client, channel, event });
+        }
     }
 
     fn open(&mut self, id: ClientId, channel: usize, request: &Request) -> Answer {
@@ -143,7 +143,7 @@ impl Conductor {
     pub(super) fn open_slot(&mut self, id: ClientId, socket: Socket) -> Result<(Slot, u16), Errno> {
         let client = self.client_mut(id).ok_or(Errno::BADF)?;
         client.memory.as_ref().ok_or(Errno::BADF)?;
-        let (mover, channel) = (client.mover, socket.channel);
+        let (mover, channel) = (client.mover_of(socket.channel), socket.channel);
         let (slot, generation) = client.open(socket).ok_or(Errno::MFILE)?;
         if let Err(exhausted) = client.make_lines(slot) {
             client.close(slot);
@@ -157,13 +157,19 @@ impl Conductor {
         Ok((slot, generation))
     }
 
-    fn home(&mut self, id: ClientId, slot: Slot, channel: usize) {
-        let Some(client) = self.client_mut(id) else { return };
-        let mover = client.mover;
+    /// Says whether the socket's channel is that one from now on. Not while an engine copies what another mover serves.
+    fn home(&mut self, id: ClientId, slot: Slot, channel: usize) -> bool {
+        let Some(client) = self.client(id) else { return false };
+        if client.mover_of_slot(slot) != client.mover_of(channel) && !self.gather(id) {
+            return false;
+        }
+        let Some(client) = self.client_mut(id) else { return false };
+        let mover = client.mover_of(channel);
         if let Some(socket) = client.socket_mut(slot) {
             socket.channel = channel;
             self.movers.send(mover, ToMover::Home { client: id, slot, channel });
         }
+        true
     }
 
     fn bind(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
@@ -218,7 +224,7 @@ impl Conductor {
     fn connect(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
         let to = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
-        let (namespace, mover) = (client.identity.namespace, client.mover);
+        let namespace = client.identity.namespace;
         let state = client.socket(Slot::of(socket)).ok_or(Errno::BADF)?;
         match state.state {
             SocketState::Active => {}
@@ -299,7 +305,7 @@ impl Conductor {
         let direct = plan.map(|plan| Box::new(self.open_direct(sides, plan)));
         self.serial += 1;
         let serial = self.serial;
-        let movers = [mover, destination.mover];
+        let movers = [source.mover, destination.mover];
         let flow = |side: Side, source: Endpoint, destination: Endpoint, send_ring_bytes| {
             let (id, tenant) = (index.flow(side), tenants[side]);
             NewFlow { id, tenant, source, destination, send_ring_bytes, serial }
@@ -340,7 +346,7 @@ impl Conductor {
     /// Puts a connection into a listener's backlog.
     fn queue(&mut self, id: ClientId, listener_slot: Slot, slot: Slot) {
         let Some(client) = self.client_mut(id) else { return };
-        let mover = client.mover;
+        let mover = client.mover_of_slot(listener_slot);
         let Some(SocketState::Listen(listener)) = client.socket_mut(listener_slot).map(|s| &mut s.state)
         else {
             return;
@@ -355,13 +361,20 @@ impl Conductor {
         let client = self.client_mut(id).ok_or(Errno::BADF)?;
         let state = client.socket_mut(Slot::of(socket)).ok_or(Errno::BADF)?;
         let SocketState::Listen(listener) = &mut state.state else { return Err(Errno::INVAL) };
-        let slot = listener.backlog.pop_front().ok_or(Errno::AGAIN)?;
+        let slot = *listener.backlog.front().ok_or(Errno::AGAIN)?;
         let generation = client.generation(slot);
         let remote = match client.socket(slot).map(|s| &s.state) {
             Some(SocketState::Connected(connected)) => connected.remote.into(),
             _ => Address::NONE,
         };
-        self.home(id, slot, channel);
+        if !self.home(id, slot, channel) {
+            return Err(Errno::AGAIN);
+        }
+        if let Some(SocketState::Listen(listener)) =
+            self.client_mut(id).and_then(|client| client.socket_mut(Slot::of(socket))).map(|s| &mut s.state)
+        {
+            listener.backlog.pop_front();
+        }
         Ok(done(slot.socket(generation)).with_address(remote))
     }
 
@@ -399,10 +412,11 @@ impl Conductor {
     /// The connection of a twin goes on in the kernel, unless that is its client's choice and not the policy's.
     fn step_aside(
         &mut self,
-        (client, mover, channel): (ClientId, MoverId, usize),
+        (client, channel): (ClientId, usize),
         socket: SocketId,
         request: &Request,
     ) -> Result<(), Errno> {
+        let mover = self.client(client).ok_or(Errno::BADF)?.mover_of(channel);
         let Connected { connection, side, .. } = self.connected(client, Slot::of(socket))?;
         if request.value == STEP_ASIDE_BY_CHOICE && self.is_mediated_by_policy(connection) {
             return Err(Errno::ACCESS);

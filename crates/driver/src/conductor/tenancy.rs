@@ -97,9 +97,11 @@ impl Conductor {
             let tenant = self.tenant_of(&client.identity);
             if let Some(client) = self.client_mut(id) {
                 if std::mem::replace(&mut client.tenant, tenant) != tenant {
-                    let (mover, payer) = (client.mover, client.payer());
+                    let (movers, payer) = (client.movers(), client.payer());
                     self.door.send(ToDoor::SetTenant { client: id, tenant });
-                    self.movers.send(mover, ToMover::SetPayer { client: id, payer });
+                    movers.into_iter().for_each(|mover| {
+                        self.movers.send(mover, ToMover::SetPayer { client: id, payer });
+                    });
                     self.move_account(id);
                 }
             }

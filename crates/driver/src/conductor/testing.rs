@@ -1,17 +1,13 @@
 //! What the simulation asks of a conductor beside what everybody may.
 use super::Conductor;
 use crate::door::ToDoor;
+use crate::ids::MoverId;
 use crate::memory::{Amounts, Resource};
 use crate::messages::{Payer, ToConductor};
+use crate::mover::Mover;
 use pd_abi::layout::socket_status;
-use std::os::fd::AsFd;
 
 impl Conductor {
-    /// Whether something has come while it slept on a thread of its own.
-    pub fn is_rung(&self) -> bool {
-        crate::simulation::kernel::is_readable(self.epoll.as_fd())
-    }
-
     /// What all accounts together hold, and may hold.
     pub fn held(&self) -> (Amounts, Amounts) {
         (self.pool.root().used(), self.pool.root().total())
@@ -53,13 +49,31 @@ impl Conductor {
     }
 }
 
+/// Movers, which the simulation gives turns itself.
 impl Conductor {
+    /// Those that have turns, but for the first.
+    pub fn other_movers(&self) -> impl Iterator<Item = MoverId> + '_ {
+        self.movers.working().filter(|id| id.index() > 0)
+    }
+
+    /// One of them.
+    pub fn other_mover(&mut self, id: MoverId) -> Option<&mut Mover> {
+        self.movers.simulated(id)
+    }
+
+    /// Whether anybody has rung for it.
+    pub fn is_mover_rung(&self, id: MoverId) -> bool {
+        self.movers.is_rung(id)
+    }
+
     /// Whether anybody has rung for the mover of the same thread.
     pub fn is_own_mover_rung(&self) -> bool {
-        match &self.movers {
-            super::Movers::Own(mover) => mover.borrow().is_rung(),
-            super::Movers::Threads(_) => false,
-        }
+        self.movers.is_rung(MoverId::default())
+    }
+
+    /// Does something with all movers.
+    pub fn with_all_movers(&mut self, change: impl FnOnce(&mut [&mut Mover])) {
+        self.movers.with_all(change);
     }
 }
 

@@ -164,6 +164,11 @@ impl Twins {
         self.look_at
     }
 
+    /// Sides that belong to nobody now.
+    pub fn parked(&self) -> impl Iterator<Item = &(ConnectionId, Side)> {
+        self.parked.iter()
+    }
+
     /// An end that belongs to nobody. Its line is never taken into use.
     fn nobody(&self, mover: MoverId) -> Endpoint {
         let memory = Arc::clone(&self.nobody);
@@ -220,9 +225,10 @@ impl Conductor {
         if channel >= client.channels {
             return Err(Violation::Frame);
         }
-        let mover = client.mover;
         let unix = is_unix(asked);
+        let is_bound = self.keep_together(id);
         let answer = match operation {
+            _ if !is_bound => Err(Errno::OPNOTSUPP),
             TwinOperation::Listen if unix => self.unix_listen(id, asked),
             TwinOperation::Connect if unix => self.unix_connect(id, channel, asked),
             TwinOperation::Claim if unix => self.unix_claim(id, channel, asked),
@@ -232,7 +238,7 @@ impl Conductor {
             TwinOperation::Claim => self.twin_claim(id, channel, asked),
             TwinOperation::Take => self.twin_take(id, channel, asked),
         };
-        self.answer((id, mover, channel), SocketId(0), asked.tag, answer);
+        self.answer((id, channel), SocketId(0), asked.tag, answer);
         Ok(())
     }
 

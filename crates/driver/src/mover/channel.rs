@@ -28,6 +28,8 @@ pub struct Channel {
     open: Option<Request>,
     /// Bytes that it has grown by in the present turn.
     grown: u64,
+    /// Bytes of requests taken, and as many for each request as it costs, since [`Self::take_cost`].
+    cost: u64,
     /// Turns in a row in which it grew by little, and until when the channel is left alone.
     growths: u32,
     rest_until: Duration,
@@ -50,6 +52,7 @@ impl Channel {
             requests,
             open: None,
             grown: 0,
+            cost: 0,
             growths: 0,
             rest_until: Duration::ZERO,
             events,
@@ -99,6 +102,17 @@ impl Channel {
             self.open = Some(request);
         }
         Ok(Some(request))
+    }
+
+    /// What it has cost so much more.
+    #[inline]
+    pub fn add_cost(&mut self, bytes: u64) {
+        self.cost += bytes;
+    }
+
+    /// What it has cost since the last time.
+    pub fn take_cost(&mut self) -> u64 {
+        std::mem::take(&mut self.cost)
     }
 
     /// Whether a stream is left alone for a while.

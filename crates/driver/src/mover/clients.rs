@@ -61,6 +61,12 @@ impl Clients {
         Some(&mut client.sockets[slot.index()])
     }
 
+    /// Each, with its number.
+    pub fn with_ids(&mut self) -> impl Iterator<Item = (ClientId, &mut Client)> {
+        let places = self.0.iter_mut().enumerate();
+        places.filter_map(|(at, client)| Some((ClientId::at(at), client.as_mut()?)))
+    }
+
     /// Takes one out.
     pub fn take(&mut self, id: ClientId) -> Option<Client> {
         self.0.get_mut(id.index())?.take()

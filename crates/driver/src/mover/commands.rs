@@ -147,6 +147,7 @@ impl Mover {
             }
             ToMover::Space { flow, .. } | ToMover::Resume { flow } => self.resume(flow),
             ToMover::Reclaim => self.tick(RING_IDLE_SHORT),
+            ToMover::ComeBack => self.called_back = true,
             ToMover::Drain { client } => self.drain(client),
             ToMover::FileOpened(ref mut opened) => {
                 if let Some((asker, file)) = opened.take().map(|opened| *opened) {

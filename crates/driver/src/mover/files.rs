@@ -152,6 +152,7 @@ impl Mover {
         if *generation != id.generation() || len == 0 || len > MESSAGE_BYTES_MAX || end.is_none() {
             return Err(Violation::File);
         }
+        self.bytes_taken += len;
         *taken = taken.wrapping_add(1);
         *last_used = self.now;
         let file = Arc::clone(file);

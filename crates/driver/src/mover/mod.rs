@@ -15,6 +15,7 @@ mod files;
 mod fit;
 mod flow;
 mod flows;
+pub mod load;
 mod migration;
 mod outbox;
 mod requests;
@@ -93,6 +94,12 @@ pub struct Mover {
     ticks: Ticks,
     spin: Spin,
     now: Duration,
+    /// Bytes of the requests that are being taken from a channel.
+    bytes_taken: u64,
+    /// Since when there is nothing to do.
+    idle_since: Option<Duration>,
+    /// Its thread is to give it back.
+    called_back: bool,
     /// Space for what is carried out next.
     commands: VecDeque<ToMover>,
 }
@@ -130,8 +137,16 @@ impl Mover {
             division: Division::default(),
             drains: Drains::default(),
             ticks: Ticks::default(),
+            bytes_taken: 0,
+            idle_since: None,
+            called_back: false,
             commands: VecDeque::new(),
         })
+    }
+
+    /// Whether its thread is to give it back to the conductor. Says so once.
+    pub fn is_called_back(&mut self) -> bool {
+        std::mem::take(&mut self.called_back)
     }
 
     /// Lets [`Self::idle`] wake up for another descriptor as well.
@@ -145,6 +160,9 @@ impl Mover {
     /// One turn: commands, requests, copies, completions, news. Says whether there was anything to do.
     pub fn step(&mut self) -> bool {
         self.now = self.clock.now();
+        if let Some(since) = self.idle_since.take() {
+            self.count_idle(since);
+        }
         let mut worked = self.take_commands();
         if self.ticks.next().is_some_and(|at| self.now >= at) {
             self.tick(self.settings.ring_idle);
@@ -181,6 +199,7 @@ impl Mover {
     /// Waits for something to do: a bounded spin, then a sleep, at most until `wake_by`. `news` looks
     /// for work that comes neither by a ring nor by the mailbox; `asleep` is told of each sleep.
     pub fn idle(&mut self, wake_by: Option<Duration>, asleep: impl Fn(bool), news: impl Fn() -> bool) {
+        self.idle_since = Some(self.now);
         if self.engines.in_flight() > 0 {
             std::thread::yield_now();
             return;

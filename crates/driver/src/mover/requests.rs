@@ -74,8 +74,10 @@ impl Mover {
         if taken > 0 {
             self.scheduler.charge_requests(self.clients.payer(client), taken as u64);
         }
-        let now = self.now;
-        self.clients.channel(client, index)?.end_turn(taken, now);
+        let (now, bytes) = (self.now, std::mem::take(&mut self.bytes_taken));
+        let channel = self.clients.channel(client, index)?;
+        channel.end_turn(taken, now);
+        channel.add_cost(bytes + taken as u64 * REQUEST_BYTES);
         if let Err(violation) = result {
             self.cut_off(client, violation);
             return None;
@@ -223,6 +225,7 @@ impl Mover {
         if span.len < sends || span.len > pd_abi::limits::MESSAGE_BYTES_MAX || end > region.len() as u64 {
             return Err(Violation::Span);
         }
+        self.bytes_taken += span.len;
         let address = region.address(span.offset as usize, span.len as usize).as_ptr() as u64;
         let free = !self.throttle.is_limited();
         let may_pass = span.len <= PASSED_BYTES_MAX && self.engines.is_own_core() && free;

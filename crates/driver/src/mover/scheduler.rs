@@ -24,6 +24,10 @@ pub const REQUEST_BYTES: u64 = 512;
 /// bind that is refused, takes 700 ns, in which a core copies about as much from its own cache.
 pub const CONTROL_BYTES: u64 = 8 << 10;
 
+/// All of a payer's weight; a power of two.
+pub const WHOLE: u32 = 256;
+/// The least of it that it has with a mover.
+const PART_MIN: u32 = WHOLE / 32;
 /// Flows with a full receive ring that are looked at before each sleep; more than these ask their
 /// receivers for a request at once.
 const BLOCKED_POLLED_MAX: usize = 32;
@@ -59,6 +63,8 @@ pub struct Scheduler {
 struct Entry {
     payer: Payer,
     weight: u32,
+    /// How much of the weight is for this mover, in [`WHOLE`].
+    part: u32,
     /// Clients and receive rings of its.
     holders: usize,
     /// Bytes that it may still spend in this turn; negative: owes.
@@ -99,7 +105,8 @@ impl Scheduler {
         }
         let weight = self.weights.get(&payer.0).copied().unwrap_or(WEIGHT_DEFAULT);
         let (channels, flows) = Default::default();
-        let entry = Entry { payer, weight, holders: 1, credit: 0, is_present: false, channels, flows };
+        let entry =
+            Entry { payer, weight, part: WHOLE, holders: 1, credit: 0, is_present: false, channels, flows };
         let id = match self.free.pop() {
             Some(id) => {
                 self.entries[id as usize] = entry;
@@ -145,6 +152,13 @@ impl Scheduler {
         self.weights.retain(|_, weight| *weight != WEIGHT_DEFAULT);
         let of_tenant = self.entries.iter_mut().filter(|entry| entry.payer.0 == tenant);
         of_tenant.for_each(|entry| entry.weight = weight);
+    }
+
+    /// How much of a payer's weight is for this mover, in [`WHOLE`]: it is served by others, too.
+    pub fn set_part(&mut self, payer: Payer, part: u32) {
+        if let Some(&id) = self.known.get(&payer) {
+            self.entries[id as usize].part = part.clamp(PART_MIN, WHOLE);
+        }
     }
 
     /// The payer's weight.
@@ -354,7 +368,7 @@ impl Scheduler {
 
 impl Entry {
     fn turn_bytes(&self) -> i64 {
-        i64::from(self.weight) * TURN_BYTES as i64
+        i64::from(self.weight) * i64::from(self.part) * (TURN_BYTES / u64::from(WHOLE)) as i64
     }
 }
 

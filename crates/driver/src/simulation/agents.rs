@@ -2,8 +2,10 @@
 use super::kernel;
 use crate::clock::Clock;
 use crate::door::Sockets;
-use crate::driver::{assemble, Agents, Parts, STOP_POLL};
+use crate::driver::{assemble, Parts, STOP_POLL};
+use crate::ids::MoverId;
 use crate::messages::{Payer, ToConductor};
+use crate::mover::Mover;
 use crate::policy::Policy;
 use crate::settings::Settings;
 use pd_engine::Engine;
@@ -19,9 +21,10 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agent {
     Door,
-    /// The conductor, with its mover where that has its thread.
+    /// The conductor, with the first mover.
     Conductor,
-    Mover(usize),
+    /// Another mover.
+    Mover(MoverId),
     Helper(Payer),
 }
 
@@ -41,7 +44,7 @@ pub struct Running {
     clock: Arc<dyn Clock>,
     door: Rest,
     conductor: Rest,
-    movers: Vec<Rest>,
+    movers: BTreeMap<MoverId, Rest>,
     /// Helpers that are held up.
     pub held_up: BTreeMap<Payer, Duration>,
 }
@@ -61,19 +64,18 @@ impl Running {
     pub fn start(settings: &Settings, clock: Arc<dyn Clock>, engine: &dyn Engine, is_safe: bool) -> Self {
         let ((attach, address), (admin, _)) = (listener(SocketType::SEQPACKET), listener(SocketType::STREAM));
         let sockets = Sockets { attach, admin, is_safe };
-        let parts = assemble(settings, Arc::clone(&clock), engine, sockets, 4096).expect("a driver");
-        let movers = match &parts.agents {
-            Agents::Shared(_) => Vec::new(),
-            Agents::Apart(_, movers) => vec![Rest::Busy; movers.len()],
-        };
-        let (door, conductor, held_up) = (Rest::Busy, Rest::Busy, BTreeMap::new());
+        let mut parts = assemble(settings, Arc::clone(&clock), engine, sockets, 4096).expect("a driver");
+        if !settings.movers_auto {
+            parts.lead.conductor.start_movers().expect("movers");
+        }
+        let (door, conductor, movers, held_up) = (Rest::Busy, Rest::Busy, BTreeMap::new(), BTreeMap::new());
         Self { parts, address, clock, door, conductor, movers, held_up }
     }
 
     /// All agents that there are.
     pub fn agents(&self) -> Vec<Agent> {
         let helpers = self.parts.door.helped().into_iter().map(Agent::Helper);
-        let movers = (0..self.movers.len()).map(Agent::Mover);
+        let movers = self.parts.lead.conductor.other_movers().map(Agent::Mover);
         [Agent::Door, Agent::Conductor].into_iter().chain(movers).chain(helpers).collect()
     }
 
@@ -83,7 +85,7 @@ impl Running {
         let rest = match agent {
             Agent::Door => self.door,
             Agent::Conductor => self.conductor,
-            Agent::Mover(at) => self.movers[at],
+            Agent::Mover(id) => self.movers.get(&id).copied().unwrap_or(Rest::Busy),
             Agent::Helper(payer) => return self.held_up.get(&payer).is_none_or(|until| now >= *until),
         };
         match rest {
@@ -93,18 +95,18 @@ impl Running {
     }
 
     fn is_rung(&self, agent: Agent) -> bool {
-        match (agent, &self.parts.agents) {
-            (Agent::Door, _) => self.parts.door.is_rung(),
-            (Agent::Conductor, Agents::Shared(shared)) => shared.conductor.is_own_mover_rung(),
-            (Agent::Conductor, Agents::Apart(conductor, _)) => conductor.is_rung(),
-            (Agent::Mover(at), Agents::Apart(_, movers)) => movers[at].is_rung(),
-            _ => false,
+        let conductor = &self.parts.lead.conductor;
+        match agent {
+            Agent::Door => self.parts.door.is_rung(),
+            Agent::Conductor => conductor.is_own_mover_rung(),
+            Agent::Mover(id) => conductor.is_mover_rung(id),
+            Agent::Helper(_) => false,
         }
     }
 
     /// When the clock lets somebody go on.
     pub fn wake_by(&self) -> Option<Duration> {
-        let rests = [self.door, self.conductor].into_iter().chain(self.movers.iter().copied());
+        let rests = [self.door, self.conductor].into_iter().chain(self.movers.values().copied());
         let sleeps = rests.filter_map(|rest| match rest {
             Rest::Asleep(until) => Some(until),
             _ => None,
@@ -117,87 +119,43 @@ impl Running {
     /// Gives an agent one turn. Returns something for the trace.
     pub fn step(&mut self, agent: Agent) -> u64 {
         let now = self.clock.now();
-        let Parts { agents, door, .. } = &mut self.parts;
+        let Parts { lead, door, .. } = &mut self.parts;
         let in_time = |timeout: Duration| Rest::Asleep(now + timeout);
-        let (next, trace) = match (agent, agents) {
-            (Agent::Helper(payer), _) => {
+        let next = match agent {
+            Agent::Helper(payer) => {
                 door.help(payer);
                 return 1;
             }
-            (Agent::Door, _) => {
+            Agent::Door => {
                 self.door = match self.door {
                     Rest::Idle(_) => in_time(door.lie_down(STOP_POLL)),
                     _ if door.work(Duration::ZERO) => Rest::Busy,
                     _ => Rest::Idle(now),
                 };
-                return rest_number(self.door);
+                self.door
             }
-            (Agent::Conductor, Agents::Shared(shared)) => {
-                let inboxes = shared.conductor.inboxes().clone();
+            Agent::Conductor => {
+                let inboxes = lead.conductor.inboxes().clone();
                 let asleep = |asleep| inboxes.set_asleep(asleep);
-                let mover = match self.conductor {
-                    Rest::Busy => None,
-                    _ => shared.conductor.mover(),
-                };
-                let next = match (self.conductor, mover) {
-                    (Rest::Idle(by), Some(mover)) if !mover.is_copying() => {
-                        match mover.lie_down(Some(by), &asleep, &|| inboxes.are_filled()) {
-                            Some(timeout) => in_time(timeout.unwrap_or(STOP_POLL)),
-                            None => {
-                                mover.get_up(&asleep);
-                                Rest::Busy
-                            }
-                        }
-                    }
-                    (Rest::Asleep(_), Some(mover)) => {
-                        mover.sleep(Some(Duration::ZERO));
-                        mover.get_up(&asleep);
-                        Rest::Busy
-                    }
-                    _ => shared.turn().map_or(Rest::Busy, Rest::Idle),
-                };
-                self.conductor = next;
-                return rest_number(next);
+                let next = rest(self.conductor, lead.conductor.mover(), &asleep, &|| inboxes.are_filled());
+                let next = next.map(|next| next.map_or(Rest::Busy, in_time));
+                self.conductor = next.unwrap_or_else(|| lead.turn().map_or(Rest::Busy, Rest::Idle));
+                self.conductor
             }
-            (Agent::Conductor, Agents::Apart(conductor, _)) => {
-                self.conductor = match self.conductor {
-                    Rest::Idle(_) => in_time(conductor.lie_down(STOP_POLL)),
-                    Rest::Asleep(_) => {
-                        conductor.poll(Some(Duration::ZERO));
-                        conductor.get_up();
-                        Rest::Busy
-                    }
-                    Rest::Busy if conductor.step() => Rest::Busy,
-                    Rest::Busy => Rest::Idle(now),
+            Agent::Mover(id) => {
+                // It may have been parked since.
+                let Some(mover) = lead.conductor.other_mover(id) else { return 0 };
+                let was = self.movers.get(&id).copied().unwrap_or(Rest::Busy);
+                let next = match rest(was, mover, &|_| {}, &|| false) {
+                    Some(next) => next.map_or(Rest::Busy, in_time),
+                    None if mover.step() => Rest::Busy,
+                    None => Rest::Idle(now + STOP_POLL),
                 };
-                return rest_number(self.conductor);
+                self.movers.insert(id, next);
+                next
             }
-            (Agent::Mover(at), Agents::Apart(_, movers)) => {
-                let mover = &mut movers[at];
-                let next = match self.movers[at] {
-                    Rest::Idle(by) if !mover.is_copying() => {
-                        match mover.lie_down(Some(by), &|_| {}, &|| false) {
-                            Some(timeout) => in_time(timeout.unwrap_or(STOP_POLL)),
-                            None => {
-                                mover.get_up(&|_| {});
-                                Rest::Busy
-                            }
-                        }
-                    }
-                    Rest::Asleep(_) => {
-                        mover.sleep(Some(Duration::ZERO));
-                        mover.get_up(&|_| {});
-                        Rest::Busy
-                    }
-                    _ if mover.step() => Rest::Busy,
-                    _ => Rest::Idle(now + STOP_POLL),
-                };
-                self.movers[at] = next;
-                (next, 0)
-            }
-            (Agent::Mover(_), Agents::Shared(_)) => (Rest::Busy, 0),
         };
-        rest_number(next) + trace
+        rest_number(next)
     }
 
     /// Has a policy put in force, soon.
@@ -207,28 +165,46 @@ impl Running {
 
     /// The conductor.
     pub fn conductor(&mut self) -> &mut crate::conductor::Conductor {
-        match &mut self.parts.agents {
-            Agents::Shared(shared) => &mut shared.conductor,
-            Agents::Apart(conductor, _) => conductor,
-        }
+        &mut self.parts.lead.conductor
     }
 
     /// What is left although there is no client.
     pub fn leftovers(&mut self) -> Vec<String> {
         let mut left = self.parts.door.leftovers();
         left.extend(self.conductor().leftovers());
-        match &mut self.parts.agents {
-            Agents::Shared(shared) => {
-                left.extend(shared.conductor.mover().map(|m| m.leftovers()).into_iter().flatten())
-            }
-            Agents::Apart(_, movers) => movers.iter_mut().for_each(|mover| left.extend(mover.leftovers())),
-        }
+        self.conductor().with_all_movers(|movers| {
+            movers.iter_mut().for_each(|mover| left.extend(mover.leftovers()));
+        });
         left
     }
 
     /// What an agent does, for those who wonder.
     pub fn describe(&self) -> String {
         format!("door {:?}, conductor {:?}, movers {:?}", self.door, self.conductor, self.movers)
+    }
+}
+
+/// Has a mover that has had nothing to do lie down, or get up. None: it is to have a turn; otherwise how long it sleeps, if it does.
+fn rest(
+    was: Rest,
+    mover: &mut Mover,
+    asleep: &dyn Fn(bool),
+    is_filled: &dyn Fn() -> bool,
+) -> Option<Option<Duration>> {
+    match was {
+        Rest::Idle(by) if !mover.is_copying() => match mover.lie_down(Some(by), asleep, is_filled) {
+            Some(timeout) => Some(Some(timeout.unwrap_or(STOP_POLL))),
+            None => {
+                mover.get_up(asleep);
+                Some(None)
+            }
+        },
+        Rest::Asleep(_) => {
+            mover.sleep(Some(Duration::ZERO));
+            mover.get_up(asleep);
+            Some(None)
+        }
+        _ => None,
     }
 }
 

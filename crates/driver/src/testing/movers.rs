@@ -108,7 +108,7 @@ impl Inboxes {
             | Space { flow, .. }
             | Resume { flow }
             | FileRead { flow, .. } => self.of_flow(flow),
-            Reclaim | FileOpened(_) => MoverId::default(),
+            Reclaim | ComeBack | FileOpened(_) => MoverId::default(),
         };
         self.of_movers[to.index()].send(command);
     }

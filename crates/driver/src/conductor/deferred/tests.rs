@@ -1,16 +1,18 @@
 //! A conductor alone: the door is this test, and so are the movers.
 use super::*;
 use crate::clock::Clock;
-use crate::conductor::{Inboxes, Movers};
+use crate::conductor::{Crew, Inboxes, Movers};
 use crate::door::FromDoor;
 use crate::identity::Identity;
-use crate::ids::TenantId;
-use crate::mailbox::Mailbox;
+use crate::ids::{MoverId, TenantId};
+use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool};
 use crate::messages::{ToConductor, ToMover};
+use crate::mover::{Mover, MoverSettings};
 use crate::settings::Settings;
 use pd_abi::Event as Posted;
 use rustix::process::{getpid, pidfd_open, PidfdFlags};
+use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,13 +60,28 @@ impl Stage {
             lines_bytes: u64::MAX,
             memory_bytes: u64::MAX,
         };
+        let as_clock = Arc::clone(&clock) as Arc<dyn Clock>;
+        let settings =
+            MoverSettings { id: MoverId::default(), spin: Duration::ZERO, ring_idle: Duration::ZERO };
+        let (engine, told) = (pd_engine::by_name("cpu").unwrap(), Mailbox::new().unwrap());
+        let (inbox, metrics) = ([Arc::clone(&told)], Arc::new(Metrics::new(&counters, 1)));
+        let nobody = Outbox::Kept(RefCell::default());
+        let own = Mover::new(settings, as_clock, &engine, &inbox, nobody, metrics, Arc::default()).unwrap();
+        let crew = Crew {
+            clock: Arc::clone(&clock) as Arc<dyn Clock>,
+            stop: Arc::default(),
+            broken: Arc::default(),
+            cores: Arc::default(),
+        };
+        let mut movers = Movers::new(vec![Box::new(own)], vec![told], crew);
+        movers.listener = Some(Arc::clone(&mover));
         let conductor = Conductor::new(
             Settings::default(),
             Arc::clone(&clock) as Arc<dyn Clock>,
             inboxes.clone(),
             Arc::clone(&door),
             Pool::of(all, HugepageUse::Off),
-            Movers::Threads(vec![Arc::clone(&mover)]),
+            movers,
             Arc::new(Metrics::new(&counters, 0)),
         );
         let mut this = Self { conductor: conductor.unwrap(), clock, inboxes, door, mover };

@@ -1,0 +1,437 @@
+//! Movers in balance: which have threads, and what goes from one to another.
+//!
+//! The conductor looks now and then how busy the movers are. What each channel costs it learns while all of them stand still, which it
+//! arranges only when one has no time left, and at a rate that no client chooses. What goes is decided by [`plan`]; how, by
+//! [`crate::mover::transfer`].
+//!
+//! What goes as a whole: a channel, unless its client is *bound*. Then it is its family, with all channels: connections of twins pass
+//! between the processes of a family, and files are opened and read by a mover. A client whose threads hand sockets to each other across
+//! movers is brought together again, and stays so for a while.
+mod plan;
+
+use super::client::{Client, Phase};
+use super::families::Family;
+use super::Conductor;
+use crate::ids::{ClientId, FlowId, MoverId};
+use crate::messages::Payer;
+use crate::metrics::Metrics;
+use crate::mover::load::{Load, WHOLE_WEIGHT};
+use crate::mover::transfer::{transfer, Held, Transfer};
+use crate::mover::Mover;
+use plan::{Lags, Unit, View, SATURATED, SPARE};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// How often it is looked how busy movers are.
+const LOOK: Duration = Duration::from_millis(100);
+/// Looks in a row that find a mover without time left, before anything is done.
+const LOOKS_BUSY: u32 = 2;
+/// Looks in a row that find that one mover fewer would do, before one is parked.
+const LOOKS_IDLE: u32 = 50;
+/// How busy the others may be then.
+const BUSY_WITHOUT: f64 = 0.5;
+/// Movers stand still for balance at most so often, and less often as long as nothing comes of it.
+const PAUSE: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(4);
+/// What channels have cost is too old after this.
+const COSTS_OLD: Duration = Duration::from_secs(5);
+/// Units that go at a time.
+const STEPS_MAX: usize = 4;
+/// How long a client that was brought together stays so.
+const TOGETHER: Duration = Duration::from_secs(10);
+/// A processor that was idle for this part of the time between two looks can have a mover.
+const CORE_IDLE: f64 = 0.8;
+
+/// See the module.
+#[derive(Default)]
+pub struct Balance {
+    next_look: Duration,
+    looked_at: Duration,
+    /// How long each mover had been idle by then.
+    idle: Vec<Duration>,
+    looks_busy: u32,
+    looks_idle: u32,
+    next_round: Duration,
+    pause: Duration,
+    /// When channels' costs were last taken.
+    costs_at: Option<Duration>,
+    lags: Lags<Payer>,
+    random: u64,
+    /// Idle time of all processors at the last look that found a mover without time left.
+    processors: Option<(Duration, Duration)>,
+}
+
+/// What goes or stays as a whole.
+struct Group {
+    places: Vec<(ClientId, usize)>,
+    family: Family,
+    from: MoverId,
+    is_movable: bool,
+}
+
+impl Conductor {
+    /// Looks whether movers are to be balanced, when it is time. Says whether anything was done.
+    pub fn balance(&mut self) -> bool {
+        if self.movers.len() == 1 {
+            return false;
+        }
+        let now = self.movers.own().now();
+        if now < self.balance.next_look {
+            return false;
+        }
+        if let Some(pause) = self.settings.movers_shuffled {
+            self.balance.next_look = now + pause;
+            self.shuffle(now);
+            return true;
+        }
+        self.balance.next_look = now + LOOK;
+        let busy = self.look_at_movers(now);
+        let working: Vec<f64> = self.movers.working().map(|id| busy[id.index()]).collect();
+        let is_full = working.iter().any(|&busy| busy >= SATURATED);
+        let balance = &mut self.balance;
+        let one_fewer = working.len().saturating_sub(1) as f64;
+        let is_ample = !is_full && working.iter().sum::<f64>() <= BUSY_WITHOUT * one_fewer;
+        balance.looks_busy = if is_full { balance.looks_busy + 1 } else { 0 };
+        balance.looks_idle = if is_ample && one_fewer > 0.0 { balance.looks_idle + 1 } else { 0 };
+        if self.balance.looks_busy >= LOOKS_BUSY {
+            let is_core_idle = self.settings.movers_auto && is_core_idle(&mut self.balance.processors, now);
+            if now >= self.balance.next_round {
+                return self.even_out(now, &busy, is_core_idle);
+            }
+        } else if self.settings.movers_auto && self.balance.looks_idle >= LOOKS_IDLE {
+            self.balance.looks_idle = 0;
+            return self.park_one(&busy);
+        }
+        false
+    }
+
+    /// How busy each mover was since the last look.
+    fn look_at_movers(&mut self, now: Duration) -> Vec<f64> {
+        let idle: Vec<_> = self.movers.ids().map(|id| self.movers.idle_time(id)).collect();
+        let since = now.saturating_sub(std::mem::replace(&mut self.balance.looked_at, now)).as_secs_f64();
+        let before = std::mem::replace(&mut self.balance.idle, idle);
+        let ids = self.movers.ids();
+        let of = ids.map(|id| {
+            let before = before.get(id.index()).copied().unwrap_or_default();
+            let idle = self.balance.idle[id.index()].saturating_sub(before).as_secs_f64();
+            // One that sleeps has not counted that yet.
+            let is_idle = !self.movers.works(id) || self.movers.is_asleep(id);
+            if is_idle || since <= 0.0 {
+                0.0
+            } else {
+                (1.0 - idle / since).clamp(0.0, 1.0)
+            }
+        });
+        of.collect()
+    }
+
+    /// Has movers stand still, and moves what evens them out.
+    fn even_out(&mut self, now: Duration, busy: &[f64], is_core_idle: bool) -> bool {
+        // One that has no thread yet is as good as one that has time.
+        let spare = self.movers.working().any(|id| busy[id.index()] < SPARE);
+        let fresh = self.movers.ids().find(|&id| !self.movers.works(id)).filter(|_| is_core_idle && !spare);
+        let groups = self.groups(now);
+        let ids: Vec<MoverId> = self.movers.working().chain(fresh).collect();
+        if ids.len() < 2 {
+            return false;
+        }
+        let is_recent = self.balance.costs_at.is_some_and(|at| now.saturating_sub(at) <= COSTS_OLD);
+        self.balance.costs_at = Some(now);
+        let Self { movers, balance, .. } = self;
+        let busy: Vec<f64> = ids.iter().map(|id| busy[id.index()]).collect();
+        let went = movers.with_all(|all| {
+            let mut loads = Vec::new();
+            ids.iter().for_each(|id| all[id.index()].take_loads(&mut loads));
+            if !is_recent {
+                return None;
+            }
+            Some(decide(all, balance, &groups, &loads, &ids, busy))
+        });
+        let Some(went) = went.flatten() else { return true };
+        if let Some(fresh) = fresh.filter(|fresh| went.iter().any(|went| went.to == *fresh)) {
+            if let Err(error) = self.movers.start(fresh) {
+                // It is served by nobody: back.
+                tracing::warn!(%error, "cannot start a thread for a mover");
+                let back: Vec<_> =
+                    went.iter().filter(|went| went.to == fresh).map(|went| (went.group, went.from)).collect();
+                self.note_all(&groups, &went);
+                for (group, from) in back {
+                    let _ = self.carry(&groups[group].places, fresh, from, groups[group].family);
+                }
+                return true;
+            }
+        }
+        self.balance.pause = match went.is_empty() {
+            true => (self.balance.pause * 2).clamp(PAUSE, PAUSE_MAX),
+            false => PAUSE,
+        };
+        self.balance.next_round = now + self.balance.pause;
+        self.note_all(&groups, &went);
+        true
+    }
+
+    /// Ends the thread of the least busy mover, which others take the clients of.
+    fn park_one(&mut self, busy: &[f64]) -> bool {
+        let by_busy = |a: &MoverId, b: &MoverId| busy[a.index()].total_cmp(&busy[b.index()]);
+        let Some(from) = self.movers.working().filter(|id| id.index() > 0).min_by(by_busy) else {
+            return false;
+        };
+        let Some(to) = self.movers.working().filter(|id| *id != from).min_by(by_busy) else { return false };
+        let now = self.movers.own().now();
+        for group in self.groups(now).into_iter().filter(|group| group.from == from) {
+            if !group.is_movable || self.carry(&group.places, from, to, group.family).is_err() {
+                return true;
+            }
+        }
+        // Nobody new comes there meanwhile: only the conductor places clients. Whoever is leaving has to have left.
+        if !self.clients.iter().any(|(_, client)| client.movers().contains(&from))
+            && !self.connections.iter().any(|(_, connection)| connection.movers.contains(&from))
+        {
+            self.movers.park(from);
+            let names: Vec<_> = self.clients.iter().map(|(_, client)| client.payer()).collect();
+            self.movers.with_all(|all| {
+                // Whoever is served by one alone has all of its weight there.
+                for mover in all {
+                    names.iter().for_each(|name| mover.set_part(*name, WHOLE_WEIGHT));
+                }
+            });
+        }
+        true
+    }
+
+    /// When [`Self::balance`] wants to be called although there is nothing to do.
+    pub(super) fn shuffle_by(&self) -> Option<Duration> {
+        self.settings.movers_shuffled.filter(|_| self.movers.len() > 1).map(|_| self.balance.next_look)
+    }
+
+    /// Moves anything anywhere, and starts and parks movers.
+    fn shuffle(&mut self, now: Duration) {
+        let mut next = |below: usize| {
+            let random = &mut self.balance.random;
+            *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (*random >> 33) as usize % below.max(1)
+        };
+        let (to, which, parks) = (MoverId::at(next(self.movers.len())), next(1 << 16), next(8) == 0);
+        if self.settings.movers_auto && parks {
+            self.park_one(&vec![0.0; self.movers.len()]);
+        }
+        if !self.movers.works(to) && self.movers.start(to).is_err() {
+            return;
+        }
+        let groups: Vec<_> = self.groups(now).into_iter().filter(|group| group.is_movable).collect();
+        let Some(group) = groups.get(which % groups.len().max(1)).filter(|group| group.from != to) else {
+            return;
+        };
+        let _ = self.carry(&group.places, group.from, to, group.family);
+    }
+
+    /// All that can go, by what goes as a whole.
+    fn groups(&self, now: Duration) -> Vec<Group> {
+        let mut families: HashMap<Family, Vec<(ClientId, &Client)>> = HashMap::new();
+        for (id, client) in self.clients.iter() {
+            families.entry(client.family).or_default().push((id, client));
+        }
+        let mut groups = Vec::new();
+        for (family, members) in families {
+            let is_movable = members.iter().all(|(_, client)| {
+                client.phase == Phase::Attached
+                    && client.channels > 0
+                    && !client.passes_files
+                    && !self.has_parked(client)
+            });
+            if let [(id, client)] = members[..] {
+                if !client.is_bound && now >= client.bound_until {
+                    let channels = client.channels_with_movers();
+                    groups.extend(channels.map(|(channel, from)| Group {
+                        places: vec![(id, channel)],
+                        family,
+                        from,
+                        is_movable,
+                    }));
+                    continue;
+                }
+            }
+            let mut places: HashMap<MoverId, Vec<_>> = HashMap::new();
+            for (id, client) in members {
+                for (channel, mover) in client.channels_with_movers() {
+                    places.entry(mover).or_default().push((id, channel));
+                }
+            }
+            // Of a family that is spread and will be bound to its mover only what is there goes with it.
+            groups.extend(places.into_iter().map(|(from, places)| Group {
+                places,
+                family,
+                from,
+                is_movable,
+            }));
+        }
+        groups
+    }
+
+    /// Whether somebody of the client's tenant may take a connection that nobody has now, from its mover.
+    fn has_parked(&self, client: &Client) -> bool {
+        self.twins.parked().any(|&(index, side)| {
+            self.connection(index).is_some_and(|connection| connection.tenants[side] == client.tenant)
+        })
+    }
+
+    /// Moves channels, all of which are at `from`, at once.
+    fn carry(
+        &mut self,
+        places: &[(ClientId, usize)],
+        from: MoverId,
+        to: MoverId,
+        family: Family,
+    ) -> Result<(), Held> {
+        let of = Transfer { from, to, places };
+        let went = self.movers.with_all(|all| transfer(all, of)).unwrap_or(Err(Held::UnderWay));
+        match went {
+            Ok(flows) => {
+                self.note(places, to, family, &flows);
+                Ok(())
+            }
+            Err(held) => {
+                Metrics::add(&self.metrics.moves_put_off, 1);
+                Err(held)
+            }
+        }
+    }
+
+    fn note_all(&mut self, groups: &[Group], went: &[Went]) {
+        for &Went { group, to, ref flows, .. } in went {
+            self.note(&groups[group].places, to, groups[group].family, flows);
+        }
+    }
+
+    /// Channels have gone, with these flows.
+    fn note(&mut self, places: &[(ClientId, usize)], to: MoverId, family: Family, flows: &[FlowId]) {
+        Metrics::add(&self.metrics.channels_moved, places.len() as u64);
+        let mut clients: Vec<_> = places.iter().map(|place| place.0).collect();
+        clients.dedup();
+        for id in clients {
+            let channels: Vec<_> = places.iter().filter(|place| place.0 == id).map(|place| place.1).collect();
+            let Some(client) = self.client_mut(id) else { continue };
+            client.set_mover_of(&channels, to);
+            let home = client.mover;
+            self.families.set_mover(family, home);
+        }
+        for flow in flows {
+            if let Some(connection) = self.connections.get_mut(flow.connection()) {
+                connection.movers[flow.side()] = to;
+            }
+        }
+    }
+
+    /// Has one mover serve all channels of a client: its family's. Says whether it does.
+    pub(super) fn gather(&mut self, id: ClientId) -> bool {
+        let Some(client) = self.client(id) else { return false };
+        let (family, to) = (client.family, self.families.mover(client.family));
+        if !client.is_spread() && client.mover == to {
+            return true;
+        }
+        for from in client.movers().into_iter().filter(|from| *from != to) {
+            let Some(client) = self.client(id) else { return false };
+            let there = client.channels_with_movers().filter(|(_, mover)| *mover == from);
+            let places: Vec<_> = there.map(|(channel, _)| (id, channel)).collect();
+            if self.carry(&places, from, to, family).is_err() {
+                return false;
+            }
+        }
+        let until = self.clock.now() + TOGETHER;
+        if let Some(client) = self.client_mut(id) {
+            client.bound_until = until;
+        }
+        true
+    }
+
+    /// The same, for good. See the module.
+    pub(super) fn keep_together(&mut self, id: ClientId) -> bool {
+        let is_together = self.gather(id);
+        if let Some(client) = self.client_mut(id).filter(|_| is_together) {
+            client.is_bound = true;
+        }
+        is_together
+    }
+}
+
+/// A group that went.
+struct Went {
+    group: usize,
+    from: MoverId,
+    to: MoverId,
+    flows: Vec<FlowId>,
+}
+
+/// Moves what evens movers out, and divides the weights of payers among those that serve them.
+fn decide(
+    all: &mut [&mut Mover],
+    balance: &mut Balance,
+    groups: &[Group],
+    loads: &[Load],
+    ids: &[MoverId],
+    busy: Vec<f64>,
+) -> Vec<Went> {
+    let of_place: HashMap<_, _> = loads.iter().map(|load| (load.place, load)).collect();
+    let (mut payers, mut names) = (Vec::new(), Vec::new());
+    let (mut units, mut of_units) = (Vec::new(), Vec::new());
+    for (at, group) in groups.iter().enumerate() {
+        let Some(mover) = ids.iter().position(|id| *id == group.from) else { continue };
+        let loads: Vec<_> = group.places.iter().filter_map(|place| of_place.get(place)).collect();
+        let Some(first) = loads.first() else { continue };
+        let payer = names.iter().position(|name| *name == first.payer).unwrap_or_else(|| {
+            names.push(first.payer);
+            payers.push(plan::Payer { weight: first.weight as f64, lag: 0.0 });
+            names.len() - 1
+        });
+        let cost = loads.iter().map(|load| load.cost as f64).sum();
+        if cost > 0.0 {
+            units.push(Unit { mover, payer, cost, is_movable: group.is_movable });
+            of_units.push(at);
+        }
+    }
+    let mut view = View { busy, payers, units };
+    balance.lags.update(&names, &mut view);
+    let (mut went, mut steps) = (Vec::<Went>::new(), 0);
+    while steps < STEPS_MAX {
+        let before = view.clone();
+        let Some(step) = view.step() else { break };
+        steps += 1;
+        for (unit, to) in step {
+            let (from, to) = (ids[before.units[unit].mover], ids[to]);
+            let group = of_units[unit];
+            match transfer(all, Transfer { from, to, places: &groups[group].places }) {
+                Ok(flows) => went.push(Went { group, from, to, flows }),
+                Err(_) => {
+                    // It stays where it is, and the others are looked at without it.
+                    view.units[unit] = Unit { is_movable: false, ..before.units[unit] };
+                    view.busy.clone_from(&before.busy);
+                }
+            }
+        }
+    }
+    for (payer, parts) in view.parts().into_iter().enumerate() {
+        for (mover, part) in ids.iter().zip(parts) {
+            let part = (part * f64::from(WHOLE_WEIGHT)).round() as u32;
+            // Who is not there now may come, and is whole then.
+            all[mover.index()].set_part(names[payer], if part == 0 { WHOLE_WEIGHT } else { part });
+        }
+    }
+    went
+}
+
+/// Whether processors were idle since the last time, if that was a moment ago.
+fn is_core_idle(known: &mut Option<(Duration, Duration)>, now: Duration) -> bool {
+    let Some(idle) = idle_time() else { return false };
+    let Some((at, before)) = known.replace((now, idle)) else { return false };
+    let since = now.saturating_sub(at);
+    (LOOK / 2..LOOK * 5).contains(&since)
+        && idle.saturating_sub(before).as_secs_f64() >= CORE_IDLE * since.as_secs_f64()
+}
+
+/// Time for which the processors of this machine, all together, had nothing to do.
+fn idle_time() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    // "cpu user nice system idle ...", in hundredths of a second.
+    let ticks: u64 = text.lines().next()?.split_ascii_whitespace().nth(4)?.parse().ok()?;
+    Some(Duration::from_millis(ticks * 10))
+}
