@@ -311,7 +311,7 @@
 
 /* Version of the counter region. */
 /* Version of this module's layout. Grows without VERSION, which clients know. */
-#define PD_ABI_COUNTERS_VERSION 5ull
+#define PD_ABI_COUNTERS_VERSION 6ull
 /* First word of the region: "PipeCnt1", little endian. */
 #define PD_ABI_COUNTERS_MAGIC 3563594440900634960ull
 
@@ -590,6 +590,8 @@ struct pd_abi_gauges {
     uint64_t memory_used_bytes;
     /* Flows that wait for memory for their receive ring. */
     uint64_t rings_waiting;
+    /* Movers that have a thread. */
+    uint64_t movers_working;
 };
 _Static_assert(sizeof(struct pd_abi_gauges) == 16, "gauges has 16 bytes");
 

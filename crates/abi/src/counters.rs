@@ -22,7 +22,7 @@ use core::mem::{offset_of, size_of};
 constants! {
     IDENTITY:
     /// Version of this module's layout. Grows without [`crate::VERSION`], which clients know.
-    VERSION: u32 = 5;
+    VERSION: u32 = 6;
     /// First word of the region: "PipeCnt1", little endian.
     MAGIC: u64 = u64::from_le_bytes(*b"PipeCnt1");
 }
@@ -100,11 +100,13 @@ entry! {
 
 counters! {
     /// How things stand. Unlike the rest, these go up and down.
-    Gauges in 16 {
+    Gauges in 24 {
         /// Bytes of all clients' regions.
         memory_used_bytes,
         /// Flows that wait for memory for their receive ring.
         rings_waiting,
+        /// Movers that have a thread.
+        movers_working,
     }
 }
 

@@ -66,8 +66,11 @@ pub struct MemoryConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DriverConfig {
-    /// Mover threads.
-    pub movers: u64,
+    /// Movers: as many as there is load for, or so many.
+    pub movers: Movers,
+    /// The processors that movers keep to, in turn; any, if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mover_cores: Vec<usize>,
     /// Engine that moves the bytes, as `pd doctor` names them.
     pub engine: String,
     /// Microseconds that a mover looks for work at most before it sleeps.
@@ -78,6 +81,58 @@ pub struct DriverConfig {
     pub connections_max: u64,
     /// Whose processes are served.
     pub namespaces: Namespaces,
+}
+
+/// How many movers a driver has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "\"auto\" or a number was expected for movers")]
+pub enum Movers {
+    /// One for every two processors at most, those beyond the first only while there is load for them.
+    #[default]
+    #[serde(with = "auto")]
+    Auto,
+    /// So many.
+    Count(u64),
+}
+
+/// The text `"auto"`.
+mod auto {
+    use serde::{de::Error, Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("auto")
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+        match String::deserialize(deserializer)?.as_str() {
+            "auto" => Ok(()),
+            other => Err(D::Error::custom(format!("unknown number of movers: {other}"))),
+        }
+    }
+}
+
+/// Processors for which one mover is enough: two are for those who send and receive.
+const PROCESSORS_PER_MOVER: usize = 2;
+/// More movers than this only if somebody says so.
+const MOVERS_AUTO_MAX: usize = 16;
+
+impl Movers {
+    /// Movers on a machine with so many processors.
+    fn count(self, processors: usize) -> usize {
+        match self {
+            Self::Auto => (processors / PROCESSORS_PER_MOVER).clamp(1, MOVERS_AUTO_MAX),
+            Self::Count(count) => count as usize,
+        }
+    }
+}
+
+impl std::fmt::Display for Movers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Count(count) => count.fmt(f),
+        }
+    }
 }
 
 /// The `[metrics]` table.
@@ -168,7 +223,8 @@ impl MemoryConfig {
 impl Default for DriverConfig {
     fn default() -> DriverConfig {
         DriverConfig {
-            movers: 1,
+            movers: Movers::Auto,
+            mover_cores: Vec::new(),
             engine: "cpu".to_owned(),
             spin_us: 50,
             idle_ring_ms: 1_000,
@@ -241,12 +297,20 @@ impl Config {
         }
         crate::engines::by_name(&driver.engine)
             .with_context(|| format!("driver.engine = \"{}\" is not usable", driver.engine))?;
-        number("driver.movers", driver.movers, 1, 64)?;
+        if let Movers::Count(count) = driver.movers {
+            number("driver.movers", count, 1, 64)?;
+        }
+        for &core in &driver.mover_cores {
+            number("driver.mover_cores", core as u64, 0, CORE_MAX)?;
+        }
         number("driver.spin_us", driver.spin_us, 0, 10_000)?;
         number("driver.idle_ring_ms", driver.idle_ring_ms, 1, 86_400_000)?;
         number("driver.connections_max", driver.connections_max, 1, 1 << 24)
     }
 }
+
+/// The last processor that a mover may be kept to.
+const CORE_MAX: u64 = 1023;
 
 fn number(key: &str, value: u64, low: u64, high: u64) -> Result<()> {
     if !(low..=high).contains(&value) {
@@ -290,7 +354,9 @@ impl Config {
             hugepages: self.memory.hugepages,
             ring_bytes_default: self.memory.ring_bytes_default.0,
             namespaces: self.driver.namespaces,
-            movers: usize::try_from(self.driver.movers)?,
+            movers: self.driver.movers.count(std::thread::available_parallelism().map_or(1, usize::from)),
+            movers_auto: self.driver.movers == Movers::Auto,
+            mover_cores: self.driver.mover_cores.clone(),
             spin: Duration::from_micros(self.driver.spin_us),
             ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
             connections_max: usize::try_from(self.driver.connections_max)?,
@@ -383,6 +449,7 @@ mod tests {
             ring_bytes_default = "8MiB"
             [driver]
             movers = 2
+            mover_cores = [0, 1]
             engine = "cpu"
             spin_us = 0
             idle_ring_ms = 500
@@ -399,8 +466,19 @@ mod tests {
         assert_eq!(config.memory.client_budget(), Bytes(128 * MIB));
         assert_eq!(config.memory.hugepages, HugepageUse::Require);
         assert_eq!(config.socket_mode_bits().unwrap(), 0o600);
-        assert_eq!((config.driver.movers, config.log.level), (2, LogLevel::Debug));
+        assert_eq!((config.driver.movers, config.log.level), (Movers::Count(2), LogLevel::Debug));
+        assert_eq!(config.driver.mover_cores, [0, 1]);
         assert_eq!(config.driver.namespaces, Namespaces::Own);
+    }
+
+    #[test]
+    fn movers_are_as_many_as_processors_are_for() {
+        let counts = [1, 2, 3, 4, 8, 64].map(|processors| Movers::Auto.count(processors));
+        assert_eq!(counts, [1, 1, 1, 2, 4, 16]);
+        assert_eq!(Movers::Count(3).count(1), 3);
+        let config = Config::parse("[driver]\nmovers = \"auto\"").unwrap();
+        assert_eq!(config, Config::default());
+        assert!(error("[driver]\nmovers = \"many\"").contains("auto"));
     }
 
     #[test]
@@ -414,6 +492,7 @@ mod tests {
         for (text, key, value, range) in [
             ("[driver]\nmovers = 0", "driver.movers", "0", "1 to 64"),
             ("[driver]\nmovers = 65", "driver.movers", "65", "1 to 64"),
+            ("[driver]\nmover_cores = [0, 1024]", "driver.mover_cores", "1024", "0 to 1023"),
             ("[driver]\nconnections_max = 0", "driver.connections_max", "0", "1 to 16777216"),
             ("[driver]\nidle_ring_ms = 0", "driver.idle_ring_ms", "0", "1 to 86400000"),
             ("[driver]\nspin_us = 10001", "driver.spin_us", "10001", "0 to 10000"),

@@ -67,7 +67,7 @@ fn run(config: &Config) -> Result<i32> {
     tracing::info!(
         socket = %config.socket.display(),
         engine = config.driver.engine,
-        movers = config.driver.movers,
+        movers = %config.driver.movers,
         "driver ready"
     );
     let stop = loop {

@@ -27,13 +27,20 @@ const COUNTS_QUICK: [usize; 1] = [16];
 const PAIRS: usize = 16;
 const PAIRS_QUICK: usize = 4;
 /// Shares need more time than throughput to be told from chance.
-const ROUND_FACTOR: f64 = 3.0;
+pub const ROUND_FACTOR: f64 = 3.0;
 
-struct FairnessCell {
-    scheme: Scheme,
-    pairs: usize,
-    connections: usize,
-    ms: u64,
+/// Pairs of containers that all send at once.
+pub struct FairnessCell {
+    /// How they send.
+    pub scheme: Scheme,
+    /// Pairs...
+    pub pairs: usize,
+    /// ...and connections of each.
+    pub connections: usize,
+    /// How long.
+    pub ms: u64,
+    /// The driver's movers, if they are what is varied.
+    pub movers: Option<u64>,
 }
 
 impl FairnessCell {
@@ -52,11 +59,13 @@ impl Cell for FairnessCell {
     }
 
     fn params(&self) -> Params {
-        vec![
+        let movers = self.movers.map(|movers| ("movers", json!(movers)));
+        let others = [
             ("message_bytes", json!(MESSAGE_BYTES)),
             ("pairs", json!(self.pairs)),
             ("connections", json!(self.connections)),
-        ]
+        ];
+        others.into_iter().chain(movers).collect()
     }
 
     fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
@@ -111,7 +120,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (pairs, connections) in shapes {
         let cells = schemes.iter().map(|&scheme| {
-            let cell: Box<dyn Cell> = Box::new(FairnessCell { scheme, pairs, connections, ms });
+            let cell: Box<dyn Cell> = Box::new(FairnessCell { scheme, pairs, connections, ms, movers: None });
             cell
         });
         let name = Bench::Fairness.name();

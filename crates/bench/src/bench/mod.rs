@@ -7,6 +7,7 @@ pub mod fairness;
 pub mod isolation;
 pub mod latency;
 pub mod memory;
+pub mod movers;
 pub mod parts;
 pub mod placement;
 pub mod programs;
@@ -35,6 +36,8 @@ pub enum Bench {
     Latency,
     /// Shares of pairs of containers, and of connections of one pair (Figure 15).
     Fairness,
+    /// Pairs of containers by number of movers.
+    Movers,
     /// A pair of containers beside a hostile client.
     Isolation,
     /// Memory of n containers with m sockets (section V-A2).
@@ -72,7 +75,7 @@ pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EngineP
 
 impl Bench {
     /// All of them, in the order of the report.
-    pub const ALL: [Bench; 11] = [
+    pub const ALL: [Bench; 12] = [
         Bench::Tune,
         Bench::Throughput,
         Bench::Cpu,
@@ -81,6 +84,7 @@ impl Bench {
         Bench::Setup,
         Bench::Programs,
         Bench::Fairness,
+        Bench::Movers,
         Bench::Isolation,
         Bench::Memory,
         Bench::Breakdown,
@@ -94,6 +98,7 @@ impl Bench {
             Bench::Connections => "connections",
             Bench::Latency => "latency",
             Bench::Fairness => "fairness",
+            Bench::Movers => "movers",
             Bench::Isolation => "isolation",
             Bench::Memory => "memory",
             Bench::Breakdown => "breakdown",
@@ -111,6 +116,7 @@ impl Bench {
             Bench::Connections => "Connections at 1 KB (Figure 12)",
             Bench::Latency => "Round-trip time by message size (Figures 13 and 14)",
             Bench::Fairness => "Fairness (Figure 15)",
+            Bench::Movers => "Pairs of containers by number of movers",
             Bench::Isolation => "Beside a hostile client",
             Bench::Memory => "Memory for containers and sockets (section V-A2)",
             Bench::Breakdown => "Where CPU time goes (Tables I and II, Figure 2)",
@@ -128,6 +134,7 @@ impl Bench {
             Bench::Connections => connections::run(settings, signals),
             Bench::Latency => latency::run(settings, signals),
             Bench::Fairness => fairness::run(settings, signals),
+            Bench::Movers => movers::run(settings, signals),
             Bench::Isolation => isolation::run(settings, signals),
             Bench::Memory => memory::run(settings, signals),
             Bench::Breakdown => breakdown::run(settings, signals),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{bail, Context, Result};
 use pd_driver::admin::{Answer, Ask};
 use pd_driver::{Bytes, HugepageUse};
-use pd_harness::config::Config;
+use pd_harness::config::{Config, Movers};
 use pd_harness::driver::ChildDriver;
 use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::signals::Signals;
@@ -69,11 +69,13 @@ pub struct Conditions {
     pub waiting: Waiting,
     /// Whether the machine has hugepages and the driver takes them.
     pub hugepages: bool,
+    /// How many movers the driver has.
+    pub movers: Movers,
 }
 
 impl Default for Conditions {
     fn default() -> Self {
-        Conditions { waiting: Waiting::Shipped, hugepages: true }
+        Conditions { waiting: Waiting::Shipped, hugepages: true, movers: Movers::default() }
     }
 }
 
@@ -127,6 +129,7 @@ impl<'a> Stand<'a> {
         let config = schemes.iter().any(|scheme| scheme.has_driver()).then(|| {
             let mut config = Config::default();
             config.driver.engine = engine.to_owned();
+            config.driver.movers = conditions.movers;
             // Some programs do not run as root.
             config.socket_mode = "0666".to_owned();
             config.driver.connections_max = 1 << 18;

@@ -93,6 +93,7 @@ impl Conductor {
         let is_ample = !is_full && working.iter().sum::<f64>() <= BUSY_WITHOUT * one_fewer;
         balance.looks_busy = if is_full { balance.looks_busy + 1 } else { 0 };
         balance.looks_idle = if is_ample && one_fewer > 0.0 { balance.looks_idle + 1 } else { 0 };
+        self.set_gauges();
         if self.balance.looks_busy >= LOOKS_BUSY {
             let is_core_idle = self.settings.movers_auto && is_core_idle(&mut self.balance.processors, now);
             if now >= self.balance.next_round {

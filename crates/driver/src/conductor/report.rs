@@ -59,6 +59,7 @@ impl Conductor {
         self.metrics.set_gauges(&Gauges {
             memory_used_bytes: self.pool.usage().0,
             rings_waiting: self.rings_waiting() as u64,
+            movers_working: self.movers.working().count() as u64,
         });
     }
 

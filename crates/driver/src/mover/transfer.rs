@@ -202,7 +202,8 @@ impl Mover {
 
     fn receive_socket(&mut self, old: &mut Self, (client, slot): (ClientId, Slot), own: MoverId) -> Socket {
         let socket = old.clients.socket_mut(client, slot).map(std::mem::take).unwrap_or_default();
-        if let Some(place) = self.clients.socket_mut(client, slot) {
+        // What is known of a closed socket is older than one that has its slot now.
+        if let Some(place) = self.clients.socket_mut(client, slot).filter(|place| place.generation == 0) {
             *place = socket;
         }
         for flow in socket.outgoing.into_iter().chain(socket.sends) {

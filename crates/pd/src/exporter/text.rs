@@ -22,7 +22,7 @@ pub const CONTENT_TYPE_PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
-const COUNTERS: [(&str, &str, &str); 28] = [
+const COUNTERS: [(&str, &str, &str); 31] = [
     ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
     ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
     ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
@@ -45,6 +45,9 @@ const COUNTERS: [(&str, &str, &str); 28] = [
     ("rings_denied", "pipedevice_rings_denied", "Times that a flow had to wait for memory for its ring"),
     ("wake_ups", "pipedevice_wake_ups", "Sleeping clients woken"),
     ("mover_sleeps", "pipedevice_mover_sleeps", "Times that a mover slept"),
+    ("mover_idle_ns", "pipedevice_mover_idle_ns", "Nanoseconds that movers had nothing to do"),
+    ("channels_moved", "pipedevice_channels_moved", "Channels that went from one mover to another"),
+    ("moves_put_off", "pipedevice_moves_put_off", "Moves put off because copies did not end"),
     ("commands_redone", "pipedevice_commands_redone", "Commands that an engine failed and cpu did again"),
     (
         "engines_quarantined",
@@ -158,7 +161,7 @@ impl Collector for Page {
     }
 }
 
-fn gauges(sample: &Sample) -> [(&'static str, &'static str, f64); 7] {
+fn gauges(sample: &Sample) -> [(&'static str, &'static str, f64); 8] {
     let totals = &sample.totals;
     let clients = totals.clients_attached.saturating_sub(totals.clients_left);
     let connections = totals.connections_made.saturating_sub(totals.connections_closed);
@@ -168,7 +171,8 @@ fn gauges(sample: &Sample) -> [(&'static str, &'static str, f64); 7] {
             "When the driver started, since 1970",
             sample.header.started_ns as f64 * 1e-9,
         ),
-        ("pipedevice_movers", "Threads that move bytes", f64::from(sample.header.movers)),
+        ("pipedevice_movers", "Movers", f64::from(sample.header.movers)),
+        ("pipedevice_movers_working", "Movers that have a thread", sample.gauges.movers_working as f64),
         ("pipedevice_clients", "Clients attached", clients as f64),
         ("pipedevice_connections", "Connections", connections as f64),
         ("pipedevice_memory_used_bytes", "Bytes of all regions", sample.gauges.memory_used_bytes as f64),

@@ -31,6 +31,9 @@ pub struct DriverView {
     /// Nanoseconds of the clock: another value is another driver.
     pub started_ns: u64,
     pub movers: u32,
+    /// Those that have a thread, and how much of them has something to do.
+    pub movers_working: u64,
+    pub movers_busy: f64,
     /// Of one core; absent if its process cannot be seen.
     pub cpu_percent: Option<f64>,
     pub cpu_seconds: Option<f64>,
@@ -136,6 +139,10 @@ fn driver(before: Option<&Sample>, now: &Sample, seconds: f64) -> DriverView {
         pid: now.pid,
         started_ns: now.header.started_ns,
         movers: now.header.movers,
+        movers_working: now.gauges.movers_working,
+        // One that sleeps counts that afterwards.
+        movers_busy: (now.gauges.movers_working as f64 - per_second(more.mover_idle_ns, seconds) * 1e-9)
+            .max(0.0),
         cpu_percent: cpu.filter(|_| seconds > 0.0).map(|cpu| cpu / seconds * 100.0),
         cpu_seconds: now.cpu.map(|cpu| cpu.as_secs_f64()),
         memory_used_bytes: now.gauges.memory_used_bytes,

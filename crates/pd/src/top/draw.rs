@@ -84,10 +84,12 @@ pub fn head(driver: &DriverView, restarts: u32) -> Vec<String> {
     let restarted = if restarts > 0 { format!("  restarted {restarts} times") } else { String::new() };
     vec![
         format!(
-            "{} Gbit/s  {} msg/s  CPU {cpu} %  driver {pid}, {} mover(s){restarted}",
+            "{} Gbit/s  {} msg/s  CPU {cpu} %  driver {pid}, {} of {} mover(s), {:.1} busy{restarted}",
             gbit(driver.gbit_per_second),
             rate("messages_completed"),
+            driver.movers_working,
             driver.movers,
+            driver.movers_busy,
         ),
         format!(
             "{} clients  {} connections  memory {} of {}  {} rings waiting",
