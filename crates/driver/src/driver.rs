@@ -216,7 +216,7 @@ pub fn assemble(
     for id in 0..inboxes.len() {
         let of_mover =
             MoverSettings { id: MoverId::at(id), spin: settings.spin, ring_idle: settings.ring_idle };
-        let mover = Mover::new(
+        movers.push(Mover::new(
             of_mover,
             Arc::clone(&clock),
             engine,
@@ -227,8 +227,7 @@ pub fn assemble(
             },
             Arc::new(Metrics::new(&counters, 1 + id)),
             Arc::clone(&readers),
-        )?;
-        movers.push(Box::new(mover));
+        )?);
     }
     let crew = Crew {
         clock: Arc::clone(&clock),
@@ -242,7 +241,7 @@ pub fn assemble(
         conductor_inboxes.clone(),
         Arc::clone(&door_inbox),
         Arc::clone(&pool),
-        Movers::new(movers, inboxes, crew.clone()),
+        Movers::new(movers.remove(0), movers, inboxes, crew.clone()),
         Arc::new(Metrics::new(&counters, 0)),
     )?;
     let door = Door::new(

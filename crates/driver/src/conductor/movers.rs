@@ -91,11 +91,10 @@ impl Crew {
 
 impl Movers {
     /// The movers, of which the first alone has turns until [`Self::start`].
-    pub fn new(mut movers: Vec<Box<Mover>>, inboxes: Vec<Arc<Mailbox<ToMover>>>, crew: Crew) -> Self {
-        let metrics = movers.iter().map(|mover| mover.metrics()).collect();
-        let others =
-            movers.split_off(1).into_iter().map(|mover| Seat { mover: Some(mover), ..Seat::default() });
-        let own = movers.remove(0);
+    pub fn new(own: Mover, others: Vec<Mover>, inboxes: Vec<Arc<Mailbox<ToMover>>>, crew: Crew) -> Self {
+        let metrics = std::iter::once(&own).chain(&others).map(Mover::metrics).collect();
+        let own = Box::new(own);
+        let others = others.into_iter().map(|mover| Seat { mover: Some(Box::new(mover)), ..Seat::default() });
         Self {
             others: others.collect(),
             own: RefCell::new(own),

@@ -108,8 +108,12 @@ fn clients_of(places: &[Place]) -> Vec<ClientId> {
 }
 
 fn two<'a>(movers: &'a mut [&mut Mover], from: MoverId, to: MoverId) -> [&'a mut Mover; 2] {
-    let [old, new] = movers.get_disjoint_mut([from.index(), to.index()]).expect("two of the movers");
-    [old, new]
+    let (first, second) = (from.index().min(to.index()), from.index().max(to.index()));
+    let (before, after) = movers.split_at_mut(second);
+    match from < to {
+        true => [&mut *before[first], &mut *after[0]],
+        false => [&mut *after[0], &mut *before[first]],
+    }
 }
 
 impl Mover {

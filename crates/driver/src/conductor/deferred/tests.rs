@@ -73,7 +73,7 @@ impl Stage {
             broken: Arc::default(),
             cores: Arc::default(),
         };
-        let mut movers = Movers::new(vec![Box::new(own)], vec![told], crew);
+        let mut movers = Movers::new(own, vec![], vec![told], crew);
         movers.listener = Some(Arc::clone(&mover));
         let conductor = Conductor::new(
             Settings::default(),

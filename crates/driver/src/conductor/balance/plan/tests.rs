@@ -18,7 +18,7 @@ impl Model {
     /// Each mover divides a round among its payers; what each unit got, and how busy each mover was.
     fn round(&self) -> (Vec<f64>, Vec<f64>) {
         let (mut got, mut busy) = (vec![0.0; self.units.len()], vec![0.0; self.movers]);
-        for mover in 0..self.movers {
+        for (mover, busy) in busy.iter_mut().enumerate() {
             let here = |payer| move |unit: &&(usize, usize, f64)| unit.0 == payer && unit.1 == mover;
             let demand = |payer: usize| self.units.iter().filter(here(payer)).map(|unit| unit.2).sum::<f64>();
             let mut open: Vec<_> = (0..self.weights.len()).filter(|&payer| demand(payer) > 0.0).collect();
@@ -44,7 +44,7 @@ impl Model {
                     got[at] = of_payer[payer] * wanted / demand(payer);
                 }
             }
-            busy[mover] = of_payer.iter().sum();
+            *busy = of_payer.iter().sum();
         }
         (got, busy)
     }
