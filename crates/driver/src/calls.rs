@@ -56,6 +56,10 @@ pub mod simulated {
         None
     }
     #[inline(always)]
+    pub fn idle_time() -> Option<Duration> {
+        None
+    }
+    #[inline(always)]
     pub fn is_let_go(_: BorrowedFd<'_>) -> Option<bool> {
         None
     }

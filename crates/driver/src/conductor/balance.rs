@@ -12,6 +12,7 @@ mod plan;
 use super::client::{Client, Phase};
 use super::families::Family;
 use super::Conductor;
+use crate::calls::simulated;
 use crate::ids::{ClientId, FlowId, MoverId};
 use crate::messages::Payer;
 use crate::metrics::Metrics;
@@ -19,7 +20,7 @@ use crate::mover::load::{Load, WHOLE_WEIGHT};
 use crate::mover::transfer::{transfer, Held, Transfer};
 use crate::mover::Mover;
 use plan::{Lags, Unit, View, SATURATED, SPARE};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How often it is looked how busy movers are.
@@ -228,7 +229,7 @@ impl Conductor {
 
     /// All that can go, by what goes as a whole.
     fn groups(&self, now: Duration) -> Vec<Group> {
-        let mut families: HashMap<Family, Vec<(ClientId, &Client)>> = HashMap::new();
+        let mut families: BTreeMap<Family, Vec<(ClientId, &Client)>> = BTreeMap::new();
         for (id, client) in self.clients.iter() {
             families.entry(client.family).or_default().push((id, client));
         }
@@ -252,7 +253,7 @@ impl Conductor {
                     continue;
                 }
             }
-            let mut places: HashMap<MoverId, Vec<_>> = HashMap::new();
+            let mut places: BTreeMap<MoverId, Vec<_>> = BTreeMap::new();
             for (id, client) in members {
                 for (channel, mover) in client.channels_with_movers() {
                     places.entry(mover).or_default().push((id, channel));
@@ -372,7 +373,7 @@ fn decide(
     ids: &[MoverId],
     busy: Vec<f64>,
 ) -> Vec<Went> {
-    let of_place: HashMap<_, _> = loads.iter().map(|load| (load.place, load)).collect();
+    let of_place: BTreeMap<_, _> = loads.iter().map(|load| (load.place, load)).collect();
     let (mut payers, mut names) = (Vec::new(), Vec::new());
     let (mut units, mut of_units) = (Vec::new(), Vec::new());
     for (at, group) in groups.iter().enumerate() {
@@ -431,6 +432,9 @@ fn is_core_idle(known: &mut Option<(Duration, Duration)>, now: Duration) -> bool
 
 /// Time for which the processors of this machine, all together, had nothing to do.
 fn idle_time() -> Option<Duration> {
+    if let Some(simulated) = simulated::idle_time() {
+        return Some(simulated);
+    }
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     // "cpu user nice system idle ...", in hundredths of a second.
     let ticks: u64 = text.lines().next()?.split_ascii_whitespace().nth(4)?.parse().ok()?;

@@ -1,8 +1,9 @@
 //! Which mover a new client gets. A process and those that it forks or becomes have the same one: they may pass
 //! connections on to each other, and a flow stays with its mover.
+use crate::hash::HashMap;
 use crate::identity;
 use crate::ids::MoverId;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Generations between a client and the one that it descends from.
 const GENERATIONS_MAX: usize = 8;

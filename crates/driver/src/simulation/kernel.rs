@@ -31,6 +31,7 @@ pub struct Kernel {
     held: BTreeMap<u64, usize>,
     /// Calls that have failed.
     pub failed: u64,
+    idle: Duration,
 }
 
 /// A process.
@@ -57,6 +58,7 @@ impl Kernel {
             slow: Duration::ZERO,
             held: BTreeMap::new(),
             failed: 0,
+            idle: Duration::ZERO,
         }
     }
 
@@ -141,6 +143,15 @@ pub fn addresses(id: NamespaceId) -> Option<(std::io::Result<Addresses>, Duratio
     known.map(|(found, slow)| match fault(Call::Thread) {
         Ok(()) => (found.ok_or_else(|| Errno::NOENT.into()), slow),
         Err(errno) => (Err(errno.into()), slow),
+    })
+}
+
+/// Time for which the machine's processors had nothing to do: at each look more, by less or more than what they must have had to count
+/// as idle.
+pub fn idle_time() -> Option<Duration> {
+    with(|kernel| {
+        kernel.idle += Duration::from_millis(kernel.random.below(1000));
+        kernel.idle
     })
 }
 

@@ -122,6 +122,8 @@ impl World {
             hugepages: HugepageUse::Off,
             ring_bytes_default: 1 << random.between(13, 17),
             movers: random.pick(&[1, 1, 2, 3]),
+            movers_auto: random.chance(300),
+            movers_shuffled: random.chance(500).then(|| Duration::from_micros(random.between(1, 20_000))),
             spin: Duration::ZERO,
             ring_idle: Duration::from_millis(random.pick(&[10, 100, 1000])),
             connections_max: random.pick(&[4, 1000]),

@@ -6,7 +6,7 @@
 //! - *Weight.* While none has time left, it is the weights that ask for it: a payer's weight is divided among the movers that serve it, in
 //!   proportion to what it costs there ([`parts`]), and each mover shall have the same sum of weights. A payer that has got less than its
 //!   share of late ([`Lags`]) counts for more, so that payers which do not divide evenly take turns at having room.
-use std::collections::HashMap;
+use crate::hash::HashMap;
 use std::hash::Hash;
 
 /// Busier than this, a mover has no time left.
@@ -192,7 +192,7 @@ pub struct Lags<P>(HashMap<P, f64>);
 
 impl<P> Default for Lags<P> {
     fn default() -> Self {
-        Self(HashMap::new())
+        Self(HashMap::default())
     }
 }
 
