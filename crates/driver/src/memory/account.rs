@@ -285,8 +285,11 @@ impl Books {
         }
         let (used, total) = (self.entry(POOL).used, self.total());
         for resource in Resource::ALL {
-            let (more, total) = (more.of_pool(resource), total.of_pool(resource));
-            if more > 0 && used.of_pool(resource).saturating_add(more) > total {
+            let (more, want, total) =
+                (more.of_pool(resource), want.of_pool(resource), total.of_pool(resource));
+            // A reserve that came when others had all of it is there when they have given back.
+            let is_held = want > 0 && self.held.of_pool(resource).saturating_add(want) > total;
+            if is_held || more > 0 && used.of_pool(resource).saturating_add(more) > total {
                 return Err(self.refuse(at, resource, Whose::Pool, total));
             }
         }
@@ -403,7 +406,8 @@ impl Account {
         let reserve = caps.taken(&used).memory_bytes - used.memory_bytes;
         let of_pool =
             books.total().memory_bytes.saturating_sub(books.entry(POOL).used.memory_bytes) + reserve;
-        of_client.min(of_payer).min(of_pool)
+        let unheld = books.total().memory_bytes.saturating_sub(books.held.memory_bytes);
+        of_client.min(of_payer).min(of_pool).min(unheld)
     }
 
     /// Takes amounts of this account and of those above it.

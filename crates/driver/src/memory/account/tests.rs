@@ -71,6 +71,24 @@ fn what_is_reserved_is_nobody_elses() {
 }
 
 #[test]
+fn a_reserve_that_comes_late_is_there_when_others_give_back() {
+    let pool = pool(1000);
+    let (named, other) = (pool.payer(memory(None, 0)), pool.payer(memory(Some(1000), 0)));
+    let (all, some) =
+        (other.lease(Amounts::memory(900)).unwrap(), other.lease(Amounts::memory(100)).unwrap());
+    named.set_caps(memory(None, 600));
+    let client = named.client(1000);
+    assert_eq!(client.free(), 0);
+    assert_eq!(short(client.lease(Amounts::memory(1)).unwrap_err()), (Resource::Memory, Whose::Pool, 1000));
+    drop(some);
+    assert_eq!(client.free(), 100);
+    let _own = client.lease(Amounts::memory(100)).unwrap();
+    assert!(client.lease(Amounts::memory(1)).is_err());
+    drop(all);
+    client.lease(Amounts::memory(500)).unwrap();
+}
+
+#[test]
 fn lines_count_for_the_tenant_and_not_for_the_pools_budget() {
     let pool = pool(1000);
     let client = pool.payer(memory(Some(500), 0)).client(1000);
@@ -136,6 +154,7 @@ proptest! {
                     let grows = now.max(caps[payer].1) > taken(payer);
                     let fits = of_client(client) + bytes <= 400
                         && now <= most
+                        && held.iter().map(|h| h.1).sum::<u64>() + bytes <= 1000
                         && (!grows || others + now.max(caps[payer].1) <= 1000);
                     let got = clients[client].lease(Amounts::memory(bytes));
                     prop_assert_eq!(got.is_ok(), fits, "{:?}", got);
