@@ -238,7 +238,7 @@ pub enum ToMover {
     Home { client: ClientId, slot: Slot, channel: usize },
     /// The socket is no more.
     CloseSocket { client: ClientId, slot: Slot },
-    /// So many connections have entered the listener's backlog.
+    /// So many connections have entered the listener's backlog, which its line says already: wake who waits for them.
     Backlog { client: ClientId, slot: Slot, count: u64 },
     /// A direction of a connection; this mover serves its source. If it serves the destination, too, there is no
     /// [`Self::Incoming`].

@@ -7,7 +7,7 @@ use super::Conductor;
 use crate::ids::{ClientId, Side, Slot};
 use crate::messages::{Asking, Endpoint, Gone, NewFlow, ToMover};
 use crate::metrics::Metrics;
-use pd_abi::layout::{ELSEWHERE, ENDED};
+use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
     Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_RESETS, RECEIVES_SHARED,
@@ -354,6 +354,10 @@ impl Conductor {
         listener.backlog.push_back(slot);
         listener.arrived += 1;
         let count = listener.arrived;
+        if let Some(memory) = &client.memory {
+            // Here, and not by the mover, which may come to it when the slot is another socket's.
+            memory.publish_u64(listener_slot, socket_status::RECV_PRODUCER, count);
+        }
         self.movers.send(mover, ToMover::Backlog { client: id, slot: listener_slot, count });
     }
 

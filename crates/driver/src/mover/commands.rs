@@ -78,7 +78,7 @@ impl Mover {
                     *socket = Socket { sends: socket.sends, ..Socket::default() };
                 }
             }
-            ToMover::Backlog { client, slot, count } => self.publish_backlog(client, slot, count),
+            ToMover::Backlog { client, slot, count } => self.announce_backlog(client, slot, count),
             ToMover::AddFlow(ref mut new) => {
                 let Some(new) = new.take() else { return };
                 counting::open(&self.metrics, self.outbox.own(), &new);
@@ -231,9 +231,9 @@ impl Mover {
         }
     }
 
-    pub(super) fn publish_backlog(&mut self, client: ClientId, slot: Slot, count: u64) {
+    /// Wakes who waits for connections; the conductor has published how many there are.
+    pub(super) fn announce_backlog(&mut self, client: ClientId, slot: Slot, count: u64) {
         let Some(state) = self.clients.get(client) else { return };
-        state.memory().publish_u64(slot, socket_status::RECV_PRODUCER, count);
         Waker::default().wake(&state.memory().recv_wait(slot), count);
         self.post_ready(client, slot);
     }
