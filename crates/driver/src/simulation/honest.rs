@@ -1,7 +1,7 @@
 //! Clients that keep the protocol: they attach, listen, connect, send, receive and close, in an order drawn from the seed. Each
 //! direction of each socket is a thread of the program's, which sleeps on its own words.
 use super::book::{byte, Arriving, Book, Listening, Number};
-use super::kernel::Person;
+use super::kernel::{is_readable, Person};
 use super::link::{dial, Came, Link};
 use super::random::Random;
 use pd_abi::layout::{channel_control, channel_status, socket_control, socket_status, ENDED};
@@ -139,6 +139,8 @@ pub struct Honest {
     /// Largest stream.
     pub stream_max: u64,
     channels: usize,
+    /// It waits for events in the kernel's epoll, and has a pipe of the driver's there.
+    has_pipes: bool,
     ring_default: u64,
 }
 
@@ -146,6 +148,7 @@ impl Honest {
     pub fn new(index: usize, person: Person, mut random: Random, wishes: u64, ring_default: u64) -> Self {
         let (channels, stream_max) =
             (random.between(1, 2) as usize, random.pick(&[0, 40, 5_000, 60_000, 300_000]));
+        let has_pipes = random.chance(300);
         Self {
             index,
             person,
@@ -161,6 +164,7 @@ impl Honest {
             wishes,
             stream_max,
             channels,
+            has_pipes,
             ring_default,
         }
     }
@@ -212,7 +216,11 @@ impl Honest {
         }
         let Some(link) = self.link.as_ref().filter(|_| self.is_up()) else { return };
         for (channel, &wait) in self.events.iter().enumerate() {
-            if can_go_on(wait, || link.channel_u32(channel, channel_status::EVENT_DOORBELL)) {
+            let can_go_on = match (wait, link.pipes.get(&channel)) {
+                (Wait::Asleep { .. }, Some(pipe)) => is_readable(pipe),
+                _ => can_go_on(wait, || link.channel_u32(channel, channel_status::EVENT_DOORBELL)),
+            };
+            if can_go_on {
                 into.push(Thread::Events(channel));
             }
         }
@@ -436,11 +444,10 @@ impl Honest {
             }
             (Some(FrameKind::Channel), FrameKind::Channel) => {
                 self.events.push(Wait::Awake);
-                Some(match self.events.len() < self.channels {
-                    true => Frame::new(FrameKind::Channel),
-                    false => Frame::new(FrameKind::SendRegion).with_bytes(AREA * AREAS as u64, 0),
-                })
+                let wake_pipe = || Frame::new(FrameKind::WakePipe).with_id(frame.id);
+                Some(if self.has_pipes { wake_pipe() } else { self.next_of_channels() })
             }
+            (Some(FrameKind::WakePipe), FrameKind::WakePipe) => Some(self.next_of_channels()),
             (Some(FrameKind::SendRegion), FrameKind::SendRegion) => {
                 Some(Frame::new(FrameKind::Mapped).with_id(frame.id))
             }
@@ -449,6 +456,14 @@ impl Honest {
         };
         self.phase = next.map_or(Phase::Up, |frame| Phase::Asking(Box::new(frame), now));
         15
+    }
+
+    /// What it asks for when it has a channel.
+    fn next_of_channels(&self) -> Frame {
+        match self.events.len() < self.channels {
+            true => Frame::new(FrameKind::Channel),
+            false => Frame::new(FrameKind::SendRegion).with_bytes(AREA * AREAS as u64, 0),
+        }
     }
 
     fn has_to_close(&self) -> bool {
@@ -519,7 +534,13 @@ impl Honest {
                 if is_connected && self.close(at, resets, book) {
                     return 21;
                 }
-                22
+                let listens = self.sockets[at].as_ref().and_then(|socket| socket.listens);
+                let known = listens.and_then(|listens| listens.at.filter(|_| !listens.asked));
+                if let Some(local) = known.filter(|_| self.close(at, false, book)) {
+                    book.listening.retain(|other| (other.owner, other.at) != (self.index, local));
+                    return 22;
+                }
+                23
             }
             _ if self.pending.len() + live >= SOCKETS_MAX => 23,
             1..=5 if !listens || self.random.chance(200) && live < SOCKETS_MAX / 2 => {
@@ -597,6 +618,7 @@ impl Honest {
                 return 41;
             }
             link.set_channel(channel, channel_control::EVENT_WAKE_AT, 0);
+            link.empty_pipe(channel);
             self.events[channel] = Wait::Awake;
             return 42;
         }
@@ -616,6 +638,9 @@ impl Honest {
         if events.is_empty() {
             let doorbell = link.channel_u32(channel, channel_status::EVENT_DOORBELL);
             let at = position + 1;
+            if link.pipes.contains_key(&channel) {
+                link.set_channel_u32(channel, channel_control::PIPE_WANTED, 1);
+            }
             link.set_channel(channel, channel_control::EVENT_WAKE_AT, at);
             self.events[channel] = Wait::Asking { doorbell, at };
             return 43;
@@ -841,7 +866,13 @@ impl Honest {
         if !link.receive.contains_key(&region) {
             // The library reads its frames now.
             let news = link.has_news();
-            assert!(news, "the region {region} of a ring has not come");
+            assert!(
+                news,
+                "socket {number}: the region {region} ({page}, {pages} pages) of its ring has not come; {received} of {produced} \
+                 bytes, generation {}, {:?}",
+                link.line_u32(id, socket_status::GENERATION),
+                link.receive.keys()
+            );
             let Came::Frame(frame) = link.receive() else { return 57 };
             assert_eq!(frame.checked_kind(), Some(FrameKind::ReceiveRegion), "{}", frame.reason());
             return 58;

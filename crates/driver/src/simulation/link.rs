@@ -23,6 +23,8 @@ pub struct Link {
     pub channels: Vec<Channel>,
     /// Send regions by number.
     pub send: BTreeMap<u32, (Region<Own>, Hold)>,
+    /// Wake pipes by channel.
+    pub pipes: BTreeMap<usize, OwnedFd>,
     /// Receive regions by number.
     pub receive: BTreeMap<u32, (Region<Theirs>, Hold)>,
 }
@@ -62,7 +64,8 @@ pub fn dial(driver: &SocketAddrUnix, number: u64) -> Result<OwnedFd> {
 
 impl Link {
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, shared: None, channels: Vec::new(), send: BTreeMap::new(), receive: BTreeMap::new() }
+        let (shared, channels, send, receive, pipes) = Default::default();
+        Self { socket, shared, channels, send, receive, pipes }
     }
 
     pub fn shared(&self) -> &Shared {
@@ -102,6 +105,9 @@ impl Link {
                 if let Ok(map) = Region::<Own>::new(fd, frame.bytes as usize) {
                     self.send.insert(frame.id, (map, hold));
                 }
+            }
+            (Some(FrameKind::WakePipe), Some(pipe), None) => {
+                self.pipes.insert(frame.id as usize, pipe);
             }
             (Some(FrameKind::ReceiveRegion), Some(fd), None) => {
                 let hold = Hold::new(&fd);
@@ -167,6 +173,17 @@ impl Link {
     /// Writes a word of a channel.
     pub fn set_channel(&self, channel: usize, word: usize, value: u64) {
         self.shared().control.store_u64(channel_offset(channel) + word, value, Ordering::Release);
+    }
+
+    pub fn set_channel_u32(&self, channel: usize, word: usize, value: u32) {
+        self.shared().control.store_u32(channel_offset(channel) + word, value, Ordering::Release);
+    }
+
+    /// Takes what lies in a wake pipe.
+    pub fn empty_pipe(&self, channel: usize) {
+        if let Some(pipe) = self.pipes.get(&channel).filter(|pipe| is_readable(pipe)) {
+            let _ = rustix::io::read(pipe, &mut [0; 64]);
+        }
     }
 
     /// A word of a socket's status line.

@@ -3,6 +3,8 @@ use super::*;
 use std::panic::catch_unwind;
 use std::time::{Duration, Instant};
 
+/// Seeds that found bugs, as long as they mean the same.
+const FOUND: [u64; 1] = [446];
 /// Runs of `cargo test`, and threads that they are divided among.
 const SEEDS: u64 = 400;
 const THREADS: u64 = 4;
@@ -55,6 +57,11 @@ fn seeds_hold() {
     });
     // They are about something.
     assert!(finished > SEEDS && failed > SEEDS, "{finished} streams ended in order, {failed} calls failed");
+}
+
+#[test]
+fn seeds_that_found_bugs_hold() {
+    FOUND.into_iter().for_each(|seed| drop(run(seed)));
 }
 
 #[test]

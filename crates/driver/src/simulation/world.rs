@@ -61,6 +61,7 @@ struct Weather {
     restarts: u64,
     slow: u64,
     faults: u64,
+    moves: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -148,7 +149,7 @@ impl World {
         let mut honest = Vec::new();
         for index in 0..random.between(1, 5) as usize {
             pids += 1;
-            let wishes = random.between(2, 12);
+            let wishes = random.between(2, 25);
             let person = person(pids, &mut random);
             let own = Random::new(random.next());
             honest.push(Honest::new(index, person, own, wishes, settings.ring_bytes_default));
@@ -167,6 +168,7 @@ impl World {
             restarts: often(&[0, 0, 0, 200]),
             slow: often(&[0, 0, 2000]),
             faults: often(&[0, 1000]),
+            moves: often(&[0, 0, 2000]),
         };
         Self {
             random,
@@ -199,6 +201,9 @@ impl World {
             self.step();
         }
         self.finish();
+        if self.book.is_talking {
+            eprintln!("{:?}", self.driver().parts.counters.total());
+        }
         Outcome {
             trace: self.trace,
             steps: self.steps,
@@ -336,7 +341,7 @@ impl World {
     /// What befalls a driver and its clients.
     fn befall(&mut self) {
         let lot = self.random.below(1_000_000);
-        let Weather { deaths, policies, restarts, slow, faults } = self.weather;
+        let Weather { deaths, policies, restarts, slow, faults, moves } = self.weather;
         let mut bound = 0;
         let mut falls = |often| {
             let from = bound;
@@ -359,9 +364,33 @@ impl World {
             }
         } else if falls(faults) {
             self.pour_faults();
+        } else if falls(moves) {
+            self.move_addresses();
         } else if falls(200) {
             self.driver().parts.door.end_helpers();
         }
+    }
+
+    /// Network namespaces have other addresses from now on, or more than anybody wants to read.
+    fn move_addresses(&mut self) {
+        let random = &mut self.random;
+        let ids = [random.between(1, 3), random.between(1, 3)].map(NamespaceId::for_test);
+        let many = random.chance(200);
+        kernel::with(|kernel| {
+            let [one, other] = ids.map(|id| kernel.addresses.remove(&id));
+            if ids[0] == ids[1] {
+                let mut list = one.unwrap_or_default();
+                let extra = (0..if many { 1100u32 } else { 1 })
+                    .map(|n| IpAddr::from((0x0a01_0000 + n).to_be_bytes()));
+                list.extend(extra.map(|ip| (ip, 16)));
+                kernel.addresses.insert(ids[0], list);
+            } else {
+                kernel
+                    .addresses
+                    .extend(ids.into_iter().zip([other, one]).filter_map(|(id, list)| Some((id, list?))));
+            }
+        });
+        self.note(10);
     }
 
     fn pour_faults(&mut self) {
