@@ -119,7 +119,10 @@ impl Helpers {
         }
         let stuck: Vec<_> = self.queues.values().filter(|queue| queue.take_over()).cloned().collect();
         stuck.into_iter().for_each(|queue| self.serve(queue));
-        self.queues.retain(|_, queue| queue.lock().is_served);
+        self.queues.retain(|_, queue| {
+            let state = queue.lock();
+            state.is_served || !state.jobs.is_empty()
+        });
     }
 }
 
