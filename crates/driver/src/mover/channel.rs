@@ -37,8 +37,9 @@ pub struct Channel {
     /// Events that did not fit, in order; at most [`EVENTS_WAITING_MAX`].
     waiting: VecDeque<Event>,
     waker: Waker,
-    /// Watched by the mover's epoll.
+    /// Watched by the mover's epoll, if that could be.
     pub doorbell: OwnedFd,
+    pub is_heard: bool,
     pub pipe: Option<OwnedFd>,
     pub active: bool,
     pub dirty: bool,
@@ -59,6 +60,7 @@ impl Channel {
             waiting: VecDeque::new(),
             waker: Waker::default(),
             doorbell,
+            is_heard: true,
             pipe: None,
             active: false,
             dirty: false,

@@ -38,11 +38,14 @@ impl Mover {
             ToMover::AddChannel(ref mut new) => {
                 let Some(new) = new.take() else { return };
                 let NewChannel { client, channel, requests, events, doorbell } = *new;
-                if let Err(error) = self.doorbells.add(client, channel, &doorbell) {
-                    tracing::error!(%client, channel, %error, "cannot watch a doorbell");
+                let heard = self.doorbells.add(client, channel, &doorbell);
+                if let Err(error) = heard {
+                    tracing::error!(%client, channel, %error, "cannot watch a doorbell: its channel is looked at");
                 }
                 let Some(state) = self.clients.get_mut(client) else { return };
-                state.add_channel(channel, Channel::new(requests, events, doorbell));
+                let mut new = Channel::new(requests, events, doorbell);
+                new.is_heard = heard.is_ok();
+                state.add_channel(channel, new);
                 self.activate(client, channel);
             }
             ToMover::AddFileSocket { client, payer, ref mut socket } => {
