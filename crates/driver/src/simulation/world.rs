@@ -166,7 +166,7 @@ impl World {
             deaths: often(&[0, 0, 300, 2000]),
             policies: often(&[0, 300, 2000]),
             restarts: often(&[0, 0, 0, 200]),
-            slow: often(&[0, 0, 2000]),
+            slow: often(&[0, 0, 2000, 30_000]),
             faults: often(&[0, 1000]),
             moves: often(&[0, 0, 2000]),
         };
