@@ -300,14 +300,6 @@ impl Conductor {
         };
         let is_first = !self.deferred.holds(lane);
         match self.deferred.push(lane, what, payer, self.clock.now()) {
-            Err(What::Request { request, .. })
-                if Operation::from_raw(request.operation) == Some(Operation::Close) =>
-            {
-                // Nothing is too much for that, and it has no answer.
-                if let Lane::Channel(id, channel) = lane {
-                    self.control(id, channel, &request);
-                }
-            }
             Err(what) => self.fail(lane, what, Errno::NOBUFS),
             Ok(()) if is_first => {
                 self.look_at_first(lane);
@@ -379,17 +371,18 @@ impl Conductor {
     }
 
     fn fail(&mut self, lane: Lane, what: What, errno: Errno) {
+        if let (Lane::Channel(id, channel), What::Request { request, .. }) = (lane, &what) {
+            let operation = Operation::from_raw(request.operation);
+            if matches!(operation, Some(Operation::Close | Operation::Broken)) {
+                // Nothing is too much for that, nor too late, and it has no answer.
+                return self.control(id, channel, request);
+            }
+        }
         Metrics::add(&self.metrics.requests_refused, 1);
         let refused: Event = Err(errno);
         match (lane, what) {
             (Lane::Channel(id, channel), What::Request { request, .. }) => {
-                let is_answered = !matches!(
-                    Operation::from_raw(request.operation),
-                    None | Some(Operation::Close | Operation::Broken)
-                );
-                if is_answered {
-                    self.answer((id, channel), SocketId(request.socket), request.tag, refused);
-                }
+                self.answer((id, channel), SocketId(request.socket), request.tag, refused);
             }
             (Lane::Frames(id), What::Twin(channel, asked)) => {
                 self.answer((id, channel), SocketId(0), asked.tag, refused);

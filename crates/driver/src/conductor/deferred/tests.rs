@@ -4,7 +4,7 @@ use crate::clock::Clock;
 use crate::conductor::{Crew, Inboxes, Movers};
 use crate::door::FromDoor;
 use crate::identity::Identity;
-use crate::ids::{MoverId, TenantId};
+use crate::ids::{MoverId, Slot, TenantId};
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool};
 use crate::messages::{ToConductor, ToMover};
@@ -220,6 +220,22 @@ fn each_payer_has_its_own_helper_read_and_one_list_serves_all() {
     stage.pass(PATIENCE);
     assert_eq!(stage.answers(), [(0, BIND + 1, Errno::TIMEDOUT.raw_os_error() as u32)]);
     assert!(stage.conductor.deferred.wake_by().is_none());
+}
+
+#[test]
+fn a_close_that_waited_for_too_long_is_carried_out() {
+    let mut stage = Stage::new(&[1, 2]);
+    stage.ask(0, 0, Operation::Connect, 0, "10.0.0.2:80");
+    stage.ask(0, 0, Operation::Close, 0, "0.0.0.0:0");
+    let is_open = |stage: &Stage| {
+        stage.conductor.client(ClientId::new(0)).and_then(|client| client.socket(Slot::new(0))).is_some()
+    };
+    assert!(is_open(&stage) && stage.answers().is_empty());
+    // Both, before the conductor has a turn.
+    stage.pass(PATIENCE * 2);
+    let timed_out = Errno::TIMEDOUT.raw_os_error() as u32;
+    assert_eq!(stage.answers(), [(0, Operation::Connect as u32 * 100, timed_out)]);
+    assert!(!is_open(&stage));
 }
 
 #[test]
