@@ -119,7 +119,7 @@ impl TestDriver {
     pub fn apply(&self, text: &str) -> u64 {
         use pd_driver::admin::Answer;
         match self.tell(&pd_driver::admin::Ask::Apply { text: text.to_owned() }) {
-            Answer::Applied { cut } => cut,
+            Answer::Applied { cut, .. } => cut,
             other => panic!("no policy applied but {other:?}"),
         }
     }

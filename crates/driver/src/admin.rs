@@ -67,6 +67,15 @@ pub enum Answer {
     Applied {
         /// Connections that it denies, and ended.
         cut: u64,
+        /// The same of connections on the kernel.
+        #[serde(default)]
+        cut_on_kernel: u64,
+        /// Connections on the kernel that it denies and could not end.
+        #[serde(default)]
+        kept_on_kernel: u64,
+        /// Why it does not bind connections on the kernel.
+        #[serde(default)]
+        not_on_kernel: Option<String>,
     },
 }
 
@@ -86,6 +95,9 @@ pub struct Report {
     /// Connections of clients that are or were the kernel's, by the label of their [`pd_abi::KernelReason`], as the
     /// clients say. Of all clients that there are or were.
     pub kernel_connections_by_reason: BTreeMap<String, u64>,
+    /// How the policy stands on the kernel.
+    #[serde(default)]
+    pub policy_on_kernel: KernelHalf,
     /// Counters, by the names that [`pd_abi::counters::AgentCounters`] gives them.
     pub metrics: BTreeMap<String, u64>,
 }
@@ -188,6 +200,20 @@ pub struct PolicyReport {
     pub rules: Vec<RuleReport>,
     /// Routes.
     pub routes: Vec<RouteReport>,
+    /// How it stands on the kernel.
+    #[serde(default)]
+    pub kernel: KernelHalf,
+}
+
+/// The kernel's half of a policy.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct KernelHalf {
+    /// Whether it is in force.
+    pub in_force: bool,
+    /// Why it is not, though the policy says something of connections on the kernel.
+    pub why_not: Option<String>,
+    /// What the kernel cannot hold of it, a sentence for each.
+    pub unbound: Vec<String>,
 }
 
 /// A tenant.

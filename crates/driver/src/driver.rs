@@ -3,6 +3,7 @@ use crate::clock::Clock;
 use crate::conductor::{Conductor, Crew, Inboxes, Movers};
 use crate::door::{self, Door};
 use crate::filter::{self, Confined};
+use crate::gate::{Gate, Keeper};
 use crate::ids::MoverId;
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, Pool};
@@ -11,7 +12,7 @@ use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
 use crate::policy::{Policy, PolicyError};
 use crate::reader::Readers;
-use crate::rights;
+use crate::rights::{self, Namespaces};
 use crate::settings::Settings;
 use pd_abi::counters::AgentCounters;
 use pd_engine::{Engine, EngineError};
@@ -80,6 +81,58 @@ pub struct Driver {
     settings: Settings,
     counters: Arc<CounterRegion>,
     conductor: Arc<Mailbox<ToConductor>>,
+    /// Ends after all others.
+    keeper: Option<KeeperThread>,
+}
+
+/// The thread that keeps the kernel's half of the policy; it ends when dropped.
+#[derive(Debug)]
+struct KeeperThread {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl KeeperThread {
+    /// With one right more than the driver's other threads have: to end connections of the kernel.
+    fn start(keeper: Keeper, confined: Confined) -> Result<Self, StartError> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let (started, ready) = std::sync::mpsc::channel();
+        let run = move || {
+            let confine = || {
+                rights::drop_others(rights::Part::Gate)?;
+                match confined {
+                    // With all others.
+                    Confined::Process => Ok(()),
+                    Confined::Threads => filter::install(confined),
+                }
+            };
+            let confined = confine();
+            let is_confined = confined.is_ok();
+            // Who starts it waits for this.
+            let _ = started.send(confined);
+            if is_confined {
+                keeper.run(&stopped);
+            }
+        };
+        let thread = std::thread::Builder::new().name("pd-gate".into()).spawn(run)?;
+        let this = Self { stop, thread: Some(thread) };
+        ready.recv().unwrap_or(Err(Errno::SRCH))?;
+        Ok(this)
+    }
+
+    fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for KeeperThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread of the gate panicked");
+        }
+    }
 }
 
 impl Driver {
@@ -117,10 +170,21 @@ impl Driver {
         engine: &dyn Engine,
         sockets: door::Sockets,
     ) -> Result<Self, StartError> {
-        rights::drop_others()?;
+        let conductor_inboxes = Inboxes::new()?;
+        let opened = match settings.namespaces {
+            Namespaces::All => {
+                Gate::open(&settings.admin_socket, &*clock, Arc::clone(&conductor_inboxes.movers))
+            }
+            Namespaces::Own => Err("driver.namespaces is \"own\"".to_owned()),
+        };
+        let (gate, keeper) = match opened {
+            Ok((gate, keeper)) => (Ok(gate), Some(KeeperThread::start(keeper, settings.confined)?)),
+            Err(why) => (Err(why), None),
+        };
+        rights::drop_others(rights::Part::Driver)?;
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let Parts { mut lead, mut door, readers, counters, inbox, crew } =
-            assemble(&settings, Arc::clone(&clock), engine, sockets, descriptors)?;
+            assemble(&settings, Arc::clone(&clock), engine, sockets, descriptors, (conductor_inboxes, gate))?;
         let Crew { stop, broken, .. } = crew.clone();
         filter::install(settings.confined).map_err(StartError::Filter)?;
         readers.prepare()?;
@@ -141,7 +205,7 @@ impl Driver {
         };
         spawn("pd-driver".into(), Box::new(work))?;
         spawn("pd-door".into(), Box::new(move |stop| run_door(&mut door, stop)))?;
-        Ok(Self { stop, broken, threads, readers, settings, counters, conductor: inbox })
+        Ok(Self { stop, broken, threads, readers, settings, counters, conductor: inbox, keeper })
     }
 
     /// Puts another policy in force, soon.
@@ -157,7 +221,9 @@ impl Driver {
     /// Whether all of its threads run; false after a bug of the driver ended one.
     pub fn is_running(&self) -> bool {
         let is_broken = self.broken.load(Ordering::Acquire) || self.readers.is_broken();
-        !is_broken && self.threads.iter().all(|t| !t.is_finished())
+        !is_broken
+            && self.threads.iter().all(|t| !t.is_finished())
+            && self.keeper.as_ref().is_none_or(KeeperThread::is_running)
     }
 }
 
@@ -188,7 +254,7 @@ pub struct Parts {
     pub crew: Crew,
 }
 
-/// Makes the agents, which may have so many descriptors.
+/// Makes the agents, which may have so many descriptors. The conductor has the inboxes, and the kernel's half of the policy if there is one.
 ///
 /// # Errors
 /// [`StartError`].
@@ -198,12 +264,13 @@ pub fn assemble(
     engine: &dyn Engine,
     sockets: door::Sockets,
     descriptors: u64,
+    (conductor_inboxes, gate): (Inboxes, Result<Gate, String>),
 ) -> Result<Parts, StartError> {
     let count = settings.movers.max(1);
     let (clients, connections) = (settings.clients_max, settings.connections_max);
     let counters = metrics::region(count, clients, connections, settings.budget_bytes)?;
     let inboxes = (0..count).map(|_| Mailbox::new()).collect::<Result<Vec<_>, _>>()?;
-    let (conductor_inboxes, door_inbox) = (Inboxes::new()?, Mailbox::new()?);
+    let door_inbox = Mailbox::new()?;
     let total = Amounts {
         clients: clients as u64,
         descriptors,
@@ -243,6 +310,7 @@ pub fn assemble(
         Arc::clone(&pool),
         Movers::new(movers.remove(0), movers, inboxes, crew.clone()),
         Arc::new(Metrics::new(&counters, 0)),
+        gate,
     )?;
     let door = Door::new(
         settings,

@@ -5,7 +5,8 @@
 //! end by `SIGSYS` instead, so that no test passes by a call that fails.
 //!
 //! After the filter the driver makes no files and opens none for writing alone, makes sockets of `AF_UNIX` and `AF_NETLINK` only, enters network namespaces
-//! and no others, maps no new code, and starts threads but no process and no program.
+//! and no others, changes entries of its own BPF maps and attaches its own BPF programs but loads none, maps no new code, and starts threads but no process and no program.
+use crate::gate;
 use rustix::io::{Errno, Result};
 use rustix::process::getpid;
 use rustix::thread::set_no_new_privs;
@@ -147,6 +148,7 @@ type Condition = (c_long, u8, SeccompCmpArgLen, SeccompCmpOp, u64);
 fn conditions() -> Vec<Condition> {
     let no_code = MaskedEq(libc::PROT_EXEC as u64);
     let thread = libc::CLONE_THREAD as u64;
+    let gate = gate::COMMANDS.map(|command| (libc::SYS_bpf, 0, Dword, Eq, command as u64));
     let conditions = [
         (libc::SYS_clone, 0, Qword, MaskedEq(thread), thread),
         (libc::SYS_ioctl, 1, Dword, Eq, FIONBIO),
@@ -173,7 +175,7 @@ fn conditions() -> Vec<Condition> {
     let old = [(libc::SYS_open, 1, Dword, MaskedEq(OPENS_OTHERWISE as u64), 0)];
     #[cfg(not(target_arch = "x86_64"))]
     let old = [];
-    conditions.into_iter().chain(old).collect()
+    conditions.into_iter().chain(gate).chain(old).collect()
 }
 
 /// What becomes of a call that is not allowed.
@@ -340,6 +342,18 @@ mod tests {
             refused(rustix::thread::move_into_link_name_space(namespace.as_fd(), None), "setns");
             // SAFETY: it is refused.
             refused(unsafe { unshare_unsafe(UnshareFlags::NEWNET) }, "unshare");
+            // Entries of maps that it has: there is none. Programs: none is loaded, and none is had by its number.
+            let command = |command: u64| {
+                // SAFETY: no attribute is read where it is refused; where it is not, none of no length is.
+                let result = unsafe { libc::syscall(libc::SYS_bpf, command, 0, 0) };
+                (result == -1).then(|| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap())
+            };
+            for (number, name) in
+                [(0, "map"), (5, "load"), (6, "pin"), (13, "program"), (14, "map"), (28, "link")]
+            {
+                assert_eq!(command(number), Some(Errno::NOSYS), "{name}");
+            }
+            assert_ne!(command(2), Some(Errno::NOSYS));
             assert!(std::process::Command::new("/bin/true").spawn().is_err());
             assert_eq!(std::thread::spawn(|| call(libc::SYS_ptrace)).join().unwrap(), Some(Errno::NOSYS));
         });

@@ -15,6 +15,9 @@ pub struct NamespaceId {
 }
 
 impl NamespaceId {
+    /// That of no namespace.
+    pub const NONE: Self = Self { device: 0, inode: 0 };
+
     /// Of the file that was looked at.
     pub fn of(file: &Stat) -> Self {
         Self { device: file.st_dev, inode: file.st_ino }

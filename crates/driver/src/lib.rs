@@ -17,6 +17,7 @@ mod conductor;
 mod door;
 mod driver;
 mod filter;
+pub mod gate;
 mod hash;
 mod identity;
 mod ids;

@@ -1,4 +1,5 @@
 //! What conductor and movers tell each other.
+use crate::gate::Staged;
 use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
 use crate::memory::{Account, ClientMemory, Events, Lease, Requests};
 use crate::policy::budget::Budget;
@@ -328,6 +329,10 @@ pub enum ToConductor {
     Apply { policy: Box<Policy> },
     /// The mover has forgotten the client.
     ClientGone { client: ClientId },
+    /// From the gate: a policy is staged on the kernel, or cannot be.
+    Staged { staged: Result<Staged, String> },
+    /// From the gate: the kernel may have counted something.
+    KernelCounted,
 }
 
 /// Why a client is cut off.

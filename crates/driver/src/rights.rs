@@ -12,7 +12,7 @@ use rustix::thread::{
 };
 
 /// Inodes of the host's namespaces (`PROC_CGROUP_INIT_INO` and its neighbours).
-const HOST_CGROUP: u64 = 0xefff_fffb;
+pub(crate) const HOST_CGROUP: u64 = 0xefff_fffb;
 const HOST_PID: u64 = 0xefff_fffc;
 const HOST_USER: u64 = 0xefff_fffd;
 
@@ -54,6 +54,22 @@ const RIGHTS: [Right; 3] = [
     },
 ];
 
+/// What the thread of the gate keeps beside, if it is there.
+const NET_ADMIN: Right = Right {
+    capability: CapabilitySet::NET_ADMIN,
+    name: "NET_ADMIN",
+    purpose: "end connections on the kernel that a new policy denies",
+};
+
+/// A part of the driver with rights of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All threads but one.
+    Driver,
+    /// The thread that keeps the kernel's half of the policy.
+    Gate,
+}
+
 const CHOWN: Right = Right {
     capability: CapabilitySet::CHOWN,
     name: "CHOWN",
@@ -73,9 +89,13 @@ impl Right {
     }
 }
 
-/// The capabilities that a running driver has, those of them that it was started with.
-fn kept() -> CapabilitySet {
-    RIGHTS.iter().fold(CapabilitySet::empty(), |all, right| all | right.capability)
+/// The capabilities that a part of a running driver has, those of them that it was started with.
+fn kept(part: Part) -> CapabilitySet {
+    let more: &[Right] = match part {
+        Part::Driver => &[],
+        Part::Gate => &[NET_ADMIN],
+    };
+    RIGHTS.iter().chain(more).fold(CapabilitySet::empty(), |all, right| all | right.capability)
 }
 
 fn needed(settings: &Settings) -> impl Iterator<Item = &'static Right> {
@@ -121,6 +141,15 @@ pub fn limits(settings: &Settings) -> Vec<String> {
     if settings.namespaces == Namespaces::Own {
         return sentences;
     }
+    if !capabilities(None).is_ok_and(|sets| sets.permitted.contains(NET_ADMIN.capability)) {
+        sentences.push(format!(
+            "CAP_{} is missing to {}: they stay open, and `pd policy apply` says how many",
+            NET_ADMIN.name, NET_ADMIN.purpose
+        ));
+    }
+    if let Some(why) = crate::gate::unavailable() {
+        sentences.push(format!("Policies do not bind connections on the kernel: {why}"));
+    }
     if is_other("/proc/self/ns/pid", HOST_PID) {
         sentences.push(
             "Processes outside of the driver's namespace of process ids cannot attach: --pid=host (Kubernetes: hostPID: true) lets them"
@@ -143,14 +172,14 @@ pub fn limits(settings: &Settings) -> Vec<String> {
     sentences
 }
 
-/// Gives up all capabilities but those that a running driver needs, from every set of the calling thread. Without CAP_SETPCAP the bounding
+/// Gives up all capabilities but those that a part of a running driver needs, from every set of the calling thread. Without CAP_SETPCAP the bounding
 /// set stays as it is, of which nothing can be gained: the driver executes no program.
 ///
 /// # Errors
 /// Those of `capset` and `prctl`.
-pub fn drop_others() -> Result<()> {
+pub(crate) fn drop_others(part: Part) -> Result<()> {
     let held = capabilities(None)?.permitted;
-    let kept = held & kept();
+    let kept = held & kept(part);
     if held.contains(CapabilitySet::SETPCAP) {
         for number in 0..u64::BITS {
             let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -208,11 +237,11 @@ mod tests {
     fn what_is_not_needed_is_given_up() {
         let before = capabilities(None).unwrap().permitted;
         let (sets, has_chown) = in_thread(|| {
-            drop_others().unwrap();
+            drop_others(Part::Driver).unwrap();
             let has_chown = rustix::thread::capability_is_in_bounding_set(CapabilitySet::CHOWN);
             (capabilities(None).unwrap(), has_chown.unwrap())
         });
-        assert_eq!(sets.permitted, before & kept());
+        assert_eq!(sets.permitted, before & kept(Part::Driver));
         assert_eq!(sets.effective, sets.permitted);
         assert!(sets.inheritable.is_empty());
         assert!(!has_chown || !before.contains(CapabilitySet::SETPCAP));

@@ -52,7 +52,13 @@ enum Command {
 pub fn main(args: &PolicyArgs) -> Result<i32> {
     pd_harness::sys::end_on_closed_output();
     match &args.command {
-        Command::Check { file } => print!("{}", read_policy(file)?.1),
+        Command::Check { file } => {
+            let (_, policy) = read_policy(file)?;
+            print!("{policy}");
+            for sentence in pd_driver::gate::unbound(&policy) {
+                println!("not on the kernel: {sentence}");
+            }
+        }
         Command::Show { json: true, admin_socket } => {
             println!("{}", serde_json::to_string_pretty(&report(admin_socket)?)?);
         }
@@ -82,7 +88,21 @@ fn apply(file: Option<&Path>, admin_socket: &Path) -> Result<()> {
     };
     let (text, _) = read_policy(&path)?;
     match tell(admin_socket, &Ask::Apply { text })? {
-        Answer::Applied { cut } => println!("in force: {}; connections ended: {cut}", path.display()),
+        Answer::Applied { cut, cut_on_kernel, kept_on_kernel, not_on_kernel } => {
+            println!(
+                "in force: {}; connections ended: {cut}, on the kernel: {cut_on_kernel}",
+                path.display()
+            );
+            if kept_on_kernel > 0 {
+                println!(
+                    "{kept_on_kernel} connections on the kernel are denied and stay open: the driver has no CAP_NET_ADMIN, \
+                     or the kernel no CONFIG_INET_DIAG_DESTROY"
+                );
+            }
+            if let Some(why) = not_on_kernel {
+                println!("connections on the kernel are not bound: {why}");
+            }
+        }
         _ => bail!("the driver at {} is of another version", admin_socket.display()),
     }
     Ok(())
@@ -105,6 +125,14 @@ fn print_report(report: &PolicyReport) {
     }
     println!("{rules}");
     println!("\npath without rates: {}", report.path);
+    match (&report.kernel.why_not, report.kernel.in_force) {
+        (Some(why), _) => println!("connections on the kernel: NOT BOUND: {why}"),
+        (None, true) => println!("connections on the kernel: bound"),
+        (None, false) => println!("connections on the kernel: the policy says nothing of them"),
+    }
+    for sentence in &report.kernel.unbound {
+        println!("not on the kernel: {sentence}");
+    }
     if !report.routes.is_empty() {
         let mut routes = table(["SERVICE", "TO", "HITS"]);
         for route in &report.routes {

@@ -90,6 +90,10 @@ fn check_explains_a_policy_or_what_is_wrong_with_it() {
     let explained = "rule 1: deny anyone to anyone, port 80\notherwise: allow\n\
                      path without rates: direct, offloaded with another engine than cpu\n";
     assert_eq!(text(&output.stdout), explained);
+    // What the kernel cannot hold is said.
+    write(&file, "[[tenant]]\nname = \"red\"\nrate = { messages_per_second = 5 }\n");
+    let output = text(&pd(&["policy", "check", &path]).stdout);
+    assert!(output.contains("not on the kernel: tenant red: messages_per_second"), "{output}");
     write(&file, "\n[[rule]]\nfrom = \"nobody\"\naction = \"deny\"\n");
     let output = pd(&["policy", "check", &path]);
     assert!(!output.status.success());

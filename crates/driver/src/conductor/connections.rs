@@ -28,6 +28,8 @@ pub struct Connection {
     pub settled: [Traffic; 2],
     /// A policy ended it.
     pub cut: bool,
+    /// Whether it counts among its tenant's connections here: where the kernel holds the policy, too, it counts a twin's.
+    pub counted: bool,
     /// The listener's address, behind the routes.
     pub reached: SocketAddr,
     /// If it belongs to a connection of the kernel.
@@ -45,6 +47,7 @@ pub struct NewConnection {
     pub reached: SocketAddr,
     pub twin: Option<Box<Twin>>,
     pub direct: Option<Box<Direct>>,
+    pub counted: bool,
 }
 
 impl Connections {
@@ -86,12 +89,12 @@ impl Connections {
 
     /// It begins.
     pub fn begin(&mut self, id: ConnectionId, new: NewConnection) {
-        let NewConnection { sides, movers, serial, tenants, reached, twin, direct } = new;
+        let NewConnection { sides, movers, serial, tenants, reached, twin, direct, counted } = new;
         // Only the accepting side of a twin has nobody.
         let life = sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
         let (settled, cut) = Default::default();
         let connection =
-            Connection { sides, movers, life, serial, tenants, settled, cut, reached, twin, direct };
+            Connection { sides, movers, life, serial, tenants, settled, cut, counted, reached, twin, direct };
         self.table.put(id, connection);
     }
 

@@ -10,6 +10,7 @@ use super::unix::is_unix;
 use super::Conductor;
 use crate::admin::Answer;
 use crate::door::{Reading, Registering, ToDoor};
+use crate::gate::Sealed;
 use crate::hash::{HashMap, HashSet};
 use crate::identity::NamespaceId;
 use crate::ids::ClientId;
@@ -243,12 +244,12 @@ impl Conductor {
     }
 
     fn answer_registration(&mut self, registering: Registering, reply: &Sender<Answer>) {
-        let answer = match self.register(registering) {
-            Ok(()) => Answer::Done,
-            Err(why) => Answer::Error(why),
-        };
-        // Who asked may have gone.
-        let _ = reply.send(answer);
+        match self.register(registering) {
+            // The container begins when the policy binds it on the kernel, too.
+            Ok(()) => self.tell_gate(Some(Sealed { to: reply.clone(), answer: Answer::Done })),
+            // Who asked may have gone.
+            Err(why) => drop(reply.send(Answer::Error(why))),
+        }
     }
 
     fn unread_for(&self, id: ClientId, request: &Request, as_of: Duration) -> Vec<NamespaceId> {

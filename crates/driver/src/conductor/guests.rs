@@ -105,6 +105,7 @@ impl Conductor {
             }
             FromDoor::Asked { asked, reply } => match *asked {
                 Asked::Register(registering) => self.hear_registration(registering, reply),
+                Asked::Apply(policy) => self.begin_apply(policy, Some(reply)),
                 asked => {
                     // Who asked may have gone.
                     let _ = reply.send(self.answer_administrator(asked));
@@ -144,6 +145,7 @@ impl Conductor {
         };
         let namespace = identity.namespace;
         let fd = Arc::new(fd);
+        let is_new = !self.names.knows(namespace);
         let is_unread = self.names.enter(namespace, &fd);
         let place = match self.movers.len() {
             1 => Default::default(),
@@ -152,6 +154,9 @@ impl Conductor {
         self.serial += 1;
         let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), place);
         self.clients.put(id, client);
+        if is_new {
+            self.tell_gate(None);
+        }
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });
     }
 

@@ -10,6 +10,7 @@ mod deferred;
 mod direct;
 mod ending;
 mod families;
+mod gate;
 mod guests;
 mod kernel;
 mod movers;
@@ -35,6 +36,7 @@ pub use tenants::container_group;
 
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
+use crate::gate::Gate;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
@@ -100,6 +102,12 @@ pub struct Conductor {
     balance: Balance,
     kernel: Kernel,
     deferred: Deferred,
+    /// The kernel's half of the policy; why there is none.
+    gate: Result<Gate, String>,
+    /// Policies that it is staging.
+    applying: VecDeque<gate::Applying>,
+    /// Connections that it has denied, and those beyond a quota.
+    refused_on_kernel: [u64; 2],
     /// Clients and connections numbered so far.
     serial: u64,
     /// Ready when something was put into an inbox while the conductor slept.
@@ -140,7 +148,7 @@ impl Inboxes {
 }
 
 impl Conductor {
-    /// A conductor, which is told of clients by the door.
+    /// A conductor, which is told of clients by the door. `gate`: the kernel's half of the policy, or why there is none.
     ///
     /// # Errors
     /// Those of `epoll`; without memory.
@@ -152,6 +160,7 @@ impl Conductor {
         pool: Arc<Pool>,
         movers: Movers,
         metrics: Arc<Metrics>,
+        gate: Result<Gate, String>,
     ) -> Result<Self, StartError> {
         let policy = std::mem::take(&mut settings.policy);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -160,7 +169,10 @@ impl Conductor {
         epoll::add(&epoll, inboxes.door.fd(), epoll::EventData::new_u64(1), edge)?;
         let mut this = Self {
             pool,
-            tenants: Tenants::new(settings.path),
+            tenants: Tenants::new(settings.path, gate.as_ref().ok().map(|gate| Arc::clone(&gate.words))),
+            gate,
+            applying: VecDeque::new(),
+            refused_on_kernel: [0; 2],
             settings,
             clock,
             inboxes,
@@ -186,7 +198,8 @@ impl Conductor {
             from_door: VecDeque::new(),
         };
         this.movers.own().watch(&this.epoll)?;
-        this.apply(policy)?;
+        this.apply(policy.clone())?;
+        this.begin_apply(policy, None);
         Ok(this)
     }
 
@@ -293,10 +306,11 @@ impl Conductor {
             }
             ToConductor::FlowDone { flow } => self.flow_done(flow),
             ToConductor::Gone { flow, gone } => self.gone(flow, gone),
-            ToConductor::Apply { ref mut policy } => match self.apply(std::mem::take(policy)) {
-                Ok(cut) => tracing::info!(cut, "policy applied"),
-                Err(error) => tracing::error!("the policy stays as it is: {error}"),
-            },
+            ToConductor::Apply { ref mut policy } => self.begin_apply(std::mem::take(policy), None),
+            ToConductor::Staged { ref mut staged } => {
+                self.staged(std::mem::replace(staged, Err(String::new())));
+            }
+            ToConductor::KernelCounted => self.count_refused_on_kernel(),
             ToConductor::ClientGone { client } => {
                 let Some(state) = self.client_mut(client) else { return };
                 state.remembered = state.remembered.saturating_sub(1);
@@ -445,6 +459,9 @@ impl Conductor {
         self.stop_growing(id);
         self.twins.leave(id);
         self.names.leave(namespace);
+        if !self.names.knows(namespace) {
+            self.tell_gate(None);
+        }
         self.drop_diags();
         if attached {
             movers.iter().for_each(|&mover| self.movers.send(mover, ToMover::RemoveClient { client: id }));

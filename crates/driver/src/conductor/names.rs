@@ -132,6 +132,11 @@ impl Names {
         (namespace.addresses, namespace.claimed_at) = (found, None);
     }
 
+    /// All namespaces, their files, and what `pd run` said of them.
+    pub fn known(&self) -> impl Iterator<Item = (NamespaceId, &Arc<OwnedFd>, Option<&Registration>)> + '_ {
+        self.namespaces.iter().map(|(id, namespace)| (*id, &namespace.file, namespace.registration.as_ref()))
+    }
+
     /// The file of a namespace.
     pub fn file(&self, id: NamespaceId) -> Option<&Arc<OwnedFd>> {
         Some(&self.namespaces.get(&id)?.file)

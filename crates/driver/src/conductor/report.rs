@@ -16,15 +16,14 @@ impl Conductor {
             Asked::Plain(Ask::List) => {
                 self.collect_reports();
                 self.take_all_kernel_counts();
+                self.count_refused_on_kernel();
                 Answer::Report(Box::new(self.report()))
             }
             Asked::Plain(Ask::Kernel) => Answer::Kernel(Box::new(self.kernel_report())),
             Asked::Plain(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
-            Asked::Apply(policy) => match self.apply(policy) {
-                Ok(cut) => Answer::Applied { cut },
-                Err(why) => Answer::Error(why.to_string()),
-            },
-            Asked::Register(_) | Asked::Plain(Ask::Counters | Ask::Apply { .. } | Ask::Register { .. }) => {
+            Asked::Apply(_)
+            | Asked::Register(_)
+            | Asked::Plain(Ask::Counters | Ask::Apply { .. } | Ask::Register { .. }) => {
                 Answer::Error("not the conductor's to answer".to_owned())
             }
         }
@@ -52,6 +51,7 @@ impl Conductor {
         let names = &mut self.names;
         self.containers.forget_ended(|id| names.leave(id));
         self.sort_anew();
+        self.tell_gate(None);
     }
 
     /// Tells the readers of the counter region how things stand.
@@ -94,6 +94,7 @@ impl Conductor {
             clients,
             connections: connections.collect(),
             kernel_connections_by_reason: self.kernel.counts().by_label(),
+            policy_on_kernel: self.kernel_half(),
             metrics: total.entries().map(|(name, value)| (name.to_owned(), value)).collect(),
         }
     }

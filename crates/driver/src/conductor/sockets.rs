@@ -312,8 +312,16 @@ impl Conductor {
         };
         self.add_flow(flow(Side::Connecting, source.clone(), destination.clone(), send_ring_bytes));
         self.add_flow(flow(Side::Accepting, destination, source, peer_send));
-        let connection =
-            NewConnection { sides: sides.map(Some), movers, serial, tenants, reached, twin: None, direct };
+        let connection = NewConnection {
+            sides: sides.map(Some),
+            movers,
+            serial,
+            tenants,
+            reached,
+            twin: None,
+            direct,
+            counted: true,
+        };
         self.connections.begin(index, connection);
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);

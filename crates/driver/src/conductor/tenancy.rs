@@ -15,7 +15,7 @@ use std::sync::Arc;
 impl Conductor {
     /// The network namespace of the container that a client is in by its control group, which it cannot leave;
     /// else its own.
-    fn home_of(&self, identity: &Identity) -> NamespaceId {
+    pub(super) fn home_of(&self, identity: &Identity) -> NamespaceId {
         self.containers.find(identity.cgroup.as_deref()).unwrap_or(identity.namespace)
     }
 
@@ -156,6 +156,8 @@ impl Conductor {
         for (index, connection) in self.connections.iter_mut() {
             self.tenants.settle(index, connection, self.metrics.region());
         }
-        self.tenants.report(self.settings.policy_file.clone(), &self.payers)
+        self.count_refused_on_kernel();
+        let kernel = self.kernel_half();
+        self.tenants.report(self.settings.policy_file.clone(), &self.payers, kernel)
     }
 }

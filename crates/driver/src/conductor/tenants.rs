@@ -1,7 +1,8 @@
 //! Tenants: their numbers, their accounts, and the policy in force with its counts.
 use super::payers::Payers;
 use super::Connection;
-use crate::admin::{Account, HoldingReport, PolicyReport, RouteReport, RuleReport, TenantReport};
+use crate::admin::{Account, HoldingReport, KernelHalf, PolicyReport, RouteReport, RuleReport, TenantReport};
+use crate::gate::{TenantWords, Words};
 use crate::hash::HashMap;
 use crate::identity::{control_group, has_exited, namespace_of_file, NamespaceId};
 use crate::ids::{ConnectionId, Side, TenantId};
@@ -45,6 +46,11 @@ impl Containers {
     pub fn find(&self, cgroup: Option<&str>) -> Option<NamespaceId> {
         let inside = |entry: &Container| is_inside(cgroup, entry.cgroup.as_deref());
         self.0.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id)
+    }
+
+    /// Control groups of all that have one.
+    pub fn groups(&self) -> impl Iterator<Item = &str> + '_ {
+        self.0.values().filter_map(|entry| entry.cgroup.as_deref())
     }
 
     /// Forgets those that have ended. `each` is told their namespaces.
@@ -99,6 +105,10 @@ pub struct Tenants {
     places: Vec<(NamespaceId, usize)>,
     numbers: HashMap<String, TenantId>,
     entries: Vec<Entry>,
+    /// What the kernel counts, and is told, if it holds the policy, too.
+    words: Option<Arc<Words>>,
+    /// Where the hits of the policy in force begin there.
+    kernel_hits: u32,
 }
 
 #[derive(Debug)]
@@ -120,8 +130,11 @@ pub struct Changes {
 
 impl Tenants {
     /// The default tenant alone, and no policy. `path`: how bytes travel where a policy does not say.
-    pub fn new(path: Path) -> Self {
+    /// `words`: of the gate, if there is one.
+    pub fn new(path: Path, words: Option<Arc<Words>>) -> Self {
         let mut this = Self {
+            words,
+            kernel_hits: 0,
             policy: Policy::default(),
             path,
             hits: vec![0],
@@ -147,11 +160,19 @@ impl Tenants {
         }
         let id = TenantId::at(self.entries.len());
         let (account, budget) = (Account::default(), Budget::new(Limits::default()));
+        if let Some(words) = &self.words {
+            words.tenant(id).set(None, &Limits::default());
+        }
         let (connections_max, weight) = (None, WEIGHT_DEFAULT);
         let (name_of, caps) = (name.to_owned(), Caps::default());
         self.entries.push(Entry { name: name_of, account, connections_max, budget, weight, caps });
         self.numbers.insert(name.to_owned(), id);
         Ok(id)
+    }
+
+    /// The number of a tenant that is known.
+    pub fn id(&self, name: &str) -> Option<TenantId> {
+        self.numbers.get(name).copied()
     }
 
     /// The tenant's name.
@@ -189,8 +210,14 @@ impl Tenants {
             let tenant = policy.tenant(&entry.name);
             entry.connections_max = tenant.and_then(|tenant| tenant.connections_max);
             let limits = tenant.map_or_else(Limits::default, |tenant| tenant.limits);
+            if let Some(words) = &self.words {
+                words.tenant(TenantId::at(id)).set(entry.connections_max, &limits);
+            }
             if entry.budget.limits != limits {
-                entry.budget = Budget::new(limits);
+                entry.budget = match &self.words {
+                    Some(words) => Budget::shared(limits, words, TenantId::at(id)),
+                    None => Budget::new(limits),
+                };
                 changed.budgets.push((TenantId::at(id), Arc::clone(&entry.budget)));
             }
             entry.caps = tenant.map_or_else(Caps::default, |tenant| tenant.caps);
@@ -205,22 +232,47 @@ impl Tenants {
 
     /// Looks which of the namespaces that the policy names exist by now. Before [`Self::find`], once for many.
     pub fn look(&mut self) {
-        let tenants = self.policy.tenants.iter().enumerate();
-        let files =
-            tenants.flat_map(|(index, tenant)| tenant.namespaces.iter().map(move |file| (file, index)));
-        self.places =
-            files.filter_map(|(file, index)| Some((namespace_of_file(file).ok()?, index))).collect();
+        self.places = places(&self.policy);
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Names of all tenants, by number.
+    pub fn names(&self) -> Vec<String> {
+        self.entries.iter().map(|entry| entry.name.clone()).collect()
+    }
+
+    /// Takes note of where the hits of the policy in force begin on the kernel.
+    pub fn set_kernel_hits(&mut self, base: u32) {
+        self.kernel_hits = base;
+    }
+
+    /// Connects on the kernel that were denied, and those beyond a quota, since the driver's start.
+    pub fn refused_on_kernel(&self) -> [u64; 2] {
+        let Some(words) = &self.words else { return [0; 2] };
+        let tenants = (0..self.entries.len()).map(|id| words.tenant(TenantId::at(id)));
+        tenants.fold([0; 2], |[denied, over], tenant| {
+            [denied + tenant.denied.load(Relaxed), over + tenant.over_quota.load(Relaxed)]
+        })
     }
 
     /// Whose a client is: the first tenant of the policy that selects it by container or control group, else by
     /// namespace, which a privileged client can change; else the one that `pd run` registered.
     pub fn find(&self, facts: &Facts<'_>) -> TenantId {
+        self.find_by(&self.policy, &self.places, facts)
+    }
+
+    /// Whose it would be by another policy, whose namespaces are at these `places`.
+    pub fn find_by(&self, policy: &Policy, places: &[(NamespaceId, usize)], facts: &Facts<'_>) -> TenantId {
         let surely = |tenant: &&Tenant| {
             facts.container.is_some_and(|(name, _)| tenant.containers.iter().any(|own| own == name))
                 || facts.cgroup.is_some_and(|path| tenant.has_cgroup(path))
         };
-        let there = || self.places.iter().find(|(id, _)| *id == facts.namespace).map(|(_, index)| *index);
-        let tenants = &self.policy.tenants;
+        let there = || places.iter().find(|(id, _)| *id == facts.namespace).map(|(_, index)| *index);
+        let tenants = &policy.tenants;
         let selected =
             tenants.iter().find(surely).or_else(|| tenants.get(there()?)).map(|tenant| &*tenant.name);
         let name = selected.or(facts.container.map(|(_, tenant)| tenant));
@@ -300,7 +352,9 @@ impl Tenants {
             entry.account.connections_denied += 1;
             return Err(Errno::ACCESS);
         }
-        if entry.connections_max.is_some_and(|most| entry.account.connections_open >= most) {
+        let on_kernel = self.words.as_ref().map_or(0, |words| words.tenant(from).open.load(Relaxed));
+        let open = entry.account.connections_open + on_kernel;
+        if entry.connections_max.is_some_and(|most| open >= most) {
             entry.account.connections_over_quota += 1;
             return Err(Errno::MFILE);
         }
@@ -313,18 +367,33 @@ impl Tenants {
         account.connections_open += 1;
         account.connections_made += 1;
         self.entries[to.index()].account.connections_accepted += 1;
+        self.tell_open(from);
+    }
+
+    /// The kernel adds these to its own when it looks at the quota.
+    fn tell_open(&self, id: TenantId) {
+        if let Some(words) = &self.words {
+            words.tenant(id).open_on_fabric.store(self.entries[id.index()].account.connections_open, Relaxed);
+        }
     }
 
     /// A connection is over.
     pub fn close(&mut self, index: ConnectionId, connection: &mut Connection, counters: &CounterRegion) {
         self.settle(index, connection, counters);
-        self.entries[connection.tenants[0].index()].account.connections_open -= 1;
+        if connection.counted {
+            self.entries[connection.tenants[0].index()].account.connections_open -= 1;
+            self.tell_open(connection.tenants[0]);
+        }
     }
 
     /// Its sides are other tenants' from now on. It has been settled.
     pub fn hand_over(&mut self, connection: &mut Connection, tenants: [TenantId; 2]) {
-        self.entries[connection.tenants[0].index()].account.connections_open -= 1;
-        self.entries[tenants[0].index()].account.connections_open += 1;
+        if connection.counted {
+            self.entries[connection.tenants[0].index()].account.connections_open -= 1;
+            self.entries[tenants[0].index()].account.connections_open += 1;
+            self.tell_open(connection.tenants[0]);
+            self.tell_open(tenants[0]);
+        }
         connection.tenants = tenants;
     }
 
@@ -346,7 +415,7 @@ impl Tenants {
     }
 
     /// Everything there is to say. Connections have been settled.
-    pub fn report(&self, file: Option<PathBuf>, payers: &Payers) -> PolicyReport {
+    pub fn report(&self, file: Option<PathBuf>, payers: &Payers, kernel: KernelHalf) -> PolicyReport {
         let policy = &self.policy;
         let otherwise = format!("otherwise: {}", policy.default);
         let rules = policy.rules.iter().map(ToString::to_string).chain([otherwise]);
@@ -354,9 +423,16 @@ impl Tenants {
             file,
             path: self.usual_path(),
             tenants: (self.entries.iter().enumerate())
-                .map(|(id, entry)| entry.report(policy, payers.report(TenantId::at(id))))
+                .map(|(id, entry)| {
+                    let id = TenantId::at(id);
+                    let on_kernel = self.words.as_ref().map(|words| words.tenant(id));
+                    entry.report(policy, payers.report(id), on_kernel)
+                })
                 .collect(),
-            rules: rules.zip(&self.hits).map(|(rule, &hits)| RuleReport { rule, hits }).collect(),
+            rules: (rules.zip(&self.hits).enumerate())
+                .map(|(index, (rule, &hits))| RuleReport { rule, hits: hits + self.hits_on_kernel(index) })
+                .collect(),
+            kernel,
             routes: (policy.routes.iter().zip(&self.route_hits))
                 .map(|(route, &hits)| RouteReport { service: route.service, to: route.to, hits })
                 .collect(),
@@ -364,13 +440,48 @@ impl Tenants {
     }
 }
 
+impl Tenants {
+    fn hits_on_kernel(&self, rule: usize) -> u64 {
+        let hits = |words: &Arc<Words>| words.hits(self.kernel_hits, rule).load(Relaxed);
+        self.words.as_ref().filter(|words| words.generation() != 0).map_or(0, hits)
+    }
+}
+
+/// The namespaces that a policy names and that exist, with their tenants' places in it.
+pub fn places(policy: &Policy) -> Vec<(NamespaceId, usize)> {
+    let tenants = policy.tenants.iter().enumerate();
+    let files = tenants.flat_map(|(index, tenant)| tenant.namespaces.iter().map(move |file| (file, index)));
+    files.filter_map(|(file, index)| Some((namespace_of_file(file).ok()?, index))).collect()
+}
+
 impl Entry {
-    fn report(&self, policy: &Policy, holdings: Vec<HoldingReport>) -> TenantReport {
+    fn report(
+        &self,
+        policy: &Policy,
+        holdings: Vec<HoldingReport>,
+        on_kernel: Option<&TenantWords>,
+    ) -> TenantReport {
+        let mut account = self.account;
+        let mut drops = 0;
+        if let Some(words) = on_kernel {
+            for (sum, word) in [
+                (&mut account.connections_open, &words.open),
+                (&mut account.connections_made, &words.made),
+                (&mut account.connections_accepted, &words.accepted),
+                (&mut account.connections_denied, &words.denied),
+                (&mut account.connections_over_quota, &words.over_quota),
+                (&mut account.bytes_sent, &words.sent),
+                (&mut account.bytes_received, &words.received),
+                (&mut drops, &words.drops),
+            ] {
+                *sum += word.load(Relaxed);
+            }
+        }
         TenantReport {
             name: self.name.clone(),
             policy: policy.tenant(&self.name).map(ToString::to_string),
-            account: self.account,
-            rate_waits: self.budget.waits.load(Relaxed),
+            account,
+            rate_waits: self.budget.waits.load(Relaxed) + drops,
             holdings,
         }
     }
@@ -389,7 +500,7 @@ mod tests {
     #[test]
     fn the_driver_is_demanded_by_policies_alone() {
         let demanded = |text: &str| {
-            let mut tenants = Tenants::new(Path::Offloaded);
+            let mut tenants = Tenants::new(Path::Offloaded, None);
             let red = tenants.enroll("red").unwrap();
             tenants.apply(Policy::parse(text).unwrap());
             let reached = "10.0.0.1:80".parse().unwrap();

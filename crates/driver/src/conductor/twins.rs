@@ -20,6 +20,7 @@ use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
 use super::unix::is_unix;
 use super::Conductor;
+use crate::gate::Gate;
 use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
@@ -109,6 +110,8 @@ pub(super) struct NewTwin {
     pub(super) connected: Connected,
     pub(super) tenants: [TenantId; 2],
     pub(super) reached: SocketAddr,
+    /// See [`super::Connection::counted`].
+    pub(super) counted: bool,
 }
 
 impl Twin {
@@ -255,10 +258,21 @@ impl Conductor {
         let place = Place::Tcp(there, to.port());
         let speakers = self.twins.speakers_at(place, to.ip());
         let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
-        let inode = inode_of_descriptor(pid, asked.descriptor)?;
+        // `EACCES` is the policy's word alone.
+        let inode = inode_of_descriptor(pid, asked.descriptor).map_err(|errno| match errno {
+            Errno::ACCESS => Errno::OPNOTSUPP,
+            errno => errno,
+        })?;
         self.open_diag(id, namespace)?;
         self.open_diag(peer, there)?;
-        let tenants = self.admit(id, peer, to)?;
+        // The kernel's connection follows, and is counted there.
+        let counted = namespace == there || !self.gate.as_ref().is_ok_and(Gate::is_in_force);
+        let tenants = match counted {
+            true => self.admit(id, peer, to),
+            false => self.admit_uncounted(id, peer, to),
+        };
+        // As [`super::Conductor::admit`], but for the process, which has other limits with that errno.
+        let tenants = tenants.map_err(|errno| if errno == Errno::MFILE { Errno::DQUOT } else { errno })?;
         self.check_room(peer)?;
         let local = match bound.ip().is_unspecified() {
             false => bound,
@@ -289,12 +303,14 @@ impl Conductor {
             connected,
             tenants,
             reached: to,
+            counted,
         })
     }
 
     /// A connection with one side, which can send at once.
     pub(super) fn new_twin(&mut self, new: NewTwin) -> Answer {
-        let NewTwin { id, channel, index, key, place, speakers, sides, connected, tenants, reached } = new;
+        let NewTwin { id, channel, index, key, place, speakers, sides, connected, tenants, reached, counted } =
+            new;
         let mover = self.client(id).ok_or(Errno::BADF)?.mover;
         let v6 = connected.remote.is_ipv6();
         let socket = self.fresh_socket(v6, channel, SocketState::Connected(connected));
@@ -320,6 +336,7 @@ impl Conductor {
             })),
             // Perhaps when both ends are there.
             direct: None,
+            counted,
         };
         self.connections.begin(index, connection);
         if let Some(source) = self.endpoint(id, slot) {
@@ -330,7 +347,9 @@ impl Conductor {
         self.twins.unclaimed.entry(key).or_default().push(index);
         // Not proved yet: it must not take anybody's place.
         self.twins.ends.entry(sides[Side::Connecting].end()).or_insert((index, Side::Connecting));
-        self.tenants.open(tenants);
+        if counted {
+            self.tenants.open(tenants);
+        }
         Metrics::add(&self.metrics.connections_made, 1);
         Ok(done(slot.socket(generation)).with_number(send_ring_bytes))
     }

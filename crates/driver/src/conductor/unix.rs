@@ -54,6 +54,7 @@ impl Conductor {
             connected,
             tenants,
             reached,
+            counted: true,
         })
     }
 

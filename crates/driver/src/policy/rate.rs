@@ -4,8 +4,11 @@
 //! the burst. A mover takes them in leases of 1/256 of a second's worth through its own [`Meter`] and spends the
 //! lease message by message, so the word is touched once per lease. In any time T a bucket gives at most
 //! `burst + rate * T`; what a mover holds and has not spent is one lease at most.
+use crate::gate::Words;
+use crate::ids::TenantId;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Leases in a second's worth.
@@ -15,7 +18,7 @@ pub const BURST_SECONDS_MAX: u64 = 3600;
 /// Shortest burst: a mover sleeps for a millisecond or more between two looks at the clock.
 pub const BURSTS_PER_SECOND_MAX: u64 = 100;
 /// Added to the clock, so that a bucket is full at its beginning.
-const EPOCH_NS: u64 = 2 * BURST_SECONDS_MAX * 1_000_000_000;
+pub(crate) const EPOCH_NS: u64 = 2 * BURST_SECONDS_MAX * 1_000_000_000;
 
 /// Tokens per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +63,14 @@ impl Rate {
 pub struct Bucket {
     rate: Rate,
     burst_ns: u64,
-    spent_until_ns: AtomicU64,
+    spent_until_ns: Word,
+}
+
+/// Where a bucket's word is.
+enum Word {
+    Own(AtomicU64),
+    /// With the gate: what a tenant sends on the kernel draws from the same bucket.
+    Shared(Arc<Words>, TenantId),
 }
 
 impl fmt::Debug for Bucket {
@@ -73,7 +83,13 @@ impl Bucket {
     /// A full bucket.
     pub fn new(rate: Rate) -> Self {
         let burst_ns = rate.cost_ns(rate.burst);
-        Self { rate, burst_ns, spent_until_ns: AtomicU64::new(0) }
+        Self { rate, burst_ns, spent_until_ns: Word::Own(AtomicU64::new(0)) }
+    }
+
+    /// The bucket of a tenant, full, which the kernel's half of the policy draws from as well.
+    pub fn shared(rate: Rate, words: &Arc<Words>, tenant: TenantId) -> Self {
+        words.tenant(tenant).spent_until_ns.store(0, Ordering::Relaxed);
+        Self { spent_until_ns: Word::Shared(Arc::clone(words), tenant), ..Self::new(rate) }
     }
 
     /// Its rate.
@@ -88,19 +104,18 @@ impl Bucket {
     pub fn take(&self, count: u64, now: Duration) -> Result<(), Duration> {
         let now_ns = EPOCH_NS + now.as_nanos() as u64;
         let cost = self.rate.cost_ns(count.min(self.rate.burst));
-        let mut spent = self.spent_until_ns.load(Ordering::Relaxed);
+        let word = match &self.spent_until_ns {
+            Word::Own(word) => word,
+            Word::Shared(words, tenant) => &words.tenant(*tenant).spent_until_ns,
+        };
+        let mut spent = word.load(Ordering::Relaxed);
         loop {
             let until = spent.max(now_ns.saturating_sub(self.burst_ns)) + cost;
             if until > now_ns {
                 return Err(now + Duration::from_nanos(until - now_ns));
             }
             // No other memory hangs on it: a number that only grows.
-            match self.spent_until_ns.compare_exchange_weak(
-                spent,
-                until,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            ) {
+            match word.compare_exchange_weak(spent, until, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(other) => spent = other,
             }

@@ -1,6 +1,7 @@
 //! A driver whose agents get turns one at a time.
 use super::kernel;
 use crate::clock::Clock;
+use crate::conductor::Inboxes;
 use crate::door::Sockets;
 use crate::driver::{assemble, Parts, STOP_POLL};
 use crate::ids::MoverId;
@@ -64,7 +65,9 @@ impl Running {
     pub fn start(settings: &Settings, clock: Arc<dyn Clock>, engine: &dyn Engine, is_safe: bool) -> Self {
         let ((attach, address), (admin, _)) = (listener(SocketType::SEQPACKET), listener(SocketType::STREAM));
         let sockets = Sockets { attach, admin, is_safe };
-        let mut parts = assemble(settings, Arc::clone(&clock), engine, sockets, 4096).expect("a driver");
+        let of_conductor = (Inboxes::new().expect("inboxes"), Err("the kernel is simulated".to_owned()));
+        let mut parts =
+            assemble(settings, Arc::clone(&clock), engine, sockets, 4096, of_conductor).expect("a driver");
         if !settings.movers_auto {
             parts.lead.conductor.start_movers().expect("movers");
         }

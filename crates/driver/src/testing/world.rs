@@ -263,7 +263,9 @@ impl World {
                 | ToConductor::LetGo { .. }
                 | ToConductor::Gone { .. }
                 | ToConductor::BrokeRing { .. } => {}
-                ToConductor::Apply { .. } => unreachable!("not a mover's"),
+                ToConductor::Apply { .. } | ToConductor::Staged { .. } | ToConductor::KernelCounted => {
+                    unreachable!("not a mover's")
+                }
                 ToConductor::ClientGone { client } => {
                     assert!(client == A && self.disconnected && !self.gone);
                     self.forgotten += 1;

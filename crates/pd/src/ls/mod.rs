@@ -95,6 +95,9 @@ fn print_driver(report: &Report) {
         Bytes(report.memory_budget_bytes),
         report.rings_waiting
     );
+    if let Some(why) = &report.policy_on_kernel.why_not {
+        println!("the policy does not bind connections on the kernel: {why}");
+    }
     let mut clients =
         table(["CLIENT", "PID", "CONTAINER", "TENANT", "SOCKETS", "REGIONS", "MEMORY", "RINGS", "LISTENING"]);
     for c in &report.clients {

@@ -83,6 +83,7 @@ impl Stage {
             Pool::of(all, HugepageUse::Off),
             movers,
             Arc::new(Metrics::new(&counters, 0)),
+            Err("none in this test".to_owned()),
         );
         let mut this = Self { conductor: conductor.unwrap(), clock, inboxes, door, mover };
         for (client, &namespace) in namespaces.iter().enumerate() {

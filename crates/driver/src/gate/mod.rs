@@ -1,0 +1,29 @@
+//! The gate: the kernel's half of the policy.
+//!
+//! Connections that stay on the kernel pass two programs at the root of the control groups (`gate.bpf.c`): one decides on each `connect`,
+//! one counts connections. A third drops what a tenant sends beyond its rate. They look up what the [`Keeper`] has put
+//! into their maps: whose a network namespace or a control group is, whose an address is, and the verdicts of the policy.
+//!
+//! - [`plan`] compiles a policy into these entries, and does nothing else.
+//! - [`program`] loads the programs before the driver is confined, and attaches them while a policy needs them.
+//! - [`words`] is the memory that the kernel and the driver share: counts, limits, and the generation in force.
+//! - [`spaces`] knows the network namespaces, [`sweep`] ends open connections that are denied by now.
+//! - [`keeper`] is the thread that does all this.
+//!
+//! A policy is *staged* first: its entries are added under a new generation, where nothing finds them. Then the conductor puts its own half and
+//! this one in force by one store ([`Words::flip`]), or discards the entries. The programs and their maps belong to the kernel: they
+//! stay in force when the driver dies, until the next one takes their place.
+mod bpf;
+mod keeper;
+mod plan;
+mod program;
+mod spaces;
+mod sweep;
+mod words;
+
+pub(crate) use bpf::COMMANDS;
+pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, Space, Staged, ToGate, Whose, World};
+pub(crate) use plan::binds;
+pub use plan::unbound;
+pub use program::{hierarchy, unavailable};
+pub(crate) use words::{TenantWords, Words};

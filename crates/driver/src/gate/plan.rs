@@ -1,0 +1,411 @@
+//! A policy compiled into what the kernel's programs look up. Pure: nothing here knows maps or namespaces.
+//!
+//! A connect is decided by two classes and a port. The class of a tenant that connects is the list of rules that name it as `from`; that of an
+//! address is the list of rules that name its tenant as `to` and the address itself. For a pair of classes the rules that are in both lists, from the
+//! first on, give disjoint ranges of ports, each with the rule that decides. A range is stored as prefixes of the port's 16 bits, and the longest one that matches
+//! counts: one look-up, however many rules there are. A pair that no rule names is not stored.
+use crate::ids::TenantId;
+use crate::policy::{Action, Limits, Policy, Rule, DEFAULT_TENANT};
+use ipnet::IpNet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+/// Entries of one policy; more are refused.
+const ENTRIES_MAX: usize = 1 << 20;
+/// Bits of a port.
+const PORT_BITS: u32 = 16;
+
+/// Numbers of rules, ascending.
+type Rules = Vec<u32>;
+
+/// The rule that decides, and whether it denies. A rule's number, doubled, and 1 if it denies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict(pub u32);
+
+impl Verdict {
+    fn new(rule: usize, action: Action) -> Self {
+        Self((rule as u32) << 1 | u32::from(action == Action::Deny))
+    }
+
+    /// Whether the connection is denied.
+    pub fn is_denied(self) -> bool {
+        self.0 & 1 == 1
+    }
+}
+
+/// Who a party of a connection is to the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Party {
+    pub tenant: TenantId,
+    pub class: u32,
+}
+
+/// A pair of classes, a port, and how many of the port's bits count.
+pub type Key = (u32, u32, u16, u8);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Tenants that may connect.
+    pub from: HashMap<TenantId, Party>,
+    /// Known addresses.
+    pub places: HashMap<IpAddr, Party>,
+    /// Networks that rules name: whoever is there and is not known is of the default tenant.
+    pub networks: Vec<(IpNet, Party)>,
+    /// By pair and prefix of the port.
+    pub verdicts: HashMap<Key, Verdict>,
+    otherwise: Option<Verdict>,
+}
+
+/// Whether anything of the policy concerns the kernel.
+pub fn binds(policy: &Policy) -> bool {
+    let limits = |tenant: &crate::policy::Tenant| {
+        tenant.connections_max.is_some()
+            || tenant.limits.tenant.bytes.is_some()
+            || tenant.limits.connection.bytes.is_some()
+    };
+    policy.default == Action::Deny || !policy.rules.is_empty() || policy.tenants.iter().any(limits)
+}
+
+/// What of the policy the kernel cannot hold, a sentence for each.
+pub fn unbound(policy: &Policy) -> Vec<String> {
+    let mut sentences = Vec::new();
+    for tenant in &policy.tenants {
+        let Limits { tenant: all, connection } = tenant.limits;
+        if all.messages.is_some() || connection.messages.is_some() {
+            sentences.push(format!(
+                "tenant {}: messages_per_second binds the fabric only, for kernel TCP knows no messages; add bytes_per_second",
+                tenant.name
+            ));
+        }
+        let is_named = |rule: &Rule| rule.to.contains(&tenant.name);
+        if !tenant.cgroups.is_empty() && tenant.namespaces.is_empty() && policy.rules.iter().any(is_named) {
+            sentences.push(format!(
+                "tenant {}: on the kernel its listeners are known by the network namespaces of its control groups; in one that it shares \
+                 with others, such as the host's, they are not told apart: add namespaces or containers",
+                tenant.name
+            ));
+        }
+    }
+    for route in &policy.routes {
+        sentences
+            .push(format!("service {}: programs on the kernel are not led to {}", route.service, route.to));
+    }
+    sentences
+}
+
+impl Plan {
+    /// Compiles a policy for tenants that may connect and known addresses. `names`: the tenants' names by number.
+    ///
+    /// # Errors
+    /// If it is too large, a sentence.
+    pub fn new(
+        policy: &Policy,
+        names: &[String],
+        from: &[TenantId],
+        places: &[(IpAddr, TenantId)],
+    ) -> Result<Self, String> {
+        if policy.rules.len() >= super::words::RULES {
+            return Err(format!("the kernel takes {} rules at most; join some", super::words::RULES - 1));
+        }
+        let name = |id: TenantId| names.get(id.index()).map_or(DEFAULT_TENANT, |name| &**name);
+        let mut this =
+            Self { otherwise: Some(Verdict::new(policy.rules.len(), policy.default)), ..Self::default() };
+        let (mut from_classes, mut to_classes) = (Classes::default(), Classes::default());
+        for &tenant in from {
+            let class = from_classes.number(numbers(policy, |rule| has(&rule.from, name(tenant))));
+            this.from.insert(tenant, Party { tenant, class });
+        }
+        let nets = Nets::new(policy);
+        let mut bare = HashMap::new();
+        let mut class_of = |tenant: TenantId, net: IpNet| {
+            let (rules, class) = bare.entry(tenant).or_insert_with(|| {
+                let is_bare = |rule: &Rule| rule.addresses.is_empty() && has(&rule.to, name(tenant));
+                let rules = numbers(policy, is_bare);
+                (rules.clone(), to_classes.number(rules))
+            });
+            let mut around = nets.around(net);
+            around.retain(|&rule| has(&policy.rules[rule as usize].to, name(tenant)));
+            if around.is_empty() {
+                return Party { tenant, class: *class };
+            }
+            around.extend(&*rules);
+            around.sort_unstable();
+            around.dedup();
+            Party { tenant, class: to_classes.number(around) }
+        };
+        for &(ip, tenant) in places {
+            let ip = ip.to_canonical();
+            let party = class_of(tenant, ip.into());
+            this.places.entry(ip).or_insert(party);
+        }
+        for net in nets.all() {
+            this.networks.push((net, class_of(TenantId::default(), net)));
+        }
+        for (from, rules) in from_classes.iter() {
+            for (to, others) in to_classes.iter() {
+                this.pair(policy, from, to, &common(rules, others));
+                if this.verdicts.len() > ENTRIES_MAX {
+                    return Err(format!(
+                        "the policy is too large for the kernel: more than {ENTRIES_MAX} entries; join rules or tenants"
+                    ));
+                }
+            }
+        }
+        Ok(this)
+    }
+
+    /// The verdicts of a pair of classes that both are in these rules.
+    fn pair(&mut self, policy: &Policy, from: u32, to: u32, rules: &[u32]) {
+        // Ranges of ports that no rule has decided yet: first port, last port.
+        let mut open = BTreeMap::from([(0u16, u16::MAX)]);
+        for &number in rules {
+            let rule = &policy.rules[number as usize];
+            let verdict = Verdict::new(number as usize, rule.action);
+            if rule.ports.is_empty() {
+                // All that is left.
+                self.verdicts.insert((from, to, 0, 0), verdict);
+                return;
+            }
+            for ports in &rule.ports {
+                for range in take(&mut open, ports) {
+                    for (port, bits) in prefixes(range) {
+                        self.verdicts.insert((from, to, port, bits), verdict);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The verdict on a connect, as the kernel's programs find it; nothing: no party of the policy's.
+    pub fn decide(&self, from: TenantId, to: IpAddr, port: u16) -> Option<Verdict> {
+        let (from, to) = (self.from.get(&from)?, self.place(to)?);
+        let found = (0..=PORT_BITS as u8).rev().find_map(|bits| {
+            let mask = (u32::from(u16::MAX) << (PORT_BITS - u32::from(bits))) as u16;
+            self.verdicts.get(&(from.class, to.class, port & mask, bits))
+        });
+        found.copied().or(self.otherwise)
+    }
+
+    /// Whose an address is: its own, or the smallest network's around it.
+    pub fn place(&self, ip: IpAddr) -> Option<Party> {
+        let ip = ip.to_canonical();
+        let around = || {
+            let nets = self.networks.iter().filter(|(net, _)| net.contains(&ip));
+            nets.max_by_key(|(net, _)| net.prefix_len()).map(|(_, party)| *party)
+        };
+        self.places.get(&ip).copied().or_else(around)
+    }
+
+    /// The verdict where no rule is named.
+    pub fn otherwise(&self) -> u32 {
+        self.otherwise.map_or(0, |verdict| verdict.0)
+    }
+}
+
+/// Lists of rules, numbered.
+#[derive(Default)]
+struct Classes(HashMap<Rules, u32>);
+
+impl Classes {
+    fn number(&mut self, rules: Rules) -> u32 {
+        let next = self.0.len() as u32;
+        *self.0.entry(rules).or_insert(next)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u32, &Rules)> {
+        self.0.iter().map(|(rules, number)| (*number, rules))
+    }
+}
+
+/// Networks that rules name, with the rules.
+struct Nets {
+    rules: BTreeMap<IpNet, Rules>,
+    /// Lengths of prefixes, of IPv4 and of IPv6.
+    lens: BTreeSet<(bool, u8)>,
+}
+
+impl Nets {
+    fn new(policy: &Policy) -> Self {
+        let mut this = Self { rules: BTreeMap::new(), lens: BTreeSet::new() };
+        for (number, rule) in policy.rules.iter().enumerate() {
+            for net in &rule.addresses {
+                this.lens.insert((net.addr().is_ipv4(), net.prefix_len()));
+                this.rules.entry(net.trunc()).or_default().push(number as u32);
+            }
+        }
+        this
+    }
+
+    fn all(&self) -> impl Iterator<Item = IpNet> + '_ {
+        self.rules.keys().copied()
+    }
+
+    /// The rules of all networks that this one is in.
+    fn around(&self, net: IpNet) -> Rules {
+        let family = net.addr().is_ipv4();
+        let lens = self.lens.range((family, 0)..=(family, net.prefix_len()));
+        let nets = lens.filter_map(|(_, len)| Some(IpNet::new(net.addr(), *len).ok()?.trunc()));
+        nets.filter_map(|net| self.rules.get(&net)).flatten().copied().collect()
+    }
+}
+
+fn has(names: &[String], name: &str) -> bool {
+    names.is_empty() || names.iter().any(|own| own == name)
+}
+
+fn numbers(policy: &Policy, names: impl Fn(&Rule) -> bool) -> Rules {
+    let all = policy.rules.iter().enumerate();
+    all.filter(|(_, rule)| names(rule)).map(|(number, _)| number as u32).collect()
+}
+
+/// What two ascending lists have in common.
+fn common(a: &[u32], b: &[u32]) -> Rules {
+    let (short, long) = if a.len() <= b.len() { (a, b) } else { (b, a) };
+    short.iter().copied().filter(|rule| long.binary_search(rule).is_ok()).collect()
+}
+
+/// Takes from `open` what lies in `ports`.
+fn take(open: &mut BTreeMap<u16, u16>, ports: &RangeInclusive<u16>) -> Vec<RangeInclusive<u16>> {
+    let (first, last) = (*ports.start(), *ports.end());
+    let before = open.range(..first).next_back().map(|(begin, _)| *begin);
+    let inside = open.range(first..=last).map(|(begin, _)| *begin);
+    let begins: Vec<_> = before.into_iter().chain(inside).collect();
+    let mut taken = Vec::new();
+    for begin in begins {
+        let Some(&end) = open.get(&begin).filter(|&&end| end >= first) else { continue };
+        open.remove(&begin);
+        if begin < first {
+            open.insert(begin, first - 1);
+        }
+        if end > last {
+            open.insert(last + 1, end);
+        }
+        taken.push(begin.max(first)..=end.min(last));
+    }
+    taken
+}
+
+/// A range of ports as prefixes: the first port, and how many bits count.
+fn prefixes(range: RangeInclusive<u16>) -> Vec<(u16, u8)> {
+    let (mut at, end) = (u32::from(*range.start()), u32::from(*range.end()) + 1);
+    let mut found = Vec::new();
+    while at < end {
+        // The largest block that begins here and does not go beyond.
+        let aligned = if at == 0 { PORT_BITS } else { at.trailing_zeros() };
+        let free = aligned.min((end - at).ilog2());
+        found.push((at as u16, (PORT_BITS - free) as u8));
+        at += 1 << free;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Attempt;
+    use proptest::prelude::*;
+
+    const NAMES: [&str; 4] = [DEFAULT_TENANT, "red", "blue", "green"];
+    const ADDRESSES: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.0.1.1", "10.9.9.9", "fd00::1", "192.0.2.1"];
+    const NETS: [&str; 6] =
+        ["10.0.0.0/8", "10.0.0.0/24", "10.0.0.1/32", "10.9.9.9/32", "fd00::/8", "10.0.1.0/31"];
+
+    fn some<T: Clone + std::fmt::Debug + 'static>(of: Vec<T>) -> impl Strategy<Value = Vec<T>> {
+        let len = of.len();
+        prop::sample::subsequence(of, 0..=len.min(2))
+    }
+
+    fn rule() -> impl Strategy<Value = Rule> {
+        let names = || some(NAMES.map(str::to_owned).to_vec());
+        let nets = some(NETS.iter().map(|net| net.parse::<IpNet>().unwrap()).collect());
+        let port = prop_oneof![1u16..20, any::<u16>().prop_map(|p| p.max(1)), Just(u16::MAX)];
+        let ports = prop::collection::vec((port.clone(), port), 0..3);
+        let ports = ports.prop_map(|ends| ends.into_iter().map(|(a, b)| a.min(b)..=a.max(b)).collect());
+        (names(), names(), nets, ports, any::<bool>()).prop_map(|(from, to, addresses, ports, denies)| Rule {
+            from,
+            to,
+            addresses,
+            ports,
+            action: if denies { Action::Deny } else { Action::Allow },
+            ..Rule::default()
+        })
+    }
+
+    proptest! {
+        /// The kernel's entries and the policy itself say the same, rule and verdict.
+        #[test]
+        fn the_kernel_decides_as_the_policy_does(
+            rules in prop::collection::vec(rule(), 0..12),
+            denies in any::<bool>(),
+            ports in prop::collection::vec(prop_oneof![0u16..24, any::<u16>()], 24),
+            owners in prop::collection::vec(0usize..4, 4),
+        ) {
+            let default = if denies { Action::Deny } else { Action::Allow };
+            let policy = Policy { rules, default, ..Policy::default() };
+            let names = NAMES.map(str::to_owned);
+            let tenants: Vec<_> = (0..4).map(TenantId::at).collect();
+            let ips: Vec<IpAddr> = ADDRESSES.iter().map(|ip| ip.parse().unwrap()).collect();
+            // Two of them are nobody's.
+            let places: Vec<_> = ips[..4].iter().zip(&owners).map(|(ip, owner)| (*ip, TenantId::at(*owner)))
+                .filter(|(ip, _)| *ip != ips[3]).collect();
+            let plan = Plan::new(&policy, &names, &tenants, &places).unwrap();
+            for (tenant, from) in tenants.iter().zip(NAMES) {
+                for &ip in &ips {
+                    let known = places.iter().find(|(own, _)| *own == ip).map(|(_, tenant)| NAMES[tenant.index()]);
+                    let is_named = policy.rules.iter().any(|rule| rule.addresses.iter().any(|net| net.contains(&ip)));
+                    for &port in &ports {
+                        let found = plan.decide(*tenant, ip, port);
+                        if known.is_none() && !is_named {
+                            prop_assert_eq!(found, None);
+                            continue;
+                        }
+                        let to = known.unwrap_or(DEFAULT_TENANT);
+                        let (action, rule) = policy.decide(&Attempt { from, to, address: ip, port });
+                        let expected = Verdict::new(rule.unwrap_or(policy.rules.len()), action);
+                        prop_assert_eq!(found, Some(expected), "{} to {} {}:{}", from, to, ip, port);
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn prefixes_are_the_range(a in any::<u16>(), b in any::<u16>()) {
+            let range = a.min(b)..=a.max(b);
+            let mut next = u32::from(*range.start());
+            for (port, bits) in prefixes(range.clone()) {
+                prop_assert_eq!(u32::from(port), next);
+                next += 1 << (PORT_BITS - u32::from(bits));
+            }
+            prop_assert_eq!(next, u32::from(*range.end()) + 1);
+        }
+    }
+
+    #[test]
+    fn entries_grow_with_the_rules_and_not_with_their_square() {
+        let rule = |n: u16| Rule { ports: vec![n..=n], action: Action::Deny, ..Rule::default() };
+        let policy = Policy { rules: (1..=10_000).map(rule).collect(), ..Policy::default() };
+        let places: Vec<_> =
+            (0..100u8).map(|n| (IpAddr::from([10, 0, 0, n]), TenantId::at(n.into()))).collect();
+        let names: Vec<_> = (0..100).map(|n| format!("t{n}")).collect();
+        let from: Vec<_> = (0..100).map(TenantId::at).collect();
+        let plan = Plan::new(&policy, &names, &from, &places).unwrap();
+        assert_eq!(plan.verdicts.len(), 10_000);
+        assert!(binds(&policy) && !binds(&Policy::default()));
+    }
+
+    #[test]
+    fn what_the_kernel_cannot_hold_is_said() {
+        let text = "[[tenant]]\nname = \"red\"\ncgroups = [\"/red\"]\nrate = { messages_per_second = 10 }\n\
+                    [[rule]]\nto = \"red\"\naction = \"deny\"\n[[route]]\nservice = \"10.96.0.1:80\"\nto = \"10.0.0.1:80\"";
+        let sentences = unbound(&Policy::parse(text).unwrap());
+        for (sentence, word) in
+            sentences.iter().zip(["messages_per_second", "control groups", "10.96.0.1:80"])
+        {
+            assert!(sentence.contains(word), "{sentence}");
+        }
+        assert_eq!(sentences.len(), 3);
+        assert!(unbound(&Policy::default()).is_empty());
+    }
+}

@@ -1,0 +1,199 @@
+//! The kernel's programs: loaded once, before the driver is confined; attached while a policy needs them.
+//!
+//! The kernel keeps an attached program, whoever made it. A file beside the admin socket has the numbers of those that this driver loaded, so that
+//! the next driver there can take the place of one that was killed.
+use super::bpf;
+use super::words::Words;
+use crate::rights::HOST_CGROUP;
+use aya::maps::Map;
+use aya::programs::{loaded_programs, CgroupSkb, CgroupSockAddr, SockOps};
+use aya::{include_bytes_aligned, EbpfLoader};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{open, stat, Mode, OFlags};
+use rustix::io::Result;
+use std::path::{Path, PathBuf};
+
+/// Compiled by `build.sh`.
+static OBJECT: &[u8] = include_bytes_aligned!("gate.bpf.o");
+
+/// Attach types of linux/bpf.h, by the name of the program.
+const KINDS: [(&str, u32); 4] =
+    [("pd_connect4", 10), ("pd_connect6", 11), ("pd_events", 3), ("pd_egress", 1)];
+
+/// Descriptors of the maps that the keeper fills.
+#[derive(Debug)]
+pub struct Maps {
+    pub sources: OwnedFd,
+    pub places: OwnedFd,
+    pub verdicts: OwnedFd,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Programs {
+    root: OwnedFd,
+    programs: Vec<(OwnedFd, u32)>,
+    /// Of a driver that is no more.
+    stale: Vec<(OwnedFd, u32)>,
+    attached: bool,
+    file: PathBuf,
+}
+
+/// The root of the unified hierarchy of control groups, if it is mounted.
+pub fn hierarchy() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (place, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(place))
+    })
+}
+
+/// Why the kernel cannot hold a policy here; nothing: it can, as far as can be told without loading a program.
+pub fn unavailable() -> Option<String> {
+    let Some(root) = hierarchy() else {
+        return Some("no cgroup2 file system is mounted".to_owned());
+    };
+    if stat("/proc/self/ns/cgroup").is_ok_and(|own| own.st_ino != HOST_CGROUP) {
+        return Some(format!("{} is not the host's root of control groups: --cgroupns=host", root.display()));
+    }
+    None
+}
+
+fn attempt<T, E: std::fmt::Display>(
+    what: &str,
+    result: std::result::Result<T, E>,
+) -> std::result::Result<T, String> {
+    result.map_err(|error| format!("{what}: {error}"))
+}
+
+/// The programs, loaded and not attached, with the descriptors of their maps.
+///
+/// # Errors
+/// What the kernel lacks, a sentence.
+pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words), String> {
+    if let Some(why) = unavailable() {
+        return Err(why);
+    }
+    let place = hierarchy().unwrap_or_default();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = attempt(&format!("{}", place.display()), open(&place, flags, Mode::empty()))?;
+    // The loader warns of a map that it has no type for. Nobody here uses its types.
+    let load = || EbpfLoader::new().allow_unsupported_maps().load(OBJECT);
+    let loaded = tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), load);
+    let mut loaded = attempt("loading programs", loaded)?;
+    let (mut programs, mut ids) = (Vec::new(), Vec::new());
+    for (name, kind) in KINDS {
+        let program = loaded.program_mut(name).ok_or_else(|| format!("{name} is missing"))?;
+        let fd = match kind {
+            10 | 11 => {
+                let program: &mut CgroupSockAddr = attempt(name, program.try_into())?;
+                attempt(name, program.load())?;
+                attempt(name, program.fd())?.as_fd().try_clone_to_owned()
+            }
+            3 => {
+                let program: &mut SockOps = attempt(name, program.try_into())?;
+                attempt(name, program.load())?;
+                attempt(name, program.fd())?.as_fd().try_clone_to_owned()
+            }
+            _ => {
+                let program: &mut CgroupSkb = attempt(name, program.try_into())?;
+                attempt(name, program.load())?;
+                attempt(name, program.fd())?.as_fd().try_clone_to_owned()
+            }
+        };
+        programs.push((attempt(name, fd)?, kind));
+        ids.push(attempt(name, program.info())?.id());
+    }
+    let map = |name: &str| -> std::result::Result<OwnedFd, String> {
+        let map = loaded.map(name).ok_or_else(|| format!("{name} is missing"))?;
+        let data = match map {
+            Map::Array(data) | Map::HashMap(data) | Map::LpmTrie(data) => data,
+            _ => return Err(format!("{name} is of another kind")),
+        };
+        attempt(name, data.fd().as_fd().try_clone_to_owned())
+    };
+    let words = attempt("mapping counters", Words::new(map("config")?, map("tenants")?, map("hits")?))?;
+    let maps = Maps { sources: map("sources")?, places: map("places")?, verdicts: map("verdicts")? };
+    let file = admin_socket.with_extension("gate");
+    let stale = predecessors(&file, &mut ids);
+    // Without it a killed driver's programs stay when the next one comes: better no gate.
+    let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
+    attempt(&format!("{}", file.display()), std::fs::write(&file, lines))?;
+    Ok((Programs { root, programs, stale, attached: false, file }, maps, words))
+}
+
+/// Programs of earlier drivers of the same socket that are still there. Their numbers are added to `ids`.
+fn predecessors(file: &Path, ids: &mut Vec<u32>) -> Vec<(OwnedFd, u32)> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let known: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    if known.is_empty() {
+        return Vec::new();
+    }
+    let there = loaded_programs().flatten().filter(|program| known.contains(&program.id()));
+    there
+        .filter_map(|program| {
+            let (_, kind) = KINDS.into_iter().find(|(name, _)| program.name_as_str() == Some(name))?;
+            ids.push(program.id());
+            Some((program.fd().ok()?.as_fd().try_clone_to_owned().ok()?, kind))
+        })
+        .collect()
+}
+
+impl Programs {
+    /// Has the kernel ask the programs. Those of a predecessor go afterwards.
+    ///
+    /// # Errors
+    /// Those of bpf(2); then none is attached.
+    pub fn attach(&mut self, words: &Words) -> Result<()> {
+        if !self.attached {
+            words.begin_epoch();
+            for (index, (program, kind)) in self.programs.iter().enumerate() {
+                if let Err(errno) = bpf::attach(&self.root, program, *kind) {
+                    for (program, kind) in &self.programs[..index] {
+                        let _ = bpf::detach(&self.root, program, *kind);
+                    }
+                    return Err(errno);
+                }
+            }
+            self.attached = true;
+        }
+        Ok(())
+    }
+
+    /// Takes the programs of a predecessor away.
+    pub fn succeed(&mut self) {
+        for (program, kind) in self.stale.drain(..) {
+            // Where it was not attached, there is nothing to do.
+            let _ = bpf::detach(&self.root, &program, kind);
+        }
+    }
+
+    /// The opposite of [`Self::attach`]: a connect costs what it cost without a driver.
+    pub fn detach(&mut self) {
+        if std::mem::take(&mut self.attached) {
+            for (program, kind) in &self.programs {
+                let _ = bpf::detach(&self.root, program, *kind);
+            }
+        }
+    }
+
+    /// The driver ends in order, and leaves nothing behind.
+    pub fn end(&mut self) {
+        self.succeed();
+        self.detach();
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_object_is_the_source_compiled() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/gate");
+        let mut check = std::process::Command::new("sha256sum");
+        let status =
+            check.args(["--check", "--quiet", "gate.bpf.sha256"]).current_dir(folder).status().unwrap();
+        assert!(status.success(), "run crates/driver/src/gate/build.sh");
+    }
+}

@@ -1,0 +1,175 @@
+//! Network namespaces as the kernel's programs know them: by a cookie. Their addresses, and sockets that tell of others and of connections.
+use crate::addresses;
+use crate::identity::NamespaceId;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{fstat, open, stat, Mode, OFlags};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{bind, netlink, recv, socket_with, AddressFamily, RecvFlags, SocketFlags, SocketType};
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use std::collections::{HashMap, HashSet};
+use std::io::{Error, Result};
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+/// `SO_NETNS_COOKIE`.
+const SO_NETNS_COOKIE: i32 = 71;
+/// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
+const ADDRESSES: u32 = 0x10 | 0x100;
+/// Control groups below one that are looked at.
+const GROUPS_MAX: usize = 4096;
+
+/// A namespace that the driver has looked at.
+#[derive(Debug)]
+pub struct Seen {
+    /// Holds it.
+    pub file: Arc<OwnedFd>,
+    /// What programs are told.
+    pub cookie: u64,
+    /// Its number in entries, from 1 on.
+    pub number: u32,
+    /// Asks about TCP sockets there (`sock_diag`).
+    pub diag: OwnedFd,
+    /// Readable when addresses have come or gone.
+    news: OwnedFd,
+    pub addresses: Vec<IpAddr>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Spaces {
+    seen: HashMap<NamespaceId, Seen>,
+    numbered: u32,
+}
+
+impl Spaces {
+    /// Has a look at a namespace, once.
+    ///
+    /// # Errors
+    /// Those of `setns` and of sockets.
+    pub fn enter(&mut self, id: NamespaceId, file: &Arc<OwnedFd>) -> Result<&Seen> {
+        if !self.seen.contains_key(&id) {
+            let (cookie, diag, news) = look(file)?;
+            self.numbered += 1;
+            let addresses = read(file)?;
+            let (file, number) = (Arc::clone(file), self.numbered);
+            self.seen.insert(id, Seen { file, cookie, number, diag, news, addresses });
+        }
+        self.seen.get(&id).ok_or_else(|| Error::other("it was seen just now"))
+    }
+
+    /// The namespace of this cookie.
+    pub fn by_cookie(&self, cookie: u64) -> Option<&Seen> {
+        self.seen.values().find(|seen| seen.cookie == cookie)
+    }
+
+    /// Forgets all others.
+    pub fn retain(&mut self, known: &HashSet<NamespaceId>) {
+        self.seen.retain(|id, _| known.contains(id));
+    }
+
+    /// What to wait for: news of any namespace.
+    pub fn news(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.seen.values().map(|seen| PollFd::new(&seen.news, PollFlags::IN))
+    }
+
+    /// Reads the addresses of those that have news. Whether any has others than before.
+    pub fn refresh(&mut self) -> bool {
+        let mut changed = false;
+        for seen in self.seen.values_mut() {
+            let (mut bytes, mut has_news) = ([0u8; 8192], false);
+            // An overrun is news, too.
+            loop {
+                match recv(&seen.news, &mut bytes, RecvFlags::DONTWAIT) {
+                    Ok(_) | Err(rustix::io::Errno::NOBUFS) => has_news = true,
+                    Err(_) => break,
+                }
+            }
+            if let Some(found) = has_news.then(|| read(&seen.file)).and_then(Result::ok) {
+                changed |= found != seen.addresses;
+                seen.addresses = found;
+            }
+        }
+        changed
+    }
+}
+
+fn read(file: &OwnedFd) -> Result<Vec<IpAddr>> {
+    let own = |ip: &IpAddr| !ip.is_loopback() && !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let mut found: Vec<_> = addresses::list(file)?.into_keys().filter(own).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Cookie of a namespace, and two sockets there.
+fn look(file: &OwnedFd) -> Result<(u64, OwnedFd, OwnedFd)> {
+    let run = || {
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let made = |protocol| socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol);
+        // Protocol 0 is that of routes and addresses.
+        let (diag, news) = (made(Some(netlink::SOCK_DIAG))?, made(None)?);
+        bind(&news, &SocketAddrNetlink::new(0, ADDRESSES))?;
+        Ok::<_, Error>((cookie(&diag)?, diag, news))
+    };
+    // In a thread of its own, which stays in that namespace.
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("pd-space".into()).spawn_scoped(scope, run)?;
+        thread.join().unwrap_or_else(|_| Err(Error::other("the thread panicked")))
+    })
+}
+
+/// The cookie of the namespace that a socket is of.
+fn cookie(socket: &OwnedFd) -> Result<u64> {
+    let (mut value, mut len) = (0u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: the kernel writes at most `len` bytes into `value`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            std::ptr::from_mut(&mut value).cast(),
+            &mut len,
+        )
+    };
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(Error::last_os_error())
+    }
+}
+
+/// The namespace that a file stands for, opened.
+///
+/// # Errors
+/// Those of opening it.
+pub fn open_file(path: &Path) -> Result<(NamespaceId, Arc<OwnedFd>)> {
+    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok((NamespaceId::of(&fstat(&fd)?), Arc::new(fd)))
+}
+
+/// The number of a control group, by its path in the hierarchy.
+pub fn group(root: &Path, path: &str) -> Option<u64> {
+    stat(root.join(path.trim_start_matches('/'))).ok().map(|found| found.st_ino)
+}
+
+/// Numbers of a control group and of those below, and the network namespaces of their processes.
+pub fn below(root: &Path, path: &str) -> (Vec<u64>, HashMap<NamespaceId, Arc<OwnedFd>>) {
+    let (mut numbers, mut spaces) = (Vec::new(), HashMap::new());
+    let mut folders = vec![root.join(path.trim_start_matches('/'))];
+    while let Some(folder) = folders.pop().filter(|_| numbers.len() < GROUPS_MAX) {
+        let Ok(found) = stat(&folder) else { continue };
+        numbers.push(found.st_ino);
+        // One process tells: those of a container share its namespace.
+        let processes = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+        if let Some(first) = processes.lines().next() {
+            if let Ok((id, file)) = open_file(Path::new(&format!("/proc/{first}/ns/net"))) {
+                spaces.entry(id).or_insert(file);
+            }
+        }
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
+    }
+    (numbers, spaces)
+}

@@ -1,0 +1,158 @@
+//! Open TCP connections on the kernel that a policy denies: found and ended by `sock_diag` (sock_diag(7)).
+use rustix::fd::OwnedFd;
+use rustix::io::{Errno, Result};
+use rustix::net::{recv, send, RecvFlags, SendFlags};
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::kernel_socket::{HEADER_BYTES, NLMSG_ERROR, NLM_F_REQUEST, SOCK_DIAG_BY_FAMILY};
+
+const SOCK_DESTROY: u16 = 21;
+const NLMSG_DONE: u16 = 3;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_DUMP: u16 = 0x300;
+/// `struct inet_diag_req_v2`, and where the socket's name begins in it.
+const REQUEST_BYTES: usize = HEADER_BYTES + 56;
+const NAME_AT: usize = HEADER_BYTES + 8;
+/// `struct inet_diag_sockid`: ports, addresses, interface, cookie.
+const NAME_BYTES: usize = 48;
+/// Where it begins in a reply, and where attributes do.
+const REPLY_NAME_AT: usize = HEADER_BYTES + 4;
+const INODE_AT: usize = HEADER_BYTES + 68;
+const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
+const INET_DIAG_CGROUP_ID: u16 = 21;
+const LISTEN: u32 = 1 << 10;
+/// All that are connected or about to be: ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
+const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
+/// The kernel's usual range of ephemeral ports.
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+
+/// A TCP socket of the kernel's.
+#[derive(Clone, Debug)]
+pub struct Found {
+    family: u8,
+    name: [u8; NAME_BYTES],
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub inode: u32,
+    /// Its control group.
+    pub group: u64,
+}
+
+impl Found {
+    /// Whether it is the side that connected, where `listened` are the local ports that somebody listens on.
+    pub fn connects(&self, listened: &HashSet<u16>) -> bool {
+        // Where the listener is gone, the ephemeral port is the one of the side that connected.
+        !listened.contains(&self.local.port())
+            && (EPHEMERAL.contains(&self.local.port()) || !EPHEMERAL.contains(&self.peer.port()))
+    }
+}
+
+fn request(
+    kind: u16,
+    flags: u16,
+    family: u8,
+    states: u32,
+    name: Option<&[u8; NAME_BYTES]>,
+) -> [u8; REQUEST_BYTES] {
+    let mut bytes = [0u8; REQUEST_BYTES];
+    let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
+    put(0, &(REQUEST_BYTES as u32).to_ne_bytes());
+    put(4, &kind.to_ne_bytes());
+    put(6, &(NLM_F_REQUEST | flags).to_ne_bytes());
+    put(HEADER_BYTES, &[family, libc::IPPROTO_TCP as u8]);
+    put(HEADER_BYTES + 4, &states.to_ne_bytes());
+    if let Some(name) = name {
+        put(NAME_AT, name);
+    }
+    bytes
+}
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+/// All sockets of these states.
+fn dump(diag: &OwnedFd, states: u32) -> Result<Vec<Found>> {
+    let mut found = Vec::new();
+    let mut bytes = vec![0u8; 64 << 10];
+    for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
+        // What an earlier question left behind.
+        while recv(diag, &mut bytes[..], RecvFlags::DONTWAIT).is_ok() {}
+        send(diag, &request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, family, states, None), SendFlags::empty())?;
+        // A dump is answered within the calls: the socket need not wait.
+        'dump: loop {
+            let (count, _) = recv(diag, &mut bytes[..], RecvFlags::DONTWAIT)?;
+            let mut rest = &bytes[..count];
+            while let Some(len) = word(rest, 0).map(u32::from_ne_bytes) {
+                let len = len as usize;
+                if len < HEADER_BYTES || len > rest.len() {
+                    break;
+                }
+                match word(rest, 4).map(u16::from_ne_bytes) {
+                    Some(NLMSG_DONE) => break 'dump,
+                    Some(NLMSG_ERROR) => return Err(Errno::PROTO),
+                    _ => found.extend(parse(&rest[..len])),
+                }
+                rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn parse(message: &[u8]) -> Option<Found> {
+    let family = *message.get(HEADER_BYTES)?;
+    let name: [u8; NAME_BYTES] = word(message, REPLY_NAME_AT)?;
+    let at = |port: usize, address: usize| -> Option<SocketAddr> {
+        let ip = match i32::from(family) {
+            libc::AF_INET => IpAddr::from(word::<4>(&name, address)?),
+            _ => IpAddr::from(word::<16>(&name, address)?).to_canonical(),
+        };
+        Some(SocketAddr::new(ip, u16::from_be_bytes(word(&name, port)?)))
+    };
+    let (local, peer) = (at(0, 4)?, at(2, 20)?);
+    let inode = u32::from_ne_bytes(word(message, INODE_AT)?);
+    let (mut group, mut rest) = (0, message.get(ATTRIBUTES_AT..)?);
+    while let (Some(len), Some(kind)) = (word(rest, 0), word(rest, 2)) {
+        let len = usize::from(u16::from_ne_bytes(len));
+        if len < 4 {
+            break;
+        }
+        if u16::from_ne_bytes(kind) == INET_DIAG_CGROUP_ID {
+            group = word(rest, 4).map_or(0, u64::from_ne_bytes);
+        }
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some(Found { family, name, local, peer, inode, group })
+}
+
+/// The connected sockets of a namespace, and the ports on which somebody listens there.
+///
+/// # Errors
+/// Those of the calls.
+pub fn sockets(diag: &OwnedFd) -> Result<(Vec<Found>, HashSet<u16>)> {
+    let listened = dump(diag, LISTEN)?.iter().map(|found| found.local.port()).collect();
+    Ok((dump(diag, CONNECTED)?, listened))
+}
+
+/// Ends a connection: both sides are told.
+///
+/// # Errors
+/// `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP` without CONFIG_INET_DIAG_DESTROY, `ENOENT` if it is gone.
+pub fn destroy(diag: &OwnedFd, found: &Found) -> Result<()> {
+    let mut reply = [0u8; 1024];
+    while recv(diag, &mut reply[..], RecvFlags::DONTWAIT).is_ok() {}
+    let states = u32::MAX;
+    send(
+        diag,
+        &request(SOCK_DESTROY, NLM_F_ACK, found.family, states, Some(&found.name)),
+        SendFlags::empty(),
+    )?;
+    let (count, _) = recv(diag, &mut reply[..], RecvFlags::DONTWAIT)?;
+    match word(&reply[..count], HEADER_BYTES).map(i32::from_ne_bytes) {
+        Some(0) => Ok(()),
+        Some(error) => Err(Errno::from_raw_os_error(error.wrapping_neg().clamp(1, 4095))),
+        None => Err(Errno::PROTO),
+    }
+}

@@ -1,0 +1,184 @@
+//! The memory that the kernel's programs and the driver share: arrays that are mapped. The structures are those of `gate.bpf.c`.
+//!
+//! Only the kernel's programs and the driver can write it.
+use crate::ids::TenantId;
+use crate::policy::rate::Rate;
+use crate::policy::Limits;
+use rustix::fd::AsFd;
+use rustix::io::Result;
+use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Tenants that the arrays have room for: as many as the conductor knows.
+pub const TENANTS: usize = 4096;
+/// Rules of a policy, with the default behind them.
+pub const RULES: usize = 65_536;
+/// Words of the configuration.
+const CONFIG_WORDS: usize = 6;
+const MIB: u128 = 1 << 20;
+
+/// What a tenant has on the kernel, and may have.
+#[derive(Debug)]
+#[repr(C)]
+pub struct TenantWords {
+    /// Open connections on the kernel that it has made,
+    pub open: AtomicU64,
+    /// on the fabric,
+    pub open_on_fabric: AtomicU64,
+    /// and at most.
+    pub max: AtomicU64,
+    /// Connections on the kernel: made, made to it, denied, beyond the quota.
+    pub made: AtomicU64,
+    /// See [`Self::made`].
+    pub accepted: AtomicU64,
+    /// See [`Self::made`].
+    pub denied: AtomicU64,
+    /// See [`Self::made`].
+    pub over_quota: AtomicU64,
+    /// Bytes of connections on the kernel that are over.
+    pub sent: AtomicU64,
+    /// See [`Self::sent`].
+    pub received: AtomicU64,
+    /// Its bucket of bytes, which the fabric draws from as well (`policy/rate.rs`).
+    pub spent_until_ns: AtomicU64,
+    /// How far the bucket's time may lie behind.
+    burst_ns: AtomicU64,
+    /// Nanoseconds in which 1 MiB of tokens come; 0: no rate.
+    ns_per_mib: AtomicU64,
+    /// The same of the bucket that each connection has.
+    one_burst_ns: AtomicU64,
+    one_ns_per_mib: AtomicU64,
+    /// Packets that were dropped for want of tokens.
+    pub drops: AtomicU64,
+}
+
+/// What the conductor tells the programs when a generation is staged.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OfGeneration {
+    pub levels: u32,
+    pub otherwise: u32,
+    pub rated: bool,
+    pub hits: u32,
+}
+
+/// An array of 64-bit words that the kernel has mapped here.
+#[derive(Debug)]
+struct Array {
+    base: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: atomic words, mapped until it is dropped.
+unsafe impl Send for Array {}
+// SAFETY: see above.
+unsafe impl Sync for Array {}
+
+impl Array {
+    fn new(map: impl AsFd, words: usize) -> Result<Self> {
+        let bytes = (words * 8).next_multiple_of(rustix::param::page_size());
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, map, 0)? };
+        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self { base, words })
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.words, "{index}");
+        // SAFETY: inside the mapping, which lives as long as `self`; the kernel's programs use it atomically, too.
+        unsafe { self.base.add(index).as_ref() }
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        let bytes = (self.words * 8).next_multiple_of(rustix::param::page_size());
+        // SAFETY: mapped with this length; no reference outlives `self`.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), bytes) };
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Words {
+    config: Array,
+    tenants: Array,
+    hits: Array,
+}
+
+impl Words {
+    /// Maps the three arrays.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    pub fn new(config: impl AsFd, tenants: impl AsFd, hits: impl AsFd) -> Result<Self> {
+        let per_tenant = size_of::<TenantWords>() / 8;
+        Ok(Self {
+            config: Array::new(config, CONFIG_WORDS)?,
+            tenants: Array::new(tenants, TENANTS * per_tenant)?,
+            hits: Array::new(hits, 2 * RULES)?,
+        })
+    }
+
+    /// The generation in force; 0: none.
+    pub fn generation(&self) -> u32 {
+        self.config.word(0).load(Acquire) as u32
+    }
+
+    /// Puts a staged generation in force, or none: from the next connect on it decides.
+    pub fn flip(&self, generation: u32) {
+        let epoch = self.config.word(0).load(Relaxed) >> 32 << 32;
+        self.config.word(0).store(epoch | u64::from(generation), Release);
+    }
+
+    /// The programs are about to be attached: connections from now on are counted, and none that closed unseen.
+    pub(super) fn begin_epoch(&self) {
+        (0..TENANTS).for_each(|id| self.tenant(TenantId::at(id)).open.store(0, Relaxed));
+        self.config.word(0).fetch_add(1 << 32, Relaxed);
+    }
+
+    pub(super) fn set_generation(&self, generation: u32, of: OfGeneration) {
+        let at = 1 + 2 * (generation as usize & 1);
+        self.config.word(at).store(u64::from(of.levels) | u64::from(of.otherwise) << 32, Relaxed);
+        self.config.word(at + 1).store(u64::from(of.rated) | u64::from(of.hits) << 32, Release);
+    }
+
+    /// Tells the programs what lies between the kernel's clock and that of buckets.
+    pub(super) fn set_shift(&self, shift_ns: u64) {
+        self.config.word(5).store(shift_ns, Release);
+    }
+
+    /// A tenant's words.
+    pub fn tenant(&self, id: TenantId) -> &TenantWords {
+        let (index, per_tenant) = (id.index().min(TENANTS - 1), size_of::<TenantWords>() / 8);
+        let first = self.tenants.word(index * per_tenant);
+        // SAFETY: `TENANTS` structures of atomic words lie in the array, this one inside.
+        unsafe { &*std::ptr::from_ref(first).cast::<TenantWords>() }
+    }
+
+    /// Connects that a rule decided, of the policy whose hits begin at `base`.
+    pub fn hits(&self, base: u32, rule: usize) -> &AtomicU64 {
+        self.hits.word(base as usize + rule.min(RULES - 1))
+    }
+}
+
+impl TenantWords {
+    /// Takes over what a policy says of the tenant.
+    pub fn set(&self, connections_max: Option<u64>, limits: &Limits) {
+        self.max.store(connections_max.unwrap_or(u64::MAX), Relaxed);
+        let words = |rate: Option<Rate>| {
+            rate.map_or((0, 0), |rate| {
+                let ns = |bytes: u128| (bytes * 1_000_000_000).div_ceil(rate.per_second.into()) as u64;
+                (ns(MIB).max(1), ns(rate.burst.into()))
+            })
+        };
+        let (ns_per_mib, burst_ns) = words(limits.tenant.bytes);
+        self.burst_ns.store(burst_ns, Relaxed);
+        self.ns_per_mib.store(ns_per_mib, Relaxed);
+        let (one_ns_per_mib, one_burst_ns) = words(limits.connection.bytes);
+        self.one_burst_ns.store(one_burst_ns, Relaxed);
+        self.one_ns_per_mib.store(one_ns_per_mib, Relaxed);
+    }
+}
