@@ -1,5 +1,6 @@
 //! What the library asks of the driver, all in one place.
 use crate::address;
+use crate::call::{Failure, Outcome};
 use crate::fallback_cache::{self, now_ns, Place};
 use crate::heap;
 use crate::log::note;
@@ -90,8 +91,8 @@ pub(crate) fn stays_on_kernel(fd: c_int, reason: KernelReason) {
     pd_client::core::stays_on_kernel(reason, inode as u32);
 }
 
-/// A connection to `to` without one of the kernel's, if somebody takes such there.
-pub(crate) fn connect_short(to: SocketAddr) -> Option<Arc<Socket>> {
+/// A connection to `to` without one of the kernel's, if somebody takes such there and the policy allows it.
+pub(crate) fn connect_short(to: SocketAddr) -> Outcome<Arc<Socket>> {
     let connected = Socket::beside_kernel(to.is_ipv6()).and_then(|socket| match socket.connect(to) {
         Ok(()) => Ok(socket),
         Err(error) => socket.close().and(Err(error)),
@@ -100,7 +101,7 @@ pub(crate) fn connect_short(to: SocketAddr) -> Option<Arc<Socket>> {
 }
 
 /// Begins such a connection: see [`Socket::begin_connect`].
-pub(crate) fn begin_short(to: SocketAddr) -> Option<Arc<Socket>> {
+pub(crate) fn begin_short(to: SocketAddr) -> Outcome<Arc<Socket>> {
     let begun = Socket::beside_kernel(to.is_ipv6()).and_then(|socket| match socket.begin_connect(to) {
         Ok(()) => Ok(socket),
         Err(error) => socket.close().and(Err(error)),
@@ -108,15 +109,19 @@ pub(crate) fn begin_short(to: SocketAddr) -> Option<Arc<Socket>> {
     take_short(to, begun)
 }
 
-fn take_short(to: SocketAddr, connected: pd_client::Result<Arc<Socket>>) -> Option<Arc<Socket>> {
+fn take_short(to: SocketAddr, connected: pd_client::Result<Arc<Socket>>) -> Outcome<Arc<Socket>> {
     match connected {
         Ok(socket) => {
             socket.set_nonblocking(true);
-            Some(socket)
+            Ok(socket)
+        }
+        Err(error) if error.errno() == libc::EACCES => {
+            note!("to {to} not at all: {error}");
+            Err(Failure::Errno(libc::EACCES))
         }
         Err(error) => {
             refuse_short(to, &error);
-            None
+            Err(Failure::Plain)
         }
     }
 }
@@ -176,18 +181,46 @@ pub(crate) fn unlisten(fd: c_int) {
     let _ = twin::unlisten(borrow(fd));
 }
 
+/// Why a connection has no twin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoTwin {
+    /// It is the kernel's.
+    Kernel(KernelReason),
+    /// The policy does not allow it on any way: this errno is the program's.
+    Denied(c_int),
+}
+
+impl From<KernelReason> for NoTwin {
+    fn from(reason: KernelReason) -> Self {
+        Self::Kernel(reason)
+    }
+}
+
+/// The errno of `connect` if the driver's is a policy's: a denial, or a quota, which has another errno there than limits of the process.
+pub(crate) fn denial(errno: c_int) -> Option<c_int> {
+    match errno {
+        libc::EACCES => Some(libc::EACCES),
+        libc::EDQUOT => Some(libc::EMFILE),
+        _ => None,
+    }
+}
+
 /// A twin for the connection that `fd`, which has its local port, is about to make to `to`.
-pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>, KernelReason> {
+pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>, NoTwin> {
     match twin::connect(borrow(fd), to) {
         Ok(socket) => {
             socket.set_nonblocking(true);
             Ok(socket)
         }
         Err(error) => {
-            note!("to {to} by kernel TCP: {error}");
+            note!("to {to} not on the fabric: {error}");
+            if let Some(errno) = denial(error.errno()) {
+                // Asked anew each time: policies change.
+                return Err(NoTwin::Denied(errno));
+            }
             let reason = KernelReason::of_errno(error.errno());
             fallback_cache::refused(Place::Address(to), reason);
-            Err(reason)
+            Err(NoTwin::Kernel(reason))
         }
     }
 }
@@ -240,9 +273,9 @@ pub(crate) fn take(fd: c_int) -> Taken {
 }
 
 /// A twin for the AF_UNIX connection that `fd` is about to make to the file at `path`.
-pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Result<Arc<Socket>, KernelReason> {
+pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Result<Arc<Socket>, NoTwin> {
     if let Some(reason) = fallback_cache::holds(Place::File(file)).or_else(unavailable) {
-        return Err(reason);
+        return Err(NoTwin::Kernel(reason));
     }
     match twin::connect_unix(borrow(fd), path) {
         Ok(socket) => {
@@ -250,10 +283,13 @@ pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Result<Arc<Soc
             Ok(socket)
         }
         Err(error) => {
-            note!("to {} by the kernel: {error}", path.display());
+            note!("to {} not on the fabric: {error}", path.display());
+            if let Some(errno) = denial(error.errno()) {
+                return Err(NoTwin::Denied(errno));
+            }
             let reason = KernelReason::of_errno(error.errno());
             fallback_cache::refused(Place::File(file), reason);
-            Err(reason)
+            Err(NoTwin::Kernel(reason))
         }
     }
 }

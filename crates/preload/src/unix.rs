@@ -4,6 +4,7 @@
 //! Sockets without a file (abstract names, socket pairs) are the kernel's alone.
 use crate::call::{errno, Failure, Outcome};
 use crate::entry::{attach_twin, Entry};
+use crate::fabric::NoTwin;
 use crate::fallback_cache::Place;
 use crate::log::note;
 use crate::twin::Twin;
@@ -86,7 +87,11 @@ pub(crate) unsafe fn connect(
     let end = match socket.unfit() {
         Some(reason) => Err(reason),
         // SAFETY: the caller's address.
-        None => unsafe { twin_towards(fd, address, len) },
+        None => match unsafe { twin_towards(fd, address, len) } {
+            Err(NoTwin::Denied(errno)) => return Err(Failure::Errno(errno)),
+            Err(NoTwin::Kernel(reason)) => Err(reason),
+            Ok(end) => Ok(end),
+        },
     };
     // SAFETY: the caller's promise.
     let result = outside(|| unsafe { real::connect(fd, address, len) });
@@ -116,11 +121,11 @@ unsafe fn twin_towards(
     fd: c_int,
     address: *const sockaddr,
     len: socklen_t,
-) -> Result<(Arc<pd_client::core::Socket>, File), KernelReason> {
+) -> Result<(Arc<pd_client::core::Socket>, File), NoTwin> {
     // SAFETY: the caller's address.
     let bytes = unsafe {
         if address::family(address, len) != libc::AF_UNIX || len as usize > size_of::<sockaddr_un>() {
-            return Err(KernelReason::Address);
+            return Err(KernelReason::Address.into());
         }
         std::slice::from_raw_parts(address.cast::<u8>(), len as usize)
     };

@@ -2,6 +2,7 @@
 use super::hooks;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, attach_twin, Entry};
+use crate::fabric::NoTwin;
 use crate::fallback_cache::Place;
 use crate::log::note;
 use crate::twin::Twin;
@@ -343,7 +344,11 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
         // The kernel refuses to connect it again.
         None if address::peer(fd).is_some() => Err(KernelReason::Refused),
         None if !port::give(fd) => Err(KernelReason::NoPort),
-        None => fabric::connect(fd, to),
+        None => match fabric::connect(fd, to) {
+            Err(NoTwin::Denied(errno)) => return Err(Failure::Errno(errno)),
+            Err(NoTwin::Kernel(reason)) => Err(reason),
+            Ok(end) => Ok(end),
+        },
     };
     // SAFETY: the caller's promise.
     let result = outside(|| unsafe { real::connect(fd, address, len) });

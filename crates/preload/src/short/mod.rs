@@ -144,7 +144,7 @@ pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<
     // Whom it has found before it is likely to find again: then it need not wait for that. Who waits already might.
     let begins = nonblocking && begun::has_found(to) && !socket.is_watched();
     let connected = if begins { fabric::begin_short(to) } else { fabric::connect_short(to) };
-    let end = connected.ok_or(Failure::Plain)?;
+    let end = connected?;
     let names = Names::new(v6, to, nonblocking);
     names.begun.store(begins, Ordering::Relaxed);
     attach_twin(fd, Twin::alone(end, nonblocking, timeouts, names));
