@@ -1,0 +1,122 @@
+/* Listens and connects as it is told on its input, and says how that ended. Built with and without the C library in it. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct sockaddr_in at(const char *ip, int port) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+    inet_pton(AF_INET, ip, &address.sin_addr);
+    return address;
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec / 1e9;
+}
+
+static int dial(const char *ip, int port) {
+    struct sockaddr_in address = at(ip, port);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
+    int error = errno;
+    close(fd);
+    return -error;
+}
+
+/* Greets, and reads all that comes. */
+static void *swallow(void *arg) {
+    static __thread char bytes[1 << 16];
+    int fd = (long)arg;
+    if (write(fd, "h", 1) == 1) {
+        while (read(fd, bytes, sizeof bytes) > 0) {}
+    }
+    close(fd);
+    return NULL;
+}
+
+static void *serve(void *arg) {
+    for (;;) {
+        long fd = accept((long)arg, NULL, NULL);
+        pthread_t thread;
+        if (fd < 0) return NULL;
+        pthread_create(&thread, NULL, swallow, (void *)fd);
+        pthread_detach(thread);
+    }
+}
+
+int main(void) {
+    static char line[256], bytes[1 << 16];
+    static int held[64];
+    signal(SIGPIPE, SIG_IGN);
+    setvbuf(stdout, NULL, _IONBF, 0);
+    while (fgets(line, sizeof line, stdin)) {
+        char ip[64] = "";
+        int port = 0, name = 0, listener;
+        double arg = 0;
+        if (sscanf(line, "listen %d", &port) == 1) {
+            struct sockaddr_in any = at("0.0.0.0", port);
+            int on = 1;
+            listener = socket(AF_INET, SOCK_STREAM, 0);
+            setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+            if (bind(listener, (struct sockaddr *)&any, sizeof any) || listen(listener, 64)) {
+                printf("error %d listen\n", errno);
+                continue;
+            }
+            printf("ok \n");
+            pthread_t thread;
+            pthread_create(&thread, NULL, serve, (void *)(long)listener);
+        } else if (sscanf(line, "connect %d %63s %d", &name, ip, &port) == 3) {
+            int fd = dial(ip, port);
+            if (fd < 0) printf("error %d connect\n", -fd);
+            else if (errno = 0, read(fd, bytes, 1) != 1) printf("error %d nobody\n", errno);
+            else held[name] = fd, printf("ok \n");
+        } else if (sscanf(line, "end %d", &name) == 1) {
+            /* Waits for the end of a connection: an errno, or 0. */
+            struct pollfd one = {.fd = held[name], .events = POLLIN};
+            int result = poll(&one, 1, 2000);
+            if (result == 0) printf("error %d open\n", ETIMEDOUT);
+            else result = read(held[name], bytes, 1), printf("ok %d\n", result < 0 ? errno : 0);
+        } else if (sscanf(line, "close %d", &name) == 1) {
+            close(held[name]);
+            printf("ok \n");
+        } else if (sscanf(line, "times %63s %d %lf", ip, &port, &arg) == 3) {
+            /* Microseconds of the median connect. */
+            static double took[4096];
+            int count = arg;
+            for (int i = 0; i < count; i++) {
+                double begin = now();
+                int fd = dial(ip, port);
+                took[i] = now() - begin;
+                if (fd < 0) took[i] = 1;
+                else close(fd);
+            }
+            for (int i = 1; i < count; i++)
+                for (int j = i; j > 0 && took[j] < took[j - 1]; j--) {
+                    double swap = took[j];
+                    took[j] = took[j - 1], took[j - 1] = swap;
+                }
+            printf("ok %.2f\n", took[count / 2] * 1e6);
+        } else if (sscanf(line, "pour %d %lf", &name, &arg) == 2) {
+            /* Bytes that go in so many seconds. */
+            double end = now() + arg, sum = 0;
+            while (now() < end) {
+                ssize_t sent = send(held[name], bytes, sizeof bytes, MSG_DONTWAIT);
+                struct pollfd one = {.fd = held[name], .events = POLLOUT};
+                if (sent > 0) sum += sent;
+                else poll(&one, 1, 20);
+            }
+            printf("ok %.0f\n", sum);
+        } else {
+            printf("error %d what?\n", EINVAL);
+        }
+    }
+    return 0;
+}

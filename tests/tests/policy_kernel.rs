@@ -1,0 +1,344 @@
+//! One policy for both data planes: what native programs, unmodified ones, static ones and those without the library may do is the same.
+use pd_driver::admin::Answer;
+use pd_driver::admin::{Ask, TenantReport};
+use pd_tests::{ip, is_root, program_path, Network, Puppet, TestDriver};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Ways to run a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Knows the driver.
+    Native,
+    /// With the library, in a mode.
+    Library(&'static str),
+    /// No library can be loaded.
+    Static,
+    /// Without the library.
+    Plain,
+}
+
+/// `talker`, dynamic and static.
+struct Talkers {
+    dynamic: PathBuf,
+    fixed: PathBuf,
+}
+
+fn talkers(folder: &Path) -> Talkers {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/talker.c");
+    let build = |name: &str, options: &[&str]| {
+        let program = folder.join(name);
+        let status = Command::new("gcc")
+            .args(["-O2", "-pthread"])
+            .args(options)
+            .arg("-o")
+            .args([&program, &source])
+            .status();
+        assert!(status.expect("gcc").success());
+        program
+    };
+    Talkers { dynamic: build("talker", &[]), fixed: build("talker-static", &["-static"]) }
+}
+
+/// A driver, namespaces a (tenant red) and b (tenant blue).
+struct Stage {
+    driver: TestDriver,
+    network: Network,
+    talkers: Talkers,
+    tenants: String,
+    _folder: tempfile::TempDir,
+}
+
+fn stage() -> Option<Stage> {
+    if !is_root("making network namespaces") {
+        return None;
+    }
+    let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
+    let (network, folder) = (Network::new(), tempfile::tempdir().unwrap());
+    let tenant = |name: &str, letter: &str, more: &str| {
+        let namespace = network.namespace(letter);
+        format!("[[tenant]]\nname = \"{name}\"\nnamespaces = [\"/run/netns/{namespace}\"]\n{more}\n")
+    };
+    let tenants = tenant("red", "a", "") + &tenant("blue", "b", "MORE");
+    Some(Stage { talkers: talkers(folder.path()), driver, network, tenants, _folder: folder })
+}
+
+impl Stage {
+    fn talker(&self, letter: &str, way: Way) -> Puppet {
+        if way == Way::Native {
+            return self.network.puppet(&self.driver, letter);
+        }
+        let program = if way == Way::Static { &self.talkers.fixed } else { &self.talkers.dynamic };
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.network.namespace(letter)]);
+        if let Way::Library(mode) = way {
+            let library = program_path("libpd_preload.so");
+            assert!(library.exists(), "build it first: cargo build -p pd-preload");
+            command.arg("env").arg(format!("LD_PRELOAD={}", library.display()));
+            command.arg(format!("PD_PRELOAD={mode}"));
+        }
+        Puppet::new(self.driver.spawn(command.arg(program).stderr(Stdio::null())))
+    }
+
+    /// Puts rules in force, with more about the tenant blue. Connections ended on the fabric, and on the kernel.
+    fn apply(&self, blue: &str, rules: &str) -> (u64, u64) {
+        let text = format!("{}\n{rules}", self.tenants.replace("MORE", blue));
+        match self.driver.tell(&Ask::Apply { text }) {
+            Answer::Applied { cut, cut_on_kernel, kept_on_kernel: 0, not_on_kernel: None } => {
+                (cut, cut_on_kernel)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn tenant(&self, name: &str) -> TenantReport {
+        self.driver.policy().tenants.into_iter().find(|tenant| tenant.name == name).unwrap()
+    }
+
+    fn hits(&self) -> Vec<u64> {
+        self.driver.policy().rules.iter().map(|rule| rule.hits).collect()
+    }
+}
+
+/// 0, or the errno of a connect. The connection is called `name`.
+fn connect(from: &mut Puppet, way: Way, name: u32, to: &str, port: u16) -> i32 {
+    let asked = match way {
+        Way::Native => from.ask(&format!("connect c{name} {to}:{port}")),
+        _ => from.ask(&format!("connect {name} {to} {port}")),
+    };
+    asked.map_or_else(|(errno, _)| errno, |_| 0)
+}
+
+const LIBRARY: [Way; 3] = [Way::Library("default"), Way::Library("all"), Way::Library("short")];
+
+/// Every client towards every server: allowed on one port, denied on another.
+#[test]
+fn the_same_verdict_whatever_carries_the_bytes() {
+    let Some(stage) = stage() else { return };
+    let servers = [Way::Plain, Way::Static].into_iter().chain(LIBRARY);
+    let ways = || [Way::Static, Way::Plain].into_iter().chain(LIBRARY);
+    let mut running = Vec::new();
+    for (index, way) in servers.enumerate() {
+        let (mut server, port) = (stage.talker("a", way), 7200 + 10 * index as u16);
+        server.ok(&format!("listen {port}"));
+        server.ok(&format!("listen {}", port + 1));
+        running.push((server, way, port));
+    }
+    let mut native = stage.talker("a", Way::Native);
+    native.ok("listen l 10.77.0.1:7290 64");
+    native.ok("listen m 10.77.0.1:7291 64");
+    let denied: Vec<_> = (0..10).map(|index| (7201 + 10 * index).to_string()).collect();
+    let rules =
+        format!("[[rule]]\nfrom = \"blue\"\nto = \"red\"\nport = [{}]\naction = \"deny\"", denied.join(", "));
+    stage.apply("", &rules);
+    let mut client = stage.talker("b", Way::Native);
+    assert_eq!(connect(&mut client, Way::Native, 0, "10.77.0.1", 7290), 0);
+    assert_eq!(connect(&mut client, Way::Native, 1, "10.77.0.1", 7291), libc::EACCES);
+    for way in ways() {
+        let mut client = stage.talker("b", way);
+        for (name, (_, server, port)) in running.iter().enumerate() {
+            let begin = Instant::now();
+            let cell = format!("{way:?} to {server:?}");
+            assert_eq!(connect(&mut client, way, name as u32, "10.77.0.1", *port), 0, "{cell}");
+            assert_eq!(connect(&mut client, way, 40, "10.77.0.1", port + 1), libc::EACCES, "{cell}");
+            assert!(begin.elapsed() < Duration::from_secs(3), "{cell}: refused at once");
+        }
+    }
+    // Once for each: whoever decided.
+    assert_eq!(stage.hits(), [26, 26]);
+    let blue = stage.tenant("blue").account;
+    assert_eq!((blue.connections_denied, blue.connections_made), (26, 26));
+    // Nobody else is concerned: the other direction, one's own namespace, and programs in namespaces that are not known.
+    let mut other = stage.talker("a", Way::Static);
+    assert_eq!(connect(&mut other, Way::Static, 0, "10.77.0.1", 7201), 0);
+    assert_eq!(connect(&mut other, Way::Static, 1, "127.0.0.1", 7211), 0);
+    // Without a policy it is as before.
+    stage.driver.apply("");
+    for way in ways() {
+        let mut client = stage.talker("b", way);
+        assert_eq!(connect(&mut client, way, 0, "10.77.0.1", 7201), 0, "{way:?}");
+    }
+}
+
+/// Open connections end within 100 ms, on every way.
+#[test]
+fn a_new_rule_ends_open_connections_of_all_kinds() {
+    let Some(stage) = stage() else { return };
+    let mut server = stage.talker("a", Way::Static);
+    server.ok("listen 7301");
+    server.ok("listen 7302");
+    let mut fabric = stage.talker("a", Way::Library("all"));
+    fabric.ok("listen 7303");
+    stage.apply("", "");
+    let ways: Vec<_> = [Way::Static, Way::Plain].into_iter().chain(LIBRARY).collect();
+    let mut clients: Vec<_> = ways.iter().map(|&way| (stage.talker("b", way), way)).collect();
+    for (client, way) in &mut clients {
+        for (name, port) in [(1, 7301), (2, 7302), (3, 7303)] {
+            assert_eq!(connect(client, *way, name, "10.77.0.1", port), 0, "{way:?}");
+        }
+    }
+    let rules = "[[rule]]\nfrom = \"blue\"\nto = \"red\"\nport = [7301, 7303]\naction = \"deny\"";
+    let begin = Instant::now();
+    let (cut, cut_on_kernel) = stage.apply("", rules);
+    let took = begin.elapsed();
+    assert!(cut + cut_on_kernel >= 10, "{cut}, {cut_on_kernel}");
+    assert!(took < Duration::from_millis(100), "{took:?}");
+    for (client, way) in &mut clients {
+        for name in [1, 3] {
+            let errno: i32 = client.ok(&format!("end {name}")).parse().unwrap();
+            assert!([libc::ECONNABORTED, libc::ECONNRESET].contains(&errno), "{way:?}, {name}: {errno}");
+        }
+        assert_eq!(client.ask("end 2").unwrap_err().0, libc::ETIMEDOUT, "{way:?}: not denied");
+        assert_eq!(connect(client, *way, 5, "10.77.0.1", 7301), libc::EACCES, "{way:?}");
+        assert_eq!(connect(client, *way, 2, "10.77.0.1", 7302), 0, "{way:?}");
+    }
+}
+
+#[test]
+fn a_quota_counts_both_ways() {
+    let Some(stage) = stage() else { return };
+    let mut server = stage.talker("a", Way::Static);
+    server.ok("listen 7310");
+    let mut native = stage.talker("a", Way::Native);
+    native.ok("listen l 10.77.0.1:7311 64");
+    stage.apply("connections_max = 3", "");
+    let (mut client, mut other) = (stage.talker("b", Way::Native), stage.talker("b", Way::Static));
+    assert_eq!(connect(&mut client, Way::Native, 0, "10.77.0.1", 7311), 0);
+    assert_eq!(connect(&mut other, Way::Static, 0, "10.77.0.1", 7310), 0);
+    assert_eq!(connect(&mut other, Way::Static, 1, "10.77.0.1", 7310), 0);
+    assert_eq!(connect(&mut other, Way::Static, 2, "10.77.0.1", 7310), libc::EMFILE);
+    assert_eq!(connect(&mut client, Way::Native, 1, "10.77.0.1", 7311), libc::EMFILE);
+    let mut library = stage.talker("b", Way::Library("all"));
+    assert_eq!(connect(&mut library, Way::Library("all"), 0, "10.77.0.1", 7310), libc::EMFILE);
+    let blue = stage.tenant("blue").account;
+    assert_eq!((blue.connections_open, blue.connections_over_quota), (3, 3));
+    // What is closed is given back.
+    other.ok("close 0");
+    let end = Instant::now() + Duration::from_secs(5);
+    while stage.tenant("blue").account.connections_open > 2 {
+        assert!(Instant::now() < end, "{:?}", stage.tenant("blue").account);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(connect(&mut client, Way::Native, 1, "10.77.0.1", 7311), 0);
+    assert_eq!(connect(&mut other, Way::Static, 2, "10.77.0.1", 7310), libc::EMFILE);
+}
+
+#[test]
+fn a_rate_binds_what_stays_on_the_kernel() {
+    let Some(stage) = stage() else { return };
+    let mut server = stage.talker("a", Way::Static);
+    server.ok("listen 7320");
+    let mut old = stage.talker("b", Way::Static);
+    assert_eq!(connect(&mut old, Way::Static, 0, "10.77.0.1", 7320), 0);
+    stage.apply("rate = { bytes_per_second = \"10MB\", burst_bytes = \"1MB\" }", "");
+    let mut new = stage.talker("b", Way::Static);
+    assert_eq!(connect(&mut new, Way::Static, 0, "10.77.0.1", 7320), 0);
+    let begin = Instant::now();
+    old.tell("pour 0 2");
+    new.tell("pour 0 2");
+    let sent: f64 =
+        [old.answer(), new.answer()].map(|answer| answer.unwrap().parse::<f64>().unwrap()).iter().sum();
+    let took = begin.elapsed().as_secs_f64();
+    // What waits in buffers of the two has been taken, but has not gone.
+    let most = 1e6 + 10e6 * took + 2.0 * 8e6;
+    eprintln!("{sent} bytes in {took} s at 10 MB/s");
+    assert!(sent < most && sent > 4e6, "{sent} of {most}");
+    let blue = stage.tenant("blue");
+    assert!(blue.rate_waits > 0, "{blue:?}");
+    // Without the rate it is as fast as it was.
+    stage.apply("", "");
+    new.tell("pour 0 2");
+    let sent: f64 = new.answer().unwrap().parse().unwrap();
+    assert!(sent > 60e6, "{sent}");
+    // Bytes of a connection on the kernel count when it is over.
+    new.ok("close 0");
+    let end = Instant::now() + Duration::from_secs(10);
+    while (stage.tenant("blue").account.bytes_sent as f64) < sent {
+        assert!(Instant::now() < end, "{:?}", stage.tenant("blue").account);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(stage.tenant("red").account.bytes_received as f64 >= sent);
+}
+
+/// Ten thousand rules cost a connect no more than twice what ten do; on this machine hardly anything.
+#[test]
+fn many_rules_cost_a_connect_little() {
+    let Some(stage) = stage() else { return };
+    let mut server = stage.talker("a", Way::Static);
+    server.ok("listen 7330");
+    let mut client = stage.talker("b", Way::Static);
+    let rules = |count: u16| -> String {
+        let one = |n: u16| format!("[[rule]]\nfrom = \"blue\"\nport = {}\naction = \"deny\"\n", 10_000 + n);
+        (0..count).map(one).collect()
+    };
+    let mut medians = Vec::new();
+    for count in [10, 10_000, 10, 10_000] {
+        let begin = Instant::now();
+        stage.apply("", &rules(count));
+        eprintln!("{count} rules applied in {:?}", begin.elapsed());
+        assert_eq!(connect(&mut client, Way::Static, 9, "10.77.0.1", 10_000 + count - 1), libc::EACCES);
+        assert_eq!(connect(&mut client, Way::Static, 9, "10.77.0.1", 7330), 0);
+        medians.push(client.ok("times 10.77.0.1 7330 1000").parse::<f64>().unwrap());
+    }
+    eprintln!("median connect in microseconds: {medians:?}");
+    let [few, many] =
+        [[0, 2], [1, 3]].map(|at| at.map(|index| medians[index]).into_iter().fold(f64::MAX, f64::min));
+    assert!(many < 2.0 * few, "{medians:?}");
+}
+
+/// An address that a container gets later is its own; one that only a rule knows is bound, too.
+#[test]
+fn addresses_come_and_go() {
+    let Some(stage) = stage() else { return };
+    let mut server = stage.talker("a", Way::Static);
+    server.ok("listen 7340");
+    stage.apply("", "[[rule]]\nfrom = \"blue\"\nto = \"red\"\naction = \"deny\"\n");
+    let mut client = stage.talker("b", Way::Static);
+    assert_eq!(connect(&mut client, Way::Static, 0, "10.77.0.1", 7340), libc::EACCES);
+    assert!(ip(&format!("-n {} addr add 10.77.0.9/24 dev eth0", stage.network.namespace("a"))));
+    let end = Instant::now() + Duration::from_secs(5);
+    while connect(&mut client, Way::Static, 0, "10.77.0.9", 7340) != libc::EACCES {
+        assert!(Instant::now() < end, "the new address is never known");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The bridge's namespace has no client, and no rule names it but by its address.
+    let switch = stage.network.namespace("s");
+    assert!(ip(&format!("-n {switch} addr add 10.77.0.200/24 dev br0")));
+    assert!(ip(&format!("-n {switch} link set lo up")));
+    let mut there = stage.talker("s", Way::Static);
+    there.ok("listen 7341");
+    assert_eq!(connect(&mut client, Way::Static, 1, "10.77.0.200", 7341), 0);
+    let rule = "[[rule]]\nfrom = \"blue\"\naddress = \"10.77.0.200\"\naction = \"deny\"\n";
+    assert_eq!(stage.apply("", rule).1, 1, "an open connection");
+    assert_eq!(connect(&mut client, Way::Static, 1, "10.77.0.200", 7341), libc::EACCES);
+    assert_eq!(connect(&mut client, Way::Static, 1, "10.77.0.1", 7340), 0);
+    // Who is not known is not bound.
+    assert_eq!(connect(&mut there, Way::Static, 2, "10.77.0.1", 7340), 0);
+}
+
+/// Half a policy is never in force.
+#[test]
+fn a_policy_that_the_kernel_does_not_take_is_not_in_force_on_the_fabric_either() {
+    let Some(stage) = stage() else { return };
+    let mut native = stage.talker("a", Way::Native);
+    native.ok("listen l 10.77.0.1:7350 64");
+    let mut client = stage.talker("b", Way::Native);
+    let deny = "[[rule]]\nfrom = \"blue\"\nport = 7350\naction = \"deny\"\n";
+    stage.apply("", deny);
+    // Ten thousand networks with fifty prefixes of ports each.
+    let one = |n: u32| {
+        format!(
+            "[[rule]]\naddress=\"11.{}.{}.1\"\nport=[\"1-32766\",\"32769-65534\"]\naction=\"deny\"\n",
+            n / 100,
+            n % 100
+        )
+    };
+    let many: String = (0..10_000).map(one).collect();
+    let text = format!("{}\n{many}", stage.tenants.replace("MORE", ""));
+    let why =
+        pd_driver::admin::ask(stage.driver.admin_socket(), &Ask::Apply { text }).unwrap_err().to_string();
+    assert!(why.contains("the kernel does not take it") && why.contains("too large"), "{why}");
+    assert_eq!(connect(&mut client, Way::Native, 0, "10.77.0.1", 7350), libc::EACCES);
+    assert_eq!(stage.hits().len(), 2);
+}
