@@ -1,6 +1,6 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
-use crate::conductor::{Conductor, Crew, Inboxes, Movers};
+use crate::conductor::{Conductor, Crew, Inboxes, Movers, Others};
 use crate::door::{self, Door};
 use crate::filter::{self, Confined};
 use crate::gate::{Gate, Keeper};
@@ -306,11 +306,13 @@ pub fn assemble(
         settings.clone(),
         Arc::clone(&clock),
         conductor_inboxes.clone(),
-        Arc::clone(&door_inbox),
+        Others {
+            door: Arc::clone(&door_inbox),
+            movers: Movers::new(movers.remove(0), movers, inboxes, crew.clone()),
+            gate,
+        },
         Arc::clone(&pool),
-        Movers::new(movers.remove(0), movers, inboxes, crew.clone()),
         Arc::new(Metrics::new(&counters, 0)),
-        gate,
     )?;
     let door = Door::new(
         settings,

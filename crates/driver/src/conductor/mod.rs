@@ -147,8 +147,18 @@ impl Inboxes {
     }
 }
 
+/// The agents that the conductor talks to.
+pub struct Others {
+    /// Tells of clients.
+    pub door: Arc<Mailbox<ToDoor>>,
+    /// See [`Movers`].
+    pub movers: Movers,
+    /// The kernel's half of the policy, or why there is none.
+    pub gate: Result<Gate, String>,
+}
+
 impl Conductor {
-    /// A conductor, which is told of clients by the door. `gate`: the kernel's half of the policy, or why there is none.
+    /// A conductor, which is told of clients by the door.
     ///
     /// # Errors
     /// Those of `epoll`; without memory.
@@ -156,12 +166,11 @@ impl Conductor {
         mut settings: Settings,
         clock: Arc<dyn Clock>,
         inboxes: Inboxes,
-        door: Arc<Mailbox<ToDoor>>,
+        others: Others,
         pool: Arc<Pool>,
-        movers: Movers,
         metrics: Arc<Metrics>,
-        gate: Result<Gate, String>,
     ) -> Result<Self, StartError> {
+        let Others { door, movers, gate } = others;
         let policy = std::mem::take(&mut settings.policy);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;

@@ -4,6 +4,7 @@ use crate::identity::NamespaceId;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{fstat, open, stat, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{bind, netlink, recv, socket_with, AddressFamily, RecvFlags, SocketFlags, SocketType};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
@@ -80,11 +81,8 @@ impl Spaces {
         for seen in self.seen.values_mut() {
             let (mut bytes, mut has_news) = ([0u8; 8192], false);
             // An overrun is news, too.
-            loop {
-                match recv(&seen.news, &mut bytes, RecvFlags::DONTWAIT) {
-                    Ok(_) | Err(rustix::io::Errno::NOBUFS) => has_news = true,
-                    Err(_) => break,
-                }
+            while let Ok(_) | Err(Errno::NOBUFS) = recv(&seen.news, &mut bytes, RecvFlags::DONTWAIT) {
+                has_news = true;
             }
             if let Some(found) = has_news.then(|| read(&seen.file)).and_then(Result::ok) {
                 changed |= found != seen.addresses;

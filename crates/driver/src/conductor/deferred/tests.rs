@@ -1,7 +1,7 @@
 //! A conductor alone: the door is this test, and so are the movers.
 use super::*;
 use crate::clock::Clock;
-use crate::conductor::{Crew, Inboxes, Movers};
+use crate::conductor::{Crew, Inboxes, Movers, Others};
 use crate::door::FromDoor;
 use crate::identity::Identity;
 use crate::ids::{MoverId, Slot, TenantId};
@@ -79,11 +79,9 @@ impl Stage {
             Settings::default(),
             Arc::clone(&clock) as Arc<dyn Clock>,
             inboxes.clone(),
-            Arc::clone(&door),
+            Others { door: Arc::clone(&door), movers, gate: Err("none in this test".to_owned()) },
             Pool::of(all, HugepageUse::Off),
-            movers,
             Arc::new(Metrics::new(&counters, 0)),
-            Err("none in this test".to_owned()),
         );
         let mut this = Self { conductor: conductor.unwrap(), clock, inboxes, door, mover };
         for (client, &namespace) in namespaces.iter().enumerate() {
