@@ -265,6 +265,7 @@ pub mod tests {
                 })
                 .into(),
             kernel_connections_by_reason: BTreeMap::from([("urgent_bytes".to_owned(), 3)]),
+            policy_on_kernel: Default::default(),
             metrics: BTreeMap::new(),
         };
         let flow = |serial, bytes, messages| FlowCounters {
