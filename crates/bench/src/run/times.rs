@@ -1,5 +1,6 @@
 //! CPU time of this process.
 
+use pd_harness::measure::cpu::of_process;
 use rustix::time::{clock_gettime, ClockId};
 
 /// Time that this process had used at some moment, in user mode and in the kernel.
@@ -25,13 +26,11 @@ impl ProcessTimes {
     }
 }
 
-/// The part of utime in utime + stime of `/proc/self/stat`, which the kernel scales to the precise sum.
+/// The part of time in user mode, which the kernel scales to the precise sum.
 fn user_share() -> Option<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |at: usize| fields.get(at)?.parse::<f64>().ok();
-    let (user, system) = (ticks(11)?, ticks(12)?);
-    Some(if user + system > 0.0 { user / (user + system) } else { 1.0 })
+    let (user, system) = of_process(std::process::id())?;
+    let sum = (user + system).as_secs_f64();
+    Some(if sum > 0.0 { user.as_secs_f64() / sum } else { 1.0 })
 }
 
 #[cfg(test)]

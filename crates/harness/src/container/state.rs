@@ -13,6 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use procfs::process::Process;
 use rustix::fs::{flock, FlockOperation};
 use rustix::process::{kill_process, Pid, Signal};
 use serde::{Deserialize, Serialize};
@@ -34,8 +35,10 @@ pub struct ProcessId {
 impl ProcessId {
     /// The process `pid`, or `None` if there is none.
     pub fn of(pid: u32) -> Option<ProcessId> {
-        let start_ticks = start_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
-        Some(ProcessId { pid, start_ticks })
+        let stat = Process::new(pid as i32).ok()?.stat().ok()?;
+        // A zombie holds nothing any more.
+        let is_over = matches!(stat.state, 'Z' | 'X');
+        (!is_over).then_some(ProcessId { pid, start_ticks: stat.starttime })
     }
 
     /// This process.
@@ -57,15 +60,6 @@ impl ProcessId {
             sleep(Duration::from_millis(5));
         }
     }
-}
-
-/// The start time in a line of `/proc/PID/stat`; `None` for a zombie, which holds nothing any more.
-fn start_ticks(stat: &str) -> Option<u64> {
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    if matches!(fields.first(), Some(&"Z" | &"X")) {
-        return None;
-    }
-    fields.get(19)?.parse().ok()
 }
 
 /// One container, as written to `containers/NAME.json`.
@@ -288,12 +282,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_time_is_found_behind_an_odd_name() {
-        let mut fields = vec!["S".to_owned()];
-        fields.extend((4..=30).map(|n: u32| n.to_string()));
-        assert_eq!(start_ticks(&format!("7 (a) b (c) {}", fields.join(" "))), Some(22));
-        fields[0] = "Z".to_owned();
-        assert_eq!(start_ticks(&format!("7 (x) {}", fields.join(" "))), None);
+    fn a_zombie_is_no_process() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let id = child.id();
+        let end = Instant::now() + Duration::from_secs(10);
+        while ProcessId::of(id).is_some() && Instant::now() < end {
+            sleep(Duration::from_millis(1));
+        }
+        assert_eq!(ProcessId::of(id), None, "nobody has waited for it yet");
+        child.wait().unwrap();
     }
 
     #[test]

@@ -1,17 +1,17 @@
-//! CPU time of the whole machine from the first line of `/proc/stat`.
+//! CPU time: of the whole machine, of a process, and what others leave of it.
 //!
 //! Busy is everything but idle and iowait: user, nice, system, irq and softirq, so programs, driver
 //! and interrupt work all count. Steal, time that the hypervisor gave to others, is kept apart.
 //! Guest time is part of user time already. The kernel counts in ticks of 10 ms: intervals of half a
 //! second and more are meaningful.
 
-use std::fs;
 use std::ops::Sub;
 use std::thread::{self, available_parallelism, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::param::clock_ticks_per_second;
+use procfs::process::Process;
+use procfs::{CpuTime, CurrentSI, KernelStats};
 use rustix::time::{clock_gettime, ClockId};
 
 use crate::signals::Signals;
@@ -32,8 +32,19 @@ pub struct MachineTimes {
 impl MachineTimes {
     /// The counters now.
     pub fn now() -> Result<MachineTimes> {
-        let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-        parse(&stat, clock_ticks_per_second() as f64).context("/proc/stat has no line of CPU times")
+        let stat = KernelStats::current().context("cannot read /proc/stat")?;
+        Ok(MachineTimes::of(&stat.total))
+    }
+
+    fn of(time: &CpuTime) -> MachineTimes {
+        let s = |ticks: u64| ticks as f64 / procfs::ticks_per_second() as f64;
+        let softirq = time.softirq.unwrap_or(0);
+        MachineTimes {
+            busy_s: s(time.user + time.nice + time.system + time.irq.unwrap_or(0) + softirq),
+            idle_s: s(time.idle + time.iowait.unwrap_or(0)),
+            steal_s: s(time.steal.unwrap_or(0)),
+            softirq_s: s(softirq),
+        }
     }
 }
 
@@ -50,16 +61,11 @@ impl Sub for MachineTimes {
     }
 }
 
-fn parse(stat: &str, ticks_per_s: f64) -> Option<MachineTimes> {
-    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let ticks: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
-    let [user, nice, system, idle, iowait, irq, softirq, steal, ..] = ticks[..] else { return None };
-    Some(MachineTimes {
-        busy_s: (user + nice + system + irq + softirq) / ticks_per_s,
-        idle_s: (idle + iowait) / ticks_per_s,
-        steal_s: steal / ticks_per_s,
-        softirq_s: softirq / ticks_per_s,
-    })
+/// CPU time that a process has used in user mode and in the kernel, threads that have ended included, in ticks of 10 ms.
+pub fn of_process(pid: u32) -> Option<(Duration, Duration)> {
+    let stat = Process::new(pid as i32).ok()?.stat().ok()?;
+    let time = |ticks: u64| Duration::from_secs_f64(ticks as f64 / procfs::ticks_per_second() as f64);
+    Some((time(stat.utime), time(stat.stime)))
 }
 
 /// How many cores others keep busy; says so if it is enough to spoil the figures.
@@ -141,6 +147,7 @@ fn cpu_share() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use procfs::FromBufReadSI;
 
     #[test]
     fn load_and_a_small_share_are_disturbances() {
@@ -155,9 +162,12 @@ mod tests {
 
     #[test]
     fn idle_and_steal_are_not_busy() {
-        let stat = "cpu  100 10 200 5000 50 1 2 30 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\nintr 5\n";
-        let times = parse(stat, 100.0).unwrap();
-        assert_eq!(times, MachineTimes { busy_s: 3.13, idle_s: 50.5, steal_s: 0.3, softirq_s: 0.02 });
+        let ticks = |seconds: f64| (seconds * procfs::ticks_per_second() as f64).round() as u64;
+        let stat = "cpu  100 10 200 5000 50 1 2 30 0 0\nctxt 1\nbtime 1\nprocesses 1\nprocs_running 1\nprocs_blocked 0\n";
+        let stat = KernelStats::from_buf_read(stat.as_bytes(), procfs::current_system_info()).unwrap();
+        let times = MachineTimes::of(&stat.total);
+        let all = [times.busy_s, times.idle_s, times.steal_s, times.softirq_s];
+        assert_eq!(all.map(ticks), [313, 5050, 30, 2]);
     }
 
     #[test]
@@ -168,10 +178,9 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_refused() {
-        assert_eq!(parse("", 100.0), None);
-        assert_eq!(parse("cpu  1 2 3\n", 100.0), None);
-        assert_eq!(parse("cpu  a b c d e f g h\n", 100.0), None);
+    fn this_machine_and_this_process_have_used_time() {
         assert!(MachineTimes::now().unwrap().busy_s > 0.0);
+        assert!(of_process(std::process::id()).is_some());
+        assert_eq!(of_process(u32::MAX >> 1), None);
     }
 }

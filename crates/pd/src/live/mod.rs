@@ -3,7 +3,6 @@
 //! Numbers change all the time and are read from shared memory, which costs the driver nothing. Names change when
 //! clients and connections come and go; the driver is asked for them then, and not more often than it likes.
 
-mod cpu;
 mod view;
 
 pub use view::{ConnectionView, ContainerView, DriverView, View};
@@ -16,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail, Context, Result};
 use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
 use pd_driver::admin::{ask, counters, Answer, Ask, Counters, Report};
+use pd_harness::measure::cpu::of_process;
 
 /// Names are asked for at most this often, though they have changed,
 const NAMES_PAUSE: Duration = Duration::from_millis(500);
@@ -105,7 +105,7 @@ impl Link {
             at: Instant::now(),
             header: *view.header(),
             pid: self.counters.pid,
-            cpu: self.counters.pid.and_then(cpu::of_process),
+            cpu: self.counters.pid.and_then(of_process).map(|(user, system)| user + system),
             totals: view.total(),
             gauges: view.gauges(),
             clients: self.names.clients.iter().map(|c| view.client(c.client.into(), c.serial)).collect(),
