@@ -13,6 +13,7 @@ BASE ?=
 FUZZ_SECONDS ?= 30
 SEED ?=
 MINUTES ?= 1
+TEST_ARGS ?=
 CARGO ?= cargo
 INSTALL ?= install
 
@@ -35,7 +36,7 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench figures bench-ab need-root test suites test-engines test-programs simulate lint docs fuzz install uninstall clean
+.PHONY: help deps packages rust build demo peers bench figures bench-ab need-root test test-short test-long suites test-engines test-programs simulate lint docs fuzz fuzz-short install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -143,7 +144,7 @@ test: TESTING := yes
 test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 	$(CARGO) build --workspace --all-targets --jobs $(JOBS)
-	PD_RTL_REQUIRED=1 $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS)
+	PD_RTL_REQUIRED=1 $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS) -- $(TEST_ARGS)
 	$(MAKE) simulate SEED= MINUTES=1
 	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
@@ -195,6 +196,23 @@ test-programs: need-root deps suites ## run whole programs with and without the 
 	$(CARGO) build --package pd-tests --features programs --examples --jobs $(JOBS)
 	$(CARGO) test --package pd-tests --features programs --test programs --test direct_programs --jobs $(JOBS) -- --ignored --test-threads 1
 
+# The first test of a suite for each program that is there. SHORT pairs programs with tests.
+SHORT := redis-server:redis_answers_right nginx:nginx_serves_right_files iperf3:iperf3_moves haproxy:haproxy_stands \
+    memcached:memcached_answers python3:processes_of_pythons
+test-short: need-root rust ## the short form of test-programs and test-engines, with what is installed (root)
+	$(CARGO) build --workspace --jobs $(JOBS)
+	@PATH="$$PATH:/usr/sbin"; tests=; for pair in $(SHORT); do \
+	    if command -v $${pair%%:*} >/dev/null; then tests="$$tests $${pair##*:}"; \
+	    else echo "SKIPPED: $${pair##*:}: $${pair%%:*} is not installed; make test-programs installs it"; fi; \
+	done; \
+	[ -z "$$tests" ] || $(CARGO) test $(BOUNDED) --package pd-tests --features programs --test programs --jobs $(JOBS) -- \
+	    --ignored --test-threads 1 $(TEST_ARGS) $$tests
+	@if command -v podman >/dev/null || command -v dockerd >/dev/null; then \
+	    $(CARGO) test $(BOUNDED) --package pd-tests --test container_engines --jobs $(JOBS) -- --ignored $(TEST_ARGS); \
+	else echo "SKIPPED: container engines: neither podman nor docker is installed; make test-engines installs both"; fi
+
+test-long: test fuzz-short test-engines test-programs rtl-regress ## everything: test, all suites, long simulations (hours; root)
+
 lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, labels of orderings, floors, figures, and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
@@ -223,6 +241,10 @@ docs: packages rust $(MDBOOK) ## make a site of all documents and man pages in t
 	@docs/site.py build $(MDBOOK) $(TARGET)/docs
 	@echo "open $(TARGET)/docs/index.html"
 
+fuzz-short: rust ## run the kept programs of each fuzz target and mutations of them for FUZZ_SECONDS, on a stable compiler
+	PD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --package pd-shm --test corpus --jobs $(JOBS) -- --nocapture
+	PD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --package pd-driver --features hostile --test corpus --jobs $(JOBS) -- --nocapture
+
 fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and cargo-fuzz)
 	@[ -e fuzz/Cargo.toml ] || { echo "missing: fuzz/Cargo.toml; there are no fuzz targets here" >&2; exit 1; }
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \
@@ -230,6 +252,8 @@ fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and carg
 	@$(CARGO) +nightly --version >/dev/null 2>&1 || { \
 	    echo "missing: nightly Rust; run: rustup toolchain install nightly --profile minimal" >&2; exit 1; }
 	@set -e; for target in $$($(CARGO) +nightly fuzz list); do \
+	    mkdir -p fuzz/corpus/$$target; n=0; while read -r line; do n=$$((n + 1)); \
+	        python3 -c "import sys; sys.stdout.buffer.write(bytes.fromhex('$$line'))" >fuzz/corpus/$$target/seed-$$n; done <fuzz/seeds/$$target; \
 	    echo "== $$target, $(FUZZ_SECONDS) s"; \
 	    $(CARGO) +nightly fuzz run --jobs 1 $$target -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1; \
 	done

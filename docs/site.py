@@ -150,7 +150,7 @@ def stage(source, out):
         if not copy.exists():
             continue
         text = re.sub(r"(\]\([^()\s]*?)(docs/)?man\)", lambda link: f"{link[1]}{link[2] or ''}man/pd.7.md)", copy.read_text())
-        text = re.sub(r"(\]\([^()\s]*man/[\w-]+\.\d)\)", r"\1.md)", text)
+        text = re.sub(r"(\]\([^()\s]*man/[\w.-]+\.\d)\)", r"\1.md)", text)
         # mdBook makes index.html of README.md, and does not tell the links.
         copy.write_text(re.sub(r"(\]\([^()\s]*)README\.md([)#])", r"\1index.md\2", text))
     (source / "docs/man").mkdir(parents=True, exist_ok=True)

@@ -224,7 +224,7 @@ fn the_header_is_cpp_and_strict_c_too() {
         compile("gcc", std, &plain);
     }
     if Command::new("g++").arg("--version").output().is_err() {
-        eprintln!("skipped: no g++ to compile the header as C++");
+        eprintln!("SKIPPED: no g++ to compile the header as C++");
         return;
     }
     for std in ["c++11", "c++17", "gnu++20"] {

@@ -273,7 +273,7 @@ fn a_client_does_not_choose_its_tenant() {
     let Some(mut stage) = stage(|_| {}) else { return };
     let name = stage.network.namespace("c");
     let Some(group) = Group::new(&name) else {
-        eprintln!("skipped: no cgroup2 that can be written");
+        eprintln!("SKIPPED: no cgroup2 that can be written");
         return;
     };
     stage.a.ok("listen l 10.77.0.1:7106 8");

@@ -38,7 +38,7 @@ fn check(row: &Value, metric: &str) {
     match row["not_run"].as_str() {
         Some(reason) => {
             assert!(!MUST_RUN.contains(&scheme), "{scheme} did not run: {reason}");
-            eprintln!("skipped: {scheme}: {reason}");
+            eprintln!("SKIPPED: {scheme}: {reason}");
         }
         None => assert!(row[metric].as_f64().unwrap() > 0.0, "{row}"),
     }
@@ -95,6 +95,25 @@ fn the_other_benchmarks_have_figures_for_pipedevice_and_tcp() {
             assert_eq!(row["bench"], name);
             if name != "cpu" {
                 check(&row, metric);
+            }
+        }
+    }
+}
+
+#[test]
+fn many_connections_parts_of_cpu_time_and_programs_have_figures_or_say_why_not() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, only, metric) in [
+        ("connections", "connections=128", "throughput_gbit_per_s"),
+        ("breakdown", "", "cpu_share_percent"),
+        ("programs", "program=iperf3", "throughput_gbit_per_s"),
+    ] {
+        let only = if only.is_empty() { vec![] } else { vec!["--only", only] };
+        let rows = bench(dir.path(), &[&[name, "--schemes", "pipedevice,tcp"], &only[..]].concat());
+        for row in rows {
+            match (row["not_run"].as_str(), name) {
+                (Some(reason), "programs") => eprintln!("SKIPPED: {name}: {reason}"),
+                (not_run, _) => assert!(not_run.is_none() && row[metric].is_number(), "{row}"),
             }
         }
     }

@@ -249,7 +249,7 @@ mod tests {
             Err(e) => {
                 let denied = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
                 assert!(matches!(denied, Some(libc::EPERM | libc::EINVAL | libc::ENOSYS)), "{e:#}");
-                eprintln!("skipped: {e:#}");
+                eprintln!("SKIPPED: {e:#}");
             }
         }
     }
