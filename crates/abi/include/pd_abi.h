@@ -253,7 +253,7 @@
 /* the peer has left */
 #define PD_ABI_REASON_PEER_LEFT 5ull
 /* connections there are short-lived */
-#define PD_ABI_REASON_BRIEF 6ull
+#define PD_ABI_REASON_SHORT_LIVED 6ull
 /* the policy denies it */
 #define PD_ABI_REASON_POLICY 7ull
 /* no descriptor is left, or no connection that the driver or the policy allows */

@@ -63,7 +63,7 @@ reasons! {
     /// The peer has left.
     PeerLeft = 5, "peer_left", "the peer has left";
     /// Connections there are over before the fabric gains anything.
-    Brief = 6, "brief", "connections there are short-lived";
+    ShortLived = 6, "short_lived", "connections there are short-lived";
     /// `EACCES`.
     Policy = 7, "policy", "the policy denies it";
     /// `EMFILE`.

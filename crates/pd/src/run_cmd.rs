@@ -50,7 +50,7 @@ pub struct RunArgs {
     no_driver: bool,
     /// The command's TCP connections to other such commands run on PipeDevice, by LD_PRELOAD: see
     /// libpd_preload(7). With "short" connections are made without the kernel, for many short ones; with "all"
-    /// those that are too brief to gain by it run on PipeDevice, too
+    /// those that are too short-lived to gain by it run on PipeDevice, too
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     preload: Option<Preload>,
     /// Set a variable of its environment; without a value, to that of this one
@@ -76,9 +76,9 @@ pub struct RunArgs {
 /// How programs that do not know of PipeDevice are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Preload {
-    /// The kernel connects, the fabric carries the bytes, but for brief connections in a row
+    /// The kernel connects, the fabric carries the bytes, but for short-lived connections in a row
     On,
-    /// Brief ones, too
+    /// Short-lived ones, too
     All,
     /// The fabric connects, too
     Short,

@@ -76,7 +76,10 @@ pub(crate) fn stays_on_kernel(fd: c_int, reason: KernelReason) {
     let said = SAID.fetch_add(1, Ordering::Relaxed);
     let of_many = matches!(
         reason,
-        KernelReason::Brief | KernelReason::PeerPlain | KernelReason::PeerWithout | KernelReason::NoDriver
+        KernelReason::ShortLived
+            | KernelReason::PeerPlain
+            | KernelReason::PeerWithout
+            | KernelReason::NoDriver
     );
     if of_many && said >= NAMED && said % NAMED_ONE_IN != 0 {
         return pd_client::core::stays_on_kernel(reason, 0);

@@ -153,6 +153,6 @@ pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
         slot.store(word(hash, before + 1, first), Ordering::Relaxed);
     } else {
         slot.store(0, Ordering::Relaxed);
-        hold_longer(to, SHORT_LIVED..=SHORT_LIVED_LAST, KernelReason::Brief);
+        hold_longer(to, SHORT_LIVED..=SHORT_LIVED_LAST, KernelReason::ShortLived);
     }
 }

@@ -234,7 +234,10 @@ mod tests {
             clients: vec![
                 KernelClient { pid: 1, connections: vec![(10, urgent), (11, 0), (12, u32::MAX)] },
                 KernelClient { pid: 2, connections: vec![(13, urgent)] },
-                KernelClient { pid: 3, connections: vec![(14, urgent), (0, KernelReason::Brief as u32)] },
+                KernelClient {
+                    pid: 3,
+                    connections: vec![(14, urgent), (0, KernelReason::ShortLived as u32)],
+                },
             ],
             twins: vec![20],
             refused: Vec::new(),
@@ -246,7 +249,7 @@ mod tests {
         }
         assert!(reasons.on_fabric.contains(&20));
         let (named, any) = (reasons.of(3, 14), reasons.of(3, 15));
-        assert_eq!((named, any), (Some(KernelReason::Urgent), Some(KernelReason::Brief)));
+        assert_eq!((named, any), (Some(KernelReason::Urgent), Some(KernelReason::ShortLived)));
     }
 
     #[test]

@@ -22,7 +22,10 @@ fn one_brief_connection_after_the_other_is_the_kernels_and_long_ones_are_not() {
     assert!((16..2000).contains(&brief), "{brief} on the fabric");
     // The process that has said so is gone; its word stays in the sum.
     let reasons = site.json(&["ls", "--json"])["driver"]["kernel_connections_by_reason"].take();
-    assert!(reasons["brief"].as_u64().is_some_and(|count| count <= 2000 - brief && count > 0), "{reasons}");
+    assert!(
+        reasons["short_lived"].as_u64().is_some_and(|count| count <= 2000 - brief && count > 0),
+        "{reasons}"
+    );
     // What another process has made is nothing to this one.
     assert_eq!(make(&site, 40, 1 << 20), 40);
     site.preload = "--preload=all";
