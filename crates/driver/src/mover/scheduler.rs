@@ -18,7 +18,7 @@ pub const TURN_BYTES: u64 = 256 << 10;
 /// What a mover does for all payers before it looks at its mailbox, full rings and completions again.
 pub const STEP_BYTES: u64 = 4 << 20;
 /// Charge for a request taken, a send put under way, a flow's turn, and a look at a channel without requests. Each takes a
-/// mover about 100 ns, in which a core copies about as much from another's cache (5 GB/s, see docs/results/under-bbr.md).
+/// mover about 100 ns, in which a core copies about as much from another's cache (5 GB/s).
 pub const REQUEST_BYTES: u64 = 512;
 /// Charge beside that for a request that a conductor carries out in the mover's thread: to bind, to connect. The shortest, a
 /// bind that is refused, takes 700 ns, in which a core copies about as much from its own cache.
