@@ -17,7 +17,7 @@ pub struct Open {
     pub connections: usize,
     /// The core that this peer is to stay on.
     pub core: Option<usize>,
-    /// Whether kernel TCP sends without a copy where it can.
+    /// Tells whether kernel TCP sends without a copy where it can.
     pub zero_copy: bool,
 }
 
@@ -30,7 +30,7 @@ pub struct Order {
     pub messages: u64,
     /// Throughput that the sender does not exceed.
     pub target_gbit_per_s: Option<f64>,
-    /// Whether the receiver reads its clock at each piece, to know [`Streamed::first_ns`] and [`Streamed::gap_ns`].
+    /// Tells whether the receiver reads its clock at each piece, to know [`Streamed::first_ns`] and [`Streamed::gap_ns`].
     pub gaps: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Whether rows with these parameters are wanted.
+    /// Returns whether rows with these parameters are wanted.
     pub fn wants(&self, params: &Params) -> bool {
         let has = |name: &str, value: &str| {
             // Texts as they are, anything else as in JSON.

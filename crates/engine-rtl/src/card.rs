@@ -91,7 +91,7 @@ impl Card {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push(index);
     }
 
-    /// What has gone over the card's port.
+    /// Returns what has gone over the card's port.
     pub fn counts(&self) -> Counts {
         self.ask(Order::Count).unwrap_or_default()
     }

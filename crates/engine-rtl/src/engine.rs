@@ -46,7 +46,7 @@ impl Rtl {
         }
     }
 
-    /// What has gone over the card's port; zeros before the first queue pair.
+    /// Returns what has gone over the card's port; zeros before the first queue pair.
     pub fn counts(&self) -> Counts {
         let card = self.card.lock().unwrap_or_else(PoisonError::into_inner);
         card.as_ref().map_or_else(Counts::default, |card| card.counts())

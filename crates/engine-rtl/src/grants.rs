@@ -43,7 +43,7 @@ impl Grants {
         }
     }
 
-    /// Whether `len` bytes from `addr` lie in one range that is allowed now.
+    /// Returns whether `len` bytes from `addr` lie in one range that is allowed now.
     pub fn covers(&self, addr: u64, len: u64) -> bool {
         let Some(end) = addr.checked_add(len) else { return false };
         let ranges = self.pages.get(&(addr / PAGE_BYTES));

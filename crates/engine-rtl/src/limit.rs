@@ -101,7 +101,7 @@ impl Link {
         giga_transfers * 128.0 / 130.0 * f64::from(self.width() * self.links)
     }
 
-    /// What is left of that for TLPs.
+    /// Returns what is left of that for TLPs.
     pub fn tlp_gbit_per_s(&self) -> f64 {
         self.raw_gbit_per_s() * (1.0 - 2.0 * DLLP_BYTES / self.update_interval_bytes() - SKIP)
     }

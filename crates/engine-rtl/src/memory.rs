@@ -85,7 +85,7 @@ impl EngineMemory {
         }
     }
 
-    /// Whether the card has something to do.
+    /// Returns whether the card has something to do.
     pub fn is_busy(&self) -> bool {
         self.queues.iter().flatten().any(|queue| !queue.in_flight.is_empty())
     }

@@ -38,7 +38,7 @@ impl Default for Beat {
 }
 
 impl Beat {
-    /// Whether it changes hands in this cycle.
+    /// Returns whether it changes hands in this cycle.
     pub fn taken(&self) -> bool {
         self.valid != 0 && self.ready != 0
     }

@@ -152,7 +152,7 @@ impl<H: Host> Port<H> {
         self.cycle
     }
 
-    /// What has gone over it.
+    /// Returns what has gone over it.
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -91,7 +91,7 @@ impl Lane {
         self.last
     }
 
-    /// Whether the sender has room for one more.
+    /// Returns whether the sender has room for one more.
     pub fn has_room(&self, now: f64) -> bool {
         self.free.iter().any(|free| *free < now + BUFFER_CYCLES)
     }
@@ -118,7 +118,7 @@ impl Credits {
         }
     }
 
-    /// Whether the largest packet may be sent.
+    /// Returns whether the largest packet may be sent.
     pub fn suffice(&mut self, now: f64) -> bool {
         while self.returning.front().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, bytes)) = self.returning.pop_front() {

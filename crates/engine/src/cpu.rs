@@ -116,7 +116,7 @@ impl QueuePair for CpuQueue {
     }
 }
 
-/// What can be said of a command without touching the memory it names.
+/// Returns what can be said of a command without touching the memory it names.
 fn check(command: &Command) -> CommandStatus {
     let fits = |addr: u64| {
         addr != 0 && addr.checked_add(command.data_len.into()).is_some_and(|end| end <= usize::MAX as u64)

@@ -27,7 +27,7 @@ pub struct Capability {
 ///
 /// Lifetime: a queue pair holds what it needs of its engine, so the two may be dropped in any order.
 pub trait Engine: Send + Sync {
-    /// What this engine can do.
+    /// Returns what this engine can do.
     fn capability(&self) -> Capability;
 
     /// A new, empty queue pair, independent of all others: it neither waits for them nor shares

@@ -335,7 +335,7 @@ fn socket_path(key: &str, path: &Path) -> Result<()> {
 }
 
 impl Config {
-    /// What the driver library takes.
+    /// Returns what the driver library takes.
     ///
     /// # Errors
     /// If this machine has not what is asked for, or the policy cannot be read.

@@ -80,7 +80,7 @@ impl ChildDriver {
         &self.socket
     }
 
-    /// What it says about itself.
+    /// Returns what it says about itself.
     pub fn ask(&self, question: &Ask) -> Result<Answer> {
         Ok(pd_driver::admin::ask(&self.admin_socket, question)?)
     }

@@ -32,7 +32,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Engine>, EngineError> {
 
 const KNOWN: &str = "cpu, fault[:OPTION,...], rtl[:trace=FILE]";
 
-/// Whether an engine is a simulation, whose time is not the machine's: there is no point in measuring it.
+/// Returns whether an engine is a simulation, whose time is not the machine's: there is no point in measuring it.
 pub fn is_simulated(name: &str) -> bool {
     name.split(':').next() == Some("rtl")
 }

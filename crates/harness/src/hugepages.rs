@@ -39,7 +39,7 @@ impl Pool {
         sysctl::read(&self.dir.join(file))
     }
 
-    /// What it has now.
+    /// Returns what it has now.
     pub fn counts(&self) -> Result<Counts> {
         let all = self.read("nr_hugepages")?;
         let total = all.saturating_sub(self.read("surplus_hugepages")?);

@@ -31,7 +31,7 @@ pub struct Machine {
     pub frequency_governor: String,
     /// Transparent hugepages: `always`, `madvise` or `never`.
     pub transparent_hugepages: String,
-    /// Whether bridged packets pass iptables, which slows TCP down.
+    /// Tells whether bridged packets pass iptables, which slows TCP down.
     pub bridge_netfilter: bool,
 }
 
@@ -92,7 +92,7 @@ fn setting(name: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether bridged packets pass iptables.
+/// Returns whether bridged packets pass iptables.
 pub fn bridge_netfilter() -> bool {
     let read = fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
     read.is_ok_and(|value| value.trim() == "1")

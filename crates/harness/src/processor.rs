@@ -3,7 +3,7 @@
 
 use twox_hash::XxHash3_64;
 
-/// What the processor lacks that this program was built for, x86-64-v2: a sentence for its user. To be asked first of
+/// Returns what the processor lacks that this program was built for, x86-64-v2: a sentence for its user. To be asked first of
 /// all, by code that needs none of it.
 #[inline(never)]
 pub fn complaint() -> Option<String> {

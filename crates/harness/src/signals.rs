@@ -13,7 +13,7 @@ use rustix::io::Errno;
 pub struct Caught {
     /// Its number.
     pub signal: i32,
-    /// Whether the terminal sent it, in which case every process of the foreground group has it.
+    /// Tells whether the terminal sent it, in which case every process of the foreground group has it.
     pub from_terminal: bool,
 }
 

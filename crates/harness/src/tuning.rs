@@ -91,7 +91,7 @@ impl Network {
 pub struct Tuning {
     /// Both ends' network.
     pub network: Network,
-    /// Whether programs that can send without a copy: `MSG_ZEROCOPY`, `sendfile`.
+    /// Tells whether programs that can send without a copy: `MSG_ZEROCOPY`, `sendfile`.
     pub zero_copy: bool,
 }
 
@@ -137,7 +137,7 @@ impl Tuning {
         self
     }
 
-    /// What documentation advises: Linux's default first, then one change at a time, then those that go together.
+    /// Returns what documentation advises: Linux's default first, then one change at a time, then those that go together.
     pub fn candidates() -> Vec<Tuning> {
         let linux = Tuning::linux;
         let large = || linux().with_mtu(MTUS[0]).with_gso_bytes(GSO_BYTES[3]);
@@ -206,7 +206,7 @@ fn setting(name: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What TCP has in the caller's namespace, as it is and not as it was asked for.
+/// Returns what TCP has in the caller's namespace, as it is and not as it was asked for.
 pub fn in_force() -> String {
     let last = |name| setting(name).split(' ').next_back().unwrap_or_default().to_owned();
     let link = match netlink::sizes(LINK) {

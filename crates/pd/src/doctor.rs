@@ -127,7 +127,7 @@ fn permissions() -> Row {
     warn("permissions", found, "pd run, pd demo and hugepages need root: use sudo")
 }
 
-/// What a driver started by the same user, in the same place, would refuse to start without, or lack.
+/// Returns what a driver started by the same user, in the same place, would refuse to start without, or lack.
 fn rights() -> Vec<Row> {
     let check = "driver's rights";
     let settings = pd_driver::Settings::default();

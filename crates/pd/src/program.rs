@@ -43,7 +43,7 @@ fn script_interpreter(file: &Path) -> Option<PathBuf> {
     }
 }
 
-/// What this file says against it: that its program "is" something, if anything.
+/// Returns what this file says against it: that its program "is" something, if anything.
 pub fn reason(path: &Path) -> Option<&'static str> {
     const SET_ID: u32 = 0o6000;
     let file = File::open(path).ok()?;

@@ -267,7 +267,7 @@ impl Raw {
         }
     }
 
-    /// Whether the driver has hung up by now, and why.
+    /// Returns whether the driver has hung up by now, and why.
     pub fn is_cut_off(&mut self) -> Option<String> {
         self.take_frames();
         self.goodbye.clone()

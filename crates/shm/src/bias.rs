@@ -13,7 +13,7 @@ pub trait BiasCells {
     fn load_owner(&self) -> usize;
     /// Gives it to a thread.
     fn store_owner(&self, thread: usize);
-    /// Whether its thread is in, with acquire.
+    /// Returns whether its thread is in, with acquire.
     fn load_busy(&self) -> bool;
     /// Its thread is in, or (with release) out.
     fn store_busy(&self, busy: bool);
@@ -72,7 +72,7 @@ impl Bias {
         self.store_busy(false);
     }
 
-    /// Whether a thread has it.
+    /// Returns whether a thread has it.
     pub fn stands(&self) -> bool {
         self.load_owner() != 0
     }

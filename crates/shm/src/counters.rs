@@ -80,7 +80,7 @@ impl CounterRegion {
         self.fd.as_fd()
     }
 
-    /// What all agents have counted.
+    /// Returns what all agents have counted.
     pub fn total(&self) -> AgentCounters {
         total(&self.map, self.shape)
     }
@@ -108,7 +108,7 @@ impl CounterRegion {
         self.map.store_u64(at, sum, Ordering::Relaxed);
     }
 
-    /// What a flow has moved, if its line is that of this serial.
+    /// Returns what a flow has moved, if its line is that of this serial.
     pub fn flow(&self, flow: u32, serial: u64) -> Option<FlowCounters> {
         flow_line(&self.map, self.shape, flow, serial)
     }
@@ -156,17 +156,17 @@ impl CounterView {
         self.map.read(GAUGES)
     }
 
-    /// What an agent has counted: 0 is the conductor, 1 the first mover; none beyond the last.
+    /// Returns what an agent has counted: 0 is the conductor, 1 the first mover; none beyond the last.
     pub fn agent(&self, agent: u32) -> Option<AgentCounters> {
         (agent <= self.header.movers).then(|| self.map.read(self.shape().agent(agent)))
     }
 
-    /// What all agents have counted.
+    /// Returns what all agents have counted.
     pub fn total(&self) -> AgentCounters {
         total(&self.map, self.shape())
     }
 
-    /// What all movers have moved for the client of this number and serial.
+    /// Returns what all movers have moved for the client of this number and serial.
     pub fn client(&self, client: u32, serial: u64) -> ClientCounters {
         let mut sum = ClientCounters::default();
         if client < self.header.clients {
@@ -179,7 +179,7 @@ impl CounterView {
         ClientCounters { serial, ..sum }
     }
 
-    /// What a flow has moved, if its line is that of this serial.
+    /// Returns what a flow has moved, if its line is that of this serial.
     pub fn flow(&self, flow: u32, serial: u64) -> Option<FlowCounters> {
         flow_line(&self.map, self.shape(), flow, serial)
     }

@@ -295,7 +295,7 @@ impl<A: Access> Region<A> {
         self.len
     }
 
-    /// Whether the mapping is empty: never.
+    /// Returns whether the mapping is empty: never.
     pub fn is_empty(&self) -> bool {
         false
     }

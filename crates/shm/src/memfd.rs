@@ -96,7 +96,7 @@ pub fn reopen(fd: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty())
 }
 
-/// Whether nobody else has the file open or mapped. `fd` and what the others have or had come from [`reopen`].
+/// Returns whether nobody else has the file open or mapped. `fd` and what the others have or had come from [`reopen`].
 /// A lease for writing is granted to the only opener alone.
 pub fn is_let_go(fd: impl AsFd) -> bool {
     let fd = fd.as_fd().as_raw_fd();
@@ -107,7 +107,7 @@ pub fn is_let_go(fd: impl AsFd) -> bool {
     }
 }
 
-/// Whether `fd` is sealed as [`create`] and [`seal_against_all`] do together.
+/// Returns whether `fd` is sealed as [`create`] and [`seal_against_all`] do together.
 pub fn is_sealed(fd: impl AsFd) -> bool {
     let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
     fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(all))

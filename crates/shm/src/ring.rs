@@ -243,7 +243,7 @@ impl<T: Pod, P: Access, C: Access> SharedCells<T, P, C> {
         Self { producer, producer_index, entries, consumer, consumer_index, capacity, entry: PhantomData }
     }
 
-    /// Whether the producer has published beyond `position`; for spinning.
+    /// Returns whether the producer has published beyond `position`; for spinning.
     pub fn producer_beyond(&self, position: u64) -> bool {
         self.producer.load_u64(self.producer_index, Ordering::Relaxed) != position
     }

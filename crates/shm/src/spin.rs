@@ -14,7 +14,7 @@ fn limit() -> Duration {
     *LIMIT.get_or_init(|| Spin::LIMIT_DEFAULT)
 }
 
-/// Whether pausing can help at all: another party may run at the same time.
+/// Returns whether pausing can help at all: another party may run at the same time.
 pub fn spinning_allowed() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| {

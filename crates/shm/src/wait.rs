@@ -23,7 +23,7 @@ pub trait SleeperCells {
 
 /// The words that a waker reaches.
 pub trait WakerCells {
-    /// What the sleeper asks for.
+    /// Returns what the sleeper asks for.
     fn load_wake_at(&self) -> u64;
     /// A sequentially consistent fence.
     fn fence(&self);

@@ -167,7 +167,7 @@ pub fn start(attack: Attack, socket: PathBuf) -> Result<Running> {
 }
 
 impl Running {
-    /// What it has done so far.
+    /// Returns what it has done so far.
     ///
     /// # Errors
     /// If it has ended, why.

@@ -57,7 +57,7 @@ fn addresses(attack: &Attack) -> u32 {
     }
 }
 
-/// What only root can do.
+/// Returns what only root can do.
 pub(super) fn prepare(attack: &Attack) -> Result<Prepared> {
     match attack.kind {
         Kind::Addresses => {

@@ -100,7 +100,7 @@ impl Cell for ConnectionsCell {
     }
 }
 
-/// What the driver takes of a core while nobody asks for anything.
+/// Returns what the driver takes of a core while nobody asks for anything.
 fn idle_driver(stand: &Stand<'_>) -> Result<Option<(&'static str, f64)>> {
     sleep(IDLE);
     let (start, before) = (Instant::now(), stand.clocks()?.driver);

@@ -91,7 +91,7 @@ struct IsolationCell {
     stream: StreamCell,
     case: Case,
     quick: bool,
-    /// Whether the next round begins with the victim alone.
+    /// Tells whether the next round begins with the victim alone.
     alone_first: bool,
 }
 
@@ -235,7 +235,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What a row's medians miss of the bars, and what its attacker left; empty if nothing.
+/// Returns what a row's medians miss of the bars, and what its attacker left; empty if nothing.
 fn misses(row: &Row) -> Vec<String> {
     let mut misses = Vec::new();
     let below = |name: &str, bar: f64| row.median(name).filter(|value| *value < bar);

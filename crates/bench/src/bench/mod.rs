@@ -108,7 +108,7 @@ impl Bench {
         }
     }
 
-    /// What it shows, and of which figure of the paper.
+    /// Returns what it shows, and of which figure of the paper.
     pub fn title(self) -> &'static str {
         match self {
             Bench::Cpu => "CPU at target throughputs (Figure 9)",

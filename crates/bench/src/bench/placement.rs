@@ -35,7 +35,7 @@ impl Placement {
         }
     }
 
-    /// What rows say of it.
+    /// Returns what rows say of it.
     pub fn params(self) -> Params {
         match self {
             Placement::Free => Vec::new(),
@@ -45,7 +45,7 @@ impl Placement {
     }
 }
 
-/// What rows say of conditions other than those of shipped programs on a machine with hugepages.
+/// Returns what rows say of conditions other than those of shipped programs on a machine with hugepages.
 pub fn conditions(conditions: Conditions) -> Params {
     let waiting = conditions.waiting.name().map(|name| ("waiting", json!(name)));
     let hugepages = (!conditions.hugepages).then_some(("hugepages", json!(false)));

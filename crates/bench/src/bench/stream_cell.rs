@@ -31,7 +31,7 @@ pub struct StreamCell {
     pub target_gbit_per_s: Option<f64>,
     /// Cores that the peers stay on.
     pub cores: Cores,
-    /// Whether the receiver's longest gap is measured.
+    /// Tells whether the receiver's longest gap is measured.
     pub gaps: bool,
     /// What rows say beside that: of places and conditions.
     pub also: Params,

@@ -152,7 +152,7 @@ fn rank(rows: &mut [Row]) {
     }
 }
 
-/// What the rows come to, in words.
+/// Returns what the rows come to, in words.
 pub fn verdict(rows: &[&Row]) -> String {
     let scored = rows.iter().filter_map(|row| Some((candidate(row)?, row.median("over_linux")?)));
     let Some((best, score)) = scored.max_by(|a, b| a.1.total_cmp(&b.1)) else { return String::new() };

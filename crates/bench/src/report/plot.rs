@@ -21,7 +21,7 @@ pub struct Plot {
     pub x_title: &'static str,
     /// The metric.
     pub y: &'static str,
-    /// Whether the y axis is logarithmic.
+    /// Tells whether the y axis is logarithmic.
     pub y_log: bool,
     /// Only rows that have this parameter.
     pub only_with: Option<&'static str>,

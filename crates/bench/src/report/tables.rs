@@ -146,7 +146,7 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
     text
 }
 
-/// What the machine was like around the rounds, if it has two cores.
+/// Returns what the machine was like around the rounds, if it has two cores.
 pub fn cores(rows: &[&Row]) -> Option<String> {
     let spread = |metric: &str| {
         let all: Vec<_> = rows.iter().filter_map(|row| row.metrics.get(metric)).collect();
@@ -164,7 +164,7 @@ pub fn cores(rows: &[&Row]) -> Option<String> {
     ))
 }
 
-/// What both ends of schemes said that they had, each once. That of candidates is in their names.
+/// Returns what both ends of schemes said that they had, each once. That of candidates is in their names.
 pub fn settings<'a>(rows: &[&'a Row]) -> Vec<(&'a str, &'a str)> {
     let said = rows.iter().filter(|row| !row.settings.is_empty() && row.bench != Bench::Tune.name());
     let mut settings: Vec<_> = said.map(|row| (row.scheme.as_str(), row.settings.as_str())).collect();

@@ -36,7 +36,7 @@ impl Attacker {
         }
     }
 
-    /// What it has done so far.
+    /// Returns what it has done so far.
     pub fn done(&mut self, signals: &Signals) -> Result<Done> {
         self.0.ask(&Request::Attacked)?;
         match self.0.answer(signals)? {
@@ -46,7 +46,7 @@ impl Attacker {
     }
 }
 
-/// What of attackers that have ended is still on their tenant's account: clients, descriptors and bytes. Waits for zero, for so long
+/// Returns what of attackers that have ended is still on their tenant's account: clients, descriptors and bytes. Waits for zero, for so long
 /// as a driver may take.
 pub fn left_behind(driver: &ChildDriver, signals: &Signals) -> Result<[u64; 3]> {
     let until = Instant::now() + LET_GO;

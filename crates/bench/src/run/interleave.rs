@@ -28,7 +28,7 @@ pub trait Cell {
     fn pair(&self) -> Option<usize> {
         None
     }
-    /// What distinguishes it from other cells of the scheme.
+    /// Returns what distinguishes it from other cells of the scheme.
     fn params(&self) -> Params;
     /// Connects, warms up, finds out how much a round is. Figures that are measured once are returned.
     fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics>;
@@ -47,7 +47,7 @@ struct Entry {
     failed: Option<String>,
 }
 
-/// Whether a signal, and not the scheme, ended the work.
+/// Returns whether a signal, and not the scheme, ended the work.
 pub fn is_interrupted(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<Interrupted>())
 }

@@ -107,7 +107,7 @@ impl Pair {
         Ok(())
     }
 
-    /// What both ends have, as they say: of kernel TCP, or which path. Empty where neither is there.
+    /// Returns what both ends have, as they say: of kernel TCP, or which path. Empty where neither is there.
     pub fn describe(&mut self, signals: &Signals) -> Result<String> {
         let scheme = self.scheme;
         let Some(recv) = &mut self.recv else { return Ok(String::new()) };

@@ -35,7 +35,7 @@ fn command(scheme: Scheme, words: &[String]) -> Result<Command> {
     Ok(command)
 }
 
-/// Whether anything listens on a port in this network namespace. A connection to find out would be a client
+/// Returns whether anything listens on a port in this network namespace. A connection to find out would be a client
 /// to the server.
 fn is_listening(port: u16) -> bool {
     const LISTEN: &str = "0A";

@@ -67,7 +67,7 @@ path = "direct"
 pub struct Conditions {
     /// How they wait.
     pub waiting: Waiting,
-    /// Whether the machine has hugepages and the driver takes them.
+    /// Tells whether the machine has hugepages and the driver takes them.
     pub hugepages: bool,
     /// How many movers the driver has.
     pub movers: Movers,

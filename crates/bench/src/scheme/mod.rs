@@ -136,17 +136,17 @@ impl Scheme {
         }
     }
 
-    /// Whether it needs a driver.
+    /// Returns whether it needs a driver.
     pub fn has_driver(self) -> bool {
         self.is_pipedevice() || self.preload().is_some()
     }
 
-    /// Whether it is PipeDevice: through its client library, or in the benchmark `programs` through the preload library.
+    /// Returns whether it is PipeDevice: through its client library, or in the benchmark `programs` through the preload library.
     pub fn is_pipedevice(self) -> bool {
         matches!(self, Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect)
     }
 
-    /// Whether kernel TCP carries its bytes, or some of its connections.
+    /// Returns whether kernel TCP carries its bytes, or some of its connections.
     pub fn is_over_tcp(self) -> bool {
         matches!(
             self,
@@ -161,12 +161,12 @@ impl Scheme {
         )
     }
 
-    /// Whether it is kernel TCP that ratios are to: the better of the two.
+    /// Returns whether it is kernel TCP that ratios are to: the better of the two.
     pub fn is_baseline(self) -> bool {
         matches!(self, Scheme::Tcp | Scheme::TcpTuned)
     }
 
-    /// Whether it is AF_UNIX.
+    /// Returns whether it is AF_UNIX.
     pub fn is_unix(self) -> bool {
         matches!(self, Scheme::Unix)
     }
@@ -188,7 +188,7 @@ impl Scheme {
         }
     }
 
-    /// Whether the listening end needs the connecting one's address before it accepts.
+    /// Returns whether the listening end needs the connecting one's address before it accepts.
     pub fn exchanges_addresses(self) -> bool {
         matches!(self, Scheme::Ucx | Scheme::Libfabric)
     }
@@ -261,7 +261,7 @@ pub trait End {
         Ok(())
     }
 
-    /// What it has, as its sockets and its driver say: a congestion control, a path. Empty where there is nothing to say.
+    /// Returns what it has, as its sockets and its driver say: a congestion control, a path. Empty where there is nothing to say.
     fn described(&self) -> String {
         String::new()
     }

@@ -18,7 +18,7 @@ fn memory() -> Memory {
     Memory::new(LEN * (1 + QUEUE_DEPTH))
 }
 
-/// What an engine says of itself is possible and does not change.
+/// Returns what an engine says of itself is possible and does not change.
 pub fn capability(engine: &dyn Engine) {
     let capability = engine.capability();
     assert!(!capability.name.is_empty());

@@ -72,12 +72,12 @@ impl Subnet {
         u32::from(address) - u32::from(self.network)
     }
 
-    /// Whether `address` is in it.
+    /// Returns whether `address` is in it.
     pub fn contains(self, address: Ipv4Addr) -> bool {
         Subnet::around(address, self.prefix) == self
     }
 
-    /// Whether the two share an address.
+    /// Returns whether the two share an address.
     pub fn overlaps(self, other: Subnet) -> bool {
         self.contains(other.network) || other.contains(self.network)
     }

@@ -28,7 +28,7 @@ pub struct Inside {
     pub hosts: PathBuf,
     /// The driver's admin socket, which is the host's.
     pub admin_socket: PathBuf,
-    /// Whether it may do what this program may.
+    /// Tells whether it may do what this program may.
     pub privileged: bool,
     /// What its environment has beside this program's.
     pub environment: Vec<(String, String)>,

@@ -73,7 +73,7 @@ fn subnets_in_use() -> Result<Vec<(String, Subnet)>> {
         .collect())
 }
 
-/// Whether an interface of this name exists.
+/// Returns whether an interface of this name exists.
 pub fn exists(name: &str) -> bool {
     Path::new("/sys/class/net").join(name).exists()
 }
@@ -155,7 +155,7 @@ pub fn host_name(container: &str) -> String {
     format!("pd{:08x}", twox_hash::XxHash3_64::oneshot(container.as_bytes()) as u32)
 }
 
-/// Whether `name` can name a bridge.
+/// Returns whether `name` can name a bridge.
 pub fn check_bridge_name(name: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     ensure!(

@@ -56,9 +56,9 @@ pub struct Spec {
     pub bridge: String,
     /// The driver's socket, passed to the command as `PD_SOCKET`.
     pub socket: PathBuf,
-    /// Whether there is to be a driver. Without one the container runs on kernel TCP.
+    /// Tells whether there is to be a driver. Without one the container runs on kernel TCP.
     pub driver: bool,
-    /// Whether it may do what this program may, and not only what container engines allow.
+    /// Tells whether it may do what this program may, and not only what container engines allow.
     pub privileged: bool,
     /// What its environment has beside this program's.
     pub environment: Vec<(String, String)>,
@@ -376,7 +376,7 @@ fn accept(listener: &UnixListener, stage: &OwnedFd) -> Result<(Channel, u32)> {
     Ok((Channel::new(stream), peer.pid.as_raw_nonzero().get() as u32))
 }
 
-/// Whether `name` can name a container.
+/// Returns whether `name` can name a container.
 ///
 /// # Errors
 /// If not, with what can.

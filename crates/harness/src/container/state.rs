@@ -46,7 +46,7 @@ impl ProcessId {
         ProcessId::of(std::process::id()).unwrap_or_default()
     }
 
-    /// Whether it still runs.
+    /// Returns whether it still runs.
     pub fn is_alive(self) -> bool {
         self.pid != 0 && ProcessId::of(self.pid) == Some(self)
     }
@@ -88,7 +88,7 @@ pub struct Record {
     /// Those of other hierarchies that limit it.
     #[serde(default)]
     pub limits: Vec<PathBuf>,
-    /// Whether it may do what `pd` may.
+    /// Tells whether it may do what `pd` may.
     #[serde(default)]
     pub privileged: bool,
     /// What its environment has beside that of the `pd` that holds it.
@@ -121,7 +121,7 @@ impl Record {
         let _ = fs::remove_file(control_socket(&self.name));
     }
 
-    /// Whether the driver with this admin socket knows of it.
+    /// Returns whether the driver with this admin socket knows of it.
     pub fn is_of(&self, admin_socket: &Path) -> bool {
         self.admin_socket() == admin_socket
     }
@@ -256,7 +256,7 @@ pub fn owned(kind: &str) -> PathBuf {
     Path::new(RUN_DIR).join(format!("{kind}-{}-{}", own.pid, own.start_ticks))
 }
 
-/// What [`owned`] has named for processes that are gone.
+/// Returns what [`owned`] has named for processes that are gone.
 pub fn orphans(kind: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(RUN_DIR).into_iter().flatten().flatten();
     let of_the_dead = |entry: &fs::DirEntry| {

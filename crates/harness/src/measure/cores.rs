@@ -161,7 +161,7 @@ impl Watch {
     /// Stolen time, of all, that disturbs a round.
     pub const STOLEN: f64 = 0.03;
 
-    /// Whether a round is disturbed that lay between two measurements, and in which that part of the time was stolen.
+    /// Returns whether a round is disturbed that lay between two measurements, and in which that part of the time was stolen.
     pub fn is_disturbed(&mut self, around: &[Cores], stolen: f64) -> bool {
         let nearest = around.iter().map(|cores| cores.apart_ns).chain(self.nearest_ns).reduce(f64::min);
         self.nearest_ns = nearest;

@@ -69,7 +69,7 @@ impl EndpointArgs {
 
 /// A sender over one connection.
 pub trait Sending {
-    /// What the connection has: a congestion control, or a path.
+    /// Returns what the connection has: a congestion control, or a path.
     fn has(&self) -> String;
     /// Allocates and fills what a round needs.
     fn prepare(&mut self, order: &Order, source: &Source) -> Result<()>;
@@ -81,7 +81,7 @@ pub trait Sending {
 
 /// A receiver over one connection.
 pub trait Receiving {
-    /// What the connection has: a congestion control, or a path.
+    /// Returns what the connection has: a congestion control, or a path.
     fn has(&self) -> String;
     /// Receives exactly `bytes`, all of them given to `digest`.
     fn stream(&mut self, bytes: u64, digest: &mut Digest) -> Result<()>;

@@ -111,7 +111,7 @@ pub trait PdSender {
     type Buffer;
     /// The path.
     fn has(&self) -> String;
-    /// Whether messages are best written where they are sent from.
+    /// Returns whether messages are best written where they are sent from.
     fn is_in_place(&self) -> bool;
     /// Has `f` write a message where it is sent from.
     fn send_with(&mut self, len: usize, f: impl FnMut(&mut [u8])) -> Result<()>;

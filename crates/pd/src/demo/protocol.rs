@@ -52,7 +52,7 @@ impl Scheme {
         }
     }
 
-    /// What carries it.
+    /// Returns what carries it.
     pub fn transport(self) -> Transport {
         match self {
             Scheme::Pipedevice | Scheme::PipedeviceMediated => Transport::Pipedevice,
@@ -69,17 +69,17 @@ impl Scheme {
         }
     }
 
-    /// Whether the kernel takes the bytes out of the file.
+    /// Returns whether the kernel takes the bytes out of the file.
     pub fn sends_files(self) -> bool {
         matches!(self, Scheme::TcpSendfile | Scheme::TcpSendfileUntouched | Scheme::TcpTunedSendfile)
     }
 
-    /// Whether it is kernel TCP with both sides touching every byte: a baseline.
+    /// Returns whether it is kernel TCP with both sides touching every byte: a baseline.
     pub fn is_baseline(self) -> bool {
         self.transport() == Transport::Tcp && self != Scheme::TcpSendfileUntouched
     }
 
-    /// What its sender does with the bytes in timed rounds.
+    /// Returns what its sender does with the bytes in timed rounds.
     pub fn sender_touch(self) -> Touch {
         match self {
             Scheme::TcpSendfileUntouched => Touch::Nothing,
@@ -87,7 +87,7 @@ impl Scheme {
         }
     }
 
-    /// Whether it makes sense for bytes already in memory.
+    /// Returns whether it makes sense for bytes already in memory.
     pub fn fits(self, part: Part) -> bool {
         part == Part::File || !self.sends_files()
     }

@@ -59,7 +59,7 @@ pub struct Comparison {
     pub ratio: Summary,
     /// What it is to be, at least for throughput, at most for CPU.
     pub bar: f64,
-    /// Whether the median is.
+    /// Tells whether the median is.
     pub reached: bool,
 }
 
@@ -238,7 +238,7 @@ impl Report {
         text
     }
 
-    /// What was verified, a line for each scheme.
+    /// Returns what was verified, a line for each scheme.
     pub fn verified(&self) -> String {
         let bytes: u64 = self.files.iter().map(|file| file.bytes).sum();
         let line = |verified: &Verified| {

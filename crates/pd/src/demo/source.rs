@@ -82,7 +82,7 @@ fn is_suitable(metadata: &Metadata) -> bool {
         && settled
 }
 
-/// Whether a file system makes its files up, keeps them in memory, or has them elsewhere.
+/// Returns whether a file system makes its files up, keeps them in memory, or has them elsewhere.
 fn is_special(path: &Path) -> bool {
     // proc, sysfs, tmpfs, ramfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs, fuse, nfs, smb2, 9p.
     const SPECIAL: [u64; 14] = [

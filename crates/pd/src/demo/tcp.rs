@@ -77,7 +77,7 @@ struct TcpReceiving {
     message_bytes: usize,
 }
 
-/// What the connection has, and its network namespace.
+/// Returns what the connection has, and its network namespace.
 fn has(stream: &TcpStream) -> String {
     let own = sockopt::tcp_congestion(stream).unwrap_or_default();
     format!("{own} (network namespace: {})", tuning::in_force())

@@ -139,7 +139,7 @@ fn answer(stream: &TcpStream, page: impl FnOnce(Form) -> Result<String>) -> std:
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Metrics(Form),
-    /// Whether the driver answers.
+    /// Tells whether the driver answers.
     Health,
     SomethingElse,
     OtherMethod,
@@ -161,7 +161,7 @@ fn read_request(mut stream: &TcpStream, deadline: Instant) -> std::io::Result<As
     }
 }
 
-/// What a request asks for; none as long as it is not complete.
+/// Returns what a request asks for; none as long as it is not complete.
 fn parse(bytes: &[u8]) -> Option<Asked> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);

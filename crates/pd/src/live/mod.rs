@@ -120,7 +120,7 @@ impl Link {
     }
 }
 
-/// What to say, and what to do, where the driver's admin socket gives no answer.
+/// Returns what to say, and what to do, where the driver's admin socket gives no answer.
 pub fn no_answer(socket: &Path, error: &std::io::Error) -> String {
     let remedy = match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
@@ -140,7 +140,7 @@ fn names(socket: &Path) -> Result<Arc<Report>> {
     }
 }
 
-/// What has changed when names have.
+/// Returns what has changed when names have.
 fn news(totals: &AgentCounters) -> [u64; 4] {
     [totals.clients_attached, totals.clients_left, totals.connections_made, totals.connections_closed]
 }

@@ -93,7 +93,7 @@ pub struct ConnectionView {
 }
 
 impl View {
-    /// What `now` shows, with rates since `before` if that was of the same driver. What is seen for the first time
+    /// Returns what `now` shows, with rates since `before` if that was of the same driver. What is seen for the first time
     /// has none.
     pub fn between(before: Option<&Sample>, now: &Sample) -> View {
         let before = before.filter(|before| before.header.started_ns == now.header.started_ns);

@@ -87,7 +87,7 @@ pub fn why(process: &Process, refused: &[RefusedReport]) -> String {
     facts.why()
 }
 
-/// Whether the loader and the library proper are in the process's memory.
+/// Returns whether the loader and the library proper are in the process's memory.
 fn mapped(process: &Process) -> (bool, bool) {
     let (mut loader, mut library) = (false, false);
     for map in process.maps().into_iter().flatten() {
@@ -99,7 +99,7 @@ fn mapped(process: &Process) -> (bool, bool) {
     (loader, library)
 }
 
-/// Whether the process is the one that was refused: its number may have been another's then.
+/// Returns whether the process is the one that was refused: its number may have been another's then.
 fn is_it(process: &Process, refused: &RefusedReport) -> bool {
     let age = || {
         let started = process.stat().ok()?.starttime as f64 / procfs::ticks_per_second() as f64;
@@ -125,7 +125,7 @@ fn unreachable(pid: i32, environment: &HashMap<OsString, OsString>, status: &Sta
     }
 }
 
-/// Whether a process may connect to a socket, as the kernel decides it by file modes.
+/// Returns whether a process may connect to a socket, as the kernel decides it by file modes.
 fn access(socket: &Path, status: &Status) -> std::io::Result<()> {
     if status.capeff & DAC_OVERRIDE == 0 {
         let folders = socket.ancestors().skip(1).take_while(|folder| folder.as_os_str() != "/proc");

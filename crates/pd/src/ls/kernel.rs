@@ -199,13 +199,13 @@ impl Reasons {
         }
     }
 
-    /// What the process itself says: nobody speaks for another's sockets. Where it has many it does not say which they are.
+    /// Returns what the process itself says: nobody speaks for another's sockets. Where it has many it does not say which they are.
     fn of(&self, pid: i32, inode: u64) -> Option<KernelReason> {
         self.of_process.get(&(pid, inode)).or_else(|| self.of_process.get(&(pid, 0))).copied()
     }
 }
 
-/// Whether it is this program: driver, holder or first process of a container.
+/// Returns whether it is this program: driver, holder or first process of a container.
 fn is_own_program(pid: i32) -> bool {
     let file = |path: String| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     let own = file("/proc/self/exe".to_owned());

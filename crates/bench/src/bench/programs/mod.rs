@@ -82,7 +82,7 @@ trait Load {
     /// Programs, or paths of files, that have to be there, and their Debian packages.
     fn needs(&self) -> &'static [(&'static str, &'static str)];
 
-    /// What else is missing, and how to get it.
+    /// Returns what else is missing, and how to get it.
     fn lacks(&self) -> Option<&'static str> {
         None
     }

@@ -114,7 +114,7 @@ impl Load for Web {
         words(&load).into_iter().chain(header.into_iter().flatten()).collect()
     }
 
-    /// What wrk prints; none if it has met errors.
+    /// Returns what wrk prints; none if it has met errors.
     fn parse(&self, text: &str, _requests: u64) -> Option<Work> {
         // "  12345 requests in 2.00s, ..." and "Requests/sec:  6172.39".
         let word = |line: &str, place| line.split_whitespace().nth(place)?.parse::<f64>().ok();
