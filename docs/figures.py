@@ -446,7 +446,7 @@ def small_gains(results):
     rows = [(row["gain_over_tcp"], label, named(row)) for scheme, label in ((DEFAULT, "without a policy"), (OFFLOADED, "offloaded"))
             for row in results.of("programs", scheme=scheme) if "gain_over_tcp" in row]
     lines = [[f"{name}, {label}", f"{value:.2f}"] for value, label, name in sorted(rows) if value < 1.2]
-    return table(["unmodified programs that gain least, or lose", "times kernel TCP"], lines) if lines else "No program gains less than 1.2 times."
+    return table(["unmodified programs that gain least, or lose", "times kernel TCP"], lines) if lines else f"Of the {len(rows)} loads and paths that were measured none gains less than 1.2 times."
 
 
 def plots(results):
