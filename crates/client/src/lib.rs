@@ -86,6 +86,8 @@ pub mod core {
 
     /// Twins of kernel sockets.
     pub mod twin {
-        pub use crate::twin::{claim, connect, connect_unix, listen, take, unlisten, withdraw};
+        pub use crate::twin::{
+            claim, claim_again, connect, connect_again, connect_unix, listen, take, unlisten, withdraw,
+        };
     }
 }

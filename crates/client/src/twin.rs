@@ -71,6 +71,27 @@ pub fn claim(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
     }
 }
 
+/// A twin for `fd`, which is connected to the file of this device and inode, and had one before.
+///
+/// # Errors
+/// As [`connect_unix`].
+pub fn connect_again(fd: BorrowedFd<'_>, (device, inode): (u64, u64)) -> Result<Arc<Socket>> {
+    twin_of(
+        fd,
+        TwinOperation::Connect,
+        Ends { local: Address::FILE, peer: Address::file(device, inode) },
+        None,
+    )
+}
+
+/// [`claim`] for a connection that had a twin before: its process need not accept.
+///
+/// # Errors
+/// As [`claim`].
+pub fn claim_again(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
+    found(twin(fd, TwinOperation::Claim, None))
+}
+
 /// The twin of the connected socket `fd`, which another process had, if there is one. What that process received
 /// and had not given back comes (again) to this one; what it sent is delivered first.
 ///

@@ -10,20 +10,23 @@
 //! What the driver says when it has told the peer is up to where bytes still come that the peer had sent before it could
 //! know. So whoever has left and finds nothing waits for those, and answers `EAGAIN` only when everything later comes by the
 //! kernel, mark first.
+use crate::away::{self, Counts};
 use crate::call::{errno, interrupts, Failure, Outcome};
 use crate::entry::{lock, Entry};
 use crate::hooks::poll::kernel_poll;
 use crate::log::note;
-use crate::twin::Twin;
+use crate::twin::{Stands, Twin};
 use crate::{address, companion, fabric, real, unclaimed};
 use libc::c_int;
 use pd_client::core::{KernelReason, Pause, Socket, ELSEWHERE};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The first byte over the kernel's connection.
+/// The first byte over the kernel's connection: of who stays there...
 const MARK: u8 = 0xa5;
+/// ...and of who may come back ([`crate::away`]).
+const MARK_BRIEF: u8 = 0xa6;
 /// How long bytes are waited for that the driver has said are on their way.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 /// Time between looks of a wait for the mark.
@@ -45,6 +48,10 @@ pub(crate) struct Aside {
     marking: Mutex<()>,
     /// Why the mark cannot be taken off, which the kernel tells once; 0: nothing that the program has still to hear.
     failed: AtomicI32,
+    /// This side may come back, and so may the peer.
+    may_return: [AtomicBool; 2],
+    /// What has gone over the kernel since the marks.
+    pub(crate) counts: Arc<Counts>,
     pub(crate) progress: Progress,
 }
 
@@ -98,7 +105,8 @@ pub(crate) fn lacks_means(failure: Failure) -> bool {
 
 /// Has a connection leave, for a reason. What is sent after this is the kernel's. False: it has to stay.
 pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool {
-    if twin.names.is_some() {
+    let by_choice = why == KernelReason::SmallTalk;
+    if twin.names.is_some() || by_choice && twin.window().is_some() {
         return false;
     }
     let _one = lock(&twin.aside.leaving);
@@ -114,27 +122,31 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         if twin.progress().sends() {
             return Ok(());
         }
-        let owed = end.step_aside(why == KernelReason::SmallTalk)?;
+        let owed = end.step_aside(by_choice)?;
         note!("descriptor {fd}: leaves the fabric: {}", why.text());
         fabric::stays_on_kernel(fd, why);
         twin.progress().owed.store(owed, Ordering::Relaxed);
-        companion::stand_on_both(entry, end);
+        companion::stand(entry, end, Stands::in_both());
         // One that has failed needs none: what the kernel tells once is the program's.
         let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
         let fails = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0);
-        if !twin.send_shut.load(Ordering::Relaxed) && !fails {
+        // What goes over the kernel already goes on there.
+        let marks = twin.back.as_ref().is_none_or(|back| back.sends());
+        if marks && !twin.send_shut.load(Ordering::Relaxed) && !fails {
+            let returns = (by_choice || why == KernelReason::PeerLeft) && twin.is_sole();
+            let mark = [if returns { MARK_BRIEF } else { MARK }];
             // Nothing was sent there before: there is room. One that fails tells the next call.
             // SAFETY: sends from a slice.
-            unsafe {
-                real::send(fd, [MARK].as_ptr().cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
-            }
+            let sent =
+                unsafe { real::send(fd, mark.as_ptr().cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+            twin.aside.may_return[0].store(returns && sent == 1, Ordering::Relaxed);
         }
         end.look_exactly();
         twin.progress().set(SENDS);
         Ok(())
     });
     match left {
-        Ok(()) | Err(Failure::Plain) => true,
+        Ok(()) | Err(Failure::Plain | Failure::Kernel) => true,
         Err(Failure::Errno(errno)) => {
             note!("descriptor {fd}: cannot leave the fabric ({}): errno {errno}", why.text());
             false
@@ -167,6 +179,14 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     if twin.progress().has(MARKED) {
         return Ok(Mark::Off);
     }
+    if let Some(back) = twin.back.as_ref().filter(|back| back.is_headless() || !back.receives()) {
+        // There is none: what the peer sent went over the kernel all the time. Or it comes behind bytes of the program's.
+        if !back.is_headless() {
+            return Ok(Mark::NotYet);
+        }
+        twin.progress().set(MARKED);
+        return Ok(Mark::Off);
+    }
     let failed = twin.aside.failed.load(Ordering::Relaxed);
     if failed != 0 {
         return Err(Failure::Errno(failed));
@@ -175,6 +195,7 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     // SAFETY: room for a byte.
     match unsafe { real::recv(fd, byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) } {
         1 => {
+            twin.aside.may_return[1].store(byte[0] == MARK_BRIEF, Ordering::Relaxed);
             twin.progress().set(MARKED);
             Ok(Mark::Off)
         }
@@ -194,6 +215,9 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
 pub(crate) fn told_by_kernel(twin: &Twin, fd: c_int, told: u32) -> u32 {
     const READABLE: u32 = (libc::POLLIN | libc::POLLRDNORM) as u32;
     const FAILED: u32 = (libc::POLLERR | libc::POLLHUP) as u32;
+    if twin.window().is_some_and(|back| !back.receives()) {
+        return told;
+    }
     // A failure, which the kernel tells once, is the program's.
     if told & READABLE == 0 || told & FAILED != 0 || twin.progress().has(MARKED) {
         return told;
@@ -209,12 +233,15 @@ pub(crate) fn told_by_kernel(twin: &Twin, fd: c_int, told: u32) -> u32 {
 
 /// Tells whether one of the two has left, so that bytes may come in the kernel.
 pub(crate) fn has_begun(twin: &Twin) -> bool {
-    twin.progress().sends() || twin.current().is_some_and(|end| end.sends_elsewhere())
+    twin.progress().sends()
+        || twin.window().is_some()
+        || twin.current().is_some_and(|end| end.sends_elsewhere())
 }
 
 /// Number of the bytes that lie in the kernel and are the program's.
 pub(crate) fn without_mark(twin: &Twin, there: c_int) -> c_int {
-    let mark = c_int::from(!twin.progress().has(MARKED));
+    let between = twin.window().is_some_and(|back| !back.receives());
+    let mark = c_int::from(!twin.progress().has(MARKED) && !between);
     (there - mark).max(0)
 }
 
@@ -286,8 +313,14 @@ pub(crate) fn settle(entry: &Arc<Entry>, twin: &Twin) {
     let _one = lock(&twin.aside.leaving);
     if !twin.is_abandoned() {
         twin.progress().set(OVER);
+        let may = twin.aside.may_return.iter().all(|may| may.load(Ordering::Relaxed));
+        let shut = [&twin.send_shut, &twin.recv_shut].iter().any(|shut| shut.load(Ordering::Relaxed));
+        let away = if may && !shut && twin.is_sole() { away::entry_of(entry, twin) } else { None };
         companion::move_back(entry);
-        entry.give_up();
+        match away {
+            Some(away) => entry.hand_to(&away),
+            None => entry.give_up(),
+        }
         twin.leave();
     }
 }

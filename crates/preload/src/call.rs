@@ -1,4 +1,5 @@
 //! What every hook does around its work: errno, panics, signals.
+use crate::away::{self, Moves};
 use pd_client::core::{are_put_off, handler_flags, let_run, runs, Inside};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
@@ -13,6 +14,18 @@ pub(crate) enum Failure {
     Errno(i32),
     /// It is the kernel's: call the next function of the name.
     Plain,
+    /// The same of a connection that may come back: what the call moves is counted.
+    Kernel,
+}
+
+/// How often a call begins anew because its connection passes to and fro between the kernel and the fabric.
+const TRIES: u32 = 1000;
+
+impl Failure {
+    /// Whether the call is the kernel's.
+    pub(crate) fn is_kernels(self) -> bool {
+        matches!(self, Self::Plain | Self::Kernel)
+    }
 }
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
@@ -28,6 +41,43 @@ impl From<pd_client::Error> for Failure {
 /// Does `work`; when it turns out that the call is the kernel's, does `plain`. Failures set errno and
 /// return -1. Errno stays as it is after success.
 pub(crate) fn call<T: From<i8>>(work: impl FnOnce() -> Outcome<T>, plain: impl FnOnce() -> T) -> T {
+    begin(work).unwrap_or_else(|_| plain())
+}
+
+/// The same of a call that moves bytes of the connection `fd`.
+pub(crate) fn moving(
+    fd: i32,
+    what: Moves,
+    work: impl Fn() -> Outcome<isize>,
+    plain: impl Fn() -> isize,
+) -> isize {
+    moving_as(fd, what, work, plain, |bytes| bytes as i64)
+}
+
+/// The same where a result that is not negative stands for so many bytes.
+pub(crate) fn moving_as<T: From<i8> + Copy>(
+    fd: i32,
+    what: Moves,
+    work: impl Fn() -> Outcome<T>,
+    plain: impl Fn() -> T,
+    bytes: impl Fn(T) -> i64,
+) -> T {
+    for _ in 0..TRIES {
+        match begin(&work) {
+            Ok(result) => return result,
+            Err(Failure::Kernel) => {
+                if let Some(result) = away::moves(fd, what, &plain, &bytes) {
+                    return result;
+                }
+            }
+            Err(_) => return plain(),
+        }
+    }
+    plain()
+}
+
+/// What a call is without the next function of its name; an error is that it is the kernel's.
+fn begin<T: From<i8>>(work: impl FnOnce() -> Outcome<T>) -> Result<T, Failure> {
     let before = errno();
     let inside = Inside::enter();
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Failure::Errno(libc::EIO)));
@@ -39,15 +89,15 @@ pub(crate) fn call<T: From<i8>>(work: impl FnOnce() -> Outcome<T>, plain: impl F
     match result {
         Ok(value) => {
             set_errno(before);
-            value
+            Ok(value)
         }
         Err(Failure::Errno(errno)) => {
             set_errno(errno);
-            T::from(-1)
+            Ok(T::from(-1))
         }
-        Err(Failure::Plain) => {
+        Err(kernels) => {
             set_errno(before);
-            plain()
+            Err(kernels)
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::entry::{lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
 use crate::{real, short, spin, start, table, unclaimed};
 use leaving::{in_kernel_too, Told as Leaves};
-pub(crate) use leaving::{move_back, stand_on_both};
+pub(crate) use leaving::{move_back, stand};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use pd_client::core::{
     interruptible, sleep_for, this_thread, Armed, Epoll, Inside, KernelReason, Socket, ASIDE, SET_BYTES,
@@ -519,25 +519,24 @@ fn control_of(
         _ => {}
     }
     if operation == libc::EPOLL_CTL_DEL {
-        if twin.progress().sends() {
+        if twin.stands().kernel_without.is_some() {
             in_kernel_too(epoll, operation, fd, 0);
         }
         let removed = twin.with(entry, |end| companion.fabric.remove_as(end, name(fd)));
         lock(&companion.members).remove(&fd);
         lock(&socket.watchers).retain(|watcher| !watcher.is(&instance, fd));
-        return if removed == Err(Failure::Plain) { Err(Failure::Plain) } else { Ok(()) };
+        return if removed.is_err_and(Failure::is_kernels) { Err(Failure::Plain) } else { Ok(()) };
     }
     let (flags, data) = event.ok_or(Failure::Errno(libc::EFAULT))?;
     if !companion.is_of_this_thread() {
         // Who waits already would hear nothing of how the connecting ends.
         short::settle(entry);
     }
-    let own_flags = if twin.progress().sends() {
-        in_kernel_too(epoll, operation, fd, flags);
-        flags & !(libc::EPOLLOUT as u32)
-    } else {
-        flags
-    };
+    let stands = twin.stands();
+    if let Some(without) = stands.kernel_without {
+        in_kernel_too(epoll, operation, fd, flags & !without);
+    }
+    let own_flags = flags & !stands.fabric_without;
     if operation == libc::EPOLL_CTL_MOD {
         twin.with_begun(entry, |end| companion.fabric.modify_as(end, name(fd), own_flags, data))?;
         for watcher in lock(&socket.watchers).iter_mut() {

@@ -1,5 +1,6 @@
 //! What a descriptor stands for: a TCP socket or an epoll instance. Descriptors made by `dup` share an
 //! entry, as they share the kernel's open file.
+use crate::away::Away;
 use crate::call::{Failure, Outcome};
 use crate::companion::{self, Companion};
 use crate::fabric::{self, Taken};
@@ -35,6 +36,8 @@ pub(crate) struct Socket {
     pub(crate) facts: Facts,
     /// Of AF_UNIX, not TCP.
     pub(crate) unix: AtomicBool,
+    /// It was on the fabric, and may come back.
+    pub(crate) away: OnceLock<Away>,
     /// Epoll instances that it is in.
     pub(crate) watchers: Mutex<Vec<Watcher>>,
 }
@@ -161,12 +164,22 @@ impl Entry {
             Thing::Epoll(companion) => companion.close(self),
             Thing::Socket(socket) => {
                 companion::leave_all(self);
+                if let Some(away) = socket.away.get().filter(|_| socket.is_away()) {
+                    away.end();
+                }
                 match socket.state.get() {
                     Some(State::Twin(twin)) => twin.close(),
                     Some(State::Listener(listener)) => listener.short.close(),
                     None => {}
                 }
             }
+        }
+    }
+
+    /// It has left the fabric, and may come back: its numbers are `away`'s.
+    pub(crate) fn hand_to(&self, away: &Arc<Self>) {
+        for fd in lock(&self.fds).drain(..) {
+            table::set(fd, away);
         }
     }
 
@@ -195,6 +208,11 @@ impl Socket {
         self.state.get()
     }
 
+    /// The twin of one that comes back.
+    pub(crate) fn set_twin(&self, twin: Twin) {
+        let _ = self.state.set(State::Twin(Box::new(twin)));
+    }
+
     /// What of it the fabric does not have, if anything.
     pub(crate) fn unfit(&self) -> Option<KernelReason> {
         KernelReason::from_raw(self.unfit.load(Ordering::Relaxed))
@@ -208,6 +226,11 @@ impl Socket {
     /// Whether it is in epoll instances.
     pub(crate) fn is_watched(&self) -> bool {
         !lock(&self.watchers).is_empty()
+    }
+
+    /// Whether the kernel has it, from where it may come back.
+    pub(crate) fn is_away(&self) -> bool {
+        self.away.get().is_some() && self.state.get().is_none()
     }
 
     pub(crate) fn is_fresh(&self) -> bool {
@@ -267,12 +290,18 @@ pub(crate) fn attach_twin(fd: c_int, twin: Twin) {
             None => return,
         },
     };
-    if let (Some(socket), Some(twin)) = (entry.socket(), entry.twin()) {
-        let watchers = std::mem::take(&mut *lock(&socket.watchers));
-        for watcher in watchers {
-            crate::companion::move_over(&entry, watcher);
-        }
+    if let Some(twin) = entry.twin() {
+        move_watchers(&entry);
         twin.register(&entry);
+    }
+}
+
+/// Where a connection was waited for in the kernel it is from now on by its twin.
+pub(crate) fn move_watchers(entry: &Arc<Entry>) {
+    let Some(socket) = entry.socket() else { return };
+    let watchers = std::mem::take(&mut *lock(&socket.watchers));
+    for watcher in watchers {
+        companion::move_over(entry, watcher);
     }
 }
 
@@ -306,7 +335,9 @@ pub(crate) fn find_any(fd: c_int) -> Option<Arc<Entry>> {
 
 /// The entry of a connection with a twin; the call is the kernel's otherwise.
 pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
-    let entry = find(fd).ok_or(Failure::Plain)?;
+    let Some(entry) = find(fd) else {
+        return Err(if table::look(fd) == table::AWAY { Failure::Kernel } else { Failure::Plain });
+    };
     if entry.twin().is_some() {
         Ok(entry)
     } else {
@@ -348,7 +379,7 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
         Taken::Twin(socket) => {
             // Another program may have wanted it.
             twin::may_linger();
-            attach_twin(fd, Twin::new(fd, socket, false));
+            attach_twin(fd, Twin::new(fd, socket, false).taken());
         }
         // It came back to where it was sent from.
         Taken::Own => table::set(fd, &table::find_twin(address::cookie(fd)?)?).then_some(())?,

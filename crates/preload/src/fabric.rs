@@ -297,6 +297,36 @@ pub(crate) fn connect_unix(fd: c_int, path: &Path, file: File) -> Result<Arc<Soc
     }
 }
 
+/// A twin for a connection that had one before, and was made to `to` by this process.
+pub(crate) fn offer(fd: c_int, to: Place) -> Option<Arc<Socket>> {
+    if unavailable().is_some() {
+        return None;
+    }
+    let socket = match to {
+        Place::Address(to) => twin::connect(borrow(fd), to),
+        Place::File(file) => twin::connect_again(borrow(fd), file),
+    };
+    unblocked(fd, socket.map(Some))
+}
+
+/// The twin that the peer of such a connection offers, if it does.
+pub(crate) fn claim_again(fd: c_int) -> Option<Arc<Socket>> {
+    if unavailable().is_some() {
+        return None;
+    }
+    unblocked(fd, twin::claim_again(borrow(fd)))
+}
+
+fn unblocked(fd: c_int, socket: pd_client::Result<Option<Arc<Socket>>>) -> Option<Arc<Socket>> {
+    match socket {
+        Ok(socket) => socket.inspect(|socket| socket.set_nonblocking(true)),
+        Err(error) => {
+            note!("descriptor {fd} does not come back: {error}");
+            None
+        }
+    }
+}
+
 /// Takes back a twin that the peer has not claimed; false: it has.
 pub(crate) fn withdraw(socket: &Socket) -> bool {
     twin::withdraw(socket).is_ok()

@@ -13,6 +13,8 @@
 
 mod address;
 mod aside;
+mod away;
+mod back;
 mod call;
 mod companion;
 mod entry;

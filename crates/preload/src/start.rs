@@ -1,6 +1,6 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
-use crate::{call, companion, fallback_cache, local, log, real, short, table, unclaimed};
+use crate::{away, call, companion, fallback_cache, local, log, real, short, table, unclaimed};
 use libc::c_int;
 use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
@@ -112,6 +112,7 @@ extern "C" fn before_fork() {
         short::before_fork();
         let mut seen = HashSet::new();
         for fd in 0..table::end() {
+            away::stays(fd);
             if table::look(fd) != table::SOCKET {
                 continue;
             }

@@ -25,6 +25,9 @@ pub(crate) const FRESH: u8 = 4;
 /// numbers are known to be the same instance's.
 pub(crate) const BARE: u8 = 5;
 
+/// A connection that is the kernel's, and may come back to the fabric ([`crate::away`]).
+pub(crate) const AWAY: u8 = 6;
+
 static KINDS: [AtomicU8; FDS] = [const { AtomicU8::new(PLAIN) }; FDS];
 static ENTRIES: [ArcSwapOption<Entry>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
 /// One more than the highest number that ever was not plain.
@@ -90,9 +93,12 @@ pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
     END.fetch_max(fd + 1, Ordering::Relaxed);
     entry.add_fd(fd);
     slot.store(Some(entry.clone()));
-    let Thing::Epoll(companion) = &entry.thing else {
-        KINDS[fd as usize].store(SOCKET, Ordering::Release);
-        return true;
+    let companion = match &entry.thing {
+        Thing::Epoll(companion) => companion,
+        Thing::Socket(socket) => {
+            KINDS[fd as usize].store(if socket.is_away() { AWAY } else { SOCKET }, Ordering::Release);
+            return true;
+        }
     };
     // Another thread may be adding its first member: it sees the number, or is seen here.
     KINDS[fd as usize].store(BARE, Ordering::SeqCst);
@@ -109,6 +115,11 @@ pub(crate) fn activate(entry: &Arc<Entry>) {
             mark_active(fd);
         }
     }
+}
+
+/// The connection with this number has come back to the fabric.
+pub(crate) fn come_back(fd: c_int) {
+    let _ = KINDS[fd as usize].compare_exchange(AWAY, SOCKET, Ordering::AcqRel, Ordering::Relaxed);
 }
 
 fn mark_active(fd: c_int) {

@@ -1,11 +1,14 @@
 //! The fabric end of one connection, and calls on it as BSD sockets have them: they wait or not, come
 //! back from signals, and send what they are given.
 use crate::aside::{self, Aside, Progress};
+use crate::away::Moves;
+use crate::back::{Back, Found};
 use crate::call::{interrupts, Failure, Outcome, AGAIN};
 use crate::entry::{is_nonblocking, lock, Entry};
 use crate::fabric::{self, Taken};
 use crate::fallback_cache::{self, Place};
 use crate::gain::{self, Gain};
+use crate::hooks::poll::sleep_on;
 use crate::log::note;
 use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
@@ -68,6 +71,23 @@ pub(crate) struct Twin {
     waits: AtomicU32,
     /// Closing it is no orderly end.
     resets: AtomicBool,
+    /// Of one that was away: its way back.
+    pub(crate) back: Option<Back>,
+    /// How often it was away.
+    pub(crate) times: u32,
+    /// Another process had it in the middle of that, and still has it.
+    lost: bool,
+    /// Another process's, which may have had it in the middle of that.
+    unsure: AtomicBool,
+}
+
+/// Where a connection is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stands {
+    /// In the kernel, too, but not for these events.
+    pub(crate) kernel_without: Option<u32>,
+    /// On the fabric, but not for these.
+    pub(crate) fabric_without: u32,
 }
 
 /// Some socket may have got `SO_LINGER`.
@@ -98,6 +118,13 @@ type Until = Option<Option<Instant>>;
 fn is_told_of_sends(entry: &Entry) -> bool {
     let told = entry.any_fd().and_then(|fd| address::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY));
     told.is_some_and(|told| told != 0)
+}
+
+impl Stands {
+    /// Of one that sends in the kernel.
+    pub(crate) fn in_both() -> Self {
+        Self { kernel_without: Some(0), fabric_without: libc::EPOLLOUT as u32 }
+    }
 }
 
 impl Twin {
@@ -148,7 +175,22 @@ impl Twin {
             gain: Gain::default(),
             waits: AtomicU32::new(0),
             resets: AtomicBool::new(false),
+            back: None,
+            times: 0,
+            lost: false,
+            unsure: AtomicBool::new(false),
         }
+    }
+
+    /// One that a process has taken over which knows nothing of it.
+    pub(crate) fn taken(self) -> Self {
+        Self { unsure: AtomicBool::new(true), ..self }
+    }
+
+    /// One that comes back, and was away so often.
+    pub(crate) fn back(self, back: Back, towards: Option<Place>, times: u32) -> Self {
+        let lowat = AtomicUsize::new(back.lowat() as usize);
+        Self { back: Some(back), towards, times, recv_lowat: lowat, ..self }
     }
 
     /// The same one in a forked child, which does not have the end.
@@ -182,7 +224,109 @@ impl Twin {
             gain: Gain::default(),
             waits: AtomicU32::new(0),
             resets: AtomicBool::new(false),
+            back: None,
+            times: 0,
+            lost: self.lost || self.window().is_some(),
+            unsure: flag(&self.unsure),
         }
+    }
+
+    /// On its way back from the kernel: it is looked at in both.
+    #[inline]
+    pub(crate) fn window(&self) -> Option<&Back> {
+        self.back.as_ref().filter(|back| !back.is_over())
+    }
+
+    /// Where it is waited for now.
+    pub(crate) fn stands(&self) -> Stands {
+        const OUT: u32 = libc::EPOLLOUT as u32;
+        match self.window() {
+            _ if self.progress().sends() => Stands::in_both(),
+            None => Stands { kernel_without: None, fabric_without: 0 },
+            Some(back) if back.sends() => Stands { kernel_without: Some(OUT), fabric_without: 0 },
+            Some(_) => Stands::in_both(),
+        }
+    }
+
+    /// Goes on with the way back as far as may be.
+    #[cold]
+    fn go_back(&self, entry: &Arc<Entry>, back: &Back) {
+        let _ = self.with(entry, |end| {
+            back.look(end)?;
+            back.finish_receiving(end);
+            Ok(())
+        });
+        let sends = back.sends() || self.progress().sends() || self.send_shut.load(Ordering::Relaxed);
+        if back.is_expected() && !sends && back.counts.close() {
+            self.go_back_closed(entry);
+            back.counts.open();
+        } else if back.ends_now() {
+            self.stand_again(entry);
+        }
+    }
+
+    /// Sends by the twin from now on. No call is under way in the kernel.
+    pub(crate) fn go_back_closed(&self, entry: &Arc<Entry>) {
+        let Some(back) = &self.back else { return };
+        if self.with(entry, |end| back.send_head(end)).is_ok() {
+            back.ends_now();
+            self.stand_again(entry);
+        }
+    }
+
+    fn stand_again(&self, entry: &Arc<Entry>) {
+        if let Some(end) = self.current() {
+            companion::stand(entry, &end, self.stands());
+        }
+    }
+
+    /// The peer has given the twin up before it used it: the connection stays in the kernel.
+    #[cold]
+    fn stay_away(&self, entry: &Arc<Entry>) {
+        companion::move_back(entry);
+        entry.give_up();
+        self.abandon();
+    }
+
+    /// Receives what is there.
+    ///
+    /// # Safety
+    /// Each piece is memory that may be written, or null.
+    unsafe fn receive_some(&self, entry: &Arc<Entry>, pieces: &[iovec], peek: bool) -> Outcome<usize> {
+        let Some(back) = self.window() else {
+            if self.unsure.load(Ordering::Relaxed) {
+                self.look_for_head(entry)?;
+            }
+            // SAFETY: the caller's promise.
+            return self.with(entry, |socket| unsafe { socket.recv_copied(pieces, peek) });
+        };
+        let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+        // SAFETY: the caller's promise.
+        let found = self.with(entry, |end| unsafe { back.receive(fd, end, pieces, peek) });
+        self.go_back(entry, back);
+        match found? {
+            Found::Bytes(bytes) => Ok(bytes),
+            Found::Headless => {
+                self.stay_away(entry);
+                Err(Failure::Kernel)
+            }
+        }
+    }
+
+    /// The first bytes are there: they may be no program's, and more lies in the kernel, nobody knows how much.
+    #[cold]
+    fn look_for_head(&self, entry: &Arc<Entry>) -> Outcome<()> {
+        match self.with(entry, |end| Ok(Back::begins(end)))? {
+            Some(true) => return Err(Failure::Errno(libc::ECONNRESET)),
+            Some(false) => self.unsure.store(false, Ordering::Relaxed),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// No other process holds it.
+    pub(crate) fn is_sole(&self) -> bool {
+        self.slot.get().is_none_or(|slot| slot.is_mine() && slot.is_sole())
     }
 
     /// Before a fork: the child will hold it, too.
@@ -270,7 +414,7 @@ impl Twin {
             slot.let_go();
         }
         if let Some(socket) = self.current() {
-            if let (Some(place), None) = (self.towards, self.slot.get()) {
+            if let (Some(place), None, 0) = (self.towards, self.slot.get(), self.times) {
                 fallback_cache::ended(place, socket.carried());
             }
             let _ = if self.resets.load(Ordering::Relaxed) { socket.reset() } else { socket.close() };
@@ -280,9 +424,12 @@ impl Twin {
     /// Its last descriptor is about to be closed: who lingers for no time at all resets it, and so does who has not read all.
     pub(crate) fn note_reset(&self, fd: c_int) {
         let lingers = || LINGERS.load(Ordering::Relaxed) && !self.unix && address::lingers_never(fd);
-        let sole = || self.slot.get().is_none_or(|slot| slot.is_mine() && slot.is_sole());
-        let unread =
-            sole() && self.current().is_some_and(|end| end.received() > 0 || aside::has_unread(fd, self));
+        if let (Some(back), Some(end)) = (self.window(), self.current()) {
+            back.finish_receiving(&end);
+        }
+        let head = self.window().map_or(0, Back::head_bytes);
+        let is_unread = |end: Arc<Socket>| end.received() > head || aside::has_unread(fd, self);
+        let unread = self.is_sole() && self.current().is_some_and(is_unread);
         if unread {
             aside::reset_with(fd, self);
         } else {
@@ -316,11 +463,14 @@ impl Twin {
             // Another process has had it go on in the kernel.
             drop(held);
             aside::settle(entry, self);
-            return Err(Failure::Plain);
+            return Err(Failure::Kernel);
         }
         loop {
             if self.abandoned.load(Ordering::Acquire) {
-                return Err(Failure::Plain);
+                return Err(Failure::Kernel);
+            }
+            if self.lost {
+                return Err(Failure::Errno(libc::ECONNRESET));
             }
             let socket = self.socket.load();
             let Some(socket) = socket.as_ref() else {
@@ -402,7 +552,17 @@ impl Twin {
             limit = limit.min(if full { unclaimed::LOOK_FOR_ROOM_EVERY } else { unclaimed::LOOK_EVERY });
         }
         if self.abandoned.load(Ordering::Acquire) {
-            return Err(Failure::Plain);
+            return Err(Failure::Kernel);
+        }
+        let between = self.window().filter(|back| matches!(wait, Wait::Recv(_)) && !back.receives());
+        if let (Some(_), Some(end), Some(fd)) = (between, self.current(), entry.any_fd()) {
+            let mut kernel = vec![libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+            let wanted = vec![(end, libc::POLLIN as u32)];
+            let limit = (limit < Duration::MAX).then_some(limit);
+            return match sleep_on(wanted, &mut kernel, limit, std::ptr::null()) {
+                Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => Ok(()),
+                slept => slept,
+            };
         }
         let socket = self.current().filter(|_| !full && self.slot.get().is_none_or(|slot| slot.is_mine()));
         let pause = match socket {
@@ -484,7 +644,7 @@ impl Twin {
         let (mut received, mut waiting) = (0, Until::default());
         loop {
             // SAFETY: the caller's promise.
-            let part = self.with(entry, |socket| unsafe { socket.recv_copied(rest.pieces(), peek) });
+            let part = unsafe { self.receive_some(entry, rest.pieces(), peek) };
             let failure = match part {
                 Ok(part) if peek && part < wanted && self.ends_elsewhere(part) => {
                     let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
@@ -492,7 +652,7 @@ impl Twin {
                     let mut missing = Rest::new(pieces, false);
                     missing.advance(part);
                     return match aside::kernels_part(entry, self, waits, until) {
-                        Ok(fd) => Ok(part + Self::rest_by_kernel(fd, missing.pieces(), flags, true)),
+                        Ok(fd) => Ok(part + self.rest_by_kernel(fd, missing.pieces(), flags, true)),
                         Err(_) => Ok(part),
                     };
                 }
@@ -533,9 +693,9 @@ impl Twin {
                         Ok(Some(fd)) if received > 0 && !peek => {
                             let missing = first(rest.pieces(), least - received);
                             let flags = flags | libc::MSG_WAITALL;
-                            return Ok(received + Self::rest_by_kernel(fd, &missing, flags, true));
+                            return Ok(received + self.rest_by_kernel(fd, &missing, flags, true));
                         }
-                        Ok(Some(_)) => Failure::Plain,
+                        Ok(Some(_)) => Failure::Kernel,
                         Ok(None) => return Ok(received),
                         Err(failure) => failure,
                     }
@@ -602,8 +762,8 @@ impl Twin {
         if flags & libc::MSG_OOB != 0 {
             return Err(self.for_kernel(entry, KernelReason::Urgent, libc::EOPNOTSUPP));
         }
-        if self.progress().sends() {
-            return Err(Failure::Plain);
+        if self.is_kernels_to_send(entry) {
+            return Err(Failure::Kernel);
         }
         if flags & libc::MSG_ZEROCOPY != 0 && is_told_of_sends(entry) {
             // A program without a notification left sends by copy.
@@ -630,9 +790,9 @@ impl Twin {
                 }
                 Err(failure) if aside::is_elsewhere(failure) || aside::lacks_means(failure) => {
                     let failure = self.go_on_in_kernel(entry, failure);
-                    let goes_on = failure == Failure::Plain && sent > 0 && self.waits(flags);
+                    let goes_on = failure == Failure::Kernel && sent > 0 && self.waits(flags);
                     if let Some(fd) = entry.any_fd().filter(|_| goes_on) {
-                        return Ok(sent + Self::rest_by_kernel(fd, rest.pieces(), flags, false));
+                        return Ok(sent + self.rest_by_kernel(fd, rest.pieces(), flags, false));
                     }
                     failure
                 }
@@ -640,7 +800,7 @@ impl Twin {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
-                Err(AGAIN) if sent == 0 && unseen::is_waited_for(entry, self) => Failure::Plain,
+                Err(AGAIN) if sent == 0 && unseen::is_waited_for(entry, self) => Failure::Kernel,
                 Err(failure) => failure,
             };
             if sent > 0 {
@@ -706,7 +866,7 @@ impl Twin {
     #[cold]
     pub(crate) fn for_kernel(&self, entry: &Arc<Entry>, why: KernelReason, errno: c_int) -> Failure {
         match aside::leave(entry, self, why) {
-            true => Failure::Plain,
+            true => Failure::Kernel,
             false => Failure::Errno(errno),
         }
     }
@@ -744,11 +904,11 @@ impl Twin {
             return 0;
         }
         let fd = aside::kernels_part(entry, self, false, None);
-        fd.map_or(0, |fd| Self::rest_by_kernel(fd, missing, flags & !libc::MSG_WAITALL, true))
+        fd.map_or(0, |fd| self.rest_by_kernel(fd, missing, flags & !libc::MSG_WAITALL, true))
     }
 
     /// What is left of a call that began on the fabric goes over the kernel. Returns bytes.
-    fn rest_by_kernel(fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> usize {
+    fn rest_by_kernel(&self, fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> usize {
         let rest: Vec<iovec> =
             pieces.iter().copied().filter(|piece| piece.iov_len > 0 && !piece.iov_base.is_null()).collect();
         // SAFETY: zeroes are a message without pieces; those of the caller are memory as it says.
@@ -760,7 +920,22 @@ impl Twin {
                 false => real::sendmsg(fd, &message, flags),
             }
         });
-        usize::try_from(moved).unwrap_or(0)
+        let moved = usize::try_from(moved).unwrap_or(0);
+        let what = if receives { Moves::receives(flags) } else { Moves::sends(flags) };
+        self.aside.counts.add(what, moved);
+        moved
+    }
+
+    /// Whether what is sent now goes over the kernel.
+    #[inline]
+    fn is_kernels_to_send(&self, entry: &Arc<Entry>) -> bool {
+        if self.progress().sends() {
+            return true;
+        }
+        self.window().is_some_and(|back| {
+            self.go_back(entry, back);
+            !back.sends()
+        })
     }
 
     /// Sends at most `len` bytes that `fill` reads from somewhere; waits as the socket does.
@@ -772,8 +947,8 @@ impl Twin {
         fill: &mut pd_client::core::Fill<'_>,
         by_driver: &mut ByDriver<'_>,
     ) -> Outcome<usize> {
-        if self.progress().sends() {
-            return Err(Failure::Plain);
+        if self.is_kernels_to_send(entry) {
+            return Err(Failure::Kernel);
         }
         let (mut sent, mut waiting) = (0, Until::default());
         let waits = waits && self.waits(0);

@@ -1,11 +1,12 @@
 //! Programs that come from a seed, under the preload library: two processes each, on the loopback address or a file.
 //! [`calls`] makes calls of all kinds, whose results have to be the kernel's. [`restless`] only ever makes calls that do
-//! not wait; all that it sends has to arrive. Needs gcc.
+//! not wait; all that it sends has to arrive. [`tides`] has connections that leave the fabric and come back. Needs gcc.
 //!
 //! A seed that fails is printed with the command that runs it alone. `PD_SEEDS=FIRST+COUNT` says which are run.
 
 mod calls;
 mod restless;
+mod tides;
 
 use pd_driver::policy::Path as BytesPath;
 use pd_tests::{program_path, TestDriver};
@@ -38,14 +39,35 @@ impl Way {
         })
     }
 
+    /// The same where no policy asks for the path: connections may leave by choice.
+    fn driver_of_choice(self) -> TestDriver {
+        TestDriver::with("cpu", |settings| {
+            settings.hugepages = pd_driver::HugepageUse::Off;
+            settings.path = if self == Self::Offloaded { BytesPath::Offloaded } else { BytesPath::Direct };
+            settings.policy.path = None;
+        })
+    }
+
     /// A process of a program.
     fn spawn(self, driver: &TestDriver, program: &Path, arguments: &[String]) -> Child {
+        let log = std::env::var_os("PD_PRELOAD_LOG").map(PathBuf::from);
+        self.spawn_with_log(driver, program, arguments, log.as_deref())
+    }
+
+    /// The same with a place for what the library decides.
+    fn spawn_with_log(
+        self,
+        driver: &TestDriver,
+        program: &Path,
+        arguments: &[String],
+        log: Option<&Path>,
+    ) -> Child {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
         if self != Self::Kernel {
             let mode = if self.is_short() { "short" } else { "all" };
             command.env("LD_PRELOAD", library()).env("PD_PRELOAD", mode).env("PD_SOCKET", driver.socket());
-            if let Some(log) = std::env::var_os("PD_PRELOAD_LOG") {
+            if let Some(log) = log {
                 command.env("PD_PRELOAD_LOG", log);
             }
         }

@@ -5,7 +5,7 @@ use super::{instance_of, name, Companion, Events};
 use crate::aside;
 use crate::entry::{lock, Entry};
 use crate::real;
-use crate::twin::Twin;
+use crate::twin::{Stands, Twin};
 use libc::{c_int, epoll_event};
 use pd_client::core::{KernelReason, Socket, ASIDE};
 use std::sync::Arc;
@@ -51,7 +51,9 @@ pub(super) fn told(instance: Option<&Arc<Entry>>, event: epoll_event) -> Told {
     }
     if wanted & ONCE != 0 {
         // It has told nothing yet.
-        instance.any_fd().iter().for_each(|&epoll| in_kernel_too(epoll, libc::EPOLL_CTL_MOD, fd, wanted));
+        if let Some(epoll) = instance.any_fd() {
+            in_kernel_too(epoll, libc::EPOLL_CTL_MOD, fd, wanted);
+        }
     }
     Told::Nothing
 }
@@ -74,21 +76,29 @@ impl Companion {
 }
 
 /// What is registered of a connection that leaves the fabric is, too, of the kernel's.
-pub(super) fn in_kernel_too(epoll: c_int, operation: c_int, fd: c_int, events: u32) {
+pub(super) fn in_kernel_too(epoll: c_int, operation: c_int, fd: c_int, events: u32) -> bool {
     let mut event = epoll_event { events, u64: TOKEN | u64::from(fd as u32) };
     // SAFETY: a valid event.
-    unsafe { real::epoll_ctl(epoll, operation, fd, &mut event) };
+    unsafe { real::epoll_ctl(epoll, operation, fd, &mut event) == 0 }
 }
 
-/// A connection leaves the fabric: the kernel tells of it from now on, and the fabric of what is still to be read there.
-pub(crate) fn stand_on_both(entry: &Arc<Entry>, end: &Arc<Socket>) {
+/// A connection leaves the fabric, or comes back: the kernel and the fabric tell of it, each of its part.
+pub(crate) fn stand(entry: &Arc<Entry>, end: &Arc<Socket>, stands: Stands) {
     let Some(socket) = entry.socket() else { return };
     for watcher in lock(&socket.watchers).iter() {
         let Some((instance, epoll)) = instance_of(watcher) else { continue };
         let (flags, data) = watcher.event;
-        in_kernel_too(epoll, libc::EPOLL_CTL_ADD, watcher.fd, flags);
+        let in_kernel =
+            |operation, without: u32| in_kernel_too(epoll, operation, watcher.fd, flags & !without);
+        let _ = match stands.kernel_without {
+            Some(without) => {
+                in_kernel(libc::EPOLL_CTL_ADD, without) || in_kernel(libc::EPOLL_CTL_MOD, without)
+            }
+            None => in_kernel(libc::EPOLL_CTL_DEL, 0),
+        };
         if let Some(companion) = instance.epoll() {
-            let _ = companion.fabric.modify_as(end, name(watcher.fd), flags & !(libc::EPOLLOUT as u32), data);
+            let own = flags & !stands.fabric_without;
+            let _ = companion.fabric.modify_as(end, name(watcher.fd), own, data);
             companion.fabric.poke();
         }
     }

@@ -1,5 +1,6 @@
 //! Closing, duplicating, flags.
 use super::hooks;
+use crate::away;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::entry::Entry;
 use crate::{aside, entry, reach, real, short, table};
@@ -92,6 +93,9 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::ioctl(fd, request, argument);
         }
+        if request == FIOASYNC {
+            away::stays(fd);
+        }
         let plain = || real::ioctl(fd, request, argument);
         // They ask, or their effect is known, or it is on the number alone.
         let is_known =
@@ -122,11 +126,17 @@ hooks! {
                 twin.is_settled(&entry);
                 match request {
                     libc::FIONREAD => {
-                        let mut there = twin.with(&entry, |end| Ok(end.received()))? as c_int;
-                        if aside::has_begun(twin) {
+                        let begun = aside::has_begun(twin);
+                        if begun {
                             checked(plain())?;
-                            there += aside::without_mark(twin, value.read());
                         }
+                        let there = if let Some(back) = twin.window() {
+                            let in_kernel = value.read() as u64;
+                            twin.with(&entry, |end| back.there(end, in_kernel))? as c_int
+                        } else {
+                            let on_fabric = twin.with(&entry, |end| Ok(end.received()))? as c_int;
+                            on_fabric + if begun { aside::without_mark(twin, value.read()) } else { 0 }
+                        };
                         value.write(there);
                     }
                     libc::TIOCOUTQ if twin.progress().sends() => return Err(Failure::Plain),
@@ -188,6 +198,10 @@ fn before_fcntl(fd: c_int, command: c_int, argument: c_ulong) {
     };
     if !known && table::look(fd) == table::SOCKET {
         aside(|| table::entry(fd).iter().for_each(short::alter));
+    }
+    let signals = command == libc::F_SETFL && argument as c_int & libc::O_ASYNC != 0;
+    if signals || [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG].contains(&command) {
+        away::stays(fd);
     }
     let owned = [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG].contains(&command);
     if owned && [table::SOCKET, table::INHERITED, table::FRESH].contains(&table::look(fd)) {

@@ -1,6 +1,7 @@
 //! Epoll instances.
 use super::hooks;
 use super::socket::look_at_listener;
+use crate::away::Stays;
 use crate::call::{aside, call, set_errno, Failure, Outcome};
 use crate::companion;
 use crate::{entry, reach, real, short, start, table};
@@ -130,6 +131,14 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
     let known = operation != libc::EPOLL_CTL_DEL && reach::is_readable(event, size_of::<epoll_event>());
     // SAFETY: the caller's event, if any.
     let event_of = || known.then(|| unsafe { event.read_unaligned() }).map(|e| (e.events, e.u64));
+    let away = Stays::all(std::iter::once(fd));
+    if !away.is_empty() {
+        let entry = table::entry(fd).ok_or(Failure::Plain)?;
+        // SAFETY: the caller's event, if any.
+        let result = crate::call::checked(unsafe { real::epoll_ctl(epoll, operation, fd, event) })?;
+        companion::control_fresh(epoll, operation, fd, &entry, event_of());
+        return Ok(result);
+    }
     let entry = entry::find_any(fd).ok_or(Failure::Plain)?;
     if let Some(inner) = entry.epoll() {
         inner.expose();

@@ -1,6 +1,7 @@
 //! `sendfile` and `splice`.
 use super::hooks;
-use crate::call::{call, checked, errno, Failure, Outcome};
+use crate::away::Moves;
+use crate::call::{checked, errno, moving, Failure, Outcome};
 use crate::twin::Twin;
 use crate::{entry, reach, real, table};
 use libc::{c_int, c_uint, loff_t, off_t, size_t, ssize_t};
@@ -19,14 +20,14 @@ hooks! {
         if table::look(out) == table::PLAIN {
             return real::sendfile(out, from, offset, count);
         }
-        call(|| send_file(out, from, offset, count), || real::sendfile(out, from, offset, count))
+        moving(out, Moves::Sends, || send_file(out, from, offset, count), || real::sendfile(out, from, offset, count))
     }
 
     fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
         if table::look(out) == table::PLAIN {
             return real::sendfile64(out, from, offset, count);
         }
-        call(|| send_file(out, from, offset, count), || real::sendfile64(out, from, offset, count))
+        moving(out, Moves::Sends, || send_file(out, from, offset, count), || real::sendfile64(out, from, offset, count))
     }
 
     fn splice(
@@ -36,13 +37,15 @@ hooks! {
         if table::look(from) == table::PLAIN && table::look(to) == table::PLAIN {
             return plain();
         }
-        call(
-            || {
-                if entry::twinned(to).is_ok() {
-                    from_pipe(from, to, len, flags)
-                } else {
-                    to_pipe(from, to, len, flags)
-                }
+        let (fd, what) =
+            if table::look(to) == table::PLAIN { (from, Moves::Receives) } else { (to, Moves::Sends) };
+        moving(
+            fd,
+            what,
+            || match entry::twinned(to) {
+                Ok(_) => from_pipe(from, to, len, flags),
+                Err(Failure::Kernel) => Err(Failure::Kernel),
+                Err(_) => to_pipe(from, to, len, flags),
             },
             plain,
         )

@@ -1,9 +1,11 @@
 //! `poll` and `select`.
 use super::hooks;
+use crate::away::Stays;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::companion::LOOK_EVERY;
 use crate::entry::{self, Entry, State};
 use crate::shared::own_id;
+use crate::twin::{Stands, Twin};
 use crate::{aside, reach, real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{interruptible, Epoll, Kept, KernelReason, Socket, ASIDE, SET_BYTES};
@@ -128,13 +130,20 @@ struct Member {
     wanted: u32,
     /// Of a listener: what of it is the fabric's.
     listening: Option<Arc<Socket>>,
+    /// Of a connection.
+    stands: Option<Stands>,
 }
 
 impl Member {
     /// It is to be asked in another way than it was: it leaves the fabric, or has left.
-    fn has_moved(&self, fd: c_int, kernel: &pollfd) -> bool {
-        table::look(fd) == table::PLAIN
-            || kernel.fd < 0 && self.entry.twin().is_some_and(|twin| twin.progress().sends())
+    fn has_moved(&self, fd: c_int) -> bool {
+        [table::PLAIN, table::AWAY].contains(&table::look(fd))
+            || self.entry.twin().map(Twin::stands) != self.stands
+    }
+
+    /// What it sends goes over the kernel.
+    fn is_the_kernels(&self) -> bool {
+        self.stands.is_some_and(|stands| stands.fabric_without != 0)
     }
 
     /// Its peer has left the fabric: follows.
@@ -147,7 +156,7 @@ impl Member {
     fn look(&self) -> Option<i16> {
         let ready = match (&self.listening, self.entry.twin()) {
             (Some(end), _) => end.ready(self.wanted) & libc::POLLIN as u32,
-            (None, Some(twin)) if twin.progress().sends() => {
+            (None, Some(twin)) if self.is_the_kernels() => {
                 twin.ready(&self.entry, self.wanted & !(libc::POLLOUT as u32)) & libc::POLLIN as u32
             }
             (None, Some(twin)) => twin.ready(&self.entry, self.wanted),
@@ -204,21 +213,26 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
         }
         let listening = entry.as_ref().and_then(|entry| short::listening(entry, poll.fd));
         entry = entry.filter(|entry| entry.twin().is_some() || listening.is_some());
-        // One that leaves is in both.
-        let leaves =
-            entry.as_ref().is_some_and(|entry| entry.twin().is_some_and(|twin| twin.progress().sends()));
-        let fd = if entry.is_some() && listening.is_none() && !leaves { -1 } else { poll.fd };
-        kernel.push(pollfd { fd, events: poll.events, revents: 0 });
+        // One that leaves, or comes back, is in both.
+        let stands = entry.as_ref().and_then(|entry| entry.twin().map(Twin::stands));
+        let without = stands.map(|stands| stands.kernel_without);
+        let fd = if without == Some(None) { -1 } else { poll.fd };
+        let events = poll.events & !(without.flatten().unwrap_or(0) as i16);
+        kernel.push(pollfd { fd, events, revents: 0 });
         members.extend(entry.map(|entry| Member {
             place,
             entry,
             asked: u32::from(poll.events as u16),
             wanted: wanted(poll.events),
             listening,
+            stands,
         }));
     }
+    // Those that are away do not come back before this is over.
+    let stays = Stays::all(fds.iter().map(|poll| poll.fd));
     if members.is_empty() {
-        return Err(Failure::Plain);
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        return if stays.is_empty() { Err(Failure::Plain) } else { plain(fds, until, mask) };
     }
     wait(fds, &members, &mut kernel, timeout, mask)
 }
@@ -236,7 +250,7 @@ fn wait(
         if unclaimed::any() {
             unclaimed::look();
         }
-        if members.iter().any(|it| it.has_moved(fds[it.place].fd, &kernel[it.place])) {
+        if members.iter().any(|it| it.has_moved(fds[it.place].fd)) {
             return again(fds, until, mask);
         }
         fds.iter_mut().for_each(|poll| poll.revents = 0);

@@ -1,6 +1,7 @@
 //! Receiving.
 use super::hooks;
-use crate::call::{call, Failure, Outcome};
+use crate::away::Moves;
+use crate::call::{moving, moving_as, Failure, Outcome};
 use crate::{entry, reach, real, start, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
@@ -10,7 +11,7 @@ hooks! {
         if table::look(fd) == table::PLAIN || len == 0 {
             return real::read(fd, buffer, len);
         }
-        call(|| receive(fd, buffer, len, 0), || real::read(fd, buffer, len))
+        moving(fd, Moves::Receives, || receive(fd, buffer, len, 0), || real::read(fd, buffer, len))
     }
 
     fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t {
@@ -24,14 +25,16 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::readv(fd, pieces, count);
         }
-        call(|| read_pieces(fd, pieces, count as usize, 0), || real::readv(fd, pieces, count))
+        moving(fd, Moves::Receives, || read_pieces(fd, pieces, count as usize, 0), || real::readv(fd, pieces, count))
     }
 
     fn preadv2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN || offset != -1 {
             return real::preadv2(fd, pieces, count, offset, flags);
         }
-        call(
+        moving(
+            fd,
+            Moves::Receives,
             || read_pieces(fd, pieces, count as usize, dont_wait(flags)),
             || real::preadv2(fd, pieces, count, offset, flags),
         )
@@ -41,7 +44,9 @@ hooks! {
         if table::look(fd) == table::PLAIN || offset != -1 {
             return real::preadv64v2(fd, pieces, count, offset, flags);
         }
-        call(
+        moving(
+            fd,
+            Moves::Receives,
             || read_pieces(fd, pieces, count as usize, dont_wait(flags)),
             || real::preadv64v2(fd, pieces, count, offset, flags),
         )
@@ -51,7 +56,7 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::recv(fd, buffer, len, flags);
         }
-        call(|| receive(fd, buffer, len, flags), || real::recv(fd, buffer, len, flags))
+        moving(fd, Moves::receives(flags), || receive(fd, buffer, len, flags), || real::recv(fd, buffer, len, flags))
     }
 
     fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
@@ -68,7 +73,9 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::recvfrom(fd, buffer, len, flags, address, address_len);
         }
-        call(
+        moving(
+            fd,
+            Moves::receives(flags),
             || {
                 let received = receive(fd, buffer, len, flags)?;
                 if !address.is_null() {
@@ -95,7 +102,12 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return plain_message(fd, message, flags);
         }
-        call(|| receive_message(fd, message, flags), || plain_message(fd, message, flags))
+        moving(
+            fd,
+            Moves::receives(flags),
+            || receive_message(fd, message, flags),
+            || plain_message(fd, message, flags),
+        )
     }
 
     fn recvmmsg(
@@ -109,7 +121,13 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return plain();
         }
-        call(|| receive_messages(fd, messages, count as usize, flags), plain)
+        moving_as(
+            fd,
+            Moves::receives(flags),
+            || receive_messages(fd, messages, count as usize, flags),
+            plain,
+            |received| super::send::bytes_of(messages, received),
+        )
     }
 }
 

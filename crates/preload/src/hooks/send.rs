@@ -1,6 +1,7 @@
 //! Sending.
 use super::hooks;
-use crate::call::{aside, call, set_errno, Failure, Outcome};
+use crate::away::{self, Moves};
+use crate::call::{aside, moving, moving_as, set_errno, Failure, Outcome};
 use crate::{companion, entry, reach, real, short, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
@@ -9,14 +10,14 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::write(fd, buffer, len);
         }
-        call(|| transmit(fd, buffer, len, 0), || real::write(fd, buffer, len))
+        moving(fd, Moves::Sends, || transmit(fd, buffer, len, 0), || real::write(fd, buffer, len))
     }
 
     fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             return real::writev(fd, list, count);
         }
-        call(|| write_pieces(fd, list, count as usize, 0), || real::writev(fd, list, count))
+        moving(fd, Moves::Sends, || write_pieces(fd, list, count as usize, 0), || real::writev(fd, list, count))
     }
 
     fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
@@ -24,7 +25,7 @@ hooks! {
             return real::pwritev2(fd, list, count, offset, flags);
         }
         let plain = || real::pwritev2(fd, list, count, offset, flags);
-        call(|| write_pieces(fd, list, count as usize, dont_wait(flags)), plain)
+        moving(fd, Moves::Sends, || write_pieces(fd, list, count as usize, dont_wait(flags)), plain)
     }
 
     fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
@@ -32,14 +33,14 @@ hooks! {
             return real::pwritev64v2(fd, list, count, offset, flags);
         }
         let plain = || real::pwritev64v2(fd, list, count, offset, flags);
-        call(|| write_pieces(fd, list, count as usize, dont_wait(flags)), plain)
+        moving(fd, Moves::Sends, || write_pieces(fd, list, count as usize, dont_wait(flags)), plain)
     }
 
     fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             return real::send(fd, buffer, len, flags);
         }
-        call(|| transmit(fd, buffer, len, flags), || real::send(fd, buffer, len, flags))
+        moving(fd, Moves::sends(flags), || transmit(fd, buffer, len, flags), || real::send(fd, buffer, len, flags))
     }
 
     fn sendto(
@@ -50,14 +51,19 @@ hooks! {
             return real::sendto(fd, buffer, len, flags, address, address_len);
         }
         let plain = || real::sendto(fd, buffer, len, flags, address, address_len);
-        call(|| transmit(fd, buffer, len, flags), plain)
+        moving(fd, Moves::sends(flags), || transmit(fd, buffer, len, flags), plain)
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             return send_plain(fd, message, flags);
         }
-        call(|| transmit_message(fd, message, flags), || send_plain(fd, message, flags))
+        moving(
+            fd,
+            Moves::sends(flags),
+            || transmit_message(fd, message, flags),
+            || send_plain(fd, message, flags),
+        )
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int) -> c_int {
@@ -69,7 +75,13 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return plain();
         }
-        call(|| transmit_messages(fd, messages, count as usize, flags), plain)
+        moving_as(
+            fd,
+            Moves::sends(flags),
+            || transmit_messages(fd, messages, count as usize, flags),
+            plain,
+            |sent| bytes_of(messages, sent),
+        )
     }
 }
 
@@ -77,10 +89,17 @@ hooks! {
 unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        let known = short::wanted() && reach::is_readable(message, size_of::<msghdr>());
-        if known && (*message).msg_controllen > 0 {
+        let is_known = (short::wanted() || table::end() > 0)
+            && reach::is_readable(message, size_of::<msghdr>())
+            && (*message).msg_controllen > 0;
+        if is_known {
+            // The peer, or whoever gets a connection, may not count.
+            away::stays(fd);
             let mut refused = false;
-            each_passed(message, |fd| refused |= short::refuses_to_pass(fd));
+            each_passed(message, |fd| {
+                away::stays(fd);
+                refused |= short::wanted() && short::refuses_to_pass(fd);
+            });
             if refused {
                 set_errno(libc::EOPNOTSUPP);
                 return -1;
@@ -102,6 +121,12 @@ unsafe fn note_passed(message: *const msghdr) {
             aside(|| each_passed(message, companion::passed));
         }
     }
+}
+
+/// Bytes that the kernel has moved in so many messages.
+pub(super) fn bytes_of(messages: *const mmsghdr, done: c_int) -> i64 {
+    // SAFETY: the caller's messages, of which the kernel has written so many.
+    (0..done.max(0) as usize).map(|place| unsafe { i64::from((*messages.add(place)).msg_len) }).sum()
 }
 
 fn dont_wait(flags: c_int) -> c_int {

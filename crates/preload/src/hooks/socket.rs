@@ -1,5 +1,6 @@
 //! Making, listening, connecting, accepting, shutting down, options.
 use super::hooks;
+use crate::away;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, attach_twin, Entry};
 use crate::fabric::NoTwin;
@@ -55,6 +56,7 @@ hooks! {
     }
 
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+        away::stays(fd);
         let bytes = len as usize;
         // The kernel says what is wrong with an address.
         let wrong = || bytes > size_of::<libc::sockaddr_storage>() || !reach::is_readable(address, bytes);
@@ -112,6 +114,7 @@ hooks! {
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
+        away::stays(fd);
         if table::look(fd) == table::PLAIN {
             return real::shutdown(fd, how);
         }
@@ -137,7 +140,7 @@ hooks! {
                 };
                 twin.is_settled(&entry);
                 let result = twin.with(&entry, end_one);
-                if result == Err(Failure::Plain) {
+                if result.is_err_and(Failure::is_kernels) {
                     return Err(Failure::Plain);
                 }
                 if how != libc::SHUT_RD {
@@ -169,6 +172,9 @@ hooks! {
         }
         if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
             crate::twin::may_linger();
+        }
+        if may_make_unfit(level, name) || (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) {
+            away::stays(fd);
         }
         if table::look(fd) == table::FRESH && !may_make_unfit(level, name) {
             return real::setsockopt(fd, level, name, value, len);
@@ -241,7 +247,7 @@ unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outc
     }
     let error = match twin.with(&entry, |end| end.take_error()) {
         Ok(error) => error,
-        Err(Failure::Plain) => return Err(Failure::Plain),
+        Err(failure) if failure.is_kernels() => return Err(Failure::Plain),
         Err(_) => 0,
     };
     // SAFETY: there is room, as the caller says.
@@ -489,7 +495,8 @@ fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
             twin.recv_lowat.store(lowat as usize, Ordering::Relaxed);
             // One of AF_UNIX is readable with the first byte.
             if !twin.unix {
-                let _ = twin.with(entry, |end| end.set_recv_lowat(lowat as u64));
+                let head = twin.window().map_or(0, |back| back.head_bytes());
+                let _ = twin.with(entry, |end| end.set_recv_lowat(lowat as u64 + head));
             }
         }
         _ => {}
