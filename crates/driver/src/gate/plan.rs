@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 /// Entries of one policy; more are refused.
-const ENTRIES_MAX: usize = 1 << 20;
+const ENTRIES_MAX: usize = 1 << 18;
 /// Bits of a port.
 const PORT_BITS: u32 = 16;
 
