@@ -191,7 +191,7 @@ mod tests {
             "24.00 Gbit/s",
             "6.00M msg/s",
             "CPU 25 %",
-            "driver 4242, 1 mover(s)",
+            "driver 4242, 0 of 1 mover(s), 0.0 busy",
             "3 clients  2 connections",
             "memory 12.0M of 1.00G",
             "vOUT Gbit/s",
