@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Whether a program is there to be run; says so if not.
-fn has(tool: &str) -> bool {
+pub(super) fn has(tool: &str) -> bool {
     let found =
         Command::new("sh").args(["-c", &format!("command -v {tool}")]).output().unwrap().status.success();
     if !found {

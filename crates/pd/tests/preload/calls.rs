@@ -1,0 +1,49 @@
+//! System calls of the library's, where a program's call needs none.
+
+use super::{Site, With};
+
+/// Rounds of a run, and of the one that it is compared with.
+const ROUNDS: u64 = 10_000;
+const BEFORE: u64 = 1_000;
+
+/// System calls of a run.
+fn counted(site: &Site, program: &str, kind: &str, rounds: u64) -> u64 {
+    let summary = site.folder.path().join("summary");
+    let output = format!("--output={}", summary.display());
+    let count = (BEFORE + rounds).to_string();
+    let command = ["strace", "--follow-forks", "--summary-only", &output, program, kind, &count];
+    assert_eq!(site.answer(With::Library, &command).trim(), "done", "{kind}");
+    let text = std::fs::read_to_string(&summary).unwrap();
+    let total = text.lines().rev().find(|line| line.ends_with("total")).expect("a sum");
+    total.split_whitespace().nth(3).unwrap().parse().unwrap()
+}
+
+/// Calls that find what they want make no system calls, however many there are: neither for their pointers, nor for what the
+/// library wants to know now and then. A look in eight at an epoll instance takes the kernel's members in.
+#[test]
+fn calls_that_need_no_sleep_make_no_system_calls() {
+    if !super::tools::has("strace") {
+        return;
+    }
+    let site = Site::new(151);
+    let program = site.compiled("steady", &[]);
+    // Of 1,000 calls.
+    let kinds = [
+        ("send", 3),
+        ("count", 3),
+        ("peek", 3),
+        ("message", 3),
+        ("pieces", 3),
+        ("poll", 3),
+        ("select", 3),
+        ("epoll", 140),
+        // Now and then it is looked whether somebody waits unseen, by the clock.
+        ("nothing", 100),
+    ];
+    for (kind, most) in kinds {
+        let [few, many] = [0, ROUNDS].map(|rounds| counted(&site, &program, kind, rounds));
+        let more = many.saturating_sub(few);
+        println!("{kind}: {few} and {more} of {ROUNDS} rounds");
+        assert!(more <= most * ROUNDS / 1000, "{kind}: {more} system calls of {ROUNDS} rounds");
+    }
+}
