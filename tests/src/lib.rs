@@ -235,6 +235,17 @@ pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("own descriptors").count()
 }
 
+/// What the own descriptors are of, in order.
+pub fn own_files() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("own descriptors").flatten();
+    let mut files: Vec<_> = entries
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .map(|file| file.display().to_string())
+        .collect();
+    files.sort();
+    files
+}
+
 /// Whether this process is root's. A test that needs it fails without, and says what for.
 pub fn is_root(needed_for: &str) -> bool {
     let root = rustix::process::geteuid().is_root();

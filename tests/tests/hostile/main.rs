@@ -12,7 +12,7 @@ mod rings;
 mod words;
 
 use pd_driver::{HugepageUse, Violation};
-use pd_tests::{alone, descriptors, Bystander, Raw, TestDriver};
+use pd_tests::{alone, descriptors, own_files, Bystander, Raw, TestDriver};
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 struct Scene {
     driver: TestDriver,
     bystander: Bystander,
-    descriptors: usize,
+    /// What the driver had open before.
+    files: Vec<String>,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -51,17 +52,17 @@ fn stage_of(hugepages: HugepageUse, change: impl FnOnce(&mut pd_driver::Settings
         settings.ring_idle = Duration::from_millis(20);
     });
     driver.report();
-    let descriptors = settled_descriptors();
+    let files = settled_files();
     let bystander = Bystander::start(&driver);
-    Scene { driver, bystander, descriptors, _alone: alone }
+    Scene { driver, bystander, files, _alone: alone }
 }
 
 /// Descriptors of this process once threads that are ending have closed theirs.
-fn settled_descriptors() -> usize {
-    let mut last = descriptors();
+fn settled_files() -> Vec<String> {
+    let mut last = own_files();
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(5));
-        let now = descriptors();
+        let now = own_files();
         if now == last {
             break;
         }
@@ -97,8 +98,8 @@ impl Scene {
                 && r.rings_waiting == 0
         });
         let until = Instant::now() + Duration::from_secs(5);
-        while descriptors() > self.descriptors {
-            assert!(Instant::now() < until, "{} descriptors, {} before", descriptors(), self.descriptors);
+        while own_files().len() > self.files.len() {
+            assert!(Instant::now() < until, "before {:#?}, now {:#?}", self.files, own_files());
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(self.driver.is_running());

@@ -380,6 +380,10 @@ impl Keeper {
             self.programs.detach();
         }
         let (cut_on_kernel, kept) = self.sweep(&twins);
+        if !is_bound {
+            // Nobody tells of namespaces that go.
+            (self.world, self.spaces) = Default::default();
+        }
         match reply {
             Some(reply) => {
                 // Who asked may have gone.
