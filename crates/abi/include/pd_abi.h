@@ -584,7 +584,7 @@ struct pd_abi_counter_header {
 _Static_assert(sizeof(struct pd_abi_counter_header) == 64, "counter_header has 64 bytes");
 
 /* Gauges, written by: conductor. */
-#define PD_ABI_GAUGES_BYTES 16ull
+#define PD_ABI_GAUGES_BYTES 24ull
 struct pd_abi_gauges {
     /* Bytes of all clients' regions. */
     uint64_t memory_used_bytes;
@@ -593,10 +593,10 @@ struct pd_abi_gauges {
     /* Movers that have a thread. */
     uint64_t movers_working;
 };
-_Static_assert(sizeof(struct pd_abi_gauges) == 16, "gauges has 16 bytes");
+_Static_assert(sizeof(struct pd_abi_gauges) == 24, "gauges has 24 bytes");
 
 /* Counters of an agent, written by: that agent. */
-#define PD_ABI_AGENT_COUNTERS_BYTES 224ull
+#define PD_ABI_AGENT_COUNTERS_BYTES 248ull
 struct pd_abi_agent_counters {
     /* Clients that attached. */
     uint64_t clients_attached;
@@ -661,7 +661,7 @@ struct pd_abi_agent_counters {
     /* Times that a tenant was refused clients, descriptors or memory beyond what it may hold. */
     uint64_t caps_reached;
 };
-_Static_assert(sizeof(struct pd_abi_agent_counters) == 224, "agent_counters has 224 bytes");
+_Static_assert(sizeof(struct pd_abi_agent_counters) == 248, "agent_counters has 248 bytes");
 
 /* Counters of a client, for each mover, written by: that mover. */
 #define PD_ABI_CLIENT_COUNTERS_BYTES 56ull

@@ -83,21 +83,21 @@ pub const PAGES: &[Layout] = &[
 /// Entries of rings, messages and commands.
 #[rustfmt::skip]
 pub const ENTRIES: &[Layout] = &[
-    words("request", "Entry of a request ring", "client", 32, Request::FIELDS),
-    words("event", "Entry of an event ring", "driver", 32, Event::FIELDS),
-    words("frame", "Message on the attach socket", "both", 128, Frame::FIELDS),
-    words("passed_file", "Datagram on the file socket", "client", 16, PassedFile::FIELDS),
-    words("command", "Command and completion of an engine", "driver, engine", 32, Command::FIELDS),
+    words("request", "Entry of a request ring", "client", size_of::<Request>(), Request::FIELDS),
+    words("event", "Entry of an event ring", "driver", size_of::<Event>(), Event::FIELDS),
+    words("frame", "Message on the attach socket", "both", size_of::<Frame>(), Frame::FIELDS),
+    words("passed_file", "Datagram on the file socket", "client", size_of::<PassedFile>(), PassedFile::FIELDS),
+    words("command", "Command and completion of an engine", "driver, engine", size_of::<Command>(), Command::FIELDS),
 ];
 
 /// The counter region.
 #[rustfmt::skip]
 pub const COUNTERS: &[Layout] = &[
-    words("counter_header", "Header of the counter region", "driver", 64, counters::Header::FIELDS),
-    words("gauges", "Gauges", "conductor", 16, counters::Gauges::FIELDS),
-    words("agent_counters", "Counters of an agent", "that agent", 224, counters::AgentCounters::FIELDS),
-    words("client_counters", "Counters of a client, for each mover", "that mover", 56, counters::ClientCounters::FIELDS),
-    words("flow_counters", "Counters of a flow", "its mover", 40, counters::FlowCounters::FIELDS),
+    words("counter_header", "Header of the counter region", "driver", size_of::<counters::Header>(), counters::Header::FIELDS),
+    words("gauges", "Gauges", "conductor", size_of::<counters::Gauges>(), counters::Gauges::FIELDS),
+    words("agent_counters", "Counters of an agent", "that agent", size_of::<counters::AgentCounters>(), counters::AgentCounters::FIELDS),
+    words("client_counters", "Counters of a client, for each mover", "that mover", size_of::<counters::ClientCounters>(), counters::ClientCounters::FIELDS),
+    words("flow_counters", "Counters of a flow", "its mover", size_of::<counters::FlowCounters>(), counters::FlowCounters::FIELDS),
 ];
 
 /// Numbers of the counter region.
