@@ -230,11 +230,6 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Descriptors that this process holds.
-pub fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("own descriptors").count()
-}
-
 /// What the own descriptors are of, in order.
 pub fn own_files() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd").expect("own descriptors").flatten();

@@ -12,7 +12,7 @@ mod rings;
 mod words;
 
 use pd_driver::{HugepageUse, Violation};
-use pd_tests::{alone, descriptors, own_files, Bystander, Raw, TestDriver};
+use pd_tests::{alone, own_files, Bystander, Raw, TestDriver};
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
