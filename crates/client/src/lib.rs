@@ -44,6 +44,7 @@ mod listen;
 mod lock;
 mod own;
 mod pause;
+mod poll;
 mod process;
 mod reasons;
 mod recv;
@@ -53,7 +54,9 @@ mod socket;
 mod turn;
 mod twin;
 
-pub use api::{Epoll, Event, Incoming, Interest, Listener, ListenerOptions, Received, SendBuffer, Stream};
+pub use api::{
+    poll, Epoll, Event, Incoming, Interest, Listener, ListenerOptions, PollFd, Received, SendBuffer, Stream,
+};
 pub use attachment::SOCKET_PATH_DEFAULT;
 pub use control::Shutdown;
 pub use copying::Reading;
@@ -75,6 +78,7 @@ pub mod core {
     pub use crate::kept::Kept;
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
+    pub use crate::poll::{poll, Target};
     pub use crate::process::{attach, prepare, setting, stays_on_kernel};
     pub use crate::recv::Handout;
     pub use crate::send::Fill;

@@ -1,6 +1,8 @@
 //! The Rust API against a driver in the same process. One test: the attachment is the process's.
 use pd_client::core::{ready, Socket};
-use pd_client::{Epoll, Interest, Listener, ListenerOptions, Reading, SendBuffer, Shutdown, Stream};
+use pd_client::{
+    poll, Epoll, Interest, Listener, ListenerOptions, PollFd, Reading, SendBuffer, Shutdown, Stream,
+};
 use pd_driver::{Driver, HugepageUse, Namespaces, Settings, SystemClock};
 use pd_engine::Cpu;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
@@ -313,6 +315,41 @@ fn epoll_serves_many(listener: &Listener) {
     listener.set_nonblocking(false);
 }
 
+/// Sockets alone, and together with descriptors of the kernel's.
+fn poll_looks_at_all(listener: &Listener) {
+    let (a, b) = pair(listener);
+    let (pipe, filler) = std::io::pipe().unwrap();
+    let short = Some(Duration::from_millis(20));
+    let mut alone = [PollFd::socket(&b, Interest::READ)];
+    assert_eq!(poll(&mut alone, short).unwrap(), 0);
+    assert!(alone[0].event().is_none());
+    let mut writable = [PollFd::socket(&b, Interest::READ.and(Interest::WRITE))];
+    assert_eq!(poll(&mut writable, None).unwrap(), 1);
+    let event = writable[0].event().unwrap();
+    assert!(event.writable() && !event.readable());
+    let mut all = [
+        PollFd::socket(listener, Interest::READ),
+        PollFd::fd(&pipe, Interest::READ),
+        PollFd::socket(&b, Interest::READ),
+    ];
+    assert_eq!(poll(&mut all, Some(Duration::ZERO)).unwrap(), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(30));
+            (&filler).write_all(b"x").unwrap();
+        });
+        assert_eq!(poll(&mut all, None).unwrap(), 1);
+        assert!(all[1].event().unwrap().readable() && all[2].event().is_none());
+    });
+    (&a).write_all(b"y").unwrap();
+    drop(a);
+    assert_eq!(poll(&mut alone, None).unwrap(), 1);
+    assert_eq!((&b).read(&mut [0; 2]).unwrap(), 1);
+    assert_eq!((&b).read(&mut [0; 2]).unwrap(), 0);
+    poll(&mut all, None).unwrap();
+    assert!(all[2].event().unwrap().read_closed() && all[0].event().is_none());
+}
+
 fn a_killed_driver_is_replaced(dir: &Path, driver: Driver, listener: Listener) -> Driver {
     let (a, b) = pair(&listener);
     let mut stale = SendBuffer::new(10).unwrap();
@@ -357,5 +394,6 @@ fn works_with_the_driver() {
     files_arrive(&listener, &driver);
     connecting_need_not_wait(&listener);
     epoll_serves_many(&listener);
+    poll_looks_at_all(&listener);
     drop(a_killed_driver_is_replaced(dir.path(), driver, listener));
 }

@@ -15,7 +15,7 @@ pub struct Epoll {
 
 /// What to know about a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interest(u32);
+pub struct Interest(pub(super) u32);
 
 impl Interest {
     /// Readable, ended, or a connection to accept.
@@ -47,7 +47,7 @@ impl Interest {
 pub struct Event {
     /// The number given with the socket.
     pub data: u64,
-    bits: u32,
+    pub(super) bits: u32,
 }
 
 impl Event {
@@ -75,7 +75,7 @@ impl Event {
 /// What can be in an [`Epoll`]: a [`Stream`] or a [`Listener`].
 pub trait Pollable: private::Sealed {}
 
-mod private {
+pub(super) mod private {
     pub trait Sealed {
         fn socket(&self) -> &super::Arc<super::Socket>;
     }
