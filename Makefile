@@ -145,12 +145,14 @@ test: need-root deps rtl-test ## run every test: unit, property, loom, C program
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 	$(CARGO) build --workspace --all-targets --jobs $(JOBS)
 	PD_RTL_REQUIRED=1 $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS) -- $(TEST_ARGS)
-	$(MAKE) simulate SEED= MINUTES=1
+	$(MAKE) simulate SEED= MINUTES=1 SIMULATED=--workspace
 	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
-# The whole driver in one thread, under a clock, a kernel and clients that are made up. A seed that fails is printed.
+# The whole driver in one thread, under a clock, a kernel and clients that are made up. A seed that fails is printed. After a build of the
+# workspace, whose features differ from those of one package, it is run as a part of that.
+SIMULATED := --package pd-driver
 simulate: rust ## run the simulated driver with seeds of MINUTES, or with one SEED again
-	SEED=$(SEED) MINUTES=$(MINUTES) $(CARGO) test --package pd-driver --lib --jobs $(JOBS) -- \
+	SEED=$(SEED) MINUTES=$(MINUTES) $(CARGO) test $(SIMULATED) --lib --jobs $(JOBS) -- \
 	    simulation::tests::long --exact --ignored --nocapture
 
 # Containers of real engines: their packages are large, so this is not part of `make test`.
@@ -205,10 +207,10 @@ test-short: need-root rust ## the short form of test-programs and test-engines, 
 	    if command -v $${pair%%:*} >/dev/null; then tests="$$tests $${pair##*:}"; \
 	    else echo "SKIPPED: $${pair##*:}: $${pair%%:*} is not installed; make test-programs installs it"; fi; \
 	done; \
-	[ -z "$$tests" ] || $(CARGO) test $(BOUNDED) --package pd-tests --features programs --test programs --jobs $(JOBS) -- \
+	[ -z "$$tests" ] || $(CARGO) test $(BOUNDED) --workspace --features pd-tests/programs --test programs --jobs $(JOBS) -- \
 	    --ignored --test-threads 1 $(TEST_ARGS) $$tests
 	@if command -v podman >/dev/null || command -v dockerd >/dev/null; then \
-	    $(CARGO) test $(BOUNDED) --package pd-tests --test container_engines --jobs $(JOBS) -- --ignored $(TEST_ARGS); \
+	    $(CARGO) test $(BOUNDED) --workspace --test container_engines --jobs $(JOBS) -- --ignored $(TEST_ARGS); \
 	else echo "SKIPPED: container engines: neither podman nor docker is installed; make test-engines installs both"; fi
 
 test-long: test fuzz-short test-engines test-programs rtl-regress ## everything: test, all suites, long simulations (hours; root)
@@ -243,8 +245,7 @@ docs: packages rust $(MDBOOK) ## make a site of all documents and man pages in t
 	@echo "open $(TARGET)/docs/index.html"
 
 fuzz-short: rust ## run the kept programs of each fuzz target and mutations of them for FUZZ_SECONDS, on a stable compiler
-	PD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --package pd-shm --test corpus --jobs $(JOBS) -- --nocapture
-	PD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --package pd-driver --features hostile --test corpus --jobs $(JOBS) -- --nocapture
+	PD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --features pd-driver/hostile --test corpus --jobs $(JOBS) -- --nocapture
 
 fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and cargo-fuzz)
 	@[ -e fuzz/Cargo.toml ] || { echo "missing: fuzz/Cargo.toml; there are no fuzz targets here" >&2; exit 1; }
