@@ -318,7 +318,7 @@ fn epoll_serves_many(listener: &Listener) {
 /// Sockets alone, and together with descriptors of the kernel's.
 fn poll_looks_at_all(listener: &Listener) {
     let (a, b) = pair(listener);
-    let (pipe, filler) = std::io::pipe().unwrap();
+    let (pipe, filler) = std::os::unix::net::UnixStream::pair().unwrap();
     let short = Some(Duration::from_millis(20));
     let mut alone = [PollFd::socket(&b, Interest::READ)];
     assert_eq!(poll(&mut alone, short).unwrap(), 0);

@@ -146,11 +146,11 @@ fn set_congestion_control(socket: &impl AsFd) -> Result<()> {
         .with_context(|| format!("cannot have the congestion control {name}"))
 }
 
-/// Lets a network namespace of one's own have nearly all ports as ephemeral ones, and keep few of closed connections: else a long run
+/// Lets a network namespace of its own have nearly all ports as ephemeral ones, and again a second after they were used: else a long run
 /// would measure how the kernel looks for a free one.
 fn widen_ports() {
     // Fails outside a container, where nobody needs it.
-    for (setting, value) in [("ip_local_port_range", "1024 65535"), ("tcp_max_tw_buckets", "4096")] {
+    for (setting, value) in [("ip_local_port_range", "1024 65535"), ("tcp_tw_reuse", "1")] {
         let _ = std::fs::write(Path::new("/proc/sys/net/ipv4").join(setting), value);
     }
 }
