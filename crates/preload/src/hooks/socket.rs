@@ -160,7 +160,11 @@ hooks! {
                     return result.map(|()| 0);
                 }
                 // The kernel's connection follows: who asks for its state gets the right answer.
-                checked(real::shutdown(fd, how))
+                match checked(real::shutdown(fd, how)) {
+                    // The peer has answered the fabric's end by closing both.
+                    Err(Failure::Errno(libc::ENOTCONN)) if result.is_ok() => Ok(0),
+                    answer => answer,
+                }
             },
             || real::shutdown(fd, how),
         )
