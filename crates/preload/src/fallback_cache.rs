@@ -96,9 +96,24 @@ fn remember(slot: usize, hash: u64, power: u64, reason: KernelReason) {
 /// Returns why connections to `to` fall back now, if they do.
 pub(crate) fn holds(to: impl Hash) -> Option<KernelReason> {
     let (slot, hash) = find(to);
-    let (of, _, until) = parts(ENTRIES[slot].load(Ordering::Relaxed));
-    let reason = KernelReason::from_raw(REASONS[slot].load(Ordering::Relaxed));
-    (of == hash && until > now_ms()).then_some(reason.unwrap_or(KernelReason::Refused))
+    let reason = || KernelReason::from_raw(REASONS[slot].load(Ordering::Relaxed));
+    is_in_force(entry(slot, hash)).then(|| reason().unwrap_or(KernelReason::Refused))
+}
+
+/// Returns power and end of a place's entry, if it has one.
+fn entry(slot: usize, hash: u64) -> Option<(u64, u64)> {
+    let (of, power, until) = parts(ENTRIES[slot].load(Ordering::Relaxed));
+    (of == hash).then_some((power, until))
+}
+
+fn is_in_force(entry: Option<(u64, u64)>) -> bool {
+    entry.is_some_and(|(_, until)| until > now_ms())
+}
+
+/// Returns the power of an entry with one of `powers` that is in force, or expired lately.
+fn lately(entry: Option<(u64, u64)>, powers: &RangeInclusive<u64>) -> Option<u64> {
+    let (power, until) = entry?;
+    (powers.contains(&power) && now_ms() < until + 2 * (1 << power)).then_some(power)
 }
 
 /// Records that a connection to `to` was refused: perhaps its listener does not listen yet. A second refusal soon after counts longer.
@@ -109,15 +124,8 @@ pub(crate) fn refused(to: impl Hash, reason: KernelReason) {
 /// Records `to` for the first of `powers`, or for the next one if an entry expired lately.
 fn hold_longer(to: impl Hash, powers: RangeInclusive<u64>, reason: KernelReason) {
     let (slot, hash) = find(to);
-    let again = was_held(slot, hash, &powers);
-    let (_, power, _) = parts(ENTRIES[slot].load(Ordering::Relaxed));
-    remember(slot, hash, if again { (power + 1).min(*powers.end()) } else { *powers.start() }, reason);
-}
-
-/// Says whether an entry of the place with one of `powers` is in force, or expired lately.
-fn was_held(slot: usize, hash: u64, powers: &RangeInclusive<u64>) -> bool {
-    let (of, power, until) = parts(ENTRIES[slot].load(Ordering::Relaxed));
-    of == hash && powers.contains(&power) && now_ms() < until + 2 * (1 << power)
+    let before = lately(entry(slot, hash), &powers);
+    remember(slot, hash, before.map_or(*powers.start(), |power| (power + 1).min(*powers.end())), reason);
 }
 
 /// Records that the listener at `to` claimed no twin.
@@ -141,12 +149,13 @@ pub(crate) fn ended(to: Place, (sends, bytes): (u64, u64)) {
         return;
     }
     let now = now_ms() & UNTIL;
-    if holds(to).is_some() {
+    let known = entry(place, hash);
+    if is_in_force(known) {
         // Begun before the place was found to be one of these.
         return;
     }
-    let lately = was_held(place, hash, &(SHORT_LIVED..=SHORT_LIVED_LAST));
-    let enough = if lately { SHORT_LIVED_AGAIN } else { SHORT_LIVED_IN_A_ROW };
+    let was_one = lately(known, &(SHORT_LIVED..=SHORT_LIVED_LAST)).is_some();
+    let enough = if was_one { SHORT_LIVED_AGAIN } else { SHORT_LIVED_IN_A_ROW };
     if of != hash || now.wrapping_sub(first) >= SHORT_LIVED_WITHIN_MS {
         slot.store(word(hash, 0, now), Ordering::Relaxed);
     } else if before + 2 < enough {
