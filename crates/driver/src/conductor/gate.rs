@@ -4,12 +4,10 @@ use super::Conductor;
 use crate::admin::{Answer, KernelHalf};
 use crate::gate::{binds, unbound, InForce, Sealed, Space, Staged, ToGate, Whose, World};
 use crate::identity::{namespace_of_file, NamespaceId};
-use crate::ids::{ClientId, TenantId};
+use crate::ids::TenantId;
 use crate::metrics::Metrics;
-use crate::policy::{Action, Policy};
-use rustix::io::Errno;
+use crate::policy::Policy;
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
@@ -127,26 +125,6 @@ impl Conductor {
             world.groups.push((path.to_owned(), find(home, Some(path), container)));
         }
         world
-    }
-
-    /// As [`Self::admit`], of a connection that the kernel sees as well: an allowed one is counted there.
-    ///
-    /// # Errors
-    /// `EACCES`, `EMFILE`.
-    pub(super) fn admit_uncounted(
-        &mut self,
-        id: ClientId,
-        peer: ClientId,
-        reached: SocketAddr,
-    ) -> Result<[TenantId; 2], Errno> {
-        let (Some(client), Some(other)) = (self.client(id), self.client(peer)) else {
-            return Err(Errno::CONNREFUSED);
-        };
-        let tenants = [client.tenant, other.tenant];
-        if self.tenants.decide(tenants[0], tenants[1], false, reached).0 == Action::Deny {
-            return self.admit(id, peer, reached);
-        }
-        Ok(tenants)
     }
 
     /// Takes over what the kernel has refused since the last time.

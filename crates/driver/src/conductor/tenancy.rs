@@ -42,12 +42,7 @@ impl Conductor {
         peer: ClientId,
         reached: SocketAddr,
     ) -> Result<[TenantId; 2], Errno> {
-        let (Some(client), Some(other)) = (self.client(id), self.client(peer)) else {
-            return Err(Errno::CONNREFUSED);
-        };
-        let tenants = [client.tenant, other.tenant];
-        let at_home = client.identity.namespace == other.identity.namespace;
-        let decision = self.tenants.decide(tenants[0], tenants[1], at_home, reached);
+        let (tenants, decision) = self.verdict(id, peer, reached)?;
         self.tenants.admit(tenants[0], decision).inspect_err(|errno| {
             let counter = match *errno {
                 Errno::ACCESS => &self.metrics.connections_denied,
@@ -56,6 +51,37 @@ impl Conductor {
             Metrics::add(counter, 1);
         })?;
         Ok(tenants)
+    }
+
+    /// As [`Self::admit`], of a connection that the kernel sees as well: an allowed one is counted there.
+    ///
+    /// # Errors
+    /// `EACCES`.
+    pub(super) fn admit_uncounted(
+        &mut self,
+        id: ClientId,
+        peer: ClientId,
+        reached: SocketAddr,
+    ) -> Result<[TenantId; 2], Errno> {
+        match self.verdict(id, peer, reached)? {
+            (tenants, (Action::Allow, _)) => Ok(tenants),
+            _ => self.admit(id, peer, reached),
+        }
+    }
+
+    /// Tenants of the two, and what the policy says. Nothing is counted.
+    fn verdict(
+        &self,
+        id: ClientId,
+        peer: ClientId,
+        reached: SocketAddr,
+    ) -> Result<([TenantId; 2], (Action, usize)), Errno> {
+        let (Some(client), Some(other)) = (self.client(id), self.client(peer)) else {
+            return Err(Errno::CONNREFUSED);
+        };
+        let tenants = [client.tenant, other.tenant];
+        let at_home = client.identity.namespace == other.identity.namespace;
+        Ok((tenants, self.tenants.decide(tenants[0], tenants[1], at_home, reached)))
     }
 
     /// Puts a policy in force: limits, tenants of clients and connections, and what it denies. Returns how many
