@@ -113,3 +113,17 @@ static size_t verify(unsigned stream, uint64_t position, const uint8_t *bytes, s
     while (at < len && bytes[at] == pattern(stream, position + at)) at++;
     return at;
 }
+
+// Sends a byte and standard input with it, which only the kernel can carry.
+__attribute__((unused)) static ssize_t send_descriptor(int fd, uint8_t byte) {
+    struct iovec piece = {&byte, 1};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr message = {
+        .msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    control.header = (struct cmsghdr){CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+    memcpy(CMSG_DATA(&control.header), &(int){0}, sizeof(int));
+    return sendmsg(fd, &message, MSG_NOSIGNAL);
+}

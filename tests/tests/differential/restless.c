@@ -145,17 +145,7 @@ static void look(unsigned kind) {
 
 // The connection leaves the fabric: a message with a descriptor. Received as any byte.
 static void pass_descriptor(void) {
-    uint8_t byte = pattern(side, sent);
-    struct iovec piece = {&byte, 1};
-    union {
-        struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct msghdr message = {
-        .msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    control.header = (struct cmsghdr){CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
-    memcpy(CMSG_DATA(&control.header), &(int){0}, sizeof(int));
-    if (checked(sendmsg(fd, &message, MSG_NOSIGNAL), "sendmsg") == 1) {
+    if (checked(send_descriptor(fd, pattern(side, sent)), "sendmsg") == 1) {
         sent++;
         pass_at = 0;
     }

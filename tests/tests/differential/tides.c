@@ -186,17 +186,7 @@ static void disturb(bool is_unix) {
 
 // A message with a descriptor, which only the kernel can carry; received as any byte.
 static void pass_descriptor(void) {
-    uint8_t byte = pattern(side, sent);
-    struct iovec piece = {&byte, 1};
-    union {
-        struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct msghdr message = {
-        .msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    control.header = (struct cmsghdr){CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
-    memcpy(CMSG_DATA(&control.header), &(int){0}, sizeof(int));
-    ssize_t part = sendmsg(fd, &message, MSG_NOSIGNAL);
+    ssize_t part = send_descriptor(fd, pattern(side, sent));
     if (part < 0 && errno != EAGAIN) fail("sendmsg");
     if (part == 1) sent++;
 }
