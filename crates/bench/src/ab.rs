@@ -22,7 +22,7 @@ const PROBABILITY: f64 = 0.05;
 const ROUNDS: u16 = 10;
 /// Both paths.
 const SCHEMES: &str = "pipedevice,pipedevice-direct";
-/// What is compared, and whether more is better.
+/// Figures to compare, and whether more is better.
 const METRICS: [(&str, bool); 2] = [("throughput_gbit_per_s", true), ("cpu_s_per_gb", false)];
 
 /// One figure of both builds, round by round.

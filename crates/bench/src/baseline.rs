@@ -11,7 +11,7 @@ use crate::row::{Metrics, Params, Row};
 pub const RATIOS: [(&str, &str); 2] =
     [("gain_over_tcp", "gain over the better TCP"), ("cpu_over_tcp", "CPU of it")];
 
-/// What is compared, and whether more is better: the first that rounds have.
+/// Figures to compare, and whether more is better: the first one that rounds have.
 const FIGURES: [(&str, bool); 4] = [
     ("requests_per_s", true),
     ("connections_per_s", true),

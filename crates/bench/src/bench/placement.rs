@@ -20,7 +20,7 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// Those that this machine has.
+    /// Placements that this machine has.
     pub fn all() -> Vec<Placement> {
         let placements = [Placement::Free, Placement::One, Placement::Two];
         placements[..if available_parallelism().is_ok_and(|cores| cores.get() > 1) { 3 } else { 1 }].to_vec()

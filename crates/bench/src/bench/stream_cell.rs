@@ -33,7 +33,7 @@ pub struct StreamCell {
     pub cores: Cores,
     /// Tells whether the receiver's longest gap is measured.
     pub gaps: bool,
-    /// What rows say beside that: of places and conditions.
+    /// Further parameters of its rows: places and conditions.
     pub also: Params,
     /// Seconds of a round.
     pub round_s: f64,

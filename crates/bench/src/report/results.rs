@@ -32,7 +32,7 @@ pub struct Run<'a> {
     pub before: Quiet,
     /// The machine after it.
     pub after: Quiet,
-    /// What it found.
+    /// Rows that it found.
     pub rows: &'a [Row],
 }
 

@@ -62,7 +62,7 @@ action = "allow"
 path = "direct"
 "#;
 
-/// What is alike for all schemes of a run.
+/// Conditions that are alike for all schemes of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions {
     /// How they wait.
