@@ -239,6 +239,6 @@ int main(int count, char **arguments) {
     struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[3]))};
     inet_pton(AF_INET, arguments[2], &where.sin_addr);
     signal(SIGPIPE, SIG_IGN);
-    client(where, count > 4 ? atoi(arguments[4]) : 300, count > 5 ? atoi(arguments[5]) : 1);
+    client(where, count > 4 ? atoi(arguments[4]) : 120, count > 5 ? atoi(arguments[5]) : 1);
     return 0;
 }

@@ -109,7 +109,7 @@ static void does_all(int signal) {
     errno = before;
 }
 
-#define MANY 100
+#define MANY 60
 
 // Sends and receives on the connection that the handler writes to as well, until that has run often; counts what comes back. Returns
 // how much it has sent.
@@ -118,7 +118,7 @@ static long echo_all(int fd, long bytes, long *mine, long *handlers) {
     memset(piece, 'm', sizeof piece);
     long sent = 0;
     while (*mine < bytes) {
-        if (bytes - *mine < 4096 && runs <= MANY) bytes += 1 << 20;
+        if (bytes - *mine < 4096 && runs <= MANY) bytes += 256 << 10;
         if (sent < bytes && sent - *mine < 32768) {
             ssize_t part = write(fd, piece, sizeof piece);
             if (part > 0) sent += part;
@@ -139,7 +139,7 @@ static void storm_of(const char *name, void *handler, int flags) {
     checked("add", epoll_ctl(epoll, EPOLL_CTL_ADD, other, &event));
     wrote = runs = failed = 0;
     catch(SIGUSR1, handler, flags);
-    long mine = 0, handlers = 0, bytes = 8 << 20;
+    long mine = 0, handlers = 0, bytes = 2 << 20;
     timer_t timer = storm(SIGUSR1, 50000);
     long sent = echo_all(used, bytes, &mine, &handlers);
     timer_delete(timer);
@@ -239,7 +239,7 @@ static void case_self_pipe(void) {
     for (int kind = 0; kind < 6; kind++) {
         wrote = runs = failed = 0;
         int woken = 0, interrupted = 0, lost = 0;
-        for (int round = 0; round < 300; round++) {
+        for (int round = 0; round < 100; round++) {
             long before = wrote;
             sigset_t set;
             sigemptyset(&set);
@@ -280,7 +280,7 @@ static void case_self_pipe(void) {
             }
         }
         SAY("%s: woken %d, lost %d, handlers %ld, failed %ld, interrupted %s", names[kind], woken, lost, runs, failed,
-            kind == 5 ? interrupted ? "SOMETIMES" : "never" : interrupted <= 300 ? "at most once" : "TOO OFTEN");
+            kind == 5 ? interrupted ? "SOMETIMES" : "never" : interrupted <= 100 ? "at most once" : "TOO OFTEN");
     }
     close(used), close(extra), close(waits);
 }
@@ -301,7 +301,7 @@ static void *sends_later(void *argument) {
 static void case_interrupts(void) {
     used = made(), failed = 0;
     for (int flags = 0; flags < 2; flags++) {
-        int ended = 0, slow = 0, ran = 0, rounds = flags ? 1 : 300;
+        int ended = 0, slow = 0, ran = 0, rounds = flags ? 1 : 150;
         catch(SIGALRM, counts, flags ? SA_RESTART : 0);
         for (int round = 0; round < rounds; round++) {
             pthread_t thread;
@@ -347,7 +347,7 @@ static void case_jump(void) {
     catch(SIGUSR1, jumps, SA_RESTART);
     runs = 0;
     volatile long jumped = 0;
-    for (volatile int round = 0; round < 600; round++) {
+    for (volatile int round = 0; round < 240; round++) {
         timer_t timer = 0;
         struct sigevent to = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGUSR1};
         to._sigev_un._tid = gettid();

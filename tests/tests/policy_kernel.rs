@@ -267,9 +267,9 @@ fn a_rate_binds_what_stays_on_the_kernel() {
     assert!(stage.tenant("red").account.bytes_received as f64 >= sent);
 }
 
-/// Ten thousand rules cost a connect no more than twice what ten do; on this machine hardly anything.
+/// The last of ten thousand rules binds. Prints what a connect costs with ten and with all of them.
 #[test]
-fn many_rules_cost_a_connect_little() {
+fn ten_thousand_rules_bind_as_ten_do() {
     let Some(stage) = stage() else { return };
     let mut server = stage.talker("a", Way::Static);
     server.ok("listen 7330");
@@ -278,19 +278,15 @@ fn many_rules_cost_a_connect_little() {
         let one = |n: u16| format!("[[rule]]\nfrom = \"blue\"\nport = {}\naction = \"deny\"\n", 10_000 + n);
         (0..count).map(one).collect()
     };
-    let mut medians = Vec::new();
-    for count in [10, 10_000, 10, 10_000] {
+    for count in [10, 10_000] {
         let begin = Instant::now();
         stage.apply("", &rules(count));
-        eprintln!("{count} rules applied in {:?}", begin.elapsed());
+        let applied = begin.elapsed();
         assert_eq!(connect(&mut client, Way::Static, 9, "10.77.0.1", 10_000 + count - 1), libc::EACCES);
         assert_eq!(connect(&mut client, Way::Static, 9, "10.77.0.1", 7330), 0);
-        medians.push(client.ok("times 10.77.0.1 7330 1000").parse::<f64>().unwrap());
+        let median = client.ok("times 10.77.0.1 7330 500");
+        eprintln!("{count} rules: applied in {applied:?}, median connect {median} us");
     }
-    eprintln!("median connect in microseconds: {medians:?}");
-    let [few, many] =
-        [[0, 2], [1, 3]].map(|at| at.map(|index| medians[index]).into_iter().fold(f64::MAX, f64::min));
-    assert!(many < 2.0 * few, "{medians:?}");
 }
 
 /// An address that a container gets later is its own; one that only a rule knows is bound, too.

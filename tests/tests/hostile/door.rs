@@ -135,8 +135,8 @@ fn any_port_is_refused_as_fast_as_it_is_given() {
         return;
     }
     let scene = stage_for(0o666);
-    let (_, refused) = attack(&scene, "ports", 20_000);
-    assert_eq!(refused, 20_000);
+    let (_, refused) = attack(&scene, "ports", 8_000);
+    assert_eq!(refused, 8_000);
     scene.end();
 }
 
@@ -155,12 +155,12 @@ fn thousands_of_addresses_hold_up_nobody() {
     let mut attacker = Command::new("ip");
     attacker.args(["netns", "exec", &network.namespace("a")]).arg(program_path("attacker"));
     let mut bound = 0;
-    let (_, refused) = attack_by(&scene, attacker, "addresses", 20_000, || {
+    let (_, refused) = attack_by(&scene, attacker, "addresses", 8_000, || {
         victim.ok("listen l 10.77.0.2:0 8");
         victim.ok("close l");
         bound += 1;
     });
-    assert_eq!(refused, 20_000, "it holds no such address");
+    assert_eq!(refused, 8_000, "it holds no such address");
     assert!(bound > 0);
     victim.finish();
     drop(network);
