@@ -21,6 +21,8 @@ mod epoll;
 mod files;
 #[path = "preload/limits.rs"]
 mod limits;
+#[path = "preload/narrow.rs"]
+mod narrow;
 #[path = "preload/pointers.rs"]
 mod pointers;
 #[path = "preload/ports.rs"]

@@ -267,10 +267,14 @@ fn wait(
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let only_looking = found || timeout == zero || left == zero;
-        if (only_looking || mask.is_null()) && kernel.iter().any(|poll| poll.fd >= 0) {
+        if kernel.iter().any(|poll| poll.fd >= 0) {
             kernel_poll(kernel, zero, std::ptr::null())?;
             members.iter().for_each(|member| member.of_kernel(&mut kernel[member.place]));
             found |= kernel.iter().any(|poll| poll.fd >= 0 && poll.revents != 0);
+        }
+        if !found && only_looking && !mask.is_null() {
+            // Nothing is ready: a signal that only the mask lets in ends the call, as it ends the kernel's.
+            kernel_poll(&mut [], zero, mask)?;
         }
         if found || only_looking {
             for (poll, kernel) in fds.iter_mut().zip(kernel.iter()).filter(|(_, kernel)| kernel.fd >= 0) {
@@ -314,7 +318,7 @@ pub(crate) fn kernel_poll(
     let mut time =
         limit.map(|limit| timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
     let time = time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    if limit == Some(Duration::ZERO) {
+    if limit == Some(Duration::ZERO) && mask.is_null() {
         // SAFETY: an array and its length.
         let found = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask) };
         return if found < 0 { Err(Failure::Errno(errno())) } else { Ok(found) };
