@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 9ull
+#define PD_ABI_VERSION 10ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -284,6 +284,8 @@
 #define PD_ABI_REASON_SMALL_TALK 20ull
 /* the process forked, closed or ended before the peer took the connection up */
 #define PD_ABI_REASON_SETTLED 21ull
+/* the program has forbidden itself system calls */
+#define PD_ABI_REASON_SANDBOX 22ull
 
 /* Commands of an engine. */
 /* Copy data_len bytes from src_addr to dst_addr. */

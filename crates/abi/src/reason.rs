@@ -94,6 +94,8 @@ reasons! {
     SmallTalk = 20, "small_talk", "small messages, for which a thread sleeps each time";
     /// A process that forks or ends moves connections to the kernel that the peer has not claimed.
     Settled = 21, "settled", "the process forked, closed or ended before the peer took the connection up";
+    /// The program filters its own system calls (seccomp).
+    Sandbox = 22, "sandbox", "the program has forbidden itself system calls";
 }
 
 impl KernelReason {

@@ -16,7 +16,7 @@ use crate::entry::{lock, Entry};
 use crate::hooks::poll::kernel_poll;
 use crate::log::note;
 use crate::twin::{Stands, Twin};
-use crate::{address, companion, fabric, real, unclaimed};
+use crate::{address, closed, companion, fabric, real, unclaimed};
 use libc::c_int;
 use pd_client::core::{KernelReason, Pause, Socket, ELSEWHERE};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -31,6 +31,9 @@ const MARK_BRIEF: u8 = 0xa6;
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 /// Time between looks of a wait for the mark.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The same of a process that makes few system calls.
+const SANDBOX_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// It sends in the kernel.
 const SENDS: u32 = 1;
@@ -192,8 +195,13 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
         return Err(Failure::Errno(failed));
     }
     let mut byte = [0u8; 1];
-    // SAFETY: room for a byte.
-    match unsafe { real::recv(fd, byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) } {
+    let taken = if closed::is_closed() {
+        closed::read_byte(fd, &mut byte)
+    } else {
+        // SAFETY: room for a byte.
+        unsafe { real::recv(fd, byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) }
+    };
+    match taken {
         1 => {
             twin.aside.may_return[1].store(byte[0] == MARK_BRIEF, Ordering::Relaxed);
             twin.progress().set(MARKED);
@@ -341,11 +349,25 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
         if end.look_exactly() {
             return true;
         }
-        if end.pause_recv(Duration::from_millis(50), 0) == Pause::Signal {
+        if closed::is_closed() {
+            let _ = kernel_poll(&mut [], Some(SANDBOX_LOOK_EVERY), std::ptr::null());
+        } else if end.pause_recv(Duration::from_millis(50), 0) == Pause::Signal {
             interrupts(false);
         }
     }
     false
+}
+
+/// Waits, for a while, until all that is certain to come on the fabric to one that has left lies in its ring.
+pub(crate) fn await_owed(entry: &Arc<Entry>, twin: &Twin) {
+    let until = Instant::now() + COMES_WITHIN;
+    let _ = twin.with(entry, |end| {
+        let owed = twin.progress().owed.load(Ordering::Relaxed);
+        while end.position() + end.received() < owed && Instant::now() < until {
+            end.pause_recv(Duration::from_millis(5), 0);
+        }
+        Ok(())
+    });
 }
 
 /// Bytes of the program's lie unread in the kernel.

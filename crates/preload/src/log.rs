@@ -12,7 +12,7 @@ pub(crate) fn set_place(place: Option<CString>) {
 
 /// Whether anything is written.
 pub(crate) fn wanted() -> bool {
-    PLACE.get().is_some_and(Option::is_some)
+    PLACE.get().is_some_and(Option::is_some) && !crate::closed::is_closed()
 }
 
 pub(crate) fn line(text: std::fmt::Arguments<'_>) {

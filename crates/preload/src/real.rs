@@ -117,6 +117,12 @@ next! {
     setrlimit64(resource: libc::c_uint, limit: *const libc::rlimit) -> c_int;
     prlimit(process: libc::pid_t, resource: libc::c_uint, new: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
     prlimit64(process: libc::pid_t, resource: libc::c_uint, new: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
+    prctl(option: c_int, a: libc::c_ulong, b: libc::c_ulong, c: libc::c_ulong, d: libc::c_ulong) -> c_int;
+    chroot(path: *const c_char) -> c_int;
+    setuid(user: libc::uid_t) -> c_int;
+    seteuid(user: libc::uid_t) -> c_int;
+    setreuid(user: libc::uid_t, effective: libc::uid_t) -> c_int;
+    setresuid(user: libc::uid_t, effective: libc::uid_t, saved: libc::uid_t) -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fileno(stream: *mut libc::FILE) -> c_int;
     fileno_unlocked(stream: *mut libc::FILE) -> c_int;

@@ -1,5 +1,6 @@
 //! Looking for a while before a sleep in the kernel, which would find out about the fabric only by a descriptor.
 use crate::call::Outcome;
+use crate::closed;
 use pd_client::core::Spin;
 use std::cell::RefCell;
 
@@ -12,6 +13,9 @@ thread_local! {
 /// # Errors
 /// Those of `ready`.
 pub(crate) fn until(mut ready: impl FnMut() -> Outcome<bool>) -> Outcome<bool> {
+    if closed::is_closed() {
+        return Ok(false);
+    }
     let mut failure = None;
     let look = || {
         ready().unwrap_or_else(|error| {

@@ -21,6 +21,11 @@ pub(crate) fn enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
+/// Leaves everything that is new to the kernel from now on.
+pub(crate) fn disable() {
+    ENABLED.store(false, Ordering::Relaxed);
+}
+
 /// Called by the loader (`loader/loader.c`) once this library is there, before the program begins. `next` finds the next
 /// function of a name that ends with a zero byte; the rest is for [`local::set`]. Returns whether hooks are to be put in place.
 #[no_mangle]

@@ -8,13 +8,13 @@ use crate::entry::{is_nonblocking, lock, Entry};
 use crate::fabric::{self, Taken};
 use crate::fallback_cache::{self, Place};
 use crate::gain::{self, Gain};
-use crate::hooks::poll::sleep_on;
+use crate::hooks::poll::{kernel_poll, sleep_on};
 use crate::log::note;
 use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
 use crate::unseen::{self, Attention};
-use crate::{address, companion, heap, real};
+use crate::{address, closed, companion, heap, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
 use pd_client::core::{outside, sleep_for, KernelReason, Pause, Socket};
@@ -100,6 +100,9 @@ pub(crate) fn may_linger() {
 
 /// Has the driver read what is to be sent, at most so many bytes. None: it does not.
 pub(crate) type ByDriver<'a> = dyn FnMut(&Socket, usize) -> pd_client::Result<Option<usize>> + 'a;
+
+/// Time between looks at a ring of a process that makes few system calls.
+const CLOSED_LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// What a wait is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -390,6 +393,11 @@ impl Twin {
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);
         if let Some(socket) = self.socket.swap(None) {
+            if closed::is_closed() {
+                // The driver cannot be told; it hears of the end with the process's.
+                std::mem::forget(socket);
+                return;
+            }
             let _ = socket.close();
         }
     }
@@ -532,6 +540,9 @@ impl Twin {
             Wait::Recv(_) => Self::until(&self.recv_timeout_ns),
             Wait::Send => Self::until(&self.send_timeout_ns),
         });
+        if closed::is_closed() {
+            return Self::wait_in_kernel(entry, wait, until);
+        }
         // The program may have changed it by a system call of its own.
         if self.waits.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
             && entry.any_fd().is_some_and(is_nonblocking)
@@ -578,6 +589,24 @@ impl Twin {
             return Err(Failure::Errno(libc::EINTR));
         }
         Ok(())
+    }
+
+    /// Waits a while for what a connection that leaves receives or sends. The peer writes to the kernel's connection when it
+    /// follows, after its next bytes on the fabric.
+    #[cold]
+    fn wait_in_kernel(entry: &Arc<Entry>, wait: Wait, until: Option<Instant>) -> Outcome<()> {
+        let left = until.map_or(CLOSED_LOOK_EVERY, |until| until.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return Err(AGAIN);
+        }
+        let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+        // A full ring is no matter of the kernel's.
+        let events = if wait == Wait::Send { 0 } else { libc::POLLIN };
+        let mut poll = [libc::pollfd { fd, events, revents: 0 }];
+        match kernel_poll(&mut poll, Some(left.min(CLOSED_LOOK_EVERY)), std::ptr::null()) {
+            Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => Ok(()),
+            waited => waited.map(drop),
+        }
     }
 
     fn until(timeout_ns: &AtomicU64) -> Option<Instant> {
@@ -900,7 +929,7 @@ impl Twin {
     /// call.
     #[cold]
     fn rest_now(&self, entry: &Arc<Entry>, missing: &[iovec], flags: c_int) -> usize {
-        if flags & libc::MSG_TRUNC != 0 {
+        if flags & libc::MSG_TRUNC != 0 || closed::is_closed() {
             return 0;
         }
         let fd = aside::kernels_part(entry, self, false, None);

@@ -7,6 +7,7 @@ mod move_data;
 mod names;
 pub(crate) mod poll;
 mod receive;
+mod sandbox;
 mod send;
 pub(crate) mod signal;
 pub(crate) mod socket;

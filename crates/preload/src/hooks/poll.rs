@@ -6,7 +6,7 @@ use crate::companion::LOOK_EVERY;
 use crate::entry::{self, Entry, State};
 use crate::shared::own_id;
 use crate::twin::{Stands, Twin};
-use crate::{aside, reach, real, short, spin, table, unclaimed};
+use crate::{aside, closed, reach, real, short, spin, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{interruptible, Epoll, Kept, KernelReason, Socket, ASIDE, SET_BYTES};
 use std::sync::Arc;
@@ -392,6 +392,10 @@ pub(crate) fn sleep_on(
     left: Option<Duration>,
     mask: *const sigset_t,
 ) -> Outcome<()> {
+    if closed::is_closed() {
+        let left = left.map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY));
+        return kernel_poll(kernel, Some(left), mask).map(drop);
+    }
     let sleep = |poller: &mut Poller| -> Outcome<()> {
         poller.watch(wanted)?;
         // It gets its descriptors before anybody sleeps on it, so that nothing is missed in between.

@@ -1,6 +1,6 @@
 //! `syscall`: programs that go past the C library's functions by its own means. What a function of the library's does for a
 //! descriptor it does for the call of the same name.
-use super::{descriptor, epoll, hooks, limit, move_data, names, poll, receive, send, socket};
+use super::{descriptor, epoll, hooks, limit, move_data, names, poll, receive, sandbox, send, socket};
 use crate::call::set_errno;
 use crate::{reach, real, start, table};
 use libc::{c_int, c_long, c_ulong, timespec};
@@ -50,6 +50,13 @@ unsafe fn any(number: c_long, [a, b, c, d, ..]: Arguments) -> Option<c_long> {
             libc::SYS_setrlimit => limit::setrlimit(a as _, b as _),
             libc::SYS_epoll_create1 => epoll::epoll_create1(a as c_int),
             libc::SYS_epoll_ctl => epoll::epoll_ctl(fd, b as c_int, c as c_int, d as _),
+            libc::SYS_prctl if a as c_int == libc::PR_SET_SECCOMP => {
+                sandbox::prctl(a as c_int, b as _, c as _, d as _, 0)
+            }
+            libc::SYS_seccomp if sandbox::is_filter(a) => {
+                crate::sandbox::before();
+                return None;
+            }
             libc::SYS_sendfile => return Some(move_data::sendfile(fd, b as c_int, c as _, d) as c_long),
             _ => return None,
         }

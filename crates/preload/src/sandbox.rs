@@ -1,0 +1,52 @@
+//! Programs that forbid themselves system calls (seccomp): a filter may end the process for one that the library makes
+//! and the program does not.
+//!
+//! Connections leave the fabric before the filter is there, while all calls are allowed. Afterwards the library attaches to
+//! no driver, serves no new socket, does not spin, and makes no call on a connection but `read`, `poll` and `ppoll`, until what
+//! lies in its ring has been received ([`crate::closed`]). Then the descriptor is the kernel's.
+use crate::entry::{self, Entry};
+use crate::twin::Twin;
+use crate::{aside, call, closed, start, table};
+use pd_client::core::KernelReason;
+use std::sync::Arc;
+
+/// The program is about to install a filter, or to give up its right to descriptors.
+#[cold]
+pub(crate) fn before() {
+    if !start::enabled() || closed::is_closed() {
+        return;
+    }
+    call::aside(|| {
+        for_each_twin(|entry, twin| {
+            if aside::leave(entry, twin, KernelReason::Sandbox) {
+                aside::await_owed(entry, twin);
+            }
+        });
+        start::disable();
+        closed::close();
+    });
+}
+
+/// The program is about to change its root or its user, after which the driver's socket may be out of its reach: takes over
+/// what it has from its parent.
+#[cold]
+pub(crate) fn before_loss_of_reach() {
+    if start::enabled() && !closed::is_closed() {
+        call::aside(|| {
+            for_each_twin(|entry, twin| {
+                // Of one that fails the next call tells why.
+                let _ = twin.with(entry, |_| Ok(()));
+            });
+        });
+    }
+}
+
+fn for_each_twin(mut work: impl FnMut(&Arc<Entry>, &Twin)) {
+    for fd in 0..table::end() {
+        if let Some(entry) = entry::find_any(fd) {
+            if let Some(twin) = entry.twin() {
+                work(&entry, twin);
+            }
+        }
+    }
+}
