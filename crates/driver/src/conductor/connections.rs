@@ -6,12 +6,47 @@ use super::tenants::Traffic;
 use super::twins::Twin;
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// See the module.
 #[derive(Default)]
 pub struct Connections {
     table: Table<ConnectionId, Connection>,
-    free: Vec<ConnectionId>,
+    free: Free,
+}
+
+/// Numbers of no connection, which reservations give back.
+#[derive(Clone, Debug, Default)]
+struct Free(Arc<Mutex<Vec<ConnectionId>>>);
+
+/// A number for a connection that is about to begin. It is free again when the reservation is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Reservation {
+    id: ConnectionId,
+    /// None once the connection has begun.
+    free: Option<Free>,
+}
+
+impl Free {
+    fn lock(&self) -> MutexGuard<'_, Vec<ConnectionId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reservation {
+    /// The number.
+    pub fn id(&self) -> ConnectionId {
+        self.id
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Some(free) = &self.free {
+            free.lock().push(self.id);
+        }
+    }
 }
 
 /// A connection. What there are two of is by side.
@@ -74,21 +109,19 @@ impl Connections {
 
     /// How many there are, and numbers that are kept for more.
     pub fn count(&self) -> usize {
-        self.table.len() - self.free.len()
+        self.table.len() - self.free.lock().len()
     }
 
     /// A number for a connection that is about to begin.
-    pub fn reserve(&mut self) -> ConnectionId {
-        self.free.pop().unwrap_or_else(|| self.table.add())
+    pub fn reserve(&mut self) -> Reservation {
+        let id = self.free.lock().pop();
+        Reservation { id: id.unwrap_or_else(|| self.table.add()), free: Some(self.free.clone()) }
     }
 
-    /// It does not begin.
-    pub fn cancel(&mut self, id: ConnectionId) {
-        self.free.push(id);
-    }
-
-    /// It begins.
-    pub fn begin(&mut self, id: ConnectionId, new: NewConnection) {
+    /// Has it begin.
+    pub fn begin(&mut self, mut reserved: Reservation, new: NewConnection) {
+        reserved.free = None;
+        let id = reserved.id;
         let NewConnection { sides, movers, serial, tenants, reached, twin, direct, counted } = new;
         // Only the accepting side of a twin has nobody.
         let life = sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
@@ -101,7 +134,7 @@ impl Connections {
     /// It is over, and its number free.
     pub fn remove(&mut self, id: ConnectionId) -> Option<Connection> {
         let connection = self.table.remove(id)?;
-        self.free.push(id);
+        self.free.lock().push(id);
         Some(connection)
     }
 }
@@ -120,5 +153,38 @@ impl Connection {
     /// Whether both sides are over.
     pub fn is_over(&self) -> bool {
         self.life.into_iter().all(Life::is_over)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_not_used_is_given_back() {
+        let mut connections = Connections::default();
+        let kept = connections.reserve();
+        let dropped = connections.reserve();
+        let number = dropped.id();
+        assert_eq!(connections.count(), 2);
+        drop(dropped);
+        assert_eq!(connections.count(), 1);
+        let again = connections.reserve();
+        assert_eq!((again.id(), connections.count()), (number, 2));
+        let new = NewConnection {
+            sides: [None; 2],
+            movers: [MoverId::default(); 2],
+            serial: 1,
+            tenants: [TenantId::default(); 2],
+            reached: ([0; 4], 0).into(),
+            twin: None,
+            direct: None,
+            counted: true,
+        };
+        connections.begin(again, new);
+        drop(kept);
+        assert_eq!(connections.count(), 1, "one that has begun");
+        assert!(connections.remove(number).is_some());
+        assert_eq!(connections.count(), 0);
     }
 }

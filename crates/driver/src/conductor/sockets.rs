@@ -4,7 +4,7 @@ use super::connections::NewConnection;
 use super::ending::Ending;
 use super::names::{canonical, Wish};
 use super::Conductor;
-use crate::ids::{ClientId, Side, Slot};
+use crate::ids::{ClientId, ConnectionId, Side, Slot, TenantId};
 use crate::messages::{Asking, Endpoint, Gone, NewFlow, ToMover};
 use crate::metrics::Metrics;
 use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
@@ -19,6 +19,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// An answer without its tag.
 pub(super) type Answer = Result<Event, Errno>;
+
+/// A `connect` whose listener is found.
+#[derive(Clone, Copy)]
+struct Call {
+    slot: Slot,
+    v6: bool,
+    send_ring_bytes: u64,
+    local: SocketAddr,
+    /// As the connecting side sees it, and behind the routes.
+    remote: SocketAddr,
+    reached: SocketAddr,
+    peer: ClientId,
+    listener: Slot,
+    tenants: [TenantId; 2],
+}
 
 pub(super) fn done(socket: SocketId) -> Event {
     Event::answer(socket, 0, 0)
@@ -222,85 +237,25 @@ impl Conductor {
     }
 
     fn connect(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
-        let to = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
-        let client = self.client(id).ok_or(Errno::BADF)?;
-        let namespace = client.identity.namespace;
-        let state = client.socket(Slot::of(socket)).ok_or(Errno::BADF)?;
-        match state.state {
-            SocketState::Active => {}
-            SocketState::Connected(_) => return Err(Errno::ISCONN),
-            _ => return Err(Errno::OPNOTSUPP),
-        }
-        let to = family_of(state, to)?;
-        let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
-        let reached = self.tenants.route(to);
-        let (peer, peer_listener) = self.names.listener(namespace, reached)?;
-        let tenants = self.admit(id, peer, reached)?;
-        self.check_room(peer)?;
-        let local = match bound {
-            Some(bound) if !bound.ip().is_unspecified() => bound,
-            Some(bound) => SocketAddr::new(self.names.local_for(namespace, reached.ip()).ip(), bound.port()),
-            None => self.names.local_for(namespace, reached.ip()),
-        };
-        // The connecting side sees the address that it asked for, the other its own.
-        let own = |at: SocketAddr| {
-            if at.ip().is_unspecified() {
-                SocketAddr::new(local.ip(), at.port())
-            } else {
-                at
-            }
-        };
-        let (remote, reached) = (own(to), own(reached));
-
-        let listening = self.client(peer).and_then(|c| c.socket(peer_listener)).ok_or(Errno::CONNREFUSED)?;
-        let SocketState::Listen(listener) = &listening.state else { return Err(Errno::CONNREFUSED) };
-        // Those that its client has been given and not yet accepted wait, too, as the client says.
-        let accepted =
-            self.client(peer).and_then(|c| c.memory.as_ref()).map_or(0, |m| m.recv_consumer(peer_listener));
-        let waiting = listener.arrived.saturating_sub(accepted).max(listener.backlog.len() as u64);
-        if waiting >= listener.backlog_max as u64 {
-            // Another errno than that of an address where nobody listens: the client may wait.
-            return Err(Errno::AGAIN);
-        }
-        let (peer_v6, peer_channel) = (listening.v6, listening.channel);
-        let (peer_send, peer_receive) = (listening.send_ring_bytes, listening.receive_ring_bytes);
-        let peer_shared = listening.receives_shared;
-        let index = self.connections.reserve();
-        let accepted = Socket {
-            send_ring_bytes: peer_send,
-            receive_ring_bytes: peer_receive,
-            receives_shared: peer_shared,
-            ..self.fresh_socket(
-                peer_v6,
-                peer_channel,
-                SocketState::Connected(Connected {
-                    connection: index,
-                    side: Side::Accepting,
-                    local: dressed(reached, peer_v6),
-                    remote: dressed(local, peer_v6),
-                }),
-            )
-        };
-        let (peer_slot, _) = self.open_slot(peer, accepted).map_err(|_| {
-            self.connections.cancel(index);
-            Errno::CONNREFUSED
-        })?;
-        if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(Slot::of(socket))) {
-            let local = dressed(local, v6);
-            state.state = SocketState::Connected(Connected {
-                connection: index,
-                side: Side::Connecting,
-                local,
-                remote,
-            });
-            state.receives_shared |= request.value & RECEIVES_SHARED != 0;
-        }
-        let (Some(source), Some(destination)) =
-            (self.endpoint(id, Slot::of(socket)), self.endpoint(peer, peer_slot))
-        else {
+        let call = self.call(id, socket, request)?;
+        let Call { slot, v6, local, remote, reached, peer, listener, tenants, .. } = call;
+        let reserved = self.connections.reserve();
+        let index = reserved.id();
+        let accepted = self.accepted_socket(&call, index)?;
+        let peer_send = accepted.send_ring_bytes;
+        let (peer_slot, _) = self.open_slot(peer, accepted).map_err(|_| Errno::CONNREFUSED)?;
+        let ends = (self.endpoint(id, slot), self.endpoint(peer, peer_slot));
+        let (Some(source), Some(destination)) = ends else {
+            self.release_slot(peer, peer_slot);
             return Err(Errno::CONNREFUSED);
         };
-        let sides = [(id, Slot::of(socket)), (peer, peer_slot)];
+        if let Some(state) = self.client_mut(id).and_then(|c| c.socket_mut(slot)) {
+            let (connection, side) = (index, Side::Connecting);
+            let local = dressed(local, v6);
+            state.state = SocketState::Connected(Connected { connection, side, local, remote });
+            state.receives_shared |= request.value & RECEIVES_SHARED != 0;
+        }
+        let sides = [(id, slot), (peer, peer_slot)];
         let plan = self.plan(sides, tenants, reached, false).filter(|_| !self.is_full([id, peer]));
         let direct = plan.map(|plan| Box::new(self.open_direct(sides, plan)));
         self.serial += 1;
@@ -310,6 +265,7 @@ impl Conductor {
             let (id, tenant) = (index.flow(side), tenants[side]);
             NewFlow { id, tenant, source, destination, send_ring_bytes, serial }
         };
+        let send_ring_bytes = call.send_ring_bytes;
         self.add_flow(flow(Side::Connecting, source.clone(), destination.clone(), send_ring_bytes));
         self.add_flow(flow(Side::Accepting, destination, source, peer_send));
         let connection = NewConnection {
@@ -322,11 +278,68 @@ impl Conductor {
             direct,
             counted: true,
         };
-        self.connections.begin(index, connection);
+        self.connections.begin(reserved, connection);
         self.tenants.open(tenants);
         Metrics::add(&self.metrics.connections_made, 1);
-        self.queue(peer, peer_listener, peer_slot);
+        self.queue(peer, listener, peer_slot);
         Ok(done(socket).with_address(dressed(local, v6).into()))
+    }
+
+    /// Finds the listener that a socket reaches. Nothing has changed yet, but for the policy's counts.
+    fn call(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Result<Call, Errno> {
+        let to = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let slot = Slot::of(socket);
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let namespace = client.identity.namespace;
+        let state = client.socket(slot).ok_or(Errno::BADF)?;
+        match state.state {
+            SocketState::Active => {}
+            SocketState::Connected(_) => return Err(Errno::ISCONN),
+            _ => return Err(Errno::OPNOTSUPP),
+        }
+        let to = family_of(state, to)?;
+        let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
+        let reached = self.tenants.route(to);
+        let (peer, listener) = self.names.listener(namespace, reached)?;
+        let tenants = self.admit(id, peer, reached)?;
+        self.check_room(peer)?;
+        let local = match bound {
+            Some(bound) if !bound.ip().is_unspecified() => bound,
+            Some(bound) => SocketAddr::new(self.names.local_for(namespace, reached.ip()).ip(), bound.port()),
+            None => self.names.local_for(namespace, reached.ip()),
+        };
+        // The connecting side sees the address that it asked for, the other its own.
+        let own = |at: SocketAddr| match at.ip().is_unspecified() {
+            true => SocketAddr::new(local.ip(), at.port()),
+            false => at,
+        };
+        let (remote, reached) = (own(to), own(reached));
+        Ok(Call { slot, v6, send_ring_bytes, local, remote, reached, peer, listener, tenants })
+    }
+
+    /// The socket that the listener gets.
+    ///
+    /// # Errors
+    /// `EAGAIN` if its backlog is full: another errno than that of an address where nobody listens, since the client may wait.
+    fn accepted_socket(&self, call: &Call, connection: ConnectionId) -> Result<Socket, Errno> {
+        let peer = self.client(call.peer).ok_or(Errno::CONNREFUSED)?;
+        let listening = peer.socket(call.listener).ok_or(Errno::CONNREFUSED)?;
+        let SocketState::Listen(listener) = &listening.state else { return Err(Errno::CONNREFUSED) };
+        // Those that its client has been given and not yet accepted wait, too, as the client says.
+        let accepted = peer.memory.as_ref().map_or(0, |memory| memory.recv_consumer(call.listener));
+        let waiting = listener.arrived.saturating_sub(accepted).max(listener.backlog.len() as u64);
+        if waiting >= listener.backlog_max as u64 {
+            return Err(Errno::AGAIN);
+        }
+        let (side, v6) = (Side::Accepting, listening.v6);
+        let (local, remote) = (dressed(call.reached, v6), dressed(call.local, v6));
+        let connected = Connected { connection, side, local, remote };
+        Ok(Socket {
+            send_ring_bytes: listening.send_ring_bytes,
+            receive_ring_bytes: listening.receive_ring_bytes,
+            receives_shared: listening.receives_shared,
+            ..self.fresh_socket(v6, listening.channel, SocketState::Connected(connected))
+        })
     }
 
     /// Has the movers know of a direction of a connection.

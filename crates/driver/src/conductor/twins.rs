@@ -14,7 +14,7 @@ pub(super) use listeners::Place;
 use listeners::{Listening, Speaker};
 
 use super::client::{Connected, SocketState};
-use super::connections::NewConnection;
+use super::connections::{NewConnection, Reservation};
 use super::ending::{Ending, Event};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
@@ -101,7 +101,7 @@ pub(super) struct Held {
 pub(super) struct NewTwin {
     pub(super) id: ClientId,
     pub(super) channel: usize,
-    pub(super) index: ConnectionId,
+    pub(super) reserved: Reservation,
     pub(super) key: Key,
     pub(super) place: Place,
     /// Who speaks for listeners there.
@@ -278,10 +278,10 @@ impl Conductor {
             false => bound,
             true => SocketAddr::new(self.names.local_for(namespace, to.ip()).ip(), bound.port()),
         };
-        let index = self.connections.reserve();
+        let reserved = self.connections.reserve();
         let key = Key::Tcp([(namespace, local.port()), (there, to.port())]);
         let connected = Connected {
-            connection: index,
+            connection: reserved.id(),
             side: Side::Connecting,
             local: dressed(local, to.is_ipv6()),
             remote: to,
@@ -295,7 +295,7 @@ impl Conductor {
         self.new_twin(NewTwin {
             id,
             channel,
-            index,
+            reserved,
             key,
             place,
             speakers,
@@ -309,14 +309,25 @@ impl Conductor {
 
     /// A connection with one side, which can send at once.
     pub(super) fn new_twin(&mut self, new: NewTwin) -> Answer {
-        let NewTwin { id, channel, index, key, place, speakers, sides, connected, tenants, reached, counted } =
-            new;
+        let NewTwin {
+            id,
+            channel,
+            reserved,
+            key,
+            place,
+            speakers,
+            sides,
+            connected,
+            tenants,
+            reached,
+            counted,
+        } = new;
+        let index = reserved.id();
         let mover = self.client(id).ok_or(Errno::BADF)?.mover;
         let v6 = connected.remote.is_ipv6();
         let socket = self.fresh_socket(v6, channel, SocketState::Connected(connected));
         let send_ring_bytes = socket.send_ring_bytes;
-        let (slot, generation) =
-            self.open_slot(id, socket).inspect_err(|_| self.connections.cancel(index))?;
+        let (slot, generation) = self.open_slot(id, socket)?;
         self.serial += 1;
         let connection = NewConnection {
             sides: [Some((id, slot)), None],
@@ -338,7 +349,7 @@ impl Conductor {
             direct: None,
             counted,
         };
-        self.connections.begin(index, connection);
+        self.connections.begin(reserved, connection);
         if let Some(source) = self.endpoint(id, slot) {
             let destination = self.twins.nobody(mover);
             let (id, tenant, serial) = (index.flow(Side::Connecting), tenants[0], self.serial);

@@ -39,14 +39,14 @@ impl Conductor {
         // Proved when it is claimed.
         let sides = [held, Held { inode: 0, ..held }];
         let key = Key::Unix(held.inode);
-        let index = self.connections.reserve();
-        let connected =
-            Connected { connection: index, side: Side::Connecting, local: NOWHERE, remote: NOWHERE };
+        let reserved = self.connections.reserve();
+        let connection = reserved.id();
+        let connected = Connected { connection, side: Side::Connecting, local: NOWHERE, remote: NOWHERE };
         let reached = NOWHERE;
         self.new_twin(NewTwin {
             id,
             channel,
-            index,
+            reserved,
             key,
             place,
             speakers,
