@@ -12,6 +12,8 @@ pub enum Call {
     /// `epoll_ctl`.
     Watch,
     Receive,
+    /// To tell a client something on its attach socket.
+    Send,
     EventFd,
     Pipe,
     SocketPair,

@@ -368,9 +368,6 @@ pub enum Violation {
     /// Attach socket.
     #[error("unexpected message on the attach socket")]
     Frame,
-    /// Attach socket not read.
-    #[error("does not read its attach socket")]
-    Deaf,
 }
 
 // Records of the control plane are copied from agent to agent: what is large goes by a pointer.

@@ -4,12 +4,14 @@ use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
 use pd_driver::admin::{Answer, Ask};
 use pd_driver::Violation;
 use pd_shm::{attach, Pod};
-use pd_tests::{is_root, Raw, TestDriver};
+use pd_tests::{is_root, Raw, SentRegion, TestDriver};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::process::{kill_process, Pid, Signal};
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 fn frame(kind: FrameKind) -> Frame {
     Frame::new(kind)
@@ -29,7 +31,7 @@ fn goodbye(socket: &OwnedFd) -> Option<String> {
     loop {
         let mut ready = [PollFd::new(socket, PollFlags::IN)];
         assert_eq!(poll(&mut ready, Some(&patience)), Ok(1), "not cut off");
-        match attach::receive(socket, rustix::net::RecvFlags::empty()) {
+        match attach::receive(socket, RecvFlags::empty()) {
             Ok(Some((frame, _))) if frame.checked_kind() == Some(FrameKind::Goodbye) => {
                 reason = Some(frame.reason().to_owned());
             }
@@ -152,21 +154,114 @@ fn descriptors_that_nobody_asked_for() {
     scene.end();
 }
 
+/// Asks for the same thing, and reads no answer, until the driver reads no more questions. Returns how many were asked.
+fn ask_deafly(raw: &Raw, wish: &Frame) -> usize {
+    let (mut asked, mut refused) = (0, 0);
+    while refused < 20 {
+        match rustix::net::send(&raw.socket, wish.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(_) => (asked, refused) = (asked + 1, 0),
+            Err(Errno::AGAIN) => {
+                refused += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error} after {asked} questions"),
+        }
+        assert!(asked < 100_000, "the driver reads without end");
+    }
+    asked
+}
+
+/// Reads frames until there are so many answers. Returns the others.
+fn read_answers(raw: &Raw, count: usize) -> Vec<(Frame, Vec<OwnedFd>)> {
+    let (mut answers, mut others) = (0, Vec::new());
+    while answers < count {
+        let mut ready = [PollFd::new(&raw.socket, PollFlags::IN)];
+        let patience = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(poll(&mut ready, Some(&patience)), Ok(1), "{answers} of {count} answers");
+        let (frame, fds) = attach::receive(&raw.socket, RecvFlags::empty()).unwrap().expect("not cut off");
+        match frame.checked_kind() {
+            Some(FrameKind::ReceiveRegion) => others.push((frame, fds)),
+            Some(FrameKind::Goodbye) => panic!("{}", frame.reason()),
+            _ => answers += 1,
+        }
+    }
+    others
+}
+
 #[test]
-fn a_client_that_never_reads_its_attach_socket() {
+fn answers_wait_for_a_client_that_reads_none() {
     let scene = stage();
+    let before = scene.cut_offs();
     for wish in
         [FrameKind::SendRegion, FrameKind::WakePipe, FrameKind::Channel, FrameKind::FileSocket].map(frame)
     {
-        let before = scene.cut_offs();
         let raw = Raw::attach(&scene.driver, 1);
-        let mut sent = 0;
-        while attach::send(&raw.socket, &wish, &[], SendFlags::empty()).is_ok() {
-            sent += 1;
-            assert!(sent < 100_000, "never cut off");
-        }
-        scene.driver.wait_for("cut off", |_| scene.cut_offs() == before + 1);
+        let asked = ask_deafly(&raw, &wish);
+        scene.bystander.check(&scene.driver);
+        assert!(read_answers(&raw, asked).is_empty());
     }
+    assert_eq!(scene.cut_offs(), before);
+    scene.end();
+}
+
+/// Connections made to a client that has no room for one more frame cost it nothing but its own time.
+#[test]
+fn a_peer_cannot_have_a_deaf_client_cut_off() {
+    const CONNECTIONS: usize = 40;
+    let scene = stage();
+    let before = scene.cut_offs();
+    let mut deaf = Raw::attach(&scene.driver, 1);
+    let (listener, address) = deaf.listen(0, CONNECTIONS as u64);
+    let asked = ask_deafly(&deaf, &frame(FrameKind::PeerBell));
+    let mut peer = scene.driver.puppet();
+    for index in 0..CONNECTIONS {
+        peer.ok(&format!("connect c{index} {address}"));
+        peer.ok(&format!("send c{index} {index} 0 1000 1000"));
+        if index % 2 == 1 {
+            peer.ok(&format!("close c{index}"));
+        }
+    }
+    scene.bystander.check(&scene.driver);
+    let report = scene.driver.report();
+    let client = report.clients.iter().find(|client| client.sockets > CONNECTIONS).expect("it is there");
+    assert!(client.region_bytes <= 8 << 20, "{client:?}: one region that it knows nothing of");
+    for (frame, mut fds) in read_answers(&deaf, asked) {
+        let fd = fds.pop().expect("a descriptor");
+        deaf.receive_regions.push(SentRegion { id: frame.id, fd, bytes: frame.bytes as usize });
+    }
+    for index in 0..CONNECTIONS {
+        let socket = deaf.accept(0, listener);
+        let bytes = deaf.received(socket, 0, 1000);
+        pd_tests::verify(index as u64, 0, &bytes);
+    }
+    assert_eq!(scene.cut_offs(), before);
+    assert_eq!(deaf.is_cut_off(), None);
+    drop((deaf, peer));
+    scene.end();
+}
+
+#[test]
+fn a_stopped_process_goes_on_where_it_was() {
+    const CONNECTIONS: usize = 200;
+    let scene = stage();
+    let before = scene.cut_offs();
+    let (mut stopped, mut peer) = (scene.driver.puppet(), scene.driver.puppet());
+    let address = stopped.ok(&format!("listen l 127.0.0.1:0 {CONNECTIONS}"));
+    let pid = Pid::from_raw(stopped.pid() as i32).expect("a process");
+    kill_process(pid, Signal::STOP).expect("stopped");
+    for index in 0..CONNECTIONS {
+        peer.ok(&format!("connect c {address}"));
+        peer.ok(&format!("send c {index} 0 5000 500"));
+        peer.ok("close c");
+    }
+    kill_process(pid, Signal::CONT).expect("goes on");
+    stopped.ok(&format!("accept-many a l {CONNECTIONS}"));
+    for index in 0..CONNECTIONS {
+        stopped.ok(&format!("recv a{index} {index} 0 5000"));
+        assert_eq!(stopped.ok(&format!("end a{index}")), "0");
+    }
+    assert_eq!(scene.cut_offs(), before);
+    drop((stopped, peer));
     scene.end();
 }
 

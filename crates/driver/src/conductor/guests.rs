@@ -191,6 +191,6 @@ impl Conductor {
 
     /// Answers a client's frame.
     pub(super) fn tell_client(&self, client: ClientId, frame: &Frame, fd: Option<OwnedFd>) {
-        self.door.send(ToDoor::Tell { client, frame: Box::new(*frame), fd, answers: true });
+        self.door.send(ToDoor::Answer { client, frame: Box::new(*frame), fd });
     }
 }

@@ -95,7 +95,7 @@ impl Conductor {
     /// Loses an answer that the door is to pass on. Says whether there was one.
     pub fn lose_answer(&self) -> bool {
         self.door.tamper(|queue| {
-            let lost = queue.iter().position(|message| matches!(message, ToDoor::Tell { answers: true, .. }));
+            let lost = queue.iter().position(|message| matches!(message, ToDoor::Answer { .. }));
             lost.map(|at| queue.remove(at)).is_some()
         })
     }

@@ -1,5 +1,5 @@
 //! Frames of clients: read one at a time, carried out here, by a helper or by the conductor, and answered before the next.
-use super::guest::{Guest, Phase, Waits};
+use super::guest::{Phase, Waits};
 use super::helpers::{receive, Job, NOBODY};
 use super::messages::{FromDoor, Made};
 use super::{token, Door, TOKEN_SOCKET};
@@ -11,12 +11,11 @@ use crate::messages::{NewChannel, Violation};
 use crate::peer::refuse_descriptors;
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
-use pd_shm::{attach, memfd};
+use pd_shm::memfd;
 use rustix::event::{epoll, eventfd, EventfdFlags};
 use rustix::io::Errno;
-use rustix::net::{socketpair, AddressFamily, SendFlags, SocketFlags, SocketType};
+use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 use rustix::pipe::{pipe_with, PipeFlags};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Tokens of a payer ([`super::turns`]) that a frame of this kind costs: microseconds of the driver's, about.
@@ -75,6 +74,11 @@ impl Door {
     /// Has the kernel tell of a guest's next message.
     pub(super) fn await_message(&mut self, id: ClientId) {
         let Some(guest) = self.guests.here(id) else { return };
+        if guest.has_held() {
+            // Its next message is read when that is sent.
+            guest.waits = Waits::Room;
+            return;
+        }
         guest.waits = Waits::Message;
         let events = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         let watched = may(Call::Watch)
@@ -95,10 +99,13 @@ impl Door {
         self.turns.enter(payer, id, now);
     }
 
-    /// The kernel says that there is a message, or an end.
-    pub(super) fn has_message(&mut self, id: ClientId) {
+    /// The kernel says that there is a message, room for one, or an end.
+    pub(super) fn has_news(&mut self, id: ClientId, events: epoll::EventFlags) {
         let now = self.clock.now();
         let Some(guest) = self.guests.here(id) else { return };
+        if guest.has_held() && events.contains(epoll::EventFlags::OUT) {
+            return self.send_held(id);
+        }
         match guest.waits {
             Waits::Message => {
                 guest.waits = Waits::Turn;
@@ -106,8 +113,12 @@ impl Door {
                 self.turns.enter(payer, id, now);
             }
             // Hung up, which the kernel tells of whether one wants to hear it or not.
-            Waits::Answer => self.left(id),
-            Waits::Turn => {}
+            Waits::Answer | Waits::Room
+                if events.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) =>
+            {
+                self.left(id);
+            }
+            Waits::Answer | Waits::Room | Waits::Turn => {}
         }
     }
 
@@ -122,7 +133,7 @@ impl Door {
                 memfd::seal_against_all(control).map_err(|_| Violation::Frame)?;
                 guest.phase = Phase::Attached;
                 self.conductor.send(FromDoor::Attached { client: id });
-                self.answer(id, &Frame::new(FrameKind::Ready).with_id(frame.id), &[]);
+                self.answer(id, Frame::new(FrameKind::Ready).with_id(frame.id), Vec::new());
             }
             (Phase::Attached, FrameKind::Channel) => self.add_channel(id),
             (Phase::Attached, FrameKind::SendRegion) => self.add_send_region(id, frame.bytes),
@@ -159,7 +170,7 @@ impl Door {
         guest.memory = Some(Arc::clone(&memory));
         guest.phase = Phase::Mapping(keep);
         self.conductor.send(FromDoor::Welcomed { client: id, memory });
-        self.answer(id, &Frame::new(FrameKind::Welcome).with_id(id.get().into()), &fds);
+        self.answer(id, Frame::new(FrameKind::Welcome).with_id(id.get().into()), fds.into());
     }
 
     fn add_channel(&mut self, id: ClientId) {
@@ -208,7 +219,7 @@ impl Door {
         let (errno, why) = (exhausted.errno(), exhausted.to_string());
         self.conductor.send(FromDoor::Refused { client: id, errno, exhausted: Some(exhausted) });
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, &why);
-        self.answer(id, &frame, &[]);
+        self.answer(id, frame, Vec::new());
     }
 
     fn seal_send_region(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
@@ -291,15 +302,13 @@ impl Door {
                 let number = guest.number_region();
                 let frame = described(FrameKind::SendRegion, number, &region);
                 guest.send_regions.insert(number, (region, false));
-                self.answer(id, &frame, &[fd]);
+                self.answer(id, frame, vec![fd]);
             }
             Made::SendRegion(Err(exhausted)) => self.refuse_exhausted(id, exhausted),
             Made::ReceiveRegion(Ok((region, fd))) => {
                 let number = guest.number_region();
                 let frame = described(FrameKind::ReceiveRegion, number, &region);
-                self.tell(id, &frame, &[fd]);
-                let region = Box::new(region);
-                self.conductor.send(FromDoor::ReceiveRegion { client: id, number, region });
+                self.tell_of_region(id, frame, number, region, fd);
             }
             Made::ReceiveRegion(Err(exhausted)) => {
                 self.conductor.send(FromDoor::NoReceiveRegion { client: id, exhausted });
@@ -321,32 +330,7 @@ impl Door {
     pub(super) fn refuse(&mut self, id: ClientId, errno: Errno, reason: &str) {
         self.conductor.send(FromDoor::Refused { client: id, errno, exhausted: None });
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, reason);
-        self.answer(id, &frame, &[]);
-    }
-
-    /// Answers a frame.
-    pub(super) fn answer(&mut self, id: ClientId, frame: &Frame, fds: &[OwnedFd]) {
-        self.tell(id, frame, fds);
-        self.answered(id);
-    }
-
-    /// Sends a frame; a client that does not read its attach socket is cut off.
-    pub(super) fn tell(&mut self, id: ClientId, frame: &Frame, fds: &[OwnedFd]) {
-        let Some(guest) = self.guests.here(id) else { return };
-        if !send(guest, frame, fds) {
-            self.broke(id, Violation::Deaf);
-        }
-    }
-
-    /// Ends the guest's time here, having told it why.
-    pub(super) fn cut_off(&mut self, id: ClientId, violation: Option<Violation>) {
-        let Some(guest) = self.guests.get(id) else { return };
-        if let Some(violation) = violation {
-            let errno = Errno::PROTO.raw_os_error() as u32;
-            let frame = Frame::new(FrameKind::Goodbye).with_error(errno, &violation.to_string());
-            send(guest, &frame, &[]);
-        }
-        self.close(id);
+        self.answer(id, frame, Vec::new());
     }
 
     /// The guest broke the protocol: the conductor ends it.
@@ -357,13 +341,6 @@ impl Door {
             self.conductor.send(FromDoor::Broke { client: id, violation });
         }
     }
-}
-
-/// Says whether the guest had room for it.
-fn send(guest: &Guest, frame: &Frame, fds: &[OwnedFd]) -> bool {
-    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    let sent = attach::send(&guest.socket, frame, &fds, SendFlags::DONTWAIT);
-    !matches!(sent, Err(Errno::AGAIN | Errno::TOOMANYREFS))
 }
 
 fn described(kind: FrameKind, number: u32, region: &Region) -> Frame {

@@ -4,6 +4,8 @@ use crate::identity::NamespaceId;
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{payer, Payer};
+use pd_abi::Frame;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -31,6 +33,17 @@ pub enum Waits {
     Turn,
     /// What it asked for.
     Answer,
+    /// Room for what is held for it.
+    Room,
+}
+
+/// What a guest is to be told and has no room for.
+#[derive(Debug)]
+pub enum Held {
+    /// An answer, with its descriptors: that for mapping the control region pays for one.
+    Answer(Box<Frame>, Vec<OwnedFd>),
+    /// A receive region by number, with a descriptor for the guest.
+    Region(Box<Frame>, u32, Box<Region>, OwnedFd),
 }
 
 /// See the module.
@@ -49,6 +62,8 @@ pub struct Guest {
     pub regions: u32,
     /// Its send regions, and whether they are sealed.
     pub send_regions: HashMap<u32, (Region, bool)>,
+    /// At most an answer and a receive region.
+    held: VecDeque<Held>,
     uid: u32,
     tenant: TenantId,
     account: Option<Arc<Account>>,
@@ -70,6 +85,7 @@ impl Guest {
             has_file_socket: false,
             regions: 0,
             send_regions: HashMap::default(),
+            held: VecDeque::new(),
             uid,
             tenant: TenantId::default(),
             account: None,
@@ -115,6 +131,36 @@ impl Guest {
     /// Whether it is to be heard.
     pub fn is_here(&self) -> bool {
         !matches!(self.phase, Phase::Leaving)
+    }
+
+    /// Keeps something until there is room for it.
+    pub fn hold(&mut self, held: Held) {
+        self.held.push_back(held);
+        debug_assert!(self.held.len() <= 2, "an answer and a region");
+    }
+
+    /// What is held longest.
+    pub fn held(&self) -> Option<&Held> {
+        self.held.front()
+    }
+
+    /// Takes that: it is sent.
+    pub fn unhold(&mut self) -> Option<Held> {
+        self.held.pop_front()
+    }
+
+    /// Whether something is held.
+    pub fn has_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// All memory that was made for it and is the door's.
+    pub fn into_regions(self) -> impl Iterator<Item = Region> {
+        let held = self.held.into_iter().filter_map(|held| match held {
+            Held::Region(_, _, region, _) => Some(*region),
+            Held::Answer(..) => None,
+        });
+        self.send_regions.into_values().map(|(region, _)| region).chain(held)
     }
 
     /// The number of one more region.

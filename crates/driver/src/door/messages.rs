@@ -30,8 +30,8 @@ pub enum ToDoor {
     TurnAway { client: ClientId, exhausted: Exhausted },
     /// The client is another tenant's from now on.
     SetTenant { client: ClientId, tenant: TenantId },
-    /// Send this to the client, with a descriptor. If it `answers`, the client's next frame is read.
-    Tell { client: ClientId, frame: Box<Frame>, fd: Option<OwnedFd>, answers: bool },
+    /// Answer the client's frame, with a descriptor. Then its next frame is read.
+    Answer { client: ClientId, frame: Box<Frame>, fd: Option<OwnedFd> },
     /// The client's frame has been carried out, and there is no frame in answer.
     Done { client: ClientId },
     /// Hear the client no more. With a violation: tell it so.

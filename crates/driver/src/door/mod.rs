@@ -17,6 +17,7 @@ mod guest;
 mod helpers;
 mod listen;
 mod messages;
+mod telling;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 mod testing;
 mod turns;
@@ -86,6 +87,8 @@ pub struct Door {
     /// Processes whose end is to be told.
     watched: Vec<Arc<OwnedFd>>,
     commands: VecDeque<ToDoor>,
+    /// Guests, with their serials, for whom something is held that is tried again with the next sweep.
+    untold: Vec<(ClientId, u64)>,
     next_sweep: Duration,
     /// Its end is the driver's.
     _alive: OwnedFd,
@@ -131,6 +134,7 @@ impl Door {
             turns: Turns::default(),
             watched: Vec::new(),
             commands: VecDeque::new(),
+            untold: Vec::new(),
             next_sweep: now + SWEEP,
             _alive: end,
         })
@@ -181,11 +185,11 @@ impl Door {
         let mut knocks = false;
         for event in ready {
             let word = event.data.u64();
-            let client = ClientId::new(word as u16);
+            let (client, events) = (ClientId::new(word as u16), event.flags);
             match word >> 32 {
                 TOKEN_LISTENER => knocks = true,
                 TOKEN_ADMIN => self.answer_admin(),
-                TOKEN_SOCKET => self.has_message(client),
+                TOKEN_SOCKET => self.has_news(client, events),
                 TOKEN_PIDFD => self.left(client),
                 TOKEN_WATCHED => self.watched_ended(),
                 _ => {}
@@ -229,12 +233,7 @@ impl Door {
                     guest.set_tenant(tenant);
                 }
             }
-            ToDoor::Tell { client, frame, fd, answers } => {
-                self.tell(client, &frame, fd.as_slice());
-                if answers {
-                    self.answered(client);
-                }
-            }
+            ToDoor::Answer { client, frame, fd } => self.answer(client, *frame, fd.into_iter().collect()),
             ToDoor::Done { client } => self.answered(client),
             ToDoor::CutOff { client, violation } => self.cut_off(client, violation),
             ToDoor::Forget { client, mut regions } => {
@@ -242,7 +241,7 @@ impl Door {
                 let mut payer = DRIVER;
                 if let Some(guest) = self.guests.forget(client) {
                     payer = guest.payer();
-                    regions.extend(guest.send_regions.into_values().map(|(region, _)| region));
+                    regions.extend(guest.into_regions());
                 }
                 if !regions.is_empty() {
                     self.helpers.give(payer, NOBODY, Job::Drop(regions));
@@ -310,6 +309,7 @@ impl Door {
         let now = self.clock.now();
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
+            self.tell_untold();
             self.helpers.sweep();
             self.newcomers.sweep(now);
             self.turns.sweep(now);

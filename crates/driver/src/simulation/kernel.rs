@@ -90,6 +90,7 @@ fn errors(call: Call) -> &'static [Errno] {
         Call::Duplicate => &[Errno::MFILE],
         Call::Watch => &[Errno::NOMEM, Errno::NOSPC],
         Call::Receive => &[Errno::INTR, Errno::AGAIN],
+        Call::Send => &[Errno::AGAIN, Errno::AGAIN, Errno::TOOMANYREFS, Errno::NOBUFS],
         Call::EventFd | Call::Pipe | Call::SocketPair | Call::MakeMemory | Call::Reopen => {
             &[Errno::MFILE, Errno::NFILE, Errno::NOMEM]
         }
