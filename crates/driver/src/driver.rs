@@ -10,17 +10,17 @@ use crate::memory::{Amounts, Pool};
 use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
-use crate::policy::{Policy, PolicyError};
+use crate::policy::Policy;
 use crate::reader::Readers;
 use crate::rights::{self, Namespaces};
 use crate::settings::Settings;
+use crate::start_error::StartError;
 use pd_abi::counters::AgentCounters;
-use pd_engine::{Engine, EngineError};
+use pd_engine::Engine;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::cell::RefCell;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,45 +30,6 @@ use std::time::Duration;
 pub const STOP_POLL: Duration = Duration::from_millis(200);
 /// How long a driver that stops waits for files to be closed.
 const FILES_GRACE: Duration = Duration::from_secs(1);
-
-/// Why a driver did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// A socket.
-    #[error(
-        "cannot make the socket {path}: {errno}; choose another path or start as a user who may write there"
-    )]
-    Socket {
-        /// Where.
-        path: PathBuf,
-        /// What the kernel said.
-        errno: Errno,
-    },
-    /// Another driver.
-    #[error("a driver is running on {path} already: stop it, or give this one a socket of its own")]
-    Running {
-        /// Where.
-        path: PathBuf,
-    },
-    /// The engine.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The kernel.
-    #[error("the kernel refused: {0}")]
-    Kernel(#[from] Errno),
-    /// The policy.
-    #[error(transparent)]
-    Policy(#[from] PolicyError),
-    /// A thread.
-    #[error("cannot start a thread: {0}")]
-    Thread(#[from] std::io::Error),
-    /// Rights, a sentence for each.
-    #[error("rights are missing\n{}", .0.join("\n"))]
-    Rights(Vec<String>),
-    /// The filter of system calls.
-    #[error("cannot confine the driver to its system calls: {0}; use a kernel with CONFIG_SECCOMP_FILTER on x86-64, ARM64 or RISC-V")]
-    Filter(Errno),
-}
 
 /// A running driver. Stops when dropped; its clients then see `ECONNRESET`.
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //!
 //! After the filter the driver makes no files and opens none for writing alone, makes sockets of `AF_UNIX` and `AF_NETLINK` only, enters network namespaces
 //! and no others, changes entries of its own BPF maps and attaches its own BPF programs but loads none, maps no new code, and starts threads but no process and no program.
-use crate::gate;
+use crate::gate::COMMANDS;
 use rustix::io::{Errno, Result};
 use rustix::process::getpid;
 use rustix::thread::set_no_new_privs;
@@ -148,7 +148,7 @@ type Condition = (c_long, u8, SeccompCmpArgLen, SeccompCmpOp, u64);
 fn conditions() -> Vec<Condition> {
     let no_code = MaskedEq(libc::PROT_EXEC as u64);
     let thread = libc::CLONE_THREAD as u64;
-    let gate = gate::COMMANDS.map(|command| (libc::SYS_bpf, 0, Dword, Eq, command as u64));
+    let gate = COMMANDS.map(|command| (libc::SYS_bpf, 0, Dword, Eq, command as u64));
     let conditions = [
         (libc::SYS_clone, 0, Qword, MaskedEq(thread), thread),
         (libc::SYS_ioctl, 1, Dword, Eq, FIONBIO),

@@ -183,6 +183,17 @@ impl FlowId {
     }
 }
 
+/// Payers of what clients cost, who take turns at the door and at movers: tenants. Nobody has named the clients of the default one: they are told
+/// apart by user.
+pub type Payer = (TenantId, Option<u32>);
+/// Pays for what no client has caused.
+pub const DRIVER: Payer = (TenantId::DRIVER, None);
+
+/// The payer for a client of this tenant and user.
+pub fn payer(tenant: TenantId, uid: u32) -> Payer {
+    (tenant, (tenant == TenantId::default()).then_some(uid))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -36,12 +36,13 @@ mod settings;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod simulation;
 mod size;
+mod start_error;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod testing;
 mod unix_socket;
 
 pub use clock::{Clock, SystemClock};
-pub use driver::{Driver, StartError};
+pub use driver::Driver;
 pub use filter::Confined;
 pub use kernel_socket::SocketDiag;
 pub use memory::HugepageUse;
@@ -51,4 +52,5 @@ pub use policy::Policy;
 pub use rights::Namespaces;
 pub use settings::Settings;
 pub use size::Bytes;
+pub use start_error::StartError;
 pub use unix_socket::UnixSocket;

@@ -1,7 +1,9 @@
 //! What conductor and movers tell each other.
+pub use crate::ids::{payer, Payer, DRIVER};
+
 use crate::gate::Staged;
 use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
-use crate::memory::{Account, ClientMemory, Events, Lease, Requests};
+use crate::memory::{Account, ClientMemory, Events, Lease, Remainder, Requests};
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile};
@@ -12,17 +14,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Payers of what clients cost, who take turns at the door and at movers: tenants. Nobody has named the clients of the default one: they are told
-/// apart by user.
-pub type Payer = (TenantId, Option<u32>);
-/// Pays for what no client has caused.
-pub const DRIVER: Payer = (TenantId::DRIVER, None);
-
-/// The payer for a client of this tenant and user.
-pub fn payer(tenant: TenantId, uid: u32) -> Payer {
-    (tenant, (tenant == TenantId::default()).then_some(uid))
-}
 
 /// A socket as a mover needs it.
 #[derive(Clone, Debug)]
@@ -133,22 +124,6 @@ impl Drop for Forwarded {
     fn drop(&mut self) {
         self.0.forwarded.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// What the former receiver of a direct flow has not read of the sender's ring, and what the sender may still write
-/// there until it hears that it shall not.
-#[derive(Debug)]
-pub struct Remainder {
-    /// The sender's memory file, from its index page on.
-    pub map: Mapping,
-    /// Where the ring begins, and its bytes.
-    pub head: usize,
-    /// A power of two.
-    pub bytes: u64,
-    /// Bytes that were read.
-    pub read: u64,
-    /// Its writer has left it.
-    pub is_last: bool,
 }
 
 /// What a client on the direct path is told when its peer's end has gone to another.

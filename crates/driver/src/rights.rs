@@ -2,6 +2,7 @@
 //!
 //! [`missing`] says at the start what is not there, each with what it is for and what to do. [`drop_others`] then gives up every other
 //! capability, for the calling thread and the threads that it makes. What the driver may call afterwards, [`crate::filter`] says.
+use crate::gate::HOST_CGROUP;
 use crate::settings::Settings;
 use rustix::fs::stat;
 use rustix::io::{Errno, Result};
@@ -12,7 +13,6 @@ use rustix::thread::{
 };
 
 /// Inodes of the host's namespaces (`PROC_CGROUP_INIT_INO` and its neighbours).
-pub(crate) const HOST_CGROUP: u64 = 0xefff_fffb;
 const HOST_PID: u64 = 0xefff_fffc;
 const HOST_USER: u64 = 0xefff_fffd;
 

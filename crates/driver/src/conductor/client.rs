@@ -2,10 +2,9 @@
 use super::direct::Bells;
 use super::families::Family;
 use super::kernel::Counts;
-use super::payers::PAGE_OF_LINES;
 use crate::identity::Identity;
 use crate::ids::{ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
-use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region, Space};
+use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region, Space};
 use crate::messages::{payer, Payer};
 use pd_abi::layout::SOCKET_STRIDE;
 use pd_abi::limits::{PAGE_BYTES, SOCKETS_MAX};
@@ -239,7 +238,7 @@ impl Client {
         if slot.index() * SOCKET_STRIDE / PAGE_BYTES < self.lines.len() {
             return Ok(());
         }
-        let page = self.account.lease(PAGE_OF_LINES)?;
+        let page = self.account.lease(Amounts::PAGE_OF_LINES)?;
         if let Some(memory) = &self.memory {
             memory.populate_slot(slot).map_err(Exhausted::Memory)?;
         }

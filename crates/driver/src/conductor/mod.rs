@@ -31,7 +31,6 @@ mod unix;
 pub use kernel::Refused;
 pub use movers::{Crew, Movers};
 pub use names::Registration;
-pub use payers::CHANNEL;
 pub use tenants::container_group;
 
 use crate::clock::Clock;

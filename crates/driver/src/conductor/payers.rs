@@ -8,42 +8,14 @@ use crate::memory::{Account, Amounts, Exhausted, Lease, Pool, Resource, Whose};
 use crate::messages::Payer;
 use crate::metrics::Metrics;
 use crate::policy::Policy;
-use pd_abi::layout::CHANNEL_STRIDE;
-use pd_abi::limits::PAGE_BYTES;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// Descriptors of a client without channels: its socket, its process, its network namespace, and one while it maps its control
-/// region.
-const CLIENT_DESCRIPTORS: u64 = 4;
-/// Doorbell and wake pipe.
-const CHANNEL_DESCRIPTORS: u64 = 2;
-/// A page of each of the two regions.
-const PAGE_OF_LINES_BYTES: u64 = 2 * PAGE_BYTES as u64;
 
 const OVER_CAP: [&str; 3] = [
     "a tenant has as many clients as it may have",
     "a tenant has as many of the driver's descriptors as it may have",
     "a tenant has as much memory as it may have",
 ];
-
-/// What a client takes by being there.
-pub const CLIENT: Amounts = Amounts {
-    clients: 1,
-    descriptors: CLIENT_DESCRIPTORS,
-    lines_bytes: PAGE_OF_LINES_BYTES,
-    memory_bytes: 0,
-};
-/// What a channel takes.
-pub const CHANNEL: Amounts = Amounts {
-    clients: 0,
-    descriptors: CHANNEL_DESCRIPTORS,
-    lines_bytes: 2 * CHANNEL_STRIDE as u64,
-    memory_bytes: 0,
-};
-/// What a page of sockets' lines takes.
-pub const PAGE_OF_LINES: Amounts =
-    Amounts { clients: 0, descriptors: 0, lines_bytes: PAGE_OF_LINES_BYTES, memory_bytes: 0 };
 
 /// Accounts of payers with clients, of those that hold something, and of those that something is reserved for.
 #[derive(Debug, Default)]
@@ -106,7 +78,9 @@ impl Conductor {
     pub(super) fn open_account(&mut self, payer: Payer) -> Result<(Arc<Account>, Lease), Exhausted> {
         let of_payer = self.payers.account(payer, &self.tenants, &self.pool);
         let account = of_payer.client(self.settings.client_budget_bytes);
-        let lease = account.lease(CLIENT).inspect_err(|exhausted| self.note_cap(payer, exhausted.clone()))?;
+        let lease = account
+            .lease(Amounts::CLIENT)
+            .inspect_err(|exhausted| self.note_cap(payer, exhausted.clone()))?;
         Ok((account, lease))
     }
 

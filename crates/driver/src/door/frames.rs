@@ -4,7 +4,6 @@ use super::helpers::{receive, Job, NOBODY};
 use super::messages::{FromDoor, Made};
 use super::{token, Door, TOKEN_SOCKET};
 use crate::calls::{may, Call};
-use crate::conductor::CHANNEL;
 use crate::ids::ClientId;
 use crate::memory::{Amounts, ClientMemory, Exhausted, Region};
 use crate::messages::{NewChannel, Violation};
@@ -180,7 +179,7 @@ impl Door {
             return self.refuse(id, Errno::NOSPC, "no channels left: share those there are");
         }
         let Some(memory) = guest.memory.clone() else { return };
-        if let Err(exhausted) = guest.pay(CHANNEL) {
+        if let Err(exhausted) = guest.pay(Amounts::CHANNEL) {
             return self.refuse_exhausted(id, exhausted);
         }
         let made = memory.channel(index).and_then(|rings| {

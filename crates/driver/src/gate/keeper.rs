@@ -4,7 +4,7 @@ use super::plan::{binds, Party, Plan};
 use super::program::{self, hierarchy, Maps, Programs};
 use super::spaces::{self, Spaces};
 use super::sweep;
-use super::words::{OfGeneration, Words, RULES};
+use super::words::{OfGeneration, Staged, Words, RULES};
 use crate::admin::Answer;
 use crate::clock::Clock;
 use crate::identity::NamespaceId;
@@ -90,15 +90,6 @@ pub enum ToGate {
     Discard,
     /// Namespaces, control groups or tenants have changed.
     World(World, Option<Sealed>),
-}
-
-/// A staged policy.
-#[derive(Clone, Copy, Debug)]
-pub struct Staged {
-    /// To be put in force ([`Words::flip`]).
-    pub generation: u32,
-    /// Where its hits begin.
-    pub hits: u32,
 }
 
 /// The conductor's end.

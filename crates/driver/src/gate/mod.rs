@@ -22,8 +22,9 @@ mod sweep;
 mod words;
 
 pub(crate) use bpf::COMMANDS;
-pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, Space, Staged, ToGate, Whose, World};
+pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, Space, ToGate, Whose, World};
 pub(crate) use plan::binds;
 pub use plan::unbound;
+pub(crate) use program::HOST_CGROUP;
 pub use program::{hierarchy, unavailable};
-pub(crate) use words::{TenantWords, Words};
+pub(crate) use words::{Staged, TenantWords, Words};

@@ -4,7 +4,6 @@
 //! the next driver there can take the place of one that was killed.
 use super::bpf;
 use super::words::Words;
-use crate::rights::HOST_CGROUP;
 use aya::maps::Map;
 use aya::programs::{loaded_programs, CgroupSkb, CgroupSockAddr, SockOps};
 use aya::{include_bytes_aligned, EbpfLoader};
@@ -12,6 +11,9 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{open, stat, Mode, OFlags};
 use rustix::io::Result;
 use std::path::{Path, PathBuf};
+
+/// Inode of the host's namespace of control groups (`PROC_CGROUP_INIT_INO`).
+pub(crate) const HOST_CGROUP: u64 = 0xefff_fffb;
 
 /// Compiled by `build.sh`.
 static OBJECT: &[u8] = include_bytes_aligned!("gate.bpf.o");

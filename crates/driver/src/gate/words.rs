@@ -63,6 +63,15 @@ pub struct OfGeneration {
     pub hits: u32,
 }
 
+/// A staged policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Staged {
+    /// To be put in force ([`Words::flip`]).
+    pub generation: u32,
+    /// Where its hits begin.
+    pub hits: u32,
+}
+
 /// An array of 64-bit words that the kernel has mapped here.
 #[derive(Debug)]
 struct Array {

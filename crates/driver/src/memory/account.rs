@@ -9,6 +9,8 @@
 //!
 //! All accounts of a pool share one lock. It is held for a few steps, and never for a message or a request in a ring.
 use super::pool::Exhausted;
+use pd_abi::layout::CHANNEL_STRIDE;
+use pd_abi::limits::PAGE_BYTES;
 use std::ops::{Add, AddAssign, SubAssign};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -115,7 +117,33 @@ impl Resource {
     pub const ALL: [Self; 3] = [Self::Clients, Self::Descriptors, Self::Memory];
 }
 
+/// Descriptors of a client without channels: its socket, its process, its network namespace, and one while it maps its control
+/// region.
+const CLIENT_DESCRIPTORS: u64 = 4;
+/// Doorbell and wake pipe.
+const CHANNEL_DESCRIPTORS: u64 = 2;
+/// A page of each of the two regions.
+const PAGE_OF_LINES_BYTES: u64 = 2 * PAGE_BYTES as u64;
+
 impl Amounts {
+    /// What a client takes by being there.
+    pub const CLIENT: Self = Self {
+        clients: 1,
+        descriptors: CLIENT_DESCRIPTORS,
+        lines_bytes: PAGE_OF_LINES_BYTES,
+        memory_bytes: 0,
+    };
+    /// What a channel takes.
+    pub const CHANNEL: Self = Self {
+        clients: 0,
+        descriptors: CHANNEL_DESCRIPTORS,
+        lines_bytes: 2 * CHANNEL_STRIDE as u64,
+        memory_bytes: 0,
+    };
+    /// What a page of sockets' lines takes.
+    pub const PAGE_OF_LINES: Self =
+        Self { clients: 0, descriptors: 0, lines_bytes: PAGE_OF_LINES_BYTES, memory_bytes: 0 };
+
     /// Bytes of regions.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn memory(memory_bytes: u64) -> Self {

@@ -3,7 +3,7 @@
 use super::account::{Account, Amounts, Lease};
 use super::pool::{Exhausted, HugepageUse, Pool};
 use crate::calls::{may, simulated, Call};
-use crate::messages::{Payer, Remainder, DRIVER};
+use crate::ids::{Payer, DRIVER};
 use pd_abi::layout::direct;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
@@ -33,6 +33,22 @@ pub struct DirectRing {
     /// Whom its maker counts it for.
     pub payer: Payer,
     _lease: Lease,
+}
+
+/// What the former receiver of a direct flow has not read of the sender's ring, and what the sender may still write
+/// there until it hears that it shall not.
+#[derive(Debug)]
+pub struct Remainder {
+    /// The sender's memory file, from its index page on.
+    pub map: Mapping,
+    /// Where the ring begins, and its bytes.
+    pub head: usize,
+    /// A power of two.
+    pub bytes: u64,
+    /// Bytes that were read.
+    pub read: u64,
+    /// Its writer has left it.
+    pub is_last: bool,
 }
 
 impl Pool {

@@ -6,7 +6,7 @@ mod pool;
 mod space;
 
 pub use account::{Account, Amounts, Cap, Caps, Lease, Resource, Standing, Whose};
-pub use direct::DirectRing;
+pub use direct::{DirectRing, Remainder};
 pub use lines::{ClientMemory, Events, Requests};
 pub use pool::{Exhausted, HugepageUse, Pool, Region};
 pub use space::Space;

@@ -14,7 +14,8 @@
 use super::flow::Flow;
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
-use crate::messages::{Endpoint, Former, Gone, Leave, Parted, Remainder, Ring, ToConductor, ToMover};
+use crate::memory::Remainder;
+use crate::messages::{Endpoint, Former, Gone, Leave, Parted, Ring, ToConductor, ToMover};
 use pd_abi::layout::{direct, socket_status, ENDED};
 use pd_shm::wait::Waker;
 use pd_shm::Mapping;

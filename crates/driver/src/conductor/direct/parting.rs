@@ -2,7 +2,8 @@
 use crate::conductor::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::memory::DirectRing;
-use crate::messages::{Leave, Remainder};
+use crate::memory::Remainder;
+use crate::messages::Leave;
 use pd_abi::layout::path;
 use rustix::io::Errno;
 
