@@ -319,6 +319,30 @@ fn addresses_come_and_go() {
     assert_eq!(connect(&mut there, Way::Static, 2, "10.77.0.1", 7340), 0);
 }
 
+/// Policies that come while another one is staged are put in force one after the other, and each is answered.
+#[test]
+fn policies_at_once_are_all_answered() {
+    let Some(stage) = stage() else { return };
+    let mut server = stage.talker("a", Way::Static);
+    server.ok("listen 7360");
+    let rule = |port: u16| format!("[[rule]]\nfrom = \"blue\"\nport = {port}\naction = \"deny\"\n");
+    std::thread::scope(|scope| {
+        for port in 7370..7376 {
+            let (stage, rule) = (&stage, rule(port));
+            scope.spawn(move || stage.apply("", &rule));
+        }
+    });
+    stage.apply("", &rule(7360));
+    let mut client = stage.talker("b", Way::Static);
+    assert_eq!(connect(&mut client, Way::Static, 0, "10.77.0.1", 7360), libc::EACCES);
+    // Clients that come and go under a policy leave it in force for others.
+    for _ in 0..5 {
+        drop(stage.talker("a", Way::Native));
+        drop(stage.talker("b", Way::Native));
+        assert_eq!(connect(&mut client, Way::Static, 0, "10.77.0.1", 7360), libc::EACCES);
+    }
+}
+
 /// Half a policy is never in force.
 #[test]
 fn a_policy_that_the_kernel_does_not_take_is_not_in_force_on_the_fabric_either() {

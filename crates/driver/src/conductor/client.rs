@@ -129,6 +129,11 @@ pub struct Connected {
 }
 
 impl Client {
+    /// Whether it is not leaving.
+    pub fn is_present(&self) -> bool {
+        self.phase != Phase::Leaving
+    }
+
     pub fn new(
         serial: u64,
         identity: Identity,

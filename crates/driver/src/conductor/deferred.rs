@@ -244,9 +244,13 @@ impl Conductor {
     }
 
     fn answer_registration(&mut self, registering: Registering, reply: &Sender<Answer>) {
+        let (id, cgroup) = (registering.namespace, registering.cgroup.clone());
         match self.register(registering) {
             // The container begins when the policy binds it on the kernel, too.
-            Ok(()) => self.tell_gate(Some(Sealed { to: reply.clone(), answer: Answer::Done })),
+            Ok(()) => {
+                let sealed = Sealed { to: reply.clone(), answer: Answer::Done };
+                self.tell_of_container(id, cgroup.as_deref(), Some(sealed));
+            }
             // Who asked may have gone.
             Err(why) => drop(reply.send(Answer::Error(why))),
         }

@@ -1,128 +1,341 @@
 //! The conductor's side of the gate ([`crate::gate`]): a policy is staged on the kernel, and then in force on both sides or on none.
+//!
+//! Who comes and goes is told as it happens, each in the time of its own: the gate is never told all of it but with a policy.
 use super::tenants::{places, Facts};
 use super::Conductor;
 use crate::admin::{Answer, KernelHalf};
-use crate::gate::{binds, unbound, InForce, Sealed, Space, Staged, ToGate, Whose, World};
-use crate::identity::{namespace_of_file, NamespaceId};
+use crate::gate::{binds, unbound, Changes, Gate, InForce, Sealed, Space, Staged, ToGate, Words, World};
+use crate::hash::HashMap;
+use crate::identity::NamespaceId;
 use crate::ids::TenantId;
 use crate::metrics::Metrics;
-use crate::policy::Policy;
-use std::collections::HashMap;
+use crate::policy::{is_below, Policy};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
-/// A policy that the gate is staging.
+/// The gate, and what it was told.
 #[derive(Debug)]
-pub(super) struct Applying {
+pub(super) struct Teller {
+    /// Why there is none, otherwise.
+    gate: Result<Gate, String>,
+    /// Policies to be staged. The gate has the first.
+    applying: VecDeque<Applying>,
+    /// Connections that it has denied, and those beyond a quota.
+    refused: [u64; 2],
+    residents: Residents,
+    /// Tenants whose names it knows.
+    tenants: usize,
+    /// Whose namespaces are as it knows, by the policy in force, and whether containers are registered there.
+    told: HashMap<NamespaceId, (TenantId, bool)>,
+    /// A policy is being put in force here: the gate is told afterwards.
+    is_quiet: bool,
+    /// What has changed since it was given a policy to stage.
+    spaces: BTreeSet<NamespaceId>,
+    groups: BTreeSet<String>,
+}
+
+/// A policy that the gate is staging, or is to stage.
+#[derive(Debug)]
+struct Applying {
     policy: Policy,
     reply: Option<Sender<Answer>>,
+}
+
+/// How many clients of each tenant a network namespace has.
+#[derive(Debug, Default)]
+struct Residents(HashMap<NamespaceId, BTreeMap<TenantId, usize>>);
+
+impl Residents {
+    fn enter(&mut self, namespace: NamespaceId, tenant: TenantId) {
+        *self.0.entry(namespace).or_default().entry(tenant).or_default() += 1;
+    }
+
+    fn leave(&mut self, namespace: NamespaceId, tenant: TenantId) {
+        let Some(tenants) = self.0.get_mut(&namespace) else { return };
+        if let Some(count) = tenants.get_mut(&tenant) {
+            *count -= 1;
+            if *count == 0 {
+                tenants.remove(&tenant);
+            }
+        }
+        if tenants.is_empty() {
+            self.0.remove(&namespace);
+        }
+    }
+
+    /// Whose all clients of a namespace are, if they are of one tenant.
+    fn only(&self, namespace: NamespaceId) -> Option<TenantId> {
+        let mut tenants = self.0.get(&namespace)?.keys();
+        tenants.next().copied().filter(|_| tenants.next().is_none())
+    }
+}
+
+impl Teller {
+    pub(super) fn new(gate: Result<Gate, String>) -> Self {
+        Self {
+            gate,
+            applying: VecDeque::new(),
+            refused: [0; 2],
+            residents: Residents::default(),
+            tenants: 0,
+            told: HashMap::default(),
+            is_quiet: false,
+            spaces: BTreeSet::new(),
+            groups: BTreeSet::new(),
+        }
+    }
+
+    /// The memory that it shares with the kernel.
+    pub(super) fn words(&self) -> Option<Arc<Words>> {
+        self.gate.as_ref().ok().map(|gate| Arc::clone(&gate.words))
+    }
+
+    /// Whether a policy is in force on the kernel.
+    pub(super) fn is_in_force(&self) -> bool {
+        self.gate.as_ref().is_ok_and(Gate::is_in_force)
+    }
+
+    fn send(&self, message: ToGate) {
+        if let Ok(gate) = &self.gate {
+            gate.inbox.send(message);
+        }
+    }
+
+    /// Clients and tenants of network namespaces that it knows of.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub(super) fn leftovers(&self) -> usize {
+        self.residents.0.len() + self.told.len() + self.spaces.len() + self.groups.len() + self.applying.len()
+    }
 }
 
 impl Conductor {
     /// Puts a policy in force on the fabric and on the kernel, soon. `reply` is told what it ended, or why it is not in force.
     pub(super) fn begin_apply(&mut self, policy: Policy, reply: Option<Sender<Answer>>) {
-        let Ok(gate) = &self.gate else {
-            let not_on_kernel = binds(&policy).then(|| self.gate.as_ref().err().cloned()).flatten();
+        if let Err(why) = &self.gate.gate {
+            let not_on_kernel = binds(&policy).then(|| why.clone());
             if let Some(why) = &not_on_kernel {
                 tracing::warn!("the policy does not bind connections on the kernel: {why}");
             }
             let applied = self.apply(policy).map_err(|why| why.to_string());
             let applied = applied.map(|cut| (cut, not_on_kernel));
             return tell(reply, applied);
-        };
-        let inbox = Arc::clone(&gate.inbox);
-        if let Err(why) = self.check_reserves(&policy) {
-            return tell(reply, Err(why.to_string()));
         }
-        // The world names them by number.
-        policy.tenants.iter().for_each(|tenant| drop(self.tenants.enroll(&tenant.name)));
-        let world = self.world(&policy);
-        inbox.send(ToGate::Stage { policy: Box::new(policy.clone()), world });
-        self.applying.push_back(Applying { policy, reply });
+        self.gate.applying.push_back(Applying { policy, reply });
+        if self.gate.applying.len() == 1 {
+            self.stage_next();
+        }
+    }
+
+    /// Has the gate stage the oldest of the policies that wait.
+    fn stage_next(&mut self) {
+        while let Some(Applying { policy, .. }) = self.gate.applying.front() {
+            let policy = policy.clone();
+            if let Err(why) = self.check_reserves(&policy) {
+                let refused = self.gate.applying.pop_front();
+                tell(refused.and_then(|refused| refused.reply), Err(why.to_string()));
+                continue;
+            }
+            // The world names them by number.
+            policy.tenants.iter().for_each(|tenant| drop(self.tenants.enroll(&tenant.name)));
+            self.name_tenants();
+            self.gate.spaces.clear();
+            self.gate.groups.clear();
+            let world = self.world(&policy);
+            return self.gate.send(ToGate::Stage { policy: Box::new(policy), world });
+        }
     }
 
     /// The gate has staged the oldest of the policies that wait, or could not.
     pub(super) fn staged(&mut self, staged: Result<Staged, String>) {
-        let Some(Applying { policy, reply }) = self.applying.pop_front() else { return };
-        let Ok(gate) = &self.gate else { return };
-        let (inbox, words) = (Arc::clone(&gate.inbox), Arc::clone(&gate.words));
-        let staged = match staged {
-            Ok(staged) => staged,
-            Err(why) => return tell(reply, Err(format!("the kernel does not take it: {why}"))),
-        };
-        match self.apply(policy) {
+        let Some(Applying { policy, reply }) = self.gate.applying.pop_front() else { return };
+        match staged {
+            Ok(staged) => self.put_in_force(policy, staged, reply),
+            Err(why) => tell(reply, Err(format!("the kernel does not take it: {why}"))),
+        }
+        self.stage_next();
+    }
+
+    fn put_in_force(&mut self, policy: Policy, staged: Staged, reply: Option<Sender<Answer>>) {
+        self.gate.is_quiet = true;
+        let applied = self.apply(policy);
+        self.gate.is_quiet = false;
+        match applied {
             Ok(cut) => {
-                words.flip(staged.generation);
+                if let Ok(gate) = &self.gate.gate {
+                    gate.words.flip(staged.generation);
+                }
                 self.tenants.set_kernel_hits(staged.hits);
                 let twins = self.connections.iter().filter_map(|(_, connection)| connection.twin.as_ref());
                 let twins = twins.flat_map(|twin| twin.inodes()).collect();
-                inbox.send(ToGate::InForce(InForce { cut, twins, reply }));
-                // Whoever came meanwhile.
-                self.tell_gate(None);
+                self.gate.send(ToGate::InForce(InForce { cut, twins, reply }));
+                self.tell_meanwhile();
             }
             Err(why) => {
-                inbox.send(ToGate::Discard);
+                self.gate.send(ToGate::Discard);
                 tell(reply, Err(why.to_string()));
             }
         }
     }
 
-    /// Tells the gate what there is by now, if a policy concerns it. `sealed`: an answer that is given when it knows.
-    pub(super) fn tell_gate(&self, sealed: Option<Sealed>) {
-        match &self.gate {
-            Ok(gate) if binds(self.tenants.policy()) => {
-                gate.inbox.send(ToGate::World(self.world(self.tenants.policy()), sealed));
-            }
-            _ => {
-                if let Some(Sealed { to, answer }) = sealed {
-                    // Who asked may have gone.
-                    let _ = to.send(answer);
-                }
-            }
+    /// Tells the gate of whoever has come or gone while a policy was staged, by that policy.
+    fn tell_meanwhile(&mut self) {
+        let spaces = std::mem::take(&mut self.gate.spaces);
+        let groups = std::mem::take(&mut self.gate.groups);
+        self.gate.told.clear();
+        if !binds(self.tenants.policy()) {
+            return;
+        }
+        let known: Vec<_> = self.names.known().map(|(id, ..)| id).collect();
+        let told = |this: &Self, id| Some((id, this.standing(id)?));
+        // All others are as they were when the policy was given.
+        self.gate.told = known.iter().filter_map(|&id| told(self, id)).collect();
+        let spaces = spaces.into_iter().map(|id| (id, self.space(id))).collect();
+        let groups = groups.into_iter().map(|path| (path.clone(), self.group(&path))).collect();
+        self.gate.send(ToGate::Changed(Changes { spaces, groups }, None));
+    }
+
+    fn name_tenants(&mut self) {
+        let new: Vec<_> = self.tenants.names_from(self.gate.tenants);
+        if !new.is_empty() {
+            self.gate.tenants += new.len();
+            self.gate.send(ToGate::Enrolled(new));
         }
     }
 
-    /// Everything that a policy can name.
+    /// A client has come to a network namespace, or is another tenant's: the gate is told if it concerns the namespace.
+    pub(super) fn resident_came(&mut self, namespace: NamespaceId, tenant: TenantId) {
+        self.gate.residents.enter(namespace, tenant);
+        self.tell_of_space(namespace);
+    }
+
+    /// The opposite. The network namespace may be gone with it.
+    pub(super) fn resident_left(&mut self, namespace: NamespaceId, tenant: TenantId) {
+        self.gate.residents.leave(namespace, tenant);
+        self.tell_of_space(namespace);
+    }
+
+    /// The tenant of a client of a network namespace has changed.
+    pub(super) fn resident_changed(&mut self, namespace: NamespaceId, was: TenantId, is: TenantId) {
+        self.gate.residents.leave(namespace, was);
+        self.resident_came(namespace, is);
+    }
+
+    /// Tells the gate of a network namespace, if it knows otherwise.
+    fn tell_of_space(&mut self, id: NamespaceId) {
+        if self.gate.gate.is_err() {
+            return;
+        }
+        let standing = self.standing(id);
+        if self.gate.is_quiet || self.gate.told.get(&id).copied() == standing {
+            return;
+        }
+        match standing.filter(|_| binds(self.tenants.policy())) {
+            Some(standing) => drop(self.gate.told.insert(id, standing)),
+            None => drop(self.gate.told.remove(&id)),
+        }
+        let changes = Changes { spaces: vec![(id, self.space(id))], groups: Vec::new() };
+        self.tell_gate(changes, None);
+    }
+
+    /// Tells the gate of a container that has come to, or gone from, a network namespace and perhaps a control group. `sealed`: an
+    /// answer that is given when it knows.
+    pub(super) fn tell_of_container(
+        &mut self,
+        id: NamespaceId,
+        cgroup: Option<&str>,
+        sealed: Option<Sealed>,
+    ) {
+        if self.gate.gate.is_ok() {
+            self.name_tenants();
+        }
+        match self.standing(id).filter(|_| self.gate.gate.is_ok() && binds(self.tenants.policy())) {
+            Some(standing) => drop(self.gate.told.insert(id, standing)),
+            None => drop(self.gate.told.remove(&id)),
+        }
+        let spaces = vec![(id, self.space(id))];
+        let groups = cgroup.map(|cgroup| {
+            let named = self.tenants.policy().tenants.iter().flat_map(|tenant| &tenant.cgroups);
+            let all = named.map(|path| &**path).chain(self.containers.groups()).chain([cgroup]);
+            let inside: BTreeSet<_> = all.filter(|path| is_below(path, cgroup)).map(str::to_owned).collect();
+            inside.into_iter().map(|path| (path.clone(), self.group(&path))).collect()
+        });
+        self.tell_gate(Changes { spaces, groups: groups.unwrap_or_default() }, sealed);
+    }
+
+    fn tell_gate(&mut self, changes: Changes, sealed: Option<Sealed>) {
+        if !self.gate.applying.is_empty() {
+            self.gate.spaces.extend(changes.spaces.iter().map(|(id, _)| *id));
+            self.gate.groups.extend(changes.groups.iter().map(|(path, _)| path.clone()));
+        }
+        if self.gate.gate.is_ok() && binds(self.tenants.policy()) {
+            self.gate.send(ToGate::Changed(changes, sealed));
+        } else if let Some(Sealed { to, answer }) = sealed {
+            // Who asked may have gone.
+            let _ = to.send(answer);
+        }
+    }
+
+    /// Whose a network namespace is, and whether a container is registered there; nothing if nobody is there.
+    fn standing(&self, id: NamespaceId) -> Option<(TenantId, bool)> {
+        if !self.names.knows(id) {
+            return None;
+        }
+        let registration = self.names.registration(id);
+        let container = registration.map(|r| (&*r.name, &*r.tenant));
+        let named = self.tenants.find(&Facts { namespace: id, cgroup: None, container });
+        let inside = self.gate.residents.only(id).filter(|_| named == TenantId::default());
+        Some((inside.unwrap_or(named), registration.is_some()))
+    }
+
+    fn space(&self, id: NamespaceId) -> Option<Space> {
+        let (tenant, _) = self.standing(id)?;
+        let addresses = self.names.registration(id).map(|r| r.addresses.clone()).unwrap_or_default();
+        Some(Space { file: Arc::clone(self.names.file(id)?), tenant, addresses })
+    }
+
+    /// Whose a control group is, if the policy names it or a container has it.
+    fn group(&self, path: &str) -> Option<TenantId> {
+        let mut named = self.tenants.policy().tenants.iter().flat_map(|tenant| &tenant.cgroups);
+        let is_there = named.any(|own| own == path) || self.containers.groups().any(|own| own == path);
+        is_there.then(|| self.tenant_of_group(path, |facts| self.tenants.find(facts)))
+    }
+
+    fn tenant_of_group(&self, path: &str, find: impl Fn(&Facts<'_>) -> TenantId) -> TenantId {
+        let namespace = self.containers.find(Some(path)).unwrap_or(NamespaceId::NONE);
+        let container = self.names.registration(namespace).map(|r| (&*r.name, &*r.tenant));
+        find(&Facts { namespace, cgroup: Some(path), container })
+    }
+
+    /// Everything that a policy can name, by that policy.
     fn world(&self, policy: &Policy) -> World {
         let places = places(policy);
-        let find = |namespace, cgroup, container| {
-            self.tenants.find_by(policy, &places, &Facts { namespace, cgroup, container })
-        };
-        // Whose the clients of a namespace are, if they are of one tenant.
-        let mut inside: HashMap<NamespaceId, Option<TenantId>> = HashMap::new();
-        for (_, client) in self.clients.iter() {
+        let find = |facts: &Facts<'_>| self.tenants.find_by(policy, &places, facts);
+        // Clients are not sorted by it yet.
+        let mut residents = Residents::default();
+        for (_, client) in self.clients.iter().filter(|(_, client)| client.is_present()) {
             let (identity, home) = (&client.identity, self.home_of(&client.identity));
             let container = self.names.registration(home).map(|r| (&*r.name, &*r.tenant));
-            let tenant = find(home, identity.cgroup.as_deref(), container);
-            let known = inside.entry(identity.namespace).or_insert(Some(tenant));
-            *known = known.filter(|known| *known == tenant);
+            let facts = Facts { namespace: home, cgroup: identity.cgroup.as_deref(), container };
+            residents.enter(identity.namespace, find(&facts));
         }
-        let mut world = World { tenants: self.tenants.names(), ..World::default() };
+        let mut world = World::default();
         for (id, file, registration) in self.names.known() {
-            let named = find(id, None, registration.map(|r| (&*r.name, &*r.tenant)));
-            let tenant = match inside.get(&id) {
-                Some(Some(tenant)) if named == TenantId::default() => *tenant,
-                _ => named,
-            };
+            let container = registration.map(|r| (&*r.name, &*r.tenant));
+            let named = find(&Facts { namespace: id, cgroup: None, container });
+            let inside = residents.only(id).filter(|_| named == TenantId::default());
             let addresses = registration.map(|r| r.addresses.clone()).unwrap_or_default();
-            world.spaces.push(Space { whose: Whose::Known(id, Arc::clone(file)), tenant, addresses });
+            let space = Space { file: Arc::clone(file), tenant: inside.unwrap_or(named), addresses };
+            world.spaces.insert(id, space);
         }
         for tenant in &policy.tenants {
             let Some(id) = self.tenants.id(&tenant.name) else { continue };
-            for path in &tenant.namespaces {
-                if !namespace_of_file(path).is_ok_and(|space| self.names.knows(space)) {
-                    let whose = Whose::File(path.clone());
-                    world.spaces.push(Space { whose, tenant: id, addresses: Vec::new() });
-                }
-            }
+            world.files.extend(tenant.namespaces.iter().map(|path| (path.clone(), id)));
         }
-        let containers = self.containers.groups();
         let groups = policy.tenants.iter().flat_map(|tenant| &tenant.cgroups).map(|path| &**path);
-        let groups: std::collections::BTreeSet<&str> = groups.chain(containers).collect();
-        for path in groups {
-            let home = self.containers.find(Some(path)).unwrap_or(NamespaceId::NONE);
-            let container = self.names.registration(home).map(|r| (&*r.name, &*r.tenant));
-            world.groups.push((path.to_owned(), find(home, Some(path), container)));
+        for path in groups.chain(self.containers.groups()) {
+            let tenant = || self.tenant_of_group(path, find);
+            world.groups.entry(path.to_owned()).or_insert_with(tenant);
         }
         world
     }
@@ -130,7 +343,7 @@ impl Conductor {
     /// Takes over what the kernel has refused since the last time.
     pub(super) fn count_refused_on_kernel(&mut self) {
         let now = self.tenants.refused_on_kernel();
-        let was = std::mem::replace(&mut self.refused_on_kernel, now);
+        let was = std::mem::replace(&mut self.gate.refused, now);
         Metrics::add(&self.metrics.connections_denied, now[0].saturating_sub(was[0]));
         Metrics::add(&self.metrics.connections_over_quota, now[1].saturating_sub(was[1]));
     }
@@ -138,8 +351,8 @@ impl Conductor {
     /// How the policy in force stands on the kernel.
     pub(super) fn kernel_half(&self) -> KernelHalf {
         let policy = self.tenants.policy();
-        let in_force = self.gate.as_ref().is_ok_and(|gate| gate.is_in_force());
-        let why_not = match &self.gate {
+        let in_force = self.gate.is_in_force();
+        let why_not = match &self.gate.gate {
             _ if in_force || !binds(policy) => None,
             Ok(_) => Some("it is not there yet".to_owned()),
             Err(why) => Some(why.clone()),
@@ -160,5 +373,30 @@ fn tell(reply: Option<Sender<Answer>>, applied: Result<(u64, Option<String>), St
         (Some(reply), answer) => drop(reply.send(answer)),
         (None, Answer::Error(why)) => tracing::error!("the policy stays as it is: {why}"),
         (None, _) => tracing::info!("policy applied"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_a_tenants_while_all_its_clients_are() {
+        let [one, other] = [1, 2].map(NamespaceId::for_test);
+        let [red, blue] = [1, 2].map(TenantId::at);
+        let mut residents = Residents::default();
+        assert_eq!(residents.only(one), None);
+        residents.enter(one, red);
+        residents.enter(one, red);
+        residents.enter(other, blue);
+        assert_eq!((residents.only(one), residents.only(other)), (Some(red), Some(blue)));
+        residents.enter(one, blue);
+        assert_eq!(residents.only(one), None);
+        residents.leave(one, red);
+        residents.leave(one, red);
+        assert_eq!(residents.only(one), Some(blue));
+        residents.leave(one, blue);
+        residents.leave(other, blue);
+        assert!(residents.0.is_empty());
     }
 }

@@ -145,7 +145,6 @@ impl Conductor {
         };
         let namespace = identity.namespace;
         let fd = Arc::new(fd);
-        let is_new = !self.names.knows(namespace);
         let is_unread = self.names.enter(namespace, &fd);
         let place = match self.movers.len() {
             1 => Default::default(),
@@ -154,9 +153,7 @@ impl Conductor {
         self.serial += 1;
         let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), place);
         self.clients.put(id, client);
-        if is_new {
-            self.tell_gate(None);
-        }
+        self.resident_came(namespace, tenant);
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });
     }
 

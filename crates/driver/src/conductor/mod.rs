@@ -101,12 +101,8 @@ pub struct Conductor {
     balance: Balance,
     kernel: Kernel,
     deferred: Deferred,
-    /// The kernel's half of the policy; why there is none.
-    gate: Result<Gate, String>,
-    /// Policies that it is staging.
-    applying: VecDeque<gate::Applying>,
-    /// Connections that it has denied, and those beyond a quota.
-    refused_on_kernel: [u64; 2],
+    /// The kernel's half of the policy.
+    gate: gate::Teller,
     /// Clients and connections numbered so far.
     serial: u64,
     /// Ready when something was put into an inbox while the conductor slept.
@@ -175,12 +171,11 @@ impl Conductor {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inboxes.movers.fd(), epoll::EventData::new_u64(0), edge)?;
         epoll::add(&epoll, inboxes.door.fd(), epoll::EventData::new_u64(1), edge)?;
+        let gate = gate::Teller::new(gate);
         let mut this = Self {
             pool,
-            tenants: Tenants::new(settings.path, gate.as_ref().ok().map(|gate| Arc::clone(&gate.words))),
+            tenants: Tenants::new(settings.path, gate.words()),
             gate,
-            applying: VecDeque::new(),
-            refused_on_kernel: [0; 2],
             settings,
             clock,
             inboxes,
@@ -442,7 +437,7 @@ impl Conductor {
         client.phase = Phase::Leaving;
         let movers = client.movers();
         client.remembered = movers.len();
-        let (pid, namespace) = (client.identity.pid, client.identity.namespace);
+        let (pid, namespace, tenant) = (client.identity.pid, client.identity.namespace, client.tenant);
         self.take_kernel_counts(id);
         if let Some(violation) = violation {
             Metrics::add(&self.metrics.clients_cut_off, 1);
@@ -467,9 +462,7 @@ impl Conductor {
         self.stop_growing(id);
         self.twins.leave(id);
         self.names.leave(namespace);
-        if !self.names.knows(namespace) {
-            self.tell_gate(None);
-        }
+        self.resident_left(namespace, tenant);
         self.drop_diags();
         if attached {
             movers.iter().for_each(|&mover| self.movers.send(mover, ToMover::RemoveClient { client: id }));

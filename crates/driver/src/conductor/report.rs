@@ -40,18 +40,24 @@ impl Conductor {
         }
         // The registration ends with the process.
         self.door.send(ToDoor::Watch { pidfd: Arc::clone(&pidfd) });
-        if self.containers.add(id, pidfd, cgroup) {
+        let former = self.containers.add(id, pidfd, cgroup);
+        if former.is_some() {
             self.names.leave(id);
         }
         self.sort_anew();
+        if let Some(Some(former)) = former {
+            self.tell_of_container(id, Some(&former), None);
+        }
         Ok(())
     }
 
     pub(super) fn forget_registered(&mut self) {
-        let names = &mut self.names;
-        self.containers.forget_ended(|id| names.leave(id));
+        let ended = self.containers.forget_ended();
+        ended.iter().for_each(|(id, _)| self.names.leave(*id));
         self.sort_anew();
-        self.tell_gate(None);
+        for (id, cgroup) in ended {
+            self.tell_of_container(id, cgroup.as_deref(), None);
+        }
     }
 
     /// Tells the readers of the counter region how things stand.

@@ -122,8 +122,13 @@ impl Conductor {
             let Some(client) = self.client(id) else { continue };
             let tenant = self.tenant_of(&client.identity);
             if let Some(client) = self.client_mut(id) {
-                if std::mem::replace(&mut client.tenant, tenant) != tenant {
+                let was = std::mem::replace(&mut client.tenant, tenant);
+                if was != tenant {
                     let (movers, payer) = (client.movers(), client.payer());
+                    let (namespace, is_present) = (client.identity.namespace, client.is_present());
+                    if is_present {
+                        self.resident_changed(namespace, was, tenant);
+                    }
                     self.door.send(ToDoor::SetTenant { client: id, tenant });
                     movers.into_iter().for_each(|mover| {
                         self.movers.send(mover, ToMover::SetPayer { client: id, payer });

@@ -37,9 +37,14 @@ struct Container {
 }
 
 impl Containers {
-    /// Adds one. Says whether its namespace had another.
-    pub fn add(&mut self, id: NamespaceId, pidfd: Arc<OwnedFd>, cgroup: Option<String>) -> bool {
-        self.0.insert(id, Container { pidfd, cgroup }).is_some()
+    /// Adds one. If its namespace had another, returns the control group of that one.
+    pub fn add(
+        &mut self,
+        id: NamespaceId,
+        pidfd: Arc<OwnedFd>,
+        cgroup: Option<String>,
+    ) -> Option<Option<String>> {
+        self.0.insert(id, Container { pidfd, cgroup }).map(|former| former.cgroup)
     }
 
     /// The namespace of the one that a client in `cgroup` is in.
@@ -53,15 +58,11 @@ impl Containers {
         self.0.values().filter_map(|entry| entry.cgroup.as_deref())
     }
 
-    /// Forgets those that have ended. `each` is told their namespaces.
-    pub fn forget_ended(&mut self, mut each: impl FnMut(NamespaceId)) {
-        self.0.retain(|&id, Container { pidfd, .. }| {
-            let has_ended = has_exited(pidfd).unwrap_or(false);
-            if has_ended {
-                each(id);
-            }
-            !has_ended
-        });
+    /// Forgets those that have ended. Returns their namespaces and control groups.
+    pub fn forget_ended(&mut self) -> Vec<(NamespaceId, Option<String>)> {
+        let has_ended = |container: &Container| has_exited(&container.pidfd).unwrap_or(false);
+        let ended: Vec<_> = self.0.iter().filter(|(_, entry)| has_ended(entry)).map(|(id, _)| *id).collect();
+        ended.into_iter().filter_map(|id| Some((id, self.0.remove(&id)?.cgroup))).collect()
     }
 }
 
@@ -240,9 +241,9 @@ impl Tenants {
         &self.policy
     }
 
-    /// Names of all tenants, by number.
-    pub fn names(&self) -> Vec<String> {
-        self.entries.iter().map(|entry| entry.name.clone()).collect()
+    /// Names of tenants by number, from this one on.
+    pub fn names_from(&self, first: usize) -> Vec<String> {
+        self.entries.iter().skip(first).map(|entry| entry.name.clone()).collect()
     }
 
     /// Takes note of where the hits of the policy in force begin on the kernel.

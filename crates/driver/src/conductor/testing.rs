@@ -41,6 +41,7 @@ impl Conductor {
             ("names", self.names.leftovers()),
             ("requests that wait for addresses", self.deferred.leftovers()),
             ("direct rings", self.rings.leftovers()),
+            ("namespaces that the gate is told of", self.gate.leftovers()),
             ("clients of families", self.families.clients()),
             ("amounts", usize::from(used != Amounts::default())),
         ];

@@ -1,24 +1,23 @@
 //! The thread that keeps the kernel's half of the policy: see the module above.
-use super::bpf::{self, Plain};
-use super::plan::{binds, Party, Plan};
+use super::generation::Generation;
+use super::known::Change;
+use super::plan::binds;
 use super::program::{self, hierarchy, Maps, Programs};
+use super::scene::{Changes, Scene, World};
 use super::spaces::{self, Spaces};
 use super::sweep;
 use super::words::{OfGeneration, Staged, Words, RULES};
 use crate::admin::Answer;
 use crate::clock::Clock;
-use crate::identity::NamespaceId;
 use crate::ids::TenantId;
 use crate::mailbox::Mailbox;
 use crate::messages::ToConductor;
 use crate::policy::rate::EPOCH_NS;
 use crate::policy::{Action, Policy};
 use rustix::event::{poll, PollFd, PollFlags};
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::time::{clock_gettime, ClockId, Timespec};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -31,36 +30,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const STOP_POLL: Duration = Duration::from_millis(200);
 /// How long entries stay that no connect finds any more: a program that has begun may still read them.
 const RETIRED: Duration = Duration::from_millis(100);
-/// Deepest control group that programs tell apart.
-const LEVELS_MAX: u32 = 8;
-
-/// Whose a network namespace is.
-#[derive(Clone, Debug)]
-pub enum Whose {
-    /// That of clients, or of a container.
-    Known(NamespaceId, Arc<OwnedFd>),
-    /// One that the policy names.
-    File(PathBuf),
-}
-
-/// A network namespace as the conductor knows it.
-#[derive(Clone, Debug)]
-pub struct Space {
-    pub whose: Whose,
-    pub tenant: TenantId,
-    /// Addresses that `pd run` registered.
-    pub addresses: Vec<IpAddr>,
-}
-
-/// Everything that a policy can name.
-#[derive(Clone, Debug, Default)]
-pub struct World {
-    /// Names of tenants, by number.
-    pub tenants: Vec<String>,
-    pub spaces: Vec<Space>,
-    /// Control groups.
-    pub groups: Vec<(String, TenantId)>,
-}
+/// After work on the whole there is none for so many times as long as it took, however often somebody comes and goes.
+const PAUSE_FACTOR: u32 = 9;
 
 /// An answer that waits until the kernel's half is in force.
 #[derive(Debug)]
@@ -88,8 +59,10 @@ pub enum ToGate {
     InForce(InForce),
     /// What was staged is not wanted.
     Discard,
-    /// Namespaces, control groups or tenants have changed.
-    World(World, Option<Sealed>),
+    /// Namespaces or control groups have changed, by the policy in force.
+    Changed(Changes, Option<Sealed>),
+    /// Tenants, which get the next numbers.
+    Enrolled(Vec<String>),
 }
 
 /// The conductor's end.
@@ -101,79 +74,21 @@ pub struct Gate {
     pub inbox: Arc<Mailbox<ToGate>>,
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct SourceKey {
-    id: u64,
-    generation: u32,
-    is_group: u32,
+/// A policy on the kernel.
+struct Kept {
+    scene: Scene,
+    generation: Generation,
+    is_rated: bool,
+    levels: u32,
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct PlaceKey {
-    prefix: u32,
-    generation: u32,
-    address: [u8; 16],
-}
-
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct PairKey {
-    prefix: u32,
-    generation: u32,
-    from: u32,
-    to: u32,
-    port: [u8; 2],
-    zero: [u8; 2],
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-struct Whom {
-    tenant: u32,
-    class: u32,
-    space: u32,
-}
-
-// SAFETY: structures of numbers without padding, as `gate.bpf.c` has them.
-unsafe impl Plain for SourceKey {}
-// SAFETY: see above.
-unsafe impl Plain for PlaceKey {}
-// SAFETY: see above.
-unsafe impl Plain for PairKey {}
-// SAFETY: see above.
-unsafe impl Plain for Whom {}
-
-/// What one generation has put into the maps.
-#[derive(Default)]
-struct Entries {
-    sources: Vec<SourceKey>,
-    places: Vec<PlaceKey>,
-    verdicts: Vec<PairKey>,
-}
-
-/// What the entries were made from.
-#[derive(Default, PartialEq)]
-struct Facts {
-    /// Cookie and number, tenant.
-    spaces: Vec<(u64, u32, TenantId)>,
-    /// Number, depth, tenant.
-    groups: Vec<(u64, u32, TenantId)>,
-    /// Address, tenant, number of the namespace.
-    places: Vec<(IpAddr, TenantId, u32)>,
-}
-
-/// A generation.
-struct Generation {
-    number: u32,
-    hits: u32,
-    policy: Arc<Policy>,
-    facts: Facts,
-    plan: Plan,
-    entries: Entries,
-    /// Control groups and their descendants, for sockets that are open.
-    members: HashMap<u64, TenantId>,
+/// Work on the whole that somebody's coming or going has made necessary, and that is done when there is time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Due {
+    /// Open connections may be denied by now.
+    sweep: bool,
+    /// A generation of its own: entries are missing, or what programs have noted with sockets is no longer true.
+    anew: bool,
 }
 
 /// See the module.
@@ -185,15 +100,17 @@ pub struct Keeper {
     conductor: Arc<Mailbox<ToConductor>>,
     root: PathBuf,
     spaces: Spaces,
-    world: World,
+    /// Names of tenants, by number.
+    names: Vec<String>,
     number: u32,
-    in_force: Option<Generation>,
+    in_force: Option<Kept>,
     /// Waits for the conductor's word; without one the policy binds nothing here.
-    staged: Option<Option<Generation>>,
-    /// Has to be staged anew when that has come.
-    is_late: bool,
+    staged: Option<Option<Kept>>,
     sealed: Vec<Sealed>,
-    retired: VecDeque<(Instant, Entries)>,
+    retired: VecDeque<(Instant, Generation)>,
+    due: Due,
+    /// Work on the whole rests until then.
+    rests_until: Instant,
 }
 
 impl Gate {
@@ -220,13 +137,14 @@ impl Gate {
             conductor,
             root: hierarchy().unwrap_or_default(),
             spaces: Spaces::default(),
-            world: World::default(),
+            names: Vec::new(),
             number: 0,
             in_force: None,
             staged: None,
-            is_late: false,
             sealed: Vec::new(),
             retired: VecDeque::new(),
+            due: Due::default(),
+            rests_until: Instant::now(),
         };
         Ok((Self { words, inbox }, keeper))
     }
@@ -245,18 +163,17 @@ impl Keeper {
             self.inbox.drain(&mut messages);
             messages.drain(..).for_each(|message| self.hear(message));
             let now = Instant::now();
-            let mut changed = self.in_force.is_some() && self.spaces.refresh();
+            for id in self.spaces.refresh(now) {
+                self.change_all(|scene, spaces| scene.refresh(id, spaces));
+            }
             if now >= look_at {
                 look_at = now + LOOK;
-                changed |= self.in_force.is_some();
+                self.look();
                 self.conductor.send(ToConductor::KernelCounted);
             }
-            if changed {
-                self.renew();
-            }
             while self.retired.front().is_some_and(|(at, _)| now >= *at) {
-                if let Some((_, entries)) = self.retired.pop_front() {
-                    self.remove(&entries);
+                if let Some((_, mut generation)) = self.retired.pop_front() {
+                    generation.clear();
                 }
             }
             self.sleep();
@@ -266,13 +183,15 @@ impl Keeper {
     }
 
     fn sleep(&self) {
+        let now = Instant::now();
+        let until = self.spaces.wake_by(now).map_or(STOP_POLL, |at| at.saturating_duration_since(now));
+        let timeout = until.min(STOP_POLL);
         self.inbox.set_asleep(true);
         if !self.inbox.is_filled() {
-            let mut fds: Vec<_> = [PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN)]
-                .into_iter()
-                .chain(self.spaces.news())
-                .collect();
-            let nanos = STOP_POLL.as_nanos() as i64;
+            let inbox = PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN);
+            let mut fds: Vec<_> = [inbox].into_iter().chain(self.spaces.news(now)).collect();
+            // Rounded up, so that it is not too early.
+            let nanos = (timeout + Duration::from_micros(1)).as_nanos() as i64;
             let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: nanos }));
         }
         self.inbox.set_asleep(false);
@@ -282,98 +201,191 @@ impl Keeper {
 
     fn hear(&mut self, message: ToGate) {
         match message {
+            ToGate::Enrolled(names) => self.names.extend(names),
             ToGate::Stage { policy, world } => {
-                self.world = world;
-                let staged = self.stage_policy(Arc::from(policy));
+                let staged = self.stage_policy(Arc::from(policy), world);
                 self.conductor.send(ToConductor::Staged { staged });
             }
             ToGate::InForce(in_force) => self.settle(in_force),
             ToGate::Discard => {
-                if let Some(Some(generation)) = self.staged.take() {
-                    self.remove(&generation.entries);
+                if let Some(Some(mut kept)) = self.staged.take() {
+                    kept.generation.clear();
                 }
-                self.catch_up();
+                self.unseal();
             }
-            ToGate::World(world, sealed) => {
-                self.world = world;
+            ToGate::Changed(told, sealed) => {
+                if let Some(mut kept) = self.in_force.take() {
+                    let changes = kept.scene.tell(&told, &self.root, &mut self.spaces);
+                    self.change(&mut kept, &changes);
+                    self.in_force = Some(kept);
+                }
+                for (id, _) in told.spaces.iter().filter(|(_, space)| space.is_none()) {
+                    if !self.kept().any(|kept| kept.scene.has(*id)) {
+                        self.spaces.forget(*id);
+                    }
+                }
                 self.sealed.extend(sealed);
-                self.renew();
+                // By a policy that is staged whoever asked is told of once that is in force.
+                if self.staged.is_none() {
+                    self.unseal();
+                }
             }
         }
     }
 
-    /// Puts what the world is by now in force, if a policy is.
-    fn renew(&mut self) {
-        if self.staged.is_some() {
-            self.is_late = true;
-            return;
-        }
-        if let Some((policy, hits)) = self.in_force.as_ref().map(|old| (Arc::clone(&old.policy), old.hits)) {
-            let facts = self.look();
-            if self.in_force.as_ref().is_some_and(|old| old.facts != facts) {
-                match self.stage(policy, facts, hits) {
-                    Ok(generation) => {
-                        self.words.flip(generation.number);
-                        self.replace(Some(generation));
-                        self.sweep(&HashSet::new());
-                    }
-                    Err(error) => {
-                        tracing::error!("the policy on the kernel does not know a newcomer: {error}")
-                    }
-                }
-            }
-        }
+    fn kept(&self) -> impl Iterator<Item = &Kept> {
+        self.in_force.iter().chain(self.staged.iter().flatten())
+    }
+
+    fn unseal(&mut self) {
         for Sealed { to, answer } in self.sealed.drain(..) {
             // Who asked may have gone.
             let _ = to.send(answer);
         }
     }
 
-    /// After the conductor's word on what was staged.
-    fn catch_up(&mut self) {
-        if std::mem::take(&mut self.is_late) {
-            self.renew();
+    /// Something has changed that holds for each policy that is kept.
+    fn change_all(&mut self, mut change: impl FnMut(&mut Scene, &mut Spaces) -> Vec<Change>) {
+        let (mut in_force, mut staged) = (self.in_force.take(), self.staged.take());
+        for kept in in_force.iter_mut().chain(staged.iter_mut().flatten()) {
+            let changes = change(&mut kept.scene, &mut self.spaces);
+            self.change(kept, &changes);
         }
+        (self.in_force, self.staged) = (in_force, staged);
     }
 
-    fn stage_policy(&mut self, policy: Arc<Policy>) -> Result<Staged, String> {
-        if let Some(Some(generation)) = self.staged.take() {
-            self.remove(&generation.entries);
+    /// Adds and removes the entries of what has changed.
+    fn change(&mut self, kept: &mut Kept, changes: &[Change]) {
+        if changes.is_empty() {
+            return;
+        }
+        let was_short = kept.generation.is_short();
+        let levels = kept.scene.known().levels();
+        if kept.levels != levels {
+            kept.levels = levels;
+            self.words.set_generation(kept.generation.number(), kept.words());
+        }
+        if let (Err(why), false) = (kept.generation.put(changes, &self.names), was_short) {
+            tracing::error!("the policy on the kernel does not know a newcomer: {why}");
+        }
+        self.due.sweep = true;
+        // Programs note with a socket whose it is, and look again in another generation.
+        let is_noted = changes.iter().any(|change| matches!(change, Change::Place { .. }));
+        self.due.anew |= kept.generation.is_short() || kept.is_rated && is_noted;
+    }
+
+    /// Looks for what nobody tells of, and does what is due.
+    fn look(&mut self) {
+        let root = self.root.clone();
+        self.change_all(|scene, spaces| scene.look(&root, spaces));
+        let mut spaces = std::mem::take(&mut self.spaces);
+        spaces.retain(|id| self.kept().any(|kept| kept.scene.has(id)));
+        self.spaces = spaces;
+        let begun = Instant::now();
+        if begun < self.rests_until || self.staged.is_some() {
+            return;
+        }
+        let Due { sweep, anew } = std::mem::take(&mut self.due);
+        if anew {
+            self.renew();
+        }
+        if sweep {
+            self.sweep(&HashSet::new());
+        }
+        self.rests_until = begun + begun.elapsed() * (1 + PAUSE_FACTOR);
+    }
+
+    /// Puts the policy in force anew, in a generation of its own.
+    fn renew(&mut self) {
+        let Some(Kept { scene, generation: old, is_rated, levels }) = self.in_force.take() else { return };
+        let (policy, hits) = (Arc::clone(old.policy()), old.hits());
+        let generation = match self.fill(policy, &scene, hits, Some(old.number())) {
+            Ok(new) => {
+                let kept = Kept { scene, generation: new, is_rated, levels };
+                self.words.set_generation(kept.generation.number(), kept.words());
+                self.words.flip(kept.generation.number());
+                self.retired.push_back((Instant::now() + RETIRED, old));
+                self.in_force = Some(kept);
+                return;
+            }
+            Err(why) => {
+                tracing::error!("the policy on the kernel does not know a newcomer: {why}");
+                old
+            }
+        };
+        self.due.anew = true;
+        self.in_force = Some(Kept { scene, generation, is_rated, levels });
+    }
+
+    /// The entries of a new generation, or none of them.
+    /// `beside`: the generation in force.
+    fn fill(
+        &mut self,
+        policy: Arc<Policy>,
+        scene: &Scene,
+        hits: u32,
+        beside: Option<u32>,
+    ) -> Result<Generation, String> {
+        self.number = following(self.number, beside);
+        let mut generation = Generation::new(self.number, policy, hits, Some(&self.maps))?;
+        if let Err(why) = generation.put(&scene.known().all(), &self.names) {
+            generation.clear();
+            return Err(why);
+        }
+        Ok(generation)
+    }
+
+    fn stage_policy(&mut self, policy: Arc<Policy>, world: World) -> Result<Staged, String> {
+        if let Some(Some(mut kept)) = self.staged.take() {
+            kept.generation.clear();
         }
         if !binds(&policy) {
             self.staged = Some(None);
             return Ok(Staged { generation: 0, hits: 0 });
         }
-        let facts = self.look();
+        let mut scene = Scene::new(world);
+        scene.look(&self.root, &mut self.spaces);
         let hits = match &self.in_force {
-            Some(old) if old.hits == 0 => RULES as u32,
+            Some(old) if old.generation.hits() == 0 => RULES as u32,
             _ => 0,
         };
         (0..=policy.rules.len()).for_each(|rule| self.words.hits(hits, rule).store(0, Ordering::Relaxed));
-        let generation = self.stage(policy, facts, hits)?;
-        let staged = Staged { generation: generation.number, hits };
+        let is_rated = policy
+            .tenants
+            .iter()
+            .any(|tenant| tenant.limits.tenant.bytes.is_some() || tenant.limits.connection.bytes.is_some());
+        let beside = self.in_force.as_ref().map(|kept| kept.generation.number());
+        let generation = self.fill(policy, &scene, hits, beside)?;
+        let levels = scene.known().levels();
+        let mut kept = Kept { scene, generation, is_rated, levels };
+        self.words.set_generation(kept.generation.number(), kept.words());
+        let staged = Staged { generation: kept.generation.number(), hits };
         // Attached before it is in force: programs without a generation let everything pass.
         if let Err(errno) = self.programs.attach(&self.words) {
-            self.remove(&generation.entries);
+            kept.generation.clear();
             return Err(format!("attaching programs to {}: {errno}", self.root.display()));
         }
-        self.staged = Some(Some(generation));
+        self.staged = Some(Some(kept));
         Ok(staged)
     }
 
     fn settle(&mut self, InForce { cut, twins, reply }: InForce) {
-        let Some(generation) = self.staged.take() else { return };
-        let is_bound = generation.is_some();
+        let Some(kept) = self.staged.take() else { return };
+        let is_bound = kept.is_some();
         let is_news = is_bound || self.in_force.is_some();
-        self.replace(generation);
+        if let Some(old) = std::mem::replace(&mut self.in_force, kept) {
+            self.retired.push_back((Instant::now() + RETIRED, old.generation));
+        }
         self.programs.succeed();
         if !is_bound {
             self.programs.detach();
         }
         let (cut_on_kernel, kept) = self.sweep(&twins);
+        self.due = Due::default();
         if !is_bound {
             // Nobody tells of namespaces that go.
-            (self.world, self.spaces) = Default::default();
+            self.spaces = Spaces::default();
+            self.unseal();
         }
         match reply {
             Some(reply) => {
@@ -388,172 +400,23 @@ impl Keeper {
             None if is_news => tracing::info!(cut, cut_on_kernel, kept, "policy applied"),
             None => {}
         }
-        self.catch_up();
-    }
-
-    fn replace(&mut self, generation: Option<Generation>) {
-        if let Some(old) = std::mem::replace(&mut self.in_force, generation) {
-            self.retired.push_back((Instant::now() + RETIRED, old.entries));
-        }
-    }
-
-    /// What there is of all that the policy can name.
-    fn look(&mut self) -> Facts {
-        let mut facts = Facts::default();
-        let mut found: Vec<(NamespaceId, Arc<OwnedFd>, TenantId, Vec<IpAddr>)> = Vec::new();
-        for space in &self.world.spaces {
-            let opened = match &space.whose {
-                Whose::Known(id, file) => Some((*id, Arc::clone(file))),
-                Whose::File(path) => spaces::open_file(path).ok(),
-            };
-            found.extend(opened.map(|(id, file)| (id, file, space.tenant, space.addresses.clone())));
-        }
-        for (path, tenant) in &self.world.groups {
-            let depth = path.split('/').filter(|part| !part.is_empty()).count() as u32;
-            if let Some(number) = spaces::group(&self.root, path).filter(|_| depth <= LEVELS_MAX) {
-                facts.groups.push((number, depth, *tenant));
-            }
-            for (id, file) in spaces::below(&self.root, path).1 {
-                if !found.iter().any(|(known, ..)| *known == id) {
-                    found.push((id, file, *tenant, Vec::new()));
-                }
-            }
-        }
-        let known: HashSet<_> = found.iter().map(|(id, ..)| *id).collect();
-        self.spaces.retain(&known);
-        // Registered addresses first: they are nobody else's. Then the first namespace that holds one has it.
-        let mut held = HashMap::new();
-        for is_registered in [true, false] {
-            for (id, file, tenant, registered) in &found {
-                let seen = match self.spaces.enter(*id, file) {
-                    Ok(seen) => seen,
-                    Err(error) => {
-                        tracing::warn!(%error, "a network namespace cannot be entered: the policy does not bind it on the kernel");
-                        continue;
-                    }
-                };
-                let addresses = if is_registered { registered } else { &seen.addresses };
-                for ip in addresses {
-                    held.entry(ip.to_canonical()).or_insert((*tenant, seen.number));
-                }
-                if is_registered {
-                    facts.spaces.push((seen.cookie, seen.number, *tenant));
-                }
-            }
-        }
-        facts.places = held.into_iter().map(|(ip, (tenant, number))| (ip, tenant, number)).collect();
-        facts.places.sort_unstable();
-        facts.spaces.sort_unstable();
-        facts.spaces.dedup_by_key(|(cookie, ..)| *cookie);
-        facts
-    }
-
-    /// Adds the entries of a new generation, or none of them.
-    fn stage(&mut self, policy: Arc<Policy>, facts: Facts, hits: u32) -> Result<Generation, String> {
-        let spaces = facts.spaces.iter().map(|(.., tenant)| *tenant);
-        let mut from: Vec<_> = spaces.chain(facts.groups.iter().map(|(.., tenant)| *tenant)).collect();
-        from.sort_unstable();
-        from.dedup();
-        let places: Vec<_> = facts.places.iter().map(|(ip, tenant, _)| (*ip, *tenant)).collect();
-        let plan = Plan::new(&policy, &self.world.tenants, &from, &places)?;
-        // 0 is none.
-        self.number = self.number.checked_add(1).unwrap_or(1).max(1);
-        let mut generation = Generation {
-            number: self.number,
-            hits,
-            policy,
-            facts,
-            plan,
-            entries: Entries::default(),
-            members: HashMap::new(),
-        };
-        if let Err(errno) = self.fill(&mut generation) {
-            self.remove(&generation.entries);
-            return Err(format!("the kernel takes no more entries: {errno}"));
-        }
-        let is_rated = |tenant: &crate::policy::Tenant| {
-            tenant.limits.tenant.bytes.is_some() || tenant.limits.connection.bytes.is_some()
-        };
-        let of = OfGeneration {
-            levels: generation.facts.groups.iter().fold(0, |all, (_, depth, _)| all | 1 << depth),
-            otherwise: generation.plan.otherwise(),
-            rated: generation.policy.tenants.iter().any(is_rated),
-            hits,
-        };
-        self.words.set_generation(self.number, of);
-        Ok(generation)
-    }
-
-    fn fill(&self, generation: &mut Generation) -> Result<(), Errno> {
-        let Generation { number, facts, plan, entries, .. } = generation;
-        let number = *number;
-        let whom = |party: &Party, space: u32| Whom {
-            tenant: u32::from(party.tenant.get()),
-            class: party.class,
-            space,
-        };
-        let spaces = facts.spaces.iter().map(|(id, space, tenant)| (*id, 0, *space, *tenant));
-        let groups = facts.groups.iter().map(|(id, _, tenant)| (*id, 1, 0, *tenant));
-        for (id, is_group, space, tenant) in spaces.chain(groups) {
-            let key = SourceKey { id, generation: number, is_group };
-            let Some(party) = plan.from.get(&tenant) else { continue };
-            bpf::update(&self.maps.sources, &key, &whom(party, space))?;
-            entries.sources.push(key);
-        }
-        // An address that is known takes the place of a network of one address.
-        let nets = plan.networks.iter().map(|(net, party)| (net.addr(), net.prefix_len(), *party, 0));
-        let places = facts.places.iter().filter_map(|(ip, _, space)| {
-            let bits = if ip.is_ipv4() { 32 } else { 128 };
-            Some((*ip, bits, *plan.places.get(ip)?, *space))
-        });
-        for (ip, bits, party, space) in nets.chain(places) {
-            let (address, bits) = match ip {
-                IpAddr::V4(v4) => (v4.to_ipv6_mapped(), u32::from(bits) + 96),
-                IpAddr::V6(v6) => (v6, u32::from(bits)),
-            };
-            let key = PlaceKey { prefix: 32 + bits, generation: number, address: address.octets() };
-            bpf::update(&self.maps.places, &key, &whom(&party, space))?;
-            entries.places.push(key);
-        }
-        for (&(from, to, port, bits), verdict) in &plan.verdicts {
-            let prefix = 96 + u32::from(bits);
-            let key =
-                PairKey { prefix, generation: number, from, to, port: port.to_be_bytes(), zero: [0; 2] };
-            bpf::update(&self.maps.verdicts, &key, &verdict.0)?;
-            entries.verdicts.push(key);
-        }
-        Ok(())
-    }
-
-    fn remove(&self, entries: &Entries) {
-        // Where an entry was there twice, it has gone by now.
-        for key in &entries.sources {
-            let _ = bpf::delete(&self.maps.sources, key);
-        }
-        for key in &entries.places {
-            let _ = bpf::delete(&self.maps.places, key);
-        }
-        for key in &entries.verdicts {
-            let _ = bpf::delete(&self.maps.verdicts, key);
-        }
     }
 
     /// Ends open connections that are denied. How many, without those of `twins`; and how many the kernel would not end.
     fn sweep(&mut self, twins: &HashSet<u32>) -> (u64, u64) {
-        let Some(generation) = &mut self.in_force else { return (0, 0) };
-        let policy = &generation.policy;
+        let Some(Kept { scene, generation, .. }) = &self.in_force else { return (0, 0) };
+        let policy = generation.policy();
         if policy.default == Action::Allow && policy.rules.iter().all(|rule| rule.action == Action::Allow) {
             return (0, 0);
         }
-        generation.members.clear();
-        for (path, tenant) in &self.world.groups {
-            for number in spaces::below(&self.root, path).0 {
-                generation.members.insert(number, *tenant);
-            }
+        // Control groups and their descendants.
+        let mut members: HashMap<u64, TenantId> = HashMap::new();
+        for (path, tenant) in scene.known().groups() {
+            members.extend(spaces::below(&self.root, path).0.into_iter().map(|number| (number, tenant)));
         }
         let (mut ended, mut kept) = (0, 0);
-        for (cookie, number, tenant) in &generation.facts.spaces {
-            let Some(seen) = self.spaces.by_cookie(*cookie) else { continue };
+        for (number, cookie, tenant) in scene.known().spaces() {
+            let Some(seen) = self.spaces.by_cookie(cookie) else { continue };
             let (sockets, listened) = match sweep::sockets(&seen.diag) {
                 Ok(found) => found,
                 Err(error) => {
@@ -563,10 +426,10 @@ impl Keeper {
             };
             for socket in sockets.iter().filter(|socket| socket.connects(&listened)) {
                 let to = socket.peer.ip().to_canonical();
-                let is_home = to.is_loopback()
-                    || generation.facts.places.iter().any(|(ip, _, space)| *ip == to && space == number);
-                let from = generation.members.get(&socket.group).unwrap_or(tenant);
-                let verdict = generation.plan.decide(*from, to, socket.peer.port());
+                let is_home =
+                    to.is_loopback() || scene.known().owner(to).is_some_and(|(_, space)| space == number);
+                let from = members.get(&socket.group).copied().unwrap_or(tenant);
+                let verdict = generation.plan().decide(from, to, socket.peer.port());
                 if is_home || !verdict.is_some_and(|verdict| verdict.is_denied()) {
                     continue;
                 }
@@ -584,8 +447,28 @@ impl Keeper {
     }
 }
 
+impl Kept {
+    /// What the programs have to know of the generation beside its entries.
+    fn words(&self) -> OfGeneration {
+        let otherwise = self.generation.plan().otherwise();
+        OfGeneration { levels: self.levels, otherwise, rated: self.is_rated, hits: self.generation.hits() }
+    }
+}
+
+/// The number of one more generation. 0 is none; and programs keep a place for what they know of even ones and one for odd ones, so
+/// that the one beside it has another parity.
+fn following(mut number: u32, beside: Option<u32>) -> u32 {
+    loop {
+        number = number.checked_add(1).unwrap_or(1);
+        if beside.is_none_or(|beside| beside % 2 != number % 2) {
+            return number;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::scene::Space;
     use super::*;
     use crate::identity::network_namespace;
     use crate::SystemClock;
@@ -610,6 +493,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn two_generations_never_share_a_place() {
+        assert_eq!(following(0, None), 1);
+        assert_eq!(following(1, Some(1)), 2);
+        // One was staged in between that the kernel did not take.
+        assert_eq!(following(2, Some(1)), 4);
+        assert_eq!(following(u32::MAX, Some(2)), 1);
+    }
+
     /// In this process's own network namespace, towards an address that a rule names.
     #[test]
     fn a_staged_policy_binds_when_it_is_in_force_and_a_dead_drivers_until_the_next() {
@@ -626,19 +518,15 @@ mod tests {
         let _end = End(folder.path().join("admin.sock"));
         let (gate, mut keeper) = open();
         let (id, file) = network_namespace(rustix::process::getpid()).unwrap();
-        let whose = Whose::Known(id, Arc::new(file));
         let tenant = TenantId::default();
-        keeper.world = World {
-            tenants: vec!["default".to_owned()],
-            spaces: vec![Space { whose, tenant, addresses: Vec::new() }],
-            groups: Vec::new(),
-        };
+        let space = Space { file: Arc::new(file), tenant, addresses: Vec::new() };
+        let world = || World { spaces: HashMap::from([(id, space.clone())]), ..World::default() };
         let rules = |port: u16| {
             let text = format!("[[rule]]\naddress = \"{PLACE}\"\nport = {port}\naction = \"deny\"\n");
             Arc::new(Policy::parse(&text).unwrap())
         };
         let in_force = || InForce { cut: 0, twins: HashSet::new(), reply: None };
-        let staged = keeper.stage_policy(rules(1)).unwrap();
+        let staged = keeper.stage_policy(rules(1), world()).unwrap();
         assert_eq!(errno(1), libc::ECONNREFUSED, "staged only");
         gate.words.flip(staged.generation);
         keeper.settle(in_force());
@@ -646,15 +534,25 @@ mod tests {
         assert_eq!([0, 1].map(|rule| gate.words.hits(staged.hits, rule).load(Ordering::Relaxed)), [1, 1]);
         assert_eq!(gate.words.tenant(tenant).denied.load(Ordering::Relaxed), 1);
         // What was staged and is not wanted leaves no trace.
-        keeper.stage_policy(rules(2)).unwrap();
+        keeper.stage_policy(rules(2), world()).unwrap();
         keeper.hear(ToGate::Discard);
         assert_eq!((errno(1), errno(2)), (libc::EACCES, libc::ECONNREFUSED));
+        // A namespace that goes takes its own entries along, and one that comes brings them, without a new generation.
+        let tell = |keeper: &mut Keeper, space: Option<Space>| {
+            let spaces = vec![(id, space)];
+            keeper.hear(ToGate::Changed(Changes { spaces, ..Changes::default() }, None));
+        };
+        let generation = gate.words.generation();
+        tell(&mut keeper, None);
+        assert_eq!(errno(1), libc::ECONNREFUSED, "nobody that is known");
+        tell(&mut keeper, Some(space.clone()));
+        assert_eq!((errno(1), gate.words.generation()), (libc::EACCES, generation));
         // The driver dies.
         drop((gate, keeper));
         assert_eq!((errno(1), errno(2)), (libc::EACCES, libc::ECONNREFUSED));
         let (gate, mut keeper) = open();
         assert_eq!(errno(1), libc::EACCES, "until the next one has a word");
-        let staged = keeper.stage_policy(Arc::new(Policy::default())).unwrap();
+        let staged = keeper.stage_policy(Arc::new(Policy::default()), World::default()).unwrap();
         gate.words.flip(staged.generation);
         keeper.settle(in_force());
         assert_eq!(errno(1), libc::ECONNREFUSED);

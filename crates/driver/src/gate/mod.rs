@@ -8,23 +8,29 @@
 //! - [`program`] loads the programs before the driver is confined, and attaches them while a policy needs them.
 //! - [`words`] is the memory that the kernel and the driver share: counts, limits, and the generation in force.
 //! - [`spaces`] knows the network namespaces, [`sweep`] ends open connections that are denied by now.
+//! - [`scene`] is what a policy can name, and [`known`] says what a change of it changes. [`generation`] has the entries.
 //! - [`keeper`] is the thread that does all this.
 //!
 //! A policy is *staged* first: its entries are added under a new generation, where nothing finds them. Then the conductor puts its own half and
-//! this one in force by one store ([`Words::flip`]), or discards the entries. The programs and their maps belong to the kernel: they
+//! this one in force by one store ([`Words::flip`]), or discards the entries. What comes and goes under a policy in force adds and removes entries
+//! of its own. The programs and their maps belong to the kernel: they
 //! stay in force when the driver dies, until the next one takes their place.
 mod bpf;
+mod generation;
 mod keeper;
+mod known;
 mod plan;
 mod program;
+mod scene;
 mod spaces;
 mod sweep;
 mod words;
 
 pub(crate) use bpf::COMMANDS;
-pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, Space, ToGate, Whose, World};
+pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, ToGate};
 pub(crate) use plan::binds;
 pub use plan::unbound;
 pub(crate) use program::HOST_CGROUP;
 pub use program::{hierarchy, unavailable};
+pub(crate) use scene::{Changes, Space, World};
 pub(crate) use words::{Staged, TenantWords, Words};

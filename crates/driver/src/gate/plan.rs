@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// Entries of one policy; more are refused.
 const ENTRIES_MAX: usize = 1 << 18;
@@ -44,18 +45,27 @@ pub struct Party {
 /// A pair of classes, a port, and how many of the port's bits count.
 pub type Key = (u32, u32, u16, u8);
 
-/// See the module.
-#[derive(Debug, Default)]
+/// Verdicts that a new class brings.
+pub type Verdicts = Vec<(Key, Verdict)>;
+
+/// See the module. Tenants and addresses may come later: what they bring is told, and what was there stays.
+#[derive(Debug)]
 pub struct Plan {
-    /// Tenants that may connect.
-    pub from: HashMap<TenantId, Party>,
+    policy: Arc<Policy>,
+    /// Tenants that connect.
+    from: HashMap<TenantId, Party>,
     /// Known addresses.
-    pub places: HashMap<IpAddr, Party>,
+    places: HashMap<IpAddr, Party>,
     /// Networks that rules name: whoever is there and is not known is of the default tenant.
-    pub networks: Vec<(IpNet, Party)>,
+    networks: BTreeMap<IpNet, Party>,
+    nets: Nets,
+    from_classes: Classes,
+    to_classes: Classes,
+    /// Rules that name a tenant as `to` whatever the address.
+    bare: HashMap<TenantId, Rules>,
     /// By pair and prefix of the port.
-    pub verdicts: HashMap<Key, Verdict>,
-    otherwise: Option<Verdict>,
+    verdicts: HashMap<Key, Verdict>,
+    otherwise: Verdict,
 }
 
 /// Whether anything of the policy concerns the kernel.
@@ -96,86 +106,110 @@ pub fn unbound(policy: &Policy) -> Vec<String> {
 }
 
 impl Plan {
-    /// Compiles a policy for tenants that may connect and known addresses. `names`: the tenants' names by number.
+    /// Begins with a policy, without any tenant or address.
     ///
     /// # Errors
     /// If it is too large, a sentence.
-    pub fn new(
-        policy: &Policy,
-        names: &[String],
-        from: &[TenantId],
-        places: &[(IpAddr, TenantId)],
-    ) -> Result<Self, String> {
+    pub fn new(policy: Arc<Policy>) -> Result<Self, String> {
         if policy.rules.len() >= super::words::RULES {
             return Err(format!("the kernel takes {} rules at most; join some", super::words::RULES - 1));
         }
-        let name = |id: TenantId| names.get(id.index()).map_or(DEFAULT_TENANT, |name| &**name);
-        let mut this =
-            Self { otherwise: Some(Verdict::new(policy.rules.len(), policy.default)), ..Self::default() };
-        let (mut from_classes, mut to_classes) = (Classes::default(), Classes::default());
-        for &tenant in from {
-            let class = from_classes.number(numbers(policy, |rule| has(&rule.from, name(tenant))));
-            this.from.insert(tenant, Party { tenant, class });
-        }
-        let nets = Nets::new(policy);
-        let mut bare = HashMap::new();
-        let mut class_of = |tenant: TenantId, net: IpNet| {
-            let (rules, class) = bare.entry(tenant).or_insert_with(|| {
-                let is_bare = |rule: &Rule| rule.addresses.is_empty() && has(&rule.to, name(tenant));
-                let rules = numbers(policy, is_bare);
-                (rules.clone(), to_classes.number(rules))
-            });
-            let mut around = nets.around(net);
-            around.retain(|&rule| has(&policy.rules[rule as usize].to, name(tenant)));
-            if around.is_empty() {
-                return Party { tenant, class: *class };
-            }
-            around.extend(&*rules);
-            around.sort_unstable();
-            around.dedup();
-            Party { tenant, class: to_classes.number(around) }
+        let mut this = Self {
+            otherwise: Verdict::new(policy.rules.len(), policy.default),
+            nets: Nets::new(&policy),
+            policy,
+            from: HashMap::new(),
+            places: HashMap::new(),
+            networks: BTreeMap::new(),
+            from_classes: Classes::default(),
+            to_classes: Classes::default(),
+            bare: HashMap::new(),
+            verdicts: HashMap::new(),
         };
-        for &(ip, tenant) in places {
-            let ip = ip.to_canonical();
-            let party = class_of(tenant, ip.into());
-            this.places.entry(ip).or_insert(party);
-        }
-        for net in nets.all() {
-            this.networks.push((net, class_of(TenantId::default(), net)));
-        }
-        for (from, rules) in from_classes.iter() {
-            for (to, others) in to_classes.iter() {
-                this.pair(policy, from, to, &common(rules, others));
-                if this.verdicts.len() > ENTRIES_MAX {
-                    return Err(format!(
-                        "the policy is too large for the kernel: more than {ENTRIES_MAX} entries; join rules or tenants"
-                    ));
-                }
-            }
+        for net in this.nets.all().collect::<Vec<_>>() {
+            let (party, _) = this.party_at(TenantId::default(), DEFAULT_TENANT, net)?;
+            this.networks.insert(net, party);
         }
         Ok(this)
     }
 
-    /// The verdicts of a pair of classes that both are in these rules.
-    fn pair(&mut self, policy: &Policy, from: u32, to: u32, rules: &[u32]) {
-        // Ranges of ports that no rule has decided yet: first port, last port.
-        let mut open = BTreeMap::from([(0u16, u16::MAX)]);
-        for &number in rules {
-            let rule = &policy.rules[number as usize];
-            let verdict = Verdict::new(number as usize, rule.action);
-            if rule.ports.is_empty() {
-                // All that is left.
-                self.verdicts.insert((from, to, 0, 0), verdict);
-                return;
-            }
-            for ports in &rule.ports {
-                for range in take(&mut open, ports) {
-                    for (port, bits) in prefixes(range) {
-                        self.verdicts.insert((from, to, port, bits), verdict);
-                    }
-                }
+    /// A tenant connects, and is called `name`. Returns what it is to the rules, and the verdicts that are new.
+    ///
+    /// # Errors
+    /// If these are too many, a sentence; then it does not connect.
+    pub fn connects(&mut self, tenant: TenantId, name: &str) -> Result<(Party, Verdicts), String> {
+        if let Some(party) = self.from.get(&tenant) {
+            return Ok((*party, Vec::new()));
+        }
+        let rules = numbers(&self.policy, |rule| has(&rule.from, name));
+        let (class, new) = self.class(rules, true)?;
+        let party = Party { tenant, class };
+        self.from.insert(tenant, party);
+        Ok((party, new))
+    }
+
+    /// An address is the tenant's, which is called `name`. Returns what it is to the rules, and the verdicts that are new.
+    ///
+    /// # Errors
+    /// If these are too many, a sentence; then it is nobody's.
+    pub fn holds(&mut self, tenant: TenantId, name: &str, ip: IpAddr) -> Result<(Party, Verdicts), String> {
+        let ip = ip.to_canonical();
+        self.places.remove(&ip);
+        let (party, new) = self.party_at(tenant, name, ip.into())?;
+        self.places.insert(ip, party);
+        Ok((party, new))
+    }
+
+    /// An address is nobody's. Returns what a network of that one address is to the rules, if they name it.
+    pub fn frees(&mut self, ip: IpAddr) -> Option<Party> {
+        let ip = ip.to_canonical();
+        self.places.remove(&ip);
+        self.networks.get(&IpNet::from(ip)).copied()
+    }
+
+    /// Networks that rules name, and what they are to the rules.
+    pub fn networks(&self) -> impl Iterator<Item = (IpNet, Party)> + '_ {
+        self.networks.iter().map(|(net, party)| (*net, *party))
+    }
+
+    fn party_at(&mut self, tenant: TenantId, name: &str, net: IpNet) -> Result<(Party, Verdicts), String> {
+        let policy = &self.policy;
+        let bare = self
+            .bare
+            .entry(tenant)
+            .or_insert_with(|| numbers(policy, |rule| rule.addresses.is_empty() && has(&rule.to, name)));
+        let mut rules = self.nets.around(net);
+        rules.retain(|&rule| has(&policy.rules[rule as usize].to, name));
+        rules.extend(&*bare);
+        rules.sort_unstable();
+        rules.dedup();
+        let (class, new) = self.class(rules, false)?;
+        Ok((Party { tenant, class }, new))
+    }
+
+    /// The number of a class, and its verdicts with all classes of the other side if it is new.
+    fn class(&mut self, rules: Rules, is_from: bool) -> Result<(u32, Verdicts), String> {
+        let (own, others) = match is_from {
+            true => (&self.from_classes, &self.to_classes),
+            false => (&self.to_classes, &self.from_classes),
+        };
+        if let Some(class) = own.number(&rules) {
+            return Ok((class, Vec::new()));
+        }
+        let (class, mut new) = (own.next(), Vec::new());
+        for (other, of_other) in others.iter() {
+            let pair = if is_from { (class, other) } else { (other, class) };
+            pair_up(&self.policy, pair, &common(&rules, of_other), &mut new);
+            if self.verdicts.len() + new.len() > ENTRIES_MAX {
+                return Err(format!(
+                    "the policy is too large for the kernel: more than {ENTRIES_MAX} entries; join rules or tenants"
+                ));
             }
         }
+        self.verdicts.extend(new.iter().copied());
+        let own = if is_from { &mut self.from_classes } else { &mut self.to_classes };
+        own.add(rules);
+        Ok((class, new))
     }
 
     /// The verdict on a connect, as the kernel's programs find it; nothing: no party of the policy's.
@@ -185,11 +219,11 @@ impl Plan {
             let mask = (u32::from(u16::MAX) << (PORT_BITS - u32::from(bits))) as u16;
             self.verdicts.get(&(from.class, to.class, port & mask, bits))
         });
-        found.copied().or(self.otherwise)
+        Some(found.copied().unwrap_or(self.otherwise))
     }
 
     /// Whose an address is: its own, or the smallest network's around it.
-    pub fn place(&self, ip: IpAddr) -> Option<Party> {
+    fn place(&self, ip: IpAddr) -> Option<Party> {
         let ip = ip.to_canonical();
         let around = || {
             let nets = self.networks.iter().filter(|(net, _)| net.contains(&ip));
@@ -200,18 +234,48 @@ impl Plan {
 
     /// The verdict where no rule is named.
     pub fn otherwise(&self) -> u32 {
-        self.otherwise.map_or(0, |verdict| verdict.0)
+        self.otherwise.0
+    }
+}
+
+/// The verdicts of a pair of classes that both are in these rules.
+fn pair_up(policy: &Policy, (from, to): (u32, u32), rules: &[u32], into: &mut Verdicts) {
+    // Ranges of ports that no rule has decided yet: first port, last port.
+    let mut open = BTreeMap::from([(0u16, u16::MAX)]);
+    for &number in rules {
+        let rule = &policy.rules[number as usize];
+        let verdict = Verdict::new(number as usize, rule.action);
+        if rule.ports.is_empty() {
+            // All that is left.
+            into.push(((from, to, 0, 0), verdict));
+            return;
+        }
+        for ports in &rule.ports {
+            for range in take(&mut open, ports) {
+                into.extend(
+                    prefixes(range).into_iter().map(|(port, bits)| ((from, to, port, bits), verdict)),
+                );
+            }
+        }
     }
 }
 
 /// Lists of rules, numbered.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Classes(HashMap<Rules, u32>);
 
 impl Classes {
-    fn number(&mut self, rules: Rules) -> u32 {
-        let next = self.0.len() as u32;
-        *self.0.entry(rules).or_insert(next)
+    fn number(&self, rules: &Rules) -> Option<u32> {
+        self.0.get(rules).copied()
+    }
+
+    fn next(&self) -> u32 {
+        self.0.len() as u32
+    }
+
+    fn add(&mut self, rules: Rules) {
+        let next = self.next();
+        self.0.insert(rules, next);
     }
 
     fn iter(&self) -> impl Iterator<Item = (u32, &Rules)> {
@@ -220,6 +284,7 @@ impl Classes {
 }
 
 /// Networks that rules name, with the rules.
+#[derive(Debug)]
 struct Nets {
     rules: BTreeMap<IpNet, Rules>,
     /// Lengths of prefixes, of IPv4 and of IPv6.
@@ -344,13 +409,23 @@ mod tests {
         ) {
             let default = if denies { Action::Deny } else { Action::Allow };
             let policy = Policy { rules, default, ..Policy::default() };
-            let names = NAMES.map(str::to_owned);
             let tenants: Vec<_> = (0..4).map(TenantId::at).collect();
             let ips: Vec<IpAddr> = ADDRESSES.iter().map(|ip| ip.parse().unwrap()).collect();
             // Two of them are nobody's.
             let places: Vec<_> = ips[..4].iter().zip(&owners).map(|(ip, owner)| (*ip, TenantId::at(*owner)))
                 .filter(|(ip, _)| *ip != ips[3]).collect();
-            let plan = Plan::new(&policy, &names, &tenants, &places).unwrap();
+            let mut plan = Plan::new(Arc::new(policy.clone())).unwrap();
+            // In any order: an address may be another's before.
+            for (tenant, name) in tenants.iter().zip(NAMES) {
+                plan.holds(*tenant, name, ips[0]).unwrap();
+            }
+            plan.frees(ips[0]);
+            for (ip, tenant) in &places {
+                plan.holds(*tenant, NAMES[tenant.index()], *ip).unwrap();
+            }
+            for (tenant, name) in tenants.iter().zip(NAMES) {
+                plan.connects(*tenant, name).unwrap();
+            }
             for (tenant, from) in tenants.iter().zip(NAMES) {
                 for &ip in &ips {
                     let known = places.iter().find(|(own, _)| *own == ip).map(|(_, tenant)| NAMES[tenant.index()]);
@@ -386,12 +461,14 @@ mod tests {
     fn entries_grow_with_the_rules_and_not_with_their_square() {
         let rule = |n: u16| Rule { ports: vec![n..=n], action: Action::Deny, ..Rule::default() };
         let policy = Policy { rules: (1..=10_000).map(rule).collect(), ..Policy::default() };
-        let places: Vec<_> =
-            (0..100u8).map(|n| (IpAddr::from([10, 0, 0, n]), TenantId::at(n.into()))).collect();
-        let names: Vec<_> = (0..100).map(|n| format!("t{n}")).collect();
-        let from: Vec<_> = (0..100).map(TenantId::at).collect();
-        let plan = Plan::new(&policy, &names, &from, &places).unwrap();
-        assert_eq!(plan.verdicts.len(), 10_000);
+        let mut plan = Plan::new(Arc::new(policy.clone())).unwrap();
+        let mut entries = 0;
+        for n in 0..100u8 {
+            let (tenant, name) = (TenantId::at(n.into()), format!("t{n}"));
+            entries += plan.holds(tenant, &name, IpAddr::from([10, 0, 0, n])).unwrap().1.len();
+            entries += plan.connects(tenant, &name).unwrap().1.len();
+        }
+        assert_eq!((entries, plan.verdicts.len()), (10_000, 10_000));
         assert!(binds(&policy) && !binds(&Policy::default()));
     }
 

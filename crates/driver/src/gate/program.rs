@@ -11,6 +11,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{open, stat, Mode, OFlags};
 use rustix::io::Result;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Inode of the host's namespace of control groups (`PROC_CGROUP_INIT_INO`).
 pub(crate) const HOST_CGROUP: u64 = 0xefff_fffb;
@@ -25,9 +26,9 @@ const KINDS: [(&str, u32); 4] =
 /// Descriptors of the maps that the keeper fills.
 #[derive(Debug)]
 pub struct Maps {
-    pub sources: OwnedFd,
-    pub places: OwnedFd,
-    pub verdicts: OwnedFd,
+    pub sources: Arc<OwnedFd>,
+    pub places: Arc<OwnedFd>,
+    pub verdicts: Arc<OwnedFd>,
 }
 
 /// See the module.
@@ -116,7 +117,8 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words),
         attempt(name, data.fd().as_fd().try_clone_to_owned())
     };
     let words = attempt("mapping counters", Words::new(map("config")?, map("tenants")?, map("hits")?))?;
-    let maps = Maps { sources: map("sources")?, places: map("places")?, verdicts: map("verdicts")? };
+    let shared = |name: &str| map(name).map(Arc::new);
+    let maps = Maps { sources: shared("sources")?, places: shared("places")?, verdicts: shared("verdicts")? };
     let file = admin_socket.with_extension("gate");
     let stale = predecessors(&file, &mut ids);
     // Without it a killed driver's programs stay when the next one comes: better no gate.

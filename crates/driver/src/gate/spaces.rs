@@ -8,11 +8,12 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{bind, netlink, recv, socket_with, AddressFamily, RecvFlags, SocketFlags, SocketType};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{Error, Result};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// `SO_NETNS_COOKIE`.
 const SO_NETNS_COOKIE: i32 = 71;
@@ -20,6 +21,8 @@ const SO_NETNS_COOKIE: i32 = 71;
 const ADDRESSES: u32 = 0x10 | 0x100;
 /// Control groups below one that are looked at.
 const GROUPS_MAX: usize = 4096;
+/// After its addresses were read a namespace is left alone for so many times as long as that took.
+const PAUSE_FACTOR: u32 = 9;
 
 /// A namespace that the driver has looked at.
 #[derive(Debug)]
@@ -34,6 +37,8 @@ pub struct Seen {
     pub diag: OwnedFd,
     /// Readable when addresses have come or gone.
     news: OwnedFd,
+    /// The end of the pause after its addresses were read: reading takes a tenth of this thread's time at most.
+    resume_at: Instant,
     pub addresses: Vec<IpAddr>,
 }
 
@@ -53,9 +58,9 @@ impl Spaces {
         if !self.seen.contains_key(&id) {
             let (cookie, diag, news) = look(file)?;
             self.numbered += 1;
-            let addresses = read(file)?;
+            let (addresses, resume_at) = read(file)?;
             let (file, number) = (Arc::clone(file), self.numbered);
-            self.seen.insert(id, Seen { file, cookie, number, diag, news, addresses });
+            self.seen.insert(id, Seen { file, cookie, number, diag, news, resume_at, addresses });
         }
         self.seen.get(&id).ok_or_else(|| Error::other("it was seen just now"))
     }
@@ -65,39 +70,56 @@ impl Spaces {
         self.seen.values().find(|seen| seen.cookie == cookie)
     }
 
+    /// Forgets one.
+    pub fn forget(&mut self, id: NamespaceId) {
+        self.seen.remove(&id);
+    }
+
     /// Forgets all others.
-    pub fn retain(&mut self, known: &HashSet<NamespaceId>) {
-        self.seen.retain(|id, _| known.contains(id));
+    pub fn retain(&mut self, known: impl Fn(NamespaceId) -> bool) {
+        self.seen.retain(|id, _| known(*id));
     }
 
-    /// What to wait for: news of any namespace.
-    pub fn news(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.seen.values().map(|seen| PollFd::new(&seen.news, PollFlags::IN))
+    /// What to wait for: news of any namespace that is read by now.
+    pub fn news(&self, now: Instant) -> impl Iterator<Item = PollFd<'_>> {
+        let read = self.seen.values().filter(move |seen| seen.resume_at <= now);
+        read.map(|seen| PollFd::new(&seen.news, PollFlags::IN))
     }
 
-    /// Reads the addresses of those that have news. Whether any has others than before.
-    pub fn refresh(&mut self) -> bool {
-        let mut changed = false;
-        for seen in self.seen.values_mut() {
+    /// When the next pause ends.
+    pub fn wake_by(&self, now: Instant) -> Option<Instant> {
+        self.seen.values().map(|seen| seen.resume_at).filter(|at| *at > now).min()
+    }
+
+    /// Reads the addresses of those that have news. Returns those that have others than before.
+    pub fn refresh(&mut self, now: Instant) -> Vec<NamespaceId> {
+        let mut changed = Vec::new();
+        for (id, seen) in self.seen.iter_mut().filter(|(_, seen)| seen.resume_at <= now) {
             let (mut bytes, mut has_news) = ([0u8; 8192], false);
             // An overrun is news, too.
             while let Ok(_) | Err(Errno::NOBUFS) = recv(&seen.news, &mut bytes, RecvFlags::DONTWAIT) {
                 has_news = true;
             }
-            if let Some(found) = has_news.then(|| read(&seen.file)).and_then(Result::ok) {
-                changed |= found != seen.addresses;
-                seen.addresses = found;
+            if let Some((found, resume_at)) = has_news.then(|| read(&seen.file)).and_then(Result::ok) {
+                seen.resume_at = resume_at;
+                if found != seen.addresses {
+                    seen.addresses = found;
+                    changed.push(*id);
+                }
             }
         }
         changed
     }
 }
 
-fn read(file: &OwnedFd) -> Result<Vec<IpAddr>> {
+/// The addresses of a namespace, and when they are read again at the earliest.
+fn read(file: &OwnedFd) -> Result<(Vec<IpAddr>, Instant)> {
+    let begun = Instant::now();
     let own = |ip: &IpAddr| !ip.is_loopback() && !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let mut found: Vec<_> = addresses::list(file)?.into_keys().filter(own).collect();
     found.sort_unstable();
-    Ok(found)
+    let now = Instant::now();
+    Ok((found, now + (now - begun) * PAUSE_FACTOR))
 }
 
 /// Cookie of a namespace, and two sockets there.

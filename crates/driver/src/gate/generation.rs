@@ -1,0 +1,399 @@
+//! The entries of one generation in the kernel's maps. Programs look for those of the generation in force alone.
+use super::bpf::{self, Plain};
+use super::known::Change;
+use super::plan::{Party, Plan, Verdicts};
+use super::program::Maps;
+use crate::ids::TenantId;
+use crate::policy::{Policy, DEFAULT_TENANT};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+struct SourceKey {
+    id: u64,
+    generation: u32,
+    is_group: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+struct PlaceKey {
+    prefix: u32,
+    generation: u32,
+    address: [u8; 16],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+struct PairKey {
+    prefix: u32,
+    generation: u32,
+    from: u32,
+    to: u32,
+    port: [u8; 2],
+    zero: [u8; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+struct Whom {
+    tenant: u32,
+    class: u32,
+    space: u32,
+}
+
+// SAFETY: structures of numbers without padding, as `gate.bpf.c` has them.
+unsafe impl Plain for SourceKey {}
+// SAFETY: see above.
+unsafe impl Plain for PlaceKey {}
+// SAFETY: see above.
+unsafe impl Plain for PairKey {}
+// SAFETY: see above.
+unsafe impl Plain for Whom {}
+
+/// Entries of one map.
+#[derive(Debug)]
+struct Table<K, V> {
+    /// None in tests of what would be there.
+    map: Option<Arc<OwnedFd>>,
+    there: HashMap<K, V>,
+}
+
+impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Table<K, V> {
+    fn new(map: Option<&Arc<OwnedFd>>) -> Self {
+        Self { map: map.cloned(), there: HashMap::new() }
+    }
+
+    fn put(&mut self, key: K, value: V) -> Result<(), Errno> {
+        if self.there.get(&key) == Some(&value) {
+            return Ok(());
+        }
+        self.map.as_ref().map_or(Ok(()), |map| bpf::update(map, &key, &value))?;
+        self.there.insert(key, value);
+        Ok(())
+    }
+
+    fn take(&mut self, key: K) {
+        if let (Some(_), Some(map)) = (self.there.remove(&key), &self.map) {
+            // Nobody else removes entries.
+            let _ = bpf::delete(map, &key);
+        }
+    }
+
+    fn clear(&mut self) {
+        for (key, _) in self.there.drain() {
+            if let Some(map) = &self.map {
+                let _ = bpf::delete(map, &key);
+            }
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Generation {
+    number: u32,
+    hits: u32,
+    policy: Arc<Policy>,
+    plan: Plan,
+    sources: Table<SourceKey, Whom>,
+    places: Table<PlaceKey, Whom>,
+    verdicts: Table<PairKey, u32>,
+    /// Something of what changed could not be added: nothing more is.
+    is_short: bool,
+}
+
+impl Generation {
+    /// The entries of a policy without any namespace, control group or address. `hits`: where its hits begin.
+    ///
+    /// # Errors
+    /// A sentence; nothing is left then.
+    pub fn new(number: u32, policy: Arc<Policy>, hits: u32, maps: Option<&Maps>) -> Result<Self, String> {
+        let mut this = Self {
+            number,
+            hits,
+            plan: Plan::new(Arc::clone(&policy))?,
+            policy,
+            sources: Table::new(maps.map(|maps| &maps.sources)),
+            places: Table::new(maps.map(|maps| &maps.places)),
+            verdicts: Table::new(maps.map(|maps| &maps.verdicts)),
+            is_short: false,
+        };
+        let networks: Vec<_> = this.plan.networks().collect();
+        for (net, party) in networks {
+            let key = this.place(net.addr(), net.prefix_len());
+            if let Err(errno) = this.places.put(key, whom(party, 0)) {
+                this.clear();
+                return Err(full(errno));
+            }
+        }
+        Ok(this)
+    }
+
+    /// Takes over what has changed, in the time of that. `names`: of tenants, by number.
+    ///
+    /// # Errors
+    /// A sentence. Then this generation takes nothing more: another one has to take its place.
+    pub fn put(&mut self, changes: &[Change], names: &[String]) -> Result<(), String> {
+        for change in changes {
+            let done = match change {
+                Change::Source { id, is_group, is: None } => {
+                    self.sources.take(self.source(*id, *is_group));
+                    Ok(())
+                }
+                Change::Place { ip, is: None } => self.free(*ip),
+                _ if self.is_short => Ok(()),
+                Change::Source { id, is_group, is: Some((tenant, space)) } => {
+                    self.connect(self.source(*id, *is_group), *tenant, *space, names)
+                }
+                Change::Place { ip, is: Some((tenant, space)) } => self.hold(*ip, *tenant, *space, names),
+            };
+            if let Err(why) = done {
+                self.is_short = true;
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        key: SourceKey,
+        tenant: TenantId,
+        space: u32,
+        names: &[String],
+    ) -> Result<(), String> {
+        let (party, new) = self.plan.connects(tenant, name(names, tenant))?;
+        // Nothing finds a class before somebody is of it.
+        self.add(new)?;
+        self.sources.put(key, whom(party, space)).map_err(full)
+    }
+
+    fn hold(&mut self, ip: IpAddr, tenant: TenantId, space: u32, names: &[String]) -> Result<(), String> {
+        let (party, new) = self.plan.holds(tenant, name(names, tenant), ip)?;
+        self.add(new)?;
+        let key = self.place(ip, if ip.is_ipv4() { 32 } else { 128 });
+        self.places.put(key, whom(party, space)).map_err(full)
+    }
+
+    fn free(&mut self, ip: IpAddr) -> Result<(), String> {
+        let key = self.place(ip, if ip.is_ipv4() { 32 } else { 128 });
+        match self.plan.frees(ip) {
+            // A rule names this very address.
+            Some(party) => self.places.put(key, whom(party, 0)).map_err(full),
+            None => {
+                self.places.take(key);
+                Ok(())
+            }
+        }
+    }
+
+    fn add(&mut self, new: Verdicts) -> Result<(), String> {
+        for ((from, to, port, bits), verdict) in new {
+            let (prefix, generation) = (96 + u32::from(bits), self.number);
+            let key = PairKey { prefix, generation, from, to, port: port.to_be_bytes(), zero: [0; 2] };
+            self.verdicts.put(key, verdict.0).map_err(full)?;
+        }
+        Ok(())
+    }
+
+    /// Removes all of it.
+    pub fn clear(&mut self) {
+        self.sources.clear();
+        self.places.clear();
+        self.verdicts.clear();
+    }
+
+    fn source(&self, id: u64, is_group: bool) -> SourceKey {
+        SourceKey { id, generation: self.number, is_group: u32::from(is_group) }
+    }
+
+    fn place(&self, ip: IpAddr, bits: u8) -> PlaceKey {
+        let (address, bits) = match ip {
+            IpAddr::V4(v4) => (v4.to_ipv6_mapped(), u32::from(bits) + 96),
+            IpAddr::V6(v6) => (v6, u32::from(bits)),
+        };
+        PlaceKey { prefix: 32 + bits, generation: self.number, address: address.octets() }
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Where its hits begin.
+    pub fn hits(&self) -> u32 {
+        self.hits
+    }
+
+    /// What it is the entries of.
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.policy
+    }
+
+    /// The policy, compiled.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether another one has to take its place.
+    pub fn is_short(&self) -> bool {
+        self.is_short
+    }
+}
+
+fn name(names: &[String], tenant: TenantId) -> &str {
+    names.get(tenant.index()).map_or(DEFAULT_TENANT, |name| name)
+}
+
+fn whom(party: Party, space: u32) -> Whom {
+    Whom { tenant: u32::from(party.tenant.get()), class: party.class, space }
+}
+
+fn full(errno: Errno) -> String {
+    format!("the kernel takes no more entries: {errno}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::known::{Holder, Known};
+    use super::*;
+    use proptest::prelude::*;
+
+    const NAMES: [&str; 3] = [DEFAULT_TENANT, "red", "blue"];
+    const POLICY: &str = r#"
+        [[tenant]]
+        name = "red"
+        cgroups = ["/red"]
+        [[tenant]]
+        name = "blue"
+        cgroups = ["/blue"]
+        [[rule]]
+        from = "red"
+        to = "blue"
+        port = ["1-1023", 9000]
+        action = "deny"
+        [[rule]]
+        address = "10.0.0.2"
+        port = 80
+        action = "deny"
+        [[rule]]
+        to = "red"
+        address = "10.0.0.0/29"
+        action = "deny"
+        [[rule]]
+        from = "blue"
+        action = "deny"
+        port = 443
+    "#;
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    fn names() -> Vec<String> {
+        NAMES.map(str::to_owned).into()
+    }
+
+    fn fresh(number: u32) -> Generation {
+        Generation::new(number, Arc::new(Policy::parse(POLICY).unwrap()), 0, None).unwrap()
+    }
+
+    impl Generation {
+        /// What `judge` in `gate.bpf.c` finds: tenants, and the verdict; nothing if it looks no further.
+        fn judge(&self, cookie: u64, group: Option<u64>, to: IpAddr, port: u16) -> Option<(u32, u32, u32)> {
+            let address = self.place(to, if to.is_ipv4() { 32 } else { 128 });
+            let covers = |key: &&PlaceKey| {
+                let bits = key.prefix - 32;
+                let of =
+                    |address: [u8; 16]| u128::from_be_bytes(address).checked_shr(128 - bits).unwrap_or(0);
+                of(key.address) == of(address.address)
+            };
+            let place = self.places.there.keys().filter(covers).max_by_key(|key| key.prefix)?;
+            let to = self.places.there[place];
+            let space = self.sources.there.get(&self.source(cookie, false));
+            let group = group.and_then(|id| self.sources.there.get(&self.source(id, true)));
+            let from = group.or(space)?;
+            if space.is_some_and(|space| space.space == to.space) {
+                return None;
+            }
+            let found = (0..=16u32).rev().find_map(|bits| {
+                let port = (u32::from(port) & !(0xffff >> bits)) as u16;
+                let (prefix, generation) = (96 + bits, self.number);
+                let (from, to) = (from.class, to.class);
+                let key = PairKey { prefix, generation, from, to, port: port.to_be_bytes(), zero: [0; 2] };
+                self.verdicts.there.get(&key).copied()
+            });
+            Some((from.tenant, to.tenant, found.unwrap_or(self.plan.otherwise())))
+        }
+    }
+
+    type Step = (u32, Option<(usize, Vec<u8>, Vec<u8>)>);
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let list = || prop::collection::vec(0u8..6, 0..3);
+        prop::collection::vec((1u32..5, prop::option::of((0usize..3, list(), list()))), 1..24)
+    }
+
+    proptest! {
+        /// Namespaces and groups that came and went one after the other leave what a generation of its own would have.
+        #[test]
+        fn differences_add_up_to_a_generation(steps in steps(), groups in prop::collection::vec(0usize..4, 0..6)) {
+            let (mut known, mut generation) = (Known::default(), fresh(1));
+            let verdicts = |generation: &Generation| {
+                let ports = [1, 80, 443, 1023, 1024, 9000];
+                let sources = (1..5u64).flat_map(|cookie| [(100 + cookie, None), (100 + cookie, Some(7))]);
+                let all = sources.flat_map(|source| (0..6).flat_map(move |to| ports.map(|port| (source, to, port))));
+                all.map(|((cookie, group), to, port)| generation.judge(cookie, group, ip(to), port)).collect::<Vec<_>>()
+            };
+            let mut groups = groups.into_iter();
+            for (number, step) in steps {
+                let holder = step.map(|(tenant, registered, held)| Holder {
+                    cookie: 100 + u64::from(number),
+                    tenant: TenantId::at(tenant),
+                    registered: registered.into_iter().map(ip).collect(),
+                    held: held.into_iter().map(ip).collect(),
+                });
+                let changes = known.set_space(number, holder);
+                generation.put(&changes, &names()).unwrap();
+                if let Some(tenant) = groups.next() {
+                    let group = (tenant < 3).then(|| (7, 1, TenantId::at(tenant)));
+                    generation.put(&known.set_group("/a", group), &names()).unwrap();
+                }
+                let mut whole = fresh(2);
+                whole.put(&known.all(), &names()).unwrap();
+                prop_assert_eq!(verdicts(&generation), verdicts(&whole));
+                prop_assert_eq!(generation.sources.there.len(), whole.sources.there.len());
+                prop_assert_eq!(generation.places.there.len(), whole.places.there.len());
+            }
+        }
+    }
+
+    /// However many namespaces there are, one more touches its own entries.
+    #[test]
+    fn one_more_namespace_costs_its_own_entries() {
+        let (mut known, mut generation) = (Known::default(), fresh(1));
+        let holder = |number: u32| Holder {
+            cookie: u64::from(number),
+            tenant: TenantId::at(1 + number as usize % 2),
+            registered: Vec::new(),
+            held: vec![IpAddr::from([10, 1, (number >> 8) as u8, number as u8])],
+        };
+        for number in 1..2000 {
+            let changes = known.set_space(number, Some(holder(number)));
+            assert_eq!(changes.len(), 2, "the namespace and its address");
+            generation.put(&changes, &names()).unwrap();
+        }
+        let before = generation.verdicts.there.len();
+        let gone = known.set_space(77, None);
+        assert_eq!(gone.len(), 2);
+        generation.put(&gone, &names()).unwrap();
+        assert_eq!(generation.sources.there.len(), 1998);
+        assert_eq!(generation.verdicts.there.len(), before, "verdicts are of classes");
+    }
+}

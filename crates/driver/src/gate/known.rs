@@ -1,0 +1,227 @@
+//! Whose network namespaces, control groups and addresses are. Pure: each change tells what it changes of the whole, in the time of what
+//! has changed.
+//!
+//! An address belongs to the namespace that `pd run` registered it for, else to the one of those that hold it which was known first.
+use crate::ids::TenantId;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+/// A namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub cookie: u64,
+    pub tenant: TenantId,
+    /// Addresses that `pd run` registered.
+    pub registered: Vec<IpAddr>,
+    /// Addresses that are on its interfaces.
+    pub held: Vec<IpAddr>,
+}
+
+/// A control group: number, depth, tenant.
+pub type Group = (u64, u32, TenantId);
+
+/// What has changed for the programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Whose a namespace or a control group is, and the number of the namespace; or nobody's.
+    Source { id: u64, is_group: bool, is: Option<(TenantId, u32)> },
+    /// Whose an address is, and in which namespace.
+    Place { ip: IpAddr, is: Option<(TenantId, u32)> },
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// By number.
+    spaces: BTreeMap<u32, Holder>,
+    /// Namespaces with a claim to an address, the owner first: whether it is not registered, and the number.
+    claims: HashMap<IpAddr, BTreeSet<(bool, u32)>>,
+    /// By path.
+    groups: BTreeMap<String, Group>,
+}
+
+impl Known {
+    /// A namespace is so from now on; or there is none.
+    pub fn set_space(&mut self, number: u32, new: Option<Holder>) -> Vec<Change> {
+        let old = self.spaces.get(&number).cloned();
+        if old == new {
+            return Vec::new();
+        }
+        let addresses = |holder: &Option<Holder>| {
+            let lists = holder.iter().map(|holder| (&holder.registered, &holder.held));
+            let lists = lists.flat_map(|(registered, held)| [(false, registered), (true, held)]);
+            let claims = lists.flat_map(|(rank, list)| list.iter().map(move |ip| (ip.to_canonical(), rank)));
+            claims.collect::<Vec<_>>()
+        };
+        let (before, after) = (addresses(&old), addresses(&new));
+        let touched: BTreeSet<IpAddr> = before.iter().chain(&after).map(|(ip, _)| *ip).collect();
+        let was: Vec<_> = touched.iter().map(|ip| (*ip, self.owner(*ip))).collect();
+        for (ip, rank) in before {
+            if let Some(claims) = self.claims.get_mut(&ip) {
+                claims.remove(&(rank, number));
+                if claims.is_empty() {
+                    self.claims.remove(&ip);
+                }
+            }
+        }
+        for (ip, rank) in after {
+            self.claims.entry(ip).or_default().insert((rank, number));
+        }
+        let mut changes = Vec::new();
+        let source = |holder: &Holder| (holder.cookie, holder.tenant);
+        if old.as_ref().map(source) != new.as_ref().map(source) {
+            let gone = old.as_ref().filter(|old| new.as_ref().is_none_or(|new| new.cookie != old.cookie));
+            changes.extend(gone.map(|old| Change::Source { id: old.cookie, is_group: false, is: None }));
+            changes.extend(new.as_ref().map(|new| Change::Source {
+                id: new.cookie,
+                is_group: false,
+                is: Some((new.tenant, number)),
+            }));
+        }
+        match new {
+            Some(new) => drop(self.spaces.insert(number, new)),
+            None => drop(self.spaces.remove(&number)),
+        }
+        let is = was.into_iter().map(|(ip, was)| (ip, was, self.owner(ip)));
+        changes.extend(is.filter(|(_, was, is)| was != is).map(|(ip, _, is)| Change::Place { ip, is }));
+        changes
+    }
+
+    /// A control group is so from now on; or there is none.
+    pub fn set_group(&mut self, path: &str, new: Option<Group>) -> Vec<Change> {
+        let old = match new {
+            Some(new) => self.groups.insert(path.to_owned(), new),
+            None => self.groups.remove(path),
+        };
+        if old == new {
+            return Vec::new();
+        }
+        let mut numbers: Vec<_> = [old, new].into_iter().flatten().map(|(number, ..)| number).collect();
+        numbers.dedup();
+        // Two paths may lead to one group.
+        let of = |id: u64| self.groups.values().find(|(number, ..)| *number == id).map(|found| (found.2, 0));
+        numbers.into_iter().map(|id| Change::Source { id, is_group: true, is: of(id) }).collect()
+    }
+
+    /// Whose an address is, and in which namespace.
+    pub fn owner(&self, ip: IpAddr) -> Option<(TenantId, u32)> {
+        let (_, number) = self.claims.get(&ip)?.first()?;
+        Some((self.spaces.get(number)?.tenant, *number))
+    }
+
+    /// Namespaces: number, cookie, tenant.
+    pub fn spaces(&self) -> impl Iterator<Item = (u32, u64, TenantId)> + '_ {
+        self.spaces.iter().map(|(number, holder)| (*number, holder.cookie, holder.tenant))
+    }
+
+    /// Control groups: path, tenant.
+    pub fn groups(&self) -> impl Iterator<Item = (&str, TenantId)> {
+        self.groups.iter().map(|(path, (.., tenant))| (&**path, *tenant))
+    }
+
+    /// Depths at which there are control groups, a bit each.
+    pub fn levels(&self) -> u32 {
+        self.groups.values().fold(0, |all, (_, depth, _)| all | 1 << depth)
+    }
+
+    /// All that there is, as if it had come just now.
+    pub fn all(&self) -> Vec<Change> {
+        let spaces = self.spaces.iter().map(|(number, holder)| Change::Source {
+            id: holder.cookie,
+            is_group: false,
+            is: Some((holder.tenant, *number)),
+        });
+        let mut by_number = BTreeMap::new();
+        for (id, _, tenant) in self.groups.values() {
+            by_number.entry(*id).or_insert(*tenant);
+        }
+        let groups = by_number.into_iter().map(|(id, tenant)| Change::Source {
+            id,
+            is_group: true,
+            is: Some((tenant, 0)),
+        });
+        let places = self.claims.keys().map(|ip| Change::Place { ip: *ip, is: self.owner(*ip) });
+        spaces.chain(groups).chain(places).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    #[test]
+    fn a_registered_address_is_nobody_elses_and_others_are_the_firsts() {
+        let mut known = Known::default();
+        let holder = |tenant, registered: &[u8], held: &[u8]| {
+            let list = |of: &[u8]| of.iter().map(|last| ip(*last)).collect();
+            let (registered, held) = (list(registered), list(held));
+            Some(Holder { cookie: 70 + tenant as u64, tenant: TenantId::at(tenant), registered, held })
+        };
+        known.set_space(2, holder(2, &[], &[1, 2]));
+        assert_eq!(known.set_space(3, holder(3, &[], &[1, 3])).len(), 2, "itself and one address");
+        assert_eq!(known.owner(ip(1)), Some((TenantId::at(2), 2)));
+        known.set_space(4, holder(4, &[1], &[]));
+        assert_eq!(known.owner(ip(1)), Some((TenantId::at(4), 4)));
+        // The next one has it.
+        let gone = known.set_space(4, None);
+        let is = Some((TenantId::at(2), 2));
+        let expected =
+            [Change::Source { id: 74, is_group: false, is: None }, Change::Place { ip: ip(1), is }];
+        assert_eq!(gone, expected);
+        assert_eq!(known.set_space(2, holder(2, &[], &[1, 2])), [], "nothing has changed");
+    }
+
+    fn holders() -> impl Strategy<Value = Vec<(u32, Option<Holder>)>> {
+        let list = || prop::collection::vec((0u8..5).prop_map(ip), 0..3);
+        let holder =
+            (0usize..3, list(), list()).prop_map(|(tenant, registered, held)| (tenant, registered, held));
+        prop::collection::vec((0u32..4, prop::option::of(holder)), 0..20).prop_map(|steps| {
+            let made = |number: u32, (tenant, registered, held)| Holder {
+                cookie: 100 + u64::from(number),
+                tenant: TenantId::at(tenant),
+                registered,
+                held,
+            };
+            steps.into_iter().map(|(number, holder)| (number, holder.map(|of| made(number, of)))).collect()
+        })
+    }
+
+    proptest! {
+        /// What changes have told adds up to what there is.
+        #[test]
+        fn changes_add_up(
+            steps in holders(),
+            groups in prop::collection::vec((0usize..3, prop::option::of((1u64..4, 1u32..3, 0usize..3))), 0..10),
+        ) {
+            let mut known = Known::default();
+            let mut told = HashMap::new();
+            let mut changes = Vec::new();
+            for (number, holder) in steps {
+                changes.extend(known.set_space(number, holder));
+            }
+            for (path, group) in groups {
+                let group = group.map(|(number, depth, tenant)| (number, depth, TenantId::at(tenant)));
+                changes.extend(known.set_group(["/a", "/a/b", "a"][path], group));
+            }
+            let key = |change: &Change| match change {
+                Change::Source { id, is_group, is } => ((Some((*id, *is_group)), None), *is),
+                Change::Place { ip, is } => ((None, Some(*ip)), *is),
+            };
+            for change in &changes {
+                let (key, is) = key(change);
+                match is {
+                    Some(is) => drop(told.insert(key, is)),
+                    None => drop(told.remove(&key)),
+                }
+            }
+            let all = known.all();
+            let all: HashMap<_, _> = all.iter().map(key).map(|(key, is)| (key, is.expect("it is there"))).collect();
+            prop_assert_eq!(all, told);
+        }
+    }
+}

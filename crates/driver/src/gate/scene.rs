@@ -1,0 +1,167 @@
+//! What a policy can name: what the conductor tells, what is looked up beside that, and all of it in the terms of the kernel's programs.
+use super::known::{Change, Holder, Known};
+use super::spaces::{self, Spaces};
+use crate::identity::NamespaceId;
+use crate::ids::TenantId;
+use rustix::fd::OwnedFd;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Deepest control group that programs tell apart.
+const LEVELS_MAX: u32 = 8;
+
+/// A network namespace as the conductor knows it: that of clients, or of a container.
+#[derive(Clone, Debug)]
+pub struct Space {
+    pub file: Arc<OwnedFd>,
+    pub tenant: TenantId,
+    /// Addresses that `pd run` registered.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// All that the conductor knows of what a policy can name.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    pub spaces: HashMap<NamespaceId, Space>,
+    /// Namespaces that the policy names.
+    pub files: Vec<(PathBuf, TenantId)>,
+    /// Control groups, by path.
+    pub groups: BTreeMap<String, TenantId>,
+}
+
+/// What has changed of a [`World`].
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    pub spaces: Vec<(NamespaceId, Option<Space>)>,
+    pub groups: Vec<(String, Option<TenantId>)>,
+}
+
+type Found = HashMap<NamespaceId, (Arc<OwnedFd>, TenantId)>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Scene {
+    world: World,
+    /// Namespaces that the policy names, and those of processes in control groups, as of the last look.
+    files: Found,
+    below: Found,
+    /// Numbers of namespaces that are known.
+    numbers: HashMap<NamespaceId, u32>,
+    /// Namespaces that are still to be entered.
+    unentered: BTreeSet<NamespaceId>,
+    known: Known,
+}
+
+impl Scene {
+    /// Nothing is looked at yet.
+    pub fn new(world: World) -> Self {
+        let unentered = world.spaces.keys().copied().collect();
+        let (files, below, numbers, known) = Default::default();
+        Self { world, files, below, numbers, unentered, known }
+    }
+
+    /// The whole in the terms of the kernel's programs.
+    pub fn known(&self) -> &Known {
+        &self.known
+    }
+
+    /// Whether a namespace is of it.
+    pub fn has(&self, id: NamespaceId) -> bool {
+        self.world.spaces.contains_key(&id) || self.files.contains_key(&id) || self.below.contains_key(&id)
+    }
+
+    /// Looks for what nobody tells of: files of namespaces, control groups and their processes.
+    pub fn look(&mut self, root: &Path, spaces: &mut Spaces) -> Vec<Change> {
+        let (mut files, mut below, mut changes) = (Found::new(), Found::new(), Vec::new());
+        for (path, tenant) in &self.world.files {
+            if let Ok((id, file)) = spaces::open_file(path) {
+                files.entry(id).or_insert((file, *tenant));
+            }
+        }
+        for (path, tenant) in &self.world.groups {
+            for (id, file) in spaces::below(root, path).1 {
+                below.entry(id).or_insert((file, *tenant));
+            }
+            changes.extend(self.known.set_group(path, group(root, path, *tenant)));
+        }
+        let mut changed = std::mem::take(&mut self.unentered);
+        for (old, new) in [(&mut self.files, files), (&mut self.below, below)] {
+            let tenant = |found: &Found, id| found.get(&id).map(|(_, tenant)| *tenant);
+            let ids: BTreeSet<_> = old.keys().chain(new.keys()).copied().collect();
+            changed.extend(ids.into_iter().filter(|id| tenant(old, *id) != tenant(&new, *id)));
+            // A file that is open already does.
+            old.retain(|id, _| new.contains_key(id));
+            for (id, (file, tenant)) in new {
+                old.entry(id).and_modify(|known| known.1 = tenant).or_insert((file, tenant));
+            }
+        }
+        changes.extend(changed.into_iter().flat_map(|id| self.refresh(id, spaces)));
+        changes
+    }
+
+    /// Takes over what the conductor tells.
+    pub fn tell(&mut self, told: &Changes, root: &Path, spaces: &mut Spaces) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (id, space) in &told.spaces {
+            match space {
+                Some(space) => drop(self.world.spaces.insert(*id, space.clone())),
+                None => drop(self.world.spaces.remove(id)),
+            }
+            changes.extend(self.refresh(*id, spaces));
+        }
+        for (path, tenant) in &told.groups {
+            match tenant {
+                Some(tenant) => drop(self.world.groups.insert(path.clone(), *tenant)),
+                None => drop(self.world.groups.remove(path)),
+            }
+            let group = tenant.and_then(|tenant| group(root, path, tenant));
+            changes.extend(self.known.set_group(path, group));
+        }
+        changes
+    }
+
+    /// A namespace may be another tenant's, hold other addresses, or be gone.
+    pub fn refresh(&mut self, id: NamespaceId, spaces: &mut Spaces) -> Vec<Change> {
+        let holder = self.space(id).and_then(|(file, tenant, registered)| {
+            let seen = spaces.enter(id, &file);
+            let seen = seen.inspect_err(|error| {
+                self.unentered.insert(id);
+                tracing::warn!(%error, "a network namespace cannot be entered: the policy does not bind it on the kernel");
+            });
+            let (number, cookie, held) = seen.ok().map(|seen| (seen.number, seen.cookie, seen.addresses.clone()))?;
+            Some((number, Holder { cookie, tenant, registered, held }))
+        });
+        let mut changes = Vec::new();
+        let number = holder.as_ref().map(|(number, _)| *number);
+        if let Some(old) = self.numbers.get(&id).copied().filter(|old| Some(*old) != number) {
+            changes.extend(self.known.set_space(old, None));
+            self.numbers.remove(&id);
+        }
+        if let Some((number, holder)) = holder {
+            changes.extend(self.known.set_space(number, Some(holder)));
+            self.numbers.insert(id, number);
+        }
+        changes
+    }
+
+    /// A namespace: its file, tenant, and registered addresses. The conductor's word goes before that of a file, and both before the
+    /// processes there.
+    fn space(&self, id: NamespaceId) -> Option<(Arc<OwnedFd>, TenantId, Vec<IpAddr>)> {
+        let file = self.files.get(&id);
+        if let Some(Space { file: open, tenant, addresses }) = self.world.spaces.get(&id) {
+            let named = file.map(|(_, tenant)| *tenant).filter(|_| *tenant == TenantId::default());
+            return Some((Arc::clone(open), named.unwrap_or(*tenant), addresses.clone()));
+        }
+        let (file, tenant) = file.or_else(|| self.below.get(&id))?;
+        Some((Arc::clone(file), *tenant, Vec::new()))
+    }
+}
+
+/// A control group that exists.
+fn group(root: &Path, path: &str, tenant: TenantId) -> Option<(u64, u32, TenantId)> {
+    let depth = path.split('/').filter(|part| !part.is_empty()).count() as u32;
+    let number = spaces::group(root, path).filter(|_| depth <= LEVELS_MAX)?;
+    Some((number, depth, tenant))
+}
