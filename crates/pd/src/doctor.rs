@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::Result;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask};
+use pd_driver::Nodes;
 use pd_harness::container::{cgroup, links};
 use pd_harness::engines;
 use pd_harness::hugepages::Pool;
@@ -65,6 +66,7 @@ pub fn main(args: &DoctorArgs) -> Result<i32> {
     rows.extend(rights());
     rows.extend([
         cores(),
+        nodes(),
         hugepages(),
         memfd(),
         namespaces(),
@@ -148,6 +150,10 @@ fn cores() -> Row {
         1 => warn("cores", "1", "two or more let sender, driver and receiver overlap"),
         n => ok("cores", n.to_string()),
     }
+}
+
+fn nodes() -> Row {
+    ok("memory nodes", Nodes::system().to_string())
 }
 
 fn hugepages() -> Row {

@@ -276,6 +276,28 @@ impl<A: Access> Region<A> {
         Ok(Self { base: NonNull::new(base).ok_or(Errno::NOMEM)?, len, access })
     }
 
+    /// Has pages that come into being from now on lie on a node of the machine's memory, if there is room: those of the mapped file,
+    /// whoever touches them first.
+    ///
+    /// # Errors
+    /// `ENOSYS` without CONFIG_NUMA, `EPERM` where it is forbidden, `EINVAL` for a node that there is not.
+    pub fn prefer_node(&self, node: u32) -> Result<()> {
+        const NODES_MAX: usize = 1024;
+        let mut mask = [0 as libc::c_ulong; NODES_MAX / libc::c_ulong::BITS as usize];
+        let word = mask.get_mut(node as usize / libc::c_ulong::BITS as usize).ok_or(Errno::INVAL)?;
+        *word = 1 << (node % libc::c_ulong::BITS);
+        // SAFETY: the range is this mapping; the kernel reads `mask`, and changes no byte of the mapping.
+        let result = unsafe {
+            // The kernel takes one bit less than it is told of.
+            let (mode, bits, flags) = (libc::MPOL_PREFERRED, NODES_MAX + 1, 0);
+            libc::syscall(libc::SYS_mbind, self.base.as_ptr(), self.len, mode, mask.as_ptr(), bits, flags)
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    }
+
     /// Brings the pages of a range into being, so that later accesses neither fault nor fail.
     ///
     /// # Errors
@@ -397,6 +419,18 @@ mod tests {
         map.store_u64(0, 5, Ordering::Relaxed);
         assert_eq!(map.load_u32(0, Ordering::Relaxed), 5);
         assert!(std::panic::catch_unwind(|| map.load_u64(4092, Ordering::Relaxed)).is_err());
+    }
+
+    #[test]
+    fn memory_may_prefer_a_node() {
+        let fd = create("test", 8192, Pages::Ordinary).unwrap();
+        let map = Region::<Own>::new(&fd, 8192).unwrap();
+        match map.prefer_node(0) {
+            Ok(()) => assert_eq!(map.prefer_node(1023), Err(Errno::INVAL), "no such node"),
+            Err(errno) => assert!([Errno::NOSYS, Errno::PERM].contains(&errno), "{errno}"),
+        }
+        assert_eq!(map.prefer_node(1024), Err(Errno::INVAL));
+        map.populate(0, 8192).unwrap();
     }
 
     #[test]

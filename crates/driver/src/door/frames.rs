@@ -182,6 +182,7 @@ impl Door {
         if let Err(exhausted) = guest.pay(Amounts::CHANNEL) {
             return self.refuse_exhausted(id, exhausted);
         }
+        memory.place(guest.account().and_then(|account| account.near()));
         let made = memory.channel(index).and_then(|rings| {
             may(Call::EventFd)?;
             let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;

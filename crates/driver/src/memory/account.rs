@@ -12,6 +12,7 @@ use super::pool::Exhausted;
 use pd_abi::layout::CHANNEL_STRIDE;
 use pd_abi::limits::PAGE_BYTES;
 use std::ops::{Add, AddAssign, SubAssign};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What is counted.
@@ -79,7 +80,12 @@ pub struct Standing {
 pub struct Account {
     books: Arc<Mutex<Books>>,
     index: usize,
+    /// The node on which memory that it pays for is to lie; [`NOWHERE`].
+    near: AtomicU32,
 }
+
+/// No node in particular.
+const NOWHERE: u32 = u32::MAX;
 
 /// Amounts taken from an [`Account`].
 #[derive(Debug)]
@@ -339,7 +345,7 @@ impl Account {
     pub fn new(total: Amounts) -> Arc<Self> {
         let mut books = Books::default();
         let index = books.open(Kind::Pool(total));
-        Arc::new(Self { books: Arc::new(Mutex::new(books)), index })
+        Arc::new(Self { books: Arc::new(Mutex::new(books)), index, near: AtomicU32::new(NOWHERE) })
     }
 
     /// A payer's account, below the pool's.
@@ -356,7 +362,17 @@ impl Account {
 
     fn below(&self, kind: Kind) -> Arc<Self> {
         let index = self.lock().open(kind);
-        Arc::new(Self { books: Arc::clone(&self.books), index })
+        Arc::new(Self { books: Arc::clone(&self.books), index, near: AtomicU32::new(NOWHERE) })
+    }
+
+    /// Memory that it pays for from now on is to lie on this node; where it likes, if on none.
+    pub fn set_near(&self, node: Option<u32>) {
+        self.near.store(node.unwrap_or(NOWHERE), Relaxed);
+    }
+
+    /// The node on which memory is to lie, if it matters.
+    pub fn near(&self) -> Option<u32> {
+        Some(self.near.load(Relaxed)).filter(|node| *node != NOWHERE)
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
@@ -469,6 +485,11 @@ impl Drop for Account {
 }
 
 impl Lease {
+    /// The node on which what it is for is to lie, if it matters.
+    pub fn near(&self) -> Option<u32> {
+        self.account.near()
+    }
+
     /// Bytes of regions.
     pub fn bytes(&self) -> u64 {
         self.amounts.memory_bytes

@@ -4,6 +4,7 @@ use super::account::{Account, Amounts, Lease};
 use super::pool::{Exhausted, HugepageUse, Pool};
 use crate::calls::{may, simulated, Call};
 use crate::ids::{Payer, DRIVER};
+use crate::nodes;
 use pd_abi::layout::direct;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
@@ -85,6 +86,11 @@ impl Pool {
         let make = || -> Result<(OwnedFd, Region<Theirs>)> {
             may(Call::MakeMemory)?;
             let made = memfd::create("pd-direct", len, pages)?;
+            if account.near().is_some() {
+                // The place is the file's, whichever mapping it was said of.
+                let map = Mapping::new(&made, len, Protection::Read)?;
+                nodes::place(&map, account.near());
+            }
             // A lack of memory shows here, and not by a client's access.
             may(Call::Populate)?;
             memfd::allocate(&made, len)?;

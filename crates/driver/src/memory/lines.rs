@@ -1,6 +1,7 @@
 //! A client's control and status regions as the driver uses them.
 use crate::calls::{may, Call};
 use crate::ids::Slot;
+use crate::nodes;
 use pd_abi::layout::{
     self, channel_control, channel_offset, channel_status, control_header, header, socket_control,
     socket_offset, socket_status,
@@ -62,6 +63,12 @@ impl ClientMemory {
         status.store_u32(header::CLIENT, client, Relaxed);
         let (control, status) = (Arc::new(control), Arc::new(status));
         Ok((Self { control, status, forwarded: AtomicUsize::new(0) }, [control_fd, status_fd]))
+    }
+
+    /// Has both regions lie on a node, if it matters.
+    pub fn place(&self, near: Option<u32>) {
+        nodes::place(&self.control, near);
+        nodes::place(&self.status, near);
     }
 
     /// Brings the pages of a channel, and the header, into being and returns its rings.

@@ -1,6 +1,7 @@
 //! The budget that all payload regions come from.
 use super::account::{Account, Amounts, Lease, Resource, Whose};
 use crate::calls::{may, simulated, Call};
+use crate::nodes;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Mapping, Protection};
@@ -172,22 +173,27 @@ impl Pool {
     }
 
     fn region(&self, name: &str, lease: Lease, large: bool) -> Result<Region, Exhausted> {
-        let bytes = lease.bytes() as usize;
+        let (bytes, near) = (lease.bytes() as usize, lease.near());
         let made = match self.hugepages {
             HugepageUse::Require if large => {
-                Self::pages(name, bytes, Pages::Huge).map_err(|_| Exhausted::Hugepages)
+                Self::pages(name, bytes, near, Pages::Huge).map_err(|_| Exhausted::Hugepages)
             }
-            HugepageUse::Auto if large => Self::pages(name, bytes, Pages::Huge).or_else(|_| {
+            HugepageUse::Auto if large => Self::pages(name, bytes, near, Pages::Huge).or_else(|_| {
                 self.warn();
-                Self::pages(name, bytes, Pages::Ordinary).map_err(Exhausted::Memory)
+                Self::pages(name, bytes, near, Pages::Ordinary).map_err(Exhausted::Memory)
             }),
-            _ => Self::pages(name, bytes, Pages::Ordinary).map_err(Exhausted::Memory),
+            _ => Self::pages(name, bytes, near, Pages::Ordinary).map_err(Exhausted::Memory),
         };
         let (map, pages, fd) = made?;
         Ok(Region { map: Arc::new(map), pages, fd, _lease: lease })
     }
 
-    fn pages(name: &str, bytes: usize, pages: Pages) -> rustix::io::Result<(Mapping, Pages, OwnedFd)> {
+    fn pages(
+        name: &str,
+        bytes: usize,
+        near: Option<u32>,
+        pages: Pages,
+    ) -> rustix::io::Result<(Mapping, Pages, OwnedFd)> {
         // A lease is granted only if all that others hold, and what it is asked for, come of openings.
         may(Call::MakeMemory)?;
         let made = memfd::create(name, bytes, pages)?;
@@ -195,6 +201,7 @@ impl Pool {
         let fd = memfd::reopen(made, OFlags::RDWR)?;
         may(Call::Map)?;
         let map = Mapping::new(&fd, bytes, Protection::ReadWrite)?;
+        nodes::place(&map, near);
         may(Call::Populate)?;
         map.populate(0, map.len())?;
         Ok((map, pages, fd))

@@ -139,6 +139,11 @@ impl Client {
     }
 
     /// Its files, and what pays for them.
+    /// Has its memory from now on lie on this node, if it matters.
+    pub fn set_near(&self, node: Option<u32>) {
+        self.account.set_near(node);
+    }
+
     pub fn files_and_account(&mut self) -> (&mut Files, &Arc<Account>) {
         (&mut self.files, &self.account)
     }

@@ -32,6 +32,7 @@ impl Mover {
     pub fn carry_out(&mut self, command: &mut ToMover) {
         match *command {
             ToMover::AddClient { client, payer, ref account, ref memory } => {
+                account.set_near(self.node);
                 let state = Client::new(self.scheduler.enter(payer), account, memory);
                 self.clients.add(client, state);
             }

@@ -36,6 +36,7 @@ use crate::ids::MoverId;
 use crate::mailbox::{self, Mailbox};
 use crate::messages::{ToConductor, ToMover};
 use crate::metrics::Metrics;
+use crate::nodes::Nodes;
 use crate::reader::Readers;
 use clients::Clients;
 use division::Division;
@@ -94,6 +95,8 @@ pub struct Mover {
     ticks: Ticks,
     spin: Spin,
     now: Duration,
+    /// The node of memory that its thread was on lately, if it matters.
+    node: Option<u32>,
     /// Bytes of the requests that are being taken from a channel.
     bytes_taken: u64,
     /// Since when there is nothing to do.
@@ -137,6 +140,7 @@ impl Mover {
             division: Division::default(),
             drains: Drains::default(),
             ticks: Ticks::default(),
+            node: None,
             bytes_taken: 0,
             idle_since: None,
             called_back: false,
@@ -174,6 +178,7 @@ impl Mover {
             // Busy for a while: hear those that ring all the same.
             self.wait(Some(Duration::ZERO));
             self.ticks.polled(self.now);
+            self.node = Nodes::here();
         }
         if self.throttle.is_limited() {
             self.take_alarms();

@@ -184,7 +184,9 @@ impl Mover {
     fn know(&mut self, old: &Self, id: ClientId) {
         let Some(client) = old.clients.get(id).filter(|_| self.clients.get(id).is_none()) else { return };
         let payer = self.scheduler.enter(old.scheduler.payer(client.payer()));
-        self.clients.add(id, client.copy(payer));
+        let client = client.copy(payer);
+        client.set_near(self.node);
+        self.clients.add(id, client);
     }
 
     fn receive_flow(&mut self, old: &mut Self, id: FlowId) {
