@@ -8,6 +8,8 @@ use crate::identity::{control_group, has_exited, namespace_of_file, NamespaceId}
 use crate::ids::{ConnectionId, Side, TenantId};
 use crate::memory::{Caps, Resource};
 use crate::policy::budget::Budget;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+use crate::policy::rate::{Bucket, Rate};
 use crate::policy::{
     is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT, WEIGHT_DEFAULT,
 };
@@ -445,6 +447,36 @@ impl Tenants {
     fn hits_on_kernel(&self, rule: usize) -> u64 {
         let hits = |words: &Arc<Words>| words.hits(self.kernel_hits, rule).load(Relaxed);
         self.words.as_ref().filter(|words| words.generation() != 0).map_or(0, hits)
+    }
+}
+
+/// What the simulation asks and breaks.
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+impl Tenants {
+    /// Tenants with a rate of bytes, and what they have sent in all.
+    pub fn spending<'a>(
+        &self,
+        connections: impl Iterator<Item = (ConnectionId, &'a Connection)>,
+        counters: &CounterRegion,
+    ) -> Vec<(TenantId, Rate, u64)> {
+        let mut sent: Vec<_> = self.entries.iter().map(|entry| entry.account.bytes_sent).collect();
+        for (index, connection) in connections {
+            for side in Side::BOTH {
+                let now = counters.flow(index.flow(side).get(), connection.serial).unwrap_or_default().bytes;
+                sent[connection.tenants[side].index()] += now.saturating_sub(connection.settled[side].bytes);
+            }
+        }
+        let rated = self.entries.iter().zip(sent).enumerate();
+        rated
+            .filter_map(|(id, (entry, sent))| {
+                Some((TenantId::at(id), entry.budget.limits.tenant.bytes?, sent))
+            })
+            .collect()
+    }
+
+    /// Forgets what they have sent.
+    pub fn forget_spending(&self) {
+        self.entries.iter().filter_map(|entry| entry.budget.bytes.as_ref()).for_each(Bucket::fill);
     }
 }
 

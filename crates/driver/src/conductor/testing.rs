@@ -1,10 +1,11 @@
 //! What the simulation asks of a conductor beside what everybody may.
 use super::Conductor;
 use crate::door::ToDoor;
-use crate::ids::MoverId;
+use crate::ids::{MoverId, TenantId};
 use crate::memory::{Amounts, Resource};
 use crate::messages::{Payer, ToConductor};
 use crate::mover::Mover;
+use crate::policy::rate::Rate;
 use pd_abi::layout::socket_status;
 
 impl Conductor {
@@ -23,6 +24,11 @@ impl Conductor {
             Some((payer, resource, standing.used, most))
         });
         capped.collect()
+    }
+
+    /// Tenants with a rate of bytes, and what they have sent since the driver's start, as movers have counted.
+    pub fn spending(&self) -> Vec<(TenantId, Rate, u64)> {
+        self.tenants.spending(self.connections.iter(), self.metrics.region())
     }
 
     /// Flows that wait for memory.
@@ -114,6 +120,11 @@ impl Conductor {
             }
         }
         false
+    }
+
+    /// Forgets what tenants with rates have sent.
+    pub fn forget_spending(&self) {
+        self.tenants.forget_spending();
     }
 
     /// Forgets that a descriptor was given back.

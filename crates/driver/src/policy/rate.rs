@@ -92,6 +92,14 @@ impl Bucket {
         Self { spent_until_ns: Word::Shared(Arc::clone(words), tenant), ..Self::new(rate) }
     }
 
+    /// All tokens are there again.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn fill(&self) {
+        if let Word::Own(word) = &self.spent_until_ns {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Its rate.
     pub fn rate(&self) -> Rate {
         self.rate

@@ -147,6 +147,8 @@ pub struct Honest {
     /// It waits for events in the kernel's epoll, and has a pipe of the driver's there.
     has_pipes: bool,
     ring_default: u64,
+    /// Its process is stopped until then, as by SIGSTOP.
+    stopped: Option<Duration>,
 }
 
 impl Honest {
@@ -171,7 +173,18 @@ impl Honest {
             channels,
             has_pipes,
             ring_default,
+            stopped: None,
         }
+    }
+
+    /// None of its threads goes on before that.
+    pub fn stop(&mut self, until: Duration) {
+        self.stopped = Some(until);
+    }
+
+    /// It goes on if it is time.
+    pub fn go_on(&mut self, now: Duration) {
+        self.stopped.take_if(|until| now >= *until);
     }
 
     pub fn is_up(&self) -> bool {
@@ -209,6 +222,9 @@ impl Honest {
 
     /// Threads that can go on.
     pub fn runnable(&self, now: Duration, into: &mut Vec<Thread>) {
+        if self.stopped.is_some() {
+            return;
+        }
         let has_news = self.link.as_ref().is_some_and(Link::has_news);
         let control = match &self.phase {
             Phase::Away { until } | Phase::Asking(_, until) => now >= *until || has_news,
@@ -242,6 +258,9 @@ impl Honest {
 
     /// When the clock lets it go on.
     pub fn wake_by(&self) -> Option<Duration> {
+        if self.stopped.is_some() {
+            return self.stopped;
+        }
         match &self.phase {
             Phase::Away { until } | Phase::Asking(_, until) => Some(*until),
             _ => None,
@@ -250,7 +269,7 @@ impl Honest {
 
     /// A thread that sleeps although what it waits for has come.
     pub fn sleeps_in_vain(&self) -> Option<String> {
-        let link = self.link.as_ref().filter(|_| self.is_up())?;
+        let link = self.link.as_ref().filter(|_| self.is_up() && self.stopped.is_none())?;
         for (channel, &wait) in self.events.iter().enumerate() {
             let Wait::Asleep { at, .. } = wait else { continue };
             if link.channel_u64(channel, channel_status::EVENT_PRODUCER) >= at {

@@ -39,6 +39,8 @@ enum Mutation {
     ByteTakenBack,
     /// A lease is never given back.
     Leak,
+    /// What a tenant has sent does not count for its rate.
+    RateForgotten,
 }
 
 /// Says how to repeat a run that fails, and takes its kernel away.

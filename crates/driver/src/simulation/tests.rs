@@ -102,3 +102,8 @@ fn a_byte_that_is_taken_back_is_found() {
 fn a_leak_is_found() {
     is_found(Mutation::Leak);
 }
+
+#[test]
+fn a_rate_that_is_not_kept_is_found() {
+    is_found(Mutation::RateForgotten);
+}

@@ -11,8 +11,10 @@ use super::Mutation;
 use crate::addresses::Addresses;
 use crate::clock::Clock;
 use crate::identity::NamespaceId;
+use crate::ids::TenantId;
 use crate::memory::{HugepageUse, Resource};
 use crate::messages::Payer;
+use crate::policy::rate::Rate;
 use crate::policy::{Path, Policy};
 use crate::settings::Settings;
 use pd_engine::Engine;
@@ -27,6 +29,10 @@ use std::time::Duration;
 const FINAL_STEPS: u64 = 1_500_000;
 /// Simulated time for the same.
 const FINAL_TIME: Duration = Duration::from_secs(300);
+/// More steps of a run about rates.
+const RATED_STEPS: u64 = 2000;
+/// After a policy was sent all movers know of its rates.
+const RATES_STEPS: u64 = 500;
 /// After a policy was sent what tenants hold may change at once.
 const POLICY_STEPS: u64 = 2000;
 
@@ -64,6 +70,7 @@ struct Weather {
     slow: u64,
     faults: u64,
     moves: u64,
+    stops: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +100,11 @@ pub struct World {
     ends: bool,
     policy_step: u64,
     held: BTreeMap<(Payer, u8), u64>,
+    /// The engine has nothing under way between two steps.
+    copies_at_once: bool,
+    is_about_rates: bool,
+    /// Of tenants with a rate: since when it is looked at, and what they had sent by then.
+    spending: BTreeMap<TenantId, (Rate, Duration, u64)>,
     tasks: Vec<Task>,
     threads: Vec<Thread>,
     /// What is broken on purpose, after this step, once.
@@ -134,6 +146,9 @@ impl World {
             path: random.pick(&[Path::Offloaded, Path::Direct]),
             ..Settings::default()
         };
+        // A run about rates: clients of two tenants that have one send a lot, and little befalls them.
+        let is_about_rates =
+            mutation == Some(Mutation::RateForgotten) || mutation.is_none() && random.chance(100);
         let fault_seed = random.below(1000);
         let engine = match random.below(6) {
             0 | 1 => format!("fault:seed={fault_seed},delay=4,reorder"),
@@ -141,6 +156,8 @@ impl World {
             3 => format!("fault:seed={fault_seed},fail=10,dead_after={}", random.between(1, 60)),
             _ => "cpu".to_owned(),
         };
+        let engine = if is_about_rates { "cpu".to_owned() } else { engine };
+        let copies_at_once = engine == "cpu";
         let engine: Box<dyn Engine> = Box::new(pd_engine::by_name(&engine).expect("an engine"));
         let clock = Arc::new(HandClock::default());
         clock.0.store(1_000_000_000, Ordering::Relaxed);
@@ -152,26 +169,37 @@ impl World {
         for index in 0..random.between(1, 5) as usize {
             pids += 1;
             let wishes = random.between(2, 25);
-            let person = person(pids, &mut random);
+            let mut person = person(pids, &mut random);
             let own = Random::new(random.next());
-            honest.push(Honest::new(index, person, own, wishes, settings.ring_bytes_default));
+            if is_about_rates {
+                person.cgroup = Some(random.pick(&["/red/one", "/blue"]).to_owned());
+            }
+            let mut client = Honest::new(index, person, own, wishes, settings.ring_bytes_default);
+            if is_about_rates {
+                client.stream_max = 300_000;
+            }
+            honest.push(client);
         }
         let mut hostile = Vec::new();
-        for _ in 0..random.pick(&[0, 0, 1, 2, 3]) {
+        for _ in 0..random.pick(&[0, 0, 1, 2, 3]).min(if is_about_rates { 0 } else { 3 }) {
             pids += 1;
             let person = person(pids, &mut random);
             hostile.push(Hostile::new(person, Random::new(random.next())));
         }
         let mutation = mutation.map(|mutation| (mutation, random.between(200, 2000)));
         let mut often = |each: &[u64]| random.pick(each);
-        let weather = Weather {
+        let mut weather = Weather {
             deaths: often(&[0, 0, 300, 2000]),
             policies: often(&[0, 300, 2000]),
             restarts: often(&[0, 0, 0, 200]),
             slow: often(&[0, 0, 2000, 30_000]),
             faults: often(&[0, 1000]),
             moves: often(&[0, 0, 2000]),
+            stops: often(&[0, 300, 3000]),
         };
+        if is_about_rates {
+            (weather.deaths, weather.policies, weather.restarts) = (0, 0, 0);
+        }
         Self {
             random,
             clock,
@@ -190,6 +218,9 @@ impl World {
             ends: false,
             policy_step: 0,
             held: BTreeMap::new(),
+            copies_at_once,
+            is_about_rates,
+            spending: BTreeMap::new(),
             tasks: Vec::new(),
             threads: Vec::new(),
             mutation,
@@ -199,7 +230,11 @@ impl World {
     /// All of it.
     pub fn run(&mut self) -> Outcome {
         self.pour_faults();
-        for _ in 0..self.random.between(200, 4000) {
+        if self.is_about_rates {
+            self.set_rates();
+        }
+        let steps = self.random.between(200, 4000) + if self.is_about_rates { RATED_STEPS } else { 0 };
+        for _ in 0..steps {
             self.step();
         }
         self.finish();
@@ -237,6 +272,8 @@ impl World {
         if !self.ends {
             self.befall();
         }
+        let now = self.now();
+        self.honest.iter_mut().for_each(|honest| honest.go_on(now));
         if self.random.chance(200) {
             let micros = self.random.pick(&[1, 10, 100, 1000]);
             self.pass(Duration::from_micros(micros));
@@ -337,6 +374,33 @@ impl World {
                     "{payer:?} holds {used} of {resource:?}, and may hold {most}"
                 );
             }
+            self.check_rates();
+        }
+    }
+
+    /// No tenant has sent more than its rate and burst allow since a policy has settled. Where an engine has bytes under way, or clients
+    /// count for themselves, it is not known when they were sent.
+    fn check_rates(&mut self) {
+        if !self.copies_at_once || !self.hostile.is_empty() {
+            return;
+        }
+        let (now, movers) = (self.now(), self.settings.movers as u64);
+        let spending = self.driver().conductor().spending();
+        if self.steps < self.policy_step + RATES_STEPS {
+            self.spending.clear();
+        }
+        for (tenant, rate, sent) in spending {
+            let &mut (known, since, before) = self.spending.entry(tenant).or_insert((rate, now, sent));
+            if known != rate {
+                self.spending.insert(tenant, (rate, now, sent));
+                continue;
+            }
+            let time = (now - since).as_nanos();
+            let came = u128::from(rate.per_second) * time / 1_000_000_000;
+            // Each mover may have a lease from before.
+            let most = came as u64 + rate.burst + movers * rate.lease();
+            let spent = sent - before;
+            assert!(spent <= most, "{tenant:?} has sent {spent} bytes in {time} ns, {rate:?} allows {most}");
         }
     }
 
@@ -352,7 +416,10 @@ impl World {
             hostile.lose(now);
             hostile.is_gone = true;
         }
-        self.honest.iter_mut().for_each(|honest| honest.wishes = 0);
+        self.honest.iter_mut().for_each(|honest| {
+            honest.wishes = 0;
+            honest.go_on(Duration::MAX);
+        });
         let until = self.now() + FINAL_TIME;
         self.go_on("connections of honest clients do not come to their end", until, |world| {
             world.honest.iter().all(Honest::is_idle)
@@ -418,6 +485,11 @@ impl World {
             Mutation::Leak => {
                 self.driver().conductor().leak();
                 true
+            }
+            // Again and again.
+            Mutation::RateForgotten => {
+                self.driver().conductor().forget_spending();
+                false
             }
         };
         if is_broken {

@@ -5,7 +5,7 @@ impl World {
     /// What befalls a driver and its clients.
     pub(super) fn befall(&mut self) {
         let lot = self.random.below(1_000_000);
-        let Weather { deaths, policies, restarts, slow, faults, moves } = self.weather;
+        let Weather { deaths, policies, restarts, slow, faults, moves, stops } = self.weather;
         let mut bound = 0;
         let mut falls = |often| {
             let from = bound;
@@ -30,6 +30,11 @@ impl World {
             self.pour_faults();
         } else if falls(moves) {
             self.move_addresses();
+        } else if falls(stops) {
+            let until = self.now() + Duration::from_millis(self.random.pick(&[1, 50, 2000]));
+            let at = self.random.below(self.honest.len() as u64) as usize;
+            self.honest[at].stop(until);
+            self.note(11);
         } else if falls(200) {
             self.driver().parts.door.end_helpers();
         }
@@ -91,6 +96,20 @@ impl World {
         self.held.clear();
         kernel::with(|kernel| kernel.faults = faults.unwrap_or_default());
         self.note(7);
+    }
+
+    /// Two tenants have a rate each, from now on.
+    pub(super) fn set_rates(&mut self) {
+        let mut text = String::new();
+        for tenant in ["red", "blue"] {
+            let rate = self.random.between(100, 1000);
+            text += &format!("[[tenant]]\nname = \"{tenant}\"\ncgroups = [\"/{tenant}\"]\n");
+            text += &format!("rate = {{ bytes_per_second = \"{rate}KB\" }}\n");
+        }
+        let policy = Policy::parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
+        self.book.cuts = true;
+        self.policy_step = self.steps;
+        self.driver().apply(policy);
     }
 
     pub(super) fn change_policy(&mut self) {
