@@ -245,6 +245,13 @@ impl Guests {
         self.list.iter().flatten().count() + self.of_namespace.len()
     }
 
+    /// Forgets what is held for those that are here. Says whether there was anything.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn forget_held(&mut self) -> bool {
+        let here = self.list.iter_mut().flatten().filter(|guest| guest.is_here());
+        here.map(|guest| std::mem::take(&mut guest.held).len()).sum::<usize>() > 0
+    }
+
     /// Those that are not leaving.
     pub fn count(&self) -> usize {
         self.here

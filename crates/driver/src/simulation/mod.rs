@@ -39,6 +39,8 @@ enum Mutation {
     ByteTakenBack,
     /// A lease is never given back.
     Leak,
+    /// What was held for a client that had no room is not sent.
+    HeldForgotten,
     /// What a tenant has sent does not count for its rate.
     RateForgotten,
 }

@@ -107,3 +107,8 @@ fn a_leak_is_found() {
 fn a_rate_that_is_not_kept_is_found() {
     is_found(Mutation::RateForgotten);
 }
+
+#[test]
+fn what_is_held_and_not_sent_is_found() {
+    is_found(Mutation::HeldForgotten);
+}

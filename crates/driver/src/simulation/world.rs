@@ -486,6 +486,7 @@ impl World {
                 self.driver().conductor().leak();
                 true
             }
+            Mutation::HeldForgotten => self.driver().parts.door.forget_held(),
             // Again and again.
             Mutation::RateForgotten => {
                 self.driver().conductor().forget_spending();
