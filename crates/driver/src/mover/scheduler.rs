@@ -133,7 +133,14 @@ impl Scheduler {
     }
 
     fn reclaim(&mut self, id: PayerId) {
-        let entry = &self.entries[id as usize];
+        let entry = &mut self.entries[id as usize];
+        if entry.holders == 0 && entry.is_present && entry.flows.is_empty() && entry.channels.is_empty() {
+            // A turn would find nothing, and a mover without a thread has none. In its own turn it is not among those that wait.
+            if let Some(at) = self.order.iter().position(|waiting| *waiting == id) {
+                self.order.remove(at);
+                entry.is_present = false;
+            }
+        }
         if entry.holders == 0 && !entry.is_present {
             self.known.remove(&entry.payer);
             self.free.push(id);

@@ -177,3 +177,25 @@ fn payers_are_forgotten_with_all_that_holds_them() {
     assert!(!scheduler.known.contains_key(&payer(TenantId::new(0), 1)));
     assert_eq!(scheduler.enter(payer(TenantId::new(0), 7)), one, "its place is another's");
 }
+
+/// A mover without a thread has no turn in which it could be found out.
+#[test]
+fn a_payer_of_nobody_is_forgotten_at_once() {
+    let mut scheduler = Scheduler::default();
+    let before = scheduler.payers();
+    let place = (ClientId::new(3), 0);
+    let id = scheduler.enter(payer(TenantId::new(1), 0));
+    scheduler.add_channel(id, place);
+    scheduler.drop_channels(id, place.0);
+    scheduler.let_go(id);
+    assert_eq!((scheduler.payers(), scheduler.begin_step()), (before, 0));
+    // In its own turn it goes when that ends.
+    let id = scheduler.enter(payer(TenantId::new(1), 0));
+    scheduler.add_channel(id, place);
+    let turn = scheduler.begin().unwrap();
+    assert_eq!(scheduler.next_channel(&turn), Some(place));
+    scheduler.let_go(id);
+    assert_eq!(scheduler.payers(), before + 1);
+    scheduler.end(&turn, false);
+    assert_eq!((scheduler.payers(), scheduler.begin_step()), (before, 0));
+}
