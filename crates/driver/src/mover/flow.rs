@@ -342,6 +342,16 @@ impl Flow {
         News { destination: self.aborted, ..News::default() }
     }
 
+    /// How it stands, for those who wonder.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn describe(&self) -> String {
+        let Self { id, schedule, pending, touched, .. } = self;
+        format!(
+            "flow {id}, {schedule:?}, touched {touched}, {pending} bytes pending, {}",
+            self.sink.describe()
+        )
+    }
+
     /// Whose sends it accepts now.
     pub fn last_sender(&self) -> &Endpoint {
         self.migration.as_ref().and_then(|migration| migration.last_successor()).unwrap_or(self.source.end())

@@ -32,9 +32,17 @@ impl Mover {
         self.division.pretend_busy(flows);
     }
 
-    /// Whether anybody has rung while it slept.
+    /// Whether anybody has rung while it slept; or a transfer has given it flows, for which its thread has been woken.
     pub fn is_rung(&self) -> bool {
-        self.doorbells.is_rung()
+        self.doorbells.is_rung() || self.scheduler.has_flows()
+    }
+
+    /// How its flows stand, for those who wonder.
+    pub fn describe(&mut self) -> Vec<String> {
+        let ids: Vec<_> = self.flows.ids().collect();
+        let own = self.outbox.own();
+        let of = |flow: &mut super::flow::Flow| format!("{own}: {}", flow.describe());
+        ids.into_iter().filter_map(|id| self.flows.get(id).map(of)).collect()
     }
 
     /// What is left although there is no client.

@@ -471,7 +471,12 @@ impl World {
         );
         let driver = self.driver();
         let waiting = driver.conductor().flows_waiting();
-        format!("{what}\n{}, {waiting} flows wait for memory, {:?}", driver.describe(), driver.leftovers())
+        let mut flows = Vec::new();
+        driver.conductor().with_all_movers(|movers| {
+            flows.extend(movers.iter_mut().flat_map(|mover| mover.describe()));
+        });
+        let (agents, left) = (driver.describe(), driver.leftovers());
+        format!("{what}\n{agents}, {waiting} flows wait for memory, {left:?}\n{}", flows.join("\n"))
     }
 
     /// Breaks something, once.

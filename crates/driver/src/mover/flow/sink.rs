@@ -317,6 +317,20 @@ impl Sink {
         bytes
     }
 
+    /// How it stands, for those who wonder.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn describe(&self) -> String {
+        let Endpoint { client, slot, ref memory, .. } = self.end;
+        format!(
+            "to {slot} of client {client}: {} delivered, {} published, {} announced, event {} of {} read",
+            self.delivered,
+            self.published,
+            self.announced,
+            memory.event_ack(slot),
+            memory.event_number(slot)
+        )
+    }
+
     /// Looks whether the receiver waits, if enough has come since the last time, or no more comes for now (`is_last`).
     #[inline]
     pub fn announce(&mut self, is_last: bool) -> Announced {
