@@ -291,7 +291,7 @@ impl Attachment {
         }
         let (fd, page_bytes) = &wire.receive_regions[&region];
         let offset = u64::from(page) * PAGE_BYTES as u64;
-        let map = || Region::twice(fd, offset, bytes, *page_bytes as usize);
+        let map = || Region::<Theirs>::twice(fd, offset, bytes, *page_bytes as usize);
         let map = map().or_else(|_| {
             lock(&self.rings).drop_unused();
             map()

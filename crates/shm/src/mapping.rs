@@ -107,6 +107,15 @@ impl Region<Own> {
     pub fn new(fd: impl AsFd, len: usize) -> Result<Self> {
         Self::map(fd, len, Own)
     }
+
+    /// Maps `len` bytes of `fd` from `offset` on twice, one right after the other, for loads and stores: a ring that this
+    /// party writes, and any `len` consecutive bytes of which are contiguous in memory.
+    ///
+    /// # Errors
+    /// Those of `mmap`: `EPERM` when a seal forbids it.
+    pub fn twice(fd: impl AsFd, offset: u64, len: usize, page_bytes: usize) -> Result<Self> {
+        Self::in_a_row(fd, [(offset, len), (offset, len)], page_bytes, Own)
+    }
 }
 
 impl Mapping {
@@ -134,7 +143,7 @@ impl Region<Theirs> {
     /// # Errors
     /// Those of `mmap`.
     pub fn twice(fd: impl AsFd, offset: u64, len: usize, page_bytes: usize) -> Result<Self> {
-        Self::in_a_row(fd, [(offset, len), (offset, len)], page_bytes)
+        Self::in_a_row(fd, [(offset, len), (offset, len)], page_bytes, Theirs)
     }
 
     /// Maps the first `ring_offset` bytes of `fd`, then the `len` bytes behind them, and these once more, all
@@ -143,51 +152,7 @@ impl Region<Theirs> {
     /// # Errors
     /// Those of `mmap`.
     pub fn twice_behind(fd: impl AsFd, ring_offset: usize, len: usize, page_bytes: usize) -> Result<Self> {
-        Self::in_a_row(fd, [(0, ring_offset + len), (ring_offset as u64, len)], page_bytes)
-    }
-
-    fn in_a_row(fd: impl AsFd, pieces: [(u64, usize); 2], page_bytes: usize) -> Result<Self> {
-        let page = page_bytes as u64;
-        if pieces.iter().any(|&(offset, len)| len == 0 || len % page_bytes != 0 || offset % page != 0) {
-            return Err(Errno::INVAL);
-        }
-        // A reservation large enough to hold them at a multiple of the page size.
-        let len = pieces[0].1 + pieces[1].1;
-        let reserved = len + page_bytes;
-        // SAFETY: a new inaccessible mapping at an address of the kernel's choice.
-        let area = unsafe {
-            mmap_anonymous(
-                ptr::null_mut(),
-                reserved,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
-        };
-        let start = (area as usize).next_multiple_of(page_bytes);
-        let before = start - area as usize;
-        let after = reserved - before - len;
-        let piece = |at: usize, (offset, len): (u64, usize)| {
-            let at = at as *mut c_void;
-            // SAFETY: MAP_FIXED over a part of the reservation made above, which nothing else uses.
-            unsafe { mmap(at, len, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, fd.as_fd(), offset) }
-        };
-        let mapped = piece(start, pieces[0]).and_then(|_| piece(start + pieces[0].1, pieces[1]));
-        // SAFETY: the parts of the reservation before and after the pieces are unused; on error
-        // the whole reservation is given back and nothing refers to it.
-        unsafe {
-            if let Err(error) = mapped {
-                munmap(area, reserved)?;
-                return Err(error);
-            }
-            if before > 0 {
-                munmap(area, before)?;
-            }
-            if after > 0 {
-                munmap((start + len) as *mut c_void, after)?;
-            }
-        }
-        let base = NonNull::new(start as *mut c_void).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, len, access: Theirs })
+        Self::in_a_row(fd, [(0, ring_offset + len), (ring_offset as u64, len)], page_bytes, Theirs)
     }
 }
 
@@ -269,6 +234,52 @@ impl<A: Writable> Region<A> {
 }
 
 impl<A: Access> Region<A> {
+    /// Maps two pieces of `fd` one right after the other.
+    fn in_a_row(fd: impl AsFd, pieces: [(u64, usize); 2], page_bytes: usize, access: A) -> Result<Self> {
+        let page = page_bytes as u64;
+        if pieces.iter().any(|&(offset, len)| len == 0 || len % page_bytes != 0 || offset % page != 0) {
+            return Err(Errno::INVAL);
+        }
+        // A reservation large enough to hold them at a multiple of the page size.
+        let len = pieces[0].1 + pieces[1].1;
+        let reserved = len + page_bytes;
+        // SAFETY: a new inaccessible mapping at an address of the kernel's choice.
+        let area = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                reserved,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let start = (area as usize).next_multiple_of(page_bytes);
+        let before = start - area as usize;
+        let after = reserved - before - len;
+        let protection = access.protection().flags();
+        let piece = |at: usize, (offset, len): (u64, usize)| {
+            let at = at as *mut c_void;
+            // SAFETY: MAP_FIXED over a part of the reservation made above, which nothing else uses.
+            unsafe { mmap(at, len, protection, MapFlags::SHARED | MapFlags::FIXED, fd.as_fd(), offset) }
+        };
+        let mapped = piece(start, pieces[0]).and_then(|_| piece(start + pieces[0].1, pieces[1]));
+        // SAFETY: the parts of the reservation before and after the pieces are unused; on error
+        // the whole reservation is given back and nothing refers to it.
+        unsafe {
+            if let Err(error) = mapped {
+                munmap(area, reserved)?;
+                return Err(error);
+            }
+            if before > 0 {
+                munmap(area, before)?;
+            }
+            if after > 0 {
+                munmap((start + len) as *mut c_void, after)?;
+            }
+        }
+        let base = NonNull::new(start as *mut c_void).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, len, access })
+    }
+
     fn map(fd: impl AsFd, len: usize, access: A) -> Result<Self> {
         let protection = access.protection().flags();
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
@@ -439,7 +450,7 @@ mod tests {
         let map = Region::<Own>::new(&fd, 4 * 4096).unwrap();
         map.store_u64(4096, 1, Ordering::Relaxed);
         map.store_u64(3 * 4096 - 8, 2, Ordering::Relaxed);
-        let ring = Region::twice(&fd, 4096, 2 * 4096, 4096).unwrap();
+        let ring = Region::<Theirs>::twice(&fd, 4096, 2 * 4096, 4096).unwrap();
         assert_eq!(ring.load_u64(2 * 4096 - 8, Ordering::Relaxed), 2);
         assert_eq!(ring.load_u64(2 * 4096, Ordering::Relaxed), 1);
         assert_eq!(ring.load_u64(4 * 4096 - 8, Ordering::Relaxed), 2);
