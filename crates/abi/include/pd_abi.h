@@ -123,6 +123,34 @@
 /* Frame::id of the control region in Mapped and Ready. */
 #define PD_ABI_REGION_CONTROL 4294967295ull
 
+/* Limits of pipes. */
+/* Smallest ring of a pipe: one frame of the largest size fits beside another. */
+#define PD_ABI_PIPE_RING_BYTES_MIN 32768ull
+/* Default size of a pipe's ring, which the second-level cache holds on most processors. */
+#define PD_ABI_PIPE_RING_BYTES_DEFAULT 524288ull
+/* Largest ring of a pipe. */
+#define PD_ABI_PIPE_RING_BYTES_MAX 67108864ull
+/* Shortest frame: an Ethernet header. The client that announces a shorter one is cut off. */
+#define PD_ABI_FRAME_BYTES_MIN 14ull
+/* Longest frame. The client that announces a longer one is cut off. */
+#define PD_ABI_FRAME_BYTES_MAX 9216ull
+/* A client gives space back at the latest when it has consumed so many bytes, or half the ring. */
+#define PD_ABI_PIPE_PIECE_BYTES 32768ull
+/* Ports that a verdict can name. */
+#define PD_ABI_PIPE_PORTS_MAX 64ull
+/* Frames in a row whose verdict names no port; a client that sends more is cut off. */
+#define PD_ABI_FOREIGN_VERDICTS_MAX 16ull
+/* Offset of the frame table in the status file and in the control file. */
+#define PD_ABI_FRAME_TABLE_OFFSET 4096ull
+/* Bytes of an entry of a frame table. */
+#define PD_ABI_FRAME_ENTRY_BYTES 4ull
+
+/* Verdicts on frames of a pipe. */
+/* To the port that the pipe belongs to; of a forwarded frame the one that it came from. Other numbers name the ports that the pipe was opened with. */
+#define PD_ABI_VERDICT_BACK 0ull
+/* To no port: the frame ends here. */
+#define PD_ABI_VERDICT_DROP 65535ull
+
 /* Requests. */
 /* Move a span of a send region to the peer (paper, section III-E). Numbers: the region above SPAN_OFFSET_BITS of offset; the sends beyond the first above SEND_LEN_BITS of length. The second may grow while the request is the newest of its ring. Unanswered. */
 #define PD_ABI_OP_SEND 1ull
@@ -450,6 +478,32 @@
 #define PD_ABI_DIRECT_RECV_DOORBELL 384ull
 /* u32: Futex: incremented to wake the peer's sender. */
 #define PD_ABI_DIRECT_SEND_DOORBELL 388ull
+
+/* First page of a pipe's status file, written by: agent. 4096 bytes. */
+/* u64: The notification: bytes that the client may read. It changes at most once until the client answers by recv_consumer, recv_wanted or, in a forwarding pipe, send_producer. */
+#define PD_ABI_PIPE_STATUS_RECV_PRODUCER 0ull
+/* u64: Bytes that the agent has taken; in a sending pipe their place in the ring is free. */
+#define PD_ABI_PIPE_STATUS_SEND_CONSUMER 128ull
+/* u32: Futex: incremented with each wake-up of a receiver. */
+#define PD_ABI_PIPE_STATUS_RECV_DOORBELL 256ull
+/* u32: Futex: incremented with each wake-up of a sender. */
+#define PD_ABI_PIPE_STATUS_SEND_DOORBELL 260ull
+/* u32: 0: the agent is looking; otherwise the number of its present sleep: write the doorbell eventfd once for each. */
+#define PD_ABI_PIPE_STATUS_NEED_WAKEUP 384ull
+/* u32: Not 0: the pipe has ended, with this errno. */
+#define PD_ABI_PIPE_STATUS_END 388ull
+
+/* First page of a pipe's control file, written by: client. 4096 bytes. */
+/* u64: Bytes that the client has given back. Not of forwarding pipes, where send_producer says so. */
+#define PD_ABI_PIPE_CONTROL_RECV_CONSUMER 0ull
+/* u32: A count of requests for a notification of what is there (Ensō's notification prefetch). */
+#define PD_ABI_PIPE_CONTROL_RECV_WANTED 8ull
+/* u64: Bytes that the agent may take. */
+#define PD_ABI_PIPE_CONTROL_SEND_PRODUCER 128ull
+/* u64: Ring recv_doorbell when recv_producer reaches this. */
+#define PD_ABI_PIPE_CONTROL_RECV_WAKE_AT 256ull
+/* u64: Ring send_doorbell when send_consumer reaches this. */
+#define PD_ABI_PIPE_CONTROL_SEND_WAKE_AT 264ull
 
 /* A request about a kernel socket, in a frame's text, written by: client. 64 bytes. */
 /* u32: A TwinOperation. */

@@ -4,8 +4,9 @@ use crate::declare::{Constant, Word};
 use crate::layout::{self, channel_control, channel_status, control_header, direct, header, path};
 use crate::layout::{socket_control, socket_status};
 use crate::{
-    counters, frame, limits, request, twin, Command, CommandStatus, CommandType, Event, EventKind, Family,
-    Frame, FrameKind, KernelReason, Operation, PassedFile, Request, SocketOption, TableId, TwinOperation,
+    counters, frame, limits, pipe, request, twin, Command, CommandStatus, CommandType, Event, EventKind,
+    Family, Frame, FrameKind, KernelReason, Operation, PassedFile, Request, SocketOption, TableId,
+    TwinOperation,
 };
 use std::string::String;
 use std::{env, fs, path::Path};
@@ -41,6 +42,8 @@ pub const CONSTANTS: &[Numbers] = &[
     numbers("", "Values of requests", request::VALUES),
     numbers("", "Sizes of requests about kernel sockets", twin::SIZES),
     numbers("", "Ids of frames", frame::IDS),
+    numbers("", "Limits of pipes", pipe::LIMITS),
+    numbers("VERDICT_", "Verdicts on frames of a pipe", pipe::VERDICTS),
 ];
 
 /// Enums that cross the boundary.
@@ -77,6 +80,8 @@ pub const PAGES: &[Layout] = &[
     words("SOCKET_CONTROL_", "A socket's line in the control region", "client", layout::SOCKET_STRIDE, socket_control::WORDS),
     words("SOCKET_STATUS_", "A socket's line in the status region", "driver", layout::SOCKET_STRIDE, socket_status::WORDS),
     words("DIRECT_", "Index page of a direct ring", "its owner, a client", limits::PAGE_BYTES, direct::WORDS),
+    words("PIPE_STATUS_", "First page of a pipe's status file", "agent", limits::PAGE_BYTES, pipe::pipe_status::WORDS),
+    words("PIPE_CONTROL_", "First page of a pipe's control file", "client", limits::PAGE_BYTES, pipe::pipe_control::WORDS),
     words("TWIN_REQUEST_", "A request about a kernel socket, in a frame's text", "client", crate::TWIN_REQUEST_BYTES, twin::twin_request::WORDS),
 ];
 

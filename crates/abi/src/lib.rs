@@ -12,6 +12,8 @@
 //! - fixed-size messages on the attach socket ([`Frame`]), which carry file descriptors to the client; and on the file
 //!   socket ([`PassedFile`]), which carry those of files to the driver.
 //!
+//! A pipe's rings and words are in [`pipe`].
+//!
 //! The driver and those who may use its admin socket share the *counter region* ([`counters`]).
 //!
 //! Nothing here allocates, dereferences a pointer or trusts a value. Each word, entry, kind and limit is declared once
@@ -36,6 +38,7 @@ mod frame;
 pub mod layout;
 pub mod limits;
 mod passed;
+pub mod pipe;
 mod reason;
 pub mod registers;
 mod request;

@@ -1,0 +1,134 @@
+//! Pipes: rings of opaque bytes between an agent of the driver and a client's program (Ensō, section 3.2).
+//!
+//! A pipe has three memory files. The agent writes the *status file*: a page of words, then the frame table of frames that the
+//! client receives. The client writes the *control file*: a page of words, then the frame table of frames that it sends. The
+//! *ring file* holds the data: written by the agent in a receiving pipe, by the client in a sending pipe. In a forwarding pipe
+//! bytes that were announced are the client's until it has passed them on; all others are the agent's.
+//!
+//! Positions are free-running counts of bytes. Byte n lies at offset n modulo the ring's size. In a pipe of frames a frame starts at a
+//! multiple of [`LINE_BYTES`], and every position in a shared word is such a multiple.
+//!
+//! A *frame table* has one u32 for each line of the ring, valid for lines where a frame starts: [`entry`]. The rest of the
+//! table is undefined.
+use crate::declare::{constants, words};
+use crate::limits::{LINE_BYTES, PAGE_BYTES};
+
+words! {
+    /// Words of the status file of a pipe, which the agent writes.
+    mod pipe_status in PAGE_BYTES {
+        /// The notification: bytes that the client may read. It changes at most once until the client answers by
+        /// `recv_consumer`, `recv_wanted` or, in a forwarding pipe, `send_producer`.
+        RECV_PRODUCER: u64 = 0;
+        /// Bytes that the agent has taken; in a sending pipe their place in the ring is free.
+        SEND_CONSUMER: u64 = 128;
+        /// Futex: incremented with each wake-up of a receiver.
+        RECV_DOORBELL: u32 = 256;
+        /// Futex: incremented with each wake-up of a sender.
+        SEND_DOORBELL: u32 = 260;
+        /// 0: the agent is looking; otherwise the number of its present sleep: write the doorbell eventfd once for
+        /// each.
+        NEED_WAKEUP: u32 = 384;
+        /// Not 0: the pipe has ended, with this errno.
+        END: u32 = 388;
+    }
+}
+
+words! {
+    /// Words of the control file of a pipe, which the client writes.
+    mod pipe_control in PAGE_BYTES {
+        /// Bytes that the client has given back. Not of forwarding pipes, where `send_producer` says so.
+        RECV_CONSUMER: u64 = 0;
+        /// A count of requests for a notification of what is there (Ensō's notification prefetch).
+        RECV_WANTED: u32 = 8;
+        /// Bytes that the agent may take.
+        SEND_PRODUCER: u64 = 128;
+        /// Ring `recv_doorbell` when `recv_producer` reaches this.
+        RECV_WAKE_AT: u64 = 256;
+        /// Ring `send_doorbell` when `send_consumer` reaches this.
+        SEND_WAKE_AT: u64 = 264;
+    }
+}
+
+constants! {
+    VERDICTS:
+    /// To the port that the pipe belongs to; of a forwarded frame the one that it came from. Other numbers name the ports that
+    /// the pipe was opened with.
+    BACK: u16 = 0;
+    /// To no port: the frame ends here.
+    DROP: u16 = u16::MAX;
+}
+
+constants! {
+    LIMITS:
+    /// Smallest ring of a pipe: one frame of the largest size fits beside another.
+    PIPE_RING_BYTES_MIN: u64 = 32 << 10;
+    /// Default size of a pipe's ring, which the second-level cache holds on most processors.
+    PIPE_RING_BYTES_DEFAULT: u64 = 512 << 10;
+    /// Largest ring of a pipe.
+    PIPE_RING_BYTES_MAX: u64 = 64 << 20;
+    /// Shortest frame: an Ethernet header. The client that announces a shorter one is cut off.
+    FRAME_BYTES_MIN: u16 = 14;
+    /// Longest frame. The client that announces a longer one is cut off.
+    FRAME_BYTES_MAX: u16 = 9216;
+    /// A client gives space back at the latest when it has consumed so many bytes, or half the ring.
+    PIPE_PIECE_BYTES: u64 = 32 << 10;
+    /// Ports that a verdict can name.
+    PIPE_PORTS_MAX: usize = 64;
+    /// Frames in a row whose verdict names no port; a client that sends more is cut off.
+    FOREIGN_VERDICTS_MAX: u32 = 16;
+    /// Offset of the frame table in the status file and in the control file.
+    FRAME_TABLE_OFFSET: usize = PAGE_BYTES;
+    /// Bytes of an entry of a frame table.
+    FRAME_ENTRY_BYTES: usize = 4;
+}
+
+/// The entry of a frame of `length` bytes. `verdict` is [`BACK`] in the receiving direction.
+pub const fn entry(length: u16, verdict: u16) -> u32 {
+    length as u32 | (verdict as u32) << 16
+}
+
+/// Length and verdict of an entry; of a client's, neither is to be believed.
+pub const fn entry_parts(entry: u32) -> (u16, u16) {
+    (entry as u16, (entry >> 16) as u16)
+}
+
+/// Bytes of the ring that a frame of `length` bytes takes.
+pub const fn frame_stride(length: u16) -> u64 {
+    (length as u64).next_multiple_of(LINE_BYTES as u64)
+}
+
+/// Bytes of the frame table of a ring of `ring_bytes`, in whole pages.
+pub const fn table_bytes(ring_bytes: u64) -> usize {
+    (ring_bytes as usize / LINE_BYTES * FRAME_ENTRY_BYTES).next_multiple_of(PAGE_BYTES)
+}
+
+/// Offset of the entry of a frame at `position` in the file that holds the table.
+pub const fn entry_offset(position: u64, ring_bytes: u64) -> usize {
+    FRAME_TABLE_OFFSET + (position & (ring_bytes - 1)) as usize / LINE_BYTES * FRAME_ENTRY_BYTES
+}
+
+const _: () = {
+    assert!(PIPE_RING_BYTES_MIN.is_power_of_two() && PIPE_RING_BYTES_MIN as usize % PAGE_BYTES == 0);
+    assert!(PIPE_RING_BYTES_DEFAULT.is_power_of_two() && PIPE_RING_BYTES_MAX.is_power_of_two());
+    assert!(2 * frame_stride(FRAME_BYTES_MAX) <= PIPE_RING_BYTES_MIN);
+    assert!((PIPE_PORTS_MAX as u64) < DROP as u64);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_lie_inside_the_table_and_keep_their_parts() {
+        for ring in [PIPE_RING_BYTES_MIN, PIPE_RING_BYTES_DEFAULT, PIPE_RING_BYTES_MAX] {
+            let last = entry_offset(u64::MAX - LINE_BYTES as u64 + 1, ring);
+            assert_eq!(last + FRAME_ENTRY_BYTES - FRAME_TABLE_OFFSET, ring as usize / 16);
+            assert!(ring as usize / 16 <= table_bytes(ring));
+            assert_eq!(entry_offset(ring, ring), FRAME_TABLE_OFFSET);
+        }
+        for parts in [(0, 0), (14, DROP), (FRAME_BYTES_MAX, 3), (u16::MAX, u16::MAX)] {
+            assert_eq!(entry_parts(entry(parts.0, parts.1)), parts);
+        }
+        assert_eq!((frame_stride(14), frame_stride(64), frame_stride(65)), (64, 64, 128));
+    }
+}
