@@ -15,69 +15,22 @@
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
-use loom::sync::{Arc, Condvar, Mutex};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use pd_shm::ring::{
     Cells, Consumer, ConsumerCells, GrowingConsumerCells, GrowingProducerCells, Producer, ProducerCells,
 };
 use pd_shm::wait::{self, SleeperCells, Waker, WakerCells};
 use pd_shm::Spin;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 #[path = "loom/clients.rs"]
 mod clients;
+#[path = "loom/parts.rs"]
+mod parts;
 
-/// The one ordering, fence or step that is left out; the empty name leaves out none.
-#[derive(Clone, Copy, Debug)]
-struct Weak(&'static str);
-
-impl Weak {
-    fn leaves_out(self, name: &str) -> bool {
-        self.0 == name
-    }
-    fn order(self, name: &str, order: Ordering) -> Ordering {
-        if self.leaves_out(name) {
-            Relaxed
-        } else {
-            order
-        }
-    }
-    fn fence(self, name: &str) {
-        if !self.leaves_out(name) {
-            fence(SeqCst);
-        }
-    }
-}
-
-/// Checks that `model` of the test called `name` holds, and that it does not with any of `parts` left
-/// out. A deadlock under loom may end in an abort, so those run in processes of their own.
-fn check(name: &str, preemptions: usize, parts: &[&'static str], model: fn(Weak)) {
-    let chosen = std::env::var(LEFT_OUT).ok();
-    let weak = parts.iter().find(|&&part| chosen.as_deref() == Some(part)).map_or("", |part| part);
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(move || model(Weak(weak)));
-    if chosen.is_some() {
-        return;
-    }
-    for part in parts {
-        let this = std::env::current_exe().expect("the test's own path");
-        let output = std::process::Command::new(this)
-            .args(["--exact", name])
-            .envs([(LEFT_OUT, *part), ("RUST_BACKTRACE", "0")])
-            .output()
-            .expect("the test runs again");
-        let text = [&output.stderr[..], &output.stdout[..]].concat();
-        let text = String::from_utf8_lossy(&text);
-        assert!(!output.status.success(), "nothing goes wrong without {part:?}");
-        assert!(text.contains("panicked at"), "without {part:?} the test did not run: {text}");
-    }
-}
-
-/// Environment variable: the part that a test shall leave out.
-const LEFT_OUT: &str = "PD_LOOM_LEFT_OUT";
+use parts::{check, Bell, Edge, Weak};
 
 /// A ring whose entries loom watches.
 #[derive(Clone)]
@@ -152,97 +105,6 @@ impl GrowingProducerCells for Ring {
     fn store_word(&self, index: u64, word: u64) {
         let order = self.0.weak.order("ring: release of the word", Release);
         self.0.words[index as usize].store(word, order);
-    }
-}
-
-/// Something to sleep on until it is written, as an edge-triggered eventfd in an epoll instance.
-#[derive(Default)]
-struct Edge {
-    written: Mutex<bool>,
-    condvar: Condvar,
-    writes: AtomicUsize,
-}
-
-impl Edge {
-    fn write(&self) {
-        self.writes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        *self.written.lock().unwrap() = true;
-        self.condvar.notify_one();
-    }
-
-    fn wait(&self) {
-        let mut written = self.written.lock().unwrap();
-        while !*written {
-            written = self.condvar.wait(written).unwrap();
-        }
-        *written = false;
-    }
-
-    fn writes(&self) -> usize {
-        self.writes.load(std::sync::atomic::Ordering::Relaxed)
-    }
-}
-
-/// The words of one sleep: `wake_at`, and a doorbell that is a futex.
-struct Bell {
-    wake_at: AtomicU64,
-    doorbell: AtomicU32,
-    /// The kernel's lock of the futex, and its queue.
-    kernel: Mutex<()>,
-    queue: Condvar,
-    rings: AtomicUsize,
-    weak: Weak,
-}
-
-impl Bell {
-    fn new(weak: Weak) -> Self {
-        Self {
-            wake_at: AtomicU64::new(0),
-            doorbell: AtomicU32::new(0),
-            kernel: Mutex::new(()),
-            queue: Condvar::new(),
-            rings: AtomicUsize::new(0),
-            weak,
-        }
-    }
-
-    fn rings(&self) -> usize {
-        self.rings.load(std::sync::atomic::Ordering::Relaxed)
-    }
-}
-
-impl SleeperCells for Bell {
-    fn load_doorbell(&self) -> u32 {
-        self.doorbell.load(Acquire)
-    }
-    fn store_wake_at(&self, value: u64) {
-        self.wake_at.store(value, Relaxed);
-    }
-    fn fence(&self) {
-        self.weak.fence("sleep: fence of the sleeper");
-    }
-    fn sleep(&self, seen: u32, _timeout: Duration) {
-        let kernel = self.kernel.lock().unwrap();
-        if self.doorbell.load(Relaxed) == seen {
-            drop(self.queue.wait(kernel).unwrap());
-        }
-    }
-}
-
-impl WakerCells for Bell {
-    fn load_wake_at(&self) -> u64 {
-        self.wake_at.load(Relaxed)
-    }
-    fn fence(&self) {
-        self.weak.fence("sleep: fence of the waker");
-    }
-    fn ring(&self) {
-        self.rings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        if !self.weak.leaves_out("sleep: increment of the doorbell") {
-            self.doorbell.store(self.doorbell.load(Relaxed).wrapping_add(1), Release);
-        }
-        drop(self.kernel.lock().unwrap());
-        self.queue.notify_all();
     }
 }
 
