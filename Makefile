@@ -146,7 +146,7 @@ test: need-root deps rtl-test ## run every test: unit, property, loom, C program
 	$(CARGO) build --workspace --all-targets --jobs $(JOBS)
 	PD_RTL_REQUIRED=1 $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS) -- $(TEST_ARGS)
 	$(MAKE) simulate SEED= MINUTES=1 SIMULATED="--workspace --exclude pd-preload"
-	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
+	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --package pd-pipe --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
 # The whole driver in one thread, under a clock, a kernel and clients that are made up. A seed that fails is printed. After a build of the
 # workspace, whose features differ from those of one package, it is run as a part of that.

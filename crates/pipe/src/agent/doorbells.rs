@@ -1,0 +1,45 @@
+//! What programs wake an agent by: an eventfd for each pipe, all in one epoll set.
+//!
+//! A program shares the description of its own eventfd only. It may fill it, empty it, or have it block: the agent neither writes nor
+//! reads it, and is woken by edges.
+use crate::memory::errno;
+use rustix::event::{epoll, eventfd, EventfdFlags, Timespec};
+use rustix::io::Result;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// The doorbells of an agent.
+#[derive(Debug)]
+pub(super) struct Doorbells {
+    epoll: OwnedFd,
+}
+
+impl Doorbells {
+    /// A set without doorbells.
+    pub fn new() -> Result<Self> {
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+    }
+
+    /// Makes a doorbell: the agent's descriptor, to be removed again, and the program's.
+    pub fn add(&self) -> Result<(OwnedFd, OwnedFd)> {
+        let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let theirs = own.try_clone().map_err(errno)?;
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, &own, epoll::EventData::new_u64(0), edge)?;
+        Ok((own, theirs))
+    }
+
+    /// Removes a doorbell. The program's descriptor would keep it in the set.
+    pub fn remove(&self, own: &OwnedFd) {
+        let _ = epoll::delete(&self.epoll, own);
+    }
+
+    /// Sleeps until one is rung, at most `timeout`.
+    pub fn wait(&self, timeout: Duration) {
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let mut space = [MaybeUninit::uninit(); 64];
+        // Whatever ends the sleep, the next turn looks at all pipes.
+        let _ = epoll::wait(&self.epoll, &mut space, Some(&timeout));
+    }
+}

@@ -1,0 +1,315 @@
+//! The agent's end of one pipe.
+//!
+//! The agent trusts no word, entry or byte of the program: words and entries are loaded once and bounded by the agent's own record
+//! ([`Announcer`], [`Intake`]); bytes are copied out, and the copy is looked at.
+use crate::intake::{Intake, IntakeCells, Sent};
+use crate::memory::{AgentMemory, Offer};
+use crate::notify::{AnnounceCells, Announcer};
+use crate::shape::{Direction, Shape, Unit};
+use crate::violation::Violation;
+use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
+use pd_shm::wait::{SharedCells, Waker};
+use rustix::io::{Errno, Result};
+use std::os::fd::OwnedFd;
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+/// Bytes of a frame that are looked at: Ethernet, IPv4 without options or ARP, and ports.
+pub const HEADER_BYTES: usize = 64;
+
+impl AgentMemory {
+    fn recv_cells(&self) -> SharedCells<'_, pd_shm::Theirs, pd_shm::Own> {
+        SharedCells {
+            wake_at: (&self.control, pipe_control::RECV_WAKE_AT),
+            doorbell: (&self.status, pipe_status::RECV_DOORBELL),
+        }
+    }
+
+    fn send_cells(&self) -> SharedCells<'_, pd_shm::Theirs, pd_shm::Own> {
+        SharedCells {
+            wake_at: (&self.control, pipe_control::SEND_WAKE_AT),
+            doorbell: (&self.status, pipe_status::SEND_DOORBELL),
+        }
+    }
+}
+
+/// The words of a pipe as its agent reaches them.
+struct Cells<'a>(&'a AgentMemory, Shape);
+
+impl AnnounceCells for Cells<'_> {
+    fn load_given_back(&self) -> u64 {
+        let forwards = self.1.direction() == Direction::Forward;
+        let word = if forwards { pipe_control::SEND_PRODUCER } else { pipe_control::RECV_CONSUMER };
+        self.0.control.load_u64(word, Ordering::Acquire)
+    }
+    fn load_wanted(&self) -> u32 {
+        self.0.control.load_u32(pipe_control::RECV_WANTED, Ordering::Relaxed)
+    }
+    fn store_producer(&self, position: u64) {
+        self.0.status.store_u64(pipe_status::RECV_PRODUCER, position, Ordering::Release);
+    }
+}
+
+impl IntakeCells for Cells<'_> {
+    fn load_producer(&self) -> u64 {
+        self.0.control.load_u64(pipe_control::SEND_PRODUCER, Ordering::Acquire)
+    }
+    fn load_entry(&self, position: u64) -> u32 {
+        self.0.control.load_u32(entry_offset(position, self.1.ring_bytes()), Ordering::Relaxed)
+    }
+    fn store_consumer(&self, position: u64) {
+        self.0.status.store_u64(pipe_status::SEND_CONSUMER, position, Ordering::Release);
+    }
+}
+
+/// The agent's end of a pipe.
+#[derive(Debug)]
+pub struct End {
+    shape: Shape,
+    memory: AgentMemory,
+    announcer: Announcer,
+    intake: Intake,
+    recv_waker: Waker,
+    send_waker: Waker,
+    ended: Option<Errno>,
+    notifications: u64,
+    /// Something was to be appended, and the ring was full.
+    short: bool,
+}
+
+impl End {
+    /// Makes a pipe whose verdicts may name `ports` ports. Nothing moves before [`Self::seal`].
+    ///
+    /// # Errors
+    /// Those of making and mapping memory.
+    pub fn make(shape: Shape, ports: u16, doorbell: OwnedFd) -> Result<(Self, Offer)> {
+        let (memory, offer) = AgentMemory::make(shape, doorbell)?;
+        let end = Self {
+            shape,
+            memory,
+            announcer: Announcer::new(shape.ring_bytes(), shape.grain()),
+            intake: Intake::new(shape, ports),
+            recv_waker: Waker::default(),
+            send_waker: Waker::default(),
+            ended: None,
+            notifications: 0,
+            short: false,
+        };
+        Ok((end, offer))
+    }
+
+    /// Seals the memory that the program has mapped; from now on the pipe moves bytes.
+    ///
+    /// # Errors
+    /// [`Violation::Holes`].
+    pub fn seal(&mut self) -> std::result::Result<(), Violation> {
+        self.memory.seal()
+    }
+
+    /// Direction, unit and size.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Returns whether the pipe moves bytes: it is sealed and has not ended.
+    pub fn is_open(&self) -> bool {
+        self.ended.is_none() && self.memory.is_sealed()
+    }
+
+    /// Why the pipe has ended.
+    pub fn ended(&self) -> Option<Errno> {
+        self.ended
+    }
+
+    /// Notifications made.
+    pub fn notifications(&self) -> u64 {
+        self.notifications
+    }
+
+    /// Reads what the program says. Returns whether there was news.
+    ///
+    /// # Errors
+    /// A violation, upon which the caller ends the pipe.
+    #[inline]
+    pub fn look(&mut self) -> std::result::Result<bool, Violation> {
+        let (cells, mut news) = (Cells(&self.memory, self.shape), false);
+        if self.shape.receives() {
+            news |= self.announcer.look(&cells)?;
+        }
+        if self.shape.sends() {
+            news |= self.intake.look(&cells, self.announcer.announced())?;
+        }
+        Ok(news)
+    }
+
+    fn freed(&self) -> u64 {
+        match self.shape.direction() {
+            Direction::Forward => self.intake.taken(),
+            _ => self.announcer.given_back(),
+        }
+    }
+
+    /// Bytes that can be appended.
+    #[inline]
+    pub fn room(&self) -> u64 {
+        if self.is_open() && self.shape.receives() {
+            self.announcer.room(self.freed())
+        } else {
+            0
+        }
+    }
+
+    /// Place for a frame of `length` bytes behind what was appended, or for bytes; none if the ring is full.
+    #[inline]
+    fn place(&self, length: usize) -> Option<*mut u8> {
+        let bytes = match self.shape.unit() {
+            Unit::Frames => frame_stride(length as u16),
+            Unit::Bytes => length as u64,
+        };
+        if length == 0 || bytes > self.room() {
+            return None;
+        }
+        Some(self.memory.ring.own()?.address(self.shape.offset(self.announcer.tail()), length).as_ptr())
+    }
+
+    /// Counts what was copied to [`Self::place`].
+    #[inline]
+    fn placed(&mut self, length: usize) {
+        match self.shape.unit() {
+            Unit::Frames => {
+                let at = entry_offset(self.announcer.tail(), self.shape.ring_bytes());
+                self.memory.status.store_u32(at, entry(length as u16, BACK), Ordering::Relaxed);
+                self.announcer.append(frame_stride(length as u16));
+            }
+            Unit::Bytes => self.announcer.append(length as u64),
+        }
+    }
+
+    /// Appends a frame, of at most [`FRAME_BYTES_MAX`], or bytes. Returns false if there is no room.
+    #[inline]
+    pub fn append(&mut self, bytes: &[u8]) -> bool {
+        if self.shape.unit() == Unit::Frames && bytes.len() > FRAME_BYTES_MAX.into() {
+            return false;
+        }
+        let place = self.place(bytes.len());
+        self.short = place.is_none();
+        let Some(place) = place else { return false };
+        // SAFETY: `place` has room for the bytes, in a mapping that is the agent's to write; a program that writes there, too,
+        // spoils what it receives itself.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+        self.placed(bytes.len());
+        true
+    }
+
+    /// Appends what another pipe sends, by one copy, if `check` likes the header of the copy. A refused frame counts as taken.
+    #[inline]
+    pub fn append_from(&mut self, from: &End, sent: &Sent, check: impl FnOnce(&[u8]) -> bool) -> Appended {
+        let place = self.place(sent.length);
+        self.short = place.is_none();
+        let Some(place) = place else { return Appended::Full };
+        let source = from.memory.ring.address(from.shape.offset(sent.position), sent.length);
+        // SAFETY: both ranges lie in their mappings, which are of different files. The source may change meanwhile: its bytes are
+        // data, and only the copy is looked at.
+        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), place, sent.length) };
+        let mut header = [0; HEADER_BYTES];
+        let len = sent.length.min(HEADER_BYTES);
+        // SAFETY: the copy just made, which is at least `len` bytes long.
+        unsafe { ptr::copy_nonoverlapping(place, header.as_mut_ptr(), len) };
+        if !check(&header[..len]) {
+            return Appended::Refused;
+        }
+        self.placed(sent.length);
+        Appended::Done
+    }
+
+    /// The oldest frame or piece that the program sends and that was not taken yet.
+    ///
+    /// # Errors
+    /// A violation, upon which the caller ends the pipe.
+    #[inline]
+    pub fn sent(&mut self) -> std::result::Result<Option<Sent>, Violation> {
+        if !self.is_open() {
+            return Ok(None);
+        }
+        self.intake.next(&Cells(&self.memory, self.shape))
+    }
+
+    /// Copies what `sent` names, or its first bytes, into `to`. Returns the copy.
+    #[inline]
+    pub fn copy_out<'a>(&self, sent: &Sent, to: &'a mut [u8]) -> &'a [u8] {
+        let len = sent.length.min(to.len());
+        let source = self.memory.ring.address(self.shape.offset(sent.position), len);
+        // SAFETY: `len` bytes of the mapping, checked, and of a private buffer. The source may change meanwhile: the copy is used.
+        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), to.as_mut_ptr(), len) };
+        &to[..len]
+    }
+
+    /// Takes what [`Self::sent`] returned.
+    #[inline]
+    pub fn take(&mut self) {
+        self.intake.take();
+    }
+
+    /// Takes `bytes` of the piece that [`Self::sent`] returned.
+    pub fn take_part(&mut self, bytes: usize) {
+        self.intake.take_part(bytes);
+    }
+
+    /// Announces what was appended and publishes what was taken, as far as the program is due to be told; wakes it. Returns whether
+    /// the program was told of bytes.
+    #[inline]
+    pub fn tell(&mut self) -> bool {
+        if !self.is_open() {
+            return false;
+        }
+        let cells = Cells(&self.memory, self.shape);
+        let announced = self.announcer.announce(&cells);
+        if let Some(position) = announced {
+            self.notifications += 1;
+            self.recv_waker.wake(&self.memory.recv_cells(), position);
+        }
+        if let Some(position) = self.intake.publish(&cells) {
+            self.send_waker.wake(&self.memory.send_cells(), position);
+        }
+        announced.is_some()
+    }
+
+    /// Returns whether the program may do what the agent waits for: it sends, was not told of all that was appended, or has a full
+    /// ring to which more is to be appended.
+    pub fn waits(&self) -> bool {
+        self.shape.sends() || self.short || self.announcer.tail() != self.announcer.announced()
+    }
+
+    /// Asks the program for its doorbell; 0 asks for none. A fence and another look come before the sleep.
+    pub fn ask_wakeup(&self, sleep: u32) {
+        // SYNC POINT: pipe-need-wakeup
+        self.memory.status.store_u32(pipe_status::NEED_WAKEUP, sleep, Ordering::Relaxed);
+    }
+
+    /// Ends the pipe. The program finds `errno` when it has read what was announced.
+    pub fn end(&mut self, errno: Errno) {
+        if self.ended.is_none() {
+            self.ended = Some(errno);
+            self.memory.status.store_u32(pipe_status::END, errno.raw_os_error() as u32, Ordering::Release);
+            self.recv_waker.wake_always(&self.memory.recv_cells());
+            self.send_waker.wake_always(&self.memory.send_cells());
+        }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.end(Errno::CONNRESET);
+    }
+}
+
+/// What became of a frame that was to be appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Appended {
+    /// It is there.
+    Done,
+    /// It is not, and is not to be tried again.
+    Refused,
+    /// The ring is full.
+    Full,
+}

@@ -1,0 +1,102 @@
+//! The frames of a pipe, lent one at a time.
+use super::Pipe;
+use crate::shape::Direction;
+use pd_abi::limits::LINE_BYTES;
+use pd_abi::pipe::{entry_offset, entry_parts, frame_stride, BACK, DROP, FRAME_BYTES_MIN};
+use std::sync::atomic::Ordering;
+
+/// The frames announced when it was made. Each is lent until the next is asked for; space is given back in pieces meanwhile, and all of
+/// it when this is dropped. A frame that was not asked for stays unread.
+#[derive(Debug)]
+pub struct Frames<'a> {
+    pipe: &'a mut Pipe,
+    /// Length and verdict of the frame that is lent.
+    lent: Option<(u16, u16, u16)>,
+}
+
+/// A frame in the ring.
+#[derive(Debug)]
+pub struct Frame<'a> {
+    pipe: &'a mut Pipe,
+    lent: &'a mut Option<(u16, u16, u16)>,
+    length: u16,
+}
+
+impl<'a> Frames<'a> {
+    pub(super) fn new(pipe: &'a mut Pipe) -> Self {
+        Self { pipe, lent: None }
+    }
+
+    /// The next frame.
+    #[allow(clippy::should_implement_trait)] // lends
+    pub fn next(&mut self) -> Option<Frame<'_>> {
+        self.finish();
+        if self.pipe.reader.unread() == 0 {
+            return None;
+        }
+        let at = entry_offset(self.pipe.reader.read(), self.pipe.shape.ring_bytes());
+        let (length, _) = entry_parts(self.pipe.memory.status.load_u32(at, Ordering::Relaxed));
+        self.lent = Some((length, length, BACK));
+        Some(Frame { pipe: self.pipe, lent: &mut self.lent, length })
+    }
+
+    /// Passes the frame on, or gives it back.
+    #[inline]
+    fn finish(&mut self) {
+        let Some((length, kept, verdict)) = self.lent.take() else { return };
+        let pipe = &mut *self.pipe;
+        if pipe.shape.direction() == Direction::Forward {
+            let (at, rest) = (pipe.reader.read(), frame_stride(length) - frame_stride(kept));
+            pipe.write_entry(at, kept, verdict);
+            if rest > 0 {
+                pipe.write_entry(at + frame_stride(kept), rest as u16, DROP);
+            }
+        }
+        pipe.reader.consume(frame_stride(length));
+        if pipe.reader.due() {
+            pipe.give_back();
+        }
+    }
+}
+
+impl Drop for Frames<'_> {
+    fn drop(&mut self) {
+        self.finish();
+        self.pipe.give_back();
+    }
+}
+
+impl Frame<'_> {
+    /// Its bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        self.pipe.bytes(self.length.into())
+    }
+
+    /// Its bytes, to be changed in place; none unless the pipe forwards.
+    #[inline]
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        if self.pipe.shape.direction() != Direction::Forward {
+            return None;
+        }
+        Some(self.pipe.bytes_mut(self.pipe.reader.read(), self.length.into()))
+    }
+
+    /// Says where a forwarded frame goes: to a port, by its place among those that the pipe was opened with, [`BACK`] or [`DROP`]. Without
+    /// a verdict it goes back.
+    #[inline]
+    pub fn verdict(&mut self, to: u16) {
+        if let Some(lent) = self.lent {
+            lent.2 = to;
+        }
+    }
+
+    /// Forwards only the first `length` bytes. No frame gets longer, or shorter than an Ethernet header.
+    pub fn truncate(&mut self, length: usize) {
+        if let Some(lent) = self.lent {
+            lent.1 = (length.min(lent.0.into()) as u16).max(FRAME_BYTES_MIN.min(lent.0));
+        }
+    }
+}
+
+const _: () = assert!(LINE_BYTES >= FRAME_BYTES_MIN as usize, "the rest of a frame is a frame");

@@ -1,0 +1,97 @@
+//! Messages in a pipe of bytes: each has its length before it.
+use super::Pipe;
+use rustix::io::{Errno, Result};
+
+/// How the length of a message is written before it, in network order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefix {
+    /// Two bytes, as DNS does over streams.
+    Two,
+    /// Four bytes.
+    Four,
+}
+
+impl Prefix {
+    /// Bytes of the length.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Two => 2,
+            Self::Four => 4,
+        }
+    }
+
+    /// The length that `bytes` begin with.
+    fn length(self, bytes: &[u8]) -> Option<usize> {
+        match self {
+            Self::Two => bytes.first_chunk().map(|bytes| u16::from_be_bytes(*bytes).into()),
+            Self::Four => bytes.first_chunk().map(|bytes| u32::from_be_bytes(*bytes) as usize),
+        }
+    }
+
+    /// Writes the length before `message`, into a buffer of both sizes together.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` where the prefix is too short for the length.
+    pub fn write(self, message: &[u8], to: &mut [u8]) -> Result<()> {
+        let (head, body) = to.split_at_mut_checked(self.bytes()).ok_or(Errno::INVAL)?;
+        let length = u32::try_from(message.len()).map_err(|_| Errno::MSGSIZE)?;
+        match self {
+            Self::Two => {
+                let length = u16::try_from(length).map_err(|_| Errno::MSGSIZE)?;
+                head.copy_from_slice(&length.to_be_bytes());
+            }
+            Self::Four => head.copy_from_slice(&length.to_be_bytes()),
+        }
+        body.get_mut(..message.len()).ok_or(Errno::INVAL)?.copy_from_slice(message);
+        Ok(())
+    }
+}
+
+/// The whole messages announced when it was made. Each is lent until the next is asked for; space is given back in pieces meanwhile,
+/// and all of it when this is dropped.
+#[derive(Debug)]
+pub struct Messages<'a> {
+    pipe: &'a mut Pipe,
+    prefix: Prefix,
+    lent: usize,
+}
+
+impl<'a> Messages<'a> {
+    pub(super) fn new(pipe: &'a mut Pipe, prefix: Prefix) -> Self {
+        Self { pipe, prefix, lent: 0 }
+    }
+
+    /// The next message, without its prefix; none if the rest is not there yet ([`Pipe::wait_more`] waits for it).
+    ///
+    /// # Errors
+    /// `EMSGSIZE` if the message is longer than the ring: it can never be there as a whole.
+    #[allow(clippy::should_implement_trait)] // lends
+    pub fn next(&mut self) -> Result<Option<&[u8]>> {
+        self.finish();
+        let head = self.prefix.bytes();
+        let unread = self.pipe.reader.unread() as usize;
+        let Some(length) = self.prefix.length(self.pipe.bytes(unread.min(head))) else { return Ok(None) };
+        if head + length > self.pipe.shape.ring_bytes() as usize {
+            return Err(Errno::MSGSIZE);
+        }
+        if head + length > unread {
+            return Ok(None);
+        }
+        self.lent = head + length;
+        Ok(Some(&self.pipe.bytes(self.lent)[head..]))
+    }
+
+    fn finish(&mut self) {
+        self.pipe.reader.consume(std::mem::take(&mut self.lent) as u64);
+        if self.pipe.reader.due() {
+            self.pipe.give_back();
+        }
+    }
+}
+
+impl Drop for Messages<'_> {
+    fn drop(&mut self) {
+        self.finish();
+        self.pipe.give_back();
+    }
+}

@@ -1,0 +1,397 @@
+//! The program's end of a pipe.
+//!
+//! A program reads what was announced where it lies: [`Pipe::frames`], [`Pipe::messages`] and [`Pipe::peek`] lend bytes of the ring,
+//! which are given back in pieces as the program goes on. In a forwarding pipe it changes them in place and says for each frame
+//! where it goes. A program that sends writes into the ring: [`Pipe::place`] and [`Pipe::flush`].
+//!
+//! A pipe is one thread's at a time. The agent is trusted by the program, as the driver is.
+mod frames;
+mod messages;
+
+pub use frames::{Frame, Frames};
+pub use messages::{Messages, Prefix};
+
+use crate::memory::{ClientMemory, Offer};
+use crate::notify::{ReadCells, Reader};
+use crate::shape::{Direction, Shape, Unit};
+use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status};
+use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use pd_shm::wait::{self, SharedCells};
+use pd_shm::{Own, Spin, Theirs};
+use rustix::io::{Errno, Result};
+use std::os::fd::OwnedFd;
+use std::slice;
+use std::sync::atomic::{fence, Ordering};
+use std::time::Duration;
+
+/// The words of a pipe as its program reaches them.
+struct Cells<'a>(&'a ClientMemory, Shape);
+
+impl ReadCells for Cells<'_> {
+    fn load_producer(&self) -> u64 {
+        self.0.status.load_u64(pipe_status::RECV_PRODUCER, Ordering::Acquire)
+    }
+    fn store_given_back(&self, position: u64) {
+        let forwards = self.1.direction() == Direction::Forward;
+        // SYNC POINT: pipe-sent
+        let word = if forwards { pipe_control::SEND_PRODUCER } else { pipe_control::RECV_CONSUMER };
+        self.0.control.store_u64(word, position, Ordering::Release);
+    }
+    fn store_wanted(&self, count: u32) {
+        self.0.control.store_u32(pipe_control::RECV_WANTED, count, Ordering::Relaxed);
+    }
+}
+
+/// What a sending program has placed, published and got back.
+#[derive(Debug, Default)]
+struct Writer {
+    placed: u64,
+    published: u64,
+    free_from: u64,
+    /// Bytes that the last [`Pipe::place`] lent.
+    lent: usize,
+}
+
+/// A program's end of a pipe.
+#[derive(Debug)]
+pub struct Pipe {
+    shape: Shape,
+    memory: ClientMemory,
+    doorbell: OwnedFd,
+    reader: Reader,
+    writer: Writer,
+    spin: Spin,
+    /// The sleep of the agent that was rung for last.
+    rung: u32,
+}
+
+impl Pipe {
+    /// Maps what an agent offers.
+    ///
+    /// # Errors
+    /// `ENOMEM` and others of `mmap`.
+    pub fn map(offer: Offer) -> Result<Self> {
+        let memory = ClientMemory::map(&offer)?;
+        Ok(Self {
+            shape: offer.shape,
+            memory,
+            doorbell: offer.doorbell,
+            reader: Reader::new(offer.shape.piece()),
+            writer: Writer::default(),
+            spin: Spin::new(Spin::LIMIT_DEFAULT),
+            rung: 0,
+        })
+    }
+
+    /// Direction, unit and size.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    fn receiving(&self, unit: Unit) -> Result<()> {
+        if self.shape.receives() && self.shape.unit() == unit {
+            Ok(())
+        } else {
+            Err(Errno::OPNOTSUPP)
+        }
+    }
+
+    /// Looks for bytes. Returns how many are unread.
+    ///
+    /// # Errors
+    /// `EAGAIN` if there are none; the pipe's own error once it has ended and all was read.
+    fn unread(&mut self) -> Result<usize> {
+        if self.reader.unread() == 0 {
+            // Loaded before the bytes are looked for, so that none are missed.
+            let end = self.end();
+            if self.reader.refresh(&Cells(&self.memory, self.shape)) == 0 {
+                return Err(end.unwrap_or(Errno::AGAIN));
+            }
+        }
+        Ok(self.reader.unread() as usize)
+    }
+
+    fn end(&self) -> Option<Errno> {
+        match self.memory.status.load_u32(pipe_status::END, Ordering::Acquire) {
+            0 => None,
+            errno => Some(Errno::from_raw_os_error(errno as i32)),
+        }
+    }
+
+    /// The frames announced so far, one after the other.
+    ///
+    /// # Errors
+    /// `EAGAIN` if there are none; the pipe's own error once it has ended; `EOPNOTSUPP` on another kind of pipe.
+    pub fn frames(&mut self) -> Result<Frames<'_>> {
+        self.receiving(Unit::Frames)?;
+        self.unread()?;
+        Ok(Frames::new(self))
+    }
+
+    /// The messages announced so far: each has its length before it, as `prefix` says. A part of a message stays unread.
+    ///
+    /// # Errors
+    /// As for [`Self::frames`].
+    pub fn messages(&mut self, prefix: Prefix) -> Result<Messages<'_>> {
+        self.receiving(Unit::Bytes)?;
+        self.unread()?;
+        // The rest of a message may have come.
+        self.reader.refresh(&Cells(&self.memory, self.shape));
+        Ok(Messages::new(self, prefix))
+    }
+
+    /// All unread bytes, in one piece. They stay unread until [`Self::done`].
+    ///
+    /// # Errors
+    /// As for [`Self::frames`].
+    pub fn peek(&mut self) -> Result<&[u8]> {
+        self.receiving(Unit::Bytes)?;
+        self.unread()?;
+        self.reader.refresh(&Cells(&self.memory, self.shape));
+        Ok(self.bytes(self.reader.unread() as usize))
+    }
+
+    /// The first `len` unread bytes, to be changed in place before [`Self::done`] passes them on.
+    ///
+    /// # Errors
+    /// As for [`Self::frames`]; `EINVAL` if fewer are unread.
+    pub fn peek_mut(&mut self, len: usize) -> Result<&mut [u8]> {
+        self.receiving(Unit::Bytes)?;
+        if self.shape.direction() != Direction::Forward {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if len > self.unread()? {
+            return Err(Errno::INVAL);
+        }
+        Ok(self.bytes_mut(self.reader.read(), len))
+    }
+
+    /// Gives back the first `len` unread bytes; in a forwarding pipe they go on.
+    ///
+    /// # Errors
+    /// `EINVAL` if fewer are unread.
+    pub fn done(&mut self, len: usize) -> Result<()> {
+        self.receiving(Unit::Bytes)?;
+        if len as u64 > self.reader.unread() {
+            return Err(Errno::INVAL);
+        }
+        self.reader.consume(len as u64);
+        self.give_back();
+        Ok(())
+    }
+
+    /// Asks for a notification of what is there, though the program has not given back what it was told of. Ensō's notification
+    /// prefetch: asked for before the last bytes are worked on, it is there when they are done.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` on a sending pipe.
+    pub fn prefetch(&mut self) -> Result<()> {
+        if !self.shape.receives() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        self.reader.prefetch(&Cells(&self.memory, self.shape));
+        self.ring();
+        Ok(())
+    }
+
+    fn give_back(&mut self) {
+        if self.reader.give_back(&Cells(&self.memory, self.shape)) {
+            self.ring();
+        }
+    }
+
+    /// Rings the agent's doorbell if it sleeps and was not rung for this sleep.
+    fn ring(&mut self) {
+        // SYNC POINT: pipe-need-wakeup
+        fence(Ordering::SeqCst);
+        let sleep = self.memory.status.load_u32(pipe_status::NEED_WAKEUP, Ordering::Relaxed);
+        if sleep != 0 && sleep != self.rung {
+            self.rung = sleep;
+            // The counter is full: the agent is awake by then.
+            let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The first `len` unread bytes.
+    fn bytes(&self, len: usize) -> &[u8] {
+        let at = self.memory.ring.address(self.shape.offset(self.reader.read()), len);
+        // SAFETY: announced bytes, which the agent leaves alone until they are given back; that takes `&mut self`.
+        unsafe { slice::from_raw_parts(at.as_ptr(), len) }
+    }
+
+    /// `len` bytes at `position`, which are this program's.
+    fn bytes_mut(&mut self, position: u64, len: usize) -> &mut [u8] {
+        let at = self.memory.ring.address(self.shape.offset(position), len);
+        // SAFETY: the ring is mapped for writing (the direction was checked), and the bytes were announced and not given back, or
+        // are free and not published: the agent neither writes nor reads them until then. That takes `&mut self`.
+        unsafe { slice::from_raw_parts_mut(at.as_ptr(), len) }
+    }
+
+    /// Sleeps until there are unread bytes, at most `timeout`; returns at once if there are. What was read is given back before a sleep.
+    ///
+    /// # Errors
+    /// `EAGAIN` after the time, or a signal; the pipe's own error once it has ended and all was read; `EOPNOTSUPP` on a sending pipe.
+    pub fn wait(&mut self, timeout: Duration) -> Result<()> {
+        if !self.shape.receives() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        match self.unread() {
+            Err(Errno::AGAIN) => self.wait_more(timeout),
+            ready => ready.map(drop),
+        }
+    }
+
+    /// Sleeps until there are more unread bytes than are known of: where a message is there in part. Else as [`Self::wait`].
+    ///
+    /// # Errors
+    /// As for [`Self::wait`].
+    pub fn wait_more(&mut self, timeout: Duration) -> Result<()> {
+        if !self.shape.receives() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let known = self.reader.read().wrapping_add(self.reader.unread());
+        self.reader.answer(&Cells(&self.memory, self.shape));
+        self.ring();
+        let cells = SharedCells::<Own, Theirs> {
+            wake_at: (&self.memory.control, pipe_control::RECV_WAKE_AT),
+            doorbell: (&self.memory.status, pipe_status::RECV_DOORBELL),
+        };
+        let (memory, shape) = (&self.memory, self.shape);
+        let (mut spin, end) = (self.spin.clone(), || self.end());
+        wait::sleep(&cells, known.wrapping_add(1), &mut spin, timeout, || {
+            Cells(memory, shape).load_producer() != known || end().is_some()
+        });
+        self.spin = spin;
+        let end = self.end();
+        self.reader.refresh(&Cells(&self.memory, self.shape));
+        if self.reader.read().wrapping_add(self.reader.unread()) != known {
+            return Ok(());
+        }
+        Err(end.unwrap_or(Errno::AGAIN))
+    }
+
+    fn sending(&self) -> Result<()> {
+        match (self.shape.direction(), self.end()) {
+            (Direction::Send, None) => Ok(()),
+            (Direction::Send, Some(errno)) => Err(errno),
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    }
+
+    fn free(&mut self, bytes: u64) -> bool {
+        let ring = self.shape.ring_bytes();
+        if ring - self.writer.placed.wrapping_sub(self.writer.free_from) < bytes {
+            // SYNC POINT: pipe-taken
+            self.writer.free_from =
+                self.memory.status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire);
+        }
+        ring - self.writer.placed.wrapping_sub(self.writer.free_from) >= bytes
+    }
+
+    fn stride(&self, len: usize) -> u64 {
+        match self.shape.unit() {
+            Unit::Frames => frame_stride(len as u16),
+            Unit::Bytes => len as u64,
+        }
+    }
+
+    /// Lends `len` bytes of the ring for a frame or for bytes, which [`Self::placed`] completes.
+    ///
+    /// # Errors
+    /// `EAGAIN` if there is no room; `EMSGSIZE` if there never is, or no frame has this length; the pipe's own error once it has ended;
+    /// `EOPNOTSUPP` unless it is a sending pipe.
+    pub fn place(&mut self, len: usize) -> Result<&mut [u8]> {
+        self.sending()?;
+        let possible = match self.shape.unit() {
+            Unit::Frames => (FRAME_BYTES_MIN.into()..=FRAME_BYTES_MAX.into()).contains(&len),
+            Unit::Bytes => (1..=self.shape.ring_bytes()).contains(&(len as u64)),
+        };
+        if !possible {
+            return Err(Errno::MSGSIZE);
+        }
+        if !self.free(self.stride(len)) {
+            self.flush();
+            return Err(Errno::AGAIN);
+        }
+        self.writer.lent = len;
+        Ok(self.bytes_mut(self.writer.placed, len))
+    }
+
+    /// Completes the bytes lent last: a frame goes to port `to` of those that the pipe was opened with ([`pd_abi::pipe::BACK`] is its
+    /// own). The agent sees it after [`Self::flush`], or when a piece is complete.
+    pub fn placed(&mut self, to: u16) {
+        let len = std::mem::take(&mut self.writer.lent);
+        if len == 0 {
+            return;
+        }
+        if self.shape.unit() == Unit::Frames {
+            self.write_entry(self.writer.placed, len as u16, to);
+        }
+        self.writer.placed = self.writer.placed.wrapping_add(self.stride(len));
+        if self.writer.placed.wrapping_sub(self.writer.published) >= self.shape.piece() {
+            self.flush();
+        }
+    }
+
+    fn write_entry(&self, position: u64, length: u16, verdict: u16) {
+        let at = entry_offset(position, self.shape.ring_bytes());
+        self.memory.control.store_u32(at, entry(length, verdict), Ordering::Relaxed);
+    }
+
+    /// Copies a frame, or bytes, into the ring: [`Self::place`], [`Self::placed`].
+    ///
+    /// # Errors
+    /// As for [`Self::place`].
+    pub fn send(&mut self, bytes: &[u8], to: u16) -> Result<()> {
+        self.place(bytes.len())?.copy_from_slice(bytes);
+        self.placed(to);
+        Ok(())
+    }
+
+    /// Has the agent see all that was placed.
+    pub fn flush(&mut self) {
+        if self.writer.published != self.writer.placed {
+            self.writer.published = self.writer.placed;
+            // SYNC POINT: pipe-sent
+            self.memory.control.store_u64(pipe_control::SEND_PRODUCER, self.writer.placed, Ordering::Release);
+            self.ring();
+        }
+    }
+
+    /// Bytes placed that the agent has not taken.
+    pub fn untaken(&mut self) -> u64 {
+        self.free(self.shape.ring_bytes());
+        self.writer.placed.wrapping_sub(self.writer.free_from)
+    }
+
+    /// Sleeps until `room` bytes of the ring are free, at most `timeout`. The whole ring is free when all was taken.
+    ///
+    /// # Errors
+    /// `EAGAIN` after the time, or a signal; the pipe's own error once it has ended; `EINVAL` if the ring is smaller.
+    pub fn wait_room(&mut self, room: u64, timeout: Duration) -> Result<()> {
+        self.sending()?;
+        let ring = self.shape.ring_bytes();
+        if room > ring {
+            return Err(Errno::INVAL);
+        }
+        self.flush();
+        if self.free(room) {
+            return Ok(());
+        }
+        let until = self.writer.placed.wrapping_sub(ring - room);
+        let cells = SharedCells::<Own, Theirs> {
+            wake_at: (&self.memory.control, pipe_control::SEND_WAKE_AT),
+            doorbell: (&self.memory.status, pipe_status::SEND_DOORBELL),
+        };
+        let (status, mut spin) = (&self.memory.status, self.spin.clone());
+        let ready = || {
+            status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire) >= until || self.end().is_some()
+        };
+        wait::sleep(&cells, until, &mut spin, timeout, ready);
+        self.spin = spin;
+        if self.free(room) {
+            return Ok(());
+        }
+        Err(self.end().unwrap_or(Errno::AGAIN))
+    }
+}

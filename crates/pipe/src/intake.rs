@@ -1,0 +1,157 @@
+//! How the agent reads what a program sends: each word and each entry once, and bounded by the agent's own positions.
+use crate::shape::{Direction, Shape, Unit};
+use crate::violation::Violation;
+use pd_abi::pipe::{entry_parts, frame_stride, DROP, FOREIGN_VERDICTS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+
+/// Bytes of an unmarked stream that are taken at a time.
+const CHUNK_BYTES: u64 = 64 << 10;
+
+/// The words that the agent reaches.
+pub trait IntakeCells {
+    /// Position up to which the program sends (acquire).
+    fn load_producer(&self) -> u64;
+    /// The program's entry of the frame at `position` (relaxed).
+    fn load_entry(&self, position: u64) -> u32;
+    /// Publishes what was taken (release).
+    fn store_consumer(&self, position: u64);
+}
+
+/// Where the program wants something to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// To a port, by its place among those that the pipe was opened with.
+    Port(u16),
+    /// Nowhere.
+    Dropped,
+    /// To a port that the pipe does not have: nowhere, and counted.
+    Foreign,
+}
+
+/// A frame, or a piece of an unmarked stream, that the program sends. Position and length are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Position of the first byte.
+    pub position: u64,
+    /// Bytes.
+    pub length: usize,
+    /// Where it is to go.
+    pub to: To,
+}
+
+/// The agent's record of what a program sends.
+#[derive(Clone, Debug)]
+pub struct Intake {
+    shape: Shape,
+    ports: u16,
+    taken: u64,
+    end: u64,
+    published: u64,
+    foreign: u32,
+    pending: Option<Sent>,
+}
+
+impl Intake {
+    /// For a pipe whose verdicts may name `ports` ports.
+    pub fn new(shape: Shape, ports: u16) -> Self {
+        Self { shape, ports, taken: 0, end: 0, published: 0, foreign: 0, pending: None }
+    }
+
+    /// Reads how far the program sends. `announced` is how far a forwarding program was told of bytes.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] where the position runs backwards, beyond the ring or what was announced, or off a line.
+    #[inline]
+    pub fn look(&mut self, cells: &impl IntakeCells, announced: u64) -> Result<bool, Violation> {
+        // SYNC POINT: pipe-sent
+        let position = cells.load_producer();
+        if position == self.end {
+            return Ok(false);
+        }
+        let limit = match self.shape.direction() {
+            Direction::Forward => announced,
+            _ => self.taken.wrapping_add(self.shape.ring_bytes()),
+        };
+        let more = position.wrapping_sub(self.end);
+        if more > limit.wrapping_sub(self.end) || more % self.shape.grain() != 0 {
+            return Err(Violation::Index);
+        }
+        self.end = position;
+        Ok(true)
+    }
+
+    /// The oldest frame that was not taken yet. Its entry is read once, however often this is called.
+    ///
+    /// # Errors
+    /// [`Violation::Length`] and [`Violation::Verdict`], by the entry.
+    #[inline]
+    pub fn next(&mut self, cells: &impl IntakeCells) -> Result<Option<Sent>, Violation> {
+        if self.pending.is_some() || self.taken == self.end {
+            return Ok(self.pending);
+        }
+        let (position, left) = (self.taken, self.end.wrapping_sub(self.taken));
+        let sent = match self.shape.unit() {
+            Unit::Bytes => Sent { position, length: left.min(CHUNK_BYTES) as usize, to: To::Port(0) },
+            Unit::Frames => {
+                let (length, verdict) = entry_parts(cells.load_entry(position));
+                let possible = (FRAME_BYTES_MIN..=FRAME_BYTES_MAX).contains(&length);
+                if !possible || frame_stride(length) > left {
+                    return Err(Violation::Length);
+                }
+                Sent { position, length: length.into(), to: self.judge(verdict)? }
+            }
+        };
+        self.pending = Some(sent);
+        Ok(self.pending)
+    }
+
+    fn judge(&mut self, verdict: u16) -> Result<To, Violation> {
+        if verdict != DROP && verdict >= self.ports {
+            self.foreign += 1;
+            return if self.foreign > FOREIGN_VERDICTS_MAX {
+                Err(Violation::Verdict)
+            } else {
+                Ok(To::Foreign)
+            };
+        }
+        self.foreign = 0;
+        Ok(if verdict == DROP { To::Dropped } else { To::Port(verdict) })
+    }
+
+    /// Takes the frame that [`Self::next`] returned.
+    #[inline]
+    pub fn take(&mut self) {
+        if let Some(sent) = self.pending.take() {
+            let bytes = match self.shape.unit() {
+                Unit::Frames => frame_stride(sent.length as u16),
+                Unit::Bytes => sent.length as u64,
+            };
+            self.taken = self.taken.wrapping_add(bytes);
+        }
+    }
+
+    /// Takes `bytes` of the piece of an unmarked stream that [`Self::next`] returned.
+    pub fn take_part(&mut self, bytes: usize) {
+        if let Some(sent) = &mut self.pending {
+            sent.length = sent.length.min(bytes);
+            self.take();
+        }
+    }
+
+    /// Publishes what was taken. Returns its position, if that is news.
+    #[inline]
+    pub fn publish(&mut self, cells: &impl IntakeCells) -> Option<u64> {
+        if self.published == self.taken {
+            return None;
+        }
+        self.published = self.taken;
+        // SYNC POINT: pipe-taken
+        cells.store_consumer(self.taken);
+        Some(self.taken)
+    }
+
+    /// Position up to which everything was taken: in a forwarding pipe the ring is free up to there.
+    #[inline]
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+}

@@ -1,0 +1,57 @@
+//! Pipes: rings of frames, messages or bytes between an agent, which is trusted, and a program, which is not (Ensō).
+//!
+//! A pipe gives a program packets as contiguous bytes in memory of its own. The agent is the NIC: it appends what a port receives to
+//! the ring of a pipe, and delivers what programs send. Both sides are here:
+//!
+//! - [`Agent`]: ports, pipes, and the turns in which bytes move. It believes no word, entry or byte of a program.
+//! - [`Pipe`]: the program's end, with borrowed frames and messages.
+//!
+//! [`notify`] and [`intake`] are the protocol of the two directions, over traits for the words that they touch. The layout of the words
+//! is in [`pd_abi::pipe`]. The crate knows neither driver nor sockets, opens no files and attaches to nobody: an [`Offer`] is passed
+//! on by its user.
+//!
+//! A firewall, with its NIC in the same thread:
+//!
+//! ```
+//! use pd_abi::pipe::{DROP, PIPE_RING_BYTES_DEFAULT};
+//! use pd_pipe::{Agent, Direction, Gen, Pipe, Port, Recipe, Shape, Unit};
+//!
+//! # fn main() -> rustix::io::Result<()> {
+//! let mut agent = Agent::new()?;
+//! let recipe = Recipe { sizes: vec![64, 1500], flows: 2, frames: 100 };
+//! let port = agent.add_port(Port::Gen(Gen::new(recipe)?));
+//! let shape = Shape::new(Direction::Forward, Unit::Frames, PIPE_RING_BYTES_DEFAULT)?;
+//! let (id, offer) = agent.open(shape, port, &[], None)?;
+//! // The other process: it maps the offer, and the agent seals what it has mapped.
+//! let mut pipe = Pipe::map(offer)?;
+//! agent.seal(id)?;
+//!
+//! agent.turn();
+//! let mut frames = pipe.frames()?;
+//! while let Some(mut frame) = frames.next() {
+//!     if frame.bytes().len() > 1000 {
+//!         frame.verdict(DROP);
+//!     }
+//! }
+//! drop(frames);
+//! agent.turn();
+//! let counts = agent.counts(id).unwrap();
+//! assert_eq!((counts.frames_sent, counts.frames_dropped), (50, 50));
+//! # Ok(())
+//! # }
+//! ```
+mod agent;
+mod client;
+pub mod intake;
+mod memory;
+pub mod notify;
+mod port;
+mod shape;
+mod violation;
+
+pub use agent::{Agent, Appended, End, Lease, PipeCounts, PipeId, PortId, HEADER_BYTES, PIPES_MAX};
+pub use client::{Frame, Frames, Messages, Pipe, Prefix};
+pub use memory::Offer;
+pub use port::{Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, GEN_BYTES_MIN, GEN_FLOWS_MAX};
+pub use shape::{Direction, Shape, Unit};
+pub use violation::Violation;

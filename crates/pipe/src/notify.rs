@@ -1,0 +1,194 @@
+//! Reactive notifications (Ensō): the agent announces what it has appended at most once until the program answers.
+//!
+//! The program answers by giving bytes back, or by asking for a notification (prefetch). Both are words of its own, which the
+//! agent looks at in each turn. The further behind the program is, the more bytes a notification stands for. No side reads a
+//! word of the other for each frame.
+//!
+//! The code is written over traits for the words, so that it runs over shared memory, over a model, and under loom.
+use crate::violation::Violation;
+
+/// The words that an announcing agent reaches.
+pub trait AnnounceCells {
+    /// Position up to which the program has given bytes back (acquire).
+    fn load_given_back(&self) -> u64;
+    /// How often the program has asked for a notification (relaxed).
+    fn load_wanted(&self) -> u32;
+    /// Announces bytes up to `position` (release).
+    fn store_producer(&self, position: u64);
+}
+
+/// The words that a reading program reaches.
+pub trait ReadCells {
+    /// Position up to which bytes were announced (acquire).
+    fn load_producer(&self) -> u64;
+    /// Gives bytes back up to `position` (release).
+    fn store_given_back(&self, position: u64);
+    /// Asks for a notification (relaxed).
+    fn store_wanted(&self, count: u32);
+}
+
+/// The agent's side: what it has appended, announced and got back. No word of the program is used before it was bounded by these.
+#[derive(Clone, Debug)]
+pub struct Announcer {
+    ring_bytes: u64,
+    grain: u64,
+    tail: u64,
+    announced: u64,
+    given_back: u64,
+    wanted: u32,
+    outstanding: bool,
+}
+
+impl Announcer {
+    /// For a ring of `ring_bytes`, whose positions are multiples of `grain`.
+    pub fn new(ring_bytes: u64, grain: u64) -> Self {
+        Self { ring_bytes, grain, tail: 0, announced: 0, given_back: 0, wanted: 0, outstanding: false }
+    }
+
+    /// Reads the program's answers. Returns whether there was one.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] where the program gave back what it was not told of, or what it had given back already.
+    #[inline]
+    pub fn look(&mut self, cells: &impl AnnounceCells) -> Result<bool, Violation> {
+        let mut answered = false;
+        // SYNC POINT: pipe-given-back
+        let position = cells.load_given_back();
+        if position != self.given_back {
+            let given = position.wrapping_sub(self.given_back);
+            if given > self.announced.wrapping_sub(self.given_back) || given % self.grain != 0 {
+                return Err(Violation::Index);
+            }
+            self.given_back = position;
+            answered = true;
+        }
+        let wanted = cells.load_wanted();
+        if wanted != self.wanted {
+            self.wanted = wanted;
+            answered = true;
+        }
+        if answered {
+            self.outstanding = false;
+        }
+        Ok(answered)
+    }
+
+    /// Bytes that can be appended, if the ring is free up to `freed`.
+    #[inline]
+    pub fn room(&self, freed: u64) -> u64 {
+        self.ring_bytes - self.tail.wrapping_sub(freed)
+    }
+
+    /// Counts `bytes` appended at [`Self::tail`]; they are the caller's to bound by [`Self::room`].
+    #[inline]
+    pub fn append(&mut self, bytes: u64) {
+        self.tail = self.tail.wrapping_add(bytes);
+    }
+
+    /// Announces what was appended, unless a notification is outstanding. Returns the position announced.
+    #[inline]
+    pub fn announce(&mut self, cells: &impl AnnounceCells) -> Option<u64> {
+        if self.outstanding || self.tail == self.announced {
+            return None;
+        }
+        self.announced = self.tail;
+        self.outstanding = true;
+        // SYNC POINT: pipe-announced
+        cells.store_producer(self.tail);
+        Some(self.tail)
+    }
+
+    /// Position of the next byte appended.
+    #[inline]
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Position up to which the program may read.
+    #[inline]
+    pub fn announced(&self) -> u64 {
+        self.announced
+    }
+
+    /// Position up to which the program has given back.
+    #[inline]
+    pub fn given_back(&self) -> u64 {
+        self.given_back
+    }
+}
+
+/// The program's side.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    piece: u64,
+    known: u64,
+    read: u64,
+    given_back: u64,
+    wanted: u32,
+}
+
+impl Reader {
+    /// Gives space back by `piece` bytes.
+    pub fn new(piece: u64) -> Self {
+        Self { piece, known: 0, read: 0, given_back: 0, wanted: 0 }
+    }
+
+    /// Takes the notification, if there is a new one. Returns how many bytes are unread.
+    #[inline]
+    pub fn refresh(&mut self, cells: &impl ReadCells) -> u64 {
+        // SYNC POINT: pipe-announced
+        self.known = cells.load_producer();
+        self.unread()
+    }
+
+    /// Bytes known of and unread.
+    #[inline]
+    pub fn unread(&self) -> u64 {
+        self.known.wrapping_sub(self.read)
+    }
+
+    /// Position of the first unread byte.
+    #[inline]
+    pub fn read(&self) -> u64 {
+        self.read
+    }
+
+    /// Counts `bytes` as read; they are the caller's to bound by [`Self::unread`].
+    #[inline]
+    pub fn consume(&mut self, bytes: u64) {
+        self.read = self.read.wrapping_add(bytes);
+    }
+
+    /// Returns whether a piece has been read that is not given back yet.
+    #[inline]
+    pub fn due(&self) -> bool {
+        self.read.wrapping_sub(self.given_back) >= self.piece
+    }
+
+    /// Gives back what was read. Returns whether there was any.
+    #[inline]
+    pub fn give_back(&mut self, cells: &impl ReadCells) -> bool {
+        if self.given_back == self.read {
+            return false;
+        }
+        self.given_back = self.read;
+        // SYNC POINT: pipe-given-back
+        cells.store_given_back(self.read);
+        true
+    }
+
+    /// Asks for a notification of what is there, though the last one has not been answered by bytes given back.
+    #[inline]
+    pub fn prefetch(&mut self, cells: &impl ReadCells) {
+        self.wanted = self.wanted.wrapping_add(1);
+        cells.store_wanted(self.wanted);
+    }
+
+    /// Answers the last notification in one way or the other, so that the next bytes are announced. Comes before a sleep.
+    #[inline]
+    pub fn answer(&mut self, cells: &impl ReadCells) {
+        if !self.give_back(cells) {
+            self.prefetch(cells);
+        }
+    }
+}

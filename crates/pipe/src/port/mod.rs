@@ -1,0 +1,62 @@
+//! Ports: what feeds a pipe and what drains it.
+//!
+//! All of these push back: a source waits for a full pipe, and a sender for a full receiver. Nothing is dropped but by a verdict or a
+//! lease, and that is counted.
+mod gen;
+mod pcap;
+mod sink;
+
+pub use gen::{Gen, GenCounts, Recipe, GEN_BYTES_MIN, GEN_FLOWS_MAX};
+pub use pcap::{Pcap, PcapCounts};
+pub use sink::Sink;
+
+/// The next frame of a source, if it has one.
+type Frame<'a> = Option<&'a [u8]>;
+
+/// What a port is.
+#[derive(Debug)]
+pub enum Port {
+    /// Makes frames, and checks those that come back.
+    Gen(Gen),
+    /// Counts what is sent. Nothing is received.
+    Sink(Sink),
+    /// Reads frames from a capture, writes what is sent to another.
+    Pcap(Pcap),
+    /// One end of a link: what is sent here is received at the other end, the port of this number.
+    Link(usize),
+}
+
+impl Port {
+    /// The next frame that pipes of this port receive, other than from a link.
+    pub(crate) fn peek(&mut self) -> Frame<'_> {
+        match self {
+            Self::Gen(gen) => gen.peek(),
+            Self::Pcap(pcap) => pcap.peek(),
+            Self::Sink(_) | Self::Link(_) => None,
+        }
+    }
+
+    /// Counts that frame as received.
+    pub(crate) fn advance(&mut self) {
+        match self {
+            Self::Gen(gen) => gen.advance(),
+            Self::Pcap(pcap) => pcap.advance(),
+            Self::Sink(_) | Self::Link(_) => {}
+        }
+    }
+
+    /// Takes what a pipe sent, a private copy, other than into a link.
+    pub(crate) fn take(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Gen(gen) => gen.check(bytes),
+            Self::Pcap(pcap) => pcap.write(bytes),
+            Self::Sink(sink) => sink.take(bytes),
+            Self::Link(_) => {}
+        }
+    }
+
+    /// Returns whether its frames are those of Ethernet, so that it has no use for an unmarked stream.
+    pub(crate) fn wants_frames(&self) -> bool {
+        matches!(self, Self::Gen(_) | Self::Pcap(_))
+    }
+}

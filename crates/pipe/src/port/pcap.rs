@@ -1,0 +1,233 @@
+//! `pcap`: frames from a capture file, and a capture file of what is sent.
+//!
+//! Captures are read in the pcap and pcapng formats, and written in the first, with times of zero: the same frames make the same file.
+use super::Frame;
+use pcap_parser::traits::PcapReaderIterator;
+use pcap_parser::{create_reader, Block, Linktype, PcapBlockOwned, PcapError};
+use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use std::io::{self, BufWriter, Read, Write};
+
+/// Bytes of a capture that are read at a time; no block is longer.
+const BUFFER_BYTES: usize = 256 << 10;
+/// Of a capture written: little endian, microseconds, version 2.4.
+const MAGIC: u32 = 0xa1b2_c3d4;
+const VERSION: u32 = 2 | 4 << 16;
+
+/// A capture that is read, one that is written, or both.
+pub struct Pcap {
+    reader: Option<Box<dyn PcapReaderIterator + Send>>,
+    writer: Option<BufWriter<Box<dyn Write + Send>>>,
+    frame: Vec<u8>,
+    ready: bool,
+    counts: PcapCounts,
+    error: Option<io::Error>,
+}
+
+/// What was read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PcapCounts {
+    /// Frames read and passed on.
+    pub read: u64,
+    /// Frames of a capture that no pipe carries: cut short when captured, too short, too long, or not Ethernet.
+    pub skipped: u64,
+    /// Frames written.
+    pub written: u64,
+}
+
+impl std::fmt::Debug for Pcap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pcap")
+            .field("counts", &self.counts)
+            .field("error", &self.error)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pcap {
+    /// Reads frames from `from`, and writes what is sent to `to`.
+    ///
+    /// # Errors
+    /// `InvalidData` where `from` is no capture; those of writing the first bytes of `to`.
+    pub fn new<R>(from: Option<R>, to: Option<Box<dyn Write + Send>>) -> io::Result<Self>
+    where
+        R: Read + Send + 'static,
+    {
+        let reader = match from {
+            None => None,
+            Some(from) => Some(open(from)?),
+        };
+        let mut writer = to.map(BufWriter::new);
+        if let Some(writer) = &mut writer {
+            for word in [MAGIC, VERSION, 0, 0, FRAME_BYTES_MAX.into(), Linktype::ETHERNET.0 as u32] {
+                writer.write_all(&word.to_le_bytes())?;
+            }
+        }
+        let counts = PcapCounts::default();
+        Ok(Self { reader, writer, frame: Vec::new(), ready: false, counts, error: None })
+    }
+
+    /// The next frame of the capture, which [`Self::advance`] passes on; none at its end.
+    pub fn peek(&mut self) -> Frame<'_> {
+        while !self.ready && self.reader.is_some() {
+            self.read();
+        }
+        self.ready.then_some(&self.frame[..])
+    }
+
+    /// Counts the frame as passed on.
+    pub fn advance(&mut self) {
+        self.counts.read += 1;
+        self.ready = false;
+    }
+
+    fn read(&mut self) {
+        let Some(reader) = &mut self.reader else { return };
+        match reader.next() {
+            Ok((consumed, block)) => {
+                if let Some((data, whole)) = packet(&block) {
+                    let lengths = usize::from(FRAME_BYTES_MIN)..=FRAME_BYTES_MAX.into();
+                    if whole && lengths.contains(&data.len()) {
+                        self.frame.clear();
+                        self.frame.extend_from_slice(data);
+                        self.ready = true;
+                    } else {
+                        self.counts.skipped += 1;
+                    }
+                }
+                let other = other_link(&block);
+                reader.consume(consumed);
+                if other {
+                    self.fail("the capture is not of Ethernet");
+                }
+            }
+            Err(PcapError::Incomplete(_)) => {
+                if reader.reader_exhausted() || reader.refill().is_err() {
+                    self.fail("the capture ends within a block");
+                }
+            }
+            Err(PcapError::Eof) => self.reader = None,
+            Err(_) => self.fail("the capture cannot be read"),
+        }
+    }
+
+    fn fail(&mut self, why: &str) {
+        self.reader = None;
+        self.error = Some(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+
+    /// Writes a frame, a private copy.
+    pub fn write(&mut self, frame: &[u8]) {
+        let Some(writer) = &mut self.writer else { return };
+        let length = (frame.len() as u32).to_le_bytes();
+        let written =
+            [&[0; 8], &length[..], &length[..], frame].iter().try_for_each(|part| writer.write_all(part));
+        match written {
+            Ok(()) => self.counts.written += 1,
+            Err(error) => {
+                self.writer = None;
+                self.error = Some(error);
+            }
+        }
+    }
+
+    /// Writes what is buffered. Returns what was read and written.
+    ///
+    /// # Errors
+    /// The first error of reading or writing; after one, the capture has ended, or frames are not written any more.
+    pub fn finish(&mut self) -> io::Result<PcapCounts> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        if let Some(writer) = &mut self.writer {
+            writer.flush()?;
+        }
+        Ok(self.counts)
+    }
+}
+
+fn open<R: Read + Send + 'static>(from: R) -> io::Result<Box<dyn PcapReaderIterator + Send>> {
+    create_reader(BUFFER_BYTES, from)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "this is no capture"))
+}
+
+/// The bytes of a packet, and whether they are all that it had.
+fn packet<'a>(block: &'a PcapBlockOwned<'_>) -> Option<(&'a [u8], bool)> {
+    match block {
+        PcapBlockOwned::Legacy(block) => Some((block.data, block.caplen == block.origlen)),
+        PcapBlockOwned::NG(Block::EnhancedPacket(block)) => {
+            Some((block.data.get(..block.caplen as usize)?, block.caplen == block.origlen))
+        }
+        _ => None,
+    }
+}
+
+fn other_link(block: &PcapBlockOwned<'_>) -> bool {
+    match block {
+        PcapBlockOwned::LegacyHeader(header) => header.network != Linktype::ETHERNET,
+        PcapBlockOwned::NG(Block::InterfaceDescription(block)) => block.linktype != Linktype::ETHERNET,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn written(frames: &[Vec<u8>]) -> Vec<u8> {
+        let file = Shared::default();
+        let mut pcap = Pcap::new(None::<&[u8]>, Some(Box::new(file.clone()))).unwrap();
+        frames.iter().for_each(|frame| pcap.write(frame));
+        assert_eq!(pcap.finish().unwrap().written, frames.len() as u64);
+        let bytes = file.0.lock().unwrap().clone();
+        bytes
+    }
+
+    #[test]
+    fn what_was_written_is_read_again() {
+        let frames: Vec<Vec<u8>> = [14, 60, 1514, 9216].map(|len| vec![len as u8; len]).to_vec();
+        let file = written(&frames);
+        let mut pcap = Pcap::new(Some(io::Cursor::new(file)), None).unwrap();
+        for frame in &frames {
+            assert_eq!(pcap.peek(), Some(&frame[..]));
+            assert_eq!(pcap.peek(), Some(&frame[..]));
+            pcap.advance();
+        }
+        assert_eq!(pcap.peek(), None);
+        assert_eq!(pcap.finish().unwrap(), PcapCounts { read: 4, ..PcapCounts::default() });
+    }
+
+    #[test]
+    fn frames_of_impossible_lengths_are_skipped_and_broken_captures_end() {
+        let mut file = written(&[vec![1; 13], vec![2; 9217], vec![3; 64]]);
+        let mut pcap = Pcap::new(Some(io::Cursor::new(file.clone())), None).unwrap();
+        assert_eq!(pcap.peek().map(<[u8]>::len), Some(64));
+        pcap.advance();
+        assert_eq!(pcap.peek(), None);
+        assert_eq!(pcap.finish().unwrap().skipped, 2);
+
+        file.truncate(file.len() - 1);
+        let mut pcap = Pcap::new(Some(io::Cursor::new(file.clone())), None).unwrap();
+        assert_eq!(pcap.peek(), None);
+        assert!(pcap.finish().is_err());
+
+        file[20] = 101;
+        let mut pcap = Pcap::new(Some(io::Cursor::new(file)), None).unwrap();
+        assert_eq!(pcap.peek(), None);
+        assert!(pcap.finish().is_err());
+        assert!(Pcap::new(Some(io::Cursor::new(vec![7; 100])), None).is_err());
+    }
+}

@@ -1,0 +1,25 @@
+//! `sink`: what is sent ends here, and is counted.
+
+/// What a sink has taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sink {
+    /// Frames; pieces of an unmarked stream.
+    pub frames: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// FNV-1a over all bytes, in order. It does not depend on how a stream was cut.
+    pub digest: u64,
+}
+
+/// FNV-1a: offset basis and prime.
+const FNV: (u64, u64) = (0xcbf2_9ce4_8422_2325, 0x0100_0000_01b3);
+
+impl Sink {
+    /// Takes `bytes`, a private copy.
+    pub fn take(&mut self, bytes: &[u8]) {
+        self.frames += 1;
+        self.bytes += bytes.len() as u64;
+        let start = if self.digest == 0 { FNV.0 } else { self.digest };
+        self.digest = bytes.iter().fold(start, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(FNV.1));
+    }
+}

@@ -1,0 +1,103 @@
+//! The shape of a pipe: which way bytes go, what they are, and how many fit.
+use pd_abi::limits::LINE_BYTES;
+use pd_abi::pipe::{PIPE_PIECE_BYTES, PIPE_RING_BYTES_MAX, PIPE_RING_BYTES_MIN};
+use rustix::io::{Errno, Result};
+
+/// Which way the bytes of a pipe go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the agent to the program.
+    Receive,
+    /// From the program to the agent.
+    Send,
+    /// From the agent to the program and back, in one ring: an RxTx pipe of Ensō.
+    Forward,
+}
+
+/// What the bytes of a pipe are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Frames, each at the start of a line, with a frame table.
+    Frames,
+    /// Bytes without marks between them.
+    Bytes,
+}
+
+/// Direction, unit and size of a pipe; checked when made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    direction: Direction,
+    unit: Unit,
+    ring_bytes: u64,
+}
+
+impl Shape {
+    /// A pipe with a ring of `ring_bytes`.
+    ///
+    /// # Errors
+    /// `EINVAL` unless `ring_bytes` is a power of two from [`PIPE_RING_BYTES_MIN`] to [`PIPE_RING_BYTES_MAX`].
+    pub fn new(direction: Direction, unit: Unit, ring_bytes: u64) -> Result<Self> {
+        let allowed = PIPE_RING_BYTES_MIN..=PIPE_RING_BYTES_MAX;
+        if !ring_bytes.is_power_of_two() || !allowed.contains(&ring_bytes) {
+            return Err(Errno::INVAL);
+        }
+        Ok(Self { direction, unit, ring_bytes })
+    }
+
+    /// Which way the bytes go.
+    pub fn direction(self) -> Direction {
+        self.direction
+    }
+
+    /// What the bytes are.
+    pub fn unit(self) -> Unit {
+        self.unit
+    }
+
+    /// Size of the ring.
+    pub fn ring_bytes(self) -> u64 {
+        self.ring_bytes
+    }
+
+    /// Returns whether the program receives.
+    pub fn receives(self) -> bool {
+        self.direction != Direction::Send
+    }
+
+    /// Returns whether the program sends.
+    pub fn sends(self) -> bool {
+        self.direction != Direction::Receive
+    }
+
+    /// Positions in shared words are multiples of this.
+    pub(crate) fn grain(self) -> u64 {
+        match self.unit {
+            Unit::Frames => LINE_BYTES as u64,
+            Unit::Bytes => 1,
+        }
+    }
+
+    /// Bytes after which the program gives space back.
+    pub(crate) fn piece(self) -> u64 {
+        PIPE_PIECE_BYTES.min(self.ring_bytes / 4)
+    }
+
+    /// Offset of a position in the ring.
+    pub(crate) fn offset(self, position: u64) -> usize {
+        (position & (self.ring_bytes - 1)) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_a_power_of_two_within_limits() {
+        let shape = |bytes| Shape::new(Direction::Receive, Unit::Frames, bytes);
+        assert!(shape(PIPE_RING_BYTES_MIN).is_ok() && shape(PIPE_RING_BYTES_MAX).is_ok());
+        for bytes in [0, 4096, PIPE_RING_BYTES_MIN + 4096, 2 * PIPE_RING_BYTES_MAX, u64::MAX] {
+            assert_eq!(shape(bytes), Err(Errno::INVAL));
+        }
+    }
+}

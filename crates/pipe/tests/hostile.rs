@@ -1,0 +1,302 @@
+//! Programs that write what the protocol rules out: each is cut off by its reason, and no neighbour notices.
+#![cfg(not(loom))]
+
+#[path = "oracle/hostile.rs"]
+mod oracle;
+
+use pd_abi::pipe::{entry, entry_offset, pipe_control, table_bytes, DROP, FRAME_TABLE_OFFSET};
+use pd_pipe::{
+    Agent, Direction, Gen, Lease, Offer, Pipe, PipeId, Port, Recipe, Shape, Sink, Unit, Violation,
+};
+use pd_pipe::{PipeCounts, PIPES_MAX};
+use pd_shm::{Own, Region};
+use proptest::prelude::*;
+use rustix::fs::{fcntl_setfl, OFlags};
+use rustix::io::Errno;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const RING: u64 = 64 << 10;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn an_agent_survives_any_program(program in prop::collection::vec(any::<u8>(), 0..400)) {
+        oracle::run(&program);
+    }
+}
+
+struct Stand {
+    agent: Agent,
+    id: PipeId,
+    control: Region<Own>,
+    pipe: Pipe,
+}
+
+/// A pipe on a generator, or for sending on a sink, and its control file mapped once more.
+fn stand(direction: Direction) -> Stand {
+    let mut agent = Agent::new().unwrap();
+    let recipe = Recipe { sizes: vec![64], flows: 1, frames: 0 };
+    let gen = agent.add_port(Port::Gen(Gen::new(recipe).unwrap()));
+    let sink = agent.add_port(Port::Sink(Sink::default()));
+    let port = if direction == Direction::Send { sink } else { gen };
+    let shape = Shape::new(direction, Unit::Frames, RING).unwrap();
+    let (id, offer) = agent.open(shape, port, &[], None).unwrap();
+    let control = control(&offer);
+    let pipe = Pipe::map(offer).unwrap();
+    agent.seal(id).unwrap();
+    Stand { agent, id, control, pipe }
+}
+
+fn control(offer: &Offer) -> Region<Own> {
+    Region::<Own>::new(&offer.control, FRAME_TABLE_OFFSET + table_bytes(offer.shape.ring_bytes())).unwrap()
+}
+
+impl Stand {
+    fn store(&self, word: usize, value: u64) {
+        self.control.store_u64(word, value, Ordering::Release);
+    }
+
+    fn entry(&self, position: u64, length: u16, verdict: u16) {
+        self.control.store_u32(entry_offset(position, RING), entry(length, verdict), Ordering::Relaxed);
+    }
+
+    fn counts(&mut self) -> PipeCounts {
+        self.agent.counts(self.id).unwrap()
+    }
+
+    /// Takes turns; the pipe is then cut off for this reason, and its program told.
+    fn expect(&mut self, violation: Violation) {
+        for _ in 0..4 {
+            self.agent.turn();
+        }
+        assert_eq!(self.agent.violation(self.id), Some(violation));
+        let told = match self.pipe.shape().direction() {
+            Direction::Send => self.pipe.place(64).map(drop),
+            _ => loop {
+                match self.pipe.frames() {
+                    Ok(mut frames) => while frames.next().is_some() {},
+                    Err(errno) => break Err(errno),
+                }
+            },
+        };
+        assert_eq!(told, Err(Errno::PROTO));
+    }
+}
+
+#[test]
+fn positions_out_of_range_are_cut_off() {
+    use Direction::{Forward, Receive, Send};
+    let cases = [(Receive, pipe_control::RECV_CONSUMER), (Send, pipe_control::SEND_PRODUCER)];
+    for (direction, word) in [cases[0], cases[1], (Forward, pipe_control::SEND_PRODUCER)] {
+        for value in [1, 63, RING + 64, u64::MAX - 63, u64::MAX, 1 << 63] {
+            let mut stand = stand(direction);
+            stand.agent.turn();
+            stand.store(word, value);
+            stand.expect(Violation::Index);
+        }
+    }
+    // Backwards, after honest use.
+    let mut stand = stand(Receive);
+    stand.agent.turn();
+    assert!(stand.pipe.frames().unwrap().next().is_some());
+    stand.agent.turn();
+    stand.store(pipe_control::RECV_CONSUMER, 0);
+    stand.expect(Violation::Index);
+}
+
+/// A forwarding program passes on what it was not told of: bytes of the ring that the agent writes at the time.
+#[test]
+fn frames_that_were_not_announced_are_not_forwarded() {
+    let mut stand = stand(Direction::Forward);
+    stand.agent.turn();
+    let announced = {
+        let mut frames = stand.pipe.frames().unwrap();
+        let mut count = 0;
+        while frames.next().is_some() {
+            count += 1;
+        }
+        std::mem::forget(frames);
+        count * 64
+    };
+    stand.store(pipe_control::SEND_PRODUCER, announced + 64);
+    stand.expect(Violation::Index);
+}
+
+#[test]
+fn impossible_lengths_are_cut_off() {
+    for length in [0, 13, 9217, u16::MAX] {
+        let mut stand = stand(Direction::Send);
+        stand.entry(0, length, 0);
+        stand.store(pipe_control::SEND_PRODUCER, 16 << 10);
+        stand.expect(Violation::Length);
+    }
+    // Longer than what was sent.
+    let mut stand = stand(Direction::Send);
+    stand.entry(0, 65, 0);
+    stand.store(pipe_control::SEND_PRODUCER, 64);
+    stand.expect(Violation::Length);
+}
+
+#[test]
+fn foreign_verdicts_are_dropped_and_counted_and_seventeen_in_a_row_cut_off() {
+    let mut stand = stand(Direction::Send);
+    let send = |stand: &mut Stand, number: u64, verdict: u16| {
+        stand.entry(number * 64, 64, verdict);
+        stand.store(pipe_control::SEND_PRODUCER, (number + 1) * 64);
+        stand.agent.turn();
+    };
+    for number in 0..16 {
+        send(&mut stand, number, 7);
+    }
+    send(&mut stand, 16, DROP);
+    for number in 17..33 {
+        send(&mut stand, number, 1);
+    }
+    let counts = stand.counts();
+    assert_eq!((counts.frames_foreign, counts.frames_dropped, counts.frames_sent), (32, 1, 0));
+    send(&mut stand, 33, 1);
+    stand.expect(Violation::Verdict);
+}
+
+/// The entry of a frame that waits for its receiver is not read again.
+#[test]
+fn an_entry_changed_while_its_frame_waits_is_not_read_again() {
+    let mut agent = Agent::new().unwrap();
+    let (near, far) = agent.add_link();
+    let shape = |direction| Shape::new(direction, Unit::Frames, RING).unwrap();
+    let (from, offer) = agent.open(shape(Direction::Send), near, &[], None).unwrap();
+    let control = control(&offer);
+    let mut pipe = Pipe::map(offer).unwrap();
+    agent.seal(from).unwrap();
+    pipe.send(&[1; 100], 0).unwrap();
+    pipe.flush();
+    agent.turn();
+    control.store_u32(entry_offset(0, RING), entry(u16::MAX, 9), Ordering::Relaxed);
+    let (to, offer) = agent.open(shape(Direction::Receive), far, &[], None).unwrap();
+    let mut receiver = Pipe::map(offer).unwrap();
+    agent.seal(to).unwrap();
+    agent.turn();
+    assert_eq!(receiver.frames().unwrap().next().unwrap().bytes(), [1; 100]);
+    assert_eq!(agent.violation(from), None);
+}
+
+#[test]
+fn frames_with_another_source_are_refused_and_counted() {
+    let lease = Lease { mac: [2, 0, 0, 0, 0, 7], ipv4: [10, 0, 0, 7] };
+    let mut frame = [0u8; 64];
+    frame[6..12].copy_from_slice(&lease.mac);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[26..30].copy_from_slice(&lease.ipv4);
+    let mut forged = frame;
+    forged[29] = 8;
+    for linked in [false, true] {
+        let mut agent = Agent::new().unwrap();
+        let shape = |direction| Shape::new(direction, Unit::Frames, RING).unwrap();
+        let (near, far) = agent.add_link();
+        let sink = agent.add_port(Port::Sink(Sink::default()));
+        let port = if linked { near } else { sink };
+        let (id, offer) = agent.open(shape(Direction::Send), port, &[], Some(lease)).unwrap();
+        let mut pipe = Pipe::map(offer).unwrap();
+        let (other, offer) = agent.open(shape(Direction::Receive), far, &[], None).unwrap();
+        let mut receiver = Pipe::map(offer).unwrap();
+        agent.seal(id).unwrap();
+        agent.seal(other).unwrap();
+        for bytes in [&forged, &frame, &forged] {
+            pipe.send(bytes, 0).unwrap();
+        }
+        pipe.flush();
+        agent.turn();
+        let counts = agent.counts(id).unwrap();
+        assert_eq!((counts.frames_refused, counts.frames_sent), (2, 1));
+        if linked {
+            let mut frames = receiver.frames().unwrap();
+            assert_eq!(frames.next().unwrap().bytes(), frame);
+            assert!(frames.next().is_none());
+        }
+    }
+}
+
+#[test]
+fn a_program_opens_no_more_pipes_than_there_are_and_a_closed_one_is_gone() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    let mut agent = Agent::new().unwrap();
+    let sink = agent.add_port(Port::Sink(Sink::default()));
+    let shape = Shape::new(Direction::Send, Unit::Frames, 32 << 10).unwrap();
+    let mut pipes = Vec::new();
+    let refused = loop {
+        match agent.open(shape, sink, &[], None) {
+            Ok((id, offer)) => {
+                let pipe = Pipe::map(offer).unwrap();
+                agent.seal(id).unwrap();
+                pipes.push((id, pipe));
+            }
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!((refused, pipes.len()), (Errno::MFILE, PIPES_MAX));
+    let (id, mut pipe) = pipes.swap_remove(7);
+    agent.close(id);
+    assert_eq!(pipe.place(64).map(drop), Err(Errno::CONNRESET));
+    assert!(agent.open(shape, sink, &[], None).is_ok());
+    assert_eq!(agent.seal(id), Err(Errno::BADF));
+}
+
+#[test]
+fn pipes_that_do_not_fit_their_port_are_refused() {
+    let mut agent = Agent::new().unwrap();
+    let sink = agent.add_port(Port::Sink(Sink::default()));
+    let recipe = Recipe { sizes: vec![64], flows: 1, frames: 0 };
+    let gen = agent.add_port(Port::Gen(Gen::new(recipe).unwrap()));
+    let (near, far) = agent.add_link();
+    let shape = |direction, unit| Shape::new(direction, unit, RING).unwrap();
+    let mut open = |direction, unit, port, others: &[_], lease| {
+        agent.open(shape(direction, unit), port, others, lease).map(drop)
+    };
+    use {Direction::*, Unit::*};
+    assert_eq!(open(Receive, Frames, sink, &[], None), Err(Errno::INVAL));
+    assert_eq!(open(Receive, Bytes, gen, &[], None), Err(Errno::INVAL));
+    assert_eq!(open(Forward, Frames, near, &[far], None), Err(Errno::INVAL));
+    let lease = Some(Lease { mac: [0; 6], ipv4: [0; 4] });
+    assert_eq!(open(Send, Bytes, sink, &[], lease), Err(Errno::INVAL));
+    assert_eq!(open(Send, Bytes, near, &[], None), Ok(()));
+    assert_eq!(open(Send, Bytes, near, &[], None), Err(Errno::ADDRINUSE));
+    assert_eq!(open(Receive, Frames, far, &[], None), Err(Errno::INVAL));
+    assert_eq!(open(Receive, Bytes, far, &[], None), Ok(()));
+    assert_eq!(open(Forward, Bytes, far, &[], None), Err(Errno::ADDRINUSE));
+}
+
+/// A program fills its doorbell, empties it and has it block. The agent sleeps and wakes as before, and another program's doorbell is another.
+#[test]
+fn a_spoiled_doorbell_holds_up_neither_agent_nor_neighbours() {
+    let mut agent = Agent::new().unwrap();
+    let sink = agent.add_port(Port::Sink(Sink::default()));
+    let shape = Shape::new(Direction::Send, Unit::Frames, RING).unwrap();
+    let (_, offer) = agent.open(shape, sink, &[], None).unwrap();
+    let (neighbour, other) = agent.open(shape, sink, &[], None).unwrap();
+    let mut pipe = Pipe::map(other).unwrap();
+    agent.seal(neighbour).unwrap();
+    let short = Duration::from_millis(1);
+    fcntl_setfl(&offer.doorbell, OFlags::empty()).unwrap();
+    agent.wait(short);
+    rustix::io::write(&offer.doorbell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    agent.wait(short);
+    agent.wait(short);
+    rustix::io::read(&offer.doorbell, &mut [0; 8]).unwrap();
+    agent.wait(short);
+    // The neighbour rings while the agent sleeps for long.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| agent.run(&stop));
+        for _ in 0..20 {
+            pipe.send(&[0; 64], 0).unwrap();
+            pipe.wait_room(RING, Duration::from_secs(60)).unwrap();
+            std::thread::sleep(short);
+        }
+        stop.store(true, Ordering::Release);
+    });
+    assert_eq!(agent.counts(neighbour).unwrap().frames_sent, 20);
+}
