@@ -120,6 +120,20 @@ fn many_connections_parts_of_cpu_time_and_programs_have_figures_or_say_why_not()
 }
 
 #[test]
+fn frames_come_back_unchanged_over_a_pipe_and_over_a_packetised_interface() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = bench(dir.path(), &["pipe"]);
+    for scheme in ["packetised", "pipe", "pipe-each"] {
+        let row = rows.iter().find(|row| row["scheme"] == scheme).unwrap();
+        for metric in
+            ["packets_per_s", "over_packetised", "packets_per_notification", "cpu_share_percent_program"]
+        {
+            check(row, metric);
+        }
+    }
+}
+
+#[test]
 fn kernel_tcp_is_what_linux_has_and_what_was_found_best_and_both_ends_say_so() {
     let dir = tempfile::tempdir().unwrap();
     let schemes = ["throughput", "--schemes", "tcp,tcp-tuned,tcp-loopback,pipedevice-default"];

@@ -9,6 +9,7 @@ pub mod latency;
 pub mod memory;
 pub mod movers;
 pub mod parts;
+pub mod pipe;
 pub mod placement;
 pub mod programs;
 pub mod setup;
@@ -48,6 +49,8 @@ pub enum Bench {
     Setup,
     /// Programs that know nothing of PipeDevice.
     Programs,
+    /// A program that echoes frames, over a pipe and over a packetised interface.
+    Pipe,
     /// Ways to set up kernel TCP, beside each other: which of them is `tcp-tuned`.
     Tune,
 }
@@ -75,7 +78,7 @@ pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EngineP
 
 impl Bench {
     /// All of them, in the order of the report.
-    pub const ALL: [Bench; 12] = [
+    pub const ALL: [Bench; 13] = [
         Bench::Tune,
         Bench::Throughput,
         Bench::Cpu,
@@ -83,6 +86,7 @@ impl Bench {
         Bench::Connections,
         Bench::Setup,
         Bench::Programs,
+        Bench::Pipe,
         Bench::Fairness,
         Bench::Movers,
         Bench::Isolation,
@@ -104,6 +108,7 @@ impl Bench {
             Bench::Breakdown => "breakdown",
             Bench::Setup => "setup",
             Bench::Programs => "programs",
+            Bench::Pipe => "pipe",
             Bench::Tune => "tune",
         }
     }
@@ -122,6 +127,7 @@ impl Bench {
             Bench::Breakdown => "Where CPU time goes (Tables I and II, Figure 2)",
             Bench::Setup => "Connections opened and closed",
             Bench::Programs => "Unmodified programs",
+            Bench::Pipe => "Frames over a pipe and over a packetised interface",
             Bench::Tune => "Kernel TCP tuned",
         }
     }
@@ -140,6 +146,7 @@ impl Bench {
             Bench::Breakdown => breakdown::run(settings, signals),
             Bench::Setup => setup::run(settings, signals),
             Bench::Programs => programs::run(settings, signals),
+            Bench::Pipe => pipe::run_all(settings, signals),
             Bench::Tune => tune::run(settings, signals),
         }
     }

@@ -64,6 +64,14 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("latency_us_p50", "P50 us", 1),
             ("over_linux", "over Linux's default, all", 2),
         ],
+        "pipe" => &[
+            ("packets_per_s", "packets/s", 0),
+            ("throughput_gbit_per_s", "Gbit/s", 2),
+            ("over_packetised", "over packetised", 2),
+            ("packets_per_notification", "packets/notification", 0),
+            ("cpu_share_percent_nic", "NIC's core %", 1),
+            ("cpu_share_percent_program", "program's core %", 1),
+        ],
         "setup" => &[("connections_per_s", "connections/s", 0), ("cpu_us_per_connection", "CPU us", 1)],
         _ => &[
             ("throughput_gbit_per_s", "Gbit/s", 2),
