@@ -134,7 +134,7 @@
 #define PD_ABI_FRAME_BYTES_MIN 14ull
 /* Longest frame. The client that announces a longer one is cut off. */
 #define PD_ABI_FRAME_BYTES_MAX 9216ull
-/* A client gives space back at the latest when it has consumed so many bytes, or half the ring. */
+/* Bytes after which a client gives space back at the latest; in a small ring a quarter of the ring. */
 #define PD_ABI_PIPE_PIECE_BYTES 32768ull
 /* Ports that a verdict can name. */
 #define PD_ABI_PIPE_PORTS_MAX 64ull

@@ -70,7 +70,7 @@ constants! {
     FRAME_BYTES_MIN: u16 = 14;
     /// Longest frame. The client that announces a longer one is cut off.
     FRAME_BYTES_MAX: u16 = 9216;
-    /// A client gives space back at the latest when it has consumed so many bytes, or half the ring.
+    /// Bytes after which a client gives space back at the latest; in a small ring a quarter of the ring.
     PIPE_PIECE_BYTES: u64 = 32 << 10;
     /// Ports that a verdict can name.
     PIPE_PORTS_MAX: usize = 64;
