@@ -6,7 +6,8 @@ use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PROGRAMS: [&str; 8] = ["copying", "echo", "epoll", "errors", "file", "listing1", "options", "threads"];
+const PROGRAMS: [&str; 9] =
+    ["copying", "echo", "epoll", "errors", "file", "forward", "listing1", "options", "threads"];
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -161,6 +162,11 @@ fn pair(program: &str, addr: &str) {
 #[test]
 fn file() {
     pair("file", "127.0.0.1");
+}
+
+#[test]
+fn forward() {
+    pair("forward", "127.0.0.1");
 }
 
 #[test]

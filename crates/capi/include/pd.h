@@ -7,6 +7,7 @@
  *               (pd_buf_refresh tells);
  *   pd_send_with has the caller write where the bytes are sent from;
  *   pd_sendfile has the driver read a file where it can;
+ *   pd_forward  sends what another socket has received, with one copy;
  *   pd_recv     returns a pointer to received bytes, which stay there until pd_recv_done.
  *
  * pd_read and pd_write copy, as the BSD calls do.
@@ -75,6 +76,7 @@ ssize_t pd_send(int sid, const void *buf, size_t len);
 ssize_t pd_send_with(int sid, size_t len, ssize_t (*fill)(void *place, size_t len, void *arg), void *arg);
 /* Send at most count bytes of a file from *offset on, or from its position if offset is NULL, and move that on. */
 ssize_t pd_sendfile(int sid, int fd, off_t *offset, size_t count);
+ssize_t pd_forward(int from, int to, size_t len);
 /* Move the buffers that may be written again to the front; return how many they are. */
 int pd_buf_refresh(int sid, void **bufs, int n);
 

@@ -5,6 +5,7 @@ mod address;
 mod copying;
 mod data;
 mod epoll;
+mod forward;
 mod guard;
 mod options;
 mod poll;

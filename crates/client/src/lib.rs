@@ -37,6 +37,7 @@ mod direct;
 mod due;
 mod epoll;
 mod error;
+mod forward;
 mod handlers;
 mod kept;
 mod link;

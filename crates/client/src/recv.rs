@@ -1,5 +1,5 @@
 //! Receiving: a pointer into the receive ring, and giving the bytes back.
-mod copied;
+pub(crate) mod copied;
 
 use crate::attachment::RingWords;
 use crate::control::not_connected;
@@ -43,7 +43,7 @@ pub(crate) struct RecvSide {
     /// See [`Socket::set_receives_shared`].
     pub(crate) receives_shared: bool,
     /// Of a socket whose bytes are copied: those that were peeked at, which is what they stay.
-    peeked: Vec<u8>,
+    pub(crate) peeked: Vec<u8>,
     space_answered: u64,
     /// Given back before what came earlier.
     early: Vec<(u64, u64)>,
@@ -185,7 +185,7 @@ impl RecvSide {
     /// Hands out what is there, or says why nothing comes any more; none: nothing yet. Returns where in the stream, and how many
     /// bytes; 0: the stream has ended.
     #[inline]
-    fn take(&mut self, max: usize) -> Result<Option<(u64, u64)>> {
+    pub(crate) fn take(&mut self, max: usize) -> Result<Option<(u64, u64)>> {
         let mut there = self.producer - self.cursor;
         let mut end = 0;
         if there < self.lowat.max(max as u64) {
@@ -242,7 +242,7 @@ impl RecvSide {
         bytes > 0 && bytes == ring.bytes
     }
 
-    fn handout(&self, (start, len): (u64, u64)) -> Handout {
+    pub(crate) fn handout(&self, (start, len): (u64, u64)) -> Handout {
         let Some(ring) = self.ring.as_ref().filter(|_| len > 0) else {
             return Handout { ptr: NonNull::dangling(), len: 0, start };
         };
@@ -252,7 +252,7 @@ impl RecvSide {
 
     /// Gives back everything before `consumer`.
     #[inline]
-    fn give_back(&mut self, consumer: u64) -> Result<()> {
+    pub(crate) fn give_back(&mut self, consumer: u64) -> Result<()> {
         let before = std::mem::replace(&mut self.consumer, consumer);
         if self.give_back_direct(before, consumer) {
             return Ok(());

@@ -90,6 +90,17 @@ impl Stream {
         self.socket.send_file(file.as_fd(), offset, len)
     }
 
+    /// Sends at most `len` bytes that this stream has received by the stream `to`, copied once, from ring to ring where `to` is on the
+    /// direct path. Waits for the first as [`Self::recv`] does, and moves what has come then. A blocking `to` takes all of that. A
+    /// non-blocking one takes what it has room for, and the rest stays received. Returns bytes; 0: the stream has ended.
+    ///
+    /// # Errors
+    /// `EAGAIN` if nothing has come, or `to` has no room, and that stream is non-blocking; those of receiving and of sending.
+    /// `EBUSY` while received bytes are lent.
+    pub fn forward(&self, to: &Self, len: usize) -> Result<usize> {
+        self.socket.forward(&to.socket, len)
+    }
+
     /// Lends at most `max` received bytes; waits for the first. Empty: the stream has ended (or `max`
     /// is 0). Several lendings may be held at a time and given back in any order.
     ///

@@ -85,7 +85,7 @@ impl RecvSide {
     }
 
     /// The next `len` bytes were received: as they are, if they were kept.
-    pub(super) fn forget_kept(&mut self, len: usize) {
+    pub(crate) fn forget_kept(&mut self, len: usize) {
         match len {
             0 => {}
             all if all == self.peeked.len() => self.peeked = Vec::new(),
@@ -95,7 +95,7 @@ impl RecvSide {
 }
 
 #[cold]
-fn lent() -> Error {
+pub(crate) fn lent() -> Error {
     Error::new(Errno::BUSY, "received bytes are lent out; give them back with pd_recv_done first")
 }
 

@@ -1,0 +1,154 @@
+//! Forwarding: bytes that one socket has received go out by another, copied once, from ring to ring or into a block of send
+//! memory. What the other has no room for stays received here.
+use crate::error::Result;
+use crate::recv::copied::lent;
+use crate::recv::{Handout, RecvSide, IDLE_CALLS};
+use crate::socket::{would_block, Socket};
+use crate::turn::Deadline;
+use libc::iovec;
+use rustix::io::Errno;
+
+/// Most bytes that are moved while the receiving side's lock is held.
+const PART_BYTES_MAX: usize = 256 << 10;
+/// Most that is lent of a ring whose size is not known yet.
+const FIRST_BYTES_MAX: u64 = 64 << 10;
+
+/// What one step of a forward comes to.
+enum Step {
+    Moved(usize),
+    /// The stream has ended.
+    End,
+    /// Nothing has come.
+    Empty,
+    /// The other socket takes nothing now.
+    Full,
+}
+
+impl RecvSide {
+    /// How many bytes more may be lent so that half of the ring is left to the sender.
+    fn lendable(&self) -> u64 {
+        let half = self.ring.as_ref().map_or(FIRST_BYTES_MAX, |ring| ring.bytes / 2);
+        half.saturating_sub(self.cursor - self.consumer)
+    }
+
+    /// [`RecvSide::take`] of the first byte on, however many a receive waits for.
+    fn take_any(&mut self, max: usize) -> Result<Option<(u64, u64)>> {
+        let lowat = std::mem::replace(&mut self.lowat, 1);
+        let taken = self.take(max);
+        self.lowat = lowat;
+        taken
+    }
+
+    /// Moves at most `max` bytes to another socket.
+    fn forward_to(&mut self, to: &Socket, max: usize) -> Result<Step> {
+        if self.cursor != self.consumer {
+            return Err(lent());
+        }
+        let (start, len) = match self.take_any(max.min(PART_BYTES_MAX))? {
+            None => return Ok(Step::Empty),
+            Some((_, 0)) => return Ok(Step::End),
+            Some((start, len)) => (start, len as usize),
+        };
+        let kept = self.peeked.len().min(len);
+        let rest = self.handout((start + kept as u64, (len - kept) as u64));
+        let pieces = [
+            iovec { iov_base: self.peeked.as_ptr().cast_mut().cast(), iov_len: kept },
+            iovec { iov_base: rest.ptr.as_ptr().cast(), iov_len: rest.len },
+        ];
+        // SAFETY: bytes that are kept, and bytes that are lent until they are given back below. Their sender may write them
+        // meanwhile, and they may be anything.
+        let sent = unsafe { to.send_copied(&pieces) };
+        let moved = *sent.as_ref().unwrap_or(&0);
+        self.cursor = start + moved as u64;
+        self.forget_kept(moved.min(kept));
+        match sent {
+            Ok(_) => {
+                let consumer = self.cursor;
+                self.give_back(consumer)?;
+                Ok(Step::Moved(moved))
+            }
+            Err(error) if error.errno() == Errno::AGAIN.raw_os_error() => Ok(Step::Full),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Counts a call that has found nothing. Once in a while it looks for the driver.
+    fn found_nothing(&mut self) {
+        self.idle_calls = self.idle_calls.wrapping_add(1);
+        if self.idle_calls % IDLE_CALLS == 0 {
+            self.link.attachment.check_alive();
+        }
+    }
+}
+
+impl Socket {
+    /// Hands out at most `max` of the bytes that have come, and never waits. More can be handed out before the first are given
+    /// back ([`Self::recv_done`]), up to half of the receive ring. Length 0: the stream has ended.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `ENOTCONN`, `ECONNRESET`; `EBUSY` if half of the ring is handed out, or if bytes were peeked at.
+    pub fn lend(&self, max: usize) -> Result<Handout> {
+        self.check_usable()?;
+        let mut side = self.recv.lock();
+        let room = side.lendable();
+        if room == 0 || !side.peeked.is_empty() {
+            return Err(lent());
+        }
+        match side.take_any(max.min(room as usize))? {
+            Some(taken) => Ok(side.handout(taken)),
+            None => {
+                side.found_nothing();
+                Err(would_block())
+            }
+        }
+    }
+
+    /// Sends at most `len` bytes that this socket has received by the socket `to`, and gives them back. Waits for the first as
+    /// [`Self::recv`] does. Moves what has come then: all of it if `to` is a blocking socket, else what there is room for, and the
+    /// rest stays received. Returns bytes; 0: the stream has ended.
+    ///
+    /// # Errors
+    /// `EAGAIN` if nothing has come, or `to` has no room, and that socket is non-blocking; those of a receive and of a send.
+    /// `EBUSY` while received bytes are lent out.
+    pub fn forward(&self, to: &Self, len: usize) -> Result<usize> {
+        self.check_usable()?;
+        to.check_usable()?;
+        if to.send.lock().adoptable {
+            // Before any lock is held.
+            to.adopt()?;
+        }
+        let (mut moved, mut until_received, mut until_sent) = (0, None, None);
+        while moved < len {
+            let mut side = self.recv.lock();
+            let step = side.forward_to(to, len - moved);
+            match step {
+                Ok(Step::Moved(bytes)) => moved += bytes,
+                Ok(Step::End) => break,
+                Ok(Step::Empty) if moved > 0 => break,
+                Ok(Step::Empty) if self.is_nonblocking() => {
+                    side.found_nothing();
+                    return Err(would_block());
+                }
+                Ok(Step::Empty) => {
+                    let wake_at = side.wake_at();
+                    if side.spin_locked(wake_at) {
+                        continue;
+                    }
+                    let deadline = *until_received.get_or_insert_with(|| Deadline::after(side.timeout));
+                    let timeout = deadline.next_sleep().ok_or_else(would_block)?;
+                    drop(self.sleep_for_recv(side, wake_at, timeout, None));
+                    self.check_usable()?;
+                }
+                Ok(Step::Full) => {
+                    drop(side);
+                    if let Err(error) = to.await_room(to.send.lock(), &mut until_sent) {
+                        return if moved > 0 { Ok(moved) } else { Err(error) };
+                    }
+                }
+                Err(_) if moved > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(moved)
+    }
+}
