@@ -54,6 +54,8 @@ fn loads() -> Vec<Rc<dyn Load>> {
         Rc::new(web::Web::Hyper { connections: 64 }),
         Rc::new(web::Web::Nginx { bytes: 1 << 20, short: false }),
         Rc::new(web::Web::Nginx { bytes: 64, short: true }),
+        Rc::new(web::Web::Haproxy { bytes: 1 << 20, splices: true }),
+        Rc::new(web::Web::Haproxy { bytes: 1 << 20, splices: false }),
         Rc::new(python::Python::GRPC_STREAM),
         Rc::new(python::Python::GRPC_UNARY),
         Rc::new(python::Python::UVLOOP),

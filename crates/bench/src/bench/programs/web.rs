@@ -1,4 +1,4 @@
-//! wrk, and the servers that it loads: nginx with files, hyper on tokio with small answers.
+//! wrk, and the servers that it loads: nginx with files, by itself and behind HAProxy; hyper on tokio with small answers.
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -17,6 +17,8 @@ const NGINX_CONNECTIONS: u32 = 16;
 pub(super) enum Web {
     /// nginx with a file of this size; each request on a connection of its own if `short`.
     Nginx { bytes: usize, short: bool },
+    /// HAProxy before nginx with a file of this size, in one container; it splices the answers, or copies them.
+    Haproxy { bytes: usize, splices: bool },
     /// hyper with this number of connections that stay.
     Hyper { connections: u32 },
 }
@@ -25,6 +27,24 @@ pub(super) enum Web {
 fn hyper() -> Option<PathBuf> {
     let program = pd_harness::own_exe().parent()?.join("examples/tokio_web");
     program.is_file().then_some(program)
+}
+
+/// Where nginx listens behind HAProxy.
+const BEHIND_PORT: u16 = 8081;
+
+/// Writes the files of both to `dir`; the command of both, which is HAProxy's process.
+fn haproxy(dir: &Path, bytes: usize, splices: bool, port: u16) -> Result<Vec<String>> {
+    let nginx = nginx(dir, bytes, BEHIND_PORT)?.join(" ");
+    let option = if splices { "option splice-response" } else { "" };
+    let text = format!(
+        "global\n nbthread 1\ndefaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n {option}\n\
+         frontend front\n bind :{port}\n default_backend back\n\
+         backend back\n http-reuse always\n server one 127.0.0.1:{BEHIND_PORT}\n"
+    );
+    let file = dir.join("haproxy.cfg");
+    std::fs::write(&file, text)?;
+    let both = format!("{nginx} & exec haproxy -db -f {}", file.display());
+    Ok(["sh", "-c", &both].map(str::to_owned).into())
 }
 
 /// Writes nginx's files to `dir`; its command.
@@ -47,6 +67,7 @@ impl Load for Web {
     fn name(&self) -> &'static str {
         match self {
             Web::Nginx { .. } => "nginx",
+            Web::Haproxy { .. } => "haproxy",
             Web::Hyper { .. } => "hyper",
         }
     }
@@ -56,6 +77,9 @@ impl Load for Web {
             Web::Nginx { bytes, short } => {
                 let keep_alive = short.then_some(("keep_alive", json!(false)));
                 [("file_bytes", json!(bytes))].into_iter().chain(keep_alive).collect()
+            }
+            Web::Haproxy { bytes, splices } => {
+                vec![("file_bytes", json!(bytes)), ("splice", json!(splices))]
             }
             Web::Hyper { connections } => vec![("connections", json!(connections))],
         }
@@ -68,6 +92,7 @@ impl Load for Web {
     fn needs(&self) -> &'static [(&'static str, &'static str)] {
         match self {
             Web::Nginx { .. } => &[("nginx", "nginx-light"), ("wrk", "wrk")],
+            Web::Haproxy { .. } => &[("haproxy", "haproxy"), ("nginx", "nginx-light"), ("wrk", "wrk")],
             Web::Hyper { .. } => &[("wrk", "wrk")],
         }
     }
@@ -80,7 +105,7 @@ impl Load for Web {
 
     fn port(&self) -> u16 {
         match self {
-            Web::Nginx { .. } => 8080,
+            Web::Nginx { .. } | Web::Haproxy { .. } => 8080,
             Web::Hyper { .. } => 7501,
         }
     }
@@ -88,6 +113,7 @@ impl Load for Web {
     fn server(&self, dir: &Path) -> Result<Vec<String>> {
         match self {
             Web::Nginx { bytes, .. } => nginx(dir, *bytes, self.port()),
+            Web::Haproxy { bytes, splices } => haproxy(dir, *bytes, *splices, self.port()),
             Web::Hyper { .. } => {
                 Ok(vec![hyper().unwrap_or_default().display().to_string(), "server".to_owned()])
             }
@@ -107,6 +133,7 @@ impl Load for Web {
                 let header = short.then(|| ["-H".to_owned(), "Connection: close".to_owned()]);
                 (NGINX_CONNECTIONS, "file".to_owned(), header)
             }
+            Web::Haproxy { .. } => (NGINX_CONNECTIONS, "file".to_owned(), None),
             Web::Hyper { connections } => (*connections, HYPER_BYTES.to_string(), None),
         };
         let (port, seconds) = (self.port(), seconds.ceil().max(1.0));
