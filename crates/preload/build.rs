@@ -4,13 +4,35 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+/// Functions by which another process gets descriptors, or another image. They are called as they are, after the library proper
+/// was told.
+const LEAVES: [&str; 16] = [
+    "_Fork",
+    "clone",
+    "execl",
+    "execle",
+    "execlp",
+    "execv",
+    "execve",
+    "execveat",
+    "execvp",
+    "execvpe",
+    "fexecve",
+    "popen",
+    "posix_spawn",
+    "posix_spawnp",
+    "system",
+    "vfork",
+];
+
 fn main() {
     println!("cargo:rerun-if-changed=loader");
     println!("cargo:rerun-if-changed=src/hooks");
     println!("cargo:rerun-if-env-changed=CC");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    let lines: String =
-        hooks().iter().enumerate().map(|(number, name)| format!("HOOK({number}, {name})\n")).collect();
+    let hooks = hooks();
+    let names = hooks.iter().map(String::as_str).chain(LEAVES);
+    let lines: String = names.enumerate().map(|(number, name)| format!("HOOK({number}, {name})\n")).collect();
     fs::write(out.join("hooks.inc"), lines).expect("hooks.inc");
 
     let built = out.join("libpd_preload.so");
@@ -21,6 +43,7 @@ fn main() {
         // Calls of its own that the compiler makes out of loops would need a C library.
         .args(["-ffreestanding", "-fno-builtin", "-fno-tree-loop-distribute-patterns"])
         .args(["-Wl,-soname,libpd_preload.so", "-Wl,--hash-style=both", "-Wl,-z,noexecstack", "-Wl,-z,defs"])
+        .arg(format!("-DFIRST_LEAVING={}", hooks.len()))
         .arg("-I")
         .arg(&out)
         .arg("-o")

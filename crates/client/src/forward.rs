@@ -10,8 +10,6 @@ use rustix::io::Errno;
 
 /// Most bytes that are moved while the receiving side's lock is held.
 const PART_BYTES_MAX: usize = 256 << 10;
-/// Most that is lent of a ring whose size is not known yet.
-const FIRST_BYTES_MAX: u64 = 64 << 10;
 
 /// What one step of a forward comes to.
 enum Step {
@@ -25,10 +23,11 @@ enum Step {
 }
 
 impl RecvSide {
-    /// How many bytes more may be lent so that half of the ring is left to the sender.
-    fn lendable(&self) -> u64 {
-        let half = self.ring.as_ref().map_or(FIRST_BYTES_MAX, |ring| ring.bytes / 2);
-        half.saturating_sub(self.cursor - self.consumer)
+    /// Bytes that are handed out beyond all of the ring but one byte. A ring that is handed out whole has no room for the byte
+    /// that a wait is for.
+    fn overdrawn(&self) -> u64 {
+        let most = self.ring.as_ref().map_or(u64::MAX, |ring| ring.bytes - 1);
+        (self.cursor - self.consumer).saturating_sub(most)
     }
 
     /// [`RecvSide::take`] of the first byte on, however many a receive waits for.
@@ -82,23 +81,44 @@ impl RecvSide {
 }
 
 impl Socket {
-    /// Hands out at most `max` of the bytes that have come, and never waits. More can be handed out before the first are given
-    /// back ([`Self::recv_done`]), up to half of the receive ring. Length 0: the stream has ended.
+    /// Hands out at most `max` of the bytes that have come, to `each`, and never waits. They lie in one place, or in two where the
+    /// path has changed. More can be handed out before the first are given back ([`Self::recv_done`]), up to all of the receive
+    /// ring but a byte. Returns how many; 0: the stream has ended.
     ///
     /// # Errors
-    /// `EAGAIN`, `ENOTCONN`, `ECONNRESET`; `EBUSY` if half of the ring is handed out, or if bytes were peeked at.
-    pub fn lend(&self, max: usize) -> Result<Handout> {
+    /// `EAGAIN`, `ENOTCONN`, `ECONNRESET`; `EBUSY` if that much is handed out, or if bytes were peeked at.
+    pub fn lend(&self, max: usize, each: &mut dyn FnMut(Handout)) -> Result<usize> {
         self.check_usable()?;
         let mut side = self.recv.lock();
-        let room = side.lendable();
-        if room == 0 || !side.peeked.is_empty() {
+        if !side.peeked.is_empty() {
             return Err(lent());
         }
-        match side.take_any(max.min(room as usize))? {
-            Some(taken) => Ok(side.handout(taken)),
-            None => {
-                side.found_nothing();
-                Err(would_block())
+        let mut done = 0;
+        loop {
+            let handed_out = side.ring_is_full() && side.cursor == side.producer;
+            let taken = if handed_out { Err(lent()) } else { side.take_any(max - done) };
+            match taken {
+                Ok(Some((_, 0))) => return Ok(done),
+                Ok(Some((start, len))) => {
+                    let over = side.overdrawn().min(len);
+                    side.cursor -= over;
+                    if len > over {
+                        each(side.handout((start, len - over)));
+                        done += (len - over) as usize;
+                    }
+                    if over > 0 && done == 0 {
+                        return Err(lent());
+                    }
+                    if over > 0 || done == max || !side.goes_on_elsewhere() {
+                        return Ok(done);
+                    }
+                }
+                _ if done > 0 => return Ok(done),
+                Ok(None) => {
+                    side.found_nothing();
+                    return Err(would_block());
+                }
+                Err(error) => return Err(error),
             }
         }
     }

@@ -10,6 +10,9 @@
  * that looks the next function of the name up and puts it there; with the library proper loaded it has the function
  * of that. Slots are single words, so any thread may jump through one while it changes.
  *
+ * Functions that make a process or an image are exported, too, and go on in the C library. The library proper only hears of
+ * each call, in a function that returns before the jump: some return twice, others have arguments without end.
+ *
  * docs/design/portability.md has the reasons.
  */
 #include <stddef.h>
@@ -82,7 +85,23 @@ enum { HOOKS = sizeof names / sizeof *names };
 #include "jumps.h"
 extern void *pd_slots[HOOKS] __attribute__((visibility("hidden")));
 
+/* Of functions from FIRST_LEAVING on: found before the program begins, for some are called where dlsym must not be. */
+static void *leaving_found[HOOKS - FIRST_LEAVING];
+/* The library proper is told of each call of those. */
+static void (*leaving)(void);
+
+static void *leave(unsigned long number) {
+    void **found = &leaving_found[number - FIRST_LEAVING];
+    if (!*found)
+        *found = next(names[number]);
+    if (leaving)
+        leaving();
+    return *found;
+}
+
 LOCAL void *pd_first_call(unsigned long number) {
+    if (number >= FIRST_LEAVING)
+        return leave(number);
     void *found = next(names[number]);
     __atomic_store_n(&pd_slots[number], found, __ATOMIC_RELEASE);
     return found;
@@ -211,7 +230,10 @@ __attribute__((constructor)) static void begin(void) {
         return step_aside(path.bytes, " is of another version");
     if (!start(next, local - pd_thread_pointer(), LOCAL_BYTES))
         return step_aside(path.bytes, " does not fit this loader");
-    for (int number = 0; number < HOOKS; number++) {
+    for (int number = FIRST_LEAVING; number < HOOKS; number++)
+        leaving_found[number - FIRST_LEAVING] = next(names[number]);
+    leaving = sym(core, "pd_preload_leaving");
+    for (int number = 0; number < FIRST_LEAVING; number++) {
         void *hook = sym(core, names[number]);
         if (hook)
             __atomic_store_n(&pd_slots[number], hook, __ATOMIC_RELEASE);

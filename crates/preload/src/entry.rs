@@ -1,9 +1,10 @@
-//! What a descriptor stands for: a TCP socket or an epoll instance. Descriptors made by `dup` share an
+//! What a descriptor stands for: a TCP socket, an epoll instance or a pipe. Descriptors made by `dup` share an
 //! entry, as they share the kernel's open file.
 use crate::away::Away;
-use crate::call::{Failure, Outcome};
+use crate::call::{self, Failure, Outcome};
 use crate::companion::{self, Companion};
 use crate::fabric::{self, Taken};
+use crate::pipe::Pipe;
 use crate::short::{self, Facts, Listening};
 use crate::twin::{self, Twin};
 use crate::unseen::Attention;
@@ -13,7 +14,7 @@ use pd_client::core::KernelReason;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-/// A TCP socket or an epoll instance.
+/// A TCP socket, an epoll instance, or a pipe that is spliced by.
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// Its numbers in this process.
@@ -25,6 +26,7 @@ pub(crate) struct Entry {
 pub(crate) enum Thing {
     Socket(Socket),
     Epoll(Companion),
+    Pipe(Arc<Pipe>),
 }
 
 /// A TCP socket that is not yet plain for good.
@@ -98,14 +100,21 @@ impl Entry {
     pub(crate) fn socket(&self) -> Option<&Socket> {
         match &self.thing {
             Thing::Socket(socket) => Some(socket),
-            Thing::Epoll(_) => None,
+            _ => None,
         }
     }
 
     pub(crate) fn epoll(&self) -> Option<&Companion> {
         match &self.thing {
             Thing::Epoll(companion) => Some(companion),
-            Thing::Socket(_) => None,
+            _ => None,
+        }
+    }
+
+    pub(crate) fn pipe(&self) -> Option<&Arc<Pipe>> {
+        match &self.thing {
+            Thing::Pipe(pipe) => Some(pipe),
+            _ => None,
         }
     }
 
@@ -132,6 +141,9 @@ impl Entry {
 
     /// A number is about to be closed.
     pub(crate) fn before_close(self: &Arc<Self>, fd: c_int) {
+        if let Some(pipe) = self.pipe() {
+            return pipe.expose();
+        }
         if lock(&self.fds).len() != 1 {
             return;
         }
@@ -162,6 +174,7 @@ impl Entry {
         }
         match &self.thing {
             Thing::Epoll(companion) => companion.close(self),
+            Thing::Pipe(_) => {}
             Thing::Socket(socket) => {
                 companion::leave_all(self);
                 if let Some(away) = socket.away.get().filter(|_| socket.is_away()) {
@@ -316,12 +329,55 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<Entry>> {
     match table::look(fd) {
         table::SOCKET => table::entry(fd),
         table::INHERITED => resolve(fd),
+        table::PIPE => {
+            expose(fd);
+            None
+        }
         table::FRESH => {
             let entry = make(None);
             entry.socket()?.facts.set_nonblocking(is_nonblocking(fd));
             table::set_fresh(fd, entry)
         }
         _ => None,
+    }
+}
+
+/// Makes a pipe the kernel's for good, with what is lent to it.
+#[cold]
+pub(crate) fn expose(fd: c_int) {
+    if let Some(entry) = table::entry(fd) {
+        entry.pipe().inspect(|pipe| pipe.expose());
+        if entry.pipe().is_some() {
+            entry.give_up();
+        }
+    }
+}
+
+/// The pipe that a number is a private end of.
+pub(crate) fn pipe(fd: c_int) -> Option<Arc<Pipe>> {
+    if table::look(fd) != table::PIPE {
+        return None;
+    }
+    table::entry(fd)?.pipe().cloned()
+}
+
+/// Something is done with a descriptor other than splicing; another process may get it.
+pub(crate) fn passes(fd: c_int) {
+    match table::look(fd) {
+        table::PIPE => call::aside(|| expose(fd)),
+        table::SOCKET => call::aside(|| {
+            if let Some(entry) = table::entry(fd) {
+                entry.twin().inspect(|twin| twin.lender.forbid());
+            }
+        }),
+        _ => {}
+    }
+}
+
+/// A number is about to stand for something else.
+pub(crate) fn replaced(fd: c_int) {
+    if table::look(fd) == table::PIPE && !table::is_borrowed() {
+        call::aside(|| expose(fd));
     }
 }
 

@@ -26,6 +26,7 @@ mod heap;
 mod hooks;
 mod local;
 mod log;
+mod pipe;
 mod port;
 mod reach;
 mod real;

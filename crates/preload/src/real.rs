@@ -96,6 +96,10 @@ next! {
     sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
     sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
     splice(from: c_int, from_offset: *mut libc::loff_t, to: c_int, to_offset: *mut libc::loff_t, len: size_t, flags: libc::c_uint) -> ssize_t;
+    tee(from: c_int, to: c_int, len: size_t, flags: libc::c_uint) -> ssize_t;
+    vmsplice(fd: c_int, pieces: *const iovec, count: size_t, flags: libc::c_uint) -> ssize_t;
+    pipe(ends: *mut c_int) -> c_int;
+    pipe2(ends: *mut c_int, flags: c_int) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int;
     ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;

@@ -1,6 +1,6 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
-use crate::{away, call, companion, fallback_cache, local, log, real, short, table, unclaimed};
+use crate::{away, call, companion, fallback_cache, local, log, pipe, real, short, table, unclaimed};
 use libc::c_int;
 use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
@@ -111,9 +111,25 @@ fn kind_of(fd: c_int) -> Option<libc::mode_t> {
     }
 }
 
+/// Pipes are the kernel's from now on: another process will have them.
+fn expose_pipes() {
+    if pipe::any() {
+        (0..table::end()).filter(|&fd| table::look(fd) == table::PIPE).for_each(entry::expose);
+    }
+}
+
+/// Called by the loader before each call by which a process gets another one's descriptors, other than `fork`, or another image.
+#[no_mangle]
+pub extern "C" fn pd_preload_leaving() {
+    if pipe::any() && !table::is_borrowed() {
+        call::aside(expose_pipes);
+    }
+}
+
 /// The child will have all twins, too: from now on they are shared.
 extern "C" fn before_fork() {
     call::aside(|| {
+        expose_pipes();
         short::before_fork();
         let mut seen = HashSet::new();
         for fd in 0..table::end() {
@@ -164,6 +180,7 @@ extern "C" fn in_child() {
 fn again(old: &Entry) -> Arc<Entry> {
     let socket = match &old.thing {
         Thing::Epoll(companion) => return Entry::new(Thing::Epoll(companion.in_child())),
+        Thing::Pipe(pipe) => return Entry::new(Thing::Pipe(pipe.clone())),
         Thing::Socket(socket) => socket,
     };
     // A thread of the parent's that holds the lock is changing it.

@@ -28,6 +28,9 @@ pub(crate) const BARE: u8 = 5;
 /// A connection that is the kernel's, and may come back to the fabric ([`crate::away`]).
 pub(crate) const AWAY: u8 = 6;
 
+/// An end of a pipe with which nothing was done but splicing ([`crate::pipe`]).
+pub(crate) const PIPE: u8 = 7;
+
 static KINDS: [AtomicU8; FDS] = [const { AtomicU8::new(PLAIN) }; FDS];
 static ENTRIES: [ArcSwapOption<Entry>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
 /// One more than the highest number that ever was not plain.
@@ -95,6 +98,10 @@ pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
     slot.store(Some(entry.clone()));
     let companion = match &entry.thing {
         Thing::Epoll(companion) => companion,
+        Thing::Pipe(_) => {
+            KINDS[fd as usize].store(PIPE, Ordering::Release);
+            return true;
+        }
         Thing::Socket(socket) => {
             KINDS[fd as usize].store(if socket.is_away() { AWAY } else { SOCKET }, Ordering::Release);
             return true;
@@ -174,7 +181,7 @@ pub(crate) fn duplicate(from: c_int, to: c_int) {
     let entry = match look(from) {
         PLAIN => None,
         INHERITED => return mark_inherited(to),
-        FRESH => crate::entry::find(from),
+        FRESH | PIPE => crate::entry::find(from),
         _ => entry(from),
     };
     if let Some(entry) = entry {

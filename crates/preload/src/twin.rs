@@ -10,6 +10,7 @@ use crate::fallback_cache::{self, Place};
 use crate::gain::{self, Gain};
 use crate::hooks::poll::{kernel_poll, sleep_on};
 use crate::log::note;
+use crate::pipe::Lender;
 use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
@@ -17,7 +18,7 @@ use crate::unseen::{self, Attention};
 use crate::{address, closed, companion, heap, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
-use pd_client::core::{outside, sleep_for, KernelReason, Pause, Socket};
+use pd_client::core::{outside, sleep_for, Handout, KernelReason, Pause, Socket};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -79,6 +80,8 @@ pub(crate) struct Twin {
     lost: bool,
     /// Another process's, which may have had it in the middle of that.
     unsure: AtomicBool,
+    /// Received bytes that are lent to a pipe.
+    pub(crate) lender: Arc<Lender>,
 }
 
 /// Where a connection is waited for.
@@ -113,7 +116,7 @@ enum Wait {
 }
 
 /// When the socket's time is over, if ever; known after the first wait of a call.
-type Until = Option<Option<Instant>>;
+pub(crate) type Until = Option<Option<Instant>>;
 
 /// Whether the kernel tells the program when memory of zero-copy sends is free: otherwise it takes no notice of
 /// `MSG_ZEROCOPY`.
@@ -182,6 +185,7 @@ impl Twin {
             times: 0,
             lost: false,
             unsure: AtomicBool::new(false),
+            lender: Arc::default(),
         }
     }
 
@@ -231,6 +235,7 @@ impl Twin {
             times: 0,
             lost: self.lost || self.window().is_some(),
             unsure: flag(&self.unsure),
+            lender: Arc::default(),
         }
     }
 
@@ -300,8 +305,13 @@ impl Twin {
             if self.unsure.load(Ordering::Relaxed) {
                 self.look_for_head(entry)?;
             }
-            // SAFETY: the caller's promise.
-            return self.with(entry, |socket| unsafe { socket.recv_copied(pieces, peek) });
+            loop {
+                // SAFETY: the caller's promise.
+                match self.with(entry, |socket| unsafe { socket.recv_copied(pieces, peek) }) {
+                    Err(Failure::Errno(libc::EBUSY)) => self.lender.settle(),
+                    received => return received,
+                }
+            }
         };
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
         // SAFETY: the caller's promise.
@@ -391,6 +401,7 @@ impl Twin {
 
     /// The peer never came: the connection is the kernel's.
     pub(crate) fn abandon(&self) {
+        self.lender.settle();
         self.abandoned.store(true, Ordering::Release);
         if let Some(socket) = self.socket.swap(None) {
             if closed::is_closed() {
@@ -421,6 +432,7 @@ impl Twin {
         if let Some(slot) = self.slot.get() {
             slot.let_go();
         }
+        self.lender.settle();
         if let Some(socket) = self.current() {
             if let (Some(place), None, 0) = (self.towards, self.slot.get(), self.times) {
                 fallback_cache::ended(place, socket.carried());
@@ -657,6 +669,54 @@ impl Twin {
         pieces: &[iovec],
         flags: c_int,
     ) -> Outcome<usize> {
+        // SAFETY: the caller's promise.
+        self.receive_by(entry, pieces, flags, &mut |pieces, peek| unsafe {
+            self.receive_some(entry, pieces, peek)
+        })
+    }
+
+    /// Whether what it has received can be lent to a pipe: no other process has it, and all of it comes by the fabric.
+    pub(crate) fn may_lend(&self) -> bool {
+        let is_simple = self.window().is_none() && !self.unsure.load(Ordering::Relaxed) && !self.lost;
+        is_simple && !self.is_shared() && self.names.is_none() && self.lender.may_lend()
+    }
+
+    /// A receive of at most `max` bytes that stay where they are, lent; `each` gets them.
+    pub(crate) fn lend(
+        &self,
+        entry: &Arc<Entry>,
+        max: usize,
+        each: &mut dyn FnMut(&Arc<Socket>, Handout),
+    ) -> Outcome<usize> {
+        let room = [iovec { iov_base: std::ptr::null_mut(), iov_len: max }];
+        self.receive_by(entry, &room, libc::MSG_DONTWAIT, &mut |room, _| {
+            self.with(entry, |socket| socket.lend(total(room), &mut |lent| each(socket, lent)))
+        })
+    }
+
+    /// Whether a splice waits for the connection.
+    pub(crate) fn splice_waits(&self, dont_wait: bool) -> bool {
+        self.waits(if dont_wait { libc::MSG_DONTWAIT } else { 0 })
+    }
+
+    /// Waits once for bytes to receive, at most until the socket's time is over.
+    pub(crate) fn wait_for_bytes(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
+        self.wait(entry, Wait::Recv(0), until)
+    }
+
+    /// The same for room to send.
+    pub(crate) fn wait_for_room(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
+        self.wait(entry, Wait::Send, until)
+    }
+
+    /// [`Twin::receive`] by means of `some`, which receives what is there.
+    fn receive_by(
+        &self,
+        entry: &Arc<Entry>,
+        pieces: &[iovec],
+        flags: c_int,
+        some: &mut dyn FnMut(&[iovec], bool) -> Outcome<usize>,
+    ) -> Outcome<usize> {
         if flags & libc::MSG_OOB != 0 {
             return Err(self.for_kernel(entry, KernelReason::Urgent, libc::EINVAL));
         }
@@ -672,8 +732,7 @@ impl Twin {
         let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
         let (mut received, mut waiting) = (0, Until::default());
         loop {
-            // SAFETY: the caller's promise.
-            let part = unsafe { self.receive_some(entry, rest.pieces(), peek) };
+            let part = some(rest.pieces(), peek);
             let failure = match part {
                 Ok(part) if peek && part < wanted && self.ends_elsewhere(part) => {
                     let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));

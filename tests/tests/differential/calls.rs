@@ -5,6 +5,8 @@ use std::path::Path;
 
 /// So many programs a test; `PD_SEEDS=0+100000` is the long form.
 const SEEDS: u64 = 250;
+/// The same of those that splice.
+const PIPES_SEEDS: u64 = 25;
 /// Programs that one pair of processes runs.
 const BATCH: u64 = 50;
 
@@ -40,12 +42,12 @@ fn difference(found: &str, expected: &str) -> String {
     }
 }
 
-fn compare(way: Way) {
+fn compare(way: Way, name: &str, count: u64) {
     // A short connection stays with its process.
     let forks = !way.is_short();
     let driver = way.driver();
-    let program = compile("calls", driver.folder());
-    let all = seeds(SEEDS);
+    let program = compile(name, driver.folder());
+    let all = seeds(count);
     let mut first = all.start;
     while first < all.end {
         let count = BATCH.min(all.end - first);
@@ -60,7 +62,7 @@ fn compare(way: Way) {
             assert!(
                 differs.is_empty(),
                 "{way:?}, process {side}:\n{differs}\nPD_SEEDS={first}+{count} cargo test -p pd-tests --test differential \
-                 calls (and with the program's number alone)"
+                 calls or pipes (and with the program's number alone)"
             );
         }
         first += count;
@@ -71,20 +73,35 @@ fn compare(way: Way) {
 
 #[test]
 fn calls_come_to_the_same_offloaded() {
-    compare(Way::Offloaded);
+    compare(Way::Offloaded, "calls", SEEDS);
 }
 
 #[test]
 fn calls_come_to_the_same_on_the_direct_path() {
-    compare(Way::Direct);
+    compare(Way::Direct, "calls", SEEDS);
 }
 
 #[test]
 fn calls_come_to_the_same_with_short_connections() {
-    compare(Way::ShortOffloaded);
+    compare(Way::ShortOffloaded, "calls", SEEDS);
 }
 
 #[test]
 fn calls_come_to_the_same_with_short_connections_on_the_direct_path() {
-    compare(Way::ShortDirect);
+    compare(Way::ShortDirect, "calls", SEEDS);
+}
+
+#[test]
+fn pipes_come_to_the_same_offloaded() {
+    compare(Way::Offloaded, "pipes", PIPES_SEEDS);
+}
+
+#[test]
+fn pipes_come_to_the_same_on_the_direct_path() {
+    compare(Way::Direct, "pipes", PIPES_SEEDS);
+}
+
+#[test]
+fn pipes_come_to_the_same_with_short_connections() {
+    compare(Way::ShortDirect, "pipes", PIPES_SEEDS);
 }

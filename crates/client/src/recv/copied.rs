@@ -33,7 +33,7 @@ impl RecvSide {
     }
 
     /// Whether more bytes are there than those that come next, in a ring of their own.
-    fn goes_on_elsewhere(&mut self) -> bool {
+    pub(crate) fn goes_on_elsewhere(&mut self) -> bool {
         self.link.direct.is_some()
             && !self.is_direct()
             && self.cursor == self.producer

@@ -58,6 +58,7 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
+        entry::replaced(to);
         let new = real::dup2(fd, to);
         if fd != to {
             duplicated(fd, new);
@@ -70,12 +71,16 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
+        entry::replaced(to);
         let new = real::dup3(fd, to, flags);
         duplicated(fd, new);
         new
     }
 
     fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        if let Some(done) = fcntl_of_pipe(fd, command, argument) {
+            return done;
+        }
         before_fcntl(fd, command, argument);
         let result = real::fcntl(fd, command, argument);
         after_fcntl(fd, command, argument, result);
@@ -83,6 +88,9 @@ hooks! {
     }
 
     fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        if let Some(done) = fcntl_of_pipe(fd, command, argument) {
+            return done;
+        }
         before_fcntl(fd, command, argument);
         let result = real::fcntl64(fd, command, argument);
         after_fcntl(fd, command, argument, result);
@@ -97,6 +105,9 @@ hooks! {
             away::stays(fd);
         }
         let plain = || real::ioctl(fd, request, argument);
+        if table::look(fd) == table::PIPE && [libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request) {
+            return plain();
+        }
         // They ask, or their effect is known, or it is on the number alone.
         let is_known =
             [libc::FIONREAD, libc::TIOCOUTQ, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request);
@@ -152,6 +163,26 @@ hooks! {
             plain,
         )
     }
+}
+
+/// `fcntl` on a pipe, if it is about its size.
+fn fcntl_of_pipe(fd: c_int, command: c_int, argument: c_ulong) -> Option<c_int> {
+    if ![libc::F_GETPIPE_SZ, libc::F_SETPIPE_SZ].contains(&command) {
+        return None;
+    }
+    let pipe = entry::pipe(fd)?;
+    if command == libc::F_GETPIPE_SZ {
+        let mut size = 0;
+        aside(|| size = pipe.size());
+        return c_int::try_from(size).ok().filter(|&size| size > 0);
+    }
+    aside(|| pipe.settle());
+    // SAFETY: changes the pipe's size alone.
+    let result = unsafe { real::fcntl(fd, command, argument) };
+    if result >= 0 {
+        aside(|| pipe.resized());
+    }
+    Some(result)
 }
 
 /// Makes the number plain. In a child of `vfork`, whose table is the parent's, does nothing.

@@ -11,6 +11,7 @@ mod sandbox;
 mod send;
 pub(crate) mod signal;
 pub(crate) mod socket;
+mod splice;
 pub(crate) mod stdio;
 mod syscall;
 

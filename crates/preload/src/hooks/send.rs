@@ -98,6 +98,7 @@ unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
             let mut refused = false;
             each_passed(message, |fd| {
                 away::stays(fd);
+                entry::passes(fd);
                 refused |= short::wanted() && short::refuses_to_pass(fd);
             });
             if refused {

@@ -131,6 +131,9 @@ hooks! {
                     libc::SHUT_RDWR => Shutdown::Both,
                     _ => return Err(Failure::Errno(libc::EINVAL)),
                 };
+                if how != libc::SHUT_WR {
+                    twin.lender.settle();
+                }
                 let gone = twin.is_gone();
                 // TCP does not tell the peer.
                 let alone = direction == Shutdown::Read && !twin.unix;

@@ -1,6 +1,6 @@
 //! `syscall`: programs that go past the C library's functions by its own means. What a function of the library's does for a
 //! descriptor it does for the call of the same name.
-use super::{descriptor, epoll, hooks, limit, move_data, names, poll, receive, sandbox, send, socket};
+use super::{descriptor, epoll, hooks, limit, move_data, names, poll, receive, sandbox, send, socket, splice};
 use crate::call::set_errno;
 use crate::{reach, real, start, table};
 use libc::{c_int, c_long, c_ulong, timespec};
@@ -28,7 +28,7 @@ hooks! {
 }
 
 /// Calls that make a descriptor, change what a number stands for, or are about one that the table does not know of.
-unsafe fn any(number: c_long, [a, b, c, d, ..]: Arguments) -> Option<c_long> {
+unsafe fn any(number: c_long, [a, b, c, d, e, f]: Arguments) -> Option<c_long> {
     let fd = a as c_int;
     // SAFETY: the caller's promises are those of the call.
     let done = unsafe {
@@ -55,6 +55,23 @@ unsafe fn any(number: c_long, [a, b, c, d, ..]: Arguments) -> Option<c_long> {
             }
             libc::SYS_seccomp if sandbox::is_filter(a) => {
                 crate::sandbox::before();
+                return None;
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_pipe => splice::pipe(a as _),
+            libc::SYS_pipe2 => splice::pipe2(a as _, b as c_int),
+            libc::SYS_splice => {
+                return Some(splice::splice(fd, b as _, c as c_int, d as _, e, f as _) as c_long)
+            }
+            libc::SYS_tee => return Some(splice::tee(fd, b as c_int, c, d as _) as c_long),
+            libc::SYS_vmsplice => return Some(splice::vmsplice(fd, b as _, c, d as _) as c_long),
+            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_execve | libc::SYS_execveat => {
+                start::pd_preload_leaving();
+                return None;
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_fork | libc::SYS_vfork => {
+                start::pd_preload_leaving();
                 return None;
             }
             libc::SYS_sendfile => return Some(move_data::sendfile(fd, b as c_int, c as _, d) as c_long),
