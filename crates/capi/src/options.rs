@@ -16,8 +16,9 @@ const PD_PATH: c_int = 2;
 /// int: receive bytes that their sender can still change.
 const PD_RECV_SHARED: c_int = 3;
 
-/// Options that programs set and that change nothing, and what they read: the driver tells at once of a peer that has died, bytes
-/// are never held back, and acknowledgements are nobody's wait. Numbers are Linux's defaults.
+/// Options that programs set and that change nothing on the fabric, and what they read: the driver tells at once of a peer that has died,
+/// bytes are never held back, and acknowledgements are nobody's wait. Numbers are Linux's defaults. A connection that the kernel carries
+/// has them.
 const INHERENT: [(c_int, c_int, c_int); 9] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
     (libc::SOL_SOCKET, libc::SO_PRIORITY, 0),
@@ -111,7 +112,7 @@ unsafe fn set(
             socket.set_close_resets(linger.l_onoff != 0 && linger.l_linger == 0);
             Ok(())
         }
-        _ if inherent(level, option).is_some() => int().map(drop),
+        _ if inherent(level, option).is_some() => socket.set_kernel_option(level, option, int()?),
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => socket.set_v6_only(int()? != 0),
         (SOL_PD, PD_NONBLOCK) => {
             socket.set_nonblocking(int()? != 0);
@@ -146,8 +147,12 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Result<Value> {
         (SOL_PD, PD_PATH) => Value::Text(match socket.path() {
             Path::Offloaded => b"offloaded\0",
             Path::Direct => b"direct\0",
+            Path::Kernel => b"kernel\0",
         }),
-        _ => Value::Int(inherent(level, option).ok_or_else(|| unknown(level, option))?),
+        _ => {
+            let usual = inherent(level, option).ok_or_else(|| unknown(level, option))?;
+            Value::Int(socket.kernel_option(level, option).unwrap_or(usual))
+        }
     })
 }
 

@@ -3,6 +3,7 @@
 use crate::direct::Path;
 use crate::error::{check, Error, Result};
 use crate::link::Link;
+use crate::process::process;
 use crate::socket::{Control, Socket, State};
 use crate::turn::{lock, Deadline};
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
@@ -19,6 +20,10 @@ use std::time::Duration;
 const BACKLOG_LOOK_FIRST: Duration = Duration::from_millis(1);
 const BACKLOG_LOOK_LAST: Duration = Duration::from_millis(50);
 const BACKLOG_WAIT_MAX: Duration = Duration::from_secs(127);
+
+/// How long after a driver was followed by another a listener may be missing that is about to listen there again. Until then a
+/// connect asks the driver again, rather than go over the kernel for good.
+const LISTENERS_RETURN_MAX: Duration = Duration::from_millis(600);
 
 /// Which direction to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +46,9 @@ impl Control {
         self.check_family(addr)?;
         match self.state {
             State::New | State::Bound => {}
-            State::Connecting(_) => return Err(Error::new(Errno::ALREADY, "the socket is being connected")),
+            State::Connecting(_) | State::Reaching(_) => {
+                return Err(Error::new(Errno::ALREADY, "the socket is being connected"))
+            }
             State::Connected => return Err(Error::new(Errno::ISCONN, "the socket is connected already")),
             State::Listening => {
                 return Err(Error::new(Errno::OPNOTSUPP, "a listening socket cannot connect; make another"))
@@ -92,10 +99,16 @@ impl Socket {
         if control.state != State::New {
             return Err(Error::invalid("the socket has an address already"));
         }
-        let request = control.addressed(Operation::Bind, addr);
-        let answer = control.call(request, || format!("cannot bind to {addr}"))?;
-        control.local = answer.address().to_socket_addr().or(Some(addr));
-        control.state = State::Bound;
+        self.bind_at(&mut control, addr)
+    }
+
+    fn bind_at(&self, control: &mut Control, addr: SocketAddr) -> Result<()> {
+        let local = self.bind_both(control, addr, |control, addr| {
+            let request = control.addressed(Operation::Bind, addr);
+            let answer = control.call(request, || format!("cannot bind to {addr}"))?;
+            Ok(answer.address().to_socket_addr().unwrap_or(addr))
+        })?;
+        (control.local, control.state) = (Some(local), State::Bound);
         Ok(())
     }
 
@@ -106,19 +119,27 @@ impl Socket {
     pub fn listen(&self, backlog: u32) -> Result<()> {
         self.check_usable()?;
         let mut control = lock(&self.control);
-        if control.state == State::Connected {
+        if matches!(control.state, State::Connected | State::Reaching(_)) {
             return Err(Error::invalid("a connected socket cannot listen"));
         }
         let backlog = backlog.clamp(1, BACKLOG_MAX);
+        if let Some(anywhere) = Self::has_address(&control) {
+            self.bind_at(&mut control, anywhere)?;
+        }
+        let ear = self.listen_by_kernel(&mut control, backlog)?;
         let request = control.listen_request(backlog);
         let answer = control.call(request, || match control.local {
             Some(local) => format!("cannot listen on {local}"),
             None => "cannot listen".to_owned(),
-        })?;
+        });
+        let answer = answer.inspect_err(|_| self.unlisten(ear.clone()))?;
         control.local = answer.address().to_socket_addr().or(control.local);
         control.backlog = backlog;
         control.state = State::Listening;
         self.recv.lock().listening = true;
+        self.heard(ear);
+        drop(control);
+        self.watch.notify();
         Ok(())
     }
 
@@ -132,10 +153,22 @@ impl Socket {
         let (mut limits, mut pause) = (None, BACKLOG_LOOK_FIRST);
         loop {
             self.check_usable()?;
+            if let Some(carrier) = self.kernel.get() {
+                return self.connect_again(carrier, addr);
+            }
             let control = lock(&self.control);
             let request = control.ask_to_connect(addr)?;
             let answer = control.link.home.call(&control.link.attachment, request);
             let waits = !control.beside_kernel && !self.is_nonblocking();
+            let refused = |error: &Error| Self::goes_by_kernel(&control, error);
+            if waits
+                && Self::refusal(&answer).as_ref().is_some_and(refused)
+                && process().reattached_within(LISTENERS_RETURN_MAX)
+            {
+                drop(control);
+                std::thread::sleep(BACKLOG_LOOK_LAST / 2);
+                continue;
+            }
             if !waits || !answer.as_ref().is_ok_and(is_backlog_full) {
                 return self.take_connection(control, addr, answer);
             }
@@ -153,6 +186,16 @@ impl Socket {
             };
             std::thread::sleep(left.min(pause));
             pause = (pause * 2).min(BACKLOG_LOOK_LAST);
+        }
+    }
+
+    /// What the driver's answer says, if it is an error.
+    fn refusal(answer: &Result<Event>) -> Option<Error> {
+        match answer {
+            Ok(answer) if answer.errno != 0 && !is_backlog_full(answer) => {
+                Some(Error::from_driver(answer.errno, || "refused".to_owned()))
+            }
+            _ => None,
         }
     }
 
@@ -178,7 +221,7 @@ impl Socket {
     pub fn finish_connect(&self) -> Result<()> {
         self.check_usable()?;
         let mut control = lock(&self.control);
-        let (State::Connecting(tag), Some(addr)) = (control.state, control.peer) else { return Ok(()) };
+        let (&State::Connecting(tag), Some(addr)) = (&control.state, control.peer) else { return Ok(()) };
         let answer = control.link.home.answer(&control.link.attachment, tag);
         control.state = if control.local.is_some() { State::Bound } else { State::New };
         control.peer = None;
@@ -244,13 +287,21 @@ impl Socket {
         addr: SocketAddr,
         answer: Result<Event>,
     ) -> Result<()> {
+        // A full backlog is the listener's answer.
+        let is_asked = !answer.as_ref().is_ok_and(is_backlog_full);
         let answer = answer.and_then(|answer| match is_backlog_full(&answer) {
             true => Err(Error::from_driver(Errno::CONNREFUSED.raw_os_error() as u32, || {
                 format!("cannot connect to {addr}")
             })),
             false => check(answer, || format!("cannot connect to {addr}")),
         });
-        let answer = answer.inspect_err(|error| control.error = error.errno())?;
+        let answer = match answer {
+            Err(error) if is_asked && Self::goes_by_kernel(&control, &error) => {
+                return self.connect_by_kernel(control, addr, &error);
+            }
+            answer => answer.inspect_err(|error| control.error = error.errno())?,
+        };
+        control.bound = None;
         control.local = answer.address().to_socket_addr().or(control.local);
         control.peer = Some(addr);
         control.state = State::Connected;
@@ -269,6 +320,9 @@ impl Socket {
     /// `ENOTCONN`.
     pub fn shutdown(&self, how: Shutdown) -> Result<()> {
         self.check_usable()?;
+        if let Some(carrier) = self.kernel.get() {
+            return self.shutdown_carrier(carrier, how);
+        }
         let control = lock(&self.control);
         if control.state != State::Connected {
             return Err(not_connected());
@@ -338,6 +392,9 @@ impl Socket {
 
     /// How the connection's bytes travel; `Offloaded` while there is none.
     pub fn path(&self) -> Path {
+        if self.kernel.get().is_some() {
+            return Path::Kernel;
+        }
         match lock(&self.control).link.is_direct() {
             true => Path::Direct,
             false => Path::Offloaded,
@@ -378,6 +435,11 @@ impl Socket {
     pub fn set_send_ring_bytes(&self, bytes: u64) -> Result<u64> {
         self.check_usable()?;
         let mut control = lock(&self.control);
+        if self.kernel.get().is_some() {
+            // Whose buffers follow what the way takes.
+            control.send_ring_bytes = ring_bytes_near(bytes);
+            return Ok(control.send_ring_bytes);
+        }
         let taken = control.set_option(SocketOption::SendRingBytes, bytes)?.number();
         let taken = taken.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
         control.send_ring_bytes = taken;
@@ -393,6 +455,10 @@ impl Socket {
     pub fn set_receive_ring_bytes(&self, bytes: u64) -> Result<u64> {
         self.check_usable()?;
         let mut control = lock(&self.control);
+        if self.kernel.get().is_some() {
+            control.receive_ring_bytes = ring_bytes_near(bytes);
+            return Ok(control.receive_ring_bytes);
+        }
         let taken = control.set_option(SocketOption::ReceiveRingBytes, bytes)?.number();
         control.receive_ring_bytes = taken.clamp(RING_BYTES_MIN, RING_BYTES_MAX);
         Ok(control.receive_ring_bytes)
@@ -430,7 +496,8 @@ impl Socket {
         let mut control = lock(&self.control);
         control.receives_shared = true;
         self.recv.lock().receives_shared = true;
-        if matches!(control.state, State::Connected | State::Listening) {
+        let is_carried = self.kernel.get().is_some();
+        if matches!(control.state, State::Connected | State::Listening) && !is_carried {
             control.set_option(SocketOption::ReceivesShared, 1)?;
         }
         Ok(())
@@ -491,6 +558,11 @@ impl Control {
         request.value = option as u32;
         self.call(request, || format!("cannot set {option:?} to {value}"))
     }
+}
+
+/// Size of a ring that is wished for, as the driver takes it.
+fn ring_bytes_near(bytes: u64) -> u64 {
+    bytes.clamp(RING_BYTES_MIN, RING_BYTES_MAX).next_power_of_two()
 }
 
 pub(crate) fn not_connected() -> Error {

@@ -18,23 +18,23 @@ pub struct Reading {
 }
 
 /// The part of a call's memory that is left.
-struct Rest<'a> {
+pub(crate) struct Rest<'a> {
     /// Of a piece that was used in part.
     part: Option<[iovec; 1]>,
     others: &'a [iovec],
 }
 
 impl<'a> Rest<'a> {
-    fn new(pieces: &'a [iovec]) -> Self {
+    pub(crate) fn new(pieces: &'a [iovec]) -> Self {
         Self { part: None, others: pieces }
     }
 
-    fn pieces(&self) -> &[iovec] {
+    pub(crate) fn pieces(&self) -> &[iovec] {
         self.part.as_ref().map_or(self.others, |part| part)
     }
 
     /// `len` bytes of [`Self::pieces`] were used.
-    fn skip(&mut self, mut len: usize) {
+    pub(crate) fn skip(&mut self, mut len: usize) {
         if let Some([piece]) = &mut self.part {
             *piece = after(*piece, len);
             self.part = self.part.filter(|[piece]| piece.iov_len > 0);
@@ -57,13 +57,13 @@ fn after(piece: iovec, len: usize) -> iovec {
 }
 
 /// Bytes of all pieces.
-fn total(pieces: &[iovec]) -> Result<usize> {
+pub(crate) fn total(pieces: &[iovec]) -> Result<usize> {
     let sum = pieces.iter().try_fold(0_usize, |sum, piece| sum.checked_add(piece.iov_len));
     sum.filter(|&sum| isize::try_from(sum).is_ok()).ok_or_else(|| Error::invalid("the pieces are too long"))
 }
 
 /// Result of a call that has failed after a part: the part. The next call fails.
-fn so_far(done: usize, error: Error) -> Result<usize> {
+pub(crate) fn so_far(done: usize, error: Error) -> Result<usize> {
     match done {
         0 => Err(error),
         done => Ok(done),
@@ -93,7 +93,13 @@ impl Socket {
         let (mut rest, mut done, mut limits) = (Rest::new(pieces), 0, None);
         loop {
             // SAFETY: the caller's promise; the rest is part of the pieces.
-            let error = match unsafe { self.recv_copied(rest.pieces(), how.peek) } {
+            let received = unsafe {
+                match self.kernel.get() {
+                    None => self.recv_copied(rest.pieces(), how.peek),
+                    Some(carrier) => self.recv_by_kernel(carrier, rest.pieces(), how),
+                }
+            };
+            let error = match received {
                 Ok(0) => return Ok(done),
                 Ok(len) if how.peek => return Ok(len),
                 Ok(len) => {
@@ -128,6 +134,10 @@ impl Socket {
     /// Each piece is memory that may be read.
     pub unsafe fn write(&self, pieces: &[iovec]) -> Result<usize> {
         self.check_usable()?;
+        if let Some(carrier) = self.kernel.get() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.send_by_kernel(carrier, pieces) };
+        }
         let most = total(pieces)?;
         let (mut rest, mut done, mut limits) = (Rest::new(pieces), 0, None);
         while done < most {

@@ -112,6 +112,11 @@ pub(crate) fn elsewhere() -> Error {
     Error::new(Errno::REMCHG, "the connection goes on in the kernel")
 }
 
+#[cold]
+pub(crate) fn lent() -> Error {
+    Error::new(Errno::BUSY, "received bytes are lent out; give them back with pd_recv_done first")
+}
+
 pub(crate) fn dead() -> Error {
     Error::new(Errno::CONNRESET, "the driver has gone, and the connection with it; connect again")
 }

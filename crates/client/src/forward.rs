@@ -1,7 +1,6 @@
 //! Forwarding: bytes that one socket has received go out by another, copied once, from ring to ring or into a block of send
 //! memory. What the other has no room for stays received here.
-use crate::error::Result;
-use crate::recv::copied::lent;
+use crate::error::{lent, Result};
 use crate::recv::{Handout, RecvSide, IDLE_CALLS};
 use crate::socket::{would_block, Socket};
 use crate::turn::Deadline;

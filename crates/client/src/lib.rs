@@ -40,6 +40,7 @@ mod error;
 mod forward;
 mod handlers;
 mod kept;
+mod kernel;
 mod link;
 mod listen;
 mod lock;

@@ -3,7 +3,7 @@ use crate::error::{check, Error, Result};
 use crate::link::Link;
 use crate::process::process;
 use crate::recv::IDLE_CALLS;
-use crate::socket::{would_block, Control, Socket, State};
+use crate::socket::{would_block, Control, Socket};
 use crate::turn::{lock, Deadline, SLEEP_MAX};
 use pd_abi::limits::ANSWERS_MAX;
 use pd_abi::{Address, Operation, SocketId, SocketOption};
@@ -37,6 +37,12 @@ impl Socket {
             let side = self.recv.lock();
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let Some(timeout) = deadline.next_sleep() else { return result };
+            if self.ear.get().is_some() {
+                drop(side);
+                self.sleep_for_both(timeout)?;
+                self.check_usable()?;
+                continue;
+            }
             let wake_at = side.consumer + 1;
             if side.link.attachment.alive() {
                 drop(self.sleep_for_recv(side, wake_at, timeout, None));
@@ -54,6 +60,19 @@ impl Socket {
         if !self.is_listening() {
             return Err(Error::invalid("the socket does not listen; call pd_listen first"));
         }
+        if self.hears_kernel_first() {
+            if let Some(socket) = self.accept_by_kernel()? {
+                return Ok(socket);
+            }
+        }
+        match self.accept_by_fabric(&mut accepting) {
+            Err(error) if error.would_block() => self.accept_by_kernel()?.ok_or(error),
+            result => result,
+        }
+    }
+
+    #[allow(clippy::box_collection, reason = "as the socket keeps them")]
+    fn accept_by_fabric(&self, accepting: &mut Option<Box<VecDeque<Arrived>>>) -> Result<Arc<Socket>> {
         if !self.keep_listening() {
             return Err(would_block());
         }
@@ -125,19 +144,10 @@ impl Socket {
         let listener = lock(&self.control);
         let control = Control {
             link: Arc::new(link),
-            state: State::Connected,
-            v6: listener.v6,
-            v6_only: listener.v6_only,
-            beside_kernel: listener.beside_kernel,
-            receives_shared: listener.receives_shared,
             local: listener.local,
             local_inexact: listener.local.is_none_or(|local| local.ip().is_unspecified()),
             peer: peer.to_socket_addr(),
-            backlog: 0,
-            send_ring_bytes: listener.send_ring_bytes,
-            receive_ring_bytes: listener.receive_ring_bytes,
-            error: 0,
-            attach_tried: None,
+            ..listener.for_accepted()
         };
         drop(listener);
         Socket::assemble(control, true)

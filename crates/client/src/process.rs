@@ -33,6 +33,8 @@ pub(crate) struct Process {
     pub(crate) arenas: Arenas,
     sockets: RwLock<HashMap<u64, Weak<Socket>>>,
     lingering: Mutex<VecDeque<Arc<Socket>>>,
+    /// When the driver of an earlier attachment was followed by another.
+    reattached: Mutex<Option<Instant>>,
     serial: AtomicU64,
 }
 
@@ -131,6 +133,7 @@ pub fn stays_on_kernel(reason: KernelReason, inode: u32) {
 
 extern "C" fn in_child() {
     crate::own::close_inherited();
+    crate::kernel::close_inherited();
     crate::handlers::in_child();
     FORKS.fetch_add(1, Ordering::Relaxed);
     PROCESS.store(ptr::null_mut(), Ordering::Release);
@@ -154,9 +157,16 @@ impl Process {
             return Ok(attachment.clone());
         }
         let attachment = Attachment::new()?;
-        *slot = Some(attachment.clone());
+        if slot.replace(attachment.clone()).is_some() {
+            *lock(&self.reattached) = Some(Instant::now());
+        }
         self.arenas.release_dead();
         Ok(attachment)
+    }
+
+    /// Tells whether the driver is another one since less than `time`, so that others may not yet be attached again.
+    pub(crate) fn reattached_within(&self, time: Duration) -> bool {
+        lock(&self.reattached).is_some_and(|at| at.elapsed() < time)
     }
 
     /// Looks whether the driver is still there.

@@ -5,6 +5,7 @@ use crate::attachment::RingWords;
 use crate::control::not_connected;
 use crate::direct::Incoming;
 use crate::error::{elsewhere, Error, Result};
+use crate::kernel::Inbox;
 use crate::link::Link;
 use crate::socket::{would_block, Socket};
 use crate::turn::{Deadline, HasTurn, Turn};
@@ -40,6 +41,8 @@ pub(crate) struct RecvSide {
     pub(crate) ring: Option<Ring>,
     /// On the direct path.
     pub(crate) incoming: Incoming,
+    /// Of a connection that the kernel carries.
+    pub(crate) kernel: Option<Box<Inbox>>,
     /// See [`Socket::set_receives_shared`].
     pub(crate) receives_shared: bool,
     /// Of a socket whose bytes are copied: those that were peeked at, which is what they stay.
@@ -102,6 +105,7 @@ impl RecvSide {
             producer: 0,
             ring: None,
             incoming: Incoming::default(),
+            kernel: None,
             receives_shared,
             peeked: Vec::new(),
             space_answered: 0,
@@ -158,6 +162,9 @@ impl RecvSide {
 
     /// Bytes to be had, in whichever ring they lie.
     pub(crate) fn there(&mut self) -> Result<u64> {
+        if let Some(inbox) = &self.kernel {
+            return Ok(self.producer - self.cursor + inbox.carrier.queued());
+        }
         if self.link.direct.is_none() {
             return Ok(self.link.recv_producer().saturating_sub(self.cursor));
         }
@@ -167,6 +174,9 @@ impl RecvSide {
 
     /// Bytes or connections to be had, and how the stream ended (0: it did not).
     pub(crate) fn poll(&mut self) -> (u64, u32) {
+        if let Some(inbox) = &self.kernel {
+            return (self.producer - self.cursor, inbox.end);
+        }
         let end = self.link.recv_end();
         let there = if self.listening {
             self.link.recv_producer().saturating_sub(self.consumer)
@@ -189,12 +199,16 @@ impl RecvSide {
         let mut there = self.producer - self.cursor;
         let mut end = 0;
         if there < self.lowat.max(max as u64) {
-            // The end is loaded first: what was delivered before it is then seen.
-            end = self.link.recv_end();
-            if end == MOVED {
-                return Err(moved());
+            if self.kernel.is_some() {
+                (end, there) = self.take_from_kernel()?;
+            } else {
+                // The end is loaded first: what was delivered before it is then seen.
+                end = self.link.recv_end();
+                if end == MOVED {
+                    return Err(moved());
+                }
+                there = self.refresh()?;
             }
-            there = self.refresh()?;
         }
         if there > 0 && (there >= self.lowat || self.nothing_more(end)) {
             let len = there.min(max as u64);
@@ -219,7 +233,7 @@ impl RecvSide {
         if end == ENDED || self.shut {
             return Ok(Some((self.cursor, 0)));
         }
-        if !self.link.attachment.alive() {
+        if self.is_lost() {
             return Err(self.link.attachment.dead_error());
         }
         if self.ring_is_full() {
@@ -233,7 +247,12 @@ impl RecvSide {
 
     /// Whether waiting for more bytes is in vain.
     fn nothing_more(&self, end: u32) -> bool {
-        end != 0 || self.shut || self.ring_is_full() || self.is_remainder() || !self.link.attachment.alive()
+        end != 0 || self.shut || self.ring_is_full() || self.is_remainder() || self.is_lost()
+    }
+
+    /// Tells whether the driver has gone, and the connection with it.
+    fn is_lost(&self) -> bool {
+        self.kernel.is_none() && !self.link.attachment.alive()
     }
 
     pub(crate) fn ring_is_full(&self) -> bool {
@@ -254,6 +273,10 @@ impl RecvSide {
     #[inline]
     pub(crate) fn give_back(&mut self, consumer: u64) -> Result<()> {
         let before = std::mem::replace(&mut self.consumer, consumer);
+        if self.kernel.is_some() {
+            self.give_back_to_kernel();
+            return Ok(());
+        }
         if self.give_back_direct(before, consumer) {
             return Ok(());
         }
@@ -294,7 +317,8 @@ impl Socket {
             }
             if self.is_nonblocking() {
                 side.idle_calls = side.idle_calls.wrapping_add(1);
-                if side.idle_calls % IDLE_CALLS == 0 && !side.link.attachment.check_alive() {
+                let looks = side.idle_calls % IDLE_CALLS == 0 && side.kernel.is_none();
+                if looks && !side.link.attachment.check_alive() {
                     continue;
                 }
                 return Err(would_block());

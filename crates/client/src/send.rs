@@ -15,6 +15,7 @@ use crate::lock::Guard;
 use crate::process::process;
 use crate::socket::{would_block, Socket};
 use crate::turn::{Deadline, HasTurn, Turn, SLEEP_MAX};
+use libc::iovec;
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, SENDS_IN_FLIGHT_MAX};
 use pd_abi::Span;
@@ -284,6 +285,9 @@ impl Socket {
     /// `EPIPE`, `ECONNRESET`, `ENOTCONN`.
     pub fn check_sendable(&self) -> Result<()> {
         self.check_usable()?;
+        if let Some(carrier) = self.kernel.get() {
+            return self.check_carrier_sendable(carrier);
+        }
         let mut side = self.send.lock();
         side.reap();
         side.end()
@@ -312,6 +316,12 @@ impl Socket {
             return Ok(0);
         }
         let (block, mut offset) = arena::find(ptr, len).ok_or_else(foreign)?;
+        if let Some(carrier) = self.kernel.get() {
+            // The kernel copies them: they may be written again at once.
+            let piece = iovec { iov_base: ptr.cast_mut().cast(), iov_len: len };
+            // SAFETY: the bytes lie in one allocated block, which is looked up above.
+            return unsafe { self.send_by_kernel(carrier, &[piece]) };
+        }
         let mut side = self.send.lock();
         if side.adoptable {
             drop(side);

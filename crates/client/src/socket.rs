@@ -2,8 +2,9 @@
 //! one thread may send while another receives; no lock is held while a thread sleeps.
 use crate::attachment::Attachment;
 use crate::direct::{Incoming, Outgoing};
-use crate::epoll::Watch;
+use crate::epoll::{Epoll, Watch};
 use crate::error::{bad_socket, Error, Result};
+use crate::kernel::Carrier;
 use crate::link::Link;
 use crate::listen::Arrived;
 use crate::lock::Lock;
@@ -17,8 +18,8 @@ use pd_abi::{Operation, Request, CLOSE_RESETS};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// A socket. Closed by [`Socket::close`], never by dropping it.
@@ -37,6 +38,13 @@ pub struct Socket {
     pub(crate) send: Lock<SendSide>,
     pub(crate) recv: Lock<RecvSide>,
     pub(crate) watch: Arc<Watch>,
+    /// Of a connection that the kernel carries.
+    pub(crate) kernel: OnceLock<Arc<Carrier>>,
+    /// Of a listener: what listens in the kernel.
+    pub(crate) ear: OnceLock<Arc<Carrier>>,
+    /// Where accepts wait for both.
+    pub(crate) acceptor: OnceLock<Arc<Epoll>>,
+    pub(crate) accepts: AtomicU32,
     /// See [`Socket::come_back`].
     came_back: AtomicU8,
     /// See [`Socket::set_close_resets`].
@@ -49,14 +57,23 @@ const BACK: u8 = 1;
 const BACK_TOLD: u8 = 2;
 
 /// How far a socket has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum State {
     New,
     Bound,
     Listening,
     /// The driver was asked, by a question with this tag.
     Connecting(u32),
+    /// The kernel was asked, for the fabric does not lead there.
+    Reaching(Arc<Carrier>),
     Connected,
+}
+
+impl PartialEq for State {
+    /// Of two that are being connected it does not matter how far they are.
+    fn eq(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
 }
 
 /// What control calls know.
@@ -80,6 +97,34 @@ pub(crate) struct Control {
     pub(crate) error: i32,
     /// When a listener last tried to attach again.
     pub(crate) attach_tried: Option<Instant>,
+    /// Of a bound socket: the kernel's at the same address.
+    pub(crate) bound: Option<Arc<Carrier>>,
+    /// Level, option and value, for kernel sockets that are made later.
+    pub(crate) kernel_options: Vec<(i32, i32, i32)>,
+}
+
+impl Control {
+    /// What an accepted socket has of its listener. Link and addresses are its own.
+    pub(crate) fn for_accepted(&self) -> Self {
+        Self {
+            link: self.link.clone(),
+            state: State::Connected,
+            v6: self.v6,
+            v6_only: self.v6_only,
+            beside_kernel: self.beside_kernel,
+            receives_shared: self.receives_shared,
+            local: None,
+            local_inexact: false,
+            peer: None,
+            backlog: 0,
+            send_ring_bytes: self.send_ring_bytes,
+            receive_ring_bytes: self.receive_ring_bytes,
+            error: 0,
+            attach_tried: None,
+            bound: None,
+            kernel_options: Vec::new(),
+        }
+    }
 }
 
 impl Socket {
@@ -146,6 +191,8 @@ impl Socket {
             receive_ring_bytes: ring_bytes,
             error: 0,
             attach_tried: None,
+            bound: None,
+            kernel_options: Vec::new(),
         };
         Ok(Self::assemble(control, false))
     }
@@ -178,6 +225,10 @@ impl Socket {
             recv: Lock::new(RecvSide::new(control.link.clone(), connected, control.receives_shared)),
             control: Mutex::new(control),
             watch: Arc::default(),
+            kernel: OnceLock::new(),
+            ear: OnceLock::new(),
+            acceptor: OnceLock::new(),
+            accepts: AtomicU32::new(0),
             came_back: AtomicU8::new(NOT_BACK),
             close_resets: AtomicBool::new(false),
         });
@@ -284,7 +335,11 @@ impl Socket {
         self.unwatch_all();
         self.refuse_arrived();
         let link = self.let_go();
-        if link.attachment.alive() {
+        self.close_kernel(value & CLOSE_RESETS != 0);
+        if self.kernel.get().is_some() {
+            // The driver has had its socket back, or never had one. Sleepers in the kernel are awake.
+            self.recv.lock().forget_ring();
+        } else if link.attachment.alive() {
             // A driver that has gone has closed everything already.
             let _ = link.submit(Request { value, ..link.request(Operation::Close) });
         }
@@ -371,6 +426,9 @@ impl Socket {
         let error = std::mem::take(&mut control.error);
         if error != 0 {
             return Ok(error);
+        }
+        if let Some(carrier) = self.kernel.get() {
+            return Ok(carrier.take_error().map_or_else(|errno| errno.raw_os_error(), |()| 0));
         }
         if self.came_back.compare_exchange(BACK, BACK_TOLD, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             return Ok(libc::EPIPE);

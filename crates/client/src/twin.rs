@@ -189,6 +189,8 @@ fn twin_of(
         receive_ring_bytes: ring_bytes,
         error: 0,
         attach_tried: None,
+        bound: None,
+        kernel_options: Vec::new(),
     };
     Ok(Socket::assemble(control, true))
 }

@@ -130,6 +130,12 @@ impl Stream {
         self.socket.shutdown(how)
     }
 
+    /// Makes the end of this stream a reset: the peer's ends with `ECONNRESET`, and what was sent may be lost. `SO_LINGER` with a
+    /// time of 0.
+    pub fn set_close_resets(&self, resets: bool) {
+        self.socket.set_close_resets(resets);
+    }
+
     /// Makes calls return `EAGAIN` instead of waiting, or wait.
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.socket.set_nonblocking(nonblocking);

@@ -35,14 +35,17 @@ pub enum Path {
     Offloaded,
     /// They lie in rings that the two clients share.
     Direct,
+    /// The kernel's TCP carries them: the fabric does not lead to the peer.
+    Kernel,
 }
 
 impl Path {
-    /// As it is written: `offloaded` or `direct`.
+    /// As it is written: `offloaded`, `direct` or `kernel`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Offloaded => "offloaded",
             Self::Direct => "direct",
+            Self::Kernel => "kernel",
         }
     }
 }

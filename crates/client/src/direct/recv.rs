@@ -364,6 +364,9 @@ impl Socket {
         timeout: Duration,
         noticing: Option<Noticing<'_>>,
     ) -> Guard<'a, RecvSide> {
+        if side.kernel.is_some() {
+            return self.sleep_for_kernel(side, timeout);
+        }
         let arrival = Arrival::new(&side, wake_at);
         let (link, pair) = (&arrival.link, arrival.pair.as_ref());
         let (cursor, backoff) = (side.cursor, &mut side.incoming.backoff);

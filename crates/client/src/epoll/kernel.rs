@@ -1,17 +1,22 @@
 //! The descriptor of an epoll instance: a kernel epoll instance that holds the wake pipes of its
 //! channels, bells, an eventfd for what happens inside the process, and the attach sockets.
+use super::ready::Item;
 use crate::channel::Channel;
 use crate::error::{Error, Result};
+use crate::kernel::HeldFd;
 use crate::own::{self, OwnFd};
 use rustix::event::{epoll, eventfd, EventfdFlags, Timespec};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 const SIGNAL: u64 = u64::MAX;
 const ATTACH: u64 = u64::MAX - 1;
 /// With the number of a bell.
 const BELL: u64 = 1 << 62;
+/// With the serial of a socket.
+const MEMBER: u64 = 1 << 61;
 
 #[derive(Debug)]
 pub(super) struct Kernel {
@@ -21,6 +26,13 @@ pub(super) struct Kernel {
     hosted: bool,
 }
 
+/// The descriptor of a kernel socket behind a native one, and what is to be looked at when it has news.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) fd: Arc<HeldFd>,
+    pub(super) items: Vec<Arc<Item>>,
+}
+
 /// What a poll found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
@@ -28,6 +40,8 @@ pub(super) struct Found {
     pub(super) pipes: Vec<u32>,
     /// Bells that rang, by number.
     pub(super) bells: Vec<u64>,
+    /// Members that have news, by their sockets' serials.
+    pub(super) members: Vec<u64>,
     /// An attach socket hung up.
     pub(super) hang_up: bool,
     /// Nothing came in time.
@@ -91,6 +105,17 @@ impl Kernel {
         let _ = epoll::delete(&self.epoll, bell);
     }
 
+    /// Each change of a kernel socket is an edge.
+    pub(super) fn add_member(&self, serial: u64, fd: &HeldFd) -> Result<()> {
+        let data = epoll::EventData::new_u64(MEMBER | serial);
+        let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
+        self.add_fd(fd, data, all | epoll::EventFlags::ET)
+    }
+
+    pub(super) fn remove_member(&self, fd: &HeldFd) {
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
     pub(super) fn remove_attachment(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }
@@ -115,6 +140,7 @@ impl Kernel {
                 SIGNAL => {}
                 ATTACH => found.hang_up = true,
                 bell if bell & BELL != 0 => found.bells.push(bell & !BELL),
+                member if member & MEMBER != 0 => found.members.push(member & !MEMBER),
                 channel => found.pipes.push(channel as u32),
             }
         }

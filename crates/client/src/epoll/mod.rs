@@ -2,10 +2,12 @@
 mod bells;
 pub mod hosted;
 mod kernel;
+mod members;
 pub mod ready;
 pub(crate) mod rest;
 mod watch;
 
+pub(crate) use ready::Item;
 pub(crate) use watch::Watch;
 
 use crate::channel::Channel;
@@ -15,9 +17,9 @@ use crate::socket::Socket;
 use crate::turn::{lock, SLEEP_MAX};
 use bells::Bells;
 use foldhash::HashMap;
-use kernel::Kernel;
+use kernel::{Kernel, Member};
 use pd_shm::Spin;
-use ready::{collect, Interest, Item, Queue, Source};
+use ready::{collect, Interest, Queue, Source};
 use rest::Resting;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -44,6 +46,8 @@ pub struct Epoll {
     homes: Mutex<Vec<Home>>,
     kernel: OnceLock<Kernel>,
     bells: Mutex<Bells>,
+    /// By the socket's serial.
+    members: Mutex<HashMap<u64, Member>>,
     /// Counts what was queued, so that a thread about to sleep notices.
     changes: AtomicU32,
     sleepers: AtomicU32,
@@ -73,6 +77,7 @@ impl Epoll {
             homes: Mutex::default(),
             kernel: OnceLock::new(),
             bells: Mutex::default(),
+            members: Mutex::default(),
             changes: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             armed: AtomicU32::new(0),
@@ -118,12 +123,21 @@ impl Epoll {
             }
             items.insert(key, item.clone());
         }
-        if let Err(error) = self.settle(socket.serial(), &control.link.home) {
+        // Of a connection of the kernel's no event comes from the driver.
+        let settled = match socket.kernel.get() {
+            None => self.settle(socket.serial(), &control.link.home),
+            Some(_) => Ok(()),
+        };
+        if let Err(error) = settled {
             lock(&self.items).remove(&key);
             return Err(error);
         }
         socket.watch(&control, item.clone());
         drop(control);
+        if let Err(error) = socket.join(&item) {
+            self.forget(socket, name);
+            return Err(error);
+        }
         self.queue(&item);
         self.wake_all();
         Ok(())
@@ -177,6 +191,7 @@ impl Epoll {
         item.removed.store(true, Ordering::Release);
         socket.unwatch(&control, &item);
         self.leave_bell(&item);
+        self.part(socket.serial(), &item);
         self.unsettle(socket.serial());
         true
     }
@@ -193,6 +208,7 @@ impl Epoll {
                 socket.leave(&item);
             }
             self.leave_bell(&item);
+            self.part(serial, &item);
             self.unsettle(serial);
         }
     }
@@ -346,6 +362,7 @@ impl Epoll {
     fn take_events(&self, found: &kernel::Found) {
         let mut lost = false;
         self.rung(&found.bells);
+        self.called(&found.members);
         for home in lock(&self.homes).iter() {
             if found.pipes.contains(&home.channel.index()) {
                 let _ = home.channel.empty_pipe();
@@ -413,7 +430,9 @@ impl Epoll {
 
     fn sleep_for_events(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
         let only = match lock(&self.homes).as_slice() {
-            [home] if lock(&self.bells).is_empty() => Some(home.channel.clone()),
+            [home] if lock(&self.bells).is_empty() && lock(&self.members).is_empty() => {
+                Some(home.channel.clone())
+            }
             _ => None,
         };
         let Some(channel) = only else { return Ok(self.kernel()?.poll(timeout)) };

@@ -28,6 +28,11 @@ impl Watch {
         }
     }
 
+    /// Items of instances that the socket is in.
+    pub(crate) fn items(&self) -> Vec<Arc<Item>> {
+        lock(&self.items).clone()
+    }
+
     /// Whether the driver posts `Ready` events for the socket.
     #[inline]
     pub(crate) fn subscribed(&self) -> bool {
@@ -46,7 +51,7 @@ impl Socket {
             control.link.sleep_on_bell(0);
             items.len() == 1
         };
-        if first {
+        if first && self.kernel.get().is_none() {
             self.subscribe(control);
         }
     }
@@ -64,7 +69,13 @@ impl Socket {
             items.retain(|known| !Arc::ptr_eq(known, item));
             items.is_empty()
         };
-        if last && self.watch.subscribed.swap(false, Ordering::Relaxed) {
+        if last {
+            self.unsubscribe(control);
+        }
+    }
+
+    pub(crate) fn unsubscribe(&self, control: &Control) {
+        if self.watch.subscribed.swap(false, Ordering::Relaxed) {
             control.link.store_subscribed(false);
             control.link.home.set_watch(control.link.id, None);
         }
@@ -94,6 +105,9 @@ impl Socket {
     }
 
     fn listener_readiness(&self) -> u32 {
+        if self.kernel_has_arrived() {
+            return IN;
+        }
         if !self.keep_listening() {
             return 0;
         }
@@ -200,6 +214,10 @@ impl Socket {
         }
         if !side.connected {
             return (if side.connecting { 0 } else { OUT | HUP }, None);
+        }
+        if side.kernel.is_some() {
+            drop(side);
+            return (self.kernel_readiness(wanted), None);
         }
         let edge = wanted & EDGE != 0;
         let (there, recv_end, rest) = match news {

@@ -4,7 +4,7 @@
 //! Each byte is read once. On the direct path its sender can change it until it is given back, so what a program has peeked at
 //! is kept here, and is what it receives later.
 use super::{RecvSide, IDLE_CALLS};
-use crate::error::{Error, Result};
+use crate::error::{lent, Error, Result};
 use crate::socket::{would_block, Socket};
 use libc::iovec;
 use rustix::io::Errno;
@@ -92,11 +92,6 @@ impl RecvSide {
             some => drop(self.peeked.drain(..some)),
         }
     }
-}
-
-#[cold]
-pub(crate) fn lent() -> Error {
-    Error::new(Errno::BUSY, "received bytes are lent out; give them back with pd_recv_done first")
 }
 
 /// Memory of a program's in pieces, which are filled one after the other.

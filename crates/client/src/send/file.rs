@@ -161,6 +161,10 @@ impl Socket {
     /// # Errors
     /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`; those of reading the file.
     pub fn send_file(&self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        self.check_usable()?;
+        if let Some(carrier) = self.kernel.get() {
+            return self.send_file_by_kernel(carrier, fd, offset, len);
+        }
         let (mut sent, mut deadline) = (0, None);
         while sent < len {
             let (at, left) = (offset + sent as u64, len - sent);

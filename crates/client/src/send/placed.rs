@@ -23,6 +23,9 @@ impl Socket {
         if len == 0 {
             return Ok(0);
         }
+        if self.kernel.get().is_some() {
+            return self.send_from_memory(len, fill);
+        }
         let (mut side, mut deadline) = (self.send.lock(), None);
         side.leave_if_asked();
         if side.adoptable || side.is_due() {
@@ -81,6 +84,9 @@ impl Socket {
     /// Whether the socket can send, as far as is known; of a non-blocking one, whether there is room for all of `len` bytes
     /// or for half of the ring.
     fn check_room(&self, len: u64) -> Result<()> {
+        if let Some(carrier) = self.kernel.get() {
+            return self.check_carrier_room(carrier);
+        }
         let mut side = self.send.lock();
         match side.wants_look() {
             true => side.end()?,
