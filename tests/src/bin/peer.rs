@@ -309,7 +309,7 @@ impl Puppet {
             }
             // send-bytes NAME BLOCK LEN: as it is.
             "send-bytes" => stream(words[1]).send(&self.blocks[words[2]], ..number(3) as usize)?.to_string(),
-            // path NAME: offloaded or direct.
+            // path NAME: offloaded, direct or kernel.
             "path" => stream(words[1]).path().name().to_owned(),
             // share NAME: receives bytes that the sender can still change.
             "share" => {
@@ -320,6 +320,11 @@ impl Puppet {
             "end" => stream(words[1]).recv(1)?.len().to_string(),
             "shutdown" => {
                 stream(words[1]).shutdown(Shutdown::Write)?;
+                String::new()
+            }
+            "reset" => {
+                stream(words[1]).set_close_resets(true);
+                self.streams.remove(words[1]);
                 String::new()
             }
             // ring NAME BYTES: the receive ring's size taken.
