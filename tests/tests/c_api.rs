@@ -3,6 +3,7 @@ use pd_tests::{peer_path, TestDriver};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -148,10 +149,13 @@ fn wait(mut child: Child, what: &str) {
 
 fn pair(program: &str, addr: &str) {
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
-    let server = start(&driver, program, "server", addr, 7300);
+    // One for each: the kernel's ports are those of all tests.
+    static PORT: AtomicU16 = AtomicU16::new(7300);
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    let server = start(&driver, program, "server", addr, port);
     // `listing1` is the paper's and does not wait for its server.
     driver.wait_for("the server listens", |r| r.clients.iter().any(|c| !c.listening.is_empty()));
-    let client = start(&driver, program, "client", addr, 7300);
+    let client = start(&driver, program, "client", addr, port);
     wait(client, &format!("{program} client {addr}"));
     wait(server, &format!("{program} server {addr}"));
     driver.wait_for("nothing is left", |r| {

@@ -308,7 +308,7 @@ fn errors_name_the_thing_and_the_remedy() {
         ("an address not owned", "listen m 203.0.113.7:80 1".to_owned(), "203.0.113.7:80", "bind one of"),
         ("a port taken", format!("listen m 0.0.0.0:{port} 1"), port, "choose another"),
         ("nobody listens", "connect d 127.0.0.1:9".to_owned(), "127.0.0.1:9", "start the listener"),
-        ("an address that nobody holds", "connect d 203.0.113.7:80".to_owned(), "203.0.113.7:80", "start"),
+        ("an address that nobody holds", "connect d 224.0.0.1:80".to_owned(), "224.0.0.1:80", "start"),
         ("a full backlog or too many connections", format!("connect d {addr}"), &addr, "raise"),
         ("a block too large", "malloc b 2000000000".to_owned(), "2000000000", "use several"),
         ("an exhausted pool", "malloc b 9000000".to_owned(), "pool", "raise memory.budget_bytes"),
