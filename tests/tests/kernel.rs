@@ -214,6 +214,65 @@ fn without_the_driver_the_kernel_goes_on(mut driver: TestDriver) {
     });
 }
 
+/// Two ends on the fabric.
+fn on_the_fabric() -> (Stream, Stream) {
+    let listener = Listener::bind(any(0)).unwrap();
+    let stream = Stream::connect(listener.local_addr().unwrap()).unwrap();
+    (stream, listener.accept().unwrap())
+}
+
+/// From the fabric to the kernel, back, and from kernel to kernel, by sockets that wait or do not.
+fn forwards_between_carriers() {
+    const BYTES: usize = 3 << 20;
+    for (from_kernel, to_kernel) in [(true, true), (true, false), (false, true)] {
+        for waits in [true, false] {
+            let (from, source): (Stream, Box<dyn Write + Send>) = if from_kernel {
+                let (stream, plain) = connected();
+                (stream, Box::new(plain))
+            } else {
+                let (stream, other) = on_the_fabric();
+                (stream, Box::new(other))
+            };
+            let (to, mut sink): (Stream, Box<dyn Read + Send>) = if to_kernel {
+                let (stream, plain) = connected();
+                (stream, Box::new(plain))
+            } else {
+                let (stream, other) = on_the_fabric();
+                (stream, Box::new(other))
+            };
+            from.set_nonblocking(!waits);
+            to.set_nonblocking(!waits);
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    let mut source = source;
+                    let mut bytes = vec![0; BYTES];
+                    fill(9, 0, &mut bytes);
+                    source.write_all(&bytes).unwrap();
+                });
+                scope.spawn(move || {
+                    let mut bytes = Vec::new();
+                    sink.read_to_end(&mut bytes).unwrap();
+                    assert_eq!(bytes.len(), BYTES);
+                    verify(9, 0, &bytes);
+                });
+                let mut moved = 0;
+                loop {
+                    match from.forward(&to, 100_000) {
+                        Ok(0) => break,
+                        Ok(bytes) => moved += bytes,
+                        Err(error) if error.would_block() && !waits => {
+                            thread::sleep(Duration::from_micros(200))
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                assert_eq!(moved, BYTES);
+                to.shutdown(Shutdown::Write).unwrap();
+            });
+        }
+    }
+}
+
 #[test]
 fn calls_are_those_of_the_fabric() {
     let driver = TestDriver::new();
@@ -223,5 +282,6 @@ fn calls_are_those_of_the_fabric() {
     bytes_are_lent_read_and_peeked_at();
     epoll_tells_of_edges_and_ends();
     a_connect_need_not_wait();
+    forwards_between_carriers();
     without_the_driver_the_kernel_goes_on(driver);
 }

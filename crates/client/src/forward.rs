@@ -55,7 +55,12 @@ impl RecvSide {
         ];
         // SAFETY: bytes that are kept, and bytes that are lent until they are given back below. Their sender may write them
         // meanwhile, and they may be anything.
-        let sent = unsafe { to.send_copied(&pieces) };
+        let sent = unsafe {
+            match to.kernel.get() {
+                Some(carrier) => to.send_by_kernel(carrier, &pieces),
+                None => to.send_copied(&pieces),
+            }
+        };
         let moved = *sent.as_ref().unwrap_or(&0);
         self.cursor = start + moved as u64;
         self.forget_kept(moved.min(kept));

@@ -1,6 +1,8 @@
 //! `syscall`: programs that go past the C library's functions by its own means. What a function of the library's does for a
 //! descriptor it does for the call of the same name.
-use super::{descriptor, epoll, hooks, limit, move_data, names, poll, receive, sandbox, send, socket, splice};
+use super::{
+    descriptor, epoll, hooks, limit, move_data, names, poll, receive, sandbox, send, socket, splice,
+};
 use crate::call::set_errno;
 use crate::{reach, real, start, table};
 use libc::{c_int, c_long, c_ulong, timespec};
