@@ -24,8 +24,10 @@ static double now(void) {
 
 static int dial(const char *ip, int port) {
     struct sockaddr_in address = at(ip, port);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
+    struct sockaddr_in6 address6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+    int is6 = inet_pton(AF_INET6, ip, &address6.sin6_addr) == 1, fd = socket(is6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0);
+    int failed = is6 ? connect(fd, (struct sockaddr *)&address6, sizeof address6) : connect(fd, (struct sockaddr *)&address, sizeof address);
+    if (!failed) return fd;
     int error = errno;
     close(fd);
     return -error;
@@ -78,6 +80,29 @@ int main(void) {
             if (fd < 0) printf("error %d connect\n", -fd);
             else if (errno = 0, read(fd, bytes, 1) != 1) printf("error %d nobody\n", errno);
             else held[name] = fd, printf("ok \n");
+        } else if (sscanf(line, "hear6 %d", &port) == 1) {
+            struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+            listener = socket(AF_INET6, SOCK_STREAM, 0);
+            if (bind(listener, (struct sockaddr *)&any, sizeof any) || listen(listener, 64)) {
+                printf("error %d listen\n", errno);
+                continue;
+            }
+            printf("ok \n");
+            pthread_t thread;
+            pthread_create(&thread, NULL, serve, (void *)(long)listener);
+        } else if (sscanf(line, "peer %d", &name) == 1) {
+            /* Where a connection leads, as the program sees it. */
+            struct sockaddr_storage peer;
+            socklen_t len = sizeof peer;
+            if (getpeername(held[name], (struct sockaddr *)&peer, &len)) {
+                printf("error %d peer\n", errno);
+                continue;
+            }
+            int is6 = peer.ss_family == AF_INET6;
+            struct sockaddr_in *four = (void *)&peer;
+            struct sockaddr_in6 *six = (void *)&peer;
+            inet_ntop(peer.ss_family, is6 ? (void *)&six->sin6_addr : (void *)&four->sin_addr, bytes, sizeof bytes);
+            printf("ok %s %d\n", bytes, ntohs(is6 ? six->sin6_port : four->sin_port));
         } else if (sscanf(line, "end %d", &name) == 1) {
             /* Waits for the end of a connection: an errno, or 0. */
             struct pollfd one = {.fd = held[name], .events = POLLIN};

@@ -94,10 +94,10 @@ fn a_service_address_leads_to_a_container() {
     let Some(mut stage) = stage(|_| {}) else { return };
     stage.a.ok("listen l 10.77.0.1:7102 8");
     assert_eq!(stage.b.errno("connect c 10.96.0.1:80"), libc::EHOSTUNREACH);
-    let routes =
+    let services =
         "[[rule]]\naddress = \"10.77.0.1\"\nport = 7102\naction = \"allow\"\n[[rule]]\naction = \"deny\"\n\
-                  [[route]]\nservice = \"10.96.0.1:80\"\nto = \"10.77.0.1:7102\"";
-    stage.apply("", routes);
+                  [[service]]\naddress = \"10.96.0.1:80\"\nbackends = [\"10.77.0.1:7102\"]";
+    stage.apply("", services);
     let connected = stage.b.ok("connect c 10.96.0.1:80");
     let accepted = stage.a.ok("accept s l");
     let (local, peer) = connected.split_once(' ').unwrap();
@@ -105,8 +105,8 @@ fn a_service_address_leads_to_a_container() {
     assert!(local.starts_with("10.77.0.2:"));
     assert_eq!(accepted, format!("10.77.0.1:7102 {local}"), "the listener's own address");
     stream(&mut stage.b, &mut stage.a, 2, 0, 300_000);
-    assert_eq!(stage.driver.policy().routes[0].hits, 1);
-    // Without the route the connection stays, and no other comes.
+    assert_eq!(stage.driver.policy().services[0].counts.connections_made, 1);
+    // Without the service the connection stays, and no other comes.
     assert_eq!(stage.apply("", ""), 0);
     stream(&mut stage.b, &mut stage.a, 2, 300_000, 300_000);
     assert_eq!(stage.b.errno("connect d 10.96.0.1:80"), libc::EHOSTUNREACH);

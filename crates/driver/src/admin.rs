@@ -1,6 +1,6 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
 use crate::memory::Standing;
-use crate::policy::Path as BytesPath;
+use crate::policy::{Balance, Path as BytesPath};
 use pd_shm::counters::CounterView;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{
@@ -98,6 +98,9 @@ pub struct Report {
     /// How the policy stands on the kernel.
     #[serde(default)]
     pub policy_on_kernel: KernelHalf,
+    /// Services of the policy.
+    #[serde(default)]
+    pub services: Vec<ServiceReport>,
     /// Counters, by the names that [`pd_abi::counters::AgentCounters`] gives them.
     pub metrics: BTreeMap<String, u64>,
 }
@@ -198,8 +201,8 @@ pub struct PolicyReport {
     pub path: BytesPath,
     /// Rules in their order, and the default behind them.
     pub rules: Vec<RuleReport>,
-    /// Routes.
-    pub routes: Vec<RouteReport>,
+    /// Services.
+    pub services: Vec<ServiceReport>,
     /// How it stands on the kernel.
     #[serde(default)]
     pub kernel: KernelHalf,
@@ -296,15 +299,55 @@ pub struct RuleReport {
     pub hits: u64,
 }
 
-/// A route.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct RouteReport {
-    /// The service's address.
-    pub service: SocketAddr,
+/// A service. Counts go on while it and its backends are in the policy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServiceReport {
+    /// Its address.
+    pub address: SocketAddr,
+    /// How a backend is chosen.
+    pub balance: Balance,
+    /// Seconds for which a client keeps its backend.
+    pub affinity_seconds: Option<u64>,
+    /// Connections through it. `connections_failed`: those that no backend could take.
+    #[serde(flatten)]
+    pub counts: ServiceCounts,
     /// Where it leads.
-    pub to: SocketAddr,
-    /// Connects to it since it came into force.
-    pub hits: u64,
+    pub backends: Vec<BackendReport>,
+}
+
+/// A backend of a service.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BackendReport {
+    /// Its address.
+    pub address: SocketAddr,
+    /// Its share beside others.
+    pub weight: u32,
+    /// It gets no new connections.
+    pub drain: bool,
+    /// Whether a native client finds a listener there.
+    pub on_fabric: bool,
+    /// Whether a container that is known has the address and no listener on the kernel.
+    pub no_listener: bool,
+    /// Whether nothing more fits into the backlog of its listener there.
+    pub backlog_full: bool,
+    /// Connections through the service. `connections_failed`: those on the kernel that came to nothing.
+    #[serde(flatten)]
+    pub counts: ServiceCounts,
+}
+
+/// What a service or a backend has had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceCounts {
+    /// Connections made.
+    pub connections_made: u64,
+    /// Those that are open.
+    pub connections_open: u64,
+    /// See where it is.
+    pub connections_failed: u64,
+    /// Bytes to backends, of connections that are over.
+    pub bytes_sent: u64,
+    /// Bytes from backends, likewise.
+    pub bytes_received: u64,
 }
 
 /// A driver's counters, read from its memory.

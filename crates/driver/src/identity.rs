@@ -22,6 +22,11 @@ impl NamespaceId {
     pub fn of(file: &Stat) -> Self {
         Self { device: file.st_dev, inode: file.st_ino }
     }
+
+    /// A number that no other namespace has as long as this one is there.
+    pub fn number(self) -> u64 {
+        self.inode
+    }
 }
 
 #[cfg(any(test, fuzzing, feature = "hostile"))]

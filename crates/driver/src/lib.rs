@@ -11,6 +11,7 @@
 
 mod addresses;
 pub mod admin;
+mod array;
 mod calls;
 mod clock;
 mod conductor;
@@ -33,6 +34,7 @@ mod peer;
 pub mod policy;
 mod reader;
 pub mod rights;
+mod service;
 mod settings;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod simulation;

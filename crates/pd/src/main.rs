@@ -15,6 +15,7 @@ mod ls;
 mod policy_cmd;
 mod program;
 mod run_cmd;
+mod services;
 mod stats;
 mod top;
 

@@ -11,6 +11,7 @@ use pd_driver::Bytes;
 use pd_harness::config::{read_policy, DEFAULT_ADMIN_SOCKET};
 
 use crate::live::no_answer;
+use crate::services;
 
 /// Checks, shows and changes the driver's policy: tenants, rules, rates, quotas, service addresses.
 #[derive(Debug, clap::Args)]
@@ -133,12 +134,8 @@ fn print_report(report: &PolicyReport) {
     for sentence in &report.kernel.unbound {
         println!("not on the kernel: {sentence}");
     }
-    if !report.routes.is_empty() {
-        let mut routes = table(["SERVICE", "TO", "HITS"]);
-        for route in &report.routes {
-            routes.add_row([route.service.to_string(), route.to.to_string(), route.hits.to_string()]);
-        }
-        println!("\n{routes}");
+    if !report.services.is_empty() {
+        println!("\n{}", services::table(&report.services));
     }
     let header = [
         "TENANT",

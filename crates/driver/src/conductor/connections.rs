@@ -2,9 +2,10 @@
 use super::direct::Direct;
 use super::ending::{Event, Life};
 use super::table::Table;
-use super::tenants::Traffic;
+use super::tenants::{Reached, Traffic};
 use super::twins::Twin;
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
+use crate::service::Chosen;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -65,8 +66,10 @@ pub struct Connection {
     pub cut: bool,
     /// Whether it counts among its tenant's connections here: where the kernel holds the policy, too, it counts a twin's.
     pub counted: bool,
-    /// The listener's address, behind the routes.
+    /// The listener's address.
     pub reached: SocketAddr,
+    /// The service through which it came there.
+    pub through: Option<Chosen>,
     /// If it belongs to a connection of the kernel.
     pub twin: Option<Box<Twin>>,
     /// On the direct path.
@@ -80,6 +83,7 @@ pub struct NewConnection {
     pub serial: u64,
     pub tenants: [TenantId; 2],
     pub reached: SocketAddr,
+    pub through: Option<Chosen>,
     pub twin: Option<Box<Twin>>,
     pub direct: Option<Box<Direct>>,
     pub counted: bool,
@@ -122,12 +126,24 @@ impl Connections {
     pub fn begin(&mut self, mut reserved: Reservation, new: NewConnection) {
         reserved.free = None;
         let id = reserved.id;
-        let NewConnection { sides, movers, serial, tenants, reached, twin, direct, counted } = new;
+        let NewConnection { sides, movers, serial, tenants, reached, through, twin, direct, counted } = new;
         // Only the accepting side of a twin has nobody.
         let life = sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
         let (settled, cut) = Default::default();
-        let connection =
-            Connection { sides, movers, life, serial, tenants, settled, cut, counted, reached, twin, direct };
+        let connection = Connection {
+            sides,
+            movers,
+            life,
+            serial,
+            tenants,
+            settled,
+            cut,
+            counted,
+            reached,
+            through,
+            twin,
+            direct,
+        };
         self.table.put(id, connection);
     }
 
@@ -140,6 +156,16 @@ impl Connections {
 }
 
 impl Connection {
+    /// Where it leads, as rules see it.
+    pub fn led(&self) -> Reached {
+        Reached { at: self.reached, asked: self.through.map(|chosen| chosen.asked) }
+    }
+
+    /// Bytes that were moved, there and back, as far as that is known.
+    pub fn moved(&self) -> [u64; 2] {
+        Side::BOTH.map(|side| self.settled[side].bytes())
+    }
+
     /// Whether its bytes go by rings of the two clients.
     pub fn is_direct(&self) -> bool {
         self.direct.as_ref().is_some_and(|direct| direct.is_in_use())
@@ -177,6 +203,7 @@ mod tests {
             serial: 1,
             tenants: [TenantId::default(); 2],
             reached: ([0; 4], 0).into(),
+            through: None,
             twin: None,
             direct: None,
             counted: true,

@@ -256,7 +256,7 @@ impl Conductor {
         }
     }
 
-    fn unread_for(&self, id: ClientId, request: &Request, as_of: Duration) -> Vec<NamespaceId> {
+    fn unread_for(&mut self, id: ClientId, request: &Request, as_of: Duration) -> Vec<NamespaceId> {
         let (Some(operation), Some(client)) = (Operation::from_raw(request.operation), self.client(id))
         else {
             return Vec::new();
@@ -267,8 +267,9 @@ impl Conductor {
             return Vec::new();
         };
         let reach = operation == Operation::Connect;
-        let at = if reach { self.tenants.would_reach(at) } else { at };
-        self.names.unread(client.identity.namespace, at.ip(), reach, as_of)
+        let namespace = client.identity.namespace;
+        let at = if reach { self.would_reach(id, SocketId(request.socket), at) } else { at };
+        self.names.unread(namespace, at.ip(), reach, as_of)
     }
 
     fn unread_for_twin(&self, id: ClientId, asked: &TwinRequest, as_of: Duration) -> Vec<NamespaceId> {
@@ -281,13 +282,20 @@ impl Conductor {
         let (Some(client), Some(at)) = (self.client(id), asked_of.to_socket_addr()) else {
             return Vec::new();
         };
+        // The kernel connects to backends by itself: a twin towards a former holder's container is one that nobody claims.
+        if self.services.find(at).is_some() {
+            return Vec::new();
+        }
         self.names.unread(client.identity.namespace, at.ip(), reach, as_of)
     }
 
-    fn unread_for_first(&self, lane: Lane) -> Vec<NamespaceId> {
+    fn unread_for_first(&mut self, lane: Lane) -> Vec<NamespaceId> {
         let Some(Waiting { what, arrived, .. }) = self.deferred.first(lane) else { return Vec::new() };
         match (lane, what) {
-            (Lane::Channel(id, _), What::Request { request, .. }) => self.unread_for(id, request, *arrived),
+            (Lane::Channel(id, _), What::Request { request, .. }) => {
+                let (request, arrived) = (*request, *arrived);
+                self.unread_for(id, &request, arrived)
+            }
             (Lane::Frames(id), What::Twin(_, asked)) => self.unread_for_twin(id, asked, *arrived),
             (_, What::Register(registering, _)) => {
                 self.names.unread_owners(&registering.registration.addresses, *arrived)

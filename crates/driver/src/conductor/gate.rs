@@ -10,6 +10,7 @@ use crate::identity::NamespaceId;
 use crate::ids::TenantId;
 use crate::metrics::Metrics;
 use crate::policy::{is_below, Policy};
+use crate::service::{Chosen, Slots};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
@@ -96,6 +97,23 @@ impl Teller {
         self.gate.as_ref().is_ok_and(Gate::is_in_force)
     }
 
+    /// What it counts of services, if it does.
+    pub(super) fn slots(&self) -> Option<Arc<Slots>> {
+        self.gate.as_ref().ok().map(|gate| Arc::clone(&gate.slots))
+    }
+
+    /// Has the kernel connect the socket with this cookie to the backend that was chosen.
+    pub(super) fn choose(&self, cookie: u64, chosen: &Chosen) {
+        if let Ok(gate) = &self.gate {
+            gate.choose(cookie, chosen);
+        }
+    }
+
+    /// The policy that it is staging.
+    pub(super) fn staging(&self) -> Option<&Policy> {
+        self.applying.front().map(|applying| &applying.policy)
+    }
+
     fn send(&self, message: ToGate) {
         if let Ok(gate) = &self.gate {
             gate.inbox.send(message);
@@ -131,7 +149,7 @@ impl Conductor {
     fn stage_next(&mut self) {
         while let Some(Applying { policy, .. }) = self.gate.applying.front() {
             let policy = policy.clone();
-            if let Err(why) = self.check_reserves(&policy) {
+            if let Err(why) = self.check_reserves(&policy).and_then(|()| self.assign_slots(&policy)) {
                 let refused = self.gate.applying.pop_front();
                 tell(refused.and_then(|refused| refused.reply), Err(why.to_string()));
                 continue;

@@ -19,6 +19,7 @@ mod payers;
 mod queues;
 mod report;
 mod rings;
+mod services;
 mod sockets;
 mod table;
 mod tenancy;
@@ -43,6 +44,7 @@ use crate::memory::{Exhausted, Pool};
 use crate::messages::{Endpoint, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::mover::Mover;
+use crate::service::{Services, Slots};
 use crate::settings::Settings;
 use crate::StartError;
 use balance::Balance;
@@ -103,6 +105,8 @@ pub struct Conductor {
     deferred: Deferred,
     /// The kernel's half of the policy.
     gate: gate::Teller,
+    services: Services,
+    on_kernel: services::OnKernel,
     /// Clients and connections numbered so far.
     serial: u64,
     /// Ready when something was put into an inbox while the conductor slept.
@@ -175,6 +179,11 @@ impl Conductor {
         let mut this = Self {
             pool,
             tenants: Tenants::new(settings.path, gate.words()),
+            services: Services::new(match gate.slots() {
+                Some(slots) => slots,
+                None => Arc::new(Slots::own()?),
+            }),
+            on_kernel: services::OnKernel::default(),
             gate,
             settings,
             clock,
@@ -375,6 +384,9 @@ impl Conductor {
             return;
         }
         self.tenants.close(index, connection, self.metrics.region());
+        if let Some(chosen) = &connection.through {
+            self.services.close(chosen, connection.moved(), connection.twin.is_none());
+        }
         Metrics::add(&self.metrics.connections_closed, 1);
         let Some(Connection { sides, direct, twin, .. }) = self.connections.remove(index) else { return };
         if let Some(direct) = direct {

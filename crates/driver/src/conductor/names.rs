@@ -345,11 +345,26 @@ impl Names {
         self.owners.get(&ip).copied().ok_or(Errno::HOSTUNREACH)
     }
 
+    /// Whether a connection from `id` to `to` reaches a listener.
+    pub fn has_listener(&mut self, id: NamespaceId, to: SocketAddr) -> bool {
+        self.listeners(id, to).is_ok()
+    }
+
     /// The listener that a connection from `id` to `to` reaches; those that share a port take turns.
     ///
     /// # Errors
     /// `EHOSTUNREACH` if no container holds the address, `ECONNREFUSED` if nothing listens there.
     pub fn listener(&mut self, id: NamespaceId, to: SocketAddr) -> Result<(ClientId, Slot), Errno> {
+        let (list, at) = self.listeners(id, to)?;
+        let chosen = list[at];
+        if chosen.share.is_some() {
+            list[at..].rotate_left(1);
+        }
+        Ok((chosen.client, chosen.slot))
+    }
+
+    /// Those bound to the port of `to`, and the place of the first that a connection from `id` reaches.
+    fn listeners(&mut self, id: NamespaceId, to: SocketAddr) -> Result<(&mut Vec<Binding>, usize), Errno> {
         let ip = canonical(to.ip());
         let target = self.namespace_of(id, ip)?;
         let list =
@@ -357,12 +372,7 @@ impl Names {
         let fits = |b: &&Binding| b.listening && b.accepts(ip);
         let exact = list.iter().filter(fits).any(|b| !b.ip.is_unspecified());
         let found = list.iter().position(|b| fits(&b) && b.ip.is_unspecified() != exact);
-        let at = found.ok_or(Errno::CONNREFUSED)?;
-        let chosen = list[at];
-        if chosen.share.is_some() {
-            list[at..].rotate_left(1);
-        }
-        Ok((chosen.client, chosen.slot))
+        found.map(|at| (list, at)).ok_or(Errno::CONNREFUSED)
     }
 
     /// The address that a socket of `id` gets when it connects to `to` without being bound.

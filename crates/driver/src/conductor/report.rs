@@ -17,7 +17,8 @@ impl Conductor {
                 self.collect_reports();
                 self.take_all_kernel_counts();
                 self.count_refused_on_kernel();
-                Answer::Report(Box::new(self.report()))
+                let services = self.service_reports();
+                Answer::Report(Box::new(Report { services, ..self.report() }))
             }
             Asked::Plain(Ask::Kernel) => Answer::Kernel(Box::new(self.kernel_report())),
             Asked::Plain(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
@@ -101,6 +102,7 @@ impl Conductor {
             connections: connections.collect(),
             kernel_connections_by_reason: self.kernel.counts().by_label(),
             policy_on_kernel: self.kernel_half(),
+            services: Vec::new(),
             metrics: total.entries().map(|(name, value)| (name.to_owned(), value)).collect(),
         }
     }

@@ -3,10 +3,12 @@ use super::client::{Connected, Listener, Socket, SocketState};
 use super::connections::NewConnection;
 use super::ending::Ending;
 use super::names::{canonical, Wish};
+use super::tenants::Reached;
 use super::Conductor;
 use crate::ids::{ClientId, ConnectionId, Side, Slot, TenantId};
 use crate::messages::{Asking, Endpoint, Gone, NewFlow, ToMover};
 use crate::metrics::Metrics;
+use crate::service::Chosen;
 use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
@@ -27,9 +29,10 @@ struct Call {
     v6: bool,
     send_ring_bytes: u64,
     local: SocketAddr,
-    /// As the connecting side sees it, and behind the routes.
+    /// As the connecting side sees it, and that of the listener.
     remote: SocketAddr,
     reached: SocketAddr,
+    through: Option<Chosen>,
     peer: ClientId,
     listener: Slot,
     tenants: [TenantId; 2],
@@ -238,7 +241,7 @@ impl Conductor {
 
     fn connect(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
         let call = self.call(id, socket, request)?;
-        let Call { slot, v6, local, remote, reached, peer, listener, tenants, .. } = call;
+        let Call { slot, v6, local, remote, reached, through, peer, listener, tenants, .. } = call;
         let reserved = self.connections.reserve();
         let index = reserved.id();
         let accepted = self.accepted_socket(&call, index)?;
@@ -274,12 +277,16 @@ impl Conductor {
             serial,
             tenants,
             reached,
+            through,
             twin: None,
             direct,
             counted: true,
         };
         self.connections.begin(reserved, connection);
         self.tenants.open(tenants);
+        if let Some(chosen) = &through {
+            self.services.open(chosen);
+        }
         Metrics::add(&self.metrics.connections_made, 1);
         self.queue(peer, listener, peer_slot);
         Ok(done(socket).with_address(dressed(local, v6).into()))
@@ -299,9 +306,11 @@ impl Conductor {
         }
         let to = family_of(state, to)?;
         let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
-        let reached = self.tenants.route(to);
+        let through = self.choose(id, socket, to)?;
+        let reached = through.map_or(to, |chosen| chosen.reached);
         let (peer, listener) = self.names.listener(namespace, reached)?;
-        let tenants = self.admit(id, peer, reached)?;
+        let led = Reached { at: reached, asked: through.map(|chosen| chosen.asked) };
+        let tenants = self.admit(id, peer, led)?;
         self.check_room(peer)?;
         let local = match bound {
             Some(bound) if !bound.ip().is_unspecified() => bound,
@@ -314,7 +323,7 @@ impl Conductor {
             false => at,
         };
         let (remote, reached) = (own(to), own(reached));
-        Ok(Call { slot, v6, send_ring_bytes, local, remote, reached, peer, listener, tenants })
+        Ok(Call { slot, v6, send_ring_bytes, local, remote, reached, through, peer, listener, tenants })
     }
 
     /// The socket that the listener gets.

@@ -1,5 +1,5 @@
 //! Policy applied to clients and connections: whose they are, and what becomes of them when it changes.
-use super::tenants::Facts;
+use super::tenants::{Facts, Reached};
 use super::{Conductor, Registration};
 use crate::admin::PolicyReport;
 use crate::door::ToDoor;
@@ -9,7 +9,6 @@ use crate::messages::ToMover;
 use crate::metrics::Metrics;
 use crate::policy::{Action, Policy, PolicyError};
 use rustix::io::Errno;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 impl Conductor {
@@ -40,7 +39,7 @@ impl Conductor {
         &mut self,
         id: ClientId,
         peer: ClientId,
-        reached: SocketAddr,
+        reached: Reached,
     ) -> Result<[TenantId; 2], Errno> {
         let (tenants, decision) = self.verdict(id, peer, reached)?;
         self.tenants.admit(tenants[0], decision).inspect_err(|errno| {
@@ -61,7 +60,7 @@ impl Conductor {
         &mut self,
         id: ClientId,
         peer: ClientId,
-        reached: SocketAddr,
+        reached: Reached,
     ) -> Result<[TenantId; 2], Errno> {
         match self.verdict(id, peer, reached)? {
             (tenants, (Action::Allow, _)) => Ok(tenants),
@@ -74,7 +73,7 @@ impl Conductor {
         &self,
         id: ClientId,
         peer: ClientId,
-        reached: SocketAddr,
+        reached: Reached,
     ) -> Result<([TenantId; 2], (Action, usize)), Errno> {
         let (Some(client), Some(other)) = (self.client(id), self.client(peer)) else {
             return Err(Errno::CONNREFUSED);
@@ -91,6 +90,8 @@ impl Conductor {
     /// If what it reserves is not there; then nothing has changed.
     pub(super) fn apply(&mut self, policy: Policy) -> Result<u64, PolicyError> {
         self.check_reserves(&policy)?;
+        self.assign_slots(&policy)?;
+        self.services.apply(&policy);
         let changes = self.tenants.apply(policy);
         self.payers.apply(&self.tenants, &self.pool);
         for mover in self.movers.ids() {
@@ -166,7 +167,7 @@ impl Conductor {
         let [from, to] = connection.sides.map(|side| self.client(side?.0));
         let (Some(from), Some(to)) = (from, to) else { return false };
         let at_home = from.identity.namespace == to.identity.namespace;
-        self.tenants.decide(from.tenant, to.tenant, at_home, connection.reached).0 == Action::Deny
+        self.tenants.decide(from.tenant, to.tenant, at_home, connection.led()).0 == Action::Deny
     }
 
     /// Ends a connection: both sides get `ECONNRESET`.
@@ -189,6 +190,7 @@ impl Conductor {
         }
         self.count_refused_on_kernel();
         let kernel = self.kernel_half();
-        self.tenants.report(self.settings.policy_file.clone(), &self.payers, kernel)
+        let report = self.tenants.report(self.settings.policy_file.clone(), &self.payers, kernel);
+        PolicyReport { services: self.service_reports(), ..report }
     }
 }

@@ -1,7 +1,7 @@
 //! Tenants: their numbers, their accounts, and the policy in force with its counts.
 use super::payers::Payers;
 use super::Connection;
-use crate::admin::{Account, HoldingReport, KernelHalf, PolicyReport, RouteReport, RuleReport, TenantReport};
+use crate::admin::{Account, HoldingReport, KernelHalf, PolicyReport, RuleReport, TenantReport};
 use crate::gate::{TenantWords, Words};
 use crate::hash::HashMap;
 use crate::identity::{control_group, has_exited, namespace_of_file, NamespaceId};
@@ -80,6 +80,12 @@ pub struct Traffic {
     messages: u64,
 }
 
+impl Traffic {
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
+}
+
 impl From<FlowCounters> for Traffic {
     fn from(counters: FlowCounters) -> Self {
         Self { bytes: counters.bytes, messages: counters.messages }
@@ -95,6 +101,21 @@ pub struct Facts<'a> {
     pub container: Option<(&'a str, &'a str)>,
 }
 
+/// Where a connection leads.
+#[derive(Clone, Copy, Debug)]
+pub struct Reached {
+    /// The listener's address.
+    pub at: SocketAddr,
+    /// The service's, if it was asked for by that.
+    pub asked: Option<SocketAddr>,
+}
+
+impl From<SocketAddr> for Reached {
+    fn from(at: SocketAddr) -> Self {
+        Self { at, asked: None }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Tenants {
@@ -103,7 +124,6 @@ pub struct Tenants {
     path: Path,
     /// Of the rules, and of the default.
     hits: Vec<u64>,
-    route_hits: Vec<u64>,
     /// Namespaces that the policy names and that exist, with their tenants' places in it.
     places: Vec<(NamespaceId, usize)>,
     numbers: HashMap<String, TenantId>,
@@ -141,7 +161,6 @@ impl Tenants {
             policy: Policy::default(),
             path,
             hits: vec![0],
-            route_hits: Vec::new(),
             places: Vec::new(),
             numbers: HashMap::default(),
             entries: Vec::new(),
@@ -207,7 +226,6 @@ impl Tenants {
             }
         }
         self.hits = vec![0; policy.rules.len() + 1];
-        self.route_hits = vec![0; policy.routes.len()];
         let mut changed = Changes::default();
         for (id, entry) in self.entries.iter_mut().enumerate() {
             let tenant = policy.tenant(&entry.name);
@@ -282,33 +300,20 @@ impl Tenants {
         name.and_then(|name| self.numbers.get(name).copied()).unwrap_or_default()
     }
 
-    /// Where a connect to `to` would lead.
-    pub fn would_reach(&self, to: SocketAddr) -> SocketAddr {
-        self.policy.route(to).map_or(to, |index| self.policy.routes[index].to)
-    }
-
-    /// Where a connect to `to` leads.
-    pub fn route(&mut self, to: SocketAddr) -> SocketAddr {
-        let Some(index) = self.policy.route(to) else { return to };
-        self.route_hits[index] += 1;
-        self.policy.routes[index].to
-    }
-
     /// Whether a connection is allowed, and the number of what says so in `hits`. Within a network namespace
     /// one tenant's clients may always talk to each other: they could without the driver.
-    pub fn decide(
-        &self,
-        from: TenantId,
-        to: TenantId,
-        at_home: bool,
-        reached: SocketAddr,
-    ) -> (Action, usize) {
+    pub fn decide(&self, from: TenantId, to: TenantId, at_home: bool, reached: Reached) -> (Action, usize) {
         if at_home && from == to {
             return (Action::Allow, usize::MAX);
         }
-        let (address, port) = (reached.ip().to_canonical(), reached.port());
-        let (action, rule) =
-            self.policy.decide(&Attempt { from: self.name(from), to: self.name(to), address, port });
+        let attempt = |at: SocketAddr| {
+            let (address, port) = (at.ip().to_canonical(), at.port());
+            Attempt { from: self.name(from), to: self.name(to), address, port }
+        };
+        let (action, rule) = match reached.asked {
+            Some(asked) => self.policy.decide_service(&attempt(asked), &attempt(reached.at)),
+            None => self.policy.decide(&attempt(reached.at)),
+        };
         (action, rule.unwrap_or(self.policy.rules.len()))
     }
 
@@ -436,9 +441,7 @@ impl Tenants {
                 .map(|(index, (rule, &hits))| RuleReport { rule, hits: hits + self.hits_on_kernel(index) })
                 .collect(),
             kernel,
-            routes: (policy.routes.iter().zip(&self.route_hits))
-                .map(|(route, &hits)| RouteReport { service: route.service, to: route.to, hits })
-                .collect(),
+            services: Vec::new(),
         }
     }
 }

@@ -18,6 +18,7 @@ use super::connections::{NewConnection, Reservation};
 use super::ending::{Ending, Event};
 use super::names::canonical;
 use super::sockets::{done, dressed, Answer};
+use super::tenants::Reached;
 use super::unix::is_unix;
 use super::Conductor;
 use crate::hash::FastMap as HashMap;
@@ -27,6 +28,7 @@ use crate::kernel_socket::{inode_of_descriptor, SocketDiag, Wanted, COOKIE_ANY};
 use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, NewFlow, ToMover, Violation};
 use crate::metrics::Metrics;
+use crate::service::Chosen;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
@@ -109,6 +111,7 @@ pub(super) struct NewTwin {
     pub(super) connected: Connected,
     pub(super) tenants: [TenantId; 2],
     pub(super) reached: SocketAddr,
+    pub(super) through: Option<Chosen>,
     /// See [`super::Connection::counted`].
     pub(super) counted: bool,
 }
@@ -249,10 +252,12 @@ impl Conductor {
     }
 
     fn twin_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
-        let to = asked.peer.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
+        let asked_for = asked.peer.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, pid) = (client.identity.namespace, client.identity.pid);
+        let through = self.choose_on_kernel(namespace, asked.cookie, asked_for)?;
+        let to = through.map_or(asked_for, |chosen| dressed(chosen.reached, asked_for.is_ipv6()));
         let there = self.names.namespace_of(namespace, to.ip())?;
         let place = Place::Tcp(there, to.port());
         let speakers = self.twins.speakers_at(place, to.ip());
@@ -266,9 +271,10 @@ impl Conductor {
         self.open_diag(peer, there)?;
         // The kernel's connection follows, and is counted there.
         let counted = namespace == there || !self.gate.is_in_force();
+        let led = Reached { at: to, asked: through.map(|chosen| chosen.asked) };
         let tenants = match counted {
-            true => self.admit(id, peer, to),
-            false => self.admit_uncounted(id, peer, to),
+            true => self.admit(id, peer, led),
+            false => self.admit_uncounted(id, peer, led),
         };
         // As [`super::Conductor::admit`], but for the process, which has other limits with that errno.
         let tenants = tenants.map_err(|errno| if errno == Errno::MFILE { Errno::DQUOT } else { errno })?;
@@ -283,7 +289,7 @@ impl Conductor {
             connection: reserved.id(),
             side: Side::Connecting,
             local: dressed(local, to.is_ipv6()),
-            remote: to,
+            remote: asked_for,
         };
         let wanted = Wanted { local: connected.local, peer: to, cookie: asked.cookie };
         let unknown = Wanted { local: to, peer: connected.local, cookie: COOKIE_ANY };
@@ -302,6 +308,7 @@ impl Conductor {
             connected,
             tenants,
             reached: to,
+            through,
             counted,
         })
     }
@@ -319,6 +326,7 @@ impl Conductor {
             connected,
             tenants,
             reached,
+            through,
             counted,
         } = new;
         let index = reserved.id();
@@ -334,6 +342,7 @@ impl Conductor {
             serial: self.serial,
             tenants,
             reached,
+            through,
             twin: Some(Box::new(Twin {
                 key,
                 place,
@@ -480,12 +489,22 @@ impl Conductor {
 
     /// The kernel's socket that the client says it holds, if it does.
     fn prove(&mut self, id: ClientId, asked: &TwinRequest) -> Result<Held, Errno> {
+        self.prove_towards(id, asked, None)
+    }
+
+    /// The same. `through`: its peer as the kernel connected it, where the program sees a service's address.
+    fn prove_towards(
+        &mut self,
+        id: ClientId,
+        asked: &TwinRequest,
+        through: Option<SocketAddr>,
+    ) -> Result<Held, Errno> {
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, pid) = (client.identity.namespace, client.identity.pid);
         let (Some(local), Some(peer)) = (asked.local.to_socket_addr(), asked.peer.to_socket_addr()) else {
             return Err(Errno::AFNOSUPPORT);
         };
-        let wanted = Wanted { local, peer, cookie: asked.cookie };
+        let wanted = Wanted { local, peer: through.unwrap_or(peer), cookie: asked.cookie };
         let inode = inode_of_descriptor(pid, asked.descriptor)?;
         self.open_diag(id, namespace)?;
         let found = self.twins.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?.inode(&wanted)?;

@@ -34,7 +34,7 @@ impl Conductor {
         let speakers = self.twins.speakers_at(place, NOWHERE.ip());
         let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
         let held = self.unix_held(id, asked)?;
-        let tenants = self.admit(id, peer, NOWHERE)?;
+        let tenants = self.admit(id, peer, NOWHERE.into())?;
         self.check_room(peer)?;
         // Proved when it is claimed.
         let sides = [held, Held { inode: 0, ..held }];
@@ -54,6 +54,7 @@ impl Conductor {
             connected,
             tenants,
             reached,
+            through: None,
             counted: true,
         })
     }

@@ -22,6 +22,8 @@ pub unsafe trait Plain: Copy {}
 
 // SAFETY: a number.
 unsafe impl Plain for u32 {}
+// SAFETY: a number.
+unsafe impl Plain for u64 {}
 
 /// `union bpf_attr` of these commands: six words at most.
 fn bpf(command: c_int, attr: &[u64; 8]) -> Result<()> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's half of the policy: verdicts on connects, quotas and accounts, and rates. The driver fills the maps (`keeper.rs`) and attaches
+// The kernel's half of the policy: service addresses, verdicts on connects, quotas and accounts, and rates. The driver fills the maps (`keeper.rs`) and attaches
 // the programs to the root of the control groups. `gate.bpf.o` is this file compiled; `build.sh` says how.
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -13,6 +13,8 @@ static void *(*map_lookup)(void *, const void *) = (void *)BPF_FUNC_map_lookup_e
 static __u64 (*ktime)(void) = (void *)BPF_FUNC_ktime_get_ns;
 static __u64 (*netns_cookie)(void *) = (void *)BPF_FUNC_get_netns_cookie;
 static __u64 (*ancestor_cgroup)(int) = (void *)BPF_FUNC_get_current_ancestor_cgroup_id;
+static __u64 (*socket_cookie)(void *) = (void *)BPF_FUNC_get_socket_cookie;
+static long (*loop)(__u32, void *, void *, __u64) = (void *)BPF_FUNC_loop;
 static int (*set_retval)(int) = (void *)BPF_FUNC_set_retval;
 static void *(*storage_get)(void *, void *, void *, __u64) = (void *)BPF_FUNC_sk_storage_get;
 static int (*set_callbacks)(void *, int) = (void *)BPF_FUNC_sock_ops_cb_flags_set;
@@ -22,8 +24,21 @@ static struct bpf_sock *(*full_socket)(struct bpf_sock *) = (void *)BPF_FUNC_sk_
 #define TENANTS 4096
 #define ENTRIES (1 << 21)
 #define LEVELS 8
+#define SERVICES 1024
+// Of one service; a power of two.
+#define BACKENDS 256
+#define SLOTS 16384
+// Entries of a service's table, a prime, and how many are kept together.
+#define TABLE 65537
+#define CHUNK 2048
+// Places in the table that are looked at before all backends are looked at one after the other.
+#define TRIES 16
+// Sets of clients that keep their backend, and clients of one.
+#define SETS 16384
+#define WAYS 4
 #define EACCES 13
 #define EMFILE 24
+#define ECONNREFUSED 111
 #define AF_INET 2
 #define TCP 6
 #define MPTCP 262
@@ -75,8 +90,23 @@ struct place { __u32 prefix; __u32 generation; __u32 address[4]; };
 struct pair { __u32 prefix; __u32 generation, from, to; __u16 port, zero; };
 
 // A connection, kept with its socket. `since`: the epoch of one that is counted, the generation of one that was only seen.
-struct record { __u32 from, to, state, since; __u64 spent_until_ns; };
-enum { ASKED = 1, OPEN, SEEN };
+// If it was asked for by a service's address: that, and the slots of service and backend.
+struct record { __u32 from, to, state, since; __u64 spent_until_ns; __u32 service[4]; __u16 port, is_through, slots[2]; };
+enum { ASKED = 1, OPEN, SEEN, MADE };
+
+struct service_key { __u32 generation; __u16 port, zero; __u32 address[4]; };
+struct member { __u16 slot, weight; };
+struct service { __u32 number; __u16 slot, count; __u32 is_least, zero; __u64 affinity_ms; struct member list[BACKENDS]; };
+// `part`: a backend's number, or that of a piece of the table.
+struct part_key { __u32 generation; __u16 service, part; };
+// `class`: of rules that name the service's address.
+struct backend { __u32 address[4]; __u16 port, slot; __u32 class; };
+struct chunk { __u16 entries[CHUNK]; };
+struct choice { __u32 generation; __u16 service, backend; };
+// As `service/slots.rs` has it.
+struct slot { __u64 state, made, active, failed, sent, received, active_on_kernel, spare; };
+// A client's key; the slot of its backend, and until when it keeps that, in milliseconds.
+struct sticky { struct { __u64 key, word; } ways[WAYS]; };
 
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 1); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct config); } config SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, TENANTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct tenant); } tenants SEC(".maps");
@@ -85,6 +115,13 @@ struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, ENTRIES); __uint(m
 struct { __uint(type, BPF_MAP_TYPE_LPM_TRIE); __uint(max_entries, ENTRIES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct place); __type(value, struct whom); } places SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_LPM_TRIE); __uint(max_entries, ENTRIES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct pair); __type(value, __u32); } verdicts SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct record); } records SEC(".maps");
+
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, SERVICES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct service_key); __type(value, struct service); } services SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 15); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct part_key); __type(value, struct backend); } backends SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 15); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct part_key); __type(value, struct chunk); } tables SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 1 << 14); __type(key, __u64); __type(value, struct choice); } choices SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SLOTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct slot); } slots SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SETS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct sticky); } sticky SEC(".maps");
 
 // A field of a context, read where it stands: the verifier takes no pointers into one.
 #define FIELD(of, field) (*(volatile __typeof__((of)->field) *)&(of)->field)
@@ -116,15 +153,148 @@ INLINE struct config *in_force(void) {
     return c && c->generation ? c : 0;
 }
 
-// 1: go on. 0: the call fails.
-INLINE int judge(struct bpf_sock_addr *ctx, const __u32 address[4]) {
+// As `policy/maglev.rs` has it.
+INLINE __u64 mix(__u64 word) {
+    word = (word ^ word >> 33) * 0xff51afd7ed558ccd;
+    word = (word ^ word >> 33) * 0xc4ceb9fe1a85ec53;
+    return word ^ word >> 33;
+}
+
+INLINE struct slot *slot_of(__u32 number) { return map_lookup(&slots, &number); }
+
+INLINE bool is_up(struct service *service, __u32 backend) {
+    if (backend >= service->count) return false;
+    struct slot *slot = slot_of(service->list[backend & (BACKENDS - 1)].slot);
+    return slot && !slot->state;
+}
+
+// A search for a backend, step by step, that ends with `found` or with -1.
+struct search {
+    struct service *service;
+    __u64 hash, most, weight;
+    __u32 generation, at, slot;
+    int found;
+};
+
+static long step_by_table(__u64 step, void *of) {
+    struct search *search = of;
+    __u32 entry = search->hash % TABLE;
+    struct part_key key = {search->generation, search->service->number, entry / CHUNK};
+    struct chunk *chunk = map_lookup(&tables, &key);
+    if (!chunk) return 1;
+    __u32 backend = chunk->entries[entry & (CHUNK - 1)];
+    if (is_up(search->service, backend)) {
+        search->found = backend;
+        return 1;
+    }
+    search->hash = mix(search->hash + 1);
+    return 0;
+}
+
+INLINE __u32 next(struct search *search) {
+    __u32 at = search->at;
+    search->at = at + 1 < search->service->count ? at + 1 : 0;
+    return at & (BACKENDS - 1);
+}
+
+static long step_to_first(__u64 step, void *of) {
+    struct search *search = of;
+    __u32 at = next(search);
+    if (!is_up(search->service, at)) return 0;
+    search->found = at;
+    return 1;
+}
+
+static long step_to_least(__u64 step, void *of) {
+    struct search *search = of;
+    __u32 at = next(search);
+    struct member *member = &search->service->list[at];
+    struct slot *slot = slot_of(member->slot);
+    if (!slot || slot->state) return 0;
+    __u64 active = slot->active + slot->active_on_kernel;
+    if (search->found < 0 || (active + 1) * search->weight < (search->most + 1) * member->weight) {
+        search->found = at;
+        search->most = active;
+        search->weight = member->weight;
+    }
+    return 0;
+}
+
+static long step_to_slot(__u64 step, void *of) {
+    struct search *search = of;
+    __u32 at = next(search);
+    if (search->service->list[at].slot != search->slot) return 0;
+    if (is_up(search->service, at)) search->found = at;
+    return 1;
+}
+
+// The number of a backend, or -1. As `service/choice.rs` chooses.
+INLINE int find(struct service *service, __u32 generation, __u64 hash) {
+    __u32 count = service->count;
+    if (!count) return -1;
+    struct search search = {.service = service, .hash = hash, .generation = generation, .at = hash % count, .found = -1};
+    if (service->is_least) {
+        loop(count, step_to_least, &search, 0);
+        return search.found;
+    }
+    loop(TRIES, step_by_table, &search, 0);
+    if (search.found >= 0) return search.found;
+    search.at = search.hash % count;
+    loop(count, step_to_first, &search, 0);
+    return search.found;
+}
+
+INLINE int choose(struct service *service, __u32 generation, __u64 cookie, __u64 client) {
+    // The driver has chosen, for a connection whose bytes it carries.
+    struct choice *choice = map_lookup(&choices, &cookie);
+    if (choice && choice->generation == generation && choice->service == service->number && is_up(service, choice->backend))
+        return choice->backend & (BACKENDS - 1);
+    __u64 affinity_ms = service->affinity_ms;
+    if (!affinity_ms) return find(service, generation, mix(cookie));
+    __u64 now_ms = ktime() / 1000000, key = mix(client ^ (__u64)service->slot << 32);
+    key = key ? key : 1;
+    __u32 set = key % SETS;
+    struct sticky *kept = map_lookup(&sticky, &set);
+    if (!kept) return -1;
+    int way = -1, oldest = 0, found = -1;
+    __u64 first = -1;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < WAYS; i++) {
+        __u64 word = kept->ways[i].word;
+        if (kept->ways[i].key == key) way = i;
+        if (word < first) first = word, oldest = i;
+    }
+    if (way >= 0 && kept->ways[way & (WAYS - 1)].word >> 16 > now_ms) {
+        struct search search = {.service = service, .slot = (__u16)kept->ways[way & (WAYS - 1)].word, .found = -1};
+        loop(service->count, step_to_slot, &search, 0);
+        found = search.found;
+    }
+    if (found < 0) found = find(service, generation, mix(service->is_least ? cookie : client));
+    if (found < 0) return -1;
+    way = (way >= 0 ? way : oldest) & (WAYS - 1);
+    kept->ways[way].key = key;
+    kept->ways[way].word = (now_ms + affinity_ms) << 16 | service->list[found & (BACKENDS - 1)].slot;
+    return found;
+}
+
+// 1: go on, to `address` and `port`, which may be a backend's by now. 0: the call fails.
+INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     struct config *c = in_force();
     if (!c || (ctx->protocol != TCP && ctx->protocol != MPTCP)) return 1;
     __u32 generation = c->generation;
     struct of *of = &c->of[generation & 1];
     __u32 levels = of->levels;
-    struct whom *to = party(generation, address);
-    if (!to) return 1;
+    struct bpf_sock *sk = ctx->sk;
+    struct service_key asked = {generation, (__u16)*port, 0, {address[0], address[1], address[2], address[3]}};
+    struct service *service = map_lookup(&services, &asked);
+    struct whom *to = 0;
+    if (!service) {
+        // Connected anew, and elsewhere.
+        struct record *before = sk ? storage_get(&records, sk, 0, 0) : 0;
+        if (before) before->is_through = 0;
+        to = party(generation, address);
+        if (!to) return 1;
+    }
     struct source key = {netns_cookie(ctx), generation, 0};
     struct whom *space = map_lookup(&sources, &key), *from = space;
     key.is_group = 1;
@@ -139,41 +309,118 @@ INLINE int judge(struct bpf_sock_addr *ctx, const __u32 address[4]) {
             }
         }
     }
-    // Within a namespace the driver cannot tell who listens.
-    if (!from || (space && space->space == to->space)) return 1;
-    struct pair pair = {112, generation, from->class, to->class, (__u16)ctx->user_port, 0};
-    __u32 *found = map_lookup(&verdicts, &pair), verdict = found ? *found : of->otherwise;
-    // The lowest bit denies.
-    __u32 rule = of->hits + (verdict >> 1 & (RULES - 1));
-    __u64 *counter = map_lookup(&hits, &rule);
-    struct tenant *tenant = tenant_of(from->tenant);
-    if (!counter || !tenant) return 1;
-    add(counter, 1);
-    if (verdict & 1) {
-        add(&tenant->denied, 1);
-        set_retval(-EACCES);
-        return 0;
+    if (!from) return 1;
+    struct backend *backend = 0;
+    if (service) {
+        int chosen = choose(service, generation, socket_cookie(ctx), space ? space->space : key.id);
+        if (chosen < 0) {
+            struct slot *slot = slot_of(service->slot);
+            if (slot) add(&slot->failed, 1);
+            set_retval(-ECONNREFUSED);
+            return 0;
+        }
+        struct part_key part = {generation, service->number, chosen};
+        backend = map_lookup(&backends, &part);
+        if (!backend) return 1;
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 4; i++) address[i] = backend->address[i];
+        *port = backend->port;
+        to = party(generation, address);
     }
-    if (tenant->open + tenant->open_on_fabric >= tenant->max) {
+    // Within a namespace the driver cannot tell who listens.
+    bool is_home = space && to && space->space == to->space, is_judged = false;
+    if (!service && is_home) return 1;
+    __u32 verdict = 0;
+    if (backend && !is_home) {
+        // Rules that name the service.
+        struct pair pair = {112, generation, from->class, backend->class, asked.port, 0};
+        __u32 *found = map_lookup(&verdicts, &pair);
+        if (found) verdict = *found, is_judged = true;
+    }
+    if (to && !is_home && !(is_judged && (verdict & 1))) {
+        struct pair pair = {112, generation, from->class, to->class, (__u16)*port, 0};
+        __u32 *found = map_lookup(&verdicts, &pair);
+        if (found) verdict = *found;
+        else if (!is_judged) verdict = of->otherwise;
+        is_judged = true;
+    }
+    struct tenant *tenant = tenant_of(from->tenant);
+    if (!tenant) return 1;
+    if (is_judged) {
+        // The lowest bit denies.
+        __u32 rule = of->hits + (verdict >> 1 & (RULES - 1));
+        __u64 *counter = map_lookup(&hits, &rule);
+        if (!counter) return 1;
+        add(counter, 1);
+        if (verdict & 1) {
+            add(&tenant->denied, 1);
+            set_retval(-EACCES);
+            return 0;
+        }
+    }
+    bool is_counted = to && !is_home;
+    if (is_counted && tenant->open + tenant->open_on_fabric >= tenant->max) {
         add(&tenant->over_quota, 1);
         set_retval(-EMFILE);
         return 0;
     }
-    struct bpf_sock *sk = ctx->sk;
     if (!sk) return 1;
     struct record *record = storage_get(&records, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-    if (record) *record = (struct record){from->tenant, to->tenant, ASKED, c->epoch, 0};
+    if (!record) return 1;
+    // Who is not counted has a tenant that there is not.
+    *record = (struct record){is_counted ? from->tenant : TENANTS, is_counted ? to->tenant : TENANTS, ASKED, c->epoch, 0};
+    if (service) {
+#pragma clang loop unroll(full)
+        for (int i = 0; i < 4; i++) record->service[i] = asked.address[i];
+        record->port = asked.port;
+        record->is_through = 1;
+        record->slots[0] = service->slot;
+        record->slots[1] = backend->slot;
+    }
     return 1;
 }
 
 SEC("cgroup/connect4") int pd_connect4(struct bpf_sock_addr *ctx) {
-    __u32 address[4] = {0, 0, __builtin_bswap32(0xffff), ctx->user_ip4};
-    return judge(ctx, address);
+    __u32 address[4] = {0, 0, __builtin_bswap32(0xffff), ctx->user_ip4}, port = ctx->user_port;
+    int verdict = judge(ctx, address, &port);
+    if (port != ctx->user_port) ctx->user_port = port;
+    if (address[3] != ctx->user_ip4) ctx->user_ip4 = address[3];
+    return verdict;
 }
 
 SEC("cgroup/connect6") int pd_connect6(struct bpf_sock_addr *ctx) {
-    __u32 address[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
-    return judge(ctx, address);
+    __u32 address[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}, port = ctx->user_port;
+    int verdict = judge(ctx, address, &port);
+    ctx->user_port = port;
+    ctx->user_ip6[0] = address[0];
+    ctx->user_ip6[1] = address[1];
+    ctx->user_ip6[2] = address[2];
+    ctx->user_ip6[3] = address[3];
+    return verdict;
+}
+
+// A program sees the address that it has connected to.
+SEC("cgroup/getpeername4") int pd_peer4(struct bpf_sock_addr *ctx) {
+    struct bpf_sock *sk = ctx->sk;
+    struct record *record = sk ? storage_get(&records, sk, 0, 0) : 0;
+    if (record && record->is_through) {
+        ctx->user_port = record->port;
+        ctx->user_ip4 = record->service[3];
+    }
+    return 1;
+}
+
+SEC("cgroup/getpeername6") int pd_peer6(struct bpf_sock_addr *ctx) {
+    struct bpf_sock *sk = ctx->sk;
+    struct record *record = sk ? storage_get(&records, sk, 0, 0) : 0;
+    if (record && record->is_through) {
+        ctx->user_port = record->port;
+        ctx->user_ip6[0] = record->service[0];
+        ctx->user_ip6[1] = record->service[1];
+        ctx->user_ip6[2] = record->service[2];
+        ctx->user_ip6[3] = record->service[3];
+    }
+    return 1;
 }
 
 // The connecting side's socket is the one that is counted.
@@ -187,24 +434,49 @@ SEC("sockops") int pd_events(struct bpf_sock_ops *ops) {
     struct record *record = storage_get(&records, sk, 0, 0);
     if (!c || !record || record->state == SEEN || record->since != c->epoch) return 1;
     struct tenant *from = tenant_of(record->from), *to = tenant_of(record->to);
-    if (!from || !to) return 1;
+    struct slot *service = 0, *backend = 0;
+    if (record->is_through) {
+        service = slot_of(record->slots[0]);
+        backend = slot_of(record->slots[1]);
+    }
     if (op == BPF_SOCK_OPS_TCP_CONNECT_CB && record->state == ASKED) {
         record->state = OPEN;
-        add(&from->open, 1);
+        if (from) add(&from->open, 1);
+        if (service) add(&service->active_on_kernel, 1);
+        if (backend) add(&backend->active_on_kernel, 1);
         set_callbacks(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
     } else if (op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && record->state == OPEN) {
-        add(&from->made, 1);
-        add(&to->accepted, 1);
-    } else if (op == BPF_SOCK_OPS_STATE_CB && FIELD(ops, args[1]) == TCP_CLOSE && record->state == OPEN) {
+        record->state = MADE;
+        if (from) add(&from->made, 1);
+        if (to) add(&to->accepted, 1);
+        if (service) add(&service->made, 1);
+        if (backend) add(&backend->made, 1);
+    } else if (op == BPF_SOCK_OPS_STATE_CB && FIELD(ops, args[1]) == TCP_CLOSE && (record->state == OPEN || record->state == MADE)) {
+        bool is_made = record->state == MADE;
         record->state = 0;
-        add(&from->open, -1);
         // The SYN counts as a byte.
         __u64 there = FIELD(ops, bytes_acked), back = FIELD(ops, bytes_received);
         there -= there > 0;
-        add(&from->sent, there);
-        add(&to->received, there);
-        add(&to->sent, back);
-        add(&from->received, back);
+        if (from) {
+            add(&from->open, -1);
+            add(&from->sent, there);
+            add(&from->received, back);
+        }
+        if (to) {
+            add(&to->received, there);
+            add(&to->sent, back);
+        }
+        if (service) {
+            add(&service->active_on_kernel, -1);
+            add(&service->sent, there);
+            add(&service->received, back);
+        }
+        if (backend) {
+            add(&backend->active_on_kernel, -1);
+            add(&backend->sent, there);
+            add(&backend->received, back);
+            if (!is_made) add(&backend->failed, 1);
+        }
     }
     return 1;
 }

@@ -1,14 +1,13 @@
 //! The entries of one generation in the kernel's maps. Programs look for those of the generation in force alone.
-use super::bpf::{self, Plain};
+use super::bpf::Plain;
 use super::known::Change;
 use super::plan::{Party, Plan, Verdicts};
 use super::program::Maps;
+use super::services::Services;
+use super::table::Table;
 use crate::ids::TenantId;
 use crate::policy::{Policy, DEFAULT_TENANT};
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use std::collections::HashMap;
-use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -56,44 +55,6 @@ unsafe impl Plain for PairKey {}
 // SAFETY: see above.
 unsafe impl Plain for Whom {}
 
-/// Entries of one map.
-#[derive(Debug)]
-struct Table<K, V> {
-    /// None in tests of what would be there.
-    map: Option<Arc<OwnedFd>>,
-    there: HashMap<K, V>,
-}
-
-impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Table<K, V> {
-    fn new(map: Option<&Arc<OwnedFd>>) -> Self {
-        Self { map: map.cloned(), there: HashMap::new() }
-    }
-
-    fn put(&mut self, key: K, value: V) -> Result<(), Errno> {
-        if self.there.get(&key) == Some(&value) {
-            return Ok(());
-        }
-        self.map.as_ref().map_or(Ok(()), |map| bpf::update(map, &key, &value))?;
-        self.there.insert(key, value);
-        Ok(())
-    }
-
-    fn take(&mut self, key: K) {
-        if let (Some(_), Some(map)) = (self.there.remove(&key), &self.map) {
-            // Nobody else removes entries.
-            let _ = bpf::delete(map, &key);
-        }
-    }
-
-    fn clear(&mut self) {
-        for (key, _) in self.there.drain() {
-            if let Some(map) = &self.map {
-                let _ = bpf::delete(map, &key);
-            }
-        }
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Generation {
@@ -104,6 +65,7 @@ pub struct Generation {
     sources: Table<SourceKey, Whom>,
     places: Table<PlaceKey, Whom>,
     verdicts: Table<PairKey, u32>,
+    services: Services,
     /// Something of what changed could not be added: nothing more is.
     is_short: bool,
 }
@@ -122,6 +84,7 @@ impl Generation {
             sources: Table::new(maps.map(|maps| &maps.sources)),
             places: Table::new(maps.map(|maps| &maps.places)),
             verdicts: Table::new(maps.map(|maps| &maps.verdicts)),
+            services: Services::new(number, maps.map(|maps| &maps.of_services)),
             is_short: false,
         };
         let networks: Vec<_> = this.plan.networks().collect();
@@ -131,6 +94,10 @@ impl Generation {
                 this.clear();
                 return Err(full(errno));
             }
+        }
+        if let Err(errno) = this.services.fill(&this.policy.services, this.plan.services()) {
+            this.clear();
+            return Err(full(errno));
         }
         Ok(this)
     }
@@ -175,6 +142,7 @@ impl Generation {
     }
 
     fn hold(&mut self, ip: IpAddr, tenant: TenantId, space: u32, names: &[String]) -> Result<(), String> {
+        self.lead(ip, name(names, tenant))?;
         let (party, new) = self.plan.holds(tenant, name(names, tenant), ip)?;
         self.add(new)?;
         let key = self.place(ip, if ip.is_ipv4() { 32 } else { 128 });
@@ -185,12 +153,18 @@ impl Generation {
         let key = self.place(ip, if ip.is_ipv4() { 32 } else { 128 });
         match self.plan.frees(ip) {
             // A rule names this very address.
-            Some(party) => self.places.put(key, whom(party, 0)).map_err(full),
-            None => {
-                self.places.take(key);
-                Ok(())
-            }
+            Some(party) => self.places.put(key, whom(party, 0)).map_err(full)?,
+            None => self.places.take(key),
         }
+        // Adds no class: that of nobody's backend is there from the start.
+        self.lead(ip, DEFAULT_TENANT)
+    }
+
+    /// Services lead to an address, which is of the tenant that is called `name`: what rules for them say may be another thing from now on.
+    fn lead(&mut self, ip: IpAddr, name: &str) -> Result<(), String> {
+        let (led, new) = self.plan.leads(ip, name)?;
+        self.add(new)?;
+        led.into_iter().try_for_each(|(backend, class)| self.services.classify(backend, class)).map_err(full)
     }
 
     fn add(&mut self, new: Verdicts) -> Result<(), String> {
@@ -207,6 +181,7 @@ impl Generation {
         self.sources.clear();
         self.places.clear();
         self.verdicts.clear();
+        self.services.clear();
     }
 
     fn source(&self, id: u64, is_group: bool) -> SourceKey {
@@ -290,6 +265,13 @@ mod tests {
         from = "blue"
         action = "deny"
         port = 443
+        [[rule]]
+        to = "blue"
+        address = "10.96.0.1"
+        action = "deny"
+        [[service]]
+        address = "10.96.0.1:80"
+        backends = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:9000"]
     "#;
 
     fn ip(last: u8) -> IpAddr {
@@ -322,14 +304,25 @@ mod tests {
             if space.is_some_and(|space| space.space == to.space) {
                 return None;
             }
-            let found = (0..=16u32).rev().find_map(|bits| {
+            let found = self.named(from.class, to.class, port);
+            Some((from.tenant, to.tenant, found.unwrap_or(self.plan.otherwise())))
+        }
+
+        /// The verdict of the rules that name a pair of classes.
+        fn named(&self, from: u32, to: u32, port: u16) -> Option<u32> {
+            (0..=16u32).rev().find_map(|bits| {
                 let port = (u32::from(port) & !(0xffff >> bits)) as u16;
                 let (prefix, generation) = (96 + bits, self.number);
-                let (from, to) = (from.class, to.class);
                 let key = PairKey { prefix, generation, from, to, port: port.to_be_bytes(), zero: [0; 2] };
                 self.verdicts.there.get(&key).copied()
-            });
-            Some((from.tenant, to.tenant, found.unwrap_or(self.plan.otherwise())))
+            })
+        }
+
+        /// The verdicts of rules that name the service, for each backend.
+        fn of_service(&self, cookie: u64, port: u16) -> Vec<Option<u32>> {
+            let from = self.sources.there.get(&self.source(cookie, false));
+            let class = |backend| self.services.class((0, backend)).unwrap();
+            (0..3).map(|backend| self.named(from?.class, class(backend), port)).collect()
         }
     }
 
@@ -355,6 +348,7 @@ mod tests {
             for (number, step) in steps {
                 let holder = step.map(|(tenant, registered, held)| Holder {
                     cookie: 100 + u64::from(number),
+                    before: u64::from(number),
                     tenant: TenantId::at(tenant),
                     registered: registered.into_iter().map(ip).collect(),
                     held: held.into_iter().map(ip).collect(),
@@ -368,6 +362,14 @@ mod tests {
                 let mut whole = fresh(2);
                 whole.put(&known.all(), &names()).unwrap();
                 prop_assert_eq!(verdicts(&generation), verdicts(&whole));
+                for cookie in 101..105 {
+                    let found = generation.of_service(cookie, 80);
+                    prop_assert_eq!(&found, &whole.of_service(cookie, 80));
+                    let is_blue = |last| known.owner(ip(last)).is_some_and(|(tenant, _)| tenant == TenantId::at(2));
+                    let is_known = generation.sources.there.contains_key(&generation.source(cookie, false));
+                    let expected = [1, 2, 3].map(|last| (is_known && is_blue(last)).then_some(4 << 1 | 1));
+                    prop_assert_eq!(found, expected, "the rule for blue alone names the service");
+                }
                 prop_assert_eq!(generation.sources.there.len(), whole.sources.there.len());
                 prop_assert_eq!(generation.places.there.len(), whole.places.there.len());
             }
@@ -380,6 +382,7 @@ mod tests {
         let (mut known, mut generation) = (Known::default(), fresh(1));
         let holder = |number: u32| Holder {
             cookie: u64::from(number),
+            before: u64::from(number),
             tenant: TenantId::at(1 + number as usize % 2),
             registered: Vec::new(),
             held: vec![IpAddr::from([10, 1, (number >> 8) as u8, number as u8])],

@@ -1,9 +1,11 @@
 //! The thread that keeps the kernel's half of the policy: see the module above.
+use super::bpf;
 use super::generation::Generation;
 use super::known::Change;
 use super::plan::binds;
 use super::program::{self, hierarchy, Maps, Programs};
 use super::scene::{Changes, Scene, World};
+use super::services::Choice;
 use super::spaces::{self, Spaces};
 use super::sweep;
 use super::words::{OfGeneration, Staged, Words, RULES};
@@ -14,7 +16,10 @@ use crate::mailbox::Mailbox;
 use crate::messages::ToConductor;
 use crate::policy::rate::EPOCH_NS;
 use crate::policy::{Action, Policy};
+use crate::service::Chosen;
+use crate::service::Slots;
 use rustix::event::{poll, PollFd, PollFlags};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::time::{clock_gettime, ClockId, Timespec};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -70,8 +75,12 @@ pub enum ToGate {
 pub struct Gate {
     /// What the kernel counts, and what it is told.
     pub words: Arc<Words>,
+    /// What the kernel and the driver count of services, and how their backends are.
+    pub slots: Arc<Slots>,
     /// The keeper's.
     pub inbox: Arc<Mailbox<ToGate>>,
+    /// Backends that the conductor has chosen for sockets of the kernel.
+    choices: Arc<OwnedFd>,
 }
 
 /// A policy on the kernel.
@@ -96,6 +105,7 @@ pub struct Keeper {
     programs: Programs,
     maps: Maps,
     words: Arc<Words>,
+    slots: Arc<Slots>,
     inbox: Arc<Mailbox<ToGate>>,
     conductor: Arc<Mailbox<ToConductor>>,
     root: PathBuf,
@@ -123,16 +133,17 @@ impl Gate {
         clock: &dyn Clock,
         conductor: Arc<Mailbox<ToConductor>>,
     ) -> Result<(Self, Keeper), String> {
-        let (programs, maps, words) = program::load(admin_socket)?;
+        let (programs, maps, words, slots) = program::load(admin_socket)?;
         let now = clock_gettime(ClockId::Monotonic);
         let kernel_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         words.set_shift((EPOCH_NS + clock.now().as_nanos() as u64).wrapping_sub(kernel_ns));
-        let words = Arc::new(words);
+        let (words, choices) = (Arc::new(words), Arc::clone(&maps.choices));
         let inbox = Mailbox::new().map_err(|errno| errno.to_string())?;
         let keeper = Keeper {
             programs,
             maps,
             words: Arc::clone(&words),
+            slots: Arc::clone(&slots),
             inbox: Arc::clone(&inbox),
             conductor,
             root: hierarchy().unwrap_or_default(),
@@ -146,12 +157,21 @@ impl Gate {
             due: Due::default(),
             rests_until: Instant::now(),
         };
-        Ok((Self { words, inbox }, keeper))
+        Ok((Self { words, slots, inbox, choices }, keeper))
     }
 
     /// Whether a policy is in force on the kernel.
     pub fn is_in_force(&self) -> bool {
         self.words.generation() != 0
+    }
+
+    /// Has the kernel connect the socket with this cookie to the backend that was chosen. Where that fails the kernel chooses.
+    pub fn choose(&self, cookie: u64, chosen: &Chosen) {
+        let (service, backend) = (chosen.service as u16, chosen.backend as u16);
+        let choice = Choice { generation: self.words.generation(), service, backend };
+        if let Err(errno) = bpf::update(&self.choices, &cookie, &choice) {
+            tracing::debug!(%errno, "the kernel does not take a choice");
+        }
     }
 }
 
@@ -361,7 +381,7 @@ impl Keeper {
         self.words.set_generation(kept.generation.number(), kept.words());
         let staged = Staged { generation: kept.generation.number(), hits };
         // Attached before it is in force: programs without a generation let everything pass.
-        if let Err(errno) = self.programs.attach(&self.words) {
+        if let Err(errno) = self.programs.attach(&self.words, &self.slots) {
             kept.generation.clear();
             return Err(format!("attaching programs to {}: {errno}", self.root.display()));
         }

@@ -10,6 +10,8 @@ use std::net::IpAddr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub cookie: u64,
+    /// How many were known before.
+    pub before: u64,
     pub tenant: TenantId,
     /// Addresses that `pd run` registered.
     pub registered: Vec<IpAddr>,
@@ -34,8 +36,8 @@ pub enum Change {
 pub struct Known {
     /// By number.
     spaces: BTreeMap<u32, Holder>,
-    /// Namespaces with a claim to an address, the owner first: whether it is not registered, and the number.
-    claims: HashMap<IpAddr, BTreeSet<(bool, u32)>>,
+    /// Namespaces with a claim to an address, the owner first: whether it is not registered, how many were known before, and the number.
+    claims: HashMap<IpAddr, BTreeSet<(bool, u64, u32)>>,
     /// By path.
     groups: BTreeMap<String, Group>,
 }
@@ -48,24 +50,27 @@ impl Known {
             return Vec::new();
         }
         let addresses = |holder: &Option<Holder>| {
-            let lists = holder.iter().map(|holder| (&holder.registered, &holder.held));
-            let lists = lists.flat_map(|(registered, held)| [(false, registered), (true, held)]);
-            let claims = lists.flat_map(|(rank, list)| list.iter().map(move |ip| (ip.to_canonical(), rank)));
+            let lists = holder.iter().flat_map(|holder| {
+                [(false, holder.before, &holder.registered), (true, holder.before, &holder.held)]
+            });
+            let claims = lists.flat_map(|(is_held, before, list)| {
+                list.iter().map(move |ip| (ip.to_canonical(), (is_held, before, number)))
+            });
             claims.collect::<Vec<_>>()
         };
         let (before, after) = (addresses(&old), addresses(&new));
         let touched: BTreeSet<IpAddr> = before.iter().chain(&after).map(|(ip, _)| *ip).collect();
         let was: Vec<_> = touched.iter().map(|ip| (*ip, self.owner(*ip))).collect();
-        for (ip, rank) in before {
+        for (ip, claim) in before {
             if let Some(claims) = self.claims.get_mut(&ip) {
-                claims.remove(&(rank, number));
+                claims.remove(&claim);
                 if claims.is_empty() {
                     self.claims.remove(&ip);
                 }
             }
         }
-        for (ip, rank) in after {
-            self.claims.entry(ip).or_default().insert((rank, number));
+        for (ip, claim) in after {
+            self.claims.entry(ip).or_default().insert(claim);
         }
         let mut changes = Vec::new();
         let source = |holder: &Holder| (holder.cookie, holder.tenant);
@@ -105,7 +110,7 @@ impl Known {
 
     /// Whose an address is, and in which namespace.
     pub fn owner(&self, ip: IpAddr) -> Option<(TenantId, u32)> {
-        let (_, number) = self.claims.get(&ip)?.first()?;
+        let (_, _, number) = self.claims.get(&ip)?.first()?;
         Some((self.spaces.get(number)?.tenant, *number))
     }
 
@@ -160,20 +165,21 @@ mod tests {
         let holder = |tenant, registered: &[u8], held: &[u8]| {
             let list = |of: &[u8]| of.iter().map(|last| ip(*last)).collect();
             let (registered, held) = (list(registered), list(held));
-            Some(Holder { cookie: 70 + tenant as u64, tenant: TenantId::at(tenant), registered, held })
+            let (cookie, before) = (70 + tenant as u64, tenant as u64);
+            Some(Holder { cookie, before, tenant: TenantId::at(tenant), registered, held })
         };
-        known.set_space(2, holder(2, &[], &[1, 2]));
+        known.set_space(12, holder(2, &[], &[1, 2]));
         assert_eq!(known.set_space(3, holder(3, &[], &[1, 3])).len(), 2, "itself and one address");
-        assert_eq!(known.owner(ip(1)), Some((TenantId::at(2), 2)));
+        assert_eq!(known.owner(ip(1)), Some((TenantId::at(2), 12)), "the first, whatever the numbers");
         known.set_space(4, holder(4, &[1], &[]));
         assert_eq!(known.owner(ip(1)), Some((TenantId::at(4), 4)));
         // The next one has it.
         let gone = known.set_space(4, None);
-        let is = Some((TenantId::at(2), 2));
+        let is = Some((TenantId::at(2), 12));
         let expected =
             [Change::Source { id: 74, is_group: false, is: None }, Change::Place { ip: ip(1), is }];
         assert_eq!(gone, expected);
-        assert_eq!(known.set_space(2, holder(2, &[], &[1, 2])), [], "nothing has changed");
+        assert_eq!(known.set_space(12, holder(2, &[], &[1, 2])), [], "nothing has changed");
     }
 
     fn holders() -> impl Strategy<Value = Vec<(u32, Option<Holder>)>> {
@@ -183,6 +189,7 @@ mod tests {
         prop::collection::vec((0u32..4, prop::option::of(holder)), 0..20).prop_map(|steps| {
             let made = |number: u32, (tenant, registered, held)| Holder {
                 cookie: 100 + u64::from(number),
+                before: 100 - u64::from(number),
                 tenant: TenantId::at(tenant),
                 registered,
                 held,

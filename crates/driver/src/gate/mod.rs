@@ -5,6 +5,7 @@
 //! into their maps: whose a network namespace or a control group is, whose an address is, and the verdicts of the policy.
 //!
 //! - [`plan`] compiles a policy into these entries, and does nothing else.
+//! - [`services`] puts service addresses and their backends there, too.
 //! - [`program`] loads the programs before the driver is confined, and attaches them while a policy needs them.
 //! - [`words`] is the memory that the kernel and the driver share: counts, limits, and the generation in force.
 //! - [`spaces`] knows the network namespaces, [`sweep`] ends open connections that are denied by now.
@@ -22,8 +23,10 @@ mod known;
 mod plan;
 mod program;
 mod scene;
+mod services;
 mod spaces;
 mod sweep;
+mod table;
 mod words;
 
 pub(crate) use bpf::COMMANDS;

@@ -48,6 +48,9 @@ pub type Key = (u32, u32, u16, u8);
 /// Verdicts that a new class brings.
 pub type Verdicts = Vec<(Key, Verdict)>;
 
+/// A service's backend, and its class to rules that name the service's address.
+pub type Led = ((usize, usize), u32);
+
 /// See the module. Tenants and addresses may come later: what they bring is told, and what was there stays.
 #[derive(Debug)]
 pub struct Plan {
@@ -63,6 +66,10 @@ pub struct Plan {
     to_classes: Classes,
     /// Rules that name a tenant as `to` whatever the address.
     bare: HashMap<TenantId, Rules>,
+    /// For each service, the class of each backend to rules that name the service's address.
+    services: Vec<Vec<u32>>,
+    /// Backends by address: the place of the service, and that of the backend there.
+    backends: HashMap<IpAddr, Vec<(usize, usize)>>,
     /// By pair and prefix of the port.
     verdicts: HashMap<Key, Verdict>,
     otherwise: Verdict,
@@ -75,7 +82,10 @@ pub fn binds(policy: &Policy) -> bool {
             || tenant.limits.tenant.bytes.is_some()
             || tenant.limits.connection.bytes.is_some()
     };
-    policy.default == Action::Deny || !policy.rules.is_empty() || policy.tenants.iter().any(limits)
+    policy.default == Action::Deny
+        || !policy.rules.is_empty()
+        || !policy.services.is_empty()
+        || policy.tenants.iter().any(limits)
 }
 
 /// What of the policy the kernel cannot hold, a sentence for each.
@@ -97,10 +107,6 @@ pub fn unbound(policy: &Policy) -> Vec<String> {
                 tenant.name
             ));
         }
-    }
-    for route in &policy.routes {
-        sentences
-            .push(format!("service {}: programs on the kernel are not led to {}", route.service, route.to));
     }
     sentences
 }
@@ -124,11 +130,24 @@ impl Plan {
             from_classes: Classes::default(),
             to_classes: Classes::default(),
             bare: HashMap::new(),
+            services: Vec::new(),
+            backends: HashMap::new(),
             verdicts: HashMap::new(),
         };
         for net in this.nets.all().collect::<Vec<_>>() {
             let (party, _) = this.party_at(TenantId::default(), DEFAULT_TENANT, net)?;
             this.networks.insert(net, party);
+        }
+        let policy = Arc::clone(&this.policy);
+        this.services = policy.services.iter().map(|service| vec![0; service.backends.len()]).collect();
+        for (number, service) in policy.services.iter().enumerate() {
+            for (part, backend) in service.backends.iter().enumerate() {
+                let ip = backend.address.ip().to_canonical();
+                this.backends.entry(ip).or_default().push((number, part));
+            }
+        }
+        for ip in this.backends.keys().copied().collect::<Vec<_>>() {
+            this.leads(ip, DEFAULT_TENANT)?;
         }
         Ok(this)
     }
@@ -165,6 +184,31 @@ impl Plan {
         let ip = ip.to_canonical();
         self.places.remove(&ip);
         self.networks.get(&IpNet::from(ip)).copied()
+    }
+
+    /// An address is of the tenant that is called `name`. Returns the services' backends there, with their classes, and the verdicts that
+    /// are new.
+    ///
+    /// # Errors
+    /// If these are too many, a sentence.
+    pub fn leads(&mut self, ip: IpAddr, name: &str) -> Result<(Vec<Led>, Verdicts), String> {
+        let (policy, mut led, mut all) = (Arc::clone(&self.policy), Vec::new(), Verdicts::new());
+        for (service, backend) in self.backends.get(&ip.to_canonical()).cloned().unwrap_or_default() {
+            let mut rules = self.nets.around(policy.services[service].address.ip().to_canonical().into());
+            rules.retain(|&rule| has(&policy.rules[rule as usize].to, name));
+            rules.sort_unstable();
+            rules.dedup();
+            let (class, new) = self.class(rules, false)?;
+            self.services[service][backend] = class;
+            led.push(((service, backend), class));
+            all.extend(new);
+        }
+        Ok((led, all))
+    }
+
+    /// For each service, the class of each backend to rules that name the service's address.
+    pub fn services(&self) -> &[Vec<u32>] {
+        &self.services
     }
 
     /// Networks that rules name, and what they are to the rules.
@@ -215,11 +259,34 @@ impl Plan {
     /// The verdict on a connect, as the kernel's programs find it; nothing: no party of the policy's.
     pub fn decide(&self, from: TenantId, to: IpAddr, port: u16) -> Option<Verdict> {
         let (from, to) = (self.from.get(&from)?, self.place(to)?);
-        let found = (0..=PORT_BITS as u8).rev().find_map(|bits| {
+        Some(self.named(from.class, to.class, port).unwrap_or(self.otherwise))
+    }
+
+    /// The verdict on a connect through a service, by the steps of the kernel's programs.
+    #[cfg(test)]
+    fn decide_service(
+        &self,
+        from: TenantId,
+        (service, backend): (usize, usize),
+        asked: std::net::SocketAddr,
+        reached: std::net::SocketAddr,
+    ) -> Option<Verdict> {
+        let class = self.services[service][backend];
+        let from = self.from.get(&from)?.class;
+        let named = self.named(from, class, asked.port());
+        if named.is_some_and(Verdict::is_denied) {
+            return named;
+        }
+        let Some(to) = self.place(reached.ip()) else { return named };
+        self.named(from, to.class, reached.port()).or(named).or(Some(self.otherwise))
+    }
+
+    /// The verdict of the rules that name a pair.
+    fn named(&self, from: u32, to: u32, port: u16) -> Option<Verdict> {
+        (0..=PORT_BITS as u8).rev().find_map(|bits| {
             let mask = (u32::from(u16::MAX) << (PORT_BITS - u32::from(bits))) as u16;
-            self.verdicts.get(&(from.class, to.class, port & mask, bits))
-        });
-        Some(found.copied().unwrap_or(self.otherwise))
+            self.verdicts.get(&(from, to, port & mask, bits)).copied()
+        })
     }
 
     /// Whose an address is: its own, or the smallest network's around it.
@@ -445,6 +512,46 @@ mod tests {
             }
         }
 
+        /// The same through a service.
+        #[test]
+        fn the_kernel_decides_on_services_as_the_policy_does(
+            rules in prop::collection::vec(rule(), 0..12),
+            denies in any::<bool>(),
+            owners in prop::collection::vec(0usize..4, 3),
+            asked in 1u16..24,
+            port in 1u16..24,
+        ) {
+            let services = Policy::parse(&format!(
+                "[[service]]\naddress = \"10.9.9.9:{asked}\"\n\
+                 backends = [\"10.0.0.1:{port}\", \"10.0.0.2:{port}\", \"10.0.1.1:{port}\"]"
+            )).unwrap().services;
+            let default = if denies { Action::Deny } else { Action::Allow };
+            let policy = Policy { rules, default, services, ..Policy::default() };
+            let tenants: Vec<_> = (0..4).map(TenantId::at).collect();
+            let service = &policy.services[0];
+            let mut plan = Plan::new(Arc::new(policy.clone())).unwrap();
+            for (tenant, name) in tenants.iter().zip(NAMES) {
+                plan.connects(*tenant, name).unwrap();
+            }
+            // An address may be another's before, and nobody's.
+            for owners in [[3; 3].as_slice(), &[0; 3], &owners] {
+                for (backend, &owner) in service.backends.iter().zip(owners) {
+                    plan.holds(TenantId::at(owner), NAMES[owner], backend.address.ip()).unwrap();
+                    plan.leads(backend.address.ip(), NAMES[owner]).unwrap();
+                }
+            }
+            for (tenant, from) in tenants.iter().zip(NAMES) {
+                for (index, (backend, &owner)) in service.backends.iter().zip(&owners).enumerate() {
+                    let found = plan.decide_service(*tenant, (0, index), service.address, backend.address);
+                    let attempt = |at: std::net::SocketAddr| {
+                        Attempt { from, to: NAMES[owner], address: at.ip(), port: at.port() }
+                    };
+                    let (action, rule) = policy.decide_service(&attempt(service.address), &attempt(backend.address));
+                    prop_assert_eq!(found, Some(Verdict::new(rule.unwrap_or(policy.rules.len()), action)));
+                }
+            }
+        }
+
         #[test]
         fn prefixes_are_the_range(a in any::<u16>(), b in any::<u16>()) {
             let range = a.min(b)..=a.max(b);
@@ -475,14 +582,12 @@ mod tests {
     #[test]
     fn what_the_kernel_cannot_hold_is_said() {
         let text = "[[tenant]]\nname = \"red\"\ncgroups = [\"/red\"]\nrate = { messages_per_second = 10 }\n\
-                    [[rule]]\nto = \"red\"\naction = \"deny\"\n[[route]]\nservice = \"10.96.0.1:80\"\nto = \"10.0.0.1:80\"";
+                    [[rule]]\nto = \"red\"\naction = \"deny\"";
         let sentences = unbound(&Policy::parse(text).unwrap());
-        for (sentence, word) in
-            sentences.iter().zip(["messages_per_second", "control groups", "10.96.0.1:80"])
-        {
+        for (sentence, word) in sentences.iter().zip(["messages_per_second", "control groups"]) {
             assert!(sentence.contains(word), "{sentence}");
         }
-        assert_eq!(sentences.len(), 3);
+        assert_eq!(sentences.len(), 2);
         assert!(unbound(&Policy::default()).is_empty());
     }
 }

@@ -3,7 +3,11 @@
 //! The kernel keeps an attached program, whoever made it. A file beside the admin socket has the numbers of those that this driver loaded, so that
 //! the next driver there can take the place of one that was killed.
 use super::bpf;
+use super::services::ServiceMaps;
 use super::words::Words;
+use crate::array::Array;
+use crate::service::Slots;
+use crate::service::STICKY_WORDS;
 use aya::maps::Map;
 use aya::programs::{loaded_programs, CgroupSkb, CgroupSockAddr, SockOps};
 use aya::{include_bytes_aligned, EbpfLoader};
@@ -20,8 +24,14 @@ pub(crate) const HOST_CGROUP: u64 = 0xefff_fffb;
 static OBJECT: &[u8] = include_bytes_aligned!("gate.bpf.o");
 
 /// Attach types of linux/bpf.h, by the name of the program.
-const KINDS: [(&str, u32); 4] =
-    [("pd_connect4", 10), ("pd_connect6", 11), ("pd_events", 3), ("pd_egress", 1)];
+const KINDS: [(&str, u32); 6] = [
+    ("pd_connect4", 10),
+    ("pd_connect6", 11),
+    ("pd_peer4", 29),
+    ("pd_peer6", 30),
+    ("pd_events", 3),
+    ("pd_egress", 1),
+];
 
 /// Descriptors of the maps that the keeper fills.
 #[derive(Debug)]
@@ -29,6 +39,8 @@ pub struct Maps {
     pub sources: Arc<OwnedFd>,
     pub places: Arc<OwnedFd>,
     pub verdicts: Arc<OwnedFd>,
+    pub of_services: ServiceMaps,
+    pub choices: Arc<OwnedFd>,
 }
 
 /// See the module.
@@ -74,7 +86,7 @@ fn attempt<T, E: std::fmt::Display>(
 ///
 /// # Errors
 /// What the kernel lacks, a sentence.
-pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words), String> {
+pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, Arc<Slots>), String> {
     if let Some(why) = unavailable() {
         return Err(why);
     }
@@ -89,7 +101,7 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words),
     for (name, kind) in KINDS {
         let program = loaded.program_mut(name).ok_or_else(|| format!("{name} is missing"))?;
         let fd = match kind {
-            10 | 11 => {
+            10 | 11 | 29 | 30 => {
                 let program: &mut CgroupSockAddr = attempt(name, program.try_into())?;
                 attempt(name, program.load())?;
                 attempt(name, program.fd())?.as_fd().try_clone_to_owned()
@@ -111,20 +123,36 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words),
     let map = |name: &str| -> std::result::Result<OwnedFd, String> {
         let map = loaded.map(name).ok_or_else(|| format!("{name} is missing"))?;
         let data = match map {
-            Map::Array(data) | Map::HashMap(data) | Map::LpmTrie(data) => data,
+            Map::Array(data) | Map::HashMap(data) | Map::LpmTrie(data) | Map::LruHashMap(data) => data,
             _ => return Err(format!("{name} is of another kind")),
         };
         attempt(name, data.fd().as_fd().try_clone_to_owned())
     };
     let words = attempt("mapping counters", Words::new(map("config")?, map("tenants")?, map("hits")?))?;
     let shared = |name: &str| map(name).map(Arc::new);
-    let maps = Maps { sources: shared("sources")?, places: shared("places")?, verdicts: shared("verdicts")? };
+    let array = |name: &str, words| -> std::result::Result<Array, String> {
+        attempt("mapping counters", Array::of_map(map(name)?, words))
+    };
+    let slots = Slots::of_arrays(array("slots", Slots::WORDS)?, array("sticky", STICKY_WORDS)?);
+    let slots = Arc::new(slots);
+    let maps = Maps {
+        sources: shared("sources")?,
+        places: shared("places")?,
+        verdicts: shared("verdicts")?,
+        of_services: ServiceMaps {
+            services: shared("services")?,
+            backends: shared("backends")?,
+            tables: shared("tables")?,
+            slots: Arc::clone(&slots),
+        },
+        choices: shared("choices")?,
+    };
     let file = admin_socket.with_extension("gate");
     let stale = predecessors(&file, &mut ids);
     // Without it a killed driver's programs stay when the next one comes: better no gate.
     let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
     attempt(&format!("{}", file.display()), std::fs::write(&file, lines))?;
-    Ok((Programs { root, programs, stale, attached: false, file }, maps, words))
+    Ok((Programs { root, programs, stale, attached: false, file }, maps, words, slots))
 }
 
 /// Programs of earlier drivers of the same socket that are still there. Their numbers are added to `ids`.
@@ -149,9 +177,10 @@ impl Programs {
     ///
     /// # Errors
     /// Those of bpf(2); then none is attached.
-    pub fn attach(&mut self, words: &Words) -> Result<()> {
+    pub fn attach(&mut self, words: &Words, slots: &Slots) -> Result<()> {
         if !self.attached {
             words.begin_epoch();
+            slots.begin_epoch();
             for (index, (program, kind)) in self.programs.iter().enumerate() {
                 if let Err(errno) = bpf::attach(&self.root, program, *kind) {
                     for (program, kind) in &self.programs[..index] {

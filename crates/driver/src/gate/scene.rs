@@ -130,8 +130,9 @@ impl Scene {
                 self.unentered.insert(id);
                 tracing::warn!(%error, "a network namespace cannot be entered: the policy does not bind it on the kernel");
             });
-            let (number, cookie, held) = seen.ok().map(|seen| (seen.number, seen.cookie, seen.addresses.clone()))?;
-            Some((number, Holder { cookie, tenant, registered, held }))
+            let seen = seen.ok()?;
+            let (cookie, before, held) = (seen.cookie, seen.before, seen.addresses.clone());
+            Some((seen.number, Holder { cookie, before, tenant, registered, held }))
         });
         let mut changes = Vec::new();
         let number = holder.as_ref().map(|(number, _)| *number);

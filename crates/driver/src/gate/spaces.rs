@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{bind, netlink, recv, socket_with, AddressFamily, RecvFlags, SocketFlags, SocketType};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::io::{Error, Result};
 use std::net::IpAddr;
@@ -31,8 +32,10 @@ pub struct Seen {
     pub file: Arc<OwnedFd>,
     /// What programs are told.
     pub cookie: u64,
-    /// Its number in entries, from 1 on.
+    /// Its number in entries.
     pub number: u32,
+    /// How many were looked at before.
+    pub before: u64,
     /// Asks about TCP sockets there (`sock_diag`).
     pub diag: OwnedFd,
     /// Readable when addresses have come or gone.
@@ -46,7 +49,7 @@ pub struct Seen {
 #[derive(Debug, Default)]
 pub struct Spaces {
     seen: HashMap<NamespaceId, Seen>,
-    numbered: u32,
+    looked_at: u64,
 }
 
 impl Spaces {
@@ -55,14 +58,18 @@ impl Spaces {
     /// # Errors
     /// Those of `setns` and of sockets.
     pub fn enter(&mut self, id: NamespaceId, file: &Arc<OwnedFd>) -> Result<&Seen> {
-        if !self.seen.contains_key(&id) {
-            let (cookie, diag, news) = look(file)?;
-            self.numbered += 1;
-            let (addresses, resume_at) = read(file)?;
-            let (file, number) = (Arc::clone(file), self.numbered);
-            self.seen.insert(id, Seen { file, cookie, number, diag, news, resume_at, addresses });
+        match self.seen.entry(id) {
+            Entry::Occupied(seen) => Ok(seen.into_mut()),
+            Entry::Vacant(place) => {
+                let (cookie, diag, news) = look(file)?;
+                let (addresses, resume_at) = read(file)?;
+                let before = self.looked_at;
+                self.looked_at += 1;
+                // The kernel numbers namespaces in 32 bits.
+                let (file, number) = (Arc::clone(file), id.number() as u32);
+                Ok(place.insert(Seen { file, cookie, number, before, diag, news, resume_at, addresses }))
+            }
         }
-        self.seen.get(&id).ok_or_else(|| Error::other("it was seen just now"))
     }
 
     /// The namespace of this cookie.

@@ -1,13 +1,12 @@
 //! The memory that the kernel's programs and the driver share: arrays that are mapped. The structures are those of `gate.bpf.c`.
 //!
 //! Only the kernel's programs and the driver can write it.
+use crate::array::Array;
 use crate::ids::TenantId;
 use crate::policy::rate::Rate;
 use crate::policy::Limits;
 use rustix::fd::AsFd;
 use rustix::io::Result;
-use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -72,43 +71,6 @@ pub struct Staged {
     pub hits: u32,
 }
 
-/// An array of 64-bit words that the kernel has mapped here.
-#[derive(Debug)]
-struct Array {
-    base: NonNull<AtomicU64>,
-    words: usize,
-}
-
-// SAFETY: atomic words, mapped until it is dropped.
-unsafe impl Send for Array {}
-// SAFETY: see above.
-unsafe impl Sync for Array {}
-
-impl Array {
-    fn new(map: impl AsFd, words: usize) -> Result<Self> {
-        let bytes = (words * 8).next_multiple_of(rustix::param::page_size());
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice.
-        let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, map, 0)? };
-        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self { base, words })
-    }
-
-    fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.words, "{index}");
-        // SAFETY: inside the mapping, which lives as long as `self`; the kernel's programs use it atomically, too.
-        unsafe { self.base.add(index).as_ref() }
-    }
-}
-
-impl Drop for Array {
-    fn drop(&mut self) {
-        let bytes = (self.words * 8).next_multiple_of(rustix::param::page_size());
-        // SAFETY: mapped with this length; no reference outlives `self`.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), bytes) };
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Words {
@@ -125,9 +87,9 @@ impl Words {
     pub fn new(config: impl AsFd, tenants: impl AsFd, hits: impl AsFd) -> Result<Self> {
         let per_tenant = size_of::<TenantWords>() / 8;
         Ok(Self {
-            config: Array::new(config, CONFIG_WORDS)?,
-            tenants: Array::new(tenants, TENANTS * per_tenant)?,
-            hits: Array::new(hits, 2 * RULES)?,
+            config: Array::of_map(config, CONFIG_WORDS)?,
+            tenants: Array::of_map(tenants, TENANTS * per_tenant)?,
+            hits: Array::of_map(hits, 2 * RULES)?,
         })
     }
 

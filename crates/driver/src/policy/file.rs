@@ -28,12 +28,16 @@
 //! path = "direct"                     # whatever the tenants are, and without their rates
 //! trust = true                        # received bytes may be lent where the peer wrote them; within a tenant if absent
 //!
-//! [[route]]
-//! service = "10.96.0.1:80"
-//! to = "10.88.0.2:8080"
+//! [[service]]
+//! address = "10.96.0.1:80"
+//! backends = ["10.88.0.2:8080", { address = "10.88.0.3:8080", weight = 2, drain = true }]
+//! balance = "maglev"                  # or "least_connections"
+//! affinity_seconds = 600              # a client keeps its backend so long; absent: not at all
+//! health = { interval_ms = 500, rise = 1, fall = 1 }
 //! ```
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
-use super::{Action, Limits, Path, Policy, Route, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
+use super::service::{fits, loops, ServiceTable};
+use super::{Action, Limits, Path, Policy, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
 use crate::memory::{Cap, Caps};
 use crate::size::Bytes;
 use ipnet::IpNet;
@@ -42,7 +46,7 @@ use serde::Deserialize;
 use std::collections::HashMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -62,7 +66,7 @@ pub struct PolicyError(String);
 
 impl PolicyError {
     /// One that is not found by reading the file.
-    pub(super) fn of(why: String) -> Self {
+    pub(crate) fn of(why: String) -> Self {
         Self(why)
     }
 }
@@ -74,7 +78,7 @@ struct File {
     path: Option<Path>,
     tenant: Vec<Spanned<TenantTable>>,
     rule: Vec<Spanned<RuleTable>>,
-    route: Vec<Spanned<RouteTable>>,
+    service: Vec<Spanned<ServiceTable>>,
 }
 
 #[derive(Deserialize)]
@@ -127,13 +131,6 @@ struct RuleTable {
     action: Action,
     path: Option<Path>,
     trust: Option<bool>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RouteTable {
-    service: SocketAddr,
-    to: SocketAddr,
 }
 
 /// One word, or a list of them.
@@ -230,10 +227,16 @@ impl Policy {
             policy.knows(&rule).map_err(|why| at(start, format!("rule {}: {why}", index + 1)))?;
             policy.rules.push(rule);
         }
-        for table in file.route {
+        let mut starts = Vec::new();
+        for table in file.service {
             let start = table.span().start;
-            let route = policy.route_of(table.into_inner()).map_err(|why| at(start, why))?;
-            policy.routes.push(route);
+            let service = table.into_inner().check().map_err(|why| at(start, why))?;
+            fits(&service, &policy.services).map_err(|why| at(start, why))?;
+            policy.services.push(service);
+            starts.push(start);
+        }
+        for (service, start) in policy.services.iter().zip(starts) {
+            loops(service, &policy.services).map_err(|why| at(start, why))?;
         }
         Ok(policy)
     }
@@ -252,27 +255,6 @@ impl Policy {
             )),
             None => Ok(()),
         }
-    }
-
-    fn route_of(&self, RouteTable { service, to }: RouteTable) -> Result<Route, String> {
-        let clean = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
-        let route = Route { service: clean(service), to: clean(to) };
-        for (key, at) in [("service", route.service), ("to", route.to)] {
-            if at.port() == 0 || at.ip().is_unspecified() || at.ip().is_loopback() {
-                return Err(format!(
-                    "{key} = \"{at}\" is no address of a container; write one like 10.88.0.2:80"
-                ));
-            }
-        }
-        if route.service.is_ipv4() != route.to.is_ipv4() {
-            return Err(format!(
-                "service {service} and {to} are of two families; write both as IPv4 or as IPv6"
-            ));
-        }
-        if self.route(route.service).is_some() {
-            return Err(format!("service {service} is routed already; keep one of the two routes"));
-        }
-        Ok(route)
     }
 }
 

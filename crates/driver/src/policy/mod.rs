@@ -5,16 +5,19 @@
 //! client is and asks; movers spend the tokens.
 pub mod budget;
 mod file;
+pub mod maglev;
 pub mod rate;
+mod service;
 
 pub use crate::memory::{Cap, Caps};
 pub use file::PolicyError;
+pub use service::{Backend, Balance, Health, Service, BACKENDS_MAX, BACKENDS_TOTAL_MAX, SERVICES_MAX};
 
 use crate::memory::{Amounts, Resource};
 use ipnet::IpNet;
 use rate::{Rate, Rates};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -37,7 +40,7 @@ pub struct Policy {
     /// The first that matches decides.
     pub rules: Vec<Rule>,
     /// Service addresses.
-    pub routes: Vec<Route>,
+    pub services: Vec<Service>,
     /// How bytes travel where no rule says so; none: as the driver's settings say.
     pub path: Option<Path>,
 }
@@ -114,16 +117,7 @@ pub struct Rule {
     pub trust: Option<bool>,
 }
 
-/// Who connects to a service address is connected to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// The service's address.
-    pub service: SocketAddr,
-    /// A container's address.
-    pub to: SocketAddr,
-}
-
-/// A connection to be decided on. Addresses are those behind the routes.
+/// A connection to be decided on.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt<'a> {
     /// Tenant of the connecting client.
@@ -145,10 +139,18 @@ impl Policy {
         }
     }
 
-    /// The number of the route of an address.
-    pub fn route(&self, to: SocketAddr) -> Option<usize> {
-        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
-        self.routes.iter().position(|route| route.service == to)
+    /// What happens to a connection through a service: `asked` is the attempt at the service's address, `reached` that at the backend
+    /// chosen. Rules that name the service's address are about those who ask for it, all rules about the backend. Either may deny, and a rule that allows
+    /// the service stands for the default.
+    pub fn decide_service(&self, asked: &Attempt<'_>, reached: &Attempt<'_>) -> (Action, Option<usize>) {
+        let names = |rule: &Rule| !rule.addresses.is_empty() && rule.matches(asked);
+        let named = self.rules.iter().position(names);
+        let (action, rule) = self.decide(reached);
+        match (named, rule) {
+            (Some(index), _) if self.rules[index].action == Action::Deny => (Action::Deny, named),
+            (Some(_), None) => (Action::Allow, named),
+            _ => (action, rule),
+        }
     }
 
     /// Whether all that it reserves is there.
@@ -251,12 +253,6 @@ impl fmt::Display for Rule {
     }
 }
 
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}", self.service, self.to)
-    }
-}
-
 impl fmt::Display for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut whose: Vec<String> = Vec::new();
@@ -310,8 +306,8 @@ impl fmt::Display for Policy {
             Some(path) => writeln!(f, "path without rates: {path}")?,
             None => writeln!(f, "path without rates: direct, offloaded with another engine than cpu")?,
         }
-        for route in &self.routes {
-            writeln!(f, "service {route}")?;
+        for service in &self.services {
+            writeln!(f, "service {service}")?;
         }
         Ok(())
     }

@@ -44,9 +44,15 @@ fn every_key_is_read_and_explained() {
         action = "allow"
         path = "direct"
         trust = true
-        [[route]]
-        service = "10.96.0.1:80"
-        to = "10.0.0.2:8080"
+        [[service]]
+        address = "[::ffff:10.96.0.1]:80"
+        backends = ["10.0.0.2:8080", { address = "10.0.0.3:8080", weight = 4, drain = true }]
+        balance = "least_connections"
+        affinity_seconds = 60
+        health = { interval_ms = 2000, fall = 5 }
+        [[service]]
+        address = "10.96.0.2:80"
+        backends = ["10.0.0.2:8080"]
         "#,
     )
     .unwrap();
@@ -62,12 +68,14 @@ fn every_key_is_read_and_explained() {
         "rule 1: allow red to red, blue, address 10.0.0.0/8, fd00::1/128, port 80, 8000-8999, path direct, trusted",
         "otherwise: deny",
         "path without rates: offloaded",
-        "service 10.96.0.1:80 is 10.0.0.2:8080",
+        "service 10.96.0.1:80 is 10.0.0.2:8080, 10.0.0.3:8080 (weight 4) (drained); least_connections; \
+         a client keeps its backend for 60 s; looked at every 2000 ms, rise 1, fall 5",
+        "service 10.96.0.2:80 is 10.0.0.2:8080; maglev",
     ] {
         assert!(told.lines().any(|l| l == line), "{line:?} is missing in:\n{told}");
     }
-    assert_eq!(policy.route("[::ffff:10.96.0.1]:80".parse().unwrap()), Some(0));
-    assert_eq!(policy.route("10.96.0.1:81".parse().unwrap()), None);
+    // What is drained gets nothing.
+    assert!(policy.services[0].table.entries().iter().all(|&backend| backend == 0));
 }
 
 #[test]
@@ -113,12 +121,52 @@ fn what_is_wrong_is_named_with_its_line_and_a_remedy() {
         ("[[rule]]\naction = \"deny\"\nport = 70000", &["line 3", "'70000'", "65535"]),
         ("[[rule]]\naction = \"deny\"\nport = \"9-8\"", &["line 3", "'9-8'", "range"]),
         ("[[rule]]\naction = \"deny\"\nto = []", &["line 3", "leave the key out"]),
-        ("[[route]]\nservice = \"10.0.0.1:80\"\nto = \"[fd00::1]:80\"", &["line 1", "families"]),
-        ("[[route]]\nservice = \"127.0.0.1:80\"\nto = \"10.0.0.1:80\"", &["line 1", "service", "127.0.0.1:80"]),
+        ("[[service]]\naddress = \"10.0.0.1:80\"", &["line 1", "10.0.0.1:80", "no backends", "add backends"]),
+        ("[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"[fd00::1]:80\"]", &["line 1", "[fd00::1]:80", "family"]),
+        ("\n[[service]]\naddress = \"127.0.0.1:80\"\nbackends = [\"10.0.0.1:80\"]", &["line 2", "service", "127.0.0.1:80", "10.88.0.2:80"]),
+        ("[[service]]\naddress = \"10.0.0.1:0\"\nbackends = [\"10.0.0.2:80\"]", &["line 1", "port 0", "write the port"]),
+        ("[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:0\"]", &["line 1", "backend", "port 0"]),
         (
-            "[[route]]\nservice=\"10.0.0.1:80\"\nto=\"10.0.0.2:1\"\n[[route]]\nservice=\"10.0.0.1:80\"\nto=\"10.0.0.3:1\"",
-            &["line 4", "routed already"],
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [{ address = \"10.0.0.2:80\", weight = 0 }]",
+            &["line 1", "backend 10.0.0.2:80", "weight = 0", "1 to 1000", "drain = true"],
         ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [{ address = \"10.0.0.2:80\", weight = 1001 }]",
+            &["line 1", "weight = 1001"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\", \"10.0.0.2:80\"]",
+            &["line 1", "twice", "weight"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\nbalance = \"random\"",
+            &["line 4", "random", "maglev", "least_connections"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\naffinity_seconds = 0",
+            &["line 1", "affinity_seconds = 0", "leave it out"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\nhealth = { interval_ms = 5 }",
+            &["line 1", "health.interval_ms = 5", "100"],
+        ),
+        (
+            "[[service]]\naddress=\"10.0.0.1:80\"\nbackends=[\"10.0.0.2:1\"]\n[[service]]\naddress=\"10.0.0.1:80\"\nbackends=[\"10.0.0.3:1\"]",
+            &["line 4", "there already", "keep one"],
+        ),
+        (
+            "[[service]]\naddress=\"10.0.0.1:80\"\nbackends=[\"10.0.0.2:1\"]\n[[service]]\naddress=\"10.0.0.2:1\"\nbackends=[\"10.0.0.3:1\"]",
+            &["line 1", "10.0.0.2:1 is itself a service", "backends"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2\"]",
+            &["line 3", "'10.0.0.2' is no address", "10.88.0.2:80"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [{ address = \"10.0.0.2:80\", wait = 2 }]",
+            &["line 3", "wait", "weight"],
+        ),
+        ("[[route]]\nservice = \"10.0.0.1:80\"", &["line 1", "route", "service"]),
     ] {
         let error = error(text);
         for part in parts {
@@ -228,4 +276,33 @@ proptest! {
         let action = if allow { Action::Allow } else { Action::Deny };
         prop_assert_eq!(policy.decide(&attempt), (action, index));
     }
+}
+
+/// A rule that names the service is about those who ask for it; a backend that is denied is denied through the service, too.
+#[test]
+fn a_service_and_its_backend_may_both_be_denied() {
+    let decide = |text: &str| {
+        let policy = Policy::parse(text).unwrap();
+        let asked = Attempt { from: "default", to: "default", address: [10, 96, 0, 1].into(), port: 80 };
+        let reached = Attempt { address: [10, 0, 0, 2].into(), port: 8080, ..asked };
+        policy.decide_service(&asked, &reached)
+    };
+    let rule =
+        |address: &str, action: &str| format!("[[rule]]\naddress = \"{address}\"\naction = \"{action}\"\n");
+    let [deny, allow] = ["deny", "allow"];
+    let (service, backend) = ("10.96.0.1", "10.0.0.2");
+    assert_eq!(decide(""), (Action::Allow, None));
+    assert_eq!(decide("default = \"deny\""), (Action::Deny, None));
+    assert_eq!(decide(&rule(service, deny)), (Action::Deny, Some(0)));
+    assert_eq!(decide(&rule(backend, deny)), (Action::Deny, Some(0)));
+    assert_eq!(decide(&(rule(service, allow) + &rule(backend, deny))), (Action::Deny, Some(1)));
+    assert_eq!(decide(&(rule(backend, allow) + &rule(service, deny))), (Action::Deny, Some(1)));
+    let closed = "default = \"deny\"\n".to_owned();
+    assert_eq!(decide(&(closed.clone() + &rule(service, allow))), (Action::Allow, Some(0)));
+    assert_eq!(decide(&(closed + &rule(backend, allow))), (Action::Allow, Some(0)));
+    // A port is the service's for those who ask for it, and the backend's behind it.
+    assert_eq!(decide("[[rule]]\nport = 80\naction = \"deny\""), (Action::Allow, None));
+    assert_eq!(decide("[[rule]]\nport = 8080\naction = \"deny\""), (Action::Deny, Some(0)));
+    let named = "[[rule]]\naddress = \"10.96.0.0/16\"\nport = 80\naction = \"deny\"";
+    assert_eq!(decide(named), (Action::Deny, Some(0)));
 }

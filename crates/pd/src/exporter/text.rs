@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use pd_abi::counters::ClientCounters;
 use pd_abi::KernelReason;
-use pd_driver::admin::ClientReport;
+use pd_driver::admin::{BackendReport, ClientReport};
 use pd_driver::policy::Path;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
@@ -150,6 +150,9 @@ impl Collector for Page {
             ConstGauge::new(value).encode(gauge)?;
         }
         connections_by_path(&mut encoder, sample)?;
+        for (name, help, of, kind) in OF_BACKENDS {
+            backends(&mut encoder, sample, (name, help, of), kind)?;
+        }
         kernel_connections(&mut encoder, sample)?;
         for (name, help, of) in CLIENT_COUNTERS {
             family(&mut encoder, sample, (name, help, of), MetricType::Counter)?;
@@ -187,6 +190,68 @@ fn gauges(sample: &Sample) -> [(&'static str, &'static str, f64); 8] {
             sample.gauges.rings_waiting as f64,
         ),
     ]
+}
+
+type OfBackend = fn(&BackendReport) -> u64;
+
+/// What there is of each backend of each service.
+const OF_BACKENDS: [(&str, &str, OfBackend, MetricType); 6] = [
+    (
+        "pipedevice_service_connections_made",
+        "Connections made to the backend through the service",
+        |backend| backend.counts.connections_made,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_service_connections_failed",
+        "Connects on the kernel to the backend through the service that came to nothing",
+        |backend| backend.counts.connections_failed,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_service_sent_bytes",
+        "Bytes to the backend, of connections through the service that are over",
+        |backend| backend.counts.bytes_sent,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_service_received_bytes",
+        "Bytes from the backend, of connections through the service that are over",
+        |backend| backend.counts.bytes_received,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_service_connections",
+        "Open connections to the backend through the service",
+        |backend| backend.counts.connections_open,
+        MetricType::Gauge,
+    ),
+    (
+        "pipedevice_service_backend_up",
+        "1 if the backend gets new connections on the kernel, else 0",
+        |backend| u64::from(!(backend.drain || backend.no_listener || backend.backlog_full)),
+        MetricType::Gauge,
+    ),
+];
+
+fn backends(
+    encoder: &mut DescriptorEncoder,
+    sample: &Sample,
+    (name, help, of): (&str, &str, OfBackend),
+    kind: MetricType,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+    for service in &sample.names.services {
+        for backend in &service.backends {
+            let labels = [("service", service.address.to_string()), ("backend", backend.address.to_string())];
+            let (value, mut one) = (of(backend), metric.encode_family(&labels)?);
+            match kind {
+                MetricType::Counter => one.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
+                _ => one.encode_gauge(&value)?,
+            }
+        }
+    }
+    Ok(())
 }
 
 fn connections_by_path(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt::Result {
@@ -287,6 +352,9 @@ mod tests {
         assert_eq!(value("pipedevice_clients"), 3.0);
         assert_eq!(value("pipedevice_memory_used_bytes"), f64::from(12 << 20));
         assert_eq!(value("process_cpu_seconds_total"), 0.5);
+        let backend = r#"{service="10.96.0.1:80",backend="10.88.0.2:7000"}"#;
+        assert_eq!(value(&format!("pipedevice_service_connections_made_total{backend}")), 4.0);
+        assert_eq!(value(&format!("pipedevice_service_backend_up{backend}")), 1.0);
         let a = r#"{client="0",container="a",tenant="default"}"#;
         assert_eq!(value(&format!("pipedevice_client_sent_bytes_total{a}")), 4000.0);
         assert_eq!(value(&format!("pipedevice_client_memory_bytes{a}")), f64::from(4 << 20));

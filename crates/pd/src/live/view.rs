@@ -223,7 +223,8 @@ fn connection(
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use pd_driver::admin::Report;
+    use pd_driver::admin::{BackendReport, Report, ServiceCounts, ServiceReport};
+    use pd_driver::policy::Balance;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -242,6 +243,26 @@ pub mod tests {
             sockets: 1,
             listening: Vec::new(),
             kernel_connections_by_reason: BTreeMap::new(),
+        }
+    }
+
+    fn service(n: u64) -> ServiceReport {
+        let counts = ServiceCounts { connections_made: n, ..ServiceCounts::default() };
+        let backend = BackendReport {
+            address: SocketAddr::from(([10, 88, 0, 2], 7000)),
+            weight: 1,
+            drain: false,
+            on_fabric: true,
+            no_listener: false,
+            backlog_full: false,
+            counts,
+        };
+        ServiceReport {
+            address: SocketAddr::from(([10, 96, 0, 1], 80)),
+            balance: Balance::Maglev,
+            affinity_seconds: None,
+            counts,
+            backends: vec![backend],
         }
     }
 
@@ -266,6 +287,7 @@ pub mod tests {
                 .into(),
             kernel_connections_by_reason: BTreeMap::from([("urgent_bytes".to_owned(), 3)]),
             policy_on_kernel: Default::default(),
+            services: vec![service(n)],
             metrics: BTreeMap::new(),
         };
         let flow = |serial, bytes, messages| FlowCounters {

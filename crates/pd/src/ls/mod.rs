@@ -14,6 +14,7 @@ use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
 
 use crate::live::no_answer;
+use crate::services;
 use kernel::Kernel;
 
 /// Lists a driver's containers, clients, sockets and connections.
@@ -24,6 +25,9 @@ pub struct LsArgs {
     /// Also list processes and connections that are on the kernel, each with its reason; needs root
     #[arg(long)]
     all: bool,
+    /// List the policy's services instead, with the state and the counts of each backend
+    #[arg(long, conflicts_with = "all")]
+    services: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -42,6 +46,9 @@ pub fn main(args: &LsArgs) -> Result<i32> {
         Ok(Answer::Report(report)) => Some(&**report),
         _ => None,
     };
+    if args.services {
+        return list_services(args, &driver, report);
+    }
     let kernel = args.all.then(|| look_at_kernel(args, &containers, report));
     if args.json {
         let mut all = serde_json::json!({ "containers": containers, "driver": report });
@@ -61,6 +68,16 @@ pub fn main(args: &LsArgs) -> Result<i32> {
     }
     if let Some(kernel) = &kernel {
         kernel.print();
+    }
+    Ok(i32::from(report.is_none()))
+}
+
+fn list_services(args: &LsArgs, driver: &std::io::Result<Answer>, report: Option<&Report>) -> Result<i32> {
+    match (report, driver) {
+        (Some(report), _) if args.json => println!("{}", serde_json::to_string_pretty(&report.services)?),
+        (Some(report), _) => println!("{}", services::table(&report.services)),
+        (None, Err(error)) => eprintln!("pd: {}", no_answer(&args.admin_socket, error)),
+        (None, Ok(_)) => eprintln!("pd: the driver at {} is of another version", args.admin_socket.display()),
     }
     Ok(i32::from(report.is_none()))
 }

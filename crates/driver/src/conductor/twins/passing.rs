@@ -18,8 +18,12 @@ impl Conductor {
             false => {
                 // Most have none: nothing to prove then.
                 let end = End::Tcp(self.namespace(id)?, asked.cookie);
-                self.twins.ends.get(&end).ok_or(Errno::NOENT)?;
-                self.prove(id, asked)?
+                let &(index, side) = self.twins.ends.get(&end).ok_or(Errno::NOENT)?;
+                let through =
+                    self.connection(index).filter(|c| c.through.is_some() && side == Side::Connecting);
+                let twin = through.and_then(|connection| connection.twin.as_ref());
+                let peer = twin.map(|twin| twin.sides[side].wanted.peer);
+                self.prove_towards(id, asked, peer)?
             }
         };
         let &(index, side) = self.twins.ends.get(&held.end()).ok_or(Errno::NOENT)?;

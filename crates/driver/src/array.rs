@@ -1,0 +1,68 @@
+//! Words in memory that several threads share: an array that the kernel's programs have, too, or one of this process alone.
+use rustix::fd::AsFd;
+use rustix::io::Result;
+use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+/// An array of 64-bit words.
+#[derive(Debug)]
+pub struct Array {
+    base: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: atomic words, mapped until it is dropped.
+unsafe impl Send for Array {}
+// SAFETY: see above.
+unsafe impl Sync for Array {}
+
+fn bytes(words: usize) -> usize {
+    (words * 8).next_multiple_of(rustix::param::page_size())
+}
+
+impl Array {
+    /// The array of a map that the kernel lets be mapped.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    pub fn of_map(map: impl AsFd, words: usize) -> Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes(words), protection, MapFlags::SHARED, map, 0)? };
+        Self::at(base.cast(), words)
+    }
+
+    /// One that no program has.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    pub fn own(words: usize) -> Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let base =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes(words), protection, MapFlags::PRIVATE)? };
+        Self::at(base.cast(), words)
+    }
+
+    fn at(base: *mut AtomicU64, words: usize) -> Result<Self> {
+        Ok(Self { base: NonNull::new(base).ok_or(rustix::io::Errno::NOMEM)?, words })
+    }
+
+    /// One of the words.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.words, "{index}");
+        // SAFETY: inside the mapping, which lives as long as `self`; the kernel's programs use it atomically, too.
+        unsafe { self.base.add(index).as_ref() }
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length; no reference outlives `self`.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), bytes(self.words)) };
+    }
+}

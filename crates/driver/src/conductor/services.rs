@@ -1,0 +1,143 @@
+//! Connections to service addresses: which backend they get, and what administrators are told of them.
+use super::Conductor;
+use crate::admin::{BackendReport, ServiceCounts, ServiceReport};
+use crate::identity::NamespaceId;
+use crate::ids::ClientId;
+use crate::policy::maglev::mix;
+use crate::policy::{Policy, PolicyError};
+use crate::service::{Asker, Chosen, Slot, BACKLOG_FULL, NO_LISTENER};
+use pd_abi::SocketId;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Choices for sockets of the kernel that are remembered.
+const REMEMBERED: usize = 4096;
+
+/// What sockets of the kernel got, for those that ask again: one that is connected stays with its backend. By namespace and cookie.
+#[derive(Debug, Default)]
+pub(super) struct OnKernel(VecDeque<((NamespaceId, u64), Chosen)>);
+
+impl Conductor {
+    /// Gives the services of a policy slots, where those in force and those that are staged keep theirs.
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub(super) fn assign_slots(&self, policy: &Policy) -> Result<(), PolicyError> {
+        let policies = [self.tenants.policy()].into_iter().chain(self.gate.staging());
+        let kept: Vec<_> = policies.map(|policy| &*policy.services).collect();
+        self.services.slots.assign(&policy.services, &kept).map_err(PolicyError::of)
+    }
+
+    /// The backend that a native client's socket gets, if `to` is a service: one with a listener on the fabric.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED` if there is none.
+    pub(super) fn choose(
+        &mut self,
+        id: ClientId,
+        socket: SocketId,
+        to: SocketAddr,
+    ) -> Result<Option<Chosen>, Errno> {
+        let Some(service) = self.services.find(to) else { return Ok(None) };
+        let chosen = self.on_fabric(id, socket, service);
+        if chosen.is_none() {
+            self.services.refuse(service);
+        }
+        chosen.map(Some).ok_or(Errno::CONNREFUSED)
+    }
+
+    /// Where a connect of a native client's socket to `to` leads, as things stand.
+    pub(super) fn would_reach(&mut self, id: ClientId, socket: SocketId, to: SocketAddr) -> SocketAddr {
+        let Some(service) = self.services.find(to) else { return to };
+        self.on_fabric(id, socket, service).map_or(to, |chosen| chosen.reached)
+    }
+
+    fn on_fabric(&mut self, id: ClientId, socket: SocketId, service: usize) -> Option<Chosen> {
+        let client = self.clients.get(id)?;
+        let namespace = client.identity.namespace;
+        // The same for every question about one connect.
+        let connection = mix(client.serial).wrapping_add(u64::from(socket.0));
+        let asker = Asker { client: namespace.number(), connection };
+        let names = &mut self.names;
+        let usable = |_, backend: &crate::policy::Backend| names.has_listener(namespace, backend.address);
+        self.services.choose(self.tenants.policy(), service, asker, usable)
+    }
+
+    /// The backend that a socket of the kernel with this cookie gets, if `to` is a service. The kernel is told, and connects it there.
+    ///
+    /// # Errors
+    /// `ECONNREFUSED` if there is none, `EHOSTUNREACH` if the kernel does not know services.
+    pub(super) fn choose_on_kernel(
+        &mut self,
+        namespace: NamespaceId,
+        cookie: u64,
+        to: SocketAddr,
+    ) -> Result<Option<Chosen>, Errno> {
+        let Some(service) = self.services.find(to) else { return Ok(None) };
+        if !self.gate.is_in_force() {
+            return Err(Errno::HOSTUNREACH);
+        }
+        let remembered = &mut self.on_kernel.0;
+        let before = remembered.iter().rev().find(|(name, _)| *name == (namespace, cookie));
+        let asker = Asker { client: namespace.number(), connection: cookie };
+        let policy = self.tenants.policy();
+        let is_before = |reached| before.is_none_or(|(_, chosen)| chosen.reached == reached);
+        let choose = |only: bool| {
+            self.services.choose(policy, service, asker, |state, backend| {
+                state == 0 && (!only || is_before(backend.address))
+            })
+        };
+        // Those that are new are counted by the kernel, which refuses, too, where there is none.
+        let chosen = choose(true).or_else(|| choose(false)).ok_or(Errno::CONNREFUSED)?;
+        if before.is_none_or(|(_, before)| *before != chosen) {
+            if remembered.len() >= REMEMBERED {
+                remembered.pop_front();
+            }
+            remembered.push_back(((namespace, cookie), chosen));
+        }
+        self.gate.choose(cookie, &chosen);
+        Ok(Some(chosen))
+    }
+
+    /// What administrators are told of services.
+    pub(super) fn service_reports(&mut self) -> Vec<ServiceReport> {
+        let (services, names) = (&self.services, &mut self.names);
+        let entries = self.tenants.policy().services.iter().enumerate();
+        let report = entries.filter_map(|(index, service)| {
+            let (own, numbers) = services.numbers(index)?;
+            let slots = numbers.iter().map(|number| services.slots.slot(*number));
+            let backends = service.backends.iter().zip(slots).map(|(backend, slot)| {
+                let state = slot.state.load(Relaxed);
+                BackendReport {
+                    address: backend.address,
+                    weight: backend.weight,
+                    drain: backend.drain,
+                    on_fabric: names.has_listener(NamespaceId::NONE, backend.address),
+                    no_listener: state & NO_LISTENER != 0,
+                    backlog_full: state & BACKLOG_FULL != 0,
+                    counts: counts(slot),
+                }
+            });
+            Some(ServiceReport {
+                address: service.address,
+                balance: service.balance,
+                affinity_seconds: service.affinity.map(|affinity| affinity.as_secs()),
+                counts: counts(services.slots.slot(own)),
+                backends: backends.collect(),
+            })
+        });
+        report.collect()
+    }
+}
+
+fn counts(slot: &Slot) -> ServiceCounts {
+    ServiceCounts {
+        connections_made: slot.made.load(Relaxed),
+        connections_open: slot.active(),
+        connections_failed: slot.failed.load(Relaxed),
+        bytes_sent: slot.sent.load(Relaxed),
+        bytes_received: slot.received.load(Relaxed),
+    }
+}

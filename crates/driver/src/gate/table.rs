@@ -1,0 +1,52 @@
+//! Entries of one map, as they are in the kernel.
+use super::bpf::{self, Plain};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Table<K, V> {
+    /// None in tests of what would be there.
+    map: Option<Arc<OwnedFd>>,
+    pub there: HashMap<K, V>,
+}
+
+impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Table<K, V> {
+    /// Without any entry.
+    pub fn new(map: Option<&Arc<OwnedFd>>) -> Self {
+        Self { map: map.cloned(), there: HashMap::new() }
+    }
+
+    /// Has an entry be so.
+    ///
+    /// # Errors
+    /// Those of bpf(2).
+    pub fn put(&mut self, key: K, value: V) -> Result<(), Errno> {
+        if self.there.get(&key) == Some(&value) {
+            return Ok(());
+        }
+        self.map.as_ref().map_or(Ok(()), |map| bpf::update(map, &key, &value))?;
+        self.there.insert(key, value);
+        Ok(())
+    }
+
+    /// Removes an entry, if it is there.
+    pub fn take(&mut self, key: K) {
+        if let (Some(_), Some(map)) = (self.there.remove(&key), &self.map) {
+            // Nobody else removes entries.
+            let _ = bpf::delete(map, &key);
+        }
+    }
+
+    /// Removes all of them.
+    pub fn clear(&mut self) {
+        for (key, _) in self.there.drain() {
+            if let Some(map) = &self.map {
+                let _ = bpf::delete(map, &key);
+            }
+        }
+    }
+}

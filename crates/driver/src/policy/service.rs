@@ -1,0 +1,312 @@
+//! Service addresses, as the policy file says them.
+use super::list;
+use super::maglev::Table;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Services of a policy.
+pub const SERVICES_MAX: usize = 256;
+/// Backends of one service.
+pub const BACKENDS_MAX: usize = 256;
+/// Backends of all services.
+pub const BACKENDS_TOTAL_MAX: usize = 4096;
+/// Largest weight of a backend.
+pub const WEIGHT_MAX: u32 = 1000;
+/// Longest affinity: a week.
+const AFFINITY_SECONDS_MAX: u64 = 604_800;
+/// Shortest and longest interval between two looks at a backend.
+const LOOK_MS: [u64; 2] = [100, 3_600_000];
+/// Most looks in a row that a change may need.
+const LOOKS_MAX: u64 = 100;
+
+/// A connection to the service's address is made to one of its backends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Service {
+    /// The service's address.
+    pub address: SocketAddr,
+    /// How a backend is chosen.
+    pub balance: Balance,
+    /// How long a client that has had a connection keeps its backend.
+    pub affinity: Option<Duration>,
+    /// How it is found out that a backend is down.
+    pub health: Health,
+    /// Where it leads.
+    pub backends: Vec<Backend>,
+    /// The backends by hash. Those that are drained have no entry.
+    pub table: Table,
+}
+
+/// How a backend is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Balance {
+    /// By Maglev hashing.
+    #[default]
+    Maglev,
+    /// The one with the fewest open connections for its weight.
+    LeastConnections,
+}
+
+/// One of a service's backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backend {
+    /// Its address.
+    pub address: SocketAddr,
+    /// Its share beside others.
+    pub weight: u32,
+    /// It gets no new connections; open ones go on.
+    pub drain: bool,
+}
+
+/// How the driver looks at the kernel's listeners of a service's backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// From one look to the next.
+    pub interval: Duration,
+    /// Looks in a row that have to find a listener with room before a backend is chosen again.
+    pub rise: u32,
+    /// Looks in a row that have to find none before it is not.
+    pub fall: u32,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { interval: Duration::from_millis(500), rise: 1, fall: 1 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ServiceTable {
+    address: SocketAddr,
+    #[serde(default)]
+    balance: Balance,
+    affinity_seconds: Option<i64>,
+    #[serde(default)]
+    health: HealthTable,
+    #[serde(default)]
+    backends: Vec<BackendTable>,
+}
+
+/// A backend, by its address alone or as a table.
+struct BackendTable(WholeBackend);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WholeBackend {
+    address: SocketAddr,
+    #[serde(default = "one")]
+    weight: i64,
+    #[serde(default)]
+    drain: bool,
+}
+
+fn one() -> i64 {
+    1
+}
+
+impl<'de> Deserialize<'de> for BackendTable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(BackendVisitor)
+    }
+}
+
+struct BackendVisitor;
+
+impl<'de> Visitor<'de> for BackendVisitor {
+    type Value = BackendTable;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "an address like \"10.88.0.2:80\", or { address = \"10.88.0.2:80\", weight = 2, drain = true }",
+        )
+    }
+
+    fn visit_str<E: Error>(self, word: &str) -> Result<BackendTable, E> {
+        let address = word.parse().map_err(|_| {
+            E::custom(format!("'{word}' is no address of a backend; write one like 10.88.0.2:80"))
+        })?;
+        Ok(BackendTable(WholeBackend { address, weight: 1, drain: false }))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<BackendTable, A::Error> {
+        WholeBackend::deserialize(MapAccessDeserializer::new(map)).map(BackendTable)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct HealthTable {
+    interval_ms: i64,
+    rise: i64,
+    fall: i64,
+}
+
+impl Default for HealthTable {
+    fn default() -> Self {
+        let Health { interval, rise, fall } = Health::default();
+        Self { interval_ms: interval.as_millis() as i64, rise: rise.into(), fall: fall.into() }
+    }
+}
+
+fn within(key: &str, value: i64, low: u64, high: u64) -> Result<u64, String> {
+    match u64::try_from(value) {
+        Ok(value) if (low..=high).contains(&value) => Ok(value),
+        _ => Err(format!("{key} = {value} is out of range; use {low} to {high}, or leave it out")),
+    }
+}
+
+/// An address that a container can have, as IPv4 if it is that.
+fn usable(key: &str, at: SocketAddr) -> Result<SocketAddr, String> {
+    let at = SocketAddr::new(at.ip().to_canonical(), at.port());
+    if at.port() == 0 {
+        return Err(format!("{key} \"{at}\" has port 0; write the port, as in 10.88.0.2:80"));
+    }
+    if at.ip().is_unspecified() || at.ip().is_loopback() || at.ip().is_multicast() {
+        return Err(format!("{key} \"{at}\" is no address of a container; write one like 10.88.0.2:80"));
+    }
+    Ok(at)
+}
+
+impl ServiceTable {
+    /// The service, as far as it can be checked without the others.
+    pub(super) fn check(self) -> Result<Service, String> {
+        let address = usable("service", self.address)?;
+        let of = |why: String| format!("service {address}: {why}");
+        if self.backends.is_empty() {
+            return Err(of("it has no backends; add backends = [\"10.88.0.2:8080\"]".into()));
+        }
+        if self.backends.len() > BACKENDS_MAX {
+            return Err(of(format!("more than {BACKENDS_MAX} backends; make two services of it")));
+        }
+        let (mut backends, mut seen) = (Vec::new(), HashSet::new());
+        for table in self.backends {
+            let backend = table.check().map_err(of)?;
+            if backend.address.is_ipv4() != address.is_ipv4() {
+                return Err(of(format!(
+                    "backend {} is of another family than the service; write both as IPv4 or as IPv6",
+                    backend.address
+                )));
+            }
+            if !seen.insert(backend.address) {
+                return Err(of(format!("backend {} is there twice; give it a weight", backend.address)));
+            }
+            backends.push(backend);
+        }
+        let affinity = self.affinity_seconds.map(|seconds| {
+            within("affinity_seconds", seconds, 1, AFFINITY_SECONDS_MAX).map(Duration::from_secs)
+        });
+        let names: Vec<_> = backends.iter().map(|backend| backend.address.to_string()).collect();
+        let weights = backends.iter().map(|backend| if backend.drain { 0 } else { backend.weight });
+        let weighed: Vec<_> = names.iter().map(|name| name.as_bytes()).zip(weights).collect();
+        Ok(Service {
+            address,
+            balance: self.balance,
+            affinity: affinity.transpose().map_err(of)?,
+            health: self.health.check().map_err(of)?,
+            table: Table::new(&weighed),
+            backends,
+        })
+    }
+}
+
+impl BackendTable {
+    fn check(self) -> Result<Backend, String> {
+        let WholeBackend { address, weight, drain } = self.0;
+        let address = usable("backend", address)?;
+        match u32::try_from(weight) {
+            Ok(weight @ 1..=WEIGHT_MAX) => Ok(Backend { address, weight, drain }),
+            _ => Err(format!(
+                "backend {address}: weight = {weight} is out of range; use 1 to {WEIGHT_MAX}, or drain = true"
+            )),
+        }
+    }
+}
+
+impl HealthTable {
+    fn check(self) -> Result<Health, String> {
+        let count = |key, value| within(key, value, 1, LOOKS_MAX).map(|count| count as u32);
+        let [shortest, longest] = LOOK_MS;
+        Ok(Health {
+            interval: Duration::from_millis(within(
+                "health.interval_ms",
+                self.interval_ms,
+                shortest,
+                longest,
+            )?),
+            rise: count("health.rise", self.rise)?,
+            fall: count("health.fall", self.fall)?,
+        })
+    }
+}
+
+/// What is wrong with a service beside those before it.
+pub(super) fn fits(service: &Service, others: &[Service]) -> Result<(), String> {
+    if others.iter().any(|other| other.address == service.address) {
+        let address = service.address;
+        return Err(format!("service {address} is there already; keep one of the two, with all backends"));
+    }
+    if others.len() >= SERVICES_MAX {
+        return Err(format!("more than {SERVICES_MAX} services; take some out"));
+    }
+    let all = others.iter().chain([service]).map(|service| service.backends.len()).sum::<usize>();
+    if all > BACKENDS_TOTAL_MAX {
+        return Err(format!(
+            "the services have more than {BACKENDS_TOTAL_MAX} backends in all; take some out"
+        ));
+    }
+    Ok(())
+}
+
+/// A backend of the service that is itself a service.
+pub(super) fn loops(service: &Service, all: &[Service]) -> Result<(), String> {
+    let is_service = |address: SocketAddr| all.iter().any(|other| other.address == address);
+    match service.backends.iter().find(|backend| is_service(backend.address)) {
+        Some(backend) => Err(format!(
+            "service {}: backend {} is itself a service; write the addresses of its backends",
+            service.address, backend.address
+        )),
+        None => Ok(()),
+    }
+}
+
+impl fmt::Display for Balance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Maglev => "maglev",
+            Self::LeastConnections => "least_connections",
+        })
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        if self.weight != 1 {
+            write!(f, " (weight {})", self.weight)?;
+        }
+        if self.drain {
+            write!(f, " (drained)")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}; {}", self.address, list(&self.backends), self.balance)?;
+        if let Some(affinity) = self.affinity {
+            write!(f, "; a client keeps its backend for {} s", affinity.as_secs())?;
+        }
+        if self.health != Health::default() {
+            let Health { interval, rise, fall } = self.health;
+            write!(f, "; looked at every {} ms, rise {rise}, fall {fall}", interval.as_millis())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,15 @@
+//! Service addresses while they are in force: which backend a connection gets, and what came of it.
+//!
+//! The policy says what there is ([`crate::policy::Service`]). A choice follows from the policy's table and from words that the conductor, the
+//! kernel's programs (`gate.bpf.c`) and `pd-health` share: a backend's state, its connections, and which backend a client had last. Conductor and
+//! programs choose by the same steps, so that the fabric and the kernel agree.
+//!
+//! - [`slots`] is that memory: one slot for each backend of each service, and one for the service itself.
+//! - [`choice`] chooses.
+//!
+//! Nothing here knows clients or sockets.
+mod choice;
+mod slots;
+
+pub use choice::{Asker, Services};
+pub use slots::{Chosen, Slot, Slots, BACKLOG_FULL, NO_LISTENER, STICKY_WORDS};

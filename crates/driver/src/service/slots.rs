@@ -1,0 +1,282 @@
+//! Words of services and backends, shared with the kernel's programs. The structures are those of `gate.bpf.c`.
+//!
+//! Only the kernel's programs and the driver can write them.
+use crate::array::Array;
+use crate::policy::maglev::mix;
+use crate::policy::Service;
+use rustix::io::Result;
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Slots: enough for the services of three policies.
+pub const SLOTS: usize = 16_384;
+/// Sets of clients that keep their backend, and clients of one set. A set that is full forgets the client that connected first.
+const SETS: usize = 16_384;
+const WAYS: usize = 4;
+/// Words of these.
+pub const STICKY_WORDS: usize = SETS * WAYS * 2;
+
+/// In a backend's state: a policy drains it.
+pub const DRAINED: u64 = 1;
+/// The network namespace that has its address has no listener on its port.
+pub const NO_LISTENER: u64 = 2;
+/// Nothing more fits into the backlog of its listener.
+pub const BACKLOG_FULL: u64 = 4;
+
+/// A backend of a service, or a service.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Slot {
+    /// Of a backend: why it gets no new connections; 0: it does.
+    pub state: AtomicU64,
+    /// Connections made through it.
+    pub made: AtomicU64,
+    /// Open connections of the fabric's.
+    active_on_fabric: AtomicU64,
+    /// Of a backend: connects on the kernel that came to nothing. Of a service: connects that no backend could take.
+    pub failed: AtomicU64,
+    /// Bytes of connections that are over, to the backend.
+    pub sent: AtomicU64,
+    /// The same from the backend.
+    pub received: AtomicU64,
+    /// Open connections on the kernel.
+    active_on_kernel: AtomicU64,
+    spare: AtomicU64,
+}
+
+const SLOT_WORDS: usize = size_of::<Slot>() / 8;
+
+/// What a connection got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The number of the service in the policy, and of the backend in the service.
+    pub service: usize,
+    /// See [`Self::service`].
+    pub backend: usize,
+    /// Their slots.
+    pub slots: [u16; 2],
+    /// The service's address.
+    pub asked: SocketAddr,
+    /// The backend's.
+    pub reached: SocketAddr,
+}
+
+/// A service and one of its backends; a service by itself.
+type Name = (SocketAddr, Option<SocketAddr>);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Slots {
+    words: Array,
+    /// A client's key; the slot of its backend, and until when it keeps that.
+    sticky: Array,
+    numbers: Mutex<HashMap<Name, u16>>,
+}
+
+fn names(service: &Service) -> impl Iterator<Item = Name> + '_ {
+    let backends = service.backends.iter().map(|backend| (service.address, Some(backend.address)));
+    [(service.address, None)].into_iter().chain(backends)
+}
+
+impl Slots {
+    /// In these arrays, which the kernel's programs have, too.
+    pub fn of_arrays(words: Array, sticky: Array) -> Self {
+        Self { words, sticky, numbers: Mutex::default() }
+    }
+
+    /// In memory that no program has.
+    ///
+    /// # Errors
+    /// Those of `mmap`.
+    pub fn own() -> Result<Self> {
+        Ok(Self::of_arrays(Array::own(SLOTS * SLOT_WORDS)?, Array::own(STICKY_WORDS)?))
+    }
+
+    /// Words of the first array.
+    pub const WORDS: usize = SLOTS * SLOT_WORDS;
+
+    /// A slot.
+    pub fn slot(&self, number: u16) -> &Slot {
+        let first = self.words.word(usize::from(number) % SLOTS * SLOT_WORDS);
+        // SAFETY: `SLOTS` structures of atomic words lie in the array, this one inside.
+        unsafe { &*std::ptr::from_ref(first).cast::<Slot>() }
+    }
+
+    fn numbers(&self) -> MutexGuard<'_, HashMap<Name, u16>> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the services of a policy their slots. A backend that had one before has the same, with its counts. Where slots are short, those go that none
+    /// of `kept` needs and that have no connections.
+    ///
+    /// # Errors
+    /// If there are too many, a sentence.
+    pub fn assign(&self, services: &[Service], kept: &[&[Service]]) -> std::result::Result<(), String> {
+        let mut numbers = self.numbers();
+        let wanted: Vec<Name> = services.iter().flat_map(names).collect();
+        let fresh = wanted.iter().filter(|name| !numbers.contains_key(name)).count();
+        if numbers.len() + fresh > SLOTS {
+            let kept: HashSet<Name> =
+                kept.iter().copied().flatten().flat_map(names).chain(wanted.clone()).collect();
+            numbers.retain(|name, number| kept.contains(name) || self.slot(*number).active() != 0);
+        }
+        let mut taken: HashSet<u16> = numbers.values().copied().collect();
+        let mut next = 0..SLOTS as u16;
+        for name in wanted {
+            if numbers.contains_key(&name) {
+                continue;
+            }
+            let number = next.find(|number| !taken.contains(number)).ok_or_else(|| {
+                format!(
+                    "service {}: there are connections to {SLOTS} former backends; end some of them",
+                    name.0
+                )
+            })?;
+            self.slot(number).clear();
+            taken.insert(number);
+            numbers.insert(name, number);
+        }
+        Ok(())
+    }
+
+    /// The kernel's programs are about to be attached: they count none that closed unseen.
+    pub fn begin_epoch(&self) {
+        (0..SLOTS as u16).for_each(|number| self.slot(number).active_on_kernel.store(0, Relaxed));
+    }
+
+    /// The slot of a service, or of its backend.
+    pub fn number(&self, service: SocketAddr, backend: Option<SocketAddr>) -> Option<u16> {
+        self.numbers().get(&(service, backend)).copied()
+    }
+
+    /// A client of a service.
+    fn key(service: u16, client: u64) -> u64 {
+        mix(client ^ u64::from(service) << 32).max(1)
+    }
+
+    fn ways(&self, key: u64) -> impl Iterator<Item = (&AtomicU64, &AtomicU64)> {
+        let first = (key % SETS as u64) as usize * WAYS * 2;
+        (0..WAYS).map(move |way| (self.sticky.word(first + 2 * way), self.sticky.word(first + 2 * way + 1)))
+    }
+
+    /// The slot of the backend that a client has had from a service within the time that it keeps it.
+    pub fn kept(&self, service: u16, client: u64, now_ms: u64) -> Option<u16> {
+        let key = Self::key(service, client);
+        let (_, word) = self.ways(key).find(|(own, _)| own.load(Relaxed) == key)?;
+        let word = word.load(Relaxed);
+        (word >> 16 > now_ms).then_some(word as u16)
+    }
+
+    /// A client keeps a backend until then.
+    pub fn keep(&self, service: u16, client: u64, backend: u16, until_ms: u64) {
+        let key = Self::key(service, client);
+        let own = self.ways(key).find(|(own, _)| own.load(Relaxed) == key);
+        let oldest = || self.ways(key).min_by_key(|(_, word)| word.load(Relaxed));
+        if let Some((own, word)) = own.or_else(oldest) {
+            own.store(key, Relaxed);
+            word.store(until_ms << 16 | u64::from(backend), Relaxed);
+        }
+    }
+}
+
+impl Slot {
+    fn clear(&self) {
+        let counts = [&self.made, &self.failed, &self.sent, &self.received];
+        for word in [&self.state, &self.active_on_fabric, &self.active_on_kernel].into_iter().chain(counts) {
+            word.store(0, Relaxed);
+        }
+    }
+
+    /// Open connections.
+    pub fn active(&self) -> u64 {
+        self.active_on_fabric.load(Relaxed) + self.active_on_kernel.load(Relaxed)
+    }
+
+    /// One of the fabric's begins.
+    pub fn open(&self) {
+        self.made.fetch_add(1, Relaxed);
+        self.active_on_fabric.fetch_add(1, Relaxed);
+    }
+
+    /// One of the fabric's is over.
+    pub fn close(&self) {
+        self.active_on_fabric.fetch_sub(1, Relaxed);
+    }
+
+    /// Sets or clears a part of a backend's state. Says whether that is new.
+    pub fn set(&self, part: u64, is_on: bool) -> bool {
+        let before = match is_on {
+            true => self.state.fetch_or(part, Relaxed),
+            false => self.state.fetch_and(!part, Relaxed),
+        };
+        (before & part != 0) != is_on
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    fn policy(service: u8, backends: std::ops::Range<u16>) -> Policy {
+        let list: Vec<_> = backends.map(|n| format!("\"10.0.{}.{}:1\"", n / 256, n % 256)).collect();
+        let text =
+            format!("[[service]]\naddress = \"10.96.0.{service}:80\"\nbackends = [{}]", list.join(", "));
+        Policy::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn a_backend_that_stays_keeps_its_slot_and_its_counts() {
+        let slots = Slots::own().unwrap();
+        let (first, second) = (policy(1, 0..3), policy(1, 1..4));
+        slots.assign(&first.services, &[]).unwrap();
+        let service = first.services[0].address;
+        let number = |n: u16| slots.number(service, Some(format!("10.0.0.{n}:1").parse().unwrap()));
+        let before = number(1).unwrap();
+        slots.slot(before).made.store(7, Relaxed);
+        slots.assign(&second.services, &[&first.services]).unwrap();
+        assert_eq!(number(1), Some(before));
+        assert_eq!(slots.slot(before).made.load(Relaxed), 7);
+        let all: HashSet<_> = (0..4).filter_map(number).chain(slots.number(service, None)).collect();
+        assert_eq!(all.len(), 5);
+    }
+
+    #[test]
+    fn slots_of_former_policies_serve_again_unless_they_have_connections() {
+        let slots = Slots::own().unwrap();
+        let mut last = policy(1, 0..1);
+        for round in 0..=200u16 {
+            let next = policy((round % 250) as u8, 0..256);
+            slots.assign(&next.services, &[&last.services]).unwrap();
+            last = next;
+        }
+        let service = last.services[0].address;
+        let one = slots.number(service, Some(last.services[0].backends[9].address)).unwrap();
+        slots.slot(one).open();
+        for round in 0..200u16 {
+            slots.assign(&policy((round % 199) as u8, 0..256).services, &[]).unwrap();
+        }
+        assert_eq!(slots.slot(one).active(), 1);
+    }
+
+    #[test]
+    fn a_client_keeps_its_backend_for_a_while() {
+        let slots = Slots::own().unwrap();
+        assert_eq!(slots.kept(3, 77, 0), None);
+        slots.keep(3, 77, 5, 1000);
+        assert_eq!((slots.kept(3, 77, 999), slots.kept(3, 77, 1000)), (Some(5), None));
+        assert_eq!((slots.kept(4, 77, 0), slots.kept(3, 78, 0)), (None, None));
+        slots.keep(3, 77, 6, 2000);
+        assert_eq!(slots.kept(3, 77, 1500), Some(6));
+        // Others take its place at most: nobody gets a stranger's backend.
+        for client in 0..1_000_000 {
+            slots.keep(3, client, (client % 9) as u16, 5000 + client);
+        }
+        for client in 0..1_000_000 {
+            assert!(slots.kept(3, client, 0).is_none_or(|slot| u64::from(slot) == client % 9));
+        }
+    }
+}

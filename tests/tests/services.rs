@@ -1,0 +1,286 @@
+//! Service addresses with several backends, as programs of all kinds see them: native, unmodified, static, without the library.
+use pd_driver::admin::{Answer, Ask, BackendReport, ServiceReport};
+use pd_tests::{is_root, program_path, Network, Puppet, TestDriver};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Ways to run a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Knows the driver.
+    Native,
+    /// With the library, in a mode.
+    Library(&'static str),
+    /// No library can be loaded.
+    Static,
+    /// Without the library.
+    Plain,
+}
+
+const WAYS: [Way; 6] = [
+    Way::Native,
+    Way::Library("default"),
+    Way::Library("all"),
+    Way::Library("short"),
+    Way::Static,
+    Way::Plain,
+];
+
+/// Connections of one client: so many that no backend of three is left out by chance.
+const MANY: u32 = 48;
+
+/// A driver, namespaces a (tenant red) and b (tenant blue), and `talker`, dynamic and static.
+struct Stage {
+    driver: TestDriver,
+    network: Network,
+    talkers: [PathBuf; 2],
+    _folder: tempfile::TempDir,
+}
+
+fn talker(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/talker.c");
+    let program = folder.join(name);
+    let mut command = Command::new("gcc");
+    command.args(["-O2", "-pthread"]).args(options).arg("-o").args([&program, &source]);
+    assert!(command.status().expect("gcc").success());
+    program
+}
+
+fn stage() -> Option<Stage> {
+    if !is_root("making network namespaces") {
+        return None;
+    }
+    let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
+    let (network, folder) = (Network::new(), tempfile::tempdir().unwrap());
+    let talkers =
+        [talker(folder.path(), "talker", &[]), talker(folder.path(), "talker-static", &["-static"])];
+    Some(Stage { driver, network, talkers, _folder: folder })
+}
+
+impl Stage {
+    fn start(&self, letter: &str, way: Way) -> Puppet {
+        if way == Way::Native {
+            return self.network.puppet(&self.driver, letter);
+        }
+        let program = &self.talkers[usize::from(way == Way::Static)];
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.network.namespace(letter)]);
+        if let Way::Library(mode) = way {
+            let library = program_path("libpd_preload.so");
+            assert!(library.exists(), "build it first: cargo build -p pd-preload");
+            command.arg("env").arg(format!("LD_PRELOAD={}", library.display()));
+            command.arg(format!("PD_PRELOAD={mode}"));
+        }
+        Puppet::new(self.driver.spawn(command.arg(program).stderr(Stdio::null())))
+    }
+
+    /// A program in a that listens on these ports, of IPv4 and of IPv6.
+    fn serve(&self, way: Way, ports: &[u16]) -> Puppet {
+        let mut server = self.start("a", way);
+        for port in ports {
+            server.ok(&format!("listen {port}"));
+        }
+        server
+    }
+
+    fn text(&self, rest: &str) -> String {
+        let tenant = |name: &str, letter: &str| {
+            let namespace = self.network.namespace(letter);
+            format!("[[tenant]]\nname = \"{name}\"\nnamespaces = [\"/run/netns/{namespace}\"]\n")
+        };
+        tenant("red", "a") + &tenant("blue", "b") + rest
+    }
+
+    fn apply(&self, rest: &str) {
+        match self.driver.tell(&Ask::Apply { text: self.text(rest) }) {
+            Answer::Applied { not_on_kernel: None, .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn service(&self) -> ServiceReport {
+        self.driver.policy().services.remove(0)
+    }
+
+    /// Connections that each backend has had.
+    fn made(&self) -> Vec<u64> {
+        self.service().backends.iter().map(|backend| backend.counts.connections_made).collect()
+    }
+
+    fn wait_for(&self, what: &str, until: impl Fn(&[BackendReport]) -> bool) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !until(&self.service().backends) {
+            assert!(Instant::now() < end, "{what}: {:#?}", self.service());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// A service in front of ports of a.
+fn service(ports: &[u16], more: &str) -> String {
+    let list: Vec<_> = ports.iter().map(|port| format!("\"10.77.0.1:{port}\"")).collect();
+    format!("[[service]]\naddress = \"10.96.0.1:80\"\nbackends = [{}]\n{more}\n", list.join(", "))
+}
+
+/// 0, or the errno of a connect. The connection is called `name`.
+fn dial(client: &mut Puppet, way: Way, name: u32, ip: &str, port: u16) -> i32 {
+    let asked = match way {
+        Way::Native if ip.contains(':') => client.ask(&format!("connect c{name} [{ip}]:{port}")),
+        Way::Native => client.ask(&format!("connect c{name} {ip}:{port}")),
+        _ => client.ask(&format!("connect {name} {ip} {port}")),
+    };
+    asked.map_or_else(|(errno, _)| errno, |_| 0)
+}
+
+fn connect(client: &mut Puppet, way: Way, name: u32) -> i32 {
+    dial(client, way, name, "10.96.0.1", 80)
+}
+
+#[test]
+fn every_way_reaches_all_backends() {
+    let Some(stage) = stage() else { return };
+    let ports = [7401, 7402, 7403];
+    let mut server = stage.serve(Way::Library("short"), &ports);
+    let v6 = "[[service]]\naddress = \"[fd96::1]:80\"\nbackends = [\"[fd77::1]:7411\", \"[fd77::1]:7412\"]\n";
+    server.ok("hear6 7411");
+    server.ok("hear6 7412");
+    // Nobody has the address before.
+    let mut early = stage.start("b", Way::Static);
+    assert_eq!(connect(&mut early, Way::Static, 0), libc::ENETUNREACH);
+    stage.apply(&(service(&ports, "") + v6));
+    for way in WAYS {
+        let mut client = stage.start("b", way);
+        let before = stage.made();
+        for name in 0..MANY {
+            assert_eq!(connect(&mut client, way, name), 0, "{way:?}, {name}");
+        }
+        // The program sees what it asked for.
+        if way == Way::Native {
+            assert!(client.ok("connect other 10.96.0.1:80").ends_with(" 10.96.0.1:80"));
+            assert!(client.ok("connect six [fd96::1]:80").ends_with(" [fd96::1]:80"));
+        } else {
+            assert_eq!(connect(&mut client, way, MANY), 0, "{way:?}");
+            assert_eq!(client.ok("peer 0"), "10.96.0.1 80", "{way:?}");
+            assert_eq!(dial(&mut client, way, 50, "fd96::1", 80), 0, "{way:?}");
+            assert_eq!(client.ok("peer 50"), "fd96::1 80", "{way:?}");
+            // A socket of IPv6 that connects to IPv4.
+            assert_eq!(dial(&mut client, way, 51, "::ffff:10.96.0.1", 80), 0, "{way:?}");
+            assert_eq!(client.ok("peer 51"), "::ffff:10.96.0.1 80", "{way:?}");
+        }
+        let more: Vec<_> = stage.made().iter().zip(before).map(|(now, was)| now - was).collect();
+        assert!(more.iter().all(|&count| count > 0), "{way:?}: {more:?}");
+        let total = u64::from(MANY) + 1 + u64::from(way != Way::Native);
+        assert_eq!(more.iter().sum::<u64>(), total, "{way:?}: {more:?}");
+        if way == Way::Library("all") {
+            // The kernel connects to where the twin is, and its bytes go by the fabric.
+            let both = stage
+                .driver
+                .report()
+                .connections
+                .iter()
+                .filter(|c| c.from.is_some() && c.to.is_some())
+                .count();
+            assert!(both >= MANY as usize, "{both} connections with a twin on both sides");
+        }
+        drop(client);
+    }
+    stage.wait_for("all are closed", |backends| backends.iter().all(|b| b.counts.connections_open == 0));
+    // Another way in a container that does not know the service: nothing is led anywhere.
+    stage.apply("");
+    assert_eq!(connect(&mut early, Way::Static, 0), libc::ENETUNREACH);
+}
+
+#[test]
+fn fewest_connections_affinity_drain_and_changes() {
+    let Some(stage) = stage() else { return };
+    let ports = [7421, 7422, 7423];
+    let _server = stage.serve(Way::Library("short"), &ports);
+    let open = |stage: &Stage| -> Vec<u64> {
+        stage.service().backends.iter().map(|backend| backend.counts.connections_open).collect()
+    };
+    // Both planes count together.
+    stage.apply(&service(&ports, "balance = \"least_connections\""));
+    let (mut native, mut fixed) = (stage.start("b", Way::Native), stage.start("b", Way::Static));
+    for name in 0..6 {
+        assert_eq!(connect(&mut native, Way::Native, name), 0);
+        assert_eq!(connect(&mut fixed, Way::Static, name), 0);
+    }
+    assert_eq!(open(&stage), [4, 4, 4]);
+    // What is drained gets nothing new, and keeps what it has.
+    let drained =
+        service(&ports, "").replace("\"10.77.0.1:7422\"", "{ address = \"10.77.0.1:7422\", drain = true }");
+    stage.apply(&drained);
+    let before = stage.made();
+    for name in 6..26 {
+        assert_eq!(connect(&mut native, Way::Native, name), 0);
+        assert_eq!(connect(&mut fixed, Way::Static, name), 0);
+    }
+    assert_eq!((stage.made()[1], open(&stage)[1]), (before[1], 4));
+    assert_eq!(fixed.ask("end 0").unwrap_err().0, libc::ETIMEDOUT, "it is open");
+    // One client, one backend, over both planes.
+    stage.apply(&service(&ports, "affinity_seconds = 3600"));
+    let before = stage.made();
+    for name in 26..46 {
+        assert_eq!(connect(&mut native, Way::Native, name), 0);
+        assert_eq!(connect(&mut fixed, Way::Static, name), 0);
+    }
+    let more: Vec<_> = stage.made().iter().zip(&before).map(|(now, was)| now - was).collect();
+    assert!(more.contains(&40), "{more:?}");
+    // Its backend goes: another, and again one.
+    let kept = more.iter().position(|&count| count == 40).unwrap();
+    let rest: Vec<_> = ports.iter().copied().filter(|port| *port != ports[kept]).collect();
+    stage.apply(&service(&rest, "affinity_seconds = 3600"));
+    let before = stage.made();
+    for name in 46..56 {
+        assert_eq!(connect(&mut native, Way::Native, name), 0);
+        assert_eq!(connect(&mut fixed, Way::Static, name), 0);
+    }
+    let more: Vec<_> = stage.made().iter().zip(&before).map(|(now, was)| now - was).collect();
+    assert!(more.contains(&20), "{more:?}");
+    assert_eq!(fixed.ask("end 30").unwrap_err().0, libc::ETIMEDOUT, "open connections stay");
+    // What is wrong changes nothing.
+    for (wrong, words) in [
+        (service(&[], ""), ["no backends", "add backends"]),
+        (
+            service(&[7421], "").replace("10.96.0.1:80", "10.77.0.1:7421"),
+            ["is itself a service", "its backends"],
+        ),
+        (service(&[0], ""), ["port 0", "write the port"]),
+    ] {
+        let ask = Ask::Apply { text: stage.text(&wrong) };
+        let why = pd_driver::admin::ask(stage.driver.admin_socket(), &ask).unwrap_err().to_string();
+        assert!(why.starts_with("line 7: ") && words.iter().all(|word| why.contains(word)), "{why}");
+    }
+    assert_eq!(stage.service().backends.len(), 2);
+    assert_eq!(connect(&mut fixed, Way::Static, 60), 0);
+}
+
+/// Rules may name the service, and hold for the backend that is chosen.
+#[test]
+fn rules_hold_through_a_service() {
+    let Some(stage) = stage() else { return };
+    let ports = [7431];
+    let _server = stage.serve(Way::Library("short"), &ports);
+    let ways = [Way::Native, Way::Library("all"), Way::Library("short"), Way::Static];
+    let rule = |address: &str, action: &str| {
+        format!("[[rule]]\nfrom = \"blue\"\naddress = \"{address}\"\naction = \"{action}\"\n")
+    };
+    let closed = "default = \"deny\"\n";
+    for (top, rules, errno) in [
+        ("", String::new(), 0),
+        ("", rule("10.96.0.1", "deny"), libc::EACCES),
+        ("", rule("10.77.0.1", "deny"), libc::EACCES),
+        ("", rule("10.96.0.1", "allow") + &rule("10.77.0.1", "deny"), libc::EACCES),
+        (closed, String::new(), libc::EACCES),
+        (closed, rule("10.96.0.1", "allow"), 0),
+        (closed, rule("10.77.0.1", "allow"), 0),
+    ] {
+        let text = top.to_owned() + &stage.text(&(rules.clone() + &service(&ports, "")));
+        assert!(matches!(stage.driver.tell(&Ask::Apply { text }), Answer::Applied { .. }));
+        for way in ways {
+            let mut client = stage.start("b", way);
+            assert_eq!(connect(&mut client, way, 0), errno, "{way:?}: {top}{rules}");
+        }
+    }
+}
