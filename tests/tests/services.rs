@@ -284,3 +284,42 @@ fn rules_hold_through_a_service() {
         }
     }
 }
+
+/// A program dies: its backend gets nothing more, until somebody listens there again.
+#[test]
+fn a_backend_without_a_listener_is_avoided() {
+    let Some(stage) = stage() else { return };
+    let ports = [7441, 7442, 7443];
+    let server = stage.serve(Way::Library("short"), &ports[..2]);
+    let third = stage.serve(Way::Static, &ports[2..]);
+    stage.apply(&service(&ports, "health = { interval_ms = 100 }"));
+    stage.wait_for("all are up", |backends| backends.iter().all(|backend| !backend.no_listener));
+    let ways = [Way::Static, Way::Library("all")];
+    let mut clients = ways.map(|way| stage.start("b", way));
+    let mut connect_all = |count: u32| {
+        for (client, way) in clients.iter_mut().zip(ways) {
+            for name in 0..count {
+                assert_eq!(connect(client, way, name), 0, "{way:?}, {name}");
+            }
+        }
+    };
+    connect_all(MANY);
+    assert!(stage.made().iter().all(|&made| made > 0), "{:?}", stage.made());
+    drop(third);
+    stage.wait_for("the third is down", |backends| backends[2].no_listener);
+    let before = stage.made();
+    connect_all(MANY);
+    assert_eq!(stage.made()[2], before[2]);
+    let third = stage.serve(Way::Static, &ports[2..]);
+    stage.wait_for("it is up again", |backends| !backends[2].no_listener);
+    connect_all(MANY);
+    assert!(stage.made()[2] > before[2]);
+    drop((server, third));
+    stage.wait_for("none is up", |backends| backends.iter().all(|backend| backend.no_listener));
+    for (client, way) in clients.iter_mut().zip(ways) {
+        assert_eq!(connect(client, way, 60), libc::ECONNREFUSED, "{way:?}");
+    }
+    let mut native = stage.start("b", Way::Native);
+    assert_eq!(connect(&mut native, Way::Native, 0), libc::ECONNREFUSED);
+    assert!(stage.service().counts.connections_failed >= 3);
+}

@@ -1,6 +1,7 @@
 //! The thread that keeps the kernel's half of the policy: see the module above.
 use super::bpf;
 use super::generation::Generation;
+use super::health::Health;
 use super::known::Change;
 use super::plan::binds;
 use super::program::{self, hierarchy, Maps, Programs};
@@ -121,6 +122,7 @@ pub struct Keeper {
     due: Due,
     /// Work on the whole rests until then.
     rests_until: Instant,
+    health: Health,
 }
 
 impl Gate {
@@ -156,6 +158,7 @@ impl Gate {
             retired: VecDeque::new(),
             due: Due::default(),
             rests_until: Instant::now(),
+            health: Health::default(),
         };
         Ok((Self { words, slots, inbox, choices }, keeper))
     }
@@ -191,6 +194,7 @@ impl Keeper {
                 self.look();
                 self.conductor.send(ToConductor::KernelCounted);
             }
+            self.look_at_backends(now);
             while self.retired.front().is_some_and(|(at, _)| now >= *at) {
                 if let Some((_, mut generation)) = self.retired.pop_front() {
                     generation.clear();
@@ -205,7 +209,7 @@ impl Keeper {
     fn sleep(&self) {
         let now = Instant::now();
         let until = self.spaces.wake_by(now).map_or(STOP_POLL, |at| at.saturating_duration_since(now));
-        let timeout = until.min(STOP_POLL);
+        let timeout = self.health.wait(now, until.min(STOP_POLL));
         self.inbox.set_asleep(true);
         if !self.inbox.is_filled() {
             let inbox = PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN);
@@ -396,6 +400,9 @@ impl Keeper {
         if let Some(old) = std::mem::replace(&mut self.in_force, kept) {
             self.retired.push_back((Instant::now() + RETIRED, old.generation));
         }
+        let services = self.in_force.as_ref().map_or(&[][..], |kept| &kept.generation.policy().services);
+        self.health.watch(services, &self.slots);
+        self.look_at_backends(Instant::now());
         self.programs.succeed();
         if !is_bound {
             self.programs.detach();
@@ -420,6 +427,13 @@ impl Keeper {
             None if is_news => tracing::info!(cut, cut_on_kernel, kept, "policy applied"),
             None => {}
         }
+    }
+
+    /// Has a look at the backends of services that are due.
+    fn look_at_backends(&mut self, now: Instant) {
+        let Some(Kept { scene, .. }) = &self.in_force else { return };
+        let place = |ip| scene.known().owner(ip).map(|(_, number)| number);
+        self.health.look(now, place, &self.spaces, &self.slots);
     }
 
     /// Ends open connections that are denied. How many, without those of `twins`; and how many the kernel would not end.

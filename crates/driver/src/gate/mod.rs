@@ -6,6 +6,7 @@
 //!
 //! - [`plan`] compiles a policy into these entries, and does nothing else.
 //! - [`services`] puts service addresses and their backends there, too.
+//! - [`health`] finds out which backends are up.
 //! - [`program`] loads the programs before the driver is confined, and attaches them while a policy needs them.
 //! - [`words`] is the memory that the kernel and the driver share: counts, limits, and the generation in force.
 //! - [`spaces`] knows the network namespaces, [`sweep`] ends open connections that are denied by now.
@@ -18,6 +19,7 @@
 //! stay in force when the driver dies, until the next one takes their place.
 mod bpf;
 mod generation;
+mod health;
 mod keeper;
 mod known;
 mod plan;

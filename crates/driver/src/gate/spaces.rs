@@ -77,6 +77,11 @@ impl Spaces {
         self.seen.values().find(|seen| seen.cookie == cookie)
     }
 
+    /// The namespace of this number.
+    pub fn by_number(&self, number: u32) -> Option<&Seen> {
+        self.seen.values().find(|seen| seen.number == number)
+    }
+
     /// Forgets one.
     pub fn forget(&mut self, id: NamespaceId) {
         self.seen.remove(&id);

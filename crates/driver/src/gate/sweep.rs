@@ -18,9 +18,11 @@ const NAME_AT: usize = HEADER_BYTES + 8;
 const NAME_BYTES: usize = 48;
 /// Where it begins in a reply, and where attributes do.
 const REPLY_NAME_AT: usize = HEADER_BYTES + 4;
+const QUEUED_AT: usize = HEADER_BYTES + 56;
 const INODE_AT: usize = HEADER_BYTES + 68;
 const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
 const INET_DIAG_CGROUP_ID: u16 = 21;
+const INET_DIAG_SKV6ONLY: u16 = 11;
 const LISTEN: u32 = 1 << 10;
 /// All that are connected or about to be: ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
 const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
@@ -37,9 +39,26 @@ pub struct Found {
     pub inode: u32,
     /// Its control group.
     pub group: u64,
+    /// Of a listener: connections in its backlog, and how many that takes.
+    queued: u32,
+    room: u32,
+    v6_only: bool,
 }
 
 impl Found {
+    /// Whether a listener takes connections to an address.
+    pub fn takes(&self, to: SocketAddr) -> bool {
+        let own = self.local.ip();
+        let is_any =
+            own.is_unspecified() && (own.is_ipv4() == to.is_ipv4() || (own.is_ipv6() && !self.v6_only));
+        self.local.port() == to.port() && (own == to.ip() || is_any)
+    }
+
+    /// Whether nothing more fits into a listener's backlog.
+    pub fn is_full(&self) -> bool {
+        self.queued > self.room
+    }
+
     /// Whether it is the side that connected, where `listened` are the local ports that somebody listens on.
     pub fn connects(&self, listened: &HashSet<u16>) -> bool {
         // Where the listener is gone, the ephemeral port is the one of the side that connected.
@@ -113,18 +132,21 @@ fn parse(message: &[u8]) -> Option<Found> {
     };
     let (local, peer) = (at(0, 4)?, at(2, 20)?);
     let inode = u32::from_ne_bytes(word(message, INODE_AT)?);
-    let (mut group, mut rest) = (0, message.get(ATTRIBUTES_AT..)?);
+    let [queued, room] = [QUEUED_AT, QUEUED_AT + 4].map(|at| word(message, at).map_or(0, u32::from_ne_bytes));
+    let (mut group, mut v6_only, mut rest) = (0, false, message.get(ATTRIBUTES_AT..)?);
     while let (Some(len), Some(kind)) = (word(rest, 0), word(rest, 2)) {
         let len = usize::from(u16::from_ne_bytes(len));
         if len < 4 {
             break;
         }
-        if u16::from_ne_bytes(kind) == INET_DIAG_CGROUP_ID {
-            group = word(rest, 4).map_or(0, u64::from_ne_bytes);
+        match u16::from_ne_bytes(kind) {
+            INET_DIAG_CGROUP_ID => group = word(rest, 4).map_or(0, u64::from_ne_bytes),
+            INET_DIAG_SKV6ONLY => v6_only = rest.get(4) == Some(&1),
+            _ => {}
         }
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
-    Some(Found { family, name, local, peer, inode, group })
+    Some(Found { family, name, local, peer, inode, group, queued, room, v6_only })
 }
 
 /// The connected sockets of a namespace, and the ports on which somebody listens there.
@@ -134,6 +156,14 @@ fn parse(message: &[u8]) -> Option<Found> {
 pub fn sockets(diag: &OwnedFd) -> Result<(Vec<Found>, HashSet<u16>)> {
     let listened = dump(diag, LISTEN)?.iter().map(|found| found.local.port()).collect();
     Ok((dump(diag, CONNECTED)?, listened))
+}
+
+/// The listeners of a namespace.
+///
+/// # Errors
+/// Those of the calls.
+pub fn listeners(diag: &OwnedFd) -> Result<Vec<Found>> {
+    dump(diag, LISTEN)
 }
 
 /// Ends a connection: both sides are told.

@@ -206,6 +206,11 @@ impl Slot {
         self.active_on_fabric.fetch_sub(1, Relaxed);
     }
 
+    /// Whether a backend's state has one of these parts.
+    pub fn is(&self, parts: u64) -> bool {
+        self.state.load(Relaxed) & parts != 0
+    }
+
     /// Sets or clears a part of a backend's state. Says whether that is new.
     pub fn set(&self, part: u64, is_on: bool) -> bool {
         let before = match is_on {
