@@ -322,4 +322,10 @@ fn a_backend_without_a_listener_is_avoided() {
     let mut native = stage.start("b", Way::Native);
     assert_eq!(connect(&mut native, Way::Native, 0), libc::ECONNREFUSED);
     assert!(stage.service().counts.connections_failed >= 3);
+    // One that the fabric does not lead to takes native programs, too, over kernel TCP.
+    let _third = stage.serve(Way::Static, &ports[2..]);
+    stage.wait_for("it is up once more", |backends| !backends[2].no_listener);
+    let before = stage.made();
+    assert!(native.ok("connect other 10.96.0.1:80").ends_with(" 10.96.0.1:80"));
+    assert_eq!(stage.made()[2], before[2] + 1);
 }

@@ -42,7 +42,8 @@ impl Conductor {
     ) -> Result<Option<Chosen>, Errno> {
         let Some(service) = self.services.find(to) else { return Ok(None) };
         let chosen = self.on_fabric(id, socket, service);
-        if chosen.is_none() {
+        // Else the client asks the kernel, which counts where it refuses, too.
+        if chosen.is_none() && !self.gate.is_in_force() {
             self.services.refuse(service);
         }
         chosen.map(Some).ok_or(Errno::CONNREFUSED)
