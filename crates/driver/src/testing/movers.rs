@@ -135,6 +135,7 @@ impl World {
     }
 
     /// All movers sleep, for as short as they can, and hear who has rung.
+    #[cfg(test)]
     fn doze(&mut self) {
         for mover in self.movers() {
             mover.idle(Some(Duration::ZERO), |_| {}, || false);

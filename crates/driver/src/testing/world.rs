@@ -31,6 +31,7 @@ pub(super) fn word(map: &Mapping, at: usize) -> [u8; 8] {
 }
 
 impl World {
+    #[cfg(test)]
     pub(super) fn new(engine: &str) -> Self {
         Self::with_movers(engine, 1)
     }
