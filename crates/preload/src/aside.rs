@@ -16,7 +16,7 @@ use crate::entry::{lock, Entry};
 use crate::hooks::poll::kernel_poll;
 use crate::log::note;
 use crate::twin::{Stands, Twin};
-use crate::{address, closed, companion, fabric, real, unclaimed};
+use crate::{address, closed, epoll_set, fabric, real, unclaimed};
 use libc::c_int;
 use pd_client::core::{KernelReason, Pause, Socket, ELSEWHERE};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -129,7 +129,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         note!("descriptor {fd}: leaves the fabric: {}", why.text());
         fabric::stays_on_kernel(fd, why);
         twin.progress().owed.store(owed, Ordering::Relaxed);
-        companion::stand(entry, end, Stands::in_both());
+        epoll_set::stand(entry, end, Stands::in_both());
         // One that has failed needs none: what the kernel tells once is the program's.
         let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
         let fails = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0);
@@ -324,7 +324,7 @@ pub(crate) fn settle(entry: &Arc<Entry>, twin: &Twin) {
         let may = twin.aside.may_return.iter().all(|may| may.load(Ordering::Relaxed));
         let shut = [&twin.send_shut, &twin.recv_shut].iter().any(|shut| shut.load(Ordering::Relaxed));
         let away = if may && !shut && twin.is_sole() { away::entry_of(entry, twin) } else { None };
-        companion::move_back(entry);
+        epoll_set::move_back(entry);
         match away {
             Some(away) => entry.hand_to(&away),
             None => entry.give_up(),

@@ -2,7 +2,7 @@
 //! entry, as they share the kernel's open file.
 use crate::away::Away;
 use crate::call::{self, Failure, Outcome};
-use crate::companion::{self, Companion};
+use crate::epoll_set::{self, EpollSet};
 use crate::fabric::{self, Taken};
 use crate::pipe::Pipe;
 use crate::short::{self, Facts, Listening};
@@ -25,7 +25,7 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) enum Thing {
     Socket(Socket),
-    Epoll(Companion),
+    Epoll(EpollSet),
     Pipe(Arc<Pipe>),
 }
 
@@ -104,9 +104,9 @@ impl Entry {
         }
     }
 
-    pub(crate) fn epoll(&self) -> Option<&Companion> {
+    pub(crate) fn epoll(&self) -> Option<&EpollSet> {
         match &self.thing {
-            Thing::Epoll(companion) => Some(companion),
+            Thing::Epoll(set) => Some(set),
             _ => None,
         }
     }
@@ -147,7 +147,7 @@ impl Entry {
         if lock(&self.fds).len() != 1 {
             return;
         }
-        companion::leave_all(self);
+        epoll_set::leave_all(self);
         match self.socket().and_then(|socket| socket.state.get()) {
             Some(State::Listener(_)) => fabric::unlisten(fd),
             Some(State::Twin(twin)) => {
@@ -173,10 +173,10 @@ impl Entry {
             return;
         }
         match &self.thing {
-            Thing::Epoll(companion) => companion.close(self),
+            Thing::Epoll(set) => set.close(self),
             Thing::Pipe(_) => {}
             Thing::Socket(socket) => {
-                companion::leave_all(self);
+                epoll_set::leave_all(self);
                 if let Some(away) = socket.away.get().filter(|_| socket.is_away()) {
                     away.end();
                 }
@@ -314,7 +314,7 @@ pub(crate) fn move_watchers(entry: &Arc<Entry>) {
     let Some(socket) = entry.socket() else { return };
     let watchers = std::mem::take(&mut *lock(&socket.watchers));
     for watcher in watchers {
-        companion::move_over(entry, watcher);
+        epoll_set::move_over(entry, watcher);
     }
 }
 

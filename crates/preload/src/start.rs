@@ -1,6 +1,6 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
-use crate::{away, call, companion, fallback_cache, local, log, pipe, real, short, table, unclaimed};
+use crate::{away, call, epoll_set, fallback_cache, local, log, pipe, real, short, table, unclaimed};
 use libc::c_int;
 use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
@@ -63,7 +63,7 @@ fn start() {
     // SAFETY: functions that live as long as the program.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
     ENABLED.store(true, Ordering::Relaxed);
-    instances.into_iter().for_each(companion::received);
+    instances.into_iter().for_each(epoll_set::received);
 }
 
 /// Numbers that programs hardly get to: the last eighth, or [`OWN_FDS_FROM`].
@@ -95,7 +95,7 @@ pub(crate) fn received(fd: c_int) {
     table::is_new(fd);
     match kind_of(fd) {
         Some(libc::S_IFSOCK) => table::mark_inherited(fd),
-        Some(NO_FILE) => call::aside(|| companion::received(fd)),
+        Some(NO_FILE) => call::aside(|| epoll_set::received(fd)),
         _ => {}
     }
 }
@@ -157,7 +157,7 @@ extern "C" fn in_child() {
         table::set_process();
         unclaimed::forget();
         short::forget();
-        companion::forget_all();
+        epoll_set::forget_all();
         let mut made: HashMap<*const Entry, Arc<Entry>> = HashMap::new();
         let mut all = Vec::new();
         for (fd, old) in table::forget_all() {
@@ -170,7 +170,7 @@ extern "C" fn in_child() {
         let mut seen = HashSet::new();
         for (_, old, new) in all {
             if seen.insert(Arc::as_ptr(&old)) {
-                companion::inherit(&old, &new, |known| made.get(&known).cloned());
+                epoll_set::inherit(&old, &new, |known| made.get(&known).cloned());
             }
             std::mem::forget(old);
         }
@@ -179,7 +179,7 @@ extern "C" fn in_child() {
 
 fn again(old: &Entry) -> Arc<Entry> {
     let socket = match &old.thing {
-        Thing::Epoll(companion) => return Entry::new(Thing::Epoll(companion.in_child())),
+        Thing::Epoll(set) => return Entry::new(Thing::Epoll(set.in_child())),
         Thing::Pipe(pipe) => return Entry::new(Thing::Pipe(pipe.clone())),
         Thing::Socket(socket) => socket,
     };

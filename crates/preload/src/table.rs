@@ -96,8 +96,8 @@ pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
     END.fetch_max(fd + 1, Ordering::Relaxed);
     entry.add_fd(fd);
     slot.store(Some(entry.clone()));
-    let companion = match &entry.thing {
-        Thing::Epoll(companion) => companion,
+    let set = match &entry.thing {
+        Thing::Epoll(set) => set,
         Thing::Pipe(_) => {
             KINDS[fd as usize].store(PIPE, Ordering::Release);
             return true;
@@ -109,7 +109,7 @@ pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
     };
     // Another thread may be adding its first member: it sees the number, or is seen here.
     KINDS[fd as usize].store(BARE, Ordering::SeqCst);
-    if companion.is_active() {
+    if set.is_active() {
         mark_active(fd);
     }
     true

@@ -15,7 +15,7 @@ use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
 use crate::unseen::{self, Attention};
-use crate::{address, closed, companion, heap, real};
+use crate::{address, closed, epoll_set, heap, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
 use pd_client::core::{outside, sleep_for, Handout, KernelReason, Pause, Socket};
@@ -284,14 +284,14 @@ impl Twin {
 
     fn stand_again(&self, entry: &Arc<Entry>) {
         if let Some(end) = self.current() {
-            companion::stand(entry, &end, self.stands());
+            epoll_set::stand(entry, &end, self.stands());
         }
     }
 
     /// The peer has given the twin up before it used it: the connection stays in the kernel.
     #[cold]
     fn stay_away(&self, entry: &Arc<Entry>) {
-        companion::move_back(entry);
+        epoll_set::move_back(entry);
         entry.give_up();
         self.abandon();
     }
@@ -542,7 +542,7 @@ impl Twin {
         if let Some(earlier) = self.socket.swap(Some(socket.clone())) {
             let _ = earlier.close();
         }
-        companion::register_again(entry, &socket);
+        epoll_set::register_again(entry, &socket);
         Ok(())
     }
 

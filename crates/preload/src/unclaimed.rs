@@ -1,8 +1,8 @@
 //! Connections whose peer has not yet been seen on the fabric. The peer may have accepted in a way that
 //! nothing can hook; then what was sent goes over TCP after all, as if there had never been a twin. So
 //! what is sent before the peer is there is kept.
-use crate::companion;
 use crate::entry::{lock, Entry};
+use crate::epoll_set;
 use crate::fabric;
 use crate::fallback_cache;
 use crate::log::note;
@@ -193,7 +193,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     fabric::stays_on_kernel(fd, if patient { KernelReason::PeerSlow } else { KernelReason::Settled });
     replay(fd, &sent);
     shut_as_the_twin(entry);
-    companion::move_back(entry);
+    epoll_set::move_back(entry);
     entry.give_up();
     twin.abandon();
     true

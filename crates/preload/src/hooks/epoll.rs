@@ -3,7 +3,7 @@ use super::hooks;
 use super::socket::look_at_listener;
 use crate::away::Stays;
 use crate::call::{aside, call, set_errno, Failure, Outcome};
-use crate::companion;
+use crate::epoll_set;
 use crate::{entry, reach, real, short, start, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ hooks! {
 
 fn made(fd: c_int) -> c_int {
     if fd >= 0 && start::enabled() {
-        aside(|| companion::made(fd));
+        aside(|| epoll_set::made(fd));
     }
     fd
 }
@@ -71,7 +71,7 @@ struct Time {
     is_now: bool,
 }
 
-/// Waits on an instance that may have a companion, or get one meanwhile. `timeout` reads the program's.
+/// Waits on an instance that may have a shadow epoll set, or get one meanwhile. `timeout` reads the program's.
 unsafe fn wait(
     (epoll, events, max): (c_int, *mut epoll_event, c_int),
     time: Time,
@@ -92,33 +92,33 @@ unsafe fn wait(
     }
     if table::look(epoll) == table::PLAIN && start::enabled() {
         // Its number came in a way that the library does not see.
-        aside(|| companion::received(epoll));
+        aside(|| epoll_set::received(epoll));
     }
     // SAFETY: the caller's array.
-    let on_fabric = |left| call(|| unsafe { companion::wait(epoll, events, max, left, mask) }, &plain);
+    let on_fabric = |left| call(|| unsafe { epoll_set::wait(epoll, events, max, left, mask) }, &plain);
     if table::look(epoll) == table::EPOLL {
         return on_fabric(timeout());
     }
     // Who does not sleep needs no waking.
     let since = (time.ends && !time.is_now).then(Instant::now);
-    let sleeper = if !time.is_now { companion::unaware(epoll) } else { None };
+    let sleeper = if !time.is_now { epoll_set::unaware(epoll) } else { None };
     // It may have got its first member since it was looked at.
     let is_bare = !table::is_active(epoll);
     let found = if is_bare { plain() } else { 0 };
     if let Some(sleeper) = sleeper {
         // SAFETY: once.
-        aside(|| unsafe { companion::aware(sleeper) });
+        aside(|| unsafe { epoll_set::aware(sleeper) });
     }
     if found < 0 {
         return found;
     }
     // SAFETY: the kernel has written so many.
-    if is_bare && !unsafe { companion::has_tokens(events, found as usize) } {
+    if is_bare && !unsafe { epoll_set::has_tokens(events, found as usize) } {
         return found;
     }
     let instance = table::epoll(epoll);
     // SAFETY: the kernel has written so many.
-    let (left, _) = unsafe { companion::take_tokens(events, found as usize, 0, instance.as_ref()) };
+    let (left, _) = unsafe { epoll_set::take_tokens(events, found as usize, 0, instance.as_ref()) };
     if left > 0 || instance.is_none() {
         return left as c_int;
     }
@@ -136,7 +136,7 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         let entry = table::entry(fd).ok_or(Failure::Plain)?;
         // SAFETY: the caller's event, if any.
         let result = crate::call::checked(unsafe { real::epoll_ctl(epoll, operation, fd, event) })?;
-        companion::control_fresh(epoll, operation, fd, &entry, event_of());
+        epoll_set::control_fresh(epoll, operation, fd, &entry, event_of());
         return Ok(result);
     }
     let entry = entry::find_any(fd).ok_or(Failure::Plain)?;
@@ -145,7 +145,7 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         return Err(Failure::Plain);
     }
     if entry.twin().is_some() {
-        companion::control(epoll, operation, fd, &entry, event_of())?;
+        epoll_set::control(epoll, operation, fd, &entry, event_of())?;
         return Ok(0);
     }
     short::renew(&entry);
@@ -159,9 +159,9 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
     }
     aside(|| {
         if !socket.is_fresh() {
-            return companion::control_listener(epoll, operation, fd, &entry, event_of());
+            return epoll_set::control_listener(epoll, operation, fd, &entry, event_of());
         }
-        companion::control_fresh(epoll, operation, fd, &entry, event_of());
+        epoll_set::control_fresh(epoll, operation, fd, &entry, event_of());
     });
     Ok(0)
 }

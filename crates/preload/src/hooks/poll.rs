@@ -2,8 +2,8 @@
 use super::hooks;
 use crate::away::Stays;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
-use crate::companion::LOOK_EVERY;
 use crate::entry::{self, Entry, State};
+use crate::epoll_set::LOOK_EVERY;
 use crate::shared::own_id;
 use crate::twin::{Stands, Twin};
 use crate::{aside, closed, reach, real, short, spin, table, unclaimed};

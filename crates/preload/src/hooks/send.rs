@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::away::{self, Moves};
 use crate::call::{aside, moving, moving_as, set_errno, Failure, Outcome};
-use crate::{companion, entry, reach, real, short, table, unix};
+use crate::{entry, epoll_set, reach, real, short, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 hooks! {
@@ -119,7 +119,7 @@ unsafe fn note_passed(message: *const msghdr) {
     // SAFETY: the caller's message, which the kernel has read.
     unsafe {
         if (*message).msg_controllen > 0 {
-            aside(|| each_passed(message, companion::passed));
+            aside(|| each_passed(message, epoll_set::passed));
         }
     }
 }

@@ -4,8 +4,8 @@
 //! The driver may refuse, though somebody took such connections at the address before: then the kernel connects, which
 //! the program does not notice.
 use super::Names;
-use crate::companion;
 use crate::entry::{lock, Entry};
+use crate::epoll_set;
 use crate::fabric;
 use crate::log::note;
 use crate::real;
@@ -141,7 +141,7 @@ fn leave_to_kernel(entry: &Arc<Entry>, twin: &Twin, names: &Names) {
             let _: c_int = real::connect(fd, at, len);
         }
     }
-    companion::move_back(entry);
+    epoll_set::move_back(entry);
     entry.give_up();
     twin.abandon();
 }

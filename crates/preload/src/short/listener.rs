@@ -2,8 +2,8 @@
 //! begins when the process first accepts or waits: who only passes a listener on to others takes none.
 use super::{open_to_new, Names, Spare};
 use crate::call::{errno, interrupts, set_errno, Failure, Outcome, AGAIN};
-use crate::companion;
 use crate::entry::{self, Entry, State};
+use crate::epoll_set;
 use crate::hooks::poll::sleep_on;
 use crate::log::note;
 use crate::twin::Twin;
@@ -128,7 +128,7 @@ impl Listening {
         self.recv_timeout_ns.store(address::timeout_ns(fd, libc::SO_RCVTIMEO), Ordering::Relaxed);
         note!("descriptor {fd}: listens on {local}, on the fabric, too");
         self.end.store(Some(end.clone()));
-        if companion::watch_listener(entry, &end) {
+        if epoll_set::watch_listener(entry, &end) {
             Some(end)
         } else {
             self.bar();

@@ -1,7 +1,7 @@
 //! Registrations of connections that leave the fabric. Such a connection is in the kernel's instance as the kernel's socket, and in
-//! the companion for what is still to be read there. The kernel tells of it with a token that holds its number, for not all that makes
+//! the shadow epoll set for what is still to be read there. The kernel tells of it with a token that holds its number, for not all that makes
 //! its socket readable is the program's: the peer's mark is not ([`aside::told_by_kernel`]).
-use super::{instance_of, name, Companion, Events};
+use super::{instance_of, name, EpollSet, Events};
 use crate::aside;
 use crate::entry::{lock, Entry};
 use crate::real;
@@ -58,7 +58,7 @@ pub(super) fn told(instance: Option<&Arc<Entry>>, event: epoll_event) -> Told {
     Told::Nothing
 }
 
-impl Companion {
+impl EpollSet {
     /// Members go on in the kernel, and follow. The program is told that those which cannot are ready, and hears why.
     pub(super) fn follow(&self, events: &mut Events<'_>) {
         let members: Vec<_> = lock(&self.members).iter().map(|(&fd, entry)| (fd, entry.clone())).collect();
@@ -96,10 +96,10 @@ pub(crate) fn stand(entry: &Arc<Entry>, end: &Arc<Socket>, stands: Stands) {
             }
             None => in_kernel(libc::EPOLL_CTL_DEL, 0),
         };
-        if let Some(companion) = instance.epoll() {
+        if let Some(set) = instance.epoll() {
             let own = flags & !stands.fabric_without;
-            let _ = companion.fabric.modify_as(end, name(watcher.fd), own, data);
-            companion.fabric.poke();
+            let _ = set.fabric.modify_as(end, name(watcher.fd), own, data);
+            set.fabric.poke();
         }
     }
 }
@@ -109,9 +109,9 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
     let (Some(socket), Some(end)) = (entry.socket(), entry.twin().and_then(Twin::current)) else { return };
     for watcher in std::mem::take(&mut *lock(&socket.watchers)) {
         let Some((instance, epoll)) = instance_of(&watcher) else { continue };
-        if let Some(companion) = instance.epoll() {
-            let _ = companion.fabric.remove_as(&end, name(watcher.fd));
-            lock(&companion.members).remove(&watcher.fd);
+        if let Some(set) = instance.epoll() {
+            let _ = set.fabric.remove_as(&end, name(watcher.fd));
+            lock(&set.members).remove(&watcher.fd);
         }
         let mut event = epoll_event { events: watcher.event.0, u64: watcher.event.1 };
         // It is there already if the connection has left the fabric.

@@ -5,7 +5,7 @@
 //! An instance is what the kernel has open, not a number. Each has one entry from when it is made, which `dup` gives to
 //! further numbers ([`crate::table`]); as long as it has no member on the fabric it is *bare*, and its waits are the kernel's.
 //! Numbers that come in ways which nobody sees are found out by asking the kernel: the fabric's descriptor is a member of
-//! the instance behind a number, or it is not ([`Companion::is_behind`]). That is asked of a number when it is first used,
+//! the instance behind a number, or it is not ([`EpollSet::is_behind`]). That is asked of a number when it is first used,
 //! and of all bare ones when an instance gets its first member.
 //!
 //! The kernel tells of the fabric's descriptor with a *token* for user data. Whatever a number is taken for, no result of
@@ -52,7 +52,7 @@ static HOSTING: Mutex<()> = Mutex::new(());
 static SENT: Mutex<Vec<Arc<Entry>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
-pub(crate) struct Companion {
+pub(crate) struct EpollSet {
     fabric: Arc<Epoll>,
     token: u64,
     members: Mutex<HashMap<c_int, Arc<Entry>>>,
@@ -103,7 +103,7 @@ fn is_instance(fd: c_int) -> bool {
 /// A new instance has this number.
 pub(crate) fn made(fd: c_int) {
     table::is_new(fd);
-    table::set(fd, &Entry::new(Thing::Epoll(Companion::new())));
+    table::set(fd, &Entry::new(Thing::Epoll(EpollSet::new())));
 }
 
 /// The number has come from elsewhere. If it is an epoll instance's it gets an entry.
@@ -116,7 +116,7 @@ pub(crate) fn received(fd: c_int) {
 /// The number went into a message: who has closed all numbers of an instance may get a new one.
 pub(crate) fn passed(fd: c_int) {
     if let Some(entry) = table::epoll(fd) {
-        entry.epoll().iter().for_each(|companion| companion.sent.store(true, Ordering::Relaxed));
+        entry.epoll().iter().for_each(|set| set.sent.store(true, Ordering::Relaxed));
     }
 }
 
@@ -126,7 +126,7 @@ fn adopt(fd: c_int) -> Option<Arc<Entry>> {
     if !start::enabled() || table::is_borrowed() {
         return None;
     }
-    let entry = hosted_behind(fd).unwrap_or_else(|| Entry::new(Thing::Epoll(Companion::new())));
+    let entry = hosted_behind(fd).unwrap_or_else(|| Entry::new(Thing::Epoll(EpollSet::new())));
     table::set(fd, &entry).then_some(entry)
 }
 
@@ -171,7 +171,7 @@ fn rename(entry: &Arc<Entry>, known: &Arc<Entry>) {
     }
 }
 
-impl Companion {
+impl EpollSet {
     pub(crate) fn new() -> Self {
         Self {
             fabric: Epoll::new(),
@@ -233,21 +233,21 @@ impl Companion {
 
     /// Makes an instance ready for members on the fabric. Returns it, or the known one that it turns out to be.
     fn activate(epoll: c_int, entry: Arc<Entry>) -> Arc<Entry> {
-        let Some(companion) = entry.epoll() else { return entry };
-        if companion.hosted.load(Ordering::Acquire) {
+        let Some(set) = entry.epoll() else { return entry };
+        if set.hosted.load(Ordering::Acquire) {
             return entry;
         }
         let _one = lock(&HOSTING);
-        if companion.hosted.load(Ordering::Acquire) {
+        if set.hosted.load(Ordering::Acquire) {
             return entry;
         }
-        if let Some(known) = hosted_behind(epoll).filter(|_| companion.is_empty()) {
+        if let Some(known) = hosted_behind(epoll).filter(|_| set.is_empty()) {
             rename(&entry, &known);
             return known;
         }
-        companion.host_in(epoll, &entry);
-        companion.mark_active(&entry);
-        companion.tell_unaware();
+        set.host_in(epoll, &entry);
+        set.mark_active(&entry);
+        set.tell_unaware();
         entry
     }
 
@@ -343,7 +343,7 @@ impl Companion {
             let mut sent = lock(&SENT);
             sent.retain(|known| !Arc::ptr_eq(known, entry));
             if sent.len() >= SENT_MAX {
-                sent.remove(0).epoll().iter().for_each(|companion| companion.end());
+                sent.remove(0).epoll().iter().for_each(|set| set.end());
             }
             sent.push(entry.clone());
             return;
@@ -451,10 +451,10 @@ pub(crate) fn inherit(old: &Entry, new: &Arc<Entry>, new_of: impl Fn(*const Entr
     for watcher in watchers.iter() {
         let Some(instance) = new_of(watcher.instance.as_ptr()) else { continue };
         lock(&is.watchers).push(Watcher::new(&instance, watcher.fd, watcher.event));
-        if let (Some(companion), Some(_)) = (instance.epoll(), new.twin()) {
-            lock(&companion.members).insert(watcher.fd, new.clone());
-            companion.inherited.store(true, Ordering::Release);
-            companion.mark_active(&instance);
+        if let (Some(set), Some(_)) = (instance.epoll(), new.twin()) {
+            lock(&set.members).insert(watcher.fd, new.clone());
+            set.inherited.store(true, Ordering::Release);
+            set.mark_active(&instance);
         }
     }
 }
@@ -475,8 +475,8 @@ pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {
 pub(crate) unsafe fn aware(entry: *const Entry) {
     // SAFETY: made from one, and not used again.
     let entry = unsafe { Arc::from_raw(entry) };
-    if let Some(companion) = entry.epoll() {
-        companion.unaware.fetch_sub(1, Ordering::SeqCst);
+    if let Some(set) = entry.epoll() {
+        set.unaware.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -492,7 +492,7 @@ pub(crate) fn control(
         return Err(Failure::Plain);
     }
     let known = instance(epoll)?;
-    if operation != libc::EPOLL_CTL_ADD && !known.epoll().is_some_and(Companion::is_active) {
+    if operation != libc::EPOLL_CTL_ADD && !known.epoll().is_some_and(EpollSet::is_active) {
         return Err(Failure::Errno(libc::ENOENT));
     }
     control_of(epoll, &known, operation, fd, entry, event)
@@ -508,10 +508,10 @@ fn control_of(
     event: Option<(u32, u64)>,
 ) -> Outcome<()> {
     let (twin, socket) = (entry.twin().ok_or(Failure::Plain)?, entry.socket().ok_or(Failure::Plain)?);
-    let instance = Companion::activate(epoll, instance.clone());
-    let companion = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
+    let instance = EpollSet::activate(epoll, instance.clone());
+    let set = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
     // What had the number before may have been closed just now.
-    let known = lock(&companion.members).get(&fd).is_some_and(|member| Arc::ptr_eq(member, entry));
+    let known = lock(&set.members).get(&fd).is_some_and(|member| Arc::ptr_eq(member, entry));
     let event = event.map(|(flags, data)| (flags & !NOT_OURS, data));
     match (operation, known) {
         (libc::EPOLL_CTL_ADD, true) => return Err(Failure::Errno(libc::EEXIST)),
@@ -522,13 +522,13 @@ fn control_of(
         if twin.stands().kernel_without.is_some() {
             in_kernel_too(epoll, operation, fd, 0);
         }
-        let removed = twin.with(entry, |end| companion.fabric.remove_as(end, name(fd)));
-        lock(&companion.members).remove(&fd);
+        let removed = twin.with(entry, |end| set.fabric.remove_as(end, name(fd)));
+        lock(&set.members).remove(&fd);
         lock(&socket.watchers).retain(|watcher| !watcher.is(&instance, fd));
         return if removed.is_err_and(Failure::is_kernels) { Err(Failure::Plain) } else { Ok(()) };
     }
     let (flags, data) = event.ok_or(Failure::Errno(libc::EFAULT))?;
-    if !companion.is_of_this_thread() {
+    if !set.is_of_this_thread() {
         // Who waits already would hear nothing of how the connecting ends.
         short::settle(entry);
     }
@@ -538,18 +538,18 @@ fn control_of(
     }
     let own_flags = flags & !stands.fabric_without;
     if operation == libc::EPOLL_CTL_MOD {
-        twin.with_begun(entry, |end| companion.fabric.modify_as(end, name(fd), own_flags, data))?;
+        twin.with_begun(entry, |end| set.fabric.modify_as(end, name(fd), own_flags, data))?;
         for watcher in lock(&socket.watchers).iter_mut() {
             if watcher.is(&instance, fd) {
                 watcher.event = (flags, data);
             }
         }
-        companion.expose_again();
+        set.expose_again();
         return Ok(());
     }
-    twin.with_begun(entry, |end| companion.fabric.add_as(end, name(fd), own_flags, data))?;
-    companion.enroll(fd, entry);
-    companion.expose_again();
+    twin.with_begun(entry, |end| set.fabric.add_as(end, name(fd), own_flags, data))?;
+    set.enroll(fd, entry);
+    set.expose_again();
     lock(&socket.watchers).push(Watcher::new(&instance, fd, (flags, data)));
     Ok(())
 }
@@ -567,11 +567,11 @@ pub(crate) fn leave_all(entry: &Arc<Entry>) {
     let end = entry.twin().and_then(Twin::current);
     for watcher in watchers {
         let Some(instance) = watcher.instance.upgrade() else { continue };
-        let Some(companion) = instance.epoll() else { continue };
+        let Some(set) = instance.epoll() else { continue };
         if let Some(end) = &end {
-            let _ = companion.fabric.remove_as(end, name(watcher.fd));
+            let _ = set.fabric.remove_as(end, name(watcher.fd));
         }
-        companion.forget(watcher.fd, entry);
+        set.forget(watcher.fd, entry);
     }
 }
 
@@ -584,13 +584,13 @@ pub(crate) fn watch_listener(entry: &Arc<Entry>, end: &Arc<Socket>) -> bool {
 
 fn watch_end(entry: &Arc<Entry>, end: &Arc<Socket>, watcher: &mut Watcher) -> Outcome<()> {
     let Some((instance, epoll)) = instance_of(watcher) else { return Ok(()) };
-    let instance = Companion::activate(epoll, instance);
-    let companion = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
+    let instance = EpollSet::activate(epoll, instance);
+    let set = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
     let (flags, data) = (watcher.event.0 & !NOT_OURS, watcher.event.1);
-    if companion.fabric.modify_as(end, name(watcher.fd), flags, data).is_err() {
-        companion.fabric.add_as(end, name(watcher.fd), flags, data)?;
+    if set.fabric.modify_as(end, name(watcher.fd), flags, data).is_err() {
+        set.fabric.add_as(end, name(watcher.fd), flags, data)?;
     }
-    companion.enroll(watcher.fd, entry);
+    set.enroll(watcher.fd, entry);
     watcher.instance = Arc::downgrade(&instance);
     Ok(())
 }
@@ -632,9 +632,9 @@ pub(crate) fn control_listener(
     let mut watchers = lock(&socket.watchers);
     watchers.retain(|watcher| !watcher.is(&instance, fd));
     if operation == libc::EPOLL_CTL_DEL {
-        if let (Some(end), Some(companion)) = (end, instance.epoll()) {
-            let _ = companion.fabric.remove_as(&end, name(fd));
-            companion.forget(fd, entry);
+        if let (Some(end), Some(set)) = (end, instance.epoll()) {
+            let _ = set.fabric.remove_as(&end, name(fd));
+            set.forget(fd, entry);
         }
         return;
     }
@@ -661,8 +661,8 @@ pub(crate) fn move_over(entry: &Arc<Entry>, watcher: Watcher) {
 pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>) {
     let Some(socket) = entry.socket() else { return };
     for watcher in lock(&socket.watchers).iter() {
-        if let Some(companion) = watcher.instance.upgrade().as_ref().and_then(|instance| instance.epoll()) {
-            let _ = companion.fabric.add_as(end, name(watcher.fd), watcher.event.0, watcher.event.1);
+        if let Some(set) = watcher.instance.upgrade().as_ref().and_then(|instance| instance.epoll()) {
+            let _ = set.fabric.add_as(end, name(watcher.fd), watcher.event.0, watcher.event.1);
         }
     }
 }
@@ -801,7 +801,7 @@ unsafe fn kernel_wait(
     found as c_int
 }
 
-/// `epoll_wait` on an instance that has a companion. `timeout` of none: for ever.
+/// `epoll_wait` on an instance that has a shadow epoll set. `timeout` of none: for ever.
 ///
 /// # Safety
 /// `at` has room for `max` events, more than 0.
@@ -814,49 +814,49 @@ pub(crate) unsafe fn wait(
 ) -> Outcome<c_int> {
     let instance = table::epoll(epoll).ok_or(Failure::Plain)?;
     let instance = match instance.epoll() {
-        Some(companion) if companion.is_active() => Companion::activate(epoll, instance),
+        Some(set) if set.is_active() => EpollSet::activate(epoll, instance),
         _ => instance,
     };
-    let companion = instance.epoll().ok_or(Failure::Plain)?;
-    companion.note_waiter();
-    companion.take_members();
+    let set = instance.epoll().ok_or(Failure::Plain)?;
+    set.note_waiter();
+    set.take_members();
     short::settle_all();
-    short::resume(|| lock(&companion.members).values().cloned().collect());
+    short::resume(|| lock(&set.members).values().cloned().collect());
     let mut events = Events { instance: &instance, at, max: max as usize, len: 0 };
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
-    let (zero, own) = (Some(Duration::ZERO), companion.token);
+    let (zero, own) = (Some(Duration::ZERO), set.token);
     let in_kernel = |events: &mut Events<'_>| events.wait(epoll, own, zero, mask);
     let mut all_is_left = true;
     loop {
         if unclaimed::any() {
             unclaimed::look();
-        } else if companion.is_idle() {
+        } else if set.is_idle() {
             let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
-            companion.unaware.fetch_add(1, Ordering::SeqCst);
-            let told = companion.is_idle().then(|| events.wait(epoll, own, left, mask));
-            companion.unaware.fetch_sub(1, Ordering::SeqCst);
+            set.unaware.fetch_add(1, Ordering::SeqCst);
+            let told = set.is_idle().then(|| events.wait(epoll, own, left, mask));
+            set.unaware.fetch_sub(1, Ordering::SeqCst);
             let Some(told) = told.transpose()? else { continue };
             if told == Told::default() || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
             }
-            companion.hear(told);
+            set.hear(told);
             continue;
         }
         all_is_left = false;
-        let tick = companion.waits.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == 0;
+        let tick = set.waits.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == 0;
         if tick || timeout == zero {
             in_kernel(&mut events)?;
         }
-        companion.look(&mut events, in_kernel)?;
+        set.look(&mut events, in_kernel)?;
         if events.len > 0 || timeout == zero {
             return Ok(events.len as c_int);
         }
         // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
-        let found = !companion.is_empty()
+        let found = !set.is_empty()
             && spin::until(|| {
                 in_kernel(&mut events)?;
-                companion.look(&mut events, in_kernel)?;
+                set.look(&mut events, in_kernel)?;
                 Ok(events.len > 0)
             })?;
         if found {
@@ -871,16 +871,16 @@ pub(crate) unsafe fn wait(
         } else {
             left
         };
-        let armed = if companion.hosted.load(Ordering::Acquire) { companion.fabric.arm().ok() } else { None };
+        let armed = if set.hosted.load(Ordering::Acquire) { set.fabric.arm().ok() } else { None };
         let slept = match armed {
             Some(armed) if armed.ready => {
-                companion.fabric.disarm(armed, false);
+                set.fabric.disarm(armed, false);
                 continue;
             }
             Some(armed) => {
                 let slept = events.wait(epoll, own, limit, mask);
                 let before = errno();
-                companion.fabric.disarm(armed, slept.is_ok_and(|told| told.own));
+                set.fabric.disarm(armed, slept.is_ok_and(|told| told.own));
                 set_errno(before);
                 slept
             }
@@ -891,12 +891,12 @@ pub(crate) unsafe fn wait(
         };
         spin::slept();
         let told = slept?;
-        companion.look(&mut events, in_kernel)?;
+        set.look(&mut events, in_kernel)?;
         if events.len > 0 {
             return Ok(events.len as c_int);
         }
-        if told.other || told.own && companion.is_empty() {
-            companion.hear(told);
+        if told.other || told.own && set.is_empty() {
+            set.hear(told);
         }
     }
 }
