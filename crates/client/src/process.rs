@@ -122,6 +122,12 @@ pub fn attach() -> Result<()> {
     process().attachment().map(drop)
 }
 
+/// Tells whether the process is attached to a driver that lives. Makes no system call.
+pub fn is_attached() -> bool {
+    let has_begun = !PROCESS.load(Ordering::Acquire).is_null();
+    has_begun && lock(&process().attachment).as_ref().is_some_and(|attachment| attachment.alive())
+}
+
 /// Says to the driver why a connection of this process is the kernel's, if the process is attached. `inode` is that of
 /// its socket, or 0 for any that no other reason is told of. Takes no call of the kernel's and no time of the driver's.
 pub fn stays_on_kernel(reason: KernelReason, inode: u32) {

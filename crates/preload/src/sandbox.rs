@@ -7,7 +7,7 @@
 use crate::entry::{self, Entry};
 use crate::twin::Twin;
 use crate::{aside, call, closed, start, table};
-use pd_client::core::KernelReason;
+use pd_client::core::{is_attached, KernelReason};
 use std::sync::Arc;
 
 /// The program is about to install a filter, or to give up its right to descriptors.
@@ -28,10 +28,9 @@ pub(crate) fn before() {
 }
 
 /// The program is about to change its root or its user, after which the driver's socket may be out of its reach: takes over
-/// what it has from its parent.
-#[cold]
+/// what it has from its parent. A process that is attached needs the socket no more: some change their user for each request.
 pub(crate) fn before_loss_of_reach() {
-    if start::enabled() && !closed::is_closed() {
+    if start::enabled() && !closed::is_closed() && !is_attached() {
         call::aside(|| {
             for_each_twin(|entry, twin| {
                 // Of one that fails the next call tells why.
