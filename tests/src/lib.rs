@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 mod bystander;
 mod network;
 mod puppet;
+pub mod talker;
 mod twin;
 
 pub use bystander::Bystander;

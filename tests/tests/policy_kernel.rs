@@ -1,45 +1,9 @@
 //! One policy for both data planes: what native programs, unmodified ones, static ones and those without the library may do is the same.
 use pd_driver::admin::Answer;
 use pd_driver::admin::{Ask, TenantReport};
-use pd_tests::{ip, is_root, program_path, Network, Puppet, TestDriver};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use pd_tests::talker::{connect, tenant, Talkers, Way};
+use pd_tests::{ip, is_root, Network, Puppet, TestDriver};
 use std::time::{Duration, Instant};
-
-/// Ways to run a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// Knows the driver.
-    Native,
-    /// With the library, in a mode.
-    Library(&'static str),
-    /// No library can be loaded.
-    Static,
-    /// Without the library.
-    Plain,
-}
-
-/// `talker`, dynamic and static.
-struct Talkers {
-    dynamic: PathBuf,
-    fixed: PathBuf,
-}
-
-fn talkers(folder: &Path) -> Talkers {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/talker.c");
-    let build = |name: &str, options: &[&str]| {
-        let program = folder.join(name);
-        let status = Command::new("gcc")
-            .args(["-O2", "-pthread"])
-            .args(options)
-            .arg("-o")
-            .args([&program, &source])
-            .status();
-        assert!(status.expect("gcc").success());
-        program
-    };
-    Talkers { dynamic: build("talker", &[]), fixed: build("talker-static", &["-static"]) }
-}
 
 /// A driver, namespaces a (tenant red) and b (tenant blue).
 struct Stage {
@@ -47,7 +11,6 @@ struct Stage {
     network: Network,
     talkers: Talkers,
     tenants: String,
-    _folder: tempfile::TempDir,
 }
 
 fn stage() -> Option<Stage> {
@@ -55,30 +18,14 @@ fn stage() -> Option<Stage> {
         return None;
     }
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
-    let (network, folder) = (Network::new(), tempfile::tempdir().unwrap());
-    let tenant = |name: &str, letter: &str, more: &str| {
-        let namespace = network.namespace(letter);
-        format!("[[tenant]]\nname = \"{name}\"\nnamespaces = [\"/run/netns/{namespace}\"]\n{more}\n")
-    };
-    let tenants = tenant("red", "a", "") + &tenant("blue", "b", "MORE");
-    Some(Stage { talkers: talkers(folder.path()), driver, network, tenants, _folder: folder })
+    let network = Network::new();
+    let tenants = tenant(&network, "red", "a", "") + &tenant(&network, "blue", "b", "MORE");
+    Some(Stage { driver, network, talkers: Talkers::build(), tenants })
 }
 
 impl Stage {
     fn talker(&self, letter: &str, way: Way) -> Puppet {
-        if way == Way::Native {
-            return self.network.puppet(&self.driver, letter);
-        }
-        let program = if way == Way::Static { &self.talkers.fixed } else { &self.talkers.dynamic };
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.network.namespace(letter)]);
-        if let Way::Library(mode) = way {
-            let library = program_path("libpd_preload.so");
-            assert!(library.exists(), "build it first: cargo build -p pd-preload");
-            command.arg("env").arg(format!("LD_PRELOAD={}", library.display()));
-            command.arg(format!("PD_PRELOAD={mode}"));
-        }
-        Puppet::new(self.driver.spawn(command.arg(program).stderr(Stdio::null())))
+        self.talkers.start(&self.driver, &self.network, letter, way)
     }
 
     /// Puts rules in force, with more about the tenant blue. Connections ended on the fabric, and on the kernel.
@@ -99,15 +46,6 @@ impl Stage {
     fn hits(&self) -> Vec<u64> {
         self.driver.policy().rules.iter().map(|rule| rule.hits).collect()
     }
-}
-
-/// 0, or the errno of a connect. The connection is called `name`.
-fn connect(from: &mut Puppet, way: Way, name: u32, to: &str, port: u16) -> i32 {
-    let asked = match way {
-        Way::Native => from.ask(&format!("connect c{name} {to}:{port}")),
-        _ => from.ask(&format!("connect {name} {to} {port}")),
-    };
-    asked.map_or_else(|(errno, _)| errno, |_| 0)
 }
 
 const LIBRARY: [Way; 3] = [Way::Library("default"), Way::Library("all"), Way::Library("short")];

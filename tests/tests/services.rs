@@ -1,22 +1,8 @@
 //! Service addresses with several backends, as programs of all kinds see them: native, unmodified, static, without the library.
 use pd_driver::admin::{Answer, Ask, BackendReport, ServiceReport};
-use pd_tests::{is_root, program_path, Network, Puppet, TestDriver};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use pd_tests::talker::{self, tenant, Talkers, Way};
+use pd_tests::{is_root, Network, Puppet, TestDriver};
 use std::time::{Duration, Instant};
-
-/// Ways to run a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// Knows the driver.
-    Native,
-    /// With the library, in a mode.
-    Library(&'static str),
-    /// No library can be loaded.
-    Static,
-    /// Without the library.
-    Plain,
-}
 
 const WAYS: [Way; 6] = [
     Way::Native,
@@ -34,17 +20,7 @@ const MANY: u32 = 48;
 struct Stage {
     driver: TestDriver,
     network: Network,
-    talkers: [PathBuf; 2],
-    _folder: tempfile::TempDir,
-}
-
-fn talker(folder: &Path, name: &str, options: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/talker.c");
-    let program = folder.join(name);
-    let mut command = Command::new("gcc");
-    command.args(["-O2", "-pthread"]).args(options).arg("-o").args([&program, &source]);
-    assert!(command.status().expect("gcc").success());
-    program
+    talkers: Talkers,
 }
 
 fn stage() -> Option<Stage> {
@@ -52,27 +28,12 @@ fn stage() -> Option<Stage> {
         return None;
     }
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
-    let (network, folder) = (Network::new(), tempfile::tempdir().unwrap());
-    let talkers =
-        [talker(folder.path(), "talker", &[]), talker(folder.path(), "talker-static", &["-static"])];
-    Some(Stage { driver, network, talkers, _folder: folder })
+    Some(Stage { driver, network: Network::new(), talkers: Talkers::build() })
 }
 
 impl Stage {
     fn start(&self, letter: &str, way: Way) -> Puppet {
-        if way == Way::Native {
-            return self.network.puppet(&self.driver, letter);
-        }
-        let program = &self.talkers[usize::from(way == Way::Static)];
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.network.namespace(letter)]);
-        if let Way::Library(mode) = way {
-            let library = program_path("libpd_preload.so");
-            assert!(library.exists(), "build it first: cargo build -p pd-preload");
-            command.arg("env").arg(format!("LD_PRELOAD={}", library.display()));
-            command.arg(format!("PD_PRELOAD={mode}"));
-        }
-        Puppet::new(self.driver.spawn(command.arg(program).stderr(Stdio::null())))
+        self.talkers.start(&self.driver, &self.network, letter, way)
     }
 
     /// A program in a that listens on these ports, of IPv4 and of IPv6.
@@ -85,11 +46,7 @@ impl Stage {
     }
 
     fn text(&self, rest: &str) -> String {
-        let tenant = |name: &str, letter: &str| {
-            let namespace = self.network.namespace(letter);
-            format!("[[tenant]]\nname = \"{name}\"\nnamespaces = [\"/run/netns/{namespace}\"]\n")
-        };
-        tenant("red", "a") + &tenant("blue", "b") + rest
+        tenant(&self.network, "red", "a", "") + &tenant(&self.network, "blue", "b", "") + rest
     }
 
     fn apply(&self, rest: &str) {
@@ -123,18 +80,8 @@ fn service(ports: &[u16], more: &str) -> String {
     format!("[[service]]\naddress = \"10.96.0.1:80\"\nbackends = [{}]\n{more}\n", list.join(", "))
 }
 
-/// 0, or the errno of a connect. The connection is called `name`.
-fn dial(client: &mut Puppet, way: Way, name: u32, ip: &str, port: u16) -> i32 {
-    let asked = match way {
-        Way::Native if ip.contains(':') => client.ask(&format!("connect c{name} [{ip}]:{port}")),
-        Way::Native => client.ask(&format!("connect c{name} {ip}:{port}")),
-        _ => client.ask(&format!("connect {name} {ip} {port}")),
-    };
-    asked.map_or_else(|(errno, _)| errno, |_| 0)
-}
-
 fn connect(client: &mut Puppet, way: Way, name: u32) -> i32 {
-    dial(client, way, name, "10.96.0.1", 80)
+    talker::connect(client, way, name, "10.96.0.1", 80)
 }
 
 #[test]
@@ -162,10 +109,10 @@ fn every_way_reaches_all_backends() {
         } else {
             assert_eq!(connect(&mut client, way, MANY), 0, "{way:?}");
             assert_eq!(client.ok("peer 0"), "10.96.0.1 80", "{way:?}");
-            assert_eq!(dial(&mut client, way, 50, "fd96::1", 80), 0, "{way:?}");
+            assert_eq!(talker::connect(&mut client, way, 50, "fd96::1", 80), 0, "{way:?}");
             assert_eq!(client.ok("peer 50"), "fd96::1 80", "{way:?}");
             // A socket of IPv6 that connects to IPv4.
-            assert_eq!(dial(&mut client, way, 51, "::ffff:10.96.0.1", 80), 0, "{way:?}");
+            assert_eq!(talker::connect(&mut client, way, 51, "::ffff:10.96.0.1", 80), 0, "{way:?}");
             assert_eq!(client.ok("peer 51"), "::ffff:10.96.0.1 80", "{way:?}");
         }
         let more: Vec<_> = stage.made().iter().zip(before).map(|(now, was)| now - was).collect();
