@@ -11,16 +11,6 @@
 static volatile int handled;
 static int fd, pipes[2], listener;
 
-static void *echo(void *argument) {
-    int fd = (int)(intptr_t)argument;
-    char bytes[4096];
-    ssize_t part;
-    while ((part = read(fd, bytes, sizeof bytes)) > 0)
-        if (write(fd, bytes, part) != part) break;
-    close(fd);
-    return NULL;
-}
-
 static void counts(int signal) {
     (void)signal;
     handled++;

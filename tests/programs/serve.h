@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define SAY(...) (printf(__VA_ARGS__), putchar('\n'), fflush(stdout))
 
@@ -33,6 +34,17 @@ static inline int listening(int port, int flags) {
     if (bind(fd, (void *)&any, sizeof any) || listen(fd, 128)) die("listen");
     signal(SIGPIPE, SIG_IGN);
     return fd;
+}
+
+// For `serve_each`: sends back what comes, to the end.
+static inline void *echo(void *argument) {
+    int fd = (int)(intptr_t)argument;
+    char bytes[4096];
+    ssize_t part;
+    while ((part = read(fd, bytes, sizeof bytes)) > 0)
+        if (write(fd, bytes, part) != part) break;
+    close(fd);
+    return NULL;
 }
 
 // Has `serve` run for each connection, with its descriptor as argument. Does not return.
