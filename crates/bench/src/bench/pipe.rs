@@ -30,7 +30,7 @@ const WARM_UP: u32 = 5;
 /// Turns between two looks at the clock.
 const TURNS: usize = 16;
 
-/// What one side of a round has used.
+/// Use of one side in a round.
 struct Used {
     cpu: Duration,
     wall: Duration,
@@ -58,7 +58,7 @@ impl Used {
 trait Nic: Send {
     /// One turn.
     fn turn(&mut self);
-    /// What was made, and what came back.
+    /// Counts of what was made, and of what came back.
     fn counts(&mut self) -> GenCounts;
     /// Times that the program was told of frames.
     fn notifications(&mut self) -> u64;

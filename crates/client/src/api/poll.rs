@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-/// What [`poll`](poll()) looks at, and what it found. Interests of edges and of one event are those of levels here.
+/// A socket or descriptor for [`poll`](poll()), and the events found. Interests of edges and of one event are those of levels here.
 #[derive(Debug)]
 pub struct PollFd<'a> {
     target: Target,
@@ -43,7 +43,7 @@ impl<'a> PollFd<'a> {
         Self::of(Target::Descriptor(fd), fd, interest)
     }
 
-    /// What the last [`poll`](poll()) found, with 0 for its data. None: nothing that was wanted, and no failure.
+    /// Events that the last [`poll`](poll()) found, with 0 for their data. None: nothing that was wanted, and no failure.
     pub fn event(&self) -> Option<Event> {
         let found = BITS.iter().filter(|(_, poll)| self.entry.revents & poll != 0);
         let bits = found.fold(0, |bits, (bit, _)| bits | bit);
@@ -55,7 +55,7 @@ impl<'a> PollFd<'a> {
 /// not interrupt it. Any thread may wait for the same sockets.
 ///
 /// # Errors
-/// Those of poll(2); `ENOMEM`, `EMFILE` where sockets and descriptors are waited for together.
+/// As poll(2); `ENOMEM`, `EMFILE` where sockets and descriptors are waited for together.
 pub fn poll(entries: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<usize> {
     let mut list: Vec<pollfd> = entries.iter().map(|entry| entry.entry).collect();
     let targets: Vec<_> = entries.iter().map(|entry| entry.target.clone()).collect();

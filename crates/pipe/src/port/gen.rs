@@ -137,7 +137,7 @@ impl Gen {
         *expected = number + self.recipe.flows as u64;
     }
 
-    /// What was made, and what came back.
+    /// Counts of what was made, and of what came back.
     pub fn counts(&self) -> GenCounts {
         self.counts
     }
