@@ -1,9 +1,8 @@
 //! The engine that is always there: the CPU of the thread that calls it.
 
-mod copy;
-
 use crate::{Capability, Engine, EngineError, QueuePair};
 use pd_abi::{limits::QUEUE_DEPTH, Command, CommandStatus, CommandType};
+use pd_shm::copy::{copy, prefetch};
 
 /// The `cpu` engine: copies on the caller's CPU, in [`reap`](QueuePair::reap).
 ///
@@ -30,7 +29,7 @@ impl Cpu {
     #[inline]
     pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the caller's promise.
-        unsafe { copy::copy(dst, src, len) }
+        unsafe { copy(dst, src, len) }
     }
 }
 
@@ -86,7 +85,7 @@ impl QueuePair for CpuQueue {
             self.consumer_index = self.consumer_index.wrapping_add(1);
             if self.in_flight() >= AHEAD {
                 let next = &self.entries[self.consumer_index.wrapping_add(AHEAD - 1) % QUEUE_DEPTH];
-                copy::prefetch(next.dst_addr, next.src_addr);
+                prefetch(next.dst_addr, next.src_addr);
             }
             let status = match check(&command) {
                 CommandStatus::Ok => {
@@ -141,5 +140,5 @@ unsafe fn carry_out(command: &Command) {
     let src = std::ptr::with_exposed_provenance(command.src_addr as usize);
     let dst = std::ptr::with_exposed_provenance_mut(command.dst_addr as usize);
     // SAFETY: the caller promises that both ranges are there and disjoint.
-    unsafe { copy::copy(dst, src, command.data_len as usize) }
+    unsafe { copy(dst, src, command.data_len as usize) }
 }

@@ -9,6 +9,7 @@
 //! [`memfd`] makes and seals memory, [`Region`] maps it, as this party's own or as theirs, [`ring`] is the single-producer
 //! single-consumer ring, [`wait`] the sleep-and-wake protocol, [`Spin`] the bounded spin before a
 //! sleep, [`barrier`] a fence on all other cores, [`bias`] a lock without exchanges for the thread that takes it most,
+//! [`copy`] the copy of the data path,
 //! [`attach`] passes fixed-size messages and descriptors over the attach socket, [`passed`] files over the file socket, [`counters`] writes and reads the
 //! driver's counter region.
 //! The ring and the wait protocol are written over traits for the words they touch, so that the
@@ -17,6 +18,7 @@
 pub mod attach;
 pub mod barrier;
 pub mod bias;
+pub mod copy;
 pub mod counters;
 mod mapping;
 pub mod memfd;

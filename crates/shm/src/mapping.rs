@@ -1,3 +1,4 @@
+use crate::copy::copy;
 use crate::Pod;
 use rustix::io::{Errno, Result};
 use rustix::mm::{madvise, mmap, mmap_anonymous, munmap, Advice, MapFlags, ProtFlags};
@@ -166,7 +167,7 @@ impl<A: Writable> Region<A> {
         self.access.check();
         let to = self.address(offset, len);
         // SAFETY: `to` has `len` bytes, checked; the rest is the caller's promise.
-        unsafe { ptr::copy_nonoverlapping(from, to.as_ptr(), len) };
+        unsafe { copy(to.as_ptr(), from, len) };
     }
 
     /// Reads `file` from byte `from` on into the `len` bytes at `offset`. Returns how many bytes there were: fewer at the

@@ -7,6 +7,7 @@ use super::{RecvSide, IDLE_CALLS};
 use crate::error::{lent, Error, Result};
 use crate::socket::{would_block, Socket};
 use libc::iovec;
+use pd_shm::copy::copy;
 use rustix::io::Errno;
 
 impl RecvSide {
@@ -26,7 +27,7 @@ impl RecvSide {
         let kept = self.peeked.len();
         // SAFETY: `len` readable bytes, the caller says, and room for them.
         unsafe {
-            std::ptr::copy_nonoverlapping(from, self.peeked.as_mut_ptr().add(kept), len);
+            copy(self.peeked.as_mut_ptr().add(kept), from, len);
             self.peeked.set_len(kept + len);
         }
         Ok(())
@@ -114,7 +115,7 @@ impl Pieces<'_> {
                 // SAFETY: the caller says so.
                 unsafe {
                     let to = piece.iov_base.cast::<u8>().add(self.filled);
-                    std::ptr::copy_nonoverlapping(from, to, part);
+                    copy(to, from, part);
                 }
             }
             (from, len) = (from.wrapping_add(part), len - part);

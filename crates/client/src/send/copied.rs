@@ -8,6 +8,7 @@ use crate::lock::Guard;
 use crate::process::forks;
 use crate::socket::{would_block, Socket};
 use libc::iovec;
+use pd_shm::copy::copy;
 use std::ptr;
 
 /// The thread's block that small messages are put into one behind the other.
@@ -232,7 +233,7 @@ impl Socket {
                 let part = left.min(from.iov_len - offset);
                 // SAFETY: inside the caller's memory, and `place` has room for `left` bytes more.
                 unsafe {
-                    ptr::copy_nonoverlapping(from.iov_base.cast::<u8>().add(offset), place, part);
+                    copy(place, from.iov_base.cast::<u8>().add(offset), part);
                     place = place.add(part);
                 }
                 left -= part;

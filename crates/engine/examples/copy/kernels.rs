@@ -1,7 +1,7 @@
 //! The candidates: every way to copy that was considered for the `cpu` engine.
 
 /// The engine's own choice, by its source.
-#[path = "../../src/cpu/copy.rs"]
+#[path = "../../../shm/src/copy.rs"]
 #[allow(dead_code)]
 mod shipped;
 

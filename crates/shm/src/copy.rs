@@ -1,4 +1,4 @@
-//! The copy of the `cpu` engine.
+//! The copy of the data path: of the `cpu` engine, and of calls that copy into and out of rings.
 //!
 //! The case it is made for: a message in a 4 MB ring, written moments ago by one core, copied by a
 //! second, read soon by a third. What decides there is not how the bytes are moved but that the lines of
@@ -14,6 +14,9 @@
 //! - 512-bit vectors gain nothing over 256-bit ones once the destination is prefetched. (At 256 B theirs are
 //!   `copy_nonoverlapping`: their loop starts at 512 B.)
 //! - Prefetching the source gains less than 10 %, and would fetch lines that the producer is still writing.
+//! - `rep movsb`, which glibc takes for long copies (before 2.39), is 12 times slower on AMD's Zen 3 and Zen 4 where the
+//!   destination lies 1 to 63 bytes behind the source modulo 4 KB (2.1 to 3.4 GB/s for 36 to 48). A stream's place in its ring
+//!   and a program's buffer decide that by chance. The loop knows no such case.
 //! - Non-temporal stores lose at every size up to 1 MB: the consumer fetches from memory (10 GB/s).
 //! - One thread alone, as memcpy is usually measured, tells them apart the other way round: in an 8 MB
 //!   ring glibc 11.6 and this loop 10.1, beyond the caches (256 MB) 4.7 and 5.7, in the L2 cache 38 and 36.
@@ -121,6 +124,28 @@ mod x86 {
         unsafe {
             asm!("prefetcht0 [{s}]", "prefetchw [{d}]", s = in(reg) src, d = in(reg) dst,
                  options(nostack, preserves_flags, readonly));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::copy;
+
+    #[test]
+    fn a_copy_changes_its_destination_alone() {
+        let from: Vec<u8> = (0..2048_u32).map(|n| ((n * 7) >> 2) as u8).collect();
+        for len in (0..520).chain([1023, 1024, 1500]) {
+            for (skip_from, skip_to) in [(0, 0), (0, 1), (1, 0), (31, 33), (64, 63), (13, 127)] {
+                let mut to = vec![0xa5_u8; 2048];
+                // SAFETY: both lie within their vectors, which are distinct.
+                unsafe { copy(to.as_mut_ptr().add(skip_to), from.as_ptr().add(skip_from), len) };
+                assert_eq!(&to[skip_to..skip_to + len], &from[skip_from..skip_from + len], "{len} bytes");
+                assert!(
+                    to[..skip_to].iter().chain(&to[skip_to + len..]).all(|&byte| byte == 0xa5),
+                    "{len} bytes"
+                );
+            }
         }
     }
 }
