@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use pd_harness::digest::{rewrite, Pieces};
+use pd_harness::digest::{rewrite, Blocks};
 
 use super::stream::combine;
 use crate::protocol::Reply;
@@ -16,7 +16,7 @@ type Carried = (u64, u64);
 /// Sends on every connection until the time is over, then ends them.
 pub fn send(end: Box<dyn End>, message_bytes: usize, ms: u64) -> Result<Reply> {
     each(end, |mut end, start| {
-        let (mut digest, mut bytes, mut lap) = (Pieces::new(message_bytes), 0, 0);
+        let (mut digest, mut bytes, mut lap) = (Blocks::new(message_bytes), 0, 0);
         while start.elapsed() < Duration::from_millis(ms) {
             end.send(0, message_bytes, &mut |message| {
                 rewrite(message, lap);
@@ -34,7 +34,7 @@ pub fn send(end: Box<dyn End>, message_bytes: usize, ms: u64) -> Result<Reply> {
 /// Receives on every connection until its end.
 pub fn receive(end: Box<dyn End>, message_bytes: usize) -> Result<Reply> {
     each(end, |mut end, _| {
-        let (mut digest, mut bytes) = (Pieces::new(message_bytes), 0);
+        let (mut digest, mut bytes) = (Blocks::new(message_bytes), 0);
         loop {
             match end.recv(0, &mut |received| digest.update(received))? {
                 0 => return Ok((bytes, digest.finish())),

@@ -7,7 +7,7 @@ use std::sync::mpsc::sync_channel;
 use anyhow::{bail, ensure, Context, Result};
 use pd_abi::{Command, CommandType};
 use pd_engine::{Cpu, Engine, QueuePair};
-use pd_harness::digest::{rewrite, Pieces};
+use pd_harness::digest::{rewrite, Blocks};
 use pd_harness::measure::now_ns;
 
 use super::memory::PageAligned;
@@ -45,7 +45,7 @@ fn ring_bytes(message_bytes: usize) -> usize {
 /// One thread rewrites each message in one buffer, copies it to another and reads the copy.
 fn memcpy(order: &Order) -> Result<String> {
     let (mut from, mut to) = (PageAligned::new(order.message_bytes), PageAligned::new(order.message_bytes));
-    let (mut sent, mut received) = (Pieces::new(order.message_bytes), Pieces::new(order.message_bytes));
+    let (mut sent, mut received) = (Blocks::new(order.message_bytes), Blocks::new(order.message_bytes));
     for lap in 0..order.messages {
         rewrite(from.get(), lap);
         sent.update(from.get());
@@ -151,7 +151,7 @@ fn pipeline(order: &Order) -> Result<String> {
     let messages = order.messages as usize;
     std::thread::scope(|scope| {
         let producer = scope.spawn(move || {
-            let mut digest = Pieces::new(len);
+            let mut digest = Blocks::new(len);
             for n in 0..messages.div_ceil(window) {
                 let part = Window { at: at(n), messages: window.min(messages - n * window) };
                 for message in 0..part.messages {
@@ -177,7 +177,7 @@ fn pipeline(order: &Order) -> Result<String> {
             }
             Ok(())
         });
-        let mut digest = Pieces::new(len);
+        let mut digest = Blocks::new(len);
         for part in to_read {
             for message in 0..part.messages {
                 // SAFETY: this window of the destination is the consumer's, see above.
