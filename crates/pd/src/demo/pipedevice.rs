@@ -2,11 +2,12 @@
 //! receiver written against them.
 //!
 //! The sender has the files mapped, for its checksum. On the offloaded path it sends them by `send_file`, and the driver reads
-//! them; on the direct path it copies each message from the mapping to where it is sent from, while the checksum has it in the cache: the
+//! them. On the direct path it writes each message from the mapping, while the checksum has it in the cache: the
 //! kernel's copy would be the second look at memory. The bulk part rewrites messages in place: in send-buffer memory, or on the
 //! direct path where they are sent from.
 
 use std::fs::File;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::ops::Range;
 
@@ -72,6 +73,9 @@ impl PdSender for Stream {
         ensure!(sent == len, "{sent} of {len} bytes were sent");
         Ok(())
     }
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(self.write_all(bytes)?)
+    }
     fn buffer(&mut self, len: usize) -> Result<SendBuffer> {
         Ok(SendBuffer::new(len)?)
     }
@@ -115,6 +119,8 @@ pub trait PdSender {
     fn is_in_place(&self) -> bool;
     /// Has `f` write a message where it is sent from.
     fn send_with(&mut self, len: usize, f: impl FnMut(&mut [u8])) -> Result<()>;
+    /// Sends a copy of `bytes`.
+    fn write(&mut self, bytes: &[u8]) -> Result<()>;
     /// Allocates `len` contiguous bytes.
     fn buffer(&mut self, len: usize) -> Result<Self::Buffer>;
     /// Waits until everything sent from `buffer` is out of it, then lets `f` write to it.
@@ -204,13 +210,10 @@ impl<S: PdSender> PipedeviceSending<S> {
             let some = source.contiguous(at, left.min(piece_bytes as u64));
             let (start, end) = (at.offset as usize, (at.offset + some) as usize);
             let piece = &self.maps[at.file][start..end];
+            digest.update(piece);
             if in_place {
-                self.sender.send_with(piece.len(), |message| {
-                    digest.update(piece);
-                    message.copy_from_slice(piece);
-                })?;
+                self.sender.write(piece)?;
             } else {
-                digest.update(piece);
                 self.sender.send_file(&source.files()[at.file].file, at.offset, end - start)?;
             }
             source.advance(&mut at, some);
@@ -311,6 +314,10 @@ mod tests {
             let mut bytes = vec![7; len];
             f(&mut bytes);
             self.0.push_back(bytes);
+            Ok(())
+        }
+        fn write(&mut self, bytes: &[u8]) -> Result<()> {
+            self.0.push_back(bytes.to_vec());
             Ok(())
         }
         fn buffer(&mut self, len: usize) -> Result<Vec<u8>> {
