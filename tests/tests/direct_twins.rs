@@ -6,6 +6,7 @@ use pd_client::Path;
 use pd_tests::{alone, Random, TwinSide};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 use twins::{claim, connect, driver, listener, Holder};
 
 /// Which ends go to another process in the middle of it.
@@ -42,7 +43,7 @@ fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving, recall: 
     // What an end reads before it moves has to be sent before the other does.
     let read = if both { [read[0].min(sent[1]), read[1].min(sent[0])] } else { read };
     let sides = [a, b];
-    let pause = std::time::Duration::from_micros(random.below(3_000));
+    let pause = Duration::from_micros(random.below(3_000));
     std::thread::scope(|scope| {
         if recall {
             scope.spawn(move || {
@@ -96,8 +97,16 @@ fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving, recall: 
         moved.into_iter().for_each(Holder::kill);
     });
     // Without a ring in use it could stay where it was.
-    let stayed = |number: usize| !moving[number] && sides[number].socket.path() == Path::Direct;
-    stayed(0) || stayed(1)
+    let stays = |number: usize| !moving[number] && sides[number].socket.path() == Path::Direct;
+    let stay = || stays(0) || stays(1);
+    // A policy is in force when `apply` returns; the movers tell the ends of it afterwards.
+    if recall {
+        let limit = Instant::now() + Duration::from_secs(10);
+        while stay() && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    stay()
 }
 
 #[test]
