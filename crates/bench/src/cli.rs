@@ -12,10 +12,10 @@ use pd_harness::signals::Signals;
 
 use crate::ab;
 use crate::bench::{Bench, Settings};
+use crate::catalogue::Scheme;
 use crate::report::page::Report;
 use crate::report::{results, tables};
 use crate::row::Row;
-use crate::scheme::Scheme;
 
 /// Measures PipeDevice beside its peers.
 ///

@@ -1,6 +1,6 @@
 //! `pd bench`: PipeDevice beside its peers, in one interleaved run on one machine.
 //!
-//! [`scheme`] has the ways to move bytes, [`run`] the peers and the rounds, [`bench`] the benchmarks,
+//! [`catalogue`] lists schemes, places and waits, [`scheme`] has the ways to move bytes, [`run`] the peers and the rounds, [`bench`] the benchmarks,
 //! [`report`] what people see. Both sides of every scheme touch every byte and agree on a checksum; CPU
 //! time is that of the whole machine. What the machine cannot run is a result with the reason.
 #![deny(unsafe_code)]
@@ -9,6 +9,7 @@ pub mod ab;
 pub mod attack;
 pub mod baseline;
 pub mod bench;
+pub mod catalogue;
 pub mod cli;
 pub mod limits;
 pub mod protocol;

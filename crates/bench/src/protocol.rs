@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::attack::{Attack, Done};
-use crate::scheme::Scheme;
+use crate::catalogue::Scheme;
 
 /// A set of connections of one scheme.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! What benchmarks run with.
 
+use crate::catalogue::Scheme;
 use crate::row::Params;
-use crate::scheme::Scheme;
 
 /// What a benchmark runs with.
 #[derive(Clone, Debug)]

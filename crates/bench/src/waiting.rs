@@ -7,31 +7,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{ensure, Result};
-use clap::ValueEnum;
 use pd_shm::Spin;
 
-/// A way to wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Waiting {
-    /// As the scheme waits by itself: kernel sockets sleep at once, PipeDevice spins for up to 50 us.
-    #[default]
-    Shipped,
-    /// Every wait sleeps at once.
-    Blocks,
-    /// Every wait spins like PipeDevice before it sleeps: [`Spin`].
-    Spins,
-}
-
-impl Waiting {
-    /// As rows name it; nothing for what is shipped.
-    pub fn name(self) -> Option<&'static str> {
-        match self {
-            Waiting::Shipped => None,
-            Waiting::Blocks => Some("blocks"),
-            Waiting::Spins => Some("spins"),
-        }
-    }
-}
+use crate::catalogue::Waiting;
 
 static WAITING: OnceLock<Waiting> = OnceLock::new();
 

@@ -18,11 +18,10 @@ use serde_json::json;
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
 use crate::bench::parts::part;
+use crate::catalogue::{Cores, Scheme};
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{is_interrupted, Cell};
-use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 const SCHEMES: [Scheme; 4] = [Scheme::Tcp, Scheme::TcpTuned, Scheme::Pipedevice, Scheme::PipedeviceDefault];
 const MESSAGE_BYTES: usize = 64 << 10;

@@ -12,12 +12,11 @@ use pd_harness::signals::Signals;
 
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
+use crate::catalogue::{Cores, Scheme};
 use crate::limits::raise_mappings;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
-use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 const SCHEMES: [Scheme; 6] = [
     Scheme::Pipedevice,

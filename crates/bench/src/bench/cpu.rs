@@ -8,12 +8,11 @@ use pd_harness::progress;
 use pd_harness::signals::Signals;
 
 use super::stream_cell::StreamCell;
-use super::{Bench, Settings, PEERS};
+use super::{Bench, Settings};
+use crate::catalogue::{Cores, Scheme, PEERS};
 use crate::row::Row;
 use crate::run::interleave::{self, Cell};
-use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 /// The paper's message size.
 const MESSAGE_BYTES: usize = 64 << 10;

@@ -13,11 +13,10 @@ use pd_harness::signals::Signals;
 use serde_json::json;
 
 use super::{Bench, Settings};
+use crate::catalogue::{Cores, Scheme};
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
-use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 const SCHEMES: [Scheme; 4] = [Scheme::Pipedevice, Scheme::PipedeviceDefault, Scheme::Tcp, Scheme::TcpTuned];
 const MESSAGE_BYTES: usize = 64 << 10;

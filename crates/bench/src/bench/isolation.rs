@@ -22,12 +22,11 @@ use denied::DeniedCell;
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
 use crate::attack::{Attack, Kind};
+use crate::catalogue::{Cores, Scheme};
 use crate::row::{Metrics, Params, Row};
 use crate::run::attacker::{left_behind, Attacker};
 use crate::run::interleave::{self, Cell};
-use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 const SCHEMES: [Scheme; 2] = [Scheme::Pipedevice, Scheme::PipedeviceDirect];
 const MESSAGE_BYTES: usize = 64 << 10;

@@ -8,14 +8,12 @@ use pd_harness::progress;
 use pd_harness::signals::Signals;
 use serde_json::json;
 
-use super::placement::{conditions, Placement};
-use super::{Bench, Settings, PEERS};
+use super::{Bench, Settings};
+use crate::catalogue::{Conditions, Placement, Scheme, Waiting, PEERS};
 use crate::protocol::Order;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
-use crate::run::stand::{Conditions, Memory, Stand};
-use crate::scheme::Scheme;
-use crate::waiting::Waiting;
+use crate::run::stand::{Memory, Stand};
 
 const SIZES: [usize; 6] = [64, 512, 4 << 10, 16 << 10, 64 << 10, 1 << 20];
 const SIZES_QUICK: [usize; 3] = [64, 4 << 10, 64 << 10];
@@ -48,7 +46,7 @@ impl Cell for LatencyCell {
 
     fn params(&self) -> Params {
         let size = [("message_bytes", json!(self.message_bytes))];
-        size.into_iter().chain(self.placement.params()).chain(conditions(self.under)).collect()
+        size.into_iter().chain(self.placement.params()).chain(self.under.params()).collect()
     }
 
     fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {

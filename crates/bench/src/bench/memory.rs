@@ -11,11 +11,10 @@ use pd_harness::signals::Signals;
 use serde_json::json;
 
 use super::{Bench, Settings};
+use crate::catalogue::{Cores, Scheme};
 use crate::protocol::Order;
 use crate::row::{Metrics, Params, Row};
-use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 /// The paper's: a ring, sockets of a container, its pool.
 const RING_BYTES: u64 = 4 << 20;

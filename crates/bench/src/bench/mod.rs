@@ -10,7 +10,6 @@ pub mod memory;
 pub mod movers;
 pub mod parts;
 pub mod pipe;
-pub mod placement;
 pub mod programs;
 pub mod setup;
 pub mod stream_cell;
@@ -21,7 +20,6 @@ use anyhow::Result;
 use pd_harness::signals::Signals;
 
 use crate::row::Row;
-use crate::scheme::Scheme;
 pub use crate::settings::Settings;
 
 /// A benchmark.
@@ -54,27 +52,6 @@ pub enum Bench {
     /// Ways to set up kernel TCP, beside each other: which of them is `tcp-tuned`.
     Tune,
 }
-
-/// Every scheme that moves bytes between two processes.
-pub const PEERS: [Scheme; 14] = [
-    Scheme::Pipedevice,
-    Scheme::PipedeviceDefault,
-    Scheme::PipedeviceDirect,
-    Scheme::Tcp,
-    Scheme::TcpTuned,
-    Scheme::TcpLoopback,
-    Scheme::Unix,
-    Scheme::IoUring,
-    Scheme::Sockmap,
-    Scheme::ProcessVmReadv,
-    Scheme::ShmRing,
-    Scheme::Ucx,
-    Scheme::Libfabric,
-    Scheme::Iceoryx2,
-];
-
-/// The limits.
-pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EnginePipeline];
 
 impl Bench {
     /// All of them, in the order of the report.

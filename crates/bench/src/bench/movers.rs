@@ -12,10 +12,10 @@ use pd_harness::signals::Signals;
 
 use super::fairness::{FairnessCell, ROUND_FACTOR};
 use super::{Bench, Settings};
+use crate::catalogue::{Conditions, Scheme};
 use crate::row::Row;
 use crate::run::interleave::{self, Cell};
-use crate::run::stand::{Conditions, Memory, Stand};
-use crate::scheme::Scheme;
+use crate::run::stand::{Memory, Stand};
 
 const SCHEMES: [Scheme; 1] = [Scheme::Pipedevice];
 const MOVERS: [u64; 3] = [1, 2, 4];

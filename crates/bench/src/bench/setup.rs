@@ -6,11 +6,11 @@ use pd_harness::progress;
 use pd_harness::signals::Signals;
 
 use super::{Bench, Settings};
+use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
 use crate::run::pair;
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 const SCHEMES: [Scheme; 8] = [
     Scheme::Pipedevice,

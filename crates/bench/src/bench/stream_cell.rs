@@ -3,12 +3,12 @@
 use anyhow::Result;
 use serde_json::json;
 
+use crate::catalogue::{Cores, Scheme};
 use crate::protocol::Order;
 use crate::row::{Metrics, Params};
 use crate::run::interleave::Cell;
-use crate::run::pair::{self, Cores};
+use crate::run::pair;
 use crate::run::stand::Stand;
-use crate::scheme::Scheme;
 
 /// First volume with which the rate is estimated, in messages and in bytes.
 const PROBE_MESSAGES: u64 = 20_000;

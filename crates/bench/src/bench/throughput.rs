@@ -8,15 +8,12 @@ use anyhow::Result;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 
-use super::placement::{conditions, Placement};
 use super::stream_cell::StreamCell;
-use super::{Bench, Settings, LIMITS, PEERS};
+use super::{Bench, Settings};
+use crate::catalogue::{Conditions, Cores, Placement, Scheme, Waiting, LIMITS, PEERS};
 use crate::row::{Params, Row};
 use crate::run::interleave::{self, Cell};
-use crate::run::pair::Cores;
-use crate::run::stand::{Conditions, Memory, Stand};
-use crate::scheme::Scheme;
-use crate::waiting::Waiting;
+use crate::run::stand::{Memory, Stand};
 
 const SIZES: [usize; 9] = [64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const SIZES_QUICK: [usize; 4] = [64, 1 << 10, 64 << 10, 1 << 20];
@@ -109,14 +106,14 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     for waiting in [Waiting::Blocks, Waiting::Spins] {
         let under = Conditions { waiting, ..Conditions::default() };
         let placed = |at: Placement| {
-            let also = at.params().into_iter().chain(conditions(under)).collect();
+            let also = at.params().into_iter().chain(under.params()).collect();
             Group { cores: at.cores(), also, ..group(&settings.among(&PEERS), SIZE) }
         };
         let groups = Placement::all().into_iter().map(placed).collect();
         rows.extend(run_groups(groups, under, settings, signals)?);
     }
     let under = Conditions { hugepages: false, ..Conditions::default() };
-    let small_pages = |size| Group { also: conditions(under), ..group(&settings.among(&HUGE), size) };
+    let small_pages = |size| Group { also: under.params(), ..group(&settings.among(&HUGE), size) };
     let groups = SIZES_SMALL_PAGES.into_iter().map(small_pages).collect();
     rows.extend(run_groups(groups, under, settings, signals)?);
     Ok(rows)

@@ -13,12 +13,11 @@ use serde_json::json;
 
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
+use crate::catalogue::{Cores, Scheme};
 use crate::protocol::Order;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
-use crate::run::pair::Cores;
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 const STREAM_BYTES: [usize; 2] = [64 << 10, 1 << 20];
 const ROUND_TRIP_BYTES: usize = 64 << 10;

@@ -12,7 +12,8 @@ use serde_json::Value;
 use super::plot;
 use super::tables::{columns, cores, figure, settings};
 use crate::baseline;
-use crate::bench::{isolation, tune, Bench, LIMITS, PEERS};
+use crate::bench::{isolation, tune, Bench};
+use crate::catalogue::{LIMITS, PEERS};
 use crate::row::Row;
 
 const STYLE: &str =

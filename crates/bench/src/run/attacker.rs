@@ -12,8 +12,8 @@ use pd_harness::tuning::Tuning;
 
 use super::pair;
 use crate::attack::{Attack, Done};
+use crate::catalogue::Waiting;
 use crate::protocol::{Reply, Request};
-use crate::waiting::Waiting;
 
 /// The attackers' tenant; see the policy of [`super::stand`].
 const TENANT: &str = "bench-attacker";

@@ -11,8 +11,8 @@ use pd_harness::signals::Interrupted;
 
 use super::stand::Stand;
 use crate::baseline::{self, Rounds};
+use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
-use crate::scheme::Scheme;
 use crate::settings::Settings;
 
 /// How often a round is repeated in which the machine was disturbed. The last one is discarded if time was stolen in it.

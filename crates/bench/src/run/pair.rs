@@ -13,10 +13,9 @@ use pd_harness::tuning::Tuning;
 use pd_harness::{own_exe, preload_library};
 
 use super::stand::Clocks;
+use crate::catalogue::{Cores, Place, Scheme, Waiting};
 use crate::protocol::{Latency, Open, Order, Reply, Request, Streamed};
 use crate::row::Metrics;
-use crate::scheme::{Place, Scheme};
-use crate::waiting::Waiting;
 
 /// How long peers may take for one request.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,15 +26,6 @@ pub struct Pair {
     zero_copy: bool,
     send: Peer,
     recv: Option<Peer>,
-}
-
-/// The cores that sender and receiver stay on.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Cores {
-    /// The sender's.
-    pub send: Option<usize>,
-    /// The receiver's.
-    pub recv: Option<usize>,
 }
 
 impl Pair {

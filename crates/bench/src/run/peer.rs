@@ -11,9 +11,10 @@ use rustix::thread::{sched_setaffinity, CpuSet};
 use super::times::ProcessTimes;
 use super::{program, share, stream};
 use crate::attack::{self, Running};
+use crate::catalogue::{Place, Scheme, Waiting};
 use crate::protocol::{Latency, Open, Reply, Request, Streamed};
-use crate::scheme::{self, local, End, Listening, Place, Scheme};
-use crate::waiting::{self, Waiting};
+use crate::scheme::{self, local, End, Listening};
+use crate::waiting;
 
 /// Arguments of the hidden subcommand.
 #[derive(Clone, Debug, clap::Args)]

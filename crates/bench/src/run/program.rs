@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 
-use crate::scheme::Scheme;
+use crate::catalogue::Scheme;
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{bail, Context, Result};
 use pd_driver::admin::{Answer, Ask};
 use pd_driver::{Bytes, HugepageUse};
-use pd_harness::config::{Config, Movers};
+use pd_harness::config::Config;
 use pd_harness::driver::ChildDriver;
 use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::signals::Signals;
@@ -16,8 +16,8 @@ use pd_harness::site::Site;
 use pd_harness::tuning::Tuning;
 
 use super::pair::{self, Pair};
-use crate::scheme::{shm_ring, Scheme};
-use crate::waiting::Waiting;
+use crate::catalogue::{Conditions, Scheme, Waiting};
+use crate::scheme::shm_ring;
 
 /// What the driver may use, and what hugepages are made for.
 #[derive(Clone, Copy, Debug)]
@@ -61,23 +61,6 @@ to = "bench-direct"
 action = "allow"
 path = "direct"
 "#;
-
-/// Conditions that are alike for all schemes of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct Conditions {
-    /// How they wait.
-    pub waiting: Waiting,
-    /// Tells whether the machine has hugepages and the driver takes them.
-    pub hugepages: bool,
-    /// How many movers the driver has.
-    pub movers: Movers,
-}
-
-impl Default for Conditions {
-    fn default() -> Self {
-        Conditions { waiting: Waiting::Shipped, hugepages: true, movers: Movers::default() }
-    }
-}
 
 /// Fields are dropped in this order.
 pub struct Stand<'a> {

@@ -11,8 +11,9 @@ use libloading::Library;
 use pd_shm::Spin;
 
 use super::{single, End, Scheme};
+use crate::catalogue::Waiting;
 use crate::protocol::Open;
-use crate::waiting::{self, Waiting};
+use crate::waiting;
 
 /// Longest address, in hexadecimal, with its end.
 const ADDRESS_BYTES: usize = 8192;

@@ -13,8 +13,9 @@ use io_uring::{cqueue, opcode, squeue, types, IoUring, Probe};
 
 use super::memory::{Inbox, PageAligned};
 use super::{single, socket, End, Scheme};
+use crate::catalogue::Waiting;
 use crate::protocol::Open;
-use crate::waiting::{self, Waiting};
+use crate::waiting;
 
 /// Messages from which sending without a copy is worth while.
 const ZERO_COPY_BYTES: usize = 16 << 10;

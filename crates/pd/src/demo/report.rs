@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use comfy_table::{presets, CellAlignment, Table};
 use pd_bench::baseline::{self, Rounds};
+use pd_bench::catalogue;
 use pd_bench::row::{Metrics, Row};
-use pd_bench::scheme;
 use serde::Serialize;
 use serde_json::json;
 
@@ -214,8 +214,8 @@ impl Report {
         let has = |scheme| self.settings.iter().find(|s| s.scheme == scheme).map(|s| s.has.clone());
         let row = |(row, rounds): (&SchemeSummary, Rounds)| {
             let name = match row.scheme {
-                Scheme::Pipedevice => scheme::Scheme::PipedeviceDefault.name(),
-                Scheme::PipedeviceMediated => scheme::Scheme::Pipedevice.name(),
+                Scheme::Pipedevice => catalogue::Scheme::PipedeviceDefault.name(),
+                Scheme::PipedeviceMediated => catalogue::Scheme::Pipedevice.name(),
                 tcp => tcp.name(),
             };
             let measured: Vec<Metrics> = rounds.rounds.into_iter().flatten().collect();

@@ -7,11 +7,10 @@ use anyhow::{bail, Result};
 use serde_json::json;
 
 use super::MESSAGE_BYTES;
+use crate::catalogue::{Cores, Scheme};
 use crate::row::{Metrics, Params};
 use crate::run::interleave::{is_interrupted, Cell};
-use crate::run::pair::Cores;
 use crate::run::stand::Stand;
-use crate::scheme::Scheme;
 
 /// Apart from the victim's pair, whose connection goes on.
 const PAIR: usize = 1;

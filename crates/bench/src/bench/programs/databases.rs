@@ -8,8 +8,8 @@ use anyhow::{ensure, Context, Result};
 use serde_json::json;
 
 use super::{words, Load, Work};
+use crate::catalogue::Scheme;
 use crate::row::Params;
-use crate::scheme::Scheme;
 
 /// pgbench: so many clients, each with a connection and one SELECT after the other.
 pub(super) struct Postgresql {

@@ -5,8 +5,8 @@ use anyhow::Result;
 use serde_json::{json, Value};
 
 use super::{words, Load, Work};
+use crate::catalogue::Scheme;
 use crate::row::Params;
-use crate::scheme::Scheme;
 
 /// So many streams for a while.
 pub(super) struct Iperf3 {

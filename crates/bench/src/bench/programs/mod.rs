@@ -18,10 +18,10 @@ use pd_harness::signals::Signals;
 use serde_json::json;
 
 use super::{Bench, Settings};
+use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
 use crate::run::stand::{Memory, Stand};
-use crate::scheme::Scheme;
 
 const SCHEMES: [Scheme; 7] = [
     Scheme::Pipedevice,

@@ -6,8 +6,8 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{Load, Work};
+use crate::catalogue::Scheme;
 use crate::row::Params;
-use crate::scheme::Scheme;
 
 /// A program, and what it is asked for.
 pub(super) struct Python {

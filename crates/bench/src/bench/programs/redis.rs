@@ -5,8 +5,8 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{words, Load, Work};
+use crate::catalogue::Scheme;
 use crate::row::Params;
-use crate::scheme::Scheme;
 
 /// SET and GET of values of so many bytes, so many requests under way on each of so many connections.
 pub(super) struct Redis {

@@ -5,8 +5,8 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{words, Load, Work};
+use crate::catalogue::Scheme;
 use crate::row::Params;
-use crate::scheme::Scheme;
 
 /// Bytes of hyper's answers.
 const HYPER_BYTES: usize = 64;

@@ -1,0 +1,104 @@
+//! Conditions that a row is measured under, and what rows say of them.
+
+use std::thread::available_parallelism;
+
+use clap::ValueEnum;
+use pd_harness::config::Movers;
+use serde_json::json;
+
+use crate::row::Params;
+
+/// A way to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Waiting {
+    /// As the scheme waits by itself: kernel sockets sleep at once, PipeDevice spins for up to 50 us.
+    #[default]
+    Shipped,
+    /// Every wait sleeps at once.
+    Blocks,
+    /// Every wait spins like PipeDevice before it sleeps, by [`pd_shm::Spin`].
+    Spins,
+}
+
+impl Waiting {
+    /// As rows name it; nothing for what is shipped.
+    pub fn name(self) -> Option<&'static str> {
+        match self {
+            Waiting::Shipped => None,
+            Waiting::Blocks => Some("blocks"),
+            Waiting::Spins => Some("spins"),
+        }
+    }
+}
+
+/// The cores that sender and receiver stay on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cores {
+    /// The sender's.
+    pub send: Option<usize>,
+    /// The receiver's.
+    pub recv: Option<usize>,
+}
+
+/// Where the two ends run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Wherever the scheduler puts them.
+    Free,
+    /// On one core.
+    One,
+    /// On a core each.
+    Two,
+}
+
+impl Placement {
+    /// Placements that this machine has.
+    pub fn all() -> Vec<Placement> {
+        let placements = [Placement::Free, Placement::One, Placement::Two];
+        placements[..if available_parallelism().is_ok_and(|cores| cores.get() > 1) { 3 } else { 1 }].to_vec()
+    }
+
+    /// The cores of the two ends.
+    pub fn cores(self) -> Cores {
+        match self {
+            Placement::Free => Cores::default(),
+            Placement::One => Cores { send: Some(0), recv: Some(0) },
+            Placement::Two => Cores { send: Some(0), recv: Some(1) },
+        }
+    }
+
+    /// Returns what rows say of it.
+    pub fn params(self) -> Params {
+        match self {
+            Placement::Free => Vec::new(),
+            Placement::One => vec![("cores_of_ends", json!(1))],
+            Placement::Two => vec![("cores_of_ends", json!(2))],
+        }
+    }
+}
+
+/// Conditions that are alike for all schemes of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Conditions {
+    /// How they wait.
+    pub waiting: Waiting,
+    /// Tells whether the machine has hugepages and the driver takes them.
+    pub hugepages: bool,
+    /// How many movers the driver has.
+    pub movers: Movers,
+}
+
+impl Default for Conditions {
+    fn default() -> Self {
+        Conditions { waiting: Waiting::Shipped, hugepages: true, movers: Movers::default() }
+    }
+}
+
+impl Conditions {
+    /// Returns parameters of rows. Those of shipped programs on a machine with hugepages are not named.
+    pub fn params(self) -> Params {
+        let waiting = self.waiting.name().map(|name| ("waiting", json!(name)));
+        let hugepages = (!self.hugepages).then_some(("hugepages", json!(false)));
+        waiting.into_iter().chain(hugepages).collect()
+    }
+}
