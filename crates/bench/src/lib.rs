@@ -11,6 +11,7 @@ pub mod baseline;
 pub mod bench;
 pub mod catalogue;
 pub mod cli;
+pub mod files;
 pub mod limits;
 pub mod protocol;
 pub mod report;

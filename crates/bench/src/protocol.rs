@@ -1,6 +1,9 @@
 //! What `pd bench` tells its peers and what they answer: one JSON object a line (see
 //! [`pd_harness::peer`]). The peer that listens receives; the peer that connects sends.
 
+use std::path::PathBuf;
+
+use pd_harness::digest::Touch;
 use serde::{Deserialize, Serialize};
 
 use crate::attack::{Attack, Done};
@@ -19,6 +22,27 @@ pub struct Open {
     pub core: Option<usize>,
     /// Tells whether kernel TCP sends without a copy where it can.
     pub zero_copy: bool,
+    /// Bytes of the memory that the sender sends from in turn; the scheme's own choice if there are none.
+    pub window_bytes: Option<usize>,
+}
+
+/// What a stream is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Content {
+    /// Messages in the sender's memory, rewritten before each is sent.
+    Memory,
+    /// The sender's files, read as one, over and over.
+    Files,
+}
+
+/// Files to send.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Files {
+    /// Where they are, in the order of the stream.
+    pub paths: Vec<PathBuf>,
+    /// Bytes that PipeDevice's sender checksums and sends at a time.
+    pub read_bytes: usize,
 }
 
 /// A stream of messages, dealt out to the connections in turn.
@@ -26,8 +50,12 @@ pub struct Open {
 pub struct Order {
     /// Bytes of each message.
     pub message_bytes: usize,
-    /// How many, over all connections.
-    pub messages: u64,
+    /// Bytes of the whole stream, over all connections. The last message is what is left.
+    pub bytes: u64,
+    /// Where they come from.
+    pub content: Content,
+    /// What this side does with them.
+    pub touch: Touch,
     /// Throughput that the sender does not exceed.
     pub target_gbit_per_s: Option<f64>,
     /// Tells whether the receiver reads its clock at each piece, to know [`Streamed::first_ns`] and [`Streamed::gap_ns`].
@@ -35,9 +63,21 @@ pub struct Order {
 }
 
 impl Order {
-    /// Bytes of the whole stream.
-    pub fn bytes(&self) -> u64 {
-        self.message_bytes as u64 * self.messages
+    /// Orders `messages` of memory, checksummed, as fast as they go.
+    pub fn of(message_bytes: usize, messages: u64) -> Order {
+        Order {
+            message_bytes,
+            bytes: message_bytes as u64 * messages,
+            content: Content::Memory,
+            touch: Touch::Checksum,
+            target_gbit_per_s: None,
+            gaps: false,
+        }
+    }
+
+    /// Messages of the whole stream.
+    pub fn messages(&self) -> u64 {
+        self.bytes.div_ceil(self.message_bytes as u64)
     }
 }
 
@@ -59,6 +99,8 @@ pub enum Request {
         /// The sender's address, where the scheme has one.
         from: String,
     },
+    /// Sender: open and map files. Answered with [`Reply::Done`].
+    Files(Files),
     /// Both: stream. Answered with [`Reply::Streamed`].
     Stream(Order),
     /// Sender: send messages and wait for each to come back; receiver: send them back. Answered with

@@ -80,41 +80,47 @@ impl Blocks {
 
 /// What one side does with the bytes of one round.
 pub enum Digest {
-    /// The fast checksum.
-    Blocks(Blocks),
-    /// SHA-256.
+    /// The fast checksum of each connection.
+    Blocks(Vec<Blocks>),
+    /// SHA-256 of one connection.
     Sha256(Box<Sha256>),
     /// Nothing.
     Nothing,
 }
 
 impl Digest {
-    /// For a round of messages of `message_bytes`.
-    pub fn new(touch: Touch, message_bytes: usize) -> Digest {
+    /// For a round of messages of `message_bytes` over `connections`.
+    pub fn new(touch: Touch, connections: usize, message_bytes: usize) -> Digest {
         match touch {
-            Touch::Checksum => Digest::Blocks(Blocks::new(message_bytes)),
+            Touch::Checksum => Digest::Blocks((0..connections).map(|_| Blocks::new(message_bytes)).collect()),
             Touch::Sha256 => Digest::Sha256(Box::default()),
             Touch::Nothing => Digest::Nothing,
         }
     }
 
-    /// Takes the next bytes of the stream.
-    pub fn update(&mut self, bytes: &[u8]) {
+    /// Takes the next bytes of a connection.
+    pub fn update(&mut self, connection: usize, bytes: &[u8]) {
         match self {
-            Digest::Blocks(blocks) => blocks.update(bytes),
+            Digest::Blocks(blocks) => blocks[connection].update(bytes),
             Digest::Sha256(sha) => sha.update(bytes),
             Digest::Nothing => {}
         }
     }
 
-    /// The result in hexadecimal; empty for nothing.
+    /// The result in hexadecimal, whatever the order of the connections; empty for nothing.
     pub fn finish(self) -> String {
         match self {
-            Digest::Blocks(blocks) => format!("{:016x}", blocks.finish()),
+            Digest::Blocks(blocks) => combine(blocks.into_iter().map(Blocks::finish)),
             Digest::Sha256(sha) => hex(&sha.finalize()),
             Digest::Nothing => String::new(),
         }
     }
+}
+
+/// One value for the checksums of several connections, whatever their order.
+pub fn combine(checksums: impl Iterator<Item = u64>) -> String {
+    let mixed = checksums.map(|c| xxh3(&c.to_le_bytes()));
+    format!("{:016x}", mixed.fold(0u64, u64::wrapping_add))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -163,6 +169,14 @@ mod tests {
         bytes.rotate_left(4096);
         bytes[0] ^= 1;
         assert_ne!(checksum(&bytes, 4096, 8192), before);
+    }
+
+    #[test]
+    fn checksums_of_connections_add_up_in_any_order() {
+        let one = combine([1, 2, 3].into_iter());
+        assert_eq!(one, combine([3, 1, 2].into_iter()));
+        assert_ne!(one, combine([1, 2, 4].into_iter()));
+        assert_ne!(one, combine([6, 0, 0].into_iter()));
     }
 
     #[test]

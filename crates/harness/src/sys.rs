@@ -78,8 +78,8 @@ pub fn with_signals_unblocked(command: &mut Command) -> &mut Command {
 
 /// Maps a whole file read-only, its pages resident before the call returns.
 ///
-/// A file shortened by another process meanwhile ends this process with SIGBUS; only the demo's
-/// sender, a process of its own, maps files.
+/// A file shortened by another process meanwhile ends this process with SIGBUS; only the
+/// senders of benchmarks, processes of their own, map files.
 pub fn map_file(file: &File) -> io::Result<Mmap> {
     // SAFETY: the bytes are only fed to a checksum: should another process change them while they
     // are read, the checksums of sender and receiver differ and the round is reported as failed.

@@ -51,8 +51,6 @@ enum Command {
     #[command(hide = true)]
     InternalInit(container::init::InitArgs),
     #[command(hide = true)]
-    InternalEndpoint(demo::ends::EndpointArgs),
-    #[command(hide = true)]
     InternalBenchPeer(pd_bench::run::peer::PeerArgs),
     #[command(hide = true)]
     InternalTied(tied::TiedArgs),
@@ -89,7 +87,6 @@ fn run() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::InternalContainer(args) => container::stage::main(&args),
         Command::InternalInit(args) => container::init::main(&args),
-        Command::InternalEndpoint(args) => demo::endpoint::main(&args),
         Command::InternalBenchPeer(args) => pd_bench::run::peer::main(&args),
         Command::InternalTied(args) => tied::main(&args),
     };

@@ -205,15 +205,8 @@ fn write(report: &Report, dir: &Path) -> Result<(), Box<dyn std::error::Error>> 
     ];
     for (bench, title, x, x_title, y_log) in plots {
         let rows: Vec<&Row> = report.rows.iter().filter(|row| row.bench == bench).collect();
-        let plot = Plot {
-            title,
-            x: Some(x),
-            x_title,
-            y: "throughput_gbit_per_s",
-            y_log,
-            only_with: None,
-            only_without: &[],
-        };
+        let plot =
+            Plot { title, x, x_title, y: "throughput_gbit_per_s", y_log, only_with: None, only_without: &[] };
         let text = svg(&plot, &rows)?.ok_or("nothing to draw")?;
         std::fs::write(dir.join(format!("{bench}.svg")), text)?;
     }

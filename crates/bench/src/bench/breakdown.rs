@@ -18,7 +18,7 @@ use serde_json::json;
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
 use crate::bench::parts::part;
-use crate::catalogue::{Cores, Scheme};
+use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{is_interrupted, Cell};
 use crate::run::stand::{Memory, Stand};
@@ -150,18 +150,7 @@ fn rows_of(scheme: Scheme, source: &str, rounds: &[Parts]) -> Vec<Row> {
 }
 
 fn scheme_rows(scheme: Scheme, settings: &Settings, stand: &mut Stand<'_>) -> Result<Vec<Row>> {
-    let mut cell = StreamCell {
-        scheme,
-        pair: 0,
-        message_bytes: MESSAGE_BYTES,
-        connections: 1,
-        target_gbit_per_s: None,
-        cores: Cores::default(),
-        gaps: false,
-        also: Vec::new(),
-        round_s: settings.round_s * ROUND_FACTOR,
-        messages: 0,
-    };
+    let mut cell = StreamCell::of(scheme, MESSAGE_BYTES, settings.round_s * ROUND_FACTOR);
     cell.open(stand)?;
     let signals = stand.signals;
     let described = stand.pair(scheme)?.describe(signals)?;

@@ -12,7 +12,7 @@ use pd_harness::signals::Signals;
 
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
-use crate::catalogue::{Cores, Scheme};
+use crate::catalogue::Scheme;
 use crate::limits::raise_mappings;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
@@ -121,18 +121,8 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for connections in counts {
         let cells = schemes.iter().map(|&scheme| {
-            let stream = StreamCell {
-                scheme,
-                pair: 0,
-                message_bytes: MESSAGE_BYTES,
-                connections,
-                target_gbit_per_s: None,
-                cores: Cores::default(),
-                gaps: false,
-                also: Vec::new(),
-                round_s: settings.round_s,
-                messages: 0,
-            };
+            let stream =
+                StreamCell { connections, ..StreamCell::of(scheme, MESSAGE_BYTES, settings.round_s) };
             let cell: Box<dyn Cell> = Box::new(ConnectionsCell { stream, before_bytes: 0 });
             cell
         });

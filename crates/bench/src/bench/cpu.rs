@@ -9,7 +9,7 @@ use pd_harness::signals::Signals;
 
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
-use crate::catalogue::{Cores, Scheme, PEERS};
+use crate::catalogue::{Scheme, PEERS};
 use crate::row::Row;
 use crate::run::interleave::{self, Cell};
 use crate::run::stand::{Memory, Stand};
@@ -31,16 +31,8 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         let schemes = schemes.iter().filter(|s| **s != Scheme::Memcpy || target_gbit_per_s.is_none());
         let cells = schemes.map(|&scheme| {
             let cell: Box<dyn Cell> = Box::new(StreamCell {
-                scheme,
-                pair: 0,
-                message_bytes: MESSAGE_BYTES,
-                connections: 1,
                 target_gbit_per_s,
-                cores: Cores::default(),
-                gaps: false,
-                also: Vec::new(),
-                round_s: settings.round_s,
-                messages: 0,
+                ..StreamCell::of(scheme, MESSAGE_BYTES, settings.round_s)
             });
             cell
         });

@@ -22,7 +22,7 @@ use denied::DeniedCell;
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
 use crate::attack::{Attack, Kind};
-use crate::catalogue::{Cores, Scheme};
+use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 use crate::run::attacker::{left_behind, Attacker};
 use crate::run::interleave::{self, Cell};
@@ -206,18 +206,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for case in cases {
         let cells = schemes.iter().map(|&scheme| {
-            let stream = StreamCell {
-                scheme,
-                pair: 0,
-                message_bytes: MESSAGE_BYTES,
-                connections: 1,
-                target_gbit_per_s: None,
-                cores: Cores::default(),
-                gaps: true,
-                also: Vec::new(),
-                round_s: settings.round_s,
-                messages: 0,
-            };
+            let stream = StreamCell { gaps: true, ..StreamCell::of(scheme, MESSAGE_BYTES, settings.round_s) };
             let quick = settings.quick;
             let cell: Box<dyn Cell> = Box::new(IsolationCell { stream, case, quick, alone_first: true });
             cell

@@ -35,7 +35,7 @@ struct LatencyCell {
 
 impl LatencyCell {
     fn order(&self, messages: u64) -> Order {
-        Order { message_bytes: self.message_bytes, messages, target_gbit_per_s: None, gaps: false }
+        Order::of(self.message_bytes, messages)
     }
 }
 

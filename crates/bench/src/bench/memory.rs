@@ -67,9 +67,7 @@ fn measured(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         peers.open(MESSAGE_BYTES, CONNECTIONS, Cores::default(), signals)?;
         let idle = used(&stand)?;
         for number in 0..=pair {
-            let messages = 4 * CONNECTIONS as u64;
-            let order =
-                Order { message_bytes: MESSAGE_BYTES, messages, target_gbit_per_s: None, gaps: false };
+            let order = Order::of(MESSAGE_BYTES, 4 * CONNECTIONS as u64);
             stand.pair_of(Scheme::Pipedevice, number)?.stream(&order, signals)?;
         }
         let (containers, sockets) = (2 * (pair as u64 + 1), CONNECTIONS as u64);

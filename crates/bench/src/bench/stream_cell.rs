@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::catalogue::{Cores, Scheme};
-use crate::protocol::Order;
+use crate::protocol::{Content, Order, Streamed};
 use crate::row::{Metrics, Params};
 use crate::run::interleave::Cell;
 use crate::run::pair;
@@ -37,28 +37,58 @@ pub struct StreamCell {
     pub also: Params,
     /// Seconds of a round.
     pub round_s: f64,
+    /// Where the bytes come from.
+    pub content: Content,
+    /// The least bytes of a round.
+    pub bytes_min: u64,
     /// Messages of a round, known once it is open.
     pub messages: u64,
+    /// The receiver's checksum of the last round.
+    pub checksum: String,
 }
 
 impl StreamCell {
+    /// One connection of `scheme` from memory, on any cores.
+    pub fn of(scheme: Scheme, message_bytes: usize, round_s: f64) -> StreamCell {
+        StreamCell {
+            scheme,
+            pair: 0,
+            message_bytes,
+            connections: 1,
+            target_gbit_per_s: None,
+            cores: Cores::default(),
+            gaps: false,
+            also: Params::new(),
+            round_s,
+            content: Content::Memory,
+            bytes_min: 0,
+            messages: 0,
+            checksum: String::new(),
+        }
+    }
+
     fn order(&self, messages: u64) -> Order {
         // Every connection gets as many as the others, and at least one.
         let each = (messages / self.connections as u64).max(1);
         Order {
-            message_bytes: self.message_bytes,
-            messages: each * self.connections as u64,
+            content: self.content,
             target_gbit_per_s: self.target_gbit_per_s,
             gaps: self.gaps,
+            ..Order::of(self.message_bytes, each * self.connections as u64)
         }
+    }
+
+    fn stream(&self, order: &Order, stand: &mut Stand<'_>) -> Result<(Streamed, Streamed)> {
+        let signals = stand.signals;
+        let send = Order { touch: self.scheme.sender_touch(), ..*order };
+        stand.pair_of(self.scheme, self.pair)?.stream_apart((&send, order), signals)
     }
 
     /// Messages for so many seconds at the rate that `messages` show.
     fn estimate(&self, stand: &mut Stand<'_>, messages: u64, seconds: f64) -> Result<u64> {
-        let signals = stand.signals;
         let order = Order { target_gbit_per_s: None, ..self.order(messages) };
-        let (sent, received) = stand.pair_of(self.scheme, self.pair)?.stream(&order, signals)?;
-        let mut per_s = order.messages as f64 / pair::seconds(&sent, &received)?;
+        let (sent, received) = self.stream(&order, stand)?;
+        let mut per_s = order.messages() as f64 / pair::seconds(&sent, &received)?;
         if let Some(target) = self.target_gbit_per_s {
             per_s = per_s.min(target * 1e9 / 8.0 / self.message_bytes as f64);
         }
@@ -74,9 +104,8 @@ impl StreamCell {
     /// One untimed message on every connection: rings that were taken back while they were idle are there
     /// again, and so are the congestion windows of TCP.
     pub fn touch(&self, stand: &mut Stand<'_>) -> Result<()> {
-        let signals = stand.signals;
         let order = Order { target_gbit_per_s: None, ..self.order(self.connections as u64) };
-        stand.pair_of(self.scheme, self.pair)?.stream(&order, signals)?;
+        self.stream(&order, stand)?;
         Ok(())
     }
 
@@ -84,7 +113,8 @@ impl StreamCell {
     pub fn warm_up(&mut self, stand: &mut Stand<'_>) -> Result<()> {
         let first = PROBE_MESSAGES.min(PROBE_BYTES / self.message_bytes as u64).max(self.connections as u64);
         let second = self.estimate(stand, first.max(8), PROBE_S.min(self.round_s))?;
-        self.messages = self.estimate(stand, second.max(first), self.round_s)?;
+        let least = self.bytes_min.div_ceil(self.message_bytes as u64);
+        self.messages = self.estimate(stand, second.max(first), self.round_s)?.max(least);
         Ok(())
     }
 }
@@ -113,17 +143,16 @@ impl Cell for StreamCell {
     }
 
     fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
-        let signals = stand.signals;
         let order = self.order(self.messages);
         let before = stand.clocks()?;
-        let (sent, received) = stand.pair_of(self.scheme, self.pair)?.stream(&order, signals)?;
+        let (sent, received) = self.stream(&order, stand)?;
         let after = stand.clocks()?;
         let seconds = pair::seconds(&sent, &received)?;
-        let gb = order.bytes() as f64 / 1e9;
+        let gb = order.bytes as f64 / 1e9;
         let machine = after.machine - before.machine;
         let mut metrics = Metrics::from([
             ("throughput_gbit_per_s", gb * 8.0 / seconds),
-            ("messages_per_s", order.messages as f64 / seconds),
+            ("messages_per_s", order.messages() as f64 / seconds),
             ("cpu_cores", machine.busy_s / seconds),
             ("round_s", seconds),
         ]);
@@ -132,6 +161,7 @@ impl Cell for StreamCell {
         }
         let driver = self.scheme.has_driver();
         pair::cpu(&mut metrics, gb, (&sent, &received), (before, after), driver);
+        self.checksum = received.checksum;
         Ok(metrics)
     }
 

@@ -73,16 +73,10 @@ fn run_groups(
     for group in groups {
         let cells = group.schemes.iter().map(|&scheme| {
             let cell: Box<dyn Cell> = Box::new(StreamCell {
-                scheme,
-                pair: 0,
-                message_bytes: group.message_bytes,
                 connections: group.connections,
-                target_gbit_per_s: None,
                 cores: group.cores,
-                gaps: false,
                 also: group.also.clone(),
-                round_s: settings.round_s,
-                messages: 0,
+                ..StreamCell::of(scheme, group.message_bytes, settings.round_s)
             });
             cell
         });

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::stream_cell::StreamCell;
 use super::{Bench, Settings};
-use crate::catalogue::{Cores, Scheme};
+use crate::catalogue::Scheme;
 use crate::protocol::Order;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
@@ -56,12 +56,7 @@ impl Cell for TuneCell {
     fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let Some(messages) = self.round_trips else { return self.stream.measure(stand) };
         let signals = stand.signals;
-        let order = Order {
-            message_bytes: self.stream.message_bytes,
-            messages,
-            target_gbit_per_s: None,
-            gaps: false,
-        };
+        let order = Order::of(self.stream.message_bytes, messages);
         let latency = stand.pair_of(self.stream.scheme, self.stream.pair)?.ping_pong(&order, signals)?;
         Ok(Metrics::from([("latency_us_p50", latency.p50_us), ("latency_us_p99", latency.p99_us)]))
     }
@@ -87,16 +82,8 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
             candidates.iter().enumerate().partition(|(_, tuning)| is_available(tuning));
         let cells = known.into_iter().map(|(n, tuning)| {
             let stream = StreamCell {
-                scheme: Scheme::TcpTuned,
                 pair: n + 1,
-                message_bytes,
-                connections: 1,
-                target_gbit_per_s: None,
-                cores: Cores::default(),
-                gaps: false,
-                also: Vec::new(),
-                round_s: settings.round_s,
-                messages: 0,
+                ..StreamCell::of(Scheme::TcpTuned, message_bytes, settings.round_s)
             };
             let cell: Box<dyn Cell> = Box::new(TuneCell { tuning: tuning.clone(), stream, round_trips });
             cell

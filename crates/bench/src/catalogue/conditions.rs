@@ -86,11 +86,21 @@ pub struct Conditions {
     pub hugepages: bool,
     /// How many movers the driver has.
     pub movers: Movers,
+    /// Bytes of the memory that senders send from in turn; the scheme's own choice if there are none.
+    pub window_bytes: Option<usize>,
+    /// The beginning of the names of containers.
+    pub prefix: &'static str,
 }
 
 impl Default for Conditions {
     fn default() -> Self {
-        Conditions { waiting: Waiting::Shipped, hugepages: true, movers: Movers::default() }
+        Conditions {
+            waiting: Waiting::Shipped,
+            hugepages: true,
+            movers: Movers::default(),
+            window_bytes: None,
+            prefix: "bench",
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Every scheme: its name, where its ends live, what carries its bytes, and how it is tuned.
 
 use clap::ValueEnum;
+use pd_harness::digest::Touch;
 use pd_harness::tuning::Tuning;
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +18,14 @@ pub enum Scheme {
     PipedeviceDirect,
     /// Kernel TCP over a bridge between two network namespaces, as Linux has it: the baseline.
     Tcp,
-    /// The same, tuned as well as documentation advises: the other baseline.
+    /// The same with sendfile(), for files: the sender's checksum is taken through a mapping.
+    TcpSendfile,
+    /// The same without the sender's checksum: for information, because it does less than the others.
+    TcpSendfileUntouched,
+    /// The one of `tcp`, tuned as well as documentation advises: the other baseline.
     TcpTuned,
+    /// The same with sendfile(), for files.
+    TcpTunedSendfile,
     /// The same of programs that have the preload library and no driver.
     TcpPreload,
     /// The program of `tcp`, unmodified, with `libpd_preload.so`.
@@ -148,6 +155,24 @@ impl Scheme {
                 Carrier::Tcp,
                 "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel",
             ),
+            Scheme::TcpSendfile => entry(
+                "tcp-sendfile",
+                Place::Containers,
+                Carrier::Tcp,
+                "sendfile() of 64 KB at a time, the sender's checksum through a mapping; receives as tcp",
+            ),
+            Scheme::TcpSendfileUntouched => entry(
+                "tcp-sendfile-untouched",
+                Place::Containers,
+                Carrier::Tcp,
+                "sendfile() of 64 KB at a time, without the sender's checksum; receives as tcp",
+            ),
+            Scheme::TcpTunedSendfile => entry(
+                "tcp-tuned-sendfile",
+                Place::Containers,
+                Carrier::Tcp,
+                "sendfile() of 64 KB at a time, the sender's checksum through a mapping; receives as tcp",
+            ),
             Scheme::TcpPreload => entry(
                 "tcp-preload",
                 Place::Containers,
@@ -269,7 +294,20 @@ impl Scheme {
 
     /// Returns whether it is kernel TCP that ratios are to: the better of those with the same parameters.
     pub fn is_baseline(self) -> bool {
-        matches!(self, Scheme::Tcp | Scheme::TcpTuned)
+        matches!(self, Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpSendfile | Scheme::TcpTunedSendfile)
+    }
+
+    /// Returns whether the kernel takes the bytes of files out of its page cache.
+    pub fn sends_files(self) -> bool {
+        matches!(self, Scheme::TcpSendfile | Scheme::TcpSendfileUntouched | Scheme::TcpTunedSendfile)
+    }
+
+    /// Returns what its sender does with the bytes of a timed round.
+    pub fn sender_touch(self) -> Touch {
+        match self {
+            Scheme::TcpSendfileUntouched => Touch::Nothing,
+            _ => Touch::Checksum,
+        }
     }
 
     /// Returns whether it is AF_UNIX.
@@ -280,7 +318,7 @@ impl Scheme {
     /// Returns how kernel TCP in its containers is set up, whatever carries the scheme's bytes.
     pub fn tcp(self) -> Tuning {
         match self {
-            Scheme::TcpTuned => Tuning::tuned(),
+            Scheme::TcpTuned | Scheme::TcpTunedSendfile => Tuning::tuned(),
             _ => Tuning::linux(),
         }
     }

@@ -1,5 +1,6 @@
 //! What people see: tables, plots, and a page with everything.
 
+pub mod bars;
 pub mod page;
 pub mod plot;
 pub mod results;

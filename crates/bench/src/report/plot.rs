@@ -1,4 +1,4 @@
-//! Plots as SVG: lines over a logarithmic axis, or bars.
+//! Plots of benchmarks as SVG: lines over a logarithmic axis.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use plotters::prelude::*;
 use crate::row::Row;
 
 const SIZE: (u32, u32) = (900, 420);
-const FONT: &str = "sans-serif";
+pub(super) const FONT: &str = "sans-serif";
 
 /// What a plot shows.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
     /// Above it.
     pub title: &'static str,
-    /// The parameter along the x axis; bars by scheme if there is none.
-    pub x: Option<&'static str>,
+    /// The parameter along the x axis.
+    pub x: &'static str,
     /// What x is called.
     pub x_title: &'static str,
     /// The metric.
@@ -43,7 +43,7 @@ pub fn plots(bench: &str) -> Vec<Plot> {
         only_with: None,
         only_without: &[],
     };
-    let size = (Some("message_bytes"), "message, bytes");
+    let size = ("message_bytes", "message, bytes");
     match bench {
         "throughput" => {
             let rate = "Throughput, Gbit/s (more is better)";
@@ -57,7 +57,7 @@ pub fn plots(bench: &str) -> Vec<Plot> {
                 only_with: Some("target_gbit_per_s"),
                 ..plot(
                     "Cores busy at target throughputs (less is better)",
-                    Some("target_gbit_per_s"),
+                    "target_gbit_per_s",
                     "target, Gbit/s",
                     "cpu_cores",
                     false,
@@ -67,7 +67,7 @@ pub fn plots(bench: &str) -> Vec<Plot> {
                 only_with: Some("target_gbit_per_s"),
                 ..plot(
                     "Throughput reached",
-                    Some("target_gbit_per_s"),
+                    "target_gbit_per_s",
                     "target, Gbit/s",
                     "throughput_gbit_per_s",
                     false,
@@ -77,14 +77,14 @@ pub fn plots(bench: &str) -> Vec<Plot> {
         "connections" => vec![
             plot(
                 "Throughput, of that with 128 connections",
-                Some("connections"),
+                "connections",
                 "connections",
                 "throughput_normalised",
                 false,
             ),
             plot(
                 "Bytes per idle connection",
-                Some("connections"),
+                "connections",
                 "connections",
                 "idle_bytes_per_connection",
                 true,
@@ -97,15 +97,15 @@ pub fn plots(bench: &str) -> Vec<Plot> {
         }
         "fairness" => vec![plot(
             "Jain's index (1 is fair)",
-            Some("connections"),
+            "connections",
             "connections of a pair",
             "jain_index",
             false,
         )],
-        "memory" => vec![plot("Memory, bytes", Some("containers"), "containers", "memory_bytes", true)],
+        "memory" => vec![plot("Memory, bytes", "containers", "containers", "memory_bytes", true)],
         "setup" => {
             let title = "Connections opened, used and closed per second";
-            let used = plot(title, Some("at_a_time"), "connections at a time", "connections_per_s", false);
+            let used = plot(title, "at_a_time", "connections at a time", "connections_per_s", false);
             vec![Plot { only_with: Some("message_bytes"), ..used }]
         }
         _ => Vec::new(),
@@ -121,7 +121,7 @@ fn series(plot: &Plot, rows: &[&Row]) -> Series {
         if lacks || row.params.iter().any(|(name, _)| plot.only_without.contains(name)) {
             continue;
         }
-        let x = plot.x.map_or(Some(0.0), |name| row.param(name));
+        let x = row.param(plot.x);
         if let (Some(x), Some(y)) = (x, row.median(plot.y)) {
             series.entry(row.scheme.clone()).or_default().push((x, y));
         }
@@ -130,14 +130,18 @@ fn series(plot: &Plot, rows: &[&Row]) -> Series {
     series
 }
 
-/// PipeDevice and the baseline look the same everywhere.
-fn color(scheme: &str, number: usize) -> RGBColor {
+/// The colour of a scheme: PipeDevice and kernel TCP look the same everywhere, others by their `number`.
+pub(super) fn color(scheme: &str, number: usize) -> RGBColor {
     match scheme {
         "pipedevice" => RGBColor(13, 148, 136),
         "pipedevice-default" => RGBColor(20, 110, 180),
         "pipedevice-direct" => RGBColor(94, 190, 80),
+        "pipedevice-mediated" => RGBColor(94, 190, 180),
         "tcp" => RGBColor(71, 85, 105),
+        "tcp-sendfile" => RGBColor(100, 116, 139),
+        "tcp-sendfile-untouched" => RGBColor(203, 213, 225),
         "tcp-tuned" => RGBColor(148, 163, 184),
+        "tcp-tuned-sendfile" => RGBColor(140, 115, 80),
         _ => {
             let (r, g, b) = Palette99::COLORS[(number + 1) % Palette99::COLORS.len()];
             RGBColor(r, g, b)
@@ -152,11 +156,7 @@ pub fn svg(plot: &Plot, rows: &[&Row]) -> Result<Option<String>> {
         return Ok(None);
     }
     let mut text = String::new();
-    let drawn = match plot.x {
-        Some(_) => draw_lines(&mut text, plot, &series),
-        None => draw_bars(&mut text, plot, &series),
-    };
-    drawn.map_err(|e| anyhow!("cannot draw '{}': {e}", plot.title))?;
+    draw_lines(&mut text, plot, &series).map_err(|e| anyhow!("cannot draw '{}': {e}", plot.title))?;
     Ok(Some(text))
 }
 
@@ -211,35 +211,6 @@ fn draw_lines(text: &mut String, plot: &Plot, series: &Series) -> Drawn {
     match plot.y_log {
         true => draw!((y_low / 1.3..y_high * 1.3).log_scale()),
         false => draw!(0.0..(y_high * 1.1).max(1e-9)),
-    }
-    root.present()?;
-    Ok(())
-}
-
-fn draw_bars(text: &mut String, plot: &Plot, series: &Series) -> Drawn {
-    let (_, y_high) = bounds(series.values().flatten().map(|p| p.1));
-    let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
-    root.fill(&WHITE)?;
-    let names: Vec<String> = series.keys().cloned().collect();
-    let mut chart = ChartBuilder::on(&root)
-        .caption(plot.title, (FONT, 18))
-        .margin(10)
-        .x_label_area_size(40)
-        .y_label_area_size(70)
-        .build_cartesian_2d(0.0..names.len() as f64, 0.0..(y_high * 1.1).max(1e-9))?;
-    let name = |x: &f64| names.get(*x as usize).cloned().unwrap_or_default();
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .x_labels(names.len())
-        .x_label_formatter(&name)
-        .y_label_formatter(&|y| short(*y))
-        .label_style((FONT, 14))
-        .draw()?;
-    for (n, (scheme, points)) in series.iter().enumerate() {
-        let Some(&(_, y)) = points.first() else { continue };
-        let corners = [(n as f64 + 0.1, 0.0), (n as f64 + 0.9, y)];
-        chart.draw_series([Rectangle::new(corners, color(scheme, n).filled())])?;
     }
     root.present()?;
     Ok(())

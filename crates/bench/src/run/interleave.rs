@@ -34,6 +34,8 @@ pub trait Cell {
     fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics>;
     /// One round.
     fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics>;
+    /// Takes the last round into the figures, by its number from 1. A disturbed one that is repeated or discarded is not.
+    fn keep(&mut self, _round: usize) {}
     /// Disconnects.
     fn close(&mut self, stand: &mut Stand<'_>) -> Result<()>;
 }
@@ -93,7 +95,7 @@ impl Entry {
                 let discarded = all - rounds.len();
                 if 2 * discarded > all {
                     let reason = format!("the machine was disturbed in {discarded} of {all} rounds");
-                    return Row::not_run(bench, scheme, params, reason);
+                    return Row { discarded, ..Row::not_run(bench, scheme, params, reason) };
                 }
                 Row { settings: self.settings, discarded, ..Row::of(bench, scheme, params, &rounds) }
             }
@@ -145,6 +147,9 @@ pub fn run(
             let mut metrics = None;
             entries[n].step(stand, |cell, stand| {
                 metrics = undisturbed(cell, stand, &mut watch)?;
+                if metrics.is_some() {
+                    cell.keep(round + 1);
+                }
                 Ok(())
             })?;
             entries[n].rounds.push(metrics);

@@ -13,28 +13,32 @@ use pd_harness::tuning::Tuning;
 use pd_harness::{own_exe, preload_library};
 
 use super::stand::Clocks;
-use crate::catalogue::{Cores, Place, Scheme, Waiting};
-use crate::protocol::{Latency, Open, Order, Reply, Request, Streamed};
+use crate::catalogue::{Conditions, Cores, Place, Scheme, Waiting};
+use crate::protocol::{Files, Latency, Open, Order, Reply, Request, Streamed};
 use crate::row::Metrics;
 
 /// How long peers may take for one request.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The same where the streams are files, as large as they are.
+const PATIENCE_WITH_FILES: Duration = Duration::from_secs(120);
+
 /// The peers. A local scheme has one.
 pub struct Pair {
     scheme: Scheme,
     zero_copy: bool,
+    window_bytes: Option<usize>,
     send: Peer,
     recv: Option<Peer>,
 }
 
 impl Pair {
     /// Starts the peers where the scheme has them, with kernel TCP set up like that.
-    pub fn start(scheme: Scheme, number: usize, dir: &Path, tcp: &Tuning, waiting: Waiting) -> Result<Pair> {
+    pub fn start(scheme: Scheme, number: usize, dir: &Path, tcp: &Tuning, under: Conditions) -> Result<Pair> {
         let peer = |role: &str| -> Result<Peer> {
-            let name = format!("bench-{}-{}-{number}-{role}", std::process::id(), scheme.name());
+            let name = format!("{}-{}-{}-{number}-{role}", under.prefix, std::process::id(), scheme.name());
             let name = name.replace('_', "-");
-            let command = [environment(scheme)?, command(dir, waiting)].concat();
+            let command = [environment(scheme)?, command(dir, under.waiting)].concat();
             let mut peer = match scheme.place() {
                 Place::Containers => Peer::in_container(&spec(tenant(scheme), name, dir, tcp), command)?,
                 Place::Host | Place::Local => Peer::on_host(&name, command)?,
@@ -46,7 +50,8 @@ impl Pair {
             Place::Local => None,
             _ => Some(peer("recv")?),
         };
-        Ok(Pair { scheme, zero_copy: tcp.zero_copy, recv, send: peer("send")? })
+        let (zero_copy, window_bytes) = (tcp.zero_copy, under.window_bytes);
+        Ok(Pair { scheme, zero_copy, window_bytes, recv, send: peer("send")? })
     }
 
     fn recv(&mut self) -> Result<&mut Peer> {
@@ -65,8 +70,8 @@ impl Pair {
             ensure!(connections == 1, "{} has no connections", self.scheme.name());
             return Ok(());
         }
-        let (scheme, zero_copy) = (self.scheme, self.zero_copy);
-        let open = Open { scheme, message_bytes, connections, core: cores.recv, zero_copy };
+        let Pair { scheme, zero_copy, window_bytes, .. } = *self;
+        let open = Open { scheme, message_bytes, connections, core: cores.recv, zero_copy, window_bytes };
         let to = self.listen(&open, signals)?;
         let open = Open { core: cores.send, ..open };
         let exchange = self.scheme.exchanges_addresses();
@@ -116,8 +121,26 @@ impl Pair {
         })
     }
 
+    /// Has the sender open files.
+    pub fn open_files(&mut self, files: &Files, signals: &Signals) -> Result<()> {
+        for peer in [Some(&mut self.send), self.recv.as_mut()].into_iter().flatten() {
+            peer.set_patience(PATIENCE_WITH_FILES);
+        }
+        self.send.ask(&Request::Files(files.clone()))?;
+        done(self.send.answer(signals)?)
+    }
+
     /// Streams; returns what the sender and the receiver say, which agree.
     pub fn stream(&mut self, order: &Order, signals: &Signals) -> Result<(Streamed, Streamed)> {
+        self.stream_apart((order, order), signals)
+    }
+
+    /// Streams by orders of the sender and of the receiver, which differ in what the two do with the bytes. Checksums of both agree.
+    pub fn stream_apart(
+        &mut self,
+        (order, receive): (&Order, &Order),
+        signals: &Signals,
+    ) -> Result<(Streamed, Streamed)> {
         let scheme = self.scheme;
         let Some(recv) = &mut self.recv else {
             self.send.ask(&Request::Local { scheme, order: *order })?;
@@ -125,13 +148,13 @@ impl Pair {
             let other = Streamed { user_s: 0.0, system_s: 0.0, ..streamed.clone() };
             return Ok((streamed, other));
         };
-        recv.ask(&Request::Stream(*order))?;
+        recv.ask(&Request::Stream(*receive))?;
         self.send.ask(&Request::Stream(*order))?;
         let sent = streamed(self.send.answer(signals)?)?;
         let received = streamed(recv.answer(signals)?)?;
         ensure!(
-            sent.checksum == received.checksum,
-            "{}: checksum {} was sent and {} received",
+            order.touch != receive.touch || sent.checksum == received.checksum,
+            "{}: checksum {} was sent and {} received: the bytes differ, or a file changed meanwhile",
             scheme.name(),
             sent.checksum,
             received.checksum
@@ -187,8 +210,9 @@ impl Pair {
         at_a_time: usize,
         signals: &Signals,
     ) -> Result<(Streamed, Streamed)> {
-        let (scheme, zero_copy) = (self.scheme, self.zero_copy);
-        let open = Open { scheme, message_bytes, connections: at_a_time, core: None, zero_copy };
+        let Pair { scheme, zero_copy, window_bytes, .. } = *self;
+        let open =
+            Open { scheme, message_bytes, connections: at_a_time, core: None, zero_copy, window_bytes };
         let to = self.listen(&open, signals)?;
         self.recv()?.ask(&Request::SetUp { open, to: String::new(), connections })?;
         self.send.ask(&Request::SetUp { open, to, connections })?;

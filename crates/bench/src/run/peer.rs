@@ -12,6 +12,7 @@ use super::times::ProcessTimes;
 use super::{program, share, stream};
 use crate::attack::{self, Running};
 use crate::catalogue::{Place, Scheme, Waiting};
+use crate::files::Source;
 use crate::protocol::{Latency, Open, Reply, Request, Streamed};
 use crate::scheme::{self, local, End, Listening};
 use crate::waiting;
@@ -34,6 +35,7 @@ pub fn main(args: &PeerArgs) -> Result<i32> {
         dir: args.dir.clone(),
         listening: None,
         end: None,
+        source: None,
         connections: 0,
         sends: false,
         server: None,
@@ -47,6 +49,7 @@ struct Peer {
     dir: PathBuf,
     listening: Option<(Box<dyn Listening>, Open)>,
     end: Option<Box<dyn End>>,
+    source: Option<Source>,
     connections: usize,
     sends: bool,
     server: Option<program::Server>,
@@ -74,12 +77,13 @@ impl Peer {
                 self.end = Some(listening.accept(&from)?);
                 (self.connections, self.sends) = (open.connections, false);
             }
+            Request::Files(files) => self.source = Some(Source::open_mapped(&files)?),
             Request::Stream(order) => {
-                let (sends, connections) = (self.sends, self.connections);
-                let end = self.open_end()?;
+                let Peer { sends, connections, source, end, .. } = self;
+                let end = &mut **end.as_mut().context("not connected")?;
                 return Ok(Reply::Streamed(match sends {
-                    true => stream::send(end, connections, &order)?,
-                    false => stream::receive(end, connections, &order)?,
+                    true => stream::send(end, *connections, &order, source.as_ref())?,
+                    false => stream::receive(end, *connections, &order)?,
                 }));
             }
             Request::PingPong(order) => {

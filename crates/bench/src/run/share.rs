@@ -4,9 +4,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
-use pd_harness::digest::{rewrite, Blocks};
+use pd_harness::digest::{combine, rewrite, Blocks};
 
-use super::stream::combine;
 use crate::protocol::Reply;
 use crate::scheme::End;
 

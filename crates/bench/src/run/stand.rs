@@ -182,7 +182,7 @@ impl<'a> Stand<'a> {
         if !self.pairs.contains_key(&(scheme, number)) {
             let own = number.checked_sub(1).and_then(|n| self.tunings.get(n)).cloned();
             let tcp = own.unwrap_or_else(|| scheme.tcp());
-            let pair = Pair::start(scheme, number, self.site.dir(), &tcp, self.conditions.waiting)
+            let pair = Pair::start(scheme, number, self.site.dir(), &tcp, self.conditions)
                 .with_context(|| format!("cannot start the peers of {}", scheme.name()))?;
             self.pairs.insert((scheme, number), pair);
         }

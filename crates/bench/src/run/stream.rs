@@ -2,46 +2,21 @@
 
 use std::time::Instant;
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use hdrhistogram::Histogram;
-use pd_harness::digest::{rewrite, Blocks};
+use pd_harness::digest::{rewrite, Blocks, Digest};
 use pd_harness::measure::now_ns;
 
 use super::pacing::Pacer;
 use super::times::ProcessTimes;
-use crate::protocol::{Latency, Order, Streamed};
+use crate::files::Source;
+use crate::protocol::{Content, Latency, Order, Streamed};
 use crate::scheme::End;
 
 /// Round trips before the first that counts.
 const WARM_UP: u64 = 50;
 /// A measurement of round trips ends after so long, however many there were to be.
 const PING_PONG_S: f64 = 4.0;
-
-/// Checksums of the streams of several connections.
-pub struct Checksums(Vec<Blocks>);
-
-impl Checksums {
-    /// For messages of `message_bytes`.
-    pub fn new(connections: usize, message_bytes: usize) -> Checksums {
-        Checksums((0..connections).map(|_| Blocks::new(message_bytes)).collect())
-    }
-
-    /// Takes the next bytes of a connection.
-    pub fn update(&mut self, connection: usize, bytes: &[u8]) {
-        self.0[connection].update(bytes);
-    }
-
-    /// One value for all of them, whatever their order.
-    pub fn finish(self) -> String {
-        combine(self.0.into_iter().map(Blocks::finish))
-    }
-}
-
-/// One value for the checksums of several connections, whatever their order.
-pub fn combine(checksums: impl Iterator<Item = u64>) -> String {
-    let mixed = checksums.map(|c| pd_harness::processor::xxh3(&c.to_le_bytes()));
-    format!("{:016x}", mixed.fold(0u64, u64::wrapping_add))
-}
 
 /// Measures `work`, which returns a checksum.
 fn timed(bytes: u64, work: impl FnOnce() -> Result<String>) -> Result<Streamed> {
@@ -53,36 +28,56 @@ fn timed(bytes: u64, work: impl FnOnce() -> Result<String>) -> Result<Streamed> 
     Ok(Streamed { bytes, checksum, start_ns, end_ns, user_s, system_s, ..Streamed::default() })
 }
 
-/// Sends the stream, every byte rewritten and checksummed, to the connections in turn.
-pub fn send(end: &mut dyn End, connections: usize, order: &Order) -> Result<Streamed> {
-    timed(order.bytes(), || {
-        let mut checksums = Checksums::new(connections, order.message_bytes);
-        let mut pacer = order.target_gbit_per_s.map(Pacer::new);
-        for n in 0..order.messages {
-            let connection = (n % connections as u64) as usize;
-            if let Some(pacer) = &mut pacer {
-                pacer.wait(order.message_bytes);
+/// Sends the stream, every byte touched, to the connections in turn. Bytes of memory are rewritten before.
+pub fn send(
+    end: &mut dyn End,
+    connections: usize,
+    order: &Order,
+    source: Option<&Source>,
+) -> Result<Streamed> {
+    timed(order.bytes, || {
+        let mut digest = Digest::new(order.touch, connections, order.message_bytes);
+        match order.content {
+            Content::Memory => send_memory(end, connections, order, &mut digest)?,
+            Content::Files => {
+                let source = source.context("no files were opened")?;
+                end.send_files(source, order.bytes, &mut |bytes| digest.update(0, bytes))?;
             }
-            end.send(connection, order.message_bytes, &mut |message| {
-                rewrite(message, n);
-                checksums.update(connection, message);
-            })?;
         }
         end.flush()?;
-        Ok(checksums.finish())
+        Ok(digest.finish())
     })
 }
 
-/// Receives the stream, every byte checksummed.
+fn send_memory(end: &mut dyn End, connections: usize, order: &Order, digest: &mut Digest) -> Result<()> {
+    let mut pacer = order.target_gbit_per_s.map(Pacer::new);
+    let mut left = order.bytes;
+    for n in 0..order.messages() {
+        let connection = (n % connections as u64) as usize;
+        if let Some(pacer) = &mut pacer {
+            pacer.wait(order.message_bytes);
+        }
+        let len = left.min(order.message_bytes as u64) as usize;
+        end.send(connection, len, &mut |message| {
+            rewrite(message, n);
+            digest.update(connection, message);
+        })?;
+        left -= len as u64;
+    }
+    Ok(())
+}
+
+/// Receives the stream, every byte touched.
 pub fn receive(end: &mut dyn End, connections: usize, order: &Order) -> Result<Streamed> {
     let mut gaps = Gaps::default();
-    let streamed = timed(order.bytes(), || {
-        let mut checksums = Checksums::new(connections, order.message_bytes);
-        let (mut left, mut ready) = (order.bytes(), Vec::new());
+    end.expect(order.bytes);
+    let streamed = timed(order.bytes, || {
+        let mut digest = Digest::new(order.touch, connections, order.message_bytes);
+        let (mut left, mut ready) = (order.bytes, Vec::new());
         while left > 0 {
             end.readable(&mut ready)?;
             for &connection in &ready {
-                let n = end.recv(connection, &mut |bytes| checksums.update(connection, bytes))?;
+                let n = end.recv(connection, &mut |bytes| digest.update(connection, bytes))?;
                 ensure!(n > 0, "connection {connection} ended with {left} bytes missing in all");
                 if order.gaps {
                     gaps.piece(now_ns());
@@ -93,7 +88,7 @@ pub fn receive(end: &mut dyn End, connections: usize, order: &Order) -> Result<S
                 }
             }
         }
-        Ok(checksums.finish())
+        Ok(digest.finish())
     })?;
     Ok(Streamed { first_ns: gaps.first_ns, gap_ns: gaps.longest_ns, ..streamed })
 }
@@ -123,7 +118,7 @@ pub fn ping(end: &mut dyn End, order: &Order) -> Result<Latency> {
     let start = Instant::now();
     let mut done = false;
     for n in 0.. {
-        done |= n >= WARM_UP + order.messages || start.elapsed().as_secs_f64() > PING_PONG_S;
+        done |= n >= WARM_UP + order.messages() || start.elapsed().as_secs_f64() > PING_PONG_S;
         let sent = Instant::now();
         exchange(end, order.message_bytes, n, done)?;
         if done {
@@ -195,14 +190,6 @@ fn summarise(histogram: &Histogram<u64>) -> Latency {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn checksums_of_connections_add_up_in_any_order() {
-        let one = combine([1, 2, 3].into_iter());
-        assert_eq!(one, combine([3, 1, 2].into_iter()));
-        assert_ne!(one, combine([1, 2, 4].into_iter()));
-        assert_ne!(one, combine([6, 0, 0].into_iter()));
-    }
 
     #[test]
     fn the_longest_gap_lies_between_two_pieces() {

@@ -34,7 +34,7 @@ pub fn run(scheme: Scheme, order: &Order) -> Result<Streamed> {
     };
     let end_ns = now_ns();
     let (user_s, system_s) = times.elapsed();
-    let bytes = order.bytes();
+    let bytes = order.bytes;
     Ok(Streamed { bytes, checksum, start_ns, end_ns, user_s, system_s, ..Streamed::default() })
 }
 
@@ -46,7 +46,7 @@ fn ring_bytes(message_bytes: usize) -> usize {
 fn memcpy(order: &Order) -> Result<String> {
     let (mut from, mut to) = (PageAligned::new(order.message_bytes), PageAligned::new(order.message_bytes));
     let (mut sent, mut received) = (Blocks::new(order.message_bytes), Blocks::new(order.message_bytes));
-    for lap in 0..order.messages {
+    for lap in 0..order.messages() {
         rewrite(from.get(), lap);
         sent.update(from.get());
         to.get().copy_from_slice(from.get());
@@ -115,14 +115,14 @@ fn engine(order: &Order) -> Result<String> {
     to.get().fill(0xff);
     let (src, dst) = (from.get().as_ptr() as u64, to.get().as_mut_ptr() as u64);
     let mut copier = Copier::new()?;
-    let (mut left, per_lap) = (order.messages as usize, bytes / len);
+    let (mut left, per_lap) = (order.messages() as usize, bytes / len);
     while left > 0 {
         let count = left.min(per_lap);
         // SAFETY: both rings have `per_lap` messages, and this thread alone uses them.
         unsafe { copier.copy(src, dst, len, count) };
         left -= count;
     }
-    let copied = (order.messages as usize).min(per_lap) * len;
+    let copied = (order.messages() as usize).min(per_lap) * len;
     ensure!(from.get()[..copied] == to.get()[..copied], "the engine's copy differs");
     Ok("compared".to_owned())
 }
@@ -148,7 +148,7 @@ fn pipeline(order: &Order) -> Result<String> {
     let (filled, to_copy) = sync_channel::<Window>(depth);
     let (copied, to_read) = sync_channel::<Window>(depth);
     let at = move |n: usize| n % windows * window * len;
-    let messages = order.messages as usize;
+    let messages = order.messages() as usize;
     std::thread::scope(|scope| {
         let producer = scope.spawn(move || {
             let mut digest = Blocks::new(len);
@@ -201,7 +201,7 @@ mod tests {
     fn every_limit_copies_what_it_was_given() {
         for scheme in [Scheme::Memcpy, Scheme::Engine, Scheme::EnginePipeline] {
             for message_bytes in [64, 4096, 65536, 4 << 20] {
-                let order = Order { message_bytes, messages: 37, target_gbit_per_s: None, gaps: false };
+                let order = Order::of(message_bytes, 37);
                 let streamed = run(scheme, &order).unwrap();
                 assert_eq!(streamed.bytes, 37 * message_bytes as u64, "{}", scheme.name());
             }

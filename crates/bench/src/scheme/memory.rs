@@ -33,6 +33,8 @@ pub struct Inbox {
     message_bytes: usize,
     filled: usize,
     taken: usize,
+    /// Bytes that are still to come, if that is known.
+    left: Option<u64>,
 }
 
 impl Inbox {
@@ -40,7 +42,12 @@ impl Inbox {
     pub fn new(message_bytes: usize) -> Inbox {
         let messages = (RECV_BYTES / message_bytes).max(1);
         let buffer = PageAligned::new(messages * message_bytes);
-        Inbox { buffer, message_bytes, filled: 0, taken: 0 }
+        Inbox { buffer, message_bytes, filled: 0, taken: 0, left: None }
+    }
+
+    /// Tells how many bytes come next: the last of them are lent whole message or not.
+    pub fn expect(&mut self, bytes: u64) {
+        self.left = Some(bytes);
     }
 
     /// All of the buffer, for a caller that keeps no message whole.
@@ -59,7 +66,12 @@ impl Inbox {
             let buffer = self.buffer.get();
             let n = read(&mut buffer[self.filled..])?;
             self.filled += n;
-            let whole = if n == 0 { self.filled } else { self.filled - self.filled % self.message_bytes };
+            self.left = self.left.map(|left| left.saturating_sub(n as u64));
+            let whole = if n == 0 || self.left == Some(0) {
+                self.filled
+            } else {
+                self.filled - self.filled % self.message_bytes
+            };
             let lent = whole - self.taken;
             if lent > 0 {
                 take(&buffer[self.taken..whole]);
@@ -98,6 +110,16 @@ mod tests {
             received.extend(lent);
         }
         assert_eq!(received, sent);
+    }
+
+    #[test]
+    fn the_last_of_what_was_expected_is_lent_whole_message_or_not() {
+        let mut inbox = Inbox::new(10);
+        inbox.expect(14);
+        let mut steps = [12usize, 2].into_iter();
+        let mut read = |_: &mut [u8]| Ok(steps.next().unwrap());
+        assert_eq!(inbox.recv(&mut read, &mut |_| ()).unwrap(), 10);
+        assert_eq!(inbox.recv(&mut read, &mut |_| ()).unwrap(), 4);
     }
 
     #[test]

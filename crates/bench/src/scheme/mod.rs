@@ -24,6 +24,7 @@ use std::path::Path;
 use anyhow::{bail, Result};
 
 use crate::catalogue::Scheme;
+use crate::files::Source;
 use crate::protocol::Open;
 
 /// One end of a set of connections.
@@ -31,10 +32,18 @@ pub trait End {
     /// Sends one message of `len` bytes on `connection`; `fill` writes it.
     fn send(&mut self, connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()>;
 
+    /// Sends the first `bytes` of `source`, begun anew at its end. Calls `touch` with all of them in order, each before it is sent.
+    fn send_files(&mut self, _source: &Source, _bytes: u64, _touch: &mut dyn FnMut(&[u8])) -> Result<()> {
+        bail!("the scheme sends no files")
+    }
+
     /// Lets out what earlier sends have held back.
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }
+
+    /// Tells how many bytes come next, so that the last of them are lent although they are no whole message.
+    fn expect(&mut self, _bytes: u64) {}
 
     /// Waits for bytes on `connection` and lends them to `take`, in whole messages if there is but one
     /// connection. Returns how many; zero at the end of the stream.
@@ -101,9 +110,14 @@ pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
         Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect => {
             Box::new(pipedevice::Listening::new(open)?)
         }
-        Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpLoopback | Scheme::Preload | Scheme::PreloadShort => {
-            Box::new(socket::Listening::tcp(open)?)
-        }
+        Scheme::Tcp
+        | Scheme::TcpSendfile
+        | Scheme::TcpSendfileUntouched
+        | Scheme::TcpTuned
+        | Scheme::TcpTunedSendfile
+        | Scheme::TcpLoopback
+        | Scheme::Preload
+        | Scheme::PreloadShort => Box::new(socket::Listening::tcp(open)?),
         Scheme::Unix => Box::new(socket::Listening::unix(open, dir)?),
         Scheme::IoUring => Box::new(uring::Listening::new(open)?),
         Scheme::Sockmap => Box::new(sockmap::Listening::new(open)?),
@@ -125,7 +139,13 @@ pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
         Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect => {
             pipedevice::connect(open, to)?
         }
-        Scheme::Tcp | Scheme::TcpTuned | Scheme::TcpLoopback | Scheme::Unix => socket::connect(open, to)?,
+        Scheme::Tcp
+        | Scheme::TcpSendfile
+        | Scheme::TcpSendfileUntouched
+        | Scheme::TcpTuned
+        | Scheme::TcpTunedSendfile
+        | Scheme::TcpLoopback
+        | Scheme::Unix => socket::connect(open, to)?,
         Scheme::IoUring => uring::connect(open, to)?,
         Scheme::Sockmap => sockmap::connect(open, to)?,
         Scheme::ProcessVmReadv => vm_readv::connect(open, to)?,

@@ -1,6 +1,10 @@
 //! PipeDevice through its Rust client library: messages are written in send memory and read where the engine put them; or,
 //! on the direct path, written and read in the connection's ring. Neither program copies payload.
+//!
+//! Files are mapped for the checksum. On the offloaded path the driver reads them (`send_file`). On the direct path each message is
+//! copied from the mapping to where it is sent from, while the checksum has it in the cache.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 
 use anyhow::{ensure, Context, Result};
@@ -8,11 +12,12 @@ use pd_client::{Epoll, Event, Interest, Listener, ListenerOptions, Path, SendBuf
 use pd_harness::peer::own_address;
 
 use super::{in_groups, End, Scheme};
+use crate::files::{Cursor, Source};
 use crate::protocol::Open;
 
 /// Messages are written in turn in so much memory.
 const WINDOW_BYTES: usize = 2 << 20;
-/// At least and at most so many messages, whatever their size.
+/// The least and the most messages of that memory, whatever their size.
 const WINDOW_MESSAGES: (usize, usize) = (2, 1024);
 /// The receiver takes at most this much at a time, in whole messages.
 const RECV_BYTES: usize = 64 << 10;
@@ -43,7 +48,7 @@ impl super::Listening for Listening {
     fn accept(self: Box<Self>, _from: &str) -> Result<Box<dyn End>> {
         let accept = |n| self.listener.accept().with_context(|| format!("cannot accept connection {n}"));
         let streams = (0..self.open.connections).map(accept).collect::<Result<Vec<_>>>()?;
-        Ok(Box::new(PipedeviceEnd::new(streams, self.open.message_bytes)?))
+        Ok(Box::new(PipedeviceEnd::new(streams, &self.open)?))
     }
 
     fn accept_and_close(&mut self, connections: u64) -> Result<()> {
@@ -77,7 +82,7 @@ pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
         Ok(stream)
     };
     let streams = (0..open.connections).map(connect).collect::<Result<Vec<_>>>()?;
-    Ok(Box::new(PipedeviceEnd::new(streams, open.message_bytes)?))
+    Ok(Box::new(PipedeviceEnd::new(streams, open)?))
 }
 
 /// See [`super::connect_and_close`].
@@ -144,6 +149,7 @@ fn shared() -> ListenerOptions {
 struct PipedeviceEnd {
     streams: Vec<Stream>,
     message_bytes: usize,
+    window_bytes: Option<usize>,
     /// On the direct path.
     in_place: bool,
     /// Made at the first send from it: a receiver needs none.
@@ -154,7 +160,15 @@ struct PipedeviceEnd {
 }
 
 impl PipedeviceEnd {
-    fn new(streams: Vec<Stream>, message_bytes: usize) -> Result<PipedeviceEnd> {
+    fn new(streams: Vec<Stream>, open: &Open) -> Result<PipedeviceEnd> {
+        PipedeviceEnd::over(streams, open.message_bytes, open.window_bytes)
+    }
+
+    fn over(
+        streams: Vec<Stream>,
+        message_bytes: usize,
+        window_bytes: Option<usize>,
+    ) -> Result<PipedeviceEnd> {
         let epoll = match streams.len() {
             1 => None,
             _ => {
@@ -167,11 +181,14 @@ impl PipedeviceEnd {
         };
         let in_place = streams[0].path() == Path::Direct;
         let (window, events) = (Vec::new(), Vec::new());
-        Ok(PipedeviceEnd { streams, message_bytes, in_place, window, next: 0, epoll, events })
+        Ok(PipedeviceEnd { streams, message_bytes, window_bytes, in_place, window, next: 0, epoll, events })
     }
 
     fn make_window(&mut self) -> Result<()> {
-        let messages = (WINDOW_BYTES / self.message_bytes).clamp(WINDOW_MESSAGES.0, WINDOW_MESSAGES.1);
+        let messages = match self.window_bytes {
+            Some(bytes) => (bytes / self.message_bytes).max(WINDOW_MESSAGES.0),
+            None => (WINDOW_BYTES / self.message_bytes).clamp(WINDOW_MESSAGES.0, WINDOW_MESSAGES.1),
+        };
         for _ in 0..messages {
             self.window.push(SendBuffer::new(self.message_bytes).context("no send memory")?);
         }
@@ -201,6 +218,27 @@ impl End for PipedeviceEnd {
         Ok(())
     }
 
+    fn send_files(&mut self, source: &Source, bytes: u64, touch: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let (stream, in_place) = (&self.streams[0], self.in_place);
+        let piece_bytes = if in_place { self.message_bytes } else { source.read_bytes() } as u64;
+        let (mut left, mut at) = (bytes, Cursor::default());
+        while left > 0 {
+            let some = source.contiguous(at, left.min(piece_bytes));
+            let piece = source.mapped(at, some);
+            touch(piece);
+            let sent = if in_place {
+                (&*stream).write_all(piece).map(|()| piece.len()).context("cannot send")?
+            } else {
+                let file = &source.files()[at.file].file;
+                stream.send_file(file, at.offset, piece.len()).context("cannot send")?
+            };
+            ensure!(sent == piece.len(), "{sent} of {some} bytes were sent; did a file become shorter?");
+            source.advance(&mut at, some);
+            left -= some;
+        }
+        Ok(())
+    }
+
     fn recv(&mut self, connection: usize, take: &mut dyn FnMut(&[u8])) -> Result<usize> {
         let max = (RECV_BYTES / self.message_bytes).max(1) * self.message_bytes;
         let received = self.streams[connection].recv(max).context("cannot receive")?;
@@ -224,11 +262,12 @@ impl End for PipedeviceEnd {
     }
 
     fn split(self: Box<Self>) -> Result<Vec<Box<dyn End + Send>>> {
-        let message_bytes = self.message_bytes;
+        let (message_bytes, window_bytes) = (self.message_bytes, self.window_bytes);
         // An epoll would keep telling of streams that nobody asks it about any more.
         drop(self.epoll);
         let ends = self.streams.into_iter().map(|stream| {
-            let end: Box<dyn End + Send> = Box::new(PipedeviceEnd::new(vec![stream], message_bytes)?);
+            let end: Box<dyn End + Send> =
+                Box::new(PipedeviceEnd::over(vec![stream], message_bytes, window_bytes)?);
             Ok(end)
         });
         ends.collect()

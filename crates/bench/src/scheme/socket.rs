@@ -1,6 +1,6 @@
 //! Kernel stream sockets: TCP and AF_UNIX.
 //!
-//! The sender writes each message into one reused, page-aligned buffer, which stays in the cache; the
+//! The sender writes each message into one reused, page-aligned buffer, which stays in the cache, or in turn into a window of several; the
 //! receiver reads up to 256 KB at a time. TCP's buffers are left to the kernel's autotuning: fixed ones
 //! are slower. AF_UNIX has no autotuning, and its default of 208 KB holds three messages of 64 KB:
 //! it is raised for one connection. Many connections are waited for with one epoll.
@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage};
 use pd_harness::peer::own_address;
@@ -28,6 +28,7 @@ use rustix::net::{sockopt, AddressFamily as Family, RecvFlags, SocketType};
 use super::memory::{Inbox, PageAligned};
 use super::zero_copy::{self, ZeroCopy};
 use super::{in_groups, End, Scheme};
+use crate::files::{Cursor, Source};
 use crate::limits::raise_descriptors;
 use crate::protocol::Open;
 use crate::waiting;
@@ -36,6 +37,8 @@ use crate::waiting;
 const CONNECTIONS_PER_PORT: usize = 16_384;
 /// Send buffer of a single AF_UNIX connection.
 const UNIX_SEND_BYTES: usize = 1 << 20;
+/// Bytes of one sendfile(): more is not faster.
+const SENDFILE_BYTES: u64 = 64 << 10;
 /// Events taken at a time.
 const EVENTS: usize = 1024;
 
@@ -174,7 +177,7 @@ fn connect_one(scheme: Scheme, addresses: &[&str], number: usize) -> Result<Owne
 /// All connections.
 pub fn connect_all(open: &Open, to: &str) -> Result<Vec<OwnedFd>> {
     raise_descriptors(open.connections)?;
-    if matches!(open.scheme, Scheme::Tcp | Scheme::TcpTuned) {
+    if open.scheme.is_baseline() {
         widen_ports();
     }
     let addresses: Vec<&str> = to.split(',').collect();
@@ -243,6 +246,8 @@ pub struct SocketEnd {
     sockets: Vec<OwnedFd>,
     open: Open,
     outbox: PageAligned,
+    /// Where in `outbox` the next message is written.
+    next: usize,
     inbox: Inbox,
     epoll: Option<OwnedFd>,
     zero_copy: Option<ZeroCopy>,
@@ -259,14 +264,15 @@ impl SocketEnd {
             1 => None,
             _ => Some(watch(&sockets)?),
         };
-        let (outbox, inbox) = (PageAligned::new(open.message_bytes), Inbox::new(open.message_bytes));
+        let outbox = PageAligned::new(open.window_bytes.unwrap_or(0).max(open.message_bytes));
+        let inbox = Inbox::new(open.message_bytes);
         let zero_copy = match &sockets[..] {
             [socket] if open.zero_copy && open.message_bytes >= zero_copy::BYTES_MIN => {
                 Some(ZeroCopy::new(socket, open.message_bytes)?)
             }
             _ => None,
         };
-        Ok(SocketEnd { sockets, open: *open, outbox, inbox, epoll, zero_copy })
+        Ok(SocketEnd { sockets, open: *open, outbox, next: 0, inbox, epoll, zero_copy })
     }
 }
 
@@ -321,14 +327,58 @@ fn write_all(socket: &OwnedFd, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Has the kernel send files. Checksums are taken through a mapping.
+fn sendfile_all(socket: &OwnedFd, source: &Source, bytes: u64, touch: &mut dyn FnMut(&[u8])) -> Result<()> {
+    let (mut left, mut at) = (bytes, Cursor::default());
+    while left > 0 {
+        let some = source.contiguous(at, left.min(SENDFILE_BYTES));
+        touch(source.mapped(at, some));
+        let file = &source.files()[at.file];
+        let (mut offset, end) = (at.offset, at.offset + some);
+        while offset < end {
+            let max = (end - offset) as usize;
+            let n = rustix::fs::sendfile(socket, &file.file, Some(&mut offset), max)
+                .context("cannot sendfile")?;
+            ensure!(n > 0, "{} became shorter while it was sent", file.path.display());
+        }
+        source.advance(&mut at, some);
+        left -= some;
+    }
+    Ok(())
+}
+
 impl End for SocketEnd {
     fn send(&mut self, connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
         if let Some(zero_copy) = &mut self.zero_copy {
             return zero_copy.send(&self.sockets[connection], len, fill);
         }
-        let message = &mut self.outbox.get()[..len];
+        let (outbox, at) = (self.outbox.get(), self.next);
+        self.next =
+            if at + 2 * self.open.message_bytes > outbox.len() { 0 } else { at + self.open.message_bytes };
+        let message = &mut outbox[at..at + len];
         fill(message);
         write_all(&self.sockets[connection], message)
+    }
+
+    fn send_files(&mut self, source: &Source, bytes: u64, touch: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let socket = &self.sockets[0];
+        if self.open.scheme.sends_files() {
+            return sendfile_all(socket, source, bytes, touch);
+        }
+        let buffer = &mut self.outbox.get()[..self.open.message_bytes];
+        let (mut left, mut at) = (bytes, Cursor::default());
+        while left > 0 {
+            let message = &mut buffer[..left.min(self.open.message_bytes as u64) as usize];
+            source.fill(&mut at, message)?;
+            touch(message);
+            write_all(socket, message)?;
+            left -= message.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, bytes: u64) {
+        self.inbox.expect(bytes);
     }
 
     fn recv(&mut self, connection: usize, take: &mut dyn FnMut(&[u8])) -> Result<usize> {

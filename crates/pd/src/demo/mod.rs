@@ -1,25 +1,15 @@
 //! `pd demo`: real files from one container to another, through kernel TCP over the bridge and through
 //! PipeDevice, interleaved, verified and measured.
 //!
-//! There are three pairs of containers. The first has what `pd run` gives without any option: TCP as Linux has it, and PipeDevice as
-//! without a policy. The second has tuned TCP. The third is of a tenant that a rule keeps on the offloaded path.
-//!
-//! The demo is one thread that tells the endpoints in the containers what to do ([`endpoint`]).
+//! It is a benchmark of `pd bench` with options, words and bars of its own: peers, schemes, rounds and plots are those of [`pd_bench`].
 //! All that it makes (containers, bridge, driver, directory, hugepages) belongs to values that remove
 //! it when dropped, on errors and on signals too; what a SIGKILL leaves, the next `pd` removes.
 
-pub mod endpoint;
-pub mod ends;
-mod pipedevice;
-mod plot;
-mod protocol;
+mod cells;
 mod report;
-mod rounds;
+mod schemes;
 mod source;
-mod tcp;
 
-use std::collections::btree_map::Entry;
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -28,24 +18,23 @@ use anyhow::{bail, ensure, Context, Result};
 use rustix::fs::{access, Access};
 use sha2::{Digest as _, Sha256};
 
-use ends::{EndpointArgs, Role};
-use pd_bench::report::results;
+use cells::{DemoCell, Samples};
+use pd_bench::bench::Settings;
+use pd_bench::catalogue::Conditions;
+use pd_bench::files::Source;
+use pd_bench::protocol::Files;
+use pd_bench::report::{bars, results};
+use pd_bench::row::Row;
+use pd_bench::run::interleave::{self, Cell};
+use pd_bench::run::stand::{Memory, Stand};
 use pd_driver::Bytes;
-use pd_harness::config::Config;
-use pd_harness::container::cgroup::Limits;
-use pd_harness::container::Spec;
 use pd_harness::engines;
 use pd_harness::machine;
 use pd_harness::measure::cpu::Quiet;
-use pd_harness::peer::Peer;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
-use pd_harness::site::Site;
-use pd_harness::tuning::Tuning;
-use protocol::{Part, Place, Scheme, Transport};
 use report::{FileRow, Report, Setting, Verified};
-use rounds::{Bench, Pair};
-use source::Source;
+use schemes::{Part, Scheme};
 
 /// A round moves at least this much, over as many passes as that takes.
 const ROUND_BYTES_MIN: u64 = 1_000_000_000;
@@ -179,9 +168,9 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
         access(dir, Access::WRITE_OK).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let signals = Signals::watch()?;
-    let (report, before) = run(args, &signals)?;
+    let (report, rows, before) = run(args, &signals)?;
     if let Some(dir) = &args.results {
-        let (after, rows) = (Quiet::wait(&signals)?, report.rows());
+        let after = Quiet::wait(&signals)?;
         let run = results::Run { bench: "demo", command: &args.command(), before, after, rows: &rows };
         results::record(dir, &report.machine, &run)?;
     }
@@ -190,7 +179,7 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
         .with_context(|| format!("cannot write {}", args.out.display()))?;
     let measured = !report.rounds.is_empty();
     if measured {
-        plot::write(&args.plot, &report.summary)?;
+        bars::write(&args.plot, &report.charts())?;
     }
     match (args.json, measured) {
         (true, _) => println!("{json}"),
@@ -203,7 +192,7 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
     Ok(0)
 }
 
-fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Quiet)> {
+fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Vec<Row>, Quiet)> {
     let paths = match args.files.is_empty() {
         false => args.files.clone(),
         true if args.is_simulated() => source::find_smallest().into_iter().map(|c| c.path).collect(),
@@ -230,27 +219,24 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Quiet)> {
 
     bar.set_message("reading the files");
     let sha256 = sha256(&source, signals)?;
-    let mut bench = set_up(args, &schemes, &paths, signals)?;
+    let mut stand = set_up(args, &schemes, signals)?;
     let quiet = match (args.rounds(), &args.results) {
         (0, _) => Quiet { background_cores: 0.0, cpu_share: 1.0 },
         (_, None) => Quiet::measure(signals)?,
         (_, Some(_)) => Quiet::wait(signals)?,
     };
     let machine = machine::Machine::describe();
-    let mut settings: Vec<Setting> = Vec::new();
+    let (message_bytes, files) = (args.message_bytes.0 as usize, files(args, paths));
+    let (mut settings, mut verified) = (Vec::new(), Vec::new());
     for &scheme in &schemes {
-        let kind = |s: Scheme| (s.place(), s.transport());
-        let known = settings.iter().find(|s| kind(s.scheme) == kind(scheme)).map(|s| s.has.clone());
-        let has = match known {
-            Some(has) => has,
-            None => bench.connect(scheme.place(), scheme.transport())?,
-        };
+        let is_verified = verified_schemes.contains(&scheme);
+        if is_verified {
+            bar.set_message(format!("verifying {}", scheme.name()));
+        }
+        let bytes = is_verified.then(|| source.bytes());
+        let (has, received) = cells::connect(scheme, message_bytes, &files, bytes, &mut stand)?;
         settings.push(Setting { scheme, has });
-    }
-    let mut verified = Vec::new();
-    for scheme in verified_schemes {
-        bar.set_message(format!("verifying {}", scheme.name()));
-        let received = bench.verify(scheme, source.bytes())?;
+        let Some(received) = received else { continue };
         ensure!(
             received == sha256,
             "{}: the receiver got SHA-256 {received}, the files have {sha256}; do they change meanwhile?",
@@ -259,14 +245,23 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Quiet)> {
         verified.push(Verified { scheme, sha256: received });
         bar.inc(1);
     }
-    let bytes = source.bytes().clamp(ROUND_BYTES_MIN, ROUND_BYTES_MAX);
-    let mut rounds = Vec::new();
+    let bytes_min = source.bytes().clamp(ROUND_BYTES_MIN, ROUND_BYTES_MAX);
+    let (samples, mut rows) = (Samples::default(), Vec::new());
     for (part, schemes) in parts.into_iter().filter(|_| args.rounds() > 0) {
-        bar.set_message(format!("measuring {}", part.name()));
-        rounds.extend(bench.rounds(part, &schemes, args.rounds(), bytes, || bar.inc(1))?);
+        let cell = |&scheme: &Scheme| -> Box<dyn Cell> {
+            Box::new(DemoCell::new(part, scheme, message_bytes, bytes_min, &files, &samples))
+        };
+        let cells = schemes.iter().map(cell).collect();
+        rows.extend(interleave::run("demo", cells, &run_settings(args), &mut stand, &bar)?);
     }
-    bench.quit()?;
     bar.finish_and_clear();
+    for row in rows.iter().filter(|row| row.not_run.is_some()) {
+        let reason =
+            format!("{}, {}: {}", row.scheme, row.params_text(), row.not_run.as_deref().unwrap_or(""));
+        ensure!(row.discarded > 0, "{reason}");
+        eprintln!("pd: warning: {reason}; its figures are discarded");
+    }
+    let rounds = samples.take();
     let summary = report::summarise(&rounds);
     let report = Report {
         machine,
@@ -283,79 +278,33 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Quiet)> {
         summary,
         rounds,
     };
-    Ok((report, quiet))
+    Ok((report, rows, quiet))
 }
 
-fn set_up<'a>(
-    args: &DemoArgs,
-    schemes: &[Scheme],
-    files: &[PathBuf],
-    signals: &'a Signals,
-) -> Result<Bench<'a>> {
-    let engine = args.engine()?;
-    let config = schemes.iter().any(|s| s.transport() == Transport::Pipedevice).then(|| {
-        let mut config = Config::default();
-        config.driver.engine = engine;
-        config.memory.budget_bytes = Bytes((32 * args.ring_bytes.0).max(128 << 20));
-        config.memory.ring_bytes_default = args.ring_bytes;
-        config
-    });
-    let site = Site::set_up(config.map(|config| (config, POLICY)), signals)?;
-    let peer = |place: Place, role: Role, files: Vec<PathBuf>| {
-        Peer::in_container(&spec(place, role, &site.socket()), endpoint_args(args, role, files).command())
+fn set_up<'a>(args: &DemoArgs, schemes: &[Scheme], signals: &'a Signals) -> Result<Stand<'a>> {
+    let schemes: Vec<_> = schemes.iter().map(|scheme| scheme.in_catalogue()).collect();
+    let memory =
+        Memory { budget_bytes: (32 * args.ring_bytes.0).max(128 << 20), ring_bytes: args.ring_bytes.0 };
+    let under = Conditions {
+        window_bytes: Some(args.window_bytes.0 as usize),
+        prefix: "demo",
+        ..Conditions::default()
     };
-    let mut pairs = BTreeMap::new();
-    for place in schemes.iter().map(|s| s.place()) {
-        if let Entry::Vacant(vacant) = pairs.entry(place) {
-            let receiver = peer(place, Role::Recv, Vec::new())?;
-            vacant.insert(Pair { receiver, sender: peer(place, Role::Send, files.to_vec())? });
-        }
-    }
-    Ok(Bench { pairs, site, signals })
+    Stand::set_up_under(under, &schemes, memory, &args.engine()?, signals)
 }
 
-/// All that it says is of the mediated pair. What the others get, they get without being mentioned.
-const POLICY: &str = r#"
-[[tenant]]
-name = "demo-mediated"
-[[rule]]
-from = "demo-mediated"
-to = "demo-mediated"
-action = "allow"
-path = "offloaded"
-"#;
-
-fn spec(place: Place, role: Role, socket: &Path) -> Spec {
-    let tuning = match place {
-        Place::Tuned => Tuning::tuned(),
-        Place::Plain | Place::Mediated => Tuning::linux(),
-    };
-    let tenant = match place {
-        Place::Mediated => "demo-mediated",
-        Place::Plain | Place::Tuned => "default",
-    };
-    Spec {
-        name: format!("demo-{}-{}{}", std::process::id(), place.prefix(), role.name()),
-        address: None,
-        tenant: tenant.to_owned(),
-        bridge: "pd0".to_owned(),
-        socket: socket.to_owned(),
-        driver: socket.exists(),
-        // Measurements set what they measure.
-        privileged: true,
-        environment: Vec::new(),
-        limits: Limits::default(),
-        network: tuning.network,
-    }
+fn files(args: &DemoArgs, paths: Vec<PathBuf>) -> Files {
+    Files { paths, read_bytes: args.read_bytes.0 as usize }
 }
 
-fn endpoint_args(args: &DemoArgs, role: Role, files: Vec<PathBuf>) -> EndpointArgs {
-    EndpointArgs {
-        role,
-        message_bytes: args.message_bytes.0 as usize,
-        window_bytes: args.window_bytes.0 as usize,
-        read_bytes: args.read_bytes.0 as usize,
-        files,
+fn run_settings(args: &DemoArgs) -> Settings {
+    Settings {
+        quick: false,
+        rounds: args.rounds() as usize,
+        round_s: cells::ROUND_S,
+        schemes: Vec::new(),
+        only: Vec::new(),
+        engine: args.engine.clone(),
     }
 }
 

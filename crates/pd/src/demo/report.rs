@@ -4,15 +4,12 @@
 use std::path::PathBuf;
 
 use comfy_table::{presets, CellAlignment, Table};
-use pd_bench::baseline::{self, Rounds};
-use pd_bench::catalogue;
-use pd_bench::row::{Metrics, Row};
-use serde::Serialize;
-use serde_json::json;
-
-use super::protocol::{Part, Scheme, Transport};
-use super::rounds::Sample;
+use pd_bench::report::bars::{Bar as Drawn, Chart};
 use pd_harness::measure::stats::Summary;
+use serde::Serialize;
+
+use super::cells::Sample;
+use super::schemes::{Part, Scheme};
 
 /// What PipeDevice must reach against the best of kernel TCP.
 struct Bar {
@@ -150,13 +147,11 @@ pub fn compare(samples: &[Sample], summary: &[SchemeSummary]) -> Vec<Comparison>
 fn compare_with(bar: &Bar, samples: &[Sample], summary: &[SchemeSummary]) -> Option<[Comparison; 2]> {
     let scheme = bar.scheme;
     let baseline = best_baseline(summary, bar.part)?;
-    let figures = |scheme: Scheme, figure: fn(&Sample) -> f64| -> Vec<f64> {
-        let mut rounds: Vec<&Sample> =
-            samples.iter().filter(|s| s.part == bar.part && s.scheme == scheme).collect();
-        rounds.sort_by_key(|s| s.round);
-        rounds.into_iter().map(figure).collect()
+    let of = |scheme: Scheme| samples.iter().filter(move |s| s.part == bar.part && s.scheme == scheme);
+    let same_round = |own: &Sample| of(baseline).find(|other| other.round == own.round);
+    let ratio = |figure: fn(&Sample) -> f64| {
+        Summary::of(of(scheme).filter_map(|own| Some(figure(own) / figure(same_round(own)?))))
     };
-    let ratio = |figure| Summary::of_ratios(&figures(scheme, figure), &figures(baseline, figure));
     let (throughput, cpu) = (ratio(|s| s.gbit_per_s)?, ratio(|s| s.cpu_s_per_gb)?);
     Some([
         Comparison {
@@ -184,47 +179,12 @@ fn compare_with(bar: &Bar, samples: &[Sample], summary: &[SchemeSummary]) -> Opt
 pub fn best_baseline(summary: &[SchemeSummary], part: Part) -> Option<Scheme> {
     summary
         .iter()
-        .filter(|s| s.part == part && s.scheme.is_baseline())
+        .filter(|s| s.part == part && s.scheme.in_catalogue().is_baseline())
         .max_by(|a, b| a.gbit_per_s.median.total_cmp(&b.gbit_per_s.median))
         .map(|s| s.scheme)
 }
 
 impl Report {
-    /// The figures as rows of the benchmark `demo`, under the benchmarks' names of the schemes.
-    pub fn rows(&self) -> Vec<Row> {
-        let metrics = |sample: &Sample| {
-            Some(Metrics::from([
-                ("throughput_gbit_per_s", sample.gbit_per_s),
-                ("cpu_s_per_gb", sample.cpu_s_per_gb),
-                ("cpu_cores", sample.cores),
-            ]))
-        };
-        let rounds = |row: &SchemeSummary| {
-            let mut samples: Vec<&Sample> =
-                self.rounds.iter().filter(|s| (s.part, s.scheme) == (row.part, row.scheme)).collect();
-            samples.sort_by_key(|sample| sample.round);
-            Rounds {
-                is_baseline: row.scheme.is_baseline(),
-                params: vec![("part", json!(row.part.name()))],
-                rounds: samples.into_iter().map(metrics).collect(),
-            }
-        };
-        let mut all: Vec<Rounds> = self.summary.iter().map(rounds).collect();
-        baseline::compare("demo", &mut all);
-        let has = |scheme| self.settings.iter().find(|s| s.scheme == scheme).map(|s| s.has.clone());
-        let row = |(row, rounds): (&SchemeSummary, Rounds)| {
-            let name = match row.scheme {
-                Scheme::Pipedevice => catalogue::Scheme::PipedeviceDefault.name(),
-                Scheme::PipedeviceMediated => catalogue::Scheme::Pipedevice.name(),
-                tcp => tcp.name(),
-            };
-            let measured: Vec<Metrics> = rounds.rounds.into_iter().flatten().collect();
-            let settings = has(row.scheme).unwrap_or_default();
-            Row { settings, ..Row::of("demo", name, rounds.params, &measured) }
-        };
-        self.summary.iter().zip(all).map(row).collect()
-    }
-
     /// The tables for people to read.
     pub fn tables(&self) -> String {
         let mut text = self.scheme_table().to_string();
@@ -238,13 +198,32 @@ impl Report {
         text
     }
 
+    /// Returns the picture's two charts.
+    pub fn charts(&self) -> [Chart; 2] {
+        let bars = |figure: fn(&SchemeSummary) -> Summary| {
+            let bar = |row: &SchemeSummary| Drawn {
+                group: row.part.name(),
+                scheme: row.scheme.name(),
+                value: figure(row),
+            };
+            self.summary.iter().map(bar).collect()
+        };
+        [
+            Chart { caption: "Throughput, Gbit/s (more is better)", bars: bars(|row| row.gbit_per_s) },
+            Chart {
+                caption: "CPU of the whole machine, s per GB (less is better)",
+                bars: bars(|row| row.cpu_s_per_gb),
+            },
+        ]
+    }
+
     /// Returns what was verified, a line for each scheme.
     pub fn verified(&self) -> String {
         let bytes: u64 = self.files.iter().map(|file| file.bytes).sum();
         let line = |verified: &Verified| {
-            let engine = match verified.scheme.transport() {
-                Transport::Pipedevice => format!(" (engine {})", self.engine),
-                Transport::Tcp => String::new(),
+            let engine = match verified.scheme.in_catalogue().is_pipedevice() {
+                true => format!(" (engine {})", self.engine),
+                false => String::new(),
             };
             format!(
                 "{}{engine}: {bytes} bytes, SHA-256 {} as in the files",
