@@ -149,6 +149,11 @@ impl Intake {
         Some(self.taken)
     }
 
+    /// Returns whether something was sent that was not taken.
+    pub fn has_untaken(&self) -> bool {
+        self.taken != self.end
+    }
+
     /// Position up to which everything was taken: in a forwarding pipe the ring is free up to there.
     #[inline]
     pub fn taken(&self) -> u64 {

@@ -49,9 +49,12 @@ mod port;
 mod shape;
 mod violation;
 
-pub use agent::{Agent, Appended, End, Lease, PipeCounts, PipeId, PortId, HEADER_BYTES, PIPES_MAX};
+pub use agent::{
+    Agent, Lease, PipeCounts, PipeId, PortCounts, PortId, Route, Tokens, HEADER_BYTES, PIPES_MAX,
+};
+pub use agent::{Flow, Net};
 pub use client::{Frame, Frames, Messages, Pipe, Prefix};
-pub use memory::Offer;
+pub use memory::{Files, Made, Offer};
 pub use port::{Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, GEN_BYTES_MIN, GEN_FLOWS_MAX};
 pub use shape::{Direction, Shape, Unit};
 pub use violation::Violation;

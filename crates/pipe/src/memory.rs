@@ -1,14 +1,17 @@
 //! The three memory files of a pipe, made by the agent and mapped by both sides.
 //!
 //! What the agent alone writes is sealed before its descriptor is passed on. What the program writes is mapped by the program first;
-//! then the agent seals it ([`AgentMemory::seal`]) and looks that no page is missing, so that it never waits for a page, or dies of
-//! one, that the program took away.
-use crate::shape::{Direction, Shape};
+//! then it is sealed ([`Files::seal`]), and none of its pages may be missing, so that the agent never waits for a page, or dies of
+//! one, that the program took away. Making and sealing take time for each page, and need no agent: a user that lets strangers open
+//! pipes does both in another thread.
+use crate::shape::Shape;
 use crate::violation::Violation;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::pipe::{table_bytes, FRAME_TABLE_OFFSET};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Own, Region, Theirs};
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::fs::OFlags;
 use rustix::io::Result;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -68,62 +71,105 @@ fn status_bytes(shape: Shape) -> usize {
     FRAME_TABLE_OFFSET + table_bytes(shape.ring_bytes())
 }
 
+impl Shape {
+    /// Bytes of memory that a pipe of this shape takes.
+    pub fn memory_bytes(self) -> u64 {
+        self.ring_bytes() + 2 * status_bytes(self) as u64
+    }
+}
+
 /// The agent's mappings of a pipe.
 #[derive(Debug)]
 pub(crate) struct AgentMemory {
     pub status: Region<Own>,
     pub control: Region<Theirs>,
     pub ring: Ring,
-    /// Files that the program maps writable, and that are not sealed yet.
-    unsealed: Vec<(OwnedFd, usize)>,
 }
 
-impl AgentMemory {
-    /// Makes the files of a pipe. `doorbell` goes with the offer.
+/// The agent's descriptors of a pipe's memory.
+#[derive(Debug)]
+pub struct Files {
+    shape: Shape,
+    status: OwnedFd,
+    control: OwnedFd,
+    ring: OwnedFd,
+}
+
+/// A pipe that no agent has yet.
+#[derive(Debug)]
+pub struct Made {
+    pub(crate) shape: Shape,
+    pub(crate) memory: AgentMemory,
+    pub(crate) doorbell: OwnedFd,
+}
+
+/// A memory file with all its pages: the descriptor to keep, and one to pass on.
+fn file(name: &str, bytes: usize) -> Result<(OwnedFd, OwnedFd)> {
+    let made = memfd::create(name, bytes, Pages::Ordinary)?;
+    memfd::allocate(&made, bytes)?;
+    let own = memfd::reopen(made, OFlags::RDWR)?;
+    let theirs = memfd::reopen(&own, OFlags::RDWR)?;
+    Ok((own, theirs))
+}
+
+impl Made {
+    /// Makes the memory and the doorbell of a pipe. Nothing moves before [`Files::seal`].
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM` and others of making and mapping memory.
-    pub fn make(shape: Shape, doorbell: OwnedFd) -> Result<(Self, Offer)> {
+    pub fn new(shape: Shape) -> Result<(Self, Files, Offer)> {
         let (words, ring_bytes) = (status_bytes(shape), shape.ring_bytes() as usize);
-        let made = |name, bytes| -> Result<OwnedFd> {
-            let fd = memfd::create(name, bytes, Pages::Ordinary)?;
-            memfd::allocate(&fd, bytes)?;
-            Ok(fd)
+        let (own_status, status) = file("pd-pipe-status", words)?;
+        let (own_control, control) = file("pd-pipe-control", words)?;
+        let (own_ring, ring) = file("pd-pipe-ring", ring_bytes)?;
+        let memory = AgentMemory {
+            status: Region::<Own>::new(&own_status, words)?,
+            control: Region::<Theirs>::new(&own_control, words)?,
+            ring: Ring::map(&own_ring, ring_bytes, shape.receives())?,
         };
-        let (status, control) = (made("pd-pipe-status", words)?, made("pd-pipe-control", words)?);
-        let ring = made("pd-pipe-ring", ring_bytes)?;
-        let mut memory = Self {
-            status: Region::<Own>::new(&status, words)?,
-            control: Region::<Theirs>::new(&control, words)?,
-            ring: Ring::map(&ring, ring_bytes, shape.receives())?,
-            unsealed: vec![(control.try_clone().map_err(errno)?, words)],
-        };
-        memfd::seal_against_all(&status)?;
-        match shape.direction() {
-            Direction::Receive => memfd::seal_against_all(&ring)?,
-            _ => memory.unsealed.push((ring.try_clone().map_err(errno)?, ring_bytes)),
+        memfd::seal_against_all(&own_status)?;
+        if !shape.sends() {
+            memfd::seal_against_all(&own_ring)?;
         }
-        Ok((memory, Offer { shape, status, control, ring, doorbell }))
+        let own_doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let doorbell = rustix::io::fcntl_dupfd_cloexec(&own_doorbell, 0)?;
+        let files = Files { shape, status: own_status, control: own_control, ring: own_ring };
+        let offer = Offer { shape, status, control, ring, doorbell };
+        Ok((Self { shape, memory, doorbell: own_doorbell }, files, offer))
     }
 
-    /// Returns whether the program's memory is sealed.
-    pub fn is_sealed(&self) -> bool {
-        self.unsealed.is_empty()
+    /// Direction, unit and size.
+    pub fn shape(&self) -> Shape {
+        self.shape
     }
+}
 
-    /// Seals what the program has mapped. Nothing of it is read before.
+impl Files {
+    /// Descriptors that a pipe takes in the agent's process: these, and its doorbell.
+    pub const DESCRIPTORS: u64 = 4;
+
+    /// Seals the memory that the program has mapped.
     ///
     /// # Errors
-    /// [`Violation::Holes`] where pages are missing, or the file cannot be sealed.
-    pub fn seal(&mut self) -> std::result::Result<(), Violation> {
-        for (fd, bytes) in &self.unsealed {
+    /// [`Violation::Holes`] where pages are missing, or a file cannot be sealed.
+    pub fn seal(&self) -> std::result::Result<(), Violation> {
+        let words = status_bytes(self.shape);
+        let mut written = vec![(&self.control, words)];
+        if self.shape.sends() {
+            written.push((&self.ring, self.shape.ring_bytes() as usize));
+        }
+        for (fd, bytes) in written {
             memfd::seal_against_all(fd).map_err(|_| Violation::Holes)?;
-            if !memfd::is_whole(fd, *bytes).map_err(|_| Violation::Holes)? {
+            if !memfd::is_whole(fd, bytes).map_err(|_| Violation::Holes)? {
                 return Err(Violation::Holes);
             }
         }
-        self.unsealed.clear();
         Ok(())
+    }
+
+    /// Returns whether no program holds the memory any more.
+    pub fn are_let_go(&self) -> bool {
+        [&self.status, &self.control, &self.ring].into_iter().all(memfd::is_let_go)
     }
 }
 
@@ -150,48 +196,45 @@ impl ClientMemory {
     }
 }
 
-/// The errno of a call of the standard library.
-pub(crate) fn errno(error: std::io::Error) -> rustix::io::Errno {
-    rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Direction;
     use crate::shape::Unit;
-    use rustix::event::{eventfd, EventfdFlags};
     use rustix::fs::{fallocate, FallocateFlags};
     use rustix::io::Errno;
 
-    fn make(direction: Direction) -> (AgentMemory, Offer) {
-        let doorbell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        AgentMemory::make(Shape::new(direction, Unit::Frames, 64 << 10).unwrap(), doorbell).unwrap()
+    fn make(direction: Direction) -> (Made, Files, Offer) {
+        Made::new(Shape::new(direction, Unit::Frames, 64 << 10).unwrap()).unwrap()
     }
 
     #[test]
     fn what_the_agent_writes_cannot_be_mapped_writable() {
         for direction in [Direction::Receive, Direction::Send, Direction::Forward] {
-            let (mut memory, offer) = make(direction);
+            let (_made, files, offer) = make(direction);
             let writable = |fd: &OwnedFd| Region::<Own>::new(fd, PAGE_BYTES).map(drop);
             assert_eq!(writable(&offer.status), Err(Errno::PERM));
             assert_eq!(writable(&offer.ring).is_err(), direction == Direction::Receive);
             let client = ClientMemory::map(&offer).unwrap();
-            memory.seal().unwrap();
+            files.seal().unwrap();
             for fd in [&offer.status, &offer.control, &offer.ring] {
                 assert_eq!(writable(fd), Err(Errno::PERM));
                 assert!(rustix::io::pwrite(fd, b"x", 0).is_err());
                 assert!(rustix::fs::ftruncate(fd, 0).is_err());
             }
+            assert!(!files.are_let_go());
+            drop(offer);
+            assert!(!files.are_let_go(), "it is mapped");
             drop(client);
+            assert!(files.are_let_go());
         }
     }
 
     #[test]
     fn holes_made_before_sealing_are_found() {
-        let (mut memory, offer) = make(Direction::Forward);
+        let (_made, files, offer) = make(Direction::Forward);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&offer.ring, hole, PAGE_BYTES as u64, PAGE_BYTES as u64).unwrap();
-        assert_eq!(memory.seal(), Err(Violation::Holes));
-        assert!(!memory.is_sealed());
+        assert_eq!(files.seal(), Err(Violation::Holes));
     }
 }

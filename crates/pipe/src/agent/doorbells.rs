@@ -2,11 +2,10 @@
 //!
 //! A program shares the description of its own eventfd only. It may fill it, empty it, or have it block: the agent neither writes nor
 //! reads it, and is woken by edges.
-use crate::memory::errno;
-use rustix::event::{epoll, eventfd, EventfdFlags, Timespec};
+use rustix::event::{epoll, Timespec};
 use rustix::io::Result;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 /// The doorbells of an agent.
@@ -21,13 +20,10 @@ impl Doorbells {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
-    /// Makes a doorbell: the agent's descriptor, to be removed again, and the program's.
-    pub fn add(&self) -> Result<(OwnedFd, OwnedFd)> {
-        let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let theirs = own.try_clone().map_err(errno)?;
+    /// Adds a doorbell, to be removed again, or what else is to end a sleep.
+    pub fn add(&self, bell: impl AsFd) -> Result<()> {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, &own, epoll::EventData::new_u64(0), edge)?;
-        Ok((own, theirs))
+        epoll::add(&self.epoll, bell, epoll::EventData::new_u64(0), edge)
     }
 
     /// Removes a doorbell. The program's descriptor would keep it in the set.

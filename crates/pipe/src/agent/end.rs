@@ -3,13 +3,13 @@
 //! The agent trusts no word, entry or byte of the program: words and entries are loaded once and bounded by the agent's own record
 //! ([`Announcer`], [`Intake`]); bytes are copied out, and the copy is looked at.
 use crate::intake::{Intake, IntakeCells, Sent};
-use crate::memory::{AgentMemory, Offer};
+use crate::memory::AgentMemory;
 use crate::notify::{AnnounceCells, Announcer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
 use pd_shm::wait::{SharedCells, Waker};
-use rustix::io::{Errno, Result};
+use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -71,39 +71,37 @@ pub struct End {
     intake: Intake,
     recv_waker: Waker,
     send_waker: Waker,
+    /// Its memory is sealed.
+    started: bool,
     ended: Option<Errno>,
     notifications: u64,
     /// Something was to be appended, and the ring was full.
     short: bool,
+    /// Written with each ring of a doorbell of the program's.
+    bell: Option<OwnedFd>,
 }
 
 impl End {
-    /// Makes a pipe whose verdicts may name `ports` ports. Nothing moves before [`Self::seal`].
-    ///
-    /// # Errors
-    /// Those of making and mapping memory.
-    pub fn make(shape: Shape, ports: u16, doorbell: OwnedFd) -> Result<(Self, Offer)> {
-        let (memory, offer) = AgentMemory::make(shape, doorbell)?;
-        let end = Self {
+    /// The end of a pipe whose verdicts may name `ports` ports. Nothing moves before [`Self::start`].
+    pub fn new(shape: Shape, memory: AgentMemory, ports: u16) -> Self {
+        Self {
             shape,
             memory,
             announcer: Announcer::new(shape.ring_bytes(), shape.grain()),
             intake: Intake::new(shape, ports),
             recv_waker: Waker::default(),
             send_waker: Waker::default(),
+            started: false,
             ended: None,
             notifications: 0,
             short: false,
-        };
-        Ok((end, offer))
+            bell: None,
+        }
     }
 
-    /// Seals the memory that the program has mapped; from now on the pipe moves bytes.
-    ///
-    /// # Errors
-    /// [`Violation::Holes`].
-    pub fn seal(&mut self) -> std::result::Result<(), Violation> {
-        self.memory.seal()
+    /// The memory that the program has mapped is sealed: from now on the pipe moves bytes.
+    pub fn start(&mut self) {
+        self.started = true;
     }
 
     /// Direction, unit and size.
@@ -111,9 +109,9 @@ impl End {
         self.shape
     }
 
-    /// Returns whether the pipe moves bytes: it is sealed and has not ended.
+    /// Returns whether the pipe moves bytes: it has started and not ended.
     pub fn is_open(&self) -> bool {
-        self.ended.is_none() && self.memory.is_sealed()
+        self.ended.is_none() && self.started
     }
 
     /// Why the pipe has ended.
@@ -264,14 +262,39 @@ impl End {
         }
         let cells = Cells(&self.memory, self.shape);
         let announced = self.announcer.announce(&cells);
+        let mut rung = false;
         if let Some(position) = announced {
             self.notifications += 1;
-            self.recv_waker.wake(&self.memory.recv_cells(), position);
+            rung |= self.recv_waker.wake(&self.memory.recv_cells(), position);
         }
         if let Some(position) = self.intake.publish(&cells) {
-            self.send_waker.wake(&self.memory.send_cells(), position);
+            rung |= self.send_waker.wake(&self.memory.send_cells(), position);
+        }
+        if rung {
+            self.ring_bell();
         }
         announced.is_some()
+    }
+
+    /// See [`super::Agent::set_bell`].
+    pub fn set_bell(&mut self, bell: OwnedFd) {
+        self.bell = Some(bell);
+        // Who asked for it may wait for what has happened already.
+        if self.ended.is_some() {
+            self.ring_bell();
+        }
+    }
+
+    fn ring_bell(&self) {
+        if let Some(bell) = &self.bell {
+            // Full: the program is to read it.
+            let _ = rustix::io::write(bell, &[1]);
+        }
+    }
+
+    /// Returns whether the program has sent something that was not taken.
+    pub fn has_sent(&self) -> bool {
+        self.intake.has_untaken()
     }
 
     /// Returns whether the program may do what the agent waits for: it sends, was not told of all that was appended, or has a full
@@ -293,6 +316,7 @@ impl End {
             self.memory.status.store_u32(pipe_status::END, errno.raw_os_error() as u32, Ordering::Release);
             self.recv_waker.wake_always(&self.memory.recv_cells());
             self.send_waker.wake_always(&self.memory.send_cells());
+            self.ring_bell();
         }
     }
 }

@@ -4,25 +4,31 @@
 //! what they send, fills their rings from the ports, and tells them what is due. It makes no system call but to wake programs that
 //! sleep.
 //!
-//! A pipe belongs to one port. Frames of the port go to its receiving pipes by their flow, so that a flow keeps its order. A program that
+//! A pipe belongs to one port. Frames of the port go to its receiving pipes by their [`Flow`], so that a flow keeps its order. A program that
 //! breaks the protocol loses that pipe, and no other.
 mod doorbells;
 mod end;
+mod flow;
 mod lease;
+mod ports;
 
-pub use end::{Appended, End, HEADER_BYTES};
+pub use end::HEADER_BYTES;
+pub use flow::{Flow, Net};
 pub use lease::Lease;
+pub use ports::{PortCounts, PortId};
 
 use self::doorbells::Doorbells;
+use self::end::{Appended, End};
+use self::ports::{Choice, PortSlot};
 use crate::intake::{Sent, To};
-use crate::memory::Offer;
+use crate::memory::{Files, Made, Offer};
 use crate::port::Port;
 use crate::shape::{Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::PIPE_PORTS_MAX;
 use pd_shm::Spin;
 use rustix::io::{Errno, Result};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -34,10 +40,6 @@ const TURN_FRAMES: usize = 256;
 const SCRATCH_BYTES: usize = 64 << 10;
 /// Longest sleep of an agent that a stop flag ends.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
-
-/// A port of an agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortId(usize);
 
 /// A pipe of an agent. An id of a pipe that was closed names none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,16 +53,51 @@ pub struct PipeId {
 pub struct PipeCounts {
     /// Frames, or pieces of bytes, that the program received.
     pub frames_received: u64,
+    /// Bytes of these.
+    pub bytes_received: u64,
     /// Frames, or pieces of bytes, that it sent and that were delivered.
     pub frames_sent: u64,
+    /// Bytes of these.
+    pub bytes_sent: u64,
     /// Frames that it dropped by its verdict.
     pub frames_dropped: u64,
     /// Frames dropped because their verdict names no port of the pipe.
     pub frames_foreign: u64,
     /// Frames dropped because their source is not the sender's.
     pub frames_refused: u64,
+    /// Frames that it sent and that no pipe at the other end of a link is bound to.
+    pub frames_unbound: u64,
     /// Times that the program was told of bytes.
     pub notifications: u64,
+}
+
+/// Where a pipe leads, and which frames it has.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Its own port.
+    pub port: PortId,
+    /// Ports that its verdicts may name besides, the first as 1.
+    pub others: Vec<PortId>,
+    /// Frames of its port that it receives.
+    pub flow: Flow,
+    /// Addresses that the frames have which it sends; none: any.
+    pub lease: Option<Lease>,
+}
+
+impl Route {
+    /// To one port, and with all of its frames.
+    pub fn to(port: PortId) -> Self {
+        Self { port, others: Vec::new(), flow: Flow::default(), lease: None }
+    }
+}
+
+/// Frames and bytes that a pipe may send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// Frames.
+    pub frames: u64,
+    /// Bytes; the last frame may have more.
+    pub bytes: u64,
 }
 
 #[derive(Debug)]
@@ -70,20 +107,32 @@ struct Slot {
     generation: u64,
     /// The pipe's own port, then those that a verdict may name besides.
     ports: Vec<usize>,
+    flow: Flow,
     lease: Option<Lease>,
     violation: Option<Violation>,
     counts: PipeCounts,
+    /// What it may send; none: as much as it likes.
+    tokens: Option<Tokens>,
+    /// Of a pipe that was opened here, until it is sealed.
+    files: Option<Files>,
 }
 
-#[derive(Debug)]
-struct PortSlot {
-    port: Port,
-    /// What pipes carry here; settled by the first one.
-    unit: Option<Unit>,
-    /// Slots of the pipes that receive from this port, and are sealed.
-    receivers: Vec<usize>,
-    /// Pipes here that receive, sealed or not, and that send.
-    ends: [usize; 2],
+impl Slot {
+    #[inline]
+    fn sent(&mut self, len: usize) {
+        self.counts.frames_sent += 1;
+        self.counts.bytes_sent += len as u64;
+        if let Some(tokens) = &mut self.tokens {
+            tokens.frames -= 1;
+            tokens.bytes = tokens.bytes.saturating_sub(len as u64);
+        }
+    }
+
+    #[inline]
+    fn received(&mut self, len: usize) {
+        self.counts.frames_received += 1;
+        self.counts.bytes_received += len as u64;
+    }
 }
 
 /// The software NIC.
@@ -120,29 +169,11 @@ impl Agent {
         self.burst = frames.max(1);
     }
 
-    /// Adds a port that is no link.
-    pub fn add_port(&mut self, port: Port) -> PortId {
-        self.ports.push(PortSlot { port, unit: None, receivers: Vec::new(), ends: [0; 2] });
-        PortId(self.ports.len() - 1)
-    }
-
-    /// Adds the two ends of a link: what is sent at one is received at the other.
-    pub fn add_link(&mut self) -> (PortId, PortId) {
-        let next = self.ports.len();
-        (self.add_port(Port::Link(next + 1)), self.add_port(Port::Link(next)))
-    }
-
-    /// The port of a number that this agent gave out.
-    pub fn port(&mut self, id: PortId) -> &mut Port {
-        &mut self.ports[id.0].port
-    }
-
     /// Opens a pipe on `port`. Its verdicts may name `others` besides, the first as 1. Nothing moves before [`Self::seal`], which follows
     /// when the program has mapped the offer.
     ///
     /// # Errors
-    /// `EINVAL` where port, unit and direction do not fit each other; `EADDRINUSE` where an unmarked stream has an end here already;
-    /// `EMFILE` at [`PIPES_MAX`]; those of making memory.
+    /// Those of [`Self::adopt`]; those of making memory.
     pub fn open(
         &mut self,
         shape: Shape,
@@ -150,47 +181,63 @@ impl Agent {
         others: &[PortId],
         lease: Option<Lease>,
     ) -> Result<(PipeId, Offer)> {
-        let ports: Vec<usize> = [&[port], others].concat().iter().map(|id| id.0).collect();
-        self.check(shape, &ports, lease)?;
-        let free = self.pipes.iter().position(Option::is_none).unwrap_or(self.pipes.len());
-        if free >= PIPES_MAX {
-            return Err(Errno::MFILE);
+        let route = Route { others: others.to_vec(), lease, ..Route::to(port) };
+        self.place(shape, &route)?;
+        let (made, files, offer) = Made::new(shape)?;
+        let id = self.adopt(made, &route)?;
+        if let Some(slot) = self.slot(id) {
+            slot.files = Some(files);
         }
-        let (doorbell, theirs) = self.doorbells.add()?;
-        let (end, offer) = match End::make(shape, ports.len() as u16, theirs) {
-            Ok(made) => made,
-            Err(errno) => {
-                self.doorbells.remove(&doorbell);
-                return Err(errno);
-            }
-        };
+        Ok((id, offer))
+    }
+
+    /// Takes a pipe that was made elsewhere. Nothing moves before [`Self::start`].
+    ///
+    /// # Errors
+    /// `EINVAL` where ports, unit, direction and flow do not fit each other; `EADDRINUSE` where an unmarked stream has an end here already;
+    /// `EMFILE` at [`PIPES_MAX`]; those of `epoll_ctl`.
+    pub fn adopt(&mut self, made: Made, route: &Route) -> Result<PipeId> {
+        let Made { shape, memory, doorbell } = made;
+        let (free, ports) = self.place(shape, route)?;
+        self.doorbells.add(&doorbell)?;
         self.settle(shape, &ports);
         self.generation += 1;
-        for (count, has) in self.ports[port.0].ends.iter_mut().zip([shape.receives(), shape.sends()]) {
-            *count += usize::from(has);
-        }
+        self.ports[ports[0]].enter(shape);
         let slot = Slot {
-            end,
+            end: End::new(shape, memory, ports.len() as u16),
             doorbell,
             generation: self.generation,
             ports,
-            lease,
+            flow: route.flow,
+            lease: route.lease,
             violation: None,
             counts: PipeCounts::default(),
+            tokens: None,
+            files: None,
         };
         if free == self.pipes.len() {
             self.pipes.push(Some(slot));
         } else {
             self.pipes[free] = Some(slot);
         }
-        Ok((PipeId { slot: free, generation: self.generation }, offer))
+        Ok(PipeId { slot: free, generation: self.generation })
     }
 
-    fn check(&self, shape: Shape, ports: &[usize], lease: Option<Lease>) -> Result<()> {
-        let own = self.ports.get(ports[0]).ok_or(Errno::INVAL)?;
+    /// A free place for a pipe, and the slots of its ports.
+    fn place(&self, shape: Shape, route: &Route) -> Result<(usize, Vec<usize>)> {
+        let ports: Vec<usize> = [route.port].iter().chain(&route.others).map(|id| id.slot()).collect();
+        self.check(shape, &ports, route)?;
+        match self.pipes.iter().position(Option::is_none).unwrap_or(self.pipes.len()) {
+            PIPES_MAX.. => Err(Errno::MFILE),
+            free => Ok((free, ports)),
+        }
+    }
+
+    fn check(&self, shape: Shape, ports: &[usize], route: &Route) -> Result<()> {
+        let own = self.ports.get(ports[0]).filter(|port| !port.is_free()).ok_or(Errno::INVAL)?;
         let bytes = shape.unit() == Unit::Bytes;
         for (place, &number) in ports.iter().enumerate() {
-            let port = self.ports.get(number).ok_or(Errno::INVAL)?;
+            let port = self.ports.get(number).filter(|port| !port.is_free()).ok_or(Errno::INVAL)?;
             // What is sent into the far end of the own link would come back to this port's pipes.
             let loops = place > 0 && matches!(port.port, Port::Link(peer) if peer == ports[0]);
             if loops
@@ -201,11 +248,13 @@ impl Agent {
             }
         }
         let nothing_comes = shape.receives() && matches!(own.port, Port::Sink(_));
-        if nothing_comes || ports.len() > PIPE_PORTS_MAX || bytes && (lease.is_some() || ports.len() > 1) {
+        let flow = &route.flow;
+        let chosen = !flow.is_any() && (bytes || !shape.receives());
+        let of_frames = route.lease.is_some() || ports.len() > 1;
+        if nothing_comes || ports.len() > PIPE_PORTS_MAX || bytes && of_frames || chosen || !flow.is_sound() {
             return Err(Errno::INVAL);
         }
-        let taken = shape.receives() && own.ends[0] > 0 || shape.sends() && own.ends[1] > 0;
-        if bytes && taken {
+        if bytes && own.is_taken(shape) {
             return Err(Errno::ADDRINUSE);
         }
         Ok(())
@@ -221,26 +270,76 @@ impl Agent {
         }
     }
 
-    /// Seals the memory that the program of a pipe has mapped. From now on the pipe moves bytes.
+    /// Seals the memory that the program of a pipe has mapped which was opened here, and starts it.
     ///
     /// # Errors
     /// `EBADF` for a pipe that was closed; `EPROTO` where the program has taken pages away, which ends the pipe.
     pub fn seal(&mut self, id: PipeId) -> Result<()> {
-        let slot = self.pipes.get_mut(id.slot).and_then(Option::as_mut);
-        let slot = slot.filter(|slot| slot.generation == id.generation).ok_or(Errno::BADF)?;
-        match slot.end.seal() {
-            Ok(()) => {
-                let receivers = &mut self.ports[slot.ports[0]].receivers;
-                if slot.end.shape().receives() && slot.end.is_open() && !receivers.contains(&id.slot) {
-                    receivers.push(id.slot);
-                }
-                Ok(())
-            }
-            Err(violation) => {
+        let slot = self.slot(id).ok_or(Errno::BADF)?;
+        match slot.files.take().map(|files| files.seal()) {
+            Some(Err(violation)) => {
                 self.cut_off(id.slot, violation);
                 Err(Errno::PROTO)
             }
+            _ => self.start(id),
         }
+    }
+
+    /// Starts a pipe whose memory is sealed: from now on it moves bytes.
+    ///
+    /// # Errors
+    /// `EBADF` for a pipe that was closed.
+    pub fn start(&mut self, id: PipeId) -> Result<()> {
+        let slot = self.slot(id).ok_or(Errno::BADF)?;
+        slot.end.start();
+        if slot.end.shape().receives() && slot.end.is_open() {
+            let (port, flow) = (slot.ports[0], slot.flow);
+            self.ports[port].admit(id.slot, flow);
+        }
+        Ok(())
+    }
+
+    /// Ends a pipe for `errno`, which its program finds when it has read what was announced. Its counts stay until it is closed.
+    pub fn end(&mut self, id: PipeId, errno: Errno) {
+        if self.slot(id).is_some() {
+            self.leave(id.slot);
+            if let Some(slot) = self.slot(id) {
+                slot.end.end(errno);
+            }
+        }
+    }
+
+    /// Has a pipe wake whoever waits in `poll` or `epoll`: the writing end of a pipe of the kernel, which does not block, and whose reading
+    /// end the program has. A byte is written with each ring of a doorbell of the program's.
+    pub fn set_bell(&mut self, id: PipeId, bell: OwnedFd) {
+        if let Some(slot) = self.slot(id) {
+            slot.end.set_bell(bell);
+        }
+    }
+
+    /// Sets what a pipe may send from now on; none: as much as it likes.
+    pub fn set_tokens(&mut self, id: PipeId, tokens: Option<Tokens>) {
+        if let Some(slot) = self.slot(id) {
+            slot.tokens = tokens;
+        }
+    }
+
+    /// What a pipe may still send of [`Self::set_tokens`].
+    pub fn tokens(&mut self, id: PipeId) -> Option<Tokens> {
+        self.slot(id)?.tokens
+    }
+
+    /// Returns whether a pipe has sent something that was not taken.
+    pub fn has_sent(&mut self, id: PipeId) -> bool {
+        self.slot(id).is_some_and(|slot| slot.end.is_open() && slot.end.has_sent())
+    }
+
+    /// Has news of a descriptor end a sleep of the agent ([`Self::wait`]), as an edge.
+    ///
+    /// # Errors
+    /// Those of `epoll_ctl`.
+    pub fn watch(&self, fd: impl AsFd) -> Result<()> {
+        self.doorbells.add(fd)
     }
 
     /// Closes a pipe. Its program finds `ECONNRESET`; what it sent and was not delivered is gone.
@@ -268,17 +367,12 @@ impl Agent {
         self.pipes.get_mut(id.slot)?.as_mut().filter(|slot| slot.generation == id.generation)
     }
 
+    /// A pipe receives nothing more. Once only: one that has ended has left already.
     fn leave(&mut self, number: usize) {
-        let Some(slot) = &self.pipes[number] else { return };
-        let port = &mut self.ports[slot.ports[0]];
-        port.receivers.retain(|&receiver| receiver != number);
-        // Left once only: a pipe that was cut off has left already.
-        if slot.violation.is_none() {
-            let shape = slot.end.shape();
-            for (count, has) in port.ends.iter_mut().zip([shape.receives(), shape.sends()]) {
-                *count -= usize::from(has);
-            }
-        }
+        let Some(slot) = self.pipes[number].as_ref().filter(|slot| slot.end.ended().is_none()) else {
+            return;
+        };
+        self.ports[slot.ports[0]].leave(number, slot.end.shape());
     }
 
     fn cut_off(&mut self, number: usize, violation: Violation) {
@@ -324,6 +418,9 @@ impl Agent {
         let Some(mut slot) = self.pipes[number].take() else { return false };
         let (mut busy, mut broken) = (false, None);
         for _ in 0..self.burst {
+            if slot.tokens.is_some_and(|tokens| tokens.frames == 0 || tokens.bytes == 0) {
+                break;
+            }
             match slot.end.sent() {
                 Ok(None) => break,
                 Ok(Some(sent)) => {
@@ -367,8 +464,8 @@ impl Agent {
         if slot.lease.is_some_and(|lease| !lease.allows(copy)) {
             slot.counts.frames_refused += 1;
         } else {
-            self.ports[to].port.take(copy);
-            slot.counts.frames_sent += 1;
+            self.ports[to].take(copy);
+            slot.sent(copy.len());
         }
         slot.end.take();
         true
@@ -376,12 +473,15 @@ impl Agent {
 
     /// Passes one frame, or a part of a piece, to a pipe that receives from port `to`. Returns false if it has to wait.
     fn pass(&mut self, slot: &mut Slot, sent: &Sent, to: usize) -> bool {
-        let receiver = match self.ports[to].receivers[..] {
-            [] => return false,
-            [only] => only,
-            ref several => {
-                let mut header = [0; HEADER_BYTES];
-                several[spread(slot.end.copy_out(sent, &mut header), several.len())]
+        let mut header = [0; HEADER_BYTES];
+        let receiver = match self.ports[to].choose(|| slot.end.copy_out(sent, &mut header)) {
+            Choice::Pipe(receiver) => receiver,
+            Choice::Wait => return false,
+            Choice::Nobody => {
+                self.ports[to].drop_unbound();
+                slot.counts.frames_unbound += 1;
+                slot.end.take();
+                return true;
             }
         };
         let Some(receiver) = &mut self.pipes[receiver] else { return false };
@@ -395,8 +495,10 @@ impl Agent {
             Appended::Full => return false,
             Appended::Refused => slot.counts.frames_refused += 1,
             Appended::Done => {
-                slot.counts.frames_sent += 1;
-                receiver.counts.frames_received += 1;
+                slot.sent(sent.length);
+                receiver.received(sent.length);
+                self.ports[slot.ports[0]].count_sent(sent.length);
+                self.ports[to].count_received(sent.length);
             }
         }
         slot.end.take_part(sent.length);
@@ -405,20 +507,23 @@ impl Agent {
 
     /// Fills the rings of a port's pipes from its source.
     fn fill(&mut self, number: usize) -> bool {
-        let PortSlot { port, receivers, .. } = &mut self.ports[number];
+        let port = &mut self.ports[number];
         let mut busy = false;
         for _ in 0..self.burst {
-            if receivers.is_empty() {
-                break;
+            let Some((frame, choice)) = port.peek() else { break };
+            match choice {
+                Choice::Wait => break,
+                Choice::Nobody => port.drop_next(),
+                Choice::Pipe(receiver) => {
+                    let Some(slot) = &mut self.pipes[receiver] else { break };
+                    if !slot.end.append(frame) {
+                        break;
+                    }
+                    let len = frame.len();
+                    slot.received(len);
+                    port.advance(len);
+                }
             }
-            let Some(frame) = port.peek() else { break };
-            let receiver = if receivers.len() == 1 { 0 } else { spread(frame, receivers.len()) };
-            let Some(slot) = &mut self.pipes[receivers[receiver]] else { break };
-            if !slot.end.append(frame) {
-                break;
-            }
-            slot.counts.frames_received += 1;
-            port.advance();
             busy = true;
         }
         busy
@@ -452,46 +557,5 @@ impl Agent {
                 spin.slept();
             }
         }
-    }
-}
-
-/// Which of `count` pipes a frame's flow goes to: by addresses and ports of IPv4, or by MAC addresses.
-fn spread(header: &[u8], count: usize) -> usize {
-    /// Odd, and without a pattern in its bits: the golden ratio.
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let word = |at: usize| {
-        header.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes).into())
-    };
-    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(FACTOR).rotate_left(29);
-    let ipv4 = header.get(12..15) == Some(&[8, 0, 0x45]);
-    // Only the first piece of a datagram has ports.
-    let whole = word(20) >> 16 & 0x3fff == 0;
-    let hash = match (ipv4, whole) {
-        (true, true) => [word(26), word(30), word(34)].into_iter().fold(0, mix),
-        (true, false) => [word(26), word(30)].into_iter().fold(0, mix),
-        _ => [word(0), word(4), word(8)].into_iter().fold(0, mix),
-    };
-    (((hash >> 32) * count as u64) >> 32) as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flows_spread_over_pipes_and_stay_where_they_are() {
-        let mut frame = [0u8; 64];
-        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
-        let mut hit = [0u32; 8];
-        for port in 0..800u16 {
-            frame[34..36].copy_from_slice(&port.to_be_bytes());
-            hit[spread(&frame, 8)] += 1;
-        }
-        assert!(hit.iter().all(|&count| (50..200).contains(&count)), "{hit:?}");
-        // Fragments have no ports.
-        frame[20] = 0x20;
-        let of = |port: u8| spread(&[&frame[..35], &[port], &frame[36..]].concat(), 8);
-        assert!((0..100).all(|port| of(port) == of(0)));
-        assert_eq!(spread(&[], 3), spread(&[], 3));
     }
 }

@@ -19,7 +19,7 @@ use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
 use pd_shm::wait::{self, SharedCells};
 use pd_shm::{Own, Spin, Theirs};
 use rustix::io::{Errno, Result};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::slice;
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub struct Pipe {
     spin: Spin,
     /// The sleep of the agent that was rung for last.
     rung: u32,
+    /// See [`Pipe::set_bell`].
+    bell: Option<OwnedFd>,
 }
 
 impl Pipe {
@@ -80,6 +82,7 @@ impl Pipe {
             writer: Writer::default(),
             spin: Spin::new(Spin::LIMIT_DEFAULT),
             rung: 0,
+            bell: None,
         })
     }
 
@@ -268,6 +271,60 @@ impl Pipe {
             return Ok(());
         }
         Err(end.unwrap_or(Errno::AGAIN))
+    }
+
+    /// Has [`Self::arm`] use the reading end of a pipe of the kernel, which does not block; the agent has the writing end.
+    pub fn set_bell(&mut self, bell: OwnedFd) {
+        self.bell = Some(bell);
+    }
+
+    /// The descriptor that becomes readable after [`Self::arm`].
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Before a sleep in `poll` or `epoll` on [`Self::bell`]: gives back what was read, and has the bell become readable with the next bytes, in
+    /// a sending pipe when a quarter of the ring is free, and when the pipe ends. Returns whether there is something to do already.
+    ///
+    /// # Errors
+    /// The pipe's own error once it has ended and all was read.
+    pub fn arm(&mut self) -> Result<bool> {
+        if let Some(bell) = &self.bell {
+            let mut bytes = [0; 64];
+            while rustix::io::read(bell, &mut bytes).is_ok_and(|len| len == bytes.len()) {}
+        }
+        let ready = if self.shape.receives() { self.arm_receiver() } else { self.arm_sender() };
+        if ready {
+            return Ok(true);
+        }
+        self.end().map_or(Ok(false), Err)
+    }
+
+    fn arm_receiver(&mut self) -> bool {
+        if self.reader.unread() > 0 || self.reader.refresh(&Cells(&self.memory, self.shape)) > 0 {
+            return true;
+        }
+        self.reader.answer(&Cells(&self.memory, self.shape));
+        self.ring();
+        let wake_at = self.reader.read().wrapping_add(1);
+        self.memory.control.store_u64(pipe_control::RECV_WAKE_AT, wake_at, Ordering::Relaxed);
+        // SYNC POINT: wake-dekker
+        fence(Ordering::SeqCst);
+        self.reader.refresh(&Cells(&self.memory, self.shape)) > 0
+    }
+
+    fn arm_sender(&mut self) -> bool {
+        self.flush();
+        let ring = self.shape.ring_bytes();
+        let room = ring / 4;
+        if self.free(room) {
+            return true;
+        }
+        let wake_at = self.writer.placed.wrapping_sub(ring - room);
+        self.memory.control.store_u64(pipe_control::SEND_WAKE_AT, wake_at, Ordering::Relaxed);
+        // SYNC POINT: wake-dekker
+        fence(Ordering::SeqCst);
+        self.free(room)
     }
 
     fn sending(&self) -> Result<()> {

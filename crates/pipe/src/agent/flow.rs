@@ -1,0 +1,151 @@
+//! Which frames of a port a pipe receives.
+
+/// A network of IPv4: its address, and the bits of it that count. No bits: any address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Net {
+    /// Its address; bits that do not count are 0.
+    pub address: [u8; 4],
+    /// Bits of the address that count, 0 to 32.
+    pub prefix: u8,
+}
+
+/// A 5-tuple of IPv4 with wildcards. Of several pipes of a port the one with the most specific flow receives a frame, and pipes with the
+/// same flow share its frames. The default is any frame, also of other protocols than IPv4.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// Protocol of IPv4; 0 for any.
+    pub protocol: u8,
+    /// Networks of the source and of the destination.
+    pub addresses: [Net; 2],
+    /// Ports of UDP or TCP, of the source and of the destination; 0 for any. They need a protocol.
+    pub ports: [u16; 2],
+}
+
+/// Protocols that have ports.
+const WITH_PORTS: [u8; 2] = [6, 17];
+
+impl Net {
+    fn mask(self) -> u32 {
+        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
+    }
+
+    /// Returns whether `address` lies in the network.
+    pub fn contains(self, address: [u8; 4]) -> bool {
+        (u32::from_be_bytes(address) ^ u32::from_be_bytes(self.address)) & self.mask() == 0
+    }
+
+    /// Returns whether all of `other` lies in the network.
+    pub fn covers(self, other: Self) -> bool {
+        other.prefix >= self.prefix && self.contains(other.address)
+    }
+
+    fn is_sound(self) -> bool {
+        self.prefix <= 32 && u32::from_be_bytes(self.address) & !self.mask() == 0
+    }
+}
+
+impl Flow {
+    /// Returns whether it is any frame.
+    pub fn is_any(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns whether addresses have no bits that do not count, and ports have a protocol that knows them.
+    pub fn is_sound(&self) -> bool {
+        self.addresses.iter().all(|net| net.is_sound())
+            && (self.ports == [0; 2] || WITH_PORTS.contains(&self.protocol))
+    }
+
+    /// How much it says: among flows that a frame belongs to, the one that says most has it.
+    pub fn specificity(&self) -> u32 {
+        let bits = |is: bool, bits| if is { bits } else { 0 };
+        self.addresses.iter().map(|net| u32::from(net.prefix)).sum::<u32>()
+            + bits(self.protocol != 0, 8)
+            + self.ports.iter().map(|&port| bits(port != 0, 16)).sum::<u32>()
+    }
+
+    /// Returns whether a frame with these first bytes belongs to it. Pieces of datagrams but the first have no ports, and headers with
+    /// options belong to flows without ports.
+    pub fn matches(&self, header: &[u8]) -> bool {
+        if self.is_any() {
+            return true;
+        }
+        let Some(ip) = header.get(14..34).filter(|ip| header[12..14] == [8, 0] && ip[0] >> 4 == 4) else {
+            return false;
+        };
+        let address = |at: usize| [ip[at], ip[at + 1], ip[at + 2], ip[at + 3]];
+        if self.protocol != 0 && self.protocol != ip[9]
+            || !self.addresses[0].contains(address(12))
+            || !self.addresses[1].contains(address(16))
+        {
+            return false;
+        }
+        if self.ports == [0; 2] {
+            return true;
+        }
+        let first = u16::from_be_bytes([ip[6], ip[7]]) & 0x1fff == 0 && ip[0] == 0x45;
+        let Some(ports) = header.get(34..38).filter(|_| first) else { return false };
+        let of_frame = [u16::from_be_bytes([ports[0], ports[1]]), u16::from_be_bytes([ports[2], ports[3]])];
+        self.ports.iter().zip(of_frame).all(|(&port, of_frame)| port == 0 || port == of_frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame() -> [u8; 64] {
+        let mut frame = [0; 64];
+        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+        frame[23] = 17;
+        frame[26..38].copy_from_slice(&[10, 0, 0, 1, 10, 1, 0, 2, 0x30, 0x39, 0, 53]);
+        frame
+    }
+
+    fn net(address: [u8; 4], prefix: u8) -> Net {
+        Net { address, prefix }
+    }
+
+    #[test]
+    fn a_frame_belongs_to_flows_whose_words_it_has() {
+        let any = Flow::default();
+        let dns = Flow { protocol: 17, ports: [0, 53], ..any };
+        let to = Flow { addresses: [Net::default(), net([10, 1, 0, 0], 16)], ..any };
+        for flow in
+            [any, dns, to, Flow { addresses: to.addresses, ..dns }, Flow { ports: [12345, 53], ..dns }]
+        {
+            assert!(flow.is_sound() && flow.matches(&frame()), "{flow:?}");
+        }
+        for flow in [
+            Flow { protocol: 6, ..dns },
+            Flow { ports: [0, 54], ..dns },
+            Flow { ports: [53, 0], ..dns },
+            Flow { addresses: [net([10, 1, 0, 0], 16), Net::default()], ..any },
+        ] {
+            assert!(!flow.matches(&frame()), "{flow:?}");
+        }
+        // A later piece of a datagram, options, another protocol, and a frame that is too short.
+        for (at, byte) in [(21, 1), (14, 0x46), (13, 6)] {
+            let mut other = frame();
+            other[at] = byte;
+            assert!(any.matches(&other) && !dns.matches(&other), "byte {at}");
+        }
+        assert!(!dns.matches(&frame()[..37]) && !to.matches(&frame()[..33]) && any.matches(&[]));
+    }
+
+    #[test]
+    fn the_more_is_said_the_more_specific() {
+        let any = Flow::default();
+        let dns = Flow { protocol: 17, ports: [0, 53], ..any };
+        let host = Flow { addresses: [Net::default(), net([10, 1, 0, 2], 32)], ..any };
+        assert!(any.specificity() == 0 && dns.specificity() == 24 && host.specificity() == 32);
+        assert!(!Flow { ports: [0, 53], ..any }.is_sound() && !Flow { protocol: 1, ..dns }.is_sound());
+        assert!(!Flow { addresses: [net([10, 0, 0, 1], 24), Net::default()], ..any }.is_sound());
+        assert!(!Flow { addresses: [net([0; 4], 33), Net::default()], ..any }.is_sound());
+        assert!(
+            net([10, 0, 0, 0], 8).covers(net([10, 1, 0, 0], 16))
+                && !net([10, 1, 0, 0], 16).covers(net([10, 0, 0, 0], 8))
+        );
+        assert!(Net::default().covers(Net::default()) && net([0; 4], 0).contains([255; 4]));
+    }
+}

@@ -1,0 +1,284 @@
+//! Ports of an agent: which of a port's pipes a frame goes to, and what went through.
+use super::flow::Flow;
+use super::{Agent, PipeId};
+use crate::port::Port;
+use crate::shape::{Shape, Unit};
+use rustix::io::Errno;
+
+/// A port of an agent. The id of a port that was removed may name another later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortId(usize);
+
+impl PortId {
+    pub(super) fn slot(self) -> usize {
+        self.0
+    }
+}
+
+/// What went through a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounts {
+    /// Frames that its pipes received.
+    pub frames_received: u64,
+    /// Bytes of these.
+    pub bytes_received: u64,
+    /// Frames that pipes sent to it.
+    pub frames_sent: u64,
+    /// Bytes of these.
+    pub bytes_sent: u64,
+    /// Frames for which no pipe is bound, dropped.
+    pub frames_unbound: u64,
+}
+
+/// Pipes with the same flow.
+#[derive(Debug)]
+struct Group {
+    flow: Flow,
+    pipes: Vec<usize>,
+}
+
+/// Pipes that receive from a port, and have started; the most specific flows first.
+#[derive(Debug, Default)]
+struct Groups(Vec<Group>);
+
+/// Which pipe a frame goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    Pipe(usize),
+    /// No pipe receives from the port: the frame waits.
+    Wait,
+    /// No pipe is bound to it.
+    Nobody,
+}
+
+#[derive(Debug)]
+pub(super) struct PortSlot {
+    pub(super) port: Port,
+    /// What pipes carry here; settled by the first one.
+    pub(super) unit: Option<Unit>,
+    groups: Groups,
+    /// Pipes here that receive, started or not, and that send.
+    ends: [usize; 2],
+    counts: PortCounts,
+    /// The port was removed.
+    free: bool,
+}
+
+impl PortSlot {
+    fn new(port: Port) -> Self {
+        Self {
+            port,
+            unit: None,
+            groups: Groups::default(),
+            ends: [0; 2],
+            counts: PortCounts::default(),
+            free: false,
+        }
+    }
+
+    pub(super) fn is_free(&self) -> bool {
+        self.free
+    }
+
+    /// A pipe belongs here.
+    pub(super) fn enter(&mut self, shape: Shape) {
+        for (count, has) in self.ends.iter_mut().zip([shape.receives(), shape.sends()]) {
+            *count += usize::from(has);
+        }
+    }
+
+    /// Returns whether an unmarked stream of this shape has an end here already.
+    pub(super) fn is_taken(&self, shape: Shape) -> bool {
+        shape.receives() && self.ends[0] > 0 || shape.sends() && self.ends[1] > 0
+    }
+
+    /// A pipe receives from now on.
+    pub(super) fn admit(&mut self, pipe: usize, flow: Flow) {
+        let Groups(groups) = &mut self.groups;
+        match groups.iter_mut().find(|group| group.flow == flow) {
+            Some(group) if group.pipes.contains(&pipe) => {}
+            Some(group) => group.pipes.push(pipe),
+            None => {
+                groups.push(Group { flow, pipes: vec![pipe] });
+                groups.sort_by_key(|group| std::cmp::Reverse(group.flow.specificity()));
+            }
+        }
+    }
+
+    /// A pipe belongs here no more.
+    pub(super) fn leave(&mut self, pipe: usize, shape: Shape) {
+        let Groups(groups) = &mut self.groups;
+        groups.iter_mut().for_each(|group| group.pipes.retain(|&other| other != pipe));
+        groups.retain(|group| !group.pipes.is_empty());
+        for (count, has) in self.ends.iter_mut().zip([shape.receives(), shape.sends()]) {
+            *count -= usize::from(has);
+        }
+    }
+
+    /// Which pipe a frame goes to, whose `header` is looked at where it matters.
+    #[inline]
+    pub(super) fn choose<'a>(&self, header: impl FnOnce() -> &'a [u8]) -> Choice {
+        self.groups.choose(header)
+    }
+
+    /// The next frame that a pipe receives, other than from a link, and which.
+    #[inline]
+    pub(super) fn peek(&mut self) -> Option<(&[u8], Choice)> {
+        if self.groups.0.is_empty() {
+            return None;
+        }
+        let frame = self.port.peek()?;
+        Some((frame, self.groups.choose(|| frame)))
+    }
+
+    /// Counts that frame, of `len` bytes, as received.
+    #[inline]
+    pub(super) fn advance(&mut self, len: usize) {
+        self.port.advance();
+        self.count_received(len);
+    }
+
+    /// Drops that frame, for which no pipe is bound.
+    pub(super) fn drop_next(&mut self) {
+        self.port.advance();
+        self.drop_unbound();
+    }
+
+    pub(super) fn drop_unbound(&mut self) {
+        self.counts.frames_unbound += 1;
+    }
+
+    /// Takes what a pipe sent, a private copy, other than into a link.
+    #[inline]
+    pub(super) fn take(&mut self, bytes: &[u8]) {
+        self.port.take(bytes);
+        self.count_sent(bytes.len());
+    }
+
+    #[inline]
+    pub(super) fn count_received(&mut self, len: usize) {
+        self.counts.frames_received += 1;
+        self.counts.bytes_received += len as u64;
+    }
+
+    #[inline]
+    pub(super) fn count_sent(&mut self, len: usize) {
+        self.counts.frames_sent += 1;
+        self.counts.bytes_sent += len as u64;
+    }
+}
+
+impl Groups {
+    #[inline]
+    fn choose<'a>(&self, header: impl FnOnce() -> &'a [u8]) -> Choice {
+        match &self.0[..] {
+            [] => Choice::Wait,
+            [only] if only.pipes.len() == 1 && only.flow.is_any() => Choice::Pipe(only.pipes[0]),
+            groups => {
+                let header = header();
+                match groups.iter().find(|group| group.flow.matches(header)) {
+                    Some(group) => Choice::Pipe(group.pipes[spread(header, group.pipes.len())]),
+                    None => Choice::Nobody,
+                }
+            }
+        }
+    }
+}
+
+impl Agent {
+    /// Adds a port that is no link.
+    pub fn add_port(&mut self, port: Port) -> PortId {
+        self.add(|_| port)
+    }
+
+    /// Adds the two ends of a link: what is sent at one is received at the other.
+    pub fn add_link(&mut self) -> (PortId, PortId) {
+        let near = self.add(Port::Link);
+        let far = self.add(|_| Port::Link(near.0));
+        self.ports[near.0].port = Port::Link(far.0);
+        (near, far)
+    }
+
+    fn add(&mut self, port: impl FnOnce(usize) -> Port) -> PortId {
+        let place = self.ports.iter().position(PortSlot::is_free).unwrap_or(self.ports.len());
+        let slot = PortSlot::new(port(place));
+        if place == self.ports.len() {
+            self.ports.push(slot);
+        } else {
+            self.ports[place] = slot;
+        }
+        PortId(place)
+    }
+
+    /// Removes a port, and of a link both ends. Pipes that lead there end with `ENODEV`, also those whose verdicts could name it. Returns
+    /// what is left to do with it.
+    pub fn remove_port(&mut self, id: PortId) -> Option<Port> {
+        let slot = self.ports.get(id.0).filter(|slot| !slot.free)?;
+        let gone = match slot.port {
+            Port::Link(peer) => vec![id.0, peer],
+            _ => vec![id.0],
+        };
+        let leads_there = |ports: &[usize]| ports.iter().any(|port| gone.contains(port));
+        let ends: Vec<_> = (self.pipes.iter().enumerate())
+            .filter_map(|(slot, pipe)| pipe.as_ref().map(|pipe| (slot, pipe)))
+            .filter(|(_, pipe)| leads_there(&pipe.ports))
+            .map(|(slot, pipe)| PipeId { slot, generation: pipe.generation })
+            .collect();
+        ends.into_iter().for_each(|pipe| self.end(pipe, Errno::NODEV));
+        for &number in &gone {
+            self.ports[number].free = true;
+        }
+        Some(std::mem::replace(&mut self.ports[id.0].port, Port::Sink(Default::default())))
+    }
+
+    /// The port of a number that this agent gave out.
+    pub fn port(&mut self, id: PortId) -> &mut Port {
+        &mut self.ports[id.0].port
+    }
+
+    /// What went through a port.
+    pub fn port_counts(&self, id: PortId) -> PortCounts {
+        self.ports[id.0].counts
+    }
+}
+
+/// Which of `count` pipes a frame's flow goes to: by addresses and ports of IPv4, or by MAC addresses.
+fn spread(header: &[u8], count: usize) -> usize {
+    /// Odd, and without a pattern in its bits: the golden ratio.
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let word = |at: usize| {
+        header.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes).into())
+    };
+    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(FACTOR).rotate_left(29);
+    let ipv4 = header.get(12..15) == Some(&[8, 0, 0x45]);
+    // Only the first piece of a datagram has ports.
+    let whole = word(20) >> 16 & 0x3fff == 0;
+    let hash = match (ipv4, whole) {
+        (true, true) => [word(26), word(30), word(34)].into_iter().fold(0, mix),
+        (true, false) => [word(26), word(30)].into_iter().fold(0, mix),
+        _ => [word(0), word(4), word(8)].into_iter().fold(0, mix),
+    };
+    (((hash >> 32) * count as u64) >> 32) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_spread_over_pipes_and_stay_where_they_are() {
+        let mut frame = [0u8; 64];
+        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+        let mut hit = [0u32; 8];
+        for port in 0..800u16 {
+            frame[34..36].copy_from_slice(&port.to_be_bytes());
+            hit[spread(&frame, 8)] += 1;
+        }
+        assert!(hit.iter().all(|&count| (50..200).contains(&count)), "{hit:?}");
+        // Fragments have no ports.
+        frame[20] = 0x20;
+        let of = |port: u8| spread(&[&frame[..35], &[port], &frame[36..]].concat(), 8);
+        assert!((0..100).all(|port| of(port) == of(0)));
+        assert_eq!(spread(&[], 3), spread(&[], 3));
+    }
+}

@@ -1,0 +1,164 @@
+//! Which pipe of a port has a frame, ports that are removed, tokens, and bells.
+#![cfg(not(loom))]
+
+use pd_pipe::{
+    Agent, Direction, Flow, Gen, Made, Net, Offer, Pipe, PipeId, Port, PortId, Recipe, Route, Shape, Sink,
+    Tokens, Unit,
+};
+use rustix::io::Errno;
+use rustix::pipe::{pipe_with, PipeFlags};
+use std::time::Duration;
+
+fn shape(direction: Direction) -> Shape {
+    Shape::new(direction, Unit::Frames, 64 << 10).unwrap()
+}
+
+fn map(agent: &mut Agent, (id, offer): (PipeId, Offer)) -> Pipe {
+    let pipe = Pipe::map(offer).unwrap();
+    agent.seal(id).unwrap();
+    pipe
+}
+
+fn bound(agent: &mut Agent, port: PortId, flow: Flow) -> Result<(PipeId, Pipe), Errno> {
+    let (made, files, offer) = Made::new(shape(Direction::Receive)).unwrap();
+    let id = agent.adopt(made, &Route { flow, ..Route::to(port) })?;
+    let pipe = Pipe::map(offer).unwrap();
+    files.seal().unwrap();
+    agent.start(id).unwrap();
+    Ok((id, pipe))
+}
+
+fn read(pipe: &mut Pipe) -> Vec<Vec<u8>> {
+    let mut read = Vec::new();
+    if let Ok(mut frames) = pipe.frames() {
+        while let Some(frame) = frames.next() {
+            read.push(frame.bytes().to_vec());
+        }
+    }
+    read
+}
+
+/// A frame of UDP from 10.0.0.1 port 9 to 10.0.0.`host` port `port`.
+fn frame(host: u8, port: u16) -> [u8; 64] {
+    let mut frame = [0; 64];
+    frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+    frame[23] = 17;
+    frame[26..36].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, host, 0, 9]);
+    frame[36..38].copy_from_slice(&port.to_be_bytes());
+    frame
+}
+
+#[test]
+fn a_frame_goes_to_the_most_specific_flow_and_without_one_nowhere() {
+    let mut agent = Agent::new().unwrap();
+    let (near, far) = agent.add_link();
+    let opened = agent.open(shape(Direction::Send), near, &[], None).unwrap();
+    let from = opened.0;
+    let mut sender = map(&mut agent, opened);
+    let to = |address, prefix| [Net::default(), Net { address, prefix }];
+    let dns = Flow { protocol: 17, ports: [0, 53], ..Flow::default() };
+    let host = Flow { addresses: to([10, 0, 0, 7], 32), ..Flow::default() };
+    let (_, mut of_dns) = bound(&mut agent, far, dns).unwrap();
+    let (of_host, mut host_pipe) = bound(&mut agent, far, host).unwrap();
+    let send = |agent: &mut Agent, sender: &mut Pipe| {
+        for (host, port) in [(2, 53), (7, 53), (2, 80)] {
+            sender.send(&frame(host, port), 0).unwrap();
+        }
+        sender.flush();
+        agent.turn();
+    };
+    send(&mut agent, &mut sender);
+    // An address says more than a port.
+    assert_eq!(read(&mut of_dns), [frame(2, 53)]);
+    assert_eq!(read(&mut host_pipe), [frame(7, 53)]);
+    assert_eq!((agent.counts(from).unwrap().frames_unbound, agent.port_counts(far).frames_unbound), (1, 1));
+    // What is left goes to a pipe for any frame; who leaves, leaves its frames to others.
+    let (_, mut rest) = bound(&mut agent, far, Flow::default()).unwrap();
+    agent.close(of_host);
+    send(&mut agent, &mut sender);
+    assert_eq!(read(&mut of_dns), [frame(2, 53), frame(7, 53)]);
+    assert_eq!(read(&mut rest), [frame(2, 80)]);
+    let counts = agent.port_counts(far);
+    assert_eq!((counts.frames_received, counts.bytes_received, counts.frames_unbound), (5, 320, 1));
+    assert_eq!(agent.port_counts(near).frames_sent, 5);
+    // A flow that says nothing sound is no pipe's.
+    let odd = Flow { ports: [0, 53], ..Flow::default() };
+    assert_eq!(bound(&mut agent, far, odd).err(), Some(Errno::INVAL));
+}
+
+#[test]
+fn pipes_end_with_their_port_and_its_place_is_another_ports() {
+    let mut agent = Agent::new().unwrap();
+    let (near, far) = agent.add_link();
+    let recipe = Recipe { sizes: vec![64], flows: 1, frames: 0 };
+    let gen = agent.add_port(Port::Gen(Gen::new(recipe).unwrap()));
+    let opened = agent.open(shape(Direction::Receive), far, &[], None).unwrap();
+    let mut receiver = map(&mut agent, opened);
+    let opened = agent.open(shape(Direction::Forward), gen, &[near], None).unwrap();
+    let mut forwarder = map(&mut agent, opened);
+    let opened = agent.open(shape(Direction::Receive), gen, &[], None).unwrap();
+    let mut bystander = map(&mut agent, opened);
+    agent.remove_port(near).unwrap();
+    assert_eq!(receiver.frames().err(), Some(Errno::NODEV));
+    assert_eq!(forwarder.frames().err(), Some(Errno::NODEV));
+    assert!(agent.remove_port(near).is_none() && agent.remove_port(far).is_none());
+    let open = agent.open(shape(Direction::Send), far, &[], None).map(drop);
+    assert_eq!(open, Err(Errno::INVAL));
+    agent.turn();
+    assert_eq!(read(&mut bystander).len(), 256);
+    let sink = agent.add_port(Port::Sink(Sink::default()));
+    assert!(sink == near || sink == far);
+    assert_eq!(agent.open(shape(Direction::Forward), gen, &[near, far], None).map(drop), Err(Errno::INVAL));
+}
+
+#[test]
+fn a_pipe_sends_what_it_has_tokens_for() {
+    let mut agent = Agent::new().unwrap();
+    let sink = agent.add_port(Port::Sink(Sink::default()));
+    let opened = agent.open(shape(Direction::Send), sink, &[], None).unwrap();
+    let id = opened.0;
+    let mut pipe = map(&mut agent, opened);
+    for _ in 0..10 {
+        pipe.send(&[1; 100], 0).unwrap();
+    }
+    pipe.flush();
+    for (tokens, sent) in [((3, 1000), 3), ((9, 150), 5), ((0, 1000), 5), ((1000, 0), 5)] {
+        agent.set_tokens(id, Some(Tokens { frames: tokens.0, bytes: tokens.1 }));
+        agent.turn();
+        assert_eq!(agent.counts(id).unwrap().frames_sent, sent);
+        assert!(agent.has_sent(id));
+    }
+    agent.set_tokens(id, None);
+    agent.turn();
+    let counts = agent.counts(id).unwrap();
+    assert_eq!((counts.frames_sent, counts.bytes_sent, agent.has_sent(id)), (10, 1000, false));
+}
+
+/// A program that waits for many things at once reads a byte for each time that it is woken.
+#[test]
+fn a_bell_is_rung_when_its_program_is_to_be_woken() {
+    let mut agent = Agent::new().unwrap();
+    let recipe = Recipe { sizes: vec![64], flows: 1, frames: 1 };
+    let gen = agent.add_port(Port::Gen(Gen::new(recipe).unwrap()));
+    let opened = agent.open(shape(Direction::Receive), gen, &[], None).unwrap();
+    let id = opened.0;
+    let mut pipe = map(&mut agent, opened);
+    let (theirs, bell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+    agent.set_bell(id, bell);
+    pipe.set_bell(theirs);
+    assert!(!pipe.arm().unwrap());
+    let readable = |pipe: &Pipe| {
+        let fd = pipe.bell().unwrap();
+        let mut ready = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut ready, Some(&Default::default())).unwrap() == 1
+    };
+    assert!(!readable(&pipe));
+    agent.turn();
+    assert!(readable(&pipe));
+    assert!(pipe.arm().unwrap() && !readable(&pipe));
+    assert_eq!(read(&mut pipe).len(), 1);
+    assert!(!pipe.arm().unwrap());
+    agent.end(id, Errno::ACCESS);
+    assert!(readable(&pipe));
+    assert_eq!((pipe.arm(), pipe.wait(Duration::ZERO)), (Err(Errno::ACCESS), Err(Errno::ACCESS)));
+}
