@@ -145,6 +145,12 @@
 /* Bytes of an entry of a frame table. */
 #define PD_ABI_FRAME_ENTRY_BYTES 4ull
 
+/* Sizes of wishes for pipes. */
+/* Bytes of a PipeWish in the text of a Frame. */
+#define PD_ABI_PIPE_WISH_BYTES 88ull
+/* Bytes of the names of a wish's ports. */
+#define PD_ABI_PIPE_NAMES_BYTES 64ull
+
 /* Verdicts on frames of a pipe. */
 /* To the port that the pipe belongs to; of a forwarded frame the one that it came from. Other numbers name the ports that the pipe was opened with. */
 #define PD_ABI_VERDICT_BACK 0ull
@@ -248,6 +254,14 @@
 #define PD_ABI_FRAME_PEER_BELL 16ull
 /* Client: asks for the socket by which it can pass files (PassedFile). Driver: passes it, once; then EEXIST. */
 #define PD_ABI_FRAME_FILE_SOCKET 17ull
+/* Client: asks for a pipe with a ring of bytes; a pipe::PipeWish is in the text. Driver: passes it, with the number id. */
+#define PD_ABI_FRAME_PIPE 18ull
+/* Client: the memory of pipe id is mapped and can be sealed. */
+#define PD_ABI_FRAME_PIPE_MAPPED 19ull
+/* Client: asks for a pipe of the kernel that becomes readable when pipe id is to be looked at. Driver: passes it. */
+#define PD_ABI_FRAME_PIPE_BELL 20ull
+/* Client: needs pipe id no more. */
+#define PD_ABI_FRAME_PIPE_CLOSE 21ull
 
 /* Requests about kernel sockets. */
 /* Connections to this listening socket may have twins. Each process that holds the socket may ask for it. */
@@ -260,6 +274,20 @@
 #define PD_ABI_TWIN_TAKE 4ull
 /* The client claims none of the listening socket's connections any more. */
 #define PD_ABI_TWIN_UNLISTEN 5ull
+
+/* Directions of pipes. */
+/* To the client. */
+#define PD_ABI_PIPE_RECEIVE 1ull
+/* From the client. */
+#define PD_ABI_PIPE_SEND 2ull
+/* To the client and on from there, in one ring. */
+#define PD_ABI_PIPE_FORWARD 3ull
+
+/* Units of pipes. */
+/* Frames, with a frame table. */
+#define PD_ABI_PIPE_UNIT_FRAMES 1ull
+/* Bytes without marks between them. */
+#define PD_ABI_PIPE_UNIT_BYTES 2ull
 
 /* Families of addresses. */
 /* A file, of a socket that has one for an address; device and inode are the bytes. */
@@ -504,6 +532,28 @@
 #define PD_ABI_PIPE_CONTROL_RECV_WAKE_AT 256ull
 /* u64: Ring send_doorbell when send_consumer reaches this. */
 #define PD_ABI_PIPE_CONTROL_SEND_WAKE_AT 264ull
+
+/* A wish for a pipe, in a frame's text, written by: client. 88 bytes. */
+/* u8: A PipeDirection. */
+#define PD_ABI_PIPE_WISH_DIRECTION 0ull
+/* u8: A PipeUnit. */
+#define PD_ABI_PIPE_WISH_UNIT 1ull
+/* u8: Protocol of IPv4. */
+#define PD_ABI_PIPE_WISH_PROTOCOL 2ull
+/* u8: Bits of the source address that count. */
+#define PD_ABI_PIPE_WISH_SOURCE_PREFIX 3ull
+/* u8: Bits of the destination address that count. */
+#define PD_ABI_PIPE_WISH_DESTINATION_PREFIX 4ull
+/* [u8; 4]: Source address of IPv4. */
+#define PD_ABI_PIPE_WISH_SOURCE 8ull
+/* [u8; 4]: Destination address of IPv4. */
+#define PD_ABI_PIPE_WISH_DESTINATION 12ull
+/* u16: Source port of UDP or TCP. */
+#define PD_ABI_PIPE_WISH_SOURCE_PORT 16ull
+/* u16: Destination port of UDP or TCP. */
+#define PD_ABI_PIPE_WISH_DESTINATION_PORT 18ull
+/* [u8; PIPE_NAMES_BYTES]: Names of ports with commas between them, padded with zeros: the pipe's own, then those that its verdicts may name, the first as 1. */
+#define PD_ABI_PIPE_WISH_NAMES 24ull
 
 /* A request about a kernel socket, in a frame's text, written by: client. 64 bytes. */
 /* u32: A TwinOperation. */

@@ -43,6 +43,7 @@ pub const CONSTANTS: &[Numbers] = &[
     numbers("", "Sizes of requests about kernel sockets", twin::SIZES),
     numbers("", "Ids of frames", frame::IDS),
     numbers("", "Limits of pipes", pipe::LIMITS),
+    numbers("", "Sizes of wishes for pipes", pipe::SIZES),
     numbers("VERDICT_", "Verdicts on frames of a pipe", pipe::VERDICTS),
 ];
 
@@ -53,6 +54,8 @@ pub const KINDS: &[Numbers] = &[
     numbers("EVENT_", "Events", EventKind::DECLARED),
     numbers("FRAME_", "Frames", FrameKind::DECLARED),
     numbers("TWIN_", "Requests about kernel sockets", TwinOperation::DECLARED),
+    numbers("PIPE_", "Directions of pipes", pipe::PipeDirection::DECLARED),
+    numbers("PIPE_UNIT_", "Units of pipes", pipe::PipeUnit::DECLARED),
     numbers("FAMILY_", "Families of addresses", Family::DECLARED),
     numbers("REASON_", "Why a connection is the kernel's", KernelReason::DECLARED),
     numbers("COMMAND_", "Commands of an engine", CommandType::DECLARED),
@@ -82,6 +85,7 @@ pub const PAGES: &[Layout] = &[
     words("DIRECT_", "Index page of a direct ring", "its owner, a client", limits::PAGE_BYTES, direct::WORDS),
     words("PIPE_STATUS_", "First page of a pipe's status file", "agent", limits::PAGE_BYTES, pipe::pipe_status::WORDS),
     words("PIPE_CONTROL_", "First page of a pipe's control file", "client", limits::PAGE_BYTES, pipe::pipe_control::WORDS),
+    words("PIPE_WISH_", "A wish for a pipe, in a frame's text", "client", pipe::PIPE_WISH_BYTES, pipe::pipe_wish::WORDS),
     words("TWIN_REQUEST_", "A request about a kernel socket, in a frame's text", "client", crate::TWIN_REQUEST_BYTES, twin::twin_request::WORDS),
 ];
 

@@ -1,4 +1,5 @@
 use crate::declare::{constants, entry, kinds};
+use crate::pipe::PipeWish;
 use crate::{TwinRequest, MAGIC, TWIN_REQUEST_BYTES, VERSION};
 
 entry! {
@@ -34,6 +35,14 @@ entry! {
     ///                               ←  PeerBell (socket, number) + eventfd
     /// FileSocket                    →            once, for files that the driver shall send
     ///                               ←  FileSocket + a socket for `PassedFile` datagrams
+    /// Pipe (bytes, wish)            →            a ring of packets of a port
+    ///                               ←  Pipe (id, bytes) + status, control and ring memfd, doorbell eventfd
+    /// PipeMapped (id)               →
+    ///                               ←  Ready (id)            now it moves frames
+    /// PipeBell (id)                 →
+    ///                               ←  PipeBell (id) + read end of a pipe
+    /// PipeClose (id)                →
+    ///                               ←  Ready (id)
     ///                               ←  Error (errno, text)   instead of any answer
     ///                               ←  Goodbye (errno, text) before the driver cuts a client off
     /// ```
@@ -99,6 +108,14 @@ kinds! {
         PeerBell = 16,
         /// Client: asks for the socket by which it can pass files ([`crate::PassedFile`]). Driver: passes it, once; then `EEXIST`.
         FileSocket = 17,
+        /// Client: asks for a pipe with a ring of `bytes`; a [`crate::pipe::PipeWish`] is in the text. Driver: passes it, with the number `id`.
+        Pipe = 18,
+        /// Client: the memory of pipe `id` is mapped and can be sealed.
+        PipeMapped = 19,
+        /// Client: asks for a pipe of the kernel that becomes readable when pipe `id` is to be looked at. Driver: passes it.
+        PipeBell = 20,
+        /// Client: needs pipe `id` no more.
+        PipeClose = 21,
     }
 }
 
@@ -167,6 +184,18 @@ impl Frame {
         let mut bytes = [0; TWIN_REQUEST_BYTES];
         bytes.copy_from_slice(&self.text[..TWIN_REQUEST_BYTES]);
         TwinRequest::from_bytes(&bytes)
+    }
+
+    /// The frame with a wish for a pipe in its text.
+    #[must_use]
+    pub fn with_wish(mut self, wish: &PipeWish) -> Self {
+        self.text = wish.to_bytes();
+        self
+    }
+
+    /// The wish in the text of a `Pipe` frame. None where it is none.
+    pub fn wish(&self) -> Option<PipeWish> {
+        PipeWish::from_bytes(&self.text)
     }
 
     /// The reason; empty if it is not UTF-8.

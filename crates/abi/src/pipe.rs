@@ -10,7 +10,7 @@
 //!
 //! A *frame table* has one u32 for each line of the ring, valid for lines where a frame starts: [`entry`]. The rest of the
 //! table is undefined.
-use crate::declare::{constants, words};
+use crate::declare::{constants, kinds, words};
 use crate::limits::{LINE_BYTES, PAGE_BYTES};
 
 words! {
@@ -56,6 +56,131 @@ constants! {
     BACK: u16 = 0;
     /// To no port: the frame ends here.
     DROP: u16 = u16::MAX;
+}
+
+kinds! {
+    /// Which way the bytes of a pipe go.
+    enum PipeDirection: u32 {
+        /// To the client.
+        Receive = 1,
+        /// From the client.
+        Send = 2,
+        /// To the client and on from there, in one ring.
+        Forward = 3,
+    }
+}
+
+kinds! {
+    /// What the bytes of a pipe are.
+    enum PipeUnit: u32 {
+        /// Frames, with a frame table.
+        Frames = 1,
+        /// Bytes without marks between them.
+        Bytes = 2,
+    }
+}
+
+constants! {
+    SIZES:
+    /// Bytes of a [`PipeWish`] in the text of a [`crate::Frame`].
+    PIPE_WISH_BYTES: usize = 88;
+    /// Bytes of the names of a wish's ports.
+    PIPE_NAMES_BYTES: usize = 64;
+}
+
+words! {
+    /// Words of a [`PipeWish`] in the text of a [`crate::Frame`], numbers little endian, addresses in the order of the network. Those
+    /// from `protocol` to `destination_port` are a flow: the frames that the pipe receives. Zeros are wildcards.
+    mod pipe_wish in PIPE_WISH_BYTES {
+        /// A [`PipeDirection`].
+        DIRECTION: u8 = 0;
+        /// A [`PipeUnit`].
+        UNIT: u8 = 1;
+        /// Protocol of IPv4.
+        PROTOCOL: u8 = 2;
+        /// Bits of the source address that count.
+        SOURCE_PREFIX: u8 = 3;
+        /// Bits of the destination address that count.
+        DESTINATION_PREFIX: u8 = 4;
+        /// Source address of IPv4.
+        SOURCE: [u8; 4] = 8;
+        /// Destination address of IPv4.
+        DESTINATION: [u8; 4] = 12;
+        /// Source port of UDP or TCP.
+        SOURCE_PORT: u16 = 16;
+        /// Destination port of UDP or TCP.
+        DESTINATION_PORT: u16 = 18;
+        /// Names of ports with commas between them, padded with zeros: the pipe's own, then those that its verdicts may name, the first as 1.
+        NAMES: [u8; PIPE_NAMES_BYTES] = 24;
+    }
+}
+
+/// What a client asks for in a [`crate::FrameKind::Pipe`]; nothing of it is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PipeWish {
+    /// Which way.
+    pub direction: PipeDirection,
+    /// Of what.
+    pub unit: PipeUnit,
+    /// Protocol of IPv4; 0 for any.
+    pub protocol: u8,
+    /// Address and prefix of the source and of the destination.
+    pub addresses: [([u8; 4], u8); 2],
+    /// Ports of the source and of the destination; 0 for any.
+    pub ports: [u16; 2],
+    names: [u8; PIPE_NAMES_BYTES],
+}
+
+impl PipeWish {
+    /// A wish for all frames of the ports of these names, with commas between them. None if the names are too long.
+    pub fn new(direction: PipeDirection, unit: PipeUnit, names: &str) -> Option<Self> {
+        let mut bytes = [0; PIPE_NAMES_BYTES];
+        bytes.get_mut(..names.len())?.copy_from_slice(names.as_bytes());
+        let addresses = [([0; 4], 0); 2];
+        Some(Self { direction, unit, protocol: 0, addresses, ports: [0; 2], names: bytes })
+    }
+
+    /// Names of the ports. None where they are not UTF-8.
+    pub fn names(&self) -> Option<impl Iterator<Item = &str>> {
+        let len = self.names.iter().position(|&byte| byte == 0).unwrap_or(self.names.len());
+        Some(core::str::from_utf8(&self.names[..len]).ok()?.split(','))
+    }
+
+    /// The bytes of the wish.
+    pub fn to_bytes(&self) -> [u8; PIPE_WISH_BYTES] {
+        use pipe_wish::*;
+        let mut bytes = [0; PIPE_WISH_BYTES];
+        let [(source, source_prefix), (destination, destination_prefix)] = self.addresses;
+        (bytes[DIRECTION], bytes[UNIT]) = (self.direction as u8, self.unit as u8);
+        (bytes[PROTOCOL], bytes[SOURCE_PREFIX], bytes[DESTINATION_PREFIX]) =
+            (self.protocol, source_prefix, destination_prefix);
+        bytes[SOURCE..SOURCE + 4].copy_from_slice(&source);
+        bytes[DESTINATION..DESTINATION + 4].copy_from_slice(&destination);
+        bytes[SOURCE_PORT..SOURCE_PORT + 2].copy_from_slice(&self.ports[0].to_le_bytes());
+        bytes[DESTINATION_PORT..DESTINATION_PORT + 2].copy_from_slice(&self.ports[1].to_le_bytes());
+        bytes[NAMES..NAMES + PIPE_NAMES_BYTES].copy_from_slice(&self.names);
+        bytes
+    }
+
+    /// The wish in these bytes. None where direction or unit is none.
+    pub fn from_bytes(bytes: &[u8; PIPE_WISH_BYTES]) -> Option<Self> {
+        use pipe_wish::*;
+        let address = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+        let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let mut names = [0; PIPE_NAMES_BYTES];
+        names.copy_from_slice(&bytes[NAMES..NAMES + PIPE_NAMES_BYTES]);
+        Some(Self {
+            direction: PipeDirection::from_raw(bytes[DIRECTION].into())?,
+            unit: PipeUnit::from_raw(bytes[UNIT].into())?,
+            protocol: bytes[PROTOCOL],
+            addresses: [
+                (address(SOURCE), bytes[SOURCE_PREFIX]),
+                (address(DESTINATION), bytes[DESTINATION_PREFIX]),
+            ],
+            ports: [number(SOURCE_PORT), number(DESTINATION_PORT)],
+            names,
+        })
+    }
 }
 
 constants! {
@@ -117,6 +242,30 @@ const _: () = {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wish_is_read_as_it_was_written() {
+        let wish = PipeWish {
+            protocol: 17,
+            addresses: [([10, 0, 0, 0], 8), ([10, 1, 2, 3], 32)],
+            ports: [0x1234, 53],
+            ..PipeWish::new(PipeDirection::Forward, PipeUnit::Frames, "wan,lan").unwrap()
+        };
+        let bytes = wish.to_bytes();
+        assert_eq!(PipeWish::from_bytes(&bytes), Some(wish));
+        assert!(wish.names().unwrap().eq(["wan", "lan"]));
+        for at in [pipe_wish::DIRECTION, pipe_wish::UNIT] {
+            let mut other = bytes;
+            other[at] = 9;
+            assert_eq!(PipeWish::from_bytes(&other), None);
+        }
+        let mut other = bytes;
+        other[pipe_wish::NAMES] = 0xff;
+        assert!(PipeWish::from_bytes(&other).unwrap().names().is_none());
+        let long = core::str::from_utf8(&[b'a'; 65]).unwrap();
+        assert!(PipeWish::new(PipeDirection::Send, PipeUnit::Bytes, &long[..64]).is_some());
+        assert!(PipeWish::new(PipeDirection::Send, PipeUnit::Bytes, long).is_none());
+    }
 
     #[test]
     fn entries_lie_inside_the_table_and_keep_their_parts() {
