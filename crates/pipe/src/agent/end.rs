@@ -8,10 +8,11 @@ use crate::notify::{AnnounceCells, Announcer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
+use pd_shm::copy::copy;
 use pd_shm::wait::{SharedCells, Waker};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::ptr;
+
 use std::sync::atomic::Ordering;
 
 /// Bytes of a frame that are looked at: Ethernet, IPv4 without options or ARP, and ports.
@@ -194,7 +195,7 @@ impl End {
         let Some(place) = place else { return false };
         // SAFETY: `place` has room for the bytes, in a mapping that is the agent's to write; a program that writes there, too,
         // spoils what it receives itself.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+        unsafe { copy(place, bytes.as_ptr(), bytes.len()) };
         self.placed(bytes.len());
         true
     }
@@ -208,11 +209,11 @@ impl End {
         let source = from.memory.ring.address(from.shape.offset(sent.position), sent.length);
         // SAFETY: both ranges lie in their mappings, which are of different files. The source may change meanwhile: its bytes are
         // data, and only the copy is looked at.
-        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), place, sent.length) };
+        unsafe { copy(place, source.as_ptr(), sent.length) };
         let mut header = [0; HEADER_BYTES];
         let len = sent.length.min(HEADER_BYTES);
         // SAFETY: the copy just made, which is at least `len` bytes long.
-        unsafe { ptr::copy_nonoverlapping(place, header.as_mut_ptr(), len) };
+        unsafe { copy(header.as_mut_ptr(), place, len) };
         if !check(&header[..len]) {
             return Appended::Refused;
         }
@@ -238,7 +239,7 @@ impl End {
         let len = sent.length.min(to.len());
         let source = self.memory.ring.address(self.shape.offset(sent.position), len);
         // SAFETY: `len` bytes of the mapping, checked, and of a private buffer. The source may change meanwhile: the copy is used.
-        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), to.as_mut_ptr(), len) };
+        unsafe { copy(to.as_mut_ptr(), source.as_ptr(), len) };
         &to[..len]
     }
 
