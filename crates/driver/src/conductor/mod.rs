@@ -426,8 +426,8 @@ impl Conductor {
             // Said before the peer learns of the reset, so that it reads its ring to the end.
             self.say(connection, side.other(), path::LAST);
         }
-        self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.gone(outgoing, Gone::Writer);
+        self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.movers.send(movers[side.other()], ToMover::Abort { flow: incoming, send_end, recv_end: None });
         if side == Side::Connecting && self.detach_unclaimed(connection, send_end) {
             // There is no flow back to wait for.

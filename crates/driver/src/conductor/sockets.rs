@@ -430,8 +430,9 @@ impl Conductor {
         if how & 2 != 0 {
             let finish =
                 crate::messages::Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
-            self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
+            // Said before the peer learns of the end, so that it reads its ring to there.
             self.gone(outgoing, Gone::Writer);
+            self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         }
         if how & 1 != 0 {
             self.movers.send(
@@ -466,8 +467,8 @@ impl Conductor {
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let finish =
             crate::messages::Finish { end: ELSEWHERE, late_errno: 0, deadline: None, source_gone: false };
-        self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.gone(outgoing, Gone::Writer);
+        self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         let event = Event { tag: request.tag, ..done(socket) };
         let asker = Asking { client, mover, channel };
         self.movers.send(movers[side.other()], ToMover::Elsewhere { flow: incoming, asker, event });
