@@ -261,6 +261,8 @@ pub enum ToMover {
     Ready { client: ClientId, slot: Slot },
     /// A peer on the direct path says that the socket has news.
     Nudge { client: ClientId, slot: Slot, _forwarded: Forwarded },
+    /// The same, of the socket that the flow starts at.
+    NudgeSource { flow: FlowId, _forwarded: Forwarded },
     /// The flow's receiver says (to its own mover) that it has given bytes back.
     Space { flow: FlowId, _forwarded: Forwarded },
     /// There is memory again.

@@ -149,6 +149,7 @@ impl Mover {
             ToMover::Ready { client, slot } | ToMover::Nudge { client, slot, .. } => {
                 self.post_ready(client, slot);
             }
+            ToMover::NudgeSource { flow, .. } => self.nudge_source(flow),
             ToMover::Space { flow, .. } | ToMover::Resume { flow } => self.resume(flow),
             ToMover::Reclaim => self.tick(RING_IDLE_SHORT),
             ToMover::ComeBack => self.called_back = true,

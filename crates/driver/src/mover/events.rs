@@ -1,7 +1,7 @@
 //! What clients are told: events written, published, and kept while a ring is full.
 use super::flow::wants_event;
 use super::Mover;
-use crate::ids::{ClientId, MoverId, Slot};
+use crate::ids::{ClientId, FlowId, MoverId, Slot};
 use crate::messages::ToMover;
 use pd_abi::layout::socket_status;
 use pd_abi::Event;
@@ -14,6 +14,13 @@ impl Mover {
         } else {
             self.outbox.tell_mover(mover, ToMover::Ready { client, slot });
         }
+    }
+
+    /// Tells the client that a flow starts at of news of its socket.
+    pub(super) fn nudge_source(&mut self, flow: FlowId) {
+        let Some(flow) = self.flows.get(flow) else { return };
+        let (client, slot) = (flow.last_sender().client, flow.last_sender().slot);
+        self.post_ready(client, slot);
     }
 
     pub(super) fn post_ready(&mut self, client: ClientId, slot: Slot) {

@@ -177,11 +177,22 @@ impl Mover {
                 Ok(())
             }
             Operation::Nudge => {
-                let outgoing = self.clients.socket(client, SocketId(request.socket)).and_then(|s| s.outgoing);
-                let flow = outgoing.and_then(|id| self.flows.get(id));
+                let socket = self.clients.socket(client, SocketId(request.socket));
+                let incoming = socket.and_then(|s| s.incoming);
+                let outgoing = socket.and_then(|s| s.outgoing).and_then(|id| self.flows.get(id));
                 let Some((mover, to, slot)) =
-                    flow.map(|flow| flow.destination()).map(|to| (to.mover, to.client, to.slot))
+                    outgoing.map(|flow| flow.destination()).map(|to| (to.mover, to.client, to.slot))
                 else {
+                    // What it sends has ended: the peer is where the other stream begins.
+                    match incoming {
+                        Some((mover, flow)) if mover == self.outbox.own() => self.nudge_source(flow),
+                        Some((mover, flow)) => {
+                            if let Some(_forwarded) = self.forwarded(client) {
+                                self.outbox.tell_mover(mover, ToMover::NudgeSource { flow, _forwarded });
+                            }
+                        }
+                        None => {}
+                    }
                     return Ok(());
                 };
                 if mover == self.outbox.own() {

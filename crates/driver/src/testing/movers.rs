@@ -93,6 +93,7 @@ impl Inboxes {
             | Nudge { client, slot, .. } => self.of_socket(client, slot),
             AddFlow(ref new) => new.as_ref().map_or(MoverId::default(), |new| new.source.mover),
             Kick { flow }
+            | NudgeSource { flow, .. }
             | Reported { flow, .. }
             | SetSendRing { flow, .. }
             | Ring { flow, .. }
