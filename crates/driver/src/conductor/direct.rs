@@ -289,9 +289,14 @@ impl Conductor {
         };
         let failed = |errno: Errno| (errno, format!("cannot pass on a direct ring: {errno}"));
         let answer = ring.for_owner().map(|fd| (ring.bytes(), ring.page_bytes(), fd)).map_err(failed);
-        if let Some(direct) = self.direct_mut(index) {
-            direct.rings[side] = Some(ring);
-            direct.second = second;
+        let Some(direct) = self.direct_mut(index) else { return answer };
+        match (&answer, direct.rings[side.other()].is_some()) {
+            (Ok(_), _) => (direct.rings[side], direct.second) = (Some(ring), second),
+            // The other side has its own: this one is needed when it is asked for again.
+            (Err(_), true) => direct.second = Some(ring),
+            (Err(_), false) => [Some(ring), second].into_iter().flatten().for_each(|ring| {
+                self.rings.leave(ring.payer);
+            }),
         }
         answer
     }
