@@ -22,6 +22,12 @@ pub enum Call {
     Reopen,
     Map,
     Populate,
+    /// To open a client's file anew.
+    OpenFile,
+    /// To read of a file what is in the page cache.
+    ReadCached,
+    /// To read of a file what is on a disk.
+    ReadDisk,
     Thread,
 }
 
@@ -60,6 +66,10 @@ pub mod simulated {
     #[inline(always)]
     pub fn idle_time() -> Option<Duration> {
         None
+    }
+    #[inline(always)]
+    pub fn readable(_: Call, _: BorrowedFd<'_>, len: usize) -> rustix::io::Result<usize> {
+        Ok(len)
     }
     #[inline(always)]
     pub fn is_let_go(_: BorrowedFd<'_>) -> Option<bool> {

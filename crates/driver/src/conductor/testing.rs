@@ -6,7 +6,7 @@ use crate::memory::{Amounts, Resource};
 use crate::messages::{Payer, ToConductor};
 use crate::mover::Mover;
 use crate::policy::rate::Rate;
-use pd_abi::layout::socket_status;
+use pd_abi::layout::{path, socket_status};
 
 impl Conductor {
     /// What all accounts together hold, and may hold.
@@ -120,6 +120,17 @@ impl Conductor {
             }
         }
         false
+    }
+
+    /// Takes back what receivers know of the ends of rings.
+    pub fn forget_last(&self) {
+        let sockets =
+            self.connections.iter().flat_map(|(_, connection)| connection.sides.into_iter().flatten());
+        for (memory, slot) in sockets.filter_map(|(id, slot)| Some((self.client(id)?.memory.as_ref()?, slot)))
+        {
+            let known = (memory.published(slot, socket_status::PATH & !7) >> 32) as u32;
+            memory.publish_u32(slot, socket_status::PATH, known & !path::LAST);
+        }
     }
 
     /// Forgets what tenants with rates have sent.

@@ -33,7 +33,10 @@ pub struct Side {
 #[derive(Debug)]
 pub struct Apart {
     near: Arc<Side>,
-    wishes: Sender<Wish>,
+    /// None: there is no thread, and somebody else does its part.
+    wishes: Option<Sender<Wish>>,
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    far: Option<Side>,
 }
 
 /// What a thread of the far side does.
@@ -93,6 +96,11 @@ impl Apart {
     /// Those of a socket pair, a thread, `unshare` and `close_range` (Linux 5.9).
     pub fn new() -> std::io::Result<Self> {
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let near = Arc::new(Side::new(near));
+        #[cfg(any(test, fuzzing, feature = "hostile"))]
+        if crate::calls::simulated::is_on() {
+            return Ok(Self { near, wishes: None, far: Some(Side::new(far)) });
+        }
         let (wishes, receiver) = channel();
         let (ready, is_ready) = channel();
         let number = far.as_raw_fd();
@@ -107,7 +115,12 @@ impl Apart {
         is_ready.recv().unwrap_or(Err(Errno::SRCH))?;
         // The far side has its own by now.
         drop(far);
-        Ok(Self { near: Arc::new(Side::new(near)), wishes })
+        Ok(Self {
+            near,
+            wishes: Some(wishes),
+            #[cfg(any(test, fuzzing, feature = "hostile"))]
+            far: None,
+        })
     }
 
     /// This side.
@@ -122,7 +135,16 @@ impl Apart {
     pub fn send(&self, key: u64, fd: impl AsFd) -> Result<()> {
         self.near.send(key, fd)?;
         // Else one that is not asked for would take the place of others.
-        self.wishes.send(Wish::Receive).map_err(|_| Errno::SRCH)
+        match &self.wishes {
+            Some(wishes) => wishes.send(Wish::Receive).map_err(|_| Errno::SRCH),
+            None => Ok(()),
+        }
+    }
+
+    /// The far side, where it has no thread.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn far(&self) -> Option<&Side> {
+        self.far.as_ref()
     }
 
     /// Starts a thread of the far side, of at most 15 bytes' name.
@@ -132,7 +154,8 @@ impl Apart {
     pub fn spawn(&self, name: &'static str, work: Work) -> std::io::Result<()> {
         let (answer, started) = channel();
         let gone = || std::io::Error::from(Errno::SRCH);
-        self.wishes.send(Wish::Thread(name, work, answer)).map_err(|_| gone())?;
+        let wishes = self.wishes.as_ref().ok_or_else(gone)?;
+        wishes.send(Wish::Thread(name, work, answer)).map_err(|_| gone())?;
         started.recv().map_err(|_| gone())?
     }
 }

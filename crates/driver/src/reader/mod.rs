@@ -12,11 +12,16 @@
 mod apart;
 mod open;
 mod socket;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+mod testing;
 mod threads;
 
 pub use socket::FileSocket;
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+pub use threads::Kind;
 pub use threads::Readers;
 
+use crate::calls::{may, simulated, Call};
 use crate::ids::{ClientId, FlowId};
 use crate::mailbox::Mailbox;
 use crate::memory::{ClientMemory, Lease};
@@ -24,7 +29,7 @@ use crate::messages::ToMover;
 use apart::Side;
 use pd_shm::Mapping;
 use rustix::io::{Errno, Result};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use threads::Handle;
 
@@ -116,8 +121,11 @@ impl OpenFile {
     /// Those of [`Mapping::read_file`].
     pub unsafe fn read(&self, map: &Mapping, offset: usize, len: usize, from: u64) -> Result<usize> {
         let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
+        let len = simulated::readable(Call::ReadCached, fd.as_fd(), len)?;
+        // Memory of the simulation has no reads that do not wait.
+        let at_once = !simulated::is_on();
         // SAFETY: the caller's promise.
-        unsafe { map.read_file(offset, len, fd, from, true) }
+        unsafe { map.read_file(offset, len, fd, from, at_once) }
     }
 }
 
@@ -142,8 +150,11 @@ impl ColdRead {
         while done < self.len {
             let Some(fd) = &self.file.fd else { return false };
             let (to, from) = (self.offset + done, self.from + done as u64);
-            // SAFETY: the flow has reserved these bytes of its ring for the piece until it hears of the end.
-            match unsafe { self.map.read_file(to, self.len - done, fd, from, false) } {
+            let read = simulated::readable(Call::ReadDisk, fd.as_fd(), self.len - done).and_then(|len| {
+                // SAFETY: the flow has reserved these bytes of its ring for the piece until it hears of the end.
+                unsafe { self.map.read_file(to, len, fd, from, false) }
+            });
+            match read {
                 Ok(0) => return false,
                 Ok(read) => done += read,
                 Err(Errno::INTR) => {}
@@ -166,7 +177,8 @@ impl Job {
                 let passed = opening.socket.receive(&opening.wanted, side);
                 let opened = match (&opening.wanted.lease, &passed) {
                     (Ok(_), Ok(passed)) => {
-                        open::open_anew(passed).and_then(|file| side.send(opening.key, &file))
+                        let file = may(Call::OpenFile).and_then(|()| open::open_anew(passed));
+                        file.and_then(|file| side.send(opening.key, &file))
                     }
                     (Err(errno), _) | (_, Err(errno)) => Err(*errno),
                 };

@@ -7,7 +7,6 @@ use super::apart::{Apart, Side};
 use super::Job;
 use crate::calls::{may, simulated, Call};
 use crate::messages::Payer;
-use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 const LINGER: Duration = Duration::from_secs(1);
 
 /// What a thread is held up by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// By what a client has passed, for as long as the client likes. On the far side ([`super::apart`]).
     Opener,
@@ -105,9 +104,6 @@ impl Readers {
 
     fn handle(&self, payer: Payer, kind: Kind) -> std::io::Result<Handle> {
         may(Call::Thread)?;
-        if simulated::is_on() {
-            return Err(Errno::AGAIN.into());
-        }
         let apart = self.apart()?;
         let mut queues = lock(&self.shared.queues);
         if let Some(queue) = queues.get(&(payer, kind)) {
@@ -115,6 +111,10 @@ impl Readers {
         }
         let queue = Arc::new(Queue::default());
         let handle = Handle::new(&queue);
+        if simulated::is_on() {
+            queues.insert((payer, kind), queue);
+            return Ok(handle);
+        }
         let running = Running { shared: Arc::clone(&self.shared), key: (payer, kind) };
         let served = Arc::clone(&queue);
         match kind {
@@ -127,6 +127,28 @@ impl Readers {
         }
         queues.insert((payer, kind), queue);
         Ok(handle)
+    }
+
+    /// Payers for which a thread has something to do, in order.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub(super) fn busy(&self) -> Vec<(Payer, Kind)> {
+        let queues = lock(&self.shared.queues);
+        let busy = queues.iter().filter(|(_, queue)| !lock(&queue.state).jobs.is_empty());
+        let mut busy: Vec<_> = busy.map(|(&key, _)| key).collect();
+        busy.sort_unstable();
+        busy
+    }
+
+    /// Changes a thread's jobs.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub(super) fn with_jobs<T>(
+        &self,
+        key: (Payer, Kind),
+        change: impl FnOnce(&mut VecDeque<Job>) -> T,
+    ) -> Option<T> {
+        let queue = lock(&self.shared.queues).get(&key).cloned()?;
+        let mut state = lock(&queue.state);
+        Some(change(&mut state.jobs))
     }
 
     /// Waits until all threads have ended, or for so long. Nobody asks for one afterwards.

@@ -8,6 +8,7 @@ use crate::ids::MoverId;
 use crate::messages::{Payer, ToConductor};
 use crate::mover::Mover;
 use crate::policy::Policy;
+use crate::reader::Kind;
 use crate::settings::Settings;
 use pd_engine::Engine;
 use rustix::net::{
@@ -27,6 +28,8 @@ pub enum Agent {
     /// Another mover.
     Mover(MoverId),
     Helper(Payer),
+    /// An opener or a reader of files.
+    Files(Payer, Kind),
 }
 
 /// How far an agent is on its way to sleep.
@@ -48,6 +51,8 @@ pub struct Running {
     movers: BTreeMap<MoverId, Rest>,
     /// Helpers that are held up.
     pub held_up: BTreeMap<Payer, Duration>,
+    /// Openers and readers that are held up.
+    pub slow_files: BTreeMap<(Payer, Kind), Duration>,
 }
 
 fn listener(kind: SocketType) -> (OwnedFd, SocketAddrUnix) {
@@ -72,14 +77,16 @@ impl Running {
             parts.lead.conductor.start_movers().expect("movers");
         }
         let (door, conductor, movers, held_up) = (Rest::Busy, Rest::Busy, BTreeMap::new(), BTreeMap::new());
-        Self { parts, address, clock, door, conductor, movers, held_up }
+        let slow_files = BTreeMap::new();
+        Self { parts, address, clock, door, conductor, movers, held_up, slow_files }
     }
 
     /// All agents that there are.
     pub fn agents(&self) -> Vec<Agent> {
         let helpers = self.parts.door.helped().into_iter().map(Agent::Helper);
         let movers = self.parts.lead.conductor.other_movers().map(Agent::Mover);
-        [Agent::Door, Agent::Conductor].into_iter().chain(movers).chain(helpers).collect()
+        let files = self.parts.readers.helped().into_iter().map(|(payer, kind)| Agent::Files(payer, kind));
+        [Agent::Door, Agent::Conductor].into_iter().chain(movers).chain(helpers).chain(files).collect()
     }
 
     /// Whether an agent can go on.
@@ -90,6 +97,9 @@ impl Running {
             Agent::Conductor => self.conductor,
             Agent::Mover(id) => self.movers.get(&id).copied().unwrap_or(Rest::Busy),
             Agent::Helper(payer) => return self.held_up.get(&payer).is_none_or(|until| now >= *until),
+            Agent::Files(payer, kind) => {
+                return self.slow_files.get(&(payer, kind)).is_none_or(|until| now >= *until)
+            }
         };
         match rest {
             Rest::Busy | Rest::Idle(_) => true,
@@ -103,7 +113,7 @@ impl Running {
             Agent::Door => self.parts.door.is_rung(),
             Agent::Conductor => conductor.is_own_mover_rung(),
             Agent::Mover(id) => conductor.is_mover_rung(id),
-            Agent::Helper(_) => false,
+            Agent::Helper(_) | Agent::Files(..) => false,
         }
     }
 
@@ -116,7 +126,9 @@ impl Running {
         });
         let helped = self.parts.door.helped();
         let held = self.held_up.iter().filter(|(payer, _)| helped.contains(payer)).map(|(_, until)| *until);
-        sleeps.chain(held).min()
+        let files = self.parts.readers.helped();
+        let slow = self.slow_files.iter().filter(|(key, _)| files.contains(key)).map(|(_, until)| *until);
+        sleeps.chain(held).chain(slow).min()
     }
 
     /// Gives an agent one turn. Returns something for the trace.
@@ -128,6 +140,10 @@ impl Running {
             Agent::Helper(payer) => {
                 door.help(payer);
                 return 1;
+            }
+            Agent::Files(payer, kind) => {
+                self.parts.readers.help((payer, kind));
+                return 4;
             }
             Agent::Door => {
                 self.door = match self.door {
@@ -174,6 +190,8 @@ impl Running {
     /// What is left although there is no client.
     pub fn leftovers(&mut self) -> Vec<String> {
         let mut left = self.parts.door.leftovers();
+        let files = self.parts.readers.helped();
+        left.extend((!files.is_empty()).then(|| format!("jobs of files {files:?}")));
         left.extend(self.conductor().leftovers());
         self.conductor().with_all_movers(|movers| {
             movers.iter_mut().for_each(|mover| left.extend(mover.leftovers()));
@@ -223,5 +241,9 @@ impl Drop for Running {
     fn drop(&mut self) {
         // What its agents let go is not to fail.
         kernel::with(|kernel| kernel.faults.clear());
+        // Jobs hold the way to their own threads.
+        while let Some(&key) = self.parts.readers.helped().first() {
+            self.parts.readers.help(key);
+        }
     }
 }

@@ -1,4 +1,5 @@
 //! What honest clients have sent each other, and what befell them: every byte that arrives is compared with it.
+use super::kernel;
 use super::random::mix;
 use std::net::SocketAddr;
 
@@ -19,6 +20,8 @@ pub struct Book {
     pub cuts: bool,
     /// Bytes that arrived, in all.
     pub arrived: u64,
+    /// Those of them that came by rings of two clients.
+    pub by_rings: u64,
     /// Connections whose both directions came to their end in order.
     pub finished: u64,
     /// Says what happens.
@@ -34,6 +37,8 @@ pub struct Record {
     pub is_over: bool,
     /// It has died or reset the connection: its peer may be told so instead of anything else.
     pub is_excused: bool,
+    /// The inode of the file that it sends.
+    pub file: Option<u64>,
     /// The socket that its bytes come to.
     peer: Option<Number>,
 }
@@ -140,7 +145,11 @@ impl Book {
             From::Unknown => self.sockets[to].peer,
         };
         let Some(peer) = peer else { return };
-        let is_known = self.cuts || self.sockets[peer].is_excused || self.sockets[to].is_excused;
+        let is_excused = |number: Number| {
+            let record = &self.sockets[number];
+            record.is_excused || record.file.is_some_and(kernel::is_broken)
+        };
+        let is_known = self.cuts || is_excused(peer) || is_excused(to);
         assert!(is_known, "socket {to} is told of error {errno}; its peer {peer} has done nothing");
     }
 }

@@ -2,18 +2,20 @@
 //! direction of each socket is a thread of the program's, which sleeps on its own words.
 mod asking;
 mod attaching;
+mod direct;
+mod files;
 mod hearing;
 mod streams;
 
 use super::book::{byte, Arriving, Book, Listening, Number};
-use super::kernel::{is_readable, Person};
+use super::kernel::{self, is_readable, Person};
 use super::link::{dial, Came, Link};
 use super::random::Random;
 use pd_abi::layout::{channel_control, channel_status, socket_control, socket_status, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{
-    Event, EventKind, Frame, FrameKind, Operation, Request, SocketId, SocketOption, Span, CLOSE_RESETS,
-    RECEIVES_SHARED,
+    Event, EventKind, FileId, Frame, FrameKind, Operation, Request, SocketId, SocketOption, Span,
+    CLOSE_RESETS, RECEIVES_SHARED,
 };
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
@@ -49,15 +51,17 @@ enum Wait {
     Awake,
     /// It has asked for a wake-up, and is going to look once more.
     Asking {
-        doorbell: u32,
+        doorbell: u64,
         at: u64,
     },
     Asleep {
-        doorbell: u32,
+        doorbell: u64,
         at: u64,
     },
     /// It waits for an event.
     ForEvent,
+    /// It waits for an answer on the attach socket.
+    ForFrame,
     /// There is nothing more to do.
     Over,
 }
@@ -86,6 +90,8 @@ enum Asked {
     Connect(usize),
     Accept(usize),
     Shutdown(usize),
+    /// For a socket's file.
+    File(Number),
     /// Of which the answer changes nothing.
     Other,
 }
@@ -115,6 +121,11 @@ struct Socket {
     is_closing: bool,
     is_connected: bool,
     send_ring: u64,
+    /// Holds all that it sends.
+    file: Option<files::Sent>,
+    rings: direct::Rings,
+    /// When its receiver and its sender look again, whoever wakes them.
+    look_at: [Option<Duration>; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -147,6 +158,14 @@ pub struct Honest {
     /// It waits for events in the kernel's epoll, and has a pipe of the driver's there.
     has_pipes: bool,
     ring_default: u64,
+    /// Some sockets send files.
+    has_files: bool,
+    /// The last file passed.
+    passed: u64,
+    /// A question about a direct ring.
+    exchange: Option<direct::Exchange>,
+    /// The time of this step.
+    now: Duration,
     /// Its process is stopped until then, as by SIGSTOP.
     stopped: Option<Duration>,
 }
@@ -155,7 +174,7 @@ impl Honest {
     pub fn new(index: usize, person: Person, mut random: Random, wishes: u64, ring_default: u64) -> Self {
         let (channels, stream_max) =
             (random.between(1, 2) as usize, random.pick(&[0, 40, 5_000, 60_000, 300_000]));
-        let has_pipes = random.chance(300);
+        let (has_pipes, has_files) = (random.chance(300), random.chance(400));
         Self {
             index,
             person,
@@ -173,6 +192,10 @@ impl Honest {
             channels,
             has_pipes,
             ring_default,
+            has_files,
+            passed: 0,
+            exchange: None,
+            now: Duration::ZERO,
             stopped: None,
         }
     }
@@ -211,8 +234,9 @@ impl Honest {
                         link.line_u64(s.id, socket_status::SEND_CONSUMER),
                     )
                 });
+                let rings = s.rings.describe();
                 format!(
-                    "{:?} number {:?} recv {:?} {}/{producer} send {:?} {} of {} done {}/{consumer}",
+                    "{:?} number {:?} recv {:?} {}/{producer} send {:?} {} of {} done {}/{consumer}, {rings}",
                     s.id, s.number, s.receiver, s.arriving.received, s.sender, s.sent, s.total, s.done
                 )
             })
@@ -229,7 +253,12 @@ impl Honest {
         let control = match &self.phase {
             Phase::Away { until } | Phase::Asking(_, until) => now >= *until || has_news,
             Phase::Waiting(_) => has_news,
-            Phase::Up => has_news || self.wishes > 0 && self.next_tag < u32::MAX || self.has_to_close(),
+            Phase::Up => {
+                has_news
+                    || self.wishes > 0 && self.next_tag < u32::MAX
+                    || self.has_to_close()
+                    || self.owes_nudge()
+            }
             Phase::Gone => false,
         };
         if control {
@@ -239,7 +268,7 @@ impl Honest {
         for (channel, &wait) in self.events.iter().enumerate() {
             let can_go_on = match (wait, link.pipes.get(&channel)) {
                 (Wait::Asleep { .. }, Some(pipe)) => is_readable(pipe),
-                _ => can_go_on(wait, || link.channel_u32(channel, channel_status::EVENT_DOORBELL)),
+                _ => can_go_on(wait, || link.channel_u32(channel, channel_status::EVENT_DOORBELL).into()),
             };
             if can_go_on {
                 into.push(Thread::Events(channel));
@@ -247,10 +276,11 @@ impl Honest {
         }
         for (at, socket) in self.sockets.iter().enumerate() {
             let Some(socket) = socket else { continue };
-            if can_go_on(socket.receiver, || link.line_u32(socket.id, socket_status::RECV_DOORBELL)) {
+            let looks = |thread: usize| socket.look_at[thread].is_some_and(|until| now >= until);
+            if can_go_on(socket.receiver, || rung(link, socket, true)) || looks(0) {
                 into.push(Thread::Receiver(at));
             }
-            if can_go_on(socket.sender, || link.line_u32(socket.id, socket_status::SEND_DOORBELL)) {
+            if can_go_on(socket.sender, || rung(link, socket, false)) || looks(1) {
                 into.push(Thread::Sender(at));
             }
         }
@@ -263,7 +293,7 @@ impl Honest {
         }
         match &self.phase {
             Phase::Away { until } | Phase::Asking(_, until) => Some(*until),
-            _ => None,
+            _ => self.sockets.iter().flatten().flat_map(|socket| socket.look_at).flatten().min(),
         }
     }
 
@@ -277,6 +307,16 @@ impl Honest {
             }
         }
         for socket in self.sockets.iter().flatten() {
+            let word = link.line_u32(socket.id, socket_status::PATH);
+            // Without a ring that was refused its peer cannot wake anybody.
+            let all_went_well = kernel::with(|kernel| kernel.failed) == Some(0);
+            let ring = all_went_well && socket.rings.has_come(socket.arriving.received, word, self.now);
+            let room = all_went_well && socket.rings.has_room(word, self.now) == Some(true);
+            if matches!(socket.receiver, Wait::Asleep { .. }) && ring
+                || matches!(socket.sender, Wait::Asleep { .. }) && room
+            {
+                return Some(format!("client {} sleeps beside the rings of {:?}", self.index, socket.id));
+            }
             let (line, end) = (|word| link.line_u64(socket.id, word), |word| link.line_u32(socket.id, word));
             if let Wait::Asleep { at, .. } = socket.receiver {
                 if line(socket_status::RECV_PRODUCER) >= at || end(socket_status::RECV_END) != 0 {
@@ -295,11 +335,14 @@ impl Honest {
                 }
             }
             if socket.is_subscribed && socket.listens.is_none() {
+                let received = socket.rings.by_driver(socket.arriving.received);
                 let has_bytes = socket.receiver == Wait::ForEvent
-                    && (line(socket_status::RECV_PRODUCER) > socket.arriving.received
+                    && (line(socket_status::RECV_PRODUCER) > received
+                        || ring
                         || end(socket_status::RECV_END) != 0);
                 let has_room = socket.sender == Wait::ForEvent
                     && (line(socket_status::SEND_CONSUMER) > socket.done
+                        || room
                         || end(socket_status::SEND_END) != 0);
                 let events_read = self.events.iter().all(|wait| matches!(wait, Wait::Asleep { .. }));
                 if (has_bytes || has_room) && events_read {
@@ -313,14 +356,10 @@ impl Honest {
     /// A thread that was just woken stays asleep. Says whether there was one.
     pub fn miss_wake(&mut self) -> bool {
         let Some(link) = self.link.as_ref().filter(|_| matches!(self.phase, Phase::Up)) else { return false };
-        for socket in self.sockets.iter_mut().flatten() {
-            let id = socket.id;
-            let waits = [
-                (&mut socket.receiver, socket_status::RECV_DOORBELL),
-                (&mut socket.sender, socket_status::SEND_DOORBELL),
-            ];
-            for (wait, word) in waits {
-                let rung = link.line_u32(id, word);
+        for socket in self.sockets.iter_mut().flatten().filter(|socket| socket.look_at == [None; 2]) {
+            let bells = [rung(link, socket, true), rung(link, socket, false)];
+            let waits = [&mut socket.receiver, &mut socket.sender];
+            for (wait, rung) in waits.into_iter().zip(bells) {
                 if let Wait::Asleep { doorbell, .. } = wait {
                     if *doorbell != rung {
                         *doorbell = rung;
@@ -341,6 +380,7 @@ impl Honest {
         number: u64,
         book: &mut Book,
     ) -> u64 {
+        self.now = now;
         match thread {
             Thread::Control => self.control(now, driver, number, book),
             Thread::Events(channel) => self.read_events(channel, now, book),
@@ -375,15 +415,22 @@ impl Honest {
         self.burnt.clear();
         self.pending.clear();
         self.open = None;
+        self.exchange = None;
         self.phase = Phase::Away { until: now + Duration::from_millis(self.random.between(1, 300)) };
     }
 }
 
-fn can_go_on(wait: Wait, doorbell: impl FnOnce() -> u32) -> bool {
+/// The doorbells that a socket's receiver or sender sleeps on.
+fn rung(link: &Link, socket: &Socket, receives: bool) -> u64 {
+    let word = if receives { socket_status::RECV_DOORBELL } else { socket_status::SEND_DOORBELL };
+    u64::from(link.line_u32(socket.id, word)) | socket.rings.doorbell(receives)
+}
+
+fn can_go_on(wait: Wait, doorbell: impl FnOnce() -> u64) -> bool {
     match wait {
         Wait::Awake | Wait::Asking { .. } => true,
         Wait::Asleep { doorbell: seen, .. } => doorbell() != seen,
-        Wait::ForEvent | Wait::Over => false,
+        Wait::ForEvent | Wait::ForFrame | Wait::Over => false,
     }
 }
 

@@ -7,9 +7,11 @@ use pd_abi::layout::{
     channel_control, channel_offset, control_header, socket_control, socket_offset, socket_status,
 };
 use pd_abi::limits::{CHANNELS_MAX, EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
-use pd_abi::{Event, Frame, FrameKind, Operation, Request, SocketId, Span};
-use rustix::net::SocketAddrUnix;
+use pd_abi::{Event, FileId, Frame, FrameKind, Operation, Request, SocketId, Span};
+use rustix::fs::{memfd_create, MemfdFlags};
+use rustix::net::{SendFlags, SocketAddrUnix};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -25,6 +27,10 @@ pub struct Hostile {
     produced: Vec<u64>,
     /// Sockets that it was told of.
     sockets: Vec<SocketId>,
+    /// Numbers that answers held: files that the driver has open for it, among others.
+    files: Vec<u32>,
+    /// The last descriptor passed.
+    passed: u64,
     /// Of a thousand steps so many keep no rule.
     malice: u64,
     pub is_gone: bool,
@@ -34,8 +40,8 @@ pub struct Hostile {
 impl Hostile {
     pub fn new(person: Person, mut random: Random) -> Self {
         let malice = random.pick(&[20, 200, 700]);
-        let (link, until, produced, sockets, is_gone, asked) = Default::default();
-        Self { person, link, random, until, produced, sockets, malice, is_gone, asked }
+        let (link, until, produced, sockets, files, passed, is_gone, asked) = Default::default();
+        Self { person, link, random, until, produced, sockets, files, passed, malice, is_gone, asked }
     }
 
     pub fn is_runnable(&self, now: Duration) -> bool {
@@ -52,6 +58,7 @@ impl Hostile {
         }
         self.produced.clear();
         self.sockets.clear();
+        self.files.clear();
         self.until = now + Duration::from_millis(self.random.between(1, 100));
     }
 
@@ -126,12 +133,19 @@ impl Hostile {
                 link.take(socket);
                 self.sockets.push(socket);
             }
+            if event.errno == 0 && socket == SocketId(0) && self.files.len() < 8 {
+                self.files.push(event.number() as u32);
+            }
         }
         link.channels[channel].events.release();
         let socket = match self.sockets.len() {
             0 => SocketId(0),
             count => self.sockets[self.random.below(count as u64) as usize],
         };
+        if link.files.is_some() && self.random.chance(200) {
+            self.send_file(channel, socket);
+            return;
+        }
         let of = |operation| Request::new(operation, socket, 7);
         let ip = self.random.pick(&[[127, 0, 0, 1], self.person.address, [10, 0, 0, 1], [0; 4]]);
         let somewhere: SocketAddr = (ip, self.random.pick(&[0, 80, 81, 90])).into();
@@ -166,6 +180,38 @@ impl Hostile {
                 let region = link.send.keys().next().copied().unwrap_or(0) as u16;
                 Request::send(socket, Span { region, offset: self.random.below(REGION_BYTES - len), len })
             }
+        };
+        if link.write(channel, request) {
+            link.publish(channel);
+            self.produced.resize(link.channels.len(), 0);
+            self.produced[channel] = link.channels[channel].requests.position();
+        }
+    }
+
+    /// Passes something, asks for what it has passed, or sends a piece of something.
+    fn send_file(&mut self, channel: usize, socket: SocketId) {
+        let Some(link) = &mut self.link else { return };
+        let Some(files) = &link.files else { return };
+        let request = match (self.random.below(4), self.files.len()) {
+            (0, _) => {
+                self.passed += self.random.pick(&[1, 1, 1, 9]);
+                let _ = match self.random.below(4) {
+                    0 => pd_shm::passed::send(files, self.passed, self.person.life.as_fd()),
+                    1 => rustix::net::send(files, b"no file", SendFlags::DONTWAIT).map(drop),
+                    _ => memfd_create("pd-hostile", MemfdFlags::CLOEXEC).and_then(|memory| {
+                        rustix::io::write(&memory, &[MARK; 5000])?;
+                        pd_shm::passed::send(files, self.passed, memory.as_fd())
+                    }),
+                };
+                return;
+            }
+            (2 | 3, count @ 1..) => {
+                let file = FileId(self.files[self.random.below(count as u64) as usize]);
+                let (offset, len) = (self.random.below(5100), self.random.between(1, 3000));
+                link.count_file(FileId::new(file.slot() % 64, 1), self.passed as u32);
+                Request::send_file(socket, file, offset, len)
+            }
+            _ => Request::new(Operation::OpenFile, SocketId(0), 7).with_numbers(self.passed, 0),
         };
         if link.write(channel, request) {
             link.publish(channel);

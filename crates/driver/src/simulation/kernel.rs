@@ -7,7 +7,7 @@ use crate::identity::{Identity, NamespaceId};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,8 @@ pub struct Kernel {
     pub slow: Duration,
     /// Memory that clients hold, by inode, and how often.
     held: BTreeMap<u64, usize>,
+    /// Files that a disk has failed to read, by inode.
+    broken_files: BTreeSet<u64>,
     /// Calls that have failed.
     pub failed: u64,
     idle: Duration,
@@ -57,6 +59,7 @@ impl Kernel {
             addresses: BTreeMap::new(),
             slow: Duration::ZERO,
             held: BTreeMap::new(),
+            broken_files: BTreeSet::new(),
             failed: 0,
             idle: Duration::ZERO,
         }
@@ -96,7 +99,34 @@ fn errors(call: Call) -> &'static [Errno] {
         }
         Call::Map | Call::Populate => &[Errno::NOMEM],
         Call::Thread => &[Errno::AGAIN],
+        Call::OpenFile => &[Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN],
+        Call::ReadCached => &[Errno::AGAIN, Errno::AGAIN, Errno::AGAIN, Errno::IO],
+        Call::ReadDisk => &[Errno::INTR, Errno::INTR, Errno::INTR, Errno::IO],
     }
+}
+
+/// Bytes of a file that one read returns, at most; or the read's error. Reads are short at times.
+pub fn readable(call: Call, fd: BorrowedFd<'_>, len: usize) -> Result<usize> {
+    let failed = fault(call);
+    let drawn = with(|kernel| {
+        if call == Call::ReadCached && kernel.random.below(8) == 0 && failed.is_ok() {
+            // A disk has it.
+            return Err(Errno::AGAIN);
+        }
+        if failed == Err(Errno::IO) {
+            kernel.broken_files.insert(inode(fd));
+        }
+        failed.map(|()| match kernel.random.below(4) {
+            0 => 1 + kernel.random.below(len.max(1) as u64) as usize,
+            _ => len,
+        })
+    });
+    drawn.unwrap_or(Ok(len)).map(|drawn| drawn.min(len))
+}
+
+/// Tells whether a disk has failed to read a file.
+pub fn is_broken(inode: u64) -> bool {
+    with(|kernel| kernel.broken_files.contains(&inode)).unwrap_or(false)
 }
 
 /// Whether a call fails, and with what.
@@ -156,7 +186,8 @@ pub fn idle_time() -> Option<Duration> {
     })
 }
 
-fn inode(fd: BorrowedFd<'_>) -> u64 {
+/// The inode of what is open.
+pub fn inode(fd: BorrowedFd<'_>) -> u64 {
     rustix::fs::fstat(fd).map_or(0, |file| file.st_ino)
 }
 

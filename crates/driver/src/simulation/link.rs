@@ -1,10 +1,11 @@
 //! A client's end of all that it shares with the driver, held by nobody's rules.
 use super::kernel::{is_readable, Hold};
 use pd_abi::layout::{
-    channel_control, channel_offset, channel_status, socket_control, socket_offset, REGION_BYTES,
+    channel_control, channel_offset, channel_status, control_header, header, socket_control, socket_offset,
+    REGION_BYTES,
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
-use pd_abi::{Event, Frame, FrameKind, Request, SocketId};
+use pd_abi::{Event, FileId, Frame, FrameKind, Request, SocketId};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::{attach, Own, Region, Theirs};
 use rustix::io::{Errno, Result};
@@ -25,6 +26,10 @@ pub struct Link {
     pub send: BTreeMap<u32, (Region<Own>, Hold)>,
     /// Wake pipes by channel.
     pub pipes: BTreeMap<usize, OwnedFd>,
+    /// The socket by which files are passed.
+    pub files: Option<OwnedFd>,
+    /// The direct ring that has come last.
+    pub came: Option<(OwnedFd, Hold)>,
     /// Receive regions by number.
     pub receive: BTreeMap<u32, (Region<Theirs>, Hold)>,
 }
@@ -64,8 +69,8 @@ pub fn dial(driver: &SocketAddrUnix, number: u64) -> Result<OwnedFd> {
 
 impl Link {
     pub fn new(socket: OwnedFd) -> Self {
-        let (shared, channels, send, receive, pipes) = Default::default();
-        Self { socket, shared, channels, send, receive, pipes }
+        let (shared, channels, send, receive, pipes, files, came) = Default::default();
+        Self { socket, shared, channels, send, receive, pipes, files, came }
     }
 
     pub fn shared(&self) -> &Shared {
@@ -109,6 +114,11 @@ impl Link {
             (Some(FrameKind::WakePipe), Some(pipe), None) => {
                 self.pipes.insert(frame.id as usize, pipe);
             }
+            (Some(FrameKind::DirectRing | FrameKind::PeerRing), Some(fd), None) => {
+                let hold = Hold::new(&fd);
+                self.came = Some((fd, hold));
+            }
+            (Some(FrameKind::FileSocket), Some(fd), None) => self.files = Some(fd),
             (Some(FrameKind::ReceiveRegion), Some(fd), None) => {
                 let hold = Hold::new(&fd);
                 let map = Region::<Theirs>::new(fd, frame.bytes as usize).expect("a mapping");
@@ -202,6 +212,14 @@ impl Link {
 
     pub fn set_line_u32(&self, socket: SocketId, word: usize, value: u32) {
         self.shared().control.store_u32(socket_offset(socket.slot()) + word, value, Ordering::Release);
+    }
+
+    /// Counts the sends of a file, and says whether the driver still has it open.
+    pub fn count_file(&self, file: FileId, uses: u32) -> bool {
+        let slot = usize::from(file.slot());
+        self.shared().control.store_u32(control_header::FILE_USES + 4 * slot, uses, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.shared().status.load_u32(header::FILES + 4 * slot, Ordering::Acquire) == file.0
     }
 
     /// Takes a socket's line into use.

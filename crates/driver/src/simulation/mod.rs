@@ -41,6 +41,10 @@ enum Mutation {
     Leak,
     /// What was held for a client that had no room is not sent.
     HeldForgotten,
+    /// The end of a ring that its writer has left is not said.
+    LastUnsaid,
+    /// A read of a disk has no answer.
+    ReadLost,
     /// What a tenant has sent does not count for its rate.
     RateForgotten,
 }

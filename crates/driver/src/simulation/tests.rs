@@ -109,6 +109,16 @@ fn a_rate_that_is_not_kept_is_found() {
 }
 
 #[test]
+fn an_end_of_a_ring_that_is_not_said_is_found() {
+    is_found(Mutation::LastUnsaid);
+}
+
+#[test]
+fn a_lost_read_of_a_disk_is_found() {
+    is_found(Mutation::ReadLost);
+}
+
+#[test]
 fn what_is_held_and_not_sent_is_found() {
     is_found(Mutation::HeldForgotten);
 }

@@ -71,6 +71,7 @@ struct Weather {
     faults: u64,
     moves: u64,
     stops: u64,
+    shrinks: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +150,12 @@ impl World {
         // A run about rates: clients of two tenants that have one send a lot, and little befalls them.
         let is_about_rates =
             mutation == Some(Mutation::RateForgotten) || mutation.is_none() && random.chance(100);
+        let path = match (is_about_rates, mutation) {
+            (true, _) => Path::Offloaded,
+            (_, Some(Mutation::LastUnsaid)) => Path::Direct,
+            _ => settings.path,
+        };
+        let settings = Settings { path, ..settings };
         let fault_seed = random.below(1000);
         let engine = match random.below(6) {
             0 | 1 => format!("fault:seed={fault_seed},delay=4,reorder"),
@@ -186,6 +193,7 @@ impl World {
             let person = person(pids, &mut random);
             hostile.push(Hostile::new(person, Random::new(random.next())));
         }
+        let leaves_rings = mutation == Some(Mutation::LastUnsaid);
         let mutation = mutation.map(|mutation| (mutation, random.between(200, 2000)));
         let mut often = |each: &[u64]| random.pick(each);
         let mut weather = Weather {
@@ -196,7 +204,11 @@ impl World {
             faults: often(&[0, 1000]),
             moves: often(&[0, 0, 2000]),
             stops: often(&[0, 300, 3000]),
+            shrinks: often(&[0, 0, 2000]),
         };
+        if leaves_rings {
+            weather.policies = 2000;
+        }
         if is_about_rates {
             (weather.deaths, weather.policies, weather.restarts) = (0, 0, 0);
         }
@@ -381,7 +393,7 @@ impl World {
     /// No tenant has sent more than its rate and burst allow since a policy has settled. Where an engine has bytes under way, or clients
     /// count for themselves, it is not known when they were sent.
     fn check_rates(&mut self) {
-        if !self.copies_at_once || !self.hostile.is_empty() {
+        if !self.copies_at_once || !self.hostile.is_empty() || self.book.by_rings > 0 {
             return;
         }
         let (now, movers) = (self.now(), self.settings.movers as u64);
@@ -410,6 +422,7 @@ impl World {
         kernel::with(|kernel| kernel.faults.clear());
         let now = self.now();
         self.driver().held_up.clear();
+        self.driver().slow_files.clear();
         self.driver().apply(Policy::default());
         self.policy_step = self.steps;
         for hostile in &mut self.hostile {
@@ -491,6 +504,12 @@ impl World {
                 self.driver().conductor().leak();
                 true
             }
+            // Again and again.
+            Mutation::LastUnsaid => {
+                self.driver().conductor().forget_last();
+                false
+            }
+            Mutation::ReadLost => self.driver().parts.readers.lose_read(),
             Mutation::HeldForgotten => self.driver().parts.door.forget_held(),
             // Again and again.
             Mutation::RateForgotten => {

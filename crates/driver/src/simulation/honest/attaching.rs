@@ -41,6 +41,9 @@ impl Honest {
                 if self.close_one(book) {
                     return 5;
                 }
+                if self.nudge() {
+                    return 6;
+                }
                 self.wish(book)
             }
             Phase::Gone => 0,
@@ -75,10 +78,18 @@ impl Honest {
             _ => {}
         }
         let Phase::Waiting(asked) = self.phase.clone() else {
+            if self.ring_answered(kind, &frame) {
+                return 17;
+            }
             // A newcomer that is turned away is told before it asks.
             assert_eq!(kind, FrameKind::Error, "client {} has not asked", self.index);
             return 13;
         };
+        if kind == FrameKind::Error && asked.checked_kind() == Some(FrameKind::FileSocket) {
+            // Files are copied then.
+            self.phase = Phase::Up;
+            return 16;
+        }
         if kind == FrameKind::Error {
             let later = now + Duration::from_millis(self.random.between(1, 40));
             let is_region = asked.checked_kind() == Some(FrameKind::Mapped);
@@ -109,7 +120,11 @@ impl Honest {
             (Some(FrameKind::SendRegion), FrameKind::SendRegion) => {
                 Some(Frame::new(FrameKind::Mapped).with_id(frame.id))
             }
-            (Some(FrameKind::Mapped), FrameKind::Ready) => None,
+            (Some(FrameKind::Mapped), FrameKind::Ready) if self.has_files => {
+                Some(Frame::new(FrameKind::FileSocket))
+            }
+            (Some(FrameKind::Mapped), FrameKind::Ready)
+            | (Some(FrameKind::FileSocket), FrameKind::FileSocket) => None,
             other => panic!("client {}: {other:?}", self.index),
         };
         self.phase = next.map_or(Phase::Up, |frame| Phase::Asking(Box::new(frame), now));

@@ -32,7 +32,7 @@ impl Honest {
             link.ring(channel);
         }
         if events.is_empty() {
-            let doorbell = link.channel_u32(channel, channel_status::EVENT_DOORBELL);
+            let doorbell = link.channel_u32(channel, channel_status::EVENT_DOORBELL).into();
             let at = position + 1;
             if link.pipes.contains_key(&channel) {
                 link.set_channel_u32(channel, channel_control::PIPE_WANTED, 1);
@@ -135,6 +135,7 @@ impl Honest {
                     socket.receiver = Wait::Awake;
                 });
             }
+            (Asked::File(number), errno) => self.file_answered(number, errno, FileId(event.number() as u32)),
             (Asked::Shutdown(at), 0) => self.set(at, |socket| socket.has_shut = false),
             (Asked::Shutdown(at), _) => {
                 assert!(is_late || event.errno == Errno::NOTCONN.raw_os_error() as u32, "shutdown fails");
@@ -175,6 +176,9 @@ impl Honest {
             is_closing: false,
             is_connected: false,
             send_ring: self.ring_default.min(AREA),
+            file: None,
+            rings: direct::Rings::new(self.random.between(1, 8)),
+            look_at: [None; 2],
         };
         match self.sockets.iter().position(Option::is_none) {
             Some(at) => {

@@ -1,4 +1,5 @@
 //! The threads of an honest client's sockets: receivers, senders, and those that accept.
+use super::direct::Found;
 use super::*;
 
 impl Honest {
@@ -7,31 +8,50 @@ impl Honest {
         if socket.listens.is_some() {
             return self.accept(at);
         }
+        let now = self.now;
         let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 50 };
         let (id, number) = (socket.id, socket.number.expect("a connected socket"));
         fence(Ordering::SeqCst);
         let end = link.line_u32(id, socket_status::RECV_END);
         let produced = link.line_u64(id, socket_status::RECV_PRODUCER);
+        let word = link.line_u32(id, socket_status::PATH);
         let received = socket.arriving.received;
-        assert!(produced >= received, "a counter runs backwards: {produced} after {received}");
         if let Wait::Asking { doorbell, at } | Wait::Asleep { doorbell, at } = socket.receiver {
-            if matches!(socket.receiver, Wait::Asking { .. }) && produced < at && end == 0 {
-                socket.receiver = Wait::Asleep { doorbell, at };
+            let has_come = produced >= at || end != 0 || socket.rings.has_come(received, word, now);
+            if matches!(socket.receiver, Wait::Asking { .. }) && !has_come {
+                socket.look_at[0] = socket.rings.look_at(word, now);
+                socket.receiver = match socket.is_subscribed {
+                    true => Wait::ForEvent,
+                    false => Wait::Asleep { doorbell, at },
+                };
                 return 51;
             }
             link.set_line(id, socket_control::RECV_WAKE_AT, 0);
+            socket.rings.disarm_receiver();
+            socket.look_at[0] = None;
             socket.receiver = Wait::Awake;
             return 52;
         }
-        if produced == received {
+        (socket.receiver, socket.look_at[0]) = (Wait::Awake, None);
+        let found = self.look_into_ring(at, end);
+        let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 50 };
+        let produced = match found {
+            Found::Later(trace) => return trace,
+            Found::InRing(there) if there > 0 => return self.take_of_ring(at, there, book),
+            // Loaded after the ring was looked at: what the driver delivered first is there.
+            _ => link.line_u64(id, socket_status::RECV_PRODUCER),
+        };
+        let at_driver = socket.rings.by_driver(received);
+        assert!(produced >= at_driver, "a counter runs backwards: {produced} after {at_driver}");
+        let end = if matches!(found, Found::Unknown) { 0 } else { end };
+        if produced == at_driver || matches!(found, Found::InRing(_)) {
             return match end {
-                0 if socket.is_subscribed => {
-                    socket.receiver = Wait::ForEvent;
-                    53
-                }
                 0 => {
-                    let (doorbell, at) = (link.line_u32(id, socket_status::RECV_DOORBELL), received + 1);
-                    link.set_line(id, socket_control::RECV_WAKE_AT, at);
+                    let (doorbell, at) = (rung(link, socket, true), at_driver + 1);
+                    if !socket.is_subscribed {
+                        link.set_line(id, socket_control::RECV_WAKE_AT, at);
+                    }
+                    socket.rings.arm_receiver(received, socket.is_subscribed);
                     socket.receiver = Wait::Asking { doorbell, at };
                     54
                 }
@@ -63,20 +83,19 @@ impl Honest {
                 link.line_u32(id, socket_status::GENERATION),
                 link.receive.keys()
             );
-            let Came::Frame(frame) = link.receive() else { return 57 };
-            assert_eq!(frame.checked_kind(), Some(FrameKind::ReceiveRegion), "{}", frame.reason());
-            return 58;
+            return self.read_frame(now, book);
         }
         let map = &link.receive[&region].0;
         let ring = u64::from(pages) * PAGE_BYTES as u64;
-        assert!(produced - socket.given_back <= ring, "more bytes than the ring has: {produced}");
-        let len = (produced - received).min(self.random.between(1, 6000));
-        for position in received..received + len {
+        let given_back = socket.rings.by_driver(socket.given_back);
+        assert!(produced - given_back <= ring, "more bytes than the ring has: {produced}");
+        let len = (produced - at_driver).min(self.random.between(1, 6000));
+        for position in at_driver..at_driver + len {
             let offset = page as usize * PAGE_BYTES + (position & (ring - 1)) as usize;
             let got = map.load_u64(offset & !7, Ordering::Relaxed).to_le_bytes()[offset % 8];
             book.take(number, &mut socket.arriving, got);
         }
-        if self.random.chance(700) || produced == received + len {
+        if self.random.chance(700) || produced == at_driver + len {
             self.give_back(at);
         }
         1000 + len
@@ -84,9 +103,11 @@ impl Honest {
 
     /// Gives back what was received.
     pub(super) fn give_back(&mut self, at: usize) {
+        let Some(socket) = &mut self.sockets[at] else { return };
+        socket.given_back = socket.arriving.received;
+        let (id, received) = (socket.id, socket.rings.by_driver(socket.given_back));
+        self.give_back_of_ring(at);
         let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return };
-        let (id, received) = (socket.id, socket.arriving.received);
-        socket.given_back = received;
         link.set_line(id, socket_control::RECV_CONSUMER, received);
         fence(Ordering::SeqCst);
         let wanted = link.line_u64(id, socket_status::SPACE_WAKE_AT);
@@ -119,8 +140,7 @@ impl Honest {
             return 63;
         }
         if arrived <= listens.accepted {
-            let (doorbell, at) =
-                (link.line_u32(socket.id, socket_status::RECV_DOORBELL), listens.accepted + 1);
+            let (doorbell, at) = (rung(link, socket, true), listens.accepted + 1);
             link.set_line(socket.id, socket_control::RECV_WAKE_AT, at);
             socket.receiver = Wait::Asking { doorbell, at };
             return 64;
@@ -139,7 +159,18 @@ impl Honest {
         65
     }
 
+    /// The sender of a socket goes to sleep until there is room.
+    pub(super) fn wait_for_room(&mut self, at: usize) -> u64 {
+        let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 70 };
+        let (doorbell, at) = (rung(link, socket, false), socket.done + 1);
+        link.set_line(socket.id, socket_control::SEND_WAKE_AT, at);
+        socket.rings.arm_sender(socket.is_subscribed);
+        socket.sender = Wait::Asking { doorbell, at };
+        77
+    }
+
     pub(super) fn send(&mut self, at: usize, book: &mut Book) -> u64 {
+        let now = self.now;
         let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 70 };
         let (id, number) = (socket.id, socket.number.expect("a connected socket"));
         fence(Ordering::SeqCst);
@@ -147,7 +178,10 @@ impl Honest {
         let done = link.line_u64(id, socket_status::SEND_CONSUMER);
         assert!((socket.done..=socket.posted).contains(&done), "{done} sends done of {}", socket.posted);
         if let Wait::Asking { doorbell, at } | Wait::Asleep { doorbell, at } = socket.sender {
-            if matches!(socket.sender, Wait::Asking { .. }) && done < at && end == 0 {
+            let word = link.line_u32(id, socket_status::PATH);
+            let has_room = socket.rings.has_room(word, now).unwrap_or(done >= at);
+            if matches!(socket.sender, Wait::Asking { .. }) && !has_room && end == 0 {
+                socket.look_at[1] = socket.rings.look_at(word, now);
                 socket.sender = match socket.is_subscribed {
                     true => Wait::ForEvent,
                     false => Wait::Asleep { doorbell, at },
@@ -155,9 +189,12 @@ impl Honest {
                 return 71;
             }
             link.set_line(id, socket_control::SEND_WAKE_AT, 0);
+            socket.rings.disarm_sender();
+            socket.look_at[1] = None;
             socket.sender = Wait::Awake;
             return 72;
         }
+        (socket.sender, socket.look_at[1]) = (Wait::Awake, None);
         socket.in_flight.drain(..(done - socket.done) as usize);
         socket.done = done;
         if end != 0 {
@@ -171,6 +208,10 @@ impl Honest {
             book.sockets[number].is_excused = true;
             return 73;
         }
+        if let Some(trace) = self.send_direct(at, book) {
+            return trace;
+        }
+        let Some(socket) = &mut self.sockets[at] else { return 70 };
         if socket.sent == socket.total {
             let channel = socket.channel;
             let request = Request::new(Operation::Shutdown, id, 0).with_numbers(2, 0);
@@ -181,15 +222,26 @@ impl Honest {
             self.set(at, |socket| (socket.sender, socket.has_shut) = (Wait::Over, true));
             return 75;
         }
+        self.prepare_file(at, book);
+        let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 70 };
         let room = socket.send_ring - socket.in_flight.iter().sum::<u64>();
         let offset = socket.sent % AREA;
         let wanted = self.random.pick(&[1, 7, 64, 300, 1000, 4096, 5000]);
         let len = wanted.min(room).min(AREA - offset).min(socket.total - socket.sent);
         if len == 0 || socket.in_flight.len() >= SENDS_MAX {
-            let (doorbell, at) = (link.line_u32(id, socket_status::SEND_DOORBELL), done + 1);
-            link.set_line(id, socket_control::SEND_WAKE_AT, at);
-            socket.sender = Wait::Asking { doorbell, at };
-            return 77;
+            return self.wait_for_room(at);
+        }
+        if let Some(file) = socket.file.as_mut().filter(|_| self.random.chance(700)) {
+            if let Some(file_id) = file.count(link) {
+                if !link.write(socket.channel, Request::send_file(id, file_id, socket.sent, len)) {
+                    file.take_back(link);
+                    return 79;
+                }
+                link.publish(socket.channel);
+                self.open = None;
+                file.has_sent = true;
+                return sent(socket, len, book);
+            }
         }
         let (&region, (map, _)) = link.send.iter().next().expect("a send region");
         let first = socket.area as u64 * AREA + offset;
@@ -213,12 +265,20 @@ impl Honest {
                 self.open = (self.channels == 1).then_some((at, span, 1, position + 1));
             }
         }
-        socket.sent += len;
-        socket.posted += 1;
-        socket.in_flight.push_back(len);
-        book.sockets[number].sent = socket.sent;
-        2000 + len
+        sent(socket, len, book)
     }
+}
+
+/// Counts a send. Returns something for the trace.
+fn sent(socket: &mut Socket, len: u64, book: &mut Book) -> u64 {
+    socket.sent += len;
+    socket.posted += 1;
+    socket.rings.weigh();
+    socket.in_flight.push_back(len);
+    if let Some(number) = socket.number {
+        book.sockets[number].sent = socket.sent;
+    }
+    2000 + len
 }
 
 /// Writes bytes into a region.

@@ -5,7 +5,7 @@ impl World {
     /// What befalls a driver and its clients.
     pub(super) fn befall(&mut self) {
         let lot = self.random.below(1_000_000);
-        let Weather { deaths, policies, restarts, slow, faults, moves, stops } = self.weather;
+        let Weather { deaths, policies, restarts, slow, faults, moves, stops, shrinks } = self.weather;
         let mut bound = 0;
         let mut falls = |often| {
             let from = bound;
@@ -20,9 +20,14 @@ impl World {
             self.restart();
         } else if falls(slow) {
             let helped = self.driver().parts.door.helped();
-            if !helped.is_empty() {
+            let files = self.driver().parts.readers.helped();
+            let until = self.now() + Duration::from_millis(self.random.pick(&[1, 100, 6000]));
+            if !files.is_empty() && self.random.chance(500) {
+                let key = self.random.pick(&files);
+                self.driver().slow_files.insert(key, until);
+                self.note(12);
+            } else if !helped.is_empty() {
                 let payer = self.random.pick(&helped);
-                let until = self.now() + Duration::from_millis(self.random.pick(&[1, 100, 6000]));
                 self.driver().held_up.insert(payer, until);
                 self.note(5);
             }
@@ -35,6 +40,11 @@ impl World {
             let at = self.random.below(self.honest.len() as u64) as usize;
             self.honest[at].stop(until);
             self.note(11);
+        } else if falls(shrinks) {
+            let at = self.random.below(self.honest.len() as u64) as usize;
+            if self.honest[at].cut_file_off(&mut self.book) {
+                self.note(13);
+            }
         } else if falls(200) {
             self.driver().parts.door.end_helpers();
         }

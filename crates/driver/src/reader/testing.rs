@@ -1,0 +1,35 @@
+//! What the simulation asks of openers and readers: it has their turns in its own thread.
+use super::threads::{Kind, Readers};
+use super::Job;
+use crate::messages::Payer;
+
+impl Readers {
+    /// Threads that have something to do.
+    pub fn helped(&self) -> Vec<(Payer, Kind)> {
+        self.busy()
+    }
+
+    /// Carries out the first job of a thread.
+    pub fn help(&self, key: (Payer, Kind)) {
+        let Some(job) = self.with_jobs(key, |jobs| jobs.pop_front()).flatten() else { return };
+        let Ok(apart) = self.apart() else { return };
+        let side = match key.1 {
+            Kind::Opener => apart.far(),
+            Kind::Reader => Some(&**apart.near()),
+        };
+        if let Some(side) = side {
+            job.carry_out(side);
+        }
+    }
+
+    /// Loses a read of a disk. Says whether there was one.
+    pub fn lose_read(&self) -> bool {
+        let lose = |key| {
+            self.with_jobs(key, |jobs| {
+                let lost = jobs.iter().position(|job| matches!(job, Job::Read { .. }));
+                lost.and_then(|at| jobs.remove(at))
+            })
+        };
+        self.busy().into_iter().any(|key| lose(key).flatten().is_some())
+    }
+}

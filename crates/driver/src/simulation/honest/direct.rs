@@ -1,0 +1,568 @@
+//! The direct path of honest clients: rings that two of them share, how a stream goes on there, and how it leaves them.
+//!
+//! A thread that needs a ring asks for it on the attach socket, and goes on with the answer ([`Wait::ForFrame`]). The rules are
+//! those of docs/design/paths.md.
+use super::*;
+use crate::simulation::kernel::Hold;
+use pd_abi::layout::{direct, path};
+use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
+use pd_shm::{Access, Own, Region, Theirs};
+
+/// A thread of a direct connection looks again after this, whether it is woken or not.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Index page and ring of one side.
+pub(super) struct Half<A: Access> {
+    map: Region<A>,
+    _hold: Hold,
+    head: usize,
+    bytes: u64,
+}
+
+/// A question about a ring on the attach socket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exchange {
+    number: Number,
+    id: SocketId,
+    kind: FrameKind,
+}
+
+/// How far a receiver is that leaves the direct path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Leaving {
+    #[default]
+    Not,
+    /// Reads no more than this of the ring, until it is known where that ends.
+    Until(u64),
+    /// The ring ends here.
+    At(u64),
+    Done,
+}
+
+/// The rings of a socket, and how far its two threads are with them.
+#[derive(Default)]
+pub(super) struct Rings {
+    own: Option<Half<Own>>,
+    /// The driver has sealed it.
+    is_sealed: bool,
+    peer: Option<Half<Theirs>>,
+    /// A ring was refused: nobody asks until then.
+    refused: Option<Duration>,
+    /// The peer waits for an event that was not asked for yet.
+    owes_nudge: bool,
+    out: Out,
+    into: Into,
+}
+
+#[derive(Default)]
+struct Out {
+    /// Sends by the driver, and how many of them make a ring due.
+    weight: u64,
+    due: u64,
+    is_direct: bool,
+    has_left: bool,
+    written: u64,
+    /// The peer is to be told when its ring is there.
+    has_to_tell: bool,
+    /// The `path` word as a call before has seen it.
+    seen: u32,
+    /// The rings were there when the peer was asked for a wake-up.
+    is_armed: bool,
+    told: Told,
+}
+
+#[derive(Default)]
+struct Into {
+    /// Position in the stream of the first byte of the peer's ring.
+    origin: Option<u64>,
+    leaving: Leaving,
+    /// Bytes of the stream that came by a ring: the driver does not count them.
+    by_ring: u64,
+    /// As of the sender.
+    is_armed: bool,
+    told: Told,
+}
+
+/// Values of the peer's that were answered.
+#[derive(Default)]
+struct Told {
+    woken: u64,
+    nudged: u64,
+}
+
+/// Words of one kind of waiting.
+struct Words {
+    wake_at: usize,
+    event_at: usize,
+    doorbell: usize,
+}
+
+const RECV: Words =
+    Words { wake_at: direct::RECV_WAKE_AT, event_at: direct::RECV_EVENT_AT, doorbell: direct::RECV_DOORBELL };
+const SEND: Words =
+    Words { wake_at: direct::SEND_WAKE_AT, event_at: direct::SEND_EVENT_AT, doorbell: direct::SEND_DOORBELL };
+
+impl<A: Access> Half<A> {
+    fn load(&self, word: usize) -> u64 {
+        self.map.load_u64(word, Ordering::Acquire)
+    }
+
+    fn place(&self, at: u64) -> usize {
+        self.head + (at & (self.bytes - 1)) as usize
+    }
+}
+
+impl Half<Own> {
+    fn store(&self, word: usize, value: u64) {
+        self.map.store_u64(word, value, Ordering::Release);
+    }
+}
+
+/// Wakes the peer if it waits for this index. Says whether the driver is to post it an event.
+fn tell(own: &Half<Own>, peer: &Half<Theirs>, words: &Words, index: u64, told: &mut Told) -> bool {
+    fence(Ordering::SeqCst);
+    let (wake_at, event_at) = (peer.load(words.wake_at), peer.load(words.event_at));
+    if wake_at == 0 {
+        told.woken = 0;
+    } else if index >= wake_at && wake_at != told.woken {
+        told.woken = wake_at;
+        let bell = own.map.load_u32(words.doorbell, Ordering::Relaxed).wrapping_add(1);
+        own.map.store_u32(words.doorbell, bell, Ordering::Release);
+    }
+    let has_to_nudge = event_at != 0 && index >= event_at && event_at != told.nudged;
+    if has_to_nudge {
+        told.nudged = event_at;
+    }
+    has_to_nudge
+}
+
+impl Rings {
+    pub fn new(due: u64) -> Self {
+        Self { out: Out { due, ..Out::default() }, ..Self::default() }
+    }
+
+    /// The stream's position as the driver counts it.
+    pub fn by_driver(&self, at: u64) -> u64 {
+        at.min(self.into.origin.unwrap_or(u64::MAX)) - self.into.by_ring
+    }
+
+    fn may_ask(&self, now: Duration) -> bool {
+        self.refused.is_none_or(|until| now >= until)
+    }
+
+    /// Both rings are there: the peer is seen in its words.
+    fn pair(&self) -> Option<(&Half<Own>, &Half<Theirs>)> {
+        self.own.as_ref().filter(|_| self.is_sealed).zip(self.peer.as_ref())
+    }
+
+    /// Whether the peer's ring may be had.
+    fn is_peer_due(&self, word: u32) -> bool {
+        let is_there = path::DIRECT | path::PEER_READY;
+        self.peer.is_none() && self.into.leaving != Leaving::Done && word & is_there == is_there
+    }
+
+    /// The doorbells of the peer's ring, where threads sleep on them.
+    pub fn doorbell(&self, receives: bool) -> u64 {
+        let words = if receives { RECV } else { SEND };
+        let rung = |(_, peer): (_, &Half<Theirs>)| peer.map.load_u32(words.doorbell, Ordering::Acquire);
+        // A thread wakes when the rings come.
+        self.pair().map_or(0, |pair| (u64::from(rung(pair)) + 1) << 32)
+    }
+
+    /// Index of the peer's ring that the receiver waits for.
+    fn wanted(&self, received: u64) -> u64 {
+        self.into.origin.map_or(1, |origin| received + 1 - origin)
+    }
+
+    /// Asks the peer to wake the receiver, or to have an event posted.
+    pub fn arm_receiver(&mut self, received: u64, events: bool) {
+        self.into.is_armed = self.pair().is_some();
+        let Some((own, _)) = self.pair() else { return };
+        own.store(if events { RECV.event_at } else { RECV.wake_at }, self.wanted(received));
+        fence(Ordering::SeqCst);
+    }
+
+    pub fn disarm_receiver(&self) {
+        if let Some(own) = &self.own {
+            own.store(RECV.wake_at, 0);
+        }
+    }
+
+    /// Whether a receiver that has nothing to read has something to do.
+    pub fn has_come(&self, received: u64, word: u32, now: Duration) -> bool {
+        let came = match (self.into.leaving, self.pair()) {
+            (Leaving::Until(last), _) => last >= self.wanted(received),
+            (Leaving::Done, _) => false,
+            (_, Some(_)) if !self.into.is_armed => true,
+            (_, Some((_, peer))) => peer.load(direct::PRODUCER) >= self.wanted(received),
+            (_, None) => self.is_peer_due(word) && self.may_ask(now),
+        };
+        let leaves = match self.into.leaving {
+            Leaving::Not => word & path::LEFT != 0,
+            Leaving::Until(_) => word & path::LAST != 0,
+            _ => false,
+        };
+        came || leaves && (self.pair().is_some() || !self.is_peer_due(word))
+    }
+
+    /// Asks the peer to wake the sender.
+    pub fn arm_sender(&mut self, events: bool) {
+        self.out.is_armed = self.pair().is_some();
+        let Some((own, _)) = self.pair().filter(|_| self.out.is_direct) else { return };
+        own.store(if events { SEND.event_at } else { SEND.wake_at }, self.half_free_at());
+        fence(Ordering::SeqCst);
+    }
+
+    pub fn disarm_sender(&self) {
+        if let Some(own) = &self.own {
+            own.store(SEND.wake_at, 0);
+        }
+    }
+
+    fn half_free_at(&self) -> u64 {
+        let half = self.own.as_ref().map_or(0, |own| own.bytes / 2);
+        self.out.written.saturating_sub(half).max(1)
+    }
+
+    /// Whether a sender that has no room has something to do. None: what it waits for is the driver's to say.
+    pub fn has_room(&self, word: u32, now: Duration) -> Option<bool> {
+        if !self.out.is_direct {
+            return None;
+        }
+        let room = match self.pair() {
+            Some(_) if !self.out.is_armed => true,
+            Some((_, peer)) => peer.load(direct::CONSUMER) >= self.half_free_at(),
+            None => self.is_peer_due(word) && self.may_ask(now),
+        };
+        Some(room || word & path::LEFT != 0)
+    }
+
+    /// A look at a time is due for threads that sleep.
+    pub fn look_at(&self, word: u32, now: Duration) -> Option<Duration> {
+        (word & path::DIRECT != 0).then_some(now + LOOK_EVERY)
+    }
+
+    /// A send went by the driver.
+    pub fn weigh(&mut self) {
+        self.out.weight += 1;
+    }
+
+    pub fn describe(&self) -> String {
+        let load = |half: Option<u64>| half.unwrap_or(0);
+        let own = self.own.as_ref();
+        let peer = self.peer.as_ref();
+        format!(
+            "direct {} written {} (peer read {}), left {}, into {:?} of {}, {:?}, by ring {}, sealed {}",
+            self.out.is_direct,
+            self.out.written,
+            load(peer.map(|peer| peer.load(direct::CONSUMER))),
+            self.out.has_left,
+            self.into.origin,
+            load(peer.map(|peer| peer.load(direct::PRODUCER))),
+            self.into.leaving,
+            self.into.by_ring,
+            own.is_some() && self.is_sealed,
+        )
+    }
+}
+
+/// What a receiver finds beside what the driver has delivered.
+pub(super) enum Found {
+    /// It waits for a frame, or has said something: later.
+    Later(u64),
+    /// The peer's ring holds this much more.
+    InRing(u64),
+    /// Nothing of the ring is due: the driver's count is.
+    ByDriver,
+    /// The ring cannot be had now.
+    Unknown,
+}
+
+impl Honest {
+    /// Asks for a ring. The thread that wants it waits for the answer, or for the end of another question.
+    fn ask_ring(&mut self, at: usize, kind: FrameKind) -> bool {
+        let (Some(link), Some(socket)) = (&self.link, &self.sockets[at]) else { return false };
+        if self.exchange.is_none() {
+            if link.send(&Frame::new(kind).with_id(socket.id.0)).is_err() {
+                return false;
+            }
+            let number = socket.number.expect("a connected socket");
+            self.exchange = Some(Exchange { number, id: socket.id, kind });
+        }
+        true
+    }
+
+    /// The answer to it. Returns whether it was one.
+    pub(super) fn ring_answered(&mut self, kind: FrameKind, frame: &Frame) -> bool {
+        let Some(exchange) = self.exchange.take() else { return false };
+        let Some(link) = &mut self.link else { return true };
+        let came = link.came.take();
+        let of = self.sockets.iter_mut().flatten().find(|socket| socket.number == Some(exchange.number));
+        let now = self.now;
+        let rings = of.map(|socket| &mut socket.rings);
+        let (head, bytes) = (frame.page_bytes as usize, frame.bytes);
+        let len = head + bytes as usize;
+        match (exchange.kind, kind, came) {
+            (FrameKind::DirectRing, FrameKind::DirectRing, Some((fd, hold))) => {
+                let map = Region::<Own>::new(fd, len).expect("a mapping");
+                if let Some(rings) = rings {
+                    rings.own = Some(Half { map, _hold: hold, head, bytes });
+                }
+                let mapped = Frame::new(FrameKind::DirectMapped).with_id(exchange.id.0);
+                if link.send(&mapped).is_ok() {
+                    self.exchange = Some(Exchange { kind: FrameKind::DirectMapped, ..exchange });
+                    return true;
+                }
+            }
+            (FrameKind::DirectMapped, FrameKind::Ready, None) => {
+                rings.into_iter().for_each(|rings| rings.is_sealed = true);
+            }
+            (FrameKind::PeerRing, FrameKind::PeerRing, Some((fd, hold))) => {
+                let map = Region::<Theirs>::new(fd, len).expect("a mapping");
+                if let Some(rings) = rings {
+                    rings.peer = Some(Half { map, _hold: hold, head, bytes });
+                }
+            }
+            (_, FrameKind::Error, None) => {
+                if let Some(rings) = rings {
+                    rings.refused = Some(now + LOOK_EVERY);
+                    rings.out.weight = 0;
+                }
+            }
+            (asked, answered, came) => panic!("{asked:?} is answered by {answered:?}, {}", came.is_some()),
+        }
+        for socket in self.sockets.iter_mut().flatten() {
+            for wait in [&mut socket.receiver, &mut socket.sender] {
+                if *wait == Wait::ForFrame {
+                    *wait = Wait::Awake;
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether an event is to be asked for, for the peer of a socket.
+    pub(super) fn owes_nudge(&self) -> bool {
+        self.sockets.iter().flatten().any(|socket| socket.rings.owes_nudge)
+    }
+
+    pub(super) fn nudge(&mut self) -> bool {
+        let Some(at) =
+            self.sockets.iter().position(|socket| socket.as_ref().is_some_and(|it| it.rings.owes_nudge))
+        else {
+            return false;
+        };
+        let Some(socket) = &self.sockets[at] else { return false };
+        let request = Request::new(Operation::Nudge, socket.id, 0);
+        let is_posted = self.post(socket.channel, request);
+        self.set(at, |socket| socket.rings.owes_nudge &= !is_posted);
+        is_posted
+    }
+
+    /// Joins the peer's ring, follows the stream there, or leaves it.
+    pub(super) fn look_into_ring(&mut self, at: usize, end: u32) -> Found {
+        let now = self.now;
+        let (Some(link), Some(socket)) = (&self.link, &mut self.sockets[at]) else { return Found::Unknown };
+        let word = link.line_u32(socket.id, socket_status::PATH);
+        let (received, given_back) = (socket.arriving.received, socket.given_back);
+        let rings = &mut socket.rings;
+        if rings.is_peer_due(word) || (rings.peer.is_some() && !rings.is_sealed) {
+            if !rings.may_ask(now) {
+                return Found::Unknown;
+            }
+            let kind = if rings.is_sealed { FrameKind::PeerRing } else { FrameKind::DirectRing };
+            if rings.own.is_some() && !rings.is_sealed && self.exchange.is_none() {
+                // It was refused when it was mapped: the connection is over.
+                return Found::ByDriver;
+            }
+            if self.ask_ring(at, kind) {
+                self.set(at, |socket| socket.receiver = Wait::ForFrame);
+            }
+            return Found::Later(80);
+        }
+        let written = rings.pair().map_or(0, |(_, peer)| peer.load(direct::PRODUCER));
+        if written > 0 && rings.into.origin.is_none() && rings.into.leaving != Leaving::Done {
+            let delivered = link.line_u64(socket.id, socket_status::RECV_PRODUCER);
+            if delivered == rings.by_driver(received) {
+                rings.into.origin = Some(received);
+            } else {
+                return Found::ByDriver;
+            }
+        }
+        let is_last = word & path::LAST != 0;
+        if word & path::LEFT != 0 && matches!(rings.into.leaving, Leaving::Not | Leaving::Until(_)) {
+            // The word was loaded before the index.
+            rings.into.leaving = match rings.into.leaving {
+                _ if is_last => Leaving::At(written),
+                Leaving::Not => Leaving::Until(written),
+                leaving => leaving,
+            };
+        }
+        if let Leaving::At(last) = rings.into.leaving {
+            let origin = rings.into.origin.unwrap_or(received);
+            if last == 0 || received == origin + last {
+                if given_back < received {
+                    self.give_back(at);
+                }
+                return self.leave_ring(at, last);
+            }
+        }
+        let Some(socket) = &mut self.sockets[at] else { return Found::Unknown };
+        let into = &mut socket.rings.into;
+        // The end was loaded before the word: without `LAST` there, the peer had ended its stream before the recall.
+        let Some(origin) = into.origin else { return Found::ByDriver };
+        let written = match into.leaving {
+            Leaving::Until(last) | Leaving::At(last) => last,
+            _ if ![0, ENDED].contains(&end) && !is_last => received - origin,
+            _ => written,
+        };
+        assert!(origin + written >= received, "the index of a ring runs backwards: {written}");
+        Found::InRing(origin + written - received)
+    }
+
+    /// All of the peer's ring was read: what comes next comes by the driver.
+    fn leave_ring(&mut self, at: usize, last: u64) -> Found {
+        let Some(socket) = &self.sockets[at] else { return Found::Unknown };
+        let request = Request { value: LEFT_RECEIVING, ..Request::new(Operation::Left, socket.id, 0) };
+        if self.post(socket.channel, request) {
+            self.set(at, |socket| {
+                let into = &mut socket.rings.into;
+                into.by_ring += last;
+                (into.origin, into.leaving) = (None, Leaving::Done);
+            });
+        }
+        Found::Later(81)
+    }
+
+    /// Takes bytes of the peer's ring.
+    pub(super) fn take_of_ring(&mut self, at: usize, there: u64, book: &mut Book) -> u64 {
+        let len = there.min(self.random.between(1, 6000));
+        let Some(socket) = &mut self.sockets[at] else { return 0 };
+        let (number, received) = (socket.number.expect("a connected socket"), socket.arriving.received);
+        let Rings { peer: Some(peer), into: Into { origin: Some(origin), .. }, .. } = &socket.rings else {
+            unreachable!("a ring that holds something");
+        };
+        let held = received + there - socket.given_back.max(*origin);
+        assert!(held <= peer.bytes, "more bytes than a direct ring has: {held}");
+        for position in received..received + len {
+            let offset = peer.place(position - origin);
+            let got = peer.map.load_u64(offset & !7, Ordering::Relaxed).to_le_bytes()[offset % 8];
+            book.take(number, &mut socket.arriving, got);
+        }
+        book.by_rings += len;
+        if self.random.chance(700) || there == len {
+            self.give_back(at);
+        }
+        3000 + len
+    }
+
+    /// Gives back what was taken of the peer's ring.
+    pub(super) fn give_back_of_ring(&mut self, at: usize) {
+        let Some(socket) = &mut self.sockets[at] else { return };
+        let received = socket.arriving.received;
+        let Rings { own: Some(own), peer: Some(peer), into, owes_nudge, .. } = &mut socket.rings else {
+            return;
+        };
+        let Some(origin) = into.origin.filter(|&origin| received > origin) else { return };
+        own.store(direct::CONSUMER, received - origin);
+        *owes_nudge |= tell(own, peer, &SEND, received - origin, &mut into.told);
+    }
+
+    /// The part of a sender on the direct path: something for the trace, unless the driver is to carry the next bytes.
+    pub(super) fn send_direct(&mut self, at: usize, book: &mut Book) -> Option<u64> {
+        let now = self.now;
+        let is_stale = self.random.chance(300);
+        let (Some(link), Some(socket)) = (&self.link, &mut self.sockets[at]) else { return Some(90) };
+        let (id, channel, done) = (socket.id, socket.channel, socket.done == socket.posted);
+        let word = link.line_u32(id, socket_status::PATH);
+        let rings = &mut socket.rings;
+        // A call may have looked before the word changed.
+        let seen = std::mem::replace(&mut rings.out.seen, word);
+        let word = if is_stale { seen } else { word };
+        if rings.is_sealed && !rings.out.has_left && word & path::LEFT != 0 {
+            let request = Request { value: LEFT_SENDING, ..Request::new(Operation::Left, id, 0) };
+            if self.post(channel, request) {
+                self.set(at, |socket| {
+                    (socket.rings.out.has_left, socket.rings.out.is_direct) = (true, false);
+                });
+            }
+            return Some(91);
+        }
+        if rings.out.is_direct && rings.is_peer_due(word) && rings.may_ask(now) {
+            if self.ask_ring(at, FrameKind::PeerRing) {
+                self.set(at, |socket| socket.sender = Wait::ForFrame);
+            }
+            return Some(92);
+        }
+        if rings.out.is_direct && rings.out.has_to_tell {
+            self.tell_receiver(at);
+        }
+        let (Some(link), Some(socket)) = (&self.link, &mut self.sockets[at]) else { return Some(90) };
+        let asked = path::DIRECT | path::LEFT | path::SENDS_OFFLOADED;
+        let rings = &mut socket.rings;
+        let goes = word & asked == path::DIRECT && !rings.out.has_left;
+        if !rings.out.is_direct {
+            if !goes || rings.out.weight < rings.out.due || socket.sent == socket.total {
+                return None;
+            }
+            if !done {
+                // Nothing more is sent by the driver, so that the moment comes.
+                if rings.out.weight < 2 * rings.out.due {
+                    return None;
+                }
+                return Some(self.wait_for_room(at));
+            }
+            if !rings.is_sealed {
+                if !rings.may_ask(now) || rings.own.is_some() && self.exchange.is_none() {
+                    rings.out.weight = 0;
+                    return None;
+                }
+                if self.ask_ring(at, FrameKind::DirectRing) {
+                    self.set(at, |socket| socket.sender = Wait::ForFrame);
+                }
+                return Some(93);
+            }
+            if link.line_u32(id, socket_status::PATH) & asked != path::DIRECT {
+                rings.out.weight = 0;
+                return None;
+            }
+            rings.out.is_direct = true;
+            return Some(94);
+        }
+        if socket.sent == socket.total {
+            return None;
+        }
+        let Some(own) = &rings.own else { return Some(90) };
+        let consumed = rings.peer.as_ref().map_or(0, |peer| peer.load(direct::CONSUMER));
+        assert!(consumed <= rings.out.written, "more given back than written: {consumed}");
+        let wanted = self.random.pick(&[1, 7, 64, 300, 1000, 4096, 5000]);
+        let room = own.bytes - (rings.out.written - consumed);
+        let len = wanted.min(room).min(socket.total - socket.sent);
+        if len == 0 {
+            return Some(self.wait_for_room(at));
+        }
+        let number = socket.number.expect("a connected socket");
+        for offset in 0..len {
+            let place = own.place(rings.out.written + offset);
+            let mut bytes = own.map.load_u64(place & !7, Ordering::Relaxed).to_le_bytes();
+            bytes[place % 8] = byte(number, socket.sent + offset);
+            own.map.store_u64(place & !7, u64::from_le_bytes(bytes), Ordering::Relaxed);
+        }
+        socket.sent += len;
+        book.sockets[number].sent = socket.sent;
+        rings.out.written += len;
+        own.store(direct::MESSAGES, own.load(direct::MESSAGES) + 1);
+        own.store(direct::PRODUCER, rings.out.written);
+        self.tell_receiver(at);
+        Some(4000 + len)
+    }
+
+    fn tell_receiver(&mut self, at: usize) {
+        let Some(socket) = &mut self.sockets[at] else { return };
+        let Rings { own: Some(own), peer, out, owes_nudge, .. } = &mut socket.rings else { return };
+        out.has_to_tell = peer.is_none();
+        if let Some(peer) = peer {
+            *owes_nudge |= tell(own, peer, &RECV, out.written, &mut out.told);
+        }
+    }
+}
