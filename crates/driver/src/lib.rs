@@ -15,6 +15,7 @@ mod array;
 mod calls;
 mod clock;
 mod conductor;
+pub mod containers;
 mod door;
 mod driver;
 mod filter;
