@@ -342,6 +342,8 @@
 #define PD_ABI_REASON_SETTLED 21ull
 /* the program has forbidden itself system calls */
 #define PD_ABI_REASON_SANDBOX 22ull
+/* the driver did not let the process in ([attach] of its policy) */
+#define PD_ABI_REASON_NOT_LET_IN 23ull
 
 /* Commands of an engine. */
 /* Copy data_len bytes from src_addr to dst_addr. */

@@ -96,6 +96,8 @@ reasons! {
     Settled = 21, "settled", "the process forked, closed or ended before the peer took the connection up";
     /// The program filters its own system calls (seccomp).
     Sandbox = 22, "sandbox", "the program has forbidden itself system calls";
+    /// `EACCES` when the process attached.
+    NotLetIn = 23, "not_let_in", "the driver did not let the process in ([attach] of its policy)";
 }
 
 impl KernelReason {

@@ -117,7 +117,8 @@ pub fn setting(name: &str) -> Option<OsString> {
 /// Attaches to the driver, unless the process is attached.
 ///
 /// # Errors
-/// Why the process cannot be: `ENETDOWN` without a driver, `EACCES` if its socket is not for this user.
+/// Why the process cannot be: `ENETDOWN` without a driver, `EACCES` if its socket is not for this user or its policy does not let the
+/// process in.
 pub fn attach() -> Result<()> {
     process().attachment().map(drop)
 }

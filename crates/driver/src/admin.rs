@@ -1,4 +1,5 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
+use crate::containers::Container;
 use crate::memory::Standing;
 use crate::policy::{Balance, Path as BytesPath};
 use pd_shm::counters::CounterView;
@@ -95,6 +96,9 @@ pub struct Report {
     /// Connections of clients that are or were the kernel's, by the label of their [`pd_abi::KernelReason`], as the
     /// clients say. Of all clients that there are or were.
     pub kernel_connections_by_reason: BTreeMap<String, u64>,
+    /// Processes that were not let in since the driver's start, by the label of their [`crate::Refusal`].
+    #[serde(default)]
+    pub attaches_refused_by_reason: BTreeMap<String, u64>,
     /// How the policy stands on the kernel.
     #[serde(default)]
     pub policy_on_kernel: KernelHalf,
@@ -118,6 +122,9 @@ pub struct ClientReport {
     pub uid: u32,
     /// Its container, if `pd run` made it.
     pub container: Option<String>,
+    /// The container that its control group names.
+    #[serde(default)]
+    pub engine_container: Option<Container>,
     /// Its tenant.
     pub tenant: Option<String>,
     /// Channels.
@@ -167,6 +174,9 @@ pub struct RefusedReport {
     pub errno: i32,
     /// Why.
     pub why: String,
+    /// The reason in one word, if it was not let in: see [`crate::Refusal`].
+    #[serde(default)]
+    pub reason: Option<String>,
     /// How long ago.
     pub seconds_ago: f64,
 }
@@ -203,6 +213,12 @@ pub struct PolicyReport {
     pub rules: Vec<RuleReport>,
     /// Services.
     pub services: Vec<ServiceReport>,
+    /// Which processes may attach, a sentence for each entry and for the default.
+    #[serde(default)]
+    pub attach: Vec<String>,
+    /// Processes that were not let in since the driver's start, by the label of their [`crate::Refusal`].
+    #[serde(default)]
+    pub attaches_refused_by_reason: BTreeMap<String, u64>,
     /// How it stands on the kernel.
     #[serde(default)]
     pub kernel: KernelHalf,

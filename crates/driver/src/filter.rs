@@ -138,6 +138,8 @@ const ALLOWED_OLD: &[c_long] = &[];
 const FIONBIO: u64 = 0x5421;
 /// `PIDFD_GET_NET_NAMESPACE`; see [`crate::peer`].
 const PIDFD_GET_NET_NAMESPACE: u64 = 0xff04;
+/// `NS_GET_USERNS`; see [`crate::standing`].
+const NS_GET_USERNS: u64 = 0xb701;
 
 /// Flags with which a file could be made or emptied, or written alone: its own memory the driver opens for reading and writing.
 const OPENS_OTHERWISE: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
@@ -154,6 +156,7 @@ fn conditions() -> Vec<Condition> {
         (libc::SYS_clone, 0, Qword, MaskedEq(thread), thread),
         (libc::SYS_ioctl, 1, Dword, Eq, FIONBIO),
         (libc::SYS_ioctl, 1, Dword, Eq, PIDFD_GET_NET_NAMESPACE),
+        (libc::SYS_ioctl, 1, Dword, Eq, NS_GET_USERNS),
         (libc::SYS_mbind, 2, Dword, Eq, libc::MPOL_PREFERRED as u64),
         (libc::SYS_mmap, 2, Dword, no_code.clone(), 0),
         (libc::SYS_mprotect, 2, Dword, no_code, 0),

@@ -1,5 +1,6 @@
 //! Who a client is, from the kernel and never from the client.
 use crate::calls::{may, simulated, Call};
+use crate::containers::{self, Container};
 use crate::peer::Peer;
 use rustix::fd::OwnedFd;
 use rustix::fs::{fstat, open, Mode, OFlags, Stat};
@@ -52,6 +53,8 @@ pub struct Identity {
     pub namespace_fd: OwnedFd,
     /// Its control group in the unified hierarchy (or systemd's), as the driver's namespace names it.
     pub cgroup: Option<String>,
+    /// The container that its control groups name.
+    pub container: Option<Container>,
 }
 
 impl Identity {
@@ -70,10 +73,10 @@ impl Identity {
     /// `ESRCH` if it has died by now; those of the calls.
     pub fn of(peer: Peer) -> Result<Self> {
         let (namespace, namespace_fd) = peer.network_namespace()?;
-        let cgroup = control_group(peer.pid());
+        let (cgroup, container) = control_groups(peer.pid());
         peer.check_alive()?;
         let (pid, uid) = (peer.pid().as_raw_nonzero().get().unsigned_abs(), peer.uid());
-        Ok(Self { pid, uid, pidfd: Arc::new(peer.into_pidfd()), namespace, namespace_fd, cgroup })
+        Ok(Self { pid, uid, pidfd: Arc::new(peer.into_pidfd()), namespace, namespace_fd, cgroup, container })
     }
 }
 
@@ -89,9 +92,14 @@ pub fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
 
 /// The control group of a process, if it can be read.
 pub fn control_group(pid: Pid) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).ok()?;
-    let path = |key: &str| text.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(key));
-    path(":").or_else(|| path("name=systemd:")).map(str::to_owned)
+    control_groups(pid).0
+}
+
+/// The same, and the container that the control groups of the process name.
+fn control_groups(pid: Pid) -> (Option<String>, Option<Container>) {
+    let text = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
+    let (path, container) = containers::read(&text);
+    (path.map(str::to_owned), container)
 }
 
 /// The process that made a process, or took it in.

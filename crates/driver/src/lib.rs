@@ -34,12 +34,14 @@ mod nodes;
 mod peer;
 pub mod policy;
 mod reader;
+mod refusal;
 pub mod rights;
 mod service;
 mod settings;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod simulation;
 mod size;
+mod standing;
 mod start_error;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod testing;
@@ -54,6 +56,7 @@ pub use messages::Violation;
 pub use mover::{BufferTable, Entry, ENTRIES_MAX};
 pub use nodes::Nodes;
 pub use policy::Policy;
+pub use refusal::Refusal;
 pub use rights::Namespaces;
 pub use settings::Settings;
 pub use size::Bytes;

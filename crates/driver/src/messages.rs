@@ -7,9 +7,11 @@ use crate::memory::{Account, ClientMemory, Events, Lease, Remainder, Requests};
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile};
+use crate::refusal::Refusal;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Event, Request};
 use pd_shm::Mapping;
+use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -345,6 +347,19 @@ pub enum Violation {
     /// Attach socket.
     #[error("unexpected message on the attach socket")]
     Frame,
+    /// None of the client's doing: a new policy.
+    #[error("the policy does not let it attach any more ({})", .0.label())]
+    NotAllowed(Refusal),
+}
+
+impl Violation {
+    /// What a client that is cut off for it is told.
+    pub fn errno(self) -> Errno {
+        match self {
+            Self::NotAllowed(_) => Errno::ACCESS,
+            _ => Errno::PROTO,
+        }
+    }
 }
 
 // Records of the control plane are copied from agent to agent: what is large goes by a pointer.

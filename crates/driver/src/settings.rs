@@ -58,7 +58,7 @@ impl Default for Settings {
         Self {
             socket: "/run/pipedevice/driver.sock".into(),
             admin_socket: "/run/pipedevice/admin.sock".into(),
-            socket_mode: 0o660,
+            socket_mode: 0o666,
             socket_group: None,
             namespaces: Namespaces::default(),
             confined: Confined::default(),

@@ -188,7 +188,7 @@ impl Default for Config {
         Config {
             socket: PathBuf::from(DEFAULT_SOCKET),
             admin_socket: PathBuf::from(DEFAULT_ADMIN_SOCKET),
-            socket_mode: "0660".to_owned(),
+            socket_mode: "0666".to_owned(),
             socket_group: None,
             policy: None,
             memory: MemoryConfig::default(),

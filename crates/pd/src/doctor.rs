@@ -1,5 +1,6 @@
 //! `pd doctor`: what this machine has and lacks, and what to do about it.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +8,7 @@ use std::process::Command;
 use anyhow::Result;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask};
-use pd_driver::Nodes;
+use pd_driver::{Nodes, Refusal};
 use pd_harness::container::{cgroup, links};
 use pd_harness::engines;
 use pd_harness::hugepages::Pool;
@@ -74,8 +75,8 @@ pub fn main(args: &DoctorArgs) -> Result<i32> {
         iproute2(),
         bridge_filter(),
         engines(),
-        driver(&args.admin_socket),
     ]);
+    rows.extend(driver(&args.admin_socket));
     if args.json {
         println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "checks": rows }))?);
     } else {
@@ -239,12 +240,14 @@ fn engines() -> Row {
     }
 }
 
-fn driver(socket: &Path) -> Row {
-    match ask(socket, &Ask::List) {
-        Ok(Answer::Report(report)) => ok(
-            "driver",
-            format!("{} clients, {} connections", report.clients.len(), report.connections.len()),
-        ),
+fn driver(socket: &Path) -> Vec<Row> {
+    let row = match ask(socket, &Ask::List) {
+        Ok(Answer::Report(report)) => {
+            let found = format!("{} clients, {} connections", report.clients.len(), report.connections.len());
+            let mut rows = vec![ok("driver", found)];
+            rows.extend(refused(&report.attaches_refused_by_reason));
+            return rows;
+        }
         Ok(_) => {
             fail("driver", "an answer of another version", "stop it and start this version's: pd driver")
         }
@@ -255,5 +258,19 @@ fn driver(socket: &Path) -> Row {
             warn("driver", format!("{}: {e}", socket.display()), "ask as root, or as its user")
         }
         Err(e) => fail("driver", format!("{}: {e}", socket.display()), "start it: pd driver"),
+    };
+    vec![row]
+}
+
+/// Returns a row for each reason for which processes were not let in.
+fn refused(by_reason: &BTreeMap<String, u64>) -> Vec<Row> {
+    let row = |(label, count): (&String, &u64)| {
+        let refusal = Refusal::from_label(label);
+        let (text, remedy) = refusal.map_or((label.as_str(), "see pd ls --all"), |r| (r.text(), r.remedy()));
+        warn("attaching", format!("{count} processes were not let in: {text}"), remedy)
+    };
+    match by_reason.is_empty() {
+        true => vec![ok("attaching", "no process was refused")],
+        false => by_reason.iter().map(row).collect(),
     }
 }

@@ -14,6 +14,7 @@ mod live;
 mod ls;
 mod policy_cmd;
 mod program;
+mod refused;
 mod run_cmd;
 mod services;
 mod stats;

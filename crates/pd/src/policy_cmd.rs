@@ -11,6 +11,7 @@ use pd_driver::Bytes;
 use pd_harness::config::{read_policy, DEFAULT_ADMIN_SOCKET};
 
 use crate::live::no_answer;
+use crate::refused;
 use crate::services;
 
 /// Checks, shows and changes the driver's policy: tenants, rules, rates, quotas, service addresses.
@@ -133,6 +134,9 @@ fn print_report(report: &PolicyReport) {
     }
     for sentence in &report.kernel.unbound {
         println!("not on the kernel: {sentence}");
+    }
+    for line in report.attach.iter().chain(&refused::lines(&report.attaches_refused_by_reason)) {
+        println!("{line}");
     }
     if !report.services.is_empty() {
         println!("\n{}", services::table(&report.services));

@@ -22,6 +22,9 @@ const SHORT: &str = "short";
 
 static ABSENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 
+/// The errno of the last attempt to attach; 0: it came to something. Each is said once, until it is another.
+static REFUSED_WITH: AtomicI32 = AtomicI32::new(0);
+
 /// Why no connection of this process is to be tried; none: there is a driver, as far as is known. Attaches at first.
 fn unavailable() -> Option<KernelReason> {
     if unseen::is_found() {
@@ -30,7 +33,11 @@ fn unavailable() -> Option<KernelReason> {
     if heap::is_low() {
         return Some(KernelReason::NoMemory);
     }
-    (!reaches_driver()).then_some(KernelReason::NoDriver)
+    match reaches_driver() {
+        true => None,
+        false if REFUSED_WITH.load(Ordering::Relaxed) == libc::EACCES => Some(KernelReason::NotLetIn),
+        false => Some(KernelReason::NoDriver),
+    }
 }
 
 /// The same for what is on the fabric already.
@@ -39,12 +46,10 @@ fn reaches_driver() -> bool {
         return false;
     }
     let attached = pd_client::core::attach();
-    // Said once, until it is another reason.
-    static SAID: AtomicI32 = AtomicI32::new(0);
     match &attached {
-        Ok(()) => SAID.store(0, Ordering::Relaxed),
+        Ok(()) => REFUSED_WITH.store(0, Ordering::Relaxed),
         Err(error) => {
-            if SAID.swap(error.errno(), Ordering::Relaxed) != error.errno() {
+            if REFUSED_WITH.swap(error.errno(), Ordering::Relaxed) != error.errno() {
                 note!("connections are the kernel's for now: {error}");
             }
             ABSENT_UNTIL_NS.store(now_ns() + ABSENT_FOR.as_nanos() as u64, Ordering::Relaxed);
@@ -80,6 +85,7 @@ pub(crate) fn stays_on_kernel(fd: c_int, reason: KernelReason) {
             | KernelReason::PeerPlain
             | KernelReason::PeerWithout
             | KernelReason::NoDriver
+            | KernelReason::NotLetIn
     );
     if of_many && said >= NAMED && said % NAMED_ONE_IN != 0 {
         return pd_client::core::stays_on_kernel(reason, 0);
@@ -118,7 +124,7 @@ fn take_short(to: SocketAddr, connected: pd_client::Result<Arc<Socket>>) -> Outc
             socket.set_nonblocking(true);
             Ok(socket)
         }
-        Err(error) if error.errno() == libc::EACCES => {
+        Err(error) if denial(error.errno()) == Some(libc::EACCES) => {
             note!("to {to} not at all: {error}");
             Err(Failure::Errno(libc::EACCES))
         }
@@ -200,7 +206,11 @@ impl From<KernelReason> for NoTwin {
 }
 
 /// The errno of `connect` if the driver's is a policy's: a denial, or a quota, which has another errno there than limits of the process.
+/// A driver that has not let the process in says nothing of its connections.
 pub(crate) fn denial(errno: c_int) -> Option<c_int> {
+    if !pd_client::core::is_attached() {
+        return None;
+    }
     match errno {
         libc::EACCES => Some(libc::EACCES),
         libc::EDQUOT => Some(libc::EMFILE),

@@ -461,7 +461,9 @@ fn driver(args: &[String]) {
         match name {
             "budget_bytes" => settings.budget_bytes = value,
             "movers" => settings.movers = value as usize,
-            "socket_mode" => settings.socket_mode = value as u32,
+            "attach_anyone" if value == 1 => {
+                settings.policy.attach.default = pd_driver::policy::Otherwise::Anyone;
+            }
             "hugepages" if value == 0 => settings.hugepages = pd_driver::HugepageUse::Off,
             other => panic!("no such setting: {other}"),
         }

@@ -11,14 +11,13 @@ const MIB: u64 = 1 << 20;
 
 fn stage(clients_max: usize, budget_bytes: u64) -> Scene {
     let scene = stage_of(HugepageUse::Off, |settings| {
-        settings.socket_mode = 0o666;
         settings.clients_max = clients_max;
         settings.budget_bytes = budget_bytes;
     });
     let everybody = PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(scene.driver.folder(), everybody).expect("own folder");
     // Nothing is said of anybody.
-    scene.driver.apply("path = \"offloaded\"");
+    scene.driver.apply("path = \"offloaded\"\n[attach]\ndefault = \"anyone\"");
     scene
 }
 

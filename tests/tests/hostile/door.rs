@@ -1,5 +1,5 @@
 //! What a client can have the driver do before it is attached, and beside its rings.
-use super::{stage, stage_for, Scene};
+use super::{stage, stage_for_anyone, Scene};
 use pd_abi::{Frame, FrameKind};
 use pd_shm::Pod;
 use pd_tests::{ip, is_root, peer_path, program_path, Network, Raw};
@@ -91,7 +91,7 @@ fn one_user_attaches_in_a_loop() {
     if !is_root("another user's process") {
         return;
     }
-    let scene = stage_for(0o666);
+    let scene = stage_for_anyone();
     let since = Instant::now();
     let (welcomed, refused) = attack(&scene, "connects", 6000);
     let most = 1000.0 + 500.0 * since.elapsed().as_secs_f64() + 64.0;
@@ -106,7 +106,7 @@ fn one_user_asks_for_pipes_in_a_loop() {
     if !is_root("another user's process") {
         return;
     }
-    let scene = stage_for(0o666);
+    let scene = stage_for_anyone();
     let since = Instant::now();
     let (made, refused) = attack(&scene, "pipes", 40_000);
     // 20 of its tokens each.
@@ -120,7 +120,7 @@ fn large_regions_are_made_beside_the_movers() {
     if !is_root("another user's process") {
         return;
     }
-    let scene = stage_for(0o666);
+    let scene = stage_for_anyone();
     let before = faults("pd-driver");
     let (made, _) = attack(&scene, "regions", 20);
     assert_eq!(made, 20);
@@ -134,7 +134,7 @@ fn any_port_is_refused_as_fast_as_it_is_given() {
     if !is_root("another user's process") {
         return;
     }
-    let scene = stage_for(0o666);
+    let scene = stage_for_anyone();
     let (_, refused) = attack(&scene, "ports", 8_000);
     assert_eq!(refused, 8_000);
     scene.end();
@@ -145,7 +145,7 @@ fn thousands_of_addresses_hold_up_nobody() {
     if !is_root("making network namespaces") {
         return;
     }
-    let scene = stage_for(0o666);
+    let scene = stage_for_anyone();
     let network = Network::new();
     let batch = scene.driver.folder().join("batch");
     let lines = (0..16_000u32).map(|n| format!("addr add 10.78.{}.{}/32 dev lo\n", n >> 8, n & 255));
@@ -179,7 +179,7 @@ fn broken_protocols_do_not_flood_the_log() {
     let mut driver = Command::new(peer_path())
         .arg("driver")
         .args([&socket, &folder.path().join("admin.sock")])
-        .arg(format!("socket_mode={}", 0o666))
+        .arg("attach_anyone=1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(std::fs::File::create(&log).unwrap())

@@ -1,5 +1,5 @@
 //! What one user's many connections take from another's few.
-use super::stage_for;
+use super::stage_for_anyone;
 use pd_tests::{is_root, program_path, Puppet, TestDriver};
 use std::process::Command;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn a_hundred_connections_of_one_user_leave_another_its_share() {
     if !is_root("processes of other users") {
         return;
     }
-    let scene = stage_for(0o666);
+    let scene = stage_for_anyone();
     let (many, few) = (crowd(&scene.driver, 100, MANY), crowd(&scene.driver, 1, FEW));
     let at = |uid| moved(&scene.driver, uid);
     std::thread::sleep(Duration::from_millis(500));

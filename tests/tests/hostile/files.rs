@@ -1,5 +1,5 @@
 //! Files that are named to be sent: what is refused, what is delivered, and what comes of files and words that change.
-use super::{stage, stage_for, Scene};
+use super::{stage, stage_for_anyone, Scene};
 use pd_abi::layout::{control_header, header, socket_status};
 use pd_abi::limits::FILES_MAX;
 use pd_abi::{FileId, Frame, FrameKind, Operation, Request, SocketId, MAGIC};
@@ -260,9 +260,9 @@ fn descriptors_that_take_long_to_close_hold_up_their_tenants_openings_alone() {
     if !is_root("a client of another user") {
         return;
     }
-    let scene = stage_for(0o666);
+    let scene = stage_for_anyone();
     // Nothing is said of anybody: users are told apart.
-    scene.driver.apply("path = \"offloaded\"");
+    scene.driver.apply("path = \"offloaded\"\n[attach]\ndefault = \"anyone\"");
     let Some((dir, file)) = file() else { return };
     let (mut slow, from, to) = pair(&scene);
     let id = open(&mut slow, &file).unwrap();

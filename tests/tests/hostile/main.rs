@@ -11,6 +11,7 @@ mod regions;
 mod rings;
 mod words;
 
+use pd_driver::policy::Otherwise;
 use pd_driver::{HugepageUse, Violation};
 use pd_tests::{alone, own_files, Bystander, Raw, TestDriver};
 use std::sync::MutexGuard;
@@ -35,9 +36,9 @@ fn stage_with(hugepages: HugepageUse) -> Scene {
     stage_of(hugepages, |_| {})
 }
 
-/// A scene with an attach socket of this mode, in a folder that everybody may enter.
-fn stage_for(socket_mode: u32) -> Scene {
-    let scene = stage_of(HugepageUse::Off, |settings| settings.socket_mode = socket_mode);
+/// A scene with an attach socket for everybody, in a folder that everybody may enter.
+fn stage_for_anyone() -> Scene {
+    let scene = stage_of(HugepageUse::Off, |settings| settings.policy.attach.default = Otherwise::Anyone);
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(scene.driver.folder(), everybody).expect("own folder");
     scene

@@ -46,7 +46,7 @@ impl Site {
     /// With addresses 10.98.`third`.0/24.
     pub fn new(third: u8) -> Self {
         assert!(is_root("containers"));
-        let driver = TestDriver::with("cpu", |settings| settings.socket_mode = 0o666);
+        let driver = TestDriver::new();
         // Servers drop their privileges, and have to reach the driver then.
         std::fs::set_permissions(driver.folder(), std::fs::Permissions::from_mode(0o755)).unwrap();
         Self { driver, third }

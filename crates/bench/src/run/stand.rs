@@ -113,8 +113,6 @@ impl<'a> Stand<'a> {
             let mut config = Config::default();
             config.driver.engine = engine.to_owned();
             config.driver.movers = conditions.movers;
-            // Some programs do not run as root.
-            config.socket_mode = "0666".to_owned();
             config.driver.connections_max = 1 << 18;
             config.memory.budget_bytes = Bytes(memory.budget_bytes);
             // The receiver has nearly all of the rings.

@@ -6,6 +6,7 @@ use crate::identity::Identity;
 use crate::ids::{ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
 use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region, Space};
 use crate::messages::{payer, Payer};
+use crate::standing::Place;
 use pd_abi::layout::SOCKET_STRIDE;
 use pd_abi::limits::{PAGE_BYTES, SOCKETS_MAX};
 use std::collections::{BTreeMap, VecDeque};
@@ -38,6 +39,8 @@ pub struct Client {
     /// A number that no other client has or will have.
     pub serial: u64,
     pub identity: Identity,
+    /// Where it attached from.
+    pub place: Place,
     pub tenant: TenantId,
     pub phase: Phase,
     pub memory: Option<Arc<ClientMemory>>,
@@ -136,7 +139,7 @@ impl Client {
 
     pub fn new(
         serial: u64,
-        identity: Identity,
+        (identity, place): (Identity, Place),
         tenant: TenantId,
         account: Arc<Account>,
         (family, mover): (Family, MoverId),
@@ -144,6 +147,7 @@ impl Client {
         Self {
             serial,
             identity,
+            place,
             tenant,
             phase: Phase::Arriving,
             memory: None,

@@ -8,6 +8,8 @@ use crate::ids::ClientId;
 use crate::memory::Space;
 use crate::messages::{payer, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
+use crate::refusal::Refusal;
+use crate::standing::Place;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};
 use rustix::io::Errno;
@@ -17,7 +19,9 @@ use std::sync::Arc;
 impl Conductor {
     pub(super) fn hear_door(&mut self, message: FromDoor) {
         match message {
-            FromDoor::Arrived { client, identity, namespace } => self.arrived(client, *identity, namespace),
+            FromDoor::Arrived { client, identity, place, namespace } => {
+                self.arrived(client, *identity, place, namespace)
+            }
             FromDoor::Welcomed { client: id, memory } => {
                 let Some(client) = self.present(id) else { return };
                 client.memory = Some(Arc::clone(&memory));
@@ -121,8 +125,9 @@ impl Conductor {
         let Some((pid, uid)) = newcomer.map(|client| (client.identity.pid, client.identity.uid)) else {
             return;
         };
-        let why = "no memory or descriptors left for its control region".to_owned();
-        self.kernel.refuse(Refused { pid, uid, errno, why }, self.clock.now());
+        let why = Refusal::NoMemory.text().to_owned();
+        let refusal = Some(Refusal::NoMemory);
+        self.kernel.refuse(Refused { pid, uid, errno, why, refusal }, self.clock.now());
     }
 
     /// A client that is not leaving.
@@ -130,28 +135,29 @@ impl Conductor {
         self.client_mut(id).filter(|client| client.phase != Phase::Leaving)
     }
 
-    fn arrived(&mut self, id: ClientId, identity: Identity, fd: OwnedFd) {
+    fn arrived(&mut self, id: ClientId, identity: Identity, place: Place, fd: OwnedFd) {
         self.tenants.look();
         let tenant = self.tenant_of(&identity);
+        if let Err(refusal) = self.may_attach(&identity, place, tenant) {
+            self.say_refused(refusal, &identity, tenant);
+            return self.turn_away(id, &identity, refusal, Errno::ACCESS, refusal.text().to_owned());
+        }
         let (account, lease) = match self.open_account(payer(tenant, identity.uid)) {
             Ok(opened) => opened,
             Err(exhausted) => {
-                Metrics::add(&self.metrics.clients_cut_off, 1);
-                let (pid, uid, errno, why) =
-                    (identity.pid, identity.uid, exhausted.errno(), exhausted.to_string());
-                self.kernel.refuse(Refused { pid, uid, errno, why }, self.clock.now());
-                return self.door.send(ToDoor::TurnAway { client: id, exhausted });
+                let (errno, why) = (exhausted.errno(), exhausted.to_string());
+                return self.turn_away(id, &identity, Refusal::Cap, errno, why);
             }
         };
         let namespace = identity.namespace;
         let fd = Arc::new(fd);
         let is_unread = self.names.enter(namespace, &fd);
-        let place = match self.movers.len() {
+        let home = match self.movers.len() {
             1 => Default::default(),
             _ => self.families.enter(identity.pid, &self.movers.working().collect::<Vec<_>>()),
         };
         self.serial += 1;
-        let client = Client::new(self.serial, identity, tenant, Arc::clone(&account), place);
+        let client = Client::new(self.serial, (identity, place), tenant, Arc::clone(&account), home);
         self.clients.put(id, client);
         self.resident_came(namespace, tenant);
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });

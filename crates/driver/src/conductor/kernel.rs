@@ -4,6 +4,7 @@ use super::Conductor;
 use crate::admin::{KernelClient, KernelReport, RefusedReport};
 use crate::ids::ClientId;
 use crate::memory::ClientMemory;
+use crate::refusal::Refusal;
 use pd_abi::limits::KERNEL_CONNECTIONS_MAX;
 use pd_abi::{KernelReason, KERNEL_REASONS};
 use rustix::io::Errno;
@@ -47,6 +48,8 @@ pub struct Refused {
     /// The errno that it was told, and why.
     pub errno: Errno,
     pub why: String,
+    /// Why it was not let in; none: it was, and was cut off.
+    pub refusal: Option<Refusal>,
 }
 
 /// See the module.
@@ -54,11 +57,16 @@ pub struct Refused {
 pub struct Kernel {
     counts: Counts,
     refused: VecDeque<(Refused, Duration)>,
+    /// Processes that were not let in, by [`Refusal::index`].
+    refusals: [u64; Refusal::ALL.len()],
 }
 
 impl Kernel {
     /// Remembers one that was refused. The last word about a process counts.
     pub fn refuse(&mut self, refused: Refused, now: Duration) {
+        if let Some(refusal) = refused.refusal {
+            self.refusals[refusal.index()] += 1;
+        }
         self.refused.retain(|(known, _)| known.pid != refused.pid);
         let of_user = |(known, _): &&(Refused, Duration)| known.uid == refused.uid;
         if self.refused.iter().filter(of_user).count() >= REFUSED_OF_USER_MAX {
@@ -68,6 +76,12 @@ impl Kernel {
             self.refused.pop_front();
         }
         self.refused.push_back((refused, now));
+    }
+
+    /// Processes that were not let in, by label of the reason.
+    pub fn refusals(&self) -> BTreeMap<String, u64> {
+        let all = Refusal::ALL.iter().zip(self.refusals).filter(|(_, count)| *count > 0);
+        all.map(|(refusal, count)| (refusal.label().to_owned(), count)).collect()
     }
 
     /// Of all clients that there are or were.
@@ -111,6 +125,7 @@ impl Conductor {
             uid: refused.uid,
             errno: refused.errno.raw_os_error(),
             why: refused.why.clone(),
+            reason: refused.refusal.map(|refusal| refusal.label().to_owned()),
             seconds_ago: now.saturating_sub(*at).as_secs_f64(),
         });
         KernelReport {
@@ -126,7 +141,7 @@ mod tests {
     use super::*;
 
     fn one(pid: u32, uid: u32) -> Refused {
-        Refused { pid, uid, errno: Errno::USERS, why: "too many".to_owned() }
+        Refused { pid, uid, errno: Errno::USERS, why: "too many".to_owned(), refusal: Some(Refusal::Full) }
     }
 
     #[test]
@@ -137,6 +152,7 @@ mod tests {
             kernel.refuse(one(10_000 + pid, 8), Duration::ZERO);
         }
         assert_eq!(kernel.refused.len(), 1 + REFUSED_OF_USER_MAX);
+        assert_eq!(kernel.refusals(), BTreeMap::from([("clients_max".to_owned(), 1001)]));
         for uid in 0..1000 {
             kernel.refuse(one(uid, 100 + uid), Duration::ZERO);
         }

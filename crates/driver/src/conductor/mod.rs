@@ -3,6 +3,7 @@
 //! It never touches payload. It learns of requests and flows from the movers, of new and dead clients
 //! from the kernel, and answers through the movers, so that an answer never overtakes the command that
 //! makes it true.
+mod attaching;
 mod balance;
 mod client;
 mod connections;
@@ -59,7 +60,6 @@ use payers::Payers;
 use pd_abi::layout::path;
 use pd_abi::{Frame, FrameKind};
 use rustix::event::epoll;
-use rustix::io::Errno;
 use rustix::time::Timespec;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -453,8 +453,8 @@ impl Conductor {
         self.take_kernel_counts(id);
         if let Some(violation) = violation {
             Metrics::add(&self.metrics.clients_cut_off, 1);
-            let why = violation.to_string();
-            self.kernel.refuse(Refused { pid, uid, errno: Errno::PROTO, why }, self.clock.now());
+            let (errno, why) = (violation.errno(), violation.to_string());
+            self.kernel.refuse(Refused { pid, uid, errno, why, refusal: None }, self.clock.now());
             if self.may_say(CUT_OFF, id) {
                 tracing::warn!(client = %id, pid, reason = %violation, "{CUT_OFF}");
             }

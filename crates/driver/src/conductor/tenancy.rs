@@ -104,7 +104,7 @@ impl Conductor {
             }
         }
         self.sort_clients();
-        let mut cut = 0;
+        let mut cut = self.turn_out_denied();
         for index in self.connections.ids() {
             if self.is_denied(index) {
                 self.cut(index);
@@ -191,6 +191,10 @@ impl Conductor {
         self.count_refused_on_kernel();
         let kernel = self.kernel_half();
         let report = self.tenants.report(self.settings.policy_file.clone(), &self.payers, kernel);
-        PolicyReport { services: self.service_reports(), ..report }
+        PolicyReport {
+            services: self.service_reports(),
+            attaches_refused_by_reason: self.kernel.refusals(),
+            ..report
+        }
     }
 }

@@ -442,6 +442,8 @@ impl Tenants {
                 .collect(),
             kernel,
             services: Vec::new(),
+            attach: policy.attach.to_string().lines().map(str::to_owned).collect(),
+            attaches_refused_by_reason: Default::default(),
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::conductor::Refused;
 use crate::identity::Identity;
 use crate::ids::ClientId;
 use crate::peer;
+use crate::refusal::Refusal;
 use pd_abi::{Frame, FrameKind};
 use pd_shm::attach;
 use rustix::event::epoll;
@@ -155,7 +156,7 @@ impl Door {
         self.newcomers.all.take(1.0);
         let Ok((pid, uid)) = peer::credentials(&socket) else { return };
         if let Err(socket) = self.newcomers.queue(uid, socket, now) {
-            self.turn_away(&socket, (pid, uid), Errno::AGAIN, "too many attach at once: try again later");
+            self.turn_away(&socket, (pid, uid), Errno::AGAIN, Refusal::Rate);
         }
     }
 
@@ -198,8 +199,7 @@ impl Door {
                 } else if matches!(error, Errno::SRCH | Errno::NOENT) {
                     tracing::debug!(%error, "a client left before it was identified");
                 } else if let Ok(process) = peer::credentials(&socket) {
-                    let why = "the driver may not read the process's namespaces in /proc";
-                    self.turn_away(&socket, process, error, why);
+                    self.turn_away(&socket, process, error, Refusal::Unidentified);
                 }
             }
         }
@@ -211,8 +211,9 @@ impl Door {
             || self.guests.count_in(identity.namespace) >= CLIENTS_PER_NAMESPACE_MAX;
         if full {
             let process = (identity.pid, identity.uid);
-            return self.turn_away(&socket, process, Errno::USERS, "too many clients attached (clients_max)");
+            return self.turn_away(&socket, process, Errno::USERS, Refusal::Full);
         }
+        let place = self.host.place(&socket, &identity);
         // The kernel gives what net.core.wmem_max says. More would take CAP_NET_ADMIN.
         let _ = sockopt::set_socket_send_buffer_size(&socket, FRAMES_UNREAD_BYTES);
         let pidfd = std::sync::Arc::clone(&identity.pidfd);
@@ -222,7 +223,7 @@ impl Door {
             self.guests.forget(id);
             return;
         }
-        self.conductor.send(FromDoor::Arrived { client: id, identity: Box::new(identity), namespace });
+        self.conductor.send(FromDoor::Arrived { client: id, identity: Box::new(identity), place, namespace });
     }
 
     /// Has the kernel tell of its death; and of its first message once it is admitted.
@@ -234,9 +235,10 @@ impl Door {
         epoll::add(&self.epoll, &*guest.pidfd, token(TOKEN_PIDFD, id), epoll::EventFlags::IN)
     }
 
-    fn turn_away(&self, socket: &OwnedFd, (pid, uid): (u32, u32), errno: Errno, why: &str) {
-        let refused = Some(Box::new(Refused { pid, uid, errno, why: why.to_owned() }));
-        self.conductor.send(FromDoor::TurnedAway { refused });
+    fn turn_away(&self, socket: &OwnedFd, (pid, uid): (u32, u32), errno: Errno, refusal: Refusal) {
+        let why = refusal.text();
+        let refused = Refused { pid, uid, errno, why: why.to_owned(), refusal: Some(refusal) };
+        self.conductor.send(FromDoor::TurnedAway { refused: Some(Box::new(refused)) });
         self.say_refused(socket, errno, why);
     }
 

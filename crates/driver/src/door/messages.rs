@@ -6,6 +6,7 @@ use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{NewChannel, Payer, Violation};
+use crate::standing::Place;
 use pd_abi::Frame;
 use pd_shm::Mapping;
 use rustix::io::Errno;
@@ -26,8 +27,8 @@ pub enum ToDoor {
         lease: Lease,
         unread: Option<Arc<OwnedFd>>,
     },
-    /// The newcomer is one too many.
-    TurnAway { client: ClientId, exhausted: Exhausted },
+    /// The newcomer is not let in: the errno and the reason that it is told.
+    TurnAway { client: ClientId, errno: Errno, why: Box<str> },
     /// The client is another tenant's from now on.
     SetTenant { client: ClientId, tenant: TenantId },
     /// Answer the client's frame, with a descriptor. Then its next frame is read.
@@ -79,8 +80,8 @@ pub struct Reading {
 /// Door to conductor. Those of one client come in order.
 #[derive(Debug)]
 pub enum FromDoor {
-    /// A process has connected. Answered by [`ToDoor::Admit`]. With a second descriptor of its network namespace.
-    Arrived { client: ClientId, identity: Box<Identity>, namespace: OwnedFd },
+    /// A process has connected. Answered by [`ToDoor::Admit`] or [`ToDoor::TurnAway`]. With a second descriptor of its network namespace.
+    Arrived { client: ClientId, identity: Box<Identity>, place: Place, namespace: OwnedFd },
     /// The addresses of a network namespace.
     Addresses(Box<Reading>),
     /// It has been given its regions.

@@ -32,6 +32,7 @@ use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
 use crate::messages::DRIVER;
 use crate::settings::Settings;
+use crate::standing::Host;
 use crate::StartError;
 use accept::Newcomers;
 use admin::{Desk, Strangers};
@@ -79,6 +80,7 @@ pub struct Door {
     /// Whether the kernel lets no descriptors come in, so that receiving takes no longer than its bytes.
     is_safe: bool,
     newcomers: Newcomers,
+    host: Host,
     guests: Guests,
     turns: Turns,
     helpers: Helpers,
@@ -130,6 +132,7 @@ impl Door {
             listener,
             admin,
             is_safe,
+            host: Host::new(settings.socket_group),
             guests: Guests::default(),
             turns: Turns::default(),
             watched: Vec::new(),
@@ -221,9 +224,9 @@ impl Door {
                     None => self.answered(client),
                 }
             }
-            ToDoor::TurnAway { client, exhausted } => {
+            ToDoor::TurnAway { client, errno, why } => {
                 if let Some(socket) = self.guests.here(client).map(|guest| Arc::clone(&guest.socket)) {
-                    self.say_refused(&socket, exhausted.errno(), &exhausted.to_string());
+                    self.say_refused(&socket, errno, &why);
                 }
                 self.close(client);
                 self.guests.forget(client);

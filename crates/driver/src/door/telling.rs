@@ -104,7 +104,7 @@ impl Door {
     pub(super) fn cut_off(&mut self, id: ClientId, violation: Option<Violation>) {
         let Some(guest) = self.guests.get(id) else { return };
         if let Some(violation) = violation {
-            let errno = Errno::PROTO.raw_os_error() as u32;
+            let errno = violation.errno().raw_os_error() as u32;
             let frame = Frame::new(FrameKind::Goodbye).with_error(errno, &violation.to_string());
             // One that does not read is not told.
             let _ = attach::send(&guest.socket, &frame, &[], SendFlags::DONTWAIT);

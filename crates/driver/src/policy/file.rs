@@ -34,7 +34,13 @@
 //! balance = "maglev"                  # or "least_connections"
 //! affinity_seconds = 600              # a client keeps its backend so long; absent: not at all
 //! health = { interval_ms = 500, rise = 1, fall = 1 }
+//!
+//! [attach]                            # which processes may attach; deny, allow, default
+//! default = "containers"              # or "anyone", or "nobody"
+//! allow = [{ uid = "1000-1999", namespace = "host" }, { cgroup = "/user.slice/**/libpod-*.scope" }]
+//! deny = [{ tenant = "red" }]
 //! ```
+use super::attach::AttachTable;
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
 use super::service::{fits, loops, ServiceTable};
 use super::{Action, Limits, Path, Policy, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
@@ -79,6 +85,7 @@ struct File {
     tenant: Vec<Spanned<TenantTable>>,
     rule: Vec<Spanned<RuleTable>>,
     service: Vec<Spanned<ServiceTable>>,
+    attach: AttachTable,
 }
 
 #[derive(Deserialize)]
@@ -238,6 +245,8 @@ impl Policy {
         for (service, start) in policy.services.iter().zip(starts) {
             loops(service, &policy.services).map_err(|why| at(start, why))?;
         }
+        let attach = file.attach.check(|name| policy.tenant(name).is_some());
+        policy.attach = attach.map_err(|(start, why)| at(start, why))?;
         Ok(policy)
     }
 

@@ -3,13 +3,16 @@
 //! [`Policy::parse`] reads a file ([`mod@file`] describes it), [`Policy::decide`] answers for one connection, and
 //! [`rate`] holds the token buckets. Nothing here knows clients or connections: the conductor finds out whose a
 //! client is and asks; movers spend the tokens.
+mod attach;
 pub mod budget;
 mod file;
+mod glob;
 pub mod maglev;
 pub mod rate;
 mod service;
 
 pub use crate::memory::{Cap, Caps};
+pub use attach::{Attach, Entry as AttachEntry, Newcomer, Otherwise};
 pub use file::PolicyError;
 pub use service::{Backend, Balance, Health, Service, BACKENDS_MAX, BACKENDS_TOTAL_MAX, SERVICES_MAX};
 
@@ -43,6 +46,8 @@ pub struct Policy {
     pub services: Vec<Service>,
     /// How bytes travel where no rule says so; none: as the driver's settings say.
     pub path: Option<Path>,
+    /// Which processes may attach.
+    pub attach: Attach,
 }
 
 /// How a connection's bytes travel.
@@ -309,7 +314,7 @@ impl fmt::Display for Policy {
         for service in &self.services {
             writeln!(f, "service {service}")?;
         }
-        Ok(())
+        writeln!(f, "{}", self.attach)
     }
 }
 

@@ -164,7 +164,7 @@ pub fn identity(socket: &OwnedFd) -> Option<Result<Identity>> {
         }
         let pidfd = Arc::new(fcntl_dupfd_cloexec(&life, 0)?);
         let namespace_fd = fcntl_dupfd_cloexec(&life, 0)?;
-        Ok(Identity { pid, uid, pidfd, namespace, namespace_fd, cgroup })
+        Ok(Identity { pid, uid, pidfd, namespace, namespace_fd, cgroup, container: None })
     })
 }
 

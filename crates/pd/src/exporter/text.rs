@@ -7,6 +7,7 @@ use pd_abi::counters::ClientCounters;
 use pd_abi::KernelReason;
 use pd_driver::admin::{BackendReport, ClientReport};
 use pd_driver::policy::Path;
+use pd_driver::Refusal;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -154,6 +155,7 @@ impl Collector for Page {
             backends(&mut encoder, sample, (name, help, of), kind)?;
         }
         kernel_connections(&mut encoder, sample)?;
+        attaches_refused(&mut encoder, sample)?;
         for (name, help, of) in CLIENT_COUNTERS {
             family(&mut encoder, sample, (name, help, of), MetricType::Counter)?;
         }
@@ -276,6 +278,17 @@ fn kernel_connections(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt::
     Ok(())
 }
 
+fn attaches_refused(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt::Result {
+    let help = "Processes that were not let in, by reason";
+    let mut metric =
+        encoder.encode_descriptor("pipedevice_attaches_refused", help, None, MetricType::Counter)?;
+    for label in Refusal::ALL.iter().map(|refusal| refusal.label()) {
+        let count = sample.names.attaches_refused_by_reason.get(label).copied().unwrap_or(0);
+        metric.encode_family(&[("reason", label)])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+    }
+    Ok(())
+}
+
 fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: f64) -> fmt::Result {
     let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     ConstCounter::new(value).encode(metric)
@@ -352,6 +365,7 @@ mod tests {
         assert_eq!(value("pipedevice_clients"), 3.0);
         assert_eq!(value("pipedevice_memory_used_bytes"), f64::from(12 << 20));
         assert_eq!(value("process_cpu_seconds_total"), 0.5);
+        assert_eq!(value(r#"pipedevice_attaches_refused_total{reason="host_process"}"#), 4.0);
         let backend = r#"{service="10.96.0.1:80",backend="10.88.0.2:7000"}"#;
         assert_eq!(value(&format!("pipedevice_service_connections_made_total{backend}")), 4.0);
         assert_eq!(value(&format!("pipedevice_service_backend_up{backend}")), 1.0);

@@ -235,6 +235,7 @@ pub mod tests {
             pid: 1000 + u32::from(number),
             uid: 0,
             container: container.map(str::to_owned),
+            engine_container: None,
             tenant: container.map(|_| "default".to_owned()),
             channels: 1,
             regions: 1,
@@ -286,6 +287,7 @@ pub mod tests {
                 })
                 .into(),
             kernel_connections_by_reason: BTreeMap::from([("urgent_bytes".to_owned(), 3)]),
+            attaches_refused_by_reason: BTreeMap::from([("host_process".to_owned(), n)]),
             policy_on_kernel: Default::default(),
             services: vec![service(n)],
             metrics: BTreeMap::new(),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use pd_client::SOCKET_PATH_DEFAULT;
 use pd_driver::admin::RefusedReport;
+use pd_driver::Refusal;
 use procfs::process::{MMapPath, Process, Status};
 use procfs::Current;
 
@@ -77,7 +78,9 @@ pub fn why(process: &Process, refused: &[RefusedReport]) -> String {
         off: setting("PD_PRELOAD").is_some_and(|mode| mode == "off" || mode == "0"),
         refused: refused.iter().find(|refused| is_it(process, refused)).map(|refused| {
             let errno = Error::from_raw_os_error(refused.errno);
-            format!("the driver refused it: {}: {errno}", refused.why)
+            let remedy = refused.reason.as_deref().and_then(Refusal::from_label);
+            let remedy = remedy.map_or_else(String::new, |refusal| format!("; {}", refusal.remedy()));
+            format!("the driver refused it: {}: {errno}{remedy}", refused.why)
         }),
         unreachable: process
             .status()

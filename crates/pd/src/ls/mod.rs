@@ -14,6 +14,7 @@ use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
 
 use crate::live::no_answer;
+use crate::refused;
 use crate::services;
 use kernel::Kernel;
 
@@ -112,6 +113,9 @@ fn print_driver(report: &Report) {
         Bytes(report.memory_budget_bytes),
         report.rings_waiting
     );
+    for line in refused::lines(&report.attaches_refused_by_reason) {
+        println!("{line}");
+    }
     if let Some(why) = &report.policy_on_kernel.why_not {
         println!("the policy does not bind connections on the kernel: {why}");
     }

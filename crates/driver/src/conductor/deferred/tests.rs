@@ -10,6 +10,7 @@ use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool};
 use crate::messages::{ToConductor, ToMover};
 use crate::mover::{Mover, MoverSettings};
 use crate::settings::Settings;
+use crate::standing::Place;
 use pd_abi::Event as Posted;
 use rustix::process::{getpid, pidfd_open, PidfdFlags};
 use std::cell::RefCell;
@@ -99,9 +100,15 @@ impl Stage {
             namespace: id(namespace),
             namespace_fd: file(),
             cgroup: None,
+            container: None,
         };
         let memory = Arc::new(ClientMemory::new(number.into()).unwrap().0);
-        let arrived = FromDoor::Arrived { client, identity: Box::new(identity), namespace: file() };
+        let arrived = FromDoor::Arrived {
+            client,
+            identity: Box::new(identity),
+            place: Place::default(),
+            namespace: file(),
+        };
         self.tell(arrived);
         self.tell(FromDoor::Welcomed { client, memory });
         self.tell(FromDoor::Attached { client });

@@ -1,0 +1,84 @@
+//! Why a process was not let in.
+
+macro_rules! refusals {
+    ($($(#[$doc:meta])* $name:ident, $label:literal, $text:literal, $remedy:literal;)+) => {
+        /// See the module.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Refusal {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Refusal {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+
+            /// One word, for programs.
+            pub const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$name => $label,)+
+                }
+            }
+
+            /// A few words, which fit into a frame.
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)+
+                }
+            }
+
+            /// What an administrator can do about it.
+            pub const fn remedy(self) -> &'static str {
+                match self {
+                    $(Self::$name => $remedy,)+
+                }
+            }
+        }
+    };
+}
+
+refusals! {
+    /// See [`crate::standing::Standing::Host`].
+    Host, "host_process", "a host process, not root's or of the driver's group, and no [attach] allow names it",
+        "add an entry to [attach] allow of the policy, or the user to the socket's group (socket_group)";
+    /// See [`crate::standing::Standing::UsersNamespace`].
+    UsersNamespace, "users_namespace", "in a user's own network namespace, and no [attach] allow of the policy names it",
+        "add an entry to [attach] allow of the policy, such as { uid = 1000 }";
+    /// By an entry.
+    Denied, "denied", "[attach] deny of the policy names it", "take the entry out of the policy";
+    /// By a default of nobody.
+    NotNamed, "not_named", "[attach] default of the policy is nobody, and no allow names it",
+        "add an entry to [attach] allow of the policy";
+    /// By what its tenant may hold.
+    Cap, "cap", "its tenant has as many clients, or as much, as it may", "raise the tenant's caps in the policy";
+    /// By the driver's own limits.
+    Full, "clients_max", "too many clients attached (clients_max)", "end some";
+    /// By a user's tokens.
+    Rate, "rate", "too many attach at once: try again later", "see which user starts so many";
+    /// By a call that failed.
+    Unidentified, "unidentified", "the driver may not read the process's namespaces in /proc",
+        "give the driver the rights that `pd doctor` names";
+    /// For want of memory.
+    NoMemory, "no_memory", "no memory or descriptors left for its control region",
+        "raise memory.budget_bytes, or the driver's limit on open files";
+}
+
+impl Refusal {
+    /// Its place in a table of all.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The one with this label.
+    pub fn from_label(label: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|refusal| refusal.label() == label)
+    }
+}
+
+// A client reads no more of the text than a frame holds.
+const _: () = {
+    let mut index = 0;
+    while index < Refusal::ALL.len() {
+        assert!(Refusal::ALL[index].text().len() <= pd_abi::Frame::TEXT_BYTES);
+        index += 1;
+    }
+};

@@ -1,0 +1,137 @@
+//! Which processes may attach, in real namespaces and with users other than root.
+use pd_driver::admin::{Answer, Ask, KernelReport};
+use pd_tests::{is_root, peer_path, Network, Puppet, TestDriver};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Users that exist nowhere.
+const A: u32 = 61_001;
+const B: u32 = 61_002;
+
+fn driver() -> TestDriver {
+    let driver = TestDriver::new();
+    std::fs::set_permissions(driver.folder(), PermissionsExt::from_mode(0o755)).unwrap();
+    driver
+}
+
+/// A puppet of user `uid`, started by `before`.
+fn puppet(driver: &TestDriver, before: &[&str], uid: u32) -> Puppet {
+    let ids = [format!("--reuid={uid}"), format!("--regid={uid}")];
+    let words = before.iter().copied().chain(["setpriv", &ids[0], &ids[1], "--clear-groups"]);
+    let words: Vec<&str> = words.collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).arg(peer_path()).arg("puppet");
+    Puppet::new(driver.spawn(&mut command))
+}
+
+/// Whether the puppet attaches: a listener on loopback needs nothing else. Otherwise the errno, and what the library says.
+fn attaches(puppet: &mut Puppet) -> Result<(), (i32, String)> {
+    puppet.tell("listen l 127.0.0.1:0 8");
+    puppet.answer().map(drop)
+}
+
+fn refused_for(puppet: &mut Puppet, word: &str) {
+    let (errno, why) = attaches(puppet).expect_err("it is not let in");
+    assert_eq!(errno, libc::EACCES, "{why}");
+    assert!(why.contains(word), "{why}");
+}
+
+fn kernel(driver: &TestDriver) -> KernelReport {
+    match driver.tell(&Ask::Kernel) {
+        Answer::Kernel(report) => *report,
+        other => panic!("no report but {other:?}"),
+    }
+}
+
+#[test]
+fn containers_of_any_user_are_let_in_and_the_hosts_users_are_not() {
+    if !is_root("processes of other users, and network namespaces") {
+        return;
+    }
+    let driver = driver();
+    let network = Network::new();
+    let namespace = network.namespace("a");
+    let inside = ["ip", "netns", "exec", &namespace];
+    // Root of the host, anyone in a network namespace of root's.
+    attaches(&mut puppet(&driver, &["env"], 0)).unwrap();
+    attaches(&mut puppet(&driver, &inside, A)).unwrap();
+    // A user of the host, there and in a network namespace of its own.
+    refused_for(&mut puppet(&driver, &["env"], A), "[attach] allow");
+    let own = ["setpriv", "--reuid=61002", "--regid=61002", "--clear-groups", "unshare", "-r", "-n"];
+    let by_user = Command::new(own[0]).args(&own[1..]).arg("true").status().unwrap();
+    let mut expected = vec![("host_process".to_owned(), 1)];
+    if by_user.success() {
+        let mut command = Command::new(own[0]);
+        command.args(&own[1..]).arg(peer_path()).arg("puppet");
+        refused_for(&mut Puppet::new(driver.spawn(&mut command)), "own network namespace");
+        expected.push(("users_namespace".to_owned(), 1));
+    } else {
+        println!("SKIPPED: a user's own network namespace: the kernel lets users make none");
+    }
+    let report = driver.report();
+    assert_eq!(report.attaches_refused_by_reason.into_iter().collect::<Vec<_>>(), expected);
+    let listed = kernel(&driver).refused;
+    let host = listed.iter().find(|one| one.uid == A).expect("it is listed");
+    assert_eq!((host.reason.as_deref(), host.errno), (Some("host_process"), libc::EACCES));
+}
+
+#[test]
+fn members_of_the_sockets_group_are_let_in() {
+    if !is_root("processes of other users") {
+        return;
+    }
+    let driver = TestDriver::with("cpu", |settings| settings.socket_group = Some(61_010));
+    std::fs::set_permissions(driver.folder(), PermissionsExt::from_mode(0o755)).unwrap();
+    refused_for(&mut puppet(&driver, &["env"], A), "[attach] allow");
+    for group in [["--regid=61010", "--clear-groups"], ["--regid=61001", "--groups=61009,61010"]] {
+        let mut command = Command::new("setpriv");
+        command.arg("--reuid=61001").args(group).arg(peer_path()).arg("puppet");
+        attaches(&mut Puppet::new(driver.spawn(&mut command))).unwrap();
+    }
+}
+
+#[test]
+fn a_policy_says_who_may_attach_and_a_new_one_turns_clients_out() {
+    if !is_root("processes of other users, and network namespaces") {
+        return;
+    }
+    let driver = driver();
+    let network = Network::new();
+    let at = |letter: &str, uid| puppet(&driver, &["ip", "netns", "exec", &network.namespace(letter)], uid);
+    driver.apply(&format!("[attach]\nallow = [{{ uid = {A}, namespace = \"host\" }}]"));
+    attaches(&mut puppet(&driver, &["env"], A)).unwrap();
+    refused_for(&mut puppet(&driver, &["env"], B), "[attach] allow");
+    let (mut a, mut b, mut c) = (at("a", A), at("b", B), at("b", A));
+    for puppet in [&mut a, &mut b, &mut c] {
+        attaches(puppet).unwrap();
+    }
+    let to = b.ok("listen m 10.77.0.2:0 8");
+    a.ok(&format!("connect x {to}"));
+    b.ok("accept y m");
+    let to = c.ok("listen n 10.77.0.2:0 8");
+    a.ok(&format!("connect z {to}"));
+    c.ok("accept w n");
+    // One user's clients are turned out, with their connections; the others' go on.
+    let deny =
+        format!("[[tenant]]\nname = \"red\"\n[attach]\ndeny = [{{ uid = {B} }}, {{ tenant = \"red\" }}]");
+    assert_eq!(driver.apply(&deny), 1);
+    let until = Instant::now() + Duration::from_secs(20);
+    while driver.report().clients.iter().any(|client| client.uid == B) {
+        assert!(Instant::now() < until, "it is turned out");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    c.tell("send w 1 0 300000 50000");
+    a.ok("recv z 1 0 300000");
+    c.answer().unwrap();
+    a.tell("recv x 1 0 1");
+    let (errno, _) = a.answer().expect_err("the connection has ended");
+    assert_eq!(errno, libc::ECONNRESET);
+    refused_for(&mut at("b", B), "deny");
+    let report = driver.policy();
+    assert!(report.attach.contains(&format!("attach: deny uid {B}")), "{:?}", report.attach);
+    assert!(report.attaches_refused_by_reason["denied"] >= 1);
+    // And back.
+    driver.apply("");
+    attaches(&mut at("b", B)).unwrap();
+}
