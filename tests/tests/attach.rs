@@ -1,7 +1,8 @@
 //! Which processes may attach, in real namespaces and with users other than root.
 use pd_driver::admin::{Answer, Ask, KernelReport};
-use pd_tests::{is_root, peer_path, Network, Puppet, TestDriver};
+use pd_tests::{is_root, peer_path, program_path, Network, Puppet, TestDriver};
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -134,4 +135,70 @@ fn a_policy_says_who_may_attach_and_a_new_one_turns_clients_out() {
     // And back.
     driver.apply("");
     attaches(&mut at("b", B)).unwrap();
+}
+
+/// A control group of version 2, as docker has systemd make it; removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(id: &str) -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
+        let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let mount = mount.into_iter().find(|fields| fields.get(2) == Some(&"cgroup2"))?;
+        let path = PathBuf::from(mount[1]).join(format!("docker-{id}.scope"));
+        std::fs::create_dir(&path).ok()?;
+        Some(Self(path))
+    }
+
+    /// A command that runs in it.
+    fn enter(&self) -> String {
+        format!("echo $$ >{}/cgroup.procs; exec \"$@\"", self.0.display())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let until = Instant::now() + Duration::from_secs(5);
+        while std::fs::remove_dir(&self.0).is_err() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn containers_of_other_engines_are_known_by_their_control_groups() {
+    if !is_root("processes of other users, and control groups") {
+        return;
+    }
+    let id = format!("{:064x}", std::process::id());
+    let Some(group) = Group::new(&id) else {
+        println!("SKIPPED: no cgroup2 that can be written");
+        return;
+    };
+    let driver = driver();
+    let enter = group.enter();
+    // Of a user, and with the host's network, as with --network host.
+    let mut inside = puppet(&driver, &["sh", "-c", &enter, "sh"], A);
+    attaches(&mut inside).unwrap();
+    // A process of the container on the kernel.
+    let server =
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print('ready', flush=True); s.accept()";
+    let mut plain = Command::new("sh");
+    plain.args(["-c", &enter, "sh", "python3", "-c", server]);
+    let mut plain = Puppet::new(driver.spawn(&mut plain));
+    assert_eq!(plain.line(), "ready");
+    let mut list = Command::new(program_path("pd"));
+    list.args(["ls", "--all", "--json", "--admin-socket"]).arg(driver.admin_socket());
+    let output = list.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let listed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let name = format!("docker:{}", &id[..12]);
+    let client = &listed["driver"]["clients"][0];
+    assert_eq!((&client["container"], &client["engine_container"]["id"]), (&name.clone().into(), &id.into()));
+    let processes = listed["kernel"]["processes"].as_array().unwrap().iter();
+    let found = processes.filter(|process| process["pid"] == plain.pid()).collect::<Vec<_>>();
+    assert_eq!(found.len(), 1, "{listed:#}");
+    assert_eq!((&found[0]["container"], &found[0]["tenant"]), (&name.into(), &"default".into()));
+    assert!(found[0]["reason"].as_str().unwrap().contains("LD_PRELOAD does not name it"), "{found:?}");
+    drop((inside, plain));
 }

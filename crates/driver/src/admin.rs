@@ -120,8 +120,14 @@ pub struct ClientReport {
     pub pid: u32,
     /// Its user.
     pub uid: u32,
-    /// Its container, if `pd run` made it.
+    /// Its container, if `pd run` made it. `pd` fills in others' names.
     pub container: Option<String>,
+    /// The image of its container. The driver, which reads no files of engines, says none; `pd` fills it in.
+    #[serde(default)]
+    pub image: Option<String>,
+    /// The pod of its container, likewise.
+    #[serde(default)]
+    pub pod: Option<String>,
     /// The container that its control group names.
     #[serde(default)]
     pub engine_container: Option<Container>,

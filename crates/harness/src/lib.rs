@@ -13,6 +13,7 @@ pub mod digest;
 pub mod driver;
 pub mod engines;
 pub mod hugepages;
+pub mod known;
 pub mod machine;
 pub mod measure;
 pub mod peer;

@@ -127,6 +127,8 @@ impl Conductor {
             pid: client.identity.pid,
             uid: client.identity.uid,
             container: registration.map(|r| r.name.clone()),
+            image: None,
+            pod: None,
             engine_container: client.identity.container.clone(),
             tenant: Some(self.tenants.name(client.tenant).to_owned()),
             channels: client.channels,

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail, Context, Result};
 use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
 use pd_driver::admin::{ask, counters, Answer, Ask, Counters, Report};
+use pd_harness::known::Names;
 use pd_harness::measure::cpu::of_process;
 
 /// Names are asked for at most this often, though they have changed,
@@ -50,6 +51,8 @@ pub struct Sample {
 pub struct Source {
     admin_socket: PathBuf,
     link: Option<Link>,
+    /// Of containers of other engines.
+    containers: Names,
 }
 
 #[derive(Debug)]
@@ -64,16 +67,16 @@ struct Link {
 impl Source {
     /// The driver at `admin_socket`, whether it runs or not.
     pub fn new(admin_socket: &Path) -> Source {
-        Source { admin_socket: admin_socket.to_owned(), link: None }
+        Source { admin_socket: admin_socket.to_owned(), link: None, containers: Names::default() }
     }
 
     /// Looks at the driver. One that was restarted since is another one, with another start.
     pub fn sample(&mut self) -> Result<Sample> {
         let mut link = match self.link.take().filter(|link| link.counters.is_live()) {
             Some(link) => link,
-            None => Link::new(&self.admin_socket)?,
+            None => Link::new(&self.admin_socket, &mut self.containers)?,
         };
-        link.refresh(&self.admin_socket)?;
+        link.refresh(&self.admin_socket, &mut self.containers)?;
         let sample = link.sample();
         self.link = Some(link);
         Ok(sample)
@@ -81,16 +84,16 @@ impl Source {
 }
 
 impl Link {
-    fn new(socket: &Path) -> Result<Link> {
+    fn new(socket: &Path, containers: &mut Names) -> Result<Link> {
         let counters = counters(socket).map_err(|error| anyhow!(no_answer(socket, &error)))?;
         let news = news(&counters.view.total());
-        Ok(Link { counters, names: names(socket)?, asked: Instant::now(), news })
+        Ok(Link { counters, names: names(socket, containers)?, asked: Instant::now(), news })
     }
 
-    fn refresh(&mut self, socket: &Path) -> Result<()> {
+    fn refresh(&mut self, socket: &Path, containers: &mut Names) -> Result<()> {
         let (news, age) = (news(&self.counters.view.total()), self.asked.elapsed());
         if age >= NAMES_AGE_MAX || (age >= NAMES_PAUSE && news != self.news) {
-            self.names = names(socket)?;
+            self.names = names(socket, containers)?;
             (self.asked, self.news) = (Instant::now(), news);
         }
         Ok(())
@@ -133,10 +136,23 @@ pub fn no_answer(socket: &Path, error: &std::io::Error) -> String {
     format!("no driver answers at {}: {error}; {remedy}", socket.display())
 }
 
-fn names(socket: &Path) -> Result<Arc<Report>> {
+fn names(socket: &Path, containers: &mut Names) -> Result<Arc<Report>> {
     match ask(socket, &Ask::List).context("the driver gives no names")? {
-        Answer::Report(report) => Ok(Arc::from(report)),
+        Answer::Report(mut report) => {
+            fill_in(&mut report, containers);
+            Ok(Arc::from(report))
+        }
         _ => bail!("the driver at {} is of another version", socket.display()),
+    }
+}
+
+/// Fills in what files of engines say of clients' containers.
+pub fn fill_in(report: &mut Report, containers: &mut Names) {
+    for client in &mut report.clients {
+        let Some(container) = &client.engine_container else { continue };
+        let known = containers.of(container);
+        client.container.get_or_insert(known.name);
+        (client.image, client.pod) = (known.image, known.pod);
     }
 }
 

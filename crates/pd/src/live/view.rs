@@ -54,6 +54,8 @@ pub struct ContainerView {
     /// The container's name; `pid N` without one.
     pub name: String,
     pub tenant: String,
+    pub image: Option<String>,
+    pub pod: Option<String>,
     pub clients: u64,
     pub connections: u64,
     pub memory_bytes: u64,
@@ -168,6 +170,8 @@ fn containers(now: &Sample, before: &BTreeMap<u64, &ClientCounters>, seconds: f6
         let entry = all.entry(name.clone()).or_insert_with(|| ContainerView {
             name,
             tenant: names.tenant.clone().unwrap_or_default(),
+            image: names.image.clone(),
+            pod: names.pod.clone(),
             ..ContainerView::default()
         });
         let more = before.get(&names.serial).map_or(ClientCounters::default(), |before| at.since(before));
@@ -235,6 +239,8 @@ pub mod tests {
             pid: 1000 + u32::from(number),
             uid: 0,
             container: container.map(str::to_owned),
+            image: None,
+            pod: None,
             engine_container: None,
             tenant: container.map(|_| "default".to_owned()),
             channels: 1,

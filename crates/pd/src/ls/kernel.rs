@@ -1,5 +1,5 @@
-//! What stays on the kernel, and why: processes of known network namespaces that are not attached, and connections of
-//! those that are. Known are the namespaces of containers and of clients.
+//! What stays on the kernel, and why: processes of known network namespaces and containers that are not attached, and connections of
+//! those that are. Known are the namespaces of `pd run`'s containers and of clients, and the control groups of containers of other engines.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -7,7 +7,9 @@ use std::os::unix::fs::MetadataExt;
 
 use pd_abi::KernelReason;
 use pd_driver::admin::{KernelReport, Report};
+use pd_driver::containers::{self, Container, Engine};
 use pd_harness::container::state::Record;
+use pd_harness::known::Names;
 use procfs::process::{all_processes, Process};
 use serde::Serialize;
 
@@ -32,6 +34,10 @@ pub struct Kernel {
 struct KernelProcess {
     pid: i32,
     container: Option<String>,
+    image: Option<String>,
+    pod: Option<String>,
+    /// As far as a client of the container, or `pd run`, tells.
+    tenant: Option<String>,
     user: Option<u32>,
     command: String,
     listening: Vec<String>,
@@ -53,7 +59,11 @@ struct KernelConnection {
 
 impl Kernel {
     /// Looks at all processes of the host that this one can see.
-    pub fn look(containers: &[Record], driver: Option<(&Report, &KernelReport)>) -> Kernel {
+    pub fn look(
+        containers: &[Record],
+        driver: Option<(&Report, &KernelReport)>,
+        engines: &mut Names,
+    ) -> Kernel {
         let (none, nothing) = (Vec::new(), KernelReport::default());
         let clients = driver.map_or(&none, |(report, _)| &report.clients);
         let told = driver.map_or(&nothing, |(_, told)| told);
@@ -71,22 +81,34 @@ impl Kernel {
         let mut those = Vec::new();
         for process in all_processes().into_iter().flatten().flatten() {
             let Some(space) = namespace(process.pid()) else { continue };
-            let Some(container) = names.get(&space) else { continue };
+            let by_space = names.get(&space);
+            let by_group = of_engine(process.pid()).map(|container| engines.of(&container));
+            let whose = match (by_space, by_group) {
+                (_, Some(known)) => Whose { container: Some(known.name), image: known.image, pod: known.pod },
+                (Some(container), None) => Whose { container: container.clone(), ..Whose::default() },
+                (None, None) => continue,
+            };
             if known.insert(space) {
                 sockets.add(&process);
             }
             if !is_own_program(process.pid()) {
-                those.push((process, container.clone()));
+                those.push((process, whose));
             }
         }
-        for (process, container) in those {
+        let mut tenants: HashMap<String, String> =
+            containers.iter().map(|record| (record.name.clone(), record.tenant.clone())).collect();
+        tenants.extend(clients.iter().filter_map(|c| Some((c.container.clone()?, c.tenant.clone()?))));
+        for (process, whose) in those {
             let ends = held(&process).into_iter().filter(|inode| !reasons.on_fabric.contains(inode));
             let ends: Vec<(u64, Ends)> =
                 ends.filter_map(|inode| Some((inode, sockets.find(inode)?))).collect();
             match attached.contains(&process.pid()) {
-                true => kernel.add_connections(&process, &container, ends, &reasons),
+                true => kernel.add_connections(&process, &whose.container, ends, &reasons),
                 false if ends.is_empty() => {}
-                false => kernel.add_process(&process, container, ends, told),
+                false => {
+                    let tenant = whose.container.as_ref().and_then(|name| tenants.get(name)).cloned();
+                    kernel.add_process(&process, whose, tenant, ends, told);
+                }
             }
         }
         kernel
@@ -95,7 +117,8 @@ impl Kernel {
     fn add_process(
         &mut self,
         process: &Process,
-        container: Option<String>,
+        whose: Whose,
+        tenant: Option<String>,
         ends: Vec<(u64, Ends)>,
         told: &KernelReport,
     ) {
@@ -109,7 +132,10 @@ impl Kernel {
         }
         self.processes.push(KernelProcess {
             pid: process.pid(),
-            container,
+            container: whose.container,
+            image: whose.image,
+            pod: whose.pod,
+            tenant,
             user: process.uid().ok(),
             command: process.cmdline().unwrap_or_default().join(" "),
             listening,
@@ -141,7 +167,8 @@ impl Kernel {
 
     /// Prints it for people.
     pub fn print(&self) {
-        let mut rows = table(["PROCESS", "CONTAINER", "USER", "COMMAND", "SOCKETS", "WHY ON THE KERNEL"]);
+        let mut rows =
+            table(["PROCESS", "CONTAINER", "TENANT", "USER", "COMMAND", "SOCKETS", "WHY ON THE KERNEL"]);
         for process in &self.processes {
             let mut held = process.listening.iter().map(|at| format!("listens on {at}")).collect::<Vec<_>>();
             if process.connections > 0 {
@@ -150,6 +177,7 @@ impl Kernel {
             rows.add_row([
                 process.pid.to_string(),
                 process.container.clone().unwrap_or_default(),
+                process.tenant.clone().unwrap_or_default(),
                 process.user.map(|user| user.to_string()).unwrap_or_default(),
                 short(&process.command),
                 held.join(", "),
@@ -176,6 +204,20 @@ impl Kernel {
         }
         println!("\n{rows}");
     }
+}
+
+/// The container of a process.
+#[derive(Debug, Default)]
+struct Whose {
+    container: Option<String>,
+    image: Option<String>,
+    pod: Option<String>,
+}
+
+/// The container of another engine than `pd run` that the control groups of a process name.
+fn of_engine(pid: i32) -> Option<Container> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    containers::read(&text).1.filter(|container| container.engine != Engine::Pd)
 }
 
 /// What clients say, and what the driver knows.

@@ -12,8 +12,9 @@ use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask, KernelReport, Report};
 use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
+use pd_harness::known::Names;
 
-use crate::live::no_answer;
+use crate::live::{fill_in, no_answer};
 use crate::refused;
 use crate::services;
 use kernel::Kernel;
@@ -42,7 +43,10 @@ pub fn main(args: &LsArgs) -> Result<i32> {
     pd_harness::sys::end_on_closed_output();
     let runs = |record: &Record| record.owner.is_alive() && record.is_of(&args.admin_socket);
     let containers: Vec<Record> = state::records()?.into_iter().filter(runs).collect();
-    let driver = ask(&args.admin_socket, &Ask::List);
+    let (mut names, mut driver) = (Names::default(), ask(&args.admin_socket, &Ask::List));
+    if let Ok(Answer::Report(report)) = &mut driver {
+        fill_in(report, &mut names);
+    }
     let report = match &driver {
         Ok(Answer::Report(report)) => Some(&**report),
         _ => None,
@@ -50,7 +54,7 @@ pub fn main(args: &LsArgs) -> Result<i32> {
     if args.services {
         return list_services(args, &driver, report);
     }
-    let kernel = args.all.then(|| look_at_kernel(args, &containers, report));
+    let kernel = args.all.then(|| look_at_kernel(args, &containers, report, &mut names));
     if args.json {
         let mut all = serde_json::json!({ "containers": containers, "driver": report });
         if let Some(kernel) = &kernel {
@@ -83,12 +87,17 @@ fn list_services(args: &LsArgs, driver: &std::io::Result<Answer>, report: Option
     Ok(i32::from(report.is_none()))
 }
 
-fn look_at_kernel(args: &LsArgs, containers: &[Record], report: Option<&Report>) -> Kernel {
+fn look_at_kernel(
+    args: &LsArgs,
+    containers: &[Record],
+    report: Option<&Report>,
+    names: &mut Names,
+) -> Kernel {
     let told = match ask(&args.admin_socket, &Ask::Kernel) {
         Ok(Answer::Kernel(told)) => *told,
         _ => KernelReport::default(),
     };
-    Kernel::look(containers, report.map(|report| (report, &told)))
+    Kernel::look(containers, report.map(|report| (report, &told)), names)
 }
 
 fn table<const N: usize>(header: [&str; N]) -> Table {
@@ -119,8 +128,18 @@ fn print_driver(report: &Report) {
     if let Some(why) = &report.policy_on_kernel.why_not {
         println!("the policy does not bind connections on the kernel: {why}");
     }
-    let mut clients =
-        table(["CLIENT", "PID", "CONTAINER", "TENANT", "SOCKETS", "REGIONS", "MEMORY", "RINGS", "LISTENING"]);
+    let mut clients = table([
+        "CLIENT",
+        "PID",
+        "CONTAINER",
+        "IMAGE",
+        "TENANT",
+        "SOCKETS",
+        "REGIONS",
+        "MEMORY",
+        "RINGS",
+        "LISTENING",
+    ]);
     for c in &report.clients {
         let listening: Vec<String> =
             c.listening.iter().map(|(at, waiting)| format!("{at} ({waiting} waiting)")).collect();
@@ -128,6 +147,7 @@ fn print_driver(report: &Report) {
             c.client.to_string(),
             c.pid.to_string(),
             c.container.clone().unwrap_or_default(),
+            c.image.clone().unwrap_or_default(),
             c.tenant.clone().unwrap_or_default(),
             c.sockets.to_string(),
             c.regions.to_string(),
