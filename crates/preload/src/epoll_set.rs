@@ -17,9 +17,10 @@
 mod leaving;
 
 use crate::call::{errno, set_errno, Failure, Outcome};
-use crate::entry::{lock, Entry, State, Thing, Watcher};
+use crate::carried::{self, Record};
+use crate::entry::{self, lock, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
-use crate::{real, short, spin, start, table, unclaimed};
+use crate::{aside, real, short, spin, start, table, unclaimed};
 use leaving::{in_kernel_too, Told as Leaves};
 pub(crate) use leaving::{move_back, stand};
 use libc::{c_int, epoll_event, sigset_t, timespec};
@@ -27,7 +28,7 @@ use pd_client::core::{
     interruptible, sleep_for, this_thread, Armed, Epoll, Inside, KernelReason, Socket, ASIDE, SET_BYTES,
 };
 use std::collections::HashMap;
-use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,10 @@ const SENT_MAX: usize = 16;
 
 /// Instances whose fabric descriptor is in the kernel's.
 static HOSTED: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+/// Some instance has, or had, members.
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// A child with its parent's memory has copied the number of an instance.
+static COPIED_BY: AtomicI32 = AtomicI32::new(0);
 /// One thread at a time makes an instance a member of the kernel's.
 static HOSTING: Mutex<()> = Mutex::new(());
 /// Instances without a number, which may be in a message.
@@ -72,8 +77,10 @@ pub(crate) struct EpollSet {
     renamed: Mutex<Vec<Weak<Entry>>>,
     /// Somebody may have it in a message.
     sent: AtomicBool,
-    /// Of a forked child: its members are still the parent's.
+    /// Of a forked child, or of another image: its members are still the parent's.
     inherited: AtomicBool,
+    /// Registrations of the image before, with `inherited`.
+    carried: Mutex<Vec<Record>>,
 }
 
 /// Several threads have waited.
@@ -114,9 +121,20 @@ pub(crate) fn received(fd: c_int) {
 }
 
 /// The number went into a message: who has closed all numbers of an instance may get a new one.
+///
+/// Another process may wait for its members, which are not told to that: they go on in the kernel.
 pub(crate) fn passed(fd: c_int) {
-    if let Some(entry) = table::epoll(fd) {
-        entry.epoll().iter().for_each(|set| set.sent.store(true, Ordering::Relaxed));
+    let Some(instance) = table::epoll(fd) else { return };
+    let Some(set) = instance.epoll() else { return };
+    set.sent.store(true, Ordering::Relaxed);
+    let members: Vec<_> = lock(&set.members).values().cloned().collect();
+    members.iter().for_each(leave_sent);
+}
+
+/// A member of an instance that was sent in a message leaves the fabric.
+fn leave_sent(member: &Arc<Entry>) {
+    if let Some(twin) = member.twin() {
+        aside::leave(member, twin, KernelReason::UnseenWait);
     }
 }
 
@@ -187,6 +205,7 @@ impl EpollSet {
             renamed: Mutex::default(),
             sent: AtomicBool::new(false),
             inherited: AtomicBool::new(false),
+            carried: Mutex::default(),
         }
     }
 
@@ -253,6 +272,7 @@ impl EpollSet {
 
     fn mark_active(&self, entry: &Arc<Entry>) {
         if !self.active.swap(true, Ordering::SeqCst) {
+            ACTIVE.store(true, Ordering::Relaxed);
             table::activate(entry);
         }
     }
@@ -357,7 +377,7 @@ impl EpollSet {
     }
 
     /// Makes the instance's own descriptor tell of the fabric's events, for whoever waits for it.
-    pub(crate) fn expose(&self) {
+    fn expose(&self) {
         self.is_exposed.store(true, Ordering::Release);
         let mut exposed = lock(&self.exposed);
         if exposed.is_none() {
@@ -416,14 +436,138 @@ impl EpollSet {
         Ok(())
     }
 
-    /// Takes members over from the parent process, if that is still to be done.
-    fn take_members(&self) {
+    /// Takes members over from the parent process, or the image before, if that is still to be done.
+    fn take_members(&self, instance: &Arc<Entry>) {
         if self.inherited.load(Ordering::Relaxed) && self.inherited.swap(false, Ordering::AcqRel) {
             let members: Vec<_> = lock(&self.members).values().cloned().collect();
             for entry in members {
                 // Who takes the end registers it again.
                 let _ = entry.twin().map(|twin| twin.with(&entry, |_| Ok(())));
             }
+            let carried = std::mem::take(&mut *lock(&self.carried));
+            carried.into_iter().for_each(|record| take_member(instance, record));
+        }
+    }
+
+    /// The same of one member of the image before, which is about to be changed.
+    fn take_carried(&self, instance: &Arc<Entry>, fd: c_int) {
+        if self.inherited.load(Ordering::Relaxed) {
+            let taken = {
+                let mut carried = lock(&self.carried);
+                let (taken, left): (Vec<_>, Vec<_>) = carried.drain(..).partition(|record| record.fd == fd);
+                *carried = left;
+                taken
+            };
+            taken.into_iter().for_each(|record| take_member(instance, record));
+        }
+    }
+}
+
+/// Registers what the image before had registered.
+#[cold]
+fn take_member(instance: &Arc<Entry>, record: Record) {
+    let (fd, event) = (record.fd, record.event);
+    let Some(epoll) = instance.any_fd() else { return };
+    if carried::inode(fd) != Some(record.inode) {
+        return;
+    }
+    let entry = entry::find(fd);
+    if let Some(entry) = entry.as_ref().filter(|entry| entry.twin().is_some()) {
+        // Of one that was about to leave the kernel tells by a token of the image before.
+        in_kernel_too(epoll, libc::EPOLL_CTL_DEL, fd, 0);
+        let _ = control_of(epoll, instance, libc::EPOLL_CTL_ADD, fd, entry, Some(event));
+        return;
+    }
+    if !record.in_kernel {
+        let mut event = epoll_event { events: event.0, u64: event.1 };
+        for operation in [libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD] {
+            // SAFETY: a valid event.
+            if unsafe { real::epoll_ctl(epoll, operation, fd, &mut event) } == 0 {
+                break;
+            }
+        }
+    }
+    let Some(entry) = entry else { return };
+    match entry.socket().and_then(|socket| socket.state()) {
+        Some(State::Listener(_)) => control_listener(epoll, libc::EPOLL_CTL_ADD, fd, &entry, Some(event)),
+        _ => control_fresh(epoll, libc::EPOLL_CTL_ADD, fd, &entry, Some(event)),
+    }
+}
+
+/// The instance's own descriptor is waited for somewhere.
+pub(crate) fn expose(instance: &Arc<Entry>) {
+    if let Some(set) = instance.epoll() {
+        set.take_members(instance);
+        set.expose();
+    }
+}
+
+/// A child with its parent's memory, which must not note it, has copied a number.
+pub(crate) fn copied_by_child() {
+    COPIED_BY.store(std::process::id() as i32, Ordering::Relaxed);
+}
+
+/// Another image may get the program's descriptors: leaves what is registered in the instances among them for it.
+pub(crate) fn carry() {
+    if !ACTIVE.load(Ordering::Relaxed) {
+        return;
+    }
+    let borrowed = table::is_borrowed();
+    let mut records = Vec::new();
+    for epoll in carried_numbers(borrowed) {
+        // The number may be another's in a child.
+        let instance = if borrowed { hosted_behind(epoll) } else { table::epoll(epoll) };
+        let Some(set) = instance.as_ref().and_then(|instance| instance.epoll()) else { continue };
+        let members: Vec<_> = lock(&set.members).iter().map(|(&fd, entry)| (fd, entry.clone())).collect();
+        for (fd, entry) in members {
+            let (Some(inode), Some(instance)) =
+                (carried::inode(fd).filter(|_| carried::is_kept(fd)), &instance)
+            else {
+                continue;
+            };
+            let Some(mut event) = registered_as(instance, fd, &entry) else { continue };
+            let end = entry.twin().and_then(Twin::current);
+            let wanted = end.and_then(|end| set.fabric.wanted_as(&end, name(fd)));
+            if wanted == Some(libc::EPOLLONESHOT as u32) {
+                // It has told.
+                event.0 = libc::EPOLLONESHOT as u32;
+            }
+            records.push(Record { epoll, fd, inode, event, in_kernel: false });
+        }
+        records.extend(lock(&set.carried).iter().map(|record| Record { epoll, ..*record }));
+    }
+    carried::leave(&records, !borrowed);
+}
+
+/// What was registered of a member.
+fn registered_as(instance: &Arc<Entry>, fd: c_int, entry: &Entry) -> Option<(u32, u64)> {
+    lock(&entry.socket()?.watchers)
+        .iter()
+        .find(|watcher| watcher.is(instance, fd))
+        .map(|watcher| watcher.event)
+}
+
+/// Numbers of instances that another image gets.
+fn carried_numbers(borrowed: bool) -> Vec<c_int> {
+    let is_active = |&fd: &c_int| table::look(fd) == table::EPOLL;
+    if borrowed && COPIED_BY.load(Ordering::Relaxed) == std::process::id() as i32 {
+        let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+        let numbers = all.flatten().filter_map(|fd| fd.file_name().to_str()?.parse().ok());
+        return numbers.filter(|&fd| is_instance(fd) && carried::is_kept(fd)).collect();
+    }
+    (0..table::end()).filter(is_active).filter(|&fd| carried::is_kept(fd)).collect()
+}
+
+/// In another image: what the image before had registered in its instances.
+pub(crate) fn inherited(records: Vec<Record>) {
+    for record in records {
+        let Some(instance) = table::epoll(record.epoll) else { continue };
+        let Some(set) = instance.epoll() else { continue };
+        let is_own = is_token(record.event.1) || leaving::is_token(record.event.1);
+        if !is_own && carried::inode(record.fd) == Some(record.inode) {
+            lock(&set.carried).push(record);
+            set.inherited.store(true, Ordering::Release);
+            set.mark_active(&instance);
         }
     }
 }
@@ -492,6 +636,7 @@ pub(crate) fn control(
         return Err(Failure::Plain);
     }
     let known = instance(epoll)?;
+    known.epoll().inspect(|set| set.take_carried(&known, fd));
     if operation != libc::EPOLL_CTL_ADD && !known.epoll().is_some_and(EpollSet::is_active) {
         return Err(Failure::Errno(libc::ENOENT));
     }
@@ -551,6 +696,9 @@ fn control_of(
     set.enroll(fd, entry);
     set.expose_again();
     lock(&socket.watchers).push(Watcher::new(&instance, fd, (flags, data)));
+    if set.sent.load(Ordering::Relaxed) {
+        leave_sent(entry);
+    }
     Ok(())
 }
 
@@ -819,7 +967,7 @@ pub(crate) unsafe fn wait(
     };
     let set = instance.epoll().ok_or(Failure::Plain)?;
     set.note_waiter();
-    set.take_members();
+    set.take_members(&instance);
     short::settle_all();
     short::resume(|| lock(&set.members).values().cloned().collect());
     let mut events = Events { instance: &instance, at, max: max as usize, len: 0 };

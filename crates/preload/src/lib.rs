@@ -16,6 +16,7 @@ mod aside;
 mod away;
 mod back;
 mod call;
+mod carried;
 mod closed;
 mod entry;
 mod epoll_set;

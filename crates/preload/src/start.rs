@@ -1,6 +1,8 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
-use crate::{away, call, epoll_set, fallback_cache, local, log, pipe, real, short, table, unclaimed};
+use crate::{
+    away, call, carried, epoll_set, fallback_cache, local, log, pipe, real, short, table, unclaimed,
+};
 use libc::c_int;
 use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
@@ -57,13 +59,18 @@ fn start() {
     crate::heap::see_forks();
     pd_client::core::set_floor(floor());
     pd_client::core::prepare();
-    let instances = mark_inherited();
+    let (instances, files) = mark_inherited();
     crate::hooks::stdio::replace_standard_streams();
     crate::hooks::signal::take_over();
     // SAFETY: functions that live as long as the program.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
     ENABLED.store(true, Ordering::Relaxed);
-    instances.into_iter().for_each(epoll_set::received);
+    for &fd in &instances {
+        epoll_set::received(fd);
+        let is_socket = |record: &carried::Record| table::look(record.fd) == table::INHERITED;
+        epoll_set::inherited(carried::in_kernel(fd).into_iter().filter(is_socket).collect());
+    }
+    files.into_iter().for_each(|fd| epoll_set::inherited(carried::read(fd)));
 }
 
 /// Numbers that programs hardly get to: the last eighth, or [`OWN_FDS_FROM`].
@@ -75,19 +82,20 @@ fn floor() -> c_int {
     c_int::try_from(most - most / 8).unwrap_or(OWN_FDS_FROM).min(OWN_FDS_FROM)
 }
 
-/// Sockets that the program was started with may have twins. Returns what may be an epoll instance.
-fn mark_inherited() -> Vec<c_int> {
-    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    let mut others = Vec::new();
+/// Sockets that the program was started with may have twins. Returns what may be an epoll instance, and what may be a memory file.
+fn mark_inherited() -> (Vec<c_int>, Vec<c_int>) {
+    let (mut others, mut files) = (Vec::new(), Vec::new());
+    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return (others, files) };
     for fd in fds.flatten() {
         let Some(fd) = fd.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         match kind_of(fd) {
             Some(libc::S_IFSOCK) => table::mark_inherited(fd),
             Some(NO_FILE) => others.push(fd),
+            Some(libc::S_IFREG) => files.push(fd),
             _ => {}
         }
     }
-    others
+    (others, files)
 }
 
 /// A descriptor has come in a message.
@@ -124,6 +132,7 @@ pub extern "C" fn pd_preload_leaving() {
     if pipe::any() && !table::is_borrowed() {
         call::aside(expose_pipes);
     }
+    call::aside(epoll_set::carry);
 }
 
 /// The child will have all twins, too: from now on they are shared.

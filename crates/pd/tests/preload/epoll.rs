@@ -11,6 +11,18 @@ fn epoll_instances_answer_the_same_whatever_happens_to_their_numbers() {
     site.compare(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
 }
 
+/// As a program that replaces its image, and as one whose children are other images.
+#[test]
+fn another_image_goes_on_with_its_epoll_instances() {
+    let mut site = Site::new(113);
+    let program = site.compiled("resumes", &[]);
+    let (program, address) = (program.as_str(), site.address(2));
+    for preload in ["--preload=all", "--preload"] {
+        site.preload = preload;
+        site.compare(&[program, "server", PORT], &[program, "client", &address, PORT]);
+    }
+}
+
 /// The base of Rust's asynchronous runtimes.
 #[test]
 fn a_program_on_mio_answers_the_same_whatever_carries_the_bytes() {

@@ -140,8 +140,8 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         return Ok(result);
     }
     let entry = entry::find_any(fd).ok_or(Failure::Plain)?;
-    if let Some(inner) = entry.epoll() {
-        inner.expose();
+    if entry.epoll().is_some() {
+        epoll_set::expose(&entry);
         return Err(Failure::Plain);
     }
     if entry.twin().is_some() {

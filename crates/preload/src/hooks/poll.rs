@@ -3,7 +3,7 @@ use super::hooks;
 use crate::away::Stays;
 use crate::call::{call, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, Entry, State};
-use crate::epoll_set::LOOK_EVERY;
+use crate::epoll_set::{self, LOOK_EVERY};
 use crate::shared::own_id;
 use crate::twin::{Stands, Twin};
 use crate::{aside, closed, reach, real, short, spin, table, unclaimed};
@@ -203,9 +203,7 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
     let mut kernel = Vec::with_capacity(fds.len() + 1);
     for (place, poll) in fds.iter().enumerate() {
         let mut entry = entry::find_any(poll.fd);
-        if let Some(epoll) = entry.as_ref().and_then(|entry| entry.epoll()) {
-            epoll.expose();
-        }
+        entry.iter().for_each(epoll_set::expose);
         match entry.as_ref().and_then(|entry| entry.socket()?.state()) {
             Some(State::Twin(twin)) => twin.attention.is_polled(),
             Some(State::Listener(listener)) => listener.attention.is_polled(),
