@@ -261,7 +261,7 @@ impl Shape {
         self.flow(2 * self.connections).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Whether a driver can have so many: what a reader may believe.
+    /// Returns whether a driver can have so many: what a reader may believe.
     pub const fn is_sane(&self) -> bool {
         self.movers >= 1
             && self.movers <= MOVERS_MAX

@@ -60,7 +60,7 @@ pub const fn full(fields: &[Word], bytes: usize) -> bool {
     end == bytes
 }
 
-/// Whether no two constants have one value.
+/// Returns whether no two constants have one value.
 pub const fn distinct(constants: &[Constant]) -> bool {
     let mut one = 0;
     while one < constants.len() {

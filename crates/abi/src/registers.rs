@@ -18,7 +18,7 @@ pub const DEVICE_VERSION: u32 = 1;
 /// Reset value of the completion time-out, in units of 256 cycles: 51 ms at 250 MHz.
 pub const CPL_TIMEOUT_RESET: u32 = 50_000;
 
-/// Who may do what with a register.
+/// The access that a register allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Writes are ignored.
@@ -65,7 +65,7 @@ pub struct Register {
     pub name: &'static str,
     /// Bytes from the start of its block.
     pub offset: u32,
-    /// Who may do what.
+    /// The access that it allows.
     pub access: Access,
     /// Value after reset; `None` where it depends on how the hardware was built.
     pub reset: Option<u32>,

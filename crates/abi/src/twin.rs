@@ -1,7 +1,7 @@
 use crate::declare::{constants, kinds, words};
 use crate::Address;
 
-/// What a client asks about a socket of the kernel that it holds, in the text of a [`crate::Frame`] of kind
+/// A client's request about a kernel socket that it holds, in the text of a [`crate::Frame`] of kind
 /// `Twin`. Its *twin* is the socket here that carries the bytes of that one's connection.
 ///
 /// Nothing of it is believed: the driver looks the descriptor up in `/proc` and asks the kernel whose address and
@@ -14,7 +14,7 @@ pub struct TwinRequest {
     pub tag: u32,
     /// The client's descriptor.
     pub descriptor: u32,
-    /// What `SO_COOKIE` says of it.
+    /// The socket's `SO_COOKIE`.
     pub cookie: u64,
     /// Its own address; for `Connect` the port is enough. Of an AF_UNIX socket a file ([`Address::FILE`]), which
     /// only `Listen` has to name.

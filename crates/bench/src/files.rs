@@ -30,7 +30,7 @@ pub struct Piece {
 /// A place in a source.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
-    /// Which file.
+    /// The index of the file.
     pub file: usize,
     /// Where in it.
     pub offset: u64,

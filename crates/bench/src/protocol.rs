@@ -1,4 +1,4 @@
-//! What `pd bench` tells its peers and what they answer: one JSON object a line (see
+//! The protocol between `pd bench` and its peers: one JSON object a line (see
 //! [`pd_harness::peer`]). The peer that listens receives; the peer that connects sends.
 
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub struct Open {
     pub window_bytes: Option<usize>,
 }
 
-/// What a stream is made of.
+/// The source of a stream's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Content {
@@ -54,7 +54,7 @@ pub struct Order {
     pub bytes: u64,
     /// Where they come from.
     pub content: Content,
-    /// What this side does with them.
+    /// The checksum that this side takes of them.
     pub touch: Touch,
     /// Throughput that the sender does not exceed.
     pub target_gbit_per_s: Option<f64>,
@@ -185,9 +185,9 @@ pub enum Reply {
         /// As text.
         text: String,
     },
-    /// What the attack has done so far.
+    /// The work of the attack so far.
     Attacked(Done),
-    /// What each connection carried, in bytes.
+    /// Bytes that each connection carried.
     Shares {
         /// In the order of the connections.
         bytes: Vec<u64>,
@@ -198,7 +198,7 @@ pub enum Reply {
     },
 }
 
-/// What one side says about a stream.
+/// One side's report of a stream.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Streamed {
     /// Bytes it sent or received.

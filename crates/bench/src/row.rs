@@ -13,7 +13,7 @@ use serde_json::{json, Map, Value};
 /// The figures of one round, by names with units.
 pub type Metrics = BTreeMap<&'static str, f64>;
 
-/// What distinguishes rows of one benchmark and scheme, in order.
+/// Parameters that distinguish rows of one benchmark and scheme, in order.
 pub type Params = Vec<(&'static str, Value)>;
 
 /// One result.
@@ -31,7 +31,7 @@ pub struct Row {
     pub discarded: usize,
     /// Medians and spreads.
     pub metrics: BTreeMap<&'static str, Summary>,
-    /// What both ends said that they had; empty where there is nothing to say.
+    /// Settings of both ends, as they report them; may be empty.
     pub settings: String,
     /// Why there are none.
     pub not_run: Option<String>,

@@ -1,9 +1,9 @@
-//! What benchmarks run with.
+//! Settings of a run.
 
 use crate::catalogue::Scheme;
 use crate::row::Params;
 
-/// What a benchmark runs with.
+/// Settings of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Fewer parameters and shorter rounds.
@@ -32,7 +32,7 @@ impl Settings {
         self.only.iter().all(|(name, value)| has(name, value))
     }
 
-    /// Those of a benchmark's schemes that are wanted.
+    /// Returns the wanted ones of a benchmark's schemes.
     pub fn among(&self, all: &[Scheme]) -> Vec<Scheme> {
         all.iter().copied().filter(|s| self.schemes.is_empty() || self.schemes.contains(s)).collect()
     }

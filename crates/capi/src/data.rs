@@ -9,7 +9,7 @@ use std::ptr;
 /// See `pd_send(3)`.
 #[no_mangle]
 pub extern "C" fn pd_send(sid: c_int, buf: *const c_void, len: size_t) -> ssize_t {
-    // What `buf` points to is looked up, and read only where it lies in a block of `pd_malloc`.
+    // The memory at `buf` is looked up, and read only where it lies in a block of `pd_malloc`.
     guard(-1, || with_socket(sid, |socket| Ok(socket.send(buf.cast(), len)? as ssize_t)))
 }
 

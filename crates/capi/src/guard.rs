@@ -1,4 +1,4 @@
-//! What every call does around its work: errno, the sentence, and panics.
+//! The frame of every call: errno, the sentence, and panics.
 use pd_client::{Error, Result};
 use std::cell::RefCell;
 use std::ffi::{c_char, CString};

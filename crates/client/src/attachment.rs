@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// Where the driver listens unless `PD_SOCKET` says otherwise.
 pub const SOCKET_PATH_DEFAULT: &str = "/run/pipedevice/driver.sock";
-/// What was said at first: programs may clear their environment later.
+/// The first value: programs may clear their environment later.
 static SOCKET_PATH: OnceLock<PathBuf> = OnceLock::new();
 
 fn socket_path() -> PathBuf {
@@ -49,7 +49,7 @@ const RINGS_KEPT_MAX: usize = 1024;
 #[derive(Debug, Default)]
 struct Rings {
     known: HashMap<RingWords, Arc<Region<Theirs>>>,
-    /// Those in use when the others were dropped last.
+    /// Entries in use when the others were dropped last.
     used: usize,
 }
 
@@ -155,7 +155,7 @@ impl Attachment {
         }))
     }
 
-    /// Whether the driver is there, as far as is known.
+    /// Returns whether the driver is there, as far as is known.
     #[inline]
     pub(crate) fn alive(&self) -> bool {
         !self.dead.load(Ordering::Relaxed)
@@ -169,7 +169,7 @@ impl Attachment {
         check_room(&self.socket, false)
     }
 
-    /// Whether something that was accepted may have a twin.
+    /// Returns whether something that was accepted may have a twin.
     pub(crate) fn may_claim(&self) -> bool {
         self.status.load_u32(header::CLAIMABLE, Ordering::Acquire) > 0
     }

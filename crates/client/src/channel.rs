@@ -534,7 +534,7 @@ impl Channel {
         Ok(timed_out)
     }
 
-    /// Whether an event has come; a broken ring is news as well.
+    /// Returns whether an event has come; a broken ring is news as well.
     pub(crate) fn has_events(&self) -> bool {
         self.inner.lock().events.available().map_or(true, |events| events > 0)
     }

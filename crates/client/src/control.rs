@@ -25,7 +25,7 @@ const BACKLOG_WAIT_MAX: Duration = Duration::from_secs(127);
 /// connect asks the driver again, rather than go over the kernel for good.
 const LISTENERS_RETURN_MAX: Duration = Duration::from_millis(600);
 
-/// Which direction to shut down.
+/// The direction to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
     /// No more receiving.
@@ -189,7 +189,7 @@ impl Socket {
         }
     }
 
-    /// What the driver's answer says, if it is an error.
+    /// Returns the error of the driver's answer, if it is one.
     fn refusal(answer: &Result<Event>) -> Option<Error> {
         match answer {
             Ok(answer) if answer.errno != 0 && !is_backlog_full(answer) => {
@@ -203,7 +203,7 @@ impl Socket {
     /// for nothing.
     ///
     /// # Errors
-    /// Those of [`Self::connect`] for which the driver is not asked.
+    /// The errors of [`Self::connect`] for which the driver is not asked.
     pub fn begin_connect(&self, addr: SocketAddr) -> Result<()> {
         self.check_usable()?;
         let mut control = lock(&self.control);
@@ -217,7 +217,7 @@ impl Socket {
     /// Waits for what has come of [`Self::begin_connect`]; nothing to do if it is known.
     ///
     /// # Errors
-    /// Those of [`Self::connect`]; the socket is as before it then.
+    /// The errors of [`Self::connect`]; the socket is as before it then.
     pub fn finish_connect(&self) -> Result<()> {
         self.check_usable()?;
         let mut control = lock(&self.control);
@@ -263,7 +263,7 @@ impl Socket {
     /// Makes several sockets and connects them: all or none.
     ///
     /// # Errors
-    /// Those of [`Self::new`], and the first one's of [`Self::connect_each`].
+    /// The errors of [`Self::new`], and the first one's of [`Self::connect_each`].
     pub fn connect_several(addr: SocketAddr, count: usize) -> Result<Vec<Arc<Self>>> {
         let sockets = Self::new_several(addr.is_ipv6(), count)?;
         let connected: Result<()> = Self::connect_each(&sockets, addr).into_iter().collect();
@@ -280,7 +280,7 @@ impl Socket {
         Ok((control.link.clone(), control.ask_to_connect(addr)?))
     }
 
-    /// What the driver said to [`Control::ask_to_connect`].
+    /// Takes the driver's answer to [`Control::ask_to_connect`].
     fn take_connection(
         &self,
         mut control: MutexGuard<'_, Control>,
@@ -431,7 +431,7 @@ impl Socket {
     /// the size taken: a power of two within the limits.
     ///
     /// # Errors
-    /// Those of asking the driver.
+    /// The errors of asking the driver.
     pub fn set_send_ring_bytes(&self, bytes: u64) -> Result<u64> {
         self.check_usable()?;
         let mut control = lock(&self.control);
@@ -451,7 +451,7 @@ impl Socket {
     /// taken.
     ///
     /// # Errors
-    /// Those of asking the driver.
+    /// The errors of asking the driver.
     pub fn set_receive_ring_bytes(&self, bytes: u64) -> Result<u64> {
         self.check_usable()?;
         let mut control = lock(&self.control);
@@ -490,7 +490,7 @@ impl Socket {
     /// taken back.
     ///
     /// # Errors
-    /// Those of asking the driver, on a connected socket.
+    /// The errors of asking the driver, on a connected socket.
     pub fn set_receives_shared(&self) -> Result<()> {
         self.check_usable()?;
         let mut control = lock(&self.control);
@@ -522,7 +522,7 @@ impl Socket {
         lock(&self.control).v6_only
     }
 
-    /// Whether the socket listens.
+    /// Returns whether the socket listens.
     pub fn is_listening(&self) -> bool {
         lock(&self.control).state == State::Listening
     }

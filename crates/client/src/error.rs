@@ -47,7 +47,7 @@ impl Error {
         &self.message
     }
 
-    /// Whether the call would have had to wait.
+    /// Returns whether the call would have had to wait.
     pub fn would_block(&self) -> bool {
         self.errno == Errno::AGAIN
     }
@@ -68,7 +68,7 @@ impl From<Error> for std::io::Error {
     }
 }
 
-/// What an errno of the driver means, and what to do about it.
+/// Returns what an errno of the driver means, and the remedy.
 fn advice(errno: Errno) -> Option<&'static str> {
     Some(match errno {
         Errno::CONNREFUSED => {

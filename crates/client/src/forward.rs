@@ -10,7 +10,7 @@ use rustix::io::Errno;
 /// Most bytes that are moved while the receiving side's lock is held.
 const PART_BYTES_MAX: usize = 256 << 10;
 
-/// What one step of a forward comes to.
+/// The outcome of one step of a forward.
 enum Step {
     Moved(usize),
     /// The stream has ended.

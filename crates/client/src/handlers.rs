@@ -18,7 +18,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{compiler_fence, AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-/// Those that a thread causes itself. Blocked, they would end the process.
+/// Signals that a thread causes itself. Blocked, they would end the process.
 const OWN: [libc::c_int; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
 /// Signals of the C library's own.
@@ -31,7 +31,7 @@ pub const SET_BYTES: usize = 8;
 /// The kernel's set of signals.
 type Set = u64;
 
-/// What a thread is in the middle of.
+/// The call that a thread is in.
 struct Here {
     /// Calls of the library's that it is in.
     inside: Cell<u32>,
@@ -92,18 +92,18 @@ impl Drop for Inside {
     }
 }
 
-/// Whether a handler waits for the end of the call that the thread is in.
+/// Returns whether a handler waits for the end of the call that the thread is in.
 #[inline]
 pub fn are_put_off() -> bool {
     HERE.with(|here| here.put_off.get())
 }
 
-/// Which handlers have run in the calling thread.
+/// Handlers that have run in the calling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
     /// All.
     pub all: u32,
-    /// Those that were installed without `SA_RESTART`.
+    /// The ones that were installed without `SA_RESTART`.
     pub interrupting: u32,
 }
 
@@ -145,7 +145,7 @@ fn deliver() {
     });
     set_mask(mask);
     if let Some(asked) = asked {
-        // Those that the program had blocked but for the sleep.
+        // The program had these blocked but for the sleep.
         set_mask(asked);
         set_mask(mask);
     }
@@ -171,7 +171,7 @@ fn bit(signal: libc::c_int) -> Set {
     1 << (signal - 1)
 }
 
-/// What is blocked while a signal waits.
+/// Returns the signals that are blocked while one waits.
 fn held() -> Set {
     OWN.into_iter().chain(OF_LIBRARY).fold(!0, |set, signal| set & !bit(signal))
 }
@@ -197,7 +197,7 @@ pub unsafe fn interruptible(
     result
 }
 
-/// What the program has installed for a signal.
+/// The handler that the program has installed for a signal.
 struct Known {
     /// Its handler.
     handler: AtomicUsize,
@@ -319,7 +319,7 @@ fn place(signal: libc::c_int) -> usize {
     usize::try_from(signal).unwrap_or(0).min(LAST)
 }
 
-/// What was known of a signal.
+/// The state of a signal before a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Installed {
     /// The program's handler.
@@ -364,13 +364,13 @@ impl Drop for Handlers {
     }
 }
 
-/// What the program has installed for a signal, as far as the catcher knows.
+/// Returns the handler that the program has installed for a signal, as far as the catcher knows.
 pub fn installed(signal: libc::c_int) -> Installed {
     let known = &KNOWN[place(signal)];
     Installed { handler: known.handler.load(Ordering::Acquire), flags: known.flags.load(Ordering::Relaxed) }
 }
 
-/// What is to be installed in place of handlers.
+/// Returns the function to install in place of handlers.
 pub fn catcher_address() -> usize {
     catcher as Handler as usize
 }

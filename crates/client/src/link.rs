@@ -60,7 +60,7 @@ impl Link {
         self.attachment.status.load_u32(self.at + status::PATH, Ordering::Acquire)
     }
 
-    /// Whether what is sent may go into the own ring, or is going to.
+    /// Returns whether what is sent may go into the own ring, or is going to.
     #[inline]
     pub(crate) fn goes_direct(&self) -> bool {
         let asked = path::DIRECT | path::LEFT | path::SENDS_OFFLOADED;
@@ -83,7 +83,7 @@ impl Link {
         self.path_word() & (path::CLAIMED | path::DIRECT) != 0
     }
 
-    /// Whether the connection is to leave the direct path, or has.
+    /// Returns whether the connection is to leave the direct path, or has.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         self.path_word() & path::LEFT != 0
@@ -95,7 +95,7 @@ impl Link {
         self.path_word() & path::LAST != 0
     }
 
-    /// Whether the peer has made its direct ring.
+    /// Returns whether the peer has made its direct ring.
     #[inline]
     pub(crate) fn peer_is_ready(&self) -> bool {
         self.path_word() & path::PEER_READY != 0
@@ -131,7 +131,7 @@ impl Link {
         }
     }
 
-    /// Which bell the peer of a direct connection is to ring; 0: none.
+    /// Tells the peer of a direct connection the number of the doorbell to ring. 0: none.
     pub(crate) fn sleep_on_bell(&self, number: u64) {
         self.direct.iter().for_each(|direct| direct.sleep_on(number));
     }
@@ -182,7 +182,7 @@ impl Link {
         (load(status::RING_REGION), load(status::RING_PAGE), load(status::RING_PAGES))
     }
 
-    /// Whether the driver still keeps the line for this id.
+    /// Returns whether the driver still keeps the line for this id.
     pub(crate) fn line_is_ours(&self) -> bool {
         let generation = self.attachment.status.load_u32(self.at + status::GENERATION, Ordering::Acquire);
         generation == u32::from(self.id.generation())

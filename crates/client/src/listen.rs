@@ -77,7 +77,7 @@ impl Socket {
             return Err(would_block());
         }
         let arrived = accepting.get_or_insert_default();
-        // Those of a driver that has gone are gone, too: all come from one.
+        // Connections of a driver that has gone are gone, too: all come from one.
         if arrived.front().is_some_and(|next| !next.link.attachment.alive()) {
             arrived.clear();
         }
@@ -118,7 +118,7 @@ impl Socket {
             Err(error) => return Err(error),
         };
         if last.errno == Errno::AGAIN.raw_os_error() as u32 {
-            // Those that came have left again.
+            // The threads that came have left again.
             let mut side = self.recv.lock();
             side.consumer = side.consumer.max(came);
             side.link.store_recv_consumer(side.consumer);

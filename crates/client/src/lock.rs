@@ -29,7 +29,7 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 // SAFETY: a lock that can be moved has no guard, and then it is a mutex, atomics and state that may be sent.
 unsafe impl<T: Send> Send for Lock<T> {}
 
-/// Who took the lock last without a bias, and how often in a row.
+/// The thread that took the lock last without a bias, and how often in a row.
 struct Streak {
     thread: usize,
     count: u32,
@@ -39,7 +39,7 @@ struct Streak {
 /// A lock that is held.
 pub(crate) struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// Who takes a lock gives it back.
+    /// The thread that takes a lock gives it back.
     _of_thread: PhantomData<*const ()>,
 }
 
@@ -89,7 +89,7 @@ impl<T> Lock<T> {
         unsafe { *self.held.get() = Some(streak) };
     }
 
-    /// What is held, if not by the bias.
+    /// Returns the mutex that is held, if the bias does not hold the lock.
     fn take_held<'a>(&'a self, _guard: &mut Guard<'a, T>) -> Option<MutexGuard<'a, Streak>> {
         // SAFETY: there is one guard, and it is borrowed exclusively.
         unsafe { (*self.held.get()).take() }

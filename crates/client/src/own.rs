@@ -34,7 +34,7 @@ pub fn set_floor(floor: RawFd) {
     FLOOR.store(floor, Ordering::Relaxed);
 }
 
-/// Whether the descriptor is one of the library's.
+/// Returns whether the descriptor is one of the library's.
 pub fn is_own(fd: RawFd) -> bool {
     if fd < LOWEST.load(Ordering::Relaxed) {
         return false;
@@ -133,7 +133,7 @@ pub(crate) fn receive<T>(
     done.ok_or(Errno::MFILE)
 }
 
-/// Those that were given away are had again when there is room.
+/// Descriptors that were given away are made anew when there is room.
 fn keep_some(of: BorrowedFd<'_>) {
     let mut kept = lock(&KEPT);
     while kept.len() < KEPT_MAX {

@@ -130,7 +130,7 @@ fn poll_kernel(entries: &mut [pollfd], milliseconds: c_int) -> Result<()> {
 /// many entries anything does. There is a target for each entry.
 ///
 /// # Errors
-/// Those of poll(2) and of epoll instances.
+/// The errors of poll(2) and of epoll instances.
 pub fn poll(entries: &mut [pollfd], targets: &[Target], timeout: Option<Duration>) -> Result<usize> {
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let mut call = Call::new(entries, targets);

@@ -1,4 +1,4 @@
-//! What one process holds: its attachment, its sockets, its memory. A forked child starts with
+//! The objects of one process: its attachment, its sockets, its memory. A forked child starts with
 //! nothing: the parent's objects are unreachable from it.
 use crate::arena::Arenas;
 use crate::attachment::{remember_socket_path, Attachment};
@@ -107,7 +107,7 @@ pub fn prepare() {
     barrier::register_early();
 }
 
-/// What the environment says of `name`. Nothing in a set-id program, which belongs to others than who set it.
+/// Returns the environment variable `name`. None in a set-id program, whose environment another user sets.
 pub fn setting(name: &str) -> Option<OsString> {
     // SAFETY: reads what the kernel told this process at its start.
     let is_set_id = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;

@@ -8,7 +8,7 @@ use pd_shm::{Own, Region};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Mutex;
 
-/// What one attachment has said.
+/// Reasons that one attachment has given.
 #[derive(Debug, Default)]
 pub(crate) struct Reasons(Mutex<Said>);
 

@@ -245,7 +245,7 @@ impl RecvSide {
         Ok(None)
     }
 
-    /// Whether waiting for more bytes is in vain.
+    /// Returns whether waiting for more bytes is in vain.
     fn nothing_more(&self, end: u32) -> bool {
         end != 0 || self.shut || self.ring_is_full() || self.is_remainder() || self.is_lost()
     }

@@ -106,7 +106,7 @@ impl SendSide {
     pub(crate) fn reap(&mut self) {
         self.leave_if_asked();
         if self.out.has_ring() {
-            // What fails shows itself in `end`.
+            // A failure shows itself in `end`.
             let _ = self.look_for_room();
         }
         if self.flights.is_empty() {
@@ -151,7 +151,7 @@ impl SendSide {
         self.ring_bytes.saturating_sub(self.bytes)
     }
 
-    /// Whether a poll says that the socket is writable: half of the ring, so that wake-ups are few.
+    /// Returns whether a poll says that the socket is writable: half of the ring, so that wake-ups are few.
     pub(crate) fn writable(&self) -> bool {
         if self.out.has_ring() {
             return self.connected && self.out.is_writable();
@@ -182,7 +182,7 @@ impl SendSide {
         self.completed != before || self.end().is_err()
     }
 
-    /// Whether a send looks at the driver's words, whose cache line the driver keeps writing: always
+    /// Returns whether a send looks at the driver's words, whose cache line the driver keeps writing: always
     /// while little is in flight, once in 16 sends while much is.
     #[inline]
     fn wants_look(&self) -> bool {
@@ -195,7 +195,7 @@ impl SendSide {
         self.shut && !self.aside
     }
 
-    /// Whether the socket can send, as far as this process knows.
+    /// Returns whether the socket can send, as far as this process knows.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.shut || !self.connected {
@@ -267,7 +267,7 @@ impl SendSide {
 }
 
 impl Socket {
-    /// Whether the peer receives in the kernel what is sent from now on. Asked after a send, it tells of all of that.
+    /// Returns whether the peer receives in the kernel what is sent from now on. Asked after a send, it tells of all of that.
     #[inline]
     pub fn sends_elsewhere(&self) -> bool {
         // SYNC POINT: elsewhere (what was sent is published; the peer's driver stores the word, then looks for it)
@@ -439,7 +439,7 @@ impl Socket {
     }
 }
 
-/// Whether the block may be written: no send of it is in flight, as far as the socket knows that sent it last.
+/// Returns whether the block may be written: no send of it is in flight, as far as the socket knows that sent it last.
 pub(crate) fn has_landed(block: &Block) -> bool {
     if !block.in_flight() {
         return true;

@@ -19,7 +19,7 @@ const CHUNKS: usize = 80;
 pub const FIRST_SID: i32 = 0x4000_0000;
 const REMEMBERED: usize = 8;
 
-/// What a number names.
+/// The object that a number names.
 #[derive(Clone, Debug)]
 pub enum Named {
     /// A socket.
@@ -168,7 +168,7 @@ pub fn with<R>(sid: i32, call: impl FnOnce(&Named) -> Result<R>) -> Result<R> {
 }
 
 fn remember(entry: Remembered) {
-    // What was remembered before is dropped after the table is released.
+    // The earlier value is dropped after the table is released.
     let _before = REMEMBER.try_with(|table| {
         let mut table = table.try_borrow_mut().ok()?;
         table[entry.sid as usize % REMEMBERED].replace(entry)

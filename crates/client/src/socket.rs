@@ -76,7 +76,7 @@ impl PartialEq for State {
     }
 }
 
-/// What control calls know.
+/// State of control calls.
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) link: Arc<Link>,
@@ -104,7 +104,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// What an accepted socket has of its listener. Link and addresses are its own.
+    /// Returns the state that an accepted socket inherits from its listener. Link and addresses are its own.
     pub(crate) fn for_accepted(&self) -> Self {
         Self {
             link: self.link.clone(),
@@ -153,7 +153,7 @@ impl Socket {
     /// Several new sockets, with few round trips to the driver.
     ///
     /// # Errors
-    /// Those of [`Self::new`]; then there is none.
+    /// The errors of [`Self::new`]; then there is none.
     pub fn new_several(v6: bool, count: usize) -> Result<Vec<Arc<Self>>> {
         let attachment = process().attachment()?;
         let channel = attachment.channel()?;
@@ -245,7 +245,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Whether it was closed.
+    /// Returns whether it was closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
@@ -255,7 +255,7 @@ impl Socket {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Whether calls return `EAGAIN` instead of waiting.
+    /// Returns whether calls return `EAGAIN` instead of waiting.
     pub fn nonblocking(&self) -> bool {
         self.is_nonblocking()
     }
@@ -349,7 +349,7 @@ impl Socket {
             side.turn().is_sleeping() || self.send.lock().turn().is_sleeping()
         };
         if sleeping {
-            // Who waits for a turn is told by who sleeps, or has not begun to wait and finds the socket closed.
+            // A thread that waits for its turn is told by the sleeper, or has not begun to wait and finds the socket closed.
             link.wake_all();
             self.send.notify_all();
             self.recv.notify_all();
@@ -375,7 +375,7 @@ impl Socket {
         control.link.clone()
     }
 
-    /// Whether sends of this socket are not yet done. Frees the memory of those that are.
+    /// Returns whether sends of this socket are not yet done. Frees the memory of those that are.
     pub(crate) fn sends_in_flight(&self) -> bool {
         let mut side = self.send.lock();
         if self.closed.load(Ordering::Acquire) {
@@ -386,7 +386,7 @@ impl Socket {
         side.in_flight() > 0 && side.link.attachment.alive()
     }
 
-    /// Whether sends may still be delivered: those of an ended stream are not.
+    /// Returns whether sends may still be delivered: those of an ended stream are not.
     pub(crate) fn sends_undelivered(&self) -> bool {
         self.sends_in_flight() && self.send.lock().link.send_end() == 0
     }

@@ -16,7 +16,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who sleeps on a word. Lives under the lock of the state that the word is about.
+/// Threads that sleep on a word. Lives under the lock of the state that the word is about.
 #[derive(Debug)]
 pub(crate) struct Turn {
     sleeping: bool,
@@ -29,13 +29,13 @@ impl Turn {
         Self { sleeping: false, waiting: 0, spin: Spin::default() }
     }
 
-    /// Whether a thread sleeps on the word.
+    /// Returns whether a thread sleeps on the word.
     #[inline]
     pub(crate) fn is_sleeping(&self) -> bool {
         self.sleeping
     }
 
-    /// Whether other threads wait for their turn.
+    /// Returns whether other threads wait for their turn.
     pub(crate) fn contended(&self) -> bool {
         self.waiting > 0
     }

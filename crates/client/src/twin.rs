@@ -1,9 +1,9 @@
 //! Twins of kernel sockets (`pd_abi::TwinOperation`): the kernel connects and accepts, the bytes go here. For
 //! libraries that serve programs which know only the kernel's sockets.
 //!
-//! Who connects calls [`connect`] with a socket that is bound and not yet connected, then connects it; who
-//! listens says so by [`listen`], accepts from the kernel, and [`claim`]s the twin of what it accepted. Whoever
-//! holds the same socket in another process (after `fork`, `exec`, or by a message) [`take`]s its twin before use.
+//! A connecting program calls [`connect`] with a socket that is bound and not yet connected, then connects it. A listening
+//! program calls [`listen`], accepts from the kernel, and [`claim`]s the twin of the accepted socket. Another process that
+//! holds the same socket (after `fork`, `exec`, or by a message) [`take`]s its twin before use.
 //! Close the kernel's socket first, then the twin: while another process holds the former, the twin's end lives on.
 use crate::attachment::Attachment;
 use crate::error::{check, Error, Result};
@@ -125,7 +125,7 @@ fn twin(fd: BorrowedFd<'_>, operation: TwinOperation, to: Option<SocketAddr>) ->
     twin_of(fd, operation, Ends::of(fd, operation, to), to)
 }
 
-/// What a question says of a socket's two ends.
+/// The two ends of a socket, as a request names them.
 struct Ends {
     local: Address,
     peer: Address,
@@ -167,7 +167,7 @@ fn twin_of(
     let attachment = process().attachment()?;
     let channel = attachment.channel()?;
     if operation != TwinOperation::Take {
-        // What the connection needs for its first bytes could not be had: then it has to be the kernel's.
+        // Without memory for its first bytes the connection has to be the kernel's.
         attachment.check_room()?;
     }
     let answer = ask(&attachment, fd, operation, ends)?;
@@ -184,7 +184,7 @@ fn twin_of(
         local_inexact: false,
         peer,
         backlog: 0,
-        // What is sent by copies; a poll has to know.
+        // Sends are copies, and a poll needs the size of their ring.
         send_ring_bytes: ring_bytes.min(WINDOW_BYTES_MAX),
         receive_ring_bytes: ring_bytes,
         error: 0,

@@ -1,7 +1,7 @@
 use pd_abi::Command;
 use std::sync::Arc;
 
-/// What an engine can do; constant over its life.
+/// The capabilities of an engine, constant over its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
     /// The name that [`by_name`](crate::by_name), metrics and logs use.
@@ -58,7 +58,7 @@ impl<E: Engine + ?Sized> Engine for Arc<E> {
 ///          at most queue_depth are in flight or done; in_flight() counts both
 /// ```
 ///
-/// Who owns what when: from `submit` until its completion is reaped, the bytes of a command are the
+/// Ownership: from `submit` until its completion is reaped, the bytes of a command are the
 /// engine's. It may read the source and write the destination at any moment in between, in any order
 /// and, where the command ends in an error, in part. After the reap they are the caller's, and the
 /// whole destination is visible to the reaping thread and to whomever it then tells with a
@@ -115,9 +115,9 @@ pub enum EngineError {
     /// No engine has this name.
     #[error("unknown engine \"{name}\"; known engines: {known}")]
     Unknown {
-        /// What was asked for.
+        /// The value asked for.
         name: String,
-        /// What there is.
+        /// The value that the machine has.
         known: &'static str,
     },
     /// The part after the colon of an engine's name is wrong.
@@ -127,7 +127,7 @@ pub enum EngineError {
         engine: &'static str,
         /// The option as it was written.
         option: String,
-        /// What would have been right.
+        /// The value that would have been right.
         expected: &'static str,
     },
     /// The hardware or the library that the engine needs is not there.
@@ -135,7 +135,7 @@ pub enum EngineError {
     Unavailable {
         /// The engine's name.
         engine: &'static str,
-        /// What is missing.
+        /// The missing part.
         reason: String,
     },
     /// The engine has no queue pair left.

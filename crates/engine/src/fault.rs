@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// What a [`Fault`] engine does to its inner engine. The default does nothing.
+/// Faults that a [`Fault`] engine injects into its inner engine. The default injects none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
     /// Every decision follows from it; see [`Fault`].

@@ -1,4 +1,4 @@
-//! What both sides do with the bytes: a fast checksum in timed rounds, SHA-256 in the verifying pass.
+//! Checksums of streams: a fast one in timed rounds, SHA-256 in the verifying pass.
 //!
 //! The fast checksum is XXH3 of each block of the stream, the results folded into one 64-bit value: the same on both sides
 //! however the bytes were split on the way. A block is a message, or 4 KB of a longer one. Blocks are hashed where they lie,
@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::processor::xxh3;
 
-/// What a side does with every byte.
+/// The checksum that a side takes of every byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Touch {
@@ -78,7 +78,7 @@ impl Blocks {
     }
 }
 
-/// What one side does with the bytes of one round.
+/// A checksum of one round, under way.
 pub enum Digest {
     /// The fast checksum of each connection.
     Blocks(Vec<Blocks>),

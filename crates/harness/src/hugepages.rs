@@ -11,7 +11,7 @@ use crate::sysctl;
 /// Bytes of one page of the pool.
 pub const PAGE_BYTES: u64 = 2 << 20;
 
-/// What notes of added pages are called.
+/// The name of notes of added pages.
 const NOTE: &str = "hugepages";
 
 /// A pool, as sysfs shows it.

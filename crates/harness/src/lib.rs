@@ -1,4 +1,4 @@
-//! What `pd run`, `pd demo` and `pd bench` share: containers, drivers and peers as child processes,
+//! Parts that `pd run`, `pd demo` and `pd bench` share: containers, drivers and peers as child processes,
 //! what both sides of a stream do with its bytes, and how CPU time and spread are measured.
 //!
 //! A program that uses containers or peers is started again by this library with hidden subcommands,

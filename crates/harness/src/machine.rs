@@ -1,4 +1,4 @@
-//! What machine the figures are from.
+//! The machine that figures are from.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ pub struct Machine {
     pub tcp_congestion_control: String,
     /// Congestion controls that the kernel has.
     pub tcp_available_congestion_control: String,
-    /// What chooses the processor's clock; empty where nothing does, as in most virtual machines.
+    /// The frequency governor; empty where there is none, as in most virtual machines.
     pub frequency_governor: String,
     /// Transparent hugepages: `always`, `madvise` or `never`.
     pub transparent_hugepages: String,

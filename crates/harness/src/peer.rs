@@ -17,7 +17,7 @@ use crate::signals::{interrupted, Signals, Wake};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a peer answers.
+/// A peer's answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Outcome<R> {

@@ -1,4 +1,4 @@
-//! What a measurement makes on the machine beside its peers.
+//! Everything that a measurement makes on the machine beside its peers.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ impl Site {
             config.policy = Some(file);
             ChildDriver::start(dir.path(), config, &lock, signals)
         });
-        // What was made so far takes the lock to be removed.
+        // Parts that were made so far take the lock to be removed.
         drop(lock);
         Ok(Site { driver: started.transpose()?, _hugepages: hugepages, dir })
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::container::state::{orphans, owned, Lock};
 
 const PATH: &str = "/proc/sys/vm/max_map_count";
-/// What notes of a raised limit are called.
+/// The name of notes of a raised limit.
 const NOTE: &str = "mappings";
 
 /// A limit that is raised; as before when dropped, or after the next sweep if this process is killed.

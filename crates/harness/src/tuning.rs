@@ -36,7 +36,7 @@ const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
 /// The link of a container.
 const LINK: &str = "eth0";
 
-/// What a container's network namespace and link get. What is `None` stays as the machine has it.
+/// Settings of a container's network namespace and link. `None` leaves the machine's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     /// `net.ipv4.tcp_congestion_control`.

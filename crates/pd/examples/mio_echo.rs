@@ -11,7 +11,7 @@ const BYTES: usize = 300_000;
 /// No event is long in coming.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What has been read from a connection, and what of it is still to be written.
+/// Bytes that have been read from a connection, and the part of them that is still to be written.
 struct Echo {
     stream: TcpStream,
     bytes: Vec<u8>,

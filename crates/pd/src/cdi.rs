@@ -68,7 +68,7 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::rename(fresh, path)
 }
 
-/// What a container may want to load, as far as it is installed.
+/// Libraries that a container may load, as far as they are installed.
 #[derive(Debug, Default)]
 struct Libraries {
     /// `libpd.so.0`.

@@ -138,7 +138,7 @@ fn rights() -> Vec<Row> {
     if lacks.is_empty() {
         return vec![ok(check, "all")];
     }
-    // What is missing, and what to do about it.
+    // The missing part, and the remedy.
     let row = |sentence: String| match sentence.split_once(": ") {
         Some((found, remedy)) => warn(check, found, remedy),
         None => warn(check, sentence, "see docs/guides/container.md"),

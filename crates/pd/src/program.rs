@@ -1,4 +1,4 @@
-//! What keeps a program from being served by the preload library, as far as its file says.
+//! Obstacles to serving a program by the preload library, as far as its file tells.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -128,7 +128,7 @@ fn memory(text: &str) -> Result<Bytes, String> {
 /// In the environment of a copy of this program that holds a container in the background. Its standard input is a
 /// socket, on which it says how the start went.
 const DETACHED: &str = "PD_INTERNAL_DETACHED";
-/// What it says when the command runs.
+/// The line that is printed when the command runs.
 const RUNS: &[u8] = b"runs";
 
 /// Runs it; returns the status to exit with.
@@ -181,7 +181,7 @@ fn hold(mut container: Container, signals: &Signals) -> Result<i32> {
         use std::os::fd::AsFd;
         match signals.wait(container.as_fd(), None)? {
             Wake::Ready => return container.wait(),
-            // What the terminal sends, the command has received from the terminal.
+            // The command has received the terminal's signals from the terminal.
             Wake::Signal(caught) if caught.from_terminal => {}
             Wake::Signal(caught) => {
                 if let Some(signal) = Signal::from_named_raw(caught.signal) {

@@ -62,7 +62,7 @@ struct Site {
     third: u8,
     /// Of `pd run`. What is tested may be brief.
     preload: &'static str,
-    /// Whether containers keep all capabilities.
+    /// Tells whether containers keep all capabilities.
     privileged: bool,
 }
 

@@ -16,7 +16,7 @@ pub const FDS_MAX: usize = 4;
 /// Sends a message. Never blocks if `flags` holds `DONTWAIT`.
 ///
 /// # Errors
-/// Those of `sendmsg`; `EAGAIN` when the other side does not read.
+/// The errors of `sendmsg`; `EAGAIN` when the other side does not read.
 pub fn send(socket: impl AsFd, frame: &Frame, fds: &[BorrowedFd<'_>], flags: SendFlags) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

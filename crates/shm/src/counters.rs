@@ -133,7 +133,7 @@ impl CounterView {
     /// `EPROTO` if it is none, or of another version; those of `mmap`.
     pub fn new(fd: impl AsFd) -> Result<Self> {
         let len = rustix::fs::fstat(&fd)?.st_size as usize;
-        // What is sealed stays as large as it is: no load of a mapped page can fail.
+        // A sealed file keeps its size: no load of a mapped page can fail.
         if !is_sealed(&fd) || len < size_of::<Header>() {
             return Err(Errno::PROTO);
         }

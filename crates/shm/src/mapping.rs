@@ -44,7 +44,7 @@ pub struct Own;
 #[derive(Clone, Copy, Debug)]
 pub struct Theirs;
 
-/// What a mapping allows.
+/// The access that a mapping allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
     /// Loads only; stores panic.
@@ -104,7 +104,7 @@ impl Region<Own> {
     /// Maps the first `len` bytes of `fd` for loads and stores.
     ///
     /// # Errors
-    /// Those of `mmap`: `ENOMEM` when hugepages are short, `EPERM` when a seal forbids it.
+    /// The errors of `mmap`: `ENOMEM` when hugepages are short, `EPERM` when a seal forbids it.
     pub fn new(fd: impl AsFd, len: usize) -> Result<Self> {
         Self::map(fd, len, Own)
     }
@@ -113,7 +113,7 @@ impl Region<Own> {
     /// party writes, and any `len` consecutive bytes of which are contiguous in memory.
     ///
     /// # Errors
-    /// Those of `mmap`: `EPERM` when a seal forbids it.
+    /// The errors of `mmap`: `EPERM` when a seal forbids it.
     pub fn twice(fd: impl AsFd, offset: u64, len: usize, page_bytes: usize) -> Result<Self> {
         Self::in_a_row(fd, [(offset, len), (offset, len)], page_bytes, Own)
     }
@@ -123,7 +123,7 @@ impl Mapping {
     /// Maps the first `len` bytes of `fd`.
     ///
     /// # Errors
-    /// Those of `mmap`: `ENOMEM` when hugepages are short, `EPERM` when a seal forbids it.
+    /// The errors of `mmap`: `ENOMEM` when hugepages are short, `EPERM` when a seal forbids it.
     pub fn new(fd: impl AsFd, len: usize, protection: Protection) -> Result<Self> {
         Self::map(fd, len, protection)
     }
@@ -133,7 +133,7 @@ impl Region<Theirs> {
     /// Maps the first `len` bytes of `fd` for loads.
     ///
     /// # Errors
-    /// Those of `mmap`.
+    /// The errors of `mmap`.
     pub fn new(fd: impl AsFd, len: usize) -> Result<Self> {
         Self::map(fd, len, Theirs)
     }
@@ -142,7 +142,7 @@ impl Region<Theirs> {
     /// that any `len` consecutive bytes of a ring are contiguous in memory.
     ///
     /// # Errors
-    /// Those of `mmap`.
+    /// The errors of `mmap`.
     pub fn twice(fd: impl AsFd, offset: u64, len: usize, page_bytes: usize) -> Result<Self> {
         Self::in_a_row(fd, [(offset, len), (offset, len)], page_bytes, Theirs)
     }
@@ -151,7 +151,7 @@ impl Region<Theirs> {
     /// read-only and in a row.
     ///
     /// # Errors
-    /// Those of `mmap`.
+    /// The errors of `mmap`.
     pub fn twice_behind(fd: impl AsFd, ring_offset: usize, len: usize, page_bytes: usize) -> Result<Self> {
         Self::in_a_row(fd, [(0, ring_offset + len), (ring_offset as u64, len)], page_bytes, Theirs)
     }
@@ -174,7 +174,7 @@ impl<A: Writable> Region<A> {
     /// file's end, and with `at_once` up to where a disk would have to be waited for.
     ///
     /// # Errors
-    /// Those of `preadv2`: with `at_once`, `EAGAIN` if the first byte is on a disk only, and `EOPNOTSUPP` if the file
+    /// The errors of `preadv2`: with `at_once`, `EAGAIN` if the first byte is on a disk only, and `EOPNOTSUPP` if the file
     /// system cannot tell.
     ///
     /// # Safety

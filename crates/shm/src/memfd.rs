@@ -13,7 +13,7 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// What a region's memory is made of.
+/// The kind of memory of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
     /// 4 KiB pages.
@@ -72,9 +72,9 @@ pub fn allocate(fd: impl AsFd, bytes: usize) -> Result<()> {
 /// the next reader has to find, or dies.
 ///
 /// # Errors
-/// Those of `fstat`.
+/// The errors of `fstat`.
 pub fn is_whole(fd: impl AsFd, bytes: usize) -> Result<bool> {
-    /// What `st_blocks` counts.
+    /// The unit of `st_blocks`, in bytes.
     const BLOCK_BYTES: u64 = 512;
     Ok(fstat(fd)?.st_blocks as u64 * BLOCK_BYTES >= bytes as u64)
 }
@@ -82,7 +82,7 @@ pub fn is_whole(fd: impl AsFd, bytes: usize) -> Result<bool> {
 /// Seals against new writers: no new writable mapping, no `write`, no hole punching, no more seals.
 ///
 /// # Errors
-/// Those of `fcntl(F_ADD_SEALS)`.
+/// The errors of `fcntl(F_ADD_SEALS)`.
 pub fn seal_against_all(fd: impl AsFd) -> Result<()> {
     fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
 }
@@ -90,7 +90,7 @@ pub fn seal_against_all(fd: impl AsFd) -> Result<()> {
 /// The same file, opened anew: for another party to hold, so that [`is_let_go`] can tell when it does no more.
 ///
 /// # Errors
-/// Those of opening it, with `/proc`.
+/// The errors of opening it, with `/proc`.
 pub fn reopen(fd: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty())

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Passes a file. The caller keeps its descriptor. Never waits.
 ///
 /// # Errors
-/// Those of `sendmsg`; `EAGAIN` when the other side has not received what was passed before.
+/// The errors of `sendmsg`; `EAGAIN` when the other side has not received what was passed before.
 pub fn send(socket: impl AsFd, serial: u64, file: BorrowedFd<'_>) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

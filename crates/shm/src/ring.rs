@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 /// The words and entries of a ring as one side reaches them: [`ProducerCells`] or [`ConsumerCells`].
 pub trait Cells {
-    /// What the ring carries.
+    /// The entry that the ring carries.
     type Entry: Copy;
     /// Entries; a power of two.
     fn capacity(&self) -> u64;
 }
 
-/// What the producer reaches.
+/// Words that the producer reaches.
 ///
 /// Orderings: `SYNC POINT: ring-publish` pairs [`Self::store_producer`] (release) with
 /// [`ConsumerCells::load_producer`] (acquire); `SYNC POINT: ring-free` pairs [`ConsumerCells::store_consumer`]
@@ -31,7 +31,7 @@ pub trait ProducerCells: Cells {
     fn write(&self, index: u64, entry: Self::Entry);
 }
 
-/// What the consumer reaches. Orderings: see [`ProducerCells`].
+/// Words that the consumer reaches. Orderings: see [`ProducerCells`].
 pub trait ConsumerCells: Cells {
     /// Entries produced so far (acquire).
     fn load_producer(&self) -> u64;

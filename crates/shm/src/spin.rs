@@ -69,7 +69,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// What a sleep and a wake-up cost together on a virtual core, about: who spins for longer wastes more than
+    /// The cost of a sleep and a wake-up together on a virtual core, about: a longer spin wastes more than
     /// it could save.
     pub const LIMIT_DEFAULT: Duration = Duration::from_micros(50);
 

@@ -55,7 +55,7 @@ pub fn sleep(
     spin.slept();
 }
 
-/// What a waker remembers about one sleeper.
+/// A waker's memory of one sleeper.
 #[derive(Clone, Debug, Default)]
 pub struct Waker {
     answered: u64,

@@ -15,7 +15,7 @@ const LATENCY_CYCLES_MAX: u64 = 100_000;
 pub struct Setting {
     /// As the tables say.
     pub name: &'static str,
-    /// What carries the packets.
+    /// The link that carries the packets.
     pub link: Link,
     /// The model that `make rtl-perf` builds for it.
     pub model: &'static str,
@@ -29,14 +29,14 @@ pub const SETTINGS: [Setting; 4] = [
     Setting { name: "gen5 x16", link: Link::new(Generation::Gen5, Lanes::X16, 1), model: "pd_stack_2048" },
 ];
 
-/// What a run gave.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// Payload per time.
     pub gbit_per_s: f64,
-    /// What the link allows: the copy alone.
+    /// The link's limit for the copy alone.
     pub limit_gbit_per_s: f64,
-    /// What it allows with this load's commands.
+    /// The link's limit with this load's commands.
     pub batched_limit_gbit_per_s: f64,
     /// Register writes for each command.
     pub register_writes_per_command: f64,

@@ -15,7 +15,7 @@ const DST: u64 = 0x20_0000_0000;
 /// Send and receive rings of a queue pair, as large as the driver's default.
 const RING: u64 = 4 << 20;
 
-/// What is copied.
+/// A load: how copies are submitted.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Queue pairs that are used.

@@ -82,7 +82,7 @@ impl Kind {
 /// The order for an attacker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attack {
-    /// Which harm.
+    /// The kind of harm.
     pub kind: Kind,
     /// Connections; 0 where it has none.
     pub connections: usize,

@@ -36,7 +36,7 @@ const BINDS: u32 = 100;
 const LOCKS: i64 = 25_000;
 const LOCKS_QUICK: i64 = 2_000;
 
-/// What root has made for an attack.
+/// Objects that root has made for an attack.
 pub(super) enum Prepared {
     /// Nothing.
     Nothing,

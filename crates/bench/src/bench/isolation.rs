@@ -30,10 +30,10 @@ use crate::run::stand::{Memory, Stand};
 
 const SCHEMES: [Scheme; 2] = [Scheme::Pipedevice, Scheme::PipedeviceDirect];
 const MESSAGE_BYTES: usize = 64 << 10;
-/// What an attack is given to take effect before the victim is measured.
+/// The time for an attack to take effect before the victim is measured.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// What a victim keeps of its rate alone: when it could use all, and when it asks for less than its share.
+/// Bars of the part of its rate that a victim keeps: when it could use all, and when it asks for less than its share.
 const KEPT_BUSY: f64 = 0.45;
 const KEPT_BELOW_SHARE: f64 = 0.9;
 const GAP_MS: f64 = 20.0;

@@ -1,4 +1,4 @@
-//! Which part of the work a function belongs to. The kernel's names are those of Linux 5.14 to 6.18.
+//! Parts of the work, by function. The kernel's names are those of Linux 5.14 to 6.18.
 
 /// Parts of the kernel by the beginnings of its functions' names; the first that fits.
 const KERNEL: [(&str, &[&str]); 7] = [
@@ -190,7 +190,7 @@ const KERNEL: [(&str, &[&str]); 7] = [
     ),
 ];
 
-/// What the kernel does when a core has nothing to do.
+/// Functions of an idle core.
 const IDLE: [&str; 8] = [
     "pv_native_safe_halt",
     "native_safe_halt",

@@ -21,7 +21,7 @@ const PROBE_S: f64 = 0.15;
 pub struct StreamCell {
     /// How the bytes move.
     pub scheme: Scheme,
-    /// Which of the scheme's pairs.
+    /// The number of the scheme's pair.
     pub pair: usize,
     /// Bytes of a message.
     pub message_bytes: usize,

@@ -94,7 +94,7 @@ pub const PEERS: [Scheme; 14] = [
 /// The limits.
 pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EnginePipeline];
 
-/// What carries a scheme's bytes.
+/// The carrier of a scheme's bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Carrier {
     /// PipeDevice, through its client library.

@@ -1,4 +1,4 @@
-//! What people see: tables, plots, and a page with everything.
+//! Reports: tables, plots, and a page with everything.
 
 pub mod bars;
 pub mod page;

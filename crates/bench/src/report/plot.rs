@@ -10,14 +10,14 @@ use crate::row::Row;
 const SIZE: (u32, u32) = (900, 420);
 pub(super) const FONT: &str = "sans-serif";
 
-/// What a plot shows.
+/// A plot of one figure over one parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
     /// Above it.
     pub title: &'static str,
     /// The parameter along the x axis.
     pub x: &'static str,
-    /// What x is called.
+    /// The title of the x axis.
     pub x_title: &'static str,
     /// The metric.
     pub y: &'static str,

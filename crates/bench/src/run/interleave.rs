@@ -17,14 +17,14 @@ use crate::settings::Settings;
 
 /// How often a round is repeated in which the machine was disturbed. The last one is discarded if time was stolen in it.
 const REPEATS: u32 = 2;
-/// What a disturbance is given to end.
+/// The pause before a disturbed round is repeated.
 const DISTURBANCE: Duration = Duration::from_millis(500);
 
 /// One scheme with one set of parameters.
 pub trait Cell {
     /// How the bytes move.
     fn scheme(&self) -> Scheme;
-    /// Which of the scheme's pairs, if it has one of its own.
+    /// Returns the number of the scheme's pair, if the cell has one of its own.
     fn pair(&self) -> Option<usize> {
         None
     }

@@ -51,7 +51,7 @@ fn is_listening(port: u16) -> bool {
 
 /// Starts a server and waits until it listens.
 pub fn start(scheme: Scheme, words: &[String], port: u16) -> Result<Server> {
-    // What it says is for nobody: standard output is this peer's line to the benchmark.
+    // Its output is discarded: standard output is this peer's line to the benchmark.
     let child = command(scheme, words)?.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut server = Server(child.with_context(|| format!("cannot start {}", words[0]))?);
     let end = Instant::now() + START_TIMEOUT;

@@ -19,7 +19,7 @@ use super::pair::{self, Pair};
 use crate::catalogue::{Conditions, Scheme, Waiting};
 use crate::scheme::shm_ring;
 
-/// What the driver may use, and what hugepages are made for.
+/// The driver's memory budget, for which hugepages are made.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     /// Bytes of all regions.
@@ -37,7 +37,7 @@ impl Memory {
     pub const MANY: Memory = Memory { budget_bytes: 5 << 30, ring_bytes: 64 << 10 };
 }
 
-/// Which scheme takes which path. It does not mention the containers of `pipedevice-default`.
+/// The policy that decides each scheme's path. It does not mention the containers of `pipedevice-default`.
 const POLICY: &str = r#"
 [[tenant]]
 name = "bench-mediated"
@@ -69,14 +69,14 @@ pub struct Stand<'a> {
     site: Site,
     /// How kernel TCP of pairs with a number of their own is set up, from number 1.
     tunings: Vec<Tuning>,
-    /// What may interrupt.
+    /// Signals that may interrupt.
     pub signals: &'a Signals,
 }
 
 impl Drop for Stand<'_> {
     fn drop(&mut self) {
         self.pairs.clear();
-        // What peers that were killed while they connected have left.
+        // Files of peers that were killed while they connected.
         shm_ring::remove_all(self.site.dir());
     }
 }

@@ -1,4 +1,4 @@
-//! What the two sides of an [`End`] do with a stream, and with round trips.
+//! Streams and round trips over an [`End`], by both sides.
 
 use std::time::Instant;
 

@@ -29,7 +29,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(20);
 /// The first bytes hold the [`Header`].
 const DATA_AT: usize = 4096;
 
-/// What both sides share beside the data.
+/// Words that both sides share beside the data.
 #[repr(C)]
 struct Header {
     produced: Line,

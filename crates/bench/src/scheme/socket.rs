@@ -62,7 +62,7 @@ impl Listening {
         let listeners = (0..ports).map(|_| TcpListener::bind((address, 0))).collect::<Result<_, _>>();
         let listeners: Vec<TcpListener> = listeners.with_context(|| format!("cannot listen on {address}"))?;
         if open.scheme == Scheme::TcpLoopback {
-            // What is accepted has it from the listener.
+            // Accepted sockets inherit it from the listener.
             listeners.iter().try_for_each(set_congestion_control)?;
         }
         Ok(Listening { listener: Listener::Tcp(listeners), open: *open })

@@ -65,7 +65,7 @@ pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     Ok(Box::new(UringEnd::new(socket::connect_all(&open, to)?.remove(0), &open)?))
 }
 
-/// What is known of a buffer of the window.
+/// The state of a buffer of the window.
 #[derive(Clone, Copy, Default)]
 struct Slot {
     len: usize,
@@ -264,7 +264,7 @@ impl End for UringEnd {
 
 impl Drop for UringEnd {
     fn drop(&mut self) {
-        // What the kernel still reads must not be freed.
+        // Memory that the kernel still reads must not be freed.
         while self.slots.iter().any(Slot::busy) {
             if self.submit(1).is_err() {
                 break;

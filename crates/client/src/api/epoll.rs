@@ -13,7 +13,7 @@ pub struct Epoll {
     core: Arc<Core>,
 }
 
-/// What to know about a socket.
+/// Readiness that a program asks about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest(pub(super) u32);
 
@@ -42,7 +42,7 @@ impl Interest {
     }
 }
 
-/// What there is to know about a socket.
+/// Readiness of a socket, as [`Epoll::wait`] reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The number given with the socket.
@@ -72,7 +72,7 @@ impl Event {
     }
 }
 
-/// What can be in an [`Epoll`]: a [`Stream`] or a [`Listener`].
+/// A member of an [`Epoll`]: a [`Stream`] or a [`Listener`].
 pub trait Pollable: private::Sealed {}
 
 pub(super) mod private {

@@ -117,7 +117,7 @@ impl Stream {
     /// does not trust. Until this is called such bytes are offloaded. Cannot be taken back.
     ///
     /// # Errors
-    /// Those of asking the driver.
+    /// The errors of asking the driver.
     pub fn set_recv_shared(&self) -> Result<()> {
         self.socket.set_receives_shared()
     }
@@ -144,7 +144,7 @@ impl Stream {
     /// Wishes for a send ring of so many bytes; returns the size taken.
     ///
     /// # Errors
-    /// Those of asking the driver.
+    /// The errors of asking the driver.
     pub fn set_send_ring_bytes(&self, bytes: u64) -> Result<u64> {
         self.socket.set_send_ring_bytes(bytes)
     }
@@ -152,7 +152,7 @@ impl Stream {
     /// Wishes for a receive ring of so many bytes; returns the size taken.
     ///
     /// # Errors
-    /// Those of asking the driver.
+    /// The errors of asking the driver.
     pub fn set_recv_ring_bytes(&self, bytes: u64) -> Result<u64> {
         self.socket.set_receive_ring_bytes(bytes)
     }
@@ -181,7 +181,7 @@ impl Stream {
     /// The local address.
     ///
     /// # Errors
-    /// Those of asking the driver.
+    /// The errors of asking the driver.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         self.socket.local_addr()
     }

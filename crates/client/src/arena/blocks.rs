@@ -19,7 +19,7 @@ pub(super) struct States {
     senders: Box<[AtomicU64]>,
 }
 
-/// What a free came to.
+/// The outcome of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freed {
     Now,
@@ -138,7 +138,7 @@ impl Block {
         self.arena.region
     }
 
-    /// Whether the block's region is one of `attachment`'s.
+    /// Returns whether the block's region is one of `attachment`'s.
     #[inline]
     pub(crate) fn is_of(&self, attachment: &Arc<Attachment>) -> bool {
         Arc::ptr_eq(&self.arena.attachment, attachment)
@@ -163,7 +163,7 @@ impl Block {
         }
     }
 
-    /// Whether sends of it are in flight.
+    /// Returns whether sends of it are in flight.
     pub(crate) fn in_flight(&self) -> bool {
         self.arena.states.in_flight(self.offset())
     }

@@ -1,4 +1,4 @@
-//! Which bytes of a region are allocated: runs of pages, and slabs of equal small blocks in runs.
+//! Allocated bytes of a region: runs of pages, and slabs of equal small blocks in runs.
 use super::blocks::GRANULE;
 use pd_abi::limits::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ const RECIPROCALS: [u32; 64] = {
 const RECIPROCAL_BITS: u32 = 16;
 const _: () = assert!(SLAB_PAGES as usize * PAGE_BYTES / GRANULE * 63 < 1 << RECIPROCAL_BITS);
 
-/// What a page is part of, as one word: a run's first page (32 bits), then its pages (large, 31 bits) or
+/// The run or slab of a page, as one word: a run's first page (32 bits), then its pages (large, 31 bits) or
 /// the granules of a block (small), then which of the two. 0: nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Page {
@@ -98,7 +98,7 @@ impl Heap {
         heap
     }
 
-    /// Whether nothing is allocated.
+    /// Returns whether nothing is allocated.
     pub(super) fn is_empty(&self) -> bool {
         self.used == 0
     }

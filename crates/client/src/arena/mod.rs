@@ -40,7 +40,7 @@ pub(crate) struct Arena {
     map: Mutex<Option<Region<Own>>>,
     states: States,
     heap: Mutex<Heap>,
-    /// What each page is part of, for look-ups without the lock. See [`heap::Page`].
+    /// The run or slab of each page, for look-ups without the lock. See [`heap::Page`].
     pages: Box<[AtomicU64]>,
     owned: AtomicBool,
     /// The memory is unmapped; something else may lie at the address.
@@ -207,7 +207,7 @@ impl Arenas {
 
     fn add(&self, arena: &'static Arena) {
         let mut all = self.all.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // What was mapped there before is gone.
+        // The region that was mapped there before is gone.
         all.retain(|known| !known.released.load(Ordering::Acquire));
         let place = all.partition_point(|known| known.start < arena.start);
         all.insert(place, arena);

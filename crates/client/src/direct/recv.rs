@@ -46,12 +46,12 @@ enum Leaving {
     Until(u64),
     /// So many bytes were ever written into the peer's ring, and no more will be.
     At(u64),
-    /// What comes is the driver's.
+    /// All that comes is from the driver.
     Done,
 }
 
 impl RecvSide {
-    /// Whether bytes come by the peer's ring by now. They do from the first one there, after all that the driver
+    /// Returns whether bytes come by the peer's ring by now. They do from the first one there, after all that the driver
     /// delivered: the peer sends it when the driver has told it of the last.
     #[inline]
     pub(crate) fn follow(&mut self) -> Result<bool> {
@@ -163,7 +163,7 @@ impl RecvSide {
         self.incoming.pair.as_deref().is_some_and(|(_, peer)| peer.load(direct::PRODUCER) != 0)
     }
 
-    /// Whether what is there is the last that comes by the driver: it waits for no more, which lie elsewhere.
+    /// Returns whether what is there is the last that comes by the driver: it waits for no more, which lie elsewhere.
     pub(crate) fn is_remainder(&self) -> bool {
         self.incoming.origin.is_none() && self.cursor != self.producer && self.peer_has_begun()
     }
@@ -284,7 +284,7 @@ impl RecvSide {
         self.poll()
     }
 
-    /// Whether the peer was asked for an event that may not have come.
+    /// Returns whether the peer was asked for an event that may not have come.
     pub(crate) fn awaits_event(&self) -> bool {
         self.incoming.armed
     }
@@ -310,7 +310,7 @@ impl RecvSide {
     }
 }
 
-/// What a receiver waits for, on whichever path it comes.
+/// The event that a receiver waits for, on either path.
 struct Arrival {
     link: Arc<Link>,
     pair: Option<(Half<Own>, Half<Theirs>)>,
@@ -336,7 +336,7 @@ impl Arrival {
         Self { link: side.link.clone(), pair, origin, wake_at, in_ring, leaving }
     }
 
-    /// Whether it has come, or the stream has ended, or goes on elsewhere.
+    /// Returns whether it has come, or the stream has ended, or goes on elsewhere.
     #[inline]
     fn has_come(&self) -> bool {
         let came = match (&self.pair, self.leaving) {

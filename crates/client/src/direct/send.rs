@@ -32,7 +32,7 @@ const WEIGHT_BYTES: u64 = 4 << 10;
 /// The sending half's view of the rings.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
-    /// What was sent before there was a ring, or since one could not be had.
+    /// Bytes and sends before there was a ring, or since one could not be had.
     weight: u64,
     /// The connection has left the direct path.
     left: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Whether what is sent goes into the own ring.
+    /// Returns whether what is sent goes into the own ring.
     #[inline]
     pub(crate) fn has_ring(&self) -> bool {
         self.own.is_some()
@@ -76,7 +76,7 @@ impl Outgoing {
         (self.messages, self.written)
     }
 
-    /// Whether anything was written.
+    /// Returns whether anything was written.
     pub(crate) fn has_sent(&self) -> bool {
         self.written > 0
     }
@@ -265,7 +265,7 @@ impl SendSide {
         if self.out.peer.is_none() {
             // SYNC POINT: direct-ready (the driver says that the peer has a ring before the peer sleeps)
             fence(Ordering::SeqCst);
-            // What fails here shows itself to who waits for room; the peer looks again by itself.
+            // A failure shows itself to the thread that waits for room. The peer looks again by itself.
             let _ = self.look_for_room();
         }
         let out = &mut self.out;
@@ -340,7 +340,7 @@ impl Socket {
     }
 }
 
-/// What a sender waits for, on whichever path it sends.
+/// The event that a sender waits for, on either path.
 struct Vacancy {
     link: Arc<Link>,
     /// By rings, of which the peer's may be missing yet.
@@ -362,7 +362,7 @@ impl Vacancy {
         }
     }
 
-    /// Whether there is room, or nothing can be sent any more, or not on this path.
+    /// Returns whether there is room, or nothing can be sent any more, or not on this path.
     #[inline]
     fn has_come(&self) -> bool {
         let room = match &self.pair {

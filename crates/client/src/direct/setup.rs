@@ -33,7 +33,7 @@ impl Direct {
         self.own_locked(link)
     }
 
-    /// Whether there is one: the peer's is of no use without.
+    /// Returns whether there is one: the peer's is of no use without.
     #[inline]
     pub(super) fn has_own(&self) -> bool {
         self.own.get().is_some()
@@ -71,7 +71,7 @@ impl Direct {
         Ok(Some((own, peer.clone())))
     }
 
-    /// Whether the peer has broken the protocol.
+    /// Returns whether the peer has broken the protocol.
     #[inline]
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)

@@ -41,7 +41,7 @@ pub(super) const SEND: Words = Words {
     doorbell: direct::SEND_DOORBELL,
 };
 
-/// What a waker remembers: each value asked for is answered once.
+/// The waker's memory: each value asked for is answered once.
 #[derive(Debug, Default)]
 pub(super) struct Waker {
     woken_at: u64,
@@ -148,7 +148,7 @@ pub(super) struct PollBackoff {
 }
 
 impl PollBackoff {
-    /// Whether something was sent since the last wait, so that this one is for an answer.
+    /// Returns whether something was sent since the last wait, so that this one is for an answer.
     pub(super) fn is_exchange(&self, sent: u64) -> bool {
         self.sent != sent
     }
@@ -192,7 +192,7 @@ impl PollBackoff {
     }
 }
 
-/// Whether `bytes` in `time` are bulk that does not fill a quarter of the ring during a back-off.
+/// Returns whether `bytes` in `time` are bulk that does not fill a quarter of the ring during a back-off.
 fn is_bulk(bytes: u64, time: Duration, ring_bytes: u64) -> bool {
     let (bytes, time) = (u128::from(bytes), time.as_nanos());
     bytes >= time * BULK_BYTES_PER_NS && bytes * LONG_BACKOFF.as_nanos() * 4 <= time * u128::from(ring_bytes)
@@ -242,7 +242,7 @@ pub(super) fn back_off(time: Duration) {
 /// For sleepers that have to come back when a signal handler is due.
 #[derive(Clone, Copy)]
 pub(crate) struct Noticing<'a> {
-    /// Whether one is due.
+    /// Tells whether one is due.
     pub(crate) signal: &'a Cell<bool>,
 }
 
@@ -251,7 +251,7 @@ impl Noticing<'_> {
         self.signal.set(due::sleep(wait));
     }
 
-    /// What was waited for has come; which handlers are due does not matter any more.
+    /// Ends a wait whose event has come: handlers that are due no longer matter.
     pub(super) fn end(&self) {
         self.signal.set(false);
     }

@@ -54,7 +54,7 @@ impl Epoll {
     /// Call before sleeping on the descriptor, after a look found nothing.
     ///
     /// # Errors
-    /// Those of asking the driver for wake pipes.
+    /// The errors of asking the driver for wake pipes.
     pub fn arm(&self) -> Result<Armed> {
         self.check_usable()?;
         self.host_fd()?;
@@ -88,7 +88,7 @@ impl Epoll {
     /// The same for who may sleep without looking first: the descriptor is readable only if there is something to report.
     ///
     /// # Errors
-    /// Those of [`Self::arm`].
+    /// The errors of [`Self::arm`].
     pub fn arm_exactly(&self) -> Result<Armed> {
         let armed = self.arm()?;
         let mut lost = false;

@@ -33,7 +33,7 @@ pub(super) struct Member {
     pub(super) items: Vec<Arc<Item>>,
 }
 
-/// What a poll found.
+/// The findings of a poll.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Channels whose pipes are readable, by number.

@@ -26,7 +26,7 @@ pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 ///
 /// [`Socket::step_aside`]: crate::core::Socket::step_aside
 pub const ASIDE: u32 = 1 << 27;
-/// What is reported whether wanted or not.
+/// Flags that are reported whether wanted or not.
 const ALWAYS: u32 = ERR | HUP | ASIDE;
 /// Report once, then not until modified.
 pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
@@ -61,7 +61,7 @@ pub(crate) trait Source: Send + Sync {
     fn leave(&self, item: &Arc<Item>);
 }
 
-/// What a program wants to know about one source.
+/// A program's interest in one source.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Interest {
     pub(crate) events: u32,
@@ -138,7 +138,7 @@ impl Item {
         wanted.enabled.then_some((source, wanted.events))
     }
 
-    /// What to report now, and whether to look again; until when it may rest otherwise.
+    /// Returns the report due now and whether to look again, or else the time until which the item may rest.
     fn look(&self, may_rest: bool) -> (Option<(u32, u64, bool)>, Option<Rest>) {
         let Some((source, events)) = self.wanted() else { return (None, None) };
         let (ready, rest) = if may_rest { source.glance(events) } else { (source.readiness(events), None) };
@@ -279,7 +279,7 @@ mod tests {
         proptest::collection::vec(step, 1..120)
     }
 
-    /// What epoll(7) promises of one item, without a queue.
+    /// A model of epoll(7) for one item, without a queue.
     #[derive(Clone, Copy, Default)]
     struct Model {
         wanted: u32,
@@ -338,7 +338,7 @@ mod tests {
                             model[i].happened = false;
                             model[i].disabled |= model[i].wanted & ONESHOT != 0;
                         }
-                        // What was looked at and had nothing to say has used its event up.
+                        // An item that had nothing to report has used its event up.
                         if count < max {
                             for item in &mut model {
                                 item.happened = false;

@@ -24,7 +24,7 @@ impl Rest {
 #[derive(Debug, Default)]
 pub(crate) struct Resting {
     items: Vec<(Rest, Arc<Item>)>,
-    /// What rested before a sleep that goes on.
+    /// Items that rested before a sleep that goes on.
     disturbed: Vec<Arc<Item>>,
     sleepers: u32,
 }

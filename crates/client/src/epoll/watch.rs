@@ -1,4 +1,4 @@
-//! What an epoll instance sees of a socket.
+//! A socket as a source of an epoll instance.
 use super::ready::{Item, Source, ASIDE, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use super::rest::Rest;
 use crate::own::OwnFd;
@@ -33,7 +33,7 @@ impl Watch {
         lock(&self.items).clone()
     }
 
-    /// Whether the driver posts `Ready` events for the socket.
+    /// Returns whether the driver posts `Ready` events for the socket.
     #[inline]
     pub(crate) fn subscribed(&self) -> bool {
         self.subscribed.load(Ordering::Relaxed)
@@ -118,7 +118,7 @@ impl Socket {
         }
     }
 
-    /// Whether the program may not send for now, for a reason that is not the connection's: then it is not writable.
+    /// Returns whether the program may not send for now, for a reason that is not the connection's: then it is not writable.
     /// When it is again, that is news to those who wait for edges.
     pub fn hold_out(&self, held: bool) {
         if self.watch.out_held.swap(held, Ordering::AcqRel) && !held {
@@ -202,7 +202,7 @@ impl Socket {
         self.look(wanted, News::Nowhere).0
     }
 
-    /// What holds now, and when a rest is over.
+    /// Returns the flags that hold now, and when a rest is over.
     fn look(&self, wanted: u32, news: News) -> (u32, Option<Rest>) {
         if self.check_usable().is_err() {
             return (0, None);

@@ -26,7 +26,7 @@ pub(crate) struct Carrier {
     inode: u32,
 }
 
-/// What the kernel has received and the program has not: kept by the receiving half of a socket.
+/// Bytes that the kernel has received and the program has not, kept by the receiving half of a socket.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     pub(crate) carrier: Arc<Carrier>,
@@ -170,7 +170,7 @@ impl Carrier {
         self.call(|fd| net::sockopt::socket_error(fd))?
     }
 
-    /// What holds of `wanted`, and errors, after at most `timeout`.
+    /// Waits for `timeout` at most. Returns the flags of `wanted` that hold, and errors.
     pub(crate) fn wait(&self, wanted: PollFlags, timeout: Duration) -> PollFlags {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let Ok(fd) = self.fd() else { return PollFlags::NVAL };

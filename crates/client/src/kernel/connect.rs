@@ -23,14 +23,14 @@ const SAYS_LESS: [Errno; 4] =
 /// How often a free port of the kernel's is one that the driver has given to another.
 const PORTS_TRIED: u32 = 16;
 
-/// Whether native sockets use the kernel at all. `PD_KERNEL=off` confines them to the fabric.
+/// Returns whether native sockets use the kernel at all. `PD_KERNEL=off` confines them to the fabric.
 fn enabled() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();
     *ENABLED.get_or_init(|| setting("PD_KERNEL").is_none_or(|said| said != "off"))
 }
 
 impl Control {
-    /// Whether the kernel serves the socket where the fabric does not.
+    /// Returns whether the kernel serves the socket where the fabric does not.
     pub(super) fn has_kernel(&self) -> bool {
         !self.beside_kernel && enabled()
     }
@@ -87,7 +87,7 @@ impl Socket {
         }
     }
 
-    /// Whether the kernel is to be asked after an answer of the driver's.
+    /// Returns whether the kernel is to be asked after an answer of the driver's.
     pub(crate) fn goes_by_kernel(control: &Control, error: &Error) -> bool {
         control.has_kernel() && ASKS_KERNEL.iter().any(|errno| errno.raw_os_error() == error.errno())
     }
@@ -221,7 +221,7 @@ impl Socket {
         Ok(())
     }
 
-    /// What the kernel says of such an option; none: the fabric carries the socket.
+    /// Returns the kernel's value of a socket option; none where the fabric carries the socket.
     pub fn kernel_option(&self, level: c_int, option: c_int) -> Option<c_int> {
         self.kernel.get()?.option(level, option).ok()
     }

@@ -226,7 +226,7 @@ impl Socket {
         Ok(done)
     }
 
-    /// Whether something can be sent.
+    /// Returns whether something can be sent.
     pub(crate) fn check_carrier_sendable(&self, carrier: &Carrier) -> Result<()> {
         match carrier.wait(PollFlags::OUT, Duration::ZERO) {
             found if found.intersects(PollFlags::ERR | PollFlags::HUP) => Err(Self::not_sent(Errno::PIPE)),
@@ -234,7 +234,7 @@ impl Socket {
         }
     }
 
-    /// Whether a send may go on now: a non-blocking one needs room.
+    /// Returns whether a send may go on now: a non-blocking one needs room.
     pub(crate) fn check_carrier_room(&self, carrier: &Carrier) -> Result<()> {
         match carrier.wait(PollFlags::OUT, Duration::ZERO) {
             found if found.is_empty() && self.is_nonblocking() => Err(would_block()),

@@ -61,7 +61,7 @@ impl Socket {
         (control.has_kernel() && control.state == State::New).then(|| Self::address_anywhere(control))
     }
 
-    /// Whether this accept looks at the kernel first.
+    /// Returns whether this accept looks at the kernel first.
     pub(crate) fn hears_kernel_first(&self) -> bool {
         self.ear.get().is_some()
             && self.accepts.fetch_add(1, Ordering::Relaxed) % FABRIC_FIRST == FABRIC_FIRST - 1
@@ -98,7 +98,7 @@ impl Socket {
         socket
     }
 
-    /// Whether a connection has come by the kernel.
+    /// Returns whether a connection has come by the kernel.
     pub(crate) fn kernel_has_arrived(&self) -> bool {
         self.ear.get().is_some_and(|ear| ear.wait(PollFlags::IN, Duration::ZERO).contains(PollFlags::IN))
     }

@@ -29,7 +29,7 @@ impl Socket {
 
     /// The same for all instances that the socket is in already.
     pub(super) fn join_all(&self) {
-        // What cannot be a member is looked at every 250 ms.
+        // Items that cannot be members are looked at every 250 ms.
         self.watch.items().iter().for_each(|item| drop(self.join(item)));
     }
 

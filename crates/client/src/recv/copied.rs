@@ -33,7 +33,7 @@ impl RecvSide {
         Ok(())
     }
 
-    /// Whether more bytes are there than those that come next, in a ring of their own.
+    /// Returns whether more bytes are there than those that come next, in a ring of their own.
     pub(crate) fn goes_on_elsewhere(&mut self) -> bool {
         self.link.direct.is_some()
             && !self.is_direct()
@@ -60,7 +60,7 @@ impl RecvSide {
         let goes_on = self.goes_on_elsewhere();
         let before = if peek { looked_at } else { 0 };
         let mut kept = self.peeked.len().saturating_sub(before).min(len as usize);
-        // Those that are not kept lie in one ring: what is peeked at beyond the end of one is kept.
+        // Bytes that are not kept lie in one ring: a peek beyond its end keeps them.
         let rest = self.handout((start + kept as u64, len - kept as u64));
         let from = rest.ptr.as_ptr().cast_const();
         if peek && (goes_on || self.is_direct() && !self.link.trusts_peer()) {
@@ -174,7 +174,7 @@ impl Socket {
         Ok(done)
     }
 
-    /// Whether the peer of a twin is there: it has claimed its end, or something came from it, be it the end.
+    /// Returns whether the peer of a twin is there: it has claimed its end, or something came from it, be it the end.
     pub fn has_heard(&self) -> bool {
         let side = self.recv.lock();
         side.link.is_claimed() || side.link.recv_producer() > 0 || side.link.recv_end() != 0
@@ -185,7 +185,7 @@ impl Socket {
         self.recv.lock().cursor
     }
 
-    /// Whether something can be received, or the stream has ended, with all that a peer had sent into its ring before the
+    /// Returns whether something can be received, or the stream has ended, with all that a peer had sent into its ring before the
     /// driver answered the last question.
     pub fn look_exactly(&self) -> bool {
         let mut side = self.recv.lock();
@@ -203,7 +203,7 @@ impl Socket {
         self.recv.lock().link.recv_end() != 0
     }
 
-    /// Whether so many bytes are left of a stream that goes on in the kernel.
+    /// Returns whether so many bytes are left of a stream that goes on in the kernel.
     pub fn ends_elsewhere(&self, there: u64) -> bool {
         let mut side = self.recv.lock();
         // In this order: what is published before the end is seen with it.

@@ -219,7 +219,7 @@ impl Socket {
     /// Sends the bytes of `pieces`; see [`Self::send_filled`].
     ///
     /// # Errors
-    /// Those of [`Self::send_filled`].
+    /// The errors of [`Self::send_filled`].
     ///
     /// # Safety
     /// Each piece is memory that may be read.

@@ -54,7 +54,7 @@ impl Files {
         self.known.iter().flatten().find(|known| known.name == name).map(|known| known.id)
     }
 
-    /// Whether the driver does not open this file, or not now.
+    /// Returns whether the driver does not open this file, or not now.
     fn is_refused(&self, name: Name) -> bool {
         let now = || self.again.is_some_and(|again| Instant::now() < again);
         self.find(name).is_none() && (self.refused.contains(&name.0) || now())
@@ -216,7 +216,7 @@ impl Socket {
         }
         let len = (len as u64).min((known.st_size as u64).saturating_sub(offset)).min(MESSAGE_BYTES_MAX);
         let is_file = FileType::from_raw_mode(known.st_mode) == FileType::RegularFile;
-        // Who writes it, too, may write it anew from its first byte as soon as it was sent.
+        // A program that writes the file, too, may write it anew from its first byte as soon as it was sent.
         let is_source = fcntl_getfl(fd).is_ok_and(|flags| flags & OFlags::ACCMODE == OFlags::RDONLY);
         if !is_file || !is_source || len < FILE_BYTES_MIN || is_cold(fd, offset, len) {
             return Ok(None);
@@ -290,7 +290,7 @@ fn read_at(fd: BorrowedFd<'_>, mut at: u64) -> impl FnMut(*mut u8, usize) -> Res
     }
 }
 
-/// Whether some of the range is known not to be in the page cache: then it is read by whose memory it shall count as.
+/// Returns whether some of the range is known not to be in the page cache: then it is read by whose memory it shall count as.
 fn is_cold(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     /// See cachestat(2), Linux 6.5; the number is the same on all architectures.
     const SYS_CACHESTAT: libc::c_long = 451;

@@ -81,7 +81,7 @@ impl Socket {
         self.send(place.start, filled)
     }
 
-    /// Whether the socket can send, as far as is known; of a non-blocking one, whether there is room for all of `len` bytes
+    /// Returns whether the socket can send, as far as is known; of a non-blocking one, whether there is room for all of `len` bytes
     /// or for half of the ring.
     fn check_room(&self, len: u64) -> Result<()> {
         if let Some(carrier) = self.kernel.get() {

@@ -56,7 +56,7 @@ fn mount_own() -> Option<PathBuf> {
     Some(place)
 }
 
-/// What a container may have of the machine.
+/// Limits of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
     /// CPU time, as so many cores' worth of it.

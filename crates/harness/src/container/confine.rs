@@ -1,4 +1,4 @@
-//! What a container's processes may do to the host: the capabilities that container engines leave, devices that are
+//! Limits of what a container's processes may do to the host: the capabilities that container engines leave, devices that are
 //! nobody's, the kernel's switches for reading only, and nothing of this program's own state.
 //!
 //! The file system is the host's, and root in a container owns what root owns there.
@@ -21,20 +21,20 @@ use serde::{Deserialize, Serialize};
 use super::hosts;
 use super::state::RUN_DIR;
 
-/// What the first process of a container does before it starts the command.
+/// Work of a container's first process before it starts the command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inside {
-    /// What it sees as `/etc/hosts`.
+    /// The file that it sees as `/etc/hosts`.
     pub hosts: PathBuf,
     /// The driver's admin socket, which is the host's.
     pub admin_socket: PathBuf,
     /// Tells whether it may do what this program may.
     pub privileged: bool,
-    /// What its environment has beside this program's.
+    /// Environment variables beside this program's.
     pub environment: Vec<(String, String)>,
 }
 
-/// What container engines leave to root in a container, but for making device nodes.
+/// Capabilities that container engines leave to root in a container, but for making device nodes.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FSETID)

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::confine::Inside;
 
-/// What goes over the socket.
+/// A message over the socket.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "kebab-case")]
 pub enum Message {
@@ -20,14 +20,14 @@ pub enum Message {
     Proceed,
     /// Holder: start the command, with this.
     Begin {
-        /// What the container has.
+        /// Facts about the container.
         inside: Inside,
     },
     /// Helper: the command runs.
     Started,
     /// Helper: it cannot go on.
     Failed {
-        /// What failed, and the remedy.
+        /// The failure, and the remedy.
         reason: String,
     },
     /// Holder: send this signal to the command.

@@ -68,7 +68,7 @@ pub fn execute(record: &Record, environment: Vec<(String, String)>, command: &[O
     loop {
         match signals.wait(ended.as_fd(), None)? {
             Wake::Ready => return Ok(stage::exit_code(child.wait()?)),
-            // What the terminal sends, the command has received from the terminal.
+            // The command has received the terminal's signals from the terminal.
             Wake::Signal(caught) if caught.from_terminal => {}
             Wake::Signal(caught) => {
                 if let Some(signal) = Signal::from_named_raw(caught.signal) {
@@ -86,7 +86,7 @@ pub fn execute(record: &Record, environment: Vec<(String, String)>, command: &[O
 /// # Errors
 /// If it cannot be told, or does not end within seconds although killed.
 pub fn stop(record: &Record, patience: Duration) -> Result<bool> {
-    // Who holds the container passes the signal on.
+    // The process that holds the container passes the signal on.
     let holder = open(record.owner)?;
     pidfd_send_signal(&holder, Signal::TERM).context("cannot tell the container to end")?;
     if gone(&holder, patience)? {

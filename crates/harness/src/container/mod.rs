@@ -43,7 +43,7 @@ use crate::tuning::Network;
 
 const START_TIMEOUT_S: i64 = 10;
 
-/// What a container is to be.
+/// The description of a container to start.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// Its name and host name: letters, digits and `-`, unique on this machine.
@@ -60,15 +60,15 @@ pub struct Spec {
     pub driver: bool,
     /// Tells whether it may do what this program may, and not only what container engines allow.
     pub privileged: bool,
-    /// What its environment has beside this program's.
+    /// Environment variables beside this program's.
     pub environment: Vec<(String, String)>,
-    /// What it may have of the machine.
+    /// Limits of its resources.
     pub limits: Limits,
-    /// What its network namespace and its link are set to.
+    /// Settings of its network namespace and its link.
     pub network: Network,
 }
 
-/// What a container runs.
+/// The command of a container.
 #[derive(Debug)]
 pub struct Invocation {
     /// Program and arguments.
@@ -89,7 +89,7 @@ pub struct Container {
     parts: Parts,
 }
 
-/// What exists outside the container's processes and must be removed after them.
+/// Objects outside the container's processes, which must be removed after them.
 struct Parts {
     record: Record,
     cgroup: Option<Cgroup>,

@@ -1,4 +1,4 @@
-//! What `ip` of older distributions cannot say about a link: how large a piece of TCP over IPv4 may be that goes through the stack
+//! Settings of a link that `ip` of older distributions lacks: how large a piece of TCP over IPv4 may be that goes through the stack
 //! at once. Asked and told by route netlink, in the network namespace of the caller.
 
 use anyhow::{ensure, Context, Result};
@@ -19,7 +19,7 @@ const GRO_MAX_SIZE: u16 = 58;
 const GSO_IPV4_MAX_SIZE: u16 = 63;
 const GRO_IPV4_MAX_SIZE: u16 = 64;
 
-/// What a link does with large pieces.
+/// A link's limits for large pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// Largest packet.

@@ -31,7 +31,7 @@ pub struct StageArgs {
     /// IPv6 address and prefix.
     #[arg(long)]
     pub address6: String,
-    /// What the network namespace is set to, as JSON.
+    /// Settings of the network namespace, as JSON.
     #[arg(long, default_value = "{}")]
     pub network: String,
     /// The command.

@@ -1,4 +1,4 @@
-//! What is written down about running containers, so that other programs can list them and so that
+//! Records of running containers, so that other programs can list them and so that
 //! what a killed `pd` left behind can be removed by the next one.
 //!
 //! Everything lives under [`RUN_DIR`]. Whoever changes it, or makes or removes links and control
@@ -85,13 +85,13 @@ pub struct Record {
     pub owner: ProcessId,
     /// Its control group, if CPU time is counted.
     pub cgroup: Option<PathBuf>,
-    /// Those of other hierarchies that limit it.
+    /// Groups of other hierarchies that limit it.
     #[serde(default)]
     pub limits: Vec<PathBuf>,
     /// Tells whether it may do what `pd` may.
     #[serde(default)]
     pub privileged: bool,
-    /// What its environment has beside that of the `pd` that holds it.
+    /// Environment variables beside those of the `pd` that holds it.
     #[serde(default)]
     pub environment: Vec<(String, String)>,
     /// The driver's socket that it was given.

@@ -1,4 +1,4 @@
-//! What is left of a container, and of a `pd` that was killed.
+//! Removes what is left of a container, and of a `pd` that was killed.
 
 use anyhow::Result;
 

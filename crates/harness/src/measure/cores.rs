@@ -24,7 +24,7 @@ const SLOT_BYTES: usize = 128 << 10;
 pub struct Cores {
     /// Nanoseconds for a cache line from one to the other.
     pub apart_ns: f64,
-    /// What a ring copies whose writer is on one core and whose reader is on the other.
+    /// Throughput of a ring whose writer is on one core and whose reader is on the other.
     pub copy_gbit_per_s: f64,
 }
 

@@ -81,7 +81,7 @@ pub fn background_cores(signals: &Signals) -> Result<f64> {
     Ok(cores)
 }
 
-/// What other programs and the hypervisor leave of the machine.
+/// The part of the machine that other programs and the hypervisor leave.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quiet {
     /// Cores that other programs keep busy.

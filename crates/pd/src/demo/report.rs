@@ -1,4 +1,4 @@
-//! What the demo found: medians and spreads per scheme, PipeDevice against the best of kernel TCP (of its forms, as Linux has it
+//! Results of the demo: medians and spreads per scheme, PipeDevice against the best of kernel TCP (of its forms, as Linux has it
 //! and tuned), and whether the bars are reached.
 
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::cells::Sample;
 use super::schemes::{Part, Scheme};
 
-/// What PipeDevice must reach against the best of kernel TCP.
+/// A bar: the ratios to the best of kernel TCP that PipeDevice must reach.
 struct Bar {
     part: Part,
     scheme: Scheme,
@@ -46,7 +46,7 @@ pub struct SchemeSummary {
 pub struct Comparison {
     /// Part of the demo.
     pub part: Part,
-    /// Which PipeDevice.
+    /// The scheme of PipeDevice.
     pub scheme: Scheme,
     /// `throughput` or `cpu_s_per_gb`.
     pub figure: &'static str,
@@ -54,13 +54,13 @@ pub struct Comparison {
     pub baseline: Scheme,
     /// The ratio.
     pub ratio: Summary,
-    /// What it is to be, at least for throughput, at most for CPU.
+    /// The bar: the least ratio for throughput, the most for CPU.
     pub bar: f64,
     /// Tells whether the median is.
     pub reached: bool,
 }
 
-/// What both ends of a scheme said that their connection has.
+/// Settings of a scheme's connection, as both ends report them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     /// Which.
@@ -102,9 +102,9 @@ pub struct Report {
     pub engine: String,
     /// Cores that others kept busy before the first round.
     pub background_cores: f64,
-    /// What the connections had.
+    /// Settings of the connections.
     pub settings: Vec<Setting>,
-    /// What was streamed.
+    /// Files that were streamed.
     pub files: Vec<FileRow>,
     /// SHA-256 of all of it.
     pub sha256: String,

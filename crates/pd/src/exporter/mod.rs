@@ -61,7 +61,7 @@ fn serve(listener: &TcpListener, admin_socket: PathBuf) {
     }
 }
 
-/// What a scrape gets.
+/// The answer to a scrape.
 struct Page {
     source: Source,
     /// As OpenMetrics.

@@ -17,9 +17,9 @@ use prometheus_client::registry::Registry;
 
 use crate::live::Sample;
 
-/// What the page is in the older form.
+/// The content type of the page in the older form.
 pub const CONTENT_TYPE_PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// What the page is.
+/// The content type of the page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
@@ -196,7 +196,7 @@ fn gauges(sample: &Sample) -> [(&'static str, &'static str, f64); 8] {
 
 type OfBackend = fn(&BackendReport) -> u64;
 
-/// What there is of each backend of each service.
+/// Metrics of each backend of each service.
 const OF_BACKENDS: [(&str, &str, OfBackend, MetricType); 6] = [
     (
         "pipedevice_service_connections_made",

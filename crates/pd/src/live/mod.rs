@@ -28,13 +28,13 @@ const NAMES_AGE_MAX: Duration = Duration::from_secs(5);
 pub struct Sample {
     /// When.
     pub at: Instant,
-    /// What does not change while it runs.
+    /// Facts that do not change while it runs.
     pub header: Header,
     /// Its process, if it can be seen from here.
     pub pid: Option<u32>,
     /// CPU time that it has used, likewise.
     pub cpu: Option<Duration>,
-    /// What it has done.
+    /// Its counters.
     pub totals: AgentCounters,
     /// How things stand.
     pub gauges: Gauges,

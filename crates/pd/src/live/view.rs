@@ -31,7 +31,7 @@ pub struct DriverView {
     /// Nanoseconds of the clock: another value is another driver.
     pub started_ns: u64,
     pub movers: u32,
-    /// Those that have a thread, and how much of them has something to do.
+    /// Agents that have a thread, and the part of their time in which they work.
     pub movers_working: u64,
     pub movers_busy: f64,
     /// Of one core; absent if its process cannot be seen.

@@ -20,10 +20,10 @@ const DAC_OVERRIDE: u64 = 1 << 1;
 /// A process that began so much after it was refused is another one.
 const CLOCKS_DIFFER_SECONDS: f64 = 0.1;
 
-/// What is known of a process that is not attached.
+/// A process that is not attached.
 #[derive(Debug, Default)]
 struct Facts {
-    /// What its program's file says against it.
+    /// The reason that its program's file gives against it.
     program: Option<&'static str>,
     /// The loader is in its memory, and the library proper.
     loader: bool,
@@ -32,7 +32,7 @@ struct Facts {
     asked_for: bool,
     /// `PD_PRELOAD` turns it off.
     off: bool,
-    /// What the driver has refused it with.
+    /// The error that the driver has refused it with.
     refused: Option<String>,
     /// Why it cannot connect to the driver's socket.
     unreachable: Option<String>,

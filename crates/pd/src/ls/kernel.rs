@@ -1,4 +1,4 @@
-//! What stays on the kernel, and why: processes of known network namespaces and containers that are not attached, and connections of
+//! Connections that stay on the kernel, and why: processes of known network namespaces and containers that are not attached, and connections of
 //! those that are. Known are the namespaces of `pd run`'s containers and of clients, and the control groups of containers of other engines.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -17,7 +17,7 @@ use super::attaching;
 use super::sockets::{held, namespace, printable, Ends, Sockets};
 use super::table;
 
-/// What is said of a connection that the client does not tell of.
+/// The reason shown for a connection that its client does not report.
 const UNTOLD: &str = "not told: older than the library, made past it, or one of too many";
 
 /// See the module.
@@ -220,7 +220,7 @@ fn of_engine(pid: i32) -> Option<Container> {
     containers::read(&text).1.filter(|container| container.engine != Engine::Pd)
 }
 
-/// What clients say, and what the driver knows.
+/// Reports of clients, and the driver's own knowledge.
 struct Reasons {
     on_fabric: HashSet<u64>,
     of_process: HashMap<(i32, u64), KernelReason>,

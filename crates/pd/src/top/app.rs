@@ -11,7 +11,7 @@ use crate::live::{ConnectionView, ContainerView, View};
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// Which of the tables keys go to.
+/// The table that keys go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Focus {
     /// The upper one.
@@ -34,7 +34,7 @@ pub struct TableState {
 /// See the module.
 #[derive(Debug)]
 pub struct App {
-    /// What to show.
+    /// The view to show.
     pub view: Option<View>,
     /// Why there is nothing new to show.
     pub problem: Option<String>,

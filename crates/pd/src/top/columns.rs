@@ -1,4 +1,4 @@
-//! What the tables of `pd top` show of a row, and which of it where there is little room.
+//! Columns of the tables of `pd top`, and the order in which they go where there is little room.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,7 @@ pub struct Column<T> {
     pub title: &'static str,
     /// Characters that it takes.
     pub width: u16,
-    /// Which go first when the terminal is narrow: the highest.
+    /// The order in which columns go when the terminal is narrow: the highest first.
     pub rank: u8,
     /// A row's text.
     pub text: fn(&T) -> String,

@@ -4,7 +4,7 @@ use super::{answer_of, library, programs, Site, With, PORT};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Whether a program is there to be run; says so if not.
+/// Returns whether a program is there to be run; says so if not.
 pub(super) fn has(tool: &str) -> bool {
     let found =
         Command::new("sh").args(["-c", &format!("command -v {tool}")]).output().unwrap().status.success();
