@@ -5,6 +5,7 @@
 
 use pd_harness::measure::stats::Summary;
 
+use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 
 /// Metrics that [`compare`] adds, and their headings.
@@ -74,6 +75,23 @@ pub fn compare(bench: &str, all: &mut [Rounds]) {
     }
 }
 
+/// Returns for each row the scheme that wins among the rows with its parameters: the one with the best median of the figure that they
+/// are compared by. Empty where there is nothing to win, and of schemes that do less than others ([`Scheme::is_limit`]).
+pub fn winners<'a>(bench: &str, rows: &[&'a Row]) -> Vec<&'a str> {
+    let none = WITHOUT.contains(&bench) || bench == "isolation";
+    // At target throughputs all have the same rate.
+    let figures = FIGURES.into_iter().filter(|_| bench != "cpu").chain([("cpu_s_per_gb", false)]);
+    let figure = figures.into_iter().find(|(name, _)| rows.iter().any(|row| row.median(name).is_some()));
+    let Some((figure, more_is_better)) = figure.filter(|_| !none) else { return vec![""; rows.len()] };
+    let better = |row: &&&Row| row.median(figure).map(|value| if more_is_better { value } else { -value });
+    let winner = |row: &&Row| {
+        let same = rows.iter().filter(|other| other.params == row.params);
+        let same = same.filter(|other| better(other).is_some() && !Scheme::is_limit(&other.scheme));
+        same.max_by(|a, b| better(a).unwrap_or(0.0).total_cmp(&better(b).unwrap_or(0.0)))
+    };
+    rows.iter().map(|row| winner(row).map_or("", |winner| winner.scheme.as_str())).collect()
+}
+
 /// Tells whether rows are compared with kernel TCP.
 pub fn is_in(rows: &[&Row]) -> bool {
     rows.iter().any(|row| row.metrics.contains_key(RATIOS[0].0))
@@ -112,6 +130,27 @@ mod tests {
         assert_eq!(ratios(&all[0]), [Some(0.5), Some(2.0)]);
         assert_eq!(ratios(&all[3]), [Some(1.0), Some(1.0)]);
         assert_eq!(all[2].rounds[0].as_ref().unwrap()["cpu_over_tcp"], 0.5);
+    }
+
+    #[test]
+    fn the_best_of_the_rows_with_the_same_parameters_wins() {
+        let row = |scheme: &str, bytes: u64, figure: &'static str, value: f64| {
+            let metrics = Metrics::from([(figure, value), ("cpu_s_per_gb", value)]);
+            Row::of("x", scheme, vec![("message_bytes", json!(bytes))], &[metrics])
+        };
+        let gbit = "throughput_gbit_per_s";
+        let rows = [
+            row("tcp", 64, gbit, 10.0),
+            row("unix", 64, gbit, 30.0),
+            row("memcpy", 64, gbit, 90.0),
+            row("tcp", 4096, gbit, 5.0),
+        ];
+        let rows: Vec<&Row> = rows.iter().collect();
+        assert_eq!(winners("throughput", &rows), ["unix", "unix", "unix", "tcp"]);
+        assert_eq!(winners("cpu", &rows), ["tcp", "tcp", "tcp", "tcp"]);
+        assert_eq!(winners("memory", &rows), [""; 4]);
+        let rows = [row("tcp", 64, "latency_us_p50", 20.0), row("unix", 64, "latency_us_p50", 10.0)];
+        assert_eq!(winners("latency", &rows.iter().collect::<Vec<_>>()), ["unix", "unix"]);
     }
 
     #[test]

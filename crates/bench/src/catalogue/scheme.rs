@@ -310,6 +310,12 @@ impl Scheme {
         }
     }
 
+    /// Returns whether the scheme of this name does less than others, so that it wins nothing: it isolates nobody, or leaves work out.
+    pub fn is_limit(name: &str) -> bool {
+        let more = [Scheme::ShmRing, Scheme::TcpSendfileUntouched];
+        LIMITS.iter().chain(&more).any(|scheme| scheme.name() == name)
+    }
+
     /// Returns whether it is AF_UNIX.
     pub fn is_unix(self) -> bool {
         self.entry().carrier == Carrier::Unix

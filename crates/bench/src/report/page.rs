@@ -146,7 +146,12 @@ fn table(bench: &str, rows: &[&Row]) -> String {
     for (_, title) in baseline::RATIOS.iter().filter(|_| compared) {
         html += &format!("<th>{title}");
     }
-    for row in rows {
+    let winners = baseline::winners(bench, rows);
+    let won = winners.iter().any(|winner| !winner.is_empty());
+    if won {
+        html += "<th>wins";
+    }
+    for (row, winner) in rows.iter().zip(winners) {
         html += if row.scheme.starts_with("pipedevice") { "<tr class=pd>" } else { "<tr>" };
         html += &format!("<td>{}<td>{}", escape(&row.scheme), escape(&row.params_text()));
         if let Some(reason) = &row.not_run {
@@ -163,6 +168,9 @@ fn table(bench: &str, rows: &[&Row]) -> String {
         for (ratio, _) in baseline::RATIOS.iter().filter(|_| compared) {
             html +=
                 &format!("<td class=n>{}", row.median(ratio).map_or(String::new(), |ratio| figure(ratio, 2)));
+        }
+        if won {
+            html += &format!("<td>{}", escape(winner));
         }
         if let Some((metric, _, decimals)) = columns.first() {
             if let Some(s) = row.metrics.get(metric) {

@@ -108,8 +108,11 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
     heading.insert(3, "(min..max)".to_owned());
     let compared = baseline::is_in(rows);
     heading.extend(baseline::RATIOS.iter().filter(|_| compared).map(|(_, title)| (*title).to_owned()));
+    let winners = baseline::winners(bench, rows);
+    let won = winners.iter().any(|winner| !winner.is_empty());
+    heading.extend(won.then(|| "wins".to_owned()));
     table.set_header(heading);
-    for row in rows {
+    for (row, winner) in rows.iter().zip(winners) {
         let mut cells = vec![Cell::new(&row.scheme), Cell::new(row.params_text())];
         if row.not_run.is_some() {
             cells.push(Cell::new("not run").set_alignment(CellAlignment::Right));
@@ -133,6 +136,7 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
                 Cell::new(text).set_alignment(CellAlignment::Right)
             }));
         }
+        cells.extend(won.then(|| Cell::new(winner)));
         table.add_row(cells);
     }
     let mut text = table.to_string();
