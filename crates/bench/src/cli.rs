@@ -125,13 +125,17 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
             continue;
         }
         println!("{}\n{}\n", bench.title(), tables::table(bench.name(), &found.iter().collect::<Vec<_>>()));
-        if let Some(dir) = &args.results {
-            let after = quiet(args, &signals)?;
-            let command = format!("pd bench {}{}", bench.name(), args.options());
-            let run = results::Run { bench: bench.name(), command: &command, before, after, rows: &found };
-            results::record(dir, &machine, &run)?;
-            before = after;
+        let after = quiet(args, &signals)?;
+        let command = format!("pd bench {}{}", bench.name(), args.options());
+        let run = results::Run { bench: bench.name(), command: &command, before, after, rows: &found };
+        match (&args.results, run.disturbance()) {
+            (Some(dir), _) => results::record(dir, &machine, &run)?,
+            (None, Some(disturbance)) => {
+                eprintln!("pd: warning: discard these figures of {}: {disturbance}", bench.name());
+            }
+            (None, None) => {}
         }
+        before = after;
         rows.extend(found);
         // After each, so that an interrupted run keeps what it has.
         if let Some(path) = &args.json {

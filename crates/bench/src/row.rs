@@ -58,6 +58,26 @@ impl Row {
         }
     }
 
+    /// Summarises the rounds of one cell, of which the ones that a disturbed machine spoilt are missing. A cell that lacks more than half of
+    /// them has no figures.
+    pub fn of_undisturbed(
+        bench: &'static str,
+        scheme: &str,
+        params: Params,
+        rounds: Vec<Option<Metrics>>,
+    ) -> Row {
+        let all = rounds.len();
+        let rounds: Vec<Metrics> = rounds.into_iter().flatten().collect();
+        let discarded = all - rounds.len();
+        let row = if 2 * discarded > all {
+            let reason = format!("the machine was disturbed in {discarded} of {all} rounds");
+            Row::not_run(bench, scheme, params, reason)
+        } else {
+            Row::of(bench, scheme, params, &rounds)
+        };
+        Row { discarded, ..row }
+    }
+
     /// A cell that the machine could not run.
     pub fn not_run(bench: &'static str, scheme: &str, params: Params, reason: String) -> Row {
         Row { not_run: Some(reason), ..Row::of(bench, scheme, params, &[]) }
@@ -134,6 +154,17 @@ mod tests {
         assert_eq!(json["throughput_gbit_per_s_quartile_high"], 25.0);
         assert_eq!(row.param("message_bytes"), Some(64.0));
         assert_eq!(row.params_text(), "message_bytes 64");
+    }
+
+    #[test]
+    fn a_row_without_half_of_its_rounds_has_no_figures() {
+        let round = || Some(Metrics::from([("a_s", 1.0)]));
+        let row = |rounds| Row::of_undisturbed("x", "y", vec![], rounds);
+        let most = row(vec![round(), None, round()]);
+        assert_eq!((most.discarded, most.rounds, most.median("a_s")), (1, 2, Some(1.0)));
+        let few = row(vec![None, round(), None]);
+        assert_eq!((few.discarded, few.median("a_s")), (2, None));
+        assert_eq!(few.not_run.unwrap(), "the machine was disturbed in 2 of 3 rounds");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
+use pd_harness::measure::cores::Watch;
 use pd_harness::own_exe;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
@@ -22,6 +23,7 @@ use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{is_interrupted, Cell};
 use crate::run::stand::{Memory, Stand};
+use crate::run::undisturbed::undisturbed;
 
 const SCHEMES: [Scheme; 4] = [Scheme::Tcp, Scheme::TcpTuned, Scheme::Pipedevice, Scheme::PipedeviceDefault];
 const MESSAGE_BYTES: usize = 64 << 10;
@@ -127,20 +129,18 @@ fn accounted(cell: &mut StreamCell, stand: &mut Stand<'_>) -> Result<Parts> {
     Ok(parts)
 }
 
-fn rows_of(scheme: Scheme, source: &str, rounds: &[Parts]) -> Vec<Row> {
-    let mut names: Vec<&String> = rounds.iter().flat_map(BTreeMap::keys).collect();
+fn rows_of(scheme: Scheme, source: &str, rounds: &[Option<Parts>]) -> Vec<Row> {
+    let mut names: Vec<&String> = rounds.iter().flatten().flat_map(BTreeMap::keys).collect();
     names.sort();
     names.dedup();
     let rows = names.into_iter().map(|name| {
         let params: Params = vec![("part", json!(name)), ("source", json!(source))];
-        let figures: Vec<Metrics> = rounds
-            .iter()
-            .map(|parts| {
-                let (own, all) = (parts.get(name).copied().unwrap_or(0.0), parts.values().sum::<f64>());
-                Metrics::from([("cpu_s_per_gb", own), ("cpu_share_percent", 100.0 * own / all)])
-            })
-            .collect();
-        Row::of(Bench::Breakdown.name(), scheme.name(), params, &figures)
+        let figures = |parts: &Parts| {
+            let (own, all) = (parts.get(name).copied().unwrap_or(0.0), parts.values().sum::<f64>());
+            Metrics::from([("cpu_s_per_gb", own), ("cpu_share_percent", 100.0 * own / all)])
+        };
+        let figures = rounds.iter().map(|round| round.as_ref().map(figures)).collect();
+        Row::of_undisturbed(Bench::Breakdown.name(), scheme.name(), params, figures)
     });
     let mut rows: Vec<Row> = rows.collect();
     rows.sort_by(|a, b| {
@@ -155,23 +155,30 @@ fn scheme_rows(scheme: Scheme, settings: &Settings, stand: &mut Stand<'_>) -> Re
     let signals = stand.signals;
     let described = stand.pair(scheme)?.describe(signals)?;
     let source = if perf_program().is_some() { "perf" } else { "/proc" };
-    let rounds = (0..settings.rounds.min(3)).map(|_| match source {
-        "perf" => sampled(&mut cell, stand),
-        _ => accounted(&mut cell, stand),
-    });
-    let rounds: Result<Vec<Parts>> = rounds.collect();
-    let (source, rounds) = match rounds {
+    let mut watch = Watch::default();
+    let mut rounds_by = |source| {
+        let work = |cell: &mut StreamCell, stand: &mut Stand<'_>| match source {
+            "perf" => sampled(cell, stand),
+            _ => accounted(cell, stand),
+        };
+        let round = |_| Ok(undisturbed(&mut watch, || work(&mut cell, stand))?.0);
+        (0..settings.rounds.min(3)).map(round).collect::<Result<Vec<Option<Parts>>>>()
+    };
+    let (source, rounds) = match rounds_by(source) {
         Err(error) if source == "perf" && !is_interrupted(&error) => {
             eprintln!("pd: warning: {error:#}; CPU time is split by process and mode instead");
-            (
-                "/proc",
-                (0..settings.rounds.min(3)).map(|_| accounted(&mut cell, stand)).collect::<Result<_>>()?,
-            )
+            ("/proc", rounds_by("/proc")?)
         }
         rounds => (source, rounds?),
     };
     cell.close(stand)?;
-    let rows = rows_of(scheme, source, &rounds).into_iter();
+    let mut rows = rows_of(scheme, source, &rounds);
+    if rows.is_empty() {
+        // Not one round has parts to name rows by.
+        let none = rounds.into_iter().map(|_| None).collect();
+        rows.push(Row::of_undisturbed(Bench::Breakdown.name(), scheme.name(), Params::new(), none));
+    }
+    let rows = rows.into_iter();
     Ok(rows.map(|row| Row { settings: described.clone(), ..row }).collect())
 }
 
@@ -218,7 +225,7 @@ mod tests {
     #[test]
     fn parts_become_rows_the_largest_first() {
         let round = Parts::from([("copy".to_owned(), 0.3), ("other".to_owned(), 0.1)]);
-        let rows = rows_of(Scheme::Tcp, "perf", &[round]);
+        let rows = rows_of(Scheme::Tcp, "perf", &[Some(round)]);
         assert_eq!(rows[0].params_text(), "part copy, source perf");
         assert!((rows[0].median("cpu_share_percent").unwrap() - 75.0).abs() < 1e-9);
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use pd_abi::pipe::PIPE_RING_BYTES_DEFAULT;
+use pd_harness::measure::cores::Watch;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 use pd_pipe::{Agent, Direction, Gen, GenCounts, Pipe, Port, Recipe, Shape, Unit};
@@ -20,6 +21,7 @@ use serde_json::json;
 
 use super::{Bench, Settings};
 use crate::row::{Metrics, Params, Row};
+use crate::run::undisturbed::undisturbed;
 
 /// Sizes of frames: the smallest, and the simple Internet mix.
 const SIZES: [(&str, &[usize]); 3] =
@@ -175,7 +177,8 @@ pub fn run_all(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
             continue;
         }
         let bar = progress::bar(settings.rounds as u64);
-        let mut figures: Vec<Vec<Metrics>> = vec![Vec::new(); SCHEMES.len()];
+        let mut figures: Vec<Vec<Option<Metrics>>> = vec![Vec::new(); SCHEMES.len()];
+        let mut watch = Watch::default();
         for round in 0..settings.rounds {
             bar.set_message(format!("pipe: frames of {name} bytes"));
             let mut order: Vec<usize> = (0..SCHEMES.len()).collect();
@@ -184,20 +187,23 @@ pub fn run_all(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
             }
             for scheme in order {
                 signals.check()?;
-                let round = measure(SCHEMES[scheme], sizes, Duration::from_secs_f64(settings.round_s))?;
+                let time = Duration::from_secs_f64(settings.round_s);
+                let (round, _) = undisturbed(&mut watch, || measure(SCHEMES[scheme], sizes, time))?;
                 figures[scheme].push(round);
             }
             // Ratios are those of one round.
-            let base = figures[0][round]["packets_per_s"];
+            let base = figures[0][round].as_ref().map(|figures| figures["packets_per_s"]);
             for rounds in &mut figures {
-                let ratio = rounds[round]["packets_per_s"] / base;
-                rounds[round].insert("over_packetised", ratio);
+                if let (Some(figures), Some(base)) = (&mut rounds[round], base) {
+                    let ratio = figures["packets_per_s"] / base;
+                    figures.insert("over_packetised", ratio);
+                }
             }
             bar.inc(1);
         }
         bar.finish_and_clear();
-        for (scheme, rounds) in SCHEMES.iter().zip(&figures) {
-            rows.push(Row::of(Bench::Pipe.name(), scheme, params.clone(), rounds));
+        for (scheme, rounds) in SCHEMES.iter().zip(figures) {
+            rows.push(Row::of_undisturbed(Bench::Pipe.name(), scheme, params.clone(), rounds));
         }
     }
     Ok(rows)

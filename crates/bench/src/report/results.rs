@@ -36,9 +36,16 @@ pub struct Run<'a> {
     pub rows: &'a [Row],
 }
 
+impl Run<'_> {
+    /// Says what disturbed the machine before or after it, and so spoils its figures.
+    pub fn disturbance(&self) -> Option<String> {
+        self.before.disturbance().or_else(|| self.after.disturbance())
+    }
+}
+
 /// Writes a run into the machine's results under `dir`, or says why it is discarded.
 pub fn record(dir: &Path, machine: &Machine, run: &Run<'_>) -> Result<()> {
-    if let Some(disturbance) = run.before.disturbance().or_else(|| run.after.disturbance()) {
+    if let Some(disturbance) = run.disturbance() {
         eprintln!("pd: warning: {} is discarded, not recorded: {disturbance}", run.bench);
         return Ok(());
     }

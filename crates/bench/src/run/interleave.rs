@@ -1,24 +1,16 @@
 //! Interleaved rounds: every cell once a round, so that what disturbs the machine disturbs all.
 
-use std::thread::{available_parallelism, sleep};
-use std::time::{Duration, Instant};
-
 use anyhow::Result;
 use indicatif::ProgressBar;
 use pd_harness::measure::cores::{Cores, Watch};
-use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::signals::Interrupted;
 
 use super::stand::Stand;
+use super::undisturbed::{undisturbed, Around};
 use crate::baseline::{self, Rounds};
 use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 use crate::settings::Settings;
-
-/// How often a round is repeated in which the machine was disturbed. The last one is discarded if time was stolen in it.
-const REPEATS: u32 = 2;
-/// The pause before a disturbed round is repeated.
-const DISTURBANCE: Duration = Duration::from_millis(500);
 
 /// One scheme with one set of parameters.
 pub trait Cell {
@@ -82,29 +74,18 @@ impl Entry {
         match self.failed {
             Some(reason) => Row::not_run(bench, scheme, params, reason),
             None => {
-                let all = self.rounds.len();
-                let rounds: Vec<Metrics> = self
-                    .rounds
-                    .into_iter()
-                    .flatten()
-                    .map(|mut round| {
-                        round.extend(self.once.iter().map(|(name, value)| (*name, *value)));
-                        round
-                    })
-                    .collect();
-                let discarded = all - rounds.len();
-                if 2 * discarded > all {
-                    let reason = format!("the machine was disturbed in {discarded} of {all} rounds");
-                    return Row { discarded, ..Row::not_run(bench, scheme, params, reason) };
-                }
-                Row { settings: self.settings, discarded, ..Row::of(bench, scheme, params, &rounds) }
+                let with_once = |mut round: Metrics| {
+                    round.extend(self.once.iter().map(|(name, value)| (*name, *value)));
+                    round
+                };
+                let rounds = self.rounds.into_iter().map(|round| round.map(with_once)).collect();
+                Row { settings: self.settings, ..Row::of_undisturbed(bench, scheme, params, rounds) }
             }
         }
     }
 }
 
-/// Runs those cells that are wanted, which are compared with each other, so many rounds; has rows for the others, too, which were
-/// not run. Cells of one scheme must not be open at the same time: give them in separate calls.
+/// Runs the wanted cells, which are compared with each other, in rounds. Returns rows for the others, too, as not run. Cells of one scheme must not be open at the same time: give them in separate calls.
 pub fn run(
     bench: &'static str,
     cells: Vec<Box<dyn Cell>>,
@@ -146,7 +127,7 @@ pub fn run(
         for n in order {
             let mut metrics = None;
             entries[n].step(stand, |cell, stand| {
-                metrics = undisturbed(cell, stand, &mut watch)?;
+                metrics = measure(cell, stand, &mut watch)?;
                 if metrics.is_some() {
                     cell.keep(round + 1);
                 }
@@ -180,35 +161,17 @@ fn compare(bench: &str, entries: &mut [Entry]) {
     }
 }
 
-/// One round, with what the machine was like around it: `cores_apart_ns`, `cores_copy_gbit_per_s`, and `repeats`. Nothing if too much
-/// time was stolen again and again.
-fn undisturbed(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Watch) -> Result<Option<Metrics>> {
-    let cores = available_parallelism().map_or(1, usize::from) as f64;
-    let mut repeats = 0;
-    loop {
-        let before = Cores::measure();
-        let (times, begun) = (MachineTimes::now()?, Instant::now());
-        let mut metrics = cell.measure(stand)?;
-        let stolen = (MachineTimes::now()? - times).steal_s / (begun.elapsed().as_secs_f64() * cores);
-        let around: Vec<Cores> = before.into_iter().chain(Cores::measure()).collect();
-        if watch.is_disturbed(&around, stolen) {
-            if repeats < REPEATS {
-                repeats += 1;
-                sleep(DISTURBANCE);
-                continue;
-            }
-            if stolen > Watch::STOLEN {
-                return Ok(None);
-            }
-        }
-        metrics.insert("repeats", f64::from(repeats));
-        let mean = |figure: fn(&Cores) -> f64| around.iter().map(figure).sum::<f64>() / around.len() as f64;
-        if !around.is_empty() {
-            metrics.insert("cores_apart_ns", mean(|cores| cores.apart_ns));
-            metrics.insert("cores_copy_gbit_per_s", mean(|cores| cores.copy_gbit_per_s));
-        }
-        return Ok(Some(metrics));
+/// One round, and figures of the machine around it: `cores_apart_ns`, `cores_copy_gbit_per_s`, and `repeats`. Nothing if it is discarded.
+fn measure(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Watch) -> Result<Option<Metrics>> {
+    let (metrics, Around { repeats, cores }) = undisturbed(watch, || cell.measure(stand))?;
+    let Some(mut metrics) = metrics else { return Ok(None) };
+    metrics.insert("repeats", f64::from(repeats));
+    let mean = |figure: fn(&Cores) -> f64| cores.iter().map(figure).sum::<f64>() / cores.len() as f64;
+    if !cores.is_empty() {
+        metrics.insert("cores_apart_ns", mean(|cores| cores.apart_ns));
+        metrics.insert("cores_copy_gbit_per_s", mean(|cores| cores.copy_gbit_per_s));
     }
+    Ok(Some(metrics))
 }
 
 impl dyn Cell {

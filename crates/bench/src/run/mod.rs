@@ -10,3 +10,4 @@ pub mod share;
 pub mod stand;
 pub mod stream;
 pub mod times;
+pub mod undisturbed;
