@@ -1,6 +1,8 @@
 //! Patterns for paths of control groups: `*` is any text without a slash, `**` any text, `?` one character other than a slash.
 //! A pattern also holds for what lies below.
 
+use super::is_below;
+
 /// Longest pattern.
 const LENGTH_MAX: usize = 1024;
 
@@ -9,6 +11,8 @@ const LENGTH_MAX: usize = 1024;
 pub struct Glob {
     text: String,
     parts: Vec<Part>,
+    /// Bytes of the text before the first star or question mark.
+    plain: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +59,8 @@ impl Glob {
                 byte => Part::Byte(byte),
             });
         }
-        Ok(Self { text: text.to_owned(), parts })
+        let plain = parts.iter().take_while(|part| matches!(part, Part::Byte(_))).count();
+        Ok(Self { text: text.to_owned(), parts, plain })
     }
 
     /// The pattern.
@@ -65,6 +70,13 @@ impl Glob {
 
     /// Whether `path` is named, or lies below what is. Takes time of the product of both lengths at most.
     pub fn holds(&self, path: &str) -> bool {
+        // Most patterns are about others, and are left here.
+        if !path.as_bytes().starts_with(&self.text.as_bytes()[..self.plain]) {
+            return false;
+        }
+        if self.plain == self.text.len() {
+            return is_below(path, &self.text);
+        }
         // Which beginnings of the pattern match what was read of the path so far.
         let mut reached = vec![false; self.parts.len() + 1];
         reached[0] = true;
