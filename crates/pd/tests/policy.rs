@@ -88,7 +88,8 @@ fn check_explains_a_policy_or_what_is_wrong_with_it() {
     let output = pd(&["policy", "check", &path]);
     assert!(output.status.success());
     let explained = "rule 1: deny anyone to anyone, port 80\notherwise: allow\n\
-                     path without rates: direct, offloaded with another engine than cpu\n";
+                     path without rates: direct, offloaded with another engine than cpu\n\
+                     attach, otherwise: containers, root, and the driver's user and group\n";
     assert_eq!(text(&output.stdout), explained);
     // What the kernel cannot hold is said.
     write(&file, "[[tenant]]\nname = \"red\"\nrate = { messages_per_second = 5 }\n");
