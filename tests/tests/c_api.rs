@@ -1,4 +1,5 @@
 //! The C programs, compiled against the header and the library as a stranger would, in pairs of processes.
+use pd_driver::policy::Path as BytesPath;
 use pd_tests::{peer_path, TestDriver};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -7,8 +8,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PROGRAMS: [&str; 9] =
-    ["copying", "echo", "epoll", "errors", "file", "forward", "listing1", "options", "threads"];
+const PROGRAMS: [&str; 10] =
+    ["copying", "echo", "epoll", "errors", "file", "forward", "listing1", "options", "sleeper", "threads"];
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -148,6 +149,11 @@ fn wait(mut child: Child, what: &str) {
 }
 
 fn pair(program: &str, addr: &str) {
+    pair_with(program, addr);
+}
+
+/// Runs the two sides of a program. Returns how often a mover slept.
+fn pair_with(program: &str, addr: &str) -> u64 {
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
     // One for each: the kernel's ports are those of all tests.
     static PORT: AtomicU16 = AtomicU16::new(7300);
@@ -161,6 +167,7 @@ fn pair(program: &str, addr: &str) {
     driver.wait_for("nothing is left", |r| {
         r.clients.is_empty() && r.connections.is_empty() && r.memory_used_bytes == 0
     });
+    driver.metrics().mover_sleeps
 }
 
 #[test]
@@ -182,6 +189,17 @@ fn echo() {
 #[test]
 fn epoll() {
     pair("epoll", "127.0.0.1");
+}
+
+/// On the direct path the peer rings a bell, also of an instance with one channel. Each message that the driver passed on would have
+/// a mover sleep once more; 400 of the 800 are waited for on the instance's descriptor.
+#[test]
+fn a_sleeper_in_epoll_is_woken_whatever_the_path() {
+    let sleeps = pair_with("sleeper", "127.0.0.1");
+    println!("a mover slept {sleeps} times");
+    if pd_tests::path() == BytesPath::Direct {
+        assert!(sleeps < 700, "the driver was woken {sleeps} times for 800 messages");
+    }
 }
 
 #[test]

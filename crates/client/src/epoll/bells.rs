@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Sleeps after which an instance asks for bells: which costs a frame for each connection.
 const SLEEPS_MIN: u32 = 8;
+/// Waits of an instance with a descriptor of its own, which sleeps elsewhere, in which it asks.
+const EXPORTED_MAX: u32 = 64;
 /// Connections for which it asks before one sleep.
 const ASKS_MAX: usize = 4;
 /// Connections of one bell, all of which are looked at when it rings. For others the driver posts events.
@@ -49,7 +51,7 @@ impl Bells {
 impl Epoll {
     /// Before a sleep in which the peers of these have to send news.
     pub(super) fn ask_for_bells(&self, items: &[Arc<Item>]) {
-        if items.is_empty() || self.kernel.get().is_none() {
+        if items.is_empty() {
             return;
         }
         let instance = {
@@ -60,12 +62,24 @@ impl Epoll {
             }
             bells.instance
         };
+        // Threads that sleep on a futex hear no bell. Without descriptors the driver goes on waking them.
+        if self.kernel.get().is_none() && self.kernel().is_err() {
+            return;
+        }
         let unasked = items.iter().filter(|item| !item.bell_asked.load(Ordering::Relaxed));
         for item in unasked.take(ASKS_MAX) {
             let Some(source) = item.source.upgrade() else { continue };
             if source.ask_for_bell(item, instance, &|number, fd| self.add_bell(number, fd, item)) {
                 item.bell_asked.store(true, Ordering::Relaxed);
             }
+        }
+    }
+
+    /// The same of an instance on whose descriptor somebody sleeps, in one of its first waits.
+    pub(super) fn ask_when_exported(&self) {
+        if lock(&self.bells).sleeps < EXPORTED_MAX {
+            let items: Vec<_> = lock(&self.items).values().cloned().collect();
+            self.ask_for_bells(&items);
         }
     }
 
@@ -84,6 +98,10 @@ impl Epoll {
             return false;
         }
         bells.by_number.insert(number, Bell { fd, items: vec![item.clone()] });
+        drop(bells);
+        // Those that sleep on a futex are to sleep in the kernel's instance from now on.
+        self.changes.fetch_add(1, Ordering::Release);
+        self.wake_all();
         true
     }
 

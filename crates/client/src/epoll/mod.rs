@@ -346,12 +346,18 @@ impl Epoll {
             return Err(Error::invalid("a wait needs room for at least one event"));
         }
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut found = self.kernel.get().map(|kernel| kernel.poll(Duration::ZERO)).unwrap_or_default();
+        // Bells and pipes are for sleepers; of kernel sockets nothing else tells.
+        let asks = self.exported.load(Ordering::Acquire) || !lock(&self.members).is_empty();
+        let kernel = self.kernel.get().filter(|_| asks);
+        let mut found = kernel.map(|kernel| kernel.poll(Duration::ZERO)).unwrap_or_default();
         loop {
             let seen = self.changes.load(Ordering::Acquire);
             self.take_events(&found);
             let count = collect(&self.queue, &self.resting, max, report);
             self.signal(&mut lock(&self.queue));
+            if self.exported.load(Ordering::Relaxed) {
+                self.ask_when_exported();
+            }
             if count > 0 {
                 return Ok(count);
             }
