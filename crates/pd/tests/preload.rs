@@ -33,6 +33,8 @@ mod reasons;
 mod short;
 #[path = "preload/signals.rs"]
 mod signals;
+#[path = "preload/spliced.rs"]
+mod spliced;
 #[path = "preload/tools.rs"]
 mod tools;
 #[path = "preload/unclaimed.rs"]
