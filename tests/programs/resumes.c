@@ -200,7 +200,24 @@ static void shared(const char *way) {
     ask(fd);
     SAY("%s: %s", way, soon(epoll));
     pid_t child = -1;
-    if (!strcmp(way, "spawn")) {
+    char *clean[] = {"HOME=/", NULL}, **before = environ;
+    if (!strcmp(way, "spawn, clean")) {
+        posix_spawn_file_actions_t actions;
+        posix_spawn_file_actions_init(&actions);
+        posix_spawn_file_actions_adddup2(&actions, fd, number = 91);
+        posix_spawn_file_actions_adddup2(&actions, epoll, 92);
+        if (posix_spawn(&child, self, &actions, NULL, image_of("echoes", number, -1), clean)) die("spawn");
+    } else if (!strcmp(way, "fork, clean")) {
+        if ((child = fork()) == 0) execve(self, image_of("echoes", fd, -1), clean), _exit(9);
+    } else if (!strcmp(way, "fork, environ clean")) {
+        if ((child = fork()) == 0) environ = clean, execv(self, image_of("echoes", fd, -1)), _exit(9);
+    } else if (!strcmp(way, "vfork, clean")) {
+        if ((child = vfork()) == 0) {
+            dup2(fd, 0);
+            execve(self, image_of("echoes", 0, -1), clean);
+            _exit(9);
+        }
+    } else if (!strcmp(way, "spawn")) {
         if (posix_spawn(&child, self, NULL, NULL, image_of("shares", epoll, fd, -1), environ)) die("spawn");
     } else if (!strcmp(way, "fork")) {
         if ((child = fork()) == 0) execv(self, image_of("shares", epoll, fd, -1)), _exit(9);
@@ -209,6 +226,7 @@ static void shared(const char *way) {
         execv(self, image_of("shares", number, fd, -1));
         _exit(9);
     }
+    environ = before;
     ended(way, child);
     ask(fd);
     SAY("%s, after it: %s", way, soon(epoll));
@@ -225,6 +243,13 @@ static void shares(char **numbers) {
     take(fd);
 }
 
+// With an environment that the program has made, as of inetd's servers.
+static void echoes(char **numbers) {
+    int fd = atoi(numbers[0]);
+    SAY("echoes: %s", polled(fd, LONG_MS));
+    take(fd), ask(fd), take(fd);
+}
+
 int main(int count, char **arguments) {
     if (count > 2 && !strcmp(arguments[1], "server")) serve_each(atoi(arguments[2]), echo);
     where = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(atoi(arguments[3]))};
@@ -232,12 +257,14 @@ int main(int count, char **arguments) {
     const struct {
         const char *name;
         void (*run)(char **);
-    } images[] = {{"resumed", resumed}, {"resumed again", resumed_again}, {"connects", connects}, {"shares", shares}};
+    } images[] = {{"resumed", resumed}, {"resumed again", resumed_again}, {"connects", connects}, {"shares", shares},
+                {"echoes", echoes}};
     for (size_t i = 0; i < sizeof images / sizeof *images; i++)
         if (!strcmp(arguments[1], images[i].name)) return images[i].run(arguments + 4), 0;
     in_own_process("replaced", replaced);
     in_own_process("unconnected", unconnected);
-    const char *ways[] = {"spawn", "fork", "vfork", "vfork, another number"};
+    const char *ways[] = {"spawn", "fork", "vfork", "vfork, another number",
+                          "spawn, clean", "fork, clean", "fork, environ clean", "vfork, clean"};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) shared(ways[i]);
     return 0;
 }

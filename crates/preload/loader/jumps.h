@@ -8,6 +8,7 @@ __asm__(".pushsection .text\n"
         "pd_first:\n"
         "  push %rax\n  push %rdi\n  push %rsi\n  push %rdx\n  push %rcx\n  push %r8\n  push %r9\n"
         "  mov 56(%rsp), %rdi\n"
+        "  mov %rsp, %rsi\n"
         /* The stack is 16-byte aligned here: caller's address, number and seven registers, and one more. */
         "  sub $8, %rsp\n"
         "  call pd_first_call\n"
@@ -17,6 +18,9 @@ __asm__(".pushsection .text\n"
         "  add $8, %rsp\n"
         "  jmp *%r11\n"
         ".popsection\n");
+
+/* The caller's n-th argument among the saved registers, which it is read from afterwards. */
+#define PD_ARGUMENT(saved, n) (saved)[5 - (n)]
 
 #define HOOK(number, name)                                        \
     __asm__(".pushsection .text\n"                                \
@@ -73,6 +77,7 @@ __asm__(".pushsection .text\n"
         "  str x8, [sp, #80]\n"
         "  mov x29, sp\n"
         "  mov x0, x17\n"
+        "  add x1, sp, #16\n"
         "  bl pd_first_call\n"
         "  mov x16, x0\n"
         "  ldr x8, [sp, #80]\n"
@@ -80,6 +85,8 @@ __asm__(".pushsection .text\n"
         "  ldp x29, x30, [sp], #96\n"
         "  br x16\n"
         ".popsection\n");
+
+#define PD_ARGUMENT(saved, n) (saved)[n]
 
 #define HOOK(number, name)                                        \
     __asm__(".pushsection .text\n"                                \

@@ -89,19 +89,48 @@ extern void *pd_slots[HOOKS] __attribute__((visibility("hidden")));
 static void *leaving_found[HOOKS - FIRST_LEAVING];
 /* The library proper is told of each call of those. */
 static void (*leaving)(void);
+/* The environment that an image is to have, for one that the program would give it, and what becomes of that. */
+enum { OF_CHILD = 1, FOR_GOOD = 2 };
+static char **(*environment)(char **, int);
 
-static void *leave(unsigned long number) {
+static int is(const char *text, const char *other);
+
+/* An image needs the library to go on with what is on the fabric. */
+static void keep_library(const char *name, void **saved) {
+    static const struct {
+        const char *name;
+        int at, use;
+    } places[] = {
+        {"execve", 2, 0},      {"execvpe", 2, 0},      {"fexecve", 2, 0},        {"execveat", 3, 0},
+        {"posix_spawn", 5, OF_CHILD}, {"posix_spawnp", 5, OF_CHILD},
+        {"execl", -1, FOR_GOOD},      {"execlp", -1, FOR_GOOD},
+        {"execv", -1, FOR_GOOD},      {"execvp", -1, FOR_GOOD},
+        {"system", -1, FOR_GOOD},     {"popen", -1, FOR_GOOD},
+    };
+    for (size_t n = 0; n < sizeof places / sizeof *places; n++) {
+        if (!is(name, places[n].name))
+            continue;
+        if (places[n].at >= 0)
+            PD_ARGUMENT(saved, places[n].at) = environment(PD_ARGUMENT(saved, places[n].at), places[n].use);
+        else if (&environ)
+            environ = environment(environ, places[n].use);
+    }
+}
+
+static void *leave(unsigned long number, void **saved) {
     void **found = &leaving_found[number - FIRST_LEAVING];
     if (!*found)
         *found = next(names[number]);
     if (leaving)
         leaving();
+    if (environment)
+        keep_library(names[number], saved);
     return *found;
 }
 
-LOCAL void *pd_first_call(unsigned long number) {
+LOCAL void *pd_first_call(unsigned long number, void **saved) {
     if (number >= FIRST_LEAVING)
-        return leave(number);
+        return leave(number, saved);
     void *found = next(names[number]);
     __atomic_store_n(&pd_slots[number], found, __ATOMIC_RELEASE);
     return found;
@@ -233,6 +262,10 @@ __attribute__((constructor)) static void begin(void) {
     for (int number = FIRST_LEAVING; number < HOOKS; number++)
         leaving_found[number - FIRST_LEAVING] = next(names[number]);
     leaving = sym(core, "pd_preload_leaving");
+    void (*keep)(void) = sym(core, "pd_preload_keep_environment");
+    if (keep)
+        keep();
+    environment = sym(core, "pd_preload_environment");
     for (int number = 0; number < FIRST_LEAVING; number++) {
         void *hook = sym(core, names[number]);
         if (hook)

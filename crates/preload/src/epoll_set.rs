@@ -28,7 +28,7 @@ use pd_client::core::{
     interruptible, sleep_for, this_thread, Armed, Epoll, Inside, KernelReason, Socket, ASIDE, SET_BYTES,
 };
 use std::collections::HashMap;
-use std::sync::atomic::{fence, AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -49,8 +49,6 @@ const SENT_MAX: usize = 16;
 static HOSTED: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 /// Some instance has, or had, members.
 static ACTIVE: AtomicBool = AtomicBool::new(false);
-/// A child with its parent's memory has copied the number of an instance.
-static COPIED_BY: AtomicI32 = AtomicI32::new(0);
 /// One thread at a time makes an instance a member of the kernel's.
 static HOSTING: Mutex<()> = Mutex::new(());
 /// Instances without a number, which may be in a message.
@@ -502,11 +500,6 @@ pub(crate) fn expose(instance: &Arc<Entry>) {
     }
 }
 
-/// A child with its parent's memory, which must not note it, has copied a number.
-pub(crate) fn copied_by_child() {
-    COPIED_BY.store(std::process::id() as i32, Ordering::Relaxed);
-}
-
 /// Another image may get the program's descriptors: leaves what is registered in the instances among them for it.
 pub(crate) fn carry() {
     if !ACTIVE.load(Ordering::Relaxed) {
@@ -550,7 +543,7 @@ fn registered_as(instance: &Arc<Entry>, fd: c_int, entry: &Entry) -> Option<(u32
 /// Numbers of instances that another image gets.
 fn carried_numbers(borrowed: bool) -> Vec<c_int> {
     let is_active = |&fd: &c_int| table::look(fd) == table::EPOLL;
-    if borrowed && COPIED_BY.load(Ordering::Relaxed) == std::process::id() as i32 {
+    if borrowed && table::has_copied() {
         let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
         let numbers = all.flatten().filter_map(|fd| fd.file_name().to_str()?.parse().ok());
         return numbers.filter(|&fd| is_instance(fd) && carried::is_kept(fd)).collect();

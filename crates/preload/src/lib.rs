@@ -25,6 +25,7 @@ mod fallback_cache;
 mod gain;
 mod heap;
 mod hooks;
+mod image;
 mod local;
 mod log;
 mod pipe;

@@ -37,6 +37,8 @@ static ENTRIES: [ArcSwapOption<Entry>; FDS] = [const { ArcSwapOption::const_empt
 static END: AtomicI32 = AtomicI32::new(0);
 /// The process that the table is about. A child of `vfork` has the same memory, and must not change it.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
+/// The last such child that has copied a number.
+static COPIED_BY: AtomicI32 = AtomicI32::new(0);
 
 /// What the number is.
 #[inline]
@@ -204,6 +206,16 @@ fn own_id() -> i32 {
 /// Whether the table is another process's: this is a child of `vfork` before its `exec`.
 pub(crate) fn is_borrowed() -> bool {
     PROCESS.load(Ordering::Relaxed) != own_id()
+}
+
+/// A child of `vfork`, which must not change the table, has copied a number that is not plain.
+pub(crate) fn note_copy() {
+    COPIED_BY.store(own_id(), Ordering::Relaxed);
+}
+
+/// Whether this process is the last one that has done so.
+pub(crate) fn has_copied() -> bool {
+    COPIED_BY.load(Ordering::Relaxed) == own_id()
 }
 
 /// In a forked child: forgets all entries without ending anything, for they are the parent's.

@@ -3,7 +3,7 @@ use super::hooks;
 use crate::away;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::entry::Entry;
-use crate::{aside, entry, epoll_set, reach, real, short, table};
+use crate::{aside, entry, reach, real, short, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -215,8 +215,8 @@ fn duplicated(from: c_int, to: c_int) {
     if to >= 0 && (table::look(from) != table::PLAIN || table::look(to) != table::PLAIN) {
         if !table::is_borrowed() {
             aside(|| table::duplicate(from, to));
-        } else if table::look(from) == table::EPOLL {
-            epoll_set::copied_by_child();
+        } else if table::look(from) != table::PLAIN {
+            table::note_copy();
         }
     }
 }
