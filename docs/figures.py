@@ -33,7 +33,7 @@ LABELS = {
 LIMITS = {"memcpy", "engine", "engine-pipeline", "shm-ring", "tcp-sendfile-untouched"}
 TCP = ("tcp", "tcp-tuned")
 # Parameters of rows that are measured under other conditions than the benchmark's own.
-CONDITIONS = ("connections", "cores_of_ends", "waiting", "hugepages")
+CONDITIONS = ("connections", "cores_of_ends", "cores_of_all", "waiting", "hugepages")
 MISSING = "–"
 
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, Context, Result};
 use pd_driver::admin::{Answer, Ask};
 use rustix::process::{kill_process, Pid, Signal};
+use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 
 use crate::config::{Config, LogLevel};
 use crate::container::cgroup::Cgroup;
@@ -88,6 +89,20 @@ impl ChildDriver {
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Keeps all its threads on a core; lets them use any if there is none.
+    pub fn stay_on(&self, core: Option<usize>) -> Result<()> {
+        let mut cores = CpuSet::new();
+        let all = sched_getaffinity(None).context("cannot tell the cores of this machine")?;
+        (0..CpuSet::MAX_CPU)
+            .filter(|&n| core.map_or(all.is_set(n), |core| core == n))
+            .for_each(|n| cores.set(n));
+        for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
+            let id = task?.file_name().to_str().and_then(|id| id.parse().ok()).and_then(Pid::from_raw);
+            sched_setaffinity(id, &cores).context("cannot place the driver's threads")?;
+        }
+        Ok(())
     }
 
     /// Its CPU time so far; `None` where nothing counts it.

@@ -1,7 +1,7 @@
 //! `latency`: a message there and back, by size (Figures 13 and 14), with the CPU time of the whole machine for each.
 //!
 //! Schemes wait as they are shipped first: PipeDevice spins for a while before it sleeps, kernel sockets sleep at once. Then all block,
-//! and then all spin alike. Each of these is measured with both ends on one core, on a core each, and wherever the scheduler puts them.
+//! and then all spin alike. Each of these is measured with both ends on one core, on a core each, on one core with the driver, and wherever the scheduler puts them.
 
 use anyhow::Result;
 use pd_harness::progress;
@@ -97,11 +97,12 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
             (Placement::Free, Waiting::Shipped) => sizes.clone(),
             _ => SIZES_PLACED.to_vec(),
         };
-        let all = Placement::all().into_iter();
+        let all = Placement::of_ends().into_iter().chain([Placement::All]);
         let groups: Vec<_> =
             all.flat_map(|at| sizes_of(at).into_iter().map(move |size| (size, at))).collect();
         let bar = progress::bar((groups.len() * schemes.len() * (settings.rounds + 1)) as u64);
         for (message_bytes, placement) in groups {
+            stand.place_driver(placement.driver_core())?;
             let cells = schemes.iter().map(|&scheme| {
                 let round_s = settings.round_s * ROUND;
                 let cell: Box<dyn Cell> = Box::new(LatencyCell {

@@ -103,7 +103,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
             let also = at.params().into_iter().chain(under.params()).collect();
             Group { cores: at.cores(), also, ..group(&settings.among(&PEERS), SIZE) }
         };
-        let groups = Placement::all().into_iter().map(placed).collect();
+        let groups = Placement::of_ends().into_iter().map(placed).collect();
         rows.extend(run_groups(groups, under, settings, signals)?);
     }
     let under = Conditions { hugepages: false, ..Conditions::default() };

@@ -49,11 +49,13 @@ pub enum Placement {
     One,
     /// On a core each.
     Two,
+    /// On one core, with the driver.
+    All,
 }
 
 impl Placement {
-    /// Placements that this machine has.
-    pub fn all() -> Vec<Placement> {
+    /// Placements of the two ends that this machine has.
+    pub fn of_ends() -> Vec<Placement> {
         let placements = [Placement::Free, Placement::One, Placement::Two];
         placements[..if available_parallelism().is_ok_and(|cores| cores.get() > 1) { 3 } else { 1 }].to_vec()
     }
@@ -62,7 +64,7 @@ impl Placement {
     pub fn cores(self) -> Cores {
         match self {
             Placement::Free => Cores::default(),
-            Placement::One => Cores { send: Some(0), recv: Some(0) },
+            Placement::One | Placement::All => Cores { send: Some(0), recv: Some(0) },
             Placement::Two => Cores { send: Some(0), recv: Some(1) },
         }
     }
@@ -73,7 +75,13 @@ impl Placement {
             Placement::Free => Vec::new(),
             Placement::One => vec![("cores_of_ends", json!(1))],
             Placement::Two => vec![("cores_of_ends", json!(2))],
+            Placement::All => vec![("cores_of_all", json!(1))],
         }
+    }
+
+    /// Returns the core that the driver stays on; any if there is none.
+    pub fn driver_core(self) -> Option<usize> {
+        (self == Placement::All).then_some(0)
     }
 }
 

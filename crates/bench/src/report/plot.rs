@@ -30,7 +30,7 @@ pub struct Plot {
 }
 
 /// Parameters of rows that are no point of a line over the message size.
-const CONDITIONS: [&str; 4] = ["connections", "cores_of_ends", "waiting", "hugepages"];
+const CONDITIONS: [&str; 5] = ["connections", "cores_of_ends", "cores_of_all", "waiting", "hugepages"];
 
 /// The plots of a benchmark.
 pub fn plots(bench: &str) -> Vec<Plot> {

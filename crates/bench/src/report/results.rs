@@ -112,6 +112,7 @@ fn shortened(mut object: Value) -> Value {
         object.retain(|name, _| {
             !LEFT_OUT.iter().any(|left_out| name.starts_with(left_out) || name.ends_with(left_out))
                 || name == "cores_of_ends"
+                || name == "cores_of_all"
         });
     }
     for value in object.as_object_mut().into_iter().flat_map(Map::values_mut) {

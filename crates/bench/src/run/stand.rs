@@ -145,6 +145,11 @@ impl<'a> Stand<'a> {
         self.site.driver().context("this benchmark has no driver")
     }
 
+    /// Keeps the driver's threads on a core; on any if there is none. Does nothing without a driver.
+    pub fn place_driver(&self, core: Option<usize>) -> Result<()> {
+        self.site.driver().map_or(Ok(()), |driver| driver.stay_on(core))
+    }
+
     /// Has the driver deny what the scheme's containers do, until [`Stand::allow`].
     pub fn deny(&self, scheme: Scheme) -> Result<()> {
         let tenant = pair::tenant(scheme);
