@@ -250,7 +250,7 @@
 #define PD_ABI_FRAME_PEER_RING 14ull
 /* Client: asks for an eventfd to sleep on, which the peer of socket id may write, for its epoll instance bytes. Driver: passes it, with the number bytes: one for all connections of that instance with that peer. */
 #define PD_ABI_FRAME_BELL 15ull
-/* Client: asks for the bell that the peer of socket id sleeps on. Driver: passes it, with the number bytes. */
+/* Client: asks for the doorbell that the peer of socket id sleeps on. Driver: passes it, with the number bytes. */
 #define PD_ABI_FRAME_PEER_BELL 16ull
 /* Client: asks for the socket by which it can pass files (PassedFile). Driver: passes it, once; then EEXIST. */
 #define PD_ABI_FRAME_FILE_SOCKET 17ull
@@ -506,7 +506,7 @@
 #define PD_ABI_DIRECT_BARRIERS 296ull
 /* u32: Not 0: the owner hands on what it receives by splice, as far as it can without a look at it. A peer that sends files may have the kernel carry the connection, which copies neither. */
 #define PD_ABI_DIRECT_FORWARDS 300ull
-/* u64: Not 0: the owner sleeps on the bell of this number. A peer that has it (FrameKind::PeerBell) rings it instead of a nudge. */
+/* u64: Not 0: the owner sleeps on the doorbell of this number. A peer that has it (FrameKind::PeerBell) rings it instead of a nudge. */
 #define PD_ABI_DIRECT_BELL 304ull
 /* u32: Futex: incremented to wake the peer's receiver. */
 #define PD_ABI_DIRECT_RECV_DOORBELL 384ull

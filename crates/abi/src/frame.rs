@@ -104,7 +104,7 @@ kinds! {
         /// Client: asks for an eventfd to sleep on, which the peer of socket `id` may write, for its epoll instance
         /// `bytes`. Driver: passes it, with the number `bytes`: one for all connections of that instance with that peer.
         Bell = 15,
-        /// Client: asks for the bell that the peer of socket `id` sleeps on. Driver: passes it, with the number `bytes`.
+        /// Client: asks for the doorbell that the peer of socket `id` sleeps on. Driver: passes it, with the number `bytes`.
         PeerBell = 16,
         /// Client: asks for the socket by which it can pass files ([`crate::PassedFile`]). Driver: passes it, once; then `EEXIST`.
         FileSocket = 17,

@@ -199,7 +199,7 @@ words! {
         /// Not 0: the owner hands on what it receives by `splice`, as far as it can without a look at it. A peer that sends
         /// files may have the kernel carry the connection, which copies neither.
         FORWARDS: u32 = 300;
-        /// Not 0: the owner sleeps on the bell of this number. A peer that has it (`FrameKind::PeerBell`) rings it
+        /// Not 0: the owner sleeps on the doorbell of this number. A peer that has it (`FrameKind::PeerBell`) rings it
         /// instead of a nudge.
         BELL: u64 = 304;
         /// Futex: incremented to wake the peer's receiver.

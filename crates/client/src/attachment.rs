@@ -81,7 +81,7 @@ pub(crate) struct Attachment {
     rings: Mutex<Rings>,
     pub(crate) files: Mutex<Files>,
     reasons: Reasons,
-    /// Bells, by number.
+    /// Doorbells, by number.
     bells: Mutex<HashMap<u64, Weak<OwnFd>>>,
 }
 
@@ -325,7 +325,7 @@ impl Attachment {
         fds.pop().map(OwnFd::new).ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no file socket"))
     }
 
-    /// The bell of that number; several connections may have it.
+    /// The doorbell of that number; several connections may have it.
     pub(crate) fn bell_of(&self, number: u64, fd: OwnedFd) -> Arc<OwnFd> {
         let mut bells = lock(&self.bells);
         if let Some(bell) = bells.get(&number).and_then(Weak::upgrade) {

@@ -1,4 +1,4 @@
-//! Waking a thread of the peer that sleeps in epoll: by its bell, an eventfd that both have, else by the driver.
+//! Waking a thread of the peer that sleeps in epoll: by its doorbell, an eventfd that both have, else by the driver.
 use super::{Direct, Half};
 use crate::error::{Error, Result};
 use crate::link::Link;
@@ -11,20 +11,20 @@ use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// So many bells of its peer a connection asks for. Each change of the peer's word could ask for another.
+/// The most doorbells of its peer that a connection asks for. Each change of the peer's word could ask for another.
 const ASKED_MAX: u32 = 4;
 
-/// So often a connection begins to sleep on a bell: it does again whenever it is added to an instance.
+/// How often a connection begins to sleep on a doorbell: it does again whenever it is added to an instance.
 const BEGUN_MAX: u32 = 16;
 
-/// The bell that this side sleeps on, or did.
+/// The doorbell that this side sleeps on, or did.
 #[derive(Debug, Default)]
 pub(super) struct OwnBell {
     bell: Option<(u64, u64, Arc<OwnFd>)>,
     begun: u32,
 }
 
-/// The bell that the peer sleeps on, as far as it is known here.
+/// The doorbell that the peer sleeps on, as far as it is known here.
 #[derive(Debug, Default)]
 pub(super) struct PeerBell {
     number: u64,
@@ -57,7 +57,7 @@ impl Direct {
         fd.is_some_and(|fd| rustix::io::write(&**fd, &1u64.to_ne_bytes()).is_ok())
     }
 
-    /// The bell that this process is to sleep on with that epoll instance, and its number. Nothing before both rings are there.
+    /// The doorbell that this process is to sleep on with that epoll instance, and its number. Nothing before both rings are there.
     ///
     /// # Errors
     /// The driver has no more, or the connection has begun too often.
@@ -92,7 +92,7 @@ impl Direct {
         self.peer.get().is_some_and(|peer| peer.map.load_u32(direct::FORWARDS, Ordering::Relaxed) != 0)
     }
 
-    /// Says which bell the peer is to ring; 0: none. Call before [`super::wait::AsymmetricFence::arm`], which makes the fence.
+    /// Says which doorbell the peer is to ring; 0: none. Call before [`super::wait::AsymmetricFence::arm`], which makes the fence.
     pub(crate) fn sleep_on(&self, number: u64) {
         if let Some(own) = self.own.get() {
             own.map.store_u64(direct::BELL, number, Ordering::Release);

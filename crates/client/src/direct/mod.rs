@@ -1,7 +1,7 @@
 //! The direct path: a connection whose bytes lie in rings that the two clients share, one for each direction.
 //!
 //! The sender copies into the ring that it writes, or writes its bytes there ([`send`]); the receiver is lent the bytes
-//! where they are ([`recv`]). The driver makes the rings ([`setup`]), passes on events where there is no bell, and ends the
+//! where they are ([`recv`]). The driver makes the rings ([`setup`]), passes on events where there is no doorbell, and ends the
 //! connection; it takes no part otherwise. [`wait`] is how the two wake each other, and [`bell`] how one wakes a thread of
 //! the other that sleeps in epoll.
 //!

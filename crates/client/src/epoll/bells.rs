@@ -1,7 +1,7 @@
-//! Bells: eventfds on which an instance's threads sleep beside the wake pipes, and which peers ring that have news for a connection
+//! Doorbells: eventfds on which an instance's threads sleep beside the wake pipes, and which peers ring that have news for a connection
 //! on the direct path. So a peer wakes a thread in epoll without the driver.
 //!
-//! A bell stands for all connections of the instance with one peer process. The peer may ring in vain: then they are looked at.
+//! A doorbell stands for all connections of the instance with one peer process. The peer may ring in vain: then they are looked at.
 use super::ready::Item;
 use super::Epoll;
 use crate::own::OwnFd;
@@ -10,13 +10,13 @@ use foldhash::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Sleeps after which an instance asks for bells: which costs a frame for each connection.
+/// Sleeps after which an instance asks for doorbells: which costs a frame for each connection.
 const SLEEPS_MIN: u32 = 8;
 /// Waits of an instance with a descriptor of its own, which sleeps elsewhere, in which it asks.
 const EXPORTED_MAX: u32 = 64;
 /// Connections for which it asks before one sleep.
 const ASKS_MAX: usize = 4;
-/// Connections of one bell, all of which are looked at when it rings. For others the driver posts events.
+/// Connections of one doorbell, all of which are looked at when it rings. For others the driver posts events.
 const ITEMS_MAX: usize = 256;
 
 static INSTANCES: AtomicU64 = AtomicU64::new(1);

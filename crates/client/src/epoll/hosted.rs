@@ -144,7 +144,7 @@ impl Epoll {
         }
     }
 
-    /// Takes note of bells that rang, if the instance has any; then says what else is readable.
+    /// Takes note of doorbells that rang, if the instance has any; then says what else is readable.
     fn hear_bells(&self) -> Option<Found> {
         if lock(&self.bells).is_empty() {
             return None;

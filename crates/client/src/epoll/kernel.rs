@@ -1,5 +1,5 @@
 //! The descriptor of an epoll instance: a kernel epoll instance that holds the wake pipes of its
-//! channels, bells, an eventfd for what happens inside the process, and the attach sockets.
+//! channels, doorbells, an eventfd for what happens inside the process, and the attach sockets.
 use super::ready::Item;
 use crate::channel::Channel;
 use crate::error::{Error, Result};
@@ -38,7 +38,7 @@ pub(super) struct Member {
 pub(super) struct Found {
     /// Channels whose pipes are readable, by number.
     pub(super) pipes: Vec<u32>,
-    /// Bells that rang, by number.
+    /// Doorbells that rang, by number.
     pub(super) bells: Vec<u64>,
     /// Members that have news, by their sockets' serials.
     pub(super) members: Vec<u64>,
@@ -95,7 +95,7 @@ impl Kernel {
         }
     }
 
-    /// A bell is never read: each ring is an edge.
+    /// A doorbell is never read: each ring is an edge.
     pub(super) fn add_bell(&self, number: u64, bell: &OwnFd) -> Result<()> {
         let data = epoll::EventData::new_u64(BELL | number);
         self.add_fd(bell, data, epoll::EventFlags::IN | epoll::EventFlags::ET)

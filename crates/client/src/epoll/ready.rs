@@ -45,8 +45,8 @@ pub(crate) trait Source: Send + Sync {
         (self.readiness(wanted), None)
     }
 
-    /// Has the peer ring a bell with news, instead of having the driver post an event, if the source is on the direct path and in
-    /// one instance only, the item's: `register` is given the bell, and says whether its threads sleep on it from now
+    /// Has the peer ring a doorbell with news, instead of having the driver post an event, if the source is on the direct path and in
+    /// one instance only, the item's: `register` is given the doorbell, and says whether its threads sleep on it from now
     /// on. Says whether to ask no more.
     fn ask_for_bell(
         &self,
