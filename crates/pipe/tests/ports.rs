@@ -112,26 +112,36 @@ fn pipes_end_with_their_port_and_its_place_is_another_ports() {
 }
 
 #[test]
-fn a_pipe_sends_what_it_has_tokens_for() {
+fn pipes_send_what_their_purse_has_tokens_for() {
     let mut agent = Agent::new().unwrap();
     let sink = agent.add_port(Port::Sink(Sink::default()));
-    let opened = agent.open(shape(Direction::Send), sink, &[], None).unwrap();
-    let id = opened.0;
-    let mut pipe = map(&mut agent, opened);
-    for _ in 0..10 {
-        pipe.send(&[1; 100], 0).unwrap();
+    let mut pipes = Vec::new();
+    for purse in [Some(0), Some(0), Some(1), None] {
+        let opened = agent.open(shape(Direction::Send), sink, &[], None).unwrap();
+        let id = opened.0;
+        agent.set_purse(id, purse);
+        let mut pipe = map(&mut agent, opened);
+        for _ in 0..10 {
+            pipe.send(&[1; 100], 0).unwrap();
+        }
+        pipe.flush();
+        pipes.push((id, pipe));
     }
-    pipe.flush();
-    for (tokens, sent) in [((3, 1000), 3), ((9, 150), 5), ((0, 1000), 5), ((1000, 0), 5)] {
-        agent.set_tokens(id, Some(Tokens { frames: tokens.0, bytes: tokens.1 }));
-        agent.turn();
-        assert_eq!(agent.counts(id).unwrap().frames_sent, sent);
-        assert!(agent.has_sent(id));
-    }
-    agent.set_tokens(id, None);
+    let sent = |agent: &mut Agent| [0, 1, 2, 3].map(|n: usize| agent.counts(pipes[n].0).unwrap().frames_sent);
+    agent.fill_purse(0, Tokens { frames: 3, bytes: 1000 });
     agent.turn();
-    let counts = agent.counts(id).unwrap();
-    assert_eq!((counts.frames_sent, counts.bytes_sent, agent.has_sent(id)), (10, 1000, false));
+    let counts = sent(&mut agent);
+    assert_eq!((counts[0] + counts[1], counts[2], counts[3]), (3, 10, 10));
+    assert!(agent.lacks_tokens());
+    // The last frame has more than there is.
+    assert_eq!(agent.fill_purse(0, Tokens { frames: 9, bytes: 150 }), Tokens { frames: 0, bytes: 700 });
+    agent.turn();
+    let counts = sent(&mut agent);
+    assert_eq!(counts[0] + counts[1], 5);
+    assert!(counts[0] > 0 && counts[1] > 0, "each is the first in its turn: {counts:?}");
+    assert_eq!(agent.fill_purse(0, Tokens::ALL), Tokens { frames: 7, bytes: -50 });
+    agent.turn();
+    assert_eq!((sent(&mut agent), agent.lacks_tokens()), ([10; 4], false));
 }
 
 /// A program that waits for many things at once reads a byte for each time that it is woken.

@@ -91,13 +91,22 @@ impl Route {
     }
 }
 
-/// Frames and bytes that a pipe may send.
+/// Frames and bytes that pipes with the same purse may send. The last frame may have more bytes than there are: a debt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokens {
     /// Frames.
     pub frames: u64,
-    /// Bytes; the last frame may have more.
-    pub bytes: u64,
+    /// Bytes.
+    pub bytes: i64,
+}
+
+impl Tokens {
+    /// More than is ever sent.
+    pub const ALL: Self = Self { frames: u64::MAX, bytes: i64::MAX };
+
+    fn are_there(&self) -> bool {
+        self.frames > 0 && self.bytes > 0
+    }
 }
 
 #[derive(Debug)]
@@ -111,8 +120,8 @@ struct Slot {
     lease: Option<Lease>,
     violation: Option<Violation>,
     counts: PipeCounts,
-    /// What it may send; none: as much as it likes.
-    tokens: Option<Tokens>,
+    /// Pays for what it sends; none: it may send as much as it likes.
+    purse: Option<usize>,
     /// Of a pipe that was opened here, until it is sealed.
     files: Option<Files>,
 }
@@ -122,10 +131,6 @@ impl Slot {
     fn sent(&mut self, len: usize) {
         self.counts.frames_sent += 1;
         self.counts.bytes_sent += len as u64;
-        if let Some(tokens) = &mut self.tokens {
-            tokens.frames -= 1;
-            tokens.bytes = tokens.bytes.saturating_sub(len as u64);
-        }
     }
 
     #[inline]
@@ -142,6 +147,12 @@ pub struct Agent {
     pipes: Vec<Option<Slot>>,
     generation: u64,
     doorbells: Doorbells,
+    /// What pipes with the same purse may send.
+    purses: Vec<Tokens>,
+    /// The pipe that is drained first.
+    first: usize,
+    /// Pipes cut off that were not told of.
+    broken: Vec<PipeId>,
     sleep: u32,
     burst: usize,
     scratch: Box<[u8]>,
@@ -158,6 +169,9 @@ impl Agent {
             pipes: Vec::new(),
             generation: 0,
             doorbells: Doorbells::new()?,
+            purses: Vec::new(),
+            first: 0,
+            broken: Vec::new(),
             sleep: 0,
             burst: TURN_FRAMES,
             scratch: vec![0; SCRATCH_BYTES].into(),
@@ -212,7 +226,7 @@ impl Agent {
             lease: route.lease,
             violation: None,
             counts: PipeCounts::default(),
-            tokens: None,
+            purse: None,
             files: None,
         };
         if free == self.pipes.len() {
@@ -317,21 +331,39 @@ impl Agent {
         }
     }
 
-    /// Sets what a pipe may send from now on; none: as much as it likes.
-    pub fn set_tokens(&mut self, id: PipeId, tokens: Option<Tokens>) {
+    /// Pipes cut off since the last call.
+    pub fn take_broken(&mut self) -> Vec<PipeId> {
+        std::mem::take(&mut self.broken)
+    }
+
+    /// Sets which addresses frames have that a pipe sends from now on; none: any.
+    pub fn set_lease(&mut self, id: PipeId, lease: Option<Lease>) {
         if let Some(slot) = self.slot(id) {
-            slot.tokens = tokens;
+            slot.lease = lease;
         }
     }
 
-    /// What a pipe may still send of [`Self::set_tokens`].
-    pub fn tokens(&mut self, id: PipeId) -> Option<Tokens> {
-        self.slot(id)?.tokens
+    /// Sets which purse pays for what a pipe sends; none: it may send as much as it likes.
+    pub fn set_purse(&mut self, id: PipeId, purse: Option<usize>) {
+        if let Some(slot) = self.slot(id) {
+            slot.purse = purse;
+        }
     }
 
-    /// Returns whether a pipe has sent something that was not taken.
-    pub fn has_sent(&mut self, id: PipeId) -> bool {
-        self.slot(id).is_some_and(|slot| slot.end.is_open() && slot.end.has_sent())
+    /// Fills a purse. Returns what was left in it.
+    pub fn fill_purse(&mut self, purse: usize, tokens: Tokens) -> Tokens {
+        if self.purses.len() <= purse {
+            self.purses.resize(purse + 1, Tokens::ALL);
+        }
+        std::mem::replace(&mut self.purses[purse], tokens)
+    }
+
+    /// Returns whether a pipe waits for tokens to send what it has.
+    pub fn lacks_tokens(&self) -> bool {
+        self.pipes.iter().flatten().any(|slot| {
+            let purse = slot.purse.and_then(|purse| self.purses.get(purse));
+            slot.end.is_open() && slot.end.has_sent() && purse.is_some_and(|tokens| !tokens.are_there())
+        })
     }
 
     /// Has news of a descriptor end a sleep of the agent ([`Self::wait`]), as an edge.
@@ -380,6 +412,7 @@ impl Agent {
         if let Some(slot) = &mut self.pipes[number] {
             slot.violation = Some(violation);
             slot.end.end(Errno::PROTO);
+            self.broken.push(PipeId { slot: number, generation: slot.generation });
         }
     }
 
@@ -389,7 +422,9 @@ impl Agent {
         for number in 0..self.pipes.len() {
             busy |= self.look(number);
         }
-        for number in 0..self.pipes.len() {
+        // Each in its turn is the first, who finds room and tokens.
+        self.first = if self.first + 1 < self.pipes.len() { self.first + 1 } else { 0 };
+        for number in (self.first..self.pipes.len()).chain(0..self.first) {
             busy |= self.drain(number);
         }
         for number in 0..self.ports.len() {
@@ -418,9 +453,11 @@ impl Agent {
         let Some(mut slot) = self.pipes[number].take() else { return false };
         let (mut busy, mut broken) = (false, None);
         for _ in 0..self.burst {
-            if slot.tokens.is_some_and(|tokens| tokens.frames == 0 || tokens.bytes == 0) {
+            let purse = slot.purse.and_then(|purse| self.purses.get(purse));
+            if purse.is_some_and(|tokens| !tokens.are_there()) {
                 break;
             }
+            let before = (slot.counts.frames_sent, slot.counts.bytes_sent);
             match slot.end.sent() {
                 Ok(None) => break,
                 Ok(Some(sent)) => {
@@ -428,6 +465,10 @@ impl Agent {
                         break;
                     }
                     busy = true;
+                    if let Some(tokens) = slot.purse.and_then(|purse| self.purses.get_mut(purse)) {
+                        tokens.frames = tokens.frames.saturating_sub(slot.counts.frames_sent - before.0);
+                        tokens.bytes -= (slot.counts.bytes_sent - before.1) as i64;
+                    }
                 }
                 Err(violation) => {
                     broken = Some(violation);
