@@ -40,7 +40,10 @@
 //! allow = [{ uid = "1000-1999", namespace = "host" }, { cgroup = "/user.slice/**/libpod-*.scope" }]
 //! deny = [{ tenant = "red" }]
 //! ```
+//!
+//! `[[bind]]` is about pipes: [`super::bind`].
 use super::attach::AttachTable;
+use super::bind::{BindTable, Binds, BINDS_MAX};
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
 use super::service::{fits, loops, ServiceTable};
 use super::{Action, Limits, Path, Policy, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
@@ -86,6 +89,7 @@ struct File {
     rule: Vec<Spanned<RuleTable>>,
     service: Vec<Spanned<ServiceTable>>,
     attach: AttachTable,
+    bind: Vec<Spanned<BindTable>>,
 }
 
 #[derive(Deserialize)]
@@ -233,6 +237,15 @@ impl Policy {
             let rule = rule(table.into_inner());
             policy.knows(&rule).map_err(|why| at(start, format!("rule {}: {why}", index + 1)))?;
             policy.rules.push(rule);
+        }
+        policy.binds = Binds { default: file.default, rules: Vec::new() };
+        for table in file.bind {
+            let start = table.span().start;
+            let bind = table.into_inner().check(|name| policy.tenant(name).is_some());
+            policy.binds.rules.push(bind.map_err(|why| at(start, why))?);
+        }
+        if policy.binds.rules.len() > BINDS_MAX {
+            return Err(PolicyError(format!("more than {BINDS_MAX} bindings; join some")));
         }
         let mut starts = Vec::new();
         for table in file.service {

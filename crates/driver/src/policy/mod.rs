@@ -4,6 +4,7 @@
 //! [`rate`] holds the token buckets. Nothing here knows clients or connections: the conductor finds out whose a
 //! client is and asks; movers spend the tokens.
 mod attach;
+pub mod bind;
 pub mod budget;
 mod file;
 mod glob;
@@ -48,6 +49,8 @@ pub struct Policy {
     pub path: Option<Path>,
     /// Which processes may attach.
     pub attach: Attach,
+    /// Who may have pipes, and where.
+    pub binds: bind::Binds,
 }
 
 /// How a connection's bytes travel.
@@ -313,6 +316,9 @@ impl fmt::Display for Policy {
         }
         for service in &self.services {
             writeln!(f, "service {service}")?;
+        }
+        for bind in &self.binds.rules {
+            writeln!(f, "bind {bind}")?;
         }
         writeln!(f, "{}", self.attach)
     }

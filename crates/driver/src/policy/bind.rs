@@ -1,0 +1,330 @@
+//! Bindings: which tenant may have pipes on which ports of the driver, with which flows and under which addresses.
+//!
+//! ```toml
+//! [[bind]]                            # a pipe needs a rule for each of its ports; the first that matches decides
+//! tenant = "red"                      # one or a list, as the next; every tenant if absent
+//! port = "wan"                        # every port if absent
+//! protocol = "udp"                    # with the next two: flows that it may receive; all if absent
+//! address = "10.88.0.0/16"            # destinations
+//! l4_port = [53, "8000-8999"]         # destination ports
+//! mac = "02:00:00:00:00:07"           # with the next: what its frames come from, all others being dropped; anything if absent
+//! ipv4 = "10.88.0.7"
+//! ```
+//!
+//! Without a binding the policy's default holds for pipes.
+use super::{Action, DEFAULT_TENANT};
+use pd_pipe::{Flow, Lease, Net};
+use serde::Deserialize;
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
+
+/// Bindings of a policy.
+pub const BINDS_MAX: usize = 1024;
+
+/// A binding. An empty list matches everything.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bind {
+    /// Whose pipes.
+    pub tenants: Vec<String>,
+    /// On which ports of the driver.
+    pub ports: Vec<String>,
+    /// Protocol of IPv4 of the flows.
+    pub protocol: Option<u8>,
+    /// Destinations of the flows.
+    pub addresses: Vec<Net>,
+    /// Destination ports of the flows.
+    pub l4_ports: Vec<RangeInclusive<u16>>,
+    /// Addresses that sent frames have.
+    pub lease: Option<Lease>,
+}
+
+/// What a policy says of pipes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Binds {
+    /// What happens to pipes where there is no binding at all.
+    pub default: Action,
+    /// The first that matches decides.
+    pub rules: Vec<Bind>,
+}
+
+impl Binds {
+    /// Whether `tenant` may have a pipe on `ports`, its own being the first, for frames of `flow`; and the addresses that its frames have
+    /// then.
+    pub fn judge(&self, tenant: &str, ports: &[&str], flow: &Flow) -> Result<Option<Lease>, Denied> {
+        if self.rules.is_empty() {
+            return if self.default == Action::Allow { Ok(None) } else { Err(Denied::Default) };
+        }
+        let mut leases = Vec::new();
+        for (place, port) in ports.iter().enumerate() {
+            // Flows are about what comes from the pipe's own port.
+            let flow = (place == 0).then_some(flow);
+            let rule = self.rules.iter().find(|rule| rule.matches(tenant, port, flow));
+            leases.push(rule.ok_or_else(|| Denied::Port((*port).to_owned()))?.lease);
+        }
+        leases.dedup();
+        match leases[..] {
+            [lease] => Ok(lease),
+            _ => Err(Denied::Leases),
+        }
+    }
+}
+
+/// Why a pipe is denied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// No binding, and the default denies.
+    #[error("the policy denies what it does not name: add a [[bind]]")]
+    Default,
+    /// No binding matches.
+    #[error("no [[bind]] of the policy allows this on port {0}")]
+    Port(String),
+    /// The ports want different sources.
+    #[error("the policy has other addresses for each of the ports: open a pipe for each")]
+    Leases,
+}
+
+impl Bind {
+    fn matches(&self, tenant: &str, port: &str, flow: Option<&Flow>) -> bool {
+        let named = |names: &[String], name| names.is_empty() || names.iter().any(|own| own == name);
+        named(&self.tenants, tenant) && named(&self.ports, port) && flow.is_none_or(|flow| self.covers(flow))
+    }
+
+    /// Whether all frames of a flow are of those that the binding is about.
+    fn covers(&self, flow: &Flow) -> bool {
+        let port = flow.ports[1];
+        self.protocol.is_none_or(|protocol| protocol == flow.protocol)
+            && (self.addresses.is_empty() || self.addresses.iter().any(|net| net.covers(flow.addresses[1])))
+            && (self.l4_ports.is_empty() || self.l4_ports.iter().any(|ports| ports.contains(&port)))
+    }
+}
+
+/// One, or a list of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Many<T> {
+    One(T),
+    List(Vec<T>),
+}
+
+impl<T> Many<T> {
+    fn list(this: Option<Self>, key: &str) -> Result<Vec<T>, String> {
+        match this {
+            None => Ok(Vec::new()),
+            Some(Self::One(one)) => Ok(vec![one]),
+            Some(Self::List(list)) if list.is_empty() => {
+                Err(format!("{key} = [] matches nothing; leave the key out to match everything"))
+            }
+            Some(Self::List(list)) => Ok(list),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Word {
+    Number(u16),
+    Text(String),
+}
+
+/// `[[bind]]` as the file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BindTable {
+    tenant: Option<Many<String>>,
+    port: Option<Many<String>>,
+    protocol: Option<Word>,
+    address: Option<Many<String>>,
+    l4_port: Option<Many<Word>>,
+    mac: Option<String>,
+    ipv4: Option<Ipv4Addr>,
+}
+
+impl BindTable {
+    /// The binding, if it makes sense and the policy `knows` its tenants.
+    pub fn check(self, knows: impl Fn(&str) -> bool) -> Result<Bind, String> {
+        let tenants = Many::list(self.tenant, "tenant")?;
+        if let Some(name) = tenants.iter().find(|name| *name != DEFAULT_TENANT && !knows(name)) {
+            return Err(format!("bind: '{name}' is no tenant; add [[tenant]] name = \"{name}\""));
+        }
+        let protocol = self.protocol.map(protocol).transpose()?;
+        let l4_ports: Vec<_> =
+            Many::list(self.l4_port, "l4_port")?.into_iter().map(range).collect::<Result<_, _>>()?;
+        if !l4_ports.is_empty() && !protocol.is_some_and(|protocol| [6, 17].contains(&protocol)) {
+            return Err(
+                "bind: l4_port without protocol = \"tcp\" or \"udp\" means nothing; add it".to_owned()
+            );
+        }
+        let addresses = Many::list(self.address, "address")?;
+        let lease = match (self.mac, self.ipv4) {
+            (None, None) => None,
+            (Some(text), Some(ipv4)) => Some(Lease { mac: mac(&text)?, ipv4: ipv4.octets() }),
+            _ => return Err("bind: mac and ipv4 belong together; write both, or neither".to_owned()),
+        };
+        Ok(Bind {
+            tenants,
+            ports: Many::list(self.port, "port")?,
+            protocol,
+            addresses: addresses.iter().map(|text| net(text)).collect::<Result<_, _>>()?,
+            l4_ports,
+            lease,
+        })
+    }
+}
+
+fn protocol(word: Word) -> Result<u8, String> {
+    let text = match word {
+        Word::Number(number) => number.to_string(),
+        Word::Text(text) => text,
+    };
+    match &*text {
+        "icmp" => Ok(1),
+        "tcp" => Ok(6),
+        "udp" => Ok(17),
+        other => other.parse().ok().filter(|&number| number != 0).ok_or_else(|| {
+            format!("bind: '{text}' is no protocol; write \"udp\", \"tcp\", \"icmp\" or 1 to 255")
+        }),
+    }
+}
+
+fn range(word: Word) -> Result<RangeInclusive<u16>, String> {
+    let text = match word {
+        Word::Number(number) => number.to_string(),
+        Word::Text(text) => text,
+    };
+    let (first, last) = text.split_once('-').unwrap_or((&text, &text));
+    match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+        (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(first..=last),
+        _ => Err(format!("bind: '{text}' is no port; write 1 to 65535, or a range like \"8000-8999\"")),
+    }
+}
+
+fn net(text: &str) -> Result<Net, String> {
+    let wrong = || format!("bind: '{text}' is no network of IPv4; write one like 10.88.0.0/16 or 10.88.0.2");
+    let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
+    let address: Ipv4Addr = address.parse().map_err(|_| wrong())?;
+    let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
+    let net = Net { address: address.octets(), prefix };
+    let flow = Flow { addresses: [Net::default(), net], ..Flow::default() };
+    if flow.is_sound() {
+        Ok(net)
+    } else {
+        Err(wrong())
+    }
+}
+
+fn mac(text: &str) -> Result<[u8; 6], String> {
+    let bytes: Option<Vec<u8>> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    let bytes = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
+    bytes.ok_or_else(|| format!("bind: '{text}' is no MAC address; write one like 02:00:00:00:00:07"))
+}
+
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |names: &[String], all: &str| match names {
+            [] => all.to_owned(),
+            names => super::list(names),
+        };
+        write!(f, "{} on {}", names(&self.tenants, "anyone"), names(&self.ports, "every port"))?;
+        if let Some(protocol) = self.protocol {
+            write!(f, ", protocol {protocol}")?;
+        }
+        if !self.addresses.is_empty() {
+            let nets =
+                self.addresses.iter().map(|net| format!("{}/{}", Ipv4Addr::from(net.address), net.prefix));
+            write!(f, ", to {}", super::list(nets))?;
+        }
+        if !self.l4_ports.is_empty() {
+            let ports = self.l4_ports.iter().map(|range| format!("{}-{}", range.start(), range.end()));
+            write!(f, ", port {}", super::list(ports))?;
+        }
+        if let Some(Lease { mac, ipv4 }) = self.lease {
+            let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+            write!(f, ", as {mac} {}", Ipv4Addr::from(ipv4))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    const FILE: &str = r#"
+        [[tenant]]
+        name = "red"
+        [[bind]]
+        tenant = "red"
+        port = ["wan", "lan"]
+        protocol = "udp"
+        address = "10.88.0.0/16"
+        l4_port = [53, "8000-8999"]
+        mac = "02:00:00:00:00:07"
+        ipv4 = "10.88.0.7"
+        [[bind]]
+        tenant = "red"
+        port = "lan"
+        mac = "02:00:00:00:00:07"
+        ipv4 = "10.88.0.7"
+        [[bind]]
+        port = "public"
+    "#;
+
+    fn flow(protocol: u8, address: [u8; 4], port: u16) -> Flow {
+        Flow { protocol, addresses: [Net::default(), Net { address, prefix: 32 }], ports: [0, port] }
+    }
+
+    #[test]
+    fn a_pipe_needs_a_binding_for_each_port_and_its_flow() {
+        let binds = Policy::parse(FILE).unwrap().binds;
+        let lease = Some(Lease { mac: [2, 0, 0, 0, 0, 7], ipv4: [10, 88, 0, 7] });
+        let dns = flow(17, [10, 88, 1, 1], 53);
+        let any = Flow::default();
+        let judge = |tenant, ports: &[&str], flow: &Flow| binds.judge(tenant, ports, flow);
+        assert_eq!(judge("red", &["wan"], &dns), Ok(lease));
+        assert_eq!(judge("red", &["wan", "lan"], &dns), Ok(lease));
+        assert_eq!(judge("red", &["lan"], &any), Ok(lease));
+        assert_eq!(judge("blue", &["public"], &any), Ok(None));
+        let denied = |port: &str| Err(Denied::Port(port.to_owned()));
+        assert_eq!(judge("blue", &["wan"], &dns), denied("wan"));
+        for other in
+            [any, flow(6, [10, 88, 1, 1], 53), flow(17, [10, 89, 1, 1], 53), flow(17, [10, 88, 1, 1], 54)]
+        {
+            assert_eq!(judge("red", &["wan"], &other), denied("wan"), "{other:?}");
+        }
+        assert_eq!(judge("blue", &["public", "wan"], &any), denied("wan"));
+        assert_eq!(judge("red", &["lan", "public"], &any), Err(Denied::Leases));
+        assert_eq!(Policy::default().binds.judge("red", &["wan"], &any), Ok(None));
+        let deny = Policy::parse("default = \"deny\"").unwrap().binds;
+        assert_eq!(deny.judge("red", &["wan"], &any), Err(Denied::Default));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_its_line() {
+        for (keys, says) in [
+            ("tenant = \"blue\"", "no tenant"),
+            ("tenant = []", "matches nothing"),
+            ("protocol = \"sctp\"", "no protocol"),
+            ("l4_port = 53", "add it"),
+            ("protocol = \"udp\"\nl4_port = \"9-8\"", "no port"),
+            ("address = \"10.0.0.1/8\"", "no network"),
+            ("mac = \"02:00:00:00:00:07\"", "belong together"),
+            ("mac = \"02\"\nipv4 = \"10.0.0.1\"", "no MAC"),
+            ("colour = 1", "unknown field"),
+        ] {
+            let why = Policy::parse(&format!("\n[[bind]]\n{keys}")).unwrap_err().to_string();
+            assert!(why.contains(says) && why.contains("line "), "{keys}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_binding_is_said_in_a_line() {
+        let policy = Policy::parse(FILE).unwrap();
+        let text = policy.to_string();
+        assert!(text.contains(
+            "bind red on wan, lan, protocol 17, to 10.88.0.0/16, port 53-53, 8000-8999, as 02:00:00:00:00:07 10.88.0.7"
+        ), "{text}");
+        assert!(text.contains("bind anyone on public"), "{text}");
+    }
+}
