@@ -46,6 +46,7 @@ mod listen;
 mod lock;
 mod own;
 mod pause;
+pub mod pipe;
 mod poll;
 mod process;
 mod reasons;

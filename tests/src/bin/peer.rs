@@ -11,8 +11,10 @@
 //! value, each of another, until killed (listens, takes one connection, looks at every byte of them).
 //! `peer absorb ADDR`: listens; sends a little on each connection and reads what comes for a moment, until its
 //! standard input ends.
+//! `peer pipe-forward PORT`: opens a forwarding pipe, and passes each frame on until killed.
 //! `peer puppet`: does as its standard input says. See `puppet` below.
 //! `peer driver SOCKET ADMIN_SOCKET [SETTING=NUMBER ...]`: a driver, until its standard input ends.
+use pd_client::pipe::{Direction, Options, Pipe};
 use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
 use std::collections::HashMap;
 use std::hash::Hasher as _;
@@ -35,6 +37,7 @@ fn main() {
         "fill" => fill(&args[1], number(2) as usize, number(3) as usize),
         "compare" => compare(&args[1], number(2)),
         "absorb" => absorb(&args[1]),
+        "pipe-forward" => pipe_forward(&args[1]),
         "puppet" => puppet(),
         "driver" => driver(&args[1..]),
         other => panic!("no such role: {other}"),
@@ -129,6 +132,17 @@ fn victim_recv(addr: &str, seed: u64) {
         if received.is_empty() {
             return;
         }
+    }
+}
+
+fn pipe_forward(port: &str) -> ! {
+    let options = Options::new(Direction::Forward, port).ring_bytes(64 << 10);
+    let mut pipe = Pipe::open(&options).expect("pipe");
+    println!("ready");
+    loop {
+        pipe.wait(None).expect("frames");
+        let mut frames = pipe.frames().expect("frames");
+        while frames.next().is_some() {}
     }
 }
 

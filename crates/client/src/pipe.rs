@@ -1,0 +1,238 @@
+//! Pipes: packets of the driver's ports, in a ring that this process shares with the driver.
+//!
+//! ```no_run
+//! use pd_abi::pipe::DROP;
+//! use pd_client::pipe::{Direction, Options, Pipe};
+//!
+//! # fn main() -> pd_client::Result<()> {
+//! // A firewall: frames that are not dropped go back to the port.
+//! let mut pipe = Pipe::open(&Options::new(Direction::Forward, "wan"))?;
+//! loop {
+//!     pipe.wait(None)?;
+//!     let mut frames = pipe.frames()?;
+//!     while let Some(mut frame) = frames.next() {
+//!         if frame.bytes()[12..14] != [8, 0] {
+//!             frame.verdict(DROP);
+//!         }
+//!     }
+//! }
+//! # }
+//! ```
+//!
+//! A pipe is one thread's at a time. Nothing but [`Pipe::open`], waits and [`Pipe::fd`] makes a system call. A forked child has none of
+//! its parent's pipes.
+use crate::attachment::Attachment;
+use crate::error::{Error, Result};
+use crate::process::{forks, process};
+use pd_abi::pipe::{PipeDirection, PipeUnit, PipeWish, PIPE_RING_BYTES_DEFAULT};
+use pd_abi::{Frame as Message, FrameKind};
+pub use pd_pipe::{Direction, Flow, Frame, Frames, Messages, Net, Prefix, Unit};
+use pd_pipe::{Offer, Shape};
+use rustix::io::Errno;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often a wait looks whether the driver is still there.
+const LOOK: Duration = Duration::from_millis(250);
+
+impl From<Errno> for Error {
+    fn from(errno: Errno) -> Self {
+        let why = match errno {
+            Errno::AGAIN => "nothing to do on the pipe yet",
+            Errno::PROTO => "the driver has cut the pipe off: its words or entries were impossible",
+            Errno::ACCESS => "the driver's policy denies the pipe by now",
+            Errno::NODEV => "the pipe's port was removed",
+            Errno::CONNRESET => "the driver has gone",
+            Errno::MSGSIZE => "no frame has this length, or the ring is smaller",
+            Errno::OPNOTSUPP => "not on this kind of pipe",
+            _ => return Self::new(errno, std::io::Error::from(errno).to_string()),
+        };
+        Self::new(errno, why)
+    }
+}
+
+/// What pipe is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    direction: Direction,
+    unit: Unit,
+    ports: String,
+    ring_bytes: u64,
+    flow: Flow,
+}
+
+impl Options {
+    /// A pipe of frames on the port of this name, with a ring of [`PIPE_RING_BYTES_DEFAULT`].
+    pub fn new(direction: Direction, port: &str) -> Self {
+        let ring_bytes = PIPE_RING_BYTES_DEFAULT;
+        Self { direction, unit: Unit::Frames, ports: port.to_owned(), ring_bytes, flow: Flow::default() }
+    }
+
+    /// With bytes that have no marks between them, in place of frames.
+    #[must_use]
+    pub fn bytes(mut self) -> Self {
+        self.unit = Unit::Bytes;
+        self
+    }
+
+    /// One more port that verdicts may name: the first as 1.
+    #[must_use]
+    pub fn and_port(mut self, port: &str) -> Self {
+        self.ports = format!("{},{port}", self.ports);
+        self
+    }
+
+    /// The ring's size, a power of two from 32 KiB to 64 MiB.
+    #[must_use]
+    pub fn ring_bytes(mut self, bytes: u64) -> Self {
+        self.ring_bytes = bytes;
+        self
+    }
+
+    /// Frames that the pipe receives; else all that no other pipe is bound to.
+    #[must_use]
+    pub fn flow(mut self, flow: Flow) -> Self {
+        self.flow = flow;
+        self
+    }
+
+    fn wish(&self) -> Result<PipeWish> {
+        let direction = match self.direction {
+            Direction::Receive => PipeDirection::Receive,
+            Direction::Send => PipeDirection::Send,
+            Direction::Forward => PipeDirection::Forward,
+        };
+        let unit = if self.unit == Unit::Frames { PipeUnit::Frames } else { PipeUnit::Bytes };
+        let mut wish = PipeWish::new(direction, unit, &self.ports)
+            .ok_or_else(|| Error::invalid("names of ports with 64 bytes at most"))?;
+        (wish.protocol, wish.ports) = (self.flow.protocol, self.flow.ports);
+        wish.addresses = self.flow.addresses.map(|net| (net.address, net.prefix));
+        Ok(wish)
+    }
+}
+
+/// A pipe. Frames, messages and bytes are those of [`pd_pipe::Pipe`], to which it leads.
+#[derive(Debug)]
+pub struct Pipe {
+    pipe: pd_pipe::Pipe,
+    attachment: Arc<Attachment>,
+    number: u32,
+    forks: u32,
+}
+
+impl Deref for Pipe {
+    type Target = pd_pipe::Pipe;
+
+    fn deref(&self) -> &pd_pipe::Pipe {
+        &self.pipe
+    }
+}
+
+impl DerefMut for Pipe {
+    fn deref_mut(&mut self) -> &mut pd_pipe::Pipe {
+        &mut self.pipe
+    }
+}
+
+impl Pipe {
+    /// Opens a pipe.
+    ///
+    /// # Errors
+    /// `ENOENT` without such a port, `EACCES` where the policy denies it, `EINVAL` where port, direction, unit, flow and ring do not fit each
+    /// other, `EADDRINUSE` where another tenant has the frames, `ENOMEM` and `EMFILE` at limits, `ENETDOWN` without a driver.
+    pub fn open(options: &Options) -> Result<Self> {
+        let wish = options.wish()?;
+        let shape = Shape::new(options.direction, options.unit, options.ring_bytes)?;
+        let attachment = process().attachment()?;
+        let ask = Message::new(FrameKind::Pipe).with_bytes(options.ring_bytes, 0).with_wish(&wish);
+        let (frame, fds) = attachment.exchange(&ask, FrameKind::Pipe)?;
+        let [status, control, ring, doorbell] = <[OwnedFd; 4]>::try_from(fds)
+            .map_err(|_| Error::new(Errno::PROTO, "the driver sent no memory for the pipe"))?;
+        let number = frame.id;
+        let mapped = pd_pipe::Pipe::map(Offer { shape, status, control, ring, doorbell });
+        let pipe = mapped.map_err(|errno| Error::new(errno, "cannot map the pipe's memory"))?;
+        let this = Self { pipe, attachment, number, forks: forks() };
+        let mapped = Message::new(FrameKind::PipeMapped).with_id(number);
+        this.attachment.exchange(&mapped, FrameKind::Ready)?;
+        Ok(this)
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        if self.forks == forks() {
+            Ok(())
+        } else {
+            Err(Error::new(Errno::BADF, "the pipe is the parent process's"))
+        }
+    }
+
+    /// Sleeps until there are unread bytes, at most `timeout`; without one for as long as it takes. What was read is given back before a sleep.
+    ///
+    /// # Errors
+    /// `EAGAIN` after the time; the pipe's own error once it has ended and all was read; `EOPNOTSUPP` on a sending pipe.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.sleep(timeout, pd_pipe::Pipe::wait)
+    }
+
+    /// Sleeps until there are more unread bytes than are known of: where a message is there in part.
+    ///
+    /// # Errors
+    /// As for [`Self::wait`].
+    pub fn wait_more(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.sleep(timeout, pd_pipe::Pipe::wait_more)
+    }
+
+    /// Sleeps until `room` bytes of the ring are free, at most `timeout`. The whole ring is free when all was taken.
+    ///
+    /// # Errors
+    /// As for [`Self::wait`]; `EINVAL` if the ring is smaller.
+    pub fn wait_room(&mut self, room: u64, timeout: Option<Duration>) -> Result<()> {
+        self.sleep(timeout, |pipe, timeout| pipe.wait_room(room, timeout))
+    }
+
+    fn sleep(
+        &mut self,
+        timeout: Option<Duration>,
+        mut wait: impl FnMut(&mut pd_pipe::Pipe, Duration) -> rustix::io::Result<()>,
+    ) -> Result<()> {
+        self.check_usable()?;
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            let left = until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
+            match wait(&mut self.pipe, left.min(LOOK)) {
+                Err(Errno::AGAIN) if left <= LOOK && until.is_some() => return Err(Errno::AGAIN.into()),
+                Err(Errno::AGAIN) if self.attachment.check_alive() => {}
+                Err(Errno::AGAIN) => return Err(self.attachment.dead_error()),
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    /// The descriptor to wait on in `poll`, `epoll` or an event loop. [`pd_pipe::Pipe::arm`] comes before each wait, and tells whether there is
+    /// something to do already.
+    ///
+    /// # Errors
+    /// `EMFILE` without a descriptor left.
+    pub fn fd(&mut self) -> Result<BorrowedFd<'_>> {
+        self.check_usable()?;
+        if self.pipe.bell().is_none() {
+            let ask = Message::new(FrameKind::PipeBell).with_id(self.number);
+            let (_, mut fds) = self.attachment.exchange(&ask, FrameKind::PipeBell)?;
+            let bell = fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no bell"))?;
+            self.pipe.set_bell(bell);
+        }
+        self.pipe.bell().ok_or_else(|| Error::new(Errno::BADF, "the pipe has no bell"))
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        if self.forks == forks() && self.attachment.alive() {
+            self.pipe.flush();
+            let close = Message::new(FrameKind::PipeClose).with_id(self.number);
+            // A driver that does not answer has closed it.
+            let _ = self.attachment.exchange(&close, FrameKind::Ready);
+        }
+    }
+}
