@@ -1,6 +1,7 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
 use crate::containers::Container;
 use crate::memory::Standing;
+pub use crate::pipes::report::{PipeReport, PipesReport, PortReport, PortSpec, TenantCounts, TenantPipes};
 use crate::policy::{Balance, Path as BytesPath};
 use pd_shm::counters::CounterView;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -46,6 +47,20 @@ pub enum Ask {
         /// Its addresses.
         addresses: Vec<IpAddr>,
     },
+    /// Make a port for pipes.
+    PortAdd {
+        /// Its name.
+        name: String,
+        /// What it is.
+        port: PortSpec,
+    },
+    /// Remove a port; its pipes end.
+    PortRemove {
+        /// Its name, of a link without the end.
+        name: String,
+    },
+    /// Ports and pipes: [`PipesReport`].
+    Pipes,
 }
 
 /// The answer.
@@ -64,6 +79,8 @@ pub enum Answer {
     Kernel(Box<KernelReport>),
     /// To [`Ask::Policy`].
     Policy(Box<PolicyReport>),
+    /// To [`Ask::Pipes`].
+    Pipes(Box<PipesReport>),
     /// To [`Ask::Apply`]: done.
     Applied {
         /// Connections that it denies, and ended.

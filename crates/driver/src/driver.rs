@@ -1,7 +1,7 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
 use crate::conductor::{Conductor, Crew, Inboxes, Movers, Others};
-use crate::door::{self, Door};
+use crate::door::{self, Door, ToDoor};
 use crate::filter::{self, Confined};
 use crate::gate::{Gate, Keeper};
 use crate::ids::MoverId;
@@ -10,6 +10,8 @@ use crate::memory::{Amounts, Pool};
 use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
+use crate::pipes::nic::Nic;
+use crate::pipes::Pipes;
 use crate::policy::Policy;
 use crate::reader::Readers;
 use crate::rights::{self, Namespaces};
@@ -22,7 +24,7 @@ use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -42,6 +44,7 @@ pub struct Driver {
     settings: Settings,
     counters: Arc<CounterRegion>,
     conductor: Arc<Mailbox<ToConductor>>,
+    nic: NicThread,
     /// Ends after all others.
     keeper: Option<KeeperThread>,
 }
@@ -96,6 +99,24 @@ impl Drop for KeeperThread {
     }
 }
 
+/// The thread of the agent of pipes, once there is one.
+type NicThread = Arc<Mutex<Option<JoinHandle<()>>>>;
+
+/// Has the agent of pipes started with the first port.
+fn start_nic_later(parts: &Parts, clock: &Arc<dyn Clock>, spin: Duration) -> NicThread {
+    let thread = NicThread::default();
+    let (place, clock, stop) = (Arc::clone(&thread), Arc::clone(clock), Arc::clone(&parts.crew.stop));
+    let (inbox, door) = (Arc::clone(parts.pipes.inbox()), Arc::clone(&parts.door_inbox));
+    parts.pipes.set_starter(Box::new(move || {
+        let nic = Nic::new(clock, inbox, door, spin)?;
+        let run = move || nic.run(&stop, STOP_POLL);
+        let started = std::thread::Builder::new().name("pd-nic".into()).spawn(run)?;
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
+        Ok(())
+    }));
+    thread
+}
+
 impl Driver {
     /// Starts a driver: one thread for the door, one for the conductor and the first mover, and one for each further mover. Its threads have the rights and the system calls that they need; so has the calling
     /// process, if the settings confine that.
@@ -144,8 +165,10 @@ impl Driver {
         };
         rights::drop_others(rights::Part::Driver)?;
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let Parts { mut lead, mut door, readers, counters, inbox, crew } =
+        let parts =
             assemble(&settings, Arc::clone(&clock), engine, sockets, descriptors, (conductor_inboxes, gate))?;
+        let nic = start_nic_later(&parts, &clock, settings.spin);
+        let Parts { mut lead, mut door, readers, counters, inbox, crew, .. } = parts;
         let Crew { stop, broken, .. } = crew.clone();
         filter::install(settings.confined).map_err(StartError::Filter)?;
         readers.prepare()?;
@@ -166,7 +189,7 @@ impl Driver {
         };
         spawn("pd-driver".into(), Box::new(work))?;
         spawn("pd-door".into(), Box::new(move |stop| run_door(&mut door, stop)))?;
-        Ok(Self { stop, broken, threads, readers, settings, counters, conductor: inbox, keeper })
+        Ok(Self { stop, broken, threads, readers, settings, counters, conductor: inbox, nic, keeper })
     }
 
     /// Puts another policy in force, soon.
@@ -179,11 +202,16 @@ impl Driver {
         self.counters.total()
     }
 
+    fn nic(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.nic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether all of its threads run; false after a bug of the driver ended one.
     pub fn is_running(&self) -> bool {
         let is_broken = self.broken.load(Ordering::Acquire) || self.readers.is_broken();
         !is_broken
             && self.threads.iter().all(|t| !t.is_finished())
+            && !self.nic().as_ref().is_some_and(|nic| nic.is_finished())
             && self.keeper.as_ref().is_none_or(KeeperThread::is_running)
     }
 }
@@ -191,7 +219,8 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        for thread in self.threads.drain(..) {
+        let nic = self.nic().take();
+        for thread in self.threads.drain(..).chain(nic) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the driver panicked");
             }
@@ -213,6 +242,9 @@ pub struct Parts {
     pub inbox: Arc<Mailbox<ToConductor>>,
     /// What its threads have in common.
     pub crew: Crew,
+    pub pipes: Arc<Pipes>,
+    /// The door's.
+    pub door_inbox: Arc<Mailbox<ToDoor>>,
 }
 
 /// Makes the agents, which may have so many descriptors. The conductor has the inboxes, and the kernel's half of the policy if there is one.
@@ -263,6 +295,7 @@ pub fn assemble(
         broken: Arc::new(AtomicBool::new(false)),
         cores: settings.mover_cores.clone().into(),
     };
+    let pipes = Pipes::new()?;
     let conductor = Conductor::new(
         settings.clone(),
         Arc::clone(&clock),
@@ -271,6 +304,7 @@ pub fn assemble(
             door: Arc::clone(&door_inbox),
             movers: Movers::new(movers.remove(0), movers, inboxes, crew.clone()),
             gate,
+            pipes: Arc::clone(&pipes),
         },
         Arc::clone(&pool),
         Arc::new(Metrics::new(&counters, 0)),
@@ -279,10 +313,10 @@ pub fn assemble(
         settings,
         sockets,
         Arc::clone(&clock),
-        door_inbox,
-        Arc::clone(&conductor_inboxes.door),
+        (Arc::clone(&door_inbox), Arc::clone(&conductor_inboxes.door)),
         pool,
         Arc::clone(&counters),
+        Arc::clone(&pipes),
     )?;
     Ok(Parts {
         lead: Lead::new(conductor, clock),
@@ -291,6 +325,8 @@ pub fn assemble(
         counters,
         inbox: conductor_inboxes.movers,
         crew,
+        pipes,
+        door_inbox,
     })
 }
 

@@ -32,6 +32,7 @@ mod metrics;
 mod mover;
 mod nodes;
 mod peer;
+mod pipes;
 pub mod policy;
 mod reader;
 mod refusal;

@@ -95,6 +95,11 @@ fn frames_at_the_wrong_time() {
         frame(FrameKind::Mapped).with_id(7),
         frame(FrameKind::WakePipe).with_id(1),
         frame(FrameKind::WakePipe).with_id(u32::MAX),
+        // A wish that is none, and pipes that the client does not have.
+        frame(FrameKind::Pipe).with_bytes(64 << 10, 0),
+        frame(FrameKind::PipeMapped),
+        frame(FrameKind::PipeBell).with_id(1),
+        frame(FrameKind::PipeClose).with_id(u32::MAX),
     ];
     let early = [
         control,

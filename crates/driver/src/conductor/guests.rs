@@ -2,6 +2,7 @@
 use super::client::{Client, Phase};
 use super::kernel::Refused;
 use super::Conductor;
+use crate::admin::Ask;
 use crate::door::{Asked, FromDoor, ToDoor};
 use crate::identity::Identity;
 use crate::ids::ClientId;
@@ -110,6 +111,9 @@ impl Conductor {
             FromDoor::Asked { asked, reply } => match *asked {
                 Asked::Register(registering) => self.hear_registration(registering, reply),
                 Asked::Apply(policy) => self.begin_apply(policy, Some(reply)),
+                asked @ (Asked::AddPort { .. } | Asked::Plain(Ask::PortRemove { .. } | Ask::Pipes)) => {
+                    self.hear_of_pipes(asked, reply);
+                }
                 asked => {
                     // Who asked may have gone.
                     let _ = reply.send(self.answer_administrator(asked));

@@ -17,6 +17,7 @@ mod kernel;
 mod movers;
 mod names;
 mod payers;
+mod pipes;
 mod queues;
 mod report;
 mod rings;
@@ -45,6 +46,7 @@ use crate::memory::{Exhausted, Pool};
 use crate::messages::{Endpoint, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::mover::Mover;
+use crate::pipes::Pipes;
 use crate::service::{Services, Slots};
 use crate::settings::Settings;
 use crate::StartError;
@@ -105,6 +107,8 @@ pub struct Conductor {
     deferred: Deferred,
     /// The kernel's half of the policy.
     gate: gate::Teller,
+    /// The agent of pipes.
+    pipes: Arc<Pipes>,
     services: Services,
     on_kernel: services::OnKernel,
     /// Clients and connections numbered so far.
@@ -154,6 +158,8 @@ pub struct Others {
     pub movers: Movers,
     /// The kernel's half of the policy, or why there is none.
     pub gate: Result<Gate, String>,
+    /// The agent of pipes.
+    pub pipes: Arc<Pipes>,
 }
 
 impl Conductor {
@@ -169,7 +175,7 @@ impl Conductor {
         pool: Arc<Pool>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StartError> {
-        let Others { door, movers, gate } = others;
+        let Others { door, movers, gate, pipes } = others;
         let policy = std::mem::take(&mut settings.policy);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -185,6 +191,7 @@ impl Conductor {
             }),
             on_kernel: services::OnKernel::default(),
             gate,
+            pipes,
             settings,
             clock,
             inboxes,

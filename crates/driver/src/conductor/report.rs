@@ -24,9 +24,15 @@ impl Conductor {
             Asked::Plain(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
             Asked::Apply(_)
             | Asked::Register(_)
-            | Asked::Plain(Ask::Counters | Ask::Apply { .. } | Ask::Register { .. }) => {
-                Answer::Error("not the conductor's to answer".to_owned())
-            }
+            | Asked::AddPort { .. }
+            | Asked::Plain(
+                Ask::Counters
+                | Ask::Apply { .. }
+                | Ask::Register { .. }
+                | Ask::PortAdd { .. }
+                | Ask::PortRemove { .. }
+                | Ask::Pipes,
+            ) => Answer::Error("not the conductor's to answer".to_owned()),
         }
     }
 
@@ -34,6 +40,7 @@ impl Conductor {
         let Registering { registration, pidfd, namespace: id, namespace_fd, cgroup } = registering;
         let name = registration.name.clone();
         self.tenants.enroll(&registration.tenant)?;
+        self.tell_pipes();
         self.names.enter(id, &Arc::new(namespace_fd));
         if let Err(errno) = self.names.register(id, registration) {
             self.names.leave(id);

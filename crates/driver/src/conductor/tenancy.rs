@@ -103,6 +103,7 @@ impl Conductor {
                 self.movers.send(mover, ToMover::SetWeight { tenant, weight });
             }
         }
+        self.tell_pipes();
         self.sort_clients();
         let mut cut = self.turn_out_denied();
         for index in self.connections.ids() {

@@ -7,6 +7,8 @@ use crate::hash::HashMap;
 use crate::identity::{control_group, has_exited, namespace_of_file, NamespaceId};
 use crate::ids::{ConnectionId, Side, TenantId};
 use crate::memory::{Caps, Resource};
+use crate::pipes::TenantNow;
+use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 use crate::policy::rate::{Bucket, Rate};
@@ -259,6 +261,13 @@ impl Tenants {
     /// The policy in force.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// What the policy says of pipes, and all tenants by number.
+    pub fn of_pipes(&self) -> (Binds, Vec<TenantNow>) {
+        let binds = Binds { default: self.policy.default, rules: self.policy.binds.rules.clone() };
+        let now = |entry: &Entry| TenantNow { name: entry.name.clone(), budget: Arc::clone(&entry.budget) };
+        (binds, self.entries.iter().map(now).collect())
     }
 
     /// Names of tenants by number, from this one on.

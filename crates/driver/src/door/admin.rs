@@ -8,6 +8,7 @@ use crate::conductor::{container_group, Registration};
 use crate::identity::network_namespace;
 use crate::mailbox::Mailbox;
 use crate::peer::Peer;
+use crate::pipes::NewPort;
 use crate::policy::Policy;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
@@ -88,6 +89,11 @@ impl Desk {
             Ask::Apply { text } => Asked::Apply(Policy::parse(&text).map_err(|why| why.to_string())?),
             Ask::Register { name, tenant, pid, addresses } => {
                 Asked::Register(look_up(pid, Registration { name, tenant, addresses })?)
+            }
+            Ask::PortAdd { name, port } => {
+                let kind = port.kind();
+                let port = port.make()?.map_or(NewPort::Link, |port| NewPort::One(Box::new(port)));
+                Asked::AddPort { name, kind, port }
             }
             ask => Asked::Plain(ask),
         };

@@ -21,8 +21,9 @@ use std::sync::Arc;
 fn cost(kind: Option<FrameKind>) -> f64 {
     match kind {
         Some(FrameKind::Hello) => 100.0,
-        Some(FrameKind::Channel) => 50.0,
+        Some(FrameKind::Channel | FrameKind::Pipe) => 50.0,
         Some(FrameKind::SendRegion | FrameKind::WakePipe | FrameKind::FileSocket | FrameKind::Mapped) => 20.0,
+        Some(FrameKind::PipeMapped | FrameKind::PipeBell | FrameKind::PipeClose) => 20.0,
         Some(FrameKind::DirectRing | FrameKind::Twin) => 5.0,
         _ => 1.0,
     }
@@ -139,6 +140,10 @@ impl Door {
             (Phase::Attached, FrameKind::Mapped) => self.seal_send_region(id, frame.id)?,
             (Phase::Attached, FrameKind::WakePipe) => self.add_pipe(id, frame.id as usize)?,
             (Phase::Attached, FrameKind::FileSocket) => self.add_file_socket(id),
+            (Phase::Attached, FrameKind::Pipe) => self.add_packet_pipe(id, &frame)?,
+            (Phase::Attached, FrameKind::PipeMapped) => self.seal_packet_pipe(id, frame.id)?,
+            (Phase::Attached, FrameKind::PipeBell) => self.add_pipe_bell(id, frame.id)?,
+            (Phase::Attached, FrameKind::PipeClose) => self.close_packet_pipe(id, frame.id)?,
             (
                 Phase::Attached,
                 FrameKind::Twin
@@ -215,7 +220,7 @@ impl Door {
         }
     }
 
-    fn refuse_exhausted(&mut self, id: ClientId, exhausted: Exhausted) {
+    pub(super) fn refuse_exhausted(&mut self, id: ClientId, exhausted: Exhausted) {
         let (errno, why) = (exhausted.errno(), exhausted.to_string());
         self.conductor.send(FromDoor::Refused { client: id, errno, exhausted: Some(exhausted) });
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, &why);
@@ -279,6 +284,7 @@ impl Door {
     pub(super) fn made(&mut self, id: ClientId, serial: u64, made: Made) {
         let made = match made {
             Made::Held(regions) => return self.helpers.hold(regions),
+            Made::HeldPipes(pipes) => return self.helpers.hold_pipes(pipes),
             Made::Addresses(reading) => {
                 self.conductor.send(FromDoor::Addresses(reading));
                 // Whoever was admitted is heard now.
@@ -292,11 +298,17 @@ impl Door {
         let Some(guest) = self.guests.here(id).filter(|guest| guest.serial == serial) else {
             if let Made::SendRegion(Ok((region, _))) | Made::ReceiveRegion(Ok((region, _))) = made {
                 self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![region]));
+            } else if let Made::Pipe(Ok(new)) = made {
+                // Nobody else has it: what it was offered goes with it.
+                drop(new);
             }
             return;
         };
         match made {
-            Made::Held(_) | Made::Addresses(_) => {}
+            Made::Held(_) | Made::HeldPipes(_) | Made::Addresses(_) => {}
+            Made::Pipe(Ok(new)) => self.pipe_made(id, *new),
+            Made::Pipe(Err(exhausted)) => self.refuse_exhausted(id, exhausted),
+            Made::PipeSealed(number, sealed) => self.pipe_sealed(id, number, sealed),
             Made::Received(received) => self.received(id, received),
             Made::SendRegion(Ok((region, fd))) => {
                 let number = guest.number_region();

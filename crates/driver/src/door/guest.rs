@@ -4,6 +4,7 @@ use crate::identity::NamespaceId;
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{payer, Payer};
+use crate::pipes::PipeMemory;
 use pd_abi::Frame;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -46,6 +47,15 @@ pub enum Held {
     Region(Box<Frame>, u32, Box<Region>, OwnedFd),
 }
 
+/// A pipe of a guest.
+#[derive(Debug)]
+pub struct GuestPipe {
+    pub memory: Arc<PipeMemory>,
+    /// The guest has said so: it is sealed, or about to be.
+    pub is_mapped: bool,
+    pub has_bell: bool,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Guest {
@@ -62,6 +72,10 @@ pub struct Guest {
     pub regions: u32,
     /// Its send regions, and whether they are sealed.
     pub send_regions: HashMap<u32, (Region, bool)>,
+    /// Its pipes, by number.
+    pub pipes: HashMap<u32, GuestPipe>,
+    /// Pipes made: the number of the next.
+    pipes_made: u32,
     /// At most an answer and a receive region.
     held: VecDeque<Held>,
     uid: u32,
@@ -85,6 +99,8 @@ impl Guest {
             has_file_socket: false,
             regions: 0,
             send_regions: HashMap::default(),
+            pipes: HashMap::default(),
+            pipes_made: 0,
             held: VecDeque::new(),
             uid,
             tenant: TenantId::default(),
@@ -161,6 +177,17 @@ impl Guest {
             Held::Answer(..) => None,
         });
         self.send_regions.into_values().map(|(region, _)| region).chain(held)
+    }
+
+    /// The number of one more pipe.
+    pub fn number_pipe(&mut self) -> u32 {
+        self.pipes_made = self.pipes_made.wrapping_add(1);
+        self.pipes_made
+    }
+
+    /// The memory of its pipes, which are none of its any more.
+    pub fn take_pipes(&mut self) -> Vec<Arc<PipeMemory>> {
+        std::mem::take(&mut self.pipes).into_values().map(|pipe| pipe.memory).collect()
     }
 
     /// The number of one more region.

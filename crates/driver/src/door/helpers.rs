@@ -9,6 +9,9 @@ use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Lease, Pool, Region};
 use crate::messages::{Payer, DRIVER};
+use crate::pipes::{NewPipe, PipeMemory};
+use pd_abi::pipe::PipeWish;
+use pd_pipe::Shape;
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -38,6 +41,12 @@ pub enum Job {
     Receive(Arc<OwnedFd>),
     /// Let memory go.
     Drop(Vec<Region>),
+    /// Make a pipe, for which the lease is.
+    Pipe(Box<(Lease, Shape, PipeWish)>),
+    /// Seal what a client has mapped of a pipe, and see to it that it is whole.
+    SealPipe(u32, Arc<PipeMemory>),
+    /// Let the memory of pipes go.
+    LetGo(Vec<Arc<PipeMemory>>),
 }
 
 /// All helpers.
@@ -48,6 +57,8 @@ pub struct Helpers {
     queues: HashMap<Payer, Arc<Queue>>,
     /// Regions of clients that have gone which others hold.
     held: Vec<Region>,
+    /// The same of pipes.
+    held_pipes: Vec<Arc<PipeMemory>>,
 }
 
 /// For whom a job is done: the client and its serial.
@@ -70,7 +81,7 @@ struct State {
 impl Helpers {
     /// None, at first. They tell the door what they have done.
     pub fn new(pool: Arc<Pool>, door: Arc<Mailbox<ToDoor>>) -> Self {
-        Self { pool, door, queues: HashMap::default(), held: Vec::new() }
+        Self { pool, door, queues: HashMap::default(), held: Vec::new(), held_pipes: Vec::new() }
     }
 
     /// Has the payer's helper do something.
@@ -110,12 +121,22 @@ impl Helpers {
         self.held.extend(regions);
     }
 
+    /// As [`Self::hold`], of pipes.
+    pub fn hold_pipes(&mut self, pipes: Vec<Arc<PipeMemory>>) {
+        self.held_pipes.extend(pipes);
+    }
+
     /// Tries again where no thread could be started, forgets helpers that have ended, and looks at held regions, some each time.
     pub fn sweep(&mut self) {
         if !self.held.is_empty() {
             let looks = self.held.len().min(HELD_LOOKS);
             let looked_at = self.held.drain(..looks).collect();
             self.give(DRIVER, NOBODY, Job::Drop(looked_at));
+        }
+        if !self.held_pipes.is_empty() {
+            let looks = self.held_pipes.len().min(HELD_LOOKS);
+            let looked_at = self.held_pipes.drain(..looks).collect();
+            self.give(DRIVER, NOBODY, Job::LetGo(looked_at));
         }
         let stuck: Vec<_> = self.queues.values().filter(|queue| queue.take_over()).cloned().collect();
         stuck.into_iter().for_each(|queue| self.serve(queue));
@@ -160,7 +181,9 @@ impl Helpers {
 
     /// Jobs, and regions that others hold.
     pub fn leftovers(&self) -> usize {
-        self.held.len() + self.queues.values().map(|queue| queue.lock().jobs.len()).sum::<usize>()
+        self.held.len()
+            + self.held_pipes.len()
+            + self.queues.values().map(|queue| queue.lock().jobs.len()).sum::<usize>()
     }
 }
 
@@ -232,6 +255,15 @@ impl Job {
             Self::Drop(mut regions) => {
                 regions.retain(|region| !region.is_let_go());
                 (!regions.is_empty()).then_some(Made::Held(regions))
+            }
+            Self::Pipe(wished) => {
+                let (lease, shape, wish) = *wished;
+                Some(Made::Pipe(NewPipe::make(lease, shape, wish).map(Box::new)))
+            }
+            Self::SealPipe(number, memory) => Some(Made::PipeSealed(number, memory.seal())),
+            Self::LetGo(mut pipes) => {
+                pipes.retain(|memory| !memory.is_let_go());
+                (!pipes.is_empty()).then_some(Made::HeldPipes(pipes))
             }
         }
     }

@@ -6,8 +6,10 @@ use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{NewChannel, Payer, Violation};
+use crate::pipes::{NewPipe, NewPort, PipeMemory};
 use crate::standing::Place;
 use pd_abi::Frame;
+use pd_pipe::Offer;
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -45,6 +47,8 @@ pub enum ToDoor {
     ReadAddresses { payer: Payer, id: NamespaceId, namespace: Arc<OwnedFd> },
     /// Say when this process has ended.
     Watch { pidfd: Arc<OwnedFd> },
+    /// From the agent of pipes: what the client is to map, or why it gets nothing.
+    PipeOpened { client: ClientId, serial: u64, number: u32, opened: Result<Box<Offer>, (Errno, String)> },
     /// From a helper.
     Made { client: ClientId, serial: u64, made: Made },
 }
@@ -62,6 +66,12 @@ pub enum Made {
     Addresses(Box<Reading>),
     /// Regions that clients which have gone passed on.
     Held(Vec<Region>),
+    /// A pipe.
+    Pipe(Result<Box<NewPipe>, Exhausted>),
+    /// A pipe's memory is sealed and whole, or it is not.
+    PipeSealed(u32, Result<(), pd_pipe::Violation>),
+    /// As [`Self::Held`], of pipes.
+    HeldPipes(Vec<Arc<PipeMemory>>),
     /// A frame was received, and whether descriptors came with it; none at the end.
     Received(Result<Option<(Box<Frame>, bool)>, Errno>),
 }
@@ -127,6 +137,8 @@ pub enum Asked {
     Apply(crate::policy::Policy),
     /// [`Ask::Register`], looked up.
     Register(Registering),
+    /// [`Ask::PortAdd`], made.
+    AddPort { name: String, kind: &'static str, port: NewPort },
 }
 
 /// A container to be registered, by a process in it.

@@ -17,6 +17,7 @@ mod guest;
 mod helpers;
 mod listen;
 mod messages;
+mod pipes;
 mod telling;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 mod testing;
@@ -31,6 +32,7 @@ use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
 use crate::messages::DRIVER;
+use crate::pipes::{Pipes, ToNic};
 use crate::settings::Settings;
 use crate::standing::Host;
 use crate::StartError;
@@ -73,6 +75,7 @@ pub struct Door {
     inbox: Arc<Mailbox<ToDoor>>,
     conductor: Arc<Mailbox<FromDoor>>,
     pool: Arc<Pool>,
+    pipes: Arc<Pipes>,
     clients_max: usize,
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -97,7 +100,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door at the sockets.
+    /// A door at the sockets, with its own mailbox and the conductor's.
     ///
     /// # Errors
     /// Those of `epoll` and a pipe.
@@ -105,10 +108,10 @@ impl Door {
         settings: &Settings,
         sockets: Sockets,
         clock: Arc<dyn Clock>,
-        inbox: Arc<Mailbox<ToDoor>>,
-        conductor: Arc<Mailbox<FromDoor>>,
+        (inbox, conductor): (Arc<Mailbox<ToDoor>>, Arc<Mailbox<FromDoor>>),
         pool: Arc<Pool>,
         counters: Arc<CounterRegion>,
+        pipes: Arc<Pipes>,
     ) -> Result<Self, StartError> {
         let Sockets { attach: listener, admin, is_safe } = sockets;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -127,6 +130,7 @@ impl Door {
             inbox,
             conductor,
             pool,
+            pipes,
             clients_max: settings.clients_max,
             epoll,
             listener,
@@ -234,6 +238,8 @@ impl Door {
             ToDoor::SetTenant { client, tenant } => {
                 if let Some(guest) = self.guests.get(client) {
                     guest.set_tenant(tenant);
+                    let payer = guest.payer();
+                    self.pipes.send(ToNic::SetPayer { client, payer });
                 }
             }
             ToDoor::Answer { client, frame, fd } => self.answer(client, *frame, fd.into_iter().collect()),
@@ -272,6 +278,9 @@ impl Door {
                     Err(error) => tracing::error!(%error, "cannot watch a container"),
                 }
             }
+            ToDoor::PipeOpened { client, serial, number, opened } => {
+                self.pipe_opened(client, serial, number, opened);
+            }
             ToDoor::Made { client, serial, made } => self.made(client, serial, made),
         }
     }
@@ -290,6 +299,7 @@ impl Door {
             let _ = epoll::delete(&self.epoll, &*guest.socket);
             let _ = epoll::delete(&self.epoll, &*guest.pidfd);
             let _ = rustix::net::shutdown(&*guest.socket, rustix::net::Shutdown::Both);
+            self.end_pipes(client);
         }
     }
 

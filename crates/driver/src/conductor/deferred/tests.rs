@@ -80,7 +80,12 @@ impl Stage {
             Settings::default(),
             Arc::clone(&clock) as Arc<dyn Clock>,
             inboxes.clone(),
-            Others { door: Arc::clone(&door), movers, gate: Err("none in this test".to_owned()) },
+            Others {
+                door: Arc::clone(&door),
+                movers,
+                gate: Err("none in this test".to_owned()),
+                pipes: crate::pipes::Pipes::new().unwrap(),
+            },
             Pool::of(all, HugepageUse::Off),
             Arc::new(Metrics::new(&counters, 0)),
         );

@@ -1,0 +1,43 @@
+//! What the conductor tells the agent of pipes: tenants and policies. All else it leaves to it.
+use super::Conductor;
+use crate::admin::{Answer, Ask};
+use crate::door::Asked;
+use crate::pipes::ToNic;
+use std::sync::mpsc::Sender;
+
+impl Conductor {
+    /// Tells of all tenants, and of what the policy says of pipes.
+    pub(super) fn tell_pipes(&self) {
+        if self.pipes.is_started() {
+            let (binds, tenants) = self.tenants.of_pipes();
+            self.pipes.send(ToNic::Policy { binds, tenants });
+        }
+    }
+
+    /// What an administrator asks of ports and pipes. The agent answers.
+    pub(super) fn hear_of_pipes(&self, asked: Asked, reply: Sender<Answer>) {
+        let message = match asked {
+            Asked::AddPort { name, kind, port } => {
+                if let Err(error) = self.pipes.start() {
+                    let _ = reply.send(Answer::Error(format!("port {name}: {error}")));
+                    return;
+                }
+                self.tell_pipes();
+                ToNic::AddPort { name, kind, port, reply }
+            }
+            Asked::Plain(Ask::PortRemove { name }) if self.pipes.is_started() => {
+                ToNic::RemovePort { name, reply }
+            }
+            Asked::Plain(Ask::Pipes) if self.pipes.is_started() => ToNic::Report { reply },
+            Asked::Plain(Ask::Pipes) => {
+                let _ = reply.send(Answer::Pipes(Box::default()));
+                return;
+            }
+            _ => {
+                let _ = reply.send(Answer::Error("there are no ports".to_owned()));
+                return;
+            }
+        };
+        self.pipes.send(message);
+    }
+}

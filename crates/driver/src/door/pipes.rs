@@ -1,0 +1,172 @@
+//! Pipes of guests: what they ask for, and the memory, which stays here until no program holds it.
+use super::guest::{Guest, GuestPipe};
+use super::helpers::{Job, NOBODY};
+use super::Door;
+use crate::calls::{may, Call};
+use crate::ids::ClientId;
+use crate::memory::Amounts;
+use crate::messages::Violation;
+use crate::pipes::{NewPipe, Opening, PipeMemory, ToNic};
+use pd_abi::pipe::{PipeDirection, PipeUnit};
+use pd_abi::{Frame, FrameKind};
+use pd_pipe::{Direction, Files, Offer, Shape, Unit};
+use rustix::io::Errno;
+use rustix::pipe::{pipe_with, PipeFlags};
+use std::sync::Arc;
+
+/// Pipes of one client.
+const PIPES_MAX: usize = 256;
+
+impl Door {
+    /// Has a helper make the memory of a pipe.
+    pub(super) fn add_packet_pipe(&mut self, id: ClientId, frame: &Frame) -> Result<(), Violation> {
+        let wish = frame.wish().filter(|wish| wish.names().is_some()).ok_or(Violation::Frame)?;
+        if !self.pipes.is_started() {
+            self.refuse(id, Errno::NOENT, "the driver has no ports: pd port add makes one");
+            return Ok(());
+        }
+        let direction = match wish.direction {
+            PipeDirection::Receive => Direction::Receive,
+            PipeDirection::Send => Direction::Send,
+            PipeDirection::Forward => Direction::Forward,
+        };
+        let unit = if wish.unit == PipeUnit::Frames { Unit::Frames } else { Unit::Bytes };
+        let Ok(shape) = Shape::new(direction, unit, frame.bytes) else {
+            self.refuse(id, Errno::INVAL, "a pipe's ring is a power of two from 32 KiB to 64 MiB");
+            return Ok(());
+        };
+        let guest = self.guests.here(id).ok_or(Violation::Frame)?;
+        if guest.pipes.len() >= PIPES_MAX {
+            self.refuse(id, Errno::MFILE, "a client has 256 pipes at most");
+            return Ok(());
+        }
+        let (payer, whose) = (guest.payer(), (id, guest.serial));
+        let Some(account) = guest.account() else { return Ok(()) };
+        // A bell takes one more.
+        let descriptors = Files::DESCRIPTORS + 1;
+        let amounts = Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() };
+        match account.lease(amounts) {
+            Ok(lease) => self.helpers.give(payer, whose, Job::Pipe(Box::new((lease, shape, wish)))),
+            Err(exhausted) => self.refuse_exhausted(id, exhausted),
+        }
+        Ok(())
+    }
+
+    /// A pipe is made: the agent says whether it is opened.
+    pub(super) fn pipe_made(&mut self, id: ClientId, new: NewPipe) {
+        let NewPipe { wish, made, offer, memory } = new;
+        let Some(guest) = self.guests.here(id) else { return };
+        let number = guest.number_pipe();
+        guest.pipes.insert(number, GuestPipe { memory: Arc::new(memory), is_mapped: false, has_bell: false });
+        let (client, serial, payer) = (id, guest.serial, guest.payer());
+        let opening = Opening { client, serial, payer, number, wish, made, offer };
+        self.pipes.send(ToNic::Open(Box::new(opening)));
+    }
+
+    /// The agent has opened a pipe, or says why not.
+    pub(super) fn pipe_opened(
+        &mut self,
+        id: ClientId,
+        serial: u64,
+        number: u32,
+        opened: Result<Box<Offer>, (Errno, String)>,
+    ) {
+        let Some(guest) = self.guests.here(id).filter(|guest| guest.serial == serial) else { return };
+        match opened {
+            Ok(offer) => {
+                let frame =
+                    Frame::new(FrameKind::Pipe).with_id(number).with_bytes(offer.shape.ring_bytes(), 0);
+                self.answer(id, frame, vec![offer.status, offer.control, offer.ring, offer.doorbell]);
+            }
+            Err((errno, why)) => {
+                let memory = guest.pipes.remove(&number).map(|pipe| pipe.memory);
+                self.let_go(id, memory.into_iter().collect());
+                self.refuse(id, errno, &why);
+            }
+        }
+    }
+
+    fn pipe(&mut self, id: ClientId, number: u32) -> Result<(&mut GuestPipe, (ClientId, u64)), Violation> {
+        let guest = self.guests.here(id).ok_or(Violation::Frame)?;
+        let whose = (id, guest.serial);
+        Ok((guest.pipes.get_mut(&number).ok_or(Violation::Frame)?, whose))
+    }
+
+    /// Has a helper seal the memory that the guest has mapped.
+    pub(super) fn seal_packet_pipe(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
+        let (pipe, whose) = self.pipe(id, number)?;
+        if std::mem::replace(&mut pipe.is_mapped, true) {
+            return Err(Violation::Frame);
+        }
+        let job = Job::SealPipe(number, Arc::clone(&pipe.memory));
+        if let Some(payer) = self.guests.here(id).map(|guest| guest.payer()) {
+            self.helpers.give(payer, whose, job);
+        }
+        Ok(())
+    }
+
+    /// The memory of a pipe is sealed and whole, or the guest has taken pages away.
+    pub(super) fn pipe_sealed(&mut self, id: ClientId, number: u32, sealed: Result<(), pd_pipe::Violation>) {
+        match sealed {
+            Ok(()) => {
+                self.pipes.send(ToNic::Start { client: id, number });
+                self.answer(id, Frame::new(FrameKind::Ready).with_id(number), Vec::new());
+            }
+            Err(violation) => {
+                self.drop_pipe(id, number);
+                self.refuse(id, Errno::PROTO, &violation.to_string());
+            }
+        }
+    }
+
+    /// Gives a guest a pipe of the kernel to wait by.
+    pub(super) fn add_pipe_bell(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
+        let (pipe, _) = self.pipe(id, number)?;
+        if std::mem::replace(&mut pipe.has_bell, true) {
+            self.refuse(id, Errno::EXIST, "a pipe has one bell");
+            return Ok(());
+        }
+        match may(Call::Pipe).and_then(|()| pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)) {
+            Ok((theirs, bell)) => {
+                self.pipes.send(ToNic::Bell { client: id, number, bell });
+                self.answer(id, Frame::new(FrameKind::PipeBell).with_id(number), vec![theirs]);
+            }
+            Err(errno) => {
+                let (pipe, _) = self.pipe(id, number)?;
+                pipe.has_bell = false;
+                self.refuse(id, errno, "no descriptors left in the driver");
+            }
+        }
+        Ok(())
+    }
+
+    /// A guest needs a pipe no more.
+    pub(super) fn close_packet_pipe(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
+        self.pipe(id, number)?;
+        self.drop_pipe(id, number);
+        self.answer(id, Frame::new(FrameKind::Ready).with_id(number), Vec::new());
+        Ok(())
+    }
+
+    fn drop_pipe(&mut self, id: ClientId, number: u32) {
+        let Some(pipe) = self.guests.here(id).and_then(|guest| guest.pipes.remove(&number)) else { return };
+        self.pipes.send(ToNic::Close { client: id, number });
+        self.let_go(id, vec![pipe.memory]);
+    }
+
+    fn let_go(&mut self, id: ClientId, memory: Vec<Arc<PipeMemory>>) {
+        let payer = self.guests.get(id).map(|guest| guest.payer());
+        if let Some(payer) = payer.filter(|_| !memory.is_empty()) {
+            self.helpers.give(payer, NOBODY, Job::LetGo(memory));
+        }
+    }
+
+    /// A guest is leaving: its pipes end.
+    pub(super) fn end_pipes(&mut self, id: ClientId) {
+        let pipes = self.guests.get(id).map(Guest::take_pipes).unwrap_or_default();
+        if !pipes.is_empty() {
+            self.pipes.send(ToNic::Left { client: id });
+            self.let_go(id, pipes);
+        }
+    }
+}

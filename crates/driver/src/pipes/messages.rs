@@ -1,0 +1,132 @@
+//! What door, conductor and administrators tell the agent of pipes.
+use crate::admin::Answer;
+use crate::calls::{may, Call};
+use crate::ids::ClientId;
+use crate::memory::{Exhausted, Lease};
+use crate::messages::Payer;
+use crate::policy::bind::Binds;
+use crate::policy::budget::Budget;
+use pd_abi::pipe::PipeWish;
+use pd_pipe::{Files, Made, Offer, Shape};
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::Sender;
+use std::sync::Arc;
+
+/// A tenant as it stands, in the order of their numbers.
+#[derive(Debug)]
+pub struct TenantNow {
+    pub name: String,
+    pub budget: Arc<Budget>,
+}
+
+/// A port to be added.
+#[derive(Debug)]
+pub enum NewPort {
+    One(Box<pd_pipe::Port>),
+    /// Two ends, `NAME.0` and `NAME.1`.
+    Link,
+}
+
+/// The memory of a pipe, and what it is charged.
+#[derive(Debug)]
+pub struct PipeMemory {
+    files: Files,
+    _lease: Lease,
+}
+
+impl PipeMemory {
+    /// Seals what the client has mapped.
+    ///
+    /// # Errors
+    /// Where it has taken pages away.
+    pub fn seal(&self) -> Result<(), pd_pipe::Violation> {
+        self.files.seal()
+    }
+
+    /// Whether no client holds it any more.
+    pub fn is_let_go(&self) -> bool {
+        self.files.are_let_go()
+    }
+}
+
+/// A pipe that a helper has made.
+#[derive(Debug)]
+pub struct NewPipe {
+    pub wish: PipeWish,
+    pub made: Made,
+    pub offer: Offer,
+    pub memory: PipeMemory,
+}
+
+impl NewPipe {
+    /// Makes it. The lease is for its memory.
+    ///
+    /// # Errors
+    /// Those of making memory.
+    pub fn make(lease: Lease, shape: Shape, wish: PipeWish) -> Result<Self, Exhausted> {
+        may(Call::MakeMemory).map_err(Exhausted::Memory)?;
+        let (made, files, offer) = Made::new(shape).map_err(Exhausted::Memory)?;
+        Ok(Self { wish, made, offer, memory: PipeMemory { files, _lease: lease } })
+    }
+}
+
+/// A pipe to be opened. Answered by [`crate::door::ToDoor::PipeOpened`].
+#[derive(Debug)]
+pub struct Opening {
+    pub client: ClientId,
+    /// The door's serial of the client.
+    pub serial: u64,
+    pub payer: Payer,
+    pub number: u32,
+    pub wish: PipeWish,
+    pub made: Made,
+    pub offer: Offer,
+}
+
+/// To the agent. What concerns one client comes in order.
+#[derive(Debug)]
+pub enum ToNic {
+    /// From the conductor: what the policy says, and all tenants. Pipes that it denies end.
+    Policy {
+        binds: Binds,
+        tenants: Vec<TenantNow>,
+    },
+    AddPort {
+        name: String,
+        kind: &'static str,
+        port: NewPort,
+        reply: Sender<Answer>,
+    },
+    RemovePort {
+        name: String,
+        reply: Sender<Answer>,
+    },
+    Report {
+        reply: Sender<Answer>,
+    },
+    Open(Box<Opening>),
+    /// Its memory is sealed.
+    Start {
+        client: ClientId,
+        number: u32,
+    },
+    /// Its client waits by this pipe of the kernel, whose writing end it is.
+    Bell {
+        client: ClientId,
+        number: u32,
+        bell: OwnedFd,
+    },
+    /// Its client needs it no more, or had taken pages away.
+    Close {
+        client: ClientId,
+        number: u32,
+    },
+    /// All pipes of a client that is gone.
+    Left {
+        client: ClientId,
+    },
+    SetPayer {
+        client: ClientId,
+        payer: Payer,
+    },
+}

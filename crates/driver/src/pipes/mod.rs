@@ -1,0 +1,77 @@
+//! Pipes of clients ([`pd_pipe`]): packets of ports, in rings that a client shares with an agent of the driver.
+//!
+//! The door reads what clients ask, has memory made and sealed by the payer's helper, and keeps it until it is let go. A thread `pd-nic`
+//! has the agent: ports, pipes, what the policy says of them, and their accounts ([`nic`]). It starts with the first port and sleeps while
+//! nothing comes. The conductor tells it of tenants and policies. Nobody else touches a pipe, and no flow knows of one.
+mod messages;
+pub mod nic;
+pub mod report;
+
+pub use messages::{NewPipe, NewPort, Opening, PipeMemory, TenantNow, ToNic};
+
+use crate::mailbox::Mailbox;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+type Starter = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
+
+/// Where door and conductor reach the agent.
+pub struct Pipes {
+    inbox: Arc<Mailbox<ToNic>>,
+    started: AtomicBool,
+    starter: Mutex<Option<Starter>>,
+}
+
+impl fmt::Debug for Pipes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pipes").field("started", &self.started).finish_non_exhaustive()
+    }
+}
+
+impl Pipes {
+    /// Without an agent.
+    ///
+    /// # Errors
+    /// Those of `eventfd`.
+    pub fn new() -> rustix::io::Result<Arc<Self>> {
+        let (started, starter) = (AtomicBool::new(false), Mutex::default());
+        Ok(Arc::new(Self { inbox: Mailbox::new()?, started, starter }))
+    }
+
+    /// Sets how the agent is started.
+    pub fn set_starter(&self, start: Starter) {
+        *self.starter.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
+    }
+
+    /// Starts the agent, unless it runs.
+    ///
+    /// # Errors
+    /// Those of making a thread, and where there is none to be made.
+    pub fn start(&self) -> std::io::Result<()> {
+        if self.is_started() {
+            return Ok(());
+        }
+        let starter = self.starter.lock().unwrap_or_else(PoisonError::into_inner).take();
+        starter.ok_or_else(|| std::io::Error::other("this driver has no agent for pipes"))?()?;
+        self.started.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether there is or was a port.
+    pub fn is_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+
+    /// Tells the agent, if there is one.
+    pub fn send(&self, message: ToNic) {
+        if self.is_started() {
+            self.inbox.send(message);
+        }
+    }
+
+    /// Where the agent is told things.
+    pub fn inbox(&self) -> &Arc<Mailbox<ToNic>> {
+        &self.inbox
+    }
+}

@@ -1,0 +1,569 @@
+//! The agent of pipes, on a thread of its own: ports by name, pipes by client, policy, rates and accounts.
+//!
+//! It takes commands from its mailbox, fills the purses of tenants with rates, and has the agent take a turn. With nothing to do it sleeps
+//! on the doorbells of pipes and on its mailbox. Whatever a client writes, the agent alone looks at it ([`pd_pipe::Agent`]).
+use super::messages::{NewPort, Opening, TenantNow, ToNic};
+use super::report::{PipeReport, PipesReport, PortReport, TenantCounts, TenantPipes};
+use crate::admin::Answer;
+use crate::clock::Clock;
+use crate::door::ToDoor;
+use crate::ids::{ClientId, TenantId};
+use crate::limiter::Limiter;
+use crate::mailbox::Mailbox;
+use crate::messages::Payer;
+use crate::policy::bind::Binds;
+use crate::policy::budget::Budget;
+use crate::policy::rate::{Bucket, Meter};
+use pd_abi::pipe::{PipeWish, PIPE_PORTS_MAX};
+use pd_pipe::{
+    Agent, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tokens, Unit,
+    PIPES_MAX,
+};
+use pd_shm::Spin;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Ports of a driver.
+const PORTS_MAX: usize = 1024;
+/// Longest name of a port.
+const NAME_BYTES_MAX: usize = 15;
+const CUT_OFF: &str = "a pipe ended: its client broke the protocol";
+
+#[derive(Debug)]
+struct Port {
+    id: PortId,
+    kind: &'static str,
+}
+
+#[derive(Debug)]
+struct Pipe {
+    id: PipeId,
+    payer: Payer,
+    ports: Vec<String>,
+    flow: Flow,
+    shape: Shape,
+    /// What its tenant's account has of it.
+    settled: PipeCounts,
+    /// Why it has ended.
+    ended: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Tenant {
+    name: String,
+    budget: Option<Arc<Budget>>,
+    bytes: Meter,
+    messages: Meter,
+    /// Tokens as they were put into the purse.
+    granted: Option<Tokens>,
+    /// Bytes sent beyond what was granted.
+    debt: u64,
+    account: TenantCounts,
+    opened: u64,
+    refused: u64,
+    cut_off: u64,
+}
+
+/// See the module.
+pub struct Nic {
+    agent: Agent,
+    clock: Arc<dyn Clock>,
+    inbox: Arc<Mailbox<ToNic>>,
+    door: Arc<Mailbox<ToDoor>>,
+    binds: Binds,
+    tenants: Vec<Tenant>,
+    ports: BTreeMap<String, Port>,
+    pipes: BTreeMap<(ClientId, u32), Pipe>,
+    /// Tenants with pipes and rates.
+    rated: BTreeSet<TenantId>,
+    log: Limiter<(&'static str, Payer)>,
+    spin: Duration,
+}
+
+impl Nic {
+    /// Without ports.
+    ///
+    /// # Errors
+    /// Those of making an epoll set.
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        inbox: Arc<Mailbox<ToNic>>,
+        door: Arc<Mailbox<ToDoor>>,
+        spin: Duration,
+    ) -> rustix::io::Result<Self> {
+        let agent = Agent::new()?;
+        agent.watch(inbox.fd())?;
+        Ok(Self {
+            agent,
+            clock,
+            inbox,
+            door,
+            binds: Binds::default(),
+            tenants: Vec::new(),
+            ports: BTreeMap::new(),
+            pipes: BTreeMap::new(),
+            rated: BTreeSet::new(),
+            log: Limiter::default(),
+            spin,
+        })
+    }
+
+    /// Takes turns until `stop`; sleeps for `idle` at most where there is nothing to do.
+    pub fn run(mut self, stop: &AtomicBool, idle: Duration) {
+        let mut spin = Spin::new(self.spin);
+        let inbox = Arc::clone(&self.inbox);
+        while !stop.load(Ordering::Acquire) {
+            let (mut busy, mut until) = self.turn();
+            if !busy && until.is_none() {
+                busy = spin.until(|| {
+                    let turn = self.turn();
+                    until = turn.1;
+                    turn.0 || until.is_some()
+                });
+            }
+            // Where tokens are lacking all other work is done, too, and goes on after the sleep.
+            if busy && until.is_none() {
+                continue;
+            }
+            let timeout = until.map_or(idle, |until| until.saturating_sub(self.clock.now()).min(idle));
+            inbox.set_asleep(true);
+            if !inbox.is_filled() {
+                self.agent.wait(if busy { Duration::ZERO } else { timeout });
+            }
+            inbox.set_asleep(false);
+            spin.slept();
+        }
+    }
+
+    /// One turn. Whether there was anything to do, and when those have tokens again who lack them.
+    fn turn(&mut self) -> (bool, Option<Duration>) {
+        let mut busy = self.take_commands();
+        let until = self.fill_purses();
+        busy |= self.agent.turn();
+        for broken in self.agent.take_broken() {
+            let of = self.pipes.iter().find(|(_, pipe)| pipe.id == broken).map(|(key, _)| *key);
+            of.into_iter().for_each(|(client, number)| self.settle(client, number));
+        }
+        (busy, until.filter(|_| self.agent.lacks_tokens()))
+    }
+
+    fn take_commands(&mut self) -> bool {
+        if !self.inbox.is_filled() {
+            return false;
+        }
+        let mut commands = VecDeque::new();
+        self.inbox.drain(&mut commands);
+        commands.into_iter().for_each(|command| self.carry_out(command));
+        true
+    }
+
+    fn carry_out(&mut self, command: ToNic) {
+        match command {
+            ToNic::Policy { binds, tenants } => self.apply(binds, tenants),
+            ToNic::AddPort { name, kind, port, reply } => {
+                let answer = self.add_port(&name, kind, port).map_or_else(Answer::Error, |()| Answer::Done);
+                let _ = reply.send(answer);
+            }
+            ToNic::RemovePort { name, reply } => {
+                let answer = self.remove_port(&name).map_or_else(Answer::Error, |()| Answer::Done);
+                let _ = reply.send(answer);
+            }
+            ToNic::Report { reply } => {
+                let _ = reply.send(Answer::Pipes(Box::new(self.report())));
+            }
+            ToNic::Open(opening) => self.open(*opening),
+            ToNic::Start { client, number } => {
+                if let Some(pipe) = self.pipes.get(&(client, number)) {
+                    let _ = self.agent.start(pipe.id);
+                }
+            }
+            ToNic::Bell { client, number, bell } => {
+                if let Some(pipe) = self.pipes.get(&(client, number)) {
+                    self.agent.set_bell(pipe.id, bell);
+                }
+            }
+            ToNic::Close { client, number } => self.close(client, number),
+            ToNic::Left { client } => {
+                self.of(client).into_iter().for_each(|number| self.close(client, number))
+            }
+            ToNic::SetPayer { client, payer } => {
+                for number in self.of(client) {
+                    self.settle(client, number);
+                    if let Some(pipe) = self.pipes.get_mut(&(client, number)) {
+                        pipe.payer = payer;
+                    }
+                    self.judge_again(client, number);
+                }
+            }
+        }
+    }
+
+    /// Numbers of a client's pipes.
+    fn of(&self, client: ClientId) -> Vec<u32> {
+        self.pipes.range((client, 0)..=(client, u32::MAX)).map(|((_, number), _)| *number).collect()
+    }
+
+    fn add_port(&mut self, name: &str, kind: &'static str, port: NewPort) -> Result<(), String> {
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        if !(1..=NAME_BYTES_MAX).contains(&name.len()) || !name.chars().all(good) {
+            return Err(format!(
+                "'{name}' is no name for a port; use 1 to {NAME_BYTES_MAX} letters, digits, '-' or '_'"
+            ));
+        }
+        if self.ports.contains_key(name) || self.ports.contains_key(&format!("{name}.0")) {
+            return Err(format!("there is a port {name} already"));
+        }
+        if self.ports.len() + 2 > PORTS_MAX {
+            return Err(format!("a driver has {PORTS_MAX} ports at most"));
+        }
+        match port {
+            NewPort::One(port) => {
+                let id = self.agent.add_port(*port);
+                self.ports.insert(name.to_owned(), Port { id, kind });
+            }
+            NewPort::Link => {
+                let (near, far) = self.agent.add_link();
+                self.ports.insert(format!("{name}.0"), Port { id: near, kind });
+                self.ports.insert(format!("{name}.1"), Port { id: far, kind });
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_port(&mut self, name: &str) -> Result<(), String> {
+        let ends = [name.to_owned(), format!("{name}.0"), format!("{name}.1")];
+        let gone: Vec<_> = ends.iter().filter_map(|end| Some((end, self.ports.get(end)?.id))).collect();
+        if gone.is_empty() || name.contains('.') {
+            return Err(format!("there is no port {name}"));
+        }
+        for ((_, number), pipe) in &mut self.pipes {
+            if pipe.ended.is_none() && pipe.ports.iter().any(|port| ends.contains(port)) {
+                tracing::debug!(number, name, "a pipe ends with its port");
+                pipe.ended = Some("its port was removed".to_owned());
+            }
+        }
+        let names: Vec<_> = gone.iter().map(|(end, _)| (*end).clone()).collect();
+        // Of a link the first takes both.
+        self.agent.remove_port(gone[0].1);
+        self.ports.retain(|name, _| !names.contains(name));
+        Ok(())
+    }
+
+    fn tenant(&mut self, id: TenantId) -> &mut Tenant {
+        if self.tenants.len() <= id.index() {
+            self.tenants.resize_with(id.index() + 1, Tenant::default);
+        }
+        &mut self.tenants[id.index()]
+    }
+
+    fn open(&mut self, opening: Opening) {
+        let Opening { client, serial, payer, number, wish, made, offer } = opening;
+        let opened = self.try_open(client, payer, number, &wish, made);
+        match &opened {
+            Ok(()) => self.tenant(payer.0).opened += 1,
+            Err(_) => self.tenant(payer.0).refused += 1,
+        }
+        let opened = opened.map(|()| Box::new(offer));
+        self.door.send(ToDoor::PipeOpened { client, serial, number, opened });
+    }
+
+    fn try_open(
+        &mut self,
+        client: ClientId,
+        payer: Payer,
+        number: u32,
+        wish: &PipeWish,
+        made: pd_pipe::Made,
+    ) -> Result<(), (Errno, String)> {
+        let names: Vec<&str> = wish.names().map(Iterator::collect).unwrap_or_default();
+        let flow = flow(wish);
+        if names.is_empty() || names.len() > PIPE_PORTS_MAX {
+            return Err((Errno::INVAL, "a pipe belongs to a port".to_owned()));
+        }
+        let tenant = self.tenant(payer.0).name.clone();
+        // First, so that a tenant learns nothing of ports that it may not use.
+        let lease =
+            self.binds.judge(&tenant, &names, &flow).map_err(|why| (Errno::ACCESS, why.to_string()))?;
+        let mut ids = Vec::new();
+        for name in &names {
+            let port = self.ports.get(*name).ok_or_else(|| {
+                (Errno::NOENT, format!("there is no port {name}: pd port ls says which there are"))
+            })?;
+            ids.push(port.id);
+        }
+        self.check_share(payer)?;
+        // A flow that another tenant has is not shared with it.
+        let is_taken = |pipe: &Pipe| {
+            pipe.ended.is_none()
+                && pipe.payer != payer
+                && pipe.shape.receives()
+                && pipe.ports[0] == names[0]
+                && pipe.flow == flow
+        };
+        let shape = made.shape();
+        if shape.receives() && self.pipes.values().any(is_taken) {
+            let why = format!("another tenant has these frames of port {}", names[0]);
+            return Err((Errno::ADDRINUSE, why));
+        }
+        let route = Route { port: ids[0], others: ids[1..].to_vec(), flow, lease };
+        let id = self.agent.adopt(made, &route).map_err(|errno| (errno, advice(errno).to_owned()))?;
+        self.set_purse(id, payer);
+        let ports = names.iter().map(|&name| name.to_owned()).collect();
+        let settled = PipeCounts::default();
+        self.pipes.insert((client, number), Pipe { id, payer, ports, flow, shape, settled, ended: None });
+        Ok(())
+    }
+
+    /// Whether a payer may have one more pipe: half of what others leave.
+    fn check_share(&self, payer: Payer) -> Result<(), (Errno, String)> {
+        let own = self.pipes.values().filter(|pipe| pipe.payer == payer).count();
+        let others = self.pipes.len() - own;
+        if own + 1 > (PIPES_MAX - others) / 2 {
+            return Err((
+                Errno::MFILE,
+                format!("the tenant has its share of the driver's {PIPES_MAX} pipes"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn set_purse(&mut self, id: PipeId, payer: Payer) {
+        let budget = self.tenant(payer.0).budget.as_ref();
+        let limited = budget.is_some_and(|budget| budget.bytes.is_some() || budget.messages.is_some());
+        if limited {
+            self.rated.insert(payer.0);
+        }
+        self.agent.set_purse(id, limited.then_some(payer.0.index()));
+    }
+
+    fn close(&mut self, client: ClientId, number: u32) {
+        self.settle(client, number);
+        if let Some(pipe) = self.pipes.remove(&(client, number)) {
+            self.agent.close(pipe.id);
+            self.forget_rates();
+        }
+    }
+
+    /// Draws no tokens for tenants without pipes.
+    fn forget_rates(&mut self) {
+        let pipes = &self.pipes;
+        self.rated.retain(|&tenant| pipes.values().any(|pipe| pipe.payer.0 == tenant));
+    }
+
+    /// Puts what went through a pipe since the last time on its tenant's account.
+    fn settle(&mut self, client: ClientId, number: u32) {
+        let Some(pipe) = self.pipes.get_mut(&(client, number)) else { return };
+        let Some(now) = self.agent.counts(pipe.id) else { return };
+        let was = std::mem::replace(&mut pipe.settled, now);
+        let violation = self.agent.violation(pipe.id);
+        let broke = pipe.ended.is_none().then_some(violation).flatten();
+        if let Some(violation) = broke {
+            pipe.ended = Some(violation.to_string());
+        }
+        let payer = pipe.payer;
+        let tenant = self.tenant(payer.0);
+        add(&mut tenant.account, &counts(&now), &counts(&was));
+        if let Some(violation) = broke {
+            tenant.cut_off += 1;
+            if self.log.may_say((CUT_OFF, payer), self.clock.now()) {
+                tracing::warn!(%client, number, %violation, "{CUT_OFF}");
+            }
+        }
+    }
+
+    fn apply(&mut self, binds: Binds, tenants: Vec<TenantNow>) {
+        self.binds = binds;
+        for (index, TenantNow { name, budget }) in tenants.into_iter().enumerate() {
+            let tenant = self.tenant(TenantId::at(index));
+            tenant.name = name;
+            tenant.budget = Some(budget);
+        }
+        let all: Vec<_> = self.pipes.keys().copied().collect();
+        for (client, number) in all {
+            self.judge_again(client, number);
+        }
+        self.forget_rates();
+    }
+
+    /// Ends a pipe that the policy denies by now, or whose frames it wants to come from elsewhere.
+    fn judge_again(&mut self, client: ClientId, number: u32) {
+        let Some(pipe) = self.pipes.get(&(client, number)) else { return };
+        let (id, payer) = (pipe.id, pipe.payer);
+        let names: Vec<&str> = pipe.ports.iter().map(String::as_str).collect();
+        let tenant = self.tenants.get(payer.0.index()).map_or("", |tenant| &*tenant.name);
+        match self.binds.judge(tenant, &names, &pipe.flow) {
+            Ok(lease) => {
+                self.agent.set_lease(id, lease);
+                self.set_purse(id, payer);
+            }
+            Err(why) => {
+                self.agent.end(id, Errno::ACCESS);
+                if let Some(pipe) = self.pipes.get_mut(&(client, number)) {
+                    pipe.ended.get_or_insert(why.to_string());
+                }
+            }
+        }
+    }
+
+    /// Takes what was spent out of the meters of tenants with rates, and fills their purses. Returns when the first has tokens again.
+    fn fill_purses(&mut self) -> Option<Duration> {
+        let mut next: Option<Duration> = None;
+        for id in &self.rated {
+            let (index, tenant) = (id.index(), &mut self.tenants[id.index()]);
+            let Some(budget) = tenant.budget.as_ref().filter(|b| b.bytes.is_some() || b.messages.is_some())
+            else {
+                continue;
+            };
+            let now = self.clock.now();
+            let left = self.agent.fill_purse(index, Tokens::ALL);
+            if let Some(granted) = tenant.granted.take() {
+                let bytes = granted.bytes.saturating_sub(left.bytes).max(0) as u64;
+                tenant.debt += bytes.saturating_sub(granted.bytes.max(0) as u64);
+                tenant.bytes.spend(bytes.min(granted.bytes.max(0) as u64));
+                tenant.messages.spend(granted.frames.saturating_sub(left.frames));
+            }
+            let mut wait = |ready: Result<u64, Duration>| {
+                ready.unwrap_or_else(|at| {
+                    next = Some(next.map_or(at, |next| next.min(at)));
+                    0
+                })
+            };
+            let ask = |meter: &mut Meter, bucket: &Option<Bucket>| {
+                bucket.as_ref().map(|bucket| meter.ready(bucket, 1, now))
+            };
+            let mut bytes = ask(&mut tenant.bytes, &budget.bytes).map_or(i64::MAX as u64, &mut wait);
+            let frames = ask(&mut tenant.messages, &budget.messages).map_or(u64::MAX, &mut wait);
+            if budget.bytes.is_some() {
+                let paid = tenant.debt.min(bytes);
+                tenant.bytes.spend(paid);
+                tenant.debt -= paid;
+                bytes -= paid;
+                if bytes == 0 && paid > 0 {
+                    // The next look takes more.
+                    wait(Err(now));
+                }
+            }
+            let tokens = Tokens { frames, bytes: bytes.min(i64::MAX as u64) as i64 };
+            self.agent.fill_purse(index, tokens);
+            tenant.granted = Some(tokens);
+            if frames == 0 || bytes == 0 {
+                budget.waits.fetch_add(u64::from(self.agent.lacks_tokens()), Ordering::Relaxed);
+            }
+        }
+        next
+    }
+
+    fn report(&mut self) -> PipesReport {
+        let all: Vec<_> = self.pipes.keys().copied().collect();
+        all.iter().for_each(|&(client, number)| self.settle(client, number));
+        let ports = self.ports.iter().map(|(name, port)| {
+            let pipes = self.pipes.values().filter(|pipe| pipe.ended.is_none() && pipe.ports[0] == *name);
+            let counts = self.agent.port_counts(port.id);
+            let gen = match self.agent.port(port.id) {
+                pd_pipe::Port::Gen(gen) => gen.counts(),
+                _ => Default::default(),
+            };
+            port_report(name, port.kind, pipes.count(), counts, (gen.wrong, gen.missing))
+        });
+        let ports = ports.collect();
+        let pipes = self.pipes.iter().map(|(&(client, number), pipe)| PipeReport {
+            client: client.get(),
+            number,
+            tenant: self.tenants[pipe.payer.0.index()].name.clone(),
+            ports: pipe.ports.clone(),
+            direction: direction(pipe.shape).to_owned(),
+            unit: if pipe.shape.unit() == Unit::Frames { "frames" } else { "bytes" }.to_owned(),
+            ring_bytes: pipe.shape.ring_bytes(),
+            ended: pipe.ended.clone(),
+            counts: counts(&pipe.settled),
+        });
+        let pipes = pipes.collect();
+        let tenants =
+            self.tenants.iter().enumerate().filter(|(_, tenant)| tenant.opened + tenant.refused > 0);
+        let open =
+            |id| self.pipes.values().filter(|pipe| pipe.payer.0 == id && pipe.ended.is_none()).count() as u64;
+        let tenants = tenants.map(|(index, tenant)| TenantPipes {
+            name: tenant.name.clone(),
+            pipes_open: open(TenantId::at(index)),
+            pipes_opened: tenant.opened,
+            pipes_refused: tenant.refused,
+            pipes_cut_off: tenant.cut_off,
+            counts: tenant.account,
+        });
+        PipesReport { ports, pipes, tenants: tenants.collect() }
+    }
+}
+
+fn flow(wish: &PipeWish) -> Flow {
+    let addresses = wish.addresses.map(|(address, prefix)| Net { address, prefix });
+    Flow { protocol: wish.protocol, addresses, ports: wish.ports }
+}
+
+fn advice(errno: Errno) -> &'static str {
+    match errno {
+        Errno::INVAL => "port, direction, unit and flow do not fit each other",
+        Errno::ADDRINUSE => "an unmarked stream has an end there already",
+        Errno::MFILE => "no pipes left in the driver",
+        _ => "the driver cannot open a pipe",
+    }
+}
+
+fn direction(shape: Shape) -> &'static str {
+    match shape.direction() {
+        Direction::Receive => "receive",
+        Direction::Send => "send",
+        Direction::Forward => "forward",
+    }
+}
+
+fn counts(of: &PipeCounts) -> TenantCounts {
+    TenantCounts {
+        frames_received: of.frames_received,
+        bytes_received: of.bytes_received,
+        frames_sent: of.frames_sent,
+        bytes_sent: of.bytes_sent,
+        frames_dropped: of.frames_dropped,
+        frames_refused: of.frames_refused + of.frames_foreign,
+        frames_unbound: of.frames_unbound,
+        notifications: of.notifications,
+    }
+}
+
+/// Adds what `now` has more than `was`.
+fn add(to: &mut TenantCounts, now: &TenantCounts, was: &TenantCounts) {
+    to.frames_received += now.frames_received - was.frames_received;
+    to.bytes_received += now.bytes_received - was.bytes_received;
+    to.frames_sent += now.frames_sent - was.frames_sent;
+    to.bytes_sent += now.bytes_sent - was.bytes_sent;
+    to.frames_dropped += now.frames_dropped - was.frames_dropped;
+    to.frames_refused += now.frames_refused - was.frames_refused;
+    to.frames_unbound += now.frames_unbound - was.frames_unbound;
+    to.notifications += now.notifications - was.notifications;
+}
+
+fn port_report(
+    name: &str,
+    kind: &str,
+    pipes: usize,
+    counts: PortCounts,
+    (frames_wrong, frames_missing): (u64, u64),
+) -> PortReport {
+    PortReport {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        pipes,
+        frames_received: counts.frames_received,
+        bytes_received: counts.bytes_received,
+        frames_sent: counts.frames_sent,
+        bytes_sent: counts.bytes_sent,
+        frames_unbound: counts.frames_unbound,
+        frames_wrong,
+        frames_missing,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+use super::*;
+use crate::policy::Policy;
+use pd_abi::pipe::{PipeDirection, PipeUnit};
+use pd_pipe::Made;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::channel;
+
+#[derive(Default)]
+struct ManualClock(AtomicU64);
+
+impl Clock for ManualClock {
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
+}
+
+const RING: u64 = 32 << 10;
+
+struct Stand {
+    nic: Nic,
+    clock: Arc<ManualClock>,
+    door: Arc<Mailbox<ToDoor>>,
+    numbers: u32,
+}
+
+impl Stand {
+    /// With tenants `default` and `red`, and a link and a sink.
+    fn new(policy: &str) -> Self {
+        let (clock, door) = (Arc::new(ManualClock::default()), Mailbox::new().unwrap());
+        let nic =
+            Nic::new(clock.clone(), Mailbox::new().unwrap(), Arc::clone(&door), Duration::ZERO).unwrap();
+        let mut this = Self { nic, clock, door, numbers: 0 };
+        this.apply(policy);
+        this.nic.add_port("wire", "link", NewPort::Link).unwrap();
+        let sink = pd_pipe::Port::Sink(Default::default());
+        this.nic.add_port("drain", "sink", NewPort::One(Box::new(sink))).unwrap();
+        this
+    }
+
+    fn apply(&mut self, policy: &str) {
+        let policy = Policy::parse(policy).unwrap();
+        let tenant = |name: &str| {
+            let limits = policy.tenant(name).map_or_else(Default::default, |tenant| tenant.limits);
+            TenantNow { name: name.to_owned(), budget: Budget::new(limits) }
+        };
+        let tenants = vec![tenant("default"), tenant("red")];
+        self.nic.carry_out(ToNic::Policy { binds: policy.binds, tenants });
+    }
+
+    fn open(
+        &mut self,
+        client: u16,
+        tenant: u16,
+        direction: PipeDirection,
+        port: &str,
+    ) -> Result<(u32, pd_pipe::Pipe), Errno> {
+        let wish = PipeWish::new(direction, PipeUnit::Frames, port).unwrap();
+        let of = match direction {
+            PipeDirection::Receive => Direction::Receive,
+            PipeDirection::Send => Direction::Send,
+            PipeDirection::Forward => Direction::Forward,
+        };
+        let (made, files, offer) = Made::new(Shape::new(of, Unit::Frames, RING).unwrap()).unwrap();
+        self.numbers += 1;
+        let (client, number) = (ClientId::new(client), self.numbers);
+        let payer = (TenantId::new(tenant), None);
+        let opening = Opening { client, serial: 1, payer, number, wish, made, offer };
+        self.nic.carry_out(ToNic::Open(Box::new(opening)));
+        let mut told = VecDeque::new();
+        self.door.drain(&mut told);
+        let Some(ToDoor::PipeOpened { opened, .. }) = told.pop_front() else { panic!("no answer") };
+        let pipe = pd_pipe::Pipe::map(*opened.map_err(|(errno, _)| errno)?).unwrap();
+        files.seal().unwrap();
+        self.nic.carry_out(ToNic::Start { client, number });
+        Ok((number, pipe))
+    }
+
+    fn sent(&mut self) -> u64 {
+        self.nic.report().ports.iter().map(|port| port.frames_sent).sum()
+    }
+}
+
+#[test]
+fn a_tenants_pipes_share_its_rate_and_others_have_their_own() {
+    let mut stand =
+        Stand::new("[[tenant]]\nname = \"red\"\nrate = { messages_per_second = 1000, burst_messages = 10 }");
+    let mut pipes: Vec<_> = [(1, 1), (2, 1), (3, 0)]
+        .map(|(client, tenant)| stand.open(client, tenant, PipeDirection::Send, "drain").unwrap().1)
+        .into();
+    for pipe in &mut pipes {
+        for _ in 0..100 {
+            pipe.send(&[1; 64], 0).unwrap();
+        }
+        pipe.flush();
+    }
+    for _ in 0..50 {
+        stand.nic.turn();
+    }
+    // The burst of one, and all of the other.
+    assert_eq!(stand.sent(), 110);
+    let (_, until) = stand.nic.turn();
+    assert!(until.is_some_and(|until| until > stand.clock.now()));
+    for passed in 1..=50 {
+        stand.clock.0.store(passed * 1000, Ordering::Relaxed);
+        for _ in 0..5 {
+            stand.nic.turn();
+        }
+        let sent = stand.sent();
+        assert!((110 + passed - 4..=110 + passed).contains(&sent), "{sent} after {passed} ms");
+    }
+    stand.apply("");
+    stand.nic.turn();
+    stand.nic.turn();
+    assert_eq!((stand.sent(), stand.nic.turn().1), (300, None));
+}
+
+/// In debt after a long frame: on average no more than the rate.
+#[test]
+fn long_frames_are_paid_for_by_later_leases() {
+    let rate = "rate = { bytes_per_second = \"100KB\", burst_bytes = \"8KB\" }";
+    let mut stand = Stand::new(&format!("[[tenant]]\nname = \"red\"\n{rate}"));
+    let (_, mut pipe) = stand.open(1, 1, PipeDirection::Send, "drain").unwrap();
+    let mut placed = 0u64;
+    for passed in 0..1000u64 {
+        stand.clock.0.store(passed * 1000, Ordering::Relaxed);
+        while pipe.send(&[1; 9000], 0).is_ok() {
+            placed += 1;
+        }
+        pipe.flush();
+        stand.nic.turn();
+    }
+    let bytes = stand.sent() * 9000;
+    assert!(placed > stand.sent());
+    assert!((90_000..=8_000 + 100_000 + 9_000 + 4_096).contains(&bytes), "{bytes} bytes in a second");
+}
+
+#[test]
+fn tenants_do_not_share_frames_and_have_shares_of_pipes() {
+    let mut stand = Stand::new("[[tenant]]\nname = \"red\"");
+    let _own = stand.open(1, 0, PipeDirection::Receive, "wire.0").unwrap();
+    assert_eq!(stand.open(2, 1, PipeDirection::Receive, "wire.0").err(), Some(Errno::ADDRINUSE));
+    let _other = stand.open(2, 1, PipeDirection::Receive, "wire.1").unwrap();
+    let report = stand.nic.report();
+    let tenants: Vec<_> = (report.tenants.iter())
+        .map(|tenant| (&*tenant.name, tenant.pipes_open, tenant.pipes_refused))
+        .collect();
+    assert_eq!(tenants, [("default", 1, 0), ("red", 1, 1)]);
+    // The client of the first becomes the other's: what it has received stays on the account of the first.
+    stand.nic.carry_out(ToNic::SetPayer { client: ClientId::new(1), payer: (TenantId::new(1), None) });
+    assert_eq!(stand.nic.report().tenants[1].pipes_open, 2);
+    stand.nic.carry_out(ToNic::Left { client: ClientId::new(1) });
+    assert_eq!(stand.nic.report().pipes.len(), 1);
+    assert!(stand.open(3, 0, PipeDirection::Receive, "wire.0").is_ok());
+}
+
+#[test]
+fn a_port_is_added_once_and_asked_for_by_those_who_may() {
+    let mut stand = Stand::new("[[tenant]]\nname = \"red\"\n[[bind]]\ntenant = \"red\"");
+    assert_eq!(stand.open(1, 0, PipeDirection::Send, "drain").err(), Some(Errno::ACCESS));
+    assert_eq!(stand.open(1, 0, PipeDirection::Send, "nowhere").err(), Some(Errno::ACCESS));
+    assert_eq!(stand.open(1, 1, PipeDirection::Send, "nowhere").err(), Some(Errno::NOENT));
+    assert_eq!(stand.open(1, 1, PipeDirection::Receive, "drain").err(), Some(Errno::INVAL));
+    let (_, mut pipe) = stand.open(1, 1, PipeDirection::Send, "drain").unwrap();
+    for (name, port) in [("drain", NewPort::Link), ("wire", NewPort::Link), ("a.b", NewPort::Link)] {
+        let (reply, answer) = channel();
+        stand.nic.carry_out(ToNic::AddPort { name: name.to_owned(), kind: "link", port, reply });
+        assert!(matches!(answer.recv(), Ok(Answer::Error(_))), "{name}");
+    }
+    stand.apply("[[tenant]]\nname = \"red\"\n[[bind]]\ntenant = \"red\"\nport = \"wire.0\"");
+    assert_eq!(pipe.place(64).err(), Some(Errno::ACCESS));
+    let report = stand.nic.report();
+    assert!(report.pipes[0].ended.as_ref().is_some_and(|why| why.contains("[[bind]]")), "{report:?}");
+}

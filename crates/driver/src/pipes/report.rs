@@ -1,0 +1,171 @@
+//! What administrators say and are told of ports and pipes.
+use pd_pipe::{Gen, Pcap, Port, Recipe, Sink};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{Cursor, Read};
+use std::path::PathBuf;
+
+/// Largest capture: it is read whole before the port is there, so that no pipe waits for a disk.
+const CAPTURE_BYTES_MAX: u64 = 256 << 20;
+
+/// What a port is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PortSpec {
+    /// Makes frames, and checks those that come back.
+    Gen {
+        /// Sizes of frames, which take turns.
+        sizes: Vec<usize>,
+        /// Flows, which take turns.
+        flows: usize,
+        /// Frames to make; 0 for as many as are taken.
+        frames: u64,
+    },
+    /// Counts what is sent.
+    Sink,
+    /// Plays a capture.
+    Pcap {
+        /// The file, as the driver sees it.
+        file: PathBuf,
+    },
+    /// Two ports, `NAME.0` and `NAME.1`: what is sent at one is received at the other.
+    Link,
+}
+
+impl PortSpec {
+    /// A word for it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Gen { .. } => "gen",
+            Self::Sink => "sink",
+            Self::Pcap { .. } => "pcap",
+            Self::Link => "link",
+        }
+    }
+
+    /// The port; none of a link. May read a file.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn make(&self) -> Result<Option<Port>, String> {
+        Ok(Some(match self {
+            Self::Link => return Ok(None),
+            Self::Sink => Port::Sink(Sink::default()),
+            Self::Gen { sizes, flows, frames } => {
+                let (sizes, flows, frames) = (sizes.clone(), *flows, *frames);
+                let made = Gen::new(Recipe { sizes, flows, frames });
+                Port::Gen(made.map_err(|_| "frames have 50 to 9216 bytes, and 1 to 65536 flows".to_owned())?)
+            }
+            Self::Pcap { file } => {
+                let wrong = |why: &dyn std::fmt::Display| format!("capture {}: {why}", file.display());
+                let opened = File::open(file).map_err(|why| wrong(&why))?;
+                let facts = opened.metadata().map_err(|why| wrong(&why))?;
+                if !facts.is_file() || facts.len() > CAPTURE_BYTES_MAX {
+                    return Err(wrong(&format!("not a file of at most {CAPTURE_BYTES_MAX} bytes")));
+                }
+                let mut bytes = Vec::new();
+                opened.take(CAPTURE_BYTES_MAX).read_to_end(&mut bytes).map_err(|why| wrong(&why))?;
+                Port::Pcap(Pcap::new(Some(Cursor::new(bytes)), None).map_err(|why| wrong(&why))?)
+            }
+        }))
+    }
+}
+
+/// Ports and pipes of a driver. Counts of a port, a pipe or a tenant go on from when it came.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PipesReport {
+    /// Ports.
+    pub ports: Vec<PortReport>,
+    /// Pipes.
+    pub pipes: Vec<PipeReport>,
+    /// Tenants that have or had pipes.
+    pub tenants: Vec<TenantPipes>,
+}
+
+/// A port.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PortReport {
+    /// Its name.
+    pub name: String,
+    /// `gen`, `sink`, `pcap` or `link`.
+    pub kind: String,
+    /// Pipes that belong to it.
+    pub pipes: usize,
+    /// Frames that its pipes received.
+    pub frames_received: u64,
+    /// Bytes of these.
+    pub bytes_received: u64,
+    /// Frames that pipes sent to it.
+    pub frames_sent: u64,
+    /// Bytes of these.
+    pub bytes_sent: u64,
+    /// Frames for which no pipe is bound, dropped.
+    pub frames_unbound: u64,
+    /// Of a generator: frames that came back twice, out of order or changed.
+    pub frames_wrong: u64,
+    /// Of a generator: frames left out between those that came back.
+    pub frames_missing: u64,
+}
+
+/// A pipe.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PipeReport {
+    /// The client's number.
+    pub client: u16,
+    /// The pipe's, of the client's.
+    pub number: u32,
+    /// The client's tenant.
+    pub tenant: String,
+    /// The pipe's own port, then those that its verdicts may name.
+    pub ports: Vec<String>,
+    /// `receive`, `send` or `forward`.
+    pub direction: String,
+    /// `frames` or `bytes`.
+    pub unit: String,
+    /// Size of its ring.
+    pub ring_bytes: u64,
+    /// Why it has ended, if it has.
+    pub ended: Option<String>,
+    /// What went through.
+    #[serde(flatten)]
+    pub counts: TenantCounts,
+}
+
+/// What went through pipes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantCounts {
+    /// Frames, or pieces of bytes, received.
+    pub frames_received: u64,
+    /// Bytes of these.
+    pub bytes_received: u64,
+    /// Frames, or pieces of bytes, sent and delivered.
+    pub frames_sent: u64,
+    /// Bytes of these.
+    pub bytes_sent: u64,
+    /// Frames dropped by verdict.
+    pub frames_dropped: u64,
+    /// Frames sent and refused: a verdict names no port, or a source is another's.
+    pub frames_refused: u64,
+    /// Frames sent to which no pipe is bound.
+    pub frames_unbound: u64,
+    /// Times that programs were told of bytes.
+    pub notifications: u64,
+}
+
+/// Pipes of a tenant.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TenantPipes {
+    /// Its name.
+    pub name: String,
+    /// Pipes that it has.
+    pub pipes_open: u64,
+    /// Pipes that it opened.
+    pub pipes_opened: u64,
+    /// Pipes that it was refused.
+    pub pipes_refused: u64,
+    /// Pipes that ended because its client broke the protocol.
+    pub pipes_cut_off: u64,
+    /// What went through all of them.
+    #[serde(flatten)]
+    pub counts: TenantCounts,
+}
