@@ -12,6 +12,7 @@ mod enter_cmd;
 mod exporter;
 mod live;
 mod ls;
+mod pipes;
 mod policy_cmd;
 mod program;
 mod refused;
@@ -43,6 +44,8 @@ enum Command {
     Top(top::TopArgs),
     Stats(stats::StatsArgs),
     Policy(policy_cmd::PolicyArgs),
+    Port(pipes::PortArgs),
+    Pipe(pipes::PipeArgs),
     Cdi(cdi::CdiArgs),
     Demo(demo::DemoArgs),
     Bench(pd_bench::cli::BenchArgs),
@@ -82,6 +85,8 @@ fn run() -> ExitCode {
         Command::Top(args) => top::main(&args),
         Command::Stats(args) => stats::main(&args),
         Command::Policy(args) => policy_cmd::main(&args),
+        Command::Port(args) => pipes::port(args),
+        Command::Pipe(args) => pipes::pipe(&args),
         Command::Cdi(args) => cdi::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Bench(args) => pd_bench::cli::main(&args),
