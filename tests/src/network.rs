@@ -16,6 +16,7 @@ pub fn ip(words: &str) -> bool {
 #[derive(Debug)]
 pub struct Network {
     name: String,
+    letters: &'static [&'static str],
 }
 
 impl Network {
@@ -24,14 +25,22 @@ impl Network {
     /// # Panics
     /// If it cannot be made.
     pub fn new() -> Self {
+        Self::of(&["a", "b"])
+    }
+
+    /// Namespaces of these letters on the bridge, the first with 10.77.0.1 and fd77::1, and so on.
+    ///
+    /// # Panics
+    /// If they cannot be made.
+    pub fn of(letters: &'static [&'static str]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let this = Self { name: format!("pdt{}x{number}", std::process::id()) };
+        let this = Self { name: format!("pdt{}x{number}", std::process::id()), letters };
         let switch = this.namespace("s");
         assert!(ip(&format!("netns add {switch}")));
         assert!(ip(&format!("-n {switch} link add br0 type bridge")));
         assert!(ip(&format!("-n {switch} link set br0 up")));
-        for (index, letter) in ["a", "b"].into_iter().enumerate() {
+        for (index, letter) in letters.iter().enumerate() {
             let namespace = this.namespace(letter);
             let host = index + 1;
             assert!(ip(&format!("netns add {namespace}")));
@@ -66,7 +75,7 @@ impl Default for Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        for letter in ["a", "b", "s"] {
+        for letter in self.letters.iter().chain(&["s"]) {
             ip(&format!("netns del {}", self.namespace(letter)));
         }
     }
