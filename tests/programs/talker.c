@@ -54,6 +54,86 @@ static void *serve(void *arg) {
     }
 }
 
+/* What a transparent proxy has seen: connections, what the last one asked for, and whose it was. */
+static int seen;
+static char seen_asked[96] = "-", seen_peer[96] = "-";
+
+static void say(const struct sockaddr_storage *address, char *into) {
+    char ip[64];
+    int is6 = address->ss_family == AF_INET6;
+    const struct sockaddr_in *four = (const void *)address;
+    const struct sockaddr_in6 *six = (const void *)address;
+    inet_ntop(address->ss_family, is6 ? (const void *)&six->sin6_addr : (const void *)&four->sin_addr, ip, sizeof ip);
+    sprintf(into, "%s %d", ip, ntohs(is6 ? six->sin6_port : four->sin_port));
+}
+
+struct ends {
+    int from, to;
+};
+
+static void *relay(void *arg) {
+    struct ends ends = *(struct ends *)arg;
+    char bytes[1 << 14];
+    ssize_t got;
+    free(arg);
+    while ((got = read(ends.from, bytes, sizeof bytes)) > 0)
+        for (ssize_t sent = 0; sent < got;) {
+            ssize_t more = write(ends.to, bytes + sent, got - sent);
+            if (more <= 0) break;
+            sent += more;
+        }
+    shutdown(ends.to, SHUT_WR);
+    return NULL;
+}
+
+static void start_relay(pthread_t *thread, int from, int to) {
+    struct ends *ends = malloc(sizeof *ends);
+    *ends = (struct ends){from, to};
+    pthread_create(thread, NULL, relay, ends);
+}
+
+/* One connection of a transparent proxy: on to where it was asked for. */
+static void *pass(void *arg) {
+    int fd = (long)arg;
+    struct sockaddr_storage asked, peer;
+    socklen_t len = sizeof peer;
+    pthread_t there, back;
+    getpeername(fd, (struct sockaddr *)&peer, &len);
+    say(&peer, seen_peer);
+    *strchr(seen_peer, ' ') = 0;
+    int is4 = peer.ss_family == AF_INET;
+    len = sizeof asked;
+    /* SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST are the same number. */
+    if (getsockopt(fd, is4 ? IPPROTO_IP : IPPROTO_IPV6, 80, &asked, &len)) {
+        sprintf(seen_asked, "errno %d", errno);
+        __sync_fetch_and_add(&seen, 1);
+        close(fd);
+        return NULL;
+    }
+    say(&asked, seen_asked);
+    __sync_fetch_and_add(&seen, 1);
+    int on = socket(asked.ss_family, SOCK_STREAM, 0);
+    if (connect(on, (struct sockaddr *)&asked, len)) {
+        close(on), close(fd);
+        return NULL;
+    }
+    start_relay(&there, fd, on);
+    start_relay(&back, on, fd);
+    pthread_join(there, NULL), pthread_join(back, NULL);
+    close(on), close(fd);
+    return NULL;
+}
+
+static void *proxy(void *arg) {
+    for (;;) {
+        long fd = accept((long)arg, NULL, NULL);
+        pthread_t thread;
+        if (fd < 0) return NULL;
+        pthread_create(&thread, NULL, pass, (void *)fd);
+        pthread_detach(thread);
+    }
+}
+
 int main(void) {
     static char line[256], bytes[1 << 16];
     static int held[64];
@@ -90,6 +170,25 @@ int main(void) {
             printf("ok \n");
             pthread_t thread;
             pthread_create(&thread, NULL, serve, (void *)(long)listener);
+        } else if (sscanf(line, "proxy %d", &port) == 1) {
+            /* On two sockets, as programs do that want IPv4 addresses as such. */
+            for (int is6 = 0; is6 < 2; is6++) {
+                struct sockaddr_in four = at("0.0.0.0", port);
+                struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+                int on = 1;
+                pthread_t thread;
+                listener = socket(is6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0);
+                setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+                if (is6) setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+                if (bind(listener, is6 ? (void *)&six : (void *)&four, is6 ? sizeof six : sizeof four) || listen(listener, 64)) {
+                    printf("error %d listen\n", errno);
+                    continue;
+                }
+                pthread_create(&thread, NULL, proxy, (void *)(long)listener);
+            }
+            printf("ok \n");
+        } else if (strcmp(line, "seen\n") == 0) {
+            printf("ok %d %s %s\n", seen, seen_asked, seen_peer);
         } else if (sscanf(line, "peer %d", &name) == 1) {
             /* Where a connection leads, as the program sees it. */
             struct sockaddr_storage peer;

@@ -210,6 +210,8 @@
 #define PD_ABI_OPTION_PAUSED 6ull
 /* The socket receives bytes that their sender can still change, on the direct path: the library copies them before the program looks at them, or the program has asked for them as they are. Cannot be taken back. */
 #define PD_ABI_OPTION_RECEIVES_SHARED 7ull
+/* A question, not a setting, about an accepted socket: the answer carries the address that the connecting side asked for, where that is not the one it reached. ENOENT where it is. */
+#define PD_ABI_OPTION_ORIGINAL_ADDRESS 8ull
 
 /* Events. */
 /* A request was carried out, or refused. */

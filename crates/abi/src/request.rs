@@ -202,6 +202,9 @@ kinds! {
         /// The socket receives bytes that their sender can still change, on the direct path: the library copies them before
         /// the program looks at them, or the program has asked for them as they are. Cannot be taken back.
         ReceivesShared = 7,
+        /// A question, not a setting, about an accepted socket: the answer carries the address that the connecting side asked for, where that is not
+        /// the one it reached. `ENOENT` where it is.
+        OriginalAddress = 8,
     }
 }
 

@@ -4,6 +4,7 @@ use libc::{c_int, c_void, linger, socklen_t, timeval};
 use pd_client::core::{with_socket, Socket};
 use pd_client::{Error, Path, Result};
 use std::mem::size_of;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Level of PipeDevice's own options (`SOL_PD`).
@@ -43,6 +44,44 @@ enum Value {
     /// True: closing resets.
     Linger(bool),
     Text(&'static [u8]),
+    /// As bytes, and how many of them count.
+    Address(SockAddr),
+}
+
+/// An address of the family that was asked for.
+enum SockAddr {
+    V4(libc::sockaddr_in),
+    V6(libc::sockaddr_in6),
+}
+
+/// `SO_ORIGINAL_DST`, and `IP6T_SO_ORIGINAL_DST`: what an accepted connection asked for.
+const ORIGINAL_DST: c_int = 80;
+
+/// The answer to one of these.
+fn original(socket: &Socket, v6: bool) -> Result<SockAddr> {
+    let asked = socket.original_addr()?;
+    let (ip, port) = (asked.ip().to_canonical(), asked.port().to_be());
+    match (v6, ip) {
+        (false, IpAddr::V4(ip)) => {
+            // SAFETY: zeroes are a value of the type.
+            let mut value: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+            (value.sin_family, value.sin_port) = (libc::AF_INET as libc::sa_family_t, port);
+            value.sin_addr.s_addr = u32::from_ne_bytes(ip.octets());
+            Ok(SockAddr::V4(value))
+        }
+        (false, IpAddr::V6(_)) => Err(Error::with_errno(libc::ENOENT, "the peer asked for an IPv6 address")),
+        (true, ip) => {
+            let octets = match ip {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            };
+            // SAFETY: zeroes are a value of the type.
+            let mut value: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+            (value.sin6_family, value.sin6_port) = (libc::AF_INET6 as libc::sa_family_t, port);
+            value.sin6_addr.s6_addr = octets;
+            Ok(SockAddr::V6(value))
+        }
+    }
 }
 
 fn unknown(level: c_int, option: c_int) -> Error {
@@ -141,6 +180,8 @@ fn get(socket: &Socket, level: c_int, option: c_int) -> Result<Value> {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => Value::Int(1),
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Value::Int(libc::IPPROTO_TCP),
         (libc::SOL_SOCKET, libc::SO_LINGER) => Value::Linger(socket.close_resets()),
+        (libc::SOL_IP, ORIGINAL_DST) => Value::Address(original(socket, false)?),
+        (libc::SOL_IPV6, ORIGINAL_DST) => Value::Address(original(socket, true)?),
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Value::Int(socket.v6_only().into()),
         (SOL_PD, PD_NONBLOCK) => Value::Int(socket.nonblocking().into()),
         (SOL_PD, PD_RECV_SHARED) => Value::Int(socket.receives_shared().into()),
@@ -178,6 +219,8 @@ unsafe fn write(value: &Value, place: *mut c_void, len: *mut socklen_t) -> Resul
         }
         Value::Linger(_) => ((&raw const linger).cast(), size_of_val(&linger)),
         Value::Text(text) => (text.as_ptr(), text.len()),
+        Value::Address(SockAddr::V4(address)) => (std::ptr::from_ref(address).cast(), size_of_val(address)),
+        Value::Address(SockAddr::V6(address)) => (std::ptr::from_ref(address).cast(), size_of_val(address)),
     };
     // SAFETY: the caller's places, neither null; `from` points to `size` bytes of a local or constant.
     unsafe {

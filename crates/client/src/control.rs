@@ -428,6 +428,23 @@ impl Socket {
         Ok(control.local.unwrap_or(nowhere))
     }
 
+    /// The address that the peer of an accepted socket asked for, where that is not the one it reached: a service, or the destination of a connection
+    /// that a policy leads to this proxy.
+    ///
+    /// # Errors
+    /// `ENOENT` if it is the one it reached; those of asking the driver.
+    pub fn original_addr(&self) -> Result<SocketAddr> {
+        self.check_usable()?;
+        if let Some(carrier) = self.kernel.get() {
+            return carrier
+                .original_addr()
+                .map_err(|errno| Error::new(errno, "the peer asked for no other address"));
+        }
+        let answer = lock(&self.control).set_option(SocketOption::OriginalAddress, 0)?;
+        let none = || Error::new(Errno::NOENT, "the peer asked for no other address");
+        answer.address().to_socket_addr().ok_or_else(none)
+    }
+
     /// Whom the socket is connected to.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 use crate::containers::Container;
 use crate::memory::Standing;
 pub use crate::pipes::report::{PipeReport, PipesReport, PortReport, PortSpec, TenantCounts, TenantPipes};
+use crate::policy::via::OnFailure;
 use crate::policy::{Balance, Path as BytesPath};
 use pd_shm::counters::CounterView;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -122,6 +123,9 @@ pub struct Report {
     /// Services of the policy.
     #[serde(default)]
     pub services: Vec<ServiceReport>,
+    /// Rules of the policy that lead through proxies.
+    #[serde(default)]
+    pub sidecars: Vec<SidecarReport>,
     /// Counters, by the names that [`pd_abi::counters::AgentCounters`] gives them.
     pub metrics: BTreeMap<String, u64>,
 }
@@ -221,6 +225,9 @@ pub struct ConnectionReport {
     pub bytes: [u64; 2],
     /// Sends completed, there and back.
     pub messages: [u64; 2],
+    /// What the connecting side asked for, if that is a service or a rule led the connection to a proxy.
+    #[serde(default)]
+    pub asked: Option<SocketAddr>,
 }
 
 /// The policy in force, and what has come of it.
@@ -242,6 +249,9 @@ pub struct PolicyReport {
     /// Processes that were not let in since the driver's start, by the label of their [`crate::Refusal`].
     #[serde(default)]
     pub attaches_refused_by_reason: BTreeMap<String, u64>,
+    /// Rules that lead through proxies.
+    #[serde(default)]
+    pub sidecars: Vec<SidecarReport>,
     /// How it stands on the kernel.
     #[serde(default)]
     pub kernel: KernelHalf,
@@ -370,6 +380,38 @@ pub struct BackendReport {
     /// Whether nothing more fits into the backlog of its listener there.
     pub backlog_full: bool,
     /// Connections through the service. `connections_failed`: those on the kernel that came to nothing.
+    #[serde(flatten)]
+    pub counts: ServiceCounts,
+}
+
+/// A rule that leads through proxies. Counts go on while the policy has it, word for word.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SidecarReport {
+    /// The rule's number, from 1 on.
+    pub rule: usize,
+    /// What becomes of connections while a proxy is not there.
+    pub on_failure: OnFailure,
+    /// Connects that went on without a proxy.
+    pub connections_bypassed: u64,
+    /// Connections to its proxies. `connections_failed`: those that were refused for want of one.
+    #[serde(flatten)]
+    pub counts: ServiceCounts,
+    /// Its proxies, in their order.
+    pub proxies: Vec<ProxyReport>,
+}
+
+/// A proxy of a rule.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ProxyReport {
+    /// As the rule names it.
+    pub proxy: String,
+    /// Its addresses, where it is known.
+    pub addresses: Vec<IpAddr>,
+    /// Whether a native client finds a listener there.
+    pub on_fabric: bool,
+    /// Whether it has a listener on the kernel.
+    pub on_kernel: bool,
+    /// Connections that were led to it. `connections_failed`: those that came to nothing, and those for which it was not there.
     #[serde(flatten)]
     pub counts: ServiceCounts,
 }

@@ -18,6 +18,7 @@ mod program;
 mod refused;
 mod run_cmd;
 mod services;
+mod sidecars;
 mod stats;
 mod top;
 

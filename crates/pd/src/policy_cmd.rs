@@ -11,8 +11,7 @@ use pd_driver::Bytes;
 use pd_harness::config::{read_policy, DEFAULT_ADMIN_SOCKET};
 
 use crate::live::no_answer;
-use crate::refused;
-use crate::services;
+use crate::{refused, services, sidecars};
 
 /// Checks, shows and changes the driver's policy: tenants, rules, rates, quotas, service addresses.
 #[derive(Debug, clap::Args)]
@@ -104,6 +103,7 @@ fn apply(file: Option<&Path>, admin_socket: &Path) -> Result<()> {
             if let Some(why) = not_on_kernel {
                 println!("connections on the kernel are not bound: {why}");
             }
+            sidecars::absent(&report(admin_socket)?.sidecars).iter().for_each(|line| println!("{line}"));
         }
         _ => bail!("the driver at {} is of another version", admin_socket.display()),
     }
@@ -140,6 +140,9 @@ fn print_report(report: &PolicyReport) {
     }
     if !report.services.is_empty() {
         println!("\n{}", services::table(&report.services));
+    }
+    if !report.sidecars.is_empty() {
+        println!("\n{}", sidecars::table(&report.sidecars));
     }
     let header = [
         "TENANT",

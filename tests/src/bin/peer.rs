@@ -325,6 +325,8 @@ impl Puppet {
             "send-bytes" => stream(words[1]).send(&self.blocks[words[2]], ..number(3) as usize)?.to_string(),
             // path NAME: offloaded, direct or kernel.
             "path" => stream(words[1]).path().name().to_owned(),
+            // asked NAME: what the peer of an accepted stream asked for, if that is not what it reached.
+            "asked" => stream(words[1]).original_addr()?.to_string(),
             // share NAME: receives bytes that the sender can still change.
             "share" => {
                 stream(words[1]).set_recv_shared()?;

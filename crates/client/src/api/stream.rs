@@ -186,6 +186,14 @@ impl Stream {
         self.socket.local_addr()
     }
 
+    /// The address that the peer of an accepted stream asked for, where that is not the one it reached.
+    ///
+    /// # Errors
+    /// `ENOENT` if it is; those of asking the driver.
+    pub fn original_addr(&self) -> Result<SocketAddr> {
+        self.socket.original_addr()
+    }
+
     /// The peer's address.
     ///
     /// # Errors

@@ -260,6 +260,28 @@ impl Carrier {
         })
     }
 
+    /// The address that the peer asked for, where it was led here.
+    pub(crate) fn original_addr(&self) -> rustix::io::Result<SocketAddr> {
+        // Of IPv4 under this number, too, whatever the socket's family.
+        const IP6T_SO_ORIGINAL_DST: c_int = 80;
+        self.call(|fd| {
+            // SAFETY: zeroes are a value of the type.
+            let mut value: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+            let mut len = size_of_val(&value) as libc::socklen_t;
+            // SAFETY: places of locals, which live through the call.
+            let done = unsafe {
+                let place = (&raw mut value).cast();
+                libc::getsockopt(fd.as_raw_fd(), libc::SOL_IPV6, IP6T_SO_ORIGINAL_DST, place, &raw mut len)
+            };
+            if done == 0 {
+                let ip = Ipv6Addr::from(value.sin6_addr.s6_addr).to_canonical();
+                Ok(SocketAddr::new(ip, u16::from_be(value.sin6_port)))
+            } else {
+                Err(Errno::NOENT)
+            }
+        })
+    }
+
     /// Reads one of them.
     pub(crate) fn option(&self, level: c_int, option: c_int) -> rustix::io::Result<c_int> {
         self.call(|fd| {

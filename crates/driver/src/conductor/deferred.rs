@@ -5,6 +5,7 @@
 //! A list counts for a request if it was begun when the request was there, or shortly before: so each waits for few lists, however
 //! long they take. What a list does not come for fails with `ETIMEDOUT`.
 use super::queues::Queues;
+use super::sidecars::Plane;
 use super::sockets::Answer as Event;
 use super::unix::is_unix;
 use super::Conductor;
@@ -272,7 +273,7 @@ impl Conductor {
         self.names.unread(namespace, at.ip(), reach, as_of)
     }
 
-    fn unread_for_twin(&self, id: ClientId, asked: &TwinRequest, as_of: Duration) -> Vec<NamespaceId> {
+    fn unread_for_twin(&mut self, id: ClientId, asked: &TwinRequest, as_of: Duration) -> Vec<NamespaceId> {
         let (asked_of, reach) = match TwinOperation::from_raw(asked.operation) {
             _ if is_unix(asked) => return Vec::new(),
             Some(TwinOperation::Listen) => (&asked.local, false),
@@ -282,11 +283,14 @@ impl Conductor {
         let (Some(client), Some(at)) = (self.client(id), asked_of.to_socket_addr()) else {
             return Vec::new();
         };
+        let namespace = client.identity.namespace;
         // The kernel connects to backends by itself: a twin towards a former holder's container is one that nobody claims.
         if self.services.find(at).is_some() {
             return Vec::new();
         }
-        self.names.unread(client.identity.namespace, at.ip(), reach, as_of)
+        let connects = TwinOperation::from_raw(asked.operation) == Some(TwinOperation::Connect);
+        let led = connects.then(|| self.would_lead(id, at, None, Plane::Kernel)).flatten();
+        self.names.unread(namespace, led.unwrap_or(at).ip(), reach, as_of)
     }
 
     fn unread_for_first(&mut self, lane: Lane) -> Vec<NamespaceId> {
@@ -296,7 +300,10 @@ impl Conductor {
                 let (request, arrived) = (*request, *arrived);
                 self.unread_for(id, &request, arrived)
             }
-            (Lane::Frames(id), What::Twin(_, asked)) => self.unread_for_twin(id, asked, *arrived),
+            (Lane::Frames(id), What::Twin(_, asked)) => {
+                let (asked, arrived) = (*asked, *arrived);
+                self.unread_for_twin(id, &asked, arrived)
+            }
             (_, What::Register(registering, _)) => {
                 self.names.unread_owners(&registering.registration.addresses, *arrived)
             }

@@ -2,7 +2,7 @@
 //!
 //! Who comes and goes is told as it happens, each in the time of its own: the gate is never told all of it but with a policy.
 use super::tenants::{places, Facts};
-use super::Conductor;
+use super::{Conductor, Registration};
 use crate::admin::{Answer, KernelHalf};
 use crate::gate::{binds, unbound, Changes, Gate, InForce, Sealed, Space, Staged, ToGate, Words, World};
 use crate::hash::HashMap;
@@ -12,6 +12,7 @@ use crate::metrics::Metrics;
 use crate::policy::{is_below, Policy};
 use crate::service::{Chosen, Slots};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
@@ -295,7 +296,7 @@ impl Conductor {
     }
 
     /// Whose a network namespace is, and whether a container is registered there; nothing if nobody is there.
-    fn standing(&self, id: NamespaceId) -> Option<(TenantId, bool)> {
+    pub(super) fn standing(&self, id: NamespaceId) -> Option<(TenantId, bool)> {
         if !self.names.knows(id) {
             return None;
         }
@@ -308,8 +309,8 @@ impl Conductor {
 
     fn space(&self, id: NamespaceId) -> Option<Space> {
         let (tenant, _) = self.standing(id)?;
-        let addresses = self.names.registration(id).map(|r| r.addresses.clone()).unwrap_or_default();
-        Some(Space { file: Arc::clone(self.names.file(id)?), tenant, addresses })
+        let (container, addresses) = registered(self.names.registration(id));
+        Some(Space { file: Arc::clone(self.names.file(id)?), tenant, container, addresses })
     }
 
     /// Whose a control group is, if the policy names it or a container has it.
@@ -342,8 +343,9 @@ impl Conductor {
             let container = registration.map(|r| (&*r.name, &*r.tenant));
             let named = find(&Facts { namespace: id, cgroup: None, container });
             let inside = residents.only(id).filter(|_| named == TenantId::default());
-            let addresses = registration.map(|r| r.addresses.clone()).unwrap_or_default();
-            let space = Space { file: Arc::clone(file), tenant: inside.unwrap_or(named), addresses };
+            let (container, addresses) = registered(registration);
+            let tenant = inside.unwrap_or(named);
+            let space = Space { file: Arc::clone(file), tenant, container, addresses };
             world.spaces.insert(id, space);
         }
         for tenant in &policy.tenants {
@@ -377,6 +379,11 @@ impl Conductor {
         };
         KernelHalf { in_force, why_not, unbound: unbound(policy) }
     }
+}
+
+/// What the gate is told of a container.
+fn registered(registration: Option<&Registration>) -> (Option<String>, Vec<IpAddr>) {
+    registration.map(|r| (Some(r.name.clone()), r.addresses.clone())).unwrap_or_default()
 }
 
 fn tell(reply: Option<Sender<Answer>>, applied: Result<(u64, Option<String>), String>) {

@@ -22,6 +22,7 @@ mod queues;
 mod report;
 mod rings;
 mod services;
+mod sidecars;
 mod sockets;
 mod table;
 mod tenancy;
@@ -111,6 +112,7 @@ pub struct Conductor {
     pipes: Arc<Pipes>,
     services: Services,
     on_kernel: services::OnKernel,
+    chains: sidecars::Chains,
     /// Clients and connections numbered so far.
     serial: u64,
     /// Ready when something was put into an inbox while the conductor slept.
@@ -190,6 +192,7 @@ impl Conductor {
                 None => Arc::new(Slots::own()?),
             }),
             on_kernel: services::OnKernel::default(),
+            chains: sidecars::Chains::default(),
             gate,
             pipes,
             settings,

@@ -17,8 +17,8 @@ impl Conductor {
                 self.collect_reports();
                 self.take_all_kernel_counts();
                 self.count_refused_on_kernel();
-                let services = self.service_reports();
-                Answer::Report(Box::new(Report { services, ..self.report() }))
+                let (services, sidecars) = (self.service_reports(), self.sidecar_reports());
+                Answer::Report(Box::new(Report { services, sidecars, ..self.report() }))
             }
             Asked::Plain(Ask::Kernel) => Answer::Kernel(Box::new(self.kernel_report())),
             Asked::Plain(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
@@ -98,6 +98,7 @@ impl Conductor {
                 to: side(Side::Accepting),
                 bytes: flows.map(|flow| flow.bytes),
                 messages: flows.map(|flow| flow.messages),
+                asked: entry.through.map(|chosen| chosen.asked),
             }
         });
         let total = self.metrics.region().total();
@@ -111,6 +112,7 @@ impl Conductor {
             attaches_refused_by_reason: self.kernel.refusals(),
             policy_on_kernel: self.kernel_half(),
             services: Vec::new(),
+            sidecars: Vec::new(),
             metrics: total.entries().map(|(name, value)| (name.to_owned(), value)).collect(),
         }
     }

@@ -1,4 +1,5 @@
 //! Connections to service addresses: which backend they get, and what administrators are told of them.
+use super::sidecars::Plane;
 use super::Conductor;
 use crate::admin::{BackendReport, ServiceCounts, ServiceReport};
 use crate::identity::NamespaceId;
@@ -20,14 +21,14 @@ const REMEMBERED: usize = 4096;
 pub(super) struct OnKernel(VecDeque<((NamespaceId, u64), Chosen)>);
 
 impl Conductor {
-    /// Gives the services of a policy slots, where those in force and those that are staged keep theirs.
+    /// Gives the services and proxies of a policy slots, where those in force and those that are staged keep theirs.
     ///
     /// # Errors
     /// If there are too many.
     pub(super) fn assign_slots(&self, policy: &Policy) -> Result<(), PolicyError> {
         let policies = [self.tenants.policy()].into_iter().chain(self.gate.staging());
-        let kept: Vec<_> = policies.map(|policy| &*policy.services).collect();
-        self.services.slots.assign(&policy.services, &kept).map_err(PolicyError::of)
+        let kept: Vec<_> = policies.collect();
+        self.services.slots.assign(policy, &kept).map_err(PolicyError::of)
     }
 
     /// The backend that a native client's socket gets, if `to` is a service: one with a listener on the fabric.
@@ -51,8 +52,10 @@ impl Conductor {
 
     /// Where a connect of a native client's socket to `to` leads, as things stand.
     pub(super) fn would_reach(&mut self, id: ClientId, socket: SocketId, to: SocketAddr) -> SocketAddr {
-        let Some(service) = self.services.find(to) else { return to };
-        self.on_fabric(id, socket, service).map_or(to, |chosen| chosen.reached)
+        let service = self.services.find(to);
+        let chosen = service.and_then(|service| self.on_fabric(id, socket, service));
+        let led = self.would_lead(id, to, chosen.as_ref(), Plane::Fabric);
+        led.or(chosen.map(|chosen| chosen.reached)).unwrap_or(to)
     }
 
     fn on_fabric(&mut self, id: ClientId, socket: SocketId, service: usize) -> Option<Chosen> {
@@ -133,7 +136,7 @@ impl Conductor {
     }
 }
 
-fn counts(slot: &Slot) -> ServiceCounts {
+pub(super) fn counts(slot: &Slot) -> ServiceCounts {
     ServiceCounts {
         connections_made: slot.made.load(Relaxed),
         connections_open: slot.active(),

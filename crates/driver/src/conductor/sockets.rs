@@ -3,6 +3,7 @@ use super::client::{Connected, Listener, Socket, SocketState};
 use super::connections::NewConnection;
 use super::ending::Ending;
 use super::names::{canonical, Wish};
+use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
 use crate::ids::{ClientId, ConnectionId, Side, Slot, TenantId};
@@ -306,11 +307,18 @@ impl Conductor {
         }
         let to = family_of(state, to)?;
         let (v6, bound, send_ring_bytes) = (state.v6, state.bound, state.send_ring_bytes);
-        let through = self.choose(id, socket, to)?;
+        let chosen = self.choose(id, socket, to)?;
+        let led = self.lead(id, to, chosen.as_ref(), Plane::Fabric)?;
+        let through = led.map(|(led, _)| led).or(chosen);
         let reached = through.map_or(to, |chosen| chosen.reached);
         let (peer, listener) = self.names.listener(namespace, reached)?;
-        let led = Reached { at: reached, asked: through.map(|chosen| chosen.asked) };
-        let tenants = self.admit(id, peer, led)?;
+        let tenants = match led {
+            Some((_, decision)) => self.admit_led(id, peer, decision, true)?,
+            None => {
+                let asked = through.map(|chosen| chosen.asked);
+                self.admit(id, peer, Reached { at: reached, asked })?
+            }
+        };
         self.check_room(peer)?;
         let local = match bound {
             Some(bound) if !bound.ip().is_unspecified() => bound,
@@ -520,6 +528,14 @@ impl Conductor {
                     _ => state.bound,
                 };
                 return Ok(done(socket).with_address(local.map_or(Address::NONE, Into::into)));
+            }
+            SocketOption::OriginalAddress => {
+                let SocketState::Connected(connected) = &state.state else { return Err(Errno::NOTCONN) };
+                let Connected { connection, side, .. } = *connected;
+                let accepted = self.connection(connection).filter(|_| side == Side::Accepting);
+                let through = accepted.and_then(|connection| connection.through);
+                let asked = through.ok_or(Errno::NOENT)?.asked;
+                return Ok(done(socket).with_address(asked.into()));
             }
             SocketOption::Paused => {
                 let (SocketState::Listen(_), Some(bound)) = (&state.state, state.bound) else {

@@ -1,4 +1,5 @@
 //! Policy applied to clients and connections: whose they are, and what becomes of them when it changes.
+use super::sidecars::Chains;
 use super::tenants::{Facts, Reached};
 use super::{Conductor, Registration};
 use crate::admin::PolicyReport;
@@ -70,7 +71,7 @@ impl Conductor {
 
     /// Tenants of the two, and what the policy says. Nothing is counted.
     fn verdict(
-        &self,
+        &mut self,
         id: ClientId,
         peer: ClientId,
         reached: Reached,
@@ -78,9 +79,14 @@ impl Conductor {
         let (Some(client), Some(other)) = (self.client(id), self.client(peer)) else {
             return Err(Errno::CONNREFUSED);
         };
-        let tenants = [client.tenant, other.tenant];
-        let at_home = client.identity.namespace == other.identity.namespace;
-        Ok((tenants, self.tenants.decide(tenants[0], tenants[1], at_home, reached)))
+        let (tenants, namespace) = ([client.tenant, other.tenant], client.identity.namespace);
+        let [from, to] = tenants;
+        if namespace == other.identity.namespace || self.chains.is_empty() {
+            let at_home = namespace == other.identity.namespace;
+            return Ok((tenants, self.tenants.decide(from, to, at_home, reached)));
+        }
+        let own = self.own_proxies(namespace);
+        Ok((tenants, self.tenants.decide_leg(from, to, reached, |hop| own.contains(&hop.at)).0))
     }
 
     /// Puts a policy in force: limits, tenants of clients and connections, and what it denies. Returns how many
@@ -92,6 +98,7 @@ impl Conductor {
         self.check_reserves(&policy)?;
         self.assign_slots(&policy)?;
         self.services.apply(&policy);
+        self.chains = Chains::new(&policy, &self.services.slots);
         let changes = self.tenants.apply(policy);
         self.payers.apply(&self.tenants, &self.pool);
         for mover in self.movers.ids() {
@@ -163,10 +170,16 @@ impl Conductor {
         self.place_all();
     }
 
-    fn is_denied(&self, index: ConnectionId) -> bool {
+    fn is_denied(&mut self, index: ConnectionId) -> bool {
         let Some(connection) = self.connection(index).filter(|c| !c.cut) else { return false };
         let [from, to] = connection.sides.map(|side| self.client(side?.0));
         let (Some(from), Some(to)) = (from, to) else { return false };
+        let is_led = connection.through.is_some_and(|chosen| chosen.led.is_some());
+        if is_led || !self.chains.is_empty() {
+            let (Some((id, _)), to) = (connection.sides[Side::Connecting], to.tenant) else { return false };
+            let (reached, through) = (connection.reached, connection.through);
+            return !self.may_stay(id, to, reached, through);
+        }
         let at_home = from.identity.namespace == to.identity.namespace;
         self.tenants.decide(from.tenant, to.tenant, at_home, connection.led()).0 == Action::Deny
     }
@@ -194,6 +207,7 @@ impl Conductor {
         let report = self.tenants.report(self.settings.policy_file.clone(), &self.payers, kernel);
         PolicyReport {
             services: self.service_reports(),
+            sidecars: self.sidecar_reports(),
             attaches_refused_by_reason: self.kernel.refusals(),
             ..report
         }

@@ -12,6 +12,7 @@ use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 use crate::policy::rate::{Bucket, Rate};
+use crate::policy::via::{Decision, Hop};
 use crate::policy::{
     is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT, WEIGHT_DEFAULT,
 };
@@ -326,6 +327,25 @@ impl Tenants {
         (action, rule.unwrap_or(self.policy.rules.len()))
     }
 
+    /// The same of a connection to another network namespace, and the rule and the first proxy that it is led to. `is_own`: tells whether a proxy is
+    /// where it comes from.
+    pub fn decide_leg(
+        &self,
+        from: TenantId,
+        to: TenantId,
+        reached: Reached,
+        is_own: impl Fn(&Hop) -> bool,
+    ) -> ((Action, usize), Option<(usize, usize)>) {
+        let attempt = |at: SocketAddr| {
+            let (address, port) = (at.ip().to_canonical(), at.port());
+            Attempt { from: self.name(from), to: self.name(to), address, port }
+        };
+        let asked = reached.asked.map(attempt);
+        let Decision { action, rule, leg } =
+            self.policy.decide_leg(asked.as_ref(), &attempt(reached.at), is_own);
+        ((action, rule.unwrap_or(self.policy.rules.len())), leg)
+    }
+
     /// How a connection's bytes travel, and whether the two sides trust each other. What a rule says holds; otherwise
     /// bytes that have to be metered are offloaded, and who is of one tenant is trusted. Nobody named the clients of the
     /// default tenant: they are one tenant's only within a network namespace and as one user (`kin`).
@@ -453,6 +473,7 @@ impl Tenants {
             services: Vec::new(),
             attach: policy.attach.to_string().lines().map(str::to_owned).collect(),
             attaches_refused_by_reason: Default::default(),
+            sidecars: Vec::new(),
         }
     }
 }

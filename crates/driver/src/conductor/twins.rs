@@ -17,6 +17,7 @@ use super::client::{Connected, SocketState};
 use super::connections::{NewConnection, Reservation};
 use super::ending::{Ending, Event};
 use super::names::canonical;
+use super::sidecars::Plane;
 use super::sockets::{done, dressed, Answer};
 use super::tenants::Reached;
 use super::unix::is_unix;
@@ -256,7 +257,9 @@ impl Conductor {
         let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, pid) = (client.identity.namespace, client.identity.pid);
-        let through = self.choose_on_kernel(namespace, asked.cookie, asked_for)?;
+        let chosen = self.choose_on_kernel(namespace, asked.cookie, asked_for)?;
+        let led = self.lead(id, asked_for, chosen.as_ref(), Plane::Kernel)?;
+        let through = led.map(|(led, _)| led).or(chosen);
         let to = through.map_or(asked_for, |chosen| dressed(chosen.reached, asked_for.is_ipv6()));
         let there = self.names.namespace_of(namespace, to.ip())?;
         let place = Place::Tcp(there, to.port());
@@ -271,10 +274,11 @@ impl Conductor {
         self.open_diag(peer, there)?;
         // The kernel's connection follows, and is counted there.
         let counted = namespace == there || !self.gate.is_in_force();
-        let led = Reached { at: to, asked: through.map(|chosen| chosen.asked) };
-        let tenants = match counted {
-            true => self.admit(id, peer, led),
-            false => self.admit_uncounted(id, peer, led),
+        let at = Reached { at: to, asked: through.map(|chosen| chosen.asked) };
+        let tenants = match led {
+            Some((_, decision)) => self.admit_led(id, peer, decision, counted),
+            None if counted => self.admit(id, peer, at),
+            None => self.admit_uncounted(id, peer, at),
         };
         // As [`super::Conductor::admit`], but for the process, which has other limits with that errno.
         let tenants = tenants.map_err(|errno| if errno == Errno::MFILE { Errno::DQUOT } else { errno })?;

@@ -18,6 +18,8 @@ static long (*loop)(__u32, void *, void *, __u64) = (void *)BPF_FUNC_loop;
 static int (*set_retval)(int) = (void *)BPF_FUNC_set_retval;
 static void *(*storage_get)(void *, void *, void *, __u64) = (void *)BPF_FUNC_sk_storage_get;
 static int (*set_callbacks)(void *, int) = (void *)BPF_FUNC_sock_ops_cb_flags_set;
+static long (*map_update)(void *, const void *, const void *, __u64) = (void *)BPF_FUNC_map_update_elem;
+static long (*map_delete)(void *, const void *) = (void *)BPF_FUNC_map_delete_elem;
 static struct bpf_sock *(*full_socket)(struct bpf_sock *) = (void *)BPF_FUNC_sk_fullsock;
 
 #define RULES 65536
@@ -36,10 +38,23 @@ static struct bpf_sock *(*full_socket)(struct bpf_sock *) = (void *)BPF_FUNC_sk_
 // Sets of clients that keep their backend, and clients of one.
 #define SETS 16384
 #define WAYS 4
+// Proxies of one rule.
+#define HOPS 4
+// In a verdict: the rule leads through proxies. No verdict.
+#define LEADS (1u << 31)
+#define NONE 0xffffffffu
+// In what a generation says of all.
+#define RATED 1
+#define VIAS 2
+#define ORIGINS 4
+#define SO_ORIGINAL_DST 80
+#define SOL_IP 0
+#define SOL_IPV6 41
 #define EACCES 13
 #define EMFILE 24
 #define ECONNREFUSED 111
 #define AF_INET 2
+#define AF_INET6 10
 #define TCP 6
 #define MPTCP 262
 #define TCP_CLOSE 7
@@ -65,8 +80,8 @@ struct config {
         __u32 levels;
         // The verdict where no rule is named.
         __u32 otherwise;
-        // Whether some tenant has a rate.
-        __u32 rated;
+        // RATED: some tenant has a rate. VIAS: some rule leads through proxies. ORIGINS: accepted sockets know what was asked for.
+        __u32 flags;
         // Where the policy's hits begin.
         __u32 hits;
     } of[2];
@@ -90,7 +105,7 @@ struct place { __u32 prefix; __u32 generation; __u32 address[4]; };
 struct pair { __u32 prefix; __u32 generation, from, to; __u16 port, zero; };
 
 // A connection, kept with its socket. `since`: the epoch of one that is counted, the generation of one that was only seen.
-// If it was asked for by a service's address: that, and the slots of service and backend.
+// If it leads elsewhere than was asked: what was, and the slots of service and backend, or of rule and proxy.
 struct record { __u32 from, to, state, since; __u64 spent_until_ns; __u32 service[4]; __u16 port, is_through, slots[2]; };
 enum { ASKED = 1, OPEN, SEEN, MADE };
 
@@ -104,7 +119,16 @@ struct backend { __u32 address[4]; __u16 port, slot; __u32 class; };
 struct chunk { __u16 entries[CHUNK]; };
 struct choice { __u32 generation; __u16 service, backend; };
 // As `service/slots.rs` has it.
-struct slot { __u64 state, made, active, failed, sent, received, active_on_kernel, spare; };
+struct slot { __u64 state, made, active, failed, sent, received, active_on_kernel, bypassed; };
+// A proxy: its addresses of each family, if it has them, its network namespace, and its port, 0 for that which was asked for.
+struct hop { __u32 v4[4], v6[4]; __u32 space; __u16 port, slot; __u32 has_v4, has_v6; };
+struct via_key { __u32 generation, rule; };
+struct via { __u32 count, bypass; __u16 slot, zero[3]; struct hop hops[HOPS]; };
+// A network namespace that a proxy is in; the class of the rules that lead through it.
+struct proxy_key { __u32 generation, space; };
+// A connection on its way to where it was led; and what was asked for.
+struct journey { __u32 space; __u16 from_port, to_port; __u32 from[4], to[4]; };
+struct origin { __u32 address[4]; __u16 port, zero; };
 // A client's key; the slot of its backend, and until when it keeps that, in milliseconds.
 struct sticky { struct { __u64 key, word; } ways[WAYS]; };
 
@@ -122,6 +146,10 @@ struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 15); __uint(m
 struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 1 << 14); __type(key, __u64); __type(value, struct choice); } choices SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SLOTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct slot); } slots SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SETS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct sticky); } sticky SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 10); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct via_key); __type(value, struct via); } vias SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 12); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct proxy_key); __type(value, __u32); } proxies SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 1 << 15); __type(key, struct journey); __type(value, struct origin); } journeys SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct origin); } origins SEC(".maps");
 
 // A field of a context, read where it stands: the verifier takes no pointers into one.
 #define FIELD(of, field) (*(volatile __typeof__((of)->field) *)&(of)->field)
@@ -277,6 +305,58 @@ INLINE int choose(struct service *service, __u32 generation, __u64 cookie, __u64
     return found;
 }
 
+INLINE bool is_mapped(const __u32 address[4]) { return !address[0] && !address[1] && address[2] == __builtin_bswap32(0xffff); }
+
+// The verdict of the rules that name a pair of classes.
+INLINE __u32 named(__u32 generation, __u32 from, __u32 to, __u16 port) {
+    struct pair pair = {112, generation, from, to, port, 0};
+    __u32 *found = map_lookup(&verdicts, &pair);
+    return found ? *found : NONE;
+}
+
+INLINE __u32 number_of(__u32 verdict) { return verdict == NONE ? NONE : verdict >> 1 & (RULES - 1); }
+
+// The proxy that a connect is led to, if there is one; false: one that it needs is not there. `own`: the number of the namespace that connects, if that
+// is a proxy's. As `conductor/sidecars.rs` leads.
+INLINE bool lead(struct via *via, __u32 own, const __u32 asked[4], __u16 port, struct hop **found) {
+    bool is_v4 = is_mapped(asked), is_skipped = false;
+    __u32 first = 0;
+    if (own) {
+        first = HOPS;
+#pragma clang loop unroll(full)
+        for (int i = 0; i < HOPS; i++)
+            if (i < via->count && via->hops[i].space == own) first = i + 1;
+    }
+#pragma clang loop unroll(full)
+    for (int i = 0; i < HOPS; i++) {
+        struct hop *hop = &via->hops[i];
+        if (i < first || i >= via->count) continue;
+        __u32 *address = is_v4 ? hop->v4 : hop->v6;
+        bool is_there = hop->space && (is_v4 ? hop->has_v4 : hop->has_v6);
+        bool is_same = is_there && (!hop->port || hop->port == port) && address[0] == asked[0] && address[1] == asked[1] && address[2] == asked[2] && address[3] == asked[3];
+        // It is the destination.
+        if (is_same) break;
+        struct slot *slot = slot_of(hop->slot);
+        if (!slot) continue;
+        if (is_there && !slot->state) {
+            *found = hop;
+            break;
+        }
+        if (!via->bypass) {
+            add(&slot->failed, 1);
+            slot = slot_of(via->slot);
+            if (slot) add(&slot->failed, 1);
+            return false;
+        }
+        is_skipped = true;
+    }
+    if (is_skipped) {
+        struct slot *slot = slot_of(via->slot);
+        if (slot) add(&slot->bypassed, 1);
+    }
+    return true;
+}
+
 // 1: go on, to `address` and `port`, which may be a backend's by now. 0: the call fails.
 INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     struct config *c = in_force();
@@ -328,27 +408,39 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
         to = party(generation, address);
     }
     // Within a namespace the driver cannot tell who listens.
-    bool is_home = space && to && space->space == to->space, is_judged = false;
+    bool is_home = space && to && space->space == to->space, is_judged = false, is_proxy = false;
     if (!service && is_home) return 1;
-    __u32 verdict = 0;
+    __u32 verdict = 0, leads = NONE;
     if (backend && !is_home) {
         // Rules that name the service.
-        struct pair pair = {112, generation, from->class, backend->class, asked.port, 0};
-        __u32 *found = map_lookup(&verdicts, &pair);
-        if (found) verdict = *found, is_judged = true;
+        __u32 found = named(generation, from->class, backend->class, asked.port);
+        if (found != NONE) verdict = found, is_judged = true;
+        if (found != NONE && (found & LEADS)) leads = found;
     }
     if (to && !is_home && !(is_judged && (verdict & 1))) {
-        struct pair pair = {112, generation, from->class, to->class, (__u16)*port, 0};
-        __u32 *found = map_lookup(&verdicts, &pair);
-        if (found) verdict = *found;
+        __u32 found = named(generation, from->class, to->class, (__u16)*port);
+        if (found != NONE) verdict = found;
         else if (!is_judged) verdict = of->otherwise;
+        if (leads == NONE && found != NONE && (found & LEADS)) leads = found;
         is_judged = true;
+    }
+    if ((of->flags & VIAS) && space && !is_home) {
+        // A proxy's own connections follow the first rule that leads through it.
+        struct proxy_key proxy = {generation, space->space};
+        __u32 *class = map_lookup(&proxies, &proxy);
+        if (class) {
+            __u32 own = backend ? named(generation, *class, backend->class, asked.port) : NONE;
+            __u32 other = to ? named(generation, *class, to->class, (__u16)*port) : NONE;
+            if (number_of(other) < number_of(own)) own = other;
+            if (own != NONE && !(is_judged && (verdict & 1) && number_of(verdict) < number_of(own)))
+                verdict = leads = own, is_judged = is_proxy = true;
+        }
     }
     struct tenant *tenant = tenant_of(from->tenant);
     if (!tenant) return 1;
     if (is_judged) {
         // The lowest bit denies.
-        __u32 rule = of->hits + (verdict >> 1 & (RULES - 1));
+        __u32 rule = of->hits + number_of(verdict);
         __u64 *counter = map_lookup(&hits, &rule);
         if (!counter) return 1;
         add(counter, 1);
@@ -356,6 +448,23 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
             add(&tenant->denied, 1);
             set_retval(-EACCES);
             return 0;
+        }
+    }
+    struct via *via = 0;
+    struct hop *hop = 0;
+    if (leads != NONE) {
+        struct via_key key = {generation, number_of(leads)};
+        via = map_lookup(&vias, &key);
+        if (via && !lead(via, is_proxy ? space->space : 0, asked.address, asked.port, &hop)) {
+            set_retval(-ECONNREFUSED);
+            return 0;
+        }
+        if (hop) {
+            bool is_v4 = is_mapped(asked.address);
+#pragma clang loop unroll(full)
+            for (int i = 0; i < 4; i++) address[i] = is_v4 ? hop->v4[i] : hop->v6[i];
+            *port = hop->port ? hop->port : asked.port;
+            to = party(generation, address);
         }
     }
     bool is_counted = to && !is_home;
@@ -369,13 +478,18 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     if (!record) return 1;
     // Who is not counted has a tenant that there is not.
     *record = (struct record){is_counted ? from->tenant : TENANTS, is_counted ? to->tenant : TENANTS, ASKED, c->epoch, 0};
-    if (service) {
+    if (service || hop) {
 #pragma clang loop unroll(full)
         for (int i = 0; i < 4; i++) record->service[i] = asked.address[i];
         record->port = asked.port;
         record->is_through = 1;
-        record->slots[0] = service->slot;
-        record->slots[1] = backend->slot;
+        if (hop && via) {
+            record->slots[0] = via->slot;
+            record->slots[1] = hop->slot;
+        } else if (service && backend) {
+            record->slots[0] = service->slot;
+            record->slots[1] = backend->slot;
+        }
     }
     return 1;
 }
@@ -423,14 +537,43 @@ SEC("cgroup/getpeername6") int pd_peer6(struct bpf_sock_addr *ctx) {
     return 1;
 }
 
+// What the accepting side finds of a connection that leads elsewhere than was asked. By then the connecting side has its address and its port.
+INLINE void depart(struct bpf_sock_ops *ops, struct record *record, __u32 generation) {
+    ADDRESS(ops, local_ip4, local_ip6, own);
+    ADDRESS(ops, remote_ip4, remote_ip6, peer);
+    struct whom *to = party(generation, peer);
+    struct journey key = {to ? to->space : 0, FIELD(ops, local_port), __builtin_bswap32(FIELD(ops, remote_port)), {own[0], own[1], own[2], own[3]}, {peer[0], peer[1], peer[2], peer[3]}};
+    struct origin origin = {{record->service[0], record->service[1], record->service[2], record->service[3]}, record->port, 0};
+    map_update(&journeys, &key, &origin, BPF_ANY);
+}
+
+INLINE void arrive(struct bpf_sock_ops *ops, struct bpf_sock *sk, __u32 generation) {
+    ADDRESS(ops, local_ip4, local_ip6, own);
+    ADDRESS(ops, remote_ip4, remote_ip6, peer);
+    struct whom *self = party(generation, own);
+    struct journey key = {self ? self->space : 0, __builtin_bswap32(FIELD(ops, remote_port)), FIELD(ops, local_port), {peer[0], peer[1], peer[2], peer[3]}, {own[0], own[1], own[2], own[3]}};
+    struct origin *found = map_lookup(&journeys, &key);
+    if (!found) return;
+    struct origin *kept = storage_get(&origins, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    if (kept) *kept = *found;
+    // Another connection of that name may follow.
+    map_delete(&journeys, &key);
+}
+
 // The connecting side's socket is the one that is counted.
 SEC("sockops") int pd_events(struct bpf_sock_ops *ops) {
     __u32 op = ops->op;
-    if (op != BPF_SOCK_OPS_TCP_CONNECT_CB && op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_STATE_CB)
+    if (op != BPF_SOCK_OPS_TCP_CONNECT_CB && op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_STATE_CB &&
+        op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
         return 1;
     struct bpf_sock *sk = ops->sk;
     if (!sk) return 1;
     struct config *c = in_force();
+    bool has_origins = c && (c->of[c->generation & 1].flags & ORIGINS);
+    if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
+        if (has_origins) arrive(ops, sk, c->generation);
+        return 1;
+    }
     struct record *record = storage_get(&records, sk, 0, 0);
     if (!c || !record || record->state == SEEN || record->since != c->epoch) return 1;
     struct tenant *from = tenant_of(record->from), *to = tenant_of(record->to);
@@ -441,6 +584,7 @@ SEC("sockops") int pd_events(struct bpf_sock_ops *ops) {
     }
     if (op == BPF_SOCK_OPS_TCP_CONNECT_CB && record->state == ASKED) {
         record->state = OPEN;
+        if (has_origins && record->is_through) depart(ops, record, c->generation);
         if (from) add(&from->open, 1);
         if (service) add(&service->active_on_kernel, 1);
         if (backend) add(&backend->active_on_kernel, 1);
@@ -481,11 +625,42 @@ SEC("sockops") int pd_events(struct bpf_sock_ops *ops) {
     return 1;
 }
 
+// The accepting side asks for what was asked for, as of netfilter. What does not fit is answered by the kernel.
+SEC("cgroup/getsockopt") int pd_origin(struct bpf_sockopt *ctx) {
+    if (ctx->optname != SO_ORIGINAL_DST || (ctx->level != SOL_IP && ctx->level != SOL_IPV6)) return 1;
+    struct bpf_sock *sk = ctx->sk;
+    struct origin *origin = sk ? storage_get(&origins, sk, 0, 0) : 0;
+    if (!origin) return 1;
+    __u16 *at = ctx->optval;
+    __u32 *words = ctx->optval;
+    bool is_v4 = is_mapped(origin->address);
+    if (ctx->level == SOL_IP) {
+        if (!is_v4 || (void *)(words + 4) > ctx->optval_end) return 1;
+        at[0] = AF_INET;
+        at[1] = origin->port;
+        words[1] = origin->address[3];
+        words[2] = words[3] = 0;
+        ctx->optlen = 16;
+    } else {
+        if ((void *)(words + 7) > ctx->optval_end) return 1;
+        at[0] = AF_INET6;
+        at[1] = origin->port;
+        words[1] = words[6] = 0;
+        words[2] = origin->address[0];
+        words[3] = origin->address[1];
+        words[4] = origin->address[2];
+        words[5] = origin->address[3];
+        ctx->optlen = 28;
+    }
+    ctx->retval = 0;
+    return 1;
+}
+
 // 0, 1: dropped, passed; 2: dropped, and the sender is told that it is too fast.
 SEC("cgroup_skb/egress") int pd_egress(struct __sk_buff *skb) {
     struct config *c = in_force();
     // What only acknowledges passes: the other side pays.
-    if (!c || !c->of[c->generation & 1].rated || skb->len < BARE_ACK) return 1;
+    if (!c || !(c->of[c->generation & 1].flags & RATED) || skb->len < BARE_ACK) return 1;
     struct bpf_sock *sk = skb->sk;
     if (!sk) return 1;
     sk = full_socket(sk);

@@ -4,8 +4,10 @@ use super::known::Change;
 use super::plan::{Party, Plan, Verdicts};
 use super::program::Maps;
 use super::services::Services;
+use super::sidecars::{Sidecars, There};
 use super::table::Table;
 use crate::ids::TenantId;
+use crate::policy::via::At;
 use crate::policy::{Policy, DEFAULT_TENANT};
 use rustix::io::Errno;
 use std::net::IpAddr;
@@ -66,6 +68,7 @@ pub struct Generation {
     places: Table<PlaceKey, Whom>,
     verdicts: Table<PairKey, u32>,
     services: Services,
+    sidecars: Sidecars,
     /// Something of what changed could not be added: nothing more is.
     is_short: bool,
 }
@@ -85,6 +88,7 @@ impl Generation {
             places: Table::new(maps.map(|maps| &maps.places)),
             verdicts: Table::new(maps.map(|maps| &maps.verdicts)),
             services: Services::new(number, maps.map(|maps| &maps.of_services)),
+            sidecars: Sidecars::new(number, maps.map(|maps| &maps.of_sidecars)),
             is_short: false,
         };
         let networks: Vec<_> = this.plan.networks().collect();
@@ -95,7 +99,8 @@ impl Generation {
                 return Err(full(errno));
             }
         }
-        if let Err(errno) = this.services.fill(&this.policy.services, this.plan.services()) {
+        let filled = this.services.fill(&this.policy.services, this.plan.services());
+        if let Err(errno) = filled.and_then(|()| this.sidecars.fill(&this.policy)) {
             this.clear();
             return Err(full(errno));
         }
@@ -114,6 +119,10 @@ impl Generation {
                     Ok(())
                 }
                 Change::Place { ip, is: None } => self.free(*ip),
+                Change::Container { name, is } => {
+                    let is = is.clone().map(|(space, addresses)| There { space, addresses });
+                    self.move_proxy(At::Container(name.clone()), is)
+                }
                 _ if self.is_short => Ok(()),
                 Change::Source { id, is_group, is: Some((tenant, space)) } => {
                     self.connect(self.source(*id, *is_group), *tenant, *space, names)
@@ -146,10 +155,39 @@ impl Generation {
         let (party, new) = self.plan.holds(tenant, name(names, tenant), ip)?;
         self.add(new)?;
         let key = self.place(ip, if ip.is_ipv4() { 32 } else { 128 });
-        self.places.put(key, whom(party, space)).map_err(full)
+        self.places.put(key, whom(party, space)).map_err(full)?;
+        self.move_proxy(At::Address(ip), Some(There { space, addresses: vec![ip] }))
+    }
+
+    /// A proxy that the policy may name is there from now on, or nowhere. Its own connections are known before others are led to it.
+    fn move_proxy(&mut self, at: At, is: Option<There>) -> Result<(), String> {
+        let policy = Arc::clone(&self.policy);
+        if !Sidecars::names(&policy, &at) {
+            return Ok(());
+        }
+        let (comes, touched) = (is.is_some(), self.sidecars.set(at, is));
+        if !comes {
+            self.sidecars.fill(&policy).map_err(full)?;
+        }
+        for space in touched {
+            let rules = self.sidecars.rules_at(&policy, space);
+            let class = if rules.is_empty() {
+                None
+            } else {
+                let (class, new) = self.plan.passes(rules)?;
+                self.add(new)?;
+                Some(class)
+            };
+            self.sidecars.classify(space, class).map_err(full)?;
+        }
+        if comes {
+            self.sidecars.fill(&policy).map_err(full)?;
+        }
+        Ok(())
     }
 
     fn free(&mut self, ip: IpAddr) -> Result<(), String> {
+        self.move_proxy(At::Address(ip), None)?;
         let key = self.place(ip, if ip.is_ipv4() { 32 } else { 128 });
         match self.plan.frees(ip) {
             // A rule names this very address.
@@ -182,6 +220,7 @@ impl Generation {
         self.places.clear();
         self.verdicts.clear();
         self.services.clear();
+        self.sidecars.clear();
     }
 
     fn source(&self, id: u64, is_group: bool) -> SourceKey {
@@ -214,6 +253,11 @@ impl Generation {
     /// The policy, compiled.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Where the policy's proxies are.
+    pub fn sidecars(&self) -> &Sidecars {
+        &self.sidecars
     }
 
     /// Whether another one has to take its place.
@@ -350,6 +394,7 @@ mod tests {
                     cookie: 100 + u64::from(number),
                     before: u64::from(number),
                     tenant: TenantId::at(tenant),
+                    container: None,
                     registered: registered.into_iter().map(ip).collect(),
                     held: held.into_iter().map(ip).collect(),
                 });
@@ -384,6 +429,7 @@ mod tests {
             cookie: u64::from(number),
             before: u64::from(number),
             tenant: TenantId::at(1 + number as usize % 2),
+            container: None,
             registered: Vec::new(),
             held: vec![IpAddr::from([10, 1, (number >> 8) as u8, number as u8])],
         };

@@ -137,7 +137,7 @@ mod tests {
                  health = {{ rise = {rise}, fall = {fall} }}"
             )).unwrap();
             let slots = Slots::own().unwrap();
-            slots.assign(&policy.services, &[]).unwrap();
+            slots.assign(&policy, &[]).unwrap();
             let mut health = Health::default();
             health.watch(&policy.services, &slots);
             let (mut is_down, mut row) = (false, Vec::new());

@@ -7,16 +7,17 @@ use super::plan::binds;
 use super::program::{self, hierarchy, Maps, Programs};
 use super::scene::{Changes, Scene, World};
 use super::services::Choice;
+use super::sidecars;
 use super::spaces::{self, Spaces};
 use super::sweep;
-use super::words::{OfGeneration, Staged, Words, RULES};
+use super::words::{OfGeneration, Staged, Words, ORIGINS, RATED, RULES, VIAS};
 use crate::admin::Answer;
 use crate::clock::Clock;
 use crate::ids::TenantId;
 use crate::mailbox::Mailbox;
 use crate::messages::ToConductor;
 use crate::policy::rate::EPOCH_NS;
-use crate::policy::{Action, Policy};
+use crate::policy::{Action, Policy, DEFAULT_TENANT};
 use crate::service::Chosen;
 use crate::service::Slots;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -123,6 +124,8 @@ pub struct Keeper {
     /// Work on the whole rests until then.
     rests_until: Instant,
     health: Health,
+    /// When the listeners of proxies are looked at.
+    proxies_at: Instant,
 }
 
 impl Gate {
@@ -159,6 +162,7 @@ impl Gate {
             due: Due::default(),
             rests_until: Instant::now(),
             health: Health::default(),
+            proxies_at: Instant::now(),
         };
         Ok((Self { words, slots, inbox, choices }, keeper))
     }
@@ -209,7 +213,10 @@ impl Keeper {
     fn sleep(&self) {
         let now = Instant::now();
         let until = self.spaces.wake_by(now).map_or(STOP_POLL, |at| at.saturating_duration_since(now));
-        let timeout = self.health.wait(now, until.min(STOP_POLL));
+        let mut timeout = self.health.wait(now, until.min(STOP_POLL));
+        if self.in_force.as_ref().is_some_and(|kept| leads(kept.generation.policy())) {
+            timeout = timeout.min(self.proxies_at.saturating_duration_since(now));
+        }
         self.inbox.set_asleep(true);
         if !self.inbox.is_filled() {
             let inbox = PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN);
@@ -385,7 +392,8 @@ impl Keeper {
         self.words.set_generation(kept.generation.number(), kept.words());
         let staged = Staged { generation: kept.generation.number(), hits };
         // Attached before it is in force: programs without a generation let everything pass.
-        if let Err(errno) = self.programs.attach(&self.words, &self.slots) {
+        let answers = has_origins(kept.generation.policy());
+        if let Err(errno) = self.programs.attach(&self.words, &self.slots, answers) {
             kept.generation.clear();
             return Err(format!("attaching programs to {}: {errno}", self.root.display()));
         }
@@ -402,8 +410,12 @@ impl Keeper {
         }
         let services = self.in_force.as_ref().map_or(&[][..], |kept| &kept.generation.policy().services);
         self.health.watch(services, &self.slots);
+        self.proxies_at = Instant::now();
         self.look_at_backends(Instant::now());
         self.programs.succeed();
+        if !self.in_force.as_ref().is_some_and(|kept| has_origins(kept.generation.policy())) {
+            self.programs.fall_silent();
+        }
         if !is_bound {
             self.programs.detach();
         }
@@ -429,9 +441,13 @@ impl Keeper {
         }
     }
 
-    /// Has a look at the backends of services that are due.
+    /// Has a look at the backends of services that are due, and at proxies.
     fn look_at_backends(&mut self, now: Instant) {
-        let Some(Kept { scene, .. }) = &self.in_force else { return };
+        let Some(Kept { scene, generation, .. }) = &self.in_force else { return };
+        if leads(generation.policy()) && now >= self.proxies_at {
+            self.proxies_at = now + sidecars::LOOK;
+            generation.sidecars().look(generation.policy(), &self.spaces);
+        }
         let place = |ip| scene.known().owner(ip).map(|(_, number)| number);
         self.health.look(now, place, &self.spaces, &self.slots);
     }
@@ -440,7 +456,8 @@ impl Keeper {
     fn sweep(&mut self, twins: &HashSet<u32>) -> (u64, u64) {
         let Some(Kept { scene, generation, .. }) = &self.in_force else { return (0, 0) };
         let policy = generation.policy();
-        if policy.default == Action::Allow && policy.rules.iter().all(|rule| rule.action == Action::Allow) {
+        let allows = policy.rules.iter().all(|rule| rule.action == Action::Allow);
+        if policy.default == Action::Allow && allows && !leads(policy) {
             return (0, 0);
         }
         // Control groups and their descendants.
@@ -463,8 +480,17 @@ impl Keeper {
                 let is_home =
                     to.is_loopback() || scene.known().owner(to).is_some_and(|(_, space)| space == number);
                 let from = members.get(&socket.group).copied().unwrap_or(tenant);
-                let verdict = generation.plan().decide(from, to, socket.peer.port());
-                if is_home || !verdict.is_some_and(|verdict| verdict.is_denied()) {
+                let (port, sidecars) = (socket.peer.port(), generation.sidecars());
+                let Some(verdict) = generation.plan().decide(from, to, port) else { continue };
+                let may_stay = || match verdict.is_denied() {
+                    true => sidecars.rules_at(policy, number).iter().any(|&rule| {
+                        // It connects as one of the rule's proxies.
+                        (rule as usize) < verdict.rule() && policy.rules[rule as usize].names(to, port)
+                    }),
+                    false => !sidecars.has_to_be_led(policy, verdict.rule(), number),
+                };
+                let tenant = self.names.get(from.index()).map_or(DEFAULT_TENANT, |name| name);
+                if is_home || may_stay() || sidecars.is_leg(policy, tenant, number, to, port) {
                     continue;
                 }
                 match sweep::destroy(&seen.diag, socket) {
@@ -485,8 +511,21 @@ impl Kept {
     /// What the programs have to know of the generation beside its entries.
     fn words(&self) -> OfGeneration {
         let otherwise = self.generation.plan().otherwise();
-        OfGeneration { levels: self.levels, otherwise, rated: self.is_rated, hits: self.generation.hits() }
+        let policy = self.generation.policy();
+        let flags = [(self.is_rated, RATED), (leads(policy), VIAS), (has_origins(policy), ORIGINS)];
+        let flags = flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag);
+        OfGeneration { levels: self.levels, otherwise, flags, hits: self.generation.hits() }
     }
+}
+
+/// Whether some rule leads through proxies.
+fn leads(policy: &Policy) -> bool {
+    policy.chains().next().is_some()
+}
+
+/// Whether connections may lead elsewhere than was asked, so that the accepting side may ask what was.
+fn has_origins(policy: &Policy) -> bool {
+    leads(policy) || !policy.services.is_empty()
 }
 
 /// The number of one more generation. 0 is none; and programs keep a place for what they know of even ones and one for odd ones, so
@@ -553,7 +592,7 @@ mod tests {
         let (gate, mut keeper) = open();
         let (id, file) = network_namespace(rustix::process::getpid()).unwrap();
         let tenant = TenantId::default();
-        let space = Space { file: Arc::new(file), tenant, addresses: Vec::new() };
+        let space = Space { file: Arc::new(file), tenant, container: None, addresses: Vec::new() };
         let world = || World { spaces: HashMap::from([(id, space.clone())]), ..World::default() };
         let rules = |port: u16| {
             let text = format!("[[rule]]\naddress = \"{PLACE}\"\nport = {port}\naction = \"deny\"\n");

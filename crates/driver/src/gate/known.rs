@@ -13,6 +13,8 @@ pub struct Holder {
     /// How many were known before.
     pub before: u64,
     pub tenant: TenantId,
+    /// The container that `pd run` registered there.
+    pub container: Option<String>,
     /// Addresses that `pd run` registered.
     pub registered: Vec<IpAddr>,
     /// Addresses that are on its interfaces.
@@ -29,6 +31,8 @@ pub enum Change {
     Source { id: u64, is_group: bool, is: Option<(TenantId, u32)> },
     /// Whose an address is, and in which namespace.
     Place { ip: IpAddr, is: Option<(TenantId, u32)> },
+    /// Where a container is that `pd run` registered, and its addresses.
+    Container { name: String, is: Option<(u32, Vec<IpAddr>)> },
 }
 
 /// See the module.
@@ -83,9 +87,19 @@ impl Known {
                 is: Some((new.tenant, number)),
             }));
         }
+        let called = |holder: &Option<Holder>| {
+            let holder = holder.as_ref()?;
+            Some((holder.container.clone()?, holder.registered.clone()))
+        };
+        let (before, after) = (called(&old), called(&new));
         match new {
             Some(new) => drop(self.spaces.insert(number, new)),
             None => drop(self.spaces.remove(&number)),
+        }
+        if before != after {
+            let names: BTreeSet<String> =
+                [before, after].into_iter().flatten().map(|(name, _)| name).collect();
+            changes.extend(names.into_iter().map(|name| self.container(name)));
         }
         let is = was.into_iter().map(|(ip, was)| (ip, was, self.owner(ip)));
         changes.extend(is.filter(|(_, was, is)| was != is).map(|(ip, _, is)| Change::Place { ip, is }));
@@ -106,6 +120,16 @@ impl Known {
         // Two paths may lead to one group.
         let of = |id: u64| self.groups.values().find(|(number, ..)| *number == id).map(|found| (found.2, 0));
         numbers.into_iter().map(|id| Change::Source { id, is_group: true, is: of(id) }).collect()
+    }
+
+    /// Where a container is.
+    fn container(&self, name: String) -> Change {
+        let mut named = self.spaces.iter().filter(|(_, holder)| holder.container.as_ref() == Some(&name));
+        let is = named.next().map(|(number, holder)| {
+            let canonical = holder.registered.iter().map(|ip| ip.to_canonical());
+            (*number, canonical.collect())
+        });
+        Change::Container { name, is }
     }
 
     /// Whose an address is, and in which namespace.
@@ -146,7 +170,9 @@ impl Known {
             is: Some((tenant, 0)),
         });
         let places = self.claims.keys().map(|ip| Change::Place { ip: *ip, is: self.owner(*ip) });
-        spaces.chain(groups).chain(places).collect()
+        let names: BTreeSet<_> = self.spaces.values().filter_map(|holder| holder.container.clone()).collect();
+        let containers = names.into_iter().map(|name| self.container(name));
+        spaces.chain(groups).chain(places).chain(containers).collect()
     }
 }
 
@@ -166,7 +192,7 @@ mod tests {
             let list = |of: &[u8]| of.iter().map(|last| ip(*last)).collect();
             let (registered, held) = (list(registered), list(held));
             let (cookie, before) = (70 + tenant as u64, tenant as u64);
-            Some(Holder { cookie, before, tenant: TenantId::at(tenant), registered, held })
+            Some(Holder { cookie, before, tenant: TenantId::at(tenant), container: None, registered, held })
         };
         known.set_space(12, holder(2, &[], &[1, 2]));
         assert_eq!(known.set_space(3, holder(3, &[], &[1, 3])).len(), 2, "itself and one address");
@@ -191,6 +217,7 @@ mod tests {
                 cookie: 100 + u64::from(number),
                 before: 100 - u64::from(number),
                 tenant: TenantId::at(tenant),
+                container: None,
                 registered,
                 held,
             };
@@ -218,6 +245,7 @@ mod tests {
             let key = |change: &Change| match change {
                 Change::Source { id, is_group, is } => ((Some((*id, *is_group)), None), *is),
                 Change::Place { ip, is } => ((None, Some(*ip)), *is),
+                Change::Container { .. } => unreachable!("no container has a name"),
             };
             for change in &changes {
                 let (key, is) = key(change);

@@ -5,7 +5,7 @@
 //! into their maps: whose a network namespace or a control group is, whose an address is, and the verdicts of the policy.
 //!
 //! - [`plan`] compiles a policy into these entries, and does nothing else.
-//! - [`services`] puts service addresses and their backends there, too.
+//! - [`services`] puts service addresses and their backends there, too, and [`sidecars`] the proxies of rules.
 //! - [`health`] finds out which backends are up.
 //! - [`program`] loads the programs before the driver is confined, and attaches them while a policy needs them.
 //! - [`words`] is the memory that the kernel and the driver share: counts, limits, and the generation in force.
@@ -26,6 +26,7 @@ mod plan;
 mod program;
 mod scene;
 mod services;
+mod sidecars;
 mod spaces;
 mod sweep;
 mod table;

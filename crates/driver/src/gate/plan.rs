@@ -20,13 +20,26 @@ const PORT_BITS: u32 = 16;
 /// Numbers of rules, ascending.
 type Rules = Vec<u32>;
 
-/// The rule that decides, and whether it denies. A rule's number, doubled, and 1 if it denies.
+/// In a verdict: the rule leads through proxies.
+const LEADS: u32 = 1 << 31;
+
+/// The rule that decides, and whether it denies. A rule's number, doubled, and 1 if it denies; [`LEADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict(pub u32);
 
 impl Verdict {
     fn new(rule: usize, action: Action) -> Self {
         Self((rule as u32) << 1 | u32::from(action == Action::Deny))
+    }
+
+    fn of(number: u32, rule: &Rule) -> Self {
+        let Self(word) = Self::new(number as usize, rule.action);
+        Self(if rule.via.is_some() { word | LEADS } else { word })
+    }
+
+    /// The rule's number.
+    pub fn rule(self) -> usize {
+        ((self.0 & !LEADS) >> 1) as usize
     }
 
     /// Whether the connection is denied.
@@ -206,6 +219,14 @@ impl Plan {
         Ok((led, all))
     }
 
+    /// The class of whatever connects as the proxy of these rules, and the verdicts that are new.
+    ///
+    /// # Errors
+    /// If these are too many, a sentence.
+    pub fn passes(&mut self, rules: Vec<u32>) -> Result<(u32, Verdicts), String> {
+        self.class(rules, true)
+    }
+
     /// For each service, the class of each backend to rules that name the service's address.
     pub fn services(&self) -> &[Vec<u32>] {
         &self.services
@@ -311,7 +332,7 @@ fn pair_up(policy: &Policy, (from, to): (u32, u32), rules: &[u32], into: &mut Ve
     let mut open = BTreeMap::from([(0u16, u16::MAX)]);
     for &number in rules {
         let rule = &policy.rules[number as usize];
-        let verdict = Verdict::new(number as usize, rule.action);
+        let verdict = Verdict::of(number, rule);
         if rule.ports.is_empty() {
             // All that is left.
             into.push(((from, to, 0, 0), verdict));

@@ -4,12 +4,13 @@
 //! the next driver there can take the place of one that was killed.
 use super::bpf;
 use super::services::ServiceMaps;
+use super::sidecars::SidecarMaps;
 use super::words::Words;
 use crate::array::Array;
 use crate::service::Slots;
 use crate::service::STICKY_WORDS;
 use aya::maps::Map;
-use aya::programs::{loaded_programs, CgroupSkb, CgroupSockAddr, SockOps};
+use aya::programs::{loaded_programs, CgroupSkb, CgroupSockAddr, CgroupSockopt, SockOps};
 use aya::{include_bytes_aligned, EbpfLoader};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{open, stat, Mode, OFlags};
@@ -24,14 +25,18 @@ pub(crate) const HOST_CGROUP: u64 = 0xefff_fffb;
 static OBJECT: &[u8] = include_bytes_aligned!("gate.bpf.o");
 
 /// Attach types of linux/bpf.h, by the name of the program.
-const KINDS: [(&str, u32); 6] = [
+const KINDS: [(&str, u32); 7] = [
     ("pd_connect4", 10),
     ("pd_connect6", 11),
     ("pd_peer4", 29),
     ("pd_peer6", 30),
     ("pd_events", 3),
     ("pd_egress", 1),
+    ("pd_origin", GETSOCKOPT),
 ];
+
+/// The attach type of the program that answers for what was asked for. Each `getsockopt` of the machine passes it while it is attached.
+const GETSOCKOPT: u32 = 21;
 
 /// Descriptors of the maps that the keeper fills.
 #[derive(Debug)]
@@ -40,6 +45,7 @@ pub struct Maps {
     pub places: Arc<OwnedFd>,
     pub verdicts: Arc<OwnedFd>,
     pub of_services: ServiceMaps,
+    pub of_sidecars: SidecarMaps,
     pub choices: Arc<OwnedFd>,
 }
 
@@ -51,6 +57,8 @@ pub struct Programs {
     /// Of a driver that is no more.
     stale: Vec<(OwnedFd, u32)>,
     attached: bool,
+    /// The one of `getsockopt` is.
+    answers: bool,
     file: PathBuf,
 }
 
@@ -111,6 +119,11 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, 
                 attempt(name, program.load())?;
                 attempt(name, program.fd())?.as_fd().try_clone_to_owned()
             }
+            GETSOCKOPT => {
+                let program: &mut CgroupSockopt = attempt(name, program.try_into())?;
+                attempt(name, program.load())?;
+                attempt(name, program.fd())?.as_fd().try_clone_to_owned()
+            }
             _ => {
                 let program: &mut CgroupSkb = attempt(name, program.try_into())?;
                 attempt(name, program.load())?;
@@ -145,6 +158,11 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, 
             tables: shared("tables")?,
             slots: Arc::clone(&slots),
         },
+        of_sidecars: SidecarMaps {
+            vias: shared("vias")?,
+            proxies: shared("proxies")?,
+            slots: Arc::clone(&slots),
+        },
         choices: shared("choices")?,
     };
     let file = admin_socket.with_extension("gate");
@@ -152,7 +170,7 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, 
     // Without it a killed driver's programs stay when the next one comes: better no gate.
     let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
     attempt(&format!("{}", file.display()), std::fs::write(&file, lines))?;
-    Ok((Programs { root, programs, stale, attached: false, file }, maps, words, slots))
+    Ok((Programs { root, programs, stale, attached: false, answers: false, file }, maps, words, slots))
 }
 
 /// Programs of earlier drivers of the same socket that are still there. Their numbers are added to `ids`.
@@ -173,17 +191,18 @@ fn predecessors(file: &Path, ids: &mut Vec<u32>) -> Vec<(OwnedFd, u32)> {
 }
 
 impl Programs {
-    /// Has the kernel ask the programs. Those of a predecessor go afterwards.
+    /// Has the kernel ask the programs; that of `getsockopt` only if it `answers`. Those of a predecessor go afterwards.
     ///
     /// # Errors
-    /// Those of bpf(2); then none is attached.
-    pub fn attach(&mut self, words: &Words, slots: &Slots) -> Result<()> {
+    /// Those of bpf(2); then none is attached that was not.
+    pub fn attach(&mut self, words: &Words, slots: &Slots, answers: bool) -> Result<()> {
         if !self.attached {
             words.begin_epoch();
             slots.begin_epoch();
-            for (index, (program, kind)) in self.programs.iter().enumerate() {
+            let asked: Vec<_> = self.programs.iter().filter(|(_, kind)| *kind != GETSOCKOPT).collect();
+            for (index, (program, kind)) in asked.iter().enumerate() {
                 if let Err(errno) = bpf::attach(&self.root, program, *kind) {
-                    for (program, kind) in &self.programs[..index] {
+                    for (program, kind) in &asked[..index] {
                         let _ = bpf::detach(&self.root, program, *kind);
                     }
                     return Err(errno);
@@ -191,7 +210,22 @@ impl Programs {
             }
             self.attached = true;
         }
+        if answers && !self.answers {
+            for (program, kind) in self.programs.iter().filter(|(_, kind)| *kind == GETSOCKOPT) {
+                bpf::attach(&self.root, program, *kind)?;
+            }
+            self.answers = true;
+        }
         Ok(())
+    }
+
+    /// The policy in force does not need the program of `getsockopt`.
+    pub fn fall_silent(&mut self) {
+        if std::mem::take(&mut self.answers) {
+            for (program, kind) in self.programs.iter().filter(|(_, kind)| *kind == GETSOCKOPT) {
+                let _ = bpf::detach(&self.root, program, *kind);
+            }
+        }
     }
 
     /// Takes the programs of a predecessor away.
@@ -204,8 +238,9 @@ impl Programs {
 
     /// The opposite of [`Self::attach`]: a connect costs what it cost without a driver.
     pub fn detach(&mut self) {
+        self.fall_silent();
         if std::mem::take(&mut self.attached) {
-            for (program, kind) in &self.programs {
+            for (program, kind) in self.programs.iter().filter(|(_, kind)| *kind != GETSOCKOPT) {
                 let _ = bpf::detach(&self.root, program, *kind);
             }
         }

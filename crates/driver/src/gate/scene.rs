@@ -17,7 +17,8 @@ const LEVELS_MAX: u32 = 8;
 pub struct Space {
     pub file: Arc<OwnedFd>,
     pub tenant: TenantId,
-    /// Addresses that `pd run` registered.
+    /// The container that `pd run` registered there, and its addresses.
+    pub container: Option<String>,
     pub addresses: Vec<IpAddr>,
 }
 
@@ -37,6 +38,9 @@ pub struct Changes {
     pub spaces: Vec<(NamespaceId, Option<Space>)>,
     pub groups: Vec<(String, Option<TenantId>)>,
 }
+
+/// A namespace's file and tenant, and its container with the addresses that `pd run` registered.
+type Whose = (Arc<OwnedFd>, TenantId, (Option<String>, Vec<IpAddr>));
 
 type Found = HashMap<NamespaceId, (Arc<OwnedFd>, TenantId)>;
 
@@ -124,7 +128,7 @@ impl Scene {
 
     /// A namespace may be another tenant's, hold other addresses, or be gone.
     pub fn refresh(&mut self, id: NamespaceId, spaces: &mut Spaces) -> Vec<Change> {
-        let holder = self.space(id).and_then(|(file, tenant, registered)| {
+        let holder = self.space(id).and_then(|(file, tenant, (container, registered))| {
             let seen = spaces.enter(id, &file);
             let seen = seen.inspect_err(|error| {
                 self.unentered.insert(id);
@@ -132,7 +136,7 @@ impl Scene {
             });
             let seen = seen.ok()?;
             let (cookie, before, held) = (seen.cookie, seen.before, seen.addresses.clone());
-            Some((seen.number, Holder { cookie, before, tenant, registered, held }))
+            Some((seen.number, Holder { cookie, before, tenant, container, registered, held }))
         });
         let mut changes = Vec::new();
         let number = holder.as_ref().map(|(number, _)| *number);
@@ -147,16 +151,17 @@ impl Scene {
         changes
     }
 
-    /// A namespace: its file, tenant, and registered addresses. The conductor's word goes before that of a file, and both before the
+    /// A namespace: its file, tenant, and registered container and addresses. The conductor's word goes before that of a file, and both before the
     /// processes there.
-    fn space(&self, id: NamespaceId) -> Option<(Arc<OwnedFd>, TenantId, Vec<IpAddr>)> {
+    fn space(&self, id: NamespaceId) -> Option<Whose> {
         let file = self.files.get(&id);
-        if let Some(Space { file: open, tenant, addresses }) = self.world.spaces.get(&id) {
+        if let Some(Space { file: open, tenant, container, addresses }) = self.world.spaces.get(&id) {
             let named = file.map(|(_, tenant)| *tenant).filter(|_| *tenant == TenantId::default());
-            return Some((Arc::clone(open), named.unwrap_or(*tenant), addresses.clone()));
+            let registered = (container.clone(), addresses.clone());
+            return Some((Arc::clone(open), named.unwrap_or(*tenant), registered));
         }
         let (file, tenant) = file.or_else(|| self.below.get(&id))?;
-        Some((Arc::clone(file), *tenant, Vec::new()))
+        Some((Arc::clone(file), *tenant, (None, Vec::new())))
     }
 }
 

@@ -53,12 +53,17 @@ pub struct TenantWords {
     pub drops: AtomicU64,
 }
 
+/// In the flags of a generation: some tenant has a rate; some rule leads through proxies; accepted sockets know what was asked for.
+pub const RATED: u32 = 1;
+pub const VIAS: u32 = 2;
+pub const ORIGINS: u32 = 4;
+
 /// What the conductor tells the programs when a generation is staged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfGeneration {
     pub levels: u32,
     pub otherwise: u32,
-    pub rated: bool,
+    pub flags: u32,
     pub hits: u32,
 }
 
@@ -113,7 +118,7 @@ impl Words {
     pub(super) fn set_generation(&self, generation: u32, of: OfGeneration) {
         let at = 1 + 2 * (generation as usize & 1);
         self.config.word(at).store(u64::from(of.levels) | u64::from(of.otherwise) << 32, Relaxed);
-        self.config.word(at + 1).store(u64::from(of.rated) | u64::from(of.hits) << 32, Release);
+        self.config.word(at + 1).store(u64::from(of.flags) | u64::from(of.hits) << 32, Release);
     }
 
     /// Tells the programs what lies between the kernel's clock and that of buckets.

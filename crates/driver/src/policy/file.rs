@@ -27,6 +27,8 @@
 //! action = "allow"
 //! path = "direct"                     # whatever the tenants are, and without their rates
 //! trust = true                        # received bytes may be lent where the peer wrote them; within a tenant if absent
+//! via = ["container:proxy:15001"]     # proxies that its connections pass, in their order
+//! on_failure = "close"                # or "bypass": what becomes of connections while a proxy has no listener
 //!
 //! [[service]]
 //! address = "10.96.0.1:80"
@@ -46,6 +48,7 @@ use super::attach::AttachTable;
 use super::bind::{BindTable, Binds, BINDS_MAX};
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
 use super::service::{fits, loops, ServiceTable};
+use super::via::{self, Hop, OnFailure};
 use super::{Action, Limits, Path, Policy, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
 use crate::memory::{Cap, Caps};
 use crate::size::Bytes;
@@ -142,6 +145,8 @@ struct RuleTable {
     action: Action,
     path: Option<Path>,
     trust: Option<bool>,
+    via: Option<Many<Hop>>,
+    on_failure: Option<OnFailure>,
 }
 
 /// One word, or a list of them.
@@ -232,11 +237,14 @@ impl Policy {
         if policy.tenants.len() > TENANTS_MAX {
             return Err(PolicyError(format!("more than {TENANTS_MAX} tenants; join some")));
         }
+        let mut of_rules = Vec::new();
         for (index, table) in file.rule.into_iter().enumerate() {
             let start = table.span().start;
-            let rule = rule(table.into_inner());
-            policy.knows(&rule).map_err(|why| at(start, format!("rule {}: {why}", index + 1)))?;
+            let of = |why| at(start, format!("rule {}: {why}", index + 1));
+            let rule = rule(table.into_inner()).map_err(of)?;
+            policy.knows(&rule).map_err(of)?;
             policy.rules.push(rule);
+            of_rules.push(start);
         }
         policy.binds = Binds { default: file.default, rules: Vec::new() };
         for table in file.bind {
@@ -260,6 +268,11 @@ impl Policy {
         }
         let attach = file.attach.check(|name| policy.tenant(name).is_some());
         policy.attach = attach.map_err(|(start, why)| at(start, why))?;
+        for (index, start) in of_rules.into_iter().enumerate() {
+            let (before, rule) = (&policy.rules[..index], &policy.rules[index]);
+            via::fits(rule, before, &policy.tenants, &policy.services)
+                .map_err(|why| at(start, format!("rule {}: {why}", index + 1)))?;
+        }
         Ok(policy)
     }
 
@@ -371,8 +384,9 @@ fn claim(taken: &mut HashMap<String, String>, tenant: &Tenant) -> Result<(), Str
     Ok(())
 }
 
-fn rule(table: RuleTable) -> Rule {
-    Rule {
+fn rule(table: RuleTable) -> Result<Rule, String> {
+    Ok(Rule {
+        via: via::via(table.via.map(|many| many.0), table.on_failure, table.action)?,
         from: table.from.map_or_else(Vec::new, |many| many.0),
         to: table.to.map_or_else(Vec::new, |many| many.0),
         addresses: table.address.map_or_else(Vec::new, |many| many.0.into_iter().map(|net| net.0).collect()),
@@ -380,7 +394,7 @@ fn rule(table: RuleTable) -> Rule {
         action: table.action,
         path: table.path,
         trust: table.trust,
-    }
+    })
 }
 
 impl RateTable {

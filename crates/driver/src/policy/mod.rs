@@ -11,6 +11,7 @@ mod glob;
 pub mod maglev;
 pub mod rate;
 mod service;
+pub mod via;
 
 pub use crate::memory::{Cap, Caps};
 pub use attach::{Attach, Entry as AttachEntry, Newcomer, Otherwise};
@@ -123,6 +124,8 @@ pub struct Rule {
     pub path: Option<Path>,
     /// Tells whether the two sides trust each other not to change bytes that were sent; none: within a tenant.
     pub trust: Option<bool>,
+    /// Proxies that its connections pass; none: they go straight.
+    pub via: Option<via::Via>,
 }
 
 /// A connection to be decided on.
@@ -195,11 +198,18 @@ impl Policy {
 
 impl Rule {
     fn matches(&self, attempt: &Attempt<'_>) -> bool {
-        let named = |names: &[String], name| names.is_empty() || names.iter().any(|n| n == name);
-        named(&self.from, attempt.from)
-            && named(&self.to, attempt.to)
-            && (self.addresses.is_empty() || self.addresses.iter().any(|net| net.contains(&attempt.address)))
-            && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(&attempt.port)))
+        is_in(&self.from, attempt.from) && self.leads_to(attempt)
+    }
+
+    /// Whether an address and a port are among those that it names.
+    pub fn names(&self, address: IpAddr, port: u16) -> bool {
+        (self.addresses.is_empty() || self.addresses.iter().any(|net| net.contains(&address)))
+            && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(&port)))
+    }
+
+    /// Whether the destination is one of the rule's, whoever connects.
+    fn leads_to(&self, attempt: &Attempt<'_>) -> bool {
+        is_in(&self.to, attempt.to) && self.names(attempt.address, attempt.port)
     }
 }
 
@@ -208,6 +218,10 @@ impl Tenant {
     pub fn has_cgroup(&self, cgroup: &str) -> bool {
         self.cgroups.iter().any(|own| is_below(cgroup, own))
     }
+}
+
+fn is_in(names: &[String], name: &str) -> bool {
+    names.is_empty() || names.iter().any(|own| own == name)
 }
 
 /// Whether control group `path` is `group` or below it.
@@ -256,6 +270,9 @@ impl fmt::Display for Rule {
         }
         if let Some(trust) = self.trust {
             write!(f, ", {}", if trust { "trusted" } else { "not trusted" })?;
+        }
+        if let Some(via) = &self.via {
+            write!(f, ", {via}")?;
         }
         Ok(())
     }

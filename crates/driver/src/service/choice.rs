@@ -104,7 +104,7 @@ impl Services {
             self.slots.keep(*own, asker.client, numbers[backend], until_ms);
         }
         let (asked, reached) = (entry.address, entry.backends[backend].address);
-        Some(Chosen { service, backend, slots: [*own, numbers[backend]], asked, reached })
+        Some(Chosen { service, backend, slots: [*own, numbers[backend]], asked, reached, led: None })
     }
 
     /// The one with the fewest connections for its weight; of several, the first from a place on that differs.
@@ -178,7 +178,7 @@ mod tests {
     fn services(text: &str) -> (Policy, Services) {
         let policy = Policy::parse(text).unwrap();
         let slots = Arc::new(Slots::own().unwrap());
-        slots.assign(&policy.services, &[]).unwrap();
+        slots.assign(&policy, &[]).unwrap();
         let mut services = Services::new(slots);
         services.apply(&policy);
         (policy, services)
@@ -287,7 +287,7 @@ mod tests {
         let gone = before[0];
         let next = Policy::parse(&text(100, "").replace(&format!("\"{gone}\", "), "")).unwrap();
         assert_eq!(next.services[0].backends.len(), 99);
-        services.slots.assign(&next.services, &[&policy.services]).unwrap();
+        services.slots.assign(&next, &[&policy]).unwrap();
         services.apply(&next);
         let after: Vec<_> = (0..50_000).map(|n| choose(&services, &next, n)).collect();
         let stayed = before.iter().zip(&after).filter(|(was, _)| **was != gone);

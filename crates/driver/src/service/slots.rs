@@ -3,9 +3,11 @@
 //! Only the kernel's programs and the driver can write them.
 use crate::array::Array;
 use crate::policy::maglev::mix;
-use crate::policy::Service;
+use crate::policy::via::Hop;
+use crate::policy::{Policy, Rule, Service};
 use rustix::io::Result;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,7 +28,7 @@ pub const NO_LISTENER: u64 = 2;
 /// Nothing more fits into the backlog of its listener.
 pub const BACKLOG_FULL: u64 = 4;
 
-/// A backend of a service, or a service.
+/// A backend of a service, or a service; a proxy of a rule, or a rule that leads through proxies.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Slot {
@@ -36,7 +38,8 @@ pub struct Slot {
     pub made: AtomicU64,
     /// Open connections of the fabric's.
     active_on_fabric: AtomicU64,
-    /// Of a backend: connects on the kernel that came to nothing. Of a service: connects that no backend could take.
+    /// Of a backend or a proxy: connects on the kernel that came to nothing. Of a service: connects that no backend could take. Of a rule: connects
+    /// refused for want of a proxy.
     pub failed: AtomicU64,
     /// Bytes of connections that are over, to the backend.
     pub sent: AtomicU64,
@@ -44,7 +47,8 @@ pub struct Slot {
     pub received: AtomicU64,
     /// Open connections on the kernel.
     active_on_kernel: AtomicU64,
-    spare: AtomicU64,
+    /// Of a rule that leads through proxies: connects that went on without one of them.
+    pub bypassed: AtomicU64,
 }
 
 const SLOT_WORDS: usize = size_of::<Slot>() / 8;
@@ -62,10 +66,19 @@ pub struct Chosen {
     pub asked: SocketAddr,
     /// The backend's.
     pub reached: SocketAddr,
+    /// If that is a proxy: the destination that it was judged by.
+    pub led: Option<SocketAddr>,
 }
 
-/// A service and one of its backends; a service by itself.
-type Name = (SocketAddr, Option<SocketAddr>);
+/// What has a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Name {
+    Service(SocketAddr),
+    Backend(SocketAddr, SocketAddr),
+    /// A rule that leads through proxies, as it is said.
+    Rule(String),
+    Proxy(String, Hop),
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -76,9 +89,27 @@ pub struct Slots {
     numbers: Mutex<HashMap<Name, u16>>,
 }
 
-fn names(service: &Service) -> impl Iterator<Item = Name> + '_ {
-    let backends = service.backends.iter().map(|backend| (service.address, Some(backend.address)));
-    [(service.address, None)].into_iter().chain(backends)
+fn of_service(service: &Service) -> impl Iterator<Item = Name> + '_ {
+    let backends = service.backends.iter().map(|backend| Name::Backend(service.address, backend.address));
+    [Name::Service(service.address)].into_iter().chain(backends)
+}
+
+fn names(policy: &Policy) -> impl Iterator<Item = Name> + '_ {
+    let rules = policy.chains().flat_map(|(_, rule, via)| {
+        let text = rule.to_string();
+        let proxies: Vec<_> = via.hops.iter().map(|hop| Name::Proxy(text.clone(), hop.clone())).collect();
+        proxies.into_iter().chain([Name::Rule(text)])
+    });
+    policy.services.iter().flat_map(of_service).chain(rules)
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(at) | Self::Backend(at, _) => write!(f, "service {at}"),
+            Self::Rule(text) | Self::Proxy(text, _) => write!(f, "rule \"{text}\""),
+        }
+    }
 }
 
 impl Slots {
@@ -109,18 +140,18 @@ impl Slots {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the services of a policy their slots. A backend that had one before has the same, with its counts. Where slots are short, those go that none
+    /// Gives the services and the proxies of a policy their slots. A backend that had one before has the same, with its counts. Where slots are short, those go that none
     /// of `kept` needs and that have no connections.
     ///
     /// # Errors
     /// If there are too many, a sentence.
-    pub fn assign(&self, services: &[Service], kept: &[&[Service]]) -> std::result::Result<(), String> {
+    pub fn assign(&self, policy: &Policy, kept: &[&Policy]) -> std::result::Result<(), String> {
         let mut numbers = self.numbers();
-        let wanted: Vec<Name> = services.iter().flat_map(names).collect();
+        let wanted: Vec<Name> = names(policy).collect();
         let fresh = wanted.iter().filter(|name| !numbers.contains_key(name)).count();
         if numbers.len() + fresh > SLOTS {
             let kept: HashSet<Name> =
-                kept.iter().copied().flatten().flat_map(names).chain(wanted.clone()).collect();
+                kept.iter().copied().flat_map(names).chain(wanted.iter().cloned()).collect();
             numbers.retain(|name, number| kept.contains(name) || self.slot(*number).active() != 0);
         }
         let mut taken: HashSet<u16> = numbers.values().copied().collect();
@@ -130,10 +161,7 @@ impl Slots {
                 continue;
             }
             let number = next.find(|number| !taken.contains(number)).ok_or_else(|| {
-                format!(
-                    "service {}: there are connections to {SLOTS} former backends; end some of them",
-                    name.0
-                )
+                format!("{name}: there are connections to {SLOTS} former backends; end some of them")
             })?;
             self.slot(number).clear();
             taken.insert(number);
@@ -149,7 +177,21 @@ impl Slots {
 
     /// The slot of a service, or of its backend.
     pub fn number(&self, service: SocketAddr, backend: Option<SocketAddr>) -> Option<u16> {
-        self.numbers().get(&(service, backend)).copied()
+        let name = match backend {
+            Some(backend) => Name::Backend(service, backend),
+            None => Name::Service(service),
+        };
+        self.numbers().get(&name).copied()
+    }
+
+    /// The slot of a rule that leads through proxies, or of one of these.
+    pub fn number_of_proxy(&self, rule: &Rule, proxy: Option<&Hop>) -> Option<u16> {
+        let text = rule.to_string();
+        let name = match proxy {
+            Some(proxy) => Name::Proxy(text, proxy.clone()),
+            None => Name::Rule(text),
+        };
+        self.numbers().get(&name).copied()
     }
 
     /// A client of a service.
@@ -184,7 +226,7 @@ impl Slots {
 
 impl Slot {
     fn clear(&self) {
-        let counts = [&self.made, &self.failed, &self.sent, &self.received];
+        let counts = [&self.made, &self.failed, &self.sent, &self.received, &self.bypassed];
         for word in [&self.state, &self.active_on_fabric, &self.active_on_kernel].into_iter().chain(counts) {
             word.store(0, Relaxed);
         }
@@ -224,7 +266,6 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Policy;
 
     fn policy(service: u8, backends: std::ops::Range<u16>) -> Policy {
         let list: Vec<_> = backends.map(|n| format!("\"10.0.{}.{}:1\"", n / 256, n % 256)).collect();
@@ -237,12 +278,12 @@ mod tests {
     fn a_backend_that_stays_keeps_its_slot_and_its_counts() {
         let slots = Slots::own().unwrap();
         let (first, second) = (policy(1, 0..3), policy(1, 1..4));
-        slots.assign(&first.services, &[]).unwrap();
+        slots.assign(&first, &[]).unwrap();
         let service = first.services[0].address;
         let number = |n: u16| slots.number(service, Some(format!("10.0.0.{n}:1").parse().unwrap()));
         let before = number(1).unwrap();
         slots.slot(before).made.store(7, Relaxed);
-        slots.assign(&second.services, &[&first.services]).unwrap();
+        slots.assign(&second, &[&first]).unwrap();
         assert_eq!(number(1), Some(before));
         assert_eq!(slots.slot(before).made.load(Relaxed), 7);
         let all: HashSet<_> = (0..4).filter_map(number).chain(slots.number(service, None)).collect();
@@ -255,14 +296,14 @@ mod tests {
         let mut last = policy(1, 0..1);
         for round in 0..=200u16 {
             let next = policy((round % 250) as u8, 0..256);
-            slots.assign(&next.services, &[&last.services]).unwrap();
+            slots.assign(&next, &[&last]).unwrap();
             last = next;
         }
         let service = last.services[0].address;
         let one = slots.number(service, Some(last.services[0].backends[9].address)).unwrap();
         slots.slot(one).open();
         for round in 0..200u16 {
-            slots.assign(&policy((round % 199) as u8, 0..256).services, &[]).unwrap();
+            slots.assign(&policy((round % 199) as u8, 0..256), &[]).unwrap();
         }
         assert_eq!(slots.slot(one).active(), 1);
     }

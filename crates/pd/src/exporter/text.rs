@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use pd_abi::counters::ClientCounters;
 use pd_abi::KernelReason;
-use pd_driver::admin::{BackendReport, ClientReport};
+use pd_driver::admin::{BackendReport, ClientReport, ProxyReport, SidecarReport};
 use pd_driver::policy::Path;
 use pd_driver::Refusal;
 use prometheus_client::collector::Collector;
@@ -154,6 +154,12 @@ impl Collector for Page {
         for (name, help, of, kind) in OF_BACKENDS {
             backends(&mut encoder, sample, (name, help, of), kind)?;
         }
+        for (name, help, of, kind) in OF_PROXIES {
+            proxies(&mut encoder, sample, (name, help, of), kind)?;
+        }
+        for (name, help, of) in OF_CHAINS {
+            chains(&mut encoder, sample, (name, help, of))?;
+        }
         kernel_connections(&mut encoder, sample)?;
         attaches_refused(&mut encoder, sample)?;
         for (name, help, of) in CLIENT_COUNTERS {
@@ -252,6 +258,97 @@ fn backends(
                 _ => one.encode_gauge(&value)?,
             }
         }
+    }
+    Ok(())
+}
+
+type OfProxy = fn(&ProxyReport) -> u64;
+
+/// What there is of each proxy of each rule.
+const OF_PROXIES: [(&str, &str, OfProxy, MetricType); 6] = [
+    (
+        "pipedevice_sidecar_connections_made",
+        "Connections that the rule led to the proxy",
+        |proxy| proxy.counts.connections_made,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_sidecar_connections_failed",
+        "Connects to the proxy that came to nothing, or found it without a listener",
+        |proxy| proxy.counts.connections_failed,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_sidecar_sent_bytes",
+        "Bytes to the proxy, of connections that are over",
+        |proxy| proxy.counts.bytes_sent,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_sidecar_received_bytes",
+        "Bytes from the proxy, of connections that are over",
+        |proxy| proxy.counts.bytes_received,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_sidecar_connections",
+        "Open connections that the rule led to the proxy",
+        |proxy| proxy.counts.connections_open,
+        MetricType::Gauge,
+    ),
+    (
+        "pipedevice_sidecar_up",
+        "1 if the proxy has a listener on the kernel, else 0",
+        |proxy| u64::from(proxy.on_kernel),
+        MetricType::Gauge,
+    ),
+];
+
+type OfChain = fn(&SidecarReport) -> u64;
+
+/// What there is of each rule with proxies.
+const OF_CHAINS: [(&str, &str, OfChain); 2] = [
+    (
+        "pipedevice_sidecar_connections_refused",
+        "Connects that were refused for want of one of the rule's proxies",
+        |chain| chain.counts.connections_failed,
+    ),
+    (
+        "pipedevice_sidecar_connections_bypassed",
+        "Connects that went on without one of the rule's proxies",
+        |chain| chain.connections_bypassed,
+    ),
+];
+
+fn proxies(
+    encoder: &mut DescriptorEncoder,
+    sample: &Sample,
+    (name, help, of): (&str, &str, OfProxy),
+    kind: MetricType,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+    for chain in &sample.names.sidecars {
+        for proxy in &chain.proxies {
+            let labels = [("rule", chain.rule.to_string()), ("proxy", proxy.proxy.clone())];
+            let (value, mut one) = (of(proxy), metric.encode_family(&labels)?);
+            match kind {
+                MetricType::Counter => one.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
+                _ => one.encode_gauge(&value)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn chains(
+    encoder: &mut DescriptorEncoder,
+    sample: &Sample,
+    (name, help, of): (&str, &str, OfChain),
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for chain in &sample.names.sidecars {
+        let labels = [("rule", chain.rule.to_string())];
+        metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&of(chain), None)?;
     }
     Ok(())
 }

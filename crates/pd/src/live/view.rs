@@ -290,12 +290,14 @@ pub mod tests {
                     path: BytesPath::Offloaded,
                     bytes: [0, 0],
                     messages: [0, 0],
+                    asked: None,
                 })
                 .into(),
             kernel_connections_by_reason: BTreeMap::from([("urgent_bytes".to_owned(), 3)]),
             attaches_refused_by_reason: BTreeMap::from([("host_process".to_owned(), n)]),
             policy_on_kernel: Default::default(),
             services: vec![service(n)],
+            sidecars: Vec::new(),
             metrics: BTreeMap::new(),
         };
         let flow = |serial, bytes, messages| FlowCounters {

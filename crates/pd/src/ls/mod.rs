@@ -15,8 +15,7 @@ use pd_harness::container::state::{self, Record};
 use pd_harness::known::Names;
 
 use crate::live::{fill_in, no_answer};
-use crate::refused;
-use crate::services;
+use crate::{refused, services, sidecars};
 use kernel::Kernel;
 
 /// Lists a driver's containers, clients, sockets and connections.
@@ -27,7 +26,7 @@ pub struct LsArgs {
     /// Also list processes and connections that are on the kernel, each with its reason; needs root
     #[arg(long)]
     all: bool,
-    /// List the policy's services instead, with the state and the counts of each backend
+    /// List the policy's services instead, with the state and the counts of each backend; and the proxies that its rules lead through
     #[arg(long, conflicts_with = "all")]
     services: bool,
     /// Print JSON
@@ -80,7 +79,12 @@ pub fn main(args: &LsArgs) -> Result<i32> {
 fn list_services(args: &LsArgs, driver: &std::io::Result<Answer>, report: Option<&Report>) -> Result<i32> {
     match (report, driver) {
         (Some(report), _) if args.json => println!("{}", serde_json::to_string_pretty(&report.services)?),
-        (Some(report), _) => println!("{}", services::table(&report.services)),
+        (Some(report), _) => {
+            println!("{}", services::table(&report.services));
+            if !report.sidecars.is_empty() {
+                println!("\n{}", sidecars::table(&report.sidecars));
+            }
+        }
         (None, Err(error)) => eprintln!("pd: {}", no_answer(&args.admin_socket, error)),
         (None, Ok(_)) => eprintln!("pd: the driver at {} is of another version", args.admin_socket.display()),
     }
@@ -168,7 +172,10 @@ fn print_driver(report: &Report) {
         connections.add_row([
             c.connection.to_string(),
             side(&c.from),
-            side(&c.to),
+            match c.asked {
+                Some(asked) => format!("{}, asked for {asked}", side(&c.to)),
+                None => side(&c.to),
+            },
             c.path.to_string(),
             there,
             back,

@@ -196,12 +196,43 @@ hooks! {
         if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
             return call(|| take_error(fd, value, len), || real::getsockopt(fd, level, name, value, len));
         }
+        if matches!((level, name), (libc::SOL_IP | libc::SOL_IPV6, ORIGINAL_DST)) {
+            return call(
+                || original(fd, level == libc::SOL_IPV6, value, len),
+                || real::getsockopt(fd, level, name, value, len),
+            );
+        }
         let result = real::getsockopt(fd, level, name, value, len);
         if result == 0 && level == libc::IPPROTO_TCP && name == libc::TCP_INFO {
             aside(|| short_state(fd, value, *len));
         }
         result
     }
+}
+
+/// `SO_ORIGINAL_DST`, and `IP6T_SO_ORIGINAL_DST`.
+const ORIGINAL_DST: c_int = 80;
+
+/// What the peer of a connection that the kernel does not know of asked for, where that is not what it reached.
+unsafe fn original(fd: c_int, v6: bool, value: *mut c_void, len: *mut socklen_t) -> Outcome<c_int> {
+    let entry = entry::twinned(fd)?;
+    let twin = entry.twin().ok_or(Failure::Plain)?;
+    if twin.names.is_none() {
+        return Err(Failure::Plain);
+    }
+    let end = twin.current().ok_or(Failure::Plain)?;
+    let asked = match end.original_addr() {
+        // The kernel says so, too.
+        Err(error) if error.errno() == libc::ENOENT => return Err(Failure::Plain),
+        asked => asked.map_err(|error| Failure::Errno(error.errno()))?,
+    };
+    let size = if v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
+    // SAFETY: the caller's, if any.
+    if !reach::is_readable(value, 1) || unsafe { reach::number(len.cast()) } < size as c_int {
+        return Err(Failure::Plain);
+    }
+    // SAFETY: there is room, as the caller says.
+    unsafe { address::write(asked, v6, value.cast(), len) }.map(|()| 0).map_err(Failure::Errno)
 }
 
 unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
