@@ -3,7 +3,8 @@
 //! Engines name the control group of a container after it. [`container_of`] reads such a path; nobody is asked. The innermost name counts, so that containers in a
 //! node that is itself a container (kind, minikube) are told apart. Nothing here reads files.
 //!
-//! A path is the word of whoever may make control groups. Below `user@UID.service` that is the user: [`Container::is_users`].
+//! A path is the word of whoever may make control groups. Root's engines put theirs below slices and folders of their own. Below anything else, such as
+//! `user@UID.service` or a service with groups of its own, it may be a user's word: [`Container::is_users`].
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -39,7 +40,7 @@ pub struct Container {
     pub id: String,
     /// The pod that it is in: of Kubernetes the pod's UID, of podman its number.
     pub pod: Option<String>,
-    /// Whether a user's own engine may have made the control group, so that the name is the user's word.
+    /// Whether a user may have made the control group, so that the name is the user's word.
     pub is_users: bool,
 }
 
@@ -75,11 +76,12 @@ pub fn container_of(path: &str) -> Option<Container> {
     let (mut found, mut pod, mut is_users) = (None::<Container>, None, false);
     let mut before = "";
     for part in path.split('/').filter(|part| !part.is_empty()) {
-        is_users |= is_managers(part);
         if let Some(uid) = pod_of(part) {
             pod = Some(uid);
         }
         let named = named(part).or_else(|| beneath(before, part, pod.is_some()));
+        // What lies below a container is that container's.
+        is_users |= found.is_none() && named.is_none() && !is_roots(part);
         if let Some((engine, id)) = named {
             // A pod of podman is the parent of its containers with control groups that no systemd makes.
             let pod = pod.take().or_else(|| parent_pod(before));
@@ -101,14 +103,31 @@ pub fn read(text: &str) -> (Option<&str>, Option<Container>) {
     (path, container)
 }
 
-/// Whether systemd has given what lies below to a user.
-fn is_managers(part: &str) -> bool {
-    part.strip_prefix("user@").and_then(|rest| rest.strip_suffix(".service")).is_some_and(is_decimal)
-        || part.strip_prefix("user-").and_then(|rest| rest.strip_suffix(".slice")).is_some_and(is_decimal)
-}
-
-fn is_decimal(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+/// Whether root alone makes such control groups: slices of systemd, and folders and services of engines. A user's slice is root's, too, but not what lies
+/// below its manager.
+fn is_roots(part: &str) -> bool {
+    const FOLDERS: [&str; 14] = [
+        "docker",
+        "kubelet",
+        "kubepods",
+        "burstable",
+        "besteffort",
+        "guaranteed",
+        "libpod_parent",
+        "default",
+        "k8s.io",
+        "pipedevice",
+        "containerd.service",
+        "docker.service",
+        "crio.service",
+        "kubelet.service",
+    ];
+    // Of the namespace of control groups that this process is in: the way up.
+    part.ends_with(".slice")
+        || FOLDERS.contains(&part)
+        || part == ".."
+        || is_number(part)
+        || pod_of(part).is_some()
 }
 
 fn is_number(text: &str) -> bool {
@@ -225,7 +244,7 @@ mod tests {
             ),
             ("/libpod_parent/libpod-{A}", (Podman, A, None, false)),
             ("/libpod_parent/{B}/libpod-{A}", (Podman, A, Some(B), false)),
-            ("/system.slice/web.service/libpod-payload-{A}", (Podman, A, None, false)),
+            ("/system.slice/web.service/libpod-payload-{A}", (Podman, A, None, true)),
             (&format!("{user}/user.slice/libpod-{{A}}.scope/container"), (Podman, A, None, true)),
             (
                 &format!("{user}/user.slice/user-libpod_pod_{{B}}.slice/libpod-{{A}}.scope"),
@@ -259,6 +278,11 @@ mod tests {
                 "/system.slice/containerd.service/kubepods-besteffort-pod{POD_}.slice:cri-containerd:{A}",
                 (Containerd, A, Some(POD), false),
             ),
+            // Of version 1, where users have folders, and of a service that makes groups of its own.
+            ("/user/1000.user/1.session/docker/{A}", (Docker, A, None, true)),
+            ("/system.slice/app.service/docker-{A}.scope", (Docker, A, None, true)),
+            ("/home/docker/{A}", (Docker, A, None, true)),
+            ("/../../docker/{A}", (Docker, A, None, false)),
             // Nodes that are containers: kind and minikube, by systemd and without it.
             ("/docker/{B}/kubelet/kubepods/burstable/pod{POD}/{A}", (Unknown, A, Some(POD), false)),
             ("/docker/{B}/kubepods/besteffort/pod{POD}/{A}", (Unknown, A, Some(POD), false)),
