@@ -143,6 +143,9 @@ pub struct ClientReport {
     pub uid: u32,
     /// Its container, if `pd run` made it. `pd` fills in others' names.
     pub container: Option<String>,
+    /// Its network, if the policy puts it into one.
+    #[serde(default)]
+    pub network: Option<String>,
     /// The image of its container. The driver, which reads no files of engines, says none; `pd` fills it in.
     #[serde(default)]
     pub image: Option<String>,
@@ -243,6 +246,9 @@ pub struct PolicyReport {
     pub rules: Vec<RuleReport>,
     /// Services.
     pub services: Vec<ServiceReport>,
+    /// Networks, with their members.
+    #[serde(default)]
+    pub networks: Vec<String>,
     /// Which processes may attach, a sentence for each entry and for the default.
     #[serde(default)]
     pub attach: Vec<String>,

@@ -135,6 +135,9 @@ fn print_report(report: &PolicyReport) {
     for sentence in &report.kernel.unbound {
         println!("not on the kernel: {sentence}");
     }
+    for network in &report.networks {
+        println!("network {network}");
+    }
     for line in report.attach.iter().chain(&refused::lines(&report.attaches_refused_by_reason)) {
         println!("{line}");
     }

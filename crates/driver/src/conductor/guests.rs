@@ -156,6 +156,7 @@ impl Conductor {
         let namespace = identity.namespace;
         let fd = Arc::new(fd);
         let is_unread = self.names.enter(namespace, &fd);
+        self.enter_network(&identity, place, tenant);
         let home = match self.movers.len() {
             1 => Default::default(),
             _ => self.families.enter(identity.pid, &self.movers.working().collect::<Vec<_>>()),

@@ -16,6 +16,7 @@ mod guests;
 mod kernel;
 mod movers;
 mod names;
+mod networks;
 mod payers;
 mod pipes;
 mod queues;
@@ -98,6 +99,7 @@ pub struct Conductor {
     /// Log lines, by what they say and who pays for it.
     log: Limiter<(&'static str, Payer)>,
     containers: Containers,
+    networks: networks::Networks,
     tenants: Tenants,
     payers: Payers,
     twins: Twins,
@@ -207,6 +209,7 @@ impl Conductor {
             waiting: rings::Waiting::default(),
             log: Limiter::default(),
             containers: Containers::default(),
+            networks: networks::Networks::default(),
             payers: Payers::default(),
             twins: Twins::new()?,
             rings: direct::Rings::default(),

@@ -3,6 +3,8 @@
 //! A client may bind only what its network namespace holds. An address other than loopback belongs to
 //! the first namespace that claims it, so that a container that gives itself a neighbour's address
 //! gains nothing; a namespace registered by `pd run` claims its addresses before it runs anything.
+//!
+//! A namespace is in one network, within which an address means its owner: two networks may use the same addresses.
 mod ports;
 
 use crate::addresses::{self, Addresses};
@@ -27,6 +29,22 @@ const PAUSE_FACTOR: u32 = 9;
 /// Bindings of one payer.
 const BINDINGS_MAX: usize = 65_536;
 
+/// A network: an address has one owner in each. The common one is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NetworkId(u32);
+
+impl NetworkId {
+    /// The network with this number.
+    pub fn at(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// Whether it is that of all namespaces that the policy puts nowhere else.
+    pub fn is_common(self) -> bool {
+        self == Self::default()
+    }
+}
+
 /// What `pd run` says of a namespace.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Registration {
@@ -41,7 +59,7 @@ pub struct Registration {
 #[derive(Default)]
 pub struct Names {
     namespaces: HashMap<NamespaceId, Namespace>,
-    owners: HashMap<IpAddr, NamespaceId>,
+    owners: HashMap<(NetworkId, IpAddr), NamespaceId>,
     ports: HashMap<NamespaceId, Ports>,
     /// Bindings that each payer has.
     paid: HashMap<Payer, usize>,
@@ -51,6 +69,7 @@ pub struct Names {
 
 struct Namespace {
     users: usize,
+    network: NetworkId,
     /// Its file, for those who read its addresses.
     file: Arc<OwnedFd>,
     addresses: Addresses,
@@ -109,6 +128,7 @@ impl Names {
     pub fn enter(&mut self, id: NamespaceId, file: &Arc<OwnedFd>) -> bool {
         let namespace = self.namespaces.entry(id).or_insert_with(|| Namespace {
             users: 0,
+            network: NetworkId::default(),
             file: Arc::clone(file),
             addresses: Addresses::default(),
             read_at: None,
@@ -119,6 +139,32 @@ impl Names {
         });
         namespace.users += 1;
         namespace.read_at.is_none()
+    }
+
+    /// The network of a namespace.
+    pub fn network(&self, id: NamespaceId) -> NetworkId {
+        self.namespaces.get(&id).map_or_else(NetworkId::default, |namespace| namespace.network)
+    }
+
+    /// Puts a namespace into a network, where it comes after those that are there: an address that one of them owns is not its. Returns
+    /// whether it was in another.
+    pub fn set_network(&mut self, id: NamespaceId, network: NetworkId) -> bool {
+        let Some(namespace) = self.namespaces.get_mut(&id).filter(|n| n.network != network) else {
+            return false;
+        };
+        (namespace.network, namespace.claimed_at) = (network, None);
+        self.owners.retain(|_, owner| *owner != id);
+        self.changes += 1;
+        let registered = namespace.registration.iter().flat_map(|registration| &registration.addresses);
+        for &ip in registered {
+            self.owners.entry((network, ip)).or_insert(id);
+        }
+        true
+    }
+
+    /// The owner of an address in the network of a namespace.
+    fn owner(&self, id: NamespaceId, ip: IpAddr) -> Option<NamespaceId> {
+        self.owners.get(&(self.network(id), ip)).copied()
     }
 
     /// Takes note of the addresses that a namespace holds, as somebody has read them in the time that it took. Where they cannot
@@ -150,9 +196,12 @@ impl Names {
             return Vec::new();
         }
         let is_stale = |id: &NamespaceId| self.namespaces.get(id).is_some_and(|n| n.is_stale(as_of));
-        let owner = self.owners.get(&ip).copied();
-        match owner {
-            None if reach => self.namespaces.keys().copied().filter(is_stale).collect(),
+        let network = self.network(id);
+        match self.owner(id, ip) {
+            None if reach => {
+                let members = self.namespaces.iter().filter(|(_, namespace)| namespace.network == network);
+                members.map(|(other, _)| *other).filter(is_stale).collect()
+            }
             Some(owner) if owner != id => [owner, id].into_iter().filter(is_stale).collect(),
             _ => [id].into_iter().filter(is_stale).collect(),
         }
@@ -160,7 +209,9 @@ impl Names {
 
     /// The namespaces whose addresses have to be read before [`Self::register`], of the time `as_of`.
     pub fn unread_owners(&self, addresses: &[IpAddr], as_of: Duration) -> Vec<NamespaceId> {
-        let mut owners: Vec<_> = addresses.iter().filter_map(|ip| self.owners.get(ip).copied()).collect();
+        // Of whichever network: it is not known yet to which the container belongs.
+        let named = self.owners.iter().filter(|((_, ip), _)| addresses.contains(ip));
+        let mut owners: Vec<_> = named.map(|(_, owner)| *owner).collect();
         owners.sort_unstable();
         owners.dedup();
         owners.retain(|owner| self.namespaces.get(owner).is_some_and(|n| n.is_stale(as_of)));
@@ -195,11 +246,12 @@ impl Names {
     /// `EADDRINUSE` if another namespace holds one of the addresses.
     pub fn register(&mut self, id: NamespaceId, registration: Registration) -> Result<(), Errno> {
         for &ip in &registration.addresses {
-            if self.claimed_owner(ip).is_some_and(|owner| owner != id) {
+            if self.claimed_owner(id, ip).is_some_and(|owner| owner != id) {
                 return Err(Errno::ADDRINUSE);
             }
         }
-        self.owners.extend(registration.addresses.iter().map(|&ip| (ip, id)));
+        let network = self.network(id);
+        self.owners.extend(registration.addresses.iter().map(|&ip| ((network, ip), id)));
         self.changes += 1;
         if let Some(namespace) = self.namespaces.get_mut(&id) {
             namespace.registration = Some(registration);
@@ -223,23 +275,23 @@ impl Names {
         if let Some(registered) = registered {
             namespace.addresses.retain(|ip, _| is_local(*ip) || registered.contains(ip));
         }
-        let held = &namespace.addresses;
+        let (held, network) = (&namespace.addresses, namespace.network);
         let before = self.owners.len();
-        self.owners.retain(|ip, owner| {
+        self.owners.retain(|(_, ip), owner| {
             *owner != id || held.contains_key(ip) || registered.is_some_and(|r| r.contains(ip))
         });
         self.changes += u64::from(self.owners.len() != before);
         for &ip in held.keys().filter(|ip| !is_local(**ip)) {
-            self.owners.entry(ip).or_insert(id);
+            self.owners.entry((network, ip)).or_insert(id);
         }
         namespace.claimed_at = Some(self.changes);
     }
 
-    /// Who owns the address, unless it is known to be given up.
-    fn claimed_owner(&mut self, ip: IpAddr) -> Option<NamespaceId> {
-        let owner = *self.owners.get(&ip)?;
+    /// Who owns the address in the network of `id`, unless it is known to be given up.
+    fn claimed_owner(&mut self, id: NamespaceId, ip: IpAddr) -> Option<NamespaceId> {
+        let owner = self.owner(id, ip)?;
         self.claim(owner);
-        self.owners.get(&ip).copied()
+        self.owner(id, ip)
     }
 
     /// Whether the namespace may use the address: it holds it, and held it first.
@@ -247,10 +299,10 @@ impl Names {
         if is_loopback(ip) {
             return true;
         }
-        if self.claimed_owner(ip) != Some(id) {
+        if self.claimed_owner(id, ip) != Some(id) {
             self.claim(id);
         }
-        self.owners.get(&ip) == Some(&id)
+        self.owner(id, ip) == Some(id)
             || (is_local(ip) && self.namespaces.get(&id).is_some_and(|n| n.addresses.contains_key(&ip)))
     }
 
@@ -338,11 +390,13 @@ impl Names {
         if is_loopback(ip) || ip.is_unspecified() || self.holds(id, ip) {
             return Ok(id);
         }
-        if !self.owners.contains_key(&ip) {
-            let all: Vec<_> = self.namespaces.keys().copied().collect();
-            all.into_iter().for_each(|other| self.claim(other));
+        if self.owner(id, ip).is_none() {
+            let network = self.network(id);
+            let members = self.namespaces.iter().filter(|(_, namespace)| namespace.network == network);
+            let members: Vec<_> = members.map(|(other, _)| *other).collect();
+            members.into_iter().for_each(|other| self.claim(other));
         }
-        self.owners.get(&ip).copied().ok_or(Errno::HOSTUNREACH)
+        self.owner(id, ip).ok_or(Errno::HOSTUNREACH)
     }
 
     /// Whether a connection from `id` to `to` reaches a listener.
@@ -379,15 +433,17 @@ impl Names {
     pub fn local_for(&mut self, id: NamespaceId, to: IpAddr) -> SocketAddr {
         let port = self.next_port(id);
         let ip = canonical(to);
-        if is_loopback(ip) || ip.is_unspecified() || self.owners.get(&ip) == Some(&id) {
+        if is_loopback(ip) || ip.is_unspecified() || self.owner(id, ip) == Some(id) {
             let own = if ip.is_unspecified() { loopback(ip) } else { ip };
             return SocketAddr::new(own, port);
         }
         self.claim(id);
-        let owners = &self.owners;
+        let (owners, network) = (&self.owners, self.network(id));
         let best = self.namespaces.get(&id).and_then(|namespace| {
             let usable = namespace.addresses.iter().filter(|(own, _)| {
-                own.is_ipv4() == ip.is_ipv4() && !is_local(**own) && owners.get(own) == Some(&id)
+                own.is_ipv4() == ip.is_ipv4()
+                    && !is_local(**own)
+                    && owners.get(&(network, **own)) == Some(&id)
             });
             usable.max_by_key(|(own, prefix)| (same_prefix(**own, ip, **prefix), **own)).map(|(own, _)| *own)
         });
@@ -678,5 +734,87 @@ mod tests {
         assert_eq!(names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1)), refused, "registered");
         names.leave(id(1));
         names.bind_alone(id(2), at("10.0.0.1:80"), false, own(2, 1)).unwrap();
+    }
+
+    #[test]
+    fn two_networks_use_the_same_addresses() {
+        let mut names =
+            names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"]), (3, &["10.0.0.1"]), (4, &["10.0.0.2"])]);
+        let (red, blue) = (NetworkId::at(1), NetworkId::at(2));
+        for (inode, network) in [(1, red), (2, red), (3, blue), (4, blue)] {
+            assert!(names.set_network(id(inode), network));
+        }
+        for inode in [1, 3] {
+            names.bind_alone(id(inode), at("10.0.0.1:80"), false, own(inode as u16, 1)).unwrap();
+            names.listen(id(inode), 80, own(inode as u16, 1));
+        }
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(1, 1)));
+        assert_eq!(names.listener(id(4), at("10.0.0.1:80")), Ok(own(3, 1)));
+        names.register(id(1), registration(&["10.0.0.1"])).unwrap();
+        names.register(id(3), registration(&["10.0.0.1"])).unwrap();
+        // One that moves comes after those that are there, and is found there no more.
+        assert!(names.set_network(id(3), red) && !names.set_network(id(3), red));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(1, 1)));
+        assert_eq!(names.listener(id(4), at("10.0.0.1:80")), Err(Errno::HOSTUNREACH));
+        assert!(!names.holds(id(3), "10.0.0.1".parse().unwrap()));
+        names.leave(id(1));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(3, 1)));
+    }
+
+    proptest::proptest! {
+        /// Within a network as among as many drivers: what is found is what a driver for that network alone finds.
+        #[test]
+        fn a_network_is_a_driver_of_its_own(
+            held in proptest::collection::vec((0u32..3, proptest::collection::btree_set(1u8..5, 0..3)), 1..7),
+            moves in proptest::collection::vec((0usize..7, 0u32..3), 0..6),
+        ) {
+            let ip = |last: u8| IpAddr::from([10, 0, 0, last]);
+            let list = |set: &std::collections::BTreeSet<u8>| set.iter().map(|&last| (ip(last), 24)).collect();
+            let mut all = Names::default();
+            let mut network: Vec<u32> = Vec::new();
+            // The order in which namespaces came into the network that they are in.
+            let mut order: Vec<usize> = Vec::new();
+            for (index, (net, addresses)) in held.iter().enumerate() {
+                let inode = index as u64 + 1;
+                all.enter(id(inode), &file());
+                all.set_network(id(inode), NetworkId::at(*net));
+                all.learn(id(inode), Some(list(addresses)), Duration::ZERO, Duration::ZERO);
+                all.claim(id(inode));
+                network.push(*net);
+                order.push(index);
+            }
+            for &(index, net) in moves.iter().filter(|(index, _)| *index < held.len()) {
+                if all.set_network(id(index as u64 + 1), NetworkId::at(net)) {
+                    network[index] = net;
+                    order.retain(|&other| other != index);
+                    order.push(index);
+                }
+                // Whoever waits for an address that is free now has it in the order in which they came.
+                for &other in &order {
+                    all.claim(id(other as u64 + 1));
+                }
+            }
+            for net in 0..3u32 {
+                let mut alone = Names::default();
+                let members: Vec<usize> = order.iter().copied().filter(|&index| network[index] == net).collect();
+                for &index in &members {
+                    alone.enter(id(index as u64 + 1), &file());
+                    alone.learn(id(index as u64 + 1), Some(list(&held[index].1)), Duration::ZERO, Duration::ZERO);
+                    alone.claim(id(index as u64 + 1));
+                }
+                for &index in &members {
+                    for last in 1..5 {
+                        let found = all.namespace_of(id(index as u64 + 1), ip(last));
+                        let expected = alone.namespace_of(id(index as u64 + 1), ip(last));
+                        proptest::prop_assert_eq!(found.is_ok(), expected.is_ok());
+                        // Which of several holders has it hangs on who claimed first; it is always one that is in the network and holds it.
+                        if let Ok(owner) = found {
+                            let owner = owner.number() as usize - 1;
+                            proptest::prop_assert!(network[owner] == net && held[owner].1.contains(&last));
+                        }
+                    }
+                }
+            }
+        }
     }
 }

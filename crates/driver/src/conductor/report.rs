@@ -42,6 +42,7 @@ impl Conductor {
         self.tenants.enroll(&registration.tenant)?;
         self.tell_pipes();
         self.names.enter(id, &Arc::new(namespace_fd));
+        self.enter_container(id, &name, &registration.tenant);
         if let Err(errno) = self.names.register(id, registration) {
             self.names.leave(id);
             return Err(format!("container {name}: an address is held by another namespace ({errno})"));
@@ -136,6 +137,7 @@ impl Conductor {
             pid: client.identity.pid,
             uid: client.identity.uid,
             container: registration.map(|r| r.name.clone()),
+            network: self.network_name(client.identity.namespace).map(str::to_owned),
             image: None,
             pod: None,
             engine_container: client.identity.container.clone(),

@@ -112,6 +112,7 @@ impl Conductor {
         }
         self.tell_pipes();
         self.sort_clients();
+        self.place_namespaces();
         let mut cut = self.turn_out_denied();
         for index in self.connections.ids() {
             if self.is_denied(index) {
@@ -167,6 +168,9 @@ impl Conductor {
     /// The same, when a container has come or gone: connections travel as it says for their tenants by now.
     pub(super) fn sort_anew(&mut self) {
         self.sort_clients();
+        self.place_namespaces();
+        let cut = self.cut_apart();
+        Metrics::add(&self.metrics.connections_cut, cut);
         self.place_all();
     }
 
@@ -174,6 +178,9 @@ impl Conductor {
         let Some(connection) = self.connection(index).filter(|c| !c.cut) else { return false };
         let [from, to] = connection.sides.map(|side| self.client(side?.0));
         let (Some(from), Some(to)) = (from, to) else { return false };
+        if self.are_apart(from.identity.namespace, to.identity.namespace) {
+            return true;
+        }
         let is_led = connection.through.is_some_and(|chosen| chosen.led.is_some());
         if is_led || !self.chains.is_empty() {
             let (Some((id, _)), to) = (connection.sides[Side::Connecting], to.tenant) else { return false };

@@ -471,6 +471,7 @@ impl Tenants {
                 .collect(),
             kernel,
             services: Vec::new(),
+            networks: policy.networks.iter().map(ToString::to_string).collect(),
             attach: policy.attach.to_string().lines().map(str::to_owned).collect(),
             attaches_refused_by_reason: Default::default(),
             sidecars: Vec::new(),

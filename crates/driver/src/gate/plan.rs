@@ -121,6 +121,13 @@ pub fn unbound(policy: &Policy) -> Vec<String> {
             ));
         }
     }
+    if !policy.networks.is_empty() {
+        sentences.push(
+            "networks: on the kernel an address is known by one holder; where two networks have the same address, rules with `to` \
+             may take the one for the other there: give their tenants rules by `from`, or other addresses"
+                .to_owned(),
+        );
+    }
     sentences
 }
 

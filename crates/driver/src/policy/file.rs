@@ -37,6 +37,13 @@
 //! affinity_seconds = 600              # a client keeps its backend so long; absent: not at all
 //! health = { interval_ms = 500, rise = 1, fall = 1 }
 //!
+//! [[network]]                         # addresses of its members count among them alone
+//! name = "red"
+//! containers = ["web"]
+//! cgroups = ["/red.slice"]
+//! namespaces = ["/run/netns/red"]
+//! tenants = ["red"]
+//!
 //! [attach]                            # which processes may attach; deny, allow, default
 //! default = "containers"              # or "anyone", or "nobody"
 //! allow = [{ uid = "1000-1999", namespace = "host" }, { cgroup = "/user.slice/**/libpod-*.scope" }]
@@ -46,6 +53,7 @@
 //! `[[bind]]` is about pipes: [`super::bind`].
 use super::attach::AttachTable;
 use super::bind::{BindTable, Binds, BINDS_MAX};
+use super::network::{NetworkTable, Taken};
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
 use super::service::{fits, loops, ServiceTable};
 use super::via::{self, Hop, OnFailure};
@@ -93,6 +101,7 @@ struct File {
     service: Vec<Spanned<ServiceTable>>,
     attach: AttachTable,
     bind: Vec<Spanned<BindTable>>,
+    network: Vec<Spanned<NetworkTable>>,
 }
 
 #[derive(Deserialize)]
@@ -265,6 +274,12 @@ impl Policy {
         }
         for (service, start) in policy.services.iter().zip(starts) {
             loops(service, &policy.services).map_err(|why| at(start, why))?;
+        }
+        let mut named = Taken::default();
+        for table in file.network {
+            let start = table.span().start;
+            let network = table.into_inner().check(&mut named, |name| policy.tenant(name).is_some());
+            policy.networks.push(network.map_err(|why| at(start, why))?);
         }
         let attach = file.attach.check(|name| policy.tenant(name).is_some());
         policy.attach = attach.map_err(|(start, why)| at(start, why))?;

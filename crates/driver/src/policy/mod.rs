@@ -9,6 +9,7 @@ pub mod budget;
 mod file;
 mod glob;
 pub mod maglev;
+mod network;
 pub mod rate;
 mod service;
 pub mod via;
@@ -16,6 +17,7 @@ pub mod via;
 pub use crate::memory::{Cap, Caps};
 pub use attach::{Attach, Entry as AttachEntry, Newcomer, Otherwise};
 pub use file::PolicyError;
+pub use network::{Member, Network, NetworkPlaces};
 pub use service::{Backend, Balance, Health, Service, BACKENDS_MAX, BACKENDS_TOTAL_MAX, SERVICES_MAX};
 
 use crate::memory::{Amounts, Resource};
@@ -52,6 +54,8 @@ pub struct Policy {
     pub attach: Attach,
     /// Who may have pipes, and where.
     pub binds: bind::Binds,
+    /// Networks, within which addresses count. The first that has a member's namespace is that namespace's.
+    pub networks: Vec<Network>,
 }
 
 /// How a connection's bytes travel.
@@ -336,6 +340,9 @@ impl fmt::Display for Policy {
         }
         for bind in &self.binds.rules {
             writeln!(f, "bind {bind}")?;
+        }
+        for network in &self.networks {
+            writeln!(f, "network {network}")?;
         }
         writeln!(f, "{}", self.attach)
     }

@@ -239,6 +239,7 @@ pub mod tests {
             pid: 1000 + u32::from(number),
             uid: 0,
             container: container.map(str::to_owned),
+            network: None,
             image: None,
             pod: None,
             engine_container: None,

@@ -1,0 +1,213 @@
+//! `[[network]]` of the policy file: network namespaces among which addresses count, so that two networks may use the same ones.
+use super::glob::Glob;
+use super::{list, DEFAULT_TENANT};
+use crate::identity::{namespace_of_file, NamespaceId};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Networks of a policy.
+const NETWORKS_MAX: usize = 1024;
+
+/// A network: its members' addresses mean its members to its members.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Network {
+    /// Its name.
+    pub name: String,
+    /// Names of containers that `pd run` registered.
+    pub containers: Vec<String>,
+    /// Control groups; what lies below belongs to them.
+    pub cgroups: Vec<Glob>,
+    /// Files of network namespaces.
+    pub namespaces: Vec<PathBuf>,
+    /// Tenants whose containers are in it.
+    pub tenants: Vec<String>,
+}
+
+/// What is known of somebody in a network namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// The namespace.
+    pub namespace: NamespaceId,
+    /// The control group.
+    pub cgroup: Option<&'a str>,
+    /// The container's name.
+    pub container: Option<&'a str>,
+    /// The tenant.
+    pub tenant: &'a str,
+}
+
+impl Network {
+    /// Whether somebody's network namespace is in it, by something else than its file.
+    pub fn has(&self, member: &Member<'_>) -> bool {
+        let is = |own: &String| own == member.tenant;
+        member.container.is_some_and(|name| self.containers.iter().any(|own| own == name))
+            || member.cgroup.is_some_and(|path| self.cgroups.iter().any(|glob| glob.holds(path)))
+            || self.tenants.iter().any(is)
+    }
+}
+
+/// Namespaces whose files networks name and that exist, each with the place of the first network that does.
+#[derive(Debug, Default)]
+pub struct NetworkPlaces(HashMap<NamespaceId, usize>);
+
+impl NetworkPlaces {
+    /// Looks at the files of all networks.
+    pub fn look(networks: &[Network]) -> Self {
+        let mut places = HashMap::new();
+        for (index, network) in networks.iter().enumerate() {
+            for id in network.namespaces.iter().filter_map(|path| namespace_of_file(path).ok()) {
+                places.entry(id).or_insert(index);
+            }
+        }
+        Self(places)
+    }
+
+    /// The first network that has somebody.
+    pub fn find<'a>(&self, networks: &'a [Network], member: &Member<'_>) -> Option<&'a Network> {
+        let by_file = self.0.get(&member.namespace).copied();
+        let before = &networks[..by_file.unwrap_or(networks.len()).min(networks.len())];
+        before.iter().find(|network| network.has(member)).or_else(|| networks.get(by_file?))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NetworkTable {
+    name: String,
+    #[serde(default)]
+    containers: Vec<String>,
+    #[serde(default)]
+    cgroups: Vec<String>,
+    #[serde(default)]
+    namespaces: Vec<PathBuf>,
+    #[serde(default)]
+    tenants: Vec<String>,
+}
+
+/// Networks that were read so far, and what they name.
+#[derive(Default)]
+pub(super) struct Taken {
+    words: HashMap<String, String>,
+    count: usize,
+}
+
+impl NetworkTable {
+    /// The network, beside those before it.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what to do about it.
+    pub(super) fn check(
+        self,
+        taken: &mut Taken,
+        is_tenant: impl Fn(&str) -> bool,
+    ) -> Result<Network, String> {
+        let Self { name, containers, cgroups, namespaces, tenants } = self;
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if !(1..=63).contains(&name.len()) || !name.chars().all(good) {
+            return Err(format!(
+                "name = \"{name}\" is no network's; use 1 to 63 letters, digits, '-', '_' or '.'"
+            ));
+        }
+        let of = |why: String| format!("network {name}: {why}");
+        taken.count += 1;
+        if taken.count > NETWORKS_MAX {
+            return Err(of(format!("more than {NETWORKS_MAX} networks; join some")));
+        }
+        if containers.is_empty() && cgroups.is_empty() && namespaces.is_empty() && tenants.is_empty() {
+            return Err(of("it has no members; add containers, cgroups, namespaces or tenants".into()));
+        }
+        if let Some(path) = namespaces.iter().find(|path| !path.is_absolute()) {
+            return Err(of(format!("namespace \"{}\" is no absolute path", path.display())));
+        }
+        if let Some(tenant) = tenants.iter().find(|tenant| *tenant != DEFAULT_TENANT && !is_tenant(tenant)) {
+            return Err(of(format!("'{tenant}' is no tenant; add [[tenant]] name = \"{tenant}\"")));
+        }
+        let mut words = vec![format!("name \"{name}\"")];
+        words.extend(containers.iter().map(|name| format!("container \"{name}\"")));
+        words.extend(cgroups.iter().map(|path| format!("cgroup \"{path}\"")));
+        words.extend(namespaces.iter().map(|path| format!("namespace \"{}\"", path.display())));
+        words.extend(tenants.iter().map(|name| format!("tenant \"{name}\"")));
+        for word in words {
+            if let Some(other) = taken.words.insert(word.clone(), name.clone()) {
+                return Err(of(format!("{word} is network {other}'s already; take it out here or there")));
+            }
+        }
+        let cgroups = cgroups.iter().map(|text| Glob::parse(text)).collect::<Result<_, _>>().map_err(of)?;
+        Ok(Network { name, containers, cgroups, namespaces, tenants })
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut members = Vec::new();
+        members.extend(self.containers.iter().map(|name| format!("container {name}")));
+        members.extend(self.cgroups.iter().map(|glob| format!("cgroup {}", glob.as_str())));
+        members.extend(self.namespaces.iter().map(|path| format!("namespace {}", path.display())));
+        members.extend(self.tenants.iter().map(|name| format!("tenant {name}")));
+        write!(f, "{}: {}", self.name, list(members))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Policy;
+    use super::*;
+
+    #[test]
+    fn members_are_found_by_each_key() {
+        let policy = Policy::parse(
+            "[[tenant]]\nname = \"red\"\n\
+             [[network]]\nname = \"a\"\ncontainers = [\"web\"]\ncgroups = [\"/a.slice/*\"]\n\
+             [[network]]\nname = \"b\"\nnamespaces = [\"/proc/self/ns/net\"]\ntenants = [\"red\"]",
+        )
+        .unwrap();
+        let nobody =
+            Member { namespace: NamespaceId::NONE, cgroup: None, container: None, tenant: "default" };
+        let own = namespace_of_file("/proc/self/ns/net".as_ref()).unwrap();
+        let places = NetworkPlaces::look(&policy.networks);
+        for (member, expected) in [
+            (nobody, None),
+            (Member { container: Some("web"), ..nobody }, Some("a")),
+            (Member { cgroup: Some("/a.slice/x/y"), ..nobody }, Some("a")),
+            (Member { cgroup: Some("/a.slice"), ..nobody }, None),
+            (Member { namespace: own, ..nobody }, Some("b")),
+            (Member { tenant: "red", ..nobody }, Some("b")),
+            // The first that has it.
+            (Member { tenant: "red", container: Some("web"), ..nobody }, Some("a")),
+            (Member { namespace: own, container: Some("web"), ..nobody }, Some("a")),
+        ] {
+            let found = places.find(&policy.networks, &member).map(|network| &*network.name);
+            assert_eq!(found, expected, "{member:?}");
+        }
+        let told = policy.to_string();
+        let line = "network b: namespace /proc/self/ns/net, tenant red";
+        assert!(told.lines().any(|l| l == line), "{told}");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line_and_a_remedy() {
+        for (text, parts) in [
+            ("\n[[network]]\nname = \"a\"", &["line 2", "network a", "no members", "add containers"][..]),
+            ("[[network]]\nname = \"a b\"\ncontainers = [\"x\"]", &["line 1", "a b", "letters"]),
+            ("[[network]]\nname = \"a\"\ntenants = [\"x\"]", &["line 1", "'x' is no tenant", "[[tenant]]"]),
+            ("[[network]]\nname = \"a\"\nnamespaces = [\"x\"]", &["line 1", "\"x\"", "absolute"]),
+            ("[[network]]\nname = \"a\"\ncgroups = [\"x\"]", &["line 1", "cgroup \"x\"", "/red.slice"]),
+            (
+                "[[network]]\nname = \"a\"\ncontainers = [\"x\"]\n[[network]]\nname = \"b\"\ncontainers = [\"x\"]",
+                &["line 4", "network b", "container \"x\"", "network a's already"],
+            ),
+            (
+                "[[network]]\nname = \"a\"\ncontainers = [\"x\"]\n[[network]]\nname = \"a\"\ncontainers = [\"y\"]",
+                &["line 4", "name \"a\"", "take it out"],
+            ),
+            ("[[network]]\nname = \"a\"\nmembers = []", &["line 3", "members", "expected"]),
+        ] {
+            let error = Policy::parse(text).unwrap_err().to_string();
+            for part in parts {
+                assert!(error.contains(part), "{part:?} is missing in {error:?} of {text:?}");
+            }
+        }
+    }
+}
