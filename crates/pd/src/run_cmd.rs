@@ -59,7 +59,7 @@ pub struct RunArgs {
     /// Return once the command runs, and print the container's name; what it prints is in /run/pipedevice/logs/NAME
     #[arg(short, long)]
     detach: bool,
-    /// CPU time it may take, as so many cores' worth of it
+    /// CPU time it may take, in cores
     #[arg(long, value_name = "CORES", value_parser = cores)]
     cpus: Option<f64>,
     /// Memory it may have, as 512MiB

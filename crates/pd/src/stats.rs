@@ -14,10 +14,10 @@ pub struct StatsArgs {
     /// Print JSON; with --watch, one object a line
     #[arg(long)]
     json: bool,
-    /// Print again every so many seconds, with rates in between, until interrupted
+    /// Print again every SECONDS, with rates in between, until interrupted
     #[arg(long, value_name = "SECONDS", value_parser = parse_interval)]
     watch: Option<Duration>,
-    /// End after so many times
+    /// End after this number of prints
     #[arg(long, value_name = "TIMES", requires = "watch")]
     count: Option<u64>,
     /// Admin socket of the driver

@@ -59,7 +59,7 @@ fn mount_own() -> Option<PathBuf> {
 /// Limits of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// CPU time, as so many cores' worth of it.
+    /// CPU time, in cores.
     pub cpus: Option<f64>,
     /// Memory in bytes.
     pub memory_bytes: Option<u64>,
