@@ -346,8 +346,6 @@
 #define PD_ABI_REASON_SANDBOX 22ull
 /* the driver did not let the process in ([attach] of its policy) */
 #define PD_ABI_REASON_NOT_LET_IN 23ull
-/* files are sent that the peer splices on, which the kernel copies less often */
-#define PD_ABI_REASON_FORWARDED 24ull
 
 /* Commands of an engine. */
 /* Copy data_len bytes from src_addr to dst_addr. */
@@ -506,8 +504,6 @@
 #define PD_ABI_DIRECT_SEND_UNFENCED 292ull
 /* u32: Not 0: the owner has registered for membarrier. */
 #define PD_ABI_DIRECT_BARRIERS 296ull
-/* u32: Not 0: the owner hands on what it receives by splice, as far as it can without a look at it. A peer that sends files may have the kernel carry the connection, which copies neither. */
-#define PD_ABI_DIRECT_FORWARDS 300ull
 /* u64: Not 0: the owner sleeps on the doorbell of this number. A peer that has it (FrameKind::PeerBell) rings it instead of a nudge. */
 #define PD_ABI_DIRECT_BELL 304ull
 /* u32: Futex: incremented to wake the peer's receiver. */

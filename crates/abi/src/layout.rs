@@ -196,9 +196,6 @@ words! {
         SEND_UNFENCED: u32 = 292;
         /// Not 0: the owner has registered for `membarrier`.
         BARRIERS: u32 = 296;
-        /// Not 0: the owner hands on what it receives by `splice`, as far as it can without a look at it. A peer that sends
-        /// files may have the kernel carry the connection, which copies neither.
-        FORWARDS: u32 = 300;
         /// Not 0: the owner sleeps on the doorbell of this number. A peer that has it (`FrameKind::PeerBell`) rings it
         /// instead of a nudge.
         BELL: u64 = 304;

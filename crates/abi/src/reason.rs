@@ -98,8 +98,6 @@ reasons! {
     Sandbox = 22, "sandbox", "the program has forbidden itself system calls";
     /// `EACCES` when the process attached.
     NotLetIn = 23, "not_let_in", "the driver did not let the process in ([attach] of its policy)";
-    /// A sender of files, whose peer splices what it receives.
-    Forwarded = 24, "forwarded", "files are sent that the peer splices on, which the kernel copies less often";
 }
 
 impl KernelReason {

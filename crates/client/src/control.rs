@@ -343,16 +343,6 @@ impl Socket {
         Ok(())
     }
 
-    /// Says to a peer on the direct path that what is received is handed on without a look at it. Before there is a ring nothing is said.
-    pub fn set_forwards(&self) {
-        lock(&self.control).link.direct.iter().for_each(|direct| direct.forwards());
-    }
-
-    /// Whether the peer has said so. Any peer may, and then all that follows is that the connection goes on in the kernel.
-    pub fn peer_forwards(&self) -> bool {
-        lock(&self.control).link.direct.as_ref().is_some_and(|direct| direct.peer_forwards())
-    }
-
     /// Of a twin: sends nothing more, and has the peer send nothing more ([`Self::sends_elsewhere`]), for the connection goes on
     /// in the kernel. What was sent by either is still received here. Returns up to which position the driver brings
     /// bytes that the peer has sent before it could know; [`Self::look_exactly`] finds those in its ring. `by_choice`: the

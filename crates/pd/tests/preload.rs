@@ -33,8 +33,6 @@ mod reasons;
 mod short;
 #[path = "preload/signals.rs"]
 mod signals;
-#[path = "preload/spliced.rs"]
-mod spliced;
 #[path = "preload/tools.rs"]
 mod tools;
 #[path = "preload/unclaimed.rs"]

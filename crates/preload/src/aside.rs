@@ -108,7 +108,7 @@ pub(crate) fn lacks_means(failure: Failure) -> bool {
 
 /// Has a connection leave, for a reason. What is sent after this is the kernel's. False: it has to stay.
 pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool {
-    let by_choice = [KernelReason::SmallTalk, KernelReason::Forwarded].contains(&why);
+    let by_choice = why == KernelReason::SmallTalk;
     if twin.names.is_some() || by_choice && twin.window().is_some() {
         return false;
     }
@@ -136,8 +136,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         // What goes over the kernel already goes on there.
         let marks = twin.back.as_ref().is_none_or(|back| back.sends());
         if marks && !twin.send_shut.load(Ordering::Relaxed) && !fails {
-            let may_return = [KernelReason::SmallTalk, KernelReason::PeerLeft].contains(&why);
-            let returns = may_return && twin.is_sole();
+            let returns = (by_choice || why == KernelReason::PeerLeft) && twin.is_sole();
             let mark = [if returns { MARK_BRIEF } else { MARK }];
             // Nothing was sent there before: there is room. One that fails tells the next call.
             // SAFETY: sends from a slice.

@@ -5,10 +5,6 @@
 //!   system call, and the thread one more. TCP keeps them: its way through the stack takes longer than that.
 //! - On the offloaded path all, for there the driver is woken before the thread is. The driver refuses where the policy has it move
 //!   the bytes.
-//!
-//! A third kind is told by both sides: files that one sends, and the other splices on. The kernel moves their pages, and copies them
-//! at most where they end; the fabric copies them at each step. The side that splices says so in its index page, and the side
-//! that sends files leaves.
 use crate::aside;
 use crate::entry::Entry;
 use crate::twin::Twin;
@@ -16,7 +12,7 @@ use libc::c_long;
 use pd_client::core::KernelReason;
 use pd_client::Path;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Calls that find nothing, for one look.
@@ -26,21 +22,12 @@ const SMALL_BYTES: u64 = 16 << 10;
 /// Poor looks in a row after which the connection leaves. A connection that the driver keeps asks after twice as many again.
 const POOR_LOOKS: u32 = 2;
 
-/// Bytes that are spliced before it is said so, and so often again.
-const SPLICED_BYTES: u64 = 1 << 20;
-/// Less in one call is no bulk.
-const FILE_BYTES_MIN: usize = 16 << 10;
-
 /// Counts of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Gain {
     /// Calls that found nothing.
     calls: AtomicU32,
     last: Mutex<Look>,
-    /// Bytes that were spliced out of it.
-    spliced: AtomicU64,
-    /// How often it was to leave for files, and could not.
-    refused: AtomicU32,
 }
 
 /// The last look at it.
@@ -88,29 +75,6 @@ pub(crate) fn found_nothing(entry: &Arc<Entry>, twin: &Twin, waits: bool) -> boo
     twin.gain.calls.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
         && is_poor(twin, waits)
         && aside::leave(entry, twin, KernelReason::SmallTalk)
-}
-
-/// Notes bytes that the program has spliced out of a connection.
-pub(crate) fn spliced(twin: &Twin, bytes: usize) {
-    let before = twin.gain.spliced.fetch_add(bytes as u64, Ordering::Relaxed);
-    if before / SPLICED_BYTES != (before + bytes as u64) / SPLICED_BYTES {
-        twin.current().inspect(|socket| socket.set_forwards());
-    }
-}
-
-/// Notes bytes that the kernel would have sent without a copy: from a file, or from a pipe. If the peer splices them on the connection
-/// leaves the fabric.
-pub(crate) fn sent_pages(entry: &Arc<Entry>, twin: &Twin, bytes: usize) {
-    if bytes < FILE_BYTES_MIN || !twin.current().is_some_and(|socket| socket.peer_forwards()) {
-        return;
-    }
-    let refused = &twin.gain.refused;
-    let before = refused.load(Ordering::Relaxed);
-    // Where the policy has the driver move the bytes it is asked ever less often.
-    refused.store(before.saturating_add(1), Ordering::Relaxed);
-    if before == 0 || before.is_power_of_two() {
-        aside::leave(entry, twin, KernelReason::Forwarded);
-    }
 }
 
 #[cold]

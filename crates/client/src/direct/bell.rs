@@ -82,16 +82,6 @@ impl Direct {
         Ok(Some((number, fd)))
     }
 
-    /// Says that what is received is handed on without a look at it, once there is a ring.
-    pub(crate) fn forwards(&self) {
-        self.own.get().iter().for_each(|own| own.map.store_u32(direct::FORWARDS, 1, Ordering::Relaxed));
-    }
-
-    /// Whether the peer says so.
-    pub(crate) fn peer_forwards(&self) -> bool {
-        self.peer.get().is_some_and(|peer| peer.map.load_u32(direct::FORWARDS, Ordering::Relaxed) != 0)
-    }
-
     /// Says which doorbell the peer is to ring; 0: none. Call before [`super::wait::AsymmetricFence::arm`], which makes the fence.
     pub(crate) fn sleep_on(&self, number: u64) {
         if let Some(own) = self.own.get() {

@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::away::Moves;
 use crate::call::{errno, moving, Failure, Outcome};
-use crate::{entry, gain, reach, real, table};
+use crate::{entry, reach, real, table};
 use libc::{c_int, off_t, size_t, ssize_t};
 use pd_client::core::Socket;
 use pd_client::Error;
@@ -66,7 +66,6 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -
         Ok(sent)
     };
     let sent = twin.transmit_from(&entry, count, true, &mut fill, &mut by_driver)?;
-    gain::sent_pages(&entry, twin, sent);
     if !offset.is_null() {
         // SAFETY: as above.
         unsafe { *offset += sent as off_t };

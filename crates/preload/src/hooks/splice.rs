@@ -5,7 +5,7 @@ use crate::call::{aside, checked, errno, moving, Failure, Outcome, AGAIN};
 use crate::entry::{is_nonblocking, Entry, Thing};
 use crate::pipe::{bytes_in, Found, Pipe};
 use crate::twin::Until;
-use crate::{entry, gain, real, start, table};
+use crate::{entry, real, start, table};
 use libc::{c_int, c_uint, iovec, loff_t, size_t, ssize_t};
 use pd_client::core::outside;
 use pd_client::Error;
@@ -151,10 +151,7 @@ fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outco
             lent.map(Some)
         });
         match lent {
-            Ok(Some(lent)) => {
-                gain::spliced(twin, lent);
-                return Ok(lent as ssize_t);
-            }
+            Ok(Some(lent)) => return Ok(lent as ssize_t),
             Ok(None) => return by_kernel(),
             // It is full, as far as bytes can be lent.
             Err(Failure::Errno(libc::EBUSY)) => {
@@ -250,7 +247,6 @@ fn from_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize
         usize::try_from(filled).map_err(|_| Error::with_errno(errno(), "the pipe cannot be read"))
     };
     let sent = twin.transmit_from(&entry, there, wait, &mut fill, &mut |_, _| Ok(None))?;
-    gain::sent_pages(&entry, twin, sent);
     Ok(sent as ssize_t)
 }
 
@@ -273,7 +269,6 @@ fn to_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t
     }
     let written = write_now(to, &bytes[..received])?;
     receive(written as usize, libc::MSG_DONTWAIT)?;
-    gain::spliced(twin, written as usize);
     Ok(written)
 }
 
