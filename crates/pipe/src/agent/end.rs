@@ -280,10 +280,8 @@ impl End {
     /// See [`super::Agent::set_bell`].
     pub fn set_bell(&mut self, bell: OwnedFd) {
         self.bell = Some(bell);
-        // Who asked for it may wait for what has happened already.
-        if self.ended.is_some() {
-            self.ring_bell();
-        }
+        // The program may have asked to be woken, and wait for what has happened since.
+        self.ring_bell();
     }
 
     fn ring_bell(&self) {
