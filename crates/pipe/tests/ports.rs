@@ -87,6 +87,29 @@ fn a_frame_goes_to_the_most_specific_flow_and_without_one_nowhere() {
 }
 
 #[test]
+fn a_verdict_counts_where_it_leads() {
+    let mut agent = Agent::new().unwrap();
+    let recipe = Recipe { sizes: vec![64], flows: 1, frames: 10 };
+    let gen = agent.add_port(Port::Gen(Gen::new(recipe).unwrap()));
+    let (near, far) = agent.add_link();
+    let opened = agent.open(shape(Direction::Receive), far, &[], None).unwrap();
+    let mut receiver = map(&mut agent, opened);
+    let opened = agent.open(shape(Direction::Forward), gen, &[near], None).unwrap();
+    let mut forwarder = map(&mut agent, opened);
+    agent.turn();
+    let mut frames = forwarder.frames().unwrap();
+    while let Some(mut frame) = frames.next() {
+        frame.verdict(1);
+    }
+    drop(frames);
+    agent.turn();
+    assert_eq!(read(&mut receiver).len(), 10);
+    let counts = [gen, near, far].map(|port| agent.port_counts(port));
+    assert_eq!(counts.map(|counts| counts.frames_sent), [0, 10, 0]);
+    assert_eq!(counts.map(|counts| counts.frames_received), [10, 0, 10]);
+}
+
+#[test]
 fn pipes_end_with_their_port_and_its_place_is_another_ports() {
     let mut agent = Agent::new().unwrap();
     let (near, far) = agent.add_link();

@@ -499,7 +499,7 @@ impl Agent {
             }
         };
         if let Port::Link(peer) = self.ports[to].port {
-            return self.pass(slot, sent, peer);
+            return self.pass(slot, sent, to, peer);
         }
         let copy = slot.end.copy_out(sent, &mut self.scratch);
         if slot.lease.is_some_and(|lease| !lease.allows(copy)) {
@@ -512,8 +512,9 @@ impl Agent {
         true
     }
 
-    /// Passes one frame, or a part of a piece, to a pipe that receives from port `to`. Returns false if it has to wait.
-    fn pass(&mut self, slot: &mut Slot, sent: &Sent, to: usize) -> bool {
+    /// Passes one frame, or a part of a piece, into end `near` of a link, to a pipe that receives at the other end, `to`. Returns false if
+    /// it has to wait.
+    fn pass(&mut self, slot: &mut Slot, sent: &Sent, near: usize, to: usize) -> bool {
         let mut header = [0; HEADER_BYTES];
         let receiver = match self.ports[to].choose(|| slot.end.copy_out(sent, &mut header)) {
             Choice::Pipe(receiver) => receiver,
@@ -538,7 +539,7 @@ impl Agent {
             Appended::Done => {
                 slot.sent(sent.length);
                 receiver.received(sent.length);
-                self.ports[slot.ports[0]].count_sent(sent.length);
+                self.ports[near].count_sent(sent.length);
                 self.ports[to].count_received(sent.length);
             }
         }
