@@ -1,0 +1,34 @@
+//! `l2_forward PORT PORT`: what comes at one port goes out at the other, both ways, without a look at it.
+#![forbid(unsafe_code)]
+
+use anyhow::{bail, Result};
+use pd_client::pipe::{Direction, Options, Pipe};
+use pd_client::Error;
+use rustix::event::{poll, PollFd, PollFlags};
+
+fn main() -> Result<()> {
+    let ports: Vec<String> = std::env::args().skip(1).collect();
+    let [near, far] = &ports[..] else { bail!("usage: l2_forward PORT PORT") };
+    let open = |from: &str, to: &str| Pipe::open(&Options::new(Direction::Forward, from).and_port(to));
+    let mut pipes = [open(near, far)?, open(far, near)?];
+    for pipe in &mut pipes {
+        pipe.fd()?;
+    }
+    loop {
+        let mut idle = true;
+        for pipe in &mut pipes {
+            if pipe.arm().map_err(Error::from)? {
+                idle = false;
+                let mut frames = pipe.frames().map_err(Error::from)?;
+                while let Some(mut frame) = frames.next() {
+                    frame.verdict(1);
+                }
+            }
+        }
+        if idle {
+            let [near, far] = &mut pipes;
+            let (near, far) = (near.fd()?, far.fd()?);
+            poll(&mut [PollFd::new(&near, PollFlags::IN), PollFd::new(&far, PollFlags::IN)], None)?;
+        }
+    }
+}
