@@ -242,7 +242,9 @@ impl Flow {
                 news.moved.bytes -= migration.take_counted(news.moved.bytes);
             }
         }
-        let announced = self.sink.announce(self.pending == 0 || self.schedule.is_blocked());
+        // Of what waits for a disk no more comes for now.
+        let is_last = self.pending == 0 || self.schedule.is_blocked() || self.source.is_cold();
+        let announced = self.sink.announce(is_last);
         news.moved.destination_woken = announced.woke.into();
         news.destination = announced.wanted;
         news.moved.messages = self.source.take_unpublished();
