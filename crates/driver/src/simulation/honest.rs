@@ -309,7 +309,8 @@ impl Honest {
         for socket in self.sockets.iter().flatten() {
             let word = link.line_u32(socket.id, socket_status::PATH);
             // Without a ring that was refused its peer cannot wake anybody.
-            let all_went_well = kernel::with(|kernel| kernel.failed) == Some(0);
+            let all_went_well =
+                kernel::with(|kernel| kernel.failed == 0 && !kernel.has_refused_ring) == Some(true);
             let ring = all_went_well && socket.rings.has_come(socket.arriving.received, word, self.now);
             let room = all_went_well && socket.rings.has_room(word, self.now) == Some(true);
             if matches!(socket.receiver, Wait::Asleep { .. }) && ring
@@ -398,6 +399,14 @@ impl Honest {
     pub fn leave(&mut self, book: &mut Book) {
         self.lose(Duration::ZERO, book);
         self.phase = Phase::Gone;
+    }
+
+    /// The driver has hung up on it.
+    fn hung_up(&mut self, now: Duration, book: &mut Book) {
+        for number in self.sockets.iter().flatten().filter_map(|socket| socket.number) {
+            book.sockets[number].is_hung_up = true;
+        }
+        self.lose(now, book);
     }
 
     fn lose(&mut self, now: Duration, book: &mut Book) {

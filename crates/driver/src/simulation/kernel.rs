@@ -33,6 +33,8 @@ pub struct Kernel {
     broken_files: BTreeSet<u64>,
     /// Calls that have failed.
     pub failed: u64,
+    /// A direct ring was refused: its side wakes nobody, and looks again after a while.
+    pub has_refused_ring: bool,
     idle: Duration,
 }
 
@@ -61,6 +63,7 @@ impl Kernel {
             held: BTreeMap::new(),
             broken_files: BTreeSet::new(),
             failed: 0,
+            has_refused_ring: false,
             idle: Duration::ZERO,
         }
     }

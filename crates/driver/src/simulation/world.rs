@@ -221,7 +221,7 @@ impl World {
             driver: Some(driver),
             honest,
             hostile,
-            book: Book::default(),
+            book: Book { hangs_up: weather.faults > 0 || weather.restarts > 0, ..Book::default() },
             weather,
             trace: seed,
             steps: 0,
@@ -437,6 +437,8 @@ impl World {
         self.go_on("connections of honest clients do not come to their end", until, |world| {
             world.honest.iter().all(Honest::is_idle)
         });
+        let until = self.now() + FINAL_TIME;
+        self.go_on("an end or an error has no reason", until, |world| world.book.settle());
         for honest in &mut self.honest {
             honest.leave(&mut self.book);
         }
@@ -489,6 +491,7 @@ impl World {
             flows.extend(movers.iter_mut().flat_map(|mover| mover.describe()));
         });
         let (agents, left) = (driver.describe(), driver.leftovers());
+        let what = format!("{}{what}", self.book.describe());
         format!("{what}\n{agents}, {waiting} flows wait for memory, {left:?}\n{}", flows.join("\n"))
     }
 

@@ -25,7 +25,7 @@ impl Honest {
             Phase::Asking(frame, until) => {
                 if now >= until {
                     if self.link.as_ref().is_some_and(|link| link.send(&frame).is_err()) {
-                        self.lose(now, book);
+                        self.hung_up(now, book);
                         return 3;
                     }
                     self.phase = Phase::Waiting(frame);
@@ -64,7 +64,7 @@ impl Honest {
         let frame = match link.receive() {
             Came::Nothing => return 10,
             Came::End => {
-                self.lose(now, book);
+                self.hung_up(now, book);
                 return 11;
             }
             Came::Frame(frame) => frame,

@@ -324,6 +324,7 @@ impl Honest {
                 }
             }
             (_, FrameKind::Error, None) => {
+                kernel::with(|kernel| kernel.has_refused_ring = true);
                 if let Some(rings) = rings {
                     rings.refused = Some(now + LOOK_EVERY);
                     rings.out.weight = 0;

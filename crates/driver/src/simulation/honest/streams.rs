@@ -57,6 +57,7 @@ impl Honest {
                 }
                 ENDED => {
                     socket.receiver = Wait::Over;
+                    book.say(|| format!("socket {number} ends, path {word:#x}: {}", socket.rings.describe()));
                     book.ended(number, &socket.arriving);
                     self.give_back(at);
                     55
