@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 10ull
+#define PD_ABI_VERSION 11ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -468,7 +468,7 @@
 #define PD_ABI_SOCKET_STATUS_SEND_DOORBELL 28ull
 /* u32: How receiving ended: 0 it did not, ENDED in order, otherwise an errno. */
 #define PD_ABI_SOCKET_STATUS_RECV_END 32ull
-/* u32: How sending ended, likewise. */
+/* u32: How sending ended, likewise. ESTALE in the lower 16 bits: another client has taken the socket; see moved. */
 #define PD_ABI_SOCKET_STATUS_SEND_END 36ull
 /* u32: Number of the last Ready event posted. */
 #define PD_ABI_SOCKET_STATUS_EVENT_NUMBER 40ull

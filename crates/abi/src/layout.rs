@@ -122,7 +122,7 @@ words! {
         SEND_DOORBELL: u32 = 28;
         /// How receiving ended: 0 it did not, [`super::ENDED`] in order, otherwise an errno.
         RECV_END: u32 = 32;
-        /// How sending ended, likewise.
+        /// How sending ended, likewise. `ESTALE` in the lower 16 bits: another client has taken the socket; see [`super::moved`].
         SEND_END: u32 = 36;
         /// Number of the last `Ready` event posted.
         EVENT_NUMBER: u32 = 40;
@@ -137,6 +137,30 @@ words! {
         /// How the connection's bytes travel: a [`super::path`] word. Written before the socket is connected,
         /// and once more when the peer's direct ring is there.
         PATH: u32 = 60;
+    }
+}
+
+/// [`socket_status::SEND_END`] of a socket that another client has taken. Its lower half is `errno` (`ESTALE`), its upper half tells
+/// how many sends the driver has taken: `sends`, modulo 65,535, and 1; or 0 as long as that is open. A send that was posted
+/// before its sender saw the word is among them or not: who posts looks at the word afterwards, behind a fence.
+pub mod moved {
+    const COUNT: u64 = 65_535;
+
+    /// The word, of `sends` taken in all; none: not known yet.
+    pub fn word(errno: u16, sends: Option<u64>) -> u32 {
+        let sends = sends.map_or(0, |sends| (sends % COUNT) as u32 + 1);
+        sends << 16 | u32::from(errno)
+    }
+
+    /// Whether this is such a word.
+    pub fn is_one(word: u32, errno: u16) -> bool {
+        word as u16 == errno
+    }
+
+    /// Whether the last of `posted` sends was taken, of which all but that are known to be; none: not known yet.
+    pub fn is_last_taken(word: u32, posted: u64) -> Option<bool> {
+        let sends = (word >> 16).checked_sub(1)?;
+        Some(sends == (posted % COUNT) as u32)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::attachment::Attachment;
 use crate::channel::Channel;
 use crate::direct::{Direct, Half};
 use crate::error::Result;
-use pd_abi::layout::{path, socket_control as control, socket_offset, socket_status as status};
+use pd_abi::layout::{moved, path, socket_control as control, socket_offset, socket_status as status};
 use pd_abi::{Operation, Request, SocketId, Span};
 use pd_shm::wait::SharedCells;
 use pd_shm::{Own, Theirs};
@@ -167,7 +167,36 @@ impl Link {
         if self.is_broken() {
             return libc::ECONNRESET as u32;
         }
+        match self.send_end_word() {
+            word if moved::is_one(word, libc::ESTALE as u16) => libc::ESTALE as u32,
+            end => end,
+        }
+    }
+
+    #[inline]
+    fn send_end_word(&self) -> u32 {
         self.attachment.status.load_u32(self.at + status::SEND_END, Ordering::Acquire)
+    }
+
+    /// Whether the driver takes the last of `posted` sends, which has just been posted. It does not if another process has taken the
+    /// socket before.
+    pub(crate) fn is_last_taken(&self, posted: u64) -> Result<bool> {
+        // SYNC POINT: moved-dekker
+        fence(Ordering::SeqCst);
+        loop {
+            let word = self.send_end_word();
+            if !moved::is_one(word, libc::ESTALE as u16) {
+                return Ok(true);
+            }
+            if let Some(taken) = moved::is_last_taken(word, posted) {
+                return Ok(taken);
+            }
+            // The mover is about to say.
+            if self.is_broken() || !self.attachment.check_alive() {
+                return Err(self.attachment.dead_error());
+            }
+            std::thread::yield_now();
+        }
     }
 
     #[inline]

@@ -86,7 +86,7 @@ pub struct Handout {
 pub(crate) const MOVED: u32 = libc::ESTALE as u32;
 
 #[cold]
-fn moved() -> Error {
+pub(crate) fn moved() -> Error {
     Error::new(Errno::STALE, "another process has taken the socket over")
 }
 

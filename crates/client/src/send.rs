@@ -37,6 +37,8 @@ pub(crate) struct SendSide {
     pub(crate) aside: bool,
     /// Each send looks whether the peer is there.
     looks: bool,
+    /// Another process may take the socket over at any time.
+    may_move: bool,
     /// Accepted, and not yet claimed by a thread.
     pub(crate) adoptable: bool,
     pub(crate) ring_bytes: u64,
@@ -74,6 +76,7 @@ impl SendSide {
             shut: false,
             aside: false,
             looks: false,
+            may_move: false,
             adoptable,
             ring_bytes,
             timeout: None,
@@ -255,6 +258,18 @@ impl SendSide {
         Ok(())
     }
 
+    /// Checks that the send just posted goes, where another process may take the socket at the same time.
+    ///
+    /// # Errors
+    /// `ESTALE`: it does not. The process that has the socket now is to send those bytes.
+    #[inline]
+    fn check_taken(&self) -> Result<()> {
+        match !self.may_move || self.link.is_last_taken(self.posted)? {
+            true => Ok(()),
+            false => Err(crate::recv::moved()),
+        }
+    }
+
     /// One more send is in flight.
     #[inline]
     fn count(&mut self, block: Option<Block>, len: u64) {
@@ -277,6 +292,11 @@ impl Socket {
     /// Makes each send look whether the peer is there. TCP learns later that it is not.
     pub fn look_always(&self) {
         self.send.lock().looks = true;
+    }
+
+    /// Other processes may take the socket over while it sends.
+    pub(crate) fn expect_moves(&self) {
+        self.send.lock().may_move = true;
     }
 
     /// Checks that something can be sent.

@@ -192,7 +192,9 @@ fn twin_of(
         bound: None,
         kernel_options: Vec::new(),
     };
-    Ok(Socket::assemble(control, true))
+    let socket = Socket::assemble(control, true);
+    socket.expect_moves();
+    Ok(socket)
 }
 
 fn own_address(fd: BorrowedFd<'_>) -> Option<SocketAddr> {

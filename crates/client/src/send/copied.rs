@@ -213,6 +213,7 @@ impl Socket {
             return Err(stale());
         }
         side.post(block, offset, filled as u64)?;
+        side.check_taken()?;
         Ok(filled)
     }
 

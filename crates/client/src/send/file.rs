@@ -239,6 +239,7 @@ impl Socket {
             }
             if attachment.count_file(id) {
                 side.post_file(id, offset, part)?;
+                side.check_taken()?;
                 return Ok(Some(part as usize));
             }
         }

@@ -16,7 +16,7 @@ use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
 use crate::memory::Remainder;
 use crate::messages::{Endpoint, Former, Gone, Leave, Parted, Ring, ToConductor, ToMover};
-use pd_abi::layout::{direct, socket_status, ENDED};
+use pd_abi::layout::{direct, moved, socket_status, ENDED};
 use pd_shm::wait::Waker;
 use pd_shm::Mapping;
 use rustix::io::Errno;
@@ -185,6 +185,11 @@ impl Migration {
         Some(successor)
     }
 
+    /// Sends that were accepted before those of the last sender.
+    fn base_of_last(&self) -> u64 {
+        self.successors.back().map_or(self.base, |(base, _)| *base)
+    }
+
     /// The last of the senders to come.
     pub fn last_successor(&self) -> Option<&Endpoint> {
         self.successors.back().map(|(_, successor)| successor)
@@ -272,12 +277,12 @@ impl Flow {
 
 impl Mover {
     /// A client learns that its socket is another's by now: by the word that tells how its sends, or what it receives, end.
-    fn tell_moved(&mut self, former: &Endpoint, word: usize) {
+    fn tell_moved(&mut self, former: &Endpoint, word: usize, end: u32) {
         let Endpoint { client, slot, ref memory, mover, .. } = *former;
         if client == ClientId::NOBODY {
             return;
         }
-        memory.publish_u32(slot, word, Errno::STALE.raw_os_error() as u32);
+        memory.publish_u32(slot, word, end);
         let receives = word == socket_status::RECV_END;
         let wait = if receives { memory.recv_wait(slot) } else { memory.send_wait(slot) };
         Waker::default().wake_always(&wait);
@@ -313,7 +318,7 @@ impl Mover {
             self.read_on(id, is_last);
         }
         if let Some(between) = between {
-            self.tell_moved(&between, socket_status::RECV_END);
+            self.tell_moved(&between, socket_status::RECV_END, Errno::STALE.raw_os_error() as u32);
         }
         self.switch(id);
     }
@@ -356,7 +361,7 @@ impl Mover {
         if let Some(ring) = read_up {
             self.tell_conductor(ToConductor::FreeRing { ring });
         }
-        self.tell_moved(&former, socket_status::RECV_END);
+        self.tell_moved(&former, socket_status::RECV_END, Errno::STALE.raw_os_error() as u32);
         self.tell(id, news);
         self.resume(id);
         self.let_go_formers(id);
@@ -384,17 +389,22 @@ impl Mover {
             return;
         };
         let former = flow.last_sender().clone();
-        // What it has sent before the conductor heard of its successor may still lie in its request ring.
+        let stale = Errno::STALE.raw_os_error() as u16;
+        // It sees the word before it posts, or what it has posted is seen here.
+        former.memory.publish_u32(former.slot, socket_status::SEND_END, moved::word(stale, None));
+        // SYNC POINT: moved-dekker
+        fence(Ordering::SeqCst);
         self.catch_up(former.client, former.slot);
         let Some(flow) = self.flows.get(id) else { return };
         let successor = (source.client, source.slot);
         let (base, _) = flow.sends();
         let migration = flow.migration_mut();
+        let taken = base - migration.base_of_last();
         migration.successors.push_back((base, source));
         migration.held |= parted.held && !migration.receiver_left;
-        self.tell_moved(&former, socket_status::SEND_END);
+        self.tell_moved(&former, socket_status::SEND_END, moved::word(stale, Some(taken)));
         if parted.unclaimed {
-            self.tell_moved(&former, socket_status::RECV_END);
+            self.tell_moved(&former, socket_status::RECV_END, u32::from(stale));
         }
         if let Some(socket) = self.clients.socket_mut(former.client, former.slot) {
             socket.outgoing = None;

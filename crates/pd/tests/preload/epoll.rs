@@ -23,6 +23,18 @@ fn another_image_goes_on_with_its_epoll_instances() {
     }
 }
 
+/// As `git push` has it: a child sends by the connection on which its parent receives.
+#[test]
+fn two_processes_use_one_connection_at_once() {
+    let mut site = Site::new(163);
+    let program = site.compiled("shares", &[]);
+    let (program, address) = (program.as_str(), site.address(2));
+    for preload in ["--preload=all", "--preload"] {
+        site.preload = preload;
+        site.compare(&[program, "server", PORT], &[program, "client", &address, PORT]);
+    }
+}
+
 /// The base of Rust's asynchronous runtimes.
 #[test]
 fn a_program_on_mio_answers_the_same_whatever_carries_the_bytes() {
