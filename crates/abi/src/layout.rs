@@ -268,3 +268,23 @@ const _: () = {
     assert!(channel_control::EVENT_CONSUMER - channel_control::REQUEST_PRODUCER >= LINE_BYTES);
     assert!(channel_status::EVENT_PRODUCER - channel_status::REQUEST_CONSUMER >= 2 * LINE_BYTES);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::moved::{is_last_taken, is_one, word};
+
+    #[test]
+    fn a_moved_word_tells_of_the_last_send() {
+        const STALE: u16 = 116;
+        for sends in [0, 1, 2, 65_533, 65_534, 65_535, 65_536, 1 << 32, u64::MAX - 1] {
+            let known = word(STALE, Some(sends));
+            assert!(is_one(known, STALE));
+            assert_eq!(is_last_taken(known, sends), Some(true));
+            assert_eq!(is_last_taken(known, sends + 1), Some(false), "{sends}");
+        }
+        assert_eq!(is_last_taken(word(STALE, None), 0), None);
+        for other in [0, super::ENDED, super::ELSEWHERE, 104] {
+            assert!(!is_one(other, STALE));
+        }
+    }
+}
