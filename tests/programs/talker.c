@@ -202,10 +202,10 @@ int main(void) {
             struct sockaddr_in6 *six = (void *)&peer;
             inet_ntop(peer.ss_family, is6 ? (void *)&six->sin6_addr : (void *)&four->sin_addr, bytes, sizeof bytes);
             printf("ok %s %d\n", bytes, ntohs(is6 ? six->sin6_port : four->sin_port));
-        } else if (sscanf(line, "end %d", &name) == 1) {
-            /* Waits for the end of a connection: an errno, or 0. */
+        } else if (sscanf(line, "end %d %lf", &name, &arg) >= 1) {
+            /* Waits for the end of a connection, 2 s or as many ms as are given: an errno, or 0. */
             struct pollfd one = {.fd = held[name], .events = POLLIN};
-            int result = poll(&one, 1, 2000);
+            int result = poll(&one, 1, arg > 0 ? (int)arg : 2000);
             if (result == 0) printf("error %d open\n", ETIMEDOUT);
             else result = read(held[name], bytes, 1), printf("ok %d\n", result < 0 ? errno : 0);
         } else if (sscanf(line, "close %d", &name) == 1) {

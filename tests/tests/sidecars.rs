@@ -153,14 +153,20 @@ fn every_way_passes_the_proxy() {
 /// Waits until a connection is over.
 fn wait_end(client: &mut Puppet, name: u32) {
     let until = Instant::now() + Duration::from_secs(20);
-    while end(client, name) == libc::ETIMEDOUT {
+    while end_within(client, name, 2000) == libc::ETIMEDOUT {
         assert!(Instant::now() < until, "connection {name} is open");
     }
 }
 
 /// Reads what a connection says of its end: 0 or an errno. `ETIMEDOUT`: it is open.
 fn end(client: &mut Puppet, name: u32) -> i32 {
-    client.ask(&format!("end {name}")).map_or_else(|(errno, _)| errno, |said| said.parse().unwrap())
+    end_within(client, name, 200)
+}
+
+fn end_within(client: &mut Puppet, name: u32, milliseconds: u32) -> i32 {
+    client
+        .ask(&format!("end {name} {milliseconds}"))
+        .map_or_else(|(errno, _)| errno, |said| said.parse().unwrap())
 }
 
 const UNMODIFIED: [Way; 3] = [Way::Library("all"), Way::Library("short"), Way::Static];
