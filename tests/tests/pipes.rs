@@ -1,6 +1,6 @@
 //! Pipes through a driver: frames, accounts, policy, rates, deaths, and clients that keep to nothing beside one that loses no frame.
 use pd_abi::pipe::{entry, entry_offset, pipe_control, DROP, FRAME_TABLE_OFFSET};
-use pd_abi::pipe::{table_bytes, PipeDirection, PipeUnit, PipeWish};
+use pd_abi::pipe::{table_bytes, PipeDirection, PipeRequest, PipeUnit};
 use pd_abi::{Frame, FrameKind};
 use pd_client::Error;
 use pd_driver::admin::{Answer, Ask, PipesReport, PortReport, PortSpec};
@@ -343,9 +343,9 @@ fn ask_for(raw: &mut Raw, options: &Options) -> Result<(u32, Offer), Box<Frame>>
         Direction::Forward => PipeDirection::Forward,
     };
     let unit = if options.unit == Unit::Frames { PipeUnit::Frames } else { PipeUnit::Bytes };
-    let mut wish = PipeWish::new(direction, unit, &options.ports).unwrap();
-    (wish.protocol, wish.ports) = (options.flow.protocol, options.flow.ports);
-    let frame = Frame::new(FrameKind::Pipe).with_bytes(options.ring_bytes, 0).with_wish(&wish);
+    let mut request = PipeRequest::new(direction, unit, &options.ports).unwrap();
+    (request.protocol, request.ports) = (options.flow.protocol, options.flow.ports);
+    let frame = Frame::new(FrameKind::Pipe).with_bytes(options.ring_bytes, 0).with_pipe_request(&request);
     let (answer, fds) = raw.ask(&frame, FrameKind::Pipe).map_err(Box::new)?;
     let [status, control, ring, doorbell] = <[OwnedFd; 4]>::try_from(fds).unwrap();
     let shape = Shape::new(options.direction, options.unit, options.ring_bytes).unwrap();
@@ -399,9 +399,9 @@ fn a_client_that_hangs_up_at_any_step_leaves_nothing() {
     for direction in [PipeDirection::Receive, PipeDirection::Send, PipeDirection::Forward] {
         for step in 0..7 {
             let mut raw = Raw::attach(&stand.driver, 1);
-            let wish = PipeWish::new(direction, PipeUnit::Frames, "wan,wire.0").unwrap();
+            let request = PipeRequest::new(direction, PipeUnit::Frames, "wan,wire.0").unwrap();
             if step == 0 {
-                let frame = Frame::new(FrameKind::Pipe).with_bytes(RING, 0).with_wish(&wish);
+                let frame = Frame::new(FrameKind::Pipe).with_bytes(RING, 0).with_pipe_request(&request);
                 pd_tests::send_frame(&raw.socket, &frame).unwrap();
                 continue;
             }
@@ -538,9 +538,10 @@ fn frames_about_pipes_in_any_order_do_no_harm() {
             let mut frame = Frame::new(kind).with_id(random.below(4) as u32);
             let names = ["wan", "wire.0", "wire.1", "wan,wire.0", "", ",", "no"][random.below(7) as usize];
             let direction = [PipeDirection::Receive, PipeDirection::Send, PipeDirection::Forward];
-            let wish = PipeWish::new(direction[random.below(3) as usize], PipeUnit::Frames, names).unwrap();
+            let request =
+                PipeRequest::new(direction[random.below(3) as usize], PipeUnit::Frames, names).unwrap();
             frame = frame
-                .with_wish(&wish)
+                .with_pipe_request(&request)
                 .with_bytes([RING, RING, 0, u64::MAX, 1 << 40][random.below(5) as usize], 0);
             if random.below(4) == 0 {
                 for byte in &mut frame.text {
@@ -569,8 +570,8 @@ fn a_tenant_has_its_share_of_pipes_and_of_memory() {
         }
     };
     assert_eq!((refused.errno as i32, pipes), (libc::EMFILE, 256), "{}", refused.reason());
-    let wish = PipeWish::new(PipeDirection::Send, PipeUnit::Frames, "drain").unwrap();
-    let large = Frame::new(FrameKind::Pipe).with_bytes(64 << 20, 0).with_wish(&wish);
+    let request = PipeRequest::new(PipeDirection::Send, PipeUnit::Frames, "drain").unwrap();
+    let large = Frame::new(FrameKind::Pipe).with_bytes(64 << 20, 0).with_pipe_request(&request);
     let mut other = Raw::attach(&stand.driver, 1);
     let refused = loop {
         match other.ask(&large, FrameKind::Pipe) {

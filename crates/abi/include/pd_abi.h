@@ -145,10 +145,10 @@
 /* Bytes of an entry of a frame table. */
 #define PD_ABI_FRAME_ENTRY_BYTES 4ull
 
-/* Sizes of wishes for pipes. */
-/* Bytes of a PipeWish in the text of a Frame. */
-#define PD_ABI_PIPE_WISH_BYTES 88ull
-/* Bytes of the names of a wish's ports. */
+/* Sizes of requests for pipes. */
+/* Bytes of a PipeRequest in the text of a Frame. */
+#define PD_ABI_PIPE_REQUEST_BYTES 88ull
+/* Bytes of the names of a request's ports. */
 #define PD_ABI_PIPE_NAMES_BYTES 64ull
 
 /* Verdicts on frames of a pipe. */
@@ -256,7 +256,7 @@
 #define PD_ABI_FRAME_PEER_BELL 16ull
 /* Client: asks for the socket by which it can pass files (PassedFile). Driver: passes it, once; then EEXIST. */
 #define PD_ABI_FRAME_FILE_SOCKET 17ull
-/* Client: asks for a pipe with a ring of bytes; a pipe::PipeWish is in the text. Driver: passes it, with the number id. */
+/* Client: asks for a pipe with a ring of bytes; a pipe::PipeRequest is in the text. Driver: passes it, with the number id. */
 #define PD_ABI_FRAME_PIPE 18ull
 /* Client: the memory of pipe id is mapped and can be sealed. */
 #define PD_ABI_FRAME_PIPE_MAPPED 19ull
@@ -537,27 +537,27 @@
 /* u64: Ring send_doorbell when send_consumer reaches this. */
 #define PD_ABI_PIPE_CONTROL_SEND_WAKE_AT 264ull
 
-/* A wish for a pipe, in a frame's text, written by: client. 88 bytes. */
+/* A request for a pipe, in a frame's text, written by: client. 88 bytes. */
 /* u8: A PipeDirection. */
-#define PD_ABI_PIPE_WISH_DIRECTION 0ull
+#define PD_ABI_PIPE_REQUEST_DIRECTION 0ull
 /* u8: A PipeUnit. */
-#define PD_ABI_PIPE_WISH_UNIT 1ull
+#define PD_ABI_PIPE_REQUEST_UNIT 1ull
 /* u8: Protocol of IPv4. */
-#define PD_ABI_PIPE_WISH_PROTOCOL 2ull
+#define PD_ABI_PIPE_REQUEST_PROTOCOL 2ull
 /* u8: Bits of the source address that count. */
-#define PD_ABI_PIPE_WISH_SOURCE_PREFIX 3ull
+#define PD_ABI_PIPE_REQUEST_SOURCE_PREFIX 3ull
 /* u8: Bits of the destination address that count. */
-#define PD_ABI_PIPE_WISH_DESTINATION_PREFIX 4ull
+#define PD_ABI_PIPE_REQUEST_DESTINATION_PREFIX 4ull
 /* [u8; 4]: Source address of IPv4. */
-#define PD_ABI_PIPE_WISH_SOURCE 8ull
+#define PD_ABI_PIPE_REQUEST_SOURCE 8ull
 /* [u8; 4]: Destination address of IPv4. */
-#define PD_ABI_PIPE_WISH_DESTINATION 12ull
+#define PD_ABI_PIPE_REQUEST_DESTINATION 12ull
 /* u16: Source port of UDP or TCP. */
-#define PD_ABI_PIPE_WISH_SOURCE_PORT 16ull
+#define PD_ABI_PIPE_REQUEST_SOURCE_PORT 16ull
 /* u16: Destination port of UDP or TCP. */
-#define PD_ABI_PIPE_WISH_DESTINATION_PORT 18ull
+#define PD_ABI_PIPE_REQUEST_DESTINATION_PORT 18ull
 /* [u8; PIPE_NAMES_BYTES]: Names of ports with commas between them, padded with zeros: the pipe's own, then those that its verdicts may name, the first as 1. */
-#define PD_ABI_PIPE_WISH_NAMES 24ull
+#define PD_ABI_PIPE_REQUEST_NAMES 24ull
 
 /* A request about a kernel socket, in a frame's text, written by: client. 64 bytes. */
 /* u32: A TwinOperation. */

@@ -43,7 +43,7 @@ pub const CONSTANTS: &[Numbers] = &[
     numbers("", "Sizes of requests about kernel sockets", twin::SIZES),
     numbers("", "Ids of frames", frame::IDS),
     numbers("", "Limits of pipes", pipe::LIMITS),
-    numbers("", "Sizes of wishes for pipes", pipe::SIZES),
+    numbers("", "Sizes of requests for pipes", pipe::SIZES),
     numbers("VERDICT_", "Verdicts on frames of a pipe", pipe::VERDICTS),
 ];
 
@@ -85,7 +85,7 @@ pub const PAGES: &[Layout] = &[
     words("DIRECT_", "Index page of a direct ring", "its owner, a client", limits::PAGE_BYTES, direct::WORDS),
     words("PIPE_STATUS_", "First page of a pipe's status file", "agent", limits::PAGE_BYTES, pipe::pipe_status::WORDS),
     words("PIPE_CONTROL_", "First page of a pipe's control file", "client", limits::PAGE_BYTES, pipe::pipe_control::WORDS),
-    words("PIPE_WISH_", "A wish for a pipe, in a frame's text", "client", pipe::PIPE_WISH_BYTES, pipe::pipe_wish::WORDS),
+    words("PIPE_REQUEST_", "A request for a pipe, in a frame's text", "client", pipe::PIPE_REQUEST_BYTES, pipe::pipe_request::WORDS),
     words("TWIN_REQUEST_", "A request about a kernel socket, in a frame's text", "client", crate::TWIN_REQUEST_BYTES, twin::twin_request::WORDS),
 ];
 

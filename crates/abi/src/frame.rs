@@ -1,5 +1,5 @@
 use crate::declare::{constants, entry, kinds};
-use crate::pipe::PipeWish;
+use crate::pipe::PipeRequest;
 use crate::{TwinRequest, MAGIC, TWIN_REQUEST_BYTES, VERSION};
 
 entry! {
@@ -35,7 +35,7 @@ entry! {
     ///                               ←  PeerBell (socket, number) + eventfd
     /// FileSocket                    →            once, for files that the driver shall send
     ///                               ←  FileSocket + a socket for `PassedFile` datagrams
-    /// Pipe (bytes, wish)            →            a ring of packets of a port
+    /// Pipe (bytes, request)            →            a ring of packets of a port
     ///                               ←  Pipe (id, bytes) + status, control and ring memfd, doorbell eventfd
     /// PipeMapped (id)               →
     ///                               ←  Ready (id)            now it moves frames
@@ -108,7 +108,7 @@ kinds! {
         PeerBell = 16,
         /// Client: asks for the socket by which it can pass files ([`crate::PassedFile`]). Driver: passes it, once; then `EEXIST`.
         FileSocket = 17,
-        /// Client: asks for a pipe with a ring of `bytes`; a [`crate::pipe::PipeWish`] is in the text. Driver: passes it, with the number `id`.
+        /// Client: asks for a pipe with a ring of `bytes`; a [`crate::pipe::PipeRequest`] is in the text. Driver: passes it, with the number `id`.
         Pipe = 18,
         /// Client: the memory of pipe `id` is mapped and can be sealed.
         PipeMapped = 19,
@@ -186,16 +186,16 @@ impl Frame {
         TwinRequest::from_bytes(&bytes)
     }
 
-    /// The frame with a wish for a pipe in its text.
+    /// The frame with a request for a pipe in its text.
     #[must_use]
-    pub fn with_wish(mut self, wish: &PipeWish) -> Self {
-        self.text = wish.to_bytes();
+    pub fn with_pipe_request(mut self, request: &PipeRequest) -> Self {
+        self.text = request.to_bytes();
         self
     }
 
-    /// The wish in the text of a `Pipe` frame. None where it is none.
-    pub fn wish(&self) -> Option<PipeWish> {
-        PipeWish::from_bytes(&self.text)
+    /// The request in the text of a `Pipe` frame. None where it is none.
+    pub fn pipe_request(&self) -> Option<PipeRequest> {
+        PipeRequest::from_bytes(&self.text)
     }
 
     /// The reason; empty if it is not UTF-8.

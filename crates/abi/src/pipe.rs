@@ -82,16 +82,16 @@ kinds! {
 
 constants! {
     SIZES:
-    /// Bytes of a [`PipeWish`] in the text of a [`crate::Frame`].
-    PIPE_WISH_BYTES: usize = 88;
-    /// Bytes of the names of a wish's ports.
+    /// Bytes of a [`PipeRequest`] in the text of a [`crate::Frame`].
+    PIPE_REQUEST_BYTES: usize = 88;
+    /// Bytes of the names of a request's ports.
     PIPE_NAMES_BYTES: usize = 64;
 }
 
 words! {
-    /// Words of a [`PipeWish`] in the text of a [`crate::Frame`], numbers little endian, addresses in the order of the network. Those
+    /// Words of a [`PipeRequest`] in the text of a [`crate::Frame`], numbers little endian, addresses in the order of the network. Those
     /// from `protocol` to `destination_port` are a flow: the frames that the pipe receives. Zeros are wildcards.
-    mod pipe_wish in PIPE_WISH_BYTES {
+    mod pipe_request in PIPE_REQUEST_BYTES {
         /// A [`PipeDirection`].
         DIRECTION: u8 = 0;
         /// A [`PipeUnit`].
@@ -117,7 +117,7 @@ words! {
 
 /// What a client asks for in a [`crate::FrameKind::Pipe`]; nothing of it is believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PipeWish {
+pub struct PipeRequest {
     /// Which way.
     pub direction: PipeDirection,
     /// Of what.
@@ -131,8 +131,8 @@ pub struct PipeWish {
     names: [u8; PIPE_NAMES_BYTES],
 }
 
-impl PipeWish {
-    /// A wish for all frames of the ports of these names, with commas between them. None if the names are too long.
+impl PipeRequest {
+    /// A request for all frames of the ports of these names, with commas between them. None if the names are too long.
     pub fn new(direction: PipeDirection, unit: PipeUnit, names: &str) -> Option<Self> {
         let mut bytes = [0; PIPE_NAMES_BYTES];
         bytes.get_mut(..names.len())?.copy_from_slice(names.as_bytes());
@@ -146,10 +146,10 @@ impl PipeWish {
         Some(core::str::from_utf8(&self.names[..len]).ok()?.split(','))
     }
 
-    /// The bytes of the wish.
-    pub fn to_bytes(&self) -> [u8; PIPE_WISH_BYTES] {
-        use pipe_wish::*;
-        let mut bytes = [0; PIPE_WISH_BYTES];
+    /// The bytes of the request.
+    pub fn to_bytes(&self) -> [u8; PIPE_REQUEST_BYTES] {
+        use pipe_request::*;
+        let mut bytes = [0; PIPE_REQUEST_BYTES];
         let [(source, source_prefix), (destination, destination_prefix)] = self.addresses;
         (bytes[DIRECTION], bytes[UNIT]) = (self.direction as u8, self.unit as u8);
         (bytes[PROTOCOL], bytes[SOURCE_PREFIX], bytes[DESTINATION_PREFIX]) =
@@ -162,9 +162,9 @@ impl PipeWish {
         bytes
     }
 
-    /// The wish in these bytes. None where direction or unit is none.
-    pub fn from_bytes(bytes: &[u8; PIPE_WISH_BYTES]) -> Option<Self> {
-        use pipe_wish::*;
+    /// The request in these bytes. None where direction or unit is none.
+    pub fn from_bytes(bytes: &[u8; PIPE_REQUEST_BYTES]) -> Option<Self> {
+        use pipe_request::*;
         let address = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
         let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let mut names = [0; PIPE_NAMES_BYTES];
@@ -245,26 +245,26 @@ mod tests {
 
     #[test]
     fn a_wish_is_read_as_it_was_written() {
-        let wish = PipeWish {
+        let request = PipeRequest {
             protocol: 17,
             addresses: [([10, 0, 0, 0], 8), ([10, 1, 2, 3], 32)],
             ports: [0x1234, 53],
-            ..PipeWish::new(PipeDirection::Forward, PipeUnit::Frames, "wan,lan").unwrap()
+            ..PipeRequest::new(PipeDirection::Forward, PipeUnit::Frames, "wan,lan").unwrap()
         };
-        let bytes = wish.to_bytes();
-        assert_eq!(PipeWish::from_bytes(&bytes), Some(wish));
-        assert!(wish.names().unwrap().eq(["wan", "lan"]));
-        for at in [pipe_wish::DIRECTION, pipe_wish::UNIT] {
+        let bytes = request.to_bytes();
+        assert_eq!(PipeRequest::from_bytes(&bytes), Some(request));
+        assert!(request.names().unwrap().eq(["wan", "lan"]));
+        for at in [pipe_request::DIRECTION, pipe_request::UNIT] {
             let mut other = bytes;
             other[at] = 9;
-            assert_eq!(PipeWish::from_bytes(&other), None);
+            assert_eq!(PipeRequest::from_bytes(&other), None);
         }
         let mut other = bytes;
-        other[pipe_wish::NAMES] = 0xff;
-        assert!(PipeWish::from_bytes(&other).unwrap().names().is_none());
+        other[pipe_request::NAMES] = 0xff;
+        assert!(PipeRequest::from_bytes(&other).unwrap().names().is_none());
         let long = core::str::from_utf8(&[b'a'; 65]).unwrap();
-        assert!(PipeWish::new(PipeDirection::Send, PipeUnit::Bytes, &long[..64]).is_some());
-        assert!(PipeWish::new(PipeDirection::Send, PipeUnit::Bytes, long).is_none());
+        assert!(PipeRequest::new(PipeDirection::Send, PipeUnit::Bytes, &long[..64]).is_some());
+        assert!(PipeRequest::new(PipeDirection::Send, PipeUnit::Bytes, long).is_none());
     }
 
     #[test]

@@ -24,7 +24,7 @@
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::process::{forks, process};
-use pd_abi::pipe::{PipeDirection, PipeUnit, PipeWish, PIPE_RING_BYTES_DEFAULT};
+use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit, PIPE_RING_BYTES_DEFAULT};
 use pd_abi::{Frame as Message, FrameKind};
 pub use pd_pipe::{Direction, Flow, Frame, Frames, Messages, Net, Prefix, Unit};
 use pd_pipe::{Offer, Shape};
@@ -98,18 +98,18 @@ impl Options {
         self
     }
 
-    fn wish(&self) -> Result<PipeWish> {
+    fn pipe_request(&self) -> Result<PipeRequest> {
         let direction = match self.direction {
             Direction::Receive => PipeDirection::Receive,
             Direction::Send => PipeDirection::Send,
             Direction::Forward => PipeDirection::Forward,
         };
         let unit = if self.unit == Unit::Frames { PipeUnit::Frames } else { PipeUnit::Bytes };
-        let mut wish = PipeWish::new(direction, unit, &self.ports)
+        let mut request = PipeRequest::new(direction, unit, &self.ports)
             .ok_or_else(|| Error::invalid("names of ports with 64 bytes at most"))?;
-        (wish.protocol, wish.ports) = (self.flow.protocol, self.flow.ports);
-        wish.addresses = self.flow.addresses.map(|net| (net.address, net.prefix));
-        Ok(wish)
+        (request.protocol, request.ports) = (self.flow.protocol, self.flow.ports);
+        request.addresses = self.flow.addresses.map(|net| (net.address, net.prefix));
+        Ok(request)
     }
 }
 
@@ -143,10 +143,10 @@ impl Pipe {
     /// `ENOENT` without such a port, `EACCES` where the policy denies it, `EINVAL` where port, direction, unit, flow and ring do not fit each
     /// other, `EADDRINUSE` where another tenant has the frames, `ENOMEM` and `EMFILE` at limits, `ENETDOWN` without a driver.
     pub fn open(options: &Options) -> Result<Self> {
-        let wish = options.wish()?;
+        let request = options.pipe_request()?;
         let shape = Shape::new(options.direction, options.unit, options.ring_bytes)?;
         let attachment = process().attachment()?;
-        let ask = Message::new(FrameKind::Pipe).with_bytes(options.ring_bytes, 0).with_wish(&wish);
+        let ask = Message::new(FrameKind::Pipe).with_bytes(options.ring_bytes, 0).with_pipe_request(&request);
         let (frame, fds) = attachment.exchange(&ask, FrameKind::Pipe)?;
         let [status, control, ring, doorbell] = <[OwnedFd; 4]>::try_from(fds)
             .map_err(|_| Error::new(Errno::PROTO, "the driver sent no memory for the pipe"))?;

@@ -10,7 +10,7 @@ use crate::mailbox::Mailbox;
 use crate::memory::{Lease, Pool, Region};
 use crate::messages::{Payer, DRIVER};
 use crate::pipes::{NewPipe, PipeMemory};
-use pd_abi::pipe::PipeWish;
+use pd_abi::pipe::PipeRequest;
 use pd_pipe::Shape;
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
@@ -42,7 +42,7 @@ pub enum Job {
     /// Let memory go.
     Drop(Vec<Region>),
     /// Make a pipe, for which the lease is.
-    Pipe(Box<(Lease, Shape, PipeWish)>),
+    Pipe(Box<(Lease, Shape, PipeRequest)>),
     /// Seal what a client has mapped of a pipe, and see to it that it is whole.
     SealPipe(u32, Arc<PipeMemory>),
     /// Let the memory of pipes go.
@@ -257,8 +257,8 @@ impl Job {
                 (!regions.is_empty()).then_some(Made::Held(regions))
             }
             Self::Pipe(wished) => {
-                let (lease, shape, wish) = *wished;
-                Some(Made::Pipe(NewPipe::make(lease, shape, wish).map(Box::new)))
+                let (lease, shape, request) = *wished;
+                Some(Made::Pipe(NewPipe::make(lease, shape, request).map(Box::new)))
             }
             Self::SealPipe(number, memory) => Some(Made::PipeSealed(number, memory.seal())),
             Self::LetGo(mut pipes) => {

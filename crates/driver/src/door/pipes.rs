@@ -20,17 +20,18 @@ const PIPES_MAX: usize = 256;
 impl Door {
     /// Has a helper make the memory of a pipe.
     pub(super) fn add_packet_pipe(&mut self, id: ClientId, frame: &Frame) -> Result<(), Violation> {
-        let wish = frame.wish().filter(|wish| wish.names().is_some()).ok_or(Violation::Frame)?;
+        let request =
+            frame.pipe_request().filter(|request| request.names().is_some()).ok_or(Violation::Frame)?;
         if !self.pipes.is_started() {
             self.refuse(id, Errno::NOENT, "the driver has no ports: pd port add makes one");
             return Ok(());
         }
-        let direction = match wish.direction {
+        let direction = match request.direction {
             PipeDirection::Receive => Direction::Receive,
             PipeDirection::Send => Direction::Send,
             PipeDirection::Forward => Direction::Forward,
         };
-        let unit = if wish.unit == PipeUnit::Frames { Unit::Frames } else { Unit::Bytes };
+        let unit = if request.unit == PipeUnit::Frames { Unit::Frames } else { Unit::Bytes };
         let Ok(shape) = Shape::new(direction, unit, frame.bytes) else {
             self.refuse(id, Errno::INVAL, "a pipe's ring is a power of two from 32 KiB to 64 MiB");
             return Ok(());
@@ -46,7 +47,7 @@ impl Door {
         let descriptors = Files::DESCRIPTORS + 1;
         let amounts = Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() };
         match account.lease(amounts) {
-            Ok(lease) => self.helpers.give(payer, whose, Job::Pipe(Box::new((lease, shape, wish)))),
+            Ok(lease) => self.helpers.give(payer, whose, Job::Pipe(Box::new((lease, shape, request)))),
             Err(exhausted) => self.refuse_exhausted(id, exhausted),
         }
         Ok(())
@@ -54,12 +55,12 @@ impl Door {
 
     /// A pipe is made: the agent says whether it is opened.
     pub(super) fn pipe_made(&mut self, id: ClientId, new: NewPipe) {
-        let NewPipe { wish, made, offer, memory } = new;
+        let NewPipe { request, made, offer, memory } = new;
         let Some(guest) = self.guests.here(id) else { return };
         let number = guest.number_pipe();
         guest.pipes.insert(number, GuestPipe { memory: Arc::new(memory), is_mapped: false, has_bell: false });
         let (client, serial, payer) = (id, guest.serial, guest.payer());
-        let opening = Opening { client, serial, payer, number, wish, made, offer };
+        let opening = Opening { client, serial, payer, number, request, made, offer };
         self.pipes.send(ToNic::Open(Box::new(opening)));
     }
 

@@ -6,7 +6,7 @@ use crate::memory::{Exhausted, Lease};
 use crate::messages::Payer;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
-use pd_abi::pipe::PipeWish;
+use pd_abi::pipe::PipeRequest;
 use pd_pipe::{Files, Made, Offer, Shape};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
@@ -52,7 +52,7 @@ impl PipeMemory {
 /// A pipe that a helper has made.
 #[derive(Debug)]
 pub struct NewPipe {
-    pub wish: PipeWish,
+    pub request: PipeRequest,
     pub made: Made,
     pub offer: Offer,
     pub memory: PipeMemory,
@@ -63,10 +63,10 @@ impl NewPipe {
     ///
     /// # Errors
     /// Those of making memory.
-    pub fn make(lease: Lease, shape: Shape, wish: PipeWish) -> Result<Self, Exhausted> {
+    pub fn make(lease: Lease, shape: Shape, request: PipeRequest) -> Result<Self, Exhausted> {
         may(Call::MakeMemory).map_err(Exhausted::Memory)?;
         let (made, files, offer) = Made::new(shape).map_err(Exhausted::Memory)?;
-        Ok(Self { wish, made, offer, memory: PipeMemory { files, _lease: lease } })
+        Ok(Self { request, made, offer, memory: PipeMemory { files, _lease: lease } })
     }
 }
 
@@ -78,7 +78,7 @@ pub struct Opening {
     pub serial: u64,
     pub payer: Payer,
     pub number: u32,
-    pub wish: PipeWish,
+    pub request: PipeRequest,
     pub made: Made,
     pub offer: Offer,
 }

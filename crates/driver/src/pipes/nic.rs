@@ -14,7 +14,7 @@ use crate::messages::Payer;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter};
-use pd_abi::pipe::{PipeWish, PIPE_PORTS_MAX};
+use pd_abi::pipe::{PipeRequest, PIPE_PORTS_MAX};
 use pd_pipe::{
     Agent, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tokens, Unit,
     PIPES_MAX,
@@ -260,8 +260,8 @@ impl Nic {
     }
 
     fn open(&mut self, opening: Opening) {
-        let Opening { client, serial, payer, number, wish, made, offer } = opening;
-        let opened = self.try_open(client, payer, number, &wish, made);
+        let Opening { client, serial, payer, number, request, made, offer } = opening;
+        let opened = self.try_open(client, payer, number, &request, made);
         match &opened {
             Ok(()) => self.tenant(payer.0).opened += 1,
             Err(_) => self.tenant(payer.0).refused += 1,
@@ -275,11 +275,11 @@ impl Nic {
         client: ClientId,
         payer: Payer,
         number: u32,
-        wish: &PipeWish,
+        request: &PipeRequest,
         made: pd_pipe::Made,
     ) -> Result<(), (Errno, String)> {
-        let names: Vec<&str> = wish.names().map(Iterator::collect).unwrap_or_default();
-        let flow = flow(wish);
+        let names: Vec<&str> = request.names().map(Iterator::collect).unwrap_or_default();
+        let flow = flow(request);
         if names.is_empty() || names.len() > PIPE_PORTS_MAX {
             return Err((Errno::INVAL, "a pipe belongs to a port".to_owned()));
         }
@@ -497,9 +497,9 @@ impl Nic {
     }
 }
 
-fn flow(wish: &PipeWish) -> Flow {
-    let addresses = wish.addresses.map(|(address, prefix)| Net { address, prefix });
-    Flow { protocol: wish.protocol, addresses, ports: wish.ports }
+fn flow(request: &PipeRequest) -> Flow {
+    let addresses = request.addresses.map(|(address, prefix)| Net { address, prefix });
+    Flow { protocol: request.protocol, addresses, ports: request.ports }
 }
 
 fn advice(errno: Errno) -> &'static str {

@@ -54,7 +54,7 @@ impl Stand {
         direction: PipeDirection,
         port: &str,
     ) -> Result<(u32, pd_pipe::Pipe), Errno> {
-        let wish = PipeWish::new(direction, PipeUnit::Frames, port).unwrap();
+        let request = PipeRequest::new(direction, PipeUnit::Frames, port).unwrap();
         let of = match direction {
             PipeDirection::Receive => Direction::Receive,
             PipeDirection::Send => Direction::Send,
@@ -64,7 +64,7 @@ impl Stand {
         self.numbers += 1;
         let (client, number) = (ClientId::new(client), self.numbers);
         let payer = (TenantId::new(tenant), None);
-        let opening = Opening { client, serial: 1, payer, number, wish, made, offer };
+        let opening = Opening { client, serial: 1, payer, number, request, made, offer };
         self.nic.carry_out(ToNic::Open(Box::new(opening)));
         let mut told = VecDeque::new();
         self.door.drain(&mut told);
