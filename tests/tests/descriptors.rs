@@ -70,7 +70,7 @@ fn serve_with_rings(most: u64) {
         server.ok(&format!("accept s{n} l"));
     }
     // An eighth of what there may be is not for them.
-    let wanted = limit_with(0) + most;
+    let wanted = limit_with(most);
     limit((wanted..).find(|limit| limit - limit / 8 >= wanted).unwrap());
     for round in 0..3 {
         for n in 0..most {
