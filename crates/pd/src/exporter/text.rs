@@ -1,5 +1,6 @@
 //! The page: OpenMetrics text. Every name is explained in `docs/metrics.md`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Context, Result};
@@ -9,7 +10,7 @@ use pd_driver::admin::{BackendReport, ClientReport, ProxyReport, SidecarReport};
 use pd_driver::policy::Path;
 use pd_driver::Refusal;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::MetricType;
@@ -21,6 +22,13 @@ use crate::live::Sample;
 pub const CONTENT_TYPE_PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// The content type of the page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+const KERNEL_CONNECTIONS: (&str, &str) = (
+    "pipedevice_kernel_connections",
+    "Connections of unmodified programs that went over the kernel, as the programs say, by reason",
+);
+const ATTACHES_REFUSED: (&str, &str) =
+    ("pipedevice_attaches_refused", "Processes that were not let in, by reason");
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
 const COUNTERS: [(&str, &str, &str); 31] = [
@@ -138,7 +146,7 @@ impl Collector for Page {
         let mut info =
             encoder.encode_descriptor("pipedevice_build", "The driver's version", None, MetricType::Info)?;
         info.encode_info(&version)?;
-        let totals: std::collections::BTreeMap<_, _> = sample.totals.entries().collect();
+        let totals: BTreeMap<_, _> = sample.totals.entries().collect();
         for (field, name, help) in COUNTERS {
             counter(&mut encoder, name, help, totals[field] as f64)?;
         }
@@ -150,23 +158,58 @@ impl Collector for Page {
             let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(gauge)?;
         }
-        connections_by_path(&mut encoder, sample)?;
+        let paths = [Path::Offloaded, Path::Direct].map(|path| {
+            let count = sample.names.connections.iter().filter(|c| c.path == path).count() as u64;
+            ([("path", path.to_string())], count)
+        });
+        let by_path =
+            ("pipedevice_connections_by_path", "Open connections by the path that their bytes take");
+        family(&mut encoder, by_path, MetricType::Gauge, paths)?;
         for (name, help, of, kind) in OF_BACKENDS {
-            backends(&mut encoder, sample, (name, help, of), kind)?;
+            let each = sample.names.services.iter().flat_map(|service| {
+                let labels = move |backend: &BackendReport| {
+                    [("service", service.address.to_string()), ("backend", backend.address.to_string())]
+                };
+                service.backends.iter().map(move |backend| (labels(backend), of(backend)))
+            });
+            family(&mut encoder, (name, help), kind, each)?;
         }
         for (name, help, of, kind) in OF_PROXIES {
-            proxies(&mut encoder, sample, (name, help, of), kind)?;
+            let each = sample.names.sidecars.iter().flat_map(|chain| {
+                let labels = move |proxy: &ProxyReport| {
+                    [("rule", chain.rule.to_string()), ("proxy", proxy.proxy.clone())]
+                };
+                chain.proxies.iter().map(move |proxy| (labels(proxy), of(proxy)))
+            });
+            family(&mut encoder, (name, help), kind, each)?;
         }
         for (name, help, of) in OF_CHAINS {
-            chains(&mut encoder, sample, (name, help, of))?;
+            let each =
+                sample.names.sidecars.iter().map(|chain| ([("rule", chain.rule.to_string())], of(chain)));
+            family(&mut encoder, (name, help), MetricType::Counter, each)?;
         }
-        kernel_connections(&mut encoder, sample)?;
-        attaches_refused(&mut encoder, sample)?;
-        for (name, help, of) in CLIENT_COUNTERS {
-            family(&mut encoder, sample, (name, help, of), MetricType::Counter)?;
-        }
-        for (name, help, of) in CLIENT_GAUGES {
-            family(&mut encoder, sample, (name, help, of), MetricType::Gauge)?;
+        let by_reason = |counts: &BTreeMap<String, u64>, label: &'static str| {
+            ([("reason", label)], counts.get(label).copied().unwrap_or(0))
+        };
+        let reasons = KernelReason::ALL
+            .map(|reason| by_reason(&sample.names.kernel_connections_by_reason, reason.label()));
+        family(&mut encoder, KERNEL_CONNECTIONS, MetricType::Counter, reasons)?;
+        let refusals = Refusal::ALL.iter();
+        let refusals =
+            refusals.map(|refusal| by_reason(&sample.names.attaches_refused_by_reason, refusal.label()));
+        family(&mut encoder, ATTACHES_REFUSED, MetricType::Counter, refusals)?;
+        let counters = CLIENT_COUNTERS.map(|(name, help, of)| (name, help, of, MetricType::Counter));
+        let gauges = CLIENT_GAUGES.map(|(name, help, of)| (name, help, of, MetricType::Gauge));
+        for (name, help, of, kind) in counters.into_iter().chain(gauges) {
+            let each = sample.names.clients.iter().zip(&sample.clients).map(|(names, counters)| {
+                let labels = [
+                    ("client", names.client.to_string()),
+                    ("container", names.container.clone().unwrap_or_default()),
+                    ("tenant", names.tenant.clone().unwrap_or_default()),
+                ];
+                (labels, of(names, counters))
+            });
+            family(&mut encoder, (name, help), kind, each)?;
         }
         Ok(())
     }
@@ -242,29 +285,9 @@ const OF_BACKENDS: [(&str, &str, OfBackend, MetricType); 6] = [
     ),
 ];
 
-fn backends(
-    encoder: &mut DescriptorEncoder,
-    sample: &Sample,
-    (name, help, of): (&str, &str, OfBackend),
-    kind: MetricType,
-) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
-    for service in &sample.names.services {
-        for backend in &service.backends {
-            let labels = [("service", service.address.to_string()), ("backend", backend.address.to_string())];
-            let (value, mut one) = (of(backend), metric.encode_family(&labels)?);
-            match kind {
-                MetricType::Counter => one.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
-                _ => one.encode_gauge(&value)?,
-            }
-        }
-    }
-    Ok(())
-}
-
 type OfProxy = fn(&ProxyReport) -> u64;
 
-/// What there is of each proxy of each rule.
+/// Metrics of each proxy of each rule.
 const OF_PROXIES: [(&str, &str, OfProxy, MetricType); 6] = [
     (
         "pipedevice_sidecar_connections_made",
@@ -306,7 +329,7 @@ const OF_PROXIES: [(&str, &str, OfProxy, MetricType); 6] = [
 
 type OfChain = fn(&SidecarReport) -> u64;
 
-/// What there is of each rule with proxies.
+/// Metrics of each rule with proxies.
 const OF_CHAINS: [(&str, &str, OfChain); 2] = [
     (
         "pipedevice_sidecar_connections_refused",
@@ -320,91 +343,20 @@ const OF_CHAINS: [(&str, &str, OfChain); 2] = [
     ),
 ];
 
-fn proxies(
-    encoder: &mut DescriptorEncoder,
-    sample: &Sample,
-    (name, help, of): (&str, &str, OfProxy),
-    kind: MetricType,
-) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
-    for chain in &sample.names.sidecars {
-        for proxy in &chain.proxies {
-            let labels = [("rule", chain.rule.to_string()), ("proxy", proxy.proxy.clone())];
-            let (value, mut one) = (of(proxy), metric.encode_family(&labels)?);
-            match kind {
-                MetricType::Counter => one.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
-                _ => one.encode_gauge(&value)?,
-            }
-        }
-    }
-    Ok(())
-}
-
-fn chains(
-    encoder: &mut DescriptorEncoder,
-    sample: &Sample,
-    (name, help, of): (&str, &str, OfChain),
-) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for chain in &sample.names.sidecars {
-        let labels = [("rule", chain.rule.to_string())];
-        metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&of(chain), None)?;
-    }
-    Ok(())
-}
-
-fn connections_by_path(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt::Result {
-    let help = "Open connections by the path that their bytes take";
-    let mut metric =
-        encoder.encode_descriptor("pipedevice_connections_by_path", help, None, MetricType::Gauge)?;
-    for path in [Path::Offloaded, Path::Direct] {
-        let count = sample.names.connections.iter().filter(|c| c.path == path).count() as u64;
-        metric.encode_family(&[("path", path.to_string())])?.encode_gauge(&count)?;
-    }
-    Ok(())
-}
-
-fn kernel_connections(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt::Result {
-    let help = "Connections of unmodified programs that went over the kernel, as the programs say, by reason";
-    let mut metric =
-        encoder.encode_descriptor("pipedevice_kernel_connections", help, None, MetricType::Counter)?;
-    for label in KernelReason::ALL.map(KernelReason::label) {
-        let count = sample.names.kernel_connections_by_reason.get(label).copied().unwrap_or(0);
-        metric.encode_family(&[("reason", label)])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
-    }
-    Ok(())
-}
-
-fn attaches_refused(encoder: &mut DescriptorEncoder, sample: &Sample) -> fmt::Result {
-    let help = "Processes that were not let in, by reason";
-    let mut metric =
-        encoder.encode_descriptor("pipedevice_attaches_refused", help, None, MetricType::Counter)?;
-    for label in Refusal::ALL.iter().map(|refusal| refusal.label()) {
-        let count = sample.names.attaches_refused_by_reason.get(label).copied().unwrap_or(0);
-        metric.encode_family(&[("reason", label)])?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
-    }
-    Ok(())
-}
-
 fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: f64) -> fmt::Result {
     let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     ConstCounter::new(value).encode(metric)
 }
 
-fn family(
+/// Encodes one metric: a value for each set of labels.
+fn family<L: EncodeLabelSet>(
     encoder: &mut DescriptorEncoder,
-    sample: &Sample,
-    (name, help, of): (&str, &str, OfClient),
+    (name, help): (&str, &str),
     kind: MetricType,
+    each: impl IntoIterator<Item = (L, u64)>,
 ) -> fmt::Result {
     let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
-    for (names, counters) in sample.names.clients.iter().zip(&sample.clients) {
-        let labels = [
-            ("client", names.client.to_string()),
-            ("container", names.container.clone().unwrap_or_default()),
-            ("tenant", names.tenant.clone().unwrap_or_default()),
-        ];
-        let value = of(names, counters);
+    for (labels, value) in each {
         let mut one = metric.encode_family(&labels)?;
         match kind {
             MetricType::Counter => one.encode_counter::<NoLabelSet, _, u64>(&value, None)?,
@@ -418,7 +370,7 @@ fn family(
 mod tests {
     use super::*;
     use crate::live::sample_for_tests;
-    use std::collections::{BTreeMap, HashSet};
+    use std::collections::HashSet;
     use std::time::Instant;
 
     /// Checks the text as a scraper would, and returns its samples. Every family is declared before its samples
