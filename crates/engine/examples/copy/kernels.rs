@@ -1,10 +1,5 @@
 //! The candidates: every way to copy that was considered for the `cpu` engine.
 
-/// The engine's own choice, by its source.
-#[path = "../../../shm/src/copy.rs"]
-#[allow(dead_code)]
-mod shipped;
-
 /// Copies `len` bytes.
 ///
 /// # Safety
@@ -16,7 +11,7 @@ pub type Kernel = unsafe fn(dst: *mut u8, src: *const u8, len: usize);
 /// loops over four vectors of 256 or 512 bits: plain, asking for ownership of the destination 1 KB
 /// ahead (`+w`), also prefetching the source (`+rw`), with non-temporal stores (`nt`).
 pub fn candidates() -> Vec<(&'static str, Kernel)> {
-    let mut all: Vec<(&'static str, Kernel)> = vec![("engine", shipped::copy), ("memcpy", memcpy)];
+    let mut all: Vec<(&'static str, Kernel)> = vec![("engine", pd_shm::copy::copy), ("memcpy", memcpy)];
     #[cfg(target_arch = "x86_64")]
     {
         all.push(("movsb", x86::rep_movsb));
