@@ -10,6 +10,7 @@ use crate::policy::Newcomer;
 use crate::refusal::Refusal;
 use crate::standing::Place;
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 
 const NOT_LET_IN: &str = "a process was not let in";
 
@@ -64,21 +65,31 @@ impl Conductor {
         }
     }
 
+    /// A client that the policy does not let stay, and why.
+    fn denied(&self, id: ClientId) -> Option<(ClientId, Refusal)> {
+        let client = self.client(id).filter(|client| client.is_present())?;
+        let refusal = self.may_attach(&client.identity, client.place, client.tenant).err()?;
+        Some((id, refusal))
+    }
+
     /// Cuts off clients that the policy in force does not let in. Returns how many connections end with them.
     pub(super) fn turn_out_denied(&mut self) -> u64 {
+        let denied: BTreeMap<_, _> = self.clients.ids().filter_map(|id| self.denied(id)).collect();
+        if denied.is_empty() {
+            return 0;
+        }
         let mut cut = 0;
-        for id in self.clients.ids() {
-            let Some(client) = self.client(id).filter(|client| client.is_present()) else { continue };
-            let Err(refusal) = self.may_attach(&client.identity, client.place, client.tenant) else {
+        for index in self.connections.ids() {
+            let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else {
                 continue;
             };
-            let is_its = |side: Option<(ClientId, _)>| side.is_some_and(|(other, _)| other == id);
-            let all = self.connections.iter().filter(|(_, connection)| !connection.cut);
-            let its =
-                all.filter(|(_, connection)| Side::BOTH.iter().any(|&side| is_its(connection.sides[side])));
-            let its: Vec<_> = its.map(|(index, _)| index).collect();
-            cut += its.len() as u64;
-            its.into_iter().for_each(|index| self.cut(index));
+            let mut sides = Side::BOTH.iter().filter_map(|&side| connection.sides[side]);
+            if sides.any(|(client, _)| denied.contains_key(&client)) {
+                self.cut(index);
+                cut += 1;
+            }
+        }
+        for (id, refusal) in denied {
             self.disconnect(id, Some(Violation::NotAllowed(refusal)));
         }
         cut
