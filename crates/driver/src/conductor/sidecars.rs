@@ -199,11 +199,15 @@ impl Conductor {
         if there == Some(namespace) {
             return None;
         }
-        let to =
-            there.and_then(|there| self.standing(there)).map_or_else(TenantId::default, |(tenant, _)| tenant);
+        let to = self.tenant_there(there);
         let own = self.own_proxies(namespace);
         let reached = Reached { at: target, asked: is_service.then_some(asked) };
         Some(self.tenants.decide_leg(from, to, reached, |hop| own.contains(&hop.at)))
+    }
+
+    /// The tenant of a namespace; the default one where there is none.
+    fn tenant_there(&self, there: Option<NamespaceId>) -> TenantId {
+        there.and_then(|there| self.standing(there)).map(|(tenant, _)| tenant).unwrap_or_default()
     }
 
     /// Proxies that are in a network namespace.
@@ -266,14 +270,13 @@ impl Conductor {
         let led = through.filter(|chosen| chosen.led.is_some());
         let target = led.and_then(|chosen| chosen.led).unwrap_or(reached);
         let asked = through.map_or(reached, |chosen| chosen.asked);
-        let by_service = asked != target;
-        let at_home = self.names.namespace_of(namespace, target.ip()) == Ok(namespace);
-        let known = led.is_none().then_some(to);
         let there = self.names.namespace_of(namespace, target.ip()).ok();
-        let standing = there.and_then(|there| self.standing(there)).map(|(tenant, _)| tenant);
-        let to = known.or(standing).unwrap_or_default();
-        let at = Reached { at: target, asked: by_service.then_some(asked) };
-        if at_home {
+        let to = match led {
+            None => to,
+            Some(_) => self.tenant_there(there),
+        };
+        let at = Reached { at: target, asked: (asked != target).then_some(asked) };
+        if there == Some(namespace) {
             return self.tenants.decide(from, to, true, at).0 == Action::Allow;
         }
         let own = self.own_proxies(namespace);
