@@ -1,13 +1,13 @@
 //! A client that does anything, by seed: each frame, each request, each shared word, files, rings of the direct path, and what
 //! strangers and administrators may say on the admin socket. All are drawn from the lists of the interface, so that a new
 //! operation is drawn without a change here.
-use super::stage;
+use super::{sockets, stage};
 use pd_abi::layout::{channel_control, control_header, direct, socket_control};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES};
 use pd_abi::{Address, FileId, Frame, FrameKind, Operation, Request, SocketId, Span};
 use pd_driver::admin::{ask, Answer, Ask};
 use pd_shm::{attach, passed, Own, Region};
-use pd_tests::{Puppet, Random, Raw, TestDriver};
+use pd_tests::{Random, Raw, TestDriver};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::net::{RecvFlags, SendFlags};
 use std::io::Write;
@@ -246,19 +246,13 @@ impl Client<'_> {
 #[test]
 fn a_client_does_anything_beside_an_innocent_stream() {
     let scene = stage();
-    let mut absorber = Puppet::new(scene.driver.peer(&["absorb", "127.0.0.1:0"]));
-    let line = absorber.line();
-    let victim: SocketAddr = line.strip_prefix("ready ").expect("ready").parse().unwrap();
+    let (absorber, victim) = scene.absorber();
     let mut done = Done::default();
     let mut cut_off = 0;
     for seed in 0..CLIENTS {
         let mut raw = Raw::attach(&scene.driver, 1 + seed as usize % 3);
         let (region, _map) = raw.send_region(REGION_BYTES);
-        let (listener, own) = raw.listen(0, 16);
-        let connecting = raw.connect(0, own);
-        let accepted = raw.accept(0, listener);
-        let to_victim = raw.connect(0, victim);
-        let fresh = raw.open(0);
+        let (sockets, own) = sockets(&mut raw, victim);
         if seed % 2 == 0 {
             raw.file_socket();
         }
@@ -267,7 +261,7 @@ fn a_client_does_anything_beside_an_innocent_stream() {
             raw,
             random: Random(seed),
             region: region.id as u16,
-            sockets: vec![connecting, accepted, to_victim, listener, fresh],
+            sockets,
             addrs: vec![own, victim, ([127, 0, 0, 1], 1).into(), ([0, 0, 0, 0], 0).into()],
             rings: Vec::new(),
             files: Vec::new(),

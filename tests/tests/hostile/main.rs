@@ -12,9 +12,11 @@ mod regions;
 mod rings;
 mod words;
 
+use pd_abi::SocketId;
 use pd_driver::policy::Otherwise;
 use pd_driver::{HugepageUse, Violation};
-use pd_tests::{alone, own_files, Bystander, Raw, TestDriver};
+use pd_tests::{alone, own_files, Bystander, Puppet, Raw, TestDriver};
+use std::net::SocketAddr;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
@@ -73,7 +75,23 @@ fn settled_files() -> Vec<String> {
     last
 }
 
+/// A socket of each kind: connecting, accepted, connected to `victim`, listening, fresh. And the listener's address.
+fn sockets(raw: &mut Raw, victim: SocketAddr) -> (Vec<SocketId>, SocketAddr) {
+    let (listener, own) = raw.listen(0, 16);
+    let connecting = raw.connect(0, own);
+    let accepted = raw.accept(0, listener);
+    let to_victim = raw.connect(0, victim);
+    (vec![connecting, accepted, to_victim, listener, raw.open(0)], own)
+}
+
 impl Scene {
+    /// A process that accepts whatever connects to its address.
+    fn absorber(&self) -> (Puppet, SocketAddr) {
+        let mut absorber = Puppet::new(self.driver.peer(&["absorb", "127.0.0.1:0"]));
+        let line = absorber.line();
+        (absorber, line.strip_prefix("ready ").expect("ready").parse().unwrap())
+    }
+
     fn cut_offs(&self) -> u64 {
         self.driver.metrics().clients_cut_off
     }

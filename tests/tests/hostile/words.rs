@@ -1,11 +1,11 @@
 //! Garbage in every shared word that a client can write, by seed.
-use super::stage;
+use super::{sockets, stage};
 use pd_abi::layout::{channel_control, control_header, socket_control};
 use pd_abi::limits::{KERNEL_CONNECTIONS_MAX, REQUEST_RING_ENTRIES};
 use pd_abi::{Address, Frame, FrameKind, KernelReason, Operation, Request, SocketId, Span, KERNEL_REASONS};
 use pd_driver::admin::{Answer, Ask};
 use pd_shm::{attach, Own, Region};
-use pd_tests::{Puppet, Random, Raw};
+use pd_tests::{Random, Raw};
 use rustix::net::SendFlags;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -140,25 +140,19 @@ impl Client {
 #[test]
 fn garbage_in_every_word() {
     let scene = stage();
-    let mut absorber = Puppet::new(scene.driver.peer(&["absorb", "127.0.0.1:0"]));
-    let line = absorber.line();
-    let victim: SocketAddr = line.strip_prefix("ready ").expect("ready").parse().unwrap();
+    let (absorber, victim) = scene.absorber();
     let (mut cut_off, mut reasons) = (0, std::collections::BTreeMap::new());
     for seed in 0..ROUNDS {
         let mut raw = Raw::attach(&scene.driver, 1 + seed as usize % 3);
         let (region, map) = raw.send_region(REGION_BYTES);
-        let (listener, own) = raw.listen(0, 16);
-        let connecting = raw.connect(0, own);
-        let accepted = raw.accept(0, listener);
-        let to_victim = raw.connect(0, victim);
-        let fresh = raw.open(0);
+        let (sockets, own) = sockets(&mut raw, victim);
         let nowhere = ([127, 0, 0, 1], 1).into();
         let mut client = Client {
             raw,
             random: Random(seed),
             region: region.id as u16,
             map,
-            sockets: vec![connecting, accepted, to_victim, listener, fresh],
+            sockets,
             addrs: vec![own, victim, nowhere, ([0, 0, 0, 0], 0).into(), ([10, 9, 8, 7], 80).into()],
         };
         for _ in 0..60 {
