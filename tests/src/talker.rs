@@ -1,5 +1,5 @@
 //! `talker` in network namespaces: one program, told what to do in lines, in each of the ways that a program can be connected.
-use crate::{program_path, Network, Puppet, TestDriver};
+use crate::{is_root, program_path, Network, Puppet, TestDriver};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,8 +16,43 @@ pub enum Way {
     Plain,
 }
 
+/// Each way, the library in each of its modes.
+pub const WAYS: [Way; 6] = [
+    Way::Native,
+    Way::Library("default"),
+    Way::Library("all"),
+    Way::Library("short"),
+    Way::Static,
+    Way::Plain,
+];
+
+/// A driver and namespaces, with programs of each kind to run in them.
+pub struct Scene {
+    /// The driver.
+    pub driver: TestDriver,
+    /// The namespaces.
+    pub network: Network,
+    talkers: Talkers,
+}
+
+impl Scene {
+    /// A scene with a namespace of each letter. None, which is said, without the rights to make them.
+    pub fn of(letters: &'static [&'static str]) -> Option<Self> {
+        if !is_root("making network namespaces") {
+            return None;
+        }
+        let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
+        Some(Self { driver, network: Network::of(letters), talkers: Talkers::build() })
+    }
+
+    /// A program in the namespace of this letter.
+    pub fn start(&self, letter: &str, way: Way) -> Puppet {
+        self.talkers.start(&self.driver, &self.network, letter, way)
+    }
+}
+
 /// `talker`, dynamic and static.
-pub struct Talkers {
+struct Talkers {
     dynamic: PathBuf,
     fixed: PathBuf,
     _folder: tempfile::TempDir,
@@ -28,7 +63,7 @@ impl Talkers {
     ///
     /// # Panics
     /// Without gcc and a static C library.
-    pub fn build() -> Self {
+    fn build() -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/talker.c");
         let build = |name: &str, options: &[&str]| {
@@ -42,7 +77,7 @@ impl Talkers {
     }
 
     /// A program in the namespace of this letter.
-    pub fn start(&self, driver: &TestDriver, network: &Network, letter: &str, way: Way) -> Puppet {
+    fn start(&self, driver: &TestDriver, network: &Network, letter: &str, way: Way) -> Puppet {
         if way == Way::Native {
             return network.puppet(driver, letter);
         }
@@ -69,8 +104,9 @@ pub fn connect(from: &mut Puppet, way: Way, name: u32, ip: &str, port: u16) -> i
     asked.map_or_else(|(errno, _)| errno, |_| 0)
 }
 
-/// The policy's lines of a tenant whose processes are in the namespace of this letter.
-pub fn tenant(network: &Network, name: &str, letter: &str, more: &str) -> String {
-    let namespace = network.namespace(letter);
-    format!("[[tenant]]\nname = \"{name}\"\nnamespaces = [\"/run/netns/{namespace}\"]\n{more}")
+/// The policy's lines of a tenant whose processes are in the namespaces of these letters.
+pub fn tenant(network: &Network, name: &str, letters: &[&str], more: &str) -> String {
+    let namespaces: Vec<_> =
+        letters.iter().map(|letter| format!("/run/netns/{}", network.namespace(letter))).collect();
+    format!("[[tenant]]\nname = \"{name}\"\nnamespaces = {namespaces:?}\n{more}")
 }

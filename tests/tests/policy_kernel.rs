@@ -1,37 +1,32 @@
 //! One policy for both data planes: what native programs, unmodified ones, static ones and those without the library may do is the same.
 use pd_driver::admin::Answer;
 use pd_driver::admin::{Ask, TenantReport};
-use pd_tests::talker::{connect, tenant, Talkers, Way};
-use pd_tests::{ip, is_root, Network, Puppet, TestDriver};
+use pd_tests::talker::{connect, tenant, Scene, Way};
+use pd_tests::{ip, Puppet};
 use std::time::{Duration, Instant};
 
 /// A driver, namespaces a (tenant red) and b (tenant blue).
 struct Stage {
-    driver: TestDriver,
-    network: Network,
-    talkers: Talkers,
+    scene: Scene,
     tenants: String,
 }
 
 fn stage() -> Option<Stage> {
-    if !is_root("making network namespaces") {
-        return None;
-    }
-    let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
-    let network = Network::new();
-    let tenants = tenant(&network, "red", "a", "") + &tenant(&network, "blue", "b", "MORE");
-    Some(Stage { driver, network, talkers: Talkers::build(), tenants })
+    let scene = Scene::of(&["a", "b"])?;
+    let network = &scene.network;
+    let tenants = tenant(network, "red", &["a"], "") + &tenant(network, "blue", &["b"], "MORE");
+    Some(Stage { scene, tenants })
 }
 
 impl Stage {
     fn talker(&self, letter: &str, way: Way) -> Puppet {
-        self.talkers.start(&self.driver, &self.network, letter, way)
+        self.scene.start(letter, way)
     }
 
     /// Puts rules in force, with more about the tenant blue. Connections ended on the fabric, and on the kernel.
     fn apply(&self, blue: &str, rules: &str) -> (u64, u64) {
         let text = format!("{}\n{rules}", self.tenants.replace("MORE", blue));
-        match self.driver.tell(&Ask::Apply { text }) {
+        match self.scene.driver.tell(&Ask::Apply { text }) {
             Answer::Applied { cut, cut_on_kernel, kept_on_kernel: 0, not_on_kernel: None } => {
                 (cut, cut_on_kernel)
             }
@@ -40,11 +35,11 @@ impl Stage {
     }
 
     fn tenant(&self, name: &str) -> TenantReport {
-        self.driver.policy().tenants.into_iter().find(|tenant| tenant.name == name).unwrap()
+        self.scene.driver.policy().tenants.into_iter().find(|tenant| tenant.name == name).unwrap()
     }
 
     fn hits(&self) -> Vec<u64> {
-        self.driver.policy().rules.iter().map(|rule| rule.hits).collect()
+        self.scene.driver.policy().rules.iter().map(|rule| rule.hits).collect()
     }
 }
 
@@ -92,7 +87,7 @@ fn the_same_verdict_whatever_carries_the_bytes() {
     assert_eq!(connect(&mut other, Way::Static, 0, "10.77.0.1", 7201), 0);
     assert_eq!(connect(&mut other, Way::Static, 1, "127.0.0.1", 7211), 0);
     // Without a policy it is as before.
-    stage.driver.apply("");
+    stage.scene.driver.apply("");
     for way in ways() {
         let mut client = stage.talker("b", way);
         assert_eq!(connect(&mut client, way, 0, "10.77.0.1", 7201), 0, "{way:?}");
@@ -236,14 +231,14 @@ fn addresses_come_and_go() {
     stage.apply("", "[[rule]]\nfrom = \"blue\"\nto = \"red\"\naction = \"deny\"\n");
     let mut client = stage.talker("b", Way::Static);
     assert_eq!(connect(&mut client, Way::Static, 0, "10.77.0.1", 7340), libc::EACCES);
-    assert!(ip(&format!("-n {} addr add 10.77.0.9/24 dev eth0", stage.network.namespace("a"))));
+    assert!(ip(&format!("-n {} addr add 10.77.0.9/24 dev eth0", stage.scene.network.namespace("a"))));
     let end = Instant::now() + Duration::from_secs(5);
     while connect(&mut client, Way::Static, 0, "10.77.0.9", 7340) != libc::EACCES {
         assert!(Instant::now() < end, "the new address is never known");
         std::thread::sleep(Duration::from_millis(2));
     }
     // The bridge's namespace has no client, and no rule names it but by its address.
-    let switch = stage.network.namespace("s");
+    let switch = stage.scene.network.namespace("s");
     assert!(ip(&format!("-n {switch} addr add 10.77.0.200/24 dev br0")));
     assert!(ip(&format!("-n {switch} link set lo up")));
     let mut there = stage.talker("s", Way::Static);
@@ -300,8 +295,9 @@ fn a_policy_that_the_kernel_does_not_take_is_not_in_force_on_the_fabric_either()
     };
     let many: String = (0..5_000).map(one).collect();
     let text = format!("{}\n{many}", stage.tenants.replace("MORE", ""));
-    let why =
-        pd_driver::admin::ask(stage.driver.admin_socket(), &Ask::Apply { text }).unwrap_err().to_string();
+    let why = pd_driver::admin::ask(stage.scene.driver.admin_socket(), &Ask::Apply { text })
+        .unwrap_err()
+        .to_string();
     assert!(why.contains("the kernel does not take it") && why.contains("too large"), "{why}");
     assert_eq!(connect(&mut client, Way::Native, 0, "10.77.0.1", 7350), libc::EACCES);
     assert_eq!(stage.hits().len(), 2);

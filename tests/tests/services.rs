@@ -1,44 +1,23 @@
 //! Service addresses with several backends, as programs of all kinds see them: native, unmodified, static, without the library.
 use pd_driver::admin::{Answer, Ask, BackendReport, ServiceReport};
-use pd_tests::talker::{self, tenant, Talkers, Way};
-use pd_tests::{is_root, Network, Puppet, TestDriver};
+use pd_tests::talker::{self, tenant, Scene, Way, WAYS};
+use pd_tests::Puppet;
 use std::time::{Duration, Instant};
-
-const WAYS: [Way; 6] = [
-    Way::Native,
-    Way::Library("default"),
-    Way::Library("all"),
-    Way::Library("short"),
-    Way::Static,
-    Way::Plain,
-];
 
 /// Connections of one client: so many that no backend of three is left out by chance.
 const MANY: u32 = 48;
 
 /// A driver, namespaces a (tenant red) and b (tenant blue), and `talker`, dynamic and static.
-struct Stage {
-    driver: TestDriver,
-    network: Network,
-    talkers: Talkers,
-}
+struct Stage(Scene);
 
 fn stage() -> Option<Stage> {
-    if !is_root("making network namespaces") {
-        return None;
-    }
-    let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
-    Some(Stage { driver, network: Network::new(), talkers: Talkers::build() })
+    Scene::of(&["a", "b"]).map(Stage)
 }
 
 impl Stage {
-    fn start(&self, letter: &str, way: Way) -> Puppet {
-        self.talkers.start(&self.driver, &self.network, letter, way)
-    }
-
     /// A program in a that listens on these ports, of IPv4 and of IPv6.
     fn serve(&self, way: Way, ports: &[u16]) -> Puppet {
-        let mut server = self.start("a", way);
+        let mut server = self.0.start("a", way);
         for port in ports {
             server.ok(&format!("listen {port}"));
         }
@@ -46,18 +25,18 @@ impl Stage {
     }
 
     fn text(&self, rest: &str) -> String {
-        tenant(&self.network, "red", "a", "") + &tenant(&self.network, "blue", "b", "") + rest
+        tenant(&self.0.network, "red", &["a"], "") + &tenant(&self.0.network, "blue", &["b"], "") + rest
     }
 
     fn apply(&self, rest: &str) {
-        match self.driver.tell(&Ask::Apply { text: self.text(rest) }) {
+        match self.0.driver.tell(&Ask::Apply { text: self.text(rest) }) {
             Answer::Applied { not_on_kernel: None, .. } => {}
             other => panic!("{other:?}"),
         }
     }
 
     fn service(&self) -> ServiceReport {
-        self.driver.policy().services.remove(0)
+        self.0.driver.policy().services.remove(0)
     }
 
     /// Connections that each backend has had.
@@ -93,11 +72,11 @@ fn every_way_reaches_all_backends() {
     server.ok("hear6 7411");
     server.ok("hear6 7412");
     // Nobody has the address before.
-    let mut early = stage.start("b", Way::Static);
+    let mut early = stage.0.start("b", Way::Static);
     assert_eq!(connect(&mut early, Way::Static, 0), libc::ENETUNREACH);
     stage.apply(&(service(&ports, "") + v6));
     for way in WAYS {
-        let mut client = stage.start("b", way);
+        let mut client = stage.0.start("b", way);
         let before = stage.made();
         for name in 0..MANY {
             assert_eq!(connect(&mut client, way, name), 0, "{way:?}, {name}");
@@ -122,6 +101,7 @@ fn every_way_reaches_all_backends() {
         if way == Way::Library("all") {
             // The kernel connects to where the twin is, and its bytes go by the fabric.
             let both = stage
+                .0
                 .driver
                 .report()
                 .connections
@@ -148,7 +128,7 @@ fn fewest_connections_affinity_drain_and_changes() {
     };
     // Both planes count together.
     stage.apply(&service(&ports, "balance = \"least_connections\""));
-    let (mut native, mut fixed) = (stage.start("b", Way::Native), stage.start("b", Way::Static));
+    let (mut native, mut fixed) = (stage.0.start("b", Way::Native), stage.0.start("b", Way::Static));
     for name in 0..6 {
         assert_eq!(connect(&mut native, Way::Native, name), 0);
         assert_eq!(connect(&mut fixed, Way::Static, name), 0);
@@ -196,7 +176,7 @@ fn fewest_connections_affinity_drain_and_changes() {
         (service(&[0], ""), ["port 0", "write the port"]),
     ] {
         let ask = Ask::Apply { text: stage.text(&wrong) };
-        let why = pd_driver::admin::ask(stage.driver.admin_socket(), &ask).unwrap_err().to_string();
+        let why = pd_driver::admin::ask(stage.0.driver.admin_socket(), &ask).unwrap_err().to_string();
         assert!(why.starts_with("line 7: ") && words.iter().all(|word| why.contains(word)), "{why}");
     }
     assert_eq!(stage.service().backends.len(), 2);
@@ -224,9 +204,9 @@ fn rules_hold_through_a_service() {
         (closed, rule("10.77.0.1", "allow"), 0),
     ] {
         let text = top.to_owned() + &stage.text(&(rules.clone() + &service(&ports, "")));
-        assert!(matches!(stage.driver.tell(&Ask::Apply { text }), Answer::Applied { .. }));
+        assert!(matches!(stage.0.driver.tell(&Ask::Apply { text }), Answer::Applied { .. }));
         for way in ways {
-            let mut client = stage.start("b", way);
+            let mut client = stage.0.start("b", way);
             assert_eq!(connect(&mut client, way, 0), errno, "{way:?}: {top}{rules}");
         }
     }
@@ -242,7 +222,7 @@ fn a_backend_without_a_listener_is_avoided() {
     stage.apply(&service(&ports, "health = { interval_ms = 100 }"));
     stage.wait_for("all are up", |backends| backends.iter().all(|backend| !backend.no_listener));
     let ways = [Way::Static, Way::Library("all")];
-    let mut clients = ways.map(|way| stage.start("b", way));
+    let mut clients = ways.map(|way| stage.0.start("b", way));
     let mut connect_all = |count: u32| {
         for (client, way) in clients.iter_mut().zip(ways) {
             for name in 0..count {
@@ -266,7 +246,7 @@ fn a_backend_without_a_listener_is_avoided() {
     for (client, way) in clients.iter_mut().zip(ways) {
         assert_eq!(connect(client, way, 60), libc::ECONNREFUSED, "{way:?}");
     }
-    let mut native = stage.start("b", Way::Native);
+    let mut native = stage.0.start("b", Way::Native);
     assert_eq!(connect(&mut native, Way::Native, 0), libc::ECONNREFUSED);
     assert!(stage.service().counts.connections_failed >= 3);
     // One that the fabric does not lead to takes native programs, too, over kernel TCP.

@@ -1,68 +1,46 @@
 //! Rules that lead connections through proxies, as programs of all kinds see them: native, unmodified, static, without the library.
 use pd_driver::admin::{Answer, Ask, SidecarReport};
-use pd_tests::talker::{self, tenant, Talkers, Way};
-use pd_tests::{is_root, Network, Puppet, TestDriver};
+use pd_tests::talker::{self, tenant, Scene, Way, WAYS};
+use pd_tests::Puppet;
 use std::time::{Duration, Instant};
 
-const WAYS: [Way; 6] = [
-    Way::Native,
-    Way::Library("default"),
-    Way::Library("all"),
-    Way::Library("short"),
-    Way::Static,
-    Way::Plain,
-];
 const SERVER: &str = "10.77.0.1";
 const SERVER6: &str = "fd77::1";
 
 /// A driver; servers in a (tenant blue), clients in b (tenant red), proxies in p and q (tenant grey).
-struct Stage {
-    driver: TestDriver,
-    network: Network,
-    talkers: Talkers,
-}
+struct Stage(Scene);
 
 fn stage() -> Option<Stage> {
-    if !is_root("making network namespaces") {
-        return None;
-    }
-    let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
-    Some(Stage { driver, network: Network::of(&["a", "b", "p", "q"]), talkers: Talkers::build() })
+    Scene::of(&["a", "b", "p", "q"]).map(Stage)
 }
 
 impl Stage {
-    fn start(&self, letter: &str, way: Way) -> Puppet {
-        self.talkers.start(&self.driver, &self.network, letter, way)
-    }
-
     fn serve(&self, way: Way, port: u16) -> Puppet {
-        let mut server = self.start("a", way);
+        let mut server = self.0.start("a", way);
         server.ok(&format!("hear6 {port}"));
         server
     }
 
     fn proxy(&self, letter: &str, way: Way) -> Puppet {
-        let mut proxy = self.start(letter, way);
+        let mut proxy = self.0.start(letter, way);
         proxy.ok("proxy 15001");
         proxy
     }
 
     fn text(&self, rest: &str) -> String {
-        let grey = self.network.namespace("q");
-        let more = format!("\", \"/run/netns/{grey}");
-        let grey = tenant(&self.network, "grey", "p", "").replace("\"]\n", &format!("{more}\"]\n"));
-        tenant(&self.network, "blue", "a", "") + &tenant(&self.network, "red", "b", "") + &grey + rest
+        let tenants = [("blue", &["a"][..]), ("red", &["b"]), ("grey", &["p", "q"])];
+        tenants.map(|(name, letters)| tenant(&self.0.network, name, letters, "")).concat() + rest
     }
 
     fn apply(&self, rest: &str) -> (u64, u64) {
-        match self.driver.tell(&Ask::Apply { text: self.text(rest) }) {
+        match self.0.driver.tell(&Ask::Apply { text: self.text(rest) }) {
             Answer::Applied { not_on_kernel: None, cut, cut_on_kernel, .. } => (cut, cut_on_kernel),
             other => panic!("{other:?}"),
         }
     }
 
     fn sidecar(&self) -> SidecarReport {
-        self.driver.policy().sidecars.remove(0)
+        self.0.driver.policy().sidecars.remove(0)
     }
 
     fn wait_for(&self, what: &str, until: impl Fn(&SidecarReport) -> bool) {
@@ -120,7 +98,7 @@ fn every_way_passes_the_proxy() {
         stage.wait_for("the proxy is up", |sidecar| sidecar.proxies[0].on_kernel);
         let before = stage.sidecar().counts.connections_made;
         for (number, way) in WAYS.into_iter().enumerate() {
-            let mut client = stage.start("b", way);
+            let mut client = stage.0.start("b", way);
             let count = 2 * number as u32;
             assert_eq!(connect(&mut client, way, 1, SERVER, 7501), 0, "{way:?} by {proxied:?}");
             assert_eq!(
@@ -183,7 +161,7 @@ fn a_chain_and_a_service_are_passed_once() {
         for (number, way) in
             (0u32..).zip([Way::Native, Way::Library("all"), Way::Library("short"), Way::Static])
         {
-            let mut client = stage.start("b", way);
+            let mut client = stage.0.start("b", way);
             let count = 3 * number;
             assert_eq!(connect(&mut client, way, 1, SERVER, 7511), 0, "{way:?} by {proxied:?}");
             assert_eq!(wait_seen(&mut first, count + 1), (format!("{SERVER} 7511"), "10.77.0.2".to_owned()));
@@ -210,7 +188,7 @@ fn a_proxy_dies() {
         let proxy = stage.proxy("p", Way::Library("all"));
         stage.apply(&via(&[3], &format!("on_failure = \"{on_failure}\"")));
         stage.wait_for("the proxy is up", |sidecar| sidecar.proxies[0].on_kernel);
-        let mut clients = UNMODIFIED.map(|way| (way, stage.start("b", way)));
+        let mut clients = UNMODIFIED.map(|way| (way, stage.0.start("b", way)));
         for (way, client) in &mut clients {
             assert_eq!(connect(client, *way, 1, SERVER, 7521), 0, "{way:?}");
         }
@@ -222,7 +200,7 @@ fn a_proxy_dies() {
             assert_eq!(connect(client, *way, 2, SERVER, 7521), errno, "{way:?}, {on_failure}");
             assert_eq!(connect(client, *way, 3, SERVER6, 7521), errno, "{way:?}, {on_failure}");
         }
-        let mut native = stage.start("b", Way::Native);
+        let mut native = stage.0.start("b", Way::Native);
         assert_eq!(connect(&mut native, Way::Native, 1, SERVER, 7521), errno, "{on_failure}");
         let sidecar = stage.sidecar();
         let (refused, bypassed) = (sidecar.counts.connections_failed, sidecar.connections_bypassed);
@@ -243,7 +221,7 @@ fn a_policy_changes_under_open_connections() {
     let Some(stage) = stage() else { return };
     let _server = stage.serve(Way::Library("short"), 7531);
     let mut proxies = ["p", "q"].map(|letter| stage.proxy(letter, Way::Library("all")));
-    let mut clients = UNMODIFIED.map(|way| (way, stage.start("b", way)));
+    let mut clients = UNMODIFIED.map(|way| (way, stage.0.start("b", way)));
     stage.apply("");
     let connect_all = |clients: &mut [(Way, Puppet); 3], name: u32| {
         for (way, client) in clients {
@@ -273,13 +251,13 @@ fn a_policy_changes_under_open_connections() {
     // What is wrong changes nothing.
     let wrong = via(&[3, 3], "");
     let ask = Ask::Apply { text: stage.text(&wrong) };
-    let why = pd_driver::admin::ask(stage.driver.admin_socket(), &ask).unwrap_err().to_string();
+    let why = pd_driver::admin::ask(stage.0.driver.admin_socket(), &ask).unwrap_err().to_string();
     assert!(why.starts_with("line 10: rule 1: a loop of via"), "{why}");
     connect_all(&mut clients, 4);
     assert_eq!([0, 1].map(|proxy| seen(&mut proxies[proxy]).0), [3, 0]);
     // Whoever may not connect at all is not led either, and the proxy may go where it leads and nowhere else.
     let closed = "default = \"deny\"\n".to_owned() + &stage.text(&via(&[3], ""));
-    assert!(matches!(stage.driver.tell(&Ask::Apply { text: closed }), Answer::Applied { .. }));
+    assert!(matches!(stage.0.driver.tell(&Ask::Apply { text: closed }), Answer::Applied { .. }));
     stage.wait_for("the proxy is up", |sidecar| sidecar.proxies[0].on_kernel);
     connect_all(&mut clients, 5);
     wait_seen(&mut proxies[0], 6);
