@@ -3,7 +3,7 @@
 set -e
 cd "$(dirname "$0")"
 # The source file has the same name wherever it lies.
-clang -O2 -g -ffile-prefix-map="$PWD"=. -fdebug-compilation-dir=. -mcpu=v3 -target bpf -Wall -Werror -I"/usr/include/$(uname -m)-linux-gnu" -c gate.bpf.c -o gate.bpf.o
+clang -O2 -g -fdebug-compilation-dir=. -mcpu=v3 -target bpf -Wall -Werror -I"/usr/include/$(uname -m)-linux-gnu" -c gate.bpf.c -o gate.bpf.o
 llvm-strip -g gate.bpf.o
 # A test compares: a change of the source alone would change nothing.
 sha256sum gate.bpf.c gate.bpf.o >gate.bpf.sha256
