@@ -79,7 +79,7 @@ fn echo_sends_every_frame_back_and_l2_forward_every_frame_on() {
     let stand = Stand::new(&[("wan", gen(5000)), ("left", gen(5000)), ("right", PortSpec::Link)]);
     let _echo = stand.start(env!("CARGO_BIN_EXE_echo"), &["wan"]);
     let _forward = stand.start(env!("CARGO_BIN_EXE_l2_forward"), &["left", "right.0"]);
-    // What goes out at the right comes back there.
+    // Bytes that go out at the right come back there.
     let _other = stand.start(env!("CARGO_BIN_EXE_echo"), &["right.1"]);
     stand.wait_for("all comes back", |report| {
         let of = |name: &str| report.ports.iter().find(|port| port.name == name).unwrap();

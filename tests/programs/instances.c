@@ -588,7 +588,7 @@ static void exhausted(int before, int spare) {
     close(fds[0]);
     fds[0] = checked("socket", socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
     any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    // What asks for this is always the kernel's.
+    // Connections that ask for this are always the kernel's.
     setsockopt(fds[0], SOL_SOCKET, SO_TIMESTAMPING, &(int){1}, sizeof(int));
     if (connect(fds[0], (void *)&any, len) && errno != EINPROGRESS) die("connect");
     SAY("a listener: %s", polled(listener, LONG_MS));

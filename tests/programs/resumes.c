@@ -156,7 +156,7 @@ static void resumed_again(char **numbers) {
     SAY("twice: %s", soon(epoll));
 }
 
-// What was registered before it was connected, and a listener.
+// Registered before it was connected, and a listener.
 static void unconnected(void) {
     int epoll = instance(), fd = checked("socket", socket(AF_INET, SOCK_STREAM, 0)), any = listening(0, 0);
     add(epoll, fd, EPOLLIN, 1), add(epoll, any, EPOLLIN, 2);
@@ -176,7 +176,7 @@ static void connects(char **numbers) {
     checked("getsockname", getsockname(any, (void *)&own, &len));
     own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int peer = checked("socket", socket(AF_INET, SOCK_STREAM, 0));
-    // What asks for this is always the kernel's.
+    // Connections that ask for this are always the kernel's.
     setsockopt(peer, SOL_SOCKET, SO_TIMESTAMPING, &(int){1}, sizeof(int));
     checked("connect", connect(peer, (void *)&own, sizeof own));
     SAY("a listener: %s", soon(epoll));

@@ -1,4 +1,4 @@
-//! Which processes may attach, in real namespaces and with users other than root.
+//! Attaching, in real namespaces and with users other than root.
 use pd_driver::admin::{Answer, Ask, KernelReport};
 use pd_tests::{is_root, peer_path, program_path, Network, Puppet, TestDriver};
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +26,7 @@ fn puppet(driver: &TestDriver, before: &[&str], uid: u32) -> Puppet {
     Puppet::new(driver.spawn(&mut command))
 }
 
-/// Whether the puppet attaches: a listener on loopback needs nothing else. Otherwise the errno, and what the library says.
+/// Tells whether the puppet attaches: a listener on loopback needs nothing else. Otherwise the errno, and what the library says.
 fn attaches(puppet: &mut Puppet) -> Result<(), (i32, String)> {
     puppet.tell("listen l 127.0.0.1:0 8");
     puppet.answer().map(drop)

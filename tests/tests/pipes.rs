@@ -106,7 +106,7 @@ fn forward(pipe: &mut Pipe) -> u64 {
     count
 }
 
-/// What is asked for.
+/// Request.
 #[derive(Clone)]
 struct Options {
     direction: Direction,
@@ -435,7 +435,7 @@ fn a_client_that_hangs_up_at_any_step_leaves_nothing() {
             }
             if step == 6 {
                 tell(&mut raw, FrameKind::PipeClose, number, FrameKind::Ready).unwrap();
-                // What it kept mapped stays on its account until it lets go.
+                // Memory that it kept mapped stays on its account until it lets go.
                 assert!(stand.driver.report().memory_used_bytes > memory);
             }
         }

@@ -166,7 +166,7 @@ fn fewest_connections_affinity_drain_and_changes() {
     let more: Vec<_> = stage.made().iter().zip(&before).map(|(now, was)| now - was).collect();
     assert!(more.contains(&20), "{more:?}");
     assert_eq!(fixed.ask("end 30").unwrap_err().0, libc::ETIMEDOUT, "open connections stay");
-    // What is wrong changes nothing.
+    // A policy that is wrong changes nothing.
     for (wrong, words) in [
         (service(&[], ""), ["no backends", "add backends"]),
         (

@@ -248,14 +248,14 @@ fn a_policy_changes_under_open_connections() {
     for (way, client) in &mut clients {
         assert_eq!(end(client, 2), libc::ETIMEDOUT, "{way:?}");
     }
-    // What is wrong changes nothing.
+    // A policy that is wrong changes nothing.
     let wrong = via(&[3, 3], "");
     let ask = Ask::Apply { text: stage.text(&wrong) };
     let why = pd_driver::admin::ask(stage.0.driver.admin_socket(), &ask).unwrap_err().to_string();
     assert!(why.starts_with("line 10: rule 1: a loop of via"), "{why}");
     connect_all(&mut clients, 4);
     assert_eq!([0, 1].map(|proxy| seen(&mut proxies[proxy]).0), [3, 0]);
-    // Whoever may not connect at all is not led either, and the proxy may go where it leads and nowhere else.
+    // A client that may not connect at all is not led either, and the proxy may go where it leads and nowhere else.
     let closed = "default = \"deny\"\n".to_owned() + &stage.text(&via(&[3], ""));
     assert!(matches!(stage.0.driver.tell(&Ask::Apply { text: closed }), Answer::Applied { .. }));
     stage.wait_for("the proxy is up", |sidecar| sidecar.proxies[0].on_kernel);

@@ -152,12 +152,12 @@ pub mod moved {
         sends << 16 | u32::from(errno)
     }
 
-    /// Whether this is such a word.
+    /// Tells whether this is such a word.
     pub fn is_one(word: u32, errno: u16) -> bool {
         word as u16 == errno
     }
 
-    /// Whether the last of `posted` sends was taken, of which all but that are known to be; none: not known yet.
+    /// Tells whether the last of `posted` sends was taken, of which all but that are known to be; none: not known yet.
     pub fn is_last_taken(word: u32, posted: u64) -> Option<bool> {
         let sends = (word >> 16).checked_sub(1)?;
         Some(sends == (posted % COUNT) as u32)

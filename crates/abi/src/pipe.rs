@@ -59,7 +59,7 @@ constants! {
 }
 
 kinds! {
-    /// Which way the bytes of a pipe go.
+    /// Direction of a pipe's bytes.
     enum PipeDirection: u32 {
         /// To the client.
         Receive = 1,
@@ -71,7 +71,7 @@ kinds! {
 }
 
 kinds! {
-    /// What the bytes of a pipe are.
+    /// Unit of a pipe's bytes.
     enum PipeUnit: u32 {
         /// Frames, with a frame table.
         Frames = 1,
@@ -115,10 +115,10 @@ words! {
     }
 }
 
-/// What a client asks for in a [`crate::FrameKind::Pipe`]; nothing of it is believed.
+/// Request of a client in a [`crate::FrameKind::Pipe`]; nothing of it is believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PipeRequest {
-    /// Which way.
+    /// Direction.
     pub direction: PipeDirection,
     /// Of what.
     pub unit: PipeUnit,

@@ -178,7 +178,7 @@ impl Link {
         self.attachment.status.load_u32(self.at + status::SEND_END, Ordering::Acquire)
     }
 
-    /// Whether the driver takes the last of `posted` sends, which has just been posted. It does not if another process has taken the
+    /// Tells whether the driver takes the last of `posted` sends, which has just been posted. It does not if another process has taken the
     /// socket before.
     pub(crate) fn is_last_taken(&self, posted: u64) -> Result<bool> {
         // SYNC POINT: moved-dekker

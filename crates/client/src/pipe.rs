@@ -53,7 +53,7 @@ impl From<Errno> for Error {
     }
 }
 
-/// What pipe is opened.
+/// Options of a pipe that is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
     direction: Direction,

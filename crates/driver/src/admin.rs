@@ -52,7 +52,7 @@ pub enum Ask {
     PortAdd {
         /// Its name.
         name: String,
-        /// What it is.
+        /// Kind of the port.
         port: PortSpec,
     },
     /// Remove a port; its pipes end.
@@ -228,7 +228,7 @@ pub struct ConnectionReport {
     pub bytes: [u64; 2],
     /// Sends completed, there and back.
     pub messages: [u64; 2],
-    /// What the connecting side asked for, if that is a service or a rule led the connection to a proxy.
+    /// Address that the connecting side asked for, if that is a service or a rule led the connection to a proxy.
     #[serde(default)]
     pub asked: Option<SocketAddr>,
 }
@@ -249,7 +249,7 @@ pub struct PolicyReport {
     /// Networks, with their members.
     #[serde(default)]
     pub networks: Vec<String>,
-    /// Which processes may attach, a sentence for each entry and for the default.
+    /// Rule of attaching, a sentence for each entry and for the default.
     #[serde(default)]
     pub attach: Vec<String>,
     /// Processes that were not let in since the driver's start, by the label of their [`crate::Refusal`].
@@ -395,7 +395,7 @@ pub struct BackendReport {
 pub struct SidecarReport {
     /// The rule's number, from 1 on.
     pub rule: usize,
-    /// What becomes of connections while a proxy is not there.
+    /// Fate of connections while a proxy is not there.
     pub on_failure: OnFailure,
     /// Connects that went on without a proxy.
     pub connections_bypassed: u64,
@@ -413,9 +413,9 @@ pub struct ProxyReport {
     pub proxy: String,
     /// Its addresses, where it is known.
     pub addresses: Vec<IpAddr>,
-    /// Whether a native client finds a listener there.
+    /// Tells whether a native client finds a listener there.
     pub on_fabric: bool,
-    /// Whether it has a listener on the kernel.
+    /// Tells whether it has a listener on the kernel.
     pub on_kernel: bool,
     /// Connections that were led to it. `connections_failed`: those that came to nothing, and those for which it was not there.
     #[serde(flatten)]

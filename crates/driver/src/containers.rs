@@ -13,7 +13,7 @@ const NUMBER_DIGITS: usize = 64;
 /// Digits that lists show of it.
 const SHORT_DIGITS: usize = 12;
 
-/// What made a container.
+/// Maker of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
@@ -34,13 +34,13 @@ pub enum Engine {
 /// A container, as its control group says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Container {
-    /// What made it.
+    /// Maker.
     pub engine: Engine,
     /// Its number; of `pd run`, its name.
     pub id: String,
     /// The pod that it is in: of Kubernetes the pod's UID, of podman its number.
     pub pod: Option<String>,
-    /// Whether a user may have made the control group, so that the name is the user's word.
+    /// Tells whether a user may have made the control group, so that the name is the user's word.
     pub is_users: bool,
 }
 
@@ -80,7 +80,7 @@ pub fn container_of(path: &str) -> Option<Container> {
             pod = Some(uid);
         }
         let named = named(part).or_else(|| beneath(before, part, pod.is_some()));
-        // What lies below a container is that container's.
+        // Groups below a container are that container's.
         is_users |= found.is_none() && named.is_none() && !is_roots(part);
         if let Some((engine, id)) = named {
             // A pod of podman is the parent of its containers with control groups that no systemd makes.
@@ -92,7 +92,7 @@ pub fn container_of(path: &str) -> Option<Container> {
     found
 }
 
-/// What `/proc/PID/cgroup` says: the control group in the unified hierarchy (or systemd's), and the container of the first hierarchy that
+/// Meaning of `/proc/PID/cgroup`: the control group in the unified hierarchy (or systemd's), and the container of the first hierarchy that
 /// names one.
 pub fn read(text: &str) -> (Option<&str>, Option<Container>) {
     let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
@@ -103,8 +103,8 @@ pub fn read(text: &str) -> (Option<&str>, Option<Container>) {
     (path, container)
 }
 
-/// Whether root alone makes such control groups: slices of systemd, and folders and services of engines. A user's slice is root's, too, but not what lies
-/// below its manager.
+/// Tells whether root alone makes such control groups: slices of systemd, and folders and services of engines. A user's slice is root's,
+/// too, but not the groups below its manager.
 fn is_roots(part: &str) -> bool {
     const FOLDERS: [&str; 14] = [
         "docker",

@@ -353,7 +353,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// What a client that is cut off for it is told.
+    /// Errno for a client that is cut off for it.
     pub fn errno(self) -> Errno {
         match self {
             Self::NotAllowed(_) => Errno::ACCESS,

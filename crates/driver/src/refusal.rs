@@ -26,7 +26,7 @@ macro_rules! refusals {
                 }
             }
 
-            /// What an administrator can do about it.
+            /// Remedy, for administrators.
             pub const fn remedy(self) -> &'static str {
                 match self {
                     $(Self::$name => $remedy,)+

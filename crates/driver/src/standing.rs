@@ -34,7 +34,7 @@ pub enum Standing {
 pub struct Place {
     /// How far it is trusted.
     pub standing: Standing,
-    /// Whether its network namespace is the host's.
+    /// Tells whether its network namespace is the host's.
     pub at_host: bool,
 }
 
@@ -113,7 +113,7 @@ fn owner(namespace: &OwnedFd) -> Result<NamespaceId> {
     Ok(NamespaceId::of(&fstat(&fd)?))
 }
 
-/// Whether the process that connected `socket` was in a group then.
+/// Tells whether the process that connected `socket` was in a group then.
 fn is_in_group(socket: &OwnedFd, group: u32) -> bool {
     let own = rustix::net::sockopt::socket_peercred(socket).is_ok_and(|own| own.gid.as_raw() == group);
     own || further_groups(socket).is_some_and(|groups| groups.contains(&group))

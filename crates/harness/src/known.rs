@@ -17,10 +17,10 @@ const FILE_BYTES_MAX: u64 = 8 << 20;
 /// Containers that are remembered; then all are forgotten.
 const KNOWN_MAX: usize = 65_536;
 
-/// What is known of a container.
+/// Facts about a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Known {
-    /// What lists call it: of a pod `NAMESPACE/POD/CONTAINER`, else `ENGINE:NAME`, or the number.
+    /// Name in lists: of a pod `NAMESPACE/POD/CONTAINER`, else `ENGINE:NAME`, or the number.
     pub name: String,
     /// Its image.
     pub image: Option<String>,
@@ -47,7 +47,7 @@ impl Names {
         Names { root: root.to_owned(), known: HashMap::new() }
     }
 
-    /// What is known of a container. Reads files when it is first asked for.
+    /// Facts about a container. Reads files when it is first asked for.
     pub fn of(&mut self, container: &Container) -> Known {
         if let Some(known) = self.known.get(container) {
             return known.clone();

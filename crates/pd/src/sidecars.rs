@@ -3,7 +3,7 @@
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ProxyReport, ServiceCounts, SidecarReport};
 
-/// Whether a proxy gets connections, and of whom.
+/// Tells whether a proxy gets connections, and of whom.
 pub fn state(proxy: &ProxyReport) -> &'static str {
     match (proxy.addresses.is_empty(), proxy.on_kernel, proxy.on_fabric) {
         (true, ..) => "not there",

@@ -1,4 +1,4 @@
-//! Which pipe of a port has a frame, ports that are removed, tokens, and bells.
+//! Pipes that have a port's frames, ports that are removed, tokens, and bells.
 #![cfg(not(loom))]
 
 use pd_pipe::{
@@ -72,7 +72,7 @@ fn a_frame_goes_to_the_most_specific_flow_and_without_one_nowhere() {
     assert_eq!(read(&mut of_dns), [frame(2, 53)]);
     assert_eq!(read(&mut host_pipe), [frame(7, 53)]);
     assert_eq!((agent.counts(from).unwrap().frames_unbound, agent.port_counts(far).frames_unbound), (1, 1));
-    // What is left goes to a pipe for any frame; who leaves, leaves its frames to others.
+    // The rest goes to a pipe for any frame; who leaves, leaves its frames to others.
     let (_, mut rest) = bound(&mut agent, far, Flow::default()).unwrap();
     agent.close(of_host);
     send(&mut agent, &mut sender);

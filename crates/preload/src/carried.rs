@@ -61,7 +61,7 @@ pub(crate) fn inode(fd: c_int) -> Option<u64> {
     }
 }
 
-/// Whether the number stays open in another image.
+/// Tells whether the number stays open in another image.
 pub(crate) fn is_kept(fd: c_int) -> bool {
     // SAFETY: only asks.
     let flags = unsafe { real::fcntl(fd, libc::F_GETFD, 0) };

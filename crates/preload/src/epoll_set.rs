@@ -532,7 +532,7 @@ pub(crate) fn carry() {
     carried::leave(&records, !borrowed);
 }
 
-/// What was registered of a member.
+/// Registration of a member.
 fn registered_as(instance: &Arc<Entry>, fd: c_int, entry: &Entry) -> Option<(u32, u64)> {
     lock(&entry.socket()?.watchers)
         .iter()

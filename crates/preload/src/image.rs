@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What an image needs of this one's environment.
+/// Variables that an image needs of this one's environment.
 const NAMES: [&str; 4] = ["LD_PRELOAD", "PD_SOCKET", "PD_PRELOAD", "PD_PRELOAD_LOG"];
 /// Environments that may be in use by threads that are making an image.
 const IN_USE_MAX: usize = 64;
@@ -38,7 +38,7 @@ pub extern "C" fn pd_preload_keep_environment() {
     call::aside(|| drop(KEPT.set(NAMES.into_iter().filter_map(of).collect())));
 }
 
-/// Whether an image would get a connection on the fabric. Where the numbers of a child's are told in ways that the library does not
+/// Tells whether an image would get a connection on the fabric. Where the numbers of a child's are told in ways that the library does not
 /// see, whether there is one.
 fn gets_connection(is_child: bool) -> bool {
     table::is_borrowed() && table::has_copied()

@@ -213,7 +213,7 @@ pub(crate) fn note_copy() {
     COPIED_BY.store(own_id(), Ordering::Relaxed);
 }
 
-/// Whether this process is the last one that has done so.
+/// Tells whether this process is the last one that has done so.
 pub(crate) fn has_copied() -> bool {
     COPIED_BY.load(Ordering::Relaxed) == own_id()
 }

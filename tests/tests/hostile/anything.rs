@@ -122,7 +122,7 @@ impl Client<'_> {
         let _ = attach::send(&self.raw.socket, &frame, &[], SendFlags::DONTWAIT);
     }
 
-    /// What has come on the attach socket.
+    /// Frames that have come on the attach socket.
     fn hear(&mut self) {
         while let Ok(Some((frame, mut fds))) = attach::receive(&self.raw.socket, RecvFlags::DONTWAIT) {
             match frame.checked_kind() {

@@ -99,7 +99,7 @@ impl Epoll {
         }
         bells.by_number.insert(number, Bell { fd, items: vec![item.clone()] });
         drop(bells);
-        // Those that sleep on a futex are to sleep in the kernel's instance from now on.
+        // Threads that sleep on a futex are to sleep in the kernel's instance from now on.
         self.changes.fetch_add(1, Ordering::Release);
         self.wake_all();
         true

@@ -164,7 +164,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// What is wanted of what was added by a name: of a one-shot that has told, its flag alone. None: it is not in here.
+    /// Events wanted of a member, by its name: of a one-shot that has told, its flag alone. None: it is not in here.
     pub fn wanted_as(&self, socket: &Socket, name: u64) -> Option<u32> {
         let item = lock(&self.items).get(&(socket.serial(), name)).cloned()?;
         let interest = lock(&item.interest);

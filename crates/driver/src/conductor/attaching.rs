@@ -1,4 +1,4 @@
-//! Which processes are clients: `[attach]` of the policy, asked when one arrives, and again of all when a policy changes.
+//! Admission of clients: `[attach]` of the policy, asked when one arrives, and again of all when a policy changes.
 use super::kernel::Refused;
 use super::Conductor;
 use crate::door::ToDoor;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 const NOT_LET_IN: &str = "a process was not let in";
 
 impl Conductor {
-    /// Whether a process may be, or stay, a client.
+    /// Tells whether a process may be, or stay, a client.
     ///
     /// # Errors
     /// Why not.

@@ -381,7 +381,7 @@ impl Conductor {
     }
 }
 
-/// What the gate is told of a container.
+/// Container as the gate is told of it.
 fn registered(registration: Option<&Registration>) -> (Option<String>, Vec<IpAddr>) {
     registration.map(|r| (Some(r.name.clone()), r.addresses.clone())).unwrap_or_default()
 }

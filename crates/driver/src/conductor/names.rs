@@ -39,7 +39,7 @@ impl NetworkId {
         Self(number)
     }
 
-    /// Whether it is that of all namespaces that the policy puts nowhere else.
+    /// Tells whether it is that of all namespaces that the policy puts nowhere else.
     pub fn is_common(self) -> bool {
         self == Self::default()
     }
@@ -287,7 +287,7 @@ impl Names {
         namespace.claimed_at = Some(self.changes);
     }
 
-    /// Who owns the address in the network of `id`, unless it is known to be given up.
+    /// Owner of the address in the network of `id`, unless it is known to be given up.
     fn claimed_owner(&mut self, id: NamespaceId, ip: IpAddr) -> Option<NamespaceId> {
         let owner = self.owner(id, ip)?;
         self.claim(owner);
@@ -789,7 +789,7 @@ mod tests {
                     order.retain(|&other| other != index);
                     order.push(index);
                 }
-                // Whoever waits for an address that is free now has it in the order in which they came.
+                // An address that is free now goes to those that wait for it, in the order in which they came.
                 for &other in &order {
                     all.claim(id(other as u64 + 1));
                 }
@@ -807,7 +807,7 @@ mod tests {
                         let found = all.namespace_of(id(index as u64 + 1), ip(last));
                         let expected = alone.namespace_of(id(index as u64 + 1), ip(last));
                         proptest::prop_assert_eq!(found.is_ok(), expected.is_ok());
-                        // Which of several holders has it hangs on who claimed first; it is always one that is in the network and holds it.
+                        // The first of several holders to claim it has it; it is always one that is in the network and holds it.
                         if let Ok(owner) = found {
                             let owner = owner.number() as usize - 1;
                             proptest::prop_assert!(network[owner] == net && held[owner].1.contains(&last));

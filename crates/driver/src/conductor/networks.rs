@@ -128,7 +128,7 @@ impl Conductor {
         }
     }
 
-    /// Whether two namespaces are in different networks.
+    /// Tells whether two namespaces are in different networks.
     pub(super) fn are_apart(&self, a: NamespaceId, b: NamespaceId) -> bool {
         a != b && self.names.network(a) != self.names.network(b)
     }

@@ -1,4 +1,4 @@
-//! What the conductor tells the agent of pipes: tenants and policies. All else it leaves to it.
+//! Messages of the conductor to the agent of pipes: tenants and policies. All else it leaves to it.
 use super::Conductor;
 use crate::admin::{Answer, Ask};
 use crate::door::Asked;
@@ -14,7 +14,7 @@ impl Conductor {
         }
     }
 
-    /// What an administrator asks of ports and pipes. The agent answers.
+    /// Carries out an administrator's question about ports and pipes. The agent answers.
     pub(super) fn hear_of_pipes(&self, asked: Asked, reply: Sender<Answer>) {
         let message = match asked {
             Asked::AddPort { name, kind, port } => {

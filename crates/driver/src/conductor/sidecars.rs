@@ -34,12 +34,12 @@ type Verdict = (Action, usize);
 /// A connection that is led: where, and the verdict on it.
 type Led = (Chosen, Verdict);
 
-/// Which listeners of a proxy count.
+/// Listeners of a proxy that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plane {
-    /// Those of native clients; where there is none, the kernel may lead the connection.
+    /// Listeners of native clients; where there is none, the kernel may lead the connection.
     Fabric,
-    /// Those of the kernel, which leads the connection by itself: a twin goes along.
+    /// Listeners of the kernel, which leads the connection by itself: a twin goes along.
     Kernel,
 }
 
@@ -57,7 +57,7 @@ enum Way {
 }
 
 impl Chains {
-    /// Those of a policy, which have slots.
+    /// Chains of a policy, which have slots.
     pub(super) fn new(policy: &Policy, slots: &Slots) -> Self {
         let mut this = Self::default();
         for (rule, entry, via) in policy.chains() {
@@ -73,7 +73,7 @@ impl Chains {
         this
     }
 
-    /// Whether there are none.
+    /// Tells whether there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
@@ -100,7 +100,7 @@ impl Conductor {
         }
         let (way, skipped) = self.way(id, asked, through, plane);
         let slots = &self.services.slots;
-        // What the kernel leads or refuses is counted there.
+        // The kernel counts what it leads or refuses.
         let counts = plane == Plane::Fabric;
         if let Some(rule) = skipped.filter(|_| counts && !matches!(way, Way::Kernels)) {
             slots.slot(rule).bypassed.fetch_add(1, Relaxed);
@@ -186,7 +186,7 @@ impl Conductor {
         (Way::Straight, skipped)
     }
 
-    /// What the policy says of a connection, and its rule and first proxy if that leads it. None within a network namespace, where nothing is led.
+    /// Verdict of the policy on a connection, and its rule and first proxy if that leads it. None within a network namespace, where nothing is led.
     fn leg(
         &mut self,
         namespace: NamespaceId,
@@ -229,7 +229,7 @@ impl Conductor {
                 let mut addresses = container.addresses.iter().map(IpAddr::to_canonical);
                 addresses.find(|ip| ip.is_ipv4() == is_v4)
             }
-            // Whether anyone there listens, the fabric's names and the gate know.
+            // Tells whether anyone there listens, the fabric's names and the gate know.
             At::Address(ip) => Some(*ip).filter(|ip| ip.is_ipv4() == is_v4),
         }
     }
@@ -257,7 +257,7 @@ impl Conductor {
         Ok(tenants)
     }
 
-    /// Whether an open connection of a client's, made to `asked`, may stay by the policy in force. `through`: how it came where it leads.
+    /// Tells whether an open connection of a client's, made to `asked`, may stay by the policy in force. `through`: how it came where it leads.
     pub(super) fn may_stay(
         &mut self,
         id: ClientId,
@@ -295,7 +295,7 @@ impl Conductor {
         has_passed || via.on_failure == OnFailure::Bypass
     }
 
-    /// What administrators are told of rules that lead through proxies.
+    /// Reports on rules that lead through proxies.
     pub(super) fn sidecar_reports(&mut self) -> Vec<SidecarReport> {
         let mut reports = Vec::new();
         let chains: Vec<_> =

@@ -264,7 +264,7 @@ impl Tenants {
         &self.policy
     }
 
-    /// What the policy says of pipes, and all tenants by number.
+    /// Bindings of pipes, and all tenants by number.
     pub fn of_pipes(&self) -> (Binds, Vec<TenantNow>) {
         let binds = Binds { default: self.policy.default, rules: self.policy.binds.rules.clone() };
         let now = |entry: &Entry| TenantNow { name: entry.name.clone(), budget: Arc::clone(&entry.budget) };

@@ -537,7 +537,7 @@ SEC("cgroup/getpeername6") int pd_peer6(struct bpf_sock_addr *ctx) {
     return 1;
 }
 
-// What the accepting side finds of a connection that leads elsewhere than was asked. By then the connecting side has its address and its port.
+// Record for the accepting side of a connection that leads elsewhere than was asked. By then the connecting side has its address and its port.
 INLINE void depart(struct bpf_sock_ops *ops, struct record *record, __u32 generation) {
     ADDRESS(ops, local_ip4, local_ip6, own);
     ADDRESS(ops, remote_ip4, remote_ip6, peer);

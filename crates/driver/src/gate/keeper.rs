@@ -518,12 +518,12 @@ impl Kept {
     }
 }
 
-/// Whether some rule leads through proxies.
+/// Tells whether some rule leads through proxies.
 fn leads(policy: &Policy) -> bool {
     policy.chains().next().is_some()
 }
 
-/// Whether connections may lead elsewhere than was asked, so that the accepting side may ask what was.
+/// Tells whether connections may lead elsewhere than was asked, so that the accepting side may ask what was.
 fn has_origins(policy: &Policy) -> bool {
     leads(policy) || !policy.services.is_empty()
 }

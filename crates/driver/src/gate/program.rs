@@ -194,7 +194,7 @@ impl Programs {
     /// Has the kernel ask the programs; that of `getsockopt` only if it `answers`. Those of a predecessor go afterwards.
     ///
     /// # Errors
-    /// Those of bpf(2); then none is attached that was not.
+    /// Errors of bpf(2); then none is attached that was not.
     pub fn attach(&mut self, words: &Words, slots: &Slots, answers: bool) -> Result<()> {
         if !self.attached {
             words.begin_epoch();

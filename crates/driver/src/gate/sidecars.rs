@@ -78,7 +78,7 @@ pub struct There {
     pub addresses: Vec<IpAddr>,
 }
 
-/// What one generation has there.
+/// Entries of one generation.
 #[derive(Debug)]
 pub struct Sidecars {
     generation: u32,
@@ -101,7 +101,7 @@ impl Sidecars {
         }
     }
 
-    /// Whether the policy names a proxy there.
+    /// Tells whether the policy names a proxy there.
     pub fn names(policy: &Policy, at: &At) -> bool {
         policy.chains().any(|(_, _, via)| via.hops.iter().any(|hop| hop.at == *at))
     }
@@ -126,7 +126,7 @@ impl Sidecars {
     /// The class of the rules that lead through a namespace; none: it has no proxy.
     ///
     /// # Errors
-    /// Those of bpf(2).
+    /// Errors of bpf(2).
     pub fn classify(&mut self, space: u32, class: Option<u32>) -> Result<(), Errno> {
         let key = ProxyKey { generation: self.generation, space };
         match class {
@@ -141,7 +141,7 @@ impl Sidecars {
     /// Has the entries of all rules be as proxies are.
     ///
     /// # Errors
-    /// Those of bpf(2); `ENOSPC` if something has no slot.
+    /// Errors of bpf(2); `ENOSPC` if something has no slot.
     pub fn fill(&mut self, policy: &Policy) -> Result<(), Errno> {
         for (number, rule, via) in policy.chains() {
             let mut hops = [Hop::default(); HOPS_MAX];
@@ -169,7 +169,7 @@ impl Sidecars {
         Ok(())
     }
 
-    /// Whether connections may be on their way from a rule's clients or proxies to one of its proxies there.
+    /// Tells whether connections may be on their way from a rule's clients or proxies to one of its proxies there.
     pub fn is_leg(&self, policy: &Policy, tenant: &str, from: u32, to: IpAddr, port: u16) -> bool {
         policy.chains().any(|(_, rule, via)| {
             let here = |at: &At| self.there.get(at).is_some_and(|there| there.space == from);
@@ -182,7 +182,7 @@ impl Sidecars {
         })
     }
 
-    /// Whether a rule leads connections from a namespace, which has none of its proxies, through one that is there and has to be passed.
+    /// Tells whether a rule leads connections from a namespace, which has none of its proxies, through one that is there and has to be passed.
     pub fn has_to_be_led(&self, policy: &Policy, rule: usize, from: u32) -> bool {
         let Some(via) = policy.rules.get(rule).and_then(|rule| rule.via.as_ref()) else { return false };
         via.on_failure == OnFailure::Close && !self.rules_at(policy, from).contains(&(rule as u32))

@@ -183,7 +183,7 @@ impl Mover {
                 let Some((mover, to, slot)) =
                     outgoing.map(|flow| flow.destination()).map(|to| (to.mover, to.client, to.slot))
                 else {
-                    // What it sends has ended: the peer is where the other stream begins.
+                    // Its own stream has ended: the peer is where the other stream begins.
                     match incoming {
                         Some((mover, flow)) if mover == self.outbox.own() => self.nudge_source(flow),
                         Some((mover, flow)) => {

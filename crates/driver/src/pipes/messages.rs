@@ -1,4 +1,4 @@
-//! What door, conductor and administrators tell the agent of pipes.
+//! Messages of door, conductor and administrators to the agent of pipes.
 use crate::admin::Answer;
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
@@ -43,7 +43,7 @@ impl PipeMemory {
         self.files.seal()
     }
 
-    /// Whether no client holds it any more.
+    /// Tells whether no client holds it any more.
     pub fn is_let_go(&self) -> bool {
         self.files.are_let_go()
     }
@@ -62,7 +62,7 @@ impl NewPipe {
     /// Makes it. The lease is for its memory.
     ///
     /// # Errors
-    /// Those of making memory.
+    /// Errors of making memory.
     pub fn make(lease: Lease, shape: Shape, request: PipeRequest) -> Result<Self, Exhausted> {
         may(Call::MakeMemory).map_err(Exhausted::Memory)?;
         let (made, files, offer) = Made::new(shape).map_err(Exhausted::Memory)?;

@@ -33,7 +33,7 @@ impl Pipes {
     /// Without an agent.
     ///
     /// # Errors
-    /// Those of `eventfd`.
+    /// Errors of `eventfd`.
     pub fn new() -> rustix::io::Result<Arc<Self>> {
         let (started, starter) = (AtomicBool::new(false), Mutex::default());
         Ok(Arc::new(Self { inbox: Mailbox::new()?, started, starter }))
@@ -47,7 +47,7 @@ impl Pipes {
     /// Starts the agent, unless it runs.
     ///
     /// # Errors
-    /// Those of making a thread, and where there is none to be made.
+    /// Errors of making a thread, and where there is none to be made.
     pub fn start(&self) -> std::io::Result<()> {
         if self.is_started() {
             return Ok(());
@@ -58,7 +58,7 @@ impl Pipes {
         Ok(())
     }
 
-    /// Whether there is or was a port.
+    /// Tells whether there is or was a port.
     pub fn is_started(&self) -> bool {
         self.started.load(Ordering::Acquire)
     }

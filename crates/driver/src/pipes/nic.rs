@@ -45,7 +45,7 @@ struct Pipe {
     ports: Vec<String>,
     flow: Flow,
     shape: Shape,
-    /// What its tenant's account has of it.
+    /// Lease of its tenant's account.
     settled: PipeCounts,
     /// Why it has ended.
     ended: Option<String>,
@@ -87,7 +87,7 @@ impl Nic {
     /// Without ports.
     ///
     /// # Errors
-    /// Those of making an epoll set.
+    /// Errors of making an epoll set.
     pub fn new(
         clock: Arc<dyn Clock>,
         inbox: Arc<Mailbox<ToNic>>,
@@ -317,7 +317,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Whether a payer may have one more pipe: half of what others leave.
+    /// Tells whether a payer may have one more pipe: half of what others leave.
     fn check_share(&self, payer: Payer) -> Result<(), (Errno, String)> {
         let own = self.pipes.values().filter(|pipe| pipe.payer == payer).count();
         let others = self.pipes.len() - own;

@@ -1,4 +1,4 @@
-//! What administrators say and are told of ports and pipes.
+//! Questions and reports of administrators on ports and pipes.
 use pd_pipe::{Gen, Pcap, Port, Recipe, Sink};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Largest capture: it is read whole before the port is there, so that no pipe waits for a disk.
 const CAPTURE_BYTES_MAX: u64 = 256 << 20;
 
-/// What a port is.
+/// Kind of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortSpec {
@@ -46,7 +46,7 @@ impl PortSpec {
     /// The port; none of a link. May read a file.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A sentence that names the fault.
     pub fn make(&self) -> Result<Option<Port>, String> {
         Ok(Some(match self {
             Self::Link => return Ok(None),
@@ -126,12 +126,12 @@ pub struct PipeReport {
     pub ring_bytes: u64,
     /// Why it has ended, if it has.
     pub ended: Option<String>,
-    /// What went through.
+    /// Counts.
     #[serde(flatten)]
     pub counts: TenantCounts,
 }
 
-/// What went through pipes.
+/// Counts of pipes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantCounts {
     /// Frames, or pieces of bytes, received.
@@ -165,7 +165,7 @@ pub struct TenantPipes {
     pub pipes_refused: u64,
     /// Pipes that ended because its client broke the protocol.
     pub pipes_cut_off: u64,
-    /// What went through all of them.
+    /// Counts of all of them.
     #[serde(flatten)]
     pub counts: TenantCounts,
 }

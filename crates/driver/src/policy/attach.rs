@@ -33,7 +33,7 @@ pub struct Attach {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Otherwise {
-    /// Those of containers, and of the host root's and those of the driver's user and group.
+    /// Processes of containers, and of the host root's and those of the driver's user and group.
     #[default]
     Containers,
     /// All that can open the socket.
@@ -80,7 +80,7 @@ pub struct Newcomer<'a> {
 }
 
 impl Attach {
-    /// Whether a process may attach.
+    /// Tells whether a process may attach.
     ///
     /// # Errors
     /// Why not.

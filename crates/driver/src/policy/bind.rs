@@ -25,7 +25,7 @@ pub const BINDS_MAX: usize = 1024;
 /// A binding. An empty list matches everything.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bind {
-    /// Whose pipes.
+    /// Tenants of the pipes.
     pub tenants: Vec<String>,
     /// On which ports of the driver.
     pub ports: Vec<String>,
@@ -39,17 +39,17 @@ pub struct Bind {
     pub lease: Option<Lease>,
 }
 
-/// What a policy says of pipes.
+/// Bindings of a policy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Binds {
-    /// What happens to pipes where there is no binding at all.
+    /// Verdict on pipes where there is no binding at all.
     pub default: Action,
     /// The first that matches decides.
     pub rules: Vec<Bind>,
 }
 
 impl Binds {
-    /// Whether `tenant` may have a pipe on `ports`, its own being the first, for frames of `flow`; and the addresses that its frames have
+    /// Tells whether `tenant` may have a pipe on `ports`, its own being the first, for frames of `flow`; and the addresses that its frames have
     /// then.
     pub fn judge(&self, tenant: &str, ports: &[&str], flow: &Flow) -> Result<Option<Lease>, Denied> {
         if self.rules.is_empty() {
@@ -90,7 +90,7 @@ impl Bind {
         named(&self.tenants, tenant) && named(&self.ports, port) && flow.is_none_or(|flow| self.covers(flow))
     }
 
-    /// Whether all frames of a flow are of those that the binding is about.
+    /// Tells whether all frames of a flow are of those that the binding is about.
     fn covers(&self, flow: &Flow) -> bool {
         let port = flow.ports[1];
         self.protocol.is_none_or(|protocol| protocol == flow.protocol)

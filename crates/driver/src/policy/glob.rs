@@ -30,7 +30,7 @@ impl Glob {
     /// Reads a pattern.
     ///
     /// # Errors
-    /// What is wrong with it, and what to write instead.
+    /// A sentence that names the fault and the remedy.
     pub fn parse(text: &str) -> Result<Self, String> {
         let usable =
             text.starts_with('/') && text.len() > 1 && !text.ends_with('/') && text.len() <= LENGTH_MAX;
@@ -68,7 +68,7 @@ impl Glob {
         &self.text
     }
 
-    /// Whether `path` is named, or lies below what is. Takes time of the product of both lengths at most.
+    /// Tells whether `path` is named, or lies below what is. Takes time of the product of both lengths at most.
     pub fn holds(&self, path: &str) -> bool {
         // Most patterns are about others, and are left here.
         if !path.as_bytes().starts_with(&self.text.as_bytes()[..self.plain]) {
@@ -77,7 +77,7 @@ impl Glob {
         if self.plain == self.text.len() {
             return is_below(path, &self.text);
         }
-        // Which beginnings of the pattern match what was read of the path so far.
+        // Beginnings of the pattern that match the path as far as it was read.
         let mut reached = vec![false; self.parts.len() + 1];
         reached[0] = true;
         self.pass(&mut reached);

@@ -50,9 +50,9 @@ pub struct Policy {
     pub services: Vec<Service>,
     /// How bytes travel where no rule says so; none: as the driver's settings say.
     pub path: Option<Path>,
-    /// Which processes may attach.
+    /// Rule of attaching.
     pub attach: Attach,
-    /// Who may have pipes, and where.
+    /// Bindings of pipes to ports.
     pub binds: bind::Binds,
     /// Networks, within which addresses count. The first that has a member's namespace is that namespace's.
     pub networks: Vec<Network>,
@@ -205,13 +205,13 @@ impl Rule {
         is_in(&self.from, attempt.from) && self.leads_to(attempt)
     }
 
-    /// Whether an address and a port are among those that it names.
+    /// Tells whether an address and a port are among those that it names.
     pub fn names(&self, address: IpAddr, port: u16) -> bool {
         (self.addresses.is_empty() || self.addresses.iter().any(|net| net.contains(&address)))
             && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(&port)))
     }
 
-    /// Whether the destination is one of the rule's, whoever connects.
+    /// Tells whether the destination is one of the rule's, whoever connects.
     fn leads_to(&self, attempt: &Attempt<'_>) -> bool {
         is_in(&self.to, attempt.to) && self.names(attempt.address, attempt.port)
     }

@@ -25,7 +25,7 @@ pub struct Network {
     pub tenants: Vec<String>,
 }
 
-/// What is known of somebody in a network namespace.
+/// Facts about somebody in a network namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
     /// The namespace.
@@ -39,7 +39,7 @@ pub struct Member<'a> {
 }
 
 impl Network {
-    /// Whether somebody's network namespace is in it, by something else than its file.
+    /// Tells whether somebody's network namespace is in it, by something else than its file.
     pub fn has(&self, member: &Member<'_>) -> bool {
         let is = |own: &String| own == member.tenant;
         member.container.is_some_and(|name| self.containers.iter().any(|own| own == name))
@@ -97,7 +97,7 @@ impl NetworkTable {
     /// The network, beside those before it.
     ///
     /// # Errors
-    /// What is wrong with it, and what to do about it.
+    /// A sentence that names the fault and the remedy.
     pub(super) fn check(
         self,
         taken: &mut Taken,

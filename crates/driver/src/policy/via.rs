@@ -20,7 +20,7 @@ pub const CHAINS_MAX: usize = 256;
 pub struct Via {
     /// At least one.
     pub hops: Vec<Hop>,
-    /// What becomes of connections while one of them is not there.
+    /// Fate of connections while one of them is not there.
     pub on_failure: OnFailure,
 }
 
@@ -42,7 +42,7 @@ pub enum At {
     Address(IpAddr),
 }
 
-/// What becomes of connections while a proxy has no listener.
+/// Fate of connections while a proxy has no listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {
@@ -53,10 +53,10 @@ pub enum OnFailure {
     Bypass,
 }
 
-/// What the policy says of a connect, and where it is led.
+/// Verdict of the policy on a connect, and where it is led.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Whether it may be made.
+    /// Tells whether it may be made.
     pub action: Action,
     /// The rule that says so; none: the default.
     pub rule: Option<usize>,
@@ -72,7 +72,7 @@ impl Policy {
         rules.filter_map(|(number, rule)| Some((number, rule, rule.via.as_ref()?)))
     }
 
-    /// What happens to a connection. `asked`: the attempt at a service's address, of which `reached` is that at the backend. `is_own`: tells whether
+    /// Verdict on a connection. `asked`: the attempt at a service's address, of which `reached` is that at the backend. `is_own`: tells whether
     /// a proxy is where the connection comes from.
     pub fn decide_leg(
         &self,
@@ -192,7 +192,7 @@ pub(super) fn via(
     Ok(Some(Via { hops, on_failure: on_failure.unwrap_or_default() }))
 }
 
-/// What is wrong with a rule's proxies beside those of the rules before it.
+/// Fault of a rule's proxies beside those of the rules before it.
 pub(super) fn fits(
     rule: &Rule,
     before: &[Rule],
@@ -273,7 +273,7 @@ fn comes_before(via: &Via, one: &Hop, other: &Hop) -> bool {
     matches!((at(one), at(other)), (Some(one), Some(other)) if one < other)
 }
 
-/// Whether two rules can be about one connection, directly or by a service that may reach destinations of either.
+/// Tells whether two rules can be about one connection, directly or by a service that may reach destinations of either.
 fn meet(one: &Rule, other: &Rule, services: &[Service]) -> bool {
     let lists =
         |a: &[String], b: &[String]| a.is_empty() || b.is_empty() || a.iter().any(|name| b.contains(name));

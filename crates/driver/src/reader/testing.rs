@@ -1,4 +1,4 @@
-//! What the simulation asks of openers and readers: it has their turns in its own thread.
+//! Openers and readers of the simulation: it has their turns in its own thread.
 use super::threads::{Kind, Readers};
 use super::Job;
 use crate::messages::Payer;

@@ -70,7 +70,7 @@ pub struct Chosen {
     pub led: Option<SocketAddr>,
 }
 
-/// What has a slot.
+/// Owner of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Name {
     Service(SocketAddr),

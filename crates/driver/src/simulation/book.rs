@@ -21,7 +21,7 @@ pub struct Book {
     pub cuts: bool,
     /// Bytes that arrived, in all.
     pub arrived: u64,
-    /// Those of them that came by rings of two clients.
+    /// Bytes of them that came by rings of two clients.
     pub by_rings: u64,
     /// Connections whose both directions came to their end in order.
     pub finished: u64,
@@ -167,7 +167,7 @@ impl Book {
         }
     }
 
-    /// Whether each end and each error had a reason. The client of a side may learn later than its peer that the driver has hung up on
+    /// Tells whether each end and each error had a reason. The client of a side may learn later than its peer that the driver has hung up on
     /// it, and goes on sending until then.
     pub fn settle(&mut self) -> bool {
         let Self { doubts, sockets, .. } = self;

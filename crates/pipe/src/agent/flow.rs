@@ -1,4 +1,4 @@
-//! Which frames of a port a pipe receives.
+//! Flows: frames of a port that a pipe receives.
 
 /// A network of IPv4: its address, and the bits of it that count. No bits: any address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

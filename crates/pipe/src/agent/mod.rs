@@ -147,7 +147,7 @@ pub struct Agent {
     pipes: Vec<Option<Slot>>,
     generation: u64,
     doorbells: Doorbells,
-    /// What pipes with the same purse may send.
+    /// Bytes that pipes with the same purse may send.
     purses: Vec<Tokens>,
     /// The pipe that is drained first.
     first: usize,
@@ -187,7 +187,7 @@ impl Agent {
     /// when the program has mapped the offer.
     ///
     /// # Errors
-    /// Those of [`Self::adopt`]; those of making memory.
+    /// Errors of [`Self::adopt`], and of making memory.
     pub fn open(
         &mut self,
         shape: Shape,
@@ -369,7 +369,7 @@ impl Agent {
     /// Has news of a descriptor end a sleep of the agent ([`Self::wait`]), as an edge.
     ///
     /// # Errors
-    /// Those of `epoll_ctl`.
+    /// Errors of `epoll_ctl`.
     pub fn watch(&self, fd: impl AsFd) -> Result<()> {
         self.doorbells.add(fd)
     }

@@ -15,7 +15,7 @@ impl PortId {
     }
 }
 
-/// What went through a port.
+/// Counts of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounts {
     /// Frames that its pipes received.
@@ -41,7 +41,7 @@ struct Group {
 #[derive(Debug, Default)]
 struct Groups(Vec<Group>);
 
-/// Which pipe a frame goes to.
+/// Pipe that a frame goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Pipe(usize),
@@ -54,7 +54,7 @@ pub(super) enum Choice {
 #[derive(Debug)]
 pub(super) struct PortSlot {
     pub(super) port: Port,
-    /// What pipes carry here; settled by the first one.
+    /// Unit of the pipes here; settled by the first one.
     pub(super) unit: Option<Unit>,
     groups: Groups,
     /// Pipes here that receive, started or not, and that send.
@@ -115,7 +115,7 @@ impl PortSlot {
         }
     }
 
-    /// Which pipe a frame goes to, whose `header` is looked at where it matters.
+    /// Finds the pipe that a frame goes to, whose `header` is looked at where it matters.
     #[inline]
     pub(super) fn choose<'a>(&self, header: impl FnOnce() -> &'a [u8]) -> Choice {
         self.groups.choose(header)
@@ -236,13 +236,13 @@ impl Agent {
         &mut self.ports[id.0].port
     }
 
-    /// What went through a port.
+    /// Counts of a port.
     pub fn port_counts(&self, id: PortId) -> PortCounts {
         self.ports[id.0].counts
     }
 }
 
-/// Which of `count` pipes a frame's flow goes to: by addresses and ports of IPv4, or by MAC addresses.
+/// Chooses one of `count` pipes for a frame's flow: by addresses and ports of IPv4, or by MAC addresses.
 fn spread(header: &[u8], count: usize) -> usize {
     /// Odd, and without a pattern in its bits: the golden ratio.
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -213,7 +213,7 @@ hooks! {
 /// `SO_ORIGINAL_DST`, and `IP6T_SO_ORIGINAL_DST`.
 const ORIGINAL_DST: c_int = 80;
 
-/// What the peer of a connection that the kernel does not know of asked for, where that is not what it reached.
+/// Address that the peer of a connection without the kernel asked for, where that is not what it reached.
 unsafe fn original(fd: c_int, v6: bool, value: *mut c_void, len: *mut socklen_t) -> Outcome<c_int> {
     let entry = entry::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;

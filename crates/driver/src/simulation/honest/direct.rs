@@ -155,7 +155,7 @@ impl Rings {
         self.own.as_ref().filter(|_| self.is_sealed).zip(self.peer.as_ref())
     }
 
-    /// Whether the peer's ring may be had.
+    /// Tells whether the peer's ring may be had.
     fn is_peer_due(&self, word: u32) -> bool {
         let is_there = path::DIRECT | path::PEER_READY;
         self.peer.is_none() && self.into.leaving != Leaving::Done && word & is_there == is_there
@@ -188,7 +188,7 @@ impl Rings {
         }
     }
 
-    /// Whether a receiver that has nothing to read has something to do.
+    /// Tells whether a receiver that has nothing to read has something to do.
     pub fn has_come(&self, received: u64, word: u32, now: Duration) -> bool {
         let came = match (self.into.leaving, self.pair()) {
             (Leaving::Until(last), _) => last >= self.wanted(received),
@@ -224,7 +224,7 @@ impl Rings {
         self.out.written.saturating_sub(half).max(1)
     }
 
-    /// Whether a sender that has no room has something to do. None: what it waits for is the driver's to say.
+    /// Tells whether a sender that has no room has something to do. None: what it waits for is the driver's to say.
     pub fn has_room(&self, word: u32, now: Duration) -> Option<bool> {
         if !self.out.is_direct {
             return None;
@@ -266,7 +266,7 @@ impl Rings {
     }
 }
 
-/// What a receiver finds beside what the driver has delivered.
+/// Bytes for a receiver beside those that the driver has delivered.
 pub(super) enum Found {
     /// It waits for a frame, or has said something: later.
     Later(u64),
@@ -342,7 +342,7 @@ impl Honest {
         true
     }
 
-    /// Whether an event is to be asked for, for the peer of a socket.
+    /// Tells whether an event is to be asked for, for the peer of a socket.
     pub(super) fn owes_nudge(&self) -> bool {
         self.sockets.iter().flatten().any(|socket| socket.rings.owes_nudge)
     }
