@@ -315,7 +315,14 @@ impl Conductor {
             let Some(client) = self.client_mut(id) else { continue };
             client.set_mover_of(&channels, to);
             let home = client.mover;
+            let sides: Vec<_> = client.connected_on(&channels).collect();
             self.families.set_mover(family, home);
+            // A flow that has ended does not go: its number is used where the socket is served.
+            for (connection, side) in sides {
+                if let Some(connection) = self.connections.get_mut(connection) {
+                    connection.movers[side] = to;
+                }
+            }
         }
         for flow in flows {
             if let Some(connection) = self.connections.get_mut(flow.connection()) {

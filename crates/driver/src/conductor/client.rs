@@ -216,6 +216,21 @@ impl Client {
         self.away = away.collect();
     }
 
+    /// Connections and sides of the connected sockets whose home is one of these channels.
+    pub fn connected_on<'a>(
+        &'a self,
+        channels: &'a [usize],
+    ) -> impl Iterator<Item = (ConnectionId, Side)> + 'a {
+        self.slots.iter().filter_map(|slot| slot.socket.as_ref()).filter_map(|socket| match socket.state {
+            SocketState::Connected(Connected { connection, side, .. })
+                if channels.contains(&socket.channel) =>
+            {
+                Some((connection, side))
+            }
+            _ => None,
+        })
+    }
+
     /// All movers that know it are told of a send region.
     pub fn tell_of_region(&mut self, region: u16) -> Vec<MoverId> {
         let movers = self.movers();
