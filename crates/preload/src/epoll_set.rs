@@ -963,7 +963,22 @@ pub(crate) unsafe fn wait(
     set.take_members(&instance);
     short::settle_all();
     short::resume(|| lock(&set.members).values().cloned().collect());
-    let mut events = Events { instance: &instance, at, max: max as usize, len: 0 };
+    let events = Events { instance: &instance, at, max: max as usize, len: 0 };
+    let result = wait_for(epoll, set, events, timeout, mask);
+    let before = errno();
+    set.fabric.pass_on();
+    set_errno(before);
+    result
+}
+
+/// The wait of [`wait`], into `events`.
+fn wait_for(
+    epoll: c_int,
+    set: &EpollSet,
+    mut events: Events<'_>,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<c_int> {
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
     let (zero, own) = (Some(Duration::ZERO), set.token);

@@ -113,14 +113,21 @@ impl Epoll {
 
     /// Call after the sleep. `woken`: the descriptor was readable.
     pub fn disarm(&self, armed: Armed, woken: bool) {
-        let mut found = armed.ready;
+        let (mut found, mut lost) = (armed.ready, false);
         let heard = woken.then(|| self.hear_bells()).flatten();
         found |= heard.as_ref().is_some_and(|heard| !heard.bells.is_empty());
         for channel in &armed.channels {
             channel.leave_pipe();
             if woken && heard.as_ref().is_none_or(|heard| heard.pipes.contains(&channel.index())) {
-                found |= channel.empty_pipe();
+                // What was in the pipe may have been for another thread, which sleeps on it, too: the events go with it.
+                if channel.empty_pipe() {
+                    found = true;
+                    lost |= channel.take_events().is_err();
+                }
             }
+        }
+        if lost {
+            self.lose();
         }
         self.armed.fetch_sub(1, Ordering::SeqCst);
         lock(&self.resting).end_sleep(&self.queue);
@@ -152,6 +159,15 @@ impl Epoll {
         let found = self.kernel.get()?.poll(Duration::ZERO);
         self.rung(&found.bells);
         Some(found)
+    }
+
+    /// Call at the end of a wait: what it leaves in the queue is news to another thread that sleeps, as in the kernel's instances.
+    pub fn pass_on(&self) {
+        let Some(kernel) = self.kernel.get() else { return };
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) > 0 {
+            self.signal_armed(kernel, &mut lock(&self.queue));
+        }
     }
 
     /// Makes the descriptor readable once, for threads that sleep on its host without having armed.

@@ -35,6 +35,29 @@ fn two_processes_use_one_connection_at_once() {
     }
 }
 
+/// What wakes several threads is not for the first to swallow, and what a thread leaves in an instance is for the others in it.
+#[test]
+fn no_thread_that_sleeps_takes_a_wake_up_of_another() {
+    let mut site = Site::new(164);
+    let program = site.compiled("sleepers", &[]);
+    let (program, address) = (program.as_str(), site.address(2));
+    let ways = [
+        ("--preload", With::Nothing),
+        ("--preload", With::Library),
+        ("--preload", With::Mediated),
+        ("--preload=short", With::Mediated),
+    ];
+    let answers = ways.map(|(preload, has)| {
+        site.preload = preload;
+        let running = site.serve(has, &[program, "server", PORT]);
+        let answer = site.answer(has, &[program, "client", &address, PORT]);
+        drop(running);
+        answer
+    });
+    assert!(site.connections() > 0);
+    answers.iter().skip(1).for_each(|answer| assert_eq!(answer, &answers[0]));
+}
+
 /// The base of Rust's asynchronous runtimes.
 #[test]
 fn a_program_on_mio_answers_the_same_whatever_carries_the_bytes() {
