@@ -1,7 +1,7 @@
 //! Pipes against simple models: queues of frames, of bytes and of messages, and a tally of verdicts.
 #![cfg(not(loom))]
 
-use pd_abi::pipe::{BACK, DROP};
+use pd_abi::pipe::{BACK, DROP, PIPE_RING_BYTES_MIN};
 use pd_pipe::{Agent, Direction, Gen, Pipe, PipeId, Port, PortId, Prefix, Recipe, Shape, Sink, Unit};
 use proptest::prelude::*;
 use rustix::io::Errno;
@@ -199,6 +199,56 @@ proptest! {
 }
 
 /// A program is told once, and then of all that has come since when it answers: by bytes given back, or by asking.
+/// Frames lent several at a time, as the C API does, are those of a queue: in order, in place until taken back, and cut as told.
+#[test]
+fn loans_end_in_order_and_hold_their_bytes() {
+    proptest!(ProptestConfig::with_cases(64), |(steps in prop::collection::vec((0u8..4, 1usize..9), 1..300))| {
+        let mut agent = Agent::new().unwrap();
+        let recipe = Recipe { sizes: vec![64, 1500, 300], flows: 1, frames: 0 };
+        let port = agent.add_port(Port::Gen(Gen::new(recipe).unwrap()));
+        let shape = shape(Direction::Forward, Unit::Frames, PIPE_RING_BYTES_MIN);
+        let (id, mut pipe) = open(&mut agent, shape, port, &[]);
+        let number = |frame: &[u8]| frame[42..].first_chunk().map(|number| u64::from_be_bytes(*number)).unwrap();
+        let (mut lent, mut next, mut back) = (std::collections::VecDeque::new(), 0u64, 0u64);
+        for (step, count) in steps {
+            match step {
+                0 => drop(agent.turn()),
+                1 => for _ in 0..count {
+                    match pipe.lend() {
+                        Ok((at, length)) => {
+                            prop_assert_eq!(usize::from(length), [64, 1500, 300][(next % 3) as usize]);
+                            lent.push_back((at, usize::from(length), next));
+                            next += 1;
+                        }
+                        Err(errno) => prop_assert_eq!(errno, Errno::AGAIN),
+                    }
+                },
+                2 => for _ in 0..count {
+                    let Some((at, length, expected)) = lent.pop_front() else {
+                        prop_assert_eq!(pipe.take_back(64, BACK), Err(Errno::INVAL));
+                        continue;
+                    };
+                    // SAFETY: a loan that has not ended, of a pipe that lives, which nobody writes.
+                    let bytes = unsafe { std::slice::from_raw_parts(at.as_ptr(), length) };
+                    prop_assert_eq!(number(bytes), expected);
+                    prop_assert_eq!(pipe.take_back(usize::MAX, BACK), Ok(length as u16));
+                    back += 1;
+                },
+                _ => {
+                    pipe.flush_back();
+                    let busy = pipe.lent() > 0;
+                    prop_assert_eq!(pipe.frames().err() == Some(Errno::BUSY), busy);
+                }
+            }
+        }
+        pipe.flush_back();
+        while agent.turn() && agent.counts(id).unwrap().frames_sent < back {}
+        prop_assert_eq!(agent.counts(id).unwrap().frames_sent, back);
+        let Port::Gen(gen) = agent.port(port) else { panic!("no generator") };
+        prop_assert_eq!((gen.counts().wrong, gen.counts().missing), (0, 0));
+    });
+}
+
 #[test]
 fn notifications_are_reactive() {
     let mut agent = Agent::new().unwrap();

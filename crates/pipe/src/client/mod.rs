@@ -6,6 +6,7 @@
 //!
 //! A pipe is one thread's at a time. The agent is trusted by the program, as the driver is.
 mod frames;
+mod lent;
 mod messages;
 
 pub use frames::{Frame, Frames};
@@ -59,6 +60,8 @@ pub struct Pipe {
     memory: ClientMemory,
     doorbell: OwnedFd,
     reader: Reader,
+    /// Bytes behind what was read whose frames are lent by [`Pipe::lend`].
+    lent: u64,
     writer: Writer,
     spin: Spin,
     /// The sleep of the agent that was rung for last.
@@ -79,6 +82,7 @@ impl Pipe {
             memory,
             doorbell: offer.doorbell,
             reader: Reader::new(offer.shape.piece()),
+            lent: 0,
             writer: Writer::default(),
             spin: Spin::new(Spin::LIMIT_DEFAULT),
             rung: 0,
@@ -92,26 +96,33 @@ impl Pipe {
     }
 
     fn receiving(&self, unit: Unit) -> Result<()> {
-        if self.shape.receives() && self.shape.unit() == unit {
-            Ok(())
-        } else {
-            Err(Errno::OPNOTSUPP)
+        if !self.shape.receives() || self.shape.unit() != unit {
+            return Err(Errno::OPNOTSUPP);
         }
+        if self.lent > 0 {
+            return Err(Errno::BUSY);
+        }
+        Ok(())
     }
 
-    /// Looks for bytes. Returns how many are unread.
+    /// Looks for bytes. Returns how many are neither read nor lent.
     ///
     /// # Errors
     /// `EAGAIN` if there are none; the pipe's own error once it has ended and all was read.
     fn unread(&mut self) -> Result<usize> {
-        if self.reader.unread() == 0 {
+        if self.reader.unread() == self.lent {
             // Loaded before the bytes are looked for, so that none are missed.
             let end = self.end();
-            if self.reader.refresh(&Cells(&self.memory, self.shape)) == 0 {
+            if self.reader.refresh(&Cells(&self.memory, self.shape)) == self.lent {
                 return Err(end.unwrap_or(Errno::AGAIN));
             }
         }
-        Ok(self.reader.unread() as usize)
+        Ok((self.reader.unread() - self.lent) as usize)
+    }
+
+    /// Why the pipe has ended, if it has.
+    pub fn ended(&self) -> Option<Errno> {
+        self.end()
     }
 
     fn end(&self) -> Option<Errno> {
@@ -301,16 +312,17 @@ impl Pipe {
     }
 
     fn arm_receiver(&mut self) -> bool {
-        if self.reader.unread() > 0 || self.reader.refresh(&Cells(&self.memory, self.shape)) > 0 {
+        let cells = Cells(&self.memory, self.shape);
+        if self.reader.unread() > self.lent || self.reader.refresh(&cells) > self.lent {
             return true;
         }
-        self.reader.answer(&Cells(&self.memory, self.shape));
+        self.reader.answer(&cells);
         self.ring();
-        let wake_at = self.reader.read().wrapping_add(1);
+        let wake_at = self.reader.read().wrapping_add(self.lent).wrapping_add(1);
         self.memory.control.store_u64(pipe_control::RECV_WAKE_AT, wake_at, Ordering::Relaxed);
         // SYNC POINT: wake-dekker
         fence(Ordering::SeqCst);
-        self.reader.refresh(&Cells(&self.memory, self.shape)) > 0
+        self.reader.refresh(&Cells(&self.memory, self.shape)) > self.lent
     }
 
     fn arm_sender(&mut self) -> bool {
@@ -378,9 +390,28 @@ impl Pipe {
     /// own). The agent sees it after [`Self::flush`], or when a piece is complete.
     pub fn placed(&mut self, to: u16) {
         let len = std::mem::take(&mut self.writer.lent);
-        if len == 0 {
-            return;
+        if len > 0 {
+            self.complete(len, to);
         }
+    }
+
+    /// As [`Self::placed`], of the first `len` of the bytes lent last. No bytes: they are free again.
+    ///
+    /// # Errors
+    /// `EINVAL` if fewer were lent; `EMSGSIZE` if no frame has this length. The bytes stay lent.
+    pub fn placed_part(&mut self, len: usize, to: u16) -> Result<()> {
+        if len > self.writer.lent {
+            return Err(Errno::INVAL);
+        }
+        if self.shape.unit() == Unit::Frames && (1..FRAME_BYTES_MIN.into()).contains(&len) {
+            return Err(Errno::MSGSIZE);
+        }
+        self.writer.lent = len;
+        self.placed(to);
+        Ok(())
+    }
+
+    fn complete(&mut self, len: usize, to: u16) {
         if self.shape.unit() == Unit::Frames {
             self.write_entry(self.writer.placed, len as u16, to);
         }
