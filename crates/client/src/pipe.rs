@@ -1,8 +1,7 @@
 //! Pipes: packets of the driver's ports, in a ring that this process shares with the driver.
 //!
 //! ```no_run
-//! use pd_abi::pipe::DROP;
-//! use pd_client::pipe::{Direction, Options, Pipe};
+//! use pd_client::pipe::{Direction, Options, Pipe, DROP};
 //!
 //! # fn main() -> pd_client::Result<()> {
 //! // A firewall: frames that are not dropped go back to the port.
@@ -25,6 +24,7 @@ use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::process::{forks, process};
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit, PIPE_RING_BYTES_DEFAULT};
+pub use pd_abi::pipe::{BACK, DROP};
 use pd_abi::{Frame as Message, FrameKind};
 pub use pd_pipe::{Direction, Flow, Frame, Frames, Messages, Net, Prefix, Unit};
 use pd_pipe::{Offer, Shape};
@@ -47,6 +47,7 @@ impl From<Errno> for Error {
             Errno::CONNRESET => "the driver has gone",
             Errno::MSGSIZE => "no frame has this length, or the ring is smaller",
             Errno::OPNOTSUPP => "not on this kind of pipe",
+            Errno::BUSY => "frames are lent: give them back first",
             _ => return Self::new(errno, std::io::Error::from(errno).to_string()),
         };
         Self::new(errno, why)
@@ -167,6 +168,18 @@ impl Pipe {
         }
     }
 
+    /// Looks whether the driver is still there. A wait of more than no time does so, too.
+    ///
+    /// # Errors
+    /// `ECONNRESET` if it has gone.
+    pub fn check_driver(&self) -> Result<()> {
+        if self.attachment.check_alive() {
+            Ok(())
+        } else {
+            Err(self.attachment.dead_error())
+        }
+    }
+
     /// Sleeps until there are unread bytes, at most `timeout`; without one for as long as it takes. What was read is given back before a sleep.
     ///
     /// # Errors
@@ -201,9 +214,13 @@ impl Pipe {
         loop {
             let left = until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
             match wait(&mut self.pipe, left.min(LOOK)) {
-                Err(Errno::AGAIN) if left <= LOOK && until.is_some() => return Err(Errno::AGAIN.into()),
-                Err(Errno::AGAIN) if self.attachment.check_alive() => {}
-                Err(Errno::AGAIN) => return Err(self.attachment.dead_error()),
+                Err(Errno::AGAIN) if left.is_zero() => return Err(Errno::AGAIN.into()),
+                Err(Errno::AGAIN) => {
+                    self.check_driver()?;
+                    if left <= LOOK && until.is_some() {
+                        return Err(Errno::AGAIN.into());
+                    }
+                }
                 done => return Ok(done?),
             }
         }
