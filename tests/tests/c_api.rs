@@ -1,6 +1,8 @@
 //! The C programs, compiled against the header and the library as a stranger would, in pairs of processes.
+use pd_driver::admin::{Answer, Ask, PortSpec};
 use pd_driver::policy::Path as BytesPath;
 use pd_tests::{peer_path, TestDriver};
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -8,8 +10,10 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PROGRAMS: [&str; 10] =
-    ["copying", "echo", "epoll", "errors", "file", "forward", "listing1", "options", "sleeper", "threads"];
+const PROGRAMS: [&str; 11] = [
+    "copying", "echo", "epoll", "errors", "file", "forward", "listing1", "options", "pipe", "sleeper",
+    "threads",
+];
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -230,12 +234,53 @@ fn threads() {
     pair("threads", "127.0.0.1");
 }
 
+/// Capture of `frames` frames of 60 bytes, each of its number.
+fn captured(frames: u8) -> Vec<u8> {
+    let packet = |number| [0u32, 0, 60, 60].map(u32::to_le_bytes).concat().into_iter().chain([number; 60]);
+    let head = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65_535, 1].map(u32::to_le_bytes).concat();
+    head.into_iter().chain((0..frames).flat_map(packet)).collect()
+}
+
+#[test]
+fn pipe() {
+    let driver = TestDriver::new();
+    let file = tempfile::NamedTempFile::new().expect("a capture");
+    std::fs::write(file.path(), captured(100)).expect("a capture");
+    let gen = PortSpec::Gen { sizes: vec![64, 300, 1500], flows: 3, frames: 2000 };
+    let old = PortSpec::Pcap { file: file.path().to_owned() };
+    for (name, port) in [("old", old), ("wan", gen), ("wire", PortSpec::Link), ("tube", PortSpec::Link)] {
+        driver.tell(&Ask::PortAdd { name: name.to_owned(), port });
+    }
+    let mut command = Command::new(programs().join("pipe"));
+    command.env("LD_LIBRARY_PATH", programs()).stdin(std::process::Stdio::piped());
+    let mut child = driver.spawn(&mut command);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let Answer::Pipes(report) = driver.tell(&Ask::Pipes) else { panic!("no report") };
+        let wan = report.ports.into_iter().find(|port| port.name == "wan").expect("the port");
+        if wan.frames_sent == 2000 {
+            assert_eq!((wan.frames_wrong, wan.frames_missing), (0, 0));
+            break;
+        }
+        if child.try_wait().expect("wait").is_some() || Instant::now() > until {
+            let _ = child.kill();
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(b"\n"));
+    wait(child, "pipe");
+}
+
 #[test]
 fn the_header_is_cpp_and_strict_c_too() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let source = "#include <pd.h>\n\
                   int main() { struct sockaddr_in in = sockaddr_in(); (void)in;\n\
                   pd_epoll_event event = pd_epoll_event(); event.data.u64 = 1;\n\
+                  pd_pipe_options options = pd_pipe_options(); pd_frame frame;\n\
+                  if (pd_pipe_open(\"wan\", PD_PIPE_RECEIVE | PD_PIPE_NONBLOCK, &options) >= 0)\n\
+                  return pd_pipe_recv(0, &frame, 1);\n\
                   return pd_connect(-1, reinterpret_cast<sockaddr *>(&in), sizeof in) +\n\
                   pd_epoll_ctl(-1, PD_EPOLL_CTL_ADD, -1, &event) == -2 ? 0 : 1; }\n";
     let path = folder.path().join("header.cc");

@@ -102,6 +102,73 @@ ssize_t pd_writev(int sid, const struct iovec *iov, int count);
 int pd_setsockopt(int sid, int level, int option, const void *value, socklen_t value_len);
 int pd_getsockopt(int sid, int level, int option, void *value, socklen_t *value_len);
 
+/* Pipes: packets of a port of the driver, in memory that the program shares with it. Closed by pd_close. A pipe is one
+ * thread's at a time: a call beside another on the same pipe fails with EBUSY. */
+#define PD_PIPE_RECEIVE 1
+#define PD_PIPE_SEND 2
+#define PD_PIPE_FORWARD 3
+#define PD_PIPE_BYTES 0x10               /* bytes without marks between them, in place of frames */
+#define PD_PIPE_NONBLOCK SOCK_NONBLOCK   /* return EAGAIN instead of waiting */
+
+/* Where a frame goes: to the pipe's own port, nowhere, or to port 1, 2, ... of those that the pipe was opened with. */
+#define PD_BACK 0
+#define PD_DROP 0xffff
+
+/* Zeros stand for the usual: a ring of 512 KiB, and all frames that no other pipe is bound to. */
+struct pd_pipe_options {
+    size_t ring_bytes; /* a power of two, 32 KiB to 64 MiB */
+    /* Frames that the pipe receives: protocol of IPv4, addresses with the bits that count, ports in network order. */
+    uint8_t protocol;
+    uint8_t source_prefix, destination_prefix;
+    uint8_t reserved;
+    struct in_addr source, destination;
+    in_port_t source_port, destination_port;
+};
+
+/* A frame that pd_pipe_recv lends. len and to say what pd_pipe_done does with it in a forwarding pipe. */
+struct pd_frame {
+    void *data;
+    uint32_t len; /* may be made smaller */
+    uint16_t to;  /* PD_BACK unless changed */
+    uint16_t reserved;
+};
+
+/* What this program did with a pipe. Of a pipe of bytes a frame is a piece. */
+struct pd_pipe_stat {
+    uint64_t ring_bytes;
+    uint64_t frames_received, bytes_received;
+    uint64_t frames_sent, bytes_sent;
+    uint64_t frames_dropped; /* by the program's verdict */
+    uint64_t bytes_waiting;  /* announced, neither read nor lent; whole lines of 64 bytes */
+    uint64_t bytes_lent;     /* as well */
+    uint64_t bytes_free;     /* of the ring, in a sending pipe */
+    uint32_t direction;      /* PD_PIPE_RECEIVE, PD_PIPE_SEND or PD_PIPE_FORWARD */
+    uint32_t error;          /* errno that the pipe has ended with, or 0 */
+};
+
+/* ports: the port's name, then those that verdicts may name, with commas between them. options: NULL for the usual. */
+int pd_pipe_open(const char *ports, int flags, const struct pd_pipe_options *options);
+/* Lend the next frames, at most max. They stay in place until pd_pipe_done. */
+int pd_pipe_recv(int pid, struct pd_frame *frames, int max);
+/* Give back the count frames that were lent first; in a forwarding pipe they go where frames says. */
+int pd_pipe_done(int pid, const struct pd_frame *frames, int count);
+/* Of a pipe of bytes: point *buf to all unread bytes; give back the first len of them. */
+ssize_t pd_pipe_peek(int pid, void **buf);
+int pd_pipe_consume(int pid, size_t len);
+/* Lend len bytes to send; send the first len of them; have the driver see what was sent. */
+void *pd_pipe_alloc(int pid, size_t len);
+int pd_pipe_commit(int pid, size_t len, unsigned to);
+int pd_pipe_flush(int pid);
+/* Wait for frames or bytes; until room bytes of a sending pipe are free. timeout_ms: -1 waits for ever. */
+int pd_pipe_wait(int pid, int timeout_ms);
+int pd_pipe_wait_room(int pid, size_t room, int timeout_ms);
+/* Ask to be told of what is there before what was lent is given back. */
+int pd_pipe_prefetch(int pid);
+/* A descriptor that becomes readable after pd_pipe_arm has returned 0. It belongs to the pipe; do not read or close it. */
+int pd_pipe_fd(int pid);
+int pd_pipe_arm(int pid);
+int pd_pipe_stat(int pid, struct pd_pipe_stat *stat);
+
 /* As in <sys/epoll.h>, value by value and byte by byte. */
 #define PD_EPOLLIN 0x001u
 #define PD_EPOLLOUT 0x004u

@@ -1,7 +1,8 @@
-//! Waiting for many sockets.
+//! Waiting for many sockets and pipes.
 use crate::guard::guard;
+use crate::pipe;
 use libc::{c_int, epoll_event};
-use pd_client::core::{insert, ready, with, with_socket, Epoll, Named};
+use pd_client::core::{insert, ready, with, Epoll, Named};
 use pd_client::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ fn with_epoll<R>(epid: c_int, call: impl FnOnce(&Arc<Epoll>) -> Result<R>) -> Re
     with(epid, |named| match named {
         Named::Epoll(epoll) => call(epoll),
         Named::Socket(_) => Err(Error::invalid(format!("{epid} is a socket, not an epoll instance"))),
+        Named::Other(_) => Err(Error::invalid(format!("{epid} is a pipe, not an epoll instance"))),
     })
 }
 
@@ -52,10 +54,28 @@ pub unsafe extern "C" fn pd_epoll_ctl(
             Ok((events, data))
         };
         with_epoll(epid, |epoll| {
-            with_socket(sid, |socket| match op {
-                libc::EPOLL_CTL_ADD => wanted().and_then(|(events, data)| epoll.add(socket, events, data)),
-                libc::EPOLL_CTL_MOD => wanted().and_then(|(events, data)| epoll.modify(socket, events, data)),
-                libc::EPOLL_CTL_DEL => epoll.remove(socket),
+            with(sid, |named| match (named, op) {
+                (Named::Socket(socket), libc::EPOLL_CTL_ADD) => {
+                    wanted().and_then(|(events, data)| epoll.add(socket, events, data))
+                }
+                (Named::Socket(socket), libc::EPOLL_CTL_MOD) => {
+                    wanted().and_then(|(events, data)| epoll.modify(socket, events, data))
+                }
+                (Named::Socket(socket), libc::EPOLL_CTL_DEL) => epoll.remove(socket),
+                (Named::Other(other), libc::EPOLL_CTL_ADD) => {
+                    let (events, data) = wanted()?;
+                    let other = pipe::member(other)?;
+                    epoll.add_other(&other, pipe::descriptor(&other)?, events, data)
+                }
+                (Named::Other(other), libc::EPOLL_CTL_MOD) => {
+                    let (events, data) = wanted()?;
+                    epoll.modify_other(&*pipe::member(other)?, events, data)
+                }
+                (Named::Other(other), libc::EPOLL_CTL_DEL) => epoll.remove_other(&*pipe::member(other)?),
+                (Named::Epoll(_), _) => Err(Error::with_errno(
+                    libc::ENOTSOCK,
+                    format!("{sid} is an epoll instance, not a socket"),
+                )),
                 _ => Err(Error::invalid("the operation is not one of PD_EPOLL_CTL_*")),
             })
         })?;

@@ -8,5 +8,6 @@ mod epoll;
 mod forward;
 mod guard;
 mod options;
+mod pipe;
 mod poll;
 mod socket;

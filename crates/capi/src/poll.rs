@@ -1,8 +1,10 @@
-//! `pd_poll`: sockets, epoll instances and descriptors of the kernel's in one call.
+//! `pd_poll`: sockets, pipes, epoll instances and descriptors of the kernel's in one call.
 use crate::guard::guard;
+use crate::pipe;
 use libc::{c_int, nfds_t, pollfd};
 use pd_client::core::{poll, with, Named, Target, FIRST_SID};
 use pd_client::{Error, Result};
+use std::sync::Arc;
 use std::time::Duration;
 
 fn target(number: c_int) -> Result<Target> {
@@ -12,6 +14,11 @@ fn target(number: c_int) -> Result<Target> {
     let named = with(number, |named| match named {
         Named::Socket(socket) => Ok(Target::Socket(socket.clone())),
         Named::Epoll(epoll) => Ok(Target::Descriptor(epoll.fd()?)),
+        Named::Other(other) => {
+            let other = pipe::member(other)?;
+            let fd = Arc::new(pipe::descriptor(&other)?);
+            Ok(Target::Other(other, fd))
+        }
     });
     match named {
         Err(error) if error.errno() == libc::EBADF => Ok(Target::Unknown),

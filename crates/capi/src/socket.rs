@@ -1,6 +1,7 @@
 //! Making, naming, connecting and closing sockets.
 use crate::address;
 use crate::guard::guard;
+use crate::pipe;
 use libc::{c_int, sockaddr, socklen_t};
 use pd_client::core::{insert, remove, with_socket, Named, Socket};
 use pd_client::{Error, Result, Shutdown};
@@ -218,6 +219,7 @@ pub extern "C" fn pd_close(sid: c_int) -> c_int {
         match remove(sid)? {
             Named::Socket(socket) => socket.close()?,
             Named::Epoll(epoll) => epoll.close(),
+            Named::Other(other) => pipe::close(&other),
         }
         Ok(0)
     })

@@ -1,10 +1,12 @@
 //! `poll`: sockets and descriptors of the kernel's in one call.
+use crate::epoll::other::Other;
 use crate::epoll::{ready, Epoll};
 use crate::error::{Error, Result};
 use crate::socket::Socket;
 use libc::{
     c_int, nfds_t, pollfd, POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM,
 };
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,8 @@ use std::time::{Duration, Instant};
 pub enum Target {
     /// A socket.
     Socket(Arc<Socket>),
+    /// An object that is none, and a descriptor that tells of its news.
+    Other(Arc<Other>, Arc<OwnedFd>),
     /// A descriptor of the kernel's, or of an epoll instance.
     Descriptor(c_int),
     /// A number that names nothing.
@@ -75,6 +79,7 @@ impl<'a> Call<'a> {
         for (entry, target) in self.entries.iter_mut().zip(self.targets) {
             entry.revents = match target {
                 Target::Socket(socket) => found(socket.ready(wanted(entry.events)), entry.events),
+                Target::Other(other, _) => found(other.ready(wanted(entry.events)), entry.events),
                 Target::Descriptor(_) => kernel.next().map_or(0, |looked| looked.revents),
                 Target::Unknown => POLLNVAL,
                 Target::Nothing => 0,
@@ -86,16 +91,29 @@ impl<'a> Call<'a> {
 
     /// Sleeps until something may hold, at most so many milliseconds (-1: for ever).
     fn sleep(&mut self, milliseconds: c_int) -> Result<()> {
-        let sockets = || {
-            self.targets.iter().enumerate().filter_map(|(index, target)| match target {
-                Target::Socket(socket) => Some((index, socket)),
-                _ => None,
-            })
-        };
-        if self.sleeper.is_none() && sockets().next().is_some() {
+        let is_ours = |target: &Target| matches!(target, Target::Socket(_) | Target::Other(..));
+        if self.sleeper.is_none() && self.targets.iter().any(is_ours) {
             let sleeper = Sleeper(Epoll::new());
-            for (index, socket) in sockets() {
-                sleeper.0.add_as(socket, index as u64, wanted(self.entries[index].events), 0)?;
+            for (index, (target, entry)) in self.targets.iter().zip(self.entries.iter()).enumerate() {
+                match target {
+                    Target::Socket(socket) => {
+                        sleeper.0.add_as(socket, index as u64, wanted(entry.events), 0)?
+                    }
+                    Target::Other(other, fd) => {
+                        let fd = fd.try_clone().map_err(|_| {
+                            Error::with_errno(libc::EMFILE, "no descriptors left to wait for a pipe")
+                        })?;
+                        match sleeper.0.add_other(other, fd, wanted(entry.events), 0) {
+                            // It is in the list twice: one look tells of both.
+                            Err(error) if error.errno() == libc::EEXIST => {
+                                let all = ready::IN | ready::OUT | ready::RDHUP;
+                                sleeper.0.modify_other(other, all, 0)?;
+                            }
+                            added => added?,
+                        }
+                    }
+                    _ => {}
+                }
             }
             if !self.kernel.is_empty() {
                 self.kernel.push(pollfd { fd: sleeper.0.fd()?, events: POLLIN, revents: 0 });

@@ -1,4 +1,4 @@
-//! Numbers that name sockets and epoll instances, for the C API. The lowest free one is given out, as the kernel does with
+//! Numbers that name sockets, epoll instances and others, for the C API. The lowest free one is given out, as the kernel does with
 //! descriptors, from a range that the kernel gives no descriptor in: a call on the wrong kind of number fails with `EBADF`
 //! and reaches nothing. Looking one up takes no lock in the usual case: each thread remembers the few it used last.
 use crate::epoll::Epoll;
@@ -7,6 +7,7 @@ use crate::process::{forks, process};
 use crate::socket::Socket;
 use crate::turn::lock;
 use rustix::io::Errno;
+use std::any::Any;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,6 +27,8 @@ pub enum Named {
     Socket(Arc<Socket>),
     /// An epoll instance.
     Epoll(Arc<Epoll>),
+    /// An object of the caller's, an [`Other`](crate::core::Other).
+    Other(Arc<dyn Any + Send + Sync>),
 }
 
 #[derive(Debug, Default)]
@@ -186,6 +189,7 @@ pub fn with_socket<R>(sid: i32, call: impl FnOnce(&Arc<Socket>) -> Result<R>) ->
         Named::Epoll(_) => {
             Err(Error::new(Errno::NOTSOCK, format!("{sid} is an epoll instance, not a socket")))
         }
+        Named::Other(_) => Err(Error::new(Errno::NOTSOCK, format!("{sid} is a pipe, not a socket"))),
     })
 }
 

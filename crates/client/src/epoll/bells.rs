@@ -84,7 +84,7 @@ impl Epoll {
     }
 
     /// Makes the instance's threads sleep on it, too. False: the item's peer is not to ring it.
-    fn add_bell(&self, number: u64, fd: Arc<OwnFd>, item: &Arc<Item>) -> bool {
+    pub(super) fn add_bell(&self, number: u64, fd: Arc<OwnFd>, item: &Arc<Item>) -> bool {
         let Some(kernel) = self.kernel.get() else { return false };
         let mut bells = lock(&self.bells);
         if let Some(bell) = bells.by_number.get_mut(&number) {

@@ -3,6 +3,7 @@ mod bells;
 pub mod hosted;
 mod kernel;
 mod members;
+pub mod other;
 pub mod ready;
 pub(crate) mod rest;
 mod watch;
@@ -41,6 +42,8 @@ pub struct Epoll {
     resting: Mutex<Resting>,
     /// [`Self::fd`] has been called.
     exported: AtomicBool,
+    /// It has or had an [`Other`], of which the kernel's instance alone tells.
+    has_others: AtomicBool,
     spin: Mutex<Spin>,
     /// Channels that events of its sockets come to, and how many of its sockets each has.
     homes: Mutex<Vec<Home>>,
@@ -73,6 +76,7 @@ impl Epoll {
             queue: Mutex::default(),
             resting: Mutex::default(),
             exported: AtomicBool::new(false),
+            has_others: AtomicBool::new(false),
             spin: Mutex::default(),
             homes: Mutex::default(),
             kernel: OnceLock::new(),
@@ -346,8 +350,10 @@ impl Epoll {
             return Err(Error::invalid("a wait needs room for at least one event"));
         }
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        // Bells and pipes are for sleepers; of kernel sockets nothing else tells.
-        let asks = self.exported.load(Ordering::Acquire) || !lock(&self.members).is_empty();
+        // Bells and pipes are for sleepers; of kernel sockets and of others nothing else tells.
+        let asks = self.exported.load(Ordering::Acquire)
+            || self.has_others.load(Ordering::Relaxed)
+            || !lock(&self.members).is_empty();
         let kernel = self.kernel.get().filter(|_| asks);
         let mut found = kernel.map(|kernel| kernel.poll(Duration::ZERO)).unwrap_or_default();
         loop {
