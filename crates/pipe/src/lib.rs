@@ -53,6 +53,7 @@ pub use agent::{
     Agent, Lease, PipeCounts, PipeId, PortCounts, PortId, Route, Tokens, HEADER_BYTES, PIPES_MAX,
 };
 pub use agent::{Flow, Net};
+pub use agent::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 pub use client::{Frame, Frames, Messages, Pipe, Prefix};
 pub use memory::{Files, Made, Offer};
 pub use port::{Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, GEN_BYTES_MIN, GEN_FLOWS_MAX};

@@ -221,6 +221,16 @@ impl End {
         Appended::Done
     }
 
+    /// Copies the frame of `length` bytes that was appended last, or its first bytes, into `to`. Returns the copy.
+    pub fn copy_last<'a>(&self, length: usize, to: &'a mut [u8]) -> &'a [u8] {
+        let len = length.min(to.len());
+        let position = self.announcer.tail().wrapping_sub(frame_stride(length as u16));
+        let source = self.memory.ring.address(self.shape.offset(position), len);
+        // SAFETY: `len` bytes of the mapping, checked, and of a private buffer. A program may write there: the copy is used.
+        unsafe { copy(to.as_mut_ptr(), source.as_ptr(), len) };
+        &to[..len]
+    }
+
     /// The oldest frame or piece that the program sends and that was not taken yet.
     ///
     /// # Errors

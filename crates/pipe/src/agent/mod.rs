@@ -11,15 +11,18 @@ mod end;
 mod flow;
 mod lease;
 mod ports;
+mod tap;
 
 pub use end::HEADER_BYTES;
 pub use flow::{Flow, Net};
 pub use lease::Lease;
 pub use ports::{PortCounts, PortId};
+pub use tap::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 
 use self::doorbells::Doorbells;
 use self::end::{Appended, End};
 use self::ports::{Choice, PortSlot};
+use self::tap::Taps;
 use crate::intake::{Sent, To};
 use crate::memory::{Files, Made, Offer};
 use crate::port::Port;
@@ -147,6 +150,7 @@ pub struct Agent {
     pipes: Vec<Option<Slot>>,
     generation: u64,
     doorbells: Doorbells,
+    taps: Taps,
     /// Bytes that pipes with the same purse may send.
     purses: Vec<Tokens>,
     /// The pipe that is drained first.
@@ -169,6 +173,7 @@ impl Agent {
             pipes: Vec::new(),
             generation: 0,
             doorbells: Doorbells::new()?,
+            taps: Taps::default(),
             purses: Vec::new(),
             first: 0,
             broken: Vec::new(),
@@ -381,6 +386,7 @@ impl Agent {
             if let Some(slot) = self.pipes[id.slot].take() {
                 self.doorbells.remove(&slot.doorbell);
             }
+            self.taps.end(|of| of == Tapped::Pipe(id));
         }
     }
 
@@ -433,7 +439,7 @@ impl Agent {
         for slot in self.pipes.iter_mut().flatten() {
             busy |= slot.end.tell();
         }
-        busy
+        busy | self.taps.turn()
     }
 
     fn look(&mut self, number: usize) -> bool {
@@ -507,6 +513,9 @@ impl Agent {
         } else {
             self.ports[to].take(copy);
             slot.sent(copy.len());
+            if slot.end.shape().unit() == Unit::Frames {
+                self.taps.see(to, slot.generation, copy, Way::Out);
+            }
         }
         slot.end.take();
         true
@@ -541,6 +550,12 @@ impl Agent {
                 receiver.received(sent.length);
                 self.ports[near].count_sent(sent.length);
                 self.ports[to].count_received(sent.length);
+                if self.taps.are_there() && receiver.end.shape().unit() == Unit::Frames {
+                    // What was delivered, not what its sender has made of it since.
+                    let copy = receiver.end.copy_last(sent.length, &mut self.scratch);
+                    self.taps.see(near, slot.generation, copy, Way::Out);
+                    self.taps.see(to, receiver.generation, copy, Way::In);
+                }
             }
         }
         slot.end.take_part(sent.length);
@@ -563,6 +578,7 @@ impl Agent {
                     }
                     let len = frame.len();
                     slot.received(len);
+                    self.taps.see(number, slot.generation, frame, Way::In);
                     port.advance(len);
                 }
             }
@@ -575,7 +591,7 @@ impl Agent {
     pub fn wait(&mut self, timeout: Duration) {
         self.sleep = self.sleep.wrapping_add(1).max(1);
         let sleep = self.sleep;
-        self.ask_wakeup(|slot| if slot.end.waits() { sleep } else { 0 });
+        self.ask_wakeup(|end| if end.waits() { sleep } else { 0 });
         // SYNC POINT: pipe-need-wakeup
         fence(Ordering::SeqCst);
         if !self.turn() {
@@ -584,10 +600,11 @@ impl Agent {
         self.ask_wakeup(|_| 0);
     }
 
-    fn ask_wakeup(&self, sleep: impl Fn(&Slot) -> u32) {
+    fn ask_wakeup(&self, sleep: impl Fn(&End) -> u32) {
         for slot in self.pipes.iter().flatten().filter(|slot| slot.end.is_open()) {
-            slot.end.ask_wakeup(sleep(slot));
+            slot.end.ask_wakeup(sleep(&slot.end));
         }
+        self.taps.ask_wakeup(sleep);
     }
 
     /// Takes turns until `stop`, and sleeps where there is nothing to do.

@@ -1,6 +1,6 @@
 //! Ports of an agent: which of a port's pipes a frame goes to, and what went through.
 use super::flow::Flow;
-use super::{Agent, PipeId};
+use super::{Agent, PipeId, Tapped};
 use crate::port::Port;
 use crate::shape::{Shape, Unit};
 use rustix::io::Errno;
@@ -225,6 +225,7 @@ impl Agent {
             .map(|(slot, pipe)| PipeId { slot, generation: pipe.generation })
             .collect();
         ends.into_iter().for_each(|pipe| self.end(pipe, Errno::NODEV));
+        self.taps.end(|of| matches!(of, Tapped::Port(id) if gone.contains(&id.slot())));
         for &number in &gone {
             self.ports[number].free = true;
         }
