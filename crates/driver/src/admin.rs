@@ -1,7 +1,9 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
 use crate::containers::Container;
 use crate::memory::Standing;
-pub use crate::pipes::report::{PipeReport, PipesReport, PortReport, PortSpec, TenantCounts, TenantPipes};
+pub use crate::pipes::report::{
+    PipeReport, PipesReport, PortReport, PortSpec, TapOf, TapReport, TenantCounts, TenantPipes,
+};
 use crate::policy::via::OnFailure;
 use crate::policy::{Balance, Path as BytesPath};
 use pd_shm::counters::CounterView;
@@ -19,6 +21,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Most descriptors of an answer.
+const FDS_MAX: usize = 5;
+/// Ring of a tap: some milliseconds of frames at the rate of a busy agent.
+const TAP_RING_BYTES: u64 = 4 << 20;
 
 /// A question or an order.
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,6 +69,13 @@ pub enum Ask {
     },
     /// Ports and pipes: [`PipesReport`].
     Pipes,
+    /// Copy frames into memory that the answer has the descriptors of: [`tap`].
+    Tap {
+        /// Whose frames.
+        of: TapOf,
+        /// Most bytes of each.
+        snap_bytes: usize,
+    },
 }
 
 /// The answer.
@@ -82,6 +96,9 @@ pub enum Answer {
     Policy(Box<PolicyReport>),
     /// To [`Ask::Pipes`].
     Pipes(Box<PipesReport>),
+    /// To [`Ask::Tap`], with five descriptors: three files, a doorbell, and a pipe whose end ends the tap. When these are mapped and
+    /// the asker has said so by a line, a second answer follows.
+    Tap,
     /// To [`Ask::Apply`]: done.
     Applied {
         /// Connections that it denies, and ended.
@@ -462,18 +479,8 @@ impl Counters {
 /// If there is no driver, or it is of another version.
 pub fn counters(socket: &Path) -> std::io::Result<Counters> {
     let stream = connect(socket, &Ask::Counters)?;
-    let mut bytes = [0; 4096];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let into = &mut [IoSliceMut::new(&mut bytes)];
-    let len = recvmsg(&stream, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
-    let mut fds = Vec::new();
-    for item in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = item {
-            fds.extend(received);
-        }
-    }
-    if let Answer::Error(why) = serde_json::from_slice(&bytes[..len])? {
+    let (answer, fds) = receive_with(&stream)?;
+    if let Answer::Error(why) = answer {
         return Err(Error::other(why));
     }
     let mut fds = fds.into_iter();
@@ -488,10 +495,63 @@ pub fn counters(socket: &Path) -> std::io::Result<Counters> {
     Ok(Counters { view, pid, alive })
 }
 
+/// Copies of frames of a port or of a pipe. It ends when dropped.
+#[derive(Debug)]
+pub struct Tap {
+    /// Its frames are records: [`pd_pipe::Record`].
+    pub records: pd_pipe::Pipe,
+    _life: OwnedFd,
+}
+
+/// Asks the driver at `socket` for copies of frames, at most `snap_bytes` of each. A copy for which the ring has no room is lost and
+/// counted.
+///
+/// # Errors
+/// If there is no driver, or no such port or pipe.
+pub fn tap(socket: &Path, of: TapOf, snap_bytes: usize) -> std::io::Result<Tap> {
+    let stream = connect(socket, &Ask::Tap { of, snap_bytes })?;
+    let (answer, fds) = receive_with(&stream)?;
+    if let Answer::Error(why) = answer {
+        return Err(Error::other(why));
+    }
+    let [status, control, ring, doorbell, life] = <[OwnedFd; 5]>::try_from(fds)
+        .map_err(|_| Error::other("the driver is of another version, and sent no tap"))?;
+    let offer = pd_pipe::Offer { shape: tap_shape()?, status, control, ring, doorbell };
+    let records = pd_pipe::Pipe::map(offer)?;
+    (&stream).write_all(b"\n")?;
+    let mut answer = String::new();
+    BufReader::new(&stream).read_line(&mut answer)?;
+    match serde_json::from_str(&answer)? {
+        Answer::Error(why) => Err(Error::other(why)),
+        _ => Ok(Tap { records, _life: life }),
+    }
+}
+
+/// The shape of a tap's pipe.
+pub(crate) fn tap_shape() -> rustix::io::Result<pd_pipe::Shape> {
+    pd_pipe::Shape::new(pd_pipe::Direction::Receive, pd_pipe::Unit::Frames, TAP_RING_BYTES)
+}
+
+/// An answer with descriptors.
+fn receive_with(stream: &UnixStream) -> std::io::Result<(Answer, Vec<OwnedFd>)> {
+    let mut bytes = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let into = &mut [IoSliceMut::new(&mut bytes)];
+    let len = recvmsg(stream, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
+    let mut fds = Vec::new();
+    for item in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = item {
+            fds.extend(received);
+        }
+    }
+    Ok((serde_json::from_slice(&bytes[..len])?, fds))
+}
+
 pub(crate) fn send_with(stream: &UnixStream, answer: &Answer, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
     let mut text = serde_json::to_string(answer)?;
     text.push('\n');
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(rustix::io::Errno::INVAL.into());

@@ -8,6 +8,7 @@ mod cdi;
 mod demo;
 mod doctor;
 mod driver_cmd;
+mod dump;
 mod enter_cmd;
 mod exporter;
 mod live;
@@ -87,7 +88,7 @@ fn run() -> ExitCode {
         Command::Stats(args) => stats::main(&args),
         Command::Policy(args) => policy_cmd::main(&args),
         Command::Port(args) => pipes::port(args),
-        Command::Pipe(args) => pipes::pipe(&args),
+        Command::Pipe(args) => pipes::pipe(args),
         Command::Cdi(args) => cdi::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Bench(args) => pd_bench::cli::main(&args),

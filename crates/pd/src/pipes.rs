@@ -7,6 +7,7 @@ use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask, PipesReport, PortSpec};
 use pd_harness::config::DEFAULT_ADMIN_SOCKET;
 
+use crate::dump::{self, DumpArgs};
 use crate::live::no_answer;
 
 /// Makes and removes ports for pipes, and lists them.
@@ -66,7 +67,7 @@ enum Kind {
     Link,
 }
 
-/// Lists pipes of clients.
+/// Lists pipes of clients, and copies their frames.
 #[derive(Debug, clap::Args)]
 pub struct PipeArgs {
     #[command(subcommand)]
@@ -84,6 +85,8 @@ enum PipeCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Write the frames of a port or of a pipe as pcapng, as they pass
+    Dump(DumpArgs),
 }
 
 /// Runs `pd port`; returns the status to exit with.
@@ -127,12 +130,17 @@ pub fn port(args: PortArgs) -> Result<i32> {
 }
 
 /// Runs `pd pipe`; returns the status to exit with.
-pub fn pipe(args: &PipeArgs) -> Result<i32> {
+pub fn pipe(args: PipeArgs) -> Result<i32> {
+    let socket = &args.admin_socket;
+    let json = match args.command {
+        PipeCommand::Dump(dump) => return dump::dump(socket, dump),
+        PipeCommand::Ls { json } => json,
+    };
     pd_harness::sys::end_on_closed_output();
-    let report = report(&args.admin_socket)?;
-    match args.command {
-        PipeCommand::Ls { json: true } => println!("{}", serde_json::to_string_pretty(&report)?),
-        PipeCommand::Ls { json: false } => {
+    let report = report(socket)?;
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => {
             let mut table = table([
                 "client",
                 "pipe",

@@ -111,7 +111,9 @@ impl Conductor {
             FromDoor::Asked { asked, reply } => match *asked {
                 Asked::Register(registering) => self.hear_registration(registering, reply),
                 Asked::Apply(policy) => self.begin_apply(policy, Some(reply)),
-                asked @ (Asked::AddPort { .. } | Asked::Plain(Ask::PortRemove { .. } | Ask::Pipes)) => {
+                asked @ (Asked::AddPort { .. }
+                | Asked::AddTap(_)
+                | Asked::Plain(Ask::PortRemove { .. } | Ask::Pipes)) => {
                     self.hear_of_pipes(asked, reply);
                 }
                 asked => {

@@ -25,6 +25,7 @@ impl Conductor {
                 self.tell_pipes();
                 ToNic::AddPort { name, kind, port, reply }
             }
+            Asked::AddTap(tap) if self.pipes.is_started() => ToNic::AddTap { tap, reply },
             Asked::Plain(Ask::PortRemove { name }) if self.pipes.is_started() => {
                 ToNic::RemovePort { name, reply }
             }
@@ -34,7 +35,8 @@ impl Conductor {
                 return;
             }
             _ => {
-                let _ = reply.send(Answer::Error("there are no ports".to_owned()));
+                let _ =
+                    reply.send(Answer::Error("the driver has no ports: pd port add makes one".to_owned()));
                 return;
             }
         };

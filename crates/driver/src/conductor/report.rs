@@ -25,13 +25,15 @@ impl Conductor {
             Asked::Apply(_)
             | Asked::Register(_)
             | Asked::AddPort { .. }
+            | Asked::AddTap(_)
             | Asked::Plain(
                 Ask::Counters
                 | Ask::Apply { .. }
                 | Ask::Register { .. }
                 | Ask::PortAdd { .. }
                 | Ask::PortRemove { .. }
-                | Ask::Pipes,
+                | Ask::Pipes
+                | Ask::Tap { .. },
             ) => Answer::Error("not the conductor's to answer".to_owned()),
         }
     }

@@ -3,16 +3,18 @@
 use super::bucket::{Bucket, Flow};
 use super::messages::{Asked, FromDoor, Registering};
 use super::{Door, TOKEN_ADMIN};
-use crate::admin::{self, Answer, Ask};
+use crate::admin::{self, Answer, Ask, TapOf};
 use crate::conductor::{container_group, Registration};
 use crate::identity::network_namespace;
 use crate::mailbox::Mailbox;
 use crate::peer::Peer;
-use crate::pipes::NewPort;
+use crate::pipes::{NewPort, NewTap};
 use crate::policy::Policy;
+use pd_pipe::Made;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
 use rustix::net::{accept_with, SocketFlags};
+use rustix::pipe::{pipe_with, PipeFlags};
 use rustix::process::{geteuid, pidfd_open, Pid, PidfdFlags};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -73,14 +75,33 @@ impl Desk {
         BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
         let asked =
             serde_json::from_str::<Ask>(&line).map_err(|error| format!("not a question of ours: {error}"));
+        if let Ok(Ask::Tap { of, snap_bytes }) = asked {
+            return self.tap(stream, of, snap_bytes);
+        }
         let answer = asked.and_then(|ask| self.ask(ask)).unwrap_or_else(Answer::Error);
         if matches!(answer, Answer::Counters) {
             return admin::send_with(stream, &answer, &[self.counters.fd(), self.alive.as_fd()]);
         }
-        let mut text = serde_json::to_string(&answer)?;
-        text.push('\n');
-        let mut stream = stream;
-        stream.write_all(text.as_bytes())
+        write_line(stream, &answer)
+    }
+
+    /// Makes a tap: its memory goes to the observer, who maps it and says so; then it is sealed, and the agent has it.
+    fn tap(&self, stream: &UnixStream, of: TapOf, snap_bytes: usize) -> std::io::Result<()> {
+        let (made, files, offer) = Made::new(admin::tap_shape()?)?;
+        let (life, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+        let fds = [&offer.status, &offer.control, &offer.ring, &offer.doorbell, &theirs].map(|fd| fd.as_fd());
+        admin::send_with(stream, &Answer::Tap, &fds)?;
+        drop((offer, theirs));
+        let mut mapped = [0];
+        stream.take(1).read_exact(&mut mapped)?;
+        let answer = match files.seal() {
+            Ok(()) => {
+                let tap = Box::new(NewTap { of, snap_bytes, made, life });
+                self.ask_conductor(Asked::AddTap(tap)).unwrap_or_else(Answer::Error)
+            }
+            Err(violation) => Answer::Error(violation.to_string()),
+        };
+        write_line(stream, &answer)
     }
 
     fn ask(&self, ask: Ask) -> Result<Answer, String> {
@@ -97,10 +118,20 @@ impl Desk {
             }
             ask => Asked::Plain(ask),
         };
+        self.ask_conductor(asked)
+    }
+
+    fn ask_conductor(&self, asked: Asked) -> Result<Answer, String> {
         let (reply, answer) = channel();
         self.conductor.send(FromDoor::Asked { asked: Box::new(asked), reply });
         answer.recv().map_err(|_| "the driver is ending".to_owned())
     }
+}
+
+fn write_line(mut stream: &UnixStream, answer: &Answer) -> std::io::Result<()> {
+    let mut text = serde_json::to_string(answer)?;
+    text.push('\n');
+    stream.write_all(text.as_bytes())
 }
 
 fn look_up(pid: u32, registration: Registration) -> Result<Registering, String> {

@@ -6,7 +6,7 @@ use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{NewChannel, Payer, Violation};
-use crate::pipes::{NewPipe, NewPort, PipeMemory};
+use crate::pipes::{NewPipe, NewPort, NewTap, PipeMemory};
 use crate::standing::Place;
 use pd_abi::Frame;
 use pd_pipe::Offer;
@@ -139,6 +139,8 @@ pub enum Asked {
     Register(Registering),
     /// [`Ask::PortAdd`], made.
     AddPort { name: String, kind: &'static str, port: NewPort },
+    /// [`Ask::Tap`], made and mapped.
+    AddTap(Box<NewTap>),
 }
 
 /// A container to be registered, by a process in it.

@@ -1,4 +1,5 @@
 //! Messages of door, conductor and administrators to the agent of pipes.
+use super::report::TapOf;
 use crate::admin::Answer;
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
@@ -70,6 +71,16 @@ impl NewPipe {
     }
 }
 
+/// A tap to be added; its memory is sealed.
+#[derive(Debug)]
+pub struct NewTap {
+    pub of: TapOf,
+    pub snap_bytes: usize,
+    pub made: Made,
+    /// Hangs up when the observer has gone.
+    pub life: OwnedFd,
+}
+
 /// A pipe to be opened. Answered by [`crate::door::ToDoor::PipeOpened`].
 #[derive(Debug)]
 pub struct Opening {
@@ -102,6 +113,10 @@ pub enum ToNic {
         reply: Sender<Answer>,
     },
     Report {
+        reply: Sender<Answer>,
+    },
+    AddTap {
+        tap: Box<NewTap>,
         reply: Sender<Answer>,
     },
     Open(Box<Opening>),

@@ -6,8 +6,9 @@
 mod messages;
 pub mod nic;
 pub mod report;
+mod taps;
 
-pub use messages::{NewPipe, NewPort, Opening, PipeMemory, TenantNow, ToNic};
+pub use messages::{NewPipe, NewPort, NewTap, Opening, PipeMemory, TenantNow, ToNic};
 
 use crate::mailbox::Mailbox;
 use std::fmt;

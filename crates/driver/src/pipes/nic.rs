@@ -2,8 +2,9 @@
 //!
 //! It takes commands from its mailbox, fills the purses of tenants with rates, and has the agent take a turn. With nothing to do it sleeps
 //! on the doorbells of pipes and on its mailbox. Whatever a client writes, the agent alone looks at it ([`pd_pipe::Agent`]).
-use super::messages::{NewPort, Opening, TenantNow, ToNic};
-use super::report::{PipeReport, PipesReport, PortReport, TenantCounts, TenantPipes};
+use super::messages::{NewPort, NewTap, Opening, TenantNow, ToNic};
+use super::report::{PipeReport, PipesReport, PortReport, TapOf, TenantCounts, TenantPipes};
+use super::taps::Taps;
 use crate::admin::Answer;
 use crate::clock::Clock;
 use crate::door::ToDoor;
@@ -16,7 +17,7 @@ use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter};
 use pd_abi::pipe::{PipeRequest, PIPE_PORTS_MAX};
 use pd_pipe::{
-    Agent, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tokens, Unit,
+    Agent, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tapped, Tokens, Unit,
     PIPES_MAX,
 };
 use pd_shm::Spin;
@@ -77,6 +78,7 @@ pub struct Nic {
     tenants: Vec<Tenant>,
     ports: BTreeMap<String, Port>,
     pipes: BTreeMap<(ClientId, u32), Pipe>,
+    taps: Taps,
     /// Tenants with pipes and rates.
     rated: BTreeSet<TenantId>,
     log: Limiter<(&'static str, Payer)>,
@@ -105,6 +107,7 @@ impl Nic {
             tenants: Vec::new(),
             ports: BTreeMap::new(),
             pipes: BTreeMap::new(),
+            taps: Taps::default(),
             rated: BTreeSet::new(),
             log: Limiter::default(),
             spin,
@@ -142,6 +145,8 @@ impl Nic {
     fn turn(&mut self) -> (bool, Option<Duration>) {
         let mut busy = self.take_commands();
         let until = self.fill_purses();
+        let clock = &self.clock;
+        self.taps.look(&mut self.agent, || clock.now());
         busy |= self.agent.turn();
         for broken in self.agent.take_broken() {
             let of = self.pipes.iter().find(|(_, pipe)| pipe.id == broken).map(|(key, _)| *key);
@@ -173,6 +178,10 @@ impl Nic {
             }
             ToNic::Report { reply } => {
                 let _ = reply.send(Answer::Pipes(Box::new(self.report())));
+            }
+            ToNic::AddTap { tap, reply } => {
+                let answer = self.add_tap(*tap).map_or_else(Answer::Error, |()| Answer::Done);
+                let _ = reply.send(answer);
             }
             ToNic::Open(opening) => self.open(*opening),
             ToNic::Start { client, number } => {
@@ -252,6 +261,18 @@ impl Nic {
         Ok(())
     }
 
+    fn add_tap(&mut self, tap: NewTap) -> Result<(), String> {
+        let tapped = match &tap.of {
+            TapOf::Port { name } => self.ports.get(name).map(|port| Tapped::Port(port.id)),
+            TapOf::Pipe { client, number } => {
+                let of = |key: &(ClientId, u32)| key.0.get() == *client && key.1 == *number;
+                self.pipes.iter().find(|(key, _)| of(key)).map(|(_, pipe)| Tapped::Pipe(pipe.id))
+            }
+        };
+        let tapped = tapped.ok_or_else(|| format!("there is no {}", tap.of))?;
+        self.taps.add(&mut self.agent, tapped, tap)
+    }
+
     fn tenant(&mut self, id: TenantId) -> &mut Tenant {
         if self.tenants.len() <= id.index() {
             self.tenants.resize_with(id.index() + 1, Tenant::default);
@@ -289,9 +310,7 @@ impl Nic {
             self.binds.judge(&tenant, &names, &flow).map_err(|why| (Errno::ACCESS, why.to_string()))?;
         let mut ids = Vec::new();
         for name in &names {
-            let port = self.ports.get(*name).ok_or_else(|| {
-                (Errno::NOENT, format!("there is no port {name}: pd port ls says which there are"))
-            })?;
+            let port = self.ports.get(*name).ok_or_else(|| (Errno::NOENT, no_port(name)))?;
             ids.push(port.id);
         }
         self.check_share(payer)?;
@@ -493,8 +512,13 @@ impl Nic {
             pipes_cut_off: tenant.cut_off,
             counts: tenant.account,
         });
-        PipesReport { ports, pipes, tenants: tenants.collect() }
+        let (tenants, taps) = (tenants.collect(), self.taps.report(&self.agent));
+        PipesReport { ports, pipes, tenants, taps }
     }
+}
+
+fn no_port(name: &str) -> String {
+    format!("there is no port {name}: pd port ls says which there are")
 }
 
 fn flow(request: &PipeRequest) -> Flow {

@@ -71,6 +71,44 @@ impl PortSpec {
     }
 }
 
+/// What a tap copies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TapOf {
+    /// Frames of a port, both ways.
+    Port {
+        /// Its name.
+        name: String,
+    },
+    /// Frames of a pipe, both ways.
+    Pipe {
+        /// The client's number.
+        client: u16,
+        /// The pipe's, of the client's.
+        number: u32,
+    },
+}
+
+impl std::fmt::Display for TapOf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Port { name } => write!(f, "port {name}"),
+            Self::Pipe { client, number } => write!(f, "pipe {client}:{number}"),
+        }
+    }
+}
+
+/// A tap.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TapReport {
+    /// What it copies.
+    pub of: TapOf,
+    /// Frames copied.
+    pub frames: u64,
+    /// Frames for which its ring had no room.
+    pub frames_lost: u64,
+}
+
 /// Ports and pipes of a driver. Counts of a port, a pipe or a tenant go on from when it came.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PipesReport {
@@ -80,6 +118,9 @@ pub struct PipesReport {
     pub pipes: Vec<PipeReport>,
     /// Tenants that have or had pipes.
     pub tenants: Vec<TenantPipes>,
+    /// Taps of administrators.
+    #[serde(default)]
+    pub taps: Vec<TapReport>,
 }
 
 /// A port.
