@@ -11,6 +11,7 @@ mod driver_cmd;
 mod dump;
 mod enter_cmd;
 mod exporter;
+mod gen;
 mod live;
 mod ls;
 mod pipes;
@@ -48,6 +49,7 @@ enum Command {
     Policy(policy_cmd::PolicyArgs),
     Port(pipes::PortArgs),
     Pipe(pipes::PipeArgs),
+    Gen(gen::GenArgs),
     Cdi(cdi::CdiArgs),
     Demo(demo::DemoArgs),
     Bench(pd_bench::cli::BenchArgs),
@@ -89,6 +91,7 @@ fn run() -> ExitCode {
         Command::Policy(args) => policy_cmd::main(&args),
         Command::Port(args) => pipes::port(args),
         Command::Pipe(args) => pipes::pipe(args),
+        Command::Gen(args) => gen::main(&args),
         Command::Cdi(args) => cdi::main(&args),
         Command::Demo(args) => demo::main(&args),
         Command::Bench(args) => pd_bench::cli::main(&args),

@@ -15,12 +15,18 @@ struct Driver {
 
 impl Driver {
     fn start() -> Driver {
+        Driver::with("")
+    }
+
+    fn with(policy: &str) -> Driver {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("policy.toml"), policy).unwrap();
         let config = format!(
-            "socket = {:?}\nadmin_socket = {:?}\n[memory]\nbudget_bytes = \"16MiB\"\nring_bytes_default = \"1MiB\"\n",
-            at("s"),
-            at("a")
+            "socket = {:?}\nadmin_socket = {:?}\npolicy = {:?}\n[memory]\nbudget_bytes = \"16MiB\"\nring_bytes_default = \"1MiB\"\n",
+            at("driver.sock"),
+            at("admin.sock"),
+            at("policy.toml")
         );
         std::fs::write(at("driver.toml"), config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
@@ -35,11 +41,11 @@ impl Driver {
     }
 
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("s")
+        self.folder.path().join("driver.sock")
     }
 
     fn pd(&self, args: &[&str]) -> Output {
-        let admin = self.folder.path().join("a");
+        let admin = self.folder.path().join("admin.sock");
         let args = [args, &["--admin-socket", admin.to_str().unwrap()]].concat();
         Command::new(env!("CARGO_BIN_EXE_pd")).args(args).output().unwrap()
     }
@@ -64,6 +70,42 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A process that sends back what comes at a port, until it is dropped. A process has one driver: the tests have one each.
+struct Echo(Child);
+
+impl Echo {
+    fn start(driver: &Driver, port: &str) -> Echo {
+        let mut this = Command::new(std::env::current_exe().unwrap());
+        this.args(["--exact", "echo", "--ignored", "--nocapture"]).env("ECHO_PORT", port);
+        let child = this.env("PD_SOCKET", driver.socket()).stdout(Stdio::null()).spawn().unwrap();
+        let echo = Echo(child);
+        let end = Instant::now() + Duration::from_secs(20);
+        while driver.json(&["pipe", "ls", "--json"])["pipes"].as_array().unwrap().is_empty() {
+            assert!(Instant::now() < end, "no echo");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        echo
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[ignore = "a program of the other tests"]
+fn echo() {
+    let port = std::env::var("ECHO_PORT").unwrap();
+    let mut pipe = Pipe::open(&Options::new(Direction::Forward, &port)).unwrap();
+    while pipe.wait(None).is_ok() {
+        let mut frames = pipe.frames().unwrap();
+        while frames.next().is_some() {}
     }
 }
 
@@ -144,4 +186,132 @@ fn ports_come_and_go_and_a_pipe_has_their_packets() {
     driver.child.kill().unwrap();
     driver.child.wait().unwrap();
     assert_eq!(echo.wait(PATIENCE).unwrap_err().errno(), 104);
+}
+
+#[test]
+fn a_generator_counts_and_times_what_comes_back() {
+    let driver = Driver::start();
+    driver.done(&["port", "add", "loop", "link"]);
+    driver.done(&["port", "add", "hole", "sink"]);
+    let echo = Echo::start(&driver, "loop.1");
+    let gen = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_pd"))
+            .arg("gen")
+            .args(args)
+            .env("PD_SOCKET", driver.socket())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap(), said)
+    };
+    let json = |args: &[&str]| {
+        let (_, out, said) = gen(&[args, &["--json"]].concat());
+        serde_json::from_str::<serde_json::Value>(&out).unwrap_or_else(|_| panic!("{args:?}: {said}"))
+    };
+    let run = json(&["loop.0", "--sizes", "imix", "--flows", "3", "--frames", "24000", "--seconds", "20"]);
+    assert_eq!((&run["frames_sent"], &run["loss"]), (&24_000.into(), &0.0.into()), "{run}");
+    let returned = &run["returned"];
+    assert_eq!((&returned["frames"], &returned["bytes"]), (&24_000.into(), &run["bytes_sent"]), "{run}");
+    assert_eq!(run["bytes_sent"], 2000 * (7 * 64 + 4 * 594 + 1518), "{run}");
+    assert_eq!((&returned["frames_reordered"], &returned["frames_foreign"]), (&0.into(), &0.into()), "{run}");
+    let trip = &returned["round_trip_ns"];
+    assert!(trip["min"].as_u64() > Some(0) && trip["p50"].as_u64() <= trip["max"].as_u64(), "{run}");
+
+    // A trial as short has few frames; what passes depends on the machine, how a search ends does not.
+    let found = json(&["loop.0", "--search", "--rate", "2kpps", "--seconds", "0.1", "--loss-allowed", "100"]);
+    assert_eq!(
+        (&found["frames_per_second_max"], &found["trials"][0]["passed"]),
+        (&2000.0.into(), &true.into())
+    );
+
+    let file = driver.folder.path().join("played.pcap");
+    std::fs::write(&file, capture(7)).unwrap();
+    let played = json(&["loop.0", "--pcap", file.to_str().unwrap(), "--frames", "70", "--seconds", "20"]);
+    assert_eq!((&played["returned"]["frames"], &played["returned"]["bytes"]), (&70.into(), &4200.into()));
+    assert!(played["returned"]["round_trip_ns"].is_null());
+    drop(echo);
+
+    let (done, out, said) = gen(&["hole", "--one-way", "--frames", "5000", "--seconds", "20"]);
+    assert!(done && out.contains("5000 frames") && out.contains("lost       0.0000 %"), "{out}{said}");
+    for (args, why) in [
+        (&["nowhere"][..], "no port nowhere"),
+        (&["hole"][..], "cannot open a pipe"),
+        (&["loop.0", "--sizes", "20"][..], "58 to 9216"),
+        (&["loop.0", "--rate", "fast"][..], "no rate"),
+        (&["loop.0", "--seconds", "-1"][..], "--seconds"),
+        (&["loop.0", "--pcap", "/nonexistent"][..], "/nonexistent"),
+    ] {
+        let (done, _, said) = gen(args);
+        assert!(!done && said.contains(why), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
+    let driver = Driver::start();
+    driver.done(&["port", "add", "loop", "link"]);
+    let _echo = Echo::start(&driver, "loop.1");
+    driver.refused(&["pipe", "dump", "nowhere"], "no port nowhere");
+    driver.refused(&["pipe", "dump", "--pipe", "9:9"], "no pipe 9:9");
+    driver.refused(&["pipe", "dump", "--pipe", "9"], "CLIENT:PIPE");
+    driver.refused(&["pipe", "dump"], "required");
+
+    let file = driver.folder.path().join("dump.pcapng");
+    let admin = driver.folder.path().join("admin.sock");
+    let mut dump = Command::new(env!("CARGO_BIN_EXE_pd"));
+    dump.args(["pipe", "dump", "loop.0", "--count", "1000", "--snap", "70", "--out"]).arg(&file);
+    let mut dump = dump.arg("--admin-socket").arg(&admin).spawn().unwrap();
+    // Nobody reads this one: its ring fills, and no frame waits for it.
+    let of = pd_driver::admin::TapOf::Port { name: "loop.1".to_owned() };
+    let unread = pd_driver::admin::tap(&admin, of, 9000).unwrap();
+    let taps = || driver.json(&["pipe", "ls", "--json"])["taps"].as_array().unwrap().clone();
+    let end = Instant::now() + Duration::from_secs(20);
+    while taps().len() < 2 {
+        assert!(Instant::now() < end, "{:?}", taps());
+    }
+    let gen = |frames: &str| {
+        let args = ["gen", "loop.0", "--sizes", "64,1500", "--frames", frames, "--seconds", "20", "--json"];
+        let output = Command::new(env!("CARGO_BIN_EXE_pd"))
+            .args(args)
+            .env("PD_SOCKET", driver.socket())
+            .output()
+            .unwrap();
+        let run: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(run["loss"], 0.0, "{run}");
+    };
+    gen("500");
+    assert!(dump.wait().unwrap().success());
+    gen("4000");
+    let lost = taps().iter().find(|tap| tap["of"]["port"]["name"] == "loop.1").unwrap().clone();
+    assert!(lost["frames_lost"].as_u64() > Some(0), "{lost}");
+    drop(unread);
+    let end = Instant::now() + Duration::from_secs(20);
+    while !taps().is_empty() {
+        assert!(Instant::now() < end, "{:?}", taps());
+    }
+
+    let bytes = std::fs::read(&file).unwrap();
+    let mut reader = pcap_file::pcapng::PcapNgReader::new(&bytes[..]).unwrap();
+    let (mut there, mut back) = (Vec::new(), Vec::new());
+    while let Some(block) = reader.next_block() {
+        if let pcap_file::pcapng::Block::EnhancedPacket(packet) = block.unwrap() {
+            let out = packet.options.iter().any(|option| {
+                matches!(option, pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption::Flags(2))
+            });
+            assert_eq!(packet.data.len(), (packet.original_len as usize).min(70));
+            // The number of its stamp.
+            let number = u32::from_be_bytes(packet.data[46..50].try_into().unwrap());
+            if out { &mut there } else { &mut back }.push(number);
+        }
+    }
+    let all: Vec<u32> = (0..500).collect();
+    assert!(there == all && back == all, "{} and {} frames", there.len(), back.len());
+    match Command::new("tcpdump").arg("-nr").arg(&file).output() {
+        Ok(read) => {
+            let text = String::from_utf8_lossy(&read.stdout).into_owned();
+            let lines = text.lines().filter(|line| line.contains("198.18.0.1.1024 > 198.18.0.2.9"));
+            assert_eq!(lines.count(), 1000, "{}", String::from_utf8_lossy(&read.stderr));
+        }
+        Err(_) => eprintln!("SKIPPED: no tcpdump to read the capture with"),
+    }
 }
