@@ -69,6 +69,13 @@ pub enum Ask {
     },
     /// Ports and pipes: [`PipesReport`].
     Pipes,
+    /// Say whether a tenant may have pipes on these ports: [`Answer::Done`], or why not.
+    MayUse {
+        /// The tenant.
+        tenant: String,
+        /// Names of ports.
+        ports: Vec<String>,
+    },
     /// Copy frames into memory that the answer has the descriptors of: [`tap`].
     Tap {
         /// Whose frames.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
+use pd_driver::admin::{ask, Ask};
 use pd_driver::Bytes;
 use rustix::process::Signal;
 
@@ -21,6 +22,7 @@ use pd_harness::container::{check_name, Container, Invocation, Spec};
 use pd_harness::signals::{Signals, Wake};
 use pd_harness::tuning::Network;
 
+use crate::live::no_answer;
 use crate::program;
 
 /// Runs a command in a container of its own.
@@ -53,6 +55,9 @@ pub struct RunArgs {
     /// those that are too short-lived to gain by it run on PipeDevice, too
     #[arg(long, value_name = "MODE", num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     preload: Option<Preload>,
+    /// Give it a pipe on this port of the driver, if the policy allows its tenant one; PD_PIPES has the names, with commas between
+    #[arg(long = "pipe", value_name = "PORT")]
+    pipes: Vec<String>,
     /// Set a variable of its environment; without a value, to that of this one
     #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
     env: Vec<Setting>,
@@ -159,6 +164,10 @@ fn start(args: RunArgs, stdin: Stdio) -> Result<Container> {
         };
         environment.extend(mode.map(|mode| ("PD_PRELOAD".to_owned(), mode.to_owned())));
     }
+    if !args.pipes.is_empty() {
+        check_pipes(&args)?;
+        environment.push(("PD_PIPES".to_owned(), args.pipes.join(",")));
+    }
     environment.extend(args.env.into_iter().filter_map(Setting::pair));
     let spec = Spec {
         name: args.name,
@@ -174,6 +183,20 @@ fn start(args: RunArgs, stdin: Stdio) -> Result<Container> {
         network: Network::default(),
     };
     Container::start(&spec, Invocation { command: args.command, stdin, stdout: Stdio::inherit() })
+}
+
+/// Fails unless the driver has the ports and its policy allows the tenant pipes on them, which a pipe is judged by again when it is opened.
+fn check_pipes(args: &RunArgs) -> Result<()> {
+    if args.no_driver {
+        bail!("--pipe needs a driver, and --no-driver wants none");
+    }
+    let admin_socket = args.socket.with_file_name("admin.sock");
+    let (tenant, ports) = (args.tenant.clone(), args.pipes.clone());
+    let asked = ask(&admin_socket, &Ask::MayUse { tenant, ports });
+    asked.map(drop).map_err(|error| match error.kind() {
+        ErrorKind::Other => anyhow!("--pipe: {error}"),
+        _ => anyhow!("--pipe: {}", no_answer(&admin_socket, &error)),
+    })
 }
 
 fn hold(mut container: Container, signals: &Signals) -> Result<i32> {

@@ -315,3 +315,56 @@ fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
         Err(_) => eprintln!("SKIPPED: no tcpdump to read the capture with"),
     }
 }
+
+#[test]
+fn a_container_has_the_pipes_that_the_policy_gives_its_tenant() {
+    const POLICY: &str = "[[tenant]]\nname = \"red\"\n[[tenant]]\nname = \"blue\"\n\
+        [[bind]]\ntenant = \"red\"\nport = \"loop.0\"\n[[bind]]\ntenant = \"default\"\nport = \"loop.1\"\n";
+    let driver = Driver::with(POLICY);
+    let run = |tenant: &str, port: &str, command: &[&str]| {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
+        run.args(["run", "--bridge", "pdt134", "--name", "t134-gen", "--ip", "10.97.134.2/24"]);
+        run.args(["--tenant", tenant, "--pipe", port, "--socket"]).arg(driver.socket());
+        let output = run.arg("--").args(command).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap(), said)
+    };
+    let (code, _, said) = run("red", "loop.0", &["true"]);
+    assert!(code == 125 && said.contains("no ports"), "{said}");
+    driver.done(&["port", "add", "loop", "link"]);
+    let _echo = Echo::start(&driver, "loop.1");
+    let pd = env!("CARGO_BIN_EXE_pd");
+    let (code, out, said) =
+        run("red", "loop.0", &[pd, "gen", "--frames", "5000", "--seconds", "20", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{said}"));
+    assert_eq!(
+        (code, &report["returned"]["frames"], &report["loss"]),
+        (0, &5000.into(), &0.0.into()),
+        "{out}"
+    );
+    let (code, out, _) = run("red", "loop.0", &["sh", "-c", "echo $PD_PIPES"]);
+    assert_eq!((code, &*out), (0, "loop.0\n"));
+    for (tenant, port) in [("blue", "loop.0"), ("red", "loop.1"), ("red", "nowhere")] {
+        let (code, _, said) = run(tenant, port, &["true"]);
+        let why = format!("tenant {tenant} may have no pipe on port {port}: no [[bind]]");
+        assert!(code == 125 && said.contains(&why), "{said}");
+    }
+    driver.done(&["port", "rm", "loop"]);
+    let (code, _, said) = run("red", "loop.0", &["true"]);
+    assert!(code == 125 && said.contains("no port loop.0"), "{said}");
+    let mut none = Command::new(pd);
+    none.args([
+        "run",
+        "--bridge",
+        "pdt134",
+        "--name",
+        "t134-none",
+        "--no-driver",
+        "--pipe",
+        "loop.0",
+        "--",
+        "true",
+    ]);
+    let said = String::from_utf8(none.output().unwrap().stderr).unwrap();
+    assert!(said.contains("--no-driver"), "{said}");
+}

@@ -113,7 +113,7 @@ impl Conductor {
                 Asked::Apply(policy) => self.begin_apply(policy, Some(reply)),
                 asked @ (Asked::AddPort { .. }
                 | Asked::AddTap(_)
-                | Asked::Plain(Ask::PortRemove { .. } | Ask::Pipes)) => {
+                | Asked::Plain(Ask::PortRemove { .. } | Ask::Pipes | Ask::MayUse { .. })) => {
                     self.hear_of_pipes(asked, reply);
                 }
                 asked => {

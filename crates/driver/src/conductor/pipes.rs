@@ -29,6 +29,9 @@ impl Conductor {
             Asked::Plain(Ask::PortRemove { name }) if self.pipes.is_started() => {
                 ToNic::RemovePort { name, reply }
             }
+            Asked::Plain(Ask::MayUse { tenant, ports }) if self.pipes.is_started() => {
+                ToNic::MayUse { tenant, ports, reply }
+            }
             Asked::Plain(Ask::Pipes) if self.pipes.is_started() => ToNic::Report { reply },
             Asked::Plain(Ask::Pipes) => {
                 let _ = reply.send(Answer::Pipes(Box::default()));

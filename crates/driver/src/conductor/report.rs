@@ -33,6 +33,7 @@ impl Conductor {
                 | Ask::PortAdd { .. }
                 | Ask::PortRemove { .. }
                 | Ask::Pipes
+                | Ask::MayUse { .. }
                 | Ask::Tap { .. },
             ) => Answer::Error("not the conductor's to answer".to_owned()),
         }

@@ -115,6 +115,11 @@ pub enum ToNic {
     Report {
         reply: Sender<Answer>,
     },
+    MayUse {
+        tenant: String,
+        ports: Vec<String>,
+        reply: Sender<Answer>,
+    },
     AddTap {
         tap: Box<NewTap>,
         reply: Sender<Answer>,

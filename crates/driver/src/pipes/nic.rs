@@ -179,6 +179,10 @@ impl Nic {
             ToNic::Report { reply } => {
                 let _ = reply.send(Answer::Pipes(Box::new(self.report())));
             }
+            ToNic::MayUse { tenant, ports, reply } => {
+                let answer = self.check_ports(&tenant, &ports).map_or_else(Answer::Error, |()| Answer::Done);
+                let _ = reply.send(answer);
+            }
             ToNic::AddTap { tap, reply } => {
                 let answer = self.add_tap(*tap).map_or_else(Answer::Error, |()| Answer::Done);
                 let _ = reply.send(answer);
@@ -258,6 +262,18 @@ impl Nic {
         // Of a link the first takes both.
         self.agent.remove_port(gone[0].1);
         self.ports.retain(|name, _| !names.contains(name));
+        Ok(())
+    }
+
+    /// Tells whether a tenant may have pipes on these ports, and whether they are there.
+    fn check_ports(&self, tenant: &str, ports: &[String]) -> Result<(), String> {
+        for port in ports {
+            let denied = self.binds.check_port(tenant, port);
+            denied.map_err(|why| format!("tenant {tenant} may have no pipe on port {port}: {why}"))?;
+            if !self.ports.contains_key(port) {
+                return Err(no_port(port));
+            }
+        }
         Ok(())
     }
 

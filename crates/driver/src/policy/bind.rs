@@ -68,6 +68,16 @@ impl Binds {
             _ => Err(Denied::Leases),
         }
     }
+
+    /// Tells whether `tenant` may have a pipe on `port` at all: for frames of some flow.
+    pub fn check_port(&self, tenant: &str, port: &str) -> Result<(), Denied> {
+        match self.default {
+            Action::Allow if self.rules.is_empty() => Ok(()),
+            _ if self.rules.is_empty() => Err(Denied::Default),
+            _ if self.rules.iter().any(|rule| rule.matches(tenant, port, None)) => Ok(()),
+            _ => Err(Denied::Port(port.to_owned())),
+        }
+    }
 }
 
 /// Why a pipe is denied.
