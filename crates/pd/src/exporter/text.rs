@@ -6,7 +6,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use pd_abi::counters::ClientCounters;
 use pd_abi::KernelReason;
-use pd_driver::admin::{BackendReport, ClientReport, ProxyReport, SidecarReport};
+use pd_driver::admin::{BackendReport, ClientReport, PortReport, ProxyReport, SidecarReport, TenantPipes};
 use pd_driver::policy::Path;
 use pd_driver::Refusal;
 use prometheus_client::collector::Collector;
@@ -188,6 +188,16 @@ impl Collector for Page {
                 sample.names.sidecars.iter().map(|chain| ([("rule", chain.rule.to_string())], of(chain)));
             family(&mut encoder, (name, help), MetricType::Counter, each)?;
         }
+        for (name, help, of, kind) in OF_PORTS {
+            let labels = |port: &PortReport| [("port", port.name.clone()), ("kind", port.kind.clone())];
+            let each = sample.pipes.ports.iter().map(|port| (labels(port), of(port)));
+            family(&mut encoder, (name, help), kind, each)?;
+        }
+        for (name, help, of, kind) in OF_TENANTS {
+            let each =
+                sample.pipes.tenants.iter().map(|tenant| ([("tenant", tenant.name.clone())], of(tenant)));
+            family(&mut encoder, (name, help), kind, each)?;
+        }
         let by_reason = |counts: &BTreeMap<String, u64>, label: &'static str| {
             ([("reason", label)], counts.get(label).copied().unwrap_or(0))
         };
@@ -343,6 +353,107 @@ const OF_CHAINS: [(&str, &str, OfChain); 2] = [
     ),
 ];
 
+type OfPort = fn(&PortReport) -> u64;
+
+/// Metrics of each port.
+const OF_PORTS: [(&str, &str, OfPort, MetricType); 7] = [
+    (
+        "pipedevice_port_received_frames",
+        "Frames that pipes received from the port",
+        |port| port.frames_received,
+        MetricType::Counter,
+    ),
+    ("pipedevice_port_received_bytes", "Bytes of these", |port| port.bytes_received, MetricType::Counter),
+    (
+        "pipedevice_port_sent_frames",
+        "Frames that pipes sent to the port",
+        |port| port.frames_sent,
+        MetricType::Counter,
+    ),
+    ("pipedevice_port_sent_bytes", "Bytes of these", |port| port.bytes_sent, MetricType::Counter),
+    (
+        "pipedevice_port_unbound_frames",
+        "Frames of the port dropped because no pipe is bound to them",
+        |port| port.frames_unbound,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_port_wrong_frames",
+        "Frames that came back to a generator twice, out of order or changed",
+        |port| port.frames_wrong,
+        MetricType::Counter,
+    ),
+    ("pipedevice_port_pipes", "Pipes that belong to the port", |port| port.pipes as u64, MetricType::Gauge),
+];
+
+type OfTenant = fn(&TenantPipes) -> u64;
+
+/// Metrics of the pipes of each tenant.
+const OF_TENANTS: [(&str, &str, OfTenant, MetricType); 12] = [
+    (
+        "pipedevice_pipes_opened",
+        "Pipes that the tenant opened",
+        |tenant| tenant.pipes_opened,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_refused",
+        "Pipes that the tenant was refused",
+        |tenant| tenant.pipes_refused,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_cut_off",
+        "Pipes ended because a client of the tenant broke the protocol",
+        |tenant| tenant.pipes_cut_off,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_received_frames",
+        "Frames that the tenant's pipes received",
+        |tenant| tenant.counts.frames_received,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_received_bytes",
+        "Bytes of these",
+        |tenant| tenant.counts.bytes_received,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_sent_frames",
+        "Frames that the tenant's pipes sent and that were delivered",
+        |tenant| tenant.counts.frames_sent,
+        MetricType::Counter,
+    ),
+    ("pipedevice_pipes_sent_bytes", "Bytes of these", |tenant| tenant.counts.bytes_sent, MetricType::Counter),
+    (
+        "pipedevice_pipes_dropped_frames",
+        "Frames that the tenant's programs dropped by verdict",
+        |tenant| tenant.counts.frames_dropped,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_refused_frames",
+        "Frames of the tenant refused for their source or their verdict",
+        |tenant| tenant.counts.frames_refused,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_unbound_frames",
+        "Frames of the tenant to which no pipe is bound",
+        |tenant| tenant.counts.frames_unbound,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_notifications",
+        "Times that the tenant's programs were told of frames",
+        |tenant| tenant.counts.notifications,
+        MetricType::Counter,
+    ),
+    ("pipedevice_pipes", "Pipes that the tenant has", |tenant| tenant.pipes_open, MetricType::Gauge),
+];
+
 fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: f64) -> fmt::Result {
     let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     ConstCounter::new(value).encode(metric)
@@ -418,6 +529,9 @@ mod tests {
         let backend = r#"{service="10.96.0.1:80",backend="10.88.0.2:7000"}"#;
         assert_eq!(value(&format!("pipedevice_service_connections_made_total{backend}")), 4.0);
         assert_eq!(value(&format!("pipedevice_service_backend_up{backend}")), 1.0);
+        assert_eq!(value(r#"pipedevice_port_received_bytes_total{port="wan",kind="gen"}"#), 400.0);
+        assert_eq!(value(r#"pipedevice_pipes_refused_frames_total{tenant="red"}"#), 2.0);
+        assert_eq!(value(r#"pipedevice_pipes{tenant="red"}"#), 2.0);
         let a = r#"{client="0",container="a",tenant="default"}"#;
         assert_eq!(value(&format!("pipedevice_client_sent_bytes_total{a}")), 4000.0);
         assert_eq!(value(&format!("pipedevice_client_memory_bytes{a}")), f64::from(4 << 20));

@@ -3,8 +3,10 @@
 //! Numbers change all the time and are read from shared memory, which costs the driver nothing. Names change when
 //! clients and connections come and go; the driver is asked for them then, and not more often than it likes.
 
+mod traffic;
 mod view;
 
+pub use traffic::TrafficView;
 pub use view::{ConnectionView, ContainerView, DriverView, View};
 
 use std::io::ErrorKind;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail, Context, Result};
 use pd_abi::counters::{AgentCounters, ClientCounters, FlowCounters, Gauges, Header};
-use pd_driver::admin::{ask, counters, Answer, Ask, Counters, Report};
+use pd_driver::admin::{ask, counters, Answer, Ask, Counters, PipesReport, Report};
 use pd_harness::known::Names;
 use pd_harness::measure::cpu::of_process;
 
@@ -44,6 +46,8 @@ pub struct Sample {
     pub clients: Vec<ClientCounters>,
     /// For each connection of `names`, there and back.
     pub flows: Vec<[FlowCounters; 2]>,
+    /// Ports and pipes.
+    pub pipes: Arc<PipesReport>,
 }
 
 /// A driver that is looked at now and then.
@@ -62,6 +66,7 @@ struct Link {
     asked: Instant,
     /// Of the counters, when the names were asked for.
     news: [u64; 4],
+    pipes: Arc<PipesReport>,
 }
 
 impl Source {
@@ -87,7 +92,8 @@ impl Link {
     fn new(socket: &Path, containers: &mut Names) -> Result<Link> {
         let counters = counters(socket).map_err(|error| anyhow!(no_answer(socket, &error)))?;
         let news = news(&counters.view.total());
-        Ok(Link { counters, names: names(socket, containers)?, asked: Instant::now(), news })
+        let names = names(socket, containers)?;
+        Ok(Link { counters, names, asked: Instant::now(), news, pipes: Arc::default() })
     }
 
     fn refresh(&mut self, socket: &Path, containers: &mut Names) -> Result<()> {
@@ -96,6 +102,8 @@ impl Link {
             self.names = names(socket, containers)?;
             (self.asked, self.news) = (Instant::now(), news);
         }
+        // They have no counters in memory. The agent of pipes answers, or the conductor where there are no ports.
+        self.pipes = pipes(socket)?;
         Ok(())
     }
 
@@ -119,6 +127,7 @@ impl Link {
                 .map(|c| [0, 1].map(|at| flow(c.connection, at, c.serial)))
                 .collect(),
             names: Arc::clone(&self.names),
+            pipes: Arc::clone(&self.pipes),
         }
     }
 }
@@ -142,6 +151,13 @@ fn names(socket: &Path, containers: &mut Names) -> Result<Arc<Report>> {
             fill_in(&mut report, containers);
             Ok(Arc::from(report))
         }
+        _ => bail!("the driver at {} is of another version", socket.display()),
+    }
+}
+
+fn pipes(socket: &Path) -> Result<Arc<PipesReport>> {
+    match ask(socket, &Ask::Pipes).context("the driver says nothing of pipes")? {
+        Answer::Pipes(report) => Ok(Arc::from(report)),
         _ => bail!("the driver at {} is of another version", socket.display()),
     }
 }

@@ -8,6 +8,7 @@ use pd_driver::admin::{ClientReport, ConnectionReport};
 use pd_driver::policy::Path as BytesPath;
 use serde::Serialize;
 
+use super::traffic::{traffic, TrafficView};
 use super::Sample;
 
 /// Everything, as `--json` prints it.
@@ -21,6 +22,8 @@ pub struct View {
     pub containers: Vec<ContainerView>,
     /// Connections.
     pub connections: Vec<ConnectionView>,
+    /// Ports, and pipes by tenant.
+    pub traffic: Vec<TrafficView>,
 }
 
 /// The driver as a whole.
@@ -118,6 +121,7 @@ impl View {
             driver: driver(before, now, seconds),
             containers: containers(now, &clients, seconds),
             connections: connections.collect(),
+            traffic: traffic(before.map(|before| &*before.pipes), &now.pipes, seconds),
         }
     }
 }
@@ -337,6 +341,7 @@ pub mod tests {
             clients: vec![moved(1000 * n, 0), moved(0, 1500 * n), moved(500 * n, 0)],
             flows: vec![[flow(4, 1000 * n, n), flow(4, 0, 0)], [flow(5, 500 * n, 2 * n), flow(5, 0, 0)]],
             names: Arc::new(names),
+            pipes: Arc::new(super::super::traffic::tests::report(n)),
         }
     }
 

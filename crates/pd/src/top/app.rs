@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::columns::{Column, CONNECTIONS, CONTAINERS, SORT_AT_FIRST};
-use crate::live::{ConnectionView, ContainerView, View};
+use super::columns::{Column, CONNECTIONS, CONTAINERS, SORT_AT_FIRST, TRAFFIC};
+use crate::live::{ConnectionView, ContainerView, TrafficView, View};
 
 /// Shortest and longest time between two looks.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -18,6 +18,8 @@ pub enum Focus {
     Containers,
     /// The lower one.
     Connections,
+    /// Ports and pipes, in place of the lower one.
+    Traffic,
 }
 
 /// How a table is shown.
@@ -56,6 +58,8 @@ pub struct App {
     pub containers: TableState,
     /// The lower table.
     pub connections: TableState,
+    /// The table in its place.
+    pub traffic: TableState,
     /// It is time to end.
     pub done: bool,
 }
@@ -75,6 +79,7 @@ impl App {
             focus: Focus::Containers,
             containers: TableState { sort: SORT_AT_FIRST.0, ..TableState::default() },
             connections: TableState { sort: SORT_AT_FIRST.1, ..TableState::default() },
+            traffic: TableState { sort: SORT_AT_FIRST.2, ..TableState::default() },
             done: false,
         }
     }
@@ -118,9 +123,17 @@ impl App {
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Char('+') => self.interval = (self.interval * 2).min(INTERVAL_MAX),
             KeyCode::Char('-') => self.interval = (self.interval / 2).max(INTERVAL_MIN),
-            KeyCode::Tab | KeyCode::BackTab => {
+            KeyCode::Tab => {
                 self.focus = match self.focus {
                     Focus::Containers => Focus::Connections,
+                    Focus::Connections if self.has_traffic() => Focus::Traffic,
+                    Focus::Connections | Focus::Traffic => Focus::Containers,
+                }
+            }
+            KeyCode::BackTab => {
+                self.focus = match self.focus {
+                    Focus::Containers if self.has_traffic() => Focus::Traffic,
+                    Focus::Containers | Focus::Traffic => Focus::Connections,
                     Focus::Connections => Focus::Containers,
                 }
             }
@@ -142,6 +155,7 @@ impl App {
         let (table, columns) = match self.focus {
             Focus::Containers => (&mut self.containers, CONTAINERS.len()),
             Focus::Connections => (&mut self.connections, CONNECTIONS.len()),
+            Focus::Traffic => (&mut self.traffic, TRAFFIC.len()),
         };
         match code {
             KeyCode::Char('s') | KeyCode::Right => table.sort = (table.sort + 1) % columns,
@@ -166,6 +180,17 @@ impl App {
     pub fn connection_rows(&self) -> Vec<&ConnectionView> {
         let all = self.view.as_ref().map_or(&[][..], |view| &view.connections);
         rows(all, &CONNECTIONS, self.connections, &self.filter)
+    }
+
+    /// Ports and tenants to show, in order.
+    pub fn traffic_rows(&self) -> Vec<&TrafficView> {
+        let all = self.view.as_ref().map_or(&[][..], |view| &view.traffic);
+        rows(all, &TRAFFIC, self.traffic, &self.filter)
+    }
+
+    /// Tells whether there are ports or pipes.
+    pub fn has_traffic(&self) -> bool {
+        self.view.as_ref().is_some_and(|view| !view.traffic.is_empty())
     }
 }
 
@@ -219,6 +244,24 @@ mod tests {
         press(&mut app, "\tr");
         assert_eq!(names(&app), ["b", "pid 1002", "a"], "the other table's");
         assert_eq!(app.connection_rows()[0].connection, 1);
+    }
+
+    #[test]
+    fn the_tab_key_goes_round_and_leaves_out_what_is_not_there() {
+        let mut app = app();
+        let mut round = Vec::new();
+        for _ in 0..3 {
+            press(&mut app, "\t");
+            round.push(app.focus);
+        }
+        assert_eq!(round, [Focus::Connections, Focus::Traffic, Focus::Containers]);
+        app.press(KeyEvent::new(KeyCode::BackTab, KeyModifiers::NONE));
+        assert_eq!(app.focus, Focus::Traffic);
+        assert_eq!(app.traffic_rows().iter().map(|row| &*row.kind).collect::<Vec<_>>(), ["gen", "tenant"]);
+        app.focus = Focus::Connections;
+        app.view.as_mut().unwrap().traffic.clear();
+        press(&mut app, "\t");
+        assert_eq!(app.focus, Focus::Containers);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::live::{ConnectionView, ContainerView};
+use crate::live::{ConnectionView, ContainerView, TrafficView};
 
 /// A column of a table of `T`.
 pub struct Column<T> {
@@ -18,8 +18,8 @@ pub struct Column<T> {
     pub order: fn(&T, &T) -> Ordering,
 }
 
-/// Column of [`CONTAINERS`] and of [`CONNECTIONS`] that rows are sorted by at the start: what moves most.
-pub const SORT_AT_FIRST: (usize, usize) = (2, 3);
+/// Column of [`CONTAINERS`], of [`CONNECTIONS`] and of [`TRAFFIC`] that rows are sorted by at the start: what moves most.
+pub const SORT_AT_FIRST: (usize, usize, usize) = (2, 3, 3);
 
 /// Containers.
 pub const CONTAINERS: [Column<ContainerView>; 11] = [
@@ -166,6 +166,67 @@ pub const CONNECTIONS: [Column<ConnectionView>; 9] = [
         rank: 8,
         text: |c| bytes(c.bytes[0].saturating_add(c.bytes[1])),
         order: |a, b| b.bytes.iter().sum::<u64>().cmp(&a.bytes.iter().sum()),
+    },
+];
+
+/// Ports, and pipes by tenant. What pipes receive is in.
+pub const TRAFFIC: [Column<TrafficView>; 9] = [
+    Column {
+        title: "PORT OR TENANT",
+        width: 16,
+        rank: 0,
+        text: |t| t.name.clone(),
+        order: |a, b| a.name.cmp(&b.name),
+    },
+    Column { title: "KIND", width: 7, rank: 3, text: |t| t.kind.clone(), order: |a, b| a.kind.cmp(&b.kind) },
+    Column {
+        title: "PIPES",
+        width: 6,
+        rank: 6,
+        text: |t| t.pipes.to_string(),
+        order: |a, b| b.pipes.cmp(&a.pipes),
+    },
+    Column {
+        title: "IN pps",
+        width: 7,
+        rank: 1,
+        text: |t| count(t.received_frames_per_second),
+        order: |a, b| b.received_frames_per_second.total_cmp(&a.received_frames_per_second),
+    },
+    Column {
+        title: "IN Gbit/s",
+        width: 10,
+        rank: 4,
+        text: |t| gbit(t.received_gbit_per_second),
+        order: |a, b| b.received_gbit_per_second.total_cmp(&a.received_gbit_per_second),
+    },
+    Column {
+        title: "OUT pps",
+        width: 8,
+        rank: 2,
+        text: |t| count(t.sent_frames_per_second),
+        order: |a, b| b.sent_frames_per_second.total_cmp(&a.sent_frames_per_second),
+    },
+    Column {
+        title: "OUT Gbit/s",
+        width: 11,
+        rank: 5,
+        text: |t| gbit(t.sent_gbit_per_second),
+        order: |a, b| b.sent_gbit_per_second.total_cmp(&a.sent_gbit_per_second),
+    },
+    Column {
+        title: "DROPS/s",
+        width: 8,
+        rank: 7,
+        text: |t| count(t.dropped_frames_per_second),
+        order: |a, b| b.dropped_frames_per_second.total_cmp(&a.dropped_frames_per_second),
+    },
+    Column {
+        title: "DROPPED",
+        width: 8,
+        rank: 8,
+        text: |t| count(t.frames_dropped as f64),
+        order: |a, b| b.frames_dropped.cmp(&a.frames_dropped),
     },
 ];
 

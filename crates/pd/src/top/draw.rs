@@ -7,7 +7,7 @@ use ratatui::widgets::{Block, Clear, Paragraph, Row, Table};
 use ratatui::Frame;
 
 use super::app::{App, Focus, TableState};
-use super::columns::{bytes, count, fitting, gbit, Column, CONNECTIONS, CONTAINERS};
+use super::columns::{bytes, count, fitting, gbit, Column, CONNECTIONS, CONTAINERS, TRAFFIC};
 use crate::live::DriverView;
 
 /// With fewer lines than this, only the table in focus is shown.
@@ -15,7 +15,7 @@ const LINES_FOR_BOTH: u16 = 14;
 
 const HELP: [&str; 11] = [
     "q, Esc, Ctrl-C   end",
-    "Tab              the other table",
+    "Tab              the next table: containers, connections, ports and pipes",
     "s, S             sort by the next, the previous column",
     "r                the other way round",
     "arrows, PgUp/Dn  scroll",
@@ -40,26 +40,25 @@ pub fn draw(frame: &mut Frame, app: &App) {
         let wanted = (containers.len() as u16).saturating_add(1).min(middle.height / 2);
         let [upper, lower] = Layout::vertical([Constraint::Length(wanted), Constraint::Min(0)]).areas(middle);
         draw_table(frame, upper, &CONTAINERS, &containers, app.containers, app.focus == Focus::Containers);
-        let connections = app.connection_rows();
-        draw_table(
-            frame,
-            lower,
-            &CONNECTIONS,
-            &connections,
-            app.connections,
-            app.focus == Focus::Connections,
-        );
+        draw_lower(frame, lower, app);
+    } else if app.focus == Focus::Containers {
+        draw_table(frame, middle, &CONTAINERS, &containers, app.containers, true);
     } else {
-        match app.focus {
-            Focus::Containers => draw_table(frame, middle, &CONTAINERS, &containers, app.containers, true),
-            Focus::Connections => {
-                draw_table(frame, middle, &CONNECTIONS, &app.connection_rows(), app.connections, true);
-            }
-        }
+        draw_lower(frame, middle, app);
     }
     frame.render_widget(Line::from(footer(app)).style(Style::new().add_modifier(Modifier::DIM)), foot);
     if app.help {
         draw_help(frame);
+    }
+}
+
+/// Connections, or ports and pipes where those are in focus.
+fn draw_lower(frame: &mut Frame, area: Rect, app: &App) {
+    if app.focus == Focus::Traffic {
+        draw_table(frame, area, &TRAFFIC, &app.traffic_rows(), app.traffic, true);
+    } else {
+        let focused = app.focus == Focus::Connections;
+        draw_table(frame, area, &CONNECTIONS, &app.connection_rows(), app.connections, focused);
     }
 }
 
@@ -219,12 +218,26 @@ mod tests {
     }
 
     #[test]
+    fn ports_and_tenants_take_the_place_of_connections() {
+        let mut app = app();
+        app.focus = Focus::Traffic;
+        for (width, height) in [(140, 30), (60, 8)] {
+            let text = screen(&app, width, height).join("\n");
+            for part in ["PORT OR TENANT", "vIN pps", "wan", "red", "2.00M"] {
+                assert!(text.contains(part), "'{part}' is missing in:\n{text}");
+            }
+            assert!(!text.contains("FROM"), "{text}");
+        }
+    }
+
+    #[test]
     fn any_state_fits_any_terminal() {
         for prepare in [
             |_: &mut App| {},
             |app: &mut App| app.help = true,
             |app: &mut App| (app.typing, app.filter) = (true, "pid".into()),
             |app: &mut App| app.connections.offset = usize::MAX,
+            |app: &mut App| app.focus = Focus::Traffic,
             |app: &mut App| app.view = None,
             |app: &mut App| app.problem = Some("no driver answers".into()),
         ] {

@@ -15,7 +15,7 @@ use ratatui::DefaultTerminal;
 
 use crate::live::{Sample, Source, View};
 use app::App;
-use columns::{Column, CONNECTIONS, CONTAINERS};
+use columns::{Column, CONNECTIONS, CONTAINERS, TRAFFIC};
 use pd_harness::signals::Signals;
 
 /// How soon a signal is noticed.
@@ -96,6 +96,9 @@ fn print(view: View) {
         table(&CONTAINERS, &app.container_rows()),
         table(&CONNECTIONS, &app.connection_rows())
     );
+    if app.has_traffic() {
+        println!("\n{}", table(&TRAFFIC, &app.traffic_rows()));
+    }
 }
 
 fn table<T>(columns: &[Column<T>], rows: &[&T]) -> Table {
