@@ -507,7 +507,16 @@ pub fn counters(socket: &Path) -> std::io::Result<Counters> {
 pub struct Tap {
     /// Its frames are records: [`pd_pipe::Record`].
     pub records: pd_pipe::Pipe,
-    _life: OwnedFd,
+    life: OwnedFd,
+}
+
+impl Tap {
+    /// Tells whether the driver still runs. One that was killed ends no pipe.
+    pub fn is_live(&self) -> bool {
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Nobody reads from it: what there is to see is that the reading end has gone.
+        !poll(&mut [PollFd::new(&self.life, PollFlags::empty())], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
 }
 
 /// Asks the driver at `socket` for copies of frames, at most `snap_bytes` of each. A copy for which the ring has no room is lost and
@@ -530,7 +539,7 @@ pub fn tap(socket: &Path, of: TapOf, snap_bytes: usize) -> std::io::Result<Tap> 
     BufReader::new(&stream).read_line(&mut answer)?;
     match serde_json::from_str(&answer)? {
         Answer::Error(why) => Err(Error::other(why)),
-        _ => Ok(Tap { records, _life: life }),
+        _ => Ok(Tap { records, life }),
     }
 }
 

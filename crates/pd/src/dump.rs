@@ -131,7 +131,7 @@ pub fn dump(socket: &Path, args: DumpArgs) -> Result<i32> {
         match tap.records.wait(wait) {
             Ok(()) => {}
             Err(Errno::AGAIN) if end.is_some_and(|end| Instant::now() >= end) => break None,
-            Err(Errno::AGAIN) => continue,
+            Err(Errno::AGAIN) if tap.is_live() => continue,
             Err(Errno::NODEV) => break Some(format!("{name} was removed")),
             Err(_) => break Some("the driver has ended".to_owned()),
         }

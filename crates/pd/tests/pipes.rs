@@ -1,6 +1,7 @@
 //! `pd port`, `pd pipe`, and a program with a pipe of a driver in a process of its own.
 
 use pd_client::pipe::{Direction, Options, Pipe};
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -73,28 +74,33 @@ impl Drop for Driver {
     }
 }
 
+/// A process that is killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A process that sends back what comes at a port, until it is dropped. A process has one driver: the tests have one each.
-struct Echo(Child);
+struct Echo {
+    _process: Running,
+}
 
 impl Echo {
     fn start(driver: &Driver, port: &str) -> Echo {
         let mut this = Command::new(std::env::current_exe().unwrap());
         this.args(["--exact", "echo", "--ignored", "--nocapture"]).env("ECHO_PORT", port);
         let child = this.env("PD_SOCKET", driver.socket()).stdout(Stdio::null()).spawn().unwrap();
-        let echo = Echo(child);
+        let echo = Echo { _process: Running(child) };
         let end = Instant::now() + Duration::from_secs(20);
         while driver.json(&["pipe", "ls", "--json"])["pipes"].as_array().unwrap().is_empty() {
             assert!(Instant::now() < end, "no echo");
             std::thread::sleep(Duration::from_millis(5));
         }
         echo
-    }
-}
-
-impl Drop for Echo {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -248,7 +254,7 @@ fn a_generator_counts_and_times_what_comes_back() {
 
 #[test]
 fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
-    let driver = Driver::start();
+    let mut driver = Driver::start();
     driver.done(&["port", "add", "loop", "link"]);
     let _echo = Echo::start(&driver, "loop.1");
     driver.refused(&["pipe", "dump", "nowhere"], "no port nowhere");
@@ -260,7 +266,7 @@ fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
     let admin = driver.folder.path().join("admin.sock");
     let mut dump = Command::new(env!("CARGO_BIN_EXE_pd"));
     dump.args(["pipe", "dump", "loop.0", "--count", "1000", "--snap", "70", "--out"]).arg(&file);
-    let mut dump = dump.arg("--admin-socket").arg(&admin).spawn().unwrap();
+    let mut dump = Running(dump.arg("--admin-socket").arg(&admin).spawn().unwrap());
     // Nobody reads this one: its ring fills, and no frame waits for it.
     let of = pd_driver::admin::TapOf::Port { name: "loop.1".to_owned() };
     let unread = pd_driver::admin::tap(&admin, of, 9000).unwrap();
@@ -280,7 +286,7 @@ fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
         assert_eq!(run["loss"], 0.0, "{run}");
     };
     gen("500");
-    assert!(dump.wait().unwrap().success());
+    assert!(dump.0.wait().unwrap().success());
     gen("4000");
     let lost = taps().iter().find(|tap| tap["of"]["port"]["name"] == "loop.1").unwrap().clone();
     assert!(lost["frames_lost"].as_u64() > Some(0), "{lost}");
@@ -289,6 +295,20 @@ fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
     while !taps().is_empty() {
         assert!(Instant::now() < end, "{:?}", taps());
     }
+
+    // A driver that is killed ends the dumps that it has.
+    let mut dump = Command::new(env!("CARGO_BIN_EXE_pd"));
+    dump.args(["pipe", "dump", "loop.0", "--out", "/dev/null", "--admin-socket"]).arg(&admin);
+    let mut dump = Running(dump.stderr(Stdio::piped()).spawn().unwrap());
+    let end = Instant::now() + Duration::from_secs(20);
+    while driver.json(&["pipe", "ls", "--json"])["taps"].as_array().unwrap().is_empty() {
+        assert!(Instant::now() < end, "no tap");
+    }
+    driver.child.kill().unwrap();
+    driver.child.wait().unwrap();
+    let mut said = String::new();
+    dump.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(dump.0.wait().unwrap().success() && said.contains("the driver has ended"), "{said}");
 
     let bytes = std::fs::read(&file).unwrap();
     let mut reader = pcap_file::pcapng::PcapNgReader::new(&bytes[..]).unwrap();
