@@ -244,7 +244,7 @@ fn a_generator_counts_and_times_what_comes_back() {
         (&["hole"][..], "cannot open a pipe"),
         (&["loop.0", "--sizes", "20"][..], "58 to 9216"),
         (&["loop.0", "--rate", "fast"][..], "no rate"),
-        (&["loop.0", "--seconds", "-1"][..], "--seconds"),
+        (&["loop.0", "--seconds=-1"][..], "--seconds"),
         (&["loop.0", "--pcap", "/nonexistent"][..], "/nonexistent"),
     ] {
         let (done, _, said) = gen(args);
