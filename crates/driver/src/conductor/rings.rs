@@ -229,7 +229,7 @@ impl Conductor {
         };
         let lease = |region: u64| {
             let region = self.pool.bytes_of(region, bytes >= HUGEPAGE_BYTES as u64);
-            client.account.lease(Amounts::region(region))
+            client.account.lease_ring(Amounts::region(region))
         };
         let lease = lease(generous).or_else(|_| lease(bytes))?;
         client.growing = Some(bytes);

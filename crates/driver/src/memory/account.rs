@@ -7,6 +7,10 @@
 //! A payer may hold as much as its cap; without one, half of what others leave. What is reserved for a payer is taken of the
 //! pool from the start, so that others cannot have it.
 //!
+//! The last sixteenth of a payer's memory is kept from send regions, direct rings and large receive regions. Control memory and
+//! receive regions of at most 64 KiB may have it, and only these its last quarter: a process can then still attach, and a stream that
+//! has begun goes on.
+//!
 //! All accounts of a pool share one lock. It is held for a few steps, and never for a message or a request in a ring.
 use super::pool::Exhausted;
 use pd_abi::layout::CHANNEL_STRIDE;
@@ -123,6 +127,25 @@ impl Resource {
     pub const ALL: [Self; 3] = [Self::Clients, Self::Descriptors, Self::Memory];
 }
 
+/// Part of a payer's memory that is kept for control memory and small receive regions, at most [`KEPT_BYTES_MAX`].
+const KEPT_PART: u64 = 16;
+const KEPT_BYTES_MAX: u64 = 16 << 20;
+/// A payer with less memory than this keeps none.
+const KEEPS_FROM_BYTES: u64 = 4 << 20;
+/// Largest receive region that may have it.
+const KEPT_REGION_BYTES: u64 = 64 << 10;
+
+/// Part of that which only receive regions may have: processes that attach are not to take what they wait for then.
+const KEPT_OF_RINGS_PART: u64 = 4;
+
+/// Bytes that a payer keeps of `most` bytes.
+fn kept(most: u64) -> u64 {
+    match most {
+        0..KEEPS_FROM_BYTES => 0,
+        _ => (most / KEPT_PART).min(KEPT_BYTES_MAX),
+    }
+}
+
 /// Descriptors of a client without channels: its socket, its process, its network namespace, and one while it maps its control
 /// region.
 const CLIENT_DESCRIPTORS: u64 = 4;
@@ -159,6 +182,15 @@ impl Amounts {
     /// A region or a direct ring of so many bytes, and the driver's descriptor of it.
     pub fn region(memory_bytes: u64) -> Self {
         Self { memory_bytes, ..Self::descriptor() }
+    }
+
+    /// Bytes of `most` that a payer does not have for this. `is_ring`: it is a receive region.
+    fn kept_from(&self, most: u64, is_ring: bool) -> u64 {
+        match self.memory_bytes {
+            0 => kept(most) / KEPT_OF_RINGS_PART,
+            1..=KEPT_REGION_BYTES if is_ring => 0,
+            _ => kept(most),
+        }
     }
 
     /// One of the driver's.
@@ -296,7 +328,7 @@ impl Books {
     }
 
     /// Takes amounts of an account and of those above it.
-    fn take(&mut self, index: usize, want: &Amounts) -> Result<(), Exhausted> {
+    fn take(&mut self, index: usize, want: &Amounts, is_ring: bool) -> Result<(), Exhausted> {
         let mut at = index;
         if let Kind::Client(budget, payer) = &self.entry(at).kind {
             let (budget, payer) = (*budget, payer.index);
@@ -309,8 +341,10 @@ impl Books {
         if let Kind::Payer(caps) = self.entry(at).kind {
             let used = self.entry(at).used;
             for resource in Resource::ALL {
-                let (want, most) = (want.of_payer(resource), self.most(at, &caps, resource));
-                if want > 0 && used.of_payer(resource).saturating_add(want) > most {
+                let most = self.most(at, &caps, resource);
+                let kept = if resource == Resource::Memory { want.kept_from(most, is_ring) } else { 0 };
+                let (want, left) = (want.of_payer(resource), most - kept);
+                if want > 0 && used.of_payer(resource).saturating_add(want) > left {
                     return Err(self.refuse(at, resource, Whose::Tenant, most));
                 }
             }
@@ -459,8 +493,20 @@ impl Account {
     /// # Errors
     /// [`Exhausted::Budget`], which says what is too small.
     pub fn lease(self: &Arc<Self>, amounts: Amounts) -> Result<Lease, Exhausted> {
+        self.lease_of(amounts, false)
+    }
+
+    /// The same of a receive region, which may have what is kept for small ones.
+    ///
+    /// # Errors
+    /// [`Exhausted::Budget`], which says what is too small.
+    pub fn lease_ring(self: &Arc<Self>, amounts: Amounts) -> Result<Lease, Exhausted> {
+        self.lease_of(amounts, true)
+    }
+
+    fn lease_of(self: &Arc<Self>, amounts: Amounts, is_ring: bool) -> Result<Lease, Exhausted> {
         let mut books = self.lock();
-        books.take(self.index, &amounts)?;
+        books.take(self.index, &amounts, is_ring)?;
         books.entry_mut(self.index).leases += usize::from(amounts.memory_bytes > 0);
         Ok(Lease { account: Arc::clone(self), amounts })
     }

@@ -54,6 +54,27 @@ fn a_payer_without_a_cap_gets_half_of_what_others_leave() {
     assert_eq!(pool.used(), Amounts::default());
 }
 
+/// Processes attach, and streams go on, where all that regions may have is used up.
+#[test]
+fn control_memory_and_small_rings_have_the_last_sixteenth() {
+    const MIB: u64 = 1 << 20;
+    let client = |most| pool(64 * MIB).payer(memory(Some(most), 0)).client(64 * MIB);
+    let one = client(16 * MIB);
+    let _regions = one.lease(Amounts::memory(15 * MIB)).unwrap();
+    let beyond = [one.lease(Amounts::memory(4096)), one.lease_ring(Amounts::memory(MIB))];
+    for refused in beyond {
+        assert_eq!(short(refused.unwrap_err()), (Resource::Memory, Whose::Tenant, 16 * MIB));
+    }
+    let lines = |lines_bytes| one.lease(Amounts { lines_bytes, ..Amounts::default() });
+    let _lines = lines(MIB - (256 << 10)).unwrap();
+    assert_eq!(short(lines(4096).unwrap_err()).1, Whose::Tenant);
+    let ring = || one.lease_ring(Amounts::memory(64 << 10));
+    let _rings = [(); 4].map(|()| ring().unwrap());
+    assert_eq!(short(ring().unwrap_err()).1, Whose::Tenant);
+    // Of little nothing is kept.
+    assert!(client(2 * MIB).lease(Amounts::memory(2 * MIB)).is_ok());
+}
+
 #[test]
 fn what_is_reserved_is_nobody_elses() {
     let pool = pool(1000);
