@@ -11,7 +11,7 @@ use crate::unseen::Attention;
 use crate::{address, aside, table, unclaimed, unix, unseen};
 use libc::c_int;
 use pd_client::core::KernelReason;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// A TCP socket, an epoll instance, or a pipe that is spliced by.
@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 pub(crate) struct Entry {
     /// Its numbers in this process.
     fds: Mutex<Vec<c_int>>,
+    /// One of them when the kernel got the connection, for calls that had begun; -1: it has not.
+    left_as: AtomicI32,
     pub(crate) thing: Thing,
 }
 
@@ -94,7 +96,7 @@ impl Listener {
 
 impl Entry {
     pub(crate) fn new(thing: Thing) -> Arc<Self> {
-        Arc::new(Self { fds: Mutex::default(), thing })
+        Arc::new(Self { fds: Mutex::default(), left_as: AtomicI32::new(-1), thing })
     }
 
     pub(crate) fn socket(&self) -> Option<&Socket> {
@@ -137,6 +139,19 @@ impl Entry {
     /// Any of its numbers.
     pub(crate) fn any_fd(&self) -> Option<c_int> {
         lock(&self.fds).first().copied()
+    }
+
+    /// The same for a call that goes on in the kernel, which may have got the connection meanwhile.
+    pub(crate) fn kernels_fd(&self) -> Option<c_int> {
+        self.any_fd().or_else(|| Some(self.left_as.load(Ordering::Acquire)).filter(|&fd| fd >= 0))
+    }
+
+    fn take_fds(&self) -> Vec<c_int> {
+        let mut fds = lock(&self.fds);
+        if let Some(&fd) = fds.first() {
+            self.left_as.store(fd, Ordering::Release);
+        }
+        std::mem::take(&mut fds)
     }
 
     /// A number is about to be closed.
@@ -191,14 +206,14 @@ impl Entry {
 
     /// It has left the fabric, and may come back: its numbers are `away`'s.
     pub(crate) fn hand_to(&self, away: &Arc<Self>) {
-        for fd in lock(&self.fds).drain(..) {
+        for fd in self.take_fds() {
             table::set(fd, away);
         }
     }
 
     /// It is plain from now on: all its numbers are, and nobody looks at it any more.
     pub(crate) fn give_up(&self) {
-        for fd in lock(&self.fds).drain(..) {
+        for fd in self.take_fds() {
             table::clear(fd);
         }
     }

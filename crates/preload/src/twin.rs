@@ -739,6 +739,7 @@ impl Twin {
                     let waits = part < least && self.waits(flags);
                     let mut missing = Rest::new(pieces, false);
                     missing.advance(part);
+                    let flags = if waits { flags } else { flags | libc::MSG_DONTWAIT };
                     return match aside::kernels_part(entry, self, waits, until) {
                         Ok(fd) => Ok(part + self.rest_by_kernel(fd, missing.pieces(), flags, true)),
                         Err(_) => Ok(part),
@@ -877,12 +878,7 @@ impl Twin {
                     continue;
                 }
                 Err(failure) if aside::is_elsewhere(failure) || aside::lacks_means(failure) => {
-                    let failure = self.go_on_in_kernel(entry, failure);
-                    let goes_on = failure == Failure::Kernel && sent > 0 && self.waits(flags);
-                    if let Some(fd) = entry.any_fd().filter(|_| goes_on) {
-                        return Ok(sent + self.rest_by_kernel(fd, rest.pieces(), flags, false));
-                    }
-                    failure
+                    self.go_on_in_kernel(entry, failure)
                 }
                 Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Send, &mut waiting) {
                     Ok(()) => continue,
@@ -892,7 +888,11 @@ impl Twin {
                 Err(failure) => failure,
             };
             if sent > 0 {
-                return Ok(sent);
+                // A call that waits sends all, whatever carries it.
+                let goes_on = failure == Failure::Kernel && self.waits(flags);
+                let fd = entry.kernels_fd().filter(|_| goes_on);
+                let rest = |fd| self.rest_by_kernel(fd, rest.pieces(), flags, false);
+                return Ok(sent + fd.map_or(0, rest));
             }
             return match failure {
                 Failure::Errno(libc::EPIPE) if self.unix => Err(Failure::Plain),
@@ -1024,6 +1024,16 @@ impl Twin {
             self.go_back(entry, back);
             !back.sends()
         })
+    }
+
+    /// Goes on with a call that waits and has begun here by `work` in the kernel, if the connection has left meanwhile. Returns the bytes
+    /// that `work` has moved.
+    pub(crate) fn finish_by_kernel(&self, entry: &Entry, work: impl FnOnce(c_int) -> isize) -> usize {
+        let is_kernels = (self.progress().sends() || self.is_abandoned()) && self.waits(0);
+        let Some(fd) = entry.kernels_fd().filter(|_| is_kernels) else { return 0 };
+        let moved = usize::try_from(outside(|| work(fd))).unwrap_or(0);
+        self.aside.counts.add(Moves::Sends, moved);
+        moved
     }
 
     /// Sends at most `len` bytes that `fill` reads from somewhere; waits as the socket does.

@@ -70,5 +70,11 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -
         // SAFETY: as above.
         unsafe { *offset += sent as off_t };
     }
-    Ok(sent as ssize_t)
+    let rest = count - sent;
+    let more = match rest {
+        0 => 0,
+        // SAFETY: the caller's arguments.
+        _ => twin.finish_by_kernel(&entry, |out| unsafe { real::sendfile(out, from, offset, rest) }),
+    };
+    Ok((sent + more) as ssize_t)
 }
