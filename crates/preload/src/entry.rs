@@ -445,7 +445,7 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
         Some(false) => return None,
         Some(true) => {}
     }
-    match fabric::take(fd) {
+    match fabric::take(fd, false) {
         Taken::None => return None,
         Taken::Twin(socket) => {
             // Another program may have wanted it.

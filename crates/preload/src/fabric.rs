@@ -7,16 +7,19 @@ use crate::log::note;
 use crate::unix::File;
 use crate::unseen;
 use libc::c_int;
-use pd_client::core::{twin, KernelReason, Socket};
+use pd_client::core::{sleep_for, twin, KernelReason, Socket};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a driver that was not there is not asked for again.
 const ABSENT_FOR: Duration = Duration::from_secs(2);
+/// How long a process that is to take a connection over tries to attach while the driver has no room for it, and how often.
+const ROOM_WITHIN: Duration = Duration::from_secs(2);
+const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(5);
 /// Marks addresses that were tried without a kernel connection.
 const SHORT: &str = "short";
 
@@ -42,9 +45,11 @@ fn unavailable() -> Option<KernelReason> {
 
 /// The same for what is on the fabric already.
 fn reaches_driver() -> bool {
-    if now_ns() < ABSENT_UNTIL_NS.load(Ordering::Relaxed) {
-        return false;
-    }
+    now_ns() >= ABSENT_UNTIL_NS.load(Ordering::Relaxed) && attaches()
+}
+
+/// Attaches, if the process is not attached.
+fn attaches() -> bool {
     let attached = pd_client::core::attach();
     match &attached {
         Ok(()) => REFUSED_WITH.store(0, Ordering::Relaxed),
@@ -266,21 +271,42 @@ pub(crate) enum Taken {
     None,
 }
 
-/// The twin of a connection that another process had.
-pub(crate) fn take(fd: c_int) -> Taken {
-    if !reaches_driver() {
-        return Taken::None;
+/// Whether a process that tries again may have more luck: others end, and make room.
+fn lacks_room(errno: c_int) -> bool {
+    [libc::ENOMEM, libc::ENOBUFS, libc::EMFILE, libc::ENFILE, libc::EUSERS].contains(&errno)
+}
+
+/// The twin of a connection that another process had. `waits_for_room`: there is one, and it is worth to wait for.
+pub(crate) fn take(fd: c_int, waits_for_room: bool) -> Taken {
+    let until = Instant::now() + ROOM_WITHIN;
+    loop {
+        let taken = take_now(fd, waits_for_room);
+        let may_get = waits_for_room && matches!(taken, Err(errno) if lacks_room(errno));
+        let again = may_get && Instant::now() < until;
+        if !again {
+            return taken.unwrap_or(Taken::None);
+        }
+        sleep_for(LOOK_FOR_ROOM_EVERY);
+    }
+}
+
+/// The same, or the errno for which it cannot be had now. `again`: also soon after the driver has had no room for the process.
+fn take_now(fd: c_int, again: bool) -> Result<Taken, c_int> {
+    let refused = REFUSED_WITH.load(Ordering::Relaxed);
+    let attached = reaches_driver() || again && lacks_room(refused) && attaches();
+    if !attached {
+        return Err(REFUSED_WITH.load(Ordering::Relaxed));
     }
     match twin::take(borrow(fd)) {
         Ok(Some(socket)) => {
             socket.set_nonblocking(true);
-            Taken::Twin(socket)
+            Ok(Taken::Twin(socket))
         }
-        Ok(None) => Taken::None,
-        Err(error) if error.errno() == libc::EALREADY => Taken::Own,
+        Ok(None) => Ok(Taken::None),
+        Err(error) if error.errno() == libc::EALREADY => Ok(Taken::Own),
         Err(error) => {
             note!("descriptor {fd}: the connection cannot be taken over: {error}");
-            Taken::None
+            Err(error.errno())
         }
     }
 }

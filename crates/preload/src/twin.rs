@@ -530,7 +530,9 @@ impl Twin {
             return Ok(());
         }
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-        let Taken::Twin(socket) = fabric::take(fd) else { return Err(Failure::Errno(libc::ECONNRESET)) };
+        let Taken::Twin(socket) = fabric::take(fd, true) else {
+            return Err(Failure::Errno(libc::ECONNRESET));
+        };
         note!("descriptor {fd}: took the connection over");
         if self.recv_shut.load(Ordering::Relaxed) {
             socket.end_receiving()?;
