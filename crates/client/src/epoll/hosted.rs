@@ -75,6 +75,10 @@ impl Epoll {
         for channel in &channels {
             lost |= channel.use_pipe().is_err();
         }
+        if lost {
+            // Its descriptor would stay readable for an instance that has no member left to tell of it.
+            self.lose();
+        }
         self.begin_sleep();
         fence(Ordering::SeqCst);
         let mut queue = lock(&self.queue);
