@@ -1,6 +1,6 @@
 //! Connections of the kernel whose bytes go here (`pd_client::core::twin`): made, claimed, and passed between
 //! processes that hold the same socket, without a byte lost or doubled.
-use pd_client::core::twin;
+use pd_client::core::{twin, Departure, Left};
 use pd_client::Shutdown;
 use pd_tests::{alone, program_path, Random, TestDriver, TwinSide};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -457,21 +457,22 @@ fn who_steps_aside_knows_what_still_comes() {
     let _alone = alone();
     let listener = listener("127.0.0.1:0");
     let (fd, a, accepted) = connect(&listener);
-    let refused = a.socket.step_aside(false).unwrap_err();
+    let refused = a.socket.step_aside(Departure::Marked).unwrap_err();
     assert_eq!(refused.errno(), libc::ENOTCONN, "nobody has claimed it");
     a.send(0, 1000);
     let b = claim(&accepted).expect("a twin");
     b.send(0, 70_000);
     b.receive(0, 1000);
     assert!(!a.socket.sends_elsewhere() && !b.socket.sends_elsewhere());
-    let comes = b.socket.step_aside(false).unwrap();
-    assert_eq!(comes, 1000);
+    let left = b.socket.step_aside(Departure::Unmarked).unwrap();
+    assert_eq!(left, Left { owed: 1000, first: true, marks: true });
     assert!(a.socket.sends_elsewhere());
     let elsewhere = |side: &TwinSide| side.socket.recv(1).unwrap_err().errno();
     let refused = |side: &TwinSide| side.socket.send_filled(1, &mut |_, _| Ok(1)).unwrap_err().errno();
     assert_eq!([refused(&a), refused(&b)], [pd_client::core::ELSEWHERE; 2]);
-    let comes = a.socket.step_aside(false).unwrap();
-    assert_eq!(comes, 70_000);
+    // The first to leave says what the other one does, whose own wish comes too late.
+    let left = a.socket.step_aside(Departure::Unmarked).unwrap();
+    assert_eq!(left, Left { owed: 70_000, first: false, marks: false });
     a.receive(0, 70_000);
     assert_eq!([elsewhere(&a), elsewhere(&b)], [pd_client::core::ELSEWHERE; 2]);
     assert_eq!([a.socket.take_error().unwrap(), b.socket.take_error().unwrap()], [0; 2]);
@@ -489,7 +490,11 @@ fn an_end_that_cannot_step_aside_stays_shut() {
     let listener = listener("127.0.0.1:0");
     let (fd, a, accepted) = connect(&listener);
     a.socket.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(a.socket.step_aside(false).unwrap_err().errno(), libc::ENOTCONN, "nobody has claimed it");
+    assert_eq!(
+        a.socket.step_aside(Departure::Marked).unwrap_err().errno(),
+        libc::ENOTCONN,
+        "nobody has claimed it"
+    );
     let refused = a.socket.send_filled(1, &mut |_, _| Ok(1)).unwrap_err();
     assert_eq!(refused.errno(), libc::EPIPE);
     drop((fd, accepted));

@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 11ull
+#define PD_ABI_VERSION 12ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -100,6 +100,12 @@
 #define PD_ABI_CLOSE_RESETS 1ull
 /* value of Operation::StepAside: the kernel would only be faster. Refused with EACCES where the policy has the driver move the connection's bytes. */
 #define PD_ABI_STEP_ASIDE_BY_CHOICE 1ull
+/* value of Operation::StepAside: the socket's process looks at both streams, so that a peer that follows sends no mark over the kernel's connection. Without effect if the peer has left before. */
+#define PD_ABI_STEP_ASIDE_UNMARKED 2ull
+/* In the answer to Operation::StepAside: the peer has left before. */
+#define PD_ABI_PEER_LEFT 9223372036854775808ull
+/* The same: it wants no mark. */
+#define PD_ABI_PEER_UNMARKED 4611686018427387904ull
 /* value of Operation::Left: all of the peer's ring was read. */
 #define PD_ABI_LEFT_RECEIVING 1ull
 /* value of Operation::Left: nothing more is written into this side's ring. */
@@ -192,7 +198,7 @@
 #define PD_ABI_OP_OPEN_FILE 16ull
 /* Move a piece of a file to the peer: tag is a FileId, the numbers are its first byte and its length (at most MESSAGE_BYTES_MAX). Counted as a send. Unanswered. */
 #define PD_ABI_OP_SEND_FILE 17ull
-/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know. value may be STEP_ASIDE_BY_CHOICE. */
+/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know, and PEER_LEFT and PEER_UNMARKED. value may be STEP_ASIDE_BY_CHOICE or STEP_ASIDE_UNMARKED. */
 #define PD_ABI_OP_STEP_ASIDE 18ull
 
 /* Socket options. */

@@ -152,8 +152,8 @@ kinds! {
         SendFile = 17,
         /// Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with
         /// [`ELSEWHERE`](crate::layout::ELSEWHERE) after what was sent, and its peer's sending at once. Answered, as a number, with the
-        /// position in the stream up to which the driver delivers what the peer has sent before it could know. `value` may be
-        /// [`STEP_ASIDE_BY_CHOICE`].
+        /// position in the stream up to which the driver delivers what the peer has sent before it could know, and
+        /// [`PEER_LEFT`] and [`PEER_UNMARKED`]. `value` may be [`STEP_ASIDE_BY_CHOICE`] or [`STEP_ASIDE_UNMARKED`].
         StepAside = 18,
     }
 }
@@ -165,6 +165,13 @@ constants! {
     /// `value` of [`Operation::StepAside`]: the kernel would only be faster. Refused with `EACCES` where the policy has the driver
     /// move the connection's bytes.
     STEP_ASIDE_BY_CHOICE: u32 = 1;
+    /// `value` of [`Operation::StepAside`]: the socket's process looks at both streams, so that a peer that follows sends no mark
+    /// over the kernel's connection. Without effect if the peer has left before.
+    STEP_ASIDE_UNMARKED: u32 = 2;
+    /// In the answer to [`Operation::StepAside`]: the peer has left before.
+    PEER_LEFT: u64 = 1 << 63;
+    /// The same: it wants no mark.
+    PEER_UNMARKED: u64 = 1 << 62;
     /// `value` of [`Operation::Left`]: all of the peer's ring was read.
     LEFT_RECEIVING: u32 = 1;
     /// `value` of [`Operation::Left`]: nothing more is written into this side's ring.

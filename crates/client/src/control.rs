@@ -8,7 +8,8 @@ use crate::socket::{Control, Socket, State};
 use crate::turn::{lock, Deadline};
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
-    Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE,
+    Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, PEER_LEFT, PEER_UNMARKED,
+    RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_UNMARKED,
 };
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -24,6 +25,28 @@ const BACKLOG_WAIT_MAX: Duration = Duration::from_secs(127);
 /// How long after a driver was followed by another a listener may be missing that is about to listen there again. Until then a
 /// connect asks the driver again, rather than go over the kernel for good.
 const LISTENERS_RETURN_MAX: Duration = Duration::from_millis(600);
+
+/// How a twin leaves for the kernel: see [`Socket::step_aside`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// A peer that follows marks the kernel's stream.
+    Marked,
+    /// The same, and the kernel would only be faster.
+    ByChoice,
+    /// This side looks at both streams by itself: a peer that follows marks nothing.
+    Unmarked,
+}
+
+/// Answer to a departure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Position up to which the driver brings bytes that the peer has sent before it could know.
+    pub owed: u64,
+    /// The peer has not left before.
+    pub first: bool,
+    /// This side marks the kernel's stream.
+    pub marks: bool,
+}
 
 /// The direction to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -344,14 +367,12 @@ impl Socket {
     }
 
     /// Of a twin: sends nothing more, and has the peer send nothing more ([`Self::sends_elsewhere`]), for the connection goes on
-    /// in the kernel. What was sent by either is still received here. Returns up to which position the driver brings
-    /// bytes that the peer has sent before it could know; [`Self::look_exactly`] finds those in its ring. `by_choice`: the
-    /// kernel would only be faster.
+    /// in the kernel. What was sent by either is still received here. [`Self::look_exactly`] finds what is owed in its ring.
     ///
     /// # Errors
     /// `ENOTCONN` if the peer has not claimed its end; `EACCES` if it leaves by choice and the policy has the driver move its
     /// bytes; `ENETDOWN` and others if the connection has ended anyway.
-    pub fn step_aside(&self, by_choice: bool) -> Result<u64> {
+    pub fn step_aside(&self, departure: Departure) -> Result<Left> {
         self.check_usable()?;
         // A send that is under way is over first: what it posts after this would not be delivered.
         let _copying = self.copying.lock();
@@ -364,7 +385,11 @@ impl Socket {
             side.aside = true;
             std::mem::replace(&mut side.shut, true)
         };
-        let value = if by_choice { STEP_ASIDE_BY_CHOICE } else { 0 };
+        let value = match departure {
+            Departure::Marked => 0,
+            Departure::ByChoice => STEP_ASIDE_BY_CHOICE,
+            Departure::Unmarked => STEP_ASIDE_UNMARKED,
+        };
         let request = Request { value, ..control.link.request(Operation::StepAside) };
         let answer = control.call(request, || "cannot leave the fabric".to_owned());
         if answer.is_err() {
@@ -374,7 +399,10 @@ impl Socket {
         control.link.wake_all();
         drop(control);
         self.watch.notify();
-        answer.map(|answer| answer.number())
+        answer.map(|answer| {
+            let (number, bits) = (answer.number(), PEER_LEFT | PEER_UNMARKED);
+            Left { owed: number & !bits, first: number & PEER_LEFT == 0, marks: number & PEER_UNMARKED == 0 }
+        })
     }
 
     /// Ends receiving on this side alone, as TCP does: what comes can still be received, a receive that finds nothing says that

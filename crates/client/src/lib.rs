@@ -69,6 +69,7 @@ pub use error::{Error, Result};
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
     pub use crate::arena::{free, malloc};
+    pub use crate::control::{Departure, Left};
     pub use crate::due::{handler_flags, sleep_for};
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::other::{Other, Readiness};

@@ -29,6 +29,8 @@ mod pointers;
 mod ports;
 #[path = "preload/reasons.rs"]
 mod reasons;
+#[path = "preload/scarce.rs"]
+mod scarce;
 #[path = "preload/short.rs"]
 mod short;
 #[path = "preload/signals.rs"]
@@ -53,6 +55,21 @@ enum With {
     Library,
     /// The same, as one of a tenant's whose bytes the policy has the driver move.
     Mediated,
+    /// The library, as one of a tenant's that has hardly any memory.
+    Scarce,
+    /// Both.
+    ScarceMediated,
+}
+
+impl With {
+    fn tenant(self) -> Option<&'static str> {
+        match self {
+            With::Nothing | With::Library => None,
+            With::Mediated => Some("mediated"),
+            With::Scarce => Some("scarce"),
+            With::ScarceMediated => Some("scarce_mediated"),
+        }
+    }
 }
 
 /// A driver, a bridge and the names of one test.
@@ -86,7 +103,10 @@ impl Site {
             at("policy.toml")
         );
         let policy = "[[tenant]]\nname = \"mediated\"\n\
-                      [[rule]]\nfrom = \"mediated\"\nto = \"mediated\"\naction = \"allow\"\npath = \"offloaded\"\n";
+                      [[tenant]]\nname = \"scarce\"\nmemory_bytes_max = \"8MiB\"\n\
+                      [[tenant]]\nname = \"scarce_mediated\"\nmemory_bytes_max = \"8MiB\"\n\
+                      [[rule]]\nfrom = [\"mediated\", \"scarce_mediated\"]\nto = [\"mediated\", \"scarce_mediated\"]\n\
+                      action = \"allow\"\npath = \"offloaded\"\n";
         std::fs::write(at("policy.toml"), policy).unwrap();
         std::fs::write(at("driver.toml"), config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
@@ -131,8 +151,8 @@ impl Site {
         if self.privileged {
             run.arg("--privileged");
         }
-        if with == With::Mediated {
-            run.args(["--tenant", "mediated"]);
+        if let Some(tenant) = with.tenant() {
+            run.args(["--tenant", tenant]);
         }
         run.arg("--").args(command).stdin(Stdio::null());
         run

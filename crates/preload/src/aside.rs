@@ -5,7 +5,8 @@
 //! hears, before its next send is over, that it shall leave, too. Each side then sends a *mark* of one byte over the
 //! kernel's connection, and after it what it sends from now on. Who receives reads the fabric's stream to its end, takes the
 //! mark off the kernel's, and goes on there. The mark is more than a boundary: it makes the kernel's socket readable, so that
-//! whoever waits there in ways that the library cannot see comes and reads what lies on the fabric.
+//! whoever waits there in ways that the library cannot see comes and reads what lies on the fabric. Where nobody does, the side that
+//! follows sends none ([`departure`]).
 //!
 //! What the driver says when it has told the peer is up to where bytes still come that the peer had sent before it could
 //! know. So whoever has left and finds nothing waits for those, and answers `EAGAIN` only when everything later comes by the
@@ -16,9 +17,9 @@ use crate::entry::{lock, Entry};
 use crate::hooks::poll::kernel_poll;
 use crate::log::note;
 use crate::twin::{Stands, Twin};
-use crate::{address, closed, epoll_set, fabric, real, unclaimed};
+use crate::{address, closed, epoll_set, fabric, real, unclaimed, unseen};
 use libc::c_int;
-use pd_client::core::{KernelReason, Pause, Socket, ELSEWHERE};
+use pd_client::core::{Departure, KernelReason, Pause, Socket, ELSEWHERE};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -41,6 +42,8 @@ const SENDS: u32 = 1;
 const MARKED: u32 = 2;
 /// It receives in the kernel, too.
 const OVER: u32 = 4;
+/// The peer sends no mark.
+const UNMARKED: u32 = 8;
 
 /// How far a connection is.
 #[derive(Debug, Default)]
@@ -125,16 +128,21 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         if twin.progress().sends() {
             return Ok(());
         }
-        let owed = end.step_aside(by_choice)?;
+        let departure = departure(twin, why);
+        let left = end.step_aside(departure)?;
+        if left.first && departure == Departure::Unmarked {
+            // Before anybody looks for a mark: a byte of the program's is none.
+            twin.progress().set(UNMARKED);
+        }
         note!("descriptor {fd}: leaves the fabric: {}", why.text());
         fabric::stays_on_kernel(fd, why);
-        twin.progress().owed.store(owed, Ordering::Relaxed);
+        twin.progress().owed.store(left.owed, Ordering::Relaxed);
         epoll_set::stand(entry, end, Stands::in_both());
         // One that has failed needs none: what the kernel tells once is the program's.
         let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
         let fails = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0);
         // What goes over the kernel already goes on there.
-        let marks = twin.back.as_ref().is_none_or(|back| back.sends());
+        let marks = left.marks && twin.back.as_ref().is_none_or(|back| back.sends());
         if marks && !twin.send_shut.load(Ordering::Relaxed) && !fails {
             let returns = (by_choice || why == KernelReason::PeerLeft) && twin.is_sole();
             let mark = [if returns { MARK_BRIEF } else { MARK }];
@@ -154,6 +162,21 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
             note!("descriptor {fd}: cannot leave the fabric ({}): errno {errno}", why.text());
             false
         }
+    }
+}
+
+/// How a connection leaves. A mark reaches programs that wait in the kernel alone. For others it is a byte too many: one that comes
+/// after the close would have the kernel reset the connection, and drop what is still on its way to the peer.
+fn departure(twin: &Twin, why: KernelReason) -> Departure {
+    let waits_in_kernel = || match why {
+        KernelReason::UnseenWait | KernelReason::Signals | KernelReason::Sandbox => true,
+        _ => unseen::is_found() || closed::is_closed(),
+    };
+    match why {
+        KernelReason::SmallTalk => Departure::ByChoice,
+        // Of AF_UNIX an unread mark is what resets the connection.
+        _ if twin.unix || twin.window().is_some() || waits_in_kernel() => Departure::Marked,
+        _ => Departure::Unmarked,
     }
 }
 
@@ -181,6 +204,9 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     let _one = lock(&twin.aside.marking);
     if twin.progress().has(MARKED) {
         return Ok(Mark::Off);
+    }
+    if twin.progress().has(UNMARKED) {
+        return Ok(if is_readable(fd) { Mark::Off } else { Mark::NotYet });
     }
     if let Some(back) = twin.back.as_ref().filter(|back| back.is_headless() || !back.receives()) {
         // There is none: what the peer sent went over the kernel all the time. Or it comes behind bytes of the program's.
@@ -219,6 +245,12 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     }
 }
 
+/// Whether the kernel's stream has bytes, an end or a failure.
+fn is_readable(fd: c_int) -> bool {
+    let mut poll = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0)
+}
+
 /// The kernel says that the descriptor of one that leaves is ready so: without what is there for the mark alone, which is taken off.
 pub(crate) fn told_by_kernel(twin: &Twin, fd: c_int, told: u32) -> u32 {
     const READABLE: u32 = (libc::POLLIN | libc::POLLRDNORM) as u32;
@@ -227,14 +259,11 @@ pub(crate) fn told_by_kernel(twin: &Twin, fd: c_int, told: u32) -> u32 {
         return told;
     }
     // A failure, which the kernel tells once, is the program's.
-    if told & READABLE == 0 || told & FAILED != 0 || twin.progress().has(MARKED) {
+    if told & READABLE == 0 || told & FAILED != 0 || twin.progress().has(MARKED | UNMARKED) {
         return told;
     }
-    let mut poll = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
     match take_mark(twin, fd) {
-        Ok(Mark::Off) if kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) == Ok(0) => {
-            told & !READABLE
-        }
+        Ok(Mark::Off) if !is_readable(fd) => told & !READABLE,
         _ => told,
     }
 }
@@ -249,7 +278,7 @@ pub(crate) fn has_begun(twin: &Twin) -> bool {
 /// Number of the bytes that lie in the kernel and are the program's.
 pub(crate) fn without_mark(twin: &Twin, there: c_int) -> c_int {
     let between = twin.window().is_some_and(|back| !back.receives());
-    let mark = c_int::from(!twin.progress().has(MARKED) && !between);
+    let mark = c_int::from(!twin.progress().has(MARKED | UNMARKED) && !between);
     (there - mark).max(0)
 }
 
@@ -290,8 +319,11 @@ pub(crate) fn kernels_part(
     await_mark(twin, fd, waits, until).map(|_| fd)
 }
 
-/// Takes the mark off; waits for it as said.
+/// Takes the mark off; waits for it as said. Where none comes the kernel's stream begins at once.
 fn await_mark(twin: &Twin, fd: c_int, waits: bool, until: Option<Instant>) -> Outcome<Mark> {
+    if twin.progress().has(UNMARKED) {
+        return Ok(Mark::Off);
+    }
     loop {
         match take_mark(twin, fd)? {
             Mark::NotYet => {}

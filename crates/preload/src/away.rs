@@ -13,7 +13,7 @@ use crate::log::note;
 use crate::twin::Twin;
 use crate::{call, fabric, table};
 use libc::c_int;
-use pd_client::core::{Inside, Socket};
+use pd_client::core::{Departure, Inside, Socket};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -176,7 +176,7 @@ impl Away {
             self.offers.store(false, Ordering::Relaxed);
             if !fabric::withdraw(&offer) {
                 // The peer has to know before anything else comes by the kernel.
-                let _ = offer.step_aside(false);
+                let _ = offer.step_aside(Departure::Marked);
             }
             let _ = offer.close();
         }

@@ -14,7 +14,7 @@ use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
     Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_RESETS, RECEIVES_SHARED,
-    STEP_ASIDE_BY_CHOICE,
+    STEP_ASIDE_BY_CHOICE, STEP_ASIDE_UNMARKED,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -469,15 +469,14 @@ impl Conductor {
         };
         let movers = entry.movers;
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
-        if !twin.step_aside(side) {
-            return Err(Errno::NOTCONN);
-        }
+        let unmarked = request.value == STEP_ASIDE_UNMARKED;
+        let learnt = twin.step_aside(side, unmarked).ok_or(Errno::NOTCONN)?;
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let finish =
             crate::messages::Finish { end: ELSEWHERE, late_errno: 0, deadline: None, source_gone: false };
         self.gone(outgoing, Gone::Writer);
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
-        let event = Event { tag: request.tag, ..done(socket) };
+        let event = Event { tag: request.tag, ..done(socket) }.with_number(learnt);
         let asker = Asking { client, mover, channel };
         self.movers.send(movers[side.other()], ToMover::Elsewhere { flow: incoming, asker, event });
         Ok(())

@@ -32,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::service::Chosen;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
+use pd_abi::{PEER_LEFT, PEER_UNMARKED};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -84,6 +85,8 @@ pub struct Twin {
     withdrawn: bool,
     /// Sides that go on in the kernel: nobody will want them any more.
     aside: [bool; 2],
+    /// The one that left first wants no mark over the kernel's connection.
+    unmarked: bool,
     /// What the claimer learns if the other side has ended: its sends reach nobody.
     send_end: Option<u32>,
 }
@@ -129,10 +132,21 @@ impl Twin {
         sides.map(|(held, _)| held.inode).filter(|&inode| inode != 0)
     }
 
-    /// One side goes on in the kernel. Says whether it could: both are here.
-    pub(super) fn step_aside(&mut self, side: Side) -> bool {
-        self.aside[side] |= self.claimed;
-        self.claimed
+    /// One side goes on in the kernel; `unmarked`: it wants no mark, if it is the first. Returns what it learns of the other one
+    /// ([`PEER_LEFT`], [`PEER_UNMARKED`]); none: it cannot, for the two are not both here.
+    pub(super) fn step_aside(&mut self, side: Side, unmarked: bool) -> Option<u64> {
+        if !self.claimed {
+            return None;
+        }
+        if !self.aside[side.other()] {
+            self.unmarked = unmarked;
+        }
+        self.aside[side] = true;
+        Some(match (self.aside[side.other()], self.unmarked) {
+            (false, _) => 0,
+            (true, false) => PEER_LEFT,
+            (true, true) => PEER_LEFT | PEER_UNMARKED,
+        })
     }
 }
 
@@ -355,6 +369,7 @@ impl Conductor {
                 claimed: false,
                 withdrawn: false,
                 aside: [false; 2],
+                unmarked: false,
                 send_end: None,
             })),
             // Perhaps when both ends are there.

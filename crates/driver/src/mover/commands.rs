@@ -195,7 +195,7 @@ impl Mover {
             self.touch(id);
         }
         let Asking { client, mover, channel } = asker;
-        let event = event.with_number(position);
+        let event = event.with_number(event.number() | position);
         if mover == self.outbox.own() {
             self.post(client, channel, event);
         } else {
