@@ -371,7 +371,9 @@ impl Attachment {
         let mut wire = lock(&self.wire);
         let answer = self.ask(&mut wire, &Frame::new(FrameKind::Channel), FrameKind::Channel);
         drop(wire);
-        if answer.as_ref().is_err_and(|error| error.errno() == libc::EMFILE && !channels.all.is_empty()) {
+        // A thread without one could not even wait for a connection.
+        let has_no_room = |error: &Error| [libc::EMFILE, libc::ENOMEM].contains(&error.errno());
+        if answer.as_ref().is_err_and(has_no_room) && !channels.all.is_empty() {
             drop(channels);
             return self.shared_channel();
         }
