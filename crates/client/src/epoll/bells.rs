@@ -50,8 +50,8 @@ impl Bells {
 
 impl Epoll {
     /// Before a sleep in which the peers of these have to send news.
-    pub(super) fn ask_for_bells(&self, items: &[Arc<Item>]) {
-        if items.is_empty() {
+    pub(super) fn ask_for_bells<'a>(&self, items: impl ExactSizeIterator<Item = &'a Arc<Item>>) {
+        if items.len() == 0 {
             return;
         }
         let instance = {
@@ -66,7 +66,7 @@ impl Epoll {
         if self.kernel.get().is_none() && self.kernel().is_err() {
             return;
         }
-        let unasked = items.iter().filter(|item| !item.bell_asked.load(Ordering::Relaxed));
+        let unasked = items.filter(|item| !item.bell_asked.load(Ordering::Relaxed));
         for item in unasked.take(ASKS_MAX) {
             let Some(source) = item.source.upgrade() else { continue };
             if source.ask_for_bell(item, instance, &|number, fd| self.add_bell(number, fd, item)) {
@@ -79,7 +79,7 @@ impl Epoll {
     pub(super) fn ask_when_exported(&self) {
         if lock(&self.bells).sleeps < EXPORTED_MAX {
             let items: Vec<_> = lock(&self.items).values().cloned().collect();
-            self.ask_for_bells(&items);
+            self.ask_for_bells(items.iter());
         }
     }
 

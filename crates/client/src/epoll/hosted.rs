@@ -134,7 +134,7 @@ impl Epoll {
             self.lose();
         }
         self.armed.fetch_sub(1, Ordering::SeqCst);
-        lock(&self.resting).end_sleep(&self.queue);
+        super::rest::end_sleep(&self.resting, &self.queue);
         let mut queue = lock(&self.queue);
         if queue.signalled {
             queue.signalled = false;

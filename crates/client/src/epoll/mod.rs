@@ -430,11 +430,11 @@ impl Epoll {
         found
     }
 
-    /// Has events come of what is at rest, until [`Resting::end_sleep`].
+    /// Has events come of what is at rest, until [`rest::end_sleep`].
     fn begin_sleep(&self) {
         let items = lock(&self.resting).begin_sleep();
-        self.ask_for_bells(&items);
-        items.iter().filter(|item| item.arm()).for_each(|item| self.queue(item));
+        self.ask_for_bells(items.iter().map(|(_, item)| item));
+        items.iter().filter(|(rest, item)| item.arm_rested(rest)).for_each(|(_, item)| self.queue(item));
     }
 
     fn sleep(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
@@ -443,7 +443,7 @@ impl Epoll {
         }
         self.begin_sleep();
         let found = self.sleep_for_events(timeout, seen);
-        lock(&self.resting).end_sleep(&self.queue);
+        rest::end_sleep(&self.resting, &self.queue);
         found
     }
 

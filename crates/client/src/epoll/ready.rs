@@ -152,6 +152,23 @@ impl Item {
         let Some((source, events)) = self.wanted() else { return false };
         source.readiness(events) & (events | ALWAYS) != 0
     }
+
+    /// As [`Self::arm`], of an item that has rested. An edge-triggered one has told what held before: news is what ends its rest, and
+    /// events that the driver sends.
+    pub(crate) fn arm_rested(&self, rest: &Rest) -> bool {
+        self.arm() && (!self.is_edge() || rest.is_over())
+    }
+
+    /// Takes back what was asked for, and returns the time until which the item may rest.
+    pub(super) fn glance(&self) -> Option<Rest> {
+        let (source, events) = self.wanted()?;
+        source.glance(events).1
+    }
+
+    /// Tells whether it reports news alone.
+    pub(super) fn is_edge(&self) -> bool {
+        lock(&self.interest).events & EDGE != 0
+    }
 }
 
 /// The queue of what may be ready.
@@ -215,8 +232,8 @@ pub(crate) fn collect(
         let Some(item) = lock(queue).pop() else { break };
         let (found, rest) = item.look(may_rest);
         if let Some(rest) = rest {
-            let rests = lock(resting).take(rest, &item);
-            if !rests && item.arm() {
+            let rests = lock(resting).take(rest.clone(), &item);
+            if !rests && item.arm_rested(&rest) {
                 lock(queue).push(&item);
             }
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// A source at rest: there is news when the word of a direct ring has reached a value.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Rest {
     pub(crate) map: Arc<Region<Theirs>>,
     pub(crate) word: usize,
@@ -14,7 +14,7 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.map.load_u64(self.word, Ordering::Acquire) >= self.value
     }
 }
@@ -25,7 +25,7 @@ impl Rest {
 pub(crate) struct Resting {
     items: Vec<(Rest, Arc<Item>)>,
     /// Items that rested before a sleep that goes on.
-    disturbed: Vec<Arc<Item>>,
+    disturbed: Vec<(Rest, Arc<Item>)>,
     sleepers: u32,
 }
 
@@ -72,21 +72,35 @@ impl Resting {
     }
 
     /// A thread is about to sleep. Returns what rested here: an event has to come of each.
-    pub(crate) fn begin_sleep(&mut self) -> Vec<Arc<Item>> {
+    pub(crate) fn begin_sleep(&mut self) -> Vec<(Rest, Arc<Item>)> {
         self.sleepers += 1;
-        let items = self.items.drain(..).map(|(_, item)| item);
-        let items: Vec<_> = items.inspect(|item| item.resting.store(false, Ordering::Relaxed)).collect();
+        let items: Vec<_> = self.items.drain(..).collect();
+        items.iter().for_each(|(_, item)| item.resting.store(false, Ordering::Relaxed));
         self.disturbed.extend(items.iter().cloned());
         items
     }
+}
 
-    /// It sleeps no more. After the last one queues what rested before: most has had no event, and rests again instead
-    /// of having the peer send one.
-    pub(super) fn end_sleep(&mut self, queue: &Mutex<Queue>) {
-        self.sleepers -= 1;
-        if self.sleepers == 0 && !self.disturbed.is_empty() {
-            let mut queue = lock(queue);
-            self.disturbed.drain(..).for_each(|item| queue.push(&item));
+/// A thread sleeps no more. After the last one queues what rested before: most has had no event, and rests again instead of having the
+/// peer send one. An edge-triggered item without news rests again at once: a look would report what holds, which the program knows.
+pub(super) fn end_sleep(resting: &Mutex<Resting>, queue: &Mutex<Queue>) {
+    let disturbed = {
+        let mut resting = lock(resting);
+        resting.sleepers -= 1;
+        if resting.sleepers > 0 {
+            return;
+        }
+        std::mem::take(&mut resting.disturbed)
+    };
+    for (rest, item) in disturbed {
+        let next = if item.is_edge() { item.glance() } else { None };
+        // News that came before the glance took back what was asked for has reached the word.
+        let is_news = match next.filter(|_| !rest.is_over()) {
+            Some(next) => !lock(resting).take(next, &item) && item.arm_rested(&rest),
+            None => true,
+        };
+        if is_news {
+            lock(queue).push(&item);
         }
     }
 }
@@ -94,7 +108,7 @@ impl Resting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::epoll::ready::{collect, Interest, Source, IN};
+    use crate::epoll::ready::{collect, Interest, Source, EDGE, IN, OUT};
     use std::sync::atomic::AtomicU32;
     use std::sync::Weak;
 
@@ -144,12 +158,56 @@ mod tests {
         map.store_u64(0, 0, Ordering::Relaxed);
         assert_eq!((looks(), lock(&resting).items.len()), (0, 1));
         let rested = lock(&resting).begin_sleep();
-        assert_eq!((rested.len(), rested[0].arm(), armed()), (1, false, 1));
+        let (rest, rested_item) = &rested[0];
+        assert_eq!((rested.len(), rested_item.arm_rested(rest), armed()), (1, false, 1));
         lock(&queue).push(&item);
         assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 0, 2), "somebody sleeps");
-        lock(&resting).end_sleep(&queue);
+        end_sleep(&resting, &queue);
         assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 1, 2), "it rests again");
         item.removed.store(true, Ordering::Relaxed);
         assert_eq!((looks(), lock(&resting).items.len()), (0, 0), "its mapping is not kept");
+    }
+
+    /// Writable at all times, and readable when its word is reached.
+    struct Writable(Ringing);
+
+    impl Source for Writable {
+        fn readiness(&self, wanted: u32) -> u32 {
+            self.0.readiness(wanted) | OUT
+        }
+
+        fn glance(&self, wanted: u32) -> (u32, Option<Rest>) {
+            let (ready, _) = self.0.glance(wanted);
+            let rest = Rest { map: self.0.map.clone(), word: 0, value: self.0.value };
+            (ready | OUT, Some(rest))
+        }
+
+        fn leave(&self, _item: &Arc<Item>) {}
+    }
+
+    #[test]
+    fn an_edge_that_was_told_keeps_no_thread_from_sleeping() {
+        let fd = pd_shm::memfd::create("test", 4096, pd_shm::memfd::Pages::Ordinary).unwrap();
+        let map = Region::<pd_shm::Own>::new(&fd, 4096).unwrap();
+        let seen = Arc::new(Region::<Theirs>::new(&fd, 4096).unwrap());
+        let source = Arc::new(Writable(Ringing { map: seen, value: 3, armed: AtomicU32::new(0) }));
+        let weak: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
+        let item = Item::new(weak, Weak::new(), 0, Interest::new(IN | OUT | EDGE, 9));
+        let (queue, resting) = (Mutex::new(Queue::default()), Mutex::<Resting>::default());
+        let looks = || collect(&queue, &resting, 10, &mut |_, _| {});
+        let sleeps = || {
+            let rested = lock(&resting).begin_sleep();
+            let is_ready = rested.iter().any(|(rest, item)| item.arm_rested(rest));
+            end_sleep(&resting, &queue);
+            !is_ready
+        };
+        lock(&queue).push(&item);
+        assert_eq!((looks(), looks()), (1, 0), "that it is writable is told once");
+        for _ in 0..3 {
+            assert_eq!((sleeps(), looks(), lock(&resting).items.len()), (true, 0, 1));
+        }
+        map.store_u64(0, 3, Ordering::Relaxed);
+        assert!(!sleeps(), "there is news");
+        assert_eq!(looks(), 1);
     }
 }
