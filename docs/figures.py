@@ -373,6 +373,43 @@ def demo(results):
     return table(["", "Gbit/s [least..most]", "CPU s/GB", OVER], lines)
 
 
+# Bars of a proxy on the fabric: figure, heading, bar, whether it is the least.
+SIDECAR_BARS = [
+    ("over_tcp_without_proxy", "requests/s over kernel TCP without a proxy", 1.0, True),
+    ("gain_over_tcp", "over kernel TCP with it", 2.5, True),
+    ("p99_over_tcp", "P99 over kernel TCP with it", 1.0, False),
+    ("cpu_over_tcp", "CPU time a request over kernel TCP with it", 0.5, False),
+]
+
+
+def sidecar(results):
+    """Requests through proxies, and how far they are from the bars."""
+    def judged(row, figure, bar, is_least):
+        if figure not in row:
+            return MISSING
+        missed = row[figure] < bar if is_least else row[figure] > bar
+        return f"{row[figure]:.2f} [{row[figure + '_min']:.2f}..{row[figure + '_max']:.2f}]" + (" **missed**" if missed else "")
+
+    ran = [row for row in results.of("sidecar") if "not_run" not in row]
+    schemes = [scheme for scheme in (*TCP, DEFAULT, OFFLOADED) if any(row["scheme"] == scheme for row in ran)]
+    named_by = lambda row: f"{size_text(row['answer_bytes'])}, {row['connections']} connections, {row['proxy']}"
+    kinds = list(dict.fromkeys((row["answer_bytes"], row["connections"], row["proxy"]) for row in ran))
+    parts = []
+    for figure, other, heading in (("requests_per_s", "cpu_us_per_request", "requests/s (CPU µs each)"), ("latency_us_p50", "latency_us_p99", "P50 (P99) µs")):
+        lines = []
+        for answer, connections, proxy in kinds:
+            rows = [results.one("sidecar", scheme, answer_bytes=answer, connections=connections, proxy=proxy) for scheme in schemes]
+            lines.append([next(named_by(row) for row in rows if row)] + [pair(row, figure, other) for row in rows])
+        parts.append(table([heading] + [LABELS.get(scheme, scheme) for scheme in schemes], lines))
+    for scheme in (DEFAULT, OFFLOADED):
+        lines = [[named_by(row)] + [judged(row, figure, bar, is_least) for figure, _, bar, is_least in SIDECAR_BARS]
+                 for row in ran if row["scheme"] == scheme and row["proxy"] != "none"]
+        heading = [LABELS[scheme]] + [f"{name}; bar {bar:g}" for _, name, bar, _ in SIDECAR_BARS]
+        if lines:
+            parts.append(table(heading, lines))
+    return "\n\n".join(parts)
+
+
 # What was aimed at: benchmark, parameters, scheme, least gain over the better TCP, most of its CPU time.
 BARS = [
     ("native, 64 KB", "throughput", {"message_bytes": 64 << 10}, DEFAULT, 3.0, 0.42),
@@ -463,7 +500,7 @@ TABLES = {
     "conditions": (conditions, ("throughput",)),
     "waiting": (waiting, ("latency",)),
     **{t.__name__: (t, (t.__name__,)) for t in (
-        demo, throughput, latency, programs, connections, cpu, setup, fairness, memory, breakdown, tune, isolation)},
+        demo, throughput, latency, programs, connections, cpu, setup, fairness, memory, breakdown, tune, isolation, sidecar)},
 }
 
 

@@ -20,3 +20,4 @@ pub mod run;
 pub mod scheme;
 pub mod settings;
 pub mod waiting;
+pub mod web;

@@ -61,6 +61,8 @@ enum Command {
     #[command(hide = true)]
     InternalBenchPeer(pd_bench::run::peer::PeerArgs),
     #[command(hide = true)]
+    InternalBenchWeb(pd_bench::web::WebArgs),
+    #[command(hide = true)]
     InternalTied(tied::TiedArgs),
 }
 
@@ -99,6 +101,7 @@ fn run() -> ExitCode {
         Command::InternalContainer(args) => container::stage::main(&args),
         Command::InternalInit(args) => container::init::main(&args),
         Command::InternalBenchPeer(args) => pd_bench::run::peer::main(&args),
+        Command::InternalBenchWeb(args) => pd_bench::web::main(&args),
         Command::InternalTied(args) => tied::main(&args),
     };
     match result {

@@ -174,6 +174,35 @@ fn a_victim_is_measured_alone_and_beside_an_attacker_of_which_nothing_is_left() 
 }
 
 #[test]
+fn answers_pass_the_proxy_on_the_kernel_and_on_the_fabric() {
+    let dir = tempfile::tempdir().unwrap();
+    // An answer that has not passed the proxy, or has other bytes, ends the client: such a row has no figures.
+    let rows = bench(
+        dir.path(),
+        &[
+            "sidecar",
+            "--schemes",
+            "pipedevice-default,tcp",
+            "--only",
+            "answer_bytes=65536",
+            "--only",
+            "proxy=haproxy",
+        ],
+    );
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    for row in rows {
+        match row["not_run"].as_str() {
+            Some(reason) if reason.contains("is not installed") => eprintln!("SKIPPED: sidecar: {reason}"),
+            not_run => {
+                assert_eq!(not_run, None, "{row}");
+                let figures = ["requests_per_s", "latency_us_p50", "latency_us_p99", "cpu_us_per_request"];
+                assert!(figures.iter().all(|name| row[name].is_number()), "{row}");
+            }
+        }
+    }
+}
+
+#[test]
 fn candidates_for_tuned_tcp_are_ranked() {
     let dir = tempfile::tempdir().unwrap();
     let rows = bench(dir.path(), &["tune", "--only", "message_bytes=65536"]);

@@ -12,6 +12,7 @@ pub mod parts;
 pub mod pipe;
 pub mod programs;
 pub mod setup;
+pub mod sidecar;
 pub mod stream_cell;
 pub mod throughput;
 pub mod tune;
@@ -47,6 +48,8 @@ pub enum Bench {
     Setup,
     /// Programs that know nothing of PipeDevice.
     Programs,
+    /// A proxy that connections pass.
+    Sidecar,
     /// A program that echoes frames, over a pipe and over a packetised interface.
     Pipe,
     /// Ways to set up kernel TCP, beside each other: which of them is `tcp-tuned`.
@@ -55,7 +58,7 @@ pub enum Bench {
 
 impl Bench {
     /// All of them, in the order of the report.
-    pub const ALL: [Bench; 13] = [
+    pub const ALL: [Bench; 14] = [
         Bench::Tune,
         Bench::Throughput,
         Bench::Cpu,
@@ -63,6 +66,7 @@ impl Bench {
         Bench::Connections,
         Bench::Setup,
         Bench::Programs,
+        Bench::Sidecar,
         Bench::Pipe,
         Bench::Fairness,
         Bench::Movers,
@@ -85,6 +89,7 @@ impl Bench {
             Bench::Breakdown => "breakdown",
             Bench::Setup => "setup",
             Bench::Programs => "programs",
+            Bench::Sidecar => "sidecar",
             Bench::Pipe => "pipe",
             Bench::Tune => "tune",
         }
@@ -104,6 +109,7 @@ impl Bench {
             Bench::Breakdown => "Where CPU time goes (Tables I and II, Figure 2)",
             Bench::Setup => "Connections opened and closed",
             Bench::Programs => "Unmodified programs",
+            Bench::Sidecar => "Connections through a proxy",
             Bench::Pipe => "Frames over a pipe and over a packetised interface",
             Bench::Tune => "Kernel TCP tuned",
         }
@@ -123,6 +129,7 @@ impl Bench {
             Bench::Breakdown => breakdown::run(settings, signals),
             Bench::Setup => setup::run(settings, signals),
             Bench::Programs => programs::run(settings, signals),
+            Bench::Sidecar => sidecar::run(settings, signals),
             Bench::Pipe => pipe::run_all(settings, signals),
             Bench::Tune => tune::run(settings, signals),
         }

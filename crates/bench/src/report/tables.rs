@@ -4,7 +4,7 @@ use comfy_table::{presets, Cell, CellAlignment, Table};
 use pd_harness::measure::stats::Summary;
 
 use crate::baseline;
-use crate::bench::{isolation, tune, Bench};
+use crate::bench::{isolation, sidecar, tune, Bench};
 use crate::row::Row;
 
 /// The metrics of a benchmark that its table shows: name, heading, decimals.
@@ -57,6 +57,16 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("throughput_gbit_per_s", "Gbit/s", 2),
             ("cpu_us_per_request", "CPU us", 2),
             ("cpu_s_per_gb", "CPU s/GB", 3),
+        ],
+        "sidecar" => &[
+            ("requests_per_s", "requests/s", 0),
+            ("latency_us_p50", "P50 us", 0),
+            ("latency_us_p99", "P99 us", 0),
+            ("cpu_us_per_request", "CPU us", 1),
+            ("over_tcp_without_proxy", "over TCP without proxy", 2),
+            ("cpu_over_tcp_without_proxy", "CPU of it", 2),
+            ("p99_over_tcp", "P99 over TCP with proxy", 2),
+            ("fabric_share", "on the fabric", 2),
         ],
         "tune" => &[
             ("throughput_gbit_per_s", "Gbit/s", 2),
@@ -145,6 +155,9 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
     }
     if bench == Bench::Tune.name() {
         text += &format!("\n{}", tune::verdict(rows));
+    }
+    if bench == Bench::Sidecar.name() {
+        text += &format!("\n{}", sidecar::verdict(rows));
     }
     if bench == Bench::Isolation.name() {
         text += &format!("\n{}", isolation::verdict(rows));

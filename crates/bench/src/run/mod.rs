@@ -7,6 +7,7 @@ pub mod pair;
 pub mod peer;
 pub mod program;
 pub mod share;
+pub mod sidecar;
 pub mod stand;
 pub mod stream;
 pub mod times;

@@ -196,6 +196,17 @@ impl Pair {
         at(self.recv()?.answer(signals)?)
     }
 
+    /// Starts a server beside the clients of the sending side.
+    pub fn start_beside_client(
+        &mut self,
+        command: Vec<String>,
+        port: u16,
+        signals: &Signals,
+    ) -> Result<String> {
+        self.send.ask(&Request::Serve { scheme: self.scheme, command, port })?;
+        at(self.send.answer(signals)?)
+    }
+
     /// Runs a client at the sending side; returns what it has printed.
     pub fn run_client(&mut self, command: Vec<String>, signals: &Signals) -> Result<String> {
         self.send.ask(&Request::Run { scheme: self.scheme, command })?;
@@ -233,7 +244,7 @@ fn environment(scheme: Scheme) -> Result<Vec<OsString>> {
 }
 
 /// See the policy of [`super::stand`].
-pub(super) fn tenant(scheme: Scheme) -> &'static str {
+pub fn tenant(scheme: Scheme) -> &'static str {
     match scheme {
         Scheme::PipedeviceDefault => "default",
         Scheme::PipedeviceDirect => "bench-direct",

@@ -163,6 +163,11 @@ impl<'a> Stand<'a> {
         self.apply(POLICY.to_owned())
     }
 
+    /// Has the driver have these tenants, and these rules before its others.
+    pub fn lead(&self, more: &str) -> Result<()> {
+        self.apply(POLICY.replacen("[[rule]]", &format!("{more}[[rule]]"), 1))
+    }
+
     fn apply(&self, text: String) -> Result<()> {
         match self.driver()?.ask(&Ask::Apply { text })? {
             Answer::Applied { .. } => Ok(()),
