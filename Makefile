@@ -189,6 +189,7 @@ test-programs: need-root deps suites ## run whole programs with and without the 
 	@missing=; PATH="$$PATH:/usr/sbin"; \
 	for pair in $(PROGRAMS); do command -v $${pair%%:*} >/dev/null || missing="$$missing $${pair##*:}"; done; \
 	[ -d /usr/lib/postgresql ] || missing="$$missing postgresql"; \
+	[ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || missing="$$missing libnginx-mod-stream"; \
 	[ -e /usr/share/java/netty-transport.jar ] || missing="$$missing libnetty-java"; \
 	[ -e /usr/lib/python3/dist-packages/grpc ] || missing="$$missing python3-grpcio"; \
 	[ -e /usr/lib/python3/dist-packages/uvloop ] || missing="$$missing python3-uvloop"; \

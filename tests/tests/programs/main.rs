@@ -15,6 +15,7 @@ mod node;
 mod postgresql;
 mod python;
 mod redis;
+mod sidecars;
 mod smol;
 mod suites;
 mod tokio;

@@ -37,6 +37,38 @@ fn until(what: &str, mut wished: impl FnMut() -> bool) {
     }
 }
 
+/// The preload library of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// None: its connections are the kernel's.
+    Absent,
+    /// In the mode that leaves short-lived connections to the kernel.
+    Default,
+    /// In the mode that keeps them on the fabric, too.
+    All,
+}
+
+impl Library {
+    /// The option of `pd run`.
+    fn option(self) -> Option<&'static str> {
+        match self {
+            Self::Absent => None,
+            Self::Default => Some("--preload"),
+            Self::All => Some("--preload=all"),
+        }
+    }
+}
+
+impl From<bool> for Library {
+    fn from(library: bool) -> Self {
+        if library {
+            Self::All
+        } else {
+            Self::Absent
+        }
+    }
+}
+
 /// Bytes that went over the fabric, on whichever path.
 fn on_fabric(counted: &AgentCounters) -> u64 {
     counted.bytes_delivered + counted.bytes_reported
@@ -71,16 +103,19 @@ impl Site {
         folder
     }
 
-    fn command(&self, host: u8, library: bool, command: &[&str]) -> Command {
+    /// The name of a container.
+    pub fn name(&self, host: u8) -> String {
+        format!("p{}-{host}", self.third)
+    }
+
+    fn command(&self, host: u8, library: impl Into<Library>, command: &[&str]) -> Command {
         let mut run = Command::new(program_path("pd"));
         run.args(["run", "--bridge", &format!("pdp{}", self.third)])
-            .args(["--name", &format!("p{}-{host}", self.third)])
+            .args(["--name", &self.name(host)])
             .args(["--ip", &format!("{}/24", self.address(host))])
             .arg("--socket")
-            .arg(self.driver.socket());
-        if library {
-            run.arg("--preload=all");
-        }
+            .arg(self.driver.socket())
+            .args(library.into().option());
         if path() == BytesPath::Direct {
             run.args(["--tenant", "one"]);
         }
@@ -89,7 +124,7 @@ impl Site {
     }
 
     /// Starts a program.
-    pub fn start(&self, host: u8, library: bool, command: &[&str]) -> Running {
+    pub fn start(&self, host: u8, library: impl Into<Library>, command: &[&str]) -> Running {
         let log = self.driver.folder().join(format!("log-{host}"));
         let file = File::create(&log).unwrap();
         let mut run = self.command(host, library, command);
@@ -98,7 +133,7 @@ impl Site {
     }
 
     /// Starts a server and waits until it listens on `port`.
-    pub fn serve(&self, host: u8, library: bool, port: u16, command: &[&str]) -> Running {
+    pub fn serve(&self, host: u8, library: impl Into<Library>, port: u16, command: &[&str]) -> Running {
         let mut running = self.start(host, library, command);
         until(&format!("{command:?} listens"), || {
             assert!(running.child.try_wait().unwrap().is_none(), "{command:?}: {}", running.log());
@@ -108,7 +143,7 @@ impl Site {
     }
 
     /// Runs a program to its end, which has to be a good one; returns what it has printed.
-    pub fn run(&self, host: u8, library: bool, command: &[&str]) -> String {
+    pub fn run(&self, host: u8, library: impl Into<Library>, command: &[&str]) -> String {
         let output = self.try_run(host, library, command);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -117,7 +152,7 @@ impl Site {
     }
 
     /// Runs a program to its end.
-    pub fn try_run(&self, host: u8, library: bool, command: &[&str]) -> Output {
+    pub fn try_run(&self, host: u8, library: impl Into<Library>, command: &[&str]) -> Output {
         let limited = [&["timeout", "-k", "1", "110"], command].concat();
         self.command(host, library, &limited).output().unwrap()
     }
@@ -176,6 +211,11 @@ impl Running {
     /// What it has printed.
     pub fn log(&self) -> String {
         read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until it has printed a line.
+    pub fn wait_for_line(&self, line: &str) {
+        until(line, || self.log().lines().any(|own| own == line));
     }
 
     /// A process that is in the container's network namespace, but is not the program.
