@@ -37,18 +37,20 @@ pub struct Channel {
     /// Events that did not fit, in order; at most [`EVENTS_WAITING_MAX`].
     waiting: VecDeque<Event>,
     waker: Waker,
-    /// Watched by the mover's epoll, if that could be.
-    pub doorbell: OwnedFd,
-    pub is_heard: bool,
-    pub pipe: Option<OwnedFd>,
-    pub active: bool,
-    pub dirty: bool,
-    pub overflowing: bool,
-    pub quiet_turns: u32,
+    doorbell: OwnedFd,
+    /// Tells whether the mover's epoll watches the doorbell. It could not be added where this is false.
+    is_heard: bool,
+    pipe: Option<OwnedFd>,
+    /// Tells whether the mover looks at it: then `need_wakeup` is 0, and the scheduler has it.
+    active: bool,
+    /// Tells whether events are written and not published: then the outbox has it.
+    dirty: bool,
+    quiet_turns: u32,
 }
 
 impl Channel {
-    pub fn new(requests: Requests, events: Events, doorbell: OwnedFd) -> Self {
+    /// A channel that is not looked at yet. `is_heard` tells whether the mover watches its doorbell.
+    pub fn new(requests: Requests, events: Events, doorbell: OwnedFd, is_heard: bool) -> Self {
         Self {
             requests,
             open: None,
@@ -60,13 +62,73 @@ impl Channel {
             waiting: VecDeque::new(),
             waker: Waker::default(),
             doorbell,
-            is_heard: true,
+            is_heard,
             pipe: None,
             active: false,
             dirty: false,
-            overflowing: false,
             quiet_turns: 0,
         }
+    }
+
+    /// Returns what the client rings while the mover does not look.
+    pub fn doorbell(&self) -> &OwnedFd {
+        &self.doorbell
+    }
+
+    /// Returns whether somebody watches the doorbell. A channel that nobody hears has to be looked at.
+    pub fn is_heard(&self) -> bool {
+        self.is_heard
+    }
+
+    /// Records whether the doorbell is watched by now.
+    pub fn set_heard(&mut self, is_heard: bool) {
+        self.is_heard = is_heard;
+    }
+
+    /// Takes the pipe of its reader, and wakes it: it may have known of the pipe before, and have been woken without.
+    pub fn set_pipe(&mut self, pipe: Option<OwnedFd>) {
+        self.pipe = pipe;
+        self.ring_pipe();
+    }
+
+    /// Begins to be looked at, with no quiet turns. Returns false if it was already: only the first call has the scheduler take it.
+    pub fn activate(&mut self) -> bool {
+        self.quiet_turns = 0;
+        !std::mem::replace(&mut self.active, true)
+    }
+
+    /// Ends being looked at unless requests have come, and says whether it did. To be called after `need_wakeup` was set and a
+    /// fence: of a request that comes later its client rings.
+    pub fn look_away(&mut self) -> bool {
+        self.quiet_turns = 0;
+        self.active = self.has_requests();
+        !self.active
+    }
+
+    /// Ends being looked at by a mover that gives it to another, whatever has come.
+    pub fn leave(&mut self) {
+        self.active = false;
+    }
+
+    /// Ends a look that found `taken` requests. Returns the looks in a row that found none.
+    pub fn count_look(&mut self, taken: usize) -> u32 {
+        self.quiet_turns = if taken > 0 { 0 } else { self.quiet_turns + 1 };
+        self.quiet_turns
+    }
+
+    /// Begins to count looks without requests anew.
+    pub fn restart_quiet(&mut self) {
+        self.quiet_turns = 0;
+    }
+
+    /// Records that events are to be published. Returns false if that was known: only the first call has the outbox take it.
+    pub fn mark_dirty(&mut self) -> bool {
+        !std::mem::replace(&mut self.dirty, true)
+    }
+
+    /// Returns whether events wait for room. As long as they do, the outbox has the channel among the overflowing.
+    pub fn is_overflowing(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// Whether there are requests; for spinning.
@@ -134,19 +196,20 @@ impl Channel {
         }
     }
 
-    /// Writes an event, or keeps it until there is room. Says whether there was room.
+    /// Writes an event, or keeps it until there is room. Says whether it is the first that waits.
     ///
     /// # Errors
     /// If the client broke the protocol.
     pub fn post(&mut self, event: Event) -> Result<bool, Violation> {
-        if !self.waiting.is_empty() || !self.events.write(event).map_err(|_| Violation::EventRing)? {
-            if self.waiting.len() == EVENTS_WAITING_MAX {
-                return Err(Violation::Events);
-            }
-            self.waiting.push_back(event);
+        let overflows = self.is_overflowing();
+        if !overflows && self.events.write(event).map_err(|_| Violation::EventRing)? {
             return Ok(false);
         }
-        Ok(true)
+        if self.waiting.len() == EVENTS_WAITING_MAX {
+            return Err(Violation::Events);
+        }
+        self.waiting.push_back(event);
+        Ok(!overflows)
     }
 
     /// Writes events that wait, as far as there is room by now. Says whether any was written.
@@ -162,7 +225,6 @@ impl Channel {
             self.waiting.pop_front();
             moved = true;
         }
-        self.overflowing = !self.waiting.is_empty();
         Ok(moved)
     }
 
@@ -176,7 +238,7 @@ impl Channel {
     }
 
     /// Wakes who waits for the pipe, if there is one.
-    pub fn ring_pipe(&self) {
+    fn ring_pipe(&self) {
         if let Some(pipe) = &self.pipe {
             // Our end does not block; a full pipe is readable already.
             let _ = rustix::io::write(pipe, &[1]);

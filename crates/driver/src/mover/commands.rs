@@ -44,9 +44,7 @@ impl Mover {
                     tracing::error!(%client, channel, %error, "cannot watch a doorbell: its channel is looked at");
                 }
                 let Some(state) = self.clients.get_mut(client) else { return };
-                let mut new = Channel::new(requests, events, doorbell);
-                new.is_heard = heard.is_ok();
-                state.add_channel(channel, new);
+                state.add_channel(channel, Channel::new(requests, events, doorbell, heard.is_ok()));
                 self.activate(client, channel);
             }
             ToMover::AddFileSocket { client, payer, ref mut socket } => {
@@ -56,9 +54,7 @@ impl Mover {
             }
             ToMover::AddPipe { client, channel, ref mut pipe } => {
                 if let Some(channel) = self.clients.channel(client, channel) {
-                    channel.pipe = pipe.take();
-                    // Its reader may have known of it before, and have been woken without.
-                    channel.ring_pipe();
+                    channel.set_pipe(pipe.take());
                 }
             }
             ToMover::AddRegion { client, region, ref map } => {
@@ -267,7 +263,7 @@ impl Mover {
         }
         if let Some(state) = self.clients.get_mut(client) {
             for channel in state.take_channels() {
-                self.doorbells.remove(&channel.doorbell);
+                self.doorbells.remove(channel.doorbell());
             }
         }
         let payer = self.clients.payer(client);

@@ -43,13 +43,11 @@ impl Mover {
     pub(super) fn post(&mut self, client: ClientId, index: usize, event: Event) {
         let Some(channel) = self.clients.channel(client, index) else { return };
         match channel.post(event) {
-            Ok(fits) => {
-                if !fits && !channel.overflowing {
-                    channel.overflowing = true;
+            Ok(is_first_that_waits) => {
+                if is_first_that_waits {
                     self.outbox.add_overflowing((client, index));
                 }
-                if !channel.dirty {
-                    channel.dirty = true;
+                if channel.mark_dirty() {
                     self.outbox.add_dirty((client, index));
                 }
             }
@@ -75,7 +73,7 @@ impl Mover {
             let Some(state) = self.clients.get_mut(client) else { return false };
             let Some((channel, memory)) = state.channel_and_memory(index) else { return false };
             let retried = channel.retry().and_then(|moved| {
-                if !channel.overflowing {
+                if !channel.is_overflowing() {
                     return Ok(moved);
                 }
                 memory.set_events_waiting(index, true);
@@ -85,12 +83,11 @@ impl Mover {
             });
             match retried {
                 Ok(moved) => {
-                    if moved && !channel.dirty {
-                        channel.dirty = true;
+                    if moved && channel.mark_dirty() {
                         self.outbox.add_dirty((client, index));
                     }
-                    memory.set_events_waiting(index, channel.overflowing);
-                    channel.overflowing
+                    memory.set_events_waiting(index, channel.is_overflowing());
+                    channel.is_overflowing()
                 }
                 Err(violation) => {
                     broken.push((client, violation));

@@ -28,9 +28,7 @@ impl Mover {
         let Some(state) = self.clients.get_mut(client) else { return };
         let payer = state.payer();
         let Some((channel, memory)) = state.channel_and_memory(index) else { return };
-        channel.quiet_turns = 0;
-        if !channel.active {
-            channel.active = true;
+        if channel.activate() {
             memory.set_need_wakeup(index, 0);
             self.scheduler.add_channel(payer, (client, index));
         }
@@ -106,9 +104,8 @@ impl Mover {
             self.scheduler.charge(payer, REQUEST_BYTES);
         }
         let channel = self.clients.channel(client, index)?;
-        channel.quiet_turns = if taken > 0 { 0 } else { channel.quiet_turns + 1 };
-        let quiet =
-            channel.quiet_turns > self.quiet_turns_max(payer) && !self.scheduler.is_lone_channel(payer);
+        let quiet_turns = channel.count_look(taken);
+        let quiet = quiet_turns > self.quiet_turns_max(payer) && !self.scheduler.is_lone_channel(payer);
         if quiet && self.look_away(client, index) {
             return None;
         }
@@ -127,11 +124,12 @@ impl Mover {
     pub(super) fn look_away(&mut self, client: ClientId, index: usize) -> bool {
         let number = self.doorbells.number_sleep();
         let Some(state) = self.clients.get_mut(client) else { return true };
-        if let Some(channel) = state.channel(index).filter(|channel| !channel.is_heard) {
+        if let Some(channel) = state.channel(index).filter(|channel| !channel.is_heard()) {
             // Its doorbell could not be watched. By now it may; otherwise nobody would hear it.
-            channel.is_heard = self.doorbells.add(client, index, &channel.doorbell).is_ok();
-            channel.quiet_turns = 0;
-            if !channel.is_heard {
+            let is_heard = self.doorbells.add(client, index, channel.doorbell()).is_ok();
+            channel.set_heard(is_heard);
+            channel.restart_quiet();
+            if !is_heard {
                 return false;
             }
         }
@@ -139,13 +137,11 @@ impl Mover {
         // SYNC POINT: need-wakeup-dekker
         fence(Ordering::SeqCst);
         let Some((channel, memory)) = state.channel_and_memory(index) else { return true };
-        channel.quiet_turns = 0;
-        if channel.has_requests() {
+        let looks_away = channel.look_away();
+        if !looks_away {
             memory.set_need_wakeup(index, 0);
-            return false;
         }
-        channel.active = false;
-        true
+        looks_away
     }
 
     pub(super) fn take_request(

@@ -245,13 +245,13 @@ impl Mover {
         else {
             return;
         };
-        old.doorbells.remove(&channel.doorbell);
+        old.doorbells.remove(channel.doorbell());
         self.doorbells.number_beyond(&old.doorbells);
-        if let Err(error) = self.doorbells.add(client, index, &channel.doorbell) {
+        if let Err(error) = self.doorbells.add(client, index, channel.doorbell()) {
             tracing::error!(%client, index, %error, "cannot watch a doorbell");
         }
-        channel.active = false;
-        if channel.overflowing {
+        channel.leave();
+        if channel.is_overflowing() {
             self.outbox.add_overflowing(place);
         }
         if let Some(state) = self.clients.get_mut(client) {

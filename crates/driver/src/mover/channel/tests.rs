@@ -21,7 +21,7 @@ fn channel() -> (Producer<SharedCells<Request, Own, Theirs>>, Channel) {
     let requests = SharedCells::new((client.clone(), 0, 256), (drivers.clone(), 0), ENTRIES);
     let events = SharedCells::new((drivers, 64, 256), (client, 64), ENTRIES);
     let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("an eventfd");
-    let channel = Channel::new(Consumer::new(requests), Producer::new(events), eventfd);
+    let channel = Channel::new(Consumer::new(requests), Producer::new(events), eventfd, true);
     (Producer::new(asked), channel)
 }
 
