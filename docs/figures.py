@@ -337,27 +337,31 @@ def tune(results):
 
 
 def isolation(results):
-    def kept(row):
-        bar = row.get("kept_bar")
-        if "kept" not in row:
+    def kept(row, name, bar):
+        if name not in row:
             return MISSING
-        missed = " **missed**" if row["kept"] < bar else ""
-        return f"{row['kept']:.2f} [{row['kept_min']:.2f}..{row['kept_max']:.2f}]{missed}"
+        return f"{row[name]:.2f} [{row[name + '_min']:.2f}..{row[name + '_max']:.2f}]{missed(row[name] < bar)}"
 
-    lines = []
-    for row in results.of("isolation", scheme=OFFLOADED):
-        if "kept" not in row:
-            continue
-        direct = results.one("isolation", DIRECT, parameters=row["parameters"])
-        lines.append([
-            named(row), number(row["kept_bar"]), kept(row), number(row.get("longest_gap_ms")),
-            f"{row['jain_index']:.3f}" if "jain_index" in row else "", kept(direct), number(direct.get("longest_gap_ms")),
-            number(row.get("attacks_per_s")),
-        ])
+    def missed(is_so):
+        return " **missed**" if is_so else ""
+
+    def gap(row):
+        return number(row.get("longest_gap_ms")) + missed(row.get("longest_gap_ms", 0) >= 20)
+
+    def lines(scheme):
+        for row in results.of("isolation", scheme=scheme):
+            if "kept" in row:
+                jain = f"{row['jain_index']:.3f}{missed(row['jain_index'] < 0.99)}" if "jain_index" in row else ""
+                yield [
+                    named(row), kept(row, "kept", 0.45), kept(row, "kept_below_share", 0.9), gap(row),
+                    f"{number(row['latency_us_p99'])} ({number(row['latency_us_p99_alone'])})", jain, number(row.get("attacks_per_s")),
+                ]
+
+    heading = ["keeps, busy", "below its share", "longest gap, ms", "round trip P99, µs (alone)", "Jain", "attacks/s"]
+    tables = [table([title] + heading, list(lines(scheme))) for title, scheme in (("offloaded", OFFLOADED), ("direct", DIRECT))]
     ended = [[LABELS[s], number(r.get("ended_ms")), number(r.get("ended_ms_max"))] for s in (OFFLOADED, DIRECT)
              for r in [results.one("isolation", s, attack="denied")]]
-    heading = ["attack", "bar", "offloaded keeps", "longest gap, ms", "Jain", "direct keeps", "longest gap, ms", "attacks/s"]
-    return table(heading, lines) + "\n\n" + table(["a connection that a policy denies ends after", "ms", "at most"], ended)
+    return "\n\n".join(tables + [table(["a connection that a policy denies ends after", "ms", "at most"], ended)])
 
 
 def demo(results):

@@ -153,15 +153,17 @@ fn kernel_tcp_is_what_linux_has_and_what_was_found_best_and_both_ends_say_so() {
 #[test]
 fn a_victim_is_measured_alone_and_beside_an_attacker_of_which_nothing_is_left() {
     let dir = tempfile::tempdir().unwrap();
-    for attack in ["attaches", "bulk"] {
+    for (attack, cases) in [("attaches", [1, 1]), ("pipes", [1, 0]), ("twins", [1, 1]), ("bulk", [3, 1])] {
         // Streams whose checksums differ have no figures.
         let rows = bench(dir.path(), &["isolation", "--only", &format!("attack={attack}")]);
-        for scheme in ["pipedevice", "pipedevice-direct"] {
-            let own: Vec<&Value> = rows.iter().filter(|row| row["scheme"] == scheme).collect();
-            assert_eq!(own.len(), if attack == "bulk" { 3 } else { 1 }, "{attack}");
+        for (scheme, cases) in ["pipedevice", "pipedevice-direct"].into_iter().zip(cases) {
+            let own = |row: &&Value| row["scheme"] == scheme && row["attack"] == attack;
+            let own: Vec<&Value> = rows.iter().filter(own).collect();
+            assert_eq!(own.len(), cases, "{attack}");
             for row in own {
                 assert_eq!((&row["bench"], &row["not_run"]), (&"isolation".into(), &Value::Null), "{row}");
-                let figures = ["kept", "throughput_gbit_per_s_alone", "longest_gap_ms"];
+                let figures =
+                    ["kept", "kept_below_share", "longest_gap_ms", "latency_us_p99", "latency_us_p99_alone"];
                 assert!(figures.iter().all(|name| row[name].as_f64().unwrap() > 0.0), "{row}");
                 assert!(row["attacks_per_s"].is_number(), "{row}");
                 let left = ["left_behind_clients", "left_behind_descriptors", "left_behind_bytes"];

@@ -1,6 +1,7 @@
 //! Attacks by traffic: connections from the attacker to itself, all of them busy.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use anyhow::{Context, Result};
 use pd_client::{Listener, Path, SendBuffer, Stream};
 use pd_harness::digest::rewrite;
 use pd_harness::processor::xxh3;
+use rustix::fs::{fadvise, Advice};
 
 use super::Scene;
 
@@ -20,6 +22,9 @@ const BULK_BYTES: usize = 64 << 10;
 /// Messages that a bulk attacker writes in turn, or two for each connection if that is more.
 const WINDOW: usize = 32;
 const TINY_BYTES: usize = 64;
+const HUGE_BYTES: usize = 64 << 20;
+/// Of a file at a time: what the driver reads by itself.
+const FILE_BYTES: u64 = 1 << 20;
 /// Most bytes received of a connection at a time.
 const RECV_BYTES: usize = 64 << 10;
 /// After a look at all connections of which none could go on.
@@ -67,6 +72,63 @@ pub(super) fn tiny(scene: &Scene) -> Result<Infallible> {
     receive(scene, receivers, |_| {});
     let buffer = SendBuffer::new(TINY_BYTES).context("no send memory")?;
     send(scene, &senders, |stream| stream.send(&buffer, ..).is_ok())
+}
+
+/// One message at a time on a ring that takes all of it.
+pub(super) fn huge(scene: &Scene) -> Result<Infallible> {
+    let (senders, receivers) = connect(scene)?;
+    for stream in senders.iter().chain(&receivers) {
+        stream.set_send_ring_bytes(HUGE_BYTES as u64)?;
+        stream.set_recv_ring_bytes(HUGE_BYTES as u64)?;
+    }
+    receive(scene, receivers, |_| {});
+    let buffer = SendBuffer::new(HUGE_BYTES).context("no send memory")?;
+    send(scene, &senders, |stream| stream.send(&buffer, ..).is_ok())
+}
+
+/// Pieces of `file`, which is dropped from the page cache after each pass: half of them are on the disk.
+pub(super) fn files(scene: &Scene, file: &File) -> Result<Infallible> {
+    let (senders, receivers) = connect(scene)?;
+    receive(scene, receivers, |_| {});
+    let bytes = file.metadata()?.len();
+    let mut offset = 0;
+    send(scene, &senders, |stream| {
+        if offset >= bytes {
+            offset = 0;
+            // Pages that are mapped stay.
+            let _ = fadvise(file, 0, None, Advice::DontNeed);
+        }
+        let sent = stream.send_file(file, offset, FILE_BYTES.min(bytes - offset) as usize);
+        offset += sent.as_ref().map_or(0, |sent| *sent as u64);
+        sent.is_ok_and(|sent| sent > 0)
+    })
+}
+
+pub(super) fn denied_connects(scene: &Scene) -> Result<Infallible> {
+    let victim = scene.attack.victim.context("no victim listens")?;
+    let denied = Stream::connect(victim).err().context("the policy allows it")?;
+    anyhow::ensure!(denied.errno() == libc::EACCES, "not denied but {denied}");
+    scene.begin();
+    loop {
+        scene.tally.tried(Stream::connect(victim).is_ok());
+    }
+}
+
+pub(super) fn churn(scene: &Scene) -> Result<Infallible> {
+    let listener = Listener::bind(([127, 0, 0, 1], 0).into()).context("cannot listen")?;
+    let to = listener.local_addr()?;
+    let message = SendBuffer::new(TINY_BYTES).context("no send memory")?;
+    let once = || -> Result<()> {
+        let (client, server) = (Stream::connect(to)?, listener.accept()?);
+        client.send(&message, ..)?;
+        drop(client);
+        server.recv(TINY_BYTES)?;
+        Ok(())
+    };
+    scene.begin();
+    loop {
+        scene.tally.tried(once().is_ok());
+    }
 }
 
 /// Lets `work` send on all connections in turn, and pauses when none takes a message.

@@ -1,13 +1,16 @@
 //! Hostile clients of `pd bench isolation`: a process in a container of a tenant of its own, which does one kind of harm as fast as
 //! it can until it is killed.
 //!
-//! [`rows`] has a function for each kind. [`start`] runs one in a thread and returns once it has set itself up. Nothing here measures:
+//! [`rows`] has a function for each kind, or names the module that has it. [`start`] runs one in a thread and returns once it has set itself up. Nothing here measures:
 //! an attack counts what it does in a [`Tally`].
 
 mod crowd;
+mod programs;
+mod rings;
 mod rows;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{channel, Sender};
@@ -20,6 +23,8 @@ use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde::{Deserialize, Serialize};
 
+/// The port of packets at which an attacker has pipes.
+pub const PORT: &str = "bench-attacker";
 /// User of an attacker that need not be root: `nobody`.
 const ATTACKER: u32 = 65_534;
 
@@ -51,6 +56,28 @@ pub enum Kind {
     Addresses,
     /// Has files opened on which it holds thousands of record locks.
     RecordLocks,
+    /// Rings the doorbells of all channels without a request.
+    Doorbells,
+    /// Opens and closes sockets.
+    Requests,
+    /// Sends nothing, and more than a message may have.
+    ImpossibleSends,
+    /// Reads no event.
+    Unread,
+    /// Opens and closes pipes of packets.
+    Pipes,
+    /// Connects to a victim, which the policy denies.
+    DeniedConnects,
+    /// Opens, uses and closes connections to itself.
+    Churn,
+    /// The same as an unmodified program with the preload library.
+    Twins,
+    /// Asks the kernel for options of a socket, as an unmodified program.
+    Options,
+    /// Sends files, which leave the page cache each time, on each of its connections.
+    Files,
+    /// Sends messages of 64 MB without touching a byte.
+    Huge,
     /// Sends 64 KB on each of its connections as fast as it can, and touches every byte as the victim does.
     Bulk,
     /// Sends 64 B on each of its connections as fast as it can.
@@ -73,6 +100,17 @@ impl Kind {
             Kind::Violations => "violations",
             Kind::Addresses => "addresses",
             Kind::RecordLocks => "record-locks",
+            Kind::Doorbells => "doorbells",
+            Kind::Requests => "requests",
+            Kind::ImpossibleSends => "impossible-sends",
+            Kind::Unread => "unread",
+            Kind::Pipes => "pipes",
+            Kind::DeniedConnects => "denied-connects",
+            Kind::Churn => "churn",
+            Kind::Twins => "twins",
+            Kind::Options => "options",
+            Kind::Files => "files",
+            Kind::Huge => "huge",
             Kind::Bulk => "bulk",
             Kind::Tiny => "tiny",
         }
@@ -86,6 +124,8 @@ pub struct Attack {
     pub kind: Kind,
     /// Connections; 0 where it has none.
     pub connections: usize,
+    /// The address of a victim that listens, for [`Kind::DeniedConnects`].
+    pub victim: Option<SocketAddr>,
     /// Smaller numbers of addresses and locks.
     pub quick: bool,
 }

@@ -16,7 +16,7 @@ use pd_abi::{EventKind, Frame, FrameKind, Operation, Request, SocketId};
 use pd_raw::Raw;
 use pd_shm::Pod;
 
-use super::{crowd, Attack, Kind, Scene};
+use super::{crowd, programs, rings, Attack, Kind, Scene};
 
 /// How long the last `close` of a descriptor takes that is sent where none is wanted.
 const LINGER: Duration = Duration::from_secs(3600);
@@ -26,9 +26,9 @@ const HANDED_BYTES: u64 = 8 << 20;
 /// Children that hold regions at a time, each for a second.
 const CHILDREN: usize = 64;
 /// Channels and pipes of a client before the next one.
-const CHANNELS: usize = 60;
+pub(super) const CHANNELS: usize = 60;
 /// Requests under way.
-const BATCH: usize = 256;
+pub(super) const BATCH: usize = 256;
 const ADDRESSES: u32 = 16_000;
 const ADDRESSES_QUICK: u32 = 1_000;
 /// Addresses that a client binds to before the next one.
@@ -72,7 +72,7 @@ pub(super) fn prepare(attack: &Attack) -> Result<Prepared> {
             ensure!(ip.wait()?.success(), "ip could not add addresses");
             Ok(Prepared::Nothing)
         }
-        Kind::RecordLocks => Ok(Prepared::File(File::open(pd_harness::own_exe())?)),
+        Kind::RecordLocks | Kind::Files => Ok(Prepared::File(File::open(pd_harness::own_exe())?)),
         _ => Ok(Prepared::Nothing),
     }
 }
@@ -92,7 +92,18 @@ pub(super) fn attack(scene: &Scene, prepared: Prepared) -> Result<Infallible> {
         (Kind::Violations, _) => violations(scene),
         (Kind::Addresses, _) => many_addresses(scene),
         (Kind::RecordLocks, Prepared::File(file)) => record_locks(scene, &file),
-        (Kind::RecordLocks, Prepared::Nothing) => bail!("there is no file"),
+        (Kind::Files, Prepared::File(file)) => crowd::files(scene, &file),
+        (Kind::RecordLocks | Kind::Files, Prepared::Nothing) => bail!("there is no file"),
+        (Kind::Doorbells, _) => rings::doorbells(scene),
+        (Kind::Requests, _) => rings::requests(scene),
+        (Kind::ImpossibleSends, _) => rings::impossible_sends(scene),
+        (Kind::Unread, _) => rings::unread(scene),
+        (Kind::Pipes, _) => rings::pipes(scene),
+        (Kind::DeniedConnects, _) => crowd::denied_connects(scene),
+        (Kind::Churn, _) => crowd::churn(scene),
+        (Kind::Twins, _) => programs::twins(scene),
+        (Kind::Options, _) => programs::options(scene),
+        (Kind::Huge, _) => crowd::huge(scene),
         (Kind::Bulk, _) => crowd::bulk(scene),
         (Kind::Tiny, _) => crowd::tiny(scene),
     }
@@ -142,7 +153,7 @@ fn attaches(scene: &Scene) -> Result<Infallible> {
 }
 
 /// The next client that is let in. Refusals are counted.
-fn attached(scene: &Scene) -> Raw {
+pub(super) fn attached(scene: &Scene) -> Raw {
     loop {
         match Raw::try_attach(&scene.socket, 1) {
             Ok(raw) => return raw,
@@ -152,7 +163,7 @@ fn attached(scene: &Scene) -> Raw {
 }
 
 /// Posts requests and waits for an answer to each. Returns the errnos and sockets of the answers.
-fn flood(raw: &mut Raw, requests: &[Request]) -> Vec<(u32, SocketId)> {
+pub(super) fn flood(raw: &mut Raw, requests: &[Request]) -> Vec<(u32, SocketId)> {
     for request in requests {
         raw.post(0, request);
     }
@@ -169,7 +180,7 @@ fn flood(raw: &mut Raw, requests: &[Request]) -> Vec<(u32, SocketId)> {
     answers
 }
 
-fn new_socket() -> Request {
+pub(super) fn new_socket() -> Request {
     Request { family: 4, ..Request::new(Operation::Socket, SocketId(0), 0) }
 }
 

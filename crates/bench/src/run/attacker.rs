@@ -11,8 +11,8 @@ use pd_harness::signals::Signals;
 use pd_harness::tuning::Tuning;
 
 use super::pair;
-use crate::attack::{Attack, Done};
-use crate::catalogue::Waiting;
+use crate::attack::{Attack, Done, Kind};
+use crate::catalogue::{Scheme, Waiting};
 use crate::protocol::{Reply, Request};
 
 /// The attackers' tenant; see the policy of [`super::stand`].
@@ -28,7 +28,10 @@ impl Attacker {
     pub fn start(attack: Attack, dir: &Path, signals: &Signals) -> Result<Attacker> {
         let name = format!("bench-{}-attacker", std::process::id());
         let spec = pair::spec(TENANT, name, dir, &Tuning::linux());
-        let mut peer = Peer::in_container(&spec, pair::command(dir, Waiting::Shipped))?;
+        let library =
+            if attack.kind == Kind::Twins { pair::environment(Scheme::Preload)? } else { Vec::new() };
+        let command = [library, pair::command(dir, Waiting::Shipped)].concat();
+        let mut peer = Peer::in_container(&spec, command)?;
         peer.ask(&Request::Attack { attack })?;
         match peer.answer(signals)? {
             Reply::Done => Ok(Attacker(peer)),

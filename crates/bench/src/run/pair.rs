@@ -86,6 +86,13 @@ impl Pair {
         done(self.recv()?.answer(signals)?)
     }
 
+    /// Has the receiver listen until the connections are closed; returns where.
+    pub fn listen_only(&mut self, message_bytes: usize, signals: &Signals) -> Result<String> {
+        let Pair { scheme, zero_copy, window_bytes, .. } = *self;
+        let open = Open { scheme, message_bytes, connections: 1, core: None, zero_copy, window_bytes };
+        self.listen(&open, signals)
+    }
+
     fn listen(&mut self, open: &Open, signals: &Signals) -> Result<String> {
         self.recv()?.ask(&Request::Listen(*open))?;
         at(self.recv()?.answer(signals)?)
@@ -236,7 +243,7 @@ impl Pair {
 }
 
 /// A command before the command, for programs that run with the preload library.
-fn environment(scheme: Scheme) -> Result<Vec<OsString>> {
+pub(super) fn environment(scheme: Scheme) -> Result<Vec<OsString>> {
     let Some(settings) = scheme.preload() else { return Ok(Vec::new()) };
     let mut library = OsString::from("LD_PRELOAD=");
     library.push(preload_library()?);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
-use pd_driver::admin::{Answer, Ask};
+use pd_driver::admin::{Answer, Ask, PortSpec};
 use pd_driver::{Bytes, HugepageUse};
 use pd_harness::config::Config;
 use pd_harness::driver::ChildDriver;
@@ -37,7 +37,8 @@ impl Memory {
     pub const MANY: Memory = Memory { budget_bytes: 5 << 30, ring_bytes: 64 << 10 };
 }
 
-/// The policy that decides each scheme's path. It does not mention the containers of `pipedevice-default`.
+/// The policy that decides each scheme's path. Attackers may not connect to victims.
+/// It does not mention the containers of `pipedevice-default`.
 const POLICY: &str = r#"
 [[tenant]]
 name = "bench-mediated"
@@ -50,6 +51,10 @@ from = "bench-attacker"
 to = "bench-attacker"
 action = "allow"
 path = "offloaded"
+[[rule]]
+from = "bench-attacker"
+to = ["bench-mediated", "bench-direct"]
+action = "deny"
 [[rule]]
 from = "bench-mediated"
 to = "bench-mediated"
@@ -156,6 +161,23 @@ impl<'a> Stand<'a> {
         let rule = format!("[[rule]]\nfrom = \"{tenant}\"\nto = \"{tenant}\"\naction = \"deny\"\n");
         // The first rule that matches decides.
         self.apply(POLICY.replacen("[[rule]]", &(rule + "[[rule]]"), 1))
+    }
+
+    /// Has the driver have a service, which nobody uses, until [`Stand::allow`]. The kernel then asks it about options of sockets.
+    pub fn offer_service(&self) -> Result<()> {
+        let service = "[[service]]\naddress = \"10.96.0.1:80\"\nbackends = [\"10.96.1.1:80\"]\n";
+        self.apply(format!("{POLICY}{service}"))
+    }
+
+    /// Adds a port of packets, which makes frames as fast as they are taken, or removes it.
+    pub fn port(&self, name: &str, is_wanted: bool) -> Result<()> {
+        let name = name.to_owned();
+        let port = PortSpec::Gen { sizes: vec![64, 1500], flows: 3, frames: 0 };
+        let ask = if is_wanted { Ask::PortAdd { name, port } } else { Ask::PortRemove { name } };
+        match self.driver()?.ask(&ask)? {
+            Answer::Done => Ok(()),
+            other => bail!("the driver answered {other:?}"),
+        }
     }
 
     /// Has the driver allow again what [`Stand::deny`] denied.
