@@ -358,7 +358,8 @@ def isolation(results):
                 ]
 
     heading = ["keeps, busy", "below its share", "longest gap, ms", "round trip P99, µs (alone)", "Jain", "attacks/s"]
-    tables = [table([title] + heading, list(lines(scheme))) for title, scheme in (("offloaded", OFFLOADED), ("direct", DIRECT))]
+    paths = [(title, list(lines(scheme))) for title, scheme in (("offloaded", OFFLOADED), ("direct", DIRECT))]
+    tables = [table([title] + heading, rows) for title, rows in paths if rows]
     ended = [[LABELS[s], number(r.get("ended_ms")), number(r.get("ended_ms_max"))] for s in (OFFLOADED, DIRECT)
              for r in [results.one("isolation", s, attack="denied")]]
     return "\n\n".join(tables + [table(["a connection that a policy denies ends after", "ms", "at most"], ended)])
