@@ -4,7 +4,7 @@ use pd_driver::policy::Path;
 use pd_tests::{fill, verify, Random, TestDriver};
 use std::io::{BufRead, BufReader, Read};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Fewer over the direct path: what the driver does is the same.
 fn kills() -> u64 {
@@ -131,11 +131,12 @@ fn thousands_of_kills() {
         r.clients.iter().find(|c| c.pid == std::process::id()).map(|c| (c.sockets, c.region_bytes))
     };
     assert_eq!(own(&after).unwrap().0, own(&before).unwrap().0, "sockets");
-    assert!(
-        descriptors() <= descriptors_before + 2,
-        "{} descriptors, {descriptors_before} before",
-        descriptors()
-    );
+    // Memory that a dying process held is looked at once a second.
+    let until = Instant::now() + Duration::from_secs(10);
+    while descriptors() > descriptors_before + 2 {
+        assert!(Instant::now() < until, "{} descriptors, {descriptors_before} before", descriptors());
+        thread::sleep(Duration::from_millis(10));
+    }
 
     // The bystanders are still at it, and what they move is right.
     let moved = |r: &pd_driver::admin::Report| r.connections[0].bytes[0];

@@ -92,3 +92,30 @@ fn memory_that_another_process_holds_stays_on_the_account() {
     drop(map);
     scene.end();
 }
+
+#[test]
+fn lines_that_another_process_holds_stay_on_the_account() {
+    let scene = stage(1000, 1 << 30);
+    let user = rustix::process::geteuid().as_raw();
+    let before = holding(&scene, user);
+    let mut client = Raw::attach(&scene.driver, 8);
+    let sockets: Vec<_> = (0..1000).map(|_| client.open(0)).collect();
+    let made = holding(&scene, user).memory_bytes.used - before.memory_bytes.used;
+    let (status, status_fd) = (client.status, client.status_fd);
+    drop((client.socket, client.control, client.control_fd, client.channels));
+    scene.driver.wait_for("the client is gone", |r| r.clients.len() == 2);
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let held = holding(&scene, user);
+    assert_eq!(held.memory_bytes.used, before.memory_bytes.used + made, "{} sockets", sockets.len());
+    assert_eq!(held.descriptors.used, before.descriptors.used + 2);
+    drop(status_fd);
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert!(holding(&scene, user).memory_bytes.used > before.memory_bytes.used, "it is mapped");
+    drop(status);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while holding(&scene, user).memory_bytes.used > before.memory_bytes.used {
+        assert!(std::time::Instant::now() < until, "it is not given back");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    scene.end();
+}

@@ -4,7 +4,7 @@ use super::families::Family;
 use super::kernel::Counts;
 use crate::identity::Identity;
 use crate::ids::{ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
-use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region, Space};
+use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Region, Space};
 use crate::messages::{payer, Payer};
 use crate::standing::Place;
 use pd_abi::layout::SOCKET_STRIDE;
@@ -70,8 +70,8 @@ pub struct Client {
     pub bound_until: Duration,
     /// Who pays for its memory.
     pub account: Arc<Account>,
-    /// For pages of its sockets' lines.
-    pub lines: Vec<Lease>,
+    /// Pages of its sockets' lines that were made.
+    pub pages_of_lines: usize,
     /// Connections on the direct path.
     pub direct: usize,
     /// What it has said of connections on the kernel, and was counted.
@@ -165,7 +165,7 @@ impl Client {
             passes_files: false,
             bound_until: Duration::ZERO,
             account,
-            lines: Vec::new(),
+            pages_of_lines: 0,
             direct: 0,
             kernel: Counts::default(),
             bells: Bells::default(),
@@ -259,14 +259,15 @@ impl Client {
     /// # Errors
     /// [`Exhausted`].
     pub fn make_lines(&mut self, slot: Slot) -> Result<(), Exhausted> {
-        if slot.index() * SOCKET_STRIDE / PAGE_BYTES < self.lines.len() {
+        if slot.index() * SOCKET_STRIDE / PAGE_BYTES < self.pages_of_lines {
             return Ok(());
         }
         let page = self.account.lease(Amounts::PAGE_OF_LINES)?;
         if let Some(memory) = &self.memory {
             memory.populate_slot(slot).map_err(Exhausted::Memory)?;
+            memory.keep(page);
         }
-        self.lines.push(page);
+        self.pages_of_lines += 1;
         Ok(())
     }
 

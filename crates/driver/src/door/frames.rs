@@ -10,7 +10,6 @@ use crate::messages::{NewChannel, Violation};
 use crate::peer::refuse_descriptors;
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
-use pd_shm::memfd;
 use rustix::event::{epoll, eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
@@ -129,8 +128,9 @@ impl Door {
         let guest = self.guests.here(id).ok_or(Violation::Frame)?;
         match (&guest.phase, kind) {
             (Phase::Greeting, FrameKind::Hello) => self.greet(id),
-            (Phase::Mapping(control), FrameKind::Mapped) if frame.id == Frame::REGION_CONTROL => {
-                memfd::seal_against_all(control).map_err(|_| Violation::Frame)?;
+            (Phase::Mapping, FrameKind::Mapped) if frame.id == Frame::REGION_CONTROL => {
+                let memory = guest.memory.as_ref().ok_or(Violation::Frame)?;
+                memory.seal_control().map_err(|_| Violation::Frame)?;
                 guest.phase = Phase::Attached;
                 self.conductor.send(FromDoor::Attached { client: id });
                 self.answer(id, Frame::new(FrameKind::Ready).with_id(frame.id), Vec::new());
@@ -159,20 +159,20 @@ impl Door {
     }
 
     fn greet(&mut self, id: ClientId) {
-        let made = ClientMemory::new(id.get().into()).and_then(|(memory, [control, status])| {
-            may(Call::Duplicate)?;
-            let keep = rustix::io::fcntl_dupfd_cloexec(&control, 0)?;
-            Ok((Arc::new(memory), keep, [control, status]))
-        });
-        let (memory, keep, fds) = match made {
-            Ok(made) => made,
+        let Some(guest) = self.guests.here(id) else { return };
+        let lease = match guest.account().map(|account| account.lease(Amounts::LINES)).transpose() {
+            Ok(lease) => lease,
+            Err(exhausted) => return self.refuse_exhausted(id, exhausted),
+        };
+        let (memory, fds) = match ClientMemory::new(id.get().into()) {
+            Ok((memory, fds)) => (Arc::new(memory), fds),
             Err(errno) => {
                 return self.refuse(id, errno, "no memory or descriptors left for the control region")
             }
         };
-        let Some(guest) = self.guests.here(id) else { return };
+        lease.into_iter().for_each(|lease| memory.keep(lease));
         guest.memory = Some(Arc::clone(&memory));
-        guest.phase = Phase::Mapping(keep);
+        guest.phase = Phase::Mapping;
         self.conductor.send(FromDoor::Welcomed { client: id, memory });
         self.answer(id, Frame::new(FrameKind::Welcome).with_id(id.get().into()), fds.into());
     }
@@ -184,8 +184,10 @@ impl Door {
             return self.refuse(id, Errno::NOSPC, "no channels left: share those there are");
         }
         let Some(memory) = guest.memory.clone() else { return };
-        if let Err(exhausted) = guest.pay(Amounts::CHANNEL) {
-            return self.refuse_exhausted(id, exhausted);
+        let lines = guest.account().map(|account| account.lease(Amounts::LINES_OF_CHANNEL)).transpose();
+        match lines.and_then(|lines| guest.pay(Amounts::CHANNEL).map(|()| lines)) {
+            Ok(lines) => lines.into_iter().for_each(|lease| memory.keep(lease)),
+            Err(exhausted) => return self.refuse_exhausted(id, exhausted),
         }
         memory.place(guest.account().and_then(|account| account.near()));
         let made = memory.channel(index).and_then(|rings| {
@@ -284,7 +286,7 @@ impl Door {
     pub(super) fn made(&mut self, id: ClientId, serial: u64, made: Made) {
         let made = match made {
             Made::Held(regions) => return self.helpers.hold(regions),
-            Made::HeldPipes(pipes) => return self.helpers.hold_pipes(pipes),
+            Made::StillLent(memory) => return self.helpers.hold_lent(memory),
             Made::Addresses(reading) => {
                 self.conductor.send(FromDoor::Addresses(reading));
                 // Whoever was admitted is heard now.
@@ -305,7 +307,7 @@ impl Door {
             return;
         };
         match made {
-            Made::Held(_) | Made::HeldPipes(_) | Made::Addresses(_) => {}
+            Made::Held(_) | Made::StillLent(_) | Made::Addresses(_) => {}
             Made::Pipe(Ok(new)) => self.pipe_made(id, *new),
             Made::Pipe(Err(exhausted)) => self.refuse_exhausted(id, exhausted),
             Made::PipeSealed(number, sealed) => self.pipe_sealed(id, number, sealed),

@@ -18,7 +18,7 @@ pub enum Phase {
     /// It has to say hello.
     Greeting,
     /// It has to map its control region, which is then sealed.
-    Mapping(OwnedFd),
+    Mapping,
     /// Attached.
     Attached,
     /// Dead or cut off: the agents have to forget it.
@@ -41,7 +41,7 @@ pub enum Waits {
 /// What a guest is to be told and has no room for.
 #[derive(Debug)]
 pub enum Held {
-    /// An answer, with its descriptors: that for mapping the control region pays for one.
+    /// An answer, with its descriptors: the client's account has paid for one.
     Answer(Box<Frame>, Vec<OwnedFd>),
     /// A receive region by number, with a descriptor for the guest.
     Region(Box<Frame>, u32, Box<Region>, OwnedFd),

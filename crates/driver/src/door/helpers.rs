@@ -7,7 +7,7 @@ use crate::hash::HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
-use crate::memory::{Lease, Pool, Region};
+use crate::memory::{Lease, Lent, Pool, Region};
 use crate::messages::{Payer, DRIVER};
 use crate::pipes::{NewPipe, PipeMemory};
 use pd_abi::pipe::PipeRequest;
@@ -45,8 +45,8 @@ pub enum Job {
     Pipe(Box<(Lease, Shape, PipeRequest)>),
     /// Seal what a client has mapped of a pipe, and see to it that it is whole.
     SealPipe(u32, Arc<PipeMemory>),
-    /// Let the memory of pipes go.
-    LetGo(Vec<Arc<PipeMemory>>),
+    /// Let other memory go.
+    LetGo(Vec<Arc<dyn Lent>>),
 }
 
 /// All helpers.
@@ -57,8 +57,8 @@ pub struct Helpers {
     queues: HashMap<Payer, Arc<Queue>>,
     /// Regions of clients that have gone which others hold.
     held: Vec<Region>,
-    /// The same of pipes.
-    held_pipes: Vec<Arc<PipeMemory>>,
+    /// The same of other memory.
+    lent: Vec<Arc<dyn Lent>>,
 }
 
 /// For whom a job is done: the client and its serial.
@@ -81,7 +81,7 @@ struct State {
 impl Helpers {
     /// None, at first. They tell the door what they have done.
     pub fn new(pool: Arc<Pool>, door: Arc<Mailbox<ToDoor>>) -> Self {
-        Self { pool, door, queues: HashMap::default(), held: Vec::new(), held_pipes: Vec::new() }
+        Self { pool, door, queues: HashMap::default(), held: Vec::new(), lent: Vec::new() }
     }
 
     /// Has the payer's helper do something.
@@ -121,9 +121,9 @@ impl Helpers {
         self.held.extend(regions);
     }
 
-    /// As [`Self::hold`], of pipes.
-    pub fn hold_pipes(&mut self, pipes: Vec<Arc<PipeMemory>>) {
-        self.held_pipes.extend(pipes);
+    /// As [`Self::hold`], of other memory.
+    pub fn hold_lent(&mut self, memory: Vec<Arc<dyn Lent>>) {
+        self.lent.extend(memory);
     }
 
     /// Tries again where no thread could be started, forgets helpers that have ended, and looks at held regions, some each time.
@@ -133,9 +133,9 @@ impl Helpers {
             let looked_at = self.held.drain(..looks).collect();
             self.give(DRIVER, NOBODY, Job::Drop(looked_at));
         }
-        if !self.held_pipes.is_empty() {
-            let looks = self.held_pipes.len().min(HELD_LOOKS);
-            let looked_at = self.held_pipes.drain(..looks).collect();
+        if !self.lent.is_empty() {
+            let looks = self.lent.len().min(HELD_LOOKS);
+            let looked_at = self.lent.drain(..looks).collect();
             self.give(DRIVER, NOBODY, Job::LetGo(looked_at));
         }
         let stuck: Vec<_> = self.queues.values().filter(|queue| queue.take_over()).cloned().collect();
@@ -182,7 +182,7 @@ impl Helpers {
     /// Jobs, and regions that others hold.
     pub fn leftovers(&self) -> usize {
         self.held.len()
-            + self.held_pipes.len()
+            + self.lent.len()
             + self.queues.values().map(|queue| queue.lock().jobs.len()).sum::<usize>()
     }
 }
@@ -261,9 +261,9 @@ impl Job {
                 Some(Made::Pipe(NewPipe::make(lease, shape, request).map(Box::new)))
             }
             Self::SealPipe(number, memory) => Some(Made::PipeSealed(number, memory.seal())),
-            Self::LetGo(mut pipes) => {
-                pipes.retain(|memory| !memory.is_let_go());
-                (!pipes.is_empty()).then_some(Made::HeldPipes(pipes))
+            Self::LetGo(mut lent) => {
+                lent.retain(|memory| !memory.is_let_go());
+                (!lent.is_empty()).then_some(Made::StillLent(lent))
             }
         }
     }

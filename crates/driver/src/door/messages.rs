@@ -4,9 +4,9 @@ use crate::admin::{Answer, Ask};
 use crate::conductor::{Refused, Registration};
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, TenantId};
-use crate::memory::{Account, ClientMemory, Exhausted, Lease, Region};
+use crate::memory::{Account, ClientMemory, Exhausted, Lease, Lent, Region};
 use crate::messages::{NewChannel, Payer, Violation};
-use crate::pipes::{NewPipe, NewPort, NewTap, PipeMemory};
+use crate::pipes::{NewPipe, NewPort, NewTap};
 use crate::standing::Place;
 use pd_abi::Frame;
 use pd_pipe::Offer;
@@ -70,8 +70,8 @@ pub enum Made {
     Pipe(Result<Box<NewPipe>, Exhausted>),
     /// A pipe's memory is sealed and whole, or it is not.
     PipeSealed(u32, Result<(), pd_pipe::Violation>),
-    /// As [`Self::Held`], of pipes.
-    HeldPipes(Vec<Arc<PipeMemory>>),
+    /// As [`Self::Held`], of other memory.
+    StillLent(Vec<Arc<dyn Lent>>),
     /// A frame was received, and whether descriptors came with it; none at the end.
     Received(Result<Option<(Box<Frame>, bool)>, Errno>),
 }

@@ -30,7 +30,7 @@ use crate::calls::{may, Call};
 use crate::clock::Clock;
 use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
-use crate::memory::{Exhausted, Pool};
+use crate::memory::{Exhausted, Lent, Pool};
 use crate::messages::DRIVER;
 use crate::pipes::{Pipes, ToNic};
 use crate::settings::Settings;
@@ -248,8 +248,11 @@ impl Door {
             ToDoor::Forget { client, mut regions } => {
                 self.close(client);
                 let mut payer = DRIVER;
-                if let Some(guest) = self.guests.forget(client) {
+                if let Some(mut guest) = self.guests.forget(client) {
                     payer = guest.payer();
+                    if let Some(lines) = guest.memory.take().filter(|lines| !lines.is_let_go()) {
+                        self.helpers.hold_lent(vec![lines]);
+                    }
                     regions.extend(guest.into_regions());
                 }
                 if !regions.is_empty() {

@@ -4,7 +4,7 @@ use super::helpers::{Job, NOBODY};
 use super::Door;
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
-use crate::memory::Amounts;
+use crate::memory::{Amounts, Lent};
 use crate::messages::Violation;
 use crate::pipes::{NewPipe, Opening, PipeMemory, ToNic};
 use pd_abi::pipe::{PipeDirection, PipeUnit};
@@ -81,7 +81,7 @@ impl Door {
             }
             Err((errno, why)) => {
                 let memory = guest.pipes.remove(&number).map(|pipe| pipe.memory);
-                self.let_go(id, memory.into_iter().collect());
+                self.let_go(id, memory);
                 self.refuse(id, errno, &why);
             }
         }
@@ -152,10 +152,11 @@ impl Door {
     fn drop_pipe(&mut self, id: ClientId, number: u32) {
         let Some(pipe) = self.guests.here(id).and_then(|guest| guest.pipes.remove(&number)) else { return };
         self.pipes.send(ToNic::Close { client: id, number });
-        self.let_go(id, vec![pipe.memory]);
+        self.let_go(id, [pipe.memory]);
     }
 
-    fn let_go(&mut self, id: ClientId, memory: Vec<Arc<PipeMemory>>) {
+    fn let_go(&mut self, id: ClientId, memory: impl IntoIterator<Item = Arc<PipeMemory>>) {
+        let memory: Vec<Arc<dyn Lent>> = memory.into_iter().map(|memory| memory as Arc<dyn Lent>).collect();
         let payer = self.guests.get(id).map(|guest| guest.payer());
         if let Some(payer) = payer.filter(|_| !memory.is_empty()) {
             self.helpers.give(payer, NOBODY, Job::LetGo(memory));

@@ -146,9 +146,10 @@ fn kept(most: u64) -> u64 {
     }
 }
 
-/// Descriptors of a client without channels: its socket, its process, its network namespace, and one while it maps its control
-/// region.
+/// Descriptors of a client without channels: its socket, its process, its network namespace, and one of an answer that is held.
 const CLIENT_DESCRIPTORS: u64 = 4;
+/// Of its two regions.
+const LINES_DESCRIPTORS: u64 = 2;
 /// Doorbell and wake pipe.
 const CHANNEL_DESCRIPTORS: u64 = 2;
 /// A page of each of the two regions.
@@ -156,19 +157,21 @@ const PAGE_OF_LINES_BYTES: u64 = 2 * PAGE_BYTES as u64;
 
 impl Amounts {
     /// What a client takes by being there.
-    pub const CLIENT: Self = Self {
-        clients: 1,
-        descriptors: CLIENT_DESCRIPTORS,
+    pub const CLIENT: Self =
+        Self { clients: 1, descriptors: CLIENT_DESCRIPTORS, lines_bytes: 0, memory_bytes: 0 };
+    /// What its control and status regions take, until nobody holds them.
+    pub const LINES: Self = Self {
+        clients: 0,
+        descriptors: LINES_DESCRIPTORS,
         lines_bytes: PAGE_OF_LINES_BYTES,
         memory_bytes: 0,
     };
     /// What a channel takes.
-    pub const CHANNEL: Self = Self {
-        clients: 0,
-        descriptors: CHANNEL_DESCRIPTORS,
-        lines_bytes: 2 * CHANNEL_STRIDE as u64,
-        memory_bytes: 0,
-    };
+    pub const CHANNEL: Self =
+        Self { clients: 0, descriptors: CHANNEL_DESCRIPTORS, lines_bytes: 0, memory_bytes: 0 };
+    /// What a channel takes of the two regions.
+    pub const LINES_OF_CHANNEL: Self =
+        Self { clients: 0, descriptors: 0, lines_bytes: 2 * CHANNEL_STRIDE as u64, memory_bytes: 0 };
     /// What a page of sockets' lines takes.
     pub const PAGE_OF_LINES: Self =
         Self { clients: 0, descriptors: 0, lines_bytes: PAGE_OF_LINES_BYTES, memory_bytes: 0 };

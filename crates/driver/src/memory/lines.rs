@@ -1,5 +1,7 @@
 //! A client's control and status regions as the driver uses them.
-use crate::calls::{may, Call};
+use super::account::Lease;
+use super::Lent;
+use crate::calls::{may, simulated, Call};
 use crate::ids::Slot;
 use crate::nodes;
 use pd_abi::layout::{
@@ -12,11 +14,12 @@ use pd_shm::memfd::{self, Pages};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::wait;
 use pd_shm::{Own, Region, Theirs};
+use rustix::fs::OFlags;
 use rustix::io::Result;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A client's request ring, which the driver reads.
 pub type Requests = Consumer<SharedCells<Request, Theirs, Own>>;
@@ -35,6 +38,10 @@ pub type WaitCells<'a> = wait::SharedCells<'a, Theirs, Own>;
 pub struct ClientMemory {
     control: Arc<Region<Theirs>>,
     status: Arc<Region<Own>>,
+    /// Control and status region, opened by the driver.
+    files: [OwnedFd; 2],
+    /// For the pages of both that the driver has made: as long as anybody holds them.
+    leases: Mutex<Vec<Lease>>,
     /// Requests that one agent has passed on and the other not carried out yet.
     pub forwarded: AtomicUsize,
 }
@@ -47,10 +54,17 @@ impl ClientMemory {
     /// Those of making memory.
     pub fn new(client: u32) -> Result<(Self, [OwnedFd; 2])> {
         let bytes = layout::REGION_BYTES;
-        may(Call::MakeMemory)?;
-        let control_fd = memfd::create("pd-control", bytes, Pages::Ordinary)?;
-        may(Call::MakeMemory)?;
-        let status_fd = memfd::create("pd-status", bytes, Pages::Ordinary)?;
+        let open = |name| {
+            may(Call::MakeMemory)?;
+            let made = memfd::create(name, bytes, Pages::Ordinary)?;
+            may(Call::Reopen)?;
+            memfd::reopen(made, OFlags::RDWR)
+        };
+        let for_client = |file: &OwnedFd| {
+            may(Call::Reopen)?;
+            memfd::reopen(file, OFlags::RDWR)
+        };
+        let [control_fd, status_fd] = [open("pd-control")?, open("pd-status")?];
         may(Call::Map)?;
         let control = Region::<Theirs>::new(&control_fd, bytes)?;
         may(Call::Map)?;
@@ -62,7 +76,22 @@ impl ClientMemory {
         status.store_u32(header::VERSION, VERSION, Relaxed);
         status.store_u32(header::CLIENT, client, Relaxed);
         let (control, status) = (Arc::new(control), Arc::new(status));
-        Ok((Self { control, status, forwarded: AtomicUsize::new(0) }, [control_fd, status_fd]))
+        let theirs = [for_client(&control_fd)?, for_client(&status_fd)?];
+        let (files, leases) = ([control_fd, status_fd], Mutex::default());
+        Ok((Self { control, status, files, leases, forwarded: AtomicUsize::new(0) }, theirs))
+    }
+
+    /// Seals the control region, which the client has mapped.
+    ///
+    /// # Errors
+    /// If the client has sealed it.
+    pub fn seal_control(&self) -> Result<()> {
+        memfd::seal_against_all(&self.files[0])
+    }
+
+    /// Keeps the lease for pages of the two regions until nobody holds them.
+    pub fn keep(&self, lease: Lease) {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
     }
 
     /// Has both regions lie on a node, if it matters.
@@ -240,5 +269,12 @@ impl ClientMemory {
             waiting.into(),
             Relaxed,
         );
+    }
+}
+
+impl Lent for ClientMemory {
+    fn is_let_go(&self) -> bool {
+        // Simulated clients keep their mappings, in this process, beyond their ends.
+        simulated::is_on() || self.files.iter().all(memfd::is_let_go)
     }
 }

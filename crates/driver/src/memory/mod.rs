@@ -5,6 +5,12 @@ mod lines;
 mod pool;
 mod space;
 
+/// Memory that clients may still hold when the driver needs it no more.
+pub trait Lent: std::fmt::Debug + Send + Sync {
+    /// Returns whether no client holds it any more. A dead client's memory may have gone to another process.
+    fn is_let_go(&self) -> bool;
+}
+
 pub use account::{Account, Amounts, Cap, Caps, Lease, Resource, Standing, Whose};
 pub use direct::{DirectRing, Remainder};
 pub use lines::{ClientMemory, Events, Requests};

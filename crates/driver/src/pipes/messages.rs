@@ -3,7 +3,7 @@ use super::report::TapOf;
 use crate::admin::Answer;
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
-use crate::memory::{Exhausted, Lease};
+use crate::memory::{Exhausted, Lease, Lent};
 use crate::messages::Payer;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
@@ -43,9 +43,10 @@ impl PipeMemory {
     pub fn seal(&self) -> Result<(), pd_pipe::Violation> {
         self.files.seal()
     }
+}
 
-    /// Tells whether no client holds it any more.
-    pub fn is_let_go(&self) -> bool {
+impl Lent for PipeMemory {
+    fn is_let_go(&self) -> bool {
         self.files.are_let_go()
     }
 }

@@ -1,0 +1,220 @@
+//! What a user holds beside its caps, as the driver counts it and as the kernel does: while its process is stopped at a random moment, and
+//! after it was killed at one.
+use super::{stage_of, Scene};
+use pd_driver::admin::{Answer, Ask, HoldingReport, PortSpec, StandingReport};
+use pd_driver::HugepageUse;
+use pd_tests::{is_root, program_path, Random};
+use rustix::process::{kill_process, Pid, Signal};
+use std::collections::BTreeMap;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+const NOBODY: u32 = 65_534;
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The most that one object takes: a client of descriptors, a direct ring of memory.
+const OBJECT_DESCRIPTORS: u64 = 6;
+const OBJECT_BYTES: u64 = 1 << 20;
+/// Kills after which everything has to be as at the start.
+const KILLS_BETWEEN: u64 = 50;
+
+fn kills() -> u64 {
+    std::env::var("PD_KILLS").map_or(200, |kills| kills.parse().expect("a number"))
+}
+
+/// What the kernel says of memory by inode, in bytes of pages, and of descriptors.
+#[derive(Debug, Default)]
+struct Held {
+    descriptors: u64,
+    memory: BTreeMap<u64, u64>,
+}
+
+impl Held {
+    /// What this process has, in which the driver is.
+    fn here() -> Self {
+        let mut held = Self::default();
+        for file in std::fs::read_dir("/proc/self/fd").expect("own descriptors").flatten() {
+            held.descriptors += 1;
+            if is_drivers(&file.path()) {
+                if let Ok(file) = std::fs::metadata(file.path()) {
+                    held.memory.insert(file.ino(), 512 * file.blocks());
+                }
+            }
+        }
+        held
+    }
+
+    fn bytes(&self) -> u64 {
+        self.memory.values().sum()
+    }
+}
+
+fn is_drivers(link: &Path) -> bool {
+    std::fs::read_link(link).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:pd-"))
+}
+
+/// Inodes of the driver's memory that a process has open or mapped.
+fn inodes_of(pid: u32) -> Vec<u64> {
+    let process = Path::new("/proc").join(pid.to_string());
+    let files = std::fs::read_dir(process.join("fd")).expect("its descriptors").flatten();
+    let open = files.filter(|file| is_drivers(&file.path()));
+    let open = open.filter_map(|file| std::fs::metadata(file.path()).ok()).map(|file| file.ino());
+    let maps = std::fs::read_to_string(process.join("maps")).expect("its mappings");
+    let mapped = maps.lines().filter(|line| line.contains("/memfd:pd-"));
+    let mapped = mapped.filter_map(|line| line.split_ascii_whitespace().nth(4)?.parse().ok());
+    open.chain(mapped).collect()
+}
+
+/// Mappings of the driver's memory in this process.
+fn mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("own mappings");
+    maps.lines().filter(|line| line.contains("/memfd:pd-")).count()
+}
+
+struct Hoards {
+    scene: Scene,
+    hoarders: u64,
+}
+
+impl Hoards {
+    /// A driver with little for each user.
+    fn new() -> Self {
+        let scene = stage_of(HugepageUse::Off, |_| {});
+        let everybody = PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(scene.driver.folder(), everybody).expect("own folder");
+        scene.driver.apply(
+            "path = \"direct\"\n[attach]\ndefault = \"anyone\"\n[[tenant]]\nname = \"default\"\nclients_max = 8\n\
+             descriptors_max = 100\nmemory_bytes_max = \"12MB\"",
+        );
+        let this = Self { scene, hoarders: 0 };
+        this.tell(&Ask::PortAdd { name: "drain".to_owned(), port: PortSpec::Sink });
+        this
+    }
+
+    fn tell(&self, ask: &Ask) {
+        assert!(matches!(self.scene.driver.tell(ask), Answer::Done));
+    }
+
+    fn hoarder(&mut self) -> Child {
+        self.hoarders += 1;
+        let mut command = Command::new(program_path("hoarder"));
+        self.scene.driver.spawn(command.arg(self.scene.driver.socket()).arg(self.hoarders.to_string()))
+    }
+
+    /// The user's account; empty where it has none.
+    fn holding(&self) -> HoldingReport {
+        let tenants = self.scene.driver.policy().tenants.into_iter();
+        let mut holdings = tenants.flat_map(|tenant| tenant.holdings);
+        let (user, none) = (Some(NOBODY), StandingReport::default());
+        let empty = HoldingReport { user, clients: none, descriptors: none, memory_bytes: none };
+        holdings.find(|holding| holding.user == user).unwrap_or(empty)
+    }
+
+    /// The user has no more than its caps, and the kernel knows of no more than the driver, but for an object under way.
+    fn check(&self, before: &Held, pid: u32) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let (holding, now) = (self.holding(), Held::here());
+            for (what, standing) in [
+                ("clients", holding.clients),
+                ("descriptors", holding.descriptors),
+                ("bytes", holding.memory_bytes),
+            ] {
+                assert!(standing.used <= standing.max, "{what}: {standing:?}");
+            }
+            let descriptors = now.descriptors.saturating_sub(before.descriptors);
+            let bytes = now.bytes().saturating_sub(before.bytes());
+            let unknown: Vec<u64> =
+                inodes_of(pid).into_iter().filter(|inode| !now.memory.contains_key(inode)).collect();
+            if descriptors <= holding.descriptors.used + OBJECT_DESCRIPTORS
+                && bytes <= holding.memory_bytes.used + OBJECT_BYTES
+                && unknown.is_empty()
+            {
+                return;
+            }
+            // Somebody may have left a moment ago.
+            assert!(
+                Instant::now() < until,
+                "{descriptors} descriptors, {bytes} bytes, memory {unknown:?} unknown to the driver: {holding:?}"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until all is as before, by the driver's word and the kernel's.
+    fn settle(&self, before: &Held, mapped_before: usize) {
+        self.scene.driver.wait_for("only the bystanders are left", |report| report.clients.len() == 2);
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let (holding, now, mapped) = (self.holding(), Held::here(), mappings());
+            let used =
+                [holding.clients, holding.descriptors, holding.memory_bytes].map(|standing| standing.used);
+            if used == [0; 3]
+                && now.descriptors <= before.descriptors
+                && now.bytes() <= before.bytes()
+                && mapped <= mapped_before
+            {
+                return;
+            }
+            assert!(
+                Instant::now() < until,
+                "{used:?} held; {mapped} mappings, {mapped_before} before; before {before:?}; now {now:?}"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn wait_stopped(pid: u32) {
+    let until = Instant::now() + PATIENCE;
+    let is_stopped = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is not reaped");
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    while !is_stopped() {
+        assert!(Instant::now() < until, "it does not stop");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn a_user_holds_no_more_than_its_caps_alive_or_dead_and_nothing_in_the_end() {
+    if !is_root("another user's process") {
+        return;
+    }
+    let mut hoards = Hoards::new();
+    let mut random = Random(51);
+    let mut before = None;
+    for round in 1..=kills() {
+        let mut hoarder = hoards.hoarder();
+        std::thread::sleep(Duration::from_micros(random.below(25_000)));
+        if let Some((held, _)) = before.as_ref().filter(|_| round % 8 == 0) {
+            // As it stands after a longer life.
+            std::thread::sleep(Duration::from_millis(100));
+            let pid = Pid::from_child(&hoarder);
+            kill_process(pid, Signal::STOP).expect("it is there");
+            wait_stopped(hoarder.id());
+            hoards.check(held, hoarder.id());
+        }
+        let ended = hoarder.try_wait().expect("a child");
+        assert!(ended.is_none(), "hoarder {} ended: {ended:?}", hoards.hoarders);
+        hoarder.kill().expect("it is there");
+        hoarder.wait().expect("a child");
+        match &before {
+            // The first ones make what stays: sockets and threads for a kind of work, and what the bystanders get.
+            None if round == 10 => {
+                hoards.scene.driver.wait_for("quiet", |report| report.clients.len() == 2);
+                std::thread::sleep(Duration::from_millis(1500));
+                before = Some((Held::here(), mappings()));
+            }
+            Some((held, mapped)) if round % KILLS_BETWEEN == 0 => hoards.settle(held, *mapped),
+            _ => {}
+        }
+    }
+    if let Some((held, mapped)) = &before {
+        hoards.settle(held, *mapped);
+    }
+    hoards.tell(&Ask::PortRemove { name: "drain".to_owned() });
+    hoards.scene.end();
+}
