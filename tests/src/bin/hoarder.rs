@@ -82,7 +82,9 @@ impl Drop for Kept {
 fn step(raw: &mut Raw, random: &mut Random, kept: &mut Kept, own: &File) {
     match random.below(14) {
         0 | 1 => add_channel(raw),
-        2 => drop(raw.ask(&Frame::new(FrameKind::WakePipe), FrameKind::WakePipe)),
+        2 if !raw.channels.is_empty() => {
+            drop(raw.ask(&Frame::new(FrameKind::WakePipe), FrameKind::WakePipe));
+        }
         3..=6 => take_region(raw, random, kept),
         7..=9 if !raw.channels.is_empty() => connect(raw, random, kept),
         10 => files(raw, random, own),
