@@ -334,18 +334,17 @@ pub fn assemble(
 pub struct Lead {
     pub conductor: Conductor,
     clock: Arc<dyn Clock>,
-    next_tick: Option<Duration>,
 }
 
 impl Lead {
     /// A conductor with its own mover.
     pub fn new(conductor: Conductor, clock: Arc<dyn Clock>) -> Self {
-        Self { conductor, clock, next_tick: None }
+        Self { conductor, clock }
     }
 
     /// One turn of both. None: there may be more to do; otherwise when they have to be woken at the latest.
     pub fn turn(&mut self) -> Option<Duration> {
-        let Self { conductor, clock, next_tick } = self;
+        let Self { conductor, clock } = self;
         let mover = conductor.mover();
         let mut worked = mover.step();
         let watched = mover.take_watched();
@@ -355,16 +354,13 @@ impl Lead {
             conductor.poll(Some(Duration::ZERO));
             worked = true;
         }
-        if let Some(at) = next_tick.or_else(|| conductor.wake_by()) {
-            *next_tick = Some(at);
-            if clock.now() >= at {
-                conductor.tick();
-                *next_tick = None;
-                worked = true;
-            }
+        // Asked each time: what comes up now may be due before what was known.
+        let wake_by = conductor.wake_by();
+        if wake_by.is_some_and(|at| clock.now() >= at) {
+            conductor.tick();
+            worked = true;
         }
-        let times = next_tick.iter().copied().chain(conductor.retry_at());
-        (!worked).then(|| times.fold(clock.now() + STOP_POLL, Duration::min))
+        (!worked).then(|| wake_by.into_iter().fold(clock.now() + STOP_POLL, Duration::min))
     }
 }
 

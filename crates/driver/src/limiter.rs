@@ -12,6 +12,8 @@ const KINDS_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct Limiter<K> {
     kinds: HashMap<K, Kind>,
+    /// When the first silence ends.
+    next: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -23,7 +25,7 @@ struct Kind {
 
 impl<K> Default for Limiter<K> {
     fn default() -> Self {
-        Self { kinds: HashMap::new() }
+        Self { kinds: HashMap::new(), next: None }
     }
 }
 
@@ -38,6 +40,8 @@ impl<K: Copy + Eq + Hash> Limiter<K> {
             return false;
         }
         self.kinds.insert(kind, Kind { until: now + SILENCE, unsaid: 0 });
+        // No other one ends later.
+        self.next.get_or_insert(now + SILENCE);
         true
     }
 
@@ -56,12 +60,13 @@ impl<K: Copy + Eq + Hash> Limiter<K> {
             known.until = now + SILENCE;
             true
         });
+        self.next = self.kinds.values().map(|kind| kind.until).min();
         unsaid
     }
 
-    /// When [`Self::take_unsaid`] has something to do.
+    /// When [`Self::take_unsaid`] has something to do. Takes no time, however many kinds there are.
     pub fn wake_by(&self) -> Option<Duration> {
-        self.kinds.values().map(|kind| kind.until).min()
+        self.next
     }
 }
 

@@ -3,6 +3,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::conductor::{Crew, Inboxes, Movers, Others};
 use crate::door::FromDoor;
+use crate::driver::Lead;
 use crate::identity::Identity;
 use crate::ids::{MoverId, Slot, TenantId};
 use crate::mailbox::{Mailbox, Outbox};
@@ -231,6 +232,36 @@ fn each_payer_has_its_own_helper_read_and_one_list_serves_all() {
     stage.pass(PATIENCE);
     assert_eq!(stage.answers(), [(0, BIND + 1, Errno::TIMEDOUT.raw_os_error() as u32)]);
     assert!(stage.conductor.deferred.wake_by().is_none());
+}
+
+/// What comes up is not late because something was known that is due after it.
+#[test]
+fn a_turn_knows_what_is_due_first() {
+    let mut stage = Stage::new(&[1, 2]);
+    let now = stage.clock.now();
+    assert!(stage.conductor.log.may_say(("a line that is silent for ten seconds", DRIVER), now));
+    let Stage { conductor, clock, inboxes, door: _door, mover } = stage;
+    let mut lead = Lead::new(conductor, Arc::clone(&clock) as Arc<dyn Clock>);
+    while lead.turn().is_none() {}
+    let (client, operation) = (ClientId::new(0), Operation::Bind);
+    let mut request = Request::new(operation, SocketId::new(0, 1), BIND);
+    request.family = 4;
+    let request = request.with_address(at("10.0.0.1:80").into());
+    inboxes.movers.send(ToConductor::Control { client, channel: 0, request, _forwarded: None });
+    let mut by = lead.turn();
+    while by.is_none() {
+        by = lead.turn();
+    }
+    assert!(by.is_some_and(|by| by <= clock.now() + PATIENCE));
+    clock.0.fetch_add(PATIENCE.as_millis() as u64, Ordering::Relaxed);
+    while lead.turn().is_none() {}
+    let mut commands = VecDeque::new();
+    mover.drain(&mut commands);
+    let errnos = commands.into_iter().filter_map(|command| match command {
+        ToMover::Post { event, .. } => Some(event.errno),
+        _ => None,
+    });
+    assert_eq!(errnos.collect::<Vec<_>>(), [Errno::TIMEDOUT.raw_os_error() as u32]);
 }
 
 #[test]
