@@ -47,6 +47,8 @@ pub struct Twins {
     unclaimed: HashMap<Key, Vec<ConnectionId>>,
     /// Connection and side of each kernel socket that has a twin.
     ends: HashMap<End, (ConnectionId, Side)>,
+    /// Network namespace of each TCP socket of a claimed connection, by cookie.
+    namespaces: HashMap<u64, NamespaceId>,
     parked: Vec<(ConnectionId, Side)>,
     look_at: Option<Duration>,
     diags: HashMap<NamespaceId, SocketDiag>,
@@ -172,6 +174,7 @@ impl Twins {
             speakers: HashMap::default(),
             unclaimed: HashMap::default(),
             ends: HashMap::default(),
+            namespaces: HashMap::default(),
             parked: Vec::new(),
             look_at: None,
             diags: HashMap::default(),
@@ -215,6 +218,9 @@ impl Twins {
         for (side, held) in Side::BOTH.into_iter().zip(&twin.sides) {
             if self.ends.get(&held.end()) == Some(&(connection, side)) {
                 self.ends.remove(&held.end());
+                if self.namespaces.get(&held.wanted.cookie) == Some(&held.namespace) && !held.unix {
+                    self.namespaces.remove(&held.wanted.cookie);
+                }
             }
         }
         self.parked.retain(|(parked, _)| *parked != connection);
@@ -427,6 +433,9 @@ impl Conductor {
         self.twins.no_longer_unclaimed(index, twin);
         for (side, held) in Side::BOTH.into_iter().zip(&twin.sides) {
             self.twins.ends.insert(held.end(), (index, side));
+            if !held.unix {
+                self.twins.namespaces.insert(held.wanted.cookie, held.namespace);
+            }
         }
 
         let (there, back) = (index.flow(Side::Connecting), index.flow(Side::Accepting));
@@ -531,6 +540,36 @@ impl Conductor {
             return Err(Errno::ACCESS);
         }
         Ok(Held { namespace, wanted, inode, unix: false })
+    }
+
+    /// The kernel's socket of a side, in whatever network namespace, if the client holds that.
+    fn prove_side(&self, id: ClientId, asked: &TwinRequest, held: Held) -> Result<Held, Errno> {
+        let inode = self.inode_asked(id, asked)?;
+        let found = self.twins.diags.get(&held.namespace).ok_or(Errno::OPNOTSUPP)?.inode(&held.wanted)?;
+        if found == 0 || found != inode {
+            return Err(Errno::ACCESS);
+        }
+        Ok(held)
+    }
+
+    /// The same of a socket whose connection has ended in the kernel in both directions, so that it has no address any more. What lies on
+    /// the fabric is still to be read. Its inode is all that says which it is, so the tenant has to be the side's.
+    fn prove_ended(
+        &self,
+        id: ClientId,
+        asked: &TwinRequest,
+        held: Held,
+        tenant: TenantId,
+    ) -> Result<Held, Errno> {
+        let inode = self.inode_asked(id, asked)?;
+        let same = held.inode == inode
+            && inode != 0
+            && self.client(id).is_some_and(|client| client.tenant == tenant);
+        same.then_some(held).ok_or(Errno::ACCESS)
+    }
+
+    fn inode_asked(&self, id: ClientId, asked: &TwinRequest) -> Result<u32, Errno> {
+        inode_of_descriptor(self.client(id).ok_or(Errno::BADF)?.identity.pid, asked.descriptor)
     }
 
     pub(super) fn open_diag(&mut self, id: ClientId, namespace: NamespaceId) -> Result<(), Errno> {

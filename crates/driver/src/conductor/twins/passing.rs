@@ -1,5 +1,5 @@
 //! Sides of twins that go from one client to another, or to nobody.
-use super::{is_unix, End, Event};
+use super::{is_unix, End, Event, Held};
 use crate::conductor::client::{Connected, Socket, SocketState};
 use crate::conductor::direct::Parting;
 use crate::conductor::sockets::{done, Answer};
@@ -15,16 +15,7 @@ impl Conductor {
     pub(super) fn twin_take(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
         let held = match is_unix(asked) {
             true => self.unix_held(id, asked)?,
-            false => {
-                // Most have none: nothing to prove then.
-                let end = End::Tcp(self.namespace(id)?, asked.cookie);
-                let &(index, side) = self.twins.ends.get(&end).ok_or(Errno::NOENT)?;
-                let through =
-                    self.connection(index).filter(|c| c.through.is_some() && side == Side::Connecting);
-                let twin = through.and_then(|connection| connection.twin.as_ref());
-                let peer = twin.map(|twin| twin.sides[side].wanted.peer);
-                self.prove_towards(id, asked, peer)?
-            }
+            false => self.tcp_held(id, asked)?,
         };
         let &(index, side) = self.twins.ends.get(&held.end()).ok_or(Errno::NOENT)?;
         let Some(connection) = self.connections.get(index) else { return Err(Errno::NOENT) };
@@ -66,6 +57,25 @@ impl Conductor {
             }
         }
         Ok(done(slot.socket(generation)).with_number(send_ring_bytes))
+    }
+
+    /// The kernel's TCP socket that the client holds, if it has a twin. The process may have gone into another network namespace since it
+    /// had the socket.
+    fn tcp_held(&mut self, id: ClientId, asked: &TwinRequest) -> Result<Held, Errno> {
+        // Most have none: nothing to prove then.
+        let own = self.namespace(id)?;
+        let end_in = |namespace| self.twins.ends.get(&End::Tcp(namespace, asked.cookie));
+        let found = end_in(own).or_else(|| end_in(*self.twins.namespaces.get(&asked.cookie)?));
+        let &(index, side) = found.ok_or(Errno::NOENT)?;
+        let connection = self.connection(index).ok_or(Errno::NOENT)?;
+        let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
+        let tenant = connection.tenants[side];
+        let by_service = connection.through.is_some() && side == Side::Connecting;
+        let proved = match known.namespace == own {
+            true => self.prove_towards(id, asked, by_service.then_some(known.wanted.peer)),
+            false => self.prove_side(id, asked, known),
+        };
+        proved.or_else(|errno| self.prove_ended(id, asked, known, tenant).map_err(|_| errno))
     }
 
     /// Gives one side of a connection to another client, or to nobody.
