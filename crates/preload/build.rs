@@ -6,9 +6,7 @@ use std::{env, fs};
 
 /// Functions by which another process gets descriptors, or another image. They are called as they are, after the library proper
 /// was told.
-const LEAVES: [&str; 16] = [
-    "_Fork",
-    "clone",
+const LEAVES: [&str; 14] = [
     "execl",
     "execle",
     "execlp",

@@ -19,7 +19,7 @@ use rustix::net::{
 };
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -31,6 +31,11 @@ static SOCKET_PATH: OnceLock<PathBuf> = OnceLock::new();
 
 fn socket_path() -> PathBuf {
     setting("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from)
+}
+
+/// Where the driver is.
+pub(crate) fn known_socket_path() -> &'static Path {
+    SOCKET_PATH.get_or_init(socket_path)
 }
 
 /// Looks where the driver is, now and for good.
@@ -111,7 +116,7 @@ pub(crate) struct SentRegion {
 impl Attachment {
     /// Attaches.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let path = SOCKET_PATH.get_or_init(socket_path);
+        let path = known_socket_path();
         let unreachable = |errno: Errno| {
             let known = if errno == Errno::ACCESS || errno == Errno::PERM { errno } else { Errno::NETDOWN };
             let remedy = match known {
@@ -125,7 +130,7 @@ impl Attachment {
         };
         let made = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let socket = own::make(made).map_err(unreachable)?;
-        let address = SocketAddrUnix::new(path.as_path()).map_err(unreachable)?;
+        let address = SocketAddrUnix::new(path).map_err(unreachable)?;
         connect(&socket, &address).map_err(unreachable)?;
         let socket = OwnFd::new(socket);
 

@@ -84,7 +84,9 @@ pub mod core {
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
     pub use crate::poll::{poll, Target};
-    pub use crate::process::{attach, is_attached, prepare, setting, stays_on_kernel};
+    pub use crate::process::{
+        attach, in_child, is_attached, is_driver_near, prepare, setting, stays_on_kernel,
+    };
     pub use crate::recv::Handout;
     pub use crate::send::Fill;
     pub use crate::sids::{insert, remove, with, with_socket, Named, FIRST_SID};

@@ -1,7 +1,7 @@
 //! The objects of one process: its attachment, its sockets, its memory. A forked child starts with
 //! nothing: the parent's objects are unreachable from it.
 use crate::arena::Arenas;
-use crate::attachment::{remember_socket_path, Attachment};
+use crate::attachment::{known_socket_path, remember_socket_path, Attachment};
 use crate::error::Result;
 use crate::kept::{self, Kept};
 use crate::sids::Sids;
@@ -10,6 +10,7 @@ use crate::turn::lock;
 use foldhash::HashMap;
 use pd_abi::KernelReason;
 use pd_shm::barrier;
+use rustix::fs::{accessat, Access, AtFlags, CWD};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::ptr;
@@ -129,6 +130,12 @@ pub fn is_attached() -> bool {
     has_begun && lock(&process().attachment).as_ref().is_some_and(|attachment| attachment.alive())
 }
 
+/// Tells whether the driver's socket is where this process can connect to it, as the file system has it.
+pub fn is_driver_near() -> bool {
+    let flags = AtFlags::EACCESS;
+    accessat(CWD, known_socket_path(), Access::WRITE_OK, flags).is_ok()
+}
+
 /// Says to the driver why a connection of this process is the kernel's, if the process is attached. `inode` is that of
 /// its socket, or 0 for any that no other reason is told of. Takes no call of the kernel's and no time of the driver's.
 pub fn stays_on_kernel(reason: KernelReason, inode: u32) {
@@ -138,7 +145,8 @@ pub fn stays_on_kernel(reason: KernelReason, inode: u32) {
     }
 }
 
-extern "C" fn in_child() {
+/// Does in a forked child what is to be done there. For forks of which the C library tells nobody.
+pub extern "C" fn in_child() {
     crate::own::close_inherited();
     crate::kernel::close_inherited();
     crate::handlers::in_child();

@@ -289,6 +289,17 @@ impl Socket {
         self.send.lock().link.send_end() == ELSEWHERE
     }
 
+    /// Fails with `ESTALE` if another process has taken the socket over, which calls that move no bytes do not find out by themselves.
+    ///
+    /// # Errors
+    /// That one.
+    pub fn check_present(&self) -> Result<()> {
+        match self.send.lock().link.send_end() == crate::recv::MOVED {
+            true => Err(crate::recv::moved()),
+            false => Ok(()),
+        }
+    }
+
     /// Makes each send look whether the peer is there. TCP learns later that it is not.
     pub fn look_always(&self) {
         self.send.lock().looks = true;

@@ -19,6 +19,8 @@ mod calls;
 mod epoll;
 #[path = "preload/files.rs"]
 mod files;
+#[path = "preload/heirs.rs"]
+mod heirs;
 #[path = "preload/limits.rs"]
 mod limits;
 #[path = "preload/narrow.rs"]

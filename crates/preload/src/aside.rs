@@ -124,7 +124,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
     }
     let Some(fd) = entry.any_fd() else { return twin.is_abandoned() };
     // As long as this has the end, no other process has it leave.
-    let left = twin.with(entry, |end| {
+    let left = twin.with_present(entry, |end| {
         if twin.progress().sends() {
             return Ok(());
         }

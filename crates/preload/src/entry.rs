@@ -8,7 +8,7 @@ use crate::pipe::Pipe;
 use crate::short::{self, Facts, Listening};
 use crate::twin::{self, Twin};
 use crate::unseen::Attention;
-use crate::{address, aside, table, unclaimed, unix, unseen};
+use crate::{address, aside, confined, table, unclaimed, unix, unseen};
 use libc::c_int;
 use pd_client::core::KernelReason;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -273,7 +273,7 @@ impl Socket {
             return false;
         };
         let joined = listener.joined.load(Ordering::Relaxed);
-        if unseen::is_found() {
+        if unseen::is_found() || confined::is_barren() {
             if joined {
                 listener.joined.store(false, Ordering::Relaxed);
                 fabric::unlisten(fd);
@@ -417,6 +417,11 @@ pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
     }
 }
 
+/// Whether a TCP socket has a port.
+fn is_bound(fd: c_int) -> bool {
+    address::local(fd).is_some_and(|(_, local)| local.port() != 0)
+}
+
 /// Looks at a socket that came from another image or process.
 #[cold]
 fn resolve(fd: c_int) -> Option<Arc<Entry>> {
@@ -437,6 +442,8 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
     }
     let connected = if unix { unix::connected(fd) } else { address::peer(fd).map(|_| true) };
     match connected {
+        // One whose connection has ended in both directions has no peer either, but perhaps bytes on the fabric.
+        None if !unix && is_bound(fd) => {}
         None => {
             let entry = adopt(fd, None)?;
             entry.socket()?.unix.store(unix, Ordering::Relaxed);
@@ -446,6 +453,7 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
         Some(true) => {}
     }
     match fabric::take(fd, false) {
+        Taken::None if connected.is_none() => return adopt(fd, None),
         Taken::None => return None,
         Taken::Twin(socket) => {
             // Another program may have wanted it.

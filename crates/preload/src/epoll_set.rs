@@ -440,7 +440,7 @@ impl EpollSet {
             let members: Vec<_> = lock(&self.members).values().cloned().collect();
             for entry in members {
                 // Who takes the end registers it again.
-                let _ = entry.twin().map(|twin| twin.with(&entry, |_| Ok(())));
+                let _ = entry.twin().map(|twin| twin.with_present(&entry, |_| Ok(())));
             }
             let carried = std::mem::take(&mut *lock(&self.carried));
             carried.into_iter().for_each(|record| take_member(instance, record));

@@ -1,6 +1,7 @@
 //! What the library asks of the driver, all in one place.
 use crate::address;
 use crate::call::{Failure, Outcome};
+use crate::confined;
 use crate::fallback_cache::{self, now_ns, Place};
 use crate::heap;
 use crate::log::note;
@@ -36,7 +37,7 @@ fn unavailable() -> Option<KernelReason> {
     if heap::is_low() {
         return Some(KernelReason::NoMemory);
     }
-    match reaches_driver() {
+    match reaches_driver() && !confined::is_barren() {
         true => None,
         false if REFUSED_WITH.load(Ordering::Relaxed) == libc::EACCES => Some(KernelReason::NotLetIn),
         false => Some(KernelReason::NoDriver),
@@ -44,7 +45,7 @@ fn unavailable() -> Option<KernelReason> {
 }
 
 /// The same for what is on the fabric already.
-fn reaches_driver() -> bool {
+pub(crate) fn reaches_driver() -> bool {
     now_ns() >= ABSENT_UNTIL_NS.load(Ordering::Relaxed) && attaches()
 }
 

@@ -288,12 +288,12 @@ pub(crate) fn see_forks() {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
 }
 
-extern "C" fn before_fork() {
+pub(crate) extern "C" fn before_fork() {
     HEAP.classes.iter().for_each(Class::lock);
     HEAP.forking.store(this_thread(), Ordering::Relaxed);
 }
 
-extern "C" fn after_fork() {
+pub(crate) extern "C" fn after_fork() {
     HEAP.forking.store(0, Ordering::Relaxed);
     HEAP.classes.iter().for_each(Class::unlock);
 }

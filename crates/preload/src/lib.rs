@@ -18,6 +18,7 @@ mod back;
 mod call;
 mod carried;
 mod closed;
+mod confined;
 mod entry;
 mod epoll_set;
 mod fabric;

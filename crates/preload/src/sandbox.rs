@@ -6,7 +6,7 @@
 //! lies in its ring has been received ([`crate::closed`]). Then the descriptor is the kernel's.
 use crate::entry::{self, Entry};
 use crate::twin::Twin;
-use crate::{aside, call, closed, start, table};
+use crate::{aside, call, closed, confined, fabric, start, table};
 use pd_client::core::{is_attached, KernelReason};
 use std::sync::Arc;
 
@@ -34,10 +34,22 @@ pub(crate) fn before_loss_of_reach() {
         call::aside(|| {
             for_each_twin(|entry, twin| {
                 // Of one that fails the next call tells why.
-                let _ = twin.with(entry, |_| Ok(()));
+                let _ = twin.with_present(entry, |_| Ok(()));
             });
         });
     }
+}
+
+/// The same of its root alone. A child of a process that is attached attaches: it may get connections of its parent's later, by a message,
+/// and could not take them from there.
+pub(crate) fn before_loss_of_root() {
+    if start::enabled() && !closed::is_closed() && confined::take_of_attached() {
+        call::aside(|| {
+            fabric::reaches_driver();
+        });
+    }
+    before_loss_of_reach();
+    confined::confine();
 }
 
 fn for_each_twin(mut work: impl FnMut(&Arc<Entry>, &Twin)) {

@@ -27,11 +27,21 @@ pub(crate) struct Slot {
     coming: AtomicU32,
     /// Its way into the kernel.
     pub(crate) progress: Progress,
+    /// Of the first slot: process namespaces that the family has got to.
+    namespaces: AtomicU32,
     /// Processes that hold descriptors; 0: a free place. Who dies leaves its number behind.
     holders: [AtomicU32; HOLDERS],
 }
 
+/// Looks for a lock's holder in another process namespace, which cannot be asked about, until it counts as dead.
+const LOOKS_MAX: u32 = 200;
+/// Process numbers are smaller. Above them is the number of the process namespace in the family.
+const ID_BITS: u32 = 22;
+const NAMESPACES: u32 = 1 << (31 - ID_BITS);
+
 static SLOTS_AT: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
+/// The process namespace of this process: 0 is the one where the family began.
+static NAMESPACE: AtomicU32 = AtomicU32::new(0);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// Of a lock: somebody waits for it. Process numbers are smaller.
@@ -40,7 +50,8 @@ const WAITED: u32 = 1 << 31;
 /// Where this process's number stands: on a page that the kernel empties in each forked child, however it was forked.
 static OWN_ID: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
-/// The number of the process whose memory this is; in a child of `vfork` its parent's. No system call but the first one.
+/// The number of the process whose memory this is, with its namespace's; in a child of `vfork` its parent's. No system call but the
+/// first one.
 #[inline]
 pub(crate) fn own_id() -> u32 {
     let page = OWN_ID.load(Ordering::Acquire);
@@ -51,11 +62,31 @@ pub(crate) fn own_id() -> u32 {
     let known = unsafe { &*page };
     match known.load(Ordering::Relaxed) {
         0 => {
-            let id = std::process::id();
+            let id = asked_id();
             known.store(id, Ordering::Relaxed);
             id
         }
         id => id,
+    }
+}
+
+fn asked_id() -> u32 {
+    std::process::id() | NAMESPACE.load(Ordering::Relaxed) << ID_BITS
+}
+
+/// This is a forked child. The first process of a process namespace has the number 1, as its parent may have in another.
+pub(crate) fn in_child() {
+    if std::process::id() != 1 {
+        return;
+    }
+    // Without slots nothing is shared.
+    let Some(slots) = existing_slots() else { return };
+    let namespace = 1 + slots[0].namespaces.fetch_add(1, Ordering::Relaxed) % (NAMESPACES - 1);
+    NAMESPACE.store(namespace, Ordering::Relaxed);
+    let page = OWN_ID.load(Ordering::Acquire);
+    if !page.is_null() {
+        // SAFETY: mapped for good, and all access is atomic.
+        unsafe { &*page }.store(0, Ordering::Relaxed);
     }
 }
 
@@ -66,11 +97,11 @@ fn learn_id() -> u32 {
     let page = unsafe {
         let map = libc::mmap(ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
         if map == libc::MAP_FAILED {
-            return std::process::id();
+            return asked_id();
         }
         if libc::madvise(map, PAGE, libc::MADV_WIPEONFORK) < 0 {
             libc::munmap(map, PAGE);
-            return std::process::id();
+            return asked_id();
         }
         map
     };
@@ -83,8 +114,7 @@ fn learn_id() -> u32 {
 }
 
 fn slots() -> Option<&'static [Slot]> {
-    let mut at = SLOTS_AT.load(Ordering::Acquire);
-    if at.is_null() {
+    if SLOTS_AT.load(Ordering::Acquire).is_null() {
         let bytes = SLOTS * size_of::<Slot>();
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping, wherever the kernel likes.
@@ -93,11 +123,15 @@ fn slots() -> Option<&'static [Slot]> {
         if map == libc::MAP_FAILED {
             return None;
         }
-        at = map.cast();
-        SLOTS_AT.store(at, Ordering::Release);
+        SLOTS_AT.store(map.cast(), Ordering::Release);
     }
+    existing_slots()
+}
+
+fn existing_slots() -> Option<&'static [Slot]> {
+    let at = SLOTS_AT.load(Ordering::Acquire);
     // SAFETY: mapped for good, zeroes are slots, and all access is atomic.
-    Some(unsafe { std::slice::from_raw_parts(at, SLOTS) })
+    (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at, SLOTS) })
 }
 
 impl Slot {
@@ -183,17 +217,18 @@ impl Slot {
     /// Locks it for this process, whose threads exclude each other on other grounds.
     pub(crate) fn lock(&self) -> Held<'_> {
         let mut me = own_id();
+        let mut looks = 0;
         loop {
             match self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Held(self),
-                Err(holder) => self.wait_for(holder),
+                Err(holder) => self.wait_for(holder, &mut looks),
             }
             // Others may wait, too.
             me |= WAITED;
         }
     }
 
-    fn wait_for(&self, holder: u32) {
+    fn wait_for(&self, holder: u32, looks: &mut u32) {
         let waited = holder | WAITED;
         if holder != waited
             && self.lock.compare_exchange(holder, waited, Ordering::Relaxed, Ordering::Relaxed).is_err()
@@ -205,15 +240,26 @@ impl Slot {
         let arguments = [word, libc::FUTEX_WAIT as usize, waited as usize, (&raw const limit) as usize, 0, 0];
         // SAFETY: the word lives for good; the time is read only.
         let result = unsafe { real::system_call(libc::SYS_futex, arguments) };
-        if result == -(libc::ETIMEDOUT as isize) && !is_alive(holder & !WAITED) {
+        if result != -(libc::ETIMEDOUT as isize) {
+            return;
+        }
+        *looks += 1;
+        if !is_alive(holder & !WAITED) || is_foreign(holder & !WAITED) && *looks >= LOOKS_MAX {
             let _ = self.lock.compare_exchange(waited, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 }
 
+/// Whether the process is in another process namespace, so that its number says nothing here.
+fn is_foreign(process: u32) -> bool {
+    process >> ID_BITS != NAMESPACE.load(Ordering::Relaxed)
+}
+
+/// Whether the process lives, as far as can be known.
 fn is_alive(process: u32) -> bool {
+    let number = process & ((1 << ID_BITS) - 1);
     // SAFETY: signal 0 only asks.
-    unsafe { libc::kill(process as i32, 0) == 0 || crate::call::errno() != libc::ESRCH }
+    is_foreign(process) || unsafe { libc::kill(number as i32, 0) == 0 || crate::call::errno() != libc::ESRCH }
 }
 
 /// A slot locked.

@@ -1,7 +1,8 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
 use crate::{
-    away, call, carried, epoll_set, fallback_cache, local, log, pipe, real, short, table, unclaimed,
+    away, call, carried, confined, epoll_set, fallback_cache, heap, local, log, pipe, real, shared, short,
+    table, unclaimed,
 };
 use libc::c_int;
 use pd_client::core::setting;
@@ -55,8 +56,8 @@ fn start() {
     let place = setting("PD_PRELOAD_LOG").filter(|place| !place.is_empty());
     log::set_place(place.and_then(|place| CString::new(place.into_vec()).ok()));
     table::set_process();
-    crate::heap::keep_reserve();
-    crate::heap::see_forks();
+    heap::keep_reserve();
+    heap::see_forks();
     pd_client::core::set_floor(floor());
     pd_client::core::prepare();
     let (instances, files) = mark_inherited();
@@ -135,10 +136,26 @@ pub extern "C" fn pd_preload_leaving() {
     call::aside(epoll_set::carry);
 }
 
+/// Does what is done before a fork that the C library tells nobody of.
+pub(crate) fn about_to_fork() {
+    before_fork();
+    heap::before_fork();
+}
+
+/// The same after it, in the parent and in the child.
+pub(crate) fn after_fork(is_child: bool) {
+    heap::after_fork();
+    if is_child {
+        pd_client::core::in_child();
+        in_child();
+    }
+}
+
 /// The child will have all twins, too: from now on they are shared.
 extern "C" fn before_fork() {
     call::aside(|| {
         expose_pipes();
+        confined::before_fork();
         short::before_fork();
         let mut seen = HashSet::new();
         for fd in 0..table::end() {
@@ -163,6 +180,7 @@ extern "C" fn before_fork() {
 /// work on them.
 extern "C" fn in_child() {
     call::aside(|| {
+        shared::in_child();
         table::set_process();
         unclaimed::forget();
         short::forget();

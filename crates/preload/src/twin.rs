@@ -15,7 +15,7 @@ use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::unclaimed::{self, Unclaimed};
 use crate::unseen::{self, Attention};
-use crate::{address, closed, epoll_set, heap, real};
+use crate::{address, closed, confined, epoll_set, heap, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
 use pd_client::core::{outside, sleep_for, Handout, KernelReason, Pause, Socket};
@@ -351,6 +351,8 @@ impl Twin {
         if heap::is_low() {
             // The child could not take it.
             aside::leave(entry, self, KernelReason::NoMemory);
+        } else if confined::is_barren() {
+            aside::leave(entry, self, KernelReason::NoDriver);
         }
         if self.slot.get().is_none() {
             if let Some(slot) = Slot::new() {
@@ -470,6 +472,18 @@ impl Twin {
             short::settle(entry);
         }
         self.with_begun(entry, work)
+    }
+
+    /// The same of calls that move no bytes, and would not notice that another process has the end.
+    pub(crate) fn with_present<T>(
+        &self,
+        entry: &Arc<Entry>,
+        mut work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,
+    ) -> Outcome<T> {
+        self.with(entry, |end| {
+            end.check_present()?;
+            work(end)
+        })
     }
 
     /// The same with one that may not yet be connected.
@@ -826,7 +840,7 @@ impl Twin {
 
     /// Sends nothing, which may say that nothing can be sent.
     fn transmit_nothing(&self, entry: &Arc<Entry>) -> Outcome<usize> {
-        match self.with(entry, |socket| socket.check_sendable()) {
+        match self.with_present(entry, |socket| socket.check_sendable()) {
             // The peer's close alone is no reason for TCP.
             Err(Failure::Errno(libc::EPIPE)) if !self.unix && !self.send_shut.load(Ordering::Relaxed) => {
                 let gone = self.current().is_some_and(|socket| socket.is_gone());
@@ -1127,7 +1141,7 @@ impl Twin {
 
     /// The events of `poll` and `epoll` that hold.
     pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
-        self.with(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
+        self.with_present(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
     }
 }
 

@@ -143,15 +143,15 @@ hooks! {
                         }
                         let there = if let Some(back) = twin.window() {
                             let in_kernel = value.read() as u64;
-                            twin.with(&entry, |end| back.there(end, in_kernel))? as c_int
+                            twin.with_present(&entry, |end| back.there(end, in_kernel))? as c_int
                         } else {
-                            let on_fabric = twin.with(&entry, |end| Ok(end.received()))? as c_int;
+                            let on_fabric = twin.with_present(&entry, |end| Ok(end.received()))? as c_int;
                             on_fabric + if begun { aside::without_mark(twin, value.read()) } else { 0 }
                         };
                         value.write(there);
                     }
                     libc::TIOCOUTQ if twin.progress().sends() => return Err(Failure::Plain),
-                    libc::TIOCOUTQ => value.write(twin.with(&entry, |end| Ok(end.undelivered()))? as c_int),
+                    libc::TIOCOUTQ => value.write(twin.with_present(&entry, |end| Ok(end.undelivered()))? as c_int),
                     libc::FIONBIO => {
                         checked(plain())?;
                         twin.nonblocking.store(value.read() != 0, Ordering::Relaxed);

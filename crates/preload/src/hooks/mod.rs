@@ -2,6 +2,7 @@
 //! `C-unwind`: a cancelled thread unwinds through them while it is in the next function of the name.
 mod descriptor;
 mod epoll;
+mod fork;
 mod limit;
 mod move_data;
 mod names;

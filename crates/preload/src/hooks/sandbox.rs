@@ -13,7 +13,7 @@ hooks! {
     }
 
     fn chroot(path: *const c_char) -> c_int {
-        sandbox::before_loss_of_reach();
+        sandbox::before_loss_of_root();
         real::chroot(path)
     }
 

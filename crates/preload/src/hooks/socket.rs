@@ -137,12 +137,16 @@ hooks! {
                 let gone = twin.is_gone();
                 // TCP does not tell the peer.
                 let alone = direction == Shutdown::Read && !twin.unix;
-                let end_one = |end: &Arc<pd_client::core::Socket>| match alone {
-                    true => end.end_receiving(),
-                    false => end.shutdown(direction),
+                let end_one = |end: &Arc<pd_client::core::Socket>| {
+                    match alone {
+                        true => end.end_receiving()?,
+                        false => end.shutdown(direction)?,
+                    }
+                    // Of one that was overtaken it is said again.
+                    end.check_present()
                 };
                 twin.is_settled(&entry);
-                let result = twin.with(&entry, end_one);
+                let result = twin.with_present(&entry, end_one);
                 if result.is_err_and(Failure::is_kernels) {
                     return Err(Failure::Plain);
                 }
@@ -283,7 +287,7 @@ unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outc
             return Ok(0);
         }
     }
-    let error = match twin.with(&entry, |end| end.take_error()) {
+    let error = match twin.with_present(&entry, |end| end.take_error()) {
         Ok(error) => error,
         Err(failure) if failure.is_kernels() => return Err(Failure::Plain),
         Err(_) => 0,
@@ -523,7 +527,7 @@ fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
         libc::SO_RCVTIMEO => twin.recv_timeout_ns.store(address::timeout_ns(fd, name), Ordering::Relaxed),
         libc::SO_SNDTIMEO => twin.send_timeout_ns.store(address::timeout_ns(fd, name), Ordering::Relaxed),
         libc::SO_SNDBUF | libc::SO_RCVBUF => {
-            let _ = twin.with(entry, |end| {
+            let _ = twin.with_present(entry, |end| {
                 crate::twin::fit_buffers(fd, end);
                 Ok(())
             });
@@ -534,7 +538,7 @@ fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
             // One of AF_UNIX is readable with the first byte.
             if !twin.unix {
                 let head = twin.window().map_or(0, |back| back.head_bytes());
-                let _ = twin.with(entry, |end| end.set_recv_lowat(lowat as u64 + head));
+                let _ = twin.with_present(entry, |end| end.set_recv_lowat(lowat as u64 + head));
             }
         }
         _ => {}

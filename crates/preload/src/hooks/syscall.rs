@@ -1,7 +1,7 @@
 //! `syscall`: programs that go past the C library's functions by its own means. What a function of the library's does for a
 //! descriptor it does for the call of the same name.
 use super::{
-    descriptor, epoll, hooks, limit, move_data, names, poll, receive, sandbox, send, socket, splice,
+    descriptor, epoll, fork, hooks, limit, move_data, names, poll, receive, sandbox, send, socket, splice,
 };
 use crate::call::set_errno;
 use crate::{reach, real, start, table};
@@ -20,7 +20,8 @@ hooks! {
         if let Some(done) = done {
             return done;
         }
-        let result = real::system_call(number, arguments);
+        let result = fork::by_system_call(number, arguments)
+            .unwrap_or_else(|| real::system_call(number, arguments));
         if (-4095..0).contains(&result) {
             set_errno(-result as c_int);
             return -1;
@@ -72,7 +73,7 @@ unsafe fn any(number: c_long, [a, b, c, d, e, f]: Arguments) -> Option<c_long> {
                 return None;
             }
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_fork | libc::SYS_vfork => {
+            libc::SYS_vfork => {
                 start::pd_preload_leaving();
                 return None;
             }
