@@ -229,9 +229,7 @@ mod images {
     }
 
     /// Functions that the loader stands for by itself: a process or an image comes of them.
-    const LEAVES: [&str; 16] = [
-        "_Fork",
-        "clone",
+    const LEAVES: [&str; 14] = [
         "execl",
         "execle",
         "execlp",
