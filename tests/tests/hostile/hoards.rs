@@ -45,8 +45,10 @@ impl Held {
         held
     }
 
-    fn bytes(&self) -> u64 {
-        self.memory.values().sum()
+    /// Bytes of memory that was not there before. What was is the bystanders', and may grow.
+    fn bytes_since(&self, before: &Self) -> u64 {
+        let new = self.memory.iter().filter(|(inode, _)| !before.memory.contains_key(inode));
+        new.map(|(_, bytes)| bytes).sum()
     }
 }
 
@@ -124,7 +126,7 @@ impl Hoards {
                 assert!(standing.used <= standing.max, "{what}: {standing:?}");
             }
             let descriptors = now.descriptors.saturating_sub(before.descriptors);
-            let bytes = now.bytes().saturating_sub(before.bytes());
+            let bytes = now.bytes_since(before);
             let unknown: Vec<u64> =
                 inodes_of(pid).into_iter().filter(|inode| !now.memory.contains_key(inode)).collect();
             if descriptors <= holding.descriptors.used + OBJECT_DESCRIPTORS
@@ -152,7 +154,7 @@ impl Hoards {
                 [holding.clients, holding.descriptors, holding.memory_bytes].map(|standing| standing.used);
             if used == [0; 3]
                 && now.descriptors <= before.descriptors
-                && now.bytes() <= before.bytes()
+                && now.bytes_since(before) == 0
                 && mapped <= mapped_before
             {
                 return;
