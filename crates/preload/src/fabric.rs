@@ -291,10 +291,9 @@ pub(crate) fn take(fd: c_int, waits_for_room: bool) -> Taken {
     }
 }
 
-/// The same, or the errno for which it cannot be had now. `again`: also soon after the driver has had no room for the process.
-fn take_now(fd: c_int, again: bool) -> Result<Taken, c_int> {
-    let refused = REFUSED_WITH.load(Ordering::Relaxed);
-    let attached = reaches_driver() || again && lacks_room(refused) && attaches();
+/// The same, or the errno for which it cannot be had now. `at_once`: also soon after the driver was not there, or had no room.
+fn take_now(fd: c_int, at_once: bool) -> Result<Taken, c_int> {
+    let attached = if at_once { attaches() } else { reaches_driver() };
     if !attached {
         return Err(REFUSED_WITH.load(Ordering::Relaxed));
     }
