@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// How long a driver that was not there is not asked for again.
 const ABSENT_FOR: Duration = Duration::from_secs(2);
 /// How long a process that is to take a connection over tries to attach while the driver has no room for it, and how often.
-const ROOM_WITHIN: Duration = Duration::from_secs(2);
+const ROOM_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(5);
 /// Marks addresses that were tried without a kernel connection.
 const SHORT: &str = "short";
