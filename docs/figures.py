@@ -479,7 +479,8 @@ def summary(results):
         for row in rows:
             ratio = f": {row['gain_over_tcp']:.2f} times, {row['cpu_over_tcp']:.2f} of the CPU time" if "gain_over_tcp" in row else ""
             cells.append(f"{number(row[figure])} {unit}{ratio}" if figure in row else MISSING)
-        lines.append([name, *cells])
+        if any(cell != MISSING for cell in cells):
+            lines.append([name, *cells])
     return table(["", "kernel TCP, the better of two", "PipeDevice, without a policy", "offloaded"], lines)
 
 
@@ -488,7 +489,8 @@ def small_gains(results):
     rows = [(row["gain_over_tcp"], label, named(row)) for scheme, label in ((DEFAULT, "without a policy"), (OFFLOADED, "offloaded"))
             for row in results.of("programs", scheme=scheme) if "gain_over_tcp" in row]
     lines = [[f"{name}, {label}", f"{value:.2f}"] for value, label, name in sorted(rows) if value < 1.2]
-    return table(["unmodified programs that gain least, or lose", "times kernel TCP"], lines) if lines else f"Of the {len(rows)} loads and paths that were measured none gains less than 1.2 times."
+    measured = ", ".join(sorted({row["program"] for row in results.of("programs") if "gain_over_tcp" in row}))
+    return table(["unmodified programs that gain least, or lose", "times kernel TCP"], lines) if lines else f"In the last recorded run ({measured}) none gains less than 1.2 times."
 
 
 def plots(results):
