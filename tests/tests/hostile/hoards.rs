@@ -20,7 +20,7 @@ const OBJECT_BYTES: u64 = 1 << 20;
 const KILLS_BETWEEN: u64 = 50;
 
 fn kills() -> u64 {
-    std::env::var("PD_KILLS").map_or(200, |kills| kills.parse().expect("a number"))
+    std::env::var("PD_KILLS").map_or(100, |kills| kills.parse().expect("a number"))
 }
 
 /// What the kernel says of memory by inode, in bytes of pages, and of descriptors.
