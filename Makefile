@@ -166,8 +166,7 @@ test-engines: need-root deps ## give containers of podman and docker the fabric 
 # Programs that the library has to serve, and Debian's packages of them.
 PROGRAMS := iperf3:iperf3 redis-server:redis-server redis-benchmark:redis-tools memcached:memcached \
     nginx:nginx-light wrk:wrk haproxy:haproxy node:nodejs javac:default-jdk-headless escript:erlang-base \
-    python3.11:python3.11 socat:socat vsftpd:vsftpd lftp:lftp xinetd:xinetd \
-    systemd-socket-activate:systemd
+    python3.11:python3.11
 
 # Test suites of others. Cargo brings their sources.
 SUITES := $(abspath $(TARGET))/suites

@@ -7,7 +7,6 @@ mod site;
 
 mod erlang;
 mod haproxy;
-mod inherited;
 mod iperf3;
 mod java;
 mod memcached;
