@@ -10,8 +10,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 PAGES = {
-    "pd.toml.5": ("configuration.md", "PD.TOML", "configuration of the PipeDevice driver", "pd 1 , pd-run 1 , pd-policy 5"),
-    "pd-policy.5": ("policy.md", "PD-POLICY", "who may connect to whom, how fast, over which path", "pd 1 , pd.toml 5"),
+    "pd.toml.5": (["configuration.md"], "PD.TOML", "configuration of the PipeDevice driver", "pd 1 , pd-run 1 , pd-policy 5"),
+    "pd-policy.5": (["policy.md", "services.md"], "PD-POLICY", "who may connect to whom, how fast, over which path", "pd 1 , pd.toml 5"),
 }
 
 
@@ -71,10 +71,12 @@ def blocks(text):
 
 
 def page(name):
-    guide, title, about, others = PAGES[name]
-    text = (DOCS / "guides" / guide).read_text().partition("\n")[2]
-    first, *sections = re.split(r"^## +", text, flags=re.M)
-    made = [f".\\\" Made from docs/guides/{guide} by docs/manuals.py.", ".Dd November 25, 2026", f".Dt {title} 5", ".Os PipeDevice",
+    guides, title, about, others = PAGES[name]
+    texts = [(DOCS / "guides" / guide).read_text().partition("\n")[2] for guide in guides]
+    (first, *sections), *more = (re.split(r"^## +", text, flags=re.M) for text in texts)
+    # What begins a further guide leads to the first.
+    sections += [section for _, *theirs in more for section in theirs]
+    made = [".\\\" Made from " + " and ".join(f"docs/guides/{guide}" for guide in guides) + " by docs/manuals.py.", ".Dd November 25, 2026", f".Dt {title} 5", ".Os PipeDevice",
             ".Sh NAME", f".Nm {name[:-2]}", f".Nd {about}", ".Sh DESCRIPTION"]
     for lines in blocks(first):
         made += block(lines)
