@@ -21,7 +21,7 @@ use serde_json::json;
 use denied::DeniedCell;
 
 use super::stream_cell::StreamCell;
-use super::{Bench, Settings};
+use super::{with_misses, Bench, Settings};
 use crate::attack::{self, Attack, Kind};
 use crate::catalogue::Scheme;
 use crate::protocol::Order;
@@ -341,17 +341,11 @@ fn misses(row: &Row) -> Vec<String> {
 
 /// The bars, and the rows that miss one, in words.
 pub fn verdict(rows: &[&Row]) -> String {
-    let mut text = format!(
+    let bars = format!(
         "bars: keeps {KEPT_BUSY} of its rate alone, {KEPT_BELOW_SHARE} with a demand below its share; gaps and round trips below {GAP_MS} ms; Jain's \
          index {JAIN} over tenants; denied connections end within {ENDED_MS} ms; nothing left behind"
     );
-    for row in rows {
-        let misses = misses(row);
-        if !misses.is_empty() {
-            text += &format!("\nmissed: {}, {}: {}", row.scheme, row.params_text(), misses.join("; "));
-        }
-    }
-    text
+    with_misses(bars, rows, misses)
 }
 
 #[cfg(test)]

@@ -135,3 +135,14 @@ impl Bench {
         }
     }
 }
+
+/// The bars of a benchmark, and the rows that miss one, in words.
+fn with_misses(mut bars: String, rows: &[&Row], misses: fn(&Row) -> Vec<String>) -> String {
+    for row in rows {
+        let misses = misses(row);
+        if !misses.is_empty() {
+            bars += &format!("\nmissed: {}, {}: {}", row.scheme, row.params_text(), misses.join("; "));
+        }
+    }
+    bars
+}

@@ -21,7 +21,7 @@ use pd_harness::{own_exe, progress};
 use serde_json::json;
 
 use self::proxy::{Lead, Proxy, ENTRANCE};
-use super::{Bench, Settings};
+use super::{with_misses, Bench, Settings};
 use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 use crate::run::interleave::{self, Cell};
@@ -339,16 +339,10 @@ fn misses(row: &Row) -> Vec<String> {
 
 /// The bars, and the rows that miss one, in words.
 pub fn verdict(rows: &[&Row]) -> String {
-    let mut text = "bars with a proxy on the fabric: the requests/s of kernel TCP without a proxy, 2.5 times those of kernel TCP with the same one, no higher \
+    let bars = "bars with a proxy on the fabric: the requests/s of kernel TCP without a proxy, 2.5 times those of kernel TCP with the same one, no higher \
                     P99 than that, and half of its CPU time a request"
         .to_owned();
-    for row in rows {
-        let misses = misses(row);
-        if !misses.is_empty() {
-            text += &format!("\nmissed: {}, {}: {}", row.scheme, row.params_text(), misses.join("; "));
-        }
-    }
-    text
+    with_misses(bars, rows, misses)
 }
 
 #[cfg(test)]
