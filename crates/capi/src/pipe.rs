@@ -165,7 +165,7 @@ fn of(other: &Other) -> Result<&Numbered> {
     other.object().ok_or_else(closed)
 }
 
-/// What a number of a pipe names.
+/// The object that a pipe's number names.
 type Object = Arc<dyn Any + Send + Sync>;
 
 /// The pipe, as an epoll instance takes it.

@@ -514,7 +514,7 @@ impl Tap {
     /// Tells whether the driver still runs. One that was killed ends no pipe.
     pub fn is_live(&self) -> bool {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Nobody reads from it: what there is to see is that the reading end has gone.
+        // Readiness tells only that the reading end has gone: no byte is ever read.
         !poll(&mut [PollFd::new(&self.life, PollFlags::empty())], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 }

@@ -80,7 +80,7 @@ impl Load {
     }
 }
 
-/// What came of a load.
+/// Results of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Loaded {
     /// Requests that were answered within the time that counts.

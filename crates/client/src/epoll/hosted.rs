@@ -123,7 +123,7 @@ impl Epoll {
         for channel in &armed.channels {
             channel.leave_pipe();
             if woken && heard.as_ref().is_none_or(|heard| heard.pipes.contains(&channel.index())) {
-                // What was in the pipe may have been for another thread, which sleeps on it, too: the events go with it.
+                // Another thread may sleep on the same pipe: its events are taken with what wakes it.
                 if channel.empty_pipe() {
                     found = true;
                     lost |= channel.take_events().is_err();

@@ -21,7 +21,7 @@ const NAME: u64 = u64::MAX;
 
 static NUMBERS: AtomicU64 = AtomicU64::new(FIRST_NUMBER);
 
-/// What an [`Other`] is.
+/// An object behind an [`Other`].
 pub trait Readiness: Any + Send + Sync + Debug {
     /// The events of [`super::ready`] that hold now. Where none of `wanted` does, the descriptor tells of the next one.
     fn readiness(&self, wanted: u32) -> u32;
