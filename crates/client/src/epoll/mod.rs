@@ -160,8 +160,12 @@ impl Epoll {
     /// # Errors
     /// `ENOENT`.
     pub fn modify_as(&self, socket: &Socket, name: u64, events: u32, data: u64) -> Result<()> {
+        self.modify_item((socket.serial(), name), events, data)
+    }
+
+    fn modify_item(&self, key: (u64, u64), events: u32, data: u64) -> Result<()> {
         self.check_usable()?;
-        let item = lock(&self.items).get(&(socket.serial(), name)).cloned().ok_or_else(absent)?;
+        let item = lock(&self.items).get(&key).cloned().ok_or_else(absent)?;
         *lock(&item.interest) = Interest::new(events, data);
         self.queue(&item);
         self.wake_all();

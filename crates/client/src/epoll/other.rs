@@ -116,12 +116,7 @@ impl Epoll {
     /// # Errors
     /// `ENOENT`.
     pub fn modify_other(&self, other: &Other, events: u32, data: u64) -> Result<()> {
-        self.check_usable()?;
-        let item = lock(&self.items).get(&(other.number, NAME)).cloned().ok_or_else(absent)?;
-        *lock(&item.interest) = Interest::new(events, data);
-        self.queue(&item);
-        self.wake_all();
-        Ok(())
+        self.modify_item((other.number, NAME), events, data)
     }
 
     /// Takes it out.
