@@ -12,6 +12,7 @@ use anyhow::{bail, ensure, Context, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::container::jobs::Terminal;
 use crate::container::{Container, Invocation, Spec};
 use crate::signals::{interrupted, Signals, Wake};
 
@@ -43,7 +44,8 @@ enum Home {
 impl Peer {
     /// Starts `command` in a container.
     pub fn in_container(spec: &Spec, command: Vec<OsString>) -> Result<Peer> {
-        let invocation = Invocation { command, stdin: Stdio::piped(), stdout: Stdio::piped() };
+        let invocation =
+            Invocation { command, stdin: Stdio::piped(), stdout: Stdio::piped(), terminal: Terminal::None };
         let mut container = Container::start(spec, invocation)?;
         let (stdin, stdout) = (container.take_stdin(), container.take_stdout());
         Peer::new(&spec.name, stdin, stdout, Home::Container(Box::new(container)))

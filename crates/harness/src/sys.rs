@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use memmap2::{Mmap, MmapOptions};
+use rustix::process::{getpid, setpgid, Pid};
 use rustix::thread::UnshareFlags;
 
 /// Moves the calling process into new namespaces. `NEWPID` takes effect for its next child.
@@ -65,15 +66,57 @@ pub fn unblock_signals() {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()) };
 }
 
-/// Has a command begin with an empty mask of signals, whatever its parent has blocked.
-pub fn with_signals_unblocked(command: &mut Command) -> &mut Command {
-    // SAFETY: what runs between fork and exec makes two calls that are safe there, and allocates nothing.
+/// Has a command begin in a process group of its own, with an empty mask of signals, whatever its parent has blocked.
+/// In the foreground the group has the terminal that is standard input.
+pub fn in_own_group(command: &mut Command, foreground: bool) -> &mut Command {
+    // SAFETY: what runs between fork and exec makes calls that are safe there, and allocates nothing.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
+            setpgid(None, None)?;
+            if foreground {
+                set_foreground(getpid())?;
+            }
             unblock_signals();
             Ok(())
         })
     }
+}
+
+/// Has a command and what it starts begin under a filter of system calls. The caller has `CAP_SYS_ADMIN`.
+pub fn under_filter(command: &mut Command, filter: Vec<libc::sock_filter>) -> &mut Command {
+    let install = move || {
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+        // The filter confines, it hides nothing: no need to speculate less.
+        let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
+        // SAFETY: the kernel reads the instructions, which live through the call, and keeps nothing of them.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                std::ptr::from_ref(&program),
+            )
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: what runs between fork and exec is one call that is safe there, and allocates nothing.
+    unsafe { command.pre_exec(install) }
+}
+
+/// Gives the terminal that is standard input to a process group of the caller's session. The calling thread is not stopped
+/// for that, whichever group it is in.
+pub fn set_foreground(group: Pid) -> io::Result<()> {
+    let stop = signal_set(&[libc::SIGTTOU]);
+    let mut before = signal_set(&[]);
+    // SAFETY: both sets are initialised and outlive the call.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &stop, &mut before) };
+    let given = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), group);
+    // SAFETY: the set is initialised and outlives the call; the old mask is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    given.map_err(io::Error::from)
 }
 
 /// Maps a whole file read-only, its pages resident before the call returns.

@@ -17,6 +17,7 @@ use rustix::process::Signal;
 
 use pd_harness::container::address::InterfaceAddress;
 use pd_harness::container::cgroup::Limits;
+use pd_harness::container::jobs::Terminal;
 use pd_harness::container::state::RUN_DIR;
 use pd_harness::container::{check_name, Container, Invocation, Spec};
 use pd_harness::signals::{Signals, Wake};
@@ -70,7 +71,7 @@ pub struct RunArgs {
     /// Memory it may have, as 512MiB
     #[arg(long, value_name = "BYTES", value_parser = memory)]
     memory: Option<Bytes>,
-    /// Leave it all capabilities, all devices, and the kernel's switches
+    /// Leave it all capabilities, all devices, all system calls, and the kernel's switches
     #[arg(long)]
     privileged: bool,
     /// The command and its arguments
@@ -145,11 +146,11 @@ pub fn main(args: RunArgs) -> Result<i32> {
         return detach(&args);
     }
     let signals = Signals::watch()?;
-    let container = start(args, Stdio::inherit())?;
+    let container = start(args, Stdio::inherit(), Terminal::of_caller())?;
     hold(container, &signals)
 }
 
-fn start(args: RunArgs, stdin: Stdio) -> Result<Container> {
+fn start(args: RunArgs, stdin: Stdio, terminal: Terminal) -> Result<Container> {
     let mut environment = Vec::new();
     if let Some(mode) = args.preload {
         if let Some(why) = args.command.first().and_then(|program| program::stays_on_kernel(program)) {
@@ -182,7 +183,7 @@ fn start(args: RunArgs, stdin: Stdio) -> Result<Container> {
         // A container's network is its user's: only measurements set it.
         network: Network::default(),
     };
-    Container::start(&spec, Invocation { command: args.command, stdin, stdout: Stdio::inherit() })
+    Container::start(&spec, Invocation { command: args.command, stdin, stdout: Stdio::inherit(), terminal })
 }
 
 /// Fails unless the driver has the ports and its policy allows the tenant pipes on them, which a pipe is judged by again when it is opened.
@@ -203,14 +204,18 @@ fn hold(mut container: Container, signals: &Signals) -> Result<i32> {
     loop {
         use std::os::fd::AsFd;
         match signals.wait(container.as_fd(), None)? {
-            Wake::Ready => return container.wait(),
-            // The command has received the terminal's signals from the terminal.
-            Wake::Signal(caught) if caught.from_terminal => {}
-            Wake::Signal(caught) => {
-                if let Some(signal) = Signal::from_named_raw(caught.signal) {
-                    // Fails only when the command is ending already.
-                    let _ = container.kill(signal);
+            Wake::Ready => {
+                if let Some(status) = container.turn()? {
+                    return Ok(status);
                 }
+            }
+            Wake::Signal(caught) => {
+                // Fails only when the command is ending already.
+                let _ = match Signal::from_named_raw(caught.signal) {
+                    Some(signal) if caught.from_terminal => container.kill_group(signal),
+                    Some(signal) => container.kill(signal),
+                    None => Ok(()),
+                };
             }
             Wake::TimedOut => {}
         }
@@ -260,7 +265,7 @@ fn hold_in_background(args: RunArgs) -> Result<i32> {
     rustix::process::setsid().context("cannot leave the terminal")?;
     let signals = Signals::watch()?;
     std::env::remove_var(DETACHED);
-    let container = match start(args, Stdio::null()) {
+    let container = match start(args, Stdio::null(), Terminal::None) {
         Ok(container) => container,
         Err(error) => {
             let _ = write!(report, "{error:#}");

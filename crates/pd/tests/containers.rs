@@ -6,6 +6,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+#[path = "containers/jobs.rs"]
+mod jobs;
 #[path = "containers/names.rs"]
 mod names;
 
@@ -371,6 +373,7 @@ fn a_container_is_confined_unless_told_otherwise() {
         ),
         ("a mount", "mount -t tmpfs none /mnt".to_owned()),
         ("its network", "ip link set eth0 down".to_owned()),
+        ("a user namespace", "unshare --user true".to_owned()),
         ("another's records", format!("ls /run/pipedevice/containers/{name}.json")),
         ("an end of its own first process", "cat /proc/1/environ".to_owned()),
     ];
@@ -387,6 +390,15 @@ fn a_container_is_confined_unless_told_otherwise() {
         }
     }
     std::fs::write("/proc/sys/vm/swappiness", before).unwrap();
+    // So is a command that comes later, and a set-id program has its rights.
+    let holder = net.sleeper("s", Some(&net.ip(3)));
+    let exec = |script: &str| pd(&["exec", &net.name("s"), "--", "sh", "-c", script]).output().unwrap();
+    assert!(!exec("unshare --user true").status.success());
+    assert_eq!(
+        stdout(&exec("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status")),
+        "NoNewPrivs:\t0\nSeccomp:\t2\n"
+    );
+    drop(holder);
     // What programs need is there.
     let needs =
         "echo x >/dev/null && head -c 1 /dev/urandom >/dev/null && : >/dev/shm/x && test -c /dev/ptmx && \

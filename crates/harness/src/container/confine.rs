@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use rustix::fs::{chmod, Mode};
@@ -18,8 +19,10 @@ use rustix::thread::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::hosts;
+use super::jobs::Terminal;
 use super::state::RUN_DIR;
+use super::{filter, hosts};
+use crate::sys;
 
 /// Work of a container's first process before it starts the command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +35,8 @@ pub struct Inside {
     pub privileged: bool,
     /// Environment variables beside this program's.
     pub environment: Vec<(String, String)>,
+    /// The command's relation to the terminal.
+    pub terminal: Terminal,
 }
 
 /// Capabilities that container engines leave to root in a container, but for making device nodes.
@@ -49,8 +54,15 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::AUDIT_WRITE);
 
+/// Has a command begin with no more than a container's processes may.
+pub fn confine_command(command: &mut Command) -> Result<()> {
+    drop_capabilities()?;
+    sys::under_filter(command, filter::program());
+    Ok(())
+}
+
 /// The calling thread starts programs without the other capabilities from now on, whoever they belong to. Its own stay.
-pub fn drop_capabilities() -> Result<()> {
+fn drop_capabilities() -> Result<()> {
     for bit in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << bit);
         // The first number that the kernel does not know ends them.

@@ -9,6 +9,7 @@ use anyhow::{bail, Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::confine::Inside;
+use super::jobs::Terminal;
 
 /// A message over the socket.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,10 +31,22 @@ pub enum Message {
         /// The failure, and the remedy.
         reason: String,
     },
+    /// Helper: a signal has stopped the command.
+    Stopped {
+        /// Its number.
+        signal: i32,
+    },
+    /// Holder: the command goes on.
+    Continue {
+        /// The terminal as the command has it from now on.
+        terminal: Terminal,
+    },
     /// Holder: send this signal to the command.
     Signal {
         /// Its number.
         signal: i32,
+        /// Tells whether the command's whole process group gets it.
+        group: bool,
     },
 }
 
@@ -51,6 +64,11 @@ impl Channel {
     /// The socket.
     pub fn stream(&self) -> &UnixStream {
         self.reader.get_ref()
+    }
+
+    /// Another end for sending.
+    pub fn try_clone(&self) -> Result<Channel> {
+        Ok(Channel::new(self.stream().try_clone()?))
     }
 
     /// Sends one message.

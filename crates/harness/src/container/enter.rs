@@ -7,11 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::process::{pidfd_open, pidfd_send_signal, Pid, PidfdFlags, Signal};
+use rustix::process::{
+    kill_process, kill_process_group, pidfd_open, pidfd_send_signal, waitpid, Pid, PidfdFlags, Signal,
+    WaitOptions,
+};
 use rustix::thread::{move_into_thread_name_spaces, ThreadNameSpaceType};
 
+use super::jobs::{self, Lent, Terminal};
 use super::state::{self, ProcessId, Record};
-use super::{cgroup, confine, stage};
+use super::{cgroup, confine};
 use crate::signals::{Signals, Wake};
 
 /// The container of this name that runs.
@@ -56,28 +60,55 @@ pub fn execute(record: &Record, environment: Vec<(String, String)>, command: &[O
         // The file system is the same, but for what the container hides.
         let _ = std::env::set_current_dir(folder);
     }
-    if !record.privileged {
-        confine::drop_capabilities()?;
-    }
     let mut command = Command::new(program);
     command.args(arguments).envs(record.environment.iter().cloned()).envs(environment);
-    let mut child = crate::sys::with_signals_unblocked(&mut command)
+    if !record.privileged {
+        confine::confine_command(&mut command)?;
+    }
+    let terminal = Terminal::of_caller();
+    let children = crate::sys::signal_fd(&[libc::SIGCHLD]).context("cannot open a signalfd")?;
+    let child = jobs::in_own_group(&mut command, terminal)
         .spawn()
         .with_context(|| format!("cannot run '{}'; check the path", program.to_string_lossy()))?;
-    let ended = pidfd_open(Pid::from_raw(child.id() as i32).context("no process")?, PidfdFlags::empty())?;
+    let child = Pid::from_raw(child.id() as i32).context("no process")?;
+    let mut lent = Lent::new(terminal);
     loop {
-        match signals.wait(ended.as_fd(), None)? {
-            Wake::Ready => return Ok(stage::exit_code(child.wait()?)),
-            // The command has received the terminal's signals from the terminal.
-            Wake::Signal(caught) if caught.from_terminal => {}
-            Wake::Signal(caught) => {
-                if let Some(signal) = Signal::from_named_raw(caught.signal) {
-                    let _ = pidfd_send_signal(&ended, signal);
+        match signals.wait(children.as_fd(), None)? {
+            Wake::Ready => {
+                // The signal's record says no more than the child does.
+                let _ = rustix::io::read(&children, &mut [0u8; 128][..]);
+                if let Some(status) = turn(child, &mut lent)? {
+                    return Ok(status);
                 }
+            }
+            Wake::Signal(caught) => {
+                // Fails only when the command has ended.
+                let _ = match Signal::from_named_raw(caught.signal) {
+                    Some(signal) if caught.from_terminal => kill_process_group(child, signal),
+                    Some(signal) => kill_process(child, signal),
+                    None => Ok(()),
+                };
             }
             Wake::TimedOut => {}
         }
     }
+}
+
+/// Takes up what has happened to a child: returns its exit status if it has ended. One that the terminal has stopped goes on when the caller does.
+fn turn(child: Pid, lent: &mut Lent) -> Result<Option<i32>> {
+    let status = match waitpid(Some(child), WaitOptions::UNTRACED | WaitOptions::NOHANG) {
+        Ok(Some((_, status))) => status,
+        Ok(None) | Err(rustix::io::Errno::INTR) => return Ok(None),
+        Err(error) => return Err(error).context("cannot wait for the command"),
+    };
+    if let Some(signal) = status.stopping_signal() {
+        if let Some(terminal) = lent.stopped(signal) {
+            jobs::resume(child, terminal);
+        }
+        return Ok(None);
+    }
+    let signalled = status.terminating_signal().map(|signal| 128 + signal);
+    Ok(Some(status.exit_status().or(signalled).unwrap_or(1)))
 }
 
 /// Asks a container's command to end (`SIGTERM`), and after `patience` kills what is left. Returns once nothing of the

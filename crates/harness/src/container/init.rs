@@ -8,10 +8,13 @@ use std::process::Command;
 
 use anyhow::{bail, Context, Result};
 use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
-use rustix::process::{kill_process, set_parent_process_death_signal, wait, Pid, Signal, WaitOptions};
+use rustix::process::{
+    kill_process, kill_process_group, set_parent_process_death_signal, wait, Pid, Signal, WaitOptions,
+};
 
 use super::confine::{self, Inside};
 use super::control::{Channel, Message};
+use super::jobs;
 
 /// Arguments of the hidden subcommand.
 #[derive(Debug, clap::Args)]
@@ -39,8 +42,9 @@ pub fn main(args: &InitArgs) -> Result<i32> {
     match start(args, inside) {
         Ok(child) => {
             channel.send(&Message::Started)?;
-            std::thread::spawn(move || forward_signals(channel, child));
-            reap_until(child)
+            let told = channel.try_clone()?;
+            std::thread::spawn(move || obey(channel, child));
+            reap_until(child, &told)
         }
         Err(e) => {
             channel.send(&Message::Failed { reason: format!("{e:#}") })?;
@@ -55,34 +59,46 @@ fn start(args: &InitArgs, inside: Inside) -> Result<Pid> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", flags, None).context("cannot mount /proc")?;
     confine::confine(&inside)?;
-    if !inside.privileged {
-        confine::drop_capabilities()?;
-    }
-    crate::sys::unblock_signals();
     let (program, arguments) = args.command.split_first().expect("clap requires one");
-    let child = Command::new(program)
-        .args(arguments)
-        .envs(inside.environment)
+    let mut command = Command::new(program);
+    command.args(arguments).envs(inside.environment);
+    if !inside.privileged {
+        confine::confine_command(&mut command)?;
+    }
+    let child = jobs::in_own_group(&mut command, inside.terminal)
         .spawn()
         .with_context(|| format!("cannot run '{}'; check the path", program.to_string_lossy()))?;
     Ok(Pid::from_raw(child.id() as i32).expect("a child has a number"))
 }
 
-/// Ends this process, and with it the container, when the holder is gone.
-fn forward_signals(mut channel: Channel, child: Pid) {
+/// Does to the command what the holder says. Ends this process, and with it the container, when the holder is gone.
+fn obey(mut channel: Channel, child: Pid) {
     while let Ok(Some(message)) = channel.receive() {
-        if let Message::Signal { signal } = message {
-            if let Some(signal) = Signal::from_named_raw(signal) {
-                let _ = kill_process(child, signal);
+        match message {
+            Message::Signal { signal, group } => {
+                // Fails only when the command is ending already.
+                let _ = match Signal::from_named_raw(signal) {
+                    Some(signal) if group => kill_process_group(child, signal),
+                    Some(signal) => kill_process(child, signal),
+                    None => Ok(()),
+                };
             }
+            Message::Continue { terminal } => jobs::resume(child, terminal),
+            _ => {}
         }
     }
     std::process::exit(128 + libc::SIGKILL);
 }
 
-fn reap_until(child: Pid) -> Result<i32> {
+/// Waits for the command's end, and tells the holder when it is stopped.
+fn reap_until(child: Pid, holder: &Channel) -> Result<i32> {
     loop {
-        match wait(WaitOptions::empty()) {
+        match wait(WaitOptions::UNTRACED) {
+            Ok(Some((pid, status))) if pid == child && status.stopped() => {
+                if let Some(signal) = status.stopping_signal() {
+                    holder.send(&Message::Stopped { signal })?;
+                }
+            }
             Ok(Some((pid, status))) if pid == child => {
                 let signalled = status.terminating_signal().map(|signal| 128 + signal);
                 return Ok(status.exit_status().or(signalled).unwrap_or(1));

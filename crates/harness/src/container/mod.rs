@@ -11,8 +11,10 @@ pub mod cgroup;
 pub mod confine;
 mod control;
 pub mod enter;
+mod filter;
 pub mod hosts;
 pub mod init;
+pub mod jobs;
 pub mod links;
 pub mod netlink;
 pub mod stage;
@@ -37,6 +39,7 @@ use address::{InterfaceAddress, DEFAULT_SUBNET};
 use cgroup::{Cgroup, Limits};
 use confine::Inside;
 use control::{Channel, Message};
+use jobs::{Lent, Terminal};
 use state::{Lock, ProcessId, Record};
 
 use crate::tuning::Network;
@@ -77,12 +80,14 @@ pub struct Invocation {
     pub stdin: Stdio,
     /// Standard output.
     pub stdout: Stdio,
+    /// The terminal that standard input is, if it is one.
+    pub terminal: Terminal,
 }
 
 /// A running container.
 pub struct Container {
     stage: Child,
-    stage_fd: OwnedFd,
+    lent: Lent,
     init_fd: OwnedFd,
     channel: Channel,
     addresses: (Ipv4Addr, Ipv6Addr),
@@ -163,10 +168,11 @@ impl Container {
             command: invocation.command.iter().map(|c| c.to_string_lossy().into_owned()).collect(),
         };
         let mut parts = Parts { record, cgroup, limits };
+        let lent = Lent::new(invocation.terminal);
         match Starting::run(&mut parts, invocation, spec, lock) {
             Ok(s) => Ok(Container {
                 stage: s.stage,
-                stage_fd: s.stage_fd,
+                lent,
                 init_fd: s.init_fd,
                 channel: s.channel,
                 addresses: (address.address, address6),
@@ -184,6 +190,29 @@ impl Container {
         Ok(stage::exit_code(self.stage.wait()?))
     }
 
+    /// Takes up what has made the container readable: returns its exit status if it has ended. A command that the terminal has
+    /// stopped takes the caller's process group along, and goes on when the caller does.
+    ///
+    /// # Errors
+    /// If its helper says what it cannot, or cannot be told.
+    pub fn turn(&mut self) -> Result<Option<i32>> {
+        match self.channel.receive()? {
+            None => self.wait().map(Some),
+            Some(Message::Stopped { signal }) => {
+                if let Some(terminal) = self.lent.stopped(signal) {
+                    self.channel.send(&Message::Continue { terminal })?;
+                }
+                Ok(None)
+            }
+            other => bail!("unexpected on the container's control socket: {other:?}"),
+        }
+    }
+
+    /// Sends a signal to the command's process group, as a terminal does.
+    pub fn kill_group(&self, signal: Signal) -> Result<()> {
+        self.channel.send(&Message::Signal { signal: signal.as_raw(), group: true })
+    }
+
     /// Sends a signal to the command; `SIGKILL` ends the whole container.
     pub fn kill(&self, signal: Signal) -> Result<()> {
         if signal == Signal::KILL {
@@ -192,7 +221,7 @@ impl Container {
                 Err(e) => Err(e).context("cannot kill the container"),
             };
         }
-        self.channel.send(&Message::Signal { signal: signal.as_raw() })
+        self.channel.send(&Message::Signal { signal: signal.as_raw(), group: false })
     }
 
     /// CPU time of all its processes so far; `None` where nothing counts it.
@@ -221,10 +250,10 @@ impl Container {
     }
 }
 
-/// Readable once the container has ended.
+/// Readable once the container has ended, or the terminal has stopped its command.
 impl AsFd for Container {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stage_fd.as_fd()
+        self.channel.stream().as_fd()
     }
 }
 
@@ -252,7 +281,6 @@ impl Parts {
 /// The pieces of a container whose command has just started.
 struct Starting {
     stage: Child,
-    stage_fd: OwnedFd,
     init_fd: OwnedFd,
     channel: Channel,
 }
@@ -280,13 +308,13 @@ impl Starting {
             .spawn()
             .context("cannot start a copy of pd")?;
         let groups = parts.cgroup.iter().chain(&parts.limits);
-        let connected = Starting::connect(&stage, &listener, record, groups, spec, lock);
+        let connected = Starting::connect(&stage, &listener, record, groups, spec, invocation.terminal, lock);
         let _ = std::fs::remove_file(&control);
-        let (stage_fd, init_fd, channel) = connected.inspect_err(|_| {
+        let (init_fd, channel) = connected.inspect_err(|_| {
             let _ = stage.kill();
             let _ = stage.wait();
         })?;
-        Ok(Starting { stage, stage_fd, init_fd, channel })
+        Ok(Starting { stage, init_fd, channel })
     }
 
     fn connect<'a>(
@@ -295,8 +323,9 @@ impl Starting {
         record: &mut Record,
         groups: impl Iterator<Item = &'a Cgroup>,
         spec: &Spec,
+        terminal: Terminal,
         lock: &Lock,
-    ) -> Result<(OwnedFd, OwnedFd, Channel)> {
+    ) -> Result<(OwnedFd, Channel)> {
         let stage_fd = open_pid(stage.id())?;
         let (mut first, pid) = accept(listener, &stage_fd)?;
         ensure!(pid == stage.id(), "process {pid} answered in place of the container's helper");
@@ -326,10 +355,11 @@ impl Starting {
             admin_socket: record.admin_socket(),
             privileged: record.privileged,
             environment: record.environment.clone(),
+            terminal,
         };
         channel.send(&Message::Begin { inside })?;
         channel.expect(&Message::Started)?;
-        Ok((stage_fd, init_fd, channel))
+        Ok((init_fd, channel))
     }
 }
 

@@ -1,0 +1,90 @@
+//! Job control. A container's command has a process group of its own, so that what it sends to its group stays in the container. The
+//! terminal of `pd` is lent to that group while the command runs, as a shell lends it to a job.
+
+use std::process::Command;
+
+use rustix::process::{getpgrp, kill_current_process_group, kill_process_group, Pid, Signal};
+use rustix::termios::{isatty, tcgetpgrp};
+use serde::{Deserialize, Serialize};
+
+use crate::sys;
+
+/// A command's relation to the terminal that `pd` has as standard input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Terminal {
+    /// Standard input is none.
+    #[default]
+    None,
+    /// It is another group's for now.
+    Background,
+    /// It is the command's.
+    Foreground,
+}
+
+impl Terminal {
+    /// The terminal as the calling process has it.
+    pub fn of_caller() -> Terminal {
+        let input = std::io::stdin();
+        match isatty(&input) {
+            false => Terminal::None,
+            true if tcgetpgrp(&input) == Ok(getpgrp()) => Terminal::Foreground,
+            true => Terminal::Background,
+        }
+    }
+}
+
+/// Has `command` begin in a process group of its own, without blocked signals.
+pub fn in_own_group(command: &mut Command, terminal: Terminal) -> &mut Command {
+    sys::in_own_group(command, terminal == Terminal::Foreground)
+}
+
+/// Has a stopped process group go on, with the terminal if that is its now.
+pub fn resume(group: Pid, terminal: Terminal) {
+    if terminal == Terminal::Foreground {
+        lend(group);
+    }
+    // Fails if all of it have ended.
+    let _ = kill_process_group(group, Signal::CONT);
+}
+
+/// Lends the terminal to a group of the caller's session, or takes it back for the caller's own.
+fn lend(group: Pid) {
+    // Fails if the terminal is gone, or is another session's by now.
+    let _ = sys::set_foreground(group);
+}
+
+/// The terminal in the hands of a command, as the process sees it that waits for the command.
+pub struct Lent {
+    terminal: Terminal,
+}
+
+impl Lent {
+    /// A command that began with `terminal`.
+    pub fn new(terminal: Terminal) -> Lent {
+        Lent { terminal }
+    }
+
+    /// The command has been stopped by `signal`. If that is for the terminal's sake, stops the caller's process group, too, and returns the
+    /// terminal that the command goes on with. The caller's group is not stopped if only the terminal was missing and is the caller's.
+    pub fn stopped(&mut self, signal: i32) -> Option<Terminal> {
+        let wants_terminal = signal == libc::SIGTTIN || signal == libc::SIGTTOU;
+        if self.terminal == Terminal::None || !(wants_terminal || signal == libc::SIGTSTP) {
+            return None;
+        }
+        if !(wants_terminal && Terminal::of_caller() == Terminal::Foreground) {
+            // Returns once the shell continues this job. A group without a shell is not stopped.
+            let _ = kill_current_process_group(Signal::TSTP);
+        }
+        self.terminal = Terminal::of_caller();
+        Some(self.terminal)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if self.terminal == Terminal::Foreground {
+            lend(getpgrp());
+        }
+    }
+}
