@@ -2,7 +2,8 @@
 accept), PORT+2 (HTTP) and PORT+3 (processes that accept); `short.py client IP PORT` prints a line for each way,
 which does not depend on what carries the bytes, and says on standard error how many connections the kernel made;
 `short.py hold IP PORT` connects, says "held" and then how the connection ended; `short.py fork IP PORT` forks with
-a connection; `short.py crowd IP PORT` keeps the processes busy; `short.py own` connects to itself."""
+a connection; `short.py crowd IP PORT` keeps the processes busy; `short.py own` connects to itself;
+`short.py workers PORT` serves by processes that accept for others or serve one by one, and `short.py visit IP PORT` visits them."""
 import asyncio
 import errno
 import fcntl
@@ -53,6 +54,81 @@ def accept_all(listener):
         answer(sock)
 
 
+def accept_several(listener):
+    """Of a process that shares it: takes all that have come before it serves them."""
+    listener.setblocking(False)
+    while True:
+        select.select([listener], [], [])
+        socks = []
+        try:
+            while len(socks) < 8:
+                socks.append(listener.accept()[0])
+        except BlockingIOError:
+            pass
+        for sock in socks:
+            sock.setblocking(True)
+            answer(sock)
+
+
+def serve_one_by_one(listener):
+    """Each until its peer ends it, as workers do that serve one client at a time."""
+    while True:
+        with listener.accept()[0] as sock:
+            while data := sock.recv(65536):
+                sock.sendall(data)
+
+
+def serve_for_parent(listener, wait):
+    """The parent waits, and a child that it forks accepts one, as inetd has it."""
+    while True:
+        wait()
+        child = os.fork()
+        if child == 0:
+            with listener.accept()[0] as sock:
+                while data := sock.recv(65536):
+                    sock.sendall(data)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def workers(port):
+    by_epoll, by_select, one_by_one = (listener(port + n) for n in range(3))
+    epoll = select.epoll()
+    epoll.register(by_epoll, select.EPOLLIN)
+    if os.fork() == 0:
+        serve_for_parent(by_epoll, epoll.poll)
+    if os.fork() == 0:
+        serve_for_parent(by_select, lambda: select.select([by_select], [], []))
+    for _ in range(3):
+        if os.fork() == 0:
+            serve_one_by_one(one_by_one)
+    print("ready", flush=True)
+    os.wait()
+
+
+def visit(ip, port):
+    """Whoever has the connections, each is answered, also while others of the workers are busy."""
+
+    def echo(sock):
+        sock.settimeout(20)
+        sock.sendall(b"visit" * 1000)
+        return len(sock.recv(5000, socket.MSG_WAITALL))
+
+    def visit_all(name, port, count):
+        answers = []
+        for _ in range(count):
+            with socket.create_connection((ip, port)) as sock:
+                answers.append(echo(sock))
+        print(name, *answers)
+
+    visit_all("epoll", port, 8)
+    visit_all("select", port + 1, 8)
+    visit_all("worker", port + 2, 8)
+    long = [socket.create_connection((ip, port + 2)) for _ in range(2)]
+    print("busy", *map(echo, long))
+    visit_all("others", port + 2, 8)
+
+
 def serve_epoll(listener):
     listener.setblocking(False)
     epoll = select.epoll()
@@ -84,7 +160,7 @@ def server(port):
     shared = listener(port + 3)
     for _ in range(3):
         if os.fork() == 0:
-            accept_all(shared)
+            accept_several(shared)
     shared.close()
     accepting = listener(port + 1)
     for _ in range(2):
@@ -383,6 +459,8 @@ def hold(ip, port):
 
 
 def fork(ip, port):
+    # The first is the kernel's as well.
+    ask((ip, port), "before")
     with socket.create_connection((ip, port)) as sock:
         child = os.fork()
         if child == 0:
@@ -427,6 +505,10 @@ def main():
     what, *arguments = sys.argv[1:]
     if what == "server":
         server(int(arguments[0]))
+    elif what == "workers":
+        workers(int(arguments[0]))
+    elif what == "visit":
+        visit(arguments[0], int(arguments[1]))
     elif what == "own":
         own_listener()
         kernel_first()

@@ -769,7 +769,7 @@ pub(crate) fn control_listener(
     event: Option<(u32, u64)>,
 ) {
     let (Some(socket), Ok(instance)) = (entry.socket(), instance(epoll)) else { return };
-    let end = short::listening(entry, fd);
+    let end = short::listening(entry);
     let mut watchers = lock(&socket.watchers);
     watchers.retain(|watcher| !watcher.is(&instance, fd));
     if operation == libc::EPOLL_CTL_DEL {

@@ -58,6 +58,13 @@ fn short_connections_are_not_the_kernels_and_kernel_peers_have_the_same_port() {
     assert!(opened[0] < 50, "{opened:?}");
 }
 
+/// Processes that wait for a listener and leave accepting to a child, and workers that serve one connection after the other.
+#[test]
+fn no_connection_waits_for_a_process_that_does_not_accept() {
+    let (site, program) = (Site::new(89), program());
+    site.compare(&short(&program, &["workers", PORT]), &short(&program, &["visit", "10.97.89.2", PORT]));
+}
+
 /// Processes that share a listener have kernel peers and fabric peers at the same time, and each is accepted by one.
 #[test]
 fn processes_that_share_a_listener_accept_both_kinds_of_peers() {

@@ -209,7 +209,7 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
             Some(State::Listener(listener)) => listener.attention.is_polled(),
             None => {}
         }
-        let listening = entry.as_ref().and_then(|entry| short::listening(entry, poll.fd));
+        let listening = entry.as_ref().and_then(short::listening);
         entry = entry.filter(|entry| entry.twin().is_some() || listening.is_some());
         // One that leaves, or comes back, is in both.
         let stands = entry.as_ref().and_then(|entry| entry.twin().map(Twin::stands));

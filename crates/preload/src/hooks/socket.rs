@@ -256,10 +256,6 @@ unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
         if let Some(entry::State::Listener(listener)) = socket.state() {
             listener.short.set_backlog(backlog);
         }
-        if !entry::lock(&socket.watchers).is_empty() {
-            // It is waited for already.
-            drop(short::listening(&entry, fd));
-        }
     }
     Ok(result)
 }
@@ -343,7 +339,10 @@ pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
         Ok(socket) => {
             note!("descriptor {fd}: accepted on the fabric");
             attach_twin(fd, Twin::new(fd, socket, false));
-            table::entry(fd).iter().for_each(|entry| unseen::accepted(from, entry));
+            if let Some(entry) = &table::entry(fd) {
+                unseen::accepted(from, entry);
+                short::has_accepted(from, entry);
+            }
         }
         Err(reason) => fabric::stays_on_kernel(fd, reason),
     }

@@ -1,5 +1,8 @@
 //! Listeners that take connections from the kernel and from the fabric, on one address. The fabric's part
-//! begins when the process first accepts or waits: who only passes a listener on to others takes none.
+//! begins when the process first accepts: a process that waits, and leaves accepting to others, takes none.
+//!
+//! The driver gives a connection to one of the processes that share a listener, and it waits there until that process accepts. So
+//! such a process takes connections from when it has accepted one while it had another: it does not serve one after the other.
 use super::{open_to_new, Names, Spare};
 use crate::call::{errno, interrupts, set_errno, Failure, Outcome, AGAIN};
 use crate::entry::{self, Entry, State};
@@ -12,7 +15,7 @@ use arc_swap::ArcSwapOption;
 use libc::{c_int, sockaddr, socklen_t};
 use pd_client::core::{ready, Socket};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// Of connections that wait to be accepted there are at least so many, for who finds no room goes to the
@@ -35,6 +38,12 @@ pub(crate) struct Listening {
     paused: AtomicBool,
     /// Waits on it would go past the library, or it is shut down.
     barred: AtomicBool,
+    /// Other processes may have it, too, for there was a fork.
+    shared: AtomicBool,
+    /// The process has accepted a connection while it had another.
+    multiplexes: AtomicBool,
+    /// The connection that was accepted last.
+    last: Mutex<Weak<Entry>>,
     backlog: AtomicU32,
     v6: AtomicBool,
     recv_timeout_ns: AtomicU64,
@@ -52,6 +61,7 @@ impl Listening {
         Self {
             backlog: AtomicU32::new(self.backlog.load(Ordering::Relaxed)),
             barred: AtomicBool::new(watched || self.barred.load(Ordering::Relaxed)),
+            shared: AtomicBool::new(true),
             ..Self::default()
         }
     }
@@ -74,6 +84,7 @@ impl Listening {
 
     /// Before a fork: nobody knows which of the two processes will accept.
     pub(super) fn pause(&self) {
+        self.shared.store(true, Ordering::Relaxed);
         let Some(end) = self.end.load_full() else { return };
         if !self.paused.swap(true, Ordering::Relaxed) {
             PAUSED.fetch_add(1, Ordering::Relaxed);
@@ -85,7 +96,7 @@ impl Listening {
 
     /// This process uses it.
     fn resume(&self, end: &Arc<Socket>) {
-        if open_to_new() && self.paused.swap(false, Ordering::Relaxed) {
+        if open_to_new() && self.may_take() && self.paused.swap(false, Ordering::Relaxed) {
             PAUSED.fetch_sub(1, Ordering::Relaxed);
             if end.set_paused(false).is_err() {
                 self.close();
@@ -93,16 +104,39 @@ impl Listening {
         }
     }
 
+    /// A connection is accepted, by the kernel or on the fabric alone.
+    pub(crate) fn has_accepted(&self, accepted: &Arc<Entry>) {
+        if !self.multiplexes.load(Ordering::Relaxed) {
+            *entry::lock(&self.last) = Arc::downgrade(accepted);
+        }
+    }
+
+    /// Tells whether connections may wait for this process.
+    fn may_take(&self) -> bool {
+        if !self.shared.load(Ordering::Relaxed) || self.multiplexes.load(Ordering::Relaxed) {
+            return true;
+        }
+        let has_another = entry::lock(&self.last).upgrade().is_some_and(|last| last.any_fd().is_some());
+        self.multiplexes.store(has_another, Ordering::Relaxed);
+        has_another
+    }
+
+    /// The fabric's end, if it is open.
+    pub(super) fn opened(&self) -> Option<Arc<Socket>> {
+        let end = self.end.load_full()?;
+        if self.paused.load(Ordering::Relaxed) {
+            self.resume(&end);
+        }
+        Some(end)
+    }
+
     /// The fabric's end, opened at first.
-    pub(super) fn end(&self, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Socket>> {
-        if let Some(end) = self.end.load_full() {
-            if self.paused.load(Ordering::Relaxed) {
-                self.resume(&end);
-            }
+    fn end(&self, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Socket>> {
+        if let Some(end) = self.opened() {
             return Some(end);
         }
         let unix = entry.socket().is_none_or(|socket| socket.unix.load(Ordering::Relaxed));
-        if unix || self.barred.load(Ordering::Relaxed) || !open_to_new() {
+        if unix || self.barred.load(Ordering::Relaxed) || !open_to_new() || !self.may_take() {
             return None;
         }
         self.open(fd, entry)
@@ -191,6 +225,7 @@ pub(crate) unsafe fn accept(
                 unsafe { real::close(accepted) };
                 return Err(Failure::Errno(libc::EMFILE));
             };
+            adopted.iter().for_each(|entry| listening.has_accepted(entry));
             socket.facts.accepted(listening.v6.load(Ordering::Relaxed), flags, spare);
             if let Err(errno) = written {
                 table::release(accepted);

@@ -3,8 +3,8 @@
 //! and carries the bytes. Towards addresses where nobody listens in this way, connections have twins as ever.
 //!
 //! The kernel knows nothing of such a connection, so it cannot be proved to another process: it stays with
-//! the process that made it. A process that forks while it has one has no new ones from then on, and neither
-//! has the child.
+//! the process that made it. A process that forks while it has a connection, of this kind or with a twin, or sends one in a message, has no new
+//! ones from then on, and neither has the child.
 mod begun;
 mod listener;
 mod names;
@@ -187,7 +187,8 @@ pub(crate) fn before_fork() {
     for fd in (0..table::end()).filter(|&fd| table::look(fd) == table::SOCKET) {
         let Some(entry) = table::entry(fd).filter(|entry| seen.insert(Arc::as_ptr(entry))) else { continue };
         match entry.socket().and_then(|socket| socket.state()) {
-            Some(State::Twin(twin)) if twin.names.is_some() => suspend(),
+            // A later one could not be handed on, as this one can.
+            Some(State::Twin(_)) => suspend(),
             Some(State::Listener(listener)) => listener.short.pause(),
             // The child has it, too.
             _ => renew(&entry),
@@ -200,20 +201,30 @@ pub(crate) fn refuses_to_pass(fd: c_int) -> bool {
     let alone = |entry: &Arc<Entry>| entry.twin().is_some_and(|twin| twin.names.is_some());
     let Some(entry) = table::entry(fd).filter(|_| table::look(fd) == table::SOCKET) else { return false };
     alter(&entry);
-    let refuses = alone(&entry);
-    if refuses {
+    if entry.twin().is_some() {
         suspend();
     }
-    refuses
+    alone(&entry)
+}
+
+/// The kernel has accepted a connection, for which there is a twin.
+pub(crate) fn has_accepted(from: c_int, accepted: &Arc<Entry>) {
+    if !wanted() {
+        return;
+    }
+    let Some(listener) = table::entry(from) else { return };
+    if let Some(State::Listener(listener)) = listener.socket().and_then(|socket| socket.state()) {
+        listener.short.has_accepted(accepted);
+    }
 }
 
 /// The fabric end of a listener, for waits.
-pub(crate) fn listening(entry: &Arc<Entry>, fd: c_int) -> Option<Arc<Socket>> {
+pub(crate) fn listening(entry: &Arc<Entry>) -> Option<Arc<Socket>> {
     if !wanted() {
         return None;
     }
     match entry.socket()?.state()? {
-        State::Listener(listener) => listener.short.end(fd, entry),
+        State::Listener(listener) => listener.short.opened(),
         State::Twin(_) => None,
     }
 }
