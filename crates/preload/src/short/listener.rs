@@ -1,5 +1,6 @@
 //! Listeners that take connections from the kernel and from the fabric, on one address. The fabric's part
-//! begins when the process first accepts: a process that waits, and leaves accepting to others, takes none.
+//! begins when the process has accepted and accepts again: a process that waits, and leaves accepting to others, takes none, and one
+//! that forks for each connection is known by then.
 //!
 //! The driver gives a connection to one of the processes that share a listener, and it waits there until that process accepts. So
 //! such a process takes connections from when it has accepted one while it had another: it does not serve one after the other.
@@ -40,6 +41,8 @@ pub(crate) struct Listening {
     barred: AtomicBool,
     /// Other processes may have it, too, for there was a fork.
     shared: AtomicBool,
+    /// The process has accepted a connection of a process with the library.
+    accepted: AtomicBool,
     /// The process has accepted a connection while it had another.
     multiplexes: AtomicBool,
     /// The connection that was accepted last.
@@ -108,13 +111,17 @@ impl Listening {
     pub(crate) fn has_accepted(&self, accepted: &Arc<Entry>) {
         if !self.multiplexes.load(Ordering::Relaxed) {
             *entry::lock(&self.last) = Arc::downgrade(accepted);
+            self.accepted.store(true, Ordering::Relaxed);
         }
     }
 
     /// Tells whether connections may wait for this process.
     fn may_take(&self) -> bool {
-        if !self.shared.load(Ordering::Relaxed) || self.multiplexes.load(Ordering::Relaxed) {
+        if self.multiplexes.load(Ordering::Relaxed) {
             return true;
+        }
+        if !self.shared.load(Ordering::Relaxed) {
+            return self.accepted.load(Ordering::Relaxed);
         }
         let has_another = entry::lock(&self.last).upgrade().is_some_and(|last| last.any_fd().is_some());
         self.multiplexes.store(has_another, Ordering::Relaxed);
