@@ -8,7 +8,6 @@ pub mod bind;
 pub mod budget;
 mod file;
 mod glob;
-pub mod maglev;
 mod network;
 pub mod rate;
 mod service;

@@ -1,6 +1,6 @@
 //! Service addresses, as the policy file says them.
 use super::list;
-use super::maglev::Table;
+use pd_maglev::Table;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::Deserialize;

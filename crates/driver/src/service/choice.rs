@@ -1,7 +1,7 @@
 //! The choice of a backend. `gate.bpf.c` takes the same steps in the kernel.
 use super::slots::{Chosen, Slots, DRAINED};
-use crate::policy::maglev::mix;
 use crate::policy::{Backend, Balance, Policy, Service};
+use pd_maglev::mix;
 use rustix::time::{clock_gettime, ClockId};
 use std::collections::HashMap;
 use std::net::SocketAddr;

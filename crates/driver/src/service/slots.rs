@@ -2,9 +2,9 @@
 //!
 //! Only the kernel's programs and the driver can write them.
 use crate::array::Array;
-use crate::policy::maglev::mix;
 use crate::policy::via::Hop;
 use crate::policy::{Policy, Rule, Service};
+use pd_maglev::mix;
 use rustix::io::Result;
 use std::collections::{HashMap, HashSet};
 use std::fmt;

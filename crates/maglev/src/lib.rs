@@ -3,6 +3,8 @@
 //!
 //! Each backend prefers the entries of the table in an order of its own. The backends take turns, by weight, and each takes the
 //! first entry of its order that is free.
+#![forbid(unsafe_code)]
+
 use std::sync::Arc;
 
 /// Entries of a table: a prime.
