@@ -5,6 +5,7 @@
 //!
 //! - [`Agent`]: ports, pipes, and the turns in which bytes move. It believes no word, entry or byte of a program.
 //! - [`Pipe`]: the program's end, with borrowed frames and messages.
+//! - [`packetised`]: the interface of today's NICs over the same ports, to compare pipes with.
 //!
 //! [`notify`] and [`intake`] are the protocol of the two directions, over traits for the words that they touch. The layout of the words
 //! is in [`pd_abi::pipe`]. The crate knows neither driver nor sockets, opens no files and attaches to nobody: an [`Offer`] is passed
@@ -45,6 +46,7 @@ mod client;
 pub mod intake;
 mod memory;
 pub mod notify;
+pub mod packetised;
 mod port;
 mod shape;
 mod violation;
@@ -56,6 +58,8 @@ pub use agent::{Flow, Net};
 pub use agent::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 pub use client::{Frame, Frames, Messages, Pipe, Prefix};
 pub use memory::{Files, Made, Offer};
-pub use port::{Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, GEN_BYTES_MIN, GEN_FLOWS_MAX};
+pub use port::{
+    Check, Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN, GEN_FLOWS_MAX,
+};
 pub use shape::{Direction, Shape, Unit};
 pub use violation::Violation;

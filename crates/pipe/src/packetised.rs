@@ -1,19 +1,15 @@
 //! The packetised interface, as DPDK's drivers have it: descriptor rings, buffers of 2 KB from a pool, a header before each frame,
-//! bursts of 32. The twin of a pipe in the same harness.
+//! bursts of 32. The twin of a pipe for benchmarks and tests, which compare both over the same [`Port`].
 //!
 //! The program owns the pool. It posts free buffers to the receive ring; the NIC copies a frame into the oldest and says so in the
 //! descriptor. The program posts the buffer to the send ring; the NIC copies the frame out and says so, and the buffer is free again.
-#![allow(unsafe_code)]
-
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
-
-use anyhow::Result;
-use pd_pipe::{Gen, GenCounts};
+//! Both sides are of one process, and trust each other.
+use crate::port::Port;
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Own, Region};
-
-use super::{swap_addresses, Nic};
+use rustix::io::Result;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 const DESCRIPTORS: usize = 1024;
 const BUFFERS: usize = 8192;
@@ -22,10 +18,14 @@ const BUFFER_BYTES: usize = 2048;
 const HEADER_BYTES: usize = 64;
 /// Bytes before the frame: the header, and headroom.
 const FRAME_OFFSET: usize = 2 * HEADER_BYTES;
+/// Longest frame that a buffer holds. The NIC drops longer ones.
+pub const PACKET_BYTES_MAX: usize = BUFFER_BYTES - FRAME_OFFSET;
+/// Frames of a turn, of either side.
 const BURST: usize = 32;
 
 /// A ring of descriptors: buffer in the low half, length above, and the highest bit where the NIC is done with it. Lines of their own for
 /// each descriptor would be kinder to it; cards pack them, and so does this.
+#[derive(Debug)]
 struct Descriptors {
     entries: Vec<AtomicU64>,
     /// Descriptors posted by the program.
@@ -33,6 +33,7 @@ struct Descriptors {
 }
 
 /// A counter on a line of its own.
+#[derive(Debug)]
 #[repr(align(128))]
 struct Line(AtomicU64);
 
@@ -59,23 +60,26 @@ fn parts(descriptor: u64) -> (usize, usize) {
     ((descriptor as u32) as usize, ((descriptor & !DONE) >> 32) as usize)
 }
 
+#[derive(Debug)]
 struct Shared {
     buffers: Region<Own>,
     receive: Descriptors,
     send: Descriptors,
 }
 
-/// The NIC of the packetised interface.
+/// The NIC of the packetised interface, with its port.
+#[derive(Debug)]
 pub struct PacketNic {
     shared: Arc<Shared>,
-    gen: Gen,
+    port: Port,
     received: u64,
     sent: u64,
     scratch: Vec<u8>,
 }
 
 /// The program's side.
-pub struct Program {
+#[derive(Debug)]
+pub struct Packets {
     shared: Arc<Shared>,
     free: Vec<usize>,
     posted: u64,
@@ -84,10 +88,13 @@ pub struct Program {
     reclaimed: u64,
 }
 
-/// Both sides, with all buffers free.
-pub fn pair(gen: Gen) -> Result<(PacketNic, Program)> {
+/// Makes both sides, with all buffers free. The port is no link.
+///
+/// # Errors
+/// Those of making memory.
+pub fn pair(port: Port) -> Result<(PacketNic, Packets)> {
     let bytes = BUFFERS * BUFFER_BYTES;
-    let file = memfd::create("pd-bench-packets", bytes, Pages::Ordinary)?;
+    let file = memfd::create("pd-packets", bytes, Pages::Ordinary)?;
     let buffers = Region::<Own>::new(&file, bytes)?;
     buffers.populate(0, bytes)?;
     let shared = Arc::new(Shared { buffers, receive: Descriptors::new(), send: Descriptors::new() });
@@ -100,74 +107,101 @@ pub fn pair(gen: Gen) -> Result<(PacketNic, Program)> {
         random ^= random << 17;
         free.swap(last, (random % (last as u64 + 1)) as usize);
     }
-    let nic =
-        PacketNic { shared: Arc::clone(&shared), gen, received: 0, sent: 0, scratch: vec![0; BUFFER_BYTES] };
-    Ok((nic, Program { shared, free, posted: 0, taken: 0, sent: 0, reclaimed: 0 }))
+    let scratch = vec![0; BUFFER_BYTES];
+    let nic = PacketNic { shared: Arc::clone(&shared), port, received: 0, sent: 0, scratch };
+    Ok((nic, Packets { shared, free, posted: 0, taken: 0, sent: 0, reclaimed: 0 }))
 }
 
-impl Nic for PacketNic {
-    fn turn(&mut self) {
-        let Self { shared, gen, received, sent, scratch } = self;
+impl PacketNic {
+    /// Takes what was sent, at most a burst, and fills posted buffers from the port, at most a burst.
+    pub fn turn(&mut self) {
+        let Self { shared, port, received, sent, scratch } = self;
         let posted = shared.send.posted.0.load(Ordering::Acquire);
         for _ in 0..BURST.min((posted - *sent) as usize) {
             let entry = shared.send.at(*sent);
-            let (buffer, length) = parts(entry.load(Ordering::Relaxed));
+            let descriptor = entry.load(Ordering::Relaxed);
+            let (buffer, length) = parts(descriptor);
             let place = shared.buffers.address(buffer * BUFFER_BYTES + FRAME_OFFSET, length);
             // SAFETY: inside the pool (checked) and the scratch; the program leaves a posted buffer alone.
             unsafe { place.as_ptr().copy_to_nonoverlapping(scratch[..length].as_mut_ptr(), length) };
-            gen.check(&scratch[..length]);
-            entry.store(DONE, Ordering::Release);
+            port.take(&scratch[..length]);
+            entry.store(descriptor | DONE, Ordering::Release);
             *sent += 1;
         }
         let posted = shared.receive.posted.0.load(Ordering::Acquire);
         for _ in 0..BURST.min((posted - *received) as usize) {
-            let Some(frame) = gen.peek() else { break };
+            let Some(frame) = port.peek() else { break };
+            if frame.len() > PACKET_BYTES_MAX {
+                port.advance();
+                continue;
+            }
             let entry = shared.receive.at(*received);
             let (buffer, _) = parts(entry.load(Ordering::Relaxed));
-            // SAFETY: private bytes; the program leaves a posted buffer alone.
+            // SAFETY: private bytes, which fit into the buffer; the program leaves a posted buffer alone.
             unsafe {
                 shared.buffers.copy_in(buffer * BUFFER_BYTES + FRAME_OFFSET, frame.as_ptr(), frame.len());
             }
             entry.store(descriptor(buffer, frame.len()) | DONE, Ordering::Release);
-            gen.advance();
+            port.advance();
             *received += 1;
         }
     }
 
-    fn counts(&mut self) -> GenCounts {
-        self.gen.counts()
+    /// Frames that the program was given: each descriptor is a notification.
+    pub fn received(&self) -> u64 {
+        self.received
     }
 
-    /// Each descriptor is one.
-    fn notifications(&mut self) -> u64 {
-        self.received
+    /// Its port.
+    pub fn port(&mut self) -> &mut Port {
+        &mut self.port
     }
 }
 
-impl Program {
-    /// Takes a burst, swaps addresses, sends it, and posts free buffers.
-    pub fn turn(&mut self) {
-        let mut burst = 0;
-        while burst < BURST && self.taken < self.posted && self.sent - self.reclaimed < DESCRIPTORS as u64 {
+impl Packets {
+    /// Takes a burst, hands each frame to `each`, sends what that returns, and posts free buffers. `each` gets a buffer of
+    /// [`PACKET_BYTES_MAX`] and the length of the frame in it. It returns the length of the frame to send from there; none drops it.
+    /// Returns how many frames there were.
+    #[inline]
+    pub fn turn(&mut self, mut each: impl FnMut(&mut [u8], usize) -> Option<usize>) -> usize {
+        let mut burst = [(0, 0); BURST];
+        let mut count = 0;
+        // As drivers do, all buffers of a burst are asked for before the first is used.
+        while count < BURST
+            && self.taken < self.posted
+            && self.sent + (count as u64) < self.reclaimed + DESCRIPTORS as u64
+        {
             let received = self.shared.receive.at(self.taken).load(Ordering::Acquire);
             if received & DONE == 0 {
                 break;
             }
             let (buffer, length) = parts(received);
+            self.shared.buffers.prefetch_to_write(buffer * BUFFER_BYTES + FRAME_OFFSET);
             self.header(buffer, length);
-            let frame = self.shared.buffers.address(buffer * BUFFER_BYTES + FRAME_OFFSET, length);
-            // SAFETY: inside the pool (checked); a buffer that the NIC is done with is the program's.
-            swap_addresses(unsafe { std::slice::from_raw_parts_mut(frame.as_ptr(), length) });
-            self.shared.send.at(self.sent).store(descriptor(buffer, length), Ordering::Relaxed);
-            self.sent += 1;
+            burst[count] = (buffer, length);
             self.taken += 1;
-            burst += 1;
+            count += 1;
         }
-        if burst > 0 {
+        let before = self.sent;
+        for &(buffer, length) in &burst[..count] {
+            let place = self.shared.buffers.address(buffer * BUFFER_BYTES + FRAME_OFFSET, PACKET_BYTES_MAX);
+            // SAFETY: inside the pool (checked); a buffer that the NIC is done with is the program's.
+            let room = unsafe { std::slice::from_raw_parts_mut(place.as_ptr(), PACKET_BYTES_MAX) };
+            match each(room, length) {
+                Some(length) => {
+                    let length = length.min(PACKET_BYTES_MAX);
+                    self.shared.send.at(self.sent).store(descriptor(buffer, length), Ordering::Relaxed);
+                    self.sent += 1;
+                }
+                None => self.free.push(buffer),
+            }
+        }
+        if self.sent > before {
             self.shared.send.posted.0.store(self.sent, Ordering::Release);
         }
         self.reclaim();
         self.post();
+        count
     }
 
     /// Writes what a driver writes into the header of each frame, and the program reads.
@@ -182,21 +216,21 @@ impl Program {
 
     fn reclaim(&mut self) {
         for _ in 0..BURST {
-            let at = self.reclaimed;
-            if at == self.sent || self.shared.send.at(at).load(Ordering::Acquire) & DONE == 0 {
+            if self.reclaimed == self.sent {
                 break;
             }
-            // The oldest sent is the oldest received.
-            let (buffer, _) = parts(self.shared.receive.at(at).load(Ordering::Relaxed));
-            self.free.push(buffer);
+            let sent = self.shared.send.at(self.reclaimed).load(Ordering::Acquire);
+            if sent & DONE == 0 {
+                break;
+            }
+            self.free.push(parts(sent).0);
             self.reclaimed += 1;
         }
     }
 
     fn post(&mut self) {
         let mut posted = 0;
-        // The descriptor of a frame that is being sent names its buffer until it is reclaimed.
-        while posted < BURST && self.posted - self.reclaimed < DESCRIPTORS as u64 {
+        while posted < BURST && self.posted - self.taken < DESCRIPTORS as u64 {
             let Some(buffer) = self.free.pop() else { break };
             self.shared.receive.at(self.posted).store(descriptor(buffer, 0), Ordering::Relaxed);
             self.posted += 1;
@@ -205,5 +239,31 @@ impl Program {
         if posted > 0 {
             self.shared.receive.posted.0.store(self.posted, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::{Gen, Recipe};
+
+    #[test]
+    fn frames_come_back_in_order_and_dropped_buffers_are_free_again() {
+        let recipe = Recipe { sizes: vec![64, 594, 1518, 9000], flows: 1, frames: 40_000 };
+        let (mut nic, mut program) = pair(Port::Gen(Gen::new(recipe).unwrap())).unwrap();
+        let mut seen = 0u64;
+        // More turns than the frames take, also where each third is dropped.
+        for _ in 0..4000 {
+            nic.turn();
+            program.turn(|_, length| {
+                seen += 1;
+                (seen % 3 != 0).then_some(length)
+            });
+        }
+        let Port::Gen(gen) = nic.port() else { unreachable!() };
+        let counts = gen.counts();
+        // Each fourth frame is too long for a buffer.
+        assert_eq!((counts.made.0, seen, counts.wrong), (40_000, 30_000, 0));
+        assert_eq!(counts.returned.0, 20_000);
     }
 }

@@ -4,8 +4,6 @@
 //! and checks what comes back; the program swaps the MAC addresses of each frame. NIC and program are threads that look without
 //! sleeping. The schemes take turns round by round.
 
-mod packetised;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +13,7 @@ use pd_abi::pipe::PIPE_RING_BYTES_DEFAULT;
 use pd_harness::measure::cores::Watch;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
+use pd_pipe::packetised::{self, PacketNic};
 use pd_pipe::{Agent, Direction, Gen, GenCounts, Pipe, Port, Recipe, Shape, Unit};
 use rustix::time::{clock_gettime, ClockId};
 use serde_json::json;
@@ -87,6 +86,21 @@ impl Nic for PipeNic {
     }
 }
 
+impl Nic for PacketNic {
+    fn turn(&mut self) {
+        PacketNic::turn(self);
+    }
+    fn counts(&mut self) -> GenCounts {
+        match self.port() {
+            Port::Gen(gen) => gen.counts(),
+            _ => GenCounts::default(),
+        }
+    }
+    fn notifications(&mut self) -> u64 {
+        self.received()
+    }
+}
+
 fn swap_addresses(frame: &mut [u8]) {
     if let Some(addresses) = frame.first_chunk_mut::<12>() {
         addresses.rotate_left(6);
@@ -110,8 +124,15 @@ fn generator(sizes: &[usize]) -> Result<Gen> {
 /// One round of a scheme.
 fn measure(scheme: &str, sizes: &[usize], round: Duration) -> Result<Metrics> {
     if scheme == "packetised" {
-        let (nic, mut program) = packetised::pair(generator(sizes)?)?;
-        return run(nic, move || program.turn(), round);
+        let (nic, mut program) = packetised::pair(Port::Gen(generator(sizes)?))?;
+        let mut each = |room: &mut [u8], length: usize| {
+            swap_addresses(&mut room[..length]);
+            Some(length)
+        };
+        let program = move || {
+            program.turn(&mut each);
+        };
+        return run(nic, program, round);
     }
     let mut agent = Agent::new()?;
     if scheme == "pipe-each" {

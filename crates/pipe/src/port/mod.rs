@@ -5,10 +5,12 @@
 mod gen;
 mod pcap;
 mod sink;
+mod trace;
 
 pub use gen::{Gen, GenCounts, Recipe, GEN_BYTES_MIN, GEN_FLOWS_MAX};
 pub use pcap::{Pcap, PcapCounts};
 pub use sink::Sink;
+pub use trace::{Check, Trace};
 
 /// The next frame of a source, if it has one.
 type Frame<'a> = Option<&'a [u8]>;
@@ -22,6 +24,8 @@ pub enum Port {
     Sink(Sink),
     /// Reads frames from a capture, writes what is sent to another.
     Pcap(Pcap),
+    /// Plays prepared frames or pieces of a stream, and compares what comes back.
+    Trace(Trace),
     /// One end of a link: what is sent here is received at the other end, the port of this number.
     Link(usize),
 }
@@ -32,6 +36,7 @@ impl Port {
         match self {
             Self::Gen(gen) => gen.peek(),
             Self::Pcap(pcap) => pcap.peek(),
+            Self::Trace(trace) => trace.peek(),
             Self::Sink(_) | Self::Link(_) => None,
         }
     }
@@ -41,6 +46,7 @@ impl Port {
         match self {
             Self::Gen(gen) => gen.advance(),
             Self::Pcap(pcap) => pcap.advance(),
+            Self::Trace(trace) => trace.advance(),
             Self::Sink(_) | Self::Link(_) => {}
         }
     }
@@ -51,6 +57,7 @@ impl Port {
             Self::Gen(gen) => gen.check(bytes),
             Self::Pcap(pcap) => pcap.write(bytes),
             Self::Sink(sink) => sink.take(bytes),
+            Self::Trace(trace) => trace.take(bytes),
             Self::Link(_) => {}
         }
     }
