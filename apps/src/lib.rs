@@ -1,0 +1,19 @@
+//! Logic of applications of pipes, apart from where their frames come from.
+//!
+//! Each application is an [`App`]: it says of each frame what becomes of it. [`over_pipe`] runs one over a pipe of the driver or of an
+//! agent, [`over_packets`] over the packetised twin, so that benchmarks compare interfaces and nothing else. The programs in `bin/`
+//! run them over pipes.
+//!
+//! - [`maglev`]: a load balancer.
+//! - [`traffic`]: frames and lines that these get in tests and benchmarks, the same for the same seed.
+//!
+//! Everything in a frame is foreign: offsets are bounded by the frame, and tables by constants.
+#![forbid(unsafe_code)]
+
+pub mod frame;
+pub mod maglev;
+pub mod random;
+mod source;
+pub mod traffic;
+
+pub use source::{over_packets, over_pipe, App, Verdict};
