@@ -5,6 +5,7 @@
 //! run them over pipes.
 //!
 //! - [`maglev`]: a load balancer.
+//! - [`nitro`]: heavy hitters by NitroSketch.
 //! - [`traffic`]: frames and lines that these get in tests and benchmarks, the same for the same seed.
 //!
 //! Everything in a frame is foreign: offsets are bounded by the frame, and tables by constants.
@@ -12,6 +13,7 @@
 
 pub mod frame;
 pub mod maglev;
+pub mod nitro;
 pub mod random;
 mod source;
 pub mod traffic;

@@ -1,0 +1,37 @@
+//! `nitro PORT [FRAMES]`: tells the heavy hitters of a port, flows with 0.1 % of the frames or more, after each FRAMES frames (1,000,000),
+//! and sends the frames back.
+#![forbid(unsafe_code)]
+
+use anyhow::{bail, Result};
+use pd_apps::nitro::Nitro;
+use pd_apps::over_pipe;
+use pd_client::pipe::{Direction, Options, Pipe};
+use std::hash::{BuildHasher, RandomState};
+
+/// One of as many pairs of frame and row is looked at.
+const WEIGHT: u32 = 100;
+const SHARE: f64 = 0.001;
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (port, each) = match &words[..] {
+        [port] => (port, 1_000_000),
+        [port, frames] => (port, frames.parse::<u64>()?.max(1)),
+        _ => bail!("usage: nitro PORT [FRAMES]"),
+    };
+    let new = || Nitro::new(WEIGHT, SHARE, RandomState::new().hash_one(0));
+    let mut pipe = Pipe::open(&Options::new(Direction::Forward, port))?;
+    let mut app = new();
+    loop {
+        pipe.wait(None)?;
+        over_pipe(&mut pipe, None, &mut app).map_err(pd_client::Error::from)?;
+        if app.frames() >= each {
+            let heavy = app.heavy();
+            println!("{} frames, {} heavy flows", app.frames(), heavy.len());
+            for (flow, frames) in heavy {
+                println!("{frames} {flow}");
+            }
+            app = new();
+        }
+    }
+}
