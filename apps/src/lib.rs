@@ -6,12 +6,14 @@
 //!
 //! - [`maglev`]: a load balancer.
 //! - [`nitro`]: heavy hitters by NitroSketch.
+//! - [`kv`]: a key-value store as MICA, with a client.
 //! - [`traffic`]: frames and lines that these get in tests and benchmarks, the same for the same seed.
 //!
 //! Everything in a frame is foreign: offsets are bounded by the frame, and tables by constants.
 #![forbid(unsafe_code)]
 
 pub mod frame;
+pub mod kv;
 pub mod maglev;
 pub mod nitro;
 pub mod random;

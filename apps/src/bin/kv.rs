@@ -1,0 +1,70 @@
+//! `kv PORT [PARTITIONS]`: a key-value store in memory, with a thread for each partition. It serves UDP: its own protocol at ports from 9800 on,
+//! memcached's meta commands at ports from 11211 on.
+#![forbid(unsafe_code)]
+
+use anyhow::{bail, Result};
+use pd_apps::kv::store::Store;
+use pd_apps::kv::{Kv, MEMCACHED_PORT, PARTITIONS_MAX, PORT};
+use pd_apps::over_pipe;
+use pd_client::pipe::{Direction, Flow, Options, Pipe};
+use pd_client::Error;
+use rustix::event::{poll, PollFd, PollFlags};
+use std::hash::{BuildHasher, RandomState};
+use std::thread;
+
+/// Bytes and buckets of all partitions together.
+const LOG_BYTES: usize = 64 << 20;
+const BUCKETS: usize = 1 << 17;
+
+fn serve(port: &str, partition: usize, partitions: usize) -> Result<()> {
+    let seed = RandomState::new().hash_one(partition);
+    let mut app =
+        Kv::new(Store::new(LOG_BYTES / partitions, BUCKETS / partitions, seed), partition, partitions);
+    let open = |base: u16| {
+        let flow = Flow { protocol: 17, ports: [0, base + partition as u16], ..Flow::default() };
+        Pipe::open(&Options::new(Direction::Forward, port).flow(flow))
+    };
+    let (mut own, mut memcached) = (open(PORT)?, open(MEMCACHED_PORT)?);
+    let mut answers = Pipe::open(&Options::new(Direction::Send, port))?;
+    own.fd()?;
+    memcached.fd()?;
+    loop {
+        let mut idle = true;
+        if own.arm().map_err(Error::from)? {
+            idle = false;
+            over_pipe(&mut own, None, &mut app).map_err(Error::from)?;
+        }
+        if memcached.arm().map_err(Error::from)? {
+            idle = false;
+            over_pipe(&mut memcached, Some(&mut answers), &mut app).map_err(Error::from)?;
+        }
+        if idle {
+            let (own, memcached) = (own.fd()?, memcached.fd()?);
+            poll(&mut [PollFd::new(&own, PollFlags::IN), PollFd::new(&memcached, PollFlags::IN)], None)?;
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (port, partitions) = match &words[..] {
+        [port] => (port, 1),
+        [port, partitions] => (port, partitions.parse()?),
+        _ => bail!("usage: kv PORT [PARTITIONS]"),
+    };
+    if !(1..=PARTITIONS_MAX).contains(&partitions) {
+        bail!("there are 1 to {PARTITIONS_MAX} partitions");
+    }
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..partitions)
+            .map(|partition| scope.spawn(move || serve(port, partition, partitions)))
+            .collect();
+        for thread in threads {
+            match thread.join() {
+                Ok(done) => done?,
+                Err(_) => bail!("a partition has panicked"),
+            }
+        }
+        Ok(())
+    })
+}
