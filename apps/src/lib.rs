@@ -7,6 +7,7 @@
 //! - [`maglev`]: a load balancer.
 //! - [`nitro`]: heavy hitters by NitroSketch.
 //! - [`kv`]: a key-value store as MICA, with a client.
+//! - [`logmon`]: a monitor of log lines.
 //! - [`traffic`]: frames and lines that these get in tests and benchmarks, the same for the same seed.
 //!
 //! Everything in a frame is foreign: offsets are bounded by the frame, and tables by constants.
@@ -14,6 +15,7 @@
 
 pub mod frame;
 pub mod kv;
+pub mod logmon;
 pub mod maglev;
 pub mod nitro;
 pub mod random;

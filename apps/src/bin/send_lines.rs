@@ -1,0 +1,25 @@
+//! `send_lines PORT`: sends its input as a stream of bytes: `tail -F auth.log | send_lines logs.1`. It ends when all was taken.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result};
+use pd_client::pipe::{Direction, Options, Pipe, BACK};
+use pd_client::Error;
+use std::io::Read;
+
+fn main() -> Result<()> {
+    let port = std::env::args().nth(1).context("usage: send_lines PORT")?;
+    let mut pipe = Pipe::open(&Options::new(Direction::Send, &port).bytes())?;
+    let mut buffer = [0; 16 << 10];
+    let mut input = std::io::stdin().lock();
+    loop {
+        let length = input.read(&mut buffer)?;
+        if length == 0 {
+            // The whole ring is free when all was taken.
+            let ring = pipe.shape().ring_bytes();
+            return Ok(pipe.wait_room(ring, None)?);
+        }
+        pipe.wait_room(length as u64, None)?;
+        pipe.send(&buffer[..length], BACK).map_err(Error::from)?;
+        pipe.flush();
+    }
+}
