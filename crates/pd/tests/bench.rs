@@ -131,6 +131,13 @@ fn frames_come_back_unchanged_over_a_pipe_and_over_a_packetised_interface() {
             check(row, metric);
         }
     }
+    for app in ["maglev", "nitro", "kv", "logmon"] {
+        for scheme in ["packetised", "pipe"] {
+            let row = rows.iter().find(|row| row["app"] == app && row["scheme"] == scheme).unwrap();
+            check(row, "over_packetised");
+            check(row, "program_ns_per_packet");
+        }
+    }
 }
 
 #[test]

@@ -1,8 +1,12 @@
-//! `pipe`: a program that echoes frames, over a pipe and over the packetised interface of today's NICs (Ensō).
+//! `pipe`: a program that echoes frames, and the applications of `apps/`, over a pipe and over the packetised interface of today's NICs
+//! (Ensō).
 //!
 //! One software NIC, one generator and one program for both, so that only the interface differs. The NIC copies each frame in and out
-//! and checks what comes back; the program swaps the MAC addresses of each frame. NIC and program are threads that look without
-//! sleeping. The schemes take turns round by round.
+//! and checks what comes back; the echo swaps the MAC addresses of each frame. NIC and program are threads that look without
+//! sleeping. The schemes take turns round by round. The program's time for a frame is that of its turns with frames, by a clock read
+//! around each [`SAMPLED`]th turn.
+
+mod apps;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -30,6 +34,8 @@ const SCHEMES: [&str; 3] = ["packetised", "pipe", "pipe-each"];
 const WARM_UP: u32 = 5;
 /// Turns between two looks at the clock.
 const TURNS: usize = 16;
+/// Of so many turns of the program one is timed.
+const SAMPLED: usize = 16;
 
 /// Use of one side in a round.
 struct Used {
@@ -71,15 +77,21 @@ struct PipeNic {
     pipe: pd_pipe::PipeId,
 }
 
+/// Counts of a port. Where nothing is to come back, what was made counts as returned.
+fn counts(port: &Port) -> GenCounts {
+    match port {
+        Port::Gen(gen) => gen.counts(),
+        Port::Trace(trace) => trace.counts(),
+        _ => GenCounts::default(),
+    }
+}
+
 impl Nic for PipeNic {
     fn turn(&mut self) {
         self.agent.turn();
     }
     fn counts(&mut self) -> GenCounts {
-        match self.agent.port(self.port) {
-            Port::Gen(gen) => gen.counts(),
-            _ => GenCounts::default(),
-        }
+        counts(self.agent.port(self.port))
     }
     fn notifications(&mut self) -> u64 {
         self.agent.counts(self.pipe).map_or(0, |counts| counts.notifications)
@@ -91,10 +103,7 @@ impl Nic for PacketNic {
         PacketNic::turn(self);
     }
     fn counts(&mut self) -> GenCounts {
-        match self.port() {
-            Port::Gen(gen) => gen.counts(),
-            _ => GenCounts::default(),
-        }
+        counts(self.port())
     }
     fn notifications(&mut self) -> u64 {
         self.received()
@@ -107,56 +116,76 @@ fn swap_addresses(frame: &mut [u8]) {
     }
 }
 
-/// The program over a pipe: one turn.
-fn echo(pipe: &mut Pipe) {
-    let Ok(mut frames) = pipe.frames() else { return std::hint::spin_loop() };
+/// The program over a pipe: one turn. Returns how many frames there were.
+fn echo(pipe: &mut Pipe) -> usize {
+    let Ok(mut frames) = pipe.frames() else {
+        std::hint::spin_loop();
+        return 0;
+    };
+    let mut count = 0;
     while let Some(mut frame) = frames.next() {
         if let Some(bytes) = frame.bytes_mut() {
             swap_addresses(bytes);
         }
+        count += 1;
     }
+    count
 }
 
 fn generator(sizes: &[usize]) -> Result<Gen> {
     Gen::new(Recipe { sizes: sizes.to_vec(), flows: 1, frames: 0 }).context("the recipe")
 }
 
-/// One round of a scheme.
+/// An agent with a pipe on `port`.
+fn open(port: Port, direction: Direction, unit: Unit, burst: Option<usize>) -> Result<(PipeNic, Pipe)> {
+    let mut agent = Agent::new()?;
+    if let Some(burst) = burst {
+        agent.set_burst(burst);
+    }
+    let port = agent.add_port(port);
+    let (id, offer) = agent.open(Shape::new(direction, unit, PIPE_RING_BYTES_DEFAULT)?, port, &[], None)?;
+    let pipe = Pipe::map(offer)?;
+    agent.seal(id)?;
+    Ok((PipeNic { agent, port, pipe: id }, pipe))
+}
+
+/// One round of a scheme of the echo.
 fn measure(scheme: &str, sizes: &[usize], round: Duration) -> Result<Metrics> {
+    let port = Port::Gen(generator(sizes)?);
     if scheme == "packetised" {
-        let (nic, mut program) = packetised::pair(Port::Gen(generator(sizes)?))?;
+        let (nic, mut program) = packetised::pair(port)?;
         let mut each = |room: &mut [u8], length: usize| {
             swap_addresses(&mut room[..length]);
             Some(length)
         };
-        let program = move || {
-            program.turn(&mut each);
-        };
-        return run(nic, program, round);
+        return run(nic, move || program.turn(&mut each), round);
     }
-    let mut agent = Agent::new()?;
-    if scheme == "pipe-each" {
-        agent.set_burst(1);
-    }
-    let port = agent.add_port(Port::Gen(generator(sizes)?));
-    let shape = Shape::new(Direction::Forward, Unit::Frames, PIPE_RING_BYTES_DEFAULT)?;
-    let (id, offer) = agent.open(shape, port, &[], None)?;
-    let mut pipe = Pipe::map(offer)?;
-    agent.seal(id)?;
-    run(PipeNic { agent, port, pipe: id }, move || echo(&mut pipe), round)
+    let burst = (scheme == "pipe-each").then_some(1);
+    let (nic, mut pipe) = open(port, Direction::Forward, Unit::Frames, burst)?;
+    run(nic, move || echo(&mut pipe), round)
 }
 
 /// Has NIC and program take their turns for a round.
-fn run(mut nic: impl Nic, mut program: impl FnMut() + Send, round: Duration) -> Result<Metrics> {
+fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Duration) -> Result<Metrics> {
     let stop = AtomicBool::new(false);
     let (nic_side, program_side) = thread::scope(|scope| {
         let program = scope.spawn(|| {
+            let (mut busy, mut frames) = (Duration::ZERO, 0);
             let work = || {
                 while !stop.load(Ordering::Relaxed) {
-                    program();
+                    for _ in 1..SAMPLED {
+                        program();
+                    }
+                    let start = Instant::now();
+                    let count = program();
+                    if count > 0 {
+                        busy += start.elapsed();
+                        frames += count;
+                    }
                 }
             };
-            Used::by(work).1
+            let ((), used) = Used::by(work);
+            (used, busy.as_secs_f64() * 1e9 / frames.max(1) as f64)
         });
         let turns = |nic: &mut dyn FnMut(), time: Duration| {
             let start = Instant::now();
@@ -173,58 +202,90 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() + Send, round: Duration) -> 
         ((before, after, time, used), program.join())
     });
     let (before, after, time, nic_used) = nic_side;
-    let program_used = program_side.ok().context("the program panicked")?;
+    let (program_used, program_ns) = program_side.ok().context("the program panicked")?;
     ensure!(after.0.wrong == 0 && after.0.missing == 0, "frames came back wrong: {:?}", after.0);
     let frames = (after.0.returned.0 - before.0.returned.0) as f64;
     let bytes = (after.0.returned.1 - before.0.returned.1) as f64;
     ensure!(frames > 0.0, "no frame came back");
     let told = (after.1 - before.1).max(1) as f64;
-    Ok(Metrics::from([
+    let mut metrics = Metrics::from([
         ("packets_per_s", frames / time.as_secs_f64()),
         ("throughput_gbit_per_s", bytes * 8e-9 / time.as_secs_f64()),
         ("packets_per_notification", frames / told),
         ("cpu_share_percent_nic", nic_used.share()),
         ("cpu_share_percent_program", program_used.share()),
-    ]))
+        ("program_ns_per_packet", program_ns),
+    ]);
+    if let Some(mhz) = clock_mhz() {
+        metrics.insert("program_cycles_per_packet", program_ns * mhz * 1e-3);
+    }
+    Ok(metrics)
 }
+
+/// Clock of the first core, as the kernel says it.
+fn clock_mhz() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("cpu MHz"))?;
+    line.split(':').nth(1)?.trim().parse().ok()
+}
+
+/// Measures one round of a scheme.
+type Measure = Box<dyn Fn(&str, Duration) -> Result<Metrics>>;
+
+/// A row's parameters, and how one round of a scheme of it is measured.
+struct Cell {
+    params: Params,
+    schemes: &'static [&'static str],
+    measure: Measure,
+}
+
+/// Figures that are shown as a ratio to the packetised interface's, and the names of the ratios.
+const RATIOS: [(&str, &str); 3] = [
+    ("packets_per_s", "over_packetised"),
+    ("program_ns_per_packet", "program_time_over_packetised"),
+    ("latency_us_mean", "latency_over_packetised"),
+];
 
 /// Runs it.
 pub fn run_all(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
-    let sizes = settings.pick(&SIZES[..1], &SIZES);
+    let echo = |(name, sizes): (&'static str, &'static [usize])| Cell {
+        params: vec![("app", json!("echo")), ("frame_bytes", json!(name))],
+        schemes: &SCHEMES,
+        measure: Box::new(move |scheme, time| measure(scheme, sizes, time)),
+    };
+    let mut cells: Vec<Cell> = settings.pick(&SIZES[..1], &SIZES).into_iter().map(echo).collect();
+    cells.extend(apps::cells()?);
     let mut rows = Vec::new();
-    for (name, sizes) in sizes {
-        let params: Params = vec![("frame_bytes", json!(name))];
-        if !settings.wants(&params) {
-            continue;
-        }
+    for cell in cells.into_iter().filter(|cell| settings.wants(&cell.params)) {
         let bar = progress::bar(settings.rounds as u64);
-        let mut figures: Vec<Vec<Option<Metrics>>> = vec![Vec::new(); SCHEMES.len()];
+        let mut figures: Vec<Vec<Option<Metrics>>> = vec![Vec::new(); cell.schemes.len()];
         let mut watch = Watch::default();
         for round in 0..settings.rounds {
-            bar.set_message(format!("pipe: frames of {name} bytes"));
-            let mut order: Vec<usize> = (0..SCHEMES.len()).collect();
+            bar.set_message(format!("pipe: {}", cell.params[0].1));
+            let mut order: Vec<usize> = (0..cell.schemes.len()).collect();
             if round % 2 == 1 {
                 order.reverse();
             }
             for scheme in order {
                 signals.check()?;
                 let time = Duration::from_secs_f64(settings.round_s);
-                let (round, _) = undisturbed(&mut watch, || measure(SCHEMES[scheme], sizes, time))?;
+                let (round, _) = undisturbed(&mut watch, || (cell.measure)(cell.schemes[scheme], time))?;
                 figures[scheme].push(round);
             }
             // Ratios are those of one round.
-            let base = figures[0][round].as_ref().map(|figures| figures["packets_per_s"]);
-            for rounds in &mut figures {
-                if let (Some(figures), Some(base)) = (&mut rounds[round], base) {
-                    let ratio = figures["packets_per_s"] / base;
-                    figures.insert("over_packetised", ratio);
+            let Some(base) = figures[0][round].clone() else { continue };
+            for figures in figures.iter_mut().filter_map(|rounds| rounds[round].as_mut()) {
+                for (figure, ratio) in RATIOS {
+                    if let (Some(value), Some(base)) = (figures.get(figure).copied(), base.get(figure)) {
+                        figures.insert(ratio, value / base);
+                    }
                 }
             }
             bar.inc(1);
         }
         bar.finish_and_clear();
-        for (scheme, rounds) in SCHEMES.iter().zip(figures) {
-            rows.push(Row::of_undisturbed(Bench::Pipe.name(), scheme, params.clone(), rounds));
+        for (scheme, rounds) in cell.schemes.iter().zip(figures) {
+            rows.push(Row::of_undisturbed(Bench::Pipe.name(), scheme, cell.params.clone(), rounds));
         }
     }
     Ok(rows)
