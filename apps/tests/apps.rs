@@ -1,9 +1,12 @@
 //! The applications as processes, on ports of a driver of their own.
 
+use pd_apps::frame::{is_sound, Parts};
+use pd_apps::traffic::{log_lines, syn_flood, zipf_flows};
 use pd_driver::admin::{ask, Answer, Ask, PipesReport, PortSpec};
 use pd_driver::{Driver, Namespaces, Settings, SystemClock};
 use pd_pipe::Pcap;
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,8 +56,28 @@ impl Stand {
 
     fn start(&self, app: &str, words: &[&str]) -> App {
         let mut command = Command::new(app);
-        command.args(words).env("PD_SOCKET", &self.settings.socket).stdout(Stdio::piped());
+        command
+            .args(words)
+            .env("PD_SOCKET", &self.settings.socket)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         App(command.spawn().unwrap())
+    }
+
+    /// A port that plays `frames` once.
+    fn play(&self, name: &str, frames: impl IntoIterator<Item = Vec<u8>>) {
+        let file = self.folder.path().join(name);
+        let to = std::fs::File::create(&file).unwrap();
+        let mut played = Pcap::new(None::<&[u8]>, Some(Box::new(to))).unwrap();
+        frames.into_iter().for_each(|frame| played.write(&frame));
+        played.finish().unwrap();
+        self.add(name, &PortSpec::Pcap { file });
+    }
+
+    /// Runs an application to its end.
+    fn run(&self, app: &str, words: &[&str]) -> Output {
+        let mut command = Command::new(app);
+        command.args(words).env("PD_SOCKET", &self.settings.socket).output().unwrap()
     }
 
     fn wait_for(&self, what: &str, wished: impl Fn(&PipesReport) -> bool) {
@@ -102,4 +125,69 @@ fn a_capture_has_the_frames_of_its_port() {
     std::io::copy(app.0.stdout.as_mut().unwrap(), &mut written).unwrap();
     assert!(app.0.wait().unwrap().success());
     assert!(written == std::fs::read(&file).unwrap());
+}
+
+#[test]
+fn a_balancer_leads_a_flood_to_its_backends_with_right_checksums() {
+    let stand = Stand::new(&[("right", PortSpec::Link)]);
+    stand.play("flood", syn_flood(7).take(3000));
+    let mut capture = stand.start(env!("CARGO_BIN_EXE_capture"), &["right.1", "3000"]);
+    let backends = "10.1.0.0/02:01:00:00:00:00,10.1.0.1/02:01:00:00:00:01,10.1.0.2/02:01:00:00:00:02";
+    let words = ["flood", "198.18.0.80:80", backends, "right.0"];
+    let _maglev = stand.start(env!("CARGO_BIN_EXE_maglev"), &words);
+    let mut written = Vec::new();
+    std::io::copy(capture.0.stdout.as_mut().unwrap(), &mut written).unwrap();
+    let mut written = Pcap::new(Some(std::io::Cursor::new(written)), None).unwrap();
+    let mut hits = [0u32; 3];
+    while let Some(frame) = written.peek() {
+        assert!(is_sound(frame));
+        hits[(Parts::of(frame).unwrap().destination - 0x0a01_0000) as usize] += 1;
+        written.advance();
+    }
+    assert!(hits.iter().sum::<u32>() == 3000 && hits.iter().all(|&count| count > 800), "{hits:?}");
+}
+
+#[test]
+fn a_sketch_tells_the_heavy_hitters_of_a_port() {
+    let stand = Stand::new(&[]);
+    stand.play("flows", zipf_flows(3, 2000, 1.2).map(|(_, frame)| frame).take(30_000));
+    let mut nitro = stand.start(env!("CARGO_BIN_EXE_nitro"), &["flows", "30000"]);
+    let mut lines = BufReader::new(nitro.0.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+    let first = lines.next().unwrap();
+    assert!(first.starts_with("30000 frames, "), "{first}");
+    // The heaviest of these flows has a fifth of the frames.
+    let heaviest = lines.next().unwrap();
+    let (frames, flow) = heaviest.split_once(' ').unwrap();
+    assert!((4000..9000).contains(&frames.parse().unwrap()), "{heaviest}");
+    assert!(flow.starts_with("17 ") && flow.ends_with("198.18.0.80:80"), "{heaviest}");
+}
+
+#[test]
+fn a_store_keeps_what_its_client_sets_in_each_partition() {
+    let stand = Stand::new(&[("wire", PortSpec::Link)]);
+    let _kv = stand.start(env!("CARGO_BIN_EXE_kv"), &["wire.0", "2"]);
+    let pipes = |report: &PipesReport| report.pipes.len() >= 6;
+    stand.wait_for("the store has its pipes", pipes);
+    let client = |words: &[&str]| {
+        let done = stand.run(env!("CARGO_BIN_EXE_kv_client"), &[&["wire.1", "2"], words].concat());
+        (done.status.success(), String::from_utf8(done.stdout).unwrap())
+    };
+    assert!(!client(&["get", "colour"]).0);
+    assert_eq!(client(&["set", "colour", "green"]), (true, "\n".to_owned()));
+    assert_eq!(client(&["get", "colour"]), (true, "green\n".to_owned()));
+    let (sound, text) = client(&["load", "500", "20000"]);
+    assert!(sound && text.contains(" 0 wrong"), "{text}");
+    assert!(client(&["delete", "colour"]).0 && !client(&["get", "colour"]).0);
+}
+
+#[test]
+fn a_monitor_tells_addresses_that_break_rules() {
+    let stand = Stand::new(&[("logs", PortSpec::Link)]);
+    let mut logmon = stand.start(env!("CARGO_BIN_EXE_logmon"), &["logs.0", "3", "600"]);
+    let text: Vec<u8> = log_lines(2, 20).take(3000).flatten().collect();
+    let mut tail = stand.start(env!("CARGO_BIN_EXE_send_lines"), &["logs.1"]);
+    tail.0.stdin.take().unwrap().write_all(&text).unwrap();
+    let mut lines = BufReader::new(logmon.0.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+    let first = lines.next().unwrap();
+    assert!(first.starts_with("203.0.113.") && first.ends_with(" sshd 3 lines"), "{first}");
 }
