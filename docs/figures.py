@@ -415,6 +415,41 @@ def sidecar(results):
     return "\n\n".join(parts)
 
 
+# Applications over pipes: parameters, what they are called, the least ratio to the packetised interface that was aimed at.
+PIPES = [
+    ("echo", {"frame_bytes": "64"}, "echo, 64 B", 2.4), ("echo", {"frame_bytes": "imix"}, "echo, IMIX", 1.35), ("echo", {"frame_bytes": "1518"}, "echo, 1,518 B", None),
+    ("maglev", {}, "maglev, a flood of SYN, 64 B", 1.9), ("nitro", {}, "nitro, 64 B", 2.2),
+    ("kv", {"requests_under_way": None}, "kv, 95 % gets", 1.3), ("logmon", {}, "logmon, pieces of 1,448 B", 1.2),
+]
+
+
+def pipes(results):
+    """Packets of each application over both interfaces, times, and latency."""
+    def spread(row, figure):
+        return f"{row[figure]:.2f} [{row[figure + '_min']:.2f}..{row[figure + '_max']:.2f}]" if figure in row else MISSING
+
+    lines, shares = [], []
+    for app, wanted, name, bar in PIPES:
+        twin, pipe = (results.one("pipe", scheme, app=app, **wanted) for scheme in ("packetised", "pipe"))
+        if "packets_per_s" not in pipe:
+            continue
+        reached = MISSING if bar is None else f"{bar:g}" + ("" if pipe["over_packetised"] >= bar else " **missed**")
+        lines.append([name] + [number(row["packets_per_s"] / 1e6) for row in (twin, pipe)] + [spread(pipe, "over_packetised"), reached])
+        shares.append([name] + [number(row.get("program_cycles_per_packet")) for row in (twin, pipe)] + [spread(pipe, "program_time_over_packetised")]
+                      + [f"{row['cpu_share_percent_nic']:.1f}, {row['cpu_share_percent_program']:.1f}" for row in (twin, pipe)])
+    parts = [
+        table(["million packets/s", "packetised", "pipe", "ratio [least..most]", "bar"], lines),
+        table(["cycles of the program's core for a packet", "packetised", "pipe", "ratio [least..most]", "shares of NIC's and program's core, %: packetised", "pipe"], shares),
+    ]
+    lines = []
+    for window in results.values("pipe", "requests_under_way"):
+        twin, pipe = (results.one("pipe", scheme, app="kv", requests_under_way=window) for scheme in ("packetised", "pipe"))
+        if "latency_us_mean" in pipe:
+            lines.append([f"{window}"] + [number(row["latency_us_mean"]) for row in (twin, pipe)] + [spread(pipe, "latency_over_packetised")])
+    parts.append(table(["kv: mean latency in µs, requests under way", "packetised", "pipe", "ratio [least..most]; bar 0.6"], lines))
+    return "\n\n".join(parts)
+
+
 # What was aimed at: benchmark, parameters, scheme, least gain over the better TCP, most of its CPU time.
 BARS = [
     ("native, 64 KB", "throughput", {"message_bytes": 64 << 10}, DEFAULT, 3.0, 0.42),
@@ -506,6 +541,7 @@ TABLES = {
     "plots": (plots, ()),
     "conditions": (conditions, ("throughput",)),
     "waiting": (waiting, ("latency",)),
+    "pipes": (pipes, ("pipe",)),
     **{t.__name__: (t, (t.__name__,)) for t in (
         demo, throughput, latency, programs, connections, cpu, setup, fairness, memory, breakdown, tune, isolation, sidecar)},
 }
