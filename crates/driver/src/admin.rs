@@ -1,6 +1,7 @@
 //! What the driver tells and is told on its admin socket: one JSON object a line, each way.
 use crate::containers::Container;
 use crate::memory::Standing;
+use crate::openers;
 pub use crate::pipes::report::{
     PipeReport, PipesReport, PortReport, PortSpec, TapOf, TapReport, TenantCounts, TenantPipes,
 };
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Error, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -95,6 +96,8 @@ pub enum Answer {
     Error(String),
     /// To [`Ask::Counters`], with two descriptors: the region, and a pipe that hangs up when the driver ends.
     Counters,
+    /// To [`Ask::PortAdd`] of a port that is made of descriptors: send them with a byte, and another answer follows.
+    Descriptors,
     /// To [`Ask::List`].
     Report(Box<Report>),
     /// To [`Ask::Kernel`].
@@ -551,9 +554,14 @@ pub(crate) fn tap_shape() -> rustix::io::Result<pd_pipe::Shape> {
 /// An answer with descriptors.
 fn receive_with(stream: &UnixStream) -> std::io::Result<(Answer, Vec<OwnedFd>)> {
     let mut bytes = [0; 4096];
+    let (len, fds) = receive_bytes_with(stream, &mut bytes)?;
+    Ok((serde_json::from_slice(&bytes[..len])?, fds))
+}
+
+fn receive_bytes_with(stream: &UnixStream, bytes: &mut [u8]) -> std::io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let into = &mut [IoSliceMut::new(&mut bytes)];
+    let into = &mut [IoSliceMut::new(bytes)];
     let len = recvmsg(stream, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
     let mut fds = Vec::new();
     for item in ancillary.drain() {
@@ -561,20 +569,56 @@ fn receive_with(stream: &UnixStream) -> std::io::Result<(Answer, Vec<OwnedFd>)> 
             fds.extend(received);
         }
     }
-    Ok((serde_json::from_slice(&bytes[..len])?, fds))
+    Ok((len, fds))
 }
 
 pub(crate) fn send_with(stream: &UnixStream, answer: &Answer, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
     let mut text = serde_json::to_string(answer)?;
     text.push('\n');
+    send_bytes_with(stream, text.as_bytes(), fds)
+}
+
+fn send_bytes_with(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(rustix::io::Errno::INVAL.into());
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    sendmsg(stream, &[IoSlice::new(text.as_bytes())], &mut ancillary, flags)?;
+    sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, flags)?;
     Ok(())
+}
+
+/// Has the driver at `socket` make a port. What the port needs of the kernel this process opens, in the network namespace of that file if
+/// there is one, and passes on.
+///
+/// # Errors
+/// If something is missing, there is no driver, or it answers with an error.
+pub fn add_port(socket: &Path, name: &str, port: PortSpec, namespace: Option<&Path>) -> std::io::Result<()> {
+    let opened = openers::open(&port, namespace).map_err(Error::other)?;
+    let stream = connect(socket, &Ask::PortAdd { name: name.to_owned(), port })?;
+    let mut answers = BufReader::new(&stream);
+    let mut next = || -> std::io::Result<Answer> {
+        let mut line = String::new();
+        answers.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    };
+    let mut answer = next()?;
+    if matches!(answer, Answer::Descriptors) {
+        let fds: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
+        send_bytes_with(&stream, b"\n", &fds)?;
+        answer = next()?;
+    }
+    match answer {
+        Answer::Done => Ok(()),
+        Answer::Error(why) => Err(Error::other(why)),
+        _ => Err(Error::other("the driver is of another version")),
+    }
+}
+
+/// Descriptors that come with a byte.
+pub(crate) fn receive_descriptors(stream: &UnixStream) -> std::io::Result<Vec<OwnedFd>> {
+    receive_bytes_with(stream, &mut [0; 1]).map(|(_, fds)| fds)
 }
 
 fn connect(socket: &Path, ask: &Ask) -> std::io::Result<UnixStream> {

@@ -31,6 +31,7 @@ mod messages;
 mod metrics;
 mod mover;
 mod nodes;
+pub mod openers;
 mod peer;
 mod pipes;
 pub mod policy;

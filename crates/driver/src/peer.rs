@@ -133,11 +133,22 @@ pub fn credentials(socket: &OwnedFd) -> Result<(u32, u32)> {
 /// # Errors
 /// `ENOPROTOOPT` before Linux 6.16.
 pub fn refuse_descriptors(socket: impl AsFd) -> Result<()> {
-    let off: libc::c_int = 0;
+    set_passing(socket, 0)
+}
+
+/// Has the kernel pass descriptors to this Unix socket again.
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 6.16, which always passes them.
+pub fn accept_descriptors(socket: impl AsFd) -> Result<()> {
+    set_passing(socket, 1)
+}
+
+fn set_passing(socket: impl AsFd, passing: libc::c_int) -> Result<()> {
     // SAFETY: the option's value is an int, which lives through the call.
     let result = unsafe {
-        let value = std::ptr::from_ref(&off).cast();
-        let (fd, len) = (socket.as_fd().as_raw_fd(), size_of_val(&off) as libc::socklen_t);
+        let value = std::ptr::from_ref(&passing).cast();
+        let (fd, len) = (socket.as_fd().as_raw_fd(), size_of_val(&passing) as libc::socklen_t);
         libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, value, len)
     };
     last_error(result)

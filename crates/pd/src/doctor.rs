@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Result;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask};
-use pd_driver::{Nodes, Refusal};
+use pd_driver::{openers, Nodes, Refusal};
 use pd_harness::container::{cgroup, links};
 use pd_harness::engines;
 use pd_harness::hugepages::Pool;
@@ -75,6 +75,7 @@ pub fn main(args: &DoctorArgs) -> Result<i32> {
         iproute2(),
         bridge_filter(),
         engines(),
+        ports(),
     ]);
     rows.extend(driver(&args.admin_socket));
     if args.json {
@@ -237,6 +238,24 @@ fn engines() -> Row {
     match engines::names().any(|name| engines::by_name(name).is_ok()) {
         true => ok("engines", all.join(", ")),
         false => fail("engines", all.join(", "), "build pd with the cpu engine"),
+    }
+}
+
+/// Returns which kinds of ports can lead out of a driver here.
+fn ports() -> Row {
+    let checked: Vec<_> = openers::KINDS.iter().map(|kind| (*kind, openers::check(kind))).collect();
+    let there: Vec<_> = checked.iter().filter(|(_, result)| result.is_ok()).map(|(kind, _)| *kind).collect();
+    let lacks: Vec<_> = checked
+        .iter()
+        .filter_map(|(kind, result)| Some(format!("{kind}: {}", result.as_ref().err()?)))
+        .collect();
+    match lacks.is_empty() {
+        true => ok("ports", there.join(", ")),
+        false => warn(
+            "ports",
+            if there.is_empty() { "none lead out".to_owned() } else { there.join(", ") },
+            lacks.join("; "),
+        ),
     }
 }
 

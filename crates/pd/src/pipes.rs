@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Result};
 use comfy_table::{presets, Table};
-use pd_driver::admin::{ask, Answer, Ask, PipesReport, PortSpec};
+use pd_driver::admin::{add_port, ask, Answer, Ask, PipesReport, PortSpec};
+use pd_driver::openers::namespace_file;
 use pd_harness::config::DEFAULT_ADMIN_SOCKET;
 
 use crate::dump::{self, DumpArgs};
@@ -65,6 +66,15 @@ enum Kind {
     },
     /// Two ports, NAME.0 and NAME.1: what is sent at one is received at the other
     Link,
+    /// An interface: frames of flows that pipes are bound to; others stay with the kernel
+    Veth {
+        /// Name of the interface
+        #[arg(long)]
+        interface: String,
+        /// Network namespace that it is in: a name of `ip netns`, or a path
+        #[arg(long)]
+        netns: Option<String>,
+    },
 }
 
 /// Lists pipes of clients, and copies their frames.
@@ -95,21 +105,25 @@ pub fn port(args: PortArgs) -> Result<i32> {
     let socket = &args.admin_socket;
     match args.command {
         PortCommand::Add { name, kind } => {
-            let port = match kind {
-                Kind::Gen { sizes, flows, frames } => PortSpec::Gen { sizes, flows, frames },
-                Kind::Sink => PortSpec::Sink,
-                Kind::Pcap { file } => PortSpec::Pcap { file: std::path::absolute(file)? },
-                Kind::Link => PortSpec::Link,
+            let (port, netns) = match kind {
+                Kind::Gen { sizes, flows, frames } => (PortSpec::Gen { sizes, flows, frames }, None),
+                Kind::Sink => (PortSpec::Sink, None),
+                Kind::Pcap { file } => (PortSpec::Pcap { file: std::path::absolute(file)? }, None),
+                Kind::Link => (PortSpec::Link, None),
+                Kind::Veth { interface, netns } => (PortSpec::Veth { interface }, netns),
             };
-            tell(socket, &Ask::PortAdd { name, port })?;
+            let namespace = netns.as_deref().map(namespace_file);
+            let added = add_port(socket, &name, port, namespace.as_deref());
+            added.map_err(|error| anyhow!(no_answer(socket, &error)))?;
         }
         PortCommand::Rm { name } => tell(socket, &Ask::PortRemove { name })?,
         PortCommand::Ls { json: true } => {
             println!("{}", serde_json::to_string_pretty(&report(socket)?.ports)?)
         }
         PortCommand::Ls { json: false } => {
-            let mut table =
-                table(["port", "kind", "pipes", "received", "bytes", "sent", "bytes", "dropped", "wrong"]);
+            let mut table = table([
+                "port", "kind", "pipes", "received", "bytes", "sent", "bytes", "dropped", "lost", "wrong",
+            ]);
             for port in report(socket)?.ports {
                 table.add_row([
                     port.name,
@@ -120,6 +134,7 @@ pub fn port(args: PortArgs) -> Result<i32> {
                     port.frames_sent.to_string(),
                     port.bytes_sent.to_string(),
                     port.frames_unbound.to_string(),
+                    (port.frames_lost + port.frames_unsent).to_string(),
                     port.frames_wrong.to_string(),
                 ]);
             }
@@ -152,6 +167,7 @@ pub fn pipe(args: PipeArgs) -> Result<i32> {
                 "sent",
                 "dropped",
                 "refused",
+                "lost",
                 "ended",
             ]);
             for pipe in report.pipes {
@@ -167,6 +183,7 @@ pub fn pipe(args: PipeArgs) -> Result<i32> {
                     counts.frames_sent.to_string(),
                     counts.frames_dropped.to_string(),
                     (counts.frames_refused + counts.frames_unbound).to_string(),
+                    (counts.frames_lost + counts.frames_unsent).to_string(),
                     pipe.ended.unwrap_or_default(),
                 ]);
             }

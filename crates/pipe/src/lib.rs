@@ -9,7 +9,7 @@
 //!
 //! [`notify`] and [`intake`] are the protocol of the two directions, over traits for the words that they touch. The layout of the words
 //! is in [`pd_abi::pipe`]. The crate knows neither driver nor sockets, opens no files and attaches to nobody: an [`Offer`] is passed
-//! on by its user.
+//! on by its user. Ports of the kernel ([`Device`]) come as descriptors that their user has opened.
 //!
 //! A firewall, with its NIC in the same thread:
 //!
@@ -43,6 +43,7 @@
 //! ```
 mod agent;
 mod client;
+mod flow;
 pub mod intake;
 mod memory;
 pub mod notify;
@@ -54,12 +55,15 @@ mod violation;
 pub use agent::{
     Agent, Lease, PipeCounts, PipeId, PortCounts, PortId, Route, Tokens, HEADER_BYTES, PIPES_MAX,
 };
-pub use agent::{Flow, Net};
 pub use agent::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 pub use client::{Frame, Frames, Messages, Pipe, Prefix};
+pub use flow::{Flow, Net};
 pub use memory::{Files, Made, Offer};
 pub use port::{
     Check, Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN, GEN_FLOWS_MAX,
+};
+pub use port::{
+    Device, Steer, Taken, Tap as TapDevice, Xsk, XSK_FRAME_BYTES, XSK_MEMORY_BYTES, XSK_RING_ENTRIES,
 };
 pub use shape::{Direction, Shape, Unit};
 pub use violation::Violation;

@@ -109,6 +109,14 @@ impl Region<Own> {
         Self::map(fd, len, Own)
     }
 
+    /// Maps `len` bytes of `fd` from `offset` on for loads and stores: a ring of the kernel.
+    ///
+    /// # Errors
+    /// The errors of `mmap`.
+    pub fn at(fd: impl AsFd, offset: u64, len: usize) -> Result<Self> {
+        Self::map_at(fd, offset, len, Own)
+    }
+
     /// Maps `len` bytes of `fd` from `offset` on twice, one right after the other, for loads and stores: a ring that this
     /// party writes, and any `len` consecutive bytes of which are contiguous in memory.
     ///
@@ -282,9 +290,13 @@ impl<A: Access> Region<A> {
     }
 
     fn map(fd: impl AsFd, len: usize, access: A) -> Result<Self> {
+        Self::map_at(fd, 0, len, access)
+    }
+
+    fn map_at(fd: impl AsFd, offset: u64, len: usize, access: A) -> Result<Self> {
         let protection = access.protection().flags();
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
+        let base = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, offset)? };
         Ok(Self { base: NonNull::new(base).ok_or(Errno::NOMEM)?, len, access })
     }
 

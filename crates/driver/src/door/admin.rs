@@ -3,11 +3,11 @@
 use super::bucket::{Bucket, Flow};
 use super::messages::{Asked, FromDoor, Registering};
 use super::{Door, TOKEN_ADMIN};
-use crate::admin::{self, Answer, Ask, TapOf};
+use crate::admin::{self, Answer, Ask, PortSpec, TapOf};
 use crate::conductor::{container_group, Registration};
 use crate::identity::network_namespace;
 use crate::mailbox::Mailbox;
-use crate::peer::Peer;
+use crate::peer::{accept_descriptors, Peer};
 use crate::pipes::{NewPort, NewTap};
 use crate::policy::Policy;
 use pd_pipe::Made;
@@ -78,6 +78,13 @@ impl Desk {
         if let Ok(Ask::Tap { of, snap_bytes }) = asked {
             return self.tap(stream, of, snap_bytes);
         }
+        if let Ok(Ask::PortAdd { name, port }) = asked {
+            let answer = match port.takes_descriptors() {
+                true => self.passed(stream).and_then(|opened| self.add_port(name, &port, opened)),
+                false => self.add_port(name, &port, Vec::new()),
+            };
+            return write_line(stream, &answer.unwrap_or_else(Answer::Error));
+        }
         let answer = asked.and_then(|ask| self.ask(ask)).unwrap_or_else(Answer::Error);
         if matches!(answer, Answer::Counters) {
             return admin::send_with(stream, &answer, &[self.counters.fd(), self.alive.as_fd()]);
@@ -104,17 +111,32 @@ impl Desk {
         write_line(stream, &answer)
     }
 
+    /// Has an administrator pass descriptors, which the socket takes from nobody else.
+    fn passed(&self, stream: &UnixStream) -> Result<Vec<OwnedFd>, String> {
+        let passed = || {
+            match accept_descriptors(stream) {
+                // Kernels that cannot refuse descriptors pass them.
+                Ok(()) | Err(Errno::NOPROTOOPT) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            write_line(stream, &Answer::Descriptors)?;
+            admin::receive_descriptors(stream)
+        };
+        passed().map_err(|error: std::io::Error| format!("descriptors of the port: {error}"))
+    }
+
+    fn add_port(&self, name: String, port: &PortSpec, opened: Vec<OwnedFd>) -> Result<Answer, String> {
+        let kind = port.kind();
+        let port = port.make(opened)?.map_or(NewPort::Link, |port| NewPort::One(Box::new(port)));
+        self.ask_conductor(Asked::AddPort { name, kind, port })
+    }
+
     fn ask(&self, ask: Ask) -> Result<Answer, String> {
         let asked = match ask {
             Ask::Counters => return Ok(Answer::Counters),
             Ask::Apply { text } => Asked::Apply(Policy::parse(&text).map_err(|why| why.to_string())?),
             Ask::Register { name, tenant, pid, addresses } => {
                 Asked::Register(look_up(pid, Registration { name, tenant, addresses })?)
-            }
-            Ask::PortAdd { name, port } => {
-                let kind = port.kind();
-                let port = port.make()?.map_or(NewPort::Link, |port| NewPort::One(Box::new(port)));
-                Asked::AddPort { name, kind, port }
             }
             ask => Asked::Plain(ask),
         };

@@ -32,7 +32,7 @@ mod sweep;
 mod table;
 mod words;
 
-pub(crate) use bpf::COMMANDS;
+pub(crate) use bpf::{update, Plain, COMMANDS};
 pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, ToGate};
 pub(crate) use plan::binds;
 pub use plan::unbound;

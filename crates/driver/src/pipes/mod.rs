@@ -6,7 +6,11 @@
 mod messages;
 pub mod nic;
 pub mod report;
+mod steer;
 mod taps;
+
+#[cfg(test)]
+pub(crate) use steer::Steering;
 
 pub use messages::{NewPipe, NewPort, NewTap, Opening, PipeMemory, TenantNow, ToNic};
 

@@ -234,7 +234,12 @@ impl Nic {
         }
         match port {
             NewPort::One(port) => {
-                let id = self.agent.add_port(*port);
+                let id = match *port {
+                    pd_pipe::Port::Device(device) => {
+                        self.agent.add_device(device).map_err(|why| format!("port {name}: {why}"))?
+                    }
+                    port => self.agent.add_port(port),
+                };
                 self.ports.insert(name.to_owned(), Port { id, kind });
             }
             NewPort::Link => {
@@ -547,6 +552,7 @@ fn advice(errno: Errno) -> &'static str {
         Errno::INVAL => "port, direction, unit and flow do not fit each other",
         Errno::ADDRINUSE => "an unmarked stream has an end there already",
         Errno::MFILE => "no pipes left in the driver",
+        Errno::NOSPC => "the port tells 64 flows apart, and has as many: share one of them",
         _ => "the driver cannot open a pipe",
     }
 }
@@ -568,6 +574,8 @@ fn counts(of: &PipeCounts) -> TenantCounts {
         frames_dropped: of.frames_dropped,
         frames_refused: of.frames_refused + of.frames_foreign,
         frames_unbound: of.frames_unbound,
+        frames_lost: of.frames_lost,
+        frames_unsent: of.frames_unsent,
         notifications: of.notifications,
     }
 }
@@ -581,6 +589,8 @@ fn add(to: &mut TenantCounts, now: &TenantCounts, was: &TenantCounts) {
     to.frames_dropped += now.frames_dropped - was.frames_dropped;
     to.frames_refused += now.frames_refused - was.frames_refused;
     to.frames_unbound += now.frames_unbound - was.frames_unbound;
+    to.frames_lost += now.frames_lost - was.frames_lost;
+    to.frames_unsent += now.frames_unsent - was.frames_unsent;
     to.notifications += now.notifications - was.notifications;
 }
 
@@ -600,6 +610,8 @@ fn port_report(
         frames_sent: counts.frames_sent,
         bytes_sent: counts.bytes_sent,
         frames_unbound: counts.frames_unbound,
+        frames_lost: counts.frames_lost,
+        frames_unsent: counts.frames_unsent,
         frames_wrong,
         frames_missing,
     }

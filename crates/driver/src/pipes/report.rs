@@ -1,8 +1,10 @@
 //! Questions and reports of administrators on ports and pipes.
-use pd_pipe::{Gen, Pcap, Port, Recipe, Sink};
+use super::steer::Steering;
+use pd_pipe::{Device, Gen, Pcap, Port, Recipe, Sink, Xsk};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Cursor, Read};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 /// Largest capture: it is read whole before the port is there, so that no pipe waits for a disk.
@@ -30,6 +32,12 @@ pub enum PortSpec {
     },
     /// Two ports, `NAME.0` and `NAME.1`: what is sent at one is received at the other.
     Link,
+    /// An interface of the kernel, by a socket of `AF_XDP`: takes frames of flows that pipes are bound to, and leaves others to the
+    /// kernel.
+    Veth {
+        /// Its name, in the network namespace of the process that opens it.
+        interface: String,
+    },
 }
 
 impl PortSpec {
@@ -40,15 +48,26 @@ impl PortSpec {
             Self::Sink => "sink",
             Self::Pcap { .. } => "pcap",
             Self::Link => "link",
+            Self::Veth { .. } => "veth",
         }
     }
 
-    /// The port; none of a link. May read a file.
+    /// Returns whether it is made of descriptors that an administrator's process has opened ([`crate::openers`]).
+    pub fn takes_descriptors(&self) -> bool {
+        matches!(self, Self::Veth { .. })
+    }
+
+    /// The port; none of a link. May read a file. `opened` is what [`crate::openers`] returned.
     ///
     /// # Errors
     /// A sentence that names the fault.
-    pub fn make(&self) -> Result<Option<Port>, String> {
+    pub fn make(&self, opened: Vec<OwnedFd>) -> Result<Option<Port>, String> {
         Ok(Some(match self {
+            Self::Veth { .. } => {
+                let [socket, memory, which, flows, link] = of(opened)?;
+                let steer = Box::new(Steering::new(which, flows, link));
+                device("a socket of AF_XDP", Xsk::new(socket, memory, steer))?
+            }
             Self::Link => return Ok(None),
             Self::Sink => Port::Sink(Sink::default()),
             Self::Gen { sizes, flows, frames } => {
@@ -69,6 +88,15 @@ impl PortSpec {
             }
         }))
     }
+}
+
+/// As many descriptors as a port is made of.
+fn of<const N: usize>(opened: Vec<OwnedFd>) -> Result<[OwnedFd; N], String> {
+    opened.try_into().map_err(|_| "pd is of another version, and passed other descriptors".to_owned())
+}
+
+fn device<D: Device + 'static>(what: &str, made: rustix::io::Result<D>) -> Result<Port, String> {
+    made.map(|device| Port::Device(Box::new(device))).map_err(|why| format!("{what}: {why}"))
 }
 
 /// What a tap copies.
@@ -128,7 +156,7 @@ pub struct PipesReport {
 pub struct PortReport {
     /// Its name.
     pub name: String,
-    /// `gen`, `sink`, `pcap` or `link`.
+    /// `gen`, `sink`, `pcap`, `link` or `veth`.
     pub kind: String,
     /// Pipes that belong to it.
     pub pipes: usize,
@@ -142,6 +170,12 @@ pub struct PortReport {
     pub bytes_sent: u64,
     /// Frames for which no pipe is bound, dropped.
     pub frames_unbound: u64,
+    /// Of a port that leads out: frames that came and were lost, since a pipe or the kernel's ring was full.
+    #[serde(default)]
+    pub frames_lost: u64,
+    /// Of a port that leads out: frames that pipes sent and that could not leave.
+    #[serde(default)]
+    pub frames_unsent: u64,
     /// Of a generator: frames that came back twice, out of order or changed.
     pub frames_wrong: u64,
     /// Of a generator: frames left out between those that came back.
@@ -189,6 +223,12 @@ pub struct TenantCounts {
     pub frames_refused: u64,
     /// Frames sent to which no pipe is bound.
     pub frames_unbound: u64,
+    /// Frames of ports that lead out for which a ring had no room.
+    #[serde(default)]
+    pub frames_lost: u64,
+    /// Frames sent to ports that lead out and that could not leave.
+    #[serde(default)]
+    pub frames_unsent: u64,
     /// Times that programs were told of bytes.
     pub notifications: u64,
 }

@@ -356,7 +356,7 @@ const OF_CHAINS: [(&str, &str, OfChain); 2] = [
 type OfPort = fn(&PortReport) -> u64;
 
 /// Metrics of each port.
-const OF_PORTS: [(&str, &str, OfPort, MetricType); 7] = [
+const OF_PORTS: [(&str, &str, OfPort, MetricType); 9] = [
     (
         "pipedevice_port_received_frames",
         "Frames that pipes received from the port",
@@ -378,6 +378,18 @@ const OF_PORTS: [(&str, &str, OfPort, MetricType); 7] = [
         MetricType::Counter,
     ),
     (
+        "pipedevice_port_lost_frames",
+        "Frames that came by the port and were lost, since a pipe or the kernel's ring was full",
+        |port| port.frames_lost,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_port_unsent_frames",
+        "Frames that pipes sent to the port and that could not leave",
+        |port| port.frames_unsent,
+        MetricType::Counter,
+    ),
+    (
         "pipedevice_port_wrong_frames",
         "Frames that came back to a generator twice, out of order or changed",
         |port| port.frames_wrong,
@@ -389,7 +401,7 @@ const OF_PORTS: [(&str, &str, OfPort, MetricType); 7] = [
 type OfTenant = fn(&TenantPipes) -> u64;
 
 /// Metrics of the pipes of each tenant.
-const OF_TENANTS: [(&str, &str, OfTenant, MetricType); 12] = [
+const OF_TENANTS: [(&str, &str, OfTenant, MetricType); 14] = [
     (
         "pipedevice_pipes_opened",
         "Pipes that the tenant opened",
@@ -443,6 +455,18 @@ const OF_TENANTS: [(&str, &str, OfTenant, MetricType); 12] = [
         "pipedevice_pipes_unbound_frames",
         "Frames of the tenant to which no pipe is bound",
         |tenant| tenant.counts.frames_unbound,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_lost_frames",
+        "Frames of ports that lead out for which a ring of the tenant's had no room",
+        |tenant| tenant.counts.frames_lost,
+        MetricType::Counter,
+    ),
+    (
+        "pipedevice_pipes_unsent_frames",
+        "Frames of the tenant that could not leave by a port that leads out",
+        |tenant| tenant.counts.frames_unsent,
         MetricType::Counter,
     ),
     (

@@ -36,7 +36,7 @@ impl From<&PortReport> for TrafficView {
             bytes_received: port.bytes_received,
             frames_sent: port.frames_sent,
             bytes_sent: port.bytes_sent,
-            frames_dropped: port.frames_unbound,
+            frames_dropped: port.frames_unbound + port.frames_lost + port.frames_unsent,
             ..Self::default()
         }
     }
@@ -53,7 +53,11 @@ impl From<&TenantPipes> for TrafficView {
             bytes_received: counts.bytes_received,
             frames_sent: counts.frames_sent,
             bytes_sent: counts.bytes_sent,
-            frames_dropped: counts.frames_dropped + counts.frames_refused + counts.frames_unbound,
+            frames_dropped: counts.frames_dropped
+                + counts.frames_refused
+                + counts.frames_unbound
+                + counts.frames_lost
+                + counts.frames_unsent,
             ..Self::default()
         }
     }
@@ -98,6 +102,8 @@ pub mod tests {
             frames_sent: n,
             bytes_sent: 100 * n,
             frames_unbound: n / 2,
+            frames_lost: 0,
+            frames_unsent: 0,
             frames_wrong: 0,
             frames_missing: 0,
         };
@@ -109,6 +115,8 @@ pub mod tests {
             frames_dropped: 1,
             frames_refused: 2,
             frames_unbound: 3,
+            frames_lost: 0,
+            frames_unsent: 0,
             notifications: n / 10,
         };
         let tenant = TenantPipes {

@@ -27,7 +27,7 @@ impl Doorbells {
     }
 
     /// Removes a doorbell. The program's descriptor would keep it in the set.
-    pub fn remove(&self, own: &OwnedFd) {
+    pub fn remove(&self, own: impl AsFd) {
         let _ = epoll::delete(&self.epoll, own);
     }
 

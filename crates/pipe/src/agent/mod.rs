@@ -8,13 +8,11 @@
 //! breaks the protocol loses that pipe, and no other.
 mod doorbells;
 mod end;
-mod flow;
 mod lease;
 mod ports;
 mod tap;
 
 pub use end::HEADER_BYTES;
-pub use flow::{Flow, Net};
 pub use lease::Lease;
 pub use ports::{PortCounts, PortId};
 pub use tap::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
@@ -23,9 +21,10 @@ use self::doorbells::Doorbells;
 use self::end::{Appended, End};
 use self::ports::{Choice, PortSlot};
 use self::tap::Taps;
+use crate::flow::Flow;
 use crate::intake::{Sent, To};
 use crate::memory::{Files, Made, Offer};
-use crate::port::Port;
+use crate::port::{Port, Taken};
 use crate::shape::{Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::PIPE_PORTS_MAX;
@@ -70,6 +69,10 @@ pub struct PipeCounts {
     pub frames_refused: u64,
     /// Frames that it sent and that no pipe at the other end of a link is bound to.
     pub frames_unbound: u64,
+    /// Frames of a port that leads out for which its ring had no room.
+    pub frames_lost: u64,
+    /// Frames that it sent to a port that leads out and that could not leave.
+    pub frames_unsent: u64,
     /// Times that the program was told of bytes.
     pub notifications: u64,
 }
@@ -214,6 +217,7 @@ impl Agent {
     ///
     /// # Errors
     /// `EINVAL` where ports, unit, direction and flow do not fit each other; `EADDRINUSE` where an unmarked stream has an end here already;
+    /// `ENOSPC` where the port cannot tell apart one flow more;
     /// `EMFILE` at [`PIPES_MAX`]; those of `epoll_ctl`.
     pub fn adopt(&mut self, made: Made, route: &Route) -> Result<PipeId> {
         let Made { shape, memory, doorbell } = made;
@@ -276,7 +280,25 @@ impl Agent {
         if bytes && own.is_taken(shape) {
             return Err(Errno::ADDRINUSE);
         }
+        if shape.receives()
+            && own.flows_max() < PIPES_MAX
+            && self.flows_beside(ports[0], flow) >= own.flows_max()
+        {
+            return Err(Errno::NOSPC);
+        }
         Ok(())
+    }
+
+    /// Counts the other flows that pipes of a port receive or are to receive.
+    fn flows_beside(&self, port: usize, flow: &Flow) -> usize {
+        let receives = |slot: &&Slot| slot.ports[0] == port && slot.end.shape().receives();
+        let mut flows: Vec<&Flow> = Vec::new();
+        for slot in self.pipes.iter().flatten().filter(|slot| slot.end.ended().is_none()).filter(receives) {
+            if slot.flow != *flow && !flows.contains(&&slot.flow) {
+                flows.push(&slot.flow);
+            }
+        }
+        flows.len()
     }
 
     /// The unit of the ports that a pipe reaches is its unit from now on.
@@ -439,6 +461,9 @@ impl Agent {
         for slot in self.pipes.iter_mut().flatten() {
             busy |= slot.end.tell();
         }
+        for port in &mut self.ports {
+            port.flush();
+        }
         busy | self.taps.turn()
     }
 
@@ -511,10 +536,15 @@ impl Agent {
         if slot.lease.is_some_and(|lease| !lease.allows(copy)) {
             slot.counts.frames_refused += 1;
         } else {
-            self.ports[to].take(copy);
-            slot.sent(copy.len());
-            if slot.end.shape().unit() == Unit::Frames {
-                self.taps.see(to, slot.generation, copy, Way::Out);
+            match self.ports[to].take(copy) {
+                Taken::Wait => return false,
+                Taken::Lost => slot.counts.frames_unsent += 1,
+                Taken::Done => {
+                    slot.sent(copy.len());
+                    if slot.end.shape().unit() == Unit::Frames {
+                        self.taps.see(to, slot.generation, copy, Way::Out);
+                    }
+                }
             }
         }
         slot.end.take();
@@ -565,6 +595,7 @@ impl Agent {
     /// Fills the rings of a port's pipes from its source.
     fn fill(&mut self, number: usize) -> bool {
         let port = &mut self.ports[number];
+        let leads_out = port.leads_out();
         let mut busy = false;
         for _ in 0..self.burst {
             let Some((frame, choice)) = port.peek() else { break };
@@ -573,10 +604,16 @@ impl Agent {
                 Choice::Nobody => port.drop_next(),
                 Choice::Pipe(receiver) => {
                     let Some(slot) = &mut self.pipes[receiver] else { break };
-                    if !slot.end.append(frame) {
-                        break;
-                    }
                     let len = frame.len();
+                    if !slot.end.append(frame) {
+                        if !leads_out {
+                            break;
+                        }
+                        slot.counts.frames_lost += 1;
+                        port.lose_next();
+                        busy = true;
+                        continue;
+                    }
                     slot.received(len);
                     self.taps.see(number, slot.generation, frame, Way::In);
                     port.advance(len);

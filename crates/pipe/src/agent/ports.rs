@@ -1,9 +1,9 @@
 //! Ports of an agent: which of a port's pipes a frame goes to, and what went through.
-use super::flow::Flow;
 use super::{Agent, PipeId, Tapped};
-use crate::port::Port;
+use crate::flow::Flow;
+use crate::port::{Device, Port, Taken};
 use crate::shape::{Shape, Unit};
-use rustix::io::Errno;
+use rustix::io::{Errno, Result};
 
 /// A port of an agent. The id of a port that was removed may name another later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,10 @@ pub struct PortCounts {
     pub bytes_sent: u64,
     /// Frames for which no pipe is bound, dropped.
     pub frames_unbound: u64,
+    /// Of a port that leads out: frames for which a pipe had no room, and those that were lost before the agent saw them.
+    pub frames_lost: u64,
+    /// Of a port that leads out: frames that pipes sent and that could not leave.
+    pub frames_unsent: u64,
 }
 
 /// Pipes with the same flow.
@@ -103,6 +107,35 @@ impl PortSlot {
                 groups.sort_by_key(|group| std::cmp::Reverse(group.flow.specificity()));
             }
         }
+        self.bind();
+    }
+
+    /// Tells a port that leads out which frames its pipes want.
+    fn bind(&mut self) {
+        let flows: Vec<_> = self.groups.0.iter().map(|group| group.flow).collect();
+        if let Some(device) = self.port.device() {
+            device.bind(&flows);
+        }
+    }
+
+    /// Most flows of its pipes.
+    pub(super) fn flows_max(&self) -> usize {
+        match &self.port {
+            Port::Device(device) => device.flows_max(),
+            _ => usize::MAX,
+        }
+    }
+
+    /// Returns whether it loses frames for which a pipe has no room.
+    pub(super) fn leads_out(&mut self) -> bool {
+        self.port.device().is_some()
+    }
+
+    /// Ends a turn of a port that leads out.
+    pub(super) fn flush(&mut self) {
+        if let Port::Device(device) = &mut self.port {
+            device.flush();
+        }
     }
 
     /// A pipe belongs here no more.
@@ -110,6 +143,7 @@ impl PortSlot {
         let Groups(groups) = &mut self.groups;
         groups.iter_mut().for_each(|group| group.pipes.retain(|&other| other != pipe));
         groups.retain(|group| !group.pipes.is_empty());
+        self.bind();
         for (count, has) in self.ends.iter_mut().zip([shape.receives(), shape.sends()]) {
             *count -= usize::from(has);
         }
@@ -124,11 +158,16 @@ impl PortSlot {
     /// The next frame that a pipe receives, other than from a link, and which.
     #[inline]
     pub(super) fn peek(&mut self) -> Option<(&[u8], Choice)> {
-        if self.groups.0.is_empty() {
+        // What comes by a port that leads out does not wait for a pipe.
+        if self.groups.0.is_empty() && !matches!(self.port, Port::Device(_)) {
             return None;
         }
         let frame = self.port.peek()?;
-        Some((frame, self.groups.choose(|| frame)))
+        let choice = match self.groups.choose(|| frame) {
+            Choice::Wait => Choice::Nobody,
+            choice => choice,
+        };
+        Some((frame, choice))
     }
 
     /// Counts that frame, of `len` bytes, as received.
@@ -144,15 +183,26 @@ impl PortSlot {
         self.drop_unbound();
     }
 
+    /// Drops that frame, for which its pipe has no room.
+    pub(super) fn lose_next(&mut self) {
+        self.port.advance();
+        self.counts.frames_lost += 1;
+    }
+
     pub(super) fn drop_unbound(&mut self) {
         self.counts.frames_unbound += 1;
     }
 
     /// Takes what a pipe sent, a private copy, other than into a link.
     #[inline]
-    pub(super) fn take(&mut self, bytes: &[u8]) {
-        self.port.take(bytes);
-        self.count_sent(bytes.len());
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Taken {
+        let taken = self.port.take(bytes);
+        match taken {
+            Taken::Done => self.count_sent(bytes.len()),
+            Taken::Lost => self.counts.frames_unsent += 1,
+            Taken::Wait => {}
+        }
+        taken
     }
 
     #[inline]
@@ -189,6 +239,18 @@ impl Agent {
     /// Adds a port that is no link.
     pub fn add_port(&mut self, port: Port) -> PortId {
         self.add(|_| port)
+    }
+
+    /// Adds a port that leads out. News of its descriptors end a sleep of the agent.
+    ///
+    /// # Errors
+    /// Those of `epoll_ctl`.
+    pub fn add_device(&mut self, mut device: Box<dyn Device>) -> Result<PortId> {
+        device.bind(&[]);
+        for fd in device.descriptors() {
+            self.doorbells.add(fd)?;
+        }
+        Ok(self.add(|_| Port::Device(device)))
     }
 
     /// Adds the two ends of a link: what is sent at one is received at the other.
@@ -229,6 +291,9 @@ impl Agent {
         for &number in &gone {
             self.ports[number].free = true;
         }
+        if let Port::Device(device) = &self.ports[id.0].port {
+            device.descriptors().into_iter().for_each(|fd| self.doorbells.remove(fd));
+        }
         Some(std::mem::replace(&mut self.ports[id.0].port, Port::Sink(Default::default())))
     }
 
@@ -239,7 +304,12 @@ impl Agent {
 
     /// Counts of a port.
     pub fn port_counts(&self, id: PortId) -> PortCounts {
-        self.ports[id.0].counts
+        let slot = &self.ports[id.0];
+        let missed = match &slot.port {
+            Port::Device(device) => device.missed(),
+            _ => 0,
+        };
+        PortCounts { frames_lost: slot.counts.frames_lost + missed, ..slot.counts }
     }
 }
 

@@ -34,6 +34,11 @@ impl Net {
         (u32::from_be_bytes(address) ^ u32::from_be_bytes(self.address)) & self.mask() == 0
     }
 
+    /// Bits of an address that count, as a frame has it.
+    pub fn mask_bytes(self) -> [u8; 4] {
+        self.mask().to_be_bytes()
+    }
+
     /// Returns whether all of `other` lies in the network.
     pub fn covers(self, other: Self) -> bool {
         other.prefix >= self.prefix && self.contains(other.address)

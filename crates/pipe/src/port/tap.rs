@@ -1,0 +1,74 @@
+//! `tap`: frames of an interface of the kernel that this side is the cable of (TUN/TAP).
+//!
+//! A process with the rights to it has made the device, and passes its descriptor: without packet information and without headers for
+//! offloads, so that the kernel completes checksums. A frame is read or written by a call, which does not block; with each comes one
+//! frame.
+use super::device::{Device, Taken};
+use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
+use rustix::io::{read, write, Errno, Result};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Frames of impossible lengths that are passed over at a time.
+const SKIPPED_MAX: usize = 16;
+
+/// The device.
+#[derive(Debug)]
+pub struct Tap {
+    fd: OwnedFd,
+    frame: Box<[u8]>,
+    /// Bytes of the frame that was read and not advanced over.
+    len: Option<usize>,
+    missed: u64,
+}
+
+impl Tap {
+    /// Takes a descriptor of a device of `IFF_TAP | IFF_NO_PI`.
+    ///
+    /// # Errors
+    /// Those of `fcntl`.
+    pub fn new(fd: OwnedFd) -> Result<Self> {
+        fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
+        // A longer frame is cut by the kernel, and known by its length.
+        let frame = vec![0; usize::from(FRAME_BYTES_MAX) + 1].into();
+        Ok(Self { fd, frame, len: None, missed: 0 })
+    }
+}
+
+impl Device for Tap {
+    fn peek(&mut self) -> Option<&[u8]> {
+        for _ in 0..SKIPPED_MAX {
+            if self.len.is_some() {
+                break;
+            }
+            let len = read(&self.fd, &mut self.frame[..]).ok()?;
+            let possible = (usize::from(FRAME_BYTES_MIN)..=FRAME_BYTES_MAX.into()).contains(&len);
+            self.len = possible.then_some(len);
+            self.missed += u64::from(!possible);
+        }
+        self.len.map(|len| &self.frame[..len])
+    }
+
+    fn advance(&mut self) {
+        self.len = None;
+    }
+
+    fn send(&mut self, frame: &[u8]) -> Taken {
+        match write(&self.fd, frame) {
+            Ok(_) => Taken::Done,
+            Err(Errno::INTR) => Taken::Wait,
+            // The interface is down, or its queue is full.
+            Err(_) => Taken::Lost,
+        }
+    }
+
+    fn flush(&mut self) {}
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.fd.as_fd()]
+    }
+
+    fn missed(&self) -> u64 {
+        self.missed
+    }
+}

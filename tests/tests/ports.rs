@@ -1,0 +1,394 @@
+//! Ports that lead out of the driver: interfaces of the kernel in real namespaces.
+use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit};
+use pd_abi::{Frame, FrameKind};
+use pd_driver::admin::{add_port, Answer, Ask, PipesReport, PortSpec};
+use pd_driver::openers::namespace_file;
+use pd_pipe::{Direction, Flow, Net, Offer, Pipe, Shape, Unit};
+use pd_tests::{alone, ip, is_root, program_path, Raw, TestDriver};
+use rustix::io::Errno;
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const RING: u64 = 64 << 10;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Two namespaces with a cable between them: `near`, with 10.78.0.1 on `eth0`, and `far`, with 10.78.0.2 on `wan`.
+struct Cable(String);
+
+impl Cable {
+    fn new() -> Self {
+        let this = Self::without_interfaces();
+        let (near, far) = (this.near(), this.far());
+        assert!(ip(&format!("-n {near} link add eth0 type veth peer name wan netns {far}")));
+        for (namespace, name, address) in [(&near, "eth0", 1), (&far, "wan", 2)] {
+            assert!(ip(&format!("-n {namespace} addr add 10.78.0.{address}/24 dev {name}")));
+            assert!(ip(&format!("-n {namespace} link set {name} up")));
+        }
+        this
+    }
+
+    fn without_interfaces() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let this = Self(format!("pdt{}p{number}", std::process::id()));
+        for namespace in [this.near(), this.far()] {
+            assert!(ip(&format!("netns add {namespace}")));
+            assert!(ip(&format!("-n {namespace} link set lo up")));
+        }
+        this
+    }
+
+    fn near(&self) -> String {
+        format!("{}n", self.0)
+    }
+
+    fn far(&self) -> String {
+        format!("{}f", self.0)
+    }
+
+    /// Tells whether a program is attached to the far interface.
+    fn has_program(&self) -> bool {
+        let shown = Command::new("ip").args(["-n", &self.far(), "link", "show", "wan"]).output().unwrap();
+        String::from_utf8_lossy(&shown.stdout).contains("xdp")
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for namespace in [self.near(), self.far()] {
+            ip(&format!("netns del {namespace}"));
+        }
+    }
+}
+
+/// Runs in a network namespace, on a thread of its own.
+fn inside<T: Send>(namespace: &str, run: impl FnOnce() -> T + Send) -> T {
+    let file = std::fs::File::open(namespace_file(namespace)).unwrap();
+    std::thread::scope(|scope| {
+        let run = || {
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            run()
+        };
+        scope.spawn(run).join().unwrap()
+    })
+}
+
+/// A driver with ports. One at a time, so that none has the others' load.
+struct Stand {
+    driver: TestDriver,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Stand {
+    fn new() -> Self {
+        Self { _alone: alone(), driver: TestDriver::new() }
+    }
+
+    fn add(&self, name: &str, port: PortSpec, namespace: &str) -> std::io::Result<()> {
+        let namespace = (!namespace.is_empty()).then(|| namespace_file(namespace));
+        add_port(self.driver.admin_socket(), name, port, namespace.as_deref())
+    }
+
+    fn report(&self) -> PipesReport {
+        match self.driver.tell(&Ask::Pipes) {
+            Answer::Pipes(report) => *report,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn wait_for(&self, what: &str, wished: impl Fn(&PipesReport) -> bool) -> PipesReport {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let report = self.report();
+            if wished(&report) {
+                return report;
+            }
+            assert!(Instant::now() < until, "{what} never came true: {report:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn open(&self, direction: Direction, port: &str, flow: Flow) -> Result<Held, i32> {
+        let mut raw = Raw::attach(&self.driver, 1);
+        let asked = match direction {
+            Direction::Receive => PipeDirection::Receive,
+            Direction::Send => PipeDirection::Send,
+            Direction::Forward => PipeDirection::Forward,
+        };
+        let mut request = PipeRequest::new(asked, PipeUnit::Frames, port).unwrap();
+        (request.protocol, request.ports) = (flow.protocol, flow.ports);
+        request.addresses = flow.addresses.map(|net| (net.address, net.prefix));
+        let frame = Frame::new(FrameKind::Pipe).with_bytes(RING, 0).with_pipe_request(&request);
+        let (answer, fds) = raw.ask(&frame, FrameKind::Pipe).map_err(|refused| refused.errno as i32)?;
+        let [status, control, ring, doorbell] = <[OwnedFd; 4]>::try_from(fds).unwrap();
+        let shape = Shape::new(direction, Unit::Frames, RING).unwrap();
+        let pipe = Pipe::map(Offer { shape, status, control, ring, doorbell }).unwrap();
+        let mapped = Frame::new(FrameKind::PipeMapped).with_id(answer.id);
+        raw.ask(&mapped, FrameKind::Ready).map_err(|refused| refused.errno as i32)?;
+        Ok(Held { pipe, _raw: raw })
+    }
+}
+
+/// A pipe of a client of its own.
+struct Held {
+    pipe: Pipe,
+    _raw: Raw,
+}
+
+/// A program that sends datagrams back to where they came from, until it is dropped or its pipe ends.
+struct Echo {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Errno>>,
+}
+
+impl Echo {
+    fn start(mut held: Held) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let run = move || loop {
+            match held.pipe.wait(Duration::from_millis(50)) {
+                Err(Errno::AGAIN) if !stopped.load(Ordering::Relaxed) => continue,
+                Err(errno) => break errno,
+                Ok(()) => {}
+            }
+            let mut frames = held.pipe.frames().unwrap();
+            while let Some(mut frame) = frames.next() {
+                if let Some(bytes) = frame.bytes_mut() {
+                    swap(bytes, 0, 6);
+                    swap(bytes, 26, 4);
+                    swap(bytes, 34, 2);
+                }
+            }
+        };
+        Self { stop, thread: Some(std::thread::spawn(run)) }
+    }
+
+    /// What its pipe ended with.
+    fn ended(mut self) -> Errno {
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Exchanges two neighbouring fields of `len` bytes.
+fn swap(bytes: &mut [u8], at: usize, len: usize) {
+    let (first, second) = bytes[at..at + 2 * len].split_at_mut(len);
+    first.swap_with_slice(second);
+}
+
+/// Sends datagrams of many sizes one after the other, each of which is to come back.
+fn exchange(socket: &UdpSocket, count: usize) {
+    let mut buffer = [0; 2048];
+    for number in 0..count {
+        let bytes: Vec<_> = (0..1 + number * 37 % 1472).map(|at| (at + number) as u8).collect();
+        socket.send(&bytes).unwrap();
+        let len = socket.recv(&mut buffer).unwrap_or_else(|error| panic!("datagram {number}: {error}"));
+        assert_eq!(buffer[..len], bytes, "datagram {number}");
+    }
+}
+
+fn udp(from: &str, to: &str) -> UdpSocket {
+    let socket = UdpSocket::bind(from).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.connect(to).unwrap();
+    socket
+}
+
+fn to_port(port: u16) -> Flow {
+    Flow { protocol: 17, ports: [0, port], ..Flow::default() }
+}
+
+fn veth() -> PortSpec {
+    PortSpec::Veth { interface: "wan".to_owned() }
+}
+
+#[test]
+fn a_program_answers_for_its_flow_and_the_kernel_for_all_others() {
+    if !is_root("making network namespaces") {
+        return;
+    }
+    let (stand, cable) = (Stand::new(), Cable::new());
+    if let Err(why) = pd_driver::openers::check("veth") {
+        return println!("SKIPPED: {why}");
+    }
+    stand.add("up", veth(), &cable.far()).unwrap();
+    assert!(cable.has_program());
+    let echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
+    let (socket, listener) = inside(&cable.far(), || {
+        (UdpSocket::bind("10.78.0.2:8").unwrap(), TcpListener::bind("10.78.0.2:8").unwrap())
+    });
+    let of_kernel = std::thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        for _ in 0..50 {
+            let (len, from) = socket.recv_from(&mut buffer).unwrap();
+            socket.send_to(&buffer[..len], from).unwrap();
+        }
+    });
+    inside(&cable.near(), || {
+        exchange(&udp("10.78.0.1:0", "10.78.0.2:7"), 200);
+        exchange(&udp("10.78.0.1:0", "10.78.0.2:8"), 50);
+        TcpStream::connect("10.78.0.2:8").unwrap();
+        // The kernel's word for a port that nobody has.
+        let nobody = udp("10.78.0.1:0", "10.78.0.2:9");
+        nobody.send(b"anyone?").unwrap();
+        assert_eq!(nobody.recv(&mut [0; 8]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    });
+    of_kernel.join().unwrap();
+    drop(listener);
+    let [port] = &stand.report().ports[..] else { panic!() };
+    assert_eq!((port.kind.as_str(), port.frames_received, port.frames_sent), ("veth", 200, 200));
+    assert_eq!((port.frames_unbound, port.frames_lost, port.frames_unsent), (0, 0, 0));
+    // A second port on the interface, and interfaces and namespaces that there are not.
+    let refused = |port, namespace: &str| stand.add("other", port, namespace).unwrap_err().to_string();
+    assert!(refused(veth(), &cable.far()).contains("interface wan"), "{}", refused(veth(), &cable.far()));
+    assert!(refused(veth(), &cable.near()).contains("there is no interface wan"));
+    assert!(refused(veth(), "nowhere").contains("network namespace /run/netns/nowhere"));
+    // With its pipe a flow is the kernel's again, and with its port the interface is as it was.
+    drop(echo);
+    stand.wait_for("the pipe is gone", |report| report.pipes.is_empty());
+    inside(&cable.near(), || {
+        let socket = udp("10.78.0.1:0", "10.78.0.2:7");
+        socket.send(b"anyone?").unwrap();
+        assert_eq!(socket.recv(&mut [0; 8]).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    });
+    let echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
+    stand.driver.tell(&Ask::PortRemove { name: "up".to_owned() });
+    assert_eq!(echo.ended(), Errno::NODEV);
+    assert!(!cable.has_program());
+    stand.add("up", veth(), &cable.far()).unwrap();
+}
+
+#[test]
+fn frames_that_a_program_has_no_room_for_are_lost_and_hold_up_no_other() {
+    if !is_root("making network namespaces") {
+        return;
+    }
+    let (stand, cable) = (Stand::new(), Cable::new());
+    if let Err(why) = pd_driver::openers::check("veth") {
+        return println!("SKIPPED: {why}");
+    }
+    stand.add("up", veth(), &cable.far()).unwrap();
+    // One that never reads, and one beside it.
+    let idle = stand.open(Direction::Receive, "up", to_port(5)).unwrap();
+    let _echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
+    inside(&cable.near(), || {
+        let socket = udp("10.78.0.1:0", "10.78.0.2:5");
+        for _ in 0..200 {
+            socket.send(&[1; 1400]).unwrap();
+        }
+        exchange(&udp("10.78.0.1:0", "10.78.0.2:7"), 100);
+    });
+    let report = stand.wait_for("all has come", |report| {
+        let idle = report.pipes.iter().find(|pipe| pipe.direction == "receive").unwrap().counts;
+        idle.frames_received + idle.frames_lost == 200
+    });
+    assert!(report.ports[0].frames_lost >= 150, "{report:?}");
+    drop(idle);
+    // Flows are the 64 that the kernel's program looks through.
+    let held: Vec<_> =
+        (100..163).map(|port| stand.open(Direction::Receive, "up", to_port(port)).unwrap()).collect();
+    let next = stand.open(Direction::Receive, "up", to_port(200)).map(drop);
+    assert_eq!(next.unwrap_err(), libc::ENOSPC);
+    drop(held);
+}
+
+#[test]
+fn what_is_sent_has_the_addresses_of_the_policy() {
+    if !is_root("making network namespaces") {
+        return;
+    }
+    let (stand, cable) = (Stand::new(), Cable::new());
+    if let Err(why) = pd_driver::openers::check("veth") {
+        return println!("SKIPPED: {why}");
+    }
+    stand.add("up", veth(), &cable.far()).unwrap();
+    stand.driver.apply("[[bind]]\nport = \"up\"\nprotocol = \"udp\"\naddress = \"10.78.0.2\"\nl4_port = 7\nmac = \"02:00:00:00:00:02\"\nipv4 = \"10.78.0.2\"");
+    assert_eq!(stand.open(Direction::Receive, "up", to_port(8)).map(drop).unwrap_err(), libc::EACCES);
+    let address = Net { address: [10, 78, 0, 2], prefix: 32 };
+    let flow = Flow { addresses: [Net::default(), address], ..to_port(7) };
+    // Its answers come from the interface's own address, which is not the one that it may have.
+    let _echo = Echo::start(stand.open(Direction::Forward, "up", flow).unwrap());
+    inside(&cable.near(), || udp("10.78.0.1:0", "10.78.0.2:7").send(b"hello").unwrap());
+    stand.wait_for("the answer is refused", |report| report.pipes[0].counts.frames_refused == 1);
+    assert!(ip(&format!("-n {} link set wan address 02:00:00:00:00:02", cable.far())));
+    assert!(ip(&format!("-n {} neigh flush all", cable.near())));
+    inside(&cable.near(), || exchange(&udp("10.78.0.1:0", "10.78.0.2:7"), 10));
+}
+
+/// `pd driver` with what it needs in a folder; killed when dropped.
+struct Program {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Program {
+    fn start() -> Self {
+        let program = program_path("pd");
+        assert!(program.exists(), "build it first: cargo build -p pd");
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let config = format!(
+            "socket = {:?}\nadmin_socket = {:?}\n[memory]\nbudget_bytes = \"64MiB\"\n",
+            at("s"),
+            at("a")
+        );
+        std::fs::write(at("driver.toml"), config).unwrap();
+        let mut command = Command::new(program);
+        command.arg("driver").arg("--config").arg(at("driver.toml")).stderr(Stdio::null());
+        let this = Self { child: command.spawn().unwrap(), folder };
+        let end = Instant::now() + PATIENCE;
+        while !this.pd(&["port", "ls"]).status.success() {
+            assert!(Instant::now() < end, "no driver");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        this
+    }
+
+    fn pd(&self, args: &[&str]) -> Output {
+        let admin = self.folder.path().join("a");
+        let args = [args, &["--admin-socket", admin.to_str().unwrap()]].concat();
+        Command::new(program_path("pd")).args(args).output().unwrap()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_killed_driver_leaves_the_interface_as_it_was() {
+    if !is_root("making network namespaces") {
+        return;
+    }
+    let (_alone, cable) = (alone(), Cable::new());
+    if let Err(why) = pd_driver::openers::check("veth") {
+        return println!("SKIPPED: {why}");
+    }
+    let program = Program::start();
+    let added = program.pd(&["port", "add", "up", "veth", "--interface", "wan", "--netns", &cable.far()]);
+    assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
+    assert!(cable.has_program());
+    drop(program);
+    let end = Instant::now() + PATIENCE;
+    while cable.has_program() {
+        assert!(Instant::now() < end, "the program stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
