@@ -148,16 +148,25 @@ struct Echo {
 }
 
 impl Echo {
-    fn start(mut held: Held) -> Self {
+    fn start(held: Held) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let run = move || loop {
-            match held.pipe.wait(Duration::from_millis(50)) {
+        // The client as well as its pipe.
+        let run = move || {
+            let mut held = held;
+            Self::run(&mut held.pipe, &stopped)
+        };
+        Self { stop, thread: Some(std::thread::spawn(run)) }
+    }
+
+    fn run(pipe: &mut Pipe, stopped: &AtomicBool) -> Errno {
+        loop {
+            match pipe.wait(Duration::from_millis(50)) {
                 Err(Errno::AGAIN) if !stopped.load(Ordering::Relaxed) => continue,
                 Err(errno) => break errno,
                 Ok(()) => {}
             }
-            let mut frames = held.pipe.frames().unwrap();
+            let mut frames = pipe.frames().unwrap();
             while let Some(mut frame) = frames.next() {
                 if let Some(bytes) = frame.bytes_mut() {
                     swap(bytes, 0, 6);
@@ -165,8 +174,7 @@ impl Echo {
                     swap(bytes, 34, 2);
                 }
             }
-        };
-        Self { stop, thread: Some(std::thread::spawn(run)) }
+        }
     }
 
     /// What its pipe ended with.
@@ -391,4 +399,204 @@ fn a_killed_driver_leaves_the_interface_as_it_was() {
         assert!(Instant::now() < end, "the program stays");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A namespace with a TAP device `tap0` that has 10.78.0.1, and a neighbour at 10.78.0.2 behind it.
+fn add_tap(stand: &Stand, namespace: &str) {
+    stand.add("up", PortSpec::Tap { interface: "tap0".to_owned() }, namespace).unwrap();
+    assert!(ip(&format!("-n {namespace} addr add 10.78.0.1/24 dev tap0")));
+    assert!(ip(&format!("-n {namespace} link set tap0 up")));
+    assert!(ip(&format!("-n {namespace} neigh add 10.78.0.2 lladdr 02:00:00:00:00:02 dev tap0")));
+}
+
+#[test]
+fn a_mirror_has_all_frames_of_its_port_and_holds_up_none() {
+    if !is_root("making network namespaces") {
+        return;
+    }
+    let (stand, cable) = (Stand::new(), Cable::without_interfaces());
+    if let Err(why) = pd_driver::openers::check("tap") {
+        return println!("SKIPPED: {why}");
+    }
+    add_tap(&stand, &cable.near());
+    let mirror = |of: &str| PortSpec::Mirror { of: of.to_owned() };
+    stand.add("eye", mirror("up"), "").unwrap();
+    for (name, of) in [("none", "nowhere"), ("none", "eye"), ("eye", "up")] {
+        assert!(stand.add(name, mirror(of), "").is_err(), "{name} of {of}");
+    }
+    // Nobody sees another's frames without a word of the policy.
+    assert_eq!(stand.open(Direction::Receive, "eye", Flow::default()).map(drop).unwrap_err(), libc::EACCES);
+    stand.driver.apply("[[bind]]");
+    assert_eq!(stand.open(Direction::Receive, "eye", Flow::default()).map(drop).unwrap_err(), libc::EACCES);
+    stand.driver.apply("[[bind]]\nport = \"eye\"\nmirror = true\n[[bind]]");
+    assert_eq!(stand.open(Direction::Forward, "eye", Flow::default()).map(drop).unwrap_err(), libc::EINVAL);
+    assert_eq!(stand.open(Direction::Send, "eye", Flow::default()).map(drop).unwrap_err(), libc::EINVAL);
+    let _echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
+    // One that sees requests, and one that never looks at what it is given.
+    let mut observer = stand.open(Direction::Receive, "eye", to_port(7)).unwrap();
+    let idle = stand.open(Direction::Receive, "eye", Flow::default()).unwrap();
+    inside(&cable.near(), || {
+        let socket = udp("10.78.0.1:0", "10.78.0.2:7");
+        for number in 0..200u8 {
+            socket.send(&[number; 1000]).unwrap();
+            assert_eq!(socket.recv(&mut [0; 2000]).unwrap(), 1000);
+            observer.pipe.wait(PATIENCE).unwrap();
+            let mut frames = observer.pipe.frames().unwrap();
+            assert_eq!(frames.next().unwrap().bytes()[42..], [number; 1000]);
+        }
+    });
+    let report = stand.wait_for("all is counted", |report| {
+        let eye = report.ports.iter().find(|port| port.name == "eye").unwrap();
+        eye.frames_received + eye.frames_lost == 400
+    });
+    let eye = report.ports.iter().find(|port| port.name == "eye").unwrap();
+    assert!(eye.kind == "mirror" && eye.frames_lost > 100, "{report:?}");
+    assert!(
+        matches!(pd_driver::admin::ask(stand.driver.admin_socket(), &Ask::PortRemove { name: "up".to_owned() }), Err(why) if why.to_string().contains("eye"))
+    );
+    drop(idle);
+    // A policy that says no more of mirrors ends the pipe.
+    stand.driver.apply("[[bind]]");
+    let ended = loop {
+        match observer.pipe.wait(PATIENCE) {
+            Ok(()) => while observer.pipe.frames().unwrap().next().is_some() {},
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!(ended, Errno::ACCESS);
+    stand.driver.tell(&Ask::PortRemove { name: "eye".to_owned() });
+    stand.driver.tell(&Ask::PortRemove { name: "up".to_owned() });
+}
+
+/// A message of memif of a type, with bytes behind it.
+fn message(kind: u16, rest: &[&[u8]]) -> [u8; 128] {
+    let bytes = [&kind.to_ne_bytes()[..], &rest.concat()].concat();
+    let mut message = [0; 128];
+    message[..bytes.len()].copy_from_slice(&bytes);
+    message
+}
+
+/// A client of memif by hand.
+struct Client(OwnedFd);
+
+impl Client {
+    fn connect(path: &std::path::Path) -> Self {
+        use rustix::net::{connect, socket, sockopt, AddressFamily, SocketAddrUnix, SocketType};
+        let made = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        sockopt::set_socket_timeout(&made, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
+        connect(&made, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let this = Self(made);
+        assert_eq!(this.hear(), Some(2));
+        this
+    }
+
+    /// Type of the next message; none at the end.
+    fn hear(&self) -> Option<u16> {
+        let mut bytes = [0; 128];
+        match rustix::net::recv(&self.0, &mut bytes, rustix::net::RecvFlags::empty()) {
+            Ok((128, _)) => Some(u16::from_ne_bytes([bytes[0], bytes[1]])),
+            _ => None,
+        }
+    }
+
+    fn say(&self, message: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) {
+        use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let _ = sendmsg(&self.0, &[std::io::IoSlice::new(message)], &mut ancillary, SendFlags::NOSIGNAL);
+    }
+}
+
+const INIT: [&[u8]; 3] = [&[0, 2], &[3, 0, 0, 0], &[0]];
+
+/// A region as a client makes it: two rings of 8 entries with their cookies, and buffers.
+fn region() -> OwnedFd {
+    use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
+    let fd = memfd_create("memif", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, 64 << 10).unwrap();
+    fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    for offset in [0, 256] {
+        rustix::io::pwrite(&fd, &0x03e3_1f20u32.to_ne_bytes(), offset).unwrap();
+    }
+    fd
+}
+
+fn ring(to_driver: u16, offset: u32) -> [u8; 128] {
+    message(5, &[&to_driver.to_ne_bytes(), &[0; 4], &offset.to_ne_bytes(), &[3, 0, 0]])
+}
+
+#[test]
+fn a_hostile_client_of_memif_ends_itself_alone() {
+    let stand = Stand::new();
+    let path = stand.driver.folder().join("memif.sock");
+    stand.add("dpdk", PortSpec::Memif { socket: path.clone(), id: 3 }, "").unwrap();
+    stand.add("wire", PortSpec::Link, "").unwrap();
+    let (mut near, mut far) = (
+        stand.open(Direction::Send, "wire.0", Flow::default()).unwrap(),
+        stand.open(Direction::Receive, "wire.1", Flow::default()).unwrap(),
+    );
+    let mut receiver = stand.open(Direction::Receive, "dpdk", Flow::default()).unwrap();
+    let (memory, bell) = (region(), rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
+    let add_region = message(4, &[&[0, 0], &(64u64 << 10).to_ne_bytes()]);
+    let steps: [([u8; 128], Vec<_>); 5] = [
+        (message(3, &INIT), vec![]),
+        (add_region, vec![memory.as_fd()]),
+        (ring(1, 0), vec![bell.as_fd()]),
+        (ring(0, 256), vec![bell.as_fd()]),
+        (message(6, &[]), vec![]),
+    ];
+    // It goes at each step, and says at each step what does not belong there.
+    let mut random = pd_tests::Random(7);
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for until in 0..=steps.len() {
+        for odd in 0..8 {
+            let client = Client::connect(&path);
+            for (number, (bytes, fds)) in steps[..until].iter().enumerate() {
+                client.say(bytes, fds);
+                assert_eq!(client.hear(), Some(if number == 4 { 7 } else { 1 }), "step {number}");
+            }
+            let mut bytes = [0; 128];
+            bytes.fill_with(|| random.below(256) as u8);
+            (bytes[0], bytes[1]) = (random.below(10) as u8, 0);
+            match odd {
+                0 => {}
+                1 => client.say(&bytes[..1 + random.below(127) as usize], &[]),
+                2 => client.say(&add_region, &[null.as_fd()]),
+                3 => client.say(&add_region, &[null.as_fd(), bell.as_fd(), memory.as_fd()]),
+                4 => client.say(&message(4, &[&[0, 0], &u64::MAX.to_ne_bytes()]), &[memory.as_fd()]),
+                5 => client.say(&ring(0, u32::MAX), &[null.as_fd()]),
+                _ => client.say(&bytes, &[null.as_fd()]),
+            }
+            if odd > 0 && until == steps.len() && odd != 1 && odd < 6 {
+                assert_eq!(client.hear(), Some(8), "it is told why");
+            }
+        }
+    }
+    // Frames, then words that cannot be: the pipe has the frames, and the client is told.
+    let client = Client::connect(&path);
+    for (bytes, fds) in &steps {
+        client.say(bytes, fds);
+        assert!(client.hear().is_some());
+    }
+    let entry = |length: u32, offset: u32| {
+        [&[0; 4][..], &length.to_ne_bytes(), &offset.to_ne_bytes(), &[0; 4]].concat()
+    };
+    rustix::io::pwrite(&memory, &[7; 100], 8192).unwrap();
+    rustix::io::pwrite(&memory, &entry(100, 8192), 128).unwrap();
+    rustix::io::pwrite(&memory, &entry(100, u32::MAX), 144).unwrap();
+    rustix::io::pwrite(&memory, &2u16.to_ne_bytes(), 6).unwrap();
+    receiver.pipe.wait(PATIENCE).unwrap();
+    assert_eq!(receiver.pipe.frames().unwrap().next().unwrap().bytes(), [7; 100]);
+    assert_eq!(client.hear(), Some(8));
+    // All of that beside others, which lose nothing.
+    for number in 0..100u8 {
+        near.pipe.send(&[number; 64], 0).unwrap();
+        near.pipe.flush();
+        far.pipe.wait(PATIENCE).unwrap();
+        assert_eq!(far.pipe.frames().unwrap().next().unwrap().bytes(), [number; 64]);
+    }
+    assert!(stand.driver.is_running());
 }

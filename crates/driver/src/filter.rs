@@ -6,7 +6,7 @@
 //!
 //! After the filter the driver makes no files and opens none for writing alone, makes sockets of `AF_UNIX` and `AF_NETLINK` only, enters network namespaces
 //! and no others, changes entries of its own BPF maps and attaches its own BPF programs but loads none, maps no new code, and starts threads but no process and no program.
-use crate::gate::COMMANDS;
+use crate::bpf::COMMANDS;
 use rustix::io::{Errno, Result};
 use rustix::process::getpid;
 use rustix::thread::set_no_new_privs;

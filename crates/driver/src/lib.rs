@@ -12,6 +12,7 @@
 mod addresses;
 pub mod admin;
 mod array;
+mod bpf;
 mod calls;
 mod clock;
 mod conductor;

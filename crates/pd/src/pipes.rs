@@ -75,6 +75,30 @@ enum Kind {
         #[arg(long)]
         netns: Option<String>,
     },
+    /// A TAP device, which is made and goes with the port
+    Tap {
+        /// Name of the interface
+        #[arg(long)]
+        interface: String,
+        /// Network namespace to make it in: a name of `ip netns`, or a path
+        #[arg(long)]
+        netns: Option<String>,
+    },
+    /// Copies of another port's frames, for pipes of tenants that a [[bind]] with mirror = true names
+    Mirror {
+        /// The other port
+        #[arg(long)]
+        of: String,
+    },
+    /// A program with memif, such as one of DPDK, which connects to a socket
+    Memif {
+        /// Socket to make; root alone may connect until chmod says otherwise
+        #[arg(long)]
+        socket: PathBuf,
+        /// Number of the interface
+        #[arg(long, default_value_t = 0)]
+        id: u32,
+    },
 }
 
 /// Lists pipes of clients, and copies their frames.
@@ -111,6 +135,11 @@ pub fn port(args: PortArgs) -> Result<i32> {
                 Kind::Pcap { file } => (PortSpec::Pcap { file: std::path::absolute(file)? }, None),
                 Kind::Link => (PortSpec::Link, None),
                 Kind::Veth { interface, netns } => (PortSpec::Veth { interface }, netns),
+                Kind::Tap { interface, netns } => (PortSpec::Tap { interface }, netns),
+                Kind::Mirror { of } => (PortSpec::Mirror { of }, None),
+                Kind::Memif { socket, id } => {
+                    (PortSpec::Memif { socket: std::path::absolute(socket)?, id }, None)
+                }
             };
             let namespace = netns.as_deref().map(namespace_file);
             let added = add_port(socket, &name, port, namespace.as_deref());

@@ -63,7 +63,7 @@ pub use port::{
     Check, Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN, GEN_FLOWS_MAX,
 };
 pub use port::{
-    Device, Steer, Taken, Tap as TapDevice, Xsk, XSK_FRAME_BYTES, XSK_MEMORY_BYTES, XSK_RING_ENTRIES,
+    Device, Memif, Steer, Taken, Tap as TapDevice, Xsk, XSK_FRAME_BYTES, XSK_MEMORY_BYTES, XSK_RING_ENTRIES,
 };
 pub use shape::{Direction, Shape, Unit};
 pub use violation::Violation;

@@ -127,7 +127,11 @@ impl Desk {
 
     fn add_port(&self, name: String, port: &PortSpec, opened: Vec<OwnedFd>) -> Result<Answer, String> {
         let kind = port.kind();
-        let port = port.make(opened)?.map_or(NewPort::Link, |port| NewPort::One(Box::new(port)));
+        let port = match (port.make(opened)?, port) {
+            (Some(made), _) => NewPort::One(Box::new(made)),
+            (None, PortSpec::Mirror { of }) => NewPort::Mirror { of: of.clone() },
+            (None, _) => NewPort::Link,
+        };
         self.ask_conductor(Asked::AddPort { name, kind, port })
     }
 

@@ -1,11 +1,11 @@
 //! The entries of one generation in the kernel's maps. Programs look for those of the generation in force alone.
-use super::bpf::Plain;
 use super::known::Change;
 use super::plan::{Party, Plan, Verdicts};
 use super::program::Maps;
 use super::services::Services;
 use super::sidecars::{Sidecars, There};
 use super::table::Table;
+use crate::bpf::Plain;
 use crate::ids::TenantId;
 use crate::policy::via::At;
 use crate::policy::{Policy, DEFAULT_TENANT};

@@ -1,5 +1,4 @@
 //! The thread that keeps the kernel's half of the policy: see the module above.
-use super::bpf;
 use super::generation::Generation;
 use super::health::Health;
 use super::known::Change;
@@ -12,6 +11,7 @@ use super::spaces::{self, Spaces};
 use super::sweep;
 use super::words::{OfGeneration, Staged, Words, ORIGINS, RATED, RULES, VIAS};
 use crate::admin::Answer;
+use crate::bpf;
 use crate::clock::Clock;
 use crate::ids::TenantId;
 use crate::mailbox::Mailbox;

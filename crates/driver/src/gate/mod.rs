@@ -17,7 +17,6 @@
 //! this one in force by one store ([`Words::flip`]), or discards the entries. What comes and goes under a policy in force adds and removes entries
 //! of its own. The programs and their maps belong to the kernel: they
 //! stay in force when the driver dies, until the next one takes their place.
-mod bpf;
 mod generation;
 mod health;
 mod keeper;
@@ -32,7 +31,6 @@ mod sweep;
 mod table;
 mod words;
 
-pub(crate) use bpf::{update, Plain, COMMANDS};
 pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, ToGate};
 pub(crate) use plan::binds;
 pub use plan::unbound;

@@ -2,11 +2,11 @@
 //!
 //! The kernel keeps an attached program, whoever made it. A file beside the admin socket has the numbers of those that this driver loaded, so that
 //! the next driver there can take the place of one that was killed.
-use super::bpf;
 use super::services::ServiceMaps;
 use super::sidecars::SidecarMaps;
 use super::words::Words;
 use crate::array::Array;
+use crate::bpf;
 use crate::service::Slots;
 use crate::service::STICKY_WORDS;
 use aya::maps::Map;

@@ -1,8 +1,8 @@
 //! Services as the kernel's programs look them up: an entry for each service, one for each backend, and the service's table in pieces.
 //!
 //! The structures are those of `gate.bpf.c`.
-use super::bpf::{self, Plain};
 use super::table::Table;
+use crate::bpf::{self, Plain};
 use crate::policy::Balance;
 use crate::policy::Service as OfPolicy;
 use crate::policy::BACKENDS_MAX;

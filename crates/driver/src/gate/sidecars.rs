@@ -2,10 +2,10 @@
 //! has one. Where a proxy is changes while a policy is in force.
 //!
 //! The structures are those of `gate.bpf.c`.
-use super::bpf::Plain;
 use super::spaces::Spaces;
 use super::sweep::{listeners, Found};
 use super::table::Table;
+use crate::bpf::Plain;
 use crate::policy::via::{At, OnFailure, HOPS_MAX};
 use crate::policy::Policy;
 use crate::service::{Slots, NO_LISTENER};

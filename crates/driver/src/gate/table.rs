@@ -1,5 +1,5 @@
 //! Entries of one map, as they are in the kernel.
-use super::bpf::{self, Plain};
+use crate::bpf::{self, Plain};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::HashMap;

@@ -4,6 +4,8 @@
 //! process that asks for the port has them, and opens what the port needs in the network namespace of its choice ([`open`]). The
 //! driver gets descriptors. None of this code runs in the driver.
 mod bpf;
+mod memif;
+mod tap;
 mod veth;
 
 use crate::pipes::report::PortSpec;
@@ -31,6 +33,8 @@ pub fn namespace_file(name: &str) -> PathBuf {
 pub fn open(port: &PortSpec, namespace: Option<&Path>) -> Result<Vec<OwnedFd>, String> {
     let opened = || match port {
         PortSpec::Veth { interface } => veth::open(interface),
+        PortSpec::Tap { interface } => tap::open(interface),
+        PortSpec::Memif { socket, .. } => memif::open(socket),
         _ => Ok(Vec::new()),
     };
     let Some(path) = namespace else { return opened() };
@@ -47,7 +51,7 @@ pub fn open(port: &PortSpec, namespace: Option<&Path>) -> Result<Vec<OwnedFd>, S
 }
 
 /// Kinds of ports that take something of the kernel.
-pub const KINDS: [&str; 1] = ["veth"];
+pub const KINDS: [&str; 3] = ["veth", "tap", "memif"];
 
 /// Tells whether ports of a kind can be opened here.
 ///
@@ -56,6 +60,7 @@ pub const KINDS: [&str; 1] = ["veth"];
 pub fn check(kind: &str) -> Result<(), String> {
     match kind {
         "veth" => veth::check(),
+        "tap" => tap::check(),
         _ => Ok(()),
     }
 }

@@ -108,7 +108,7 @@ impl Program {
         };
         let sockets = map("sockets")?;
         let number = std::os::fd::AsRawFd::as_raw_fd(socket) as u32;
-        crate::gate::update(&sockets, &0u32, &number).map_err(|why| wrong("sockets", &why))?;
+        crate::bpf::update(&sockets, &0u32, &number).map_err(|why| wrong("sockets", &why))?;
         Ok(Self { program, which: map("which")?, flows: map("flows")? })
     }
 }

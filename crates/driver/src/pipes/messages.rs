@@ -26,6 +26,10 @@ pub enum NewPort {
     One(Box<pd_pipe::Port>),
     /// Two ends, `NAME.0` and `NAME.1`.
     Link,
+    /// Copies of a port's frames.
+    Mirror {
+        of: String,
+    },
 }
 
 /// The memory of a pipe, and what it is charged.

@@ -24,6 +24,7 @@ use pd_shm::Spin;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ const CUT_OFF: &str = "a pipe ended: its client broke the protocol";
 struct Port {
     id: PortId,
     kind: &'static str,
+    /// The port whose frames it copies.
+    of: Option<String>,
 }
 
 #[derive(Debug)]
@@ -172,10 +175,10 @@ impl Nic {
                 let answer = self.add_port(&name, kind, port).map_or_else(Answer::Error, |()| Answer::Done);
                 let _ = reply.send(answer);
             }
-            ToNic::RemovePort { name, reply } => {
-                let answer = self.remove_port(&name).map_or_else(Answer::Error, |()| Answer::Done);
-                let _ = reply.send(answer);
-            }
+            ToNic::RemovePort { name, reply } => match self.remove_port(&name) {
+                Ok(port) => close(port, reply),
+                Err(why) => drop(reply.send(Answer::Error(why))),
+            },
             ToNic::Report { reply } => {
                 let _ = reply.send(Answer::Pipes(Box::new(self.report())));
             }
@@ -240,22 +243,35 @@ impl Nic {
                     }
                     port => self.agent.add_port(port),
                 };
-                self.ports.insert(name.to_owned(), Port { id, kind });
+                self.ports.insert(name.to_owned(), Port { id, kind, of: None });
             }
             NewPort::Link => {
                 let (near, far) = self.agent.add_link();
-                self.ports.insert(format!("{name}.0"), Port { id: near, kind });
-                self.ports.insert(format!("{name}.1"), Port { id: far, kind });
+                self.ports.insert(format!("{name}.0"), Port { id: near, kind, of: None });
+                self.ports.insert(format!("{name}.1"), Port { id: far, kind, of: None });
+            }
+            NewPort::Mirror { of } => {
+                let copied = self.ports.get(&of).ok_or_else(|| no_port(&of))?;
+                let id = self.agent.add_mirror(copied.id).map_err(|errno| match errno {
+                    Errno::MFILE => "a driver has 16 mirrors at most".to_owned(),
+                    _ => format!("port {of} is a mirror itself: copy the port that it copies"),
+                })?;
+                self.ports.insert(name.to_owned(), Port { id, kind, of: Some(of) });
             }
         }
         Ok(())
     }
 
-    fn remove_port(&mut self, name: &str) -> Result<(), String> {
+    /// Returns what is left to close of it.
+    fn remove_port(&mut self, name: &str) -> Result<Option<pd_pipe::Port>, String> {
         let ends = [name.to_owned(), format!("{name}.0"), format!("{name}.1")];
         let gone: Vec<_> = ends.iter().filter_map(|end| Some((end, self.ports.get(end)?.id))).collect();
         if gone.is_empty() || name.contains('.') {
             return Err(format!("there is no port {name}"));
+        }
+        let copies = |port: &&Port| port.of.as_ref().is_some_and(|of| ends.contains(of));
+        if let Some((mirror, _)) = self.ports.iter().find(|(_, port)| copies(port)) {
+            return Err(format!("port {mirror} copies its frames: remove that one first"));
         }
         for ((_, number), pipe) in &mut self.pipes {
             if pipe.ended.is_none() && pipe.ports.iter().any(|port| ends.contains(port)) {
@@ -265,21 +281,25 @@ impl Nic {
         }
         let names: Vec<_> = gone.iter().map(|(end, _)| (*end).clone()).collect();
         // Of a link the first takes both.
-        self.agent.remove_port(gone[0].1);
+        let port = self.agent.remove_port(gone[0].1);
         self.ports.retain(|name, _| !names.contains(name));
-        Ok(())
+        Ok(port)
     }
 
     /// Tells whether a tenant may have pipes on these ports, and whether they are there.
     fn check_ports(&self, tenant: &str, ports: &[String]) -> Result<(), String> {
         for port in ports {
-            let denied = self.binds.check_port(tenant, port);
+            let denied = self.binds.check_port(tenant, port, self.is_mirror(port));
             denied.map_err(|why| format!("tenant {tenant} may have no pipe on port {port}: {why}"))?;
             if !self.ports.contains_key(port) {
                 return Err(no_port(port));
             }
         }
         Ok(())
+    }
+
+    fn is_mirror(&self, port: &str) -> bool {
+        self.ports.get(port).is_some_and(|port| port.of.is_some())
     }
 
     fn add_tap(&mut self, tap: NewTap) -> Result<(), String> {
@@ -327,8 +347,8 @@ impl Nic {
         }
         let tenant = self.tenant(payer.0).name.clone();
         // First, so that a tenant learns nothing of ports that it may not use.
-        let lease =
-            self.binds.judge(&tenant, &names, &flow).map_err(|why| (Errno::ACCESS, why.to_string()))?;
+        let judged = self.binds.judge(&tenant, &names, &flow, |port| self.is_mirror(port));
+        let lease = judged.map_err(|why| (Errno::ACCESS, why.to_string()))?;
         let mut ids = Vec::new();
         for name in &names {
             let port = self.ports.get(*name).ok_or_else(|| (Errno::NOENT, no_port(name)))?;
@@ -434,7 +454,7 @@ impl Nic {
         let (id, payer) = (pipe.id, pipe.payer);
         let names: Vec<&str> = pipe.ports.iter().map(String::as_str).collect();
         let tenant = self.tenants.get(payer.0.index()).map_or("", |tenant| &*tenant.name);
-        match self.binds.judge(tenant, &names, &pipe.flow) {
+        match self.binds.judge(tenant, &names, &pipe.flow, |port| self.is_mirror(port)) {
             Ok(lease) => {
                 self.agent.set_lease(id, lease);
                 self.set_purse(id, payer);
@@ -535,6 +555,21 @@ impl Nic {
         });
         let (tenants, taps) = (tenants.collect(), self.taps.report(&self.agent));
         PipesReport { ports, pipes, tenants, taps }
+    }
+}
+
+/// Closes a port, and then says that it is done. The kernel takes some time to close an interface, in which pipes go on.
+fn close(port: Option<pd_pipe::Port>, reply: Sender<Answer>) {
+    let leads_out = matches!(port, Some(pd_pipe::Port::Device(_)));
+    let run = move || {
+        drop(port);
+        let _ = reply.send(Answer::Done);
+    };
+    if leads_out {
+        // Without a thread it is closed all the same, and nobody is told.
+        let _ = std::thread::Builder::new().name("pd-close".into()).spawn(run);
+    } else {
+        run();
     }
 }
 

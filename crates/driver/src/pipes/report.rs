@@ -1,6 +1,6 @@
 //! Questions and reports of administrators on ports and pipes.
 use super::steer::Steering;
-use pd_pipe::{Device, Gen, Pcap, Port, Recipe, Sink, Xsk};
+use pd_pipe::{Device, Gen, Memif, Pcap, Port, Recipe, Sink, TapDevice, Xsk};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Cursor, Read};
@@ -38,6 +38,23 @@ pub enum PortSpec {
         /// Its name, in the network namespace of the process that opens it.
         interface: String,
     },
+    /// An interface of the kernel that the port is the cable of. It goes with the port.
+    Tap {
+        /// Its name, in the network namespace of the process that makes it.
+        interface: String,
+    },
+    /// Copies of another port's frames, both ways. A pipe needs a binding that says `mirror = true`.
+    Mirror {
+        /// The other port.
+        of: String,
+    },
+    /// Frames of a program with memif, which connects to a socket.
+    Memif {
+        /// The socket.
+        socket: PathBuf,
+        /// Number of the interface.
+        id: u32,
+    },
 }
 
 impl PortSpec {
@@ -49,15 +66,18 @@ impl PortSpec {
             Self::Pcap { .. } => "pcap",
             Self::Link => "link",
             Self::Veth { .. } => "veth",
+            Self::Tap { .. } => "tap",
+            Self::Mirror { .. } => "mirror",
+            Self::Memif { .. } => "memif",
         }
     }
 
     /// Returns whether it is made of descriptors that an administrator's process has opened ([`crate::openers`]).
     pub fn takes_descriptors(&self) -> bool {
-        matches!(self, Self::Veth { .. })
+        matches!(self, Self::Veth { .. } | Self::Tap { .. } | Self::Memif { .. })
     }
 
-    /// The port; none of a link. May read a file. `opened` is what [`crate::openers`] returned.
+    /// The port; none of a link or a mirror, which the agent makes. May read a file. `opened` is what [`crate::openers`] returned.
     ///
     /// # Errors
     /// A sentence that names the fault.
@@ -68,7 +88,15 @@ impl PortSpec {
                 let steer = Box::new(Steering::new(which, flows, link));
                 device("a socket of AF_XDP", Xsk::new(socket, memory, steer))?
             }
-            Self::Link => return Ok(None),
+            Self::Tap { .. } => {
+                let [fd] = of(opened)?;
+                device("a TAP device", TapDevice::new(fd))?
+            }
+            Self::Memif { id, .. } => {
+                let [listener] = of(opened)?;
+                device("a socket of memif", Memif::new(listener, *id))?
+            }
+            Self::Link | Self::Mirror { .. } => return Ok(None),
             Self::Sink => Port::Sink(Sink::default()),
             Self::Gen { sizes, flows, frames } => {
                 let (sizes, flows, frames) = (sizes.clone(), *flows, *frames);
@@ -156,7 +184,7 @@ pub struct PipesReport {
 pub struct PortReport {
     /// Its name.
     pub name: String,
-    /// `gen`, `sink`, `pcap`, `link` or `veth`.
+    /// `gen`, `sink`, `pcap`, `link`, `veth`, `tap`, `mirror` or `memif`.
     pub kind: String,
     /// Pipes that belong to it.
     pub pipes: usize,

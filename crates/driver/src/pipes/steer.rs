@@ -1,5 +1,5 @@
 //! Tells the program of an interface which flows pipes are bound to (`openers/steer.bpf.c`).
-use crate::gate::{update, Plain};
+use crate::bpf::{update, Plain};
 use pd_pipe::{Flow, Steer};
 use std::os::fd::OwnedFd;
 

@@ -9,9 +9,10 @@
 //! l4_port = [53, "8000-8999"]         # destination ports
 //! mac = "02:00:00:00:00:07"           # with the next: what its frames come from, all others being dropped; anything if absent
 //! ipv4 = "10.88.0.7"
+//! mirror = true                       # also ports that copy another port's frames; none of these if absent
 //! ```
 //!
-//! Without a binding the policy's default holds for pipes.
+//! Without a binding the policy's default holds for pipes, but for those on mirrors, which need one.
 use super::{Action, DEFAULT_TENANT};
 use pd_pipe::{Flow, Lease, Net};
 use serde::Deserialize;
@@ -37,6 +38,8 @@ pub struct Bind {
     pub l4_ports: Vec<RangeInclusive<u16>>,
     /// Addresses that sent frames have.
     pub lease: Option<Lease>,
+    /// It is about mirrors, too.
+    pub mirror: bool,
 }
 
 /// Bindings of a policy.
@@ -50,8 +53,17 @@ pub struct Binds {
 
 impl Binds {
     /// Tells whether `tenant` may have a pipe on `ports`, its own being the first, for frames of `flow`; and the addresses that its frames have
-    /// then.
-    pub fn judge(&self, tenant: &str, ports: &[&str], flow: &Flow) -> Result<Option<Lease>, Denied> {
+    /// then. `is_mirror` tells whether a port copies another's frames.
+    pub fn judge(
+        &self,
+        tenant: &str,
+        ports: &[&str],
+        flow: &Flow,
+        is_mirror: impl Fn(&str) -> bool,
+    ) -> Result<Option<Lease>, Denied> {
+        if let Some(mirror) = ports.iter().find(|port| self.rules.is_empty() && is_mirror(port)) {
+            return Err(Denied::Mirror((*mirror).to_owned()));
+        }
         if self.rules.is_empty() {
             return if self.default == Action::Allow { Ok(None) } else { Err(Denied::Default) };
         }
@@ -59,8 +71,11 @@ impl Binds {
         for (place, port) in ports.iter().enumerate() {
             // Flows are about what comes from the pipe's own port.
             let flow = (place == 0).then_some(flow);
-            let rule = self.rules.iter().find(|rule| rule.matches(tenant, port, flow));
-            leases.push(rule.ok_or_else(|| Denied::Port((*port).to_owned()))?.lease);
+            let mirror = is_mirror(port);
+            let rule =
+                self.rules.iter().find(|rule| rule.matches(tenant, port, flow) && (rule.mirror || !mirror));
+            let denied = if mirror { Denied::Mirror } else { Denied::Port };
+            leases.push(rule.ok_or_else(|| denied((*port).to_owned()))?.lease);
         }
         leases.dedup();
         match leases[..] {
@@ -70,11 +85,13 @@ impl Binds {
     }
 
     /// Tells whether `tenant` may have a pipe on `port` at all: for frames of some flow.
-    pub fn check_port(&self, tenant: &str, port: &str) -> Result<(), Denied> {
+    pub fn check_port(&self, tenant: &str, port: &str, is_mirror: bool) -> Result<(), Denied> {
+        let matches = |rule: &Bind| rule.matches(tenant, port, None) && (rule.mirror || !is_mirror);
         match self.default {
+            _ if is_mirror && !self.rules.iter().any(matches) => Err(Denied::Mirror(port.to_owned())),
             Action::Allow if self.rules.is_empty() => Ok(()),
             _ if self.rules.is_empty() => Err(Denied::Default),
-            _ if self.rules.iter().any(|rule| rule.matches(tenant, port, None)) => Ok(()),
+            _ if self.rules.iter().any(matches) => Ok(()),
             _ => Err(Denied::Port(port.to_owned())),
         }
     }
@@ -89,6 +106,9 @@ pub enum Denied {
     /// No binding matches.
     #[error("no [[bind]] of the policy allows this on port {0}")]
     Port(String),
+    /// No binding is about mirrors.
+    #[error("port {0} is a mirror: no [[bind]] with mirror = true allows this")]
+    Mirror(String),
     /// The ports want different sources.
     #[error("the policy has other addresses for each of the ports: open a pipe for each")]
     Leases,
@@ -148,6 +168,8 @@ pub struct BindTable {
     l4_port: Option<Many<Word>>,
     mac: Option<String>,
     ipv4: Option<Ipv4Addr>,
+    #[serde(default)]
+    mirror: bool,
 }
 
 impl BindTable {
@@ -178,6 +200,7 @@ impl BindTable {
             addresses: addresses.iter().map(|text| net(text)).collect::<Result<_, _>>()?,
             l4_ports,
             lease,
+            mirror: self.mirror,
         })
     }
 }
@@ -252,6 +275,9 @@ impl fmt::Display for Bind {
             let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
             write!(f, ", as {mac} {}", Ipv4Addr::from(ipv4))?;
         }
+        if self.mirror {
+            write!(f, ", mirrors too")?;
+        }
         Ok(())
     }
 }
@@ -286,12 +312,29 @@ mod tests {
     }
 
     #[test]
+    fn a_mirror_needs_a_binding_that_says_so() {
+        let any = Flow::default();
+        let judge = |text: &str, tenant: &str| {
+            let binds = Policy::parse(text).unwrap().binds;
+            let judged = binds.judge(tenant, &["eye"], &any, |port| port == "eye").map(drop);
+            assert_eq!(binds.check_port(tenant, "eye", true), judged);
+            judged
+        };
+        let denied = Err(Denied::Mirror("eye".to_owned()));
+        assert_eq!(judge("", "red"), denied);
+        assert_eq!(judge("[[bind]]", "red"), denied);
+        let file =
+            "[[tenant]]\nname = \"red\"\n[[bind]]\nport = \"eye\"\n[[bind]]\ntenant = \"red\"\nmirror = true";
+        assert_eq!((judge(file, "red"), judge(file, "blue")), (Ok(()), denied));
+    }
+
+    #[test]
     fn a_pipe_needs_a_binding_for_each_port_and_its_flow() {
         let binds = Policy::parse(FILE).unwrap().binds;
         let lease = Some(Lease { mac: [2, 0, 0, 0, 0, 7], ipv4: [10, 88, 0, 7] });
         let dns = flow(17, [10, 88, 1, 1], 53);
         let any = Flow::default();
-        let judge = |tenant, ports: &[&str], flow: &Flow| binds.judge(tenant, ports, flow);
+        let judge = |tenant, ports: &[&str], flow: &Flow| binds.judge(tenant, ports, flow, |_| false);
         assert_eq!(judge("red", &["wan"], &dns), Ok(lease));
         assert_eq!(judge("red", &["wan", "lan"], &dns), Ok(lease));
         assert_eq!(judge("red", &["lan"], &any), Ok(lease));
@@ -305,9 +348,9 @@ mod tests {
         }
         assert_eq!(judge("blue", &["public", "wan"], &any), denied("wan"));
         assert_eq!(judge("red", &["lan", "public"], &any), Err(Denied::Leases));
-        assert_eq!(Policy::default().binds.judge("red", &["wan"], &any), Ok(None));
+        assert_eq!(Policy::default().binds.judge("red", &["wan"], &any, |_| false), Ok(None));
         let deny = Policy::parse("default = \"deny\"").unwrap().binds;
-        assert_eq!(deny.judge("red", &["wan"], &any), Err(Denied::Default));
+        assert_eq!(deny.judge("red", &["wan"], &any, |_| false), Err(Denied::Default));
     }
 
     #[test]

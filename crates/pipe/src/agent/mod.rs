@@ -9,6 +9,7 @@
 mod doorbells;
 mod end;
 mod lease;
+mod mirror;
 mod ports;
 mod tap;
 
@@ -19,6 +20,7 @@ pub use tap::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 
 use self::doorbells::Doorbells;
 use self::end::{Appended, End};
+use self::mirror::Mirrors;
 use self::ports::{Choice, PortSlot};
 use self::tap::Taps;
 use crate::flow::Flow;
@@ -154,6 +156,7 @@ pub struct Agent {
     generation: u64,
     doorbells: Doorbells,
     taps: Taps,
+    mirrors: Mirrors,
     /// Bytes that pipes with the same purse may send.
     purses: Vec<Tokens>,
     /// The pipe that is drained first.
@@ -177,6 +180,7 @@ impl Agent {
             generation: 0,
             doorbells: Doorbells::new()?,
             taps: Taps::default(),
+            mirrors: Mirrors::default(),
             purses: Vec::new(),
             first: 0,
             broken: Vec::new(),
@@ -263,7 +267,9 @@ impl Agent {
             let port = self.ports.get(number).filter(|port| !port.is_free()).ok_or(Errno::INVAL)?;
             // What is sent into the far end of the own link would come back to this port's pipes.
             let loops = place > 0 && matches!(port.port, Port::Link(peer) if peer == ports[0]);
+            let mirrors = matches!(port.port, Port::Mirror) && (place > 0 || shape.sends());
             if loops
+                || mirrors
                 || port.unit.is_some_and(|unit| unit != shape.unit())
                 || bytes && port.port.wants_frames()
             {
@@ -458,11 +464,12 @@ impl Agent {
         for number in 0..self.ports.len() {
             busy |= self.fill(number);
         }
+        self.mirror();
         for slot in self.pipes.iter_mut().flatten() {
             busy |= slot.end.tell();
         }
         for port in &mut self.ports {
-            port.flush();
+            busy |= port.flush();
         }
         busy | self.taps.turn()
     }
@@ -543,6 +550,7 @@ impl Agent {
                     slot.sent(copy.len());
                     if slot.end.shape().unit() == Unit::Frames {
                         self.taps.see(to, slot.generation, copy, Way::Out);
+                        self.mirrors.see(to, copy);
                     }
                 }
             }
@@ -580,11 +588,15 @@ impl Agent {
                 receiver.received(sent.length);
                 self.ports[near].count_sent(sent.length);
                 self.ports[to].count_received(sent.length);
-                if self.taps.are_there() && receiver.end.shape().unit() == Unit::Frames {
+                if (self.taps.are_there() || self.mirrors.are_there())
+                    && receiver.end.shape().unit() == Unit::Frames
+                {
                     // What was delivered, not what its sender has made of it since.
                     let copy = receiver.end.copy_last(sent.length, &mut self.scratch);
                     self.taps.see(near, slot.generation, copy, Way::Out);
                     self.taps.see(to, receiver.generation, copy, Way::In);
+                    self.mirrors.see(near, copy);
+                    self.mirrors.see(to, copy);
                 }
             }
         }
@@ -616,6 +628,7 @@ impl Agent {
                     }
                     slot.received(len);
                     self.taps.see(number, slot.generation, frame, Way::In);
+                    self.mirrors.see(number, frame);
                     port.advance(len);
                 }
             }

@@ -131,10 +131,11 @@ impl PortSlot {
         self.port.device().is_some()
     }
 
-    /// Ends a turn of a port that leads out.
-    pub(super) fn flush(&mut self) {
-        if let Port::Device(device) = &mut self.port {
-            device.flush();
+    /// Ends a turn of a port that leads out. Returns whether another is due.
+    pub(super) fn flush(&mut self) -> bool {
+        match &mut self.port {
+            Port::Device(device) => device.flush(),
+            _ => false,
         }
     }
 
@@ -187,6 +188,11 @@ impl PortSlot {
     pub(super) fn lose_next(&mut self) {
         self.port.advance();
         self.counts.frames_lost += 1;
+    }
+
+    /// Counts a frame for which a pipe has no room.
+    pub(super) fn lose(&mut self, frames: u64) {
+        self.counts.frames_lost += frames;
     }
 
     pub(super) fn drop_unbound(&mut self) {
@@ -253,6 +259,21 @@ impl Agent {
         Ok(self.add(|_| Port::Device(device)))
     }
 
+    /// Adds a port whose pipes receive copies of the frames of port `of`, both ways. It goes before that port does.
+    ///
+    /// # Errors
+    /// `EINVAL` where that is no port, or a mirror itself; `EMFILE` at 16 mirrors.
+    pub fn add_mirror(&mut self, of: PortId) -> Result<PortId> {
+        let own = self.ports.get(of.0).filter(|port| !port.free).ok_or(Errno::INVAL)?;
+        if matches!(own.port, Port::Mirror) {
+            return Err(Errno::INVAL);
+        }
+        self.mirrors.check()?;
+        let id = self.add(|_| Port::Mirror);
+        self.mirrors.add(of.0, id.0);
+        Ok(id)
+    }
+
     /// Adds the two ends of a link: what is sent at one is received at the other.
     pub fn add_link(&mut self) -> (PortId, PortId) {
         let near = self.add(Port::Link);
@@ -287,6 +308,7 @@ impl Agent {
             .map(|(slot, pipe)| PipeId { slot, generation: pipe.generation })
             .collect();
         ends.into_iter().for_each(|pipe| self.end(pipe, Errno::NODEV));
+        self.mirrors.remove(&gone);
         self.taps.end(|of| matches!(of, Tapped::Port(id) if gone.contains(&id.slot())));
         for &number in &gone {
             self.ports[number].free = true;

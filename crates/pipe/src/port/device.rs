@@ -27,8 +27,9 @@ pub trait Device: std::fmt::Debug + Send {
     /// Sends a frame, a private copy.
     fn send(&mut self, frame: &[u8]) -> Taken;
 
-    /// Ends a turn: frames sent leave, and memory of frames given back is the other side's again.
-    fn flush(&mut self);
+    /// Ends a turn: frames sent leave, and memory of frames given back is the other side's again. Returns whether anything else happened,
+    /// after which another turn is due.
+    fn flush(&mut self) -> bool;
 
     /// Descriptors whose edges say that frames may have come.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;

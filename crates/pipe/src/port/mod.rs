@@ -6,6 +6,7 @@
 mod checksum;
 mod device;
 mod gen;
+mod memif;
 mod pcap;
 mod sink;
 mod trace;
@@ -14,6 +15,7 @@ mod xsk;
 
 pub use device::{Device, Taken};
 pub use gen::{Gen, GenCounts, Recipe, GEN_BYTES_MIN, GEN_FLOWS_MAX};
+pub use memif::Memif;
 pub use pcap::{Pcap, PcapCounts};
 pub use sink::Sink;
 pub use trace::{Check, Trace};
@@ -36,6 +38,8 @@ pub enum Port {
     Trace(Trace),
     /// One end of a link: what is sent here is received at the other end, the port of this number.
     Link(usize),
+    /// Copies of another port's frames.
+    Mirror,
     /// Leads out of the agent.
     Device(Box<dyn Device>),
 }
@@ -48,7 +52,7 @@ impl Port {
             Self::Pcap(pcap) => pcap.peek(),
             Self::Trace(trace) => trace.peek(),
             Self::Device(device) => device.peek(),
-            Self::Sink(_) | Self::Link(_) => None,
+            Self::Sink(_) | Self::Link(_) | Self::Mirror => None,
         }
     }
 
@@ -59,7 +63,7 @@ impl Port {
             Self::Pcap(pcap) => pcap.advance(),
             Self::Trace(trace) => trace.advance(),
             Self::Device(device) => device.advance(),
-            Self::Sink(_) | Self::Link(_) => {}
+            Self::Sink(_) | Self::Link(_) | Self::Mirror => {}
         }
     }
 
@@ -70,7 +74,7 @@ impl Port {
             Self::Pcap(pcap) => pcap.write(bytes),
             Self::Sink(sink) => sink.take(bytes),
             Self::Trace(trace) => trace.take(bytes),
-            Self::Link(_) => {}
+            Self::Link(_) | Self::Mirror => {}
             Self::Device(device) => return device.send(bytes),
         }
         Taken::Done
@@ -86,6 +90,6 @@ impl Port {
 
     /// Returns whether its frames are those of Ethernet, so that it has no use for an unmarked stream.
     pub(crate) fn wants_frames(&self) -> bool {
-        matches!(self, Self::Gen(_) | Self::Pcap(_) | Self::Device(_))
+        matches!(self, Self::Gen(_) | Self::Pcap(_) | Self::Device(_) | Self::Mirror)
     }
 }

@@ -62,7 +62,9 @@ impl Device for Tap {
         }
     }
 
-    fn flush(&mut self) {}
+    fn flush(&mut self) -> bool {
+        false
+    }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.fd.as_fd()]

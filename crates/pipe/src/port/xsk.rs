@@ -225,7 +225,7 @@ impl Device for Xsk {
         Taken::Done
     }
 
-    fn flush(&mut self) {
+    fn flush(&mut self) -> bool {
         self.received.publish(self.received.at.consumer);
         self.free.publish(self.free.at.producer);
         self.to_send.publish(self.to_send.at.producer);
@@ -234,6 +234,7 @@ impl Device for Xsk {
         if self.free.at.flags.is_some() && self.free.needs_wakeup() {
             let _ = recv(&self.socket, &mut [0; 0], RecvFlags::DONTWAIT);
         }
+        false
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

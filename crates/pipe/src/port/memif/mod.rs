@@ -1,0 +1,359 @@
+//! `memif`: frames of another program by shared memory, as DPDK and VPP have it (memif, version 2, Ethernet).
+//!
+//! This side is the server. A client connects to its socket, brings a region of its own memory, and lays a ring for each direction in
+//! it. The client is hostile: its words are loaded once and bounded ([`rings`]), its messages are of a fixed size ([`message`]), one in
+//! a turn, and its descriptors are looked at before anything is done with them. No program of a pipe sees its memory: each frame is
+//! copied out of the region, and looked at afterwards.
+//!
+//! One client at a time; another waits in the socket's queue. The device writes to no description that a client shares, so that it
+//! wakes no client that sleeps: a client polls, as those of DPDK do. A frame for which the client has no buffer is lost.
+mod message;
+mod rings;
+
+use self::message::{ack, connected, disconnect, hello, Message, Refused, MESSAGE_BYTES};
+use self::rings::{Got, Ring, Shared};
+use super::device::{Device, Taken};
+use pd_abi::pipe::FRAME_BYTES_MAX;
+use rustix::event::epoll;
+use rustix::fs::{fcntl_get_seals, readlinkat, CWD};
+use rustix::io::{Errno, Result};
+use rustix::net::{
+    accept_with, recvmsg, send, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
+};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{sync_channel, SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+/// Turns between two looks at the socket while frames come or go.
+const LOOK_TURNS: u32 = 8;
+/// Time that a client has to connect.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// Frames that no pipe carries which are passed over at a time.
+const SKIPPED_MAX: usize = 16;
+/// Foreign descriptors that wait to be closed.
+const CLOSING_MAX: usize = 8;
+
+/// A client.
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    since: Instant,
+    greeted: bool,
+    memory: Option<Shared>,
+    /// From the client, to the client.
+    rings: [Option<Ring>; 2],
+    /// Edges of it say that frames have come.
+    _bell: Option<OwnedFd>,
+    is_connected: bool,
+}
+
+/// The socket, and the client that it has.
+#[derive(Debug)]
+pub struct Memif {
+    listener: OwnedFd,
+    id: u32,
+    /// Listener, client and bell: a set that the agent's own sleep watches.
+    watched: OwnedFd,
+    client: Option<Client>,
+    frame: Box<[u8]>,
+    len: Option<usize>,
+    turns: u32,
+    /// Frames came or went in this turn.
+    is_busy: bool,
+    missed: u64,
+    /// Closes descriptors whose closing may take as long as a client likes.
+    closer: SyncSender<OwnedFd>,
+    /// Those for which it has no room. Until it has, no client is heard.
+    unclosed: Vec<OwnedFd>,
+}
+
+/// Returns whether closing a descriptor takes no time that a client chooses: memory, or an eventfd.
+fn closes_at_once(fd: &OwnedFd) -> bool {
+    fcntl_get_seals(fd).is_ok() || is_bell(fd)
+}
+
+fn is_bell(fd: &OwnedFd) -> bool {
+    let link = readlinkat(CWD, format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
+    link.is_ok_and(|link| link.as_bytes() == b"anon_inode:[eventfd]")
+}
+
+impl Memif {
+    /// Serves interface `id` on a socket that listens (`SOCK_SEQPACKET`). Starts a thread that closes what takes long to close.
+    ///
+    /// # Errors
+    /// Those of making an epoll set and a thread.
+    pub fn new(listener: OwnedFd, id: u32) -> Result<Self> {
+        let watched = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let (closer, closing) = sync_channel(CLOSING_MAX);
+        let run = move || closing.into_iter().for_each(drop::<OwnedFd>);
+        std::thread::Builder::new().name("pd-close".into()).spawn(run).map_err(|_| Errno::AGAIN)?;
+        let this = Self {
+            listener,
+            id,
+            watched,
+            client: None,
+            frame: vec![0; FRAME_BYTES_MAX.into()].into(),
+            len: None,
+            turns: 0,
+            is_busy: false,
+            missed: 0,
+            closer,
+            unclosed: Vec::new(),
+        };
+        this.watch(&this.listener)?;
+        Ok(this)
+    }
+
+    fn watch(&self, fd: impl AsFd) -> Result<()> {
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&self.watched, fd, epoll::EventData::new_u64(0), edge)
+    }
+
+    /// Closes a descriptor of a client's choice.
+    fn close(&mut self, fd: OwnedFd) {
+        if closes_at_once(&fd) {
+            return;
+        }
+        if let Err(TrySendError::Full(fd) | TrySendError::Disconnected(fd)) = self.closer.try_send(fd) {
+            self.unclosed.push(fd);
+        }
+    }
+
+    /// Looks for a client, or for what it says. Returns whether there was anything.
+    fn look(&mut self) -> bool {
+        for fd in std::mem::take(&mut self.unclosed) {
+            self.close(fd);
+        }
+        if !self.unclosed.is_empty() {
+            return false;
+        }
+        if self.client.is_none() {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let Ok(socket) = accept_with(&self.listener, flags) else { return false };
+            if self.watch(&socket).is_err() || !say(&socket, &hello()) {
+                return true;
+            }
+            let since = Instant::now();
+            let rings = [None, None];
+            self.client = Some(Client {
+                socket,
+                since,
+                greeted: false,
+                memory: None,
+                rings,
+                _bell: None,
+                is_connected: false,
+            });
+        }
+        let Some(client) = &self.client else { return false };
+        match hear(&client.socket) {
+            Heard::Nothing => {
+                if !client.is_connected && client.since.elapsed() > CONNECT_TIME {
+                    self.refuse(Refused("a client connects within five seconds"));
+                }
+                return false;
+            }
+            Heard::End => self.forget(),
+            Heard::Message(bytes, fds) => {
+                let mut fds = fds.into_iter();
+                let mut fd = fds.next();
+                fds.for_each(|more| self.close(more));
+                let answer = Message::read(&bytes).and_then(|message| self.understand(message, &mut fd));
+                if let Some(fd) = fd {
+                    self.close(fd);
+                }
+                match answer {
+                    Ok(Some(answer)) => {
+                        let said = self.client.as_ref().is_some_and(|client| say(&client.socket, &answer));
+                        if !said {
+                            self.forget();
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(why) => self.refuse(why),
+                }
+            }
+        }
+        true
+    }
+
+    /// Does what a client's message says. Takes its descriptor, if it is kept. Returns the answer.
+    fn understand(
+        &mut self,
+        message: Message,
+        fd: &mut Option<OwnedFd>,
+    ) -> std::result::Result<Option<[u8; MESSAGE_BYTES]>, Refused> {
+        let Some(client) = &mut self.client else { return Ok(None) };
+        if client.is_connected && !matches!(message, Message::Ack | Message::Disconnect) {
+            return Err(Refused("nothing changes once frames flow"));
+        }
+        if !client.greeted && !matches!(message, Message::Init { .. } | Message::Disconnect) {
+            return Err(Refused("a client begins with its version"));
+        }
+        match message {
+            Message::Ack => return Ok(None),
+            Message::Init { id } if id == self.id && !client.greeted => client.greeted = true,
+            Message::Init { .. } => return Err(Refused("an interface of another number")),
+            Message::AddRegion { index, bytes } => {
+                if index != 0 || client.memory.is_some() {
+                    return Err(Refused("one region, of number 0"));
+                }
+                let memory = fd.as_ref().ok_or(Refused("a region comes with a descriptor"))?;
+                client.memory = Some(Shared::map(memory, bytes)?);
+            }
+            Message::AddRing { is_ours_to_read, index, region, offset, log } => {
+                let place = &mut client.rings[usize::from(!is_ours_to_read)];
+                if index != 0 || region != 0 || place.is_some() {
+                    return Err(Refused("a ring for each direction, of number 0, in region 0"));
+                }
+                let memory = client.memory.as_ref().ok_or(Refused("a region comes before its rings"))?;
+                *place = Some(Ring::new(memory, offset, log)?);
+                if is_ours_to_read {
+                    client._bell = fd.take_if(|fd| is_bell(fd));
+                    if let Some(bell) = &client._bell {
+                        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                        let watched = epoll::add(&self.watched, bell, epoll::EventData::new_u64(0), edge);
+                        watched.map_err(|_| Refused("its eventfd cannot be watched"))?;
+                    }
+                }
+            }
+            Message::Connect => {
+                if client.rings.iter().any(Option::is_none) {
+                    return Err(Refused("a ring for each direction"));
+                }
+                client.is_connected = true;
+                return Ok(Some(connected()));
+            }
+            Message::Disconnect => {
+                self.forget();
+                return Ok(None);
+            }
+        }
+        Ok(Some(ack()))
+    }
+
+    /// Tells a client why, and hangs up.
+    fn refuse(&mut self, why: Refused) {
+        if let Some(client) = &self.client {
+            say(&client.socket, &disconnect(why));
+        }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.len = None;
+        if let Some(client) = self.client.take() {
+            // Descriptors of the client's own would keep them in the set.
+            let _ = epoll::delete(&self.watched, &client.socket);
+            if let Some(bell) = &client._bell {
+                let _ = epoll::delete(&self.watched, bell);
+            }
+        }
+    }
+
+    /// The memory and a ring of a client that is connected.
+    fn ring(&mut self, to_client: bool) -> Option<(&Shared, &mut Ring)> {
+        let client = self.client.as_mut().filter(|client| client.is_connected)?;
+        Some((client.memory.as_ref()?, client.rings[usize::from(to_client)].as_mut()?))
+    }
+}
+
+/// Sends a message whole, or not.
+fn say(socket: &OwnedFd, message: &[u8; MESSAGE_BYTES]) -> bool {
+    send(socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
+}
+
+enum Heard {
+    Nothing,
+    Message([u8; MESSAGE_BYTES], Vec<OwnedFd>),
+    End,
+}
+
+fn hear(socket: &OwnedFd) -> Heard {
+    let mut bytes = [0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+        Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
+        Ok(got) if got.bytes > 0 => {
+            let mut fds = Vec::new();
+            for item in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(received) = item {
+                    fds.extend(received);
+                }
+            }
+            // What is shorter has zeros behind it.
+            Heard::Message(bytes, fds)
+        }
+        _ => Heard::End,
+    }
+}
+
+impl Device for Memif {
+    fn peek(&mut self) -> Option<&[u8]> {
+        for _ in 0..SKIPPED_MAX {
+            if self.len.is_some() {
+                break;
+            }
+            let mut frame = std::mem::take(&mut self.frame);
+            let got = self.ring(false).map(|(memory, ring)| ring.take(memory, &mut frame));
+            self.frame = frame;
+            match got? {
+                Ok(Got::Frame(len)) => (self.len, self.is_busy) = (Some(len), true),
+                Ok(Got::Skipped) => self.missed += 1,
+                Ok(Got::Nothing) => return None,
+                Err(why) => {
+                    self.refuse(why);
+                    return None;
+                }
+            }
+        }
+        self.len.map(|len| &self.frame[..len])
+    }
+
+    fn advance(&mut self) {
+        self.len = None;
+    }
+
+    fn send(&mut self, frame: &[u8]) -> Taken {
+        match self.ring(true).map(|(memory, ring)| ring.put(memory, frame)) {
+            Some(Ok(true)) => {
+                self.is_busy = true;
+                Taken::Done
+            }
+            Some(Ok(false)) | None => Taken::Lost,
+            Some(Err(why)) => {
+                self.refuse(why);
+                Taken::Lost
+            }
+        }
+    }
+
+    fn flush(&mut self) -> bool {
+        for to_client in [false, true] {
+            if let Some((memory, ring)) = self.ring(to_client) {
+                ring.publish(memory);
+            }
+        }
+        self.turns = self.turns.wrapping_add(1);
+        let is_busy = std::mem::take(&mut self.is_busy);
+        (!is_busy || self.turns % LOOK_TURNS == 0) && self.look()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.watched.as_fd()]
+    }
+
+    fn missed(&self) -> u64 {
+        self.missed
+    }
+}
+
+impl Drop for Memif {
+    fn drop(&mut self) {
+        self.refuse(Refused("the port was removed"));
+    }
+}
