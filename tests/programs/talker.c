@@ -33,10 +33,28 @@ static int dial(const char *ip, int port) {
     return -error;
 }
 
+static void say(const struct sockaddr_storage *address, char *into) {
+    char ip[64];
+    int is6 = address->ss_family == AF_INET6;
+    const struct sockaddr_in *four = (const void *)address;
+    const struct sockaddr_in6 *six = (const void *)address;
+    inet_ntop(address->ss_family, is6 ? (const void *)&six->sin6_addr : (const void *)&four->sin_addr, ip, sizeof ip);
+    sprintf(into, "%s %d", ip, ntohs(is6 ? six->sin6_port : four->sin_port));
+}
+
+/* Who connected to a listener last. */
+static char last_peer[96] = "-";
+
 /* Greets, and reads all that comes. */
 static void *swallow(void *arg) {
     static __thread char bytes[1 << 16];
     int fd = (long)arg;
+    struct sockaddr_storage peer;
+    socklen_t len = sizeof peer;
+    if (!getpeername(fd, (struct sockaddr *)&peer, &len)) {
+        say(&peer, last_peer);
+        *strchr(last_peer, ' ') = 0;
+    }
     if (write(fd, "h", 1) == 1) {
         while (read(fd, bytes, sizeof bytes) > 0) {}
     }
@@ -57,15 +75,6 @@ static void *serve(void *arg) {
 /* What a transparent proxy has seen: connections, what the last one asked for, and whose it was. */
 static int seen;
 static char seen_asked[96] = "-", seen_peer[96] = "-";
-
-static void say(const struct sockaddr_storage *address, char *into) {
-    char ip[64];
-    int is6 = address->ss_family == AF_INET6;
-    const struct sockaddr_in *four = (const void *)address;
-    const struct sockaddr_in6 *six = (const void *)address;
-    inet_ntop(address->ss_family, is6 ? (const void *)&six->sin6_addr : (const void *)&four->sin_addr, ip, sizeof ip);
-    sprintf(into, "%s %d", ip, ntohs(is6 ? six->sin6_port : four->sin_port));
-}
 
 struct ends {
     int from, to;
@@ -189,6 +198,8 @@ int main(void) {
             printf("ok \n");
         } else if (strcmp(line, "seen\n") == 0) {
             printf("ok %d %s %s\n", seen, seen_asked, seen_peer);
+        } else if (strcmp(line, "last\n") == 0) {
+            printf("ok %s\n", last_peer);
         } else if (sscanf(line, "peer %d", &name) == 1) {
             /* Where a connection leads, as the program sees it. */
             struct sockaddr_storage peer;

@@ -51,6 +51,13 @@ impl Scene {
     }
 }
 
+impl Scene {
+    /// A program in the namespace of this letter of another network.
+    pub fn start_in(&self, network: &Network, letter: &str, way: Way) -> Puppet {
+        self.talkers.start(&self.driver, network, letter, way)
+    }
+}
+
 /// `talker`, dynamic and static.
 struct Talkers {
     dynamic: PathBuf,

@@ -1,6 +1,9 @@
 //! Networks of tenants that use the same addresses, in real network namespaces.
+use pd_driver::admin::{Answer, Ask};
+use pd_tests::talker::{connect, tenant, Scene, Way};
 use pd_tests::{is_root, peer_path, Network, Puppet, TestDriver};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A policy with a network of each name, of the namespaces of each of these.
 fn policy(networks: &[(&str, &[String])]) -> String {
@@ -93,4 +96,258 @@ fn a_new_policy_ends_connections_that_cross_networks_and_no_others() {
     a.ok(&format!("connect e {to}"));
     b.ok("accept t l");
     exchange(&mut a, "e", &mut b, "t", 2);
+}
+
+/// Red and blue with a and b each, which have 10.77.0.1 and 10.77.0.2.
+struct Two {
+    scene: Scene,
+    blue: Network,
+    networks: String,
+}
+
+/// In blue 10.9.0.0/24 means red, in red 10.8.0.0/24 means blue. The same of IPv6.
+const MAPS: &str = r#"
+    [[map]]
+    from = "blue"
+    prefix = "10.9.0.0/24"
+    to = "red"
+    at = "10.77.0.0/24"
+    [[map]]
+    from = "red"
+    prefix = "10.8.0.0/24"
+    to = "blue"
+    at = "10.77.0.0/24"
+    [[map]]
+    from = "blue"
+    prefix = "fd09::/64"
+    to = "red"
+    at = "fd77::/64"
+    [[map]]
+    from = "red"
+    prefix = "fd08::/64"
+    to = "blue"
+    at = "fd77::/64"
+"#;
+
+impl Two {
+    fn new() -> Option<Self> {
+        let scene = Scene::of(&["a", "b"])?;
+        let blue = Network::new();
+        let members = |network: &Network| ["a", "b"].map(|letter| network.namespace(letter));
+        let networks = tenant(&scene.network, "red", &["a", "b"], "")
+            + &tenant(&blue, "blue", &["a", "b"], "")
+            + &policy(&[("red", &members(&scene.network)), ("blue", &members(&blue))]);
+        Some(Self { scene, blue, networks })
+    }
+
+    fn red(&self, letter: &str, way: Way) -> Puppet {
+        self.scene.start(letter, way)
+    }
+
+    fn blue(&self, letter: &str, way: Way) -> Puppet {
+        self.scene.start_in(&self.blue, letter, way)
+    }
+
+    /// Connections ended on the fabric, and on the kernel.
+    fn apply(&self, more: &str) -> (u64, u64) {
+        match self.scene.driver.tell(&Ask::Apply { text: format!("{}\n{more}", self.networks) }) {
+            Answer::Applied { cut, cut_on_kernel, kept_on_kernel: 0, not_on_kernel: None } => {
+                (cut, cut_on_kernel)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+const WAYS: [Way; 4] = [Way::Library("default"), Way::Library("short"), Way::Static, Way::Plain];
+
+/// A rule about red's is none about blue's, though the addresses are the same; and a service leads to the own network's backend.
+#[test]
+fn rules_and_services_hold_for_each_network_by_itself() {
+    let Some(two) = Two::new() else { return };
+    let (mut red, mut blue) = (two.red("b", Way::Static), two.blue("b", Way::Static));
+    for server in [&mut red, &mut blue] {
+        server.ok("listen 7400");
+        server.ok("listen 7401");
+    }
+    let rules = |port: u16, to: &str| {
+        format!(
+            "[[rule]]\nto = \"{to}\"\nport = {port}\naction = \"deny\"\n\
+             [[service]]\naddress = \"10.96.0.1:80\"\nbackends = [\"10.77.0.2:7400\"]\n"
+        )
+    };
+    two.apply(&rules(7401, "red"));
+    for way in WAYS {
+        let (mut a, mut other) = (two.red("a", way), two.blue("a", way));
+        assert_eq!(connect(&mut a, way, 0, "10.77.0.2", 7400), 0, "{way:?}");
+        assert_eq!(connect(&mut a, way, 1, "10.77.0.2", 7401), libc::EACCES, "{way:?}");
+        assert_eq!(connect(&mut other, way, 1, "10.77.0.2", 7401), 0, "{way:?}: blue's");
+        assert_eq!(connect(&mut a, way, 2, "10.96.0.1", 80), 0, "{way:?}");
+        assert_eq!(connect(&mut other, way, 2, "10.96.0.1", 80), 0, "{way:?}");
+    }
+    // Open connections of the one end, and those of the other stay.
+    let (mut a, mut other) = (two.red("a", Way::Static), two.blue("a", Way::Static));
+    for client in [&mut a, &mut other] {
+        assert_eq!(connect(client, Way::Static, 3, "10.77.0.2", 7400), 0);
+        assert_eq!(connect(client, Way::Static, 4, "10.96.0.1", 80), 0);
+    }
+    let (_, on_kernel) = two.apply(&rules(7400, "blue"));
+    assert!(on_kernel >= 2, "{on_kernel}");
+    for name in [3, 4] {
+        let errno: i32 = other.ok(&format!("end {name}")).parse().unwrap();
+        assert!([libc::ECONNABORTED, libc::ECONNRESET].contains(&errno), "{errno}");
+        assert_eq!(a.ask(&format!("end {name} 50")).unwrap_err().0, libc::ETIMEDOUT, "red's");
+    }
+    assert_eq!(connect(&mut other, Way::Static, 5, "10.96.0.1", 80), libc::EACCES);
+    assert_eq!(connect(&mut a, Way::Static, 5, "10.96.0.1", 80), 0);
+}
+
+/// Each side sees a name that holds in its own network, rules are about the real address, and the kernel has no way.
+#[test]
+fn a_mapped_address_reaches_the_other_network() {
+    let Some(two) = Two::new() else { return };
+    two.apply(MAPS);
+    let (mut red, mut blue) = (two.red("b", Way::Native), two.blue("a", Way::Native));
+    for (seed, (address, mapped, seen)) in
+        [("10.77.0.2", "10.9.0.2", "10.8.0.1"), ("[fd77::2]", "[fd09::2]", "[fd08::1]")]
+            .into_iter()
+            .enumerate()
+    {
+        red.ok(&format!("listen l {address}:7410 8"));
+        let [local, peer] = ends(&blue.ok(&format!("connect c {mapped}:7410")));
+        assert_eq!(peer, format!("{mapped}:7410"));
+        let [own, from] = ends(&red.ok("accept s l"));
+        assert_eq!(own, format!("{address}:7410"));
+        let port = local.rsplit(':').next().unwrap();
+        assert_eq!(from, format!("{seen}:{port}"), "as red names it");
+        exchange(&mut blue, "c", &mut red, "s", seed as u32 + 1);
+        exchange(&mut red, "s", &mut blue, "c", seed as u32 + 3);
+        // And back by the name.
+        blue.ok(&format!("listen k {}:7411 8", if seed == 0 { "10.77.0.1" } else { "[fd77::1]" }));
+        red.ok(&format!("connect d {seen}:7411"));
+        let [_, from] = ends(&blue.ok("accept t k"));
+        assert!(from.starts_with(&format!("{mapped}:")), "{from}");
+        for name in ["close c", "close k", "close t"] {
+            blue.ok(name);
+        }
+        for name in ["close l", "close s", "close d"] {
+            red.ok(name);
+        }
+    }
+    // Unmodified programs without the kernel.
+    let (mut server, mut client) =
+        (two.red("b", Way::Library("short")), two.blue("a", Way::Library("short")));
+    server.ok("listen 7412");
+    // The library listens on the fabric once the program accepts.
+    let end = Instant::now() + Duration::from_secs(20);
+    while connect(&mut client, Way::Library("short"), 0, "10.9.0.2", 7412) != 0 {
+        assert!(Instant::now() < end, "never on the fabric");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!((client.ok("peer 0"), server.ok("last")), ("10.9.0.2 7412".to_owned(), "10.8.0.1".to_owned()));
+    // On the kernel there is no way, which is said at once, whatever its routes are.
+    let space = two.blue.namespace("a");
+    assert!(pd_tests::ip(&format!("-n {space} route add default dev eth0")));
+    for way in [Way::Static, Way::Plain, Way::Library("default")] {
+        let begin = Instant::now();
+        assert_eq!(connect(&mut two.blue("a", way), way, 0, "10.9.0.2", 7412), libc::EHOSTUNREACH, "{way:?}");
+        assert!(begin.elapsed() < Duration::from_secs(2), "{way:?}: at once");
+    }
+    // Rules are about what it means.
+    red.ok("listen l 10.77.0.2:7413 8");
+    blue.ok("connect e 10.9.0.2:7413");
+    red.ok("accept u l");
+    let rule = "[[rule]]\nfrom = \"blue\"\nto = \"red\"\naddress = \"10.77.0.2\"\naction = \"deny\"\n";
+    assert!(two.apply(&format!("{MAPS}{rule}")).0 >= 2);
+    let (errno, _) = blue.ask("recv e 1 0 1").unwrap_err();
+    assert_eq!(errno, libc::ECONNRESET);
+    assert_eq!(connect(&mut blue, Way::Native, 1, "10.9.0.2", 7413), libc::EACCES);
+    for way in [Way::Static, Way::Library("short")] {
+        assert_eq!(connect(&mut two.blue("a", way), way, 0, "10.9.0.2", 7413), libc::EACCES, "{way:?}");
+    }
+}
+
+/// The local and the peer's address of a stream.
+fn ends(said: &str) -> [String; 2] {
+    let mut words = said.split_whitespace().map(str::to_owned);
+    [(); 2].map(|()| words.next().expect("an address"))
+}
+
+#[test]
+fn a_map_that_changes_ends_its_connections_and_no_others() {
+    let Some(two) = Two::new() else { return };
+    two.apply(MAPS);
+    let (mut red, mut blue) = (two.red("b", Way::Native), two.blue("a", Way::Native));
+    let mut blue_b = two.blue("b", Way::Native);
+    red.ok("listen l 10.77.0.2:7420 8");
+    blue_b.ok("listen l 10.77.0.2:7420 8");
+    blue.ok("connect c 10.9.0.2:7420");
+    red.ok("accept s l");
+    blue.ok("connect own 10.77.0.2:7420");
+    blue_b.ok("accept s l");
+    // One more map changes nothing of theirs.
+    let more = "[[map]]\nfrom = \"blue\"\nprefix = \"10.10.0.0/24\"\nto = \"red\"\nat = \"10.77.0.0/24\"\n";
+    assert_eq!(two.apply(&format!("{MAPS}{more}")), (0, 0));
+    exchange(&mut blue, "c", &mut red, "s", 1);
+    // Another prefix for red's: the name no longer holds.
+    assert_eq!(two.apply(&MAPS.replace("10.9.0.0/24", "10.11.0.0/24")).0, 1);
+    for (puppet, name) in [(&mut blue, "c"), (&mut red, "s")] {
+        assert_eq!(puppet.ask(&format!("recv {name} 1 0 1")).unwrap_err().0, libc::ECONNRESET);
+    }
+    exchange(&mut blue, "own", &mut blue_b, "s", 2);
+    let gone = connect(&mut blue, Way::Native, 1, "10.9.0.2", 7420);
+    assert!([libc::EHOSTUNREACH, libc::ENETUNREACH].contains(&gone), "{gone}");
+    assert_eq!(connect(&mut blue, Way::Native, 2, "10.11.0.2", 7420), 0);
+    // The way back alone: red's name of blue.
+    red.ok("accept t l");
+    assert_eq!(
+        two.apply(&MAPS.replace("10.9.0.0/24", "10.11.0.0/24").replace("10.8.0.0/24", "10.12.0.0/24")).0,
+        1
+    );
+    // A mistake changes nothing.
+    let wrong =
+        Ask::Apply { text: format!("{}\n{}", two.networks, MAPS.replace("to = \"red\"", "to = \"green\"")) };
+    let why = pd_driver::admin::ask(two.scene.driver.admin_socket(), &wrong).unwrap_err().to_string();
+    assert!(why.contains("'green' is no network"), "{why}");
+    assert_eq!(connect(&mut blue, Way::Native, 3, "10.11.0.2", 7420), 0);
+}
+
+/// The test prints what a connect costs with each, on the kernel and by a map on the fabric.
+#[test]
+fn ten_thousand_rules_and_a_hundred_maps_bind_as_a_few_do() {
+    let Some(two) = Two::new() else { return };
+    let mut server = two.blue("b", Way::Static);
+    server.ok("listen 7430");
+    let mut red = two.red("b", Way::Native);
+    red.ok("listen l 10.77.0.2:7431 512");
+    let (mut client, mut native) = (two.blue("a", Way::Static), two.blue("a", Way::Native));
+    let rules = |count: u16| -> String {
+        let one = |n: u16| format!("[[rule]]\nfrom = \"blue\"\nport = {}\naction = \"deny\"\n", 10_000 + n);
+        (0..count).map(one).collect()
+    };
+    let maps = |count: u16| -> String {
+        let one = |n: u16| {
+            let of = |from, to, net| {
+                format!("[[map]]\nfrom = \"{from}\"\nprefix = \"10.{net}.{n}.0/24\"\nto = \"{to}\"\nat = \"10.77.0.0/24\"\n")
+            };
+            of("blue", "red", 9) + &of("red", "blue", 8)
+        };
+        (0..count).map(one).collect()
+    };
+    for (count, half) in [(10, 1), (10, 50), (10_000, 50)] {
+        let begin = Instant::now();
+        two.apply(&(rules(count) + &maps(half)));
+        let applied = begin.elapsed();
+        let last = 10_000 + count - 1;
+        assert_eq!(connect(&mut client, Way::Static, 9, "10.77.0.2", last), libc::EACCES);
+        assert_eq!(connect(&mut client, Way::Static, 9, &format!("10.9.{}.2", half - 1), last), libc::EACCES);
+        assert_eq!(connect(&mut client, Way::Static, 9, "10.77.0.2", 7430), 0);
+        let median = client.ok("times 10.77.0.2 7430 500");
+        let begin = Instant::now();
+        native.ok(&format!("connect-many c 10.9.{}.2:7431 200", half - 1));
+        let each = begin.elapsed() / 200;
+        red.ok("accept-many s l 200");
+        let policy = format!("{count} rules, {} maps", 2 * half);
+        eprintln!("{policy}: applied in {applied:?}, median connect {median} us on the kernel, mean {each:?} by a map");
+    }
 }

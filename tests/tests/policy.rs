@@ -291,8 +291,13 @@ fn a_client_does_not_choose_its_tenant() {
         Puppet::new(stage.driver.spawn(&mut command))
     };
     let mut first = inside(&["unshare", "--net"]);
-    let ask =
-        Ask::Register { name: name.clone(), tenant: "jailed".into(), pid: first.pid(), addresses: vec![] };
+    let ask = Ask::Register {
+        name: name.clone(),
+        tenant: "jailed".into(),
+        pid: first.pid(),
+        addresses: vec![],
+        network: None,
+    };
     // Once it is in its group.
     while std::fs::read_to_string(format!("/proc/{}/comm", first.pid())).is_ok_and(|comm| comm != "peer\n") {
         std::thread::yield_now();

@@ -6,7 +6,8 @@ pub use crate::pipes::report::{
     PipeReport, PipesReport, PortReport, PortSpec, TapOf, TapReport, TenantCounts, TenantPipes,
 };
 use crate::policy::via::OnFailure;
-use crate::policy::{Balance, Path as BytesPath};
+use crate::policy::{moved, Balance, Path as BytesPath};
+use ipnet::IpNet;
 use pd_shm::counters::CounterView;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::net::{
@@ -55,6 +56,14 @@ pub enum Ask {
         pid: u32,
         /// Its addresses.
         addresses: Vec<IpAddr>,
+        /// The network of the policy that it is run in; none: as the policy says.
+        #[serde(default)]
+        network: Option<String>,
+    },
+    /// What a container in a network of the policy needs: [`NetworkReport`].
+    Network {
+        /// Its name.
+        name: String,
     },
     /// Make a port for pipes.
     PortAdd {
@@ -104,6 +113,8 @@ pub enum Answer {
     Kernel(Box<KernelReport>),
     /// To [`Ask::Policy`].
     Policy(Box<PolicyReport>),
+    /// To [`Ask::Network`].
+    Network(Box<NetworkReport>),
     /// To [`Ask::Pipes`].
     Pipes(Box<PipesReport>),
     /// To [`Ask::Tap`], with five descriptors: three files, a doorbell, and a pipe whose end ends the tap. When these are mapped and
@@ -123,6 +134,34 @@ pub enum Answer {
         #[serde(default)]
         not_on_kernel: Option<String>,
     },
+}
+
+/// A network of the policy, as `pd run --network` needs it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct NetworkReport {
+    /// Ranges that containers get their addresses of, like `10.0.0.0/24`.
+    pub ranges: Vec<String>,
+    /// Its addresses that mean those of other networks.
+    pub maps: Vec<MapReport>,
+}
+
+/// Addresses of a network that mean those of another one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MapReport {
+    /// The addresses, like `10.9.0.0/24`.
+    pub prefix: String,
+    /// The other network.
+    pub to: String,
+    /// Those there that they mean.
+    pub at: String,
+}
+
+impl MapReport {
+    /// The address that means `ip` of the other network, if one does.
+    pub fn seen(&self, ip: IpAddr) -> Option<IpAddr> {
+        let (prefix, at): (IpNet, IpNet) = (self.prefix.parse().ok()?, self.at.parse().ok()?);
+        at.contains(&ip).then(|| moved(ip, &prefix))
+    }
 }
 
 /// The driver at a moment.

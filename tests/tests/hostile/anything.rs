@@ -199,7 +199,13 @@ impl Client<'_> {
             4 => ask_of(&Ask::Apply { text: "[[rule]]\nfrom = 7".into() }),
             5 => {
                 let (name, tenant) = ("none".into(), "none".into());
-                ask_of(&Ask::Register { name, tenant, pid: u32::MAX - 7, addresses: Vec::new() })
+                ask_of(&Ask::Register {
+                    name,
+                    tenant,
+                    pid: u32::MAX - 7,
+                    addresses: Vec::new(),
+                    network: None,
+                })
             }
             _ => {
                 let mut bytes = vec![0; self.random.below(3000) as usize];

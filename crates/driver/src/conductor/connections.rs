@@ -6,7 +6,7 @@ use super::tenants::{Reached, Traffic};
 use super::twins::Twin;
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
 use crate::service::Chosen;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// See the module.
@@ -68,12 +68,25 @@ pub struct Connection {
     pub counted: bool,
     /// The listener's address.
     pub reached: SocketAddr,
+    /// Names of its ends, if these are in two networks.
+    pub mapped: Option<Mapped>,
     /// The service through which it came there.
     pub through: Option<Chosen>,
     /// If it belongs to a connection of the kernel.
     pub twin: Option<Box<Twin>>,
     /// On the direct path.
     pub direct: Option<Box<Direct>>,
+}
+
+/// Addresses by which the ends of a connection between two networks know each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// That of the accepting side in the connecting side's network.
+    pub name: IpAddr,
+    /// That of the connecting side in its own network.
+    pub own: IpAddr,
+    /// The same in the accepting side's network.
+    pub seen: IpAddr,
 }
 
 /// A connection as it begins.
@@ -83,6 +96,7 @@ pub struct NewConnection {
     pub serial: u64,
     pub tenants: [TenantId; 2],
     pub reached: SocketAddr,
+    pub mapped: Option<Mapped>,
     pub through: Option<Chosen>,
     pub twin: Option<Box<Twin>>,
     pub direct: Option<Box<Direct>>,
@@ -126,7 +140,8 @@ impl Connections {
     pub fn begin(&mut self, mut reserved: Reservation, new: NewConnection) {
         reserved.free = None;
         let id = reserved.id;
-        let NewConnection { sides, movers, serial, tenants, reached, through, twin, direct, counted } = new;
+        let NewConnection { sides, movers, serial, tenants, reached, mapped, through, twin, direct, counted } =
+            new;
         // Only the accepting side of a twin has nobody.
         let life = sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
         let (settled, cut) = Default::default();
@@ -140,6 +155,7 @@ impl Connections {
             cut,
             counted,
             reached,
+            mapped,
             through,
             twin,
             direct,
@@ -203,6 +219,7 @@ mod tests {
             serial: 1,
             tenants: [TenantId::default(); 2],
             reached: ([0; 4], 0).into(),
+            mapped: None,
             through: None,
             twin: None,
             direct: None,

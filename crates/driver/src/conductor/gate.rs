@@ -1,6 +1,7 @@
 //! The conductor's side of the gate ([`crate::gate`]): a policy is staged on the kernel, and then in force on both sides or on none.
 //!
 //! Who comes and goes is told as it happens, each in the time of its own: the gate is never told all of it but with a policy.
+use super::names::NetworkId;
 use super::tenants::{places, Facts};
 use super::{Conductor, Registration};
 use crate::admin::{Answer, KernelHalf};
@@ -9,7 +10,7 @@ use crate::hash::HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::TenantId;
 use crate::metrics::Metrics;
-use crate::policy::{is_below, Policy};
+use crate::policy::{is_below, Maps, Policy};
 use crate::service::{Chosen, Slots};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -28,8 +29,8 @@ pub(super) struct Teller {
     residents: Residents,
     /// Tenants whose names it knows.
     tenants: usize,
-    /// Whose namespaces are as it knows, by the policy in force, and whether containers are registered there.
-    told: HashMap<NamespaceId, (TenantId, bool)>,
+    /// Whose namespaces are as it knows, by the policy in force, in which networks, and whether containers are registered there.
+    told: HashMap<NamespaceId, (TenantId, NetworkId, bool)>,
     /// A policy is being put in force here: the gate is told afterwards.
     is_quiet: bool,
     /// What has changed since it was given a policy to stage.
@@ -241,7 +242,7 @@ impl Conductor {
     }
 
     /// Tells the gate of a network namespace, if it knows otherwise.
-    fn tell_of_space(&mut self, id: NamespaceId) {
+    pub(super) fn tell_of_space(&mut self, id: NamespaceId) {
         if self.gate.gate.is_err() {
             return;
         }
@@ -295,8 +296,8 @@ impl Conductor {
         }
     }
 
-    /// Whose a network namespace is, and whether a container is registered there; nothing if nobody is there.
-    pub(super) fn standing(&self, id: NamespaceId) -> Option<(TenantId, bool)> {
+    /// Whose a network namespace is, its network, and whether a container is registered there; nothing if nobody is there.
+    pub(super) fn standing(&self, id: NamespaceId) -> Option<(TenantId, NetworkId, bool)> {
         if !self.names.knows(id) {
             return None;
         }
@@ -304,13 +305,14 @@ impl Conductor {
         let container = registration.map(|r| (&*r.name, &*r.tenant));
         let named = self.tenants.find(&Facts { namespace: id, cgroup: None, container });
         let inside = self.gate.residents.only(id).filter(|_| named == TenantId::default());
-        Some((inside.unwrap_or(named), registration.is_some()))
+        Some((inside.unwrap_or(named), self.names.network(id), registration.is_some()))
     }
 
     fn space(&self, id: NamespaceId) -> Option<Space> {
-        let (tenant, _) = self.standing(id)?;
+        let (tenant, network, _) = self.standing(id)?;
         let (container, addresses) = registered(self.names.registration(id));
-        Some(Space { file: Arc::clone(self.names.file(id)?), tenant, container, addresses })
+        let (file, network) = (Arc::clone(self.names.file(id)?), network.number());
+        Some(Space { file, tenant, network, container, addresses })
     }
 
     /// Whose a control group is, if the policy names it or a container has it.
@@ -327,7 +329,9 @@ impl Conductor {
     }
 
     /// Everything that a policy can name, by that policy.
-    fn world(&self, policy: &Policy) -> World {
+    fn world(&mut self, policy: &Policy) -> World {
+        let networks = self.networks_by(policy);
+        let numbers = self.number_networks(policy);
         let places = places(policy);
         let find = |facts: &Facts<'_>| self.tenants.find_by(policy, &places, facts);
         // Clients are not sorted by it yet.
@@ -338,14 +342,24 @@ impl Conductor {
             let facts = Facts { namespace: home, cgroup: identity.cgroup.as_deref(), container };
             residents.enter(identity.namespace, find(&facts));
         }
-        let mut world = World::default();
+        let maps = Arc::new(Maps::new(&policy.maps, |name| numbers.get(name).copied().unwrap_or_default()));
+        let mut world = World { maps, ..World::default() };
+        for network in &policy.networks {
+            let number = numbers.get(&*network.name).copied().unwrap_or_default();
+            world.network_files.extend(network.namespaces.iter().map(|path| (path.clone(), number)));
+            let tenants = network.tenants.iter().filter_map(|name| self.tenants.id(name));
+            for tenant in tenants {
+                world.tenant_networks.entry(tenant).or_insert(number);
+            }
+        }
         for (id, file, registration) in self.names.known() {
             let container = registration.map(|r| (&*r.name, &*r.tenant));
             let named = find(&Facts { namespace: id, cgroup: None, container });
             let inside = residents.only(id).filter(|_| named == TenantId::default());
             let (container, addresses) = registered(registration);
             let tenant = inside.unwrap_or(named);
-            let space = Space { file: Arc::clone(file), tenant, container, addresses };
+            let network = networks.get(&id).copied().unwrap_or_default().number();
+            let space = Space { file: Arc::clone(file), tenant, network, container, addresses };
             world.spaces.insert(id, space);
         }
         for tenant in &policy.tenants {

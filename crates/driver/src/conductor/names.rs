@@ -12,6 +12,7 @@ use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Slot};
 use crate::messages::Payer;
+use crate::policy::Maps;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use ports::Ports;
 use rustix::io::Errno;
@@ -39,6 +40,11 @@ impl NetworkId {
         Self(number)
     }
 
+    /// Its number.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
     /// Tells whether it is that of all namespaces that the policy puts nowhere else.
     pub fn is_common(self) -> bool {
         self == Self::default()
@@ -54,12 +60,17 @@ pub struct Registration {
     pub tenant: String,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
+    /// The network that it was run in, by name.
+    #[serde(default)]
+    pub network: Option<String>,
 }
 
 #[derive(Default)]
 pub struct Names {
     namespaces: HashMap<NamespaceId, Namespace>,
     owners: HashMap<(NetworkId, IpAddr), NamespaceId>,
+    /// Addresses of one network that mean those of another one. Nobody owns them where they are only names.
+    maps: Maps<NetworkId>,
     ports: HashMap<NamespaceId, Ports>,
     /// Bindings that each payer has.
     paid: HashMap<Payer, usize>,
@@ -156,15 +167,58 @@ impl Names {
         self.owners.retain(|_, owner| *owner != id);
         self.changes += 1;
         let registered = namespace.registration.iter().flat_map(|registration| &registration.addresses);
-        for &ip in registered {
+        for &ip in registered.filter(|ip| self.maps.real(network, canonical(**ip)).is_none()) {
             self.owners.entry((network, ip)).or_insert(id);
         }
         true
     }
 
-    /// The owner of an address in the network of a namespace.
+    /// These maps hold from now on.
+    pub fn set_maps(&mut self, maps: Maps<NetworkId>) {
+        if self.maps == maps {
+            return;
+        }
+        self.maps = maps;
+        self.changes += 1;
+        let is_name = |network: NetworkId, ip: IpAddr| self.maps.real(network, canonical(ip)).is_some();
+        self.owners.retain(|(network, ip), _| !is_name(*network, *ip));
+        for (id, namespace) in &mut self.namespaces {
+            namespace.claimed_at = None;
+            let registered = namespace.registration.iter().flat_map(|registration| &registration.addresses);
+            for &ip in registered.filter(|ip| !is_name(namespace.network, **ip)) {
+                self.owners.entry((namespace.network, ip)).or_insert(*id);
+            }
+        }
+    }
+
+    /// The network and the address there that an address means in a namespace.
+    pub fn place(&self, id: NamespaceId, ip: IpAddr) -> (NetworkId, IpAddr) {
+        let network = self.network(id);
+        self.maps.real(network, canonical(ip)).unwrap_or((network, ip))
+    }
+
+    /// Tells whether an address means one of another network in a namespace.
+    pub fn is_mapped(&self, id: NamespaceId, ip: IpAddr) -> bool {
+        self.maps.real(self.network(id), canonical(ip)).is_some()
+    }
+
+    /// The address under which the namespace `viewer` sees one of the namespace `owner`; none: it sees it under no one.
+    pub fn seen(&self, viewer: NamespaceId, owner: NamespaceId, ip: IpAddr) -> Option<IpAddr> {
+        self.seen_in(self.network(viewer), owner, ip)
+    }
+
+    /// The same of whoever is in a network.
+    pub fn seen_in(&self, viewer: NetworkId, owner: NamespaceId, ip: IpAddr) -> Option<IpAddr> {
+        let network = self.network(owner);
+        match viewer == network {
+            true => Some(ip),
+            false => self.maps.seen(viewer, network, canonical(ip)),
+        }
+    }
+
+    /// The owner of an address in the network of a namespace, or of what it means there.
     fn owner(&self, id: NamespaceId, ip: IpAddr) -> Option<NamespaceId> {
-        self.owners.get(&(self.network(id), ip)).copied()
+        self.owners.get(&self.place(id, ip)).copied()
     }
 
     /// Takes note of the addresses that a namespace holds, as somebody has read them in the time that it took. Where they cannot
@@ -196,7 +250,7 @@ impl Names {
             return Vec::new();
         }
         let is_stale = |id: &NamespaceId| self.namespaces.get(id).is_some_and(|n| n.is_stale(as_of));
-        let network = self.network(id);
+        let (network, _) = self.place(id, ip);
         match self.owner(id, ip) {
             None if reach => {
                 let members = self.namespaces.iter().filter(|(_, namespace)| namespace.network == network);
@@ -243,9 +297,12 @@ impl Names {
     /// Takes note of what `pd run` says. The namespace must have been entered.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another namespace holds one of the addresses.
+    /// `EADDRINUSE` if another namespace holds one of the addresses, `EADDRNOTAVAIL` if it means another network's there.
     pub fn register(&mut self, id: NamespaceId, registration: Registration) -> Result<(), Errno> {
         for &ip in &registration.addresses {
+            if self.is_mapped(id, ip) {
+                return Err(Errno::ADDRNOTAVAIL);
+            }
             if self.claimed_owner(id, ip).is_some_and(|owner| owner != id) {
                 return Err(Errno::ADDRINUSE);
             }
@@ -281,7 +338,8 @@ impl Names {
             *owner != id || held.contains_key(ip) || registered.is_some_and(|r| r.contains(ip))
         });
         self.changes += u64::from(self.owners.len() != before);
-        for &ip in held.keys().filter(|ip| !is_local(**ip)) {
+        let is_name = |ip: IpAddr| self.maps.real(network, canonical(ip)).is_some();
+        for &ip in held.keys().filter(|ip| !is_local(**ip) && !is_name(**ip)) {
             self.owners.entry((network, ip)).or_insert(id);
         }
         namespace.claimed_at = Some(self.changes);
@@ -391,7 +449,7 @@ impl Names {
             return Ok(id);
         }
         if self.owner(id, ip).is_none() {
-            let network = self.network(id);
+            let (network, _) = self.place(id, ip);
             let members = self.namespaces.iter().filter(|(_, namespace)| namespace.network == network);
             let members: Vec<_> = members.map(|(other, _)| *other).collect();
             members.into_iter().for_each(|other| self.claim(other));
@@ -421,6 +479,7 @@ impl Names {
     fn listeners(&mut self, id: NamespaceId, to: SocketAddr) -> Result<(&mut Vec<Binding>, usize), Errno> {
         let ip = canonical(to.ip());
         let target = self.namespace_of(id, ip)?;
+        let (_, ip) = self.place(id, ip);
         let list =
             self.ports.get_mut(&target).and_then(|ports| ports.at(to.port())).ok_or(Errno::CONNREFUSED)?;
         let fits = |b: &&Binding| b.listening && b.accepts(ip);
@@ -438,12 +497,13 @@ impl Names {
             return SocketAddr::new(own, port);
         }
         self.claim(id);
-        let (owners, network) = (&self.owners, self.network(id));
+        let (owners, network, (there, _)) = (&self.owners, self.network(id), self.place(id, ip));
         let best = self.namespaces.get(&id).and_then(|namespace| {
             let usable = namespace.addresses.iter().filter(|(own, _)| {
                 own.is_ipv4() == ip.is_ipv4()
                     && !is_local(**own)
                     && owners.get(&(network, **own)) == Some(&id)
+                    && self.seen_in(there, id, **own).is_some()
             });
             usable.max_by_key(|(own, prefix)| (same_prefix(**own, ip, **prefix), **own)).map(|(own, _)| *own)
         });
@@ -522,6 +582,7 @@ fn same_prefix(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 mod tests {
     use super::*;
     use crate::ids::TenantId;
+    use crate::policy::AddressMap;
 
     fn id(inode: u64) -> NamespaceId {
         NamespaceId::for_test(inode)
@@ -553,7 +614,7 @@ mod tests {
 
     fn registration(addresses: &[&str]) -> Registration {
         let addresses = addresses.iter().map(|a| a.parse().unwrap()).collect();
-        Registration { name: "a".into(), tenant: "t".into(), addresses }
+        Registration { name: "a".into(), tenant: "t".into(), addresses, network: None }
     }
 
     #[test]
@@ -759,6 +820,64 @@ mod tests {
         assert!(!names.holds(id(3), "10.0.0.1".parse().unwrap()));
         names.leave(id(1));
         assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(3, 1)));
+    }
+
+    fn maps(list: &[(u32, &str, u32, &str)]) -> Maps<NetworkId> {
+        let map = |&(from, prefix, to, at): &(u32, &str, u32, &str)| AddressMap {
+            from: from.to_string(),
+            prefix: prefix.parse().unwrap(),
+            to: to.to_string(),
+            at: at.parse().unwrap(),
+        };
+        let list: Vec<_> = list.iter().map(map).collect();
+        Maps::new(&list, |name| NetworkId::at(name.parse().unwrap()))
+    }
+
+    #[test]
+    fn a_mapped_address_means_one_of_the_other_network() {
+        let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.1", "10.9.0.1"]), (3, &["10.0.0.7"])]);
+        for (inode, network) in [(1, 1), (2, 2), (3, 2)] {
+            names.set_network(id(inode), NetworkId::at(network));
+        }
+        // By its own address in 2, before anybody maps it.
+        assert!(names.holds(id(2), "10.9.0.1".parse().unwrap()));
+        for inode in [1, 2] {
+            names.bind_alone(id(inode), at("10.0.0.1:80"), false, own(inode as u16, 1)).unwrap();
+            names.listen(id(inode), 80, own(inode as u16, 1));
+        }
+        let both = [(2, "10.9.0.0/24", 1, "10.0.0.0/24"), (1, "10.8.0.0/30", 2, "10.0.0.0/30")];
+        names.set_maps(maps(&both));
+        assert_eq!(names.listener(id(2), at("10.9.0.1:80")), Ok(own(1, 1)));
+        assert_eq!(names.listener(id(2), at("[::ffff:10.9.0.1]:80")), Ok(own(1, 1)));
+        assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(2, 1)));
+        assert_eq!(names.listener(id(1), at("10.8.0.1:80")), Ok(own(2, 1)));
+        assert_eq!(names.listener(id(2), at("10.9.0.2:80")), Err(Errno::HOSTUNREACH));
+        // A name is nobody's own address.
+        assert!(!names.holds(id(2), "10.9.0.1".parse().unwrap()));
+        assert_eq!(names.local_for(id(2), at("10.9.0.1:80").ip()).ip(), at("10.0.0.1:0").ip());
+        let seen =
+            |names: &Names, viewer, owner, ip: &str| names.seen(id(viewer), id(owner), ip.parse().unwrap());
+        assert_eq!(seen(&names, 1, 2, "10.0.0.1"), Some("10.8.0.1".parse().unwrap()));
+        assert_eq!(seen(&names, 1, 3, "10.0.0.7"), None, "beyond the map back");
+        assert!(names.local_for(id(3), at("10.9.0.1:80").ip()).ip().is_unspecified());
+        // Without the maps all is as before.
+        names.set_maps(Maps::default());
+        assert_eq!(names.listener(id(2), at("10.9.0.1:80")), Err(Errno::CONNREFUSED), "it is its own again");
+        assert!(names.holds(id(2), "10.9.0.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_registered_address_yields_to_a_map_and_comes_back() {
+        let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.9.0.1"])]);
+        names.set_network(id(1), NetworkId::at(1));
+        names.set_network(id(2), NetworkId::at(2));
+        names.register(id(2), registration(&["10.9.0.1"])).unwrap();
+        names.set_maps(maps(&[(2, "10.9.0.0/24", 1, "10.0.0.0/24")]));
+        let ip = "10.9.0.1".parse().unwrap();
+        assert_eq!(names.namespace_of(id(2), ip), Ok(id(1)));
+        assert_eq!(names.register(id(2), registration(&["10.9.0.1"])), Err(Errno::ADDRNOTAVAIL));
+        names.set_maps(Maps::default());
+        assert_eq!(names.namespace_of(id(2), ip), Ok(id(2)));
     }
 
     proptest::proptest! {

@@ -2,16 +2,20 @@
 //!
 //! A namespace is in the network of the container registered in it, or of the first of its clients that the policy puts into one. The host's
 //! namespace is in none by its clients. Numbers of networks are kept by name, so that another policy moves nobody whose network has the same name.
-use super::names::NetworkId;
-use super::tenants::Facts;
+use super::connections::Mapped;
+use super::names::{canonical, NetworkId, Registration};
+use super::tenants::{places, Facts};
 use super::Conductor;
+use crate::admin::{MapReport, NetworkReport};
 use crate::hash::HashMap;
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ConnectionId, TenantId};
 use crate::metrics::Metrics;
-use crate::policy::{Member, NetworkPlaces};
+use crate::policy::{Maps, Member, Network, NetworkPlaces, Policy};
 use crate::standing::Place;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// Numbers of networks that any policy had.
 #[derive(Debug, Default)]
@@ -46,22 +50,25 @@ impl Conductor {
 
     fn network_of_client(&mut self, identity: &Identity, tenant: TenantId) -> Option<NetworkId> {
         let (namespace, tenant) = (identity.namespace, self.tenants.name(tenant).to_owned());
-        let container = self.names.registration(namespace).map(|registration| registration.name.clone());
-        let (cgroup, container) = (identity.cgroup.as_deref(), container.as_deref());
+        let said = self.names.registration(namespace).cloned();
+        let network = said.as_ref().and_then(|said| said.network.as_deref());
+        let (cgroup, container) = (identity.cgroup.as_deref(), said.as_ref().map(|said| &*said.name));
         let places = self.look_at_places();
-        self.network_by(&places, &Member { namespace, cgroup, container, tenant: &tenant })
+        self.network_by(&places, &Member { namespace, cgroup, container, tenant: &tenant, network })
     }
 
     fn network_of_container(
         &mut self,
         places: &NetworkPlaces,
         namespace: NamespaceId,
-        name: &str,
-        tenant: &str,
+        said: &Registration,
     ) -> Option<NetworkId> {
-        let facts = Facts { namespace, cgroup: None, container: Some((name, tenant)) };
+        let name = &*said.name;
+        let facts = Facts { namespace, cgroup: None, container: Some((name, &said.tenant)) };
         let tenant = self.tenants.name(self.tenants.find(&facts)).to_owned();
-        self.network_by(places, &Member { namespace, cgroup: None, container: Some(name), tenant: &tenant })
+        let network = said.network.as_deref();
+        let container = Some(name);
+        self.network_by(places, &Member { namespace, cgroup: None, container, tenant: &tenant, network })
     }
 
     /// A client has come to a namespace.
@@ -77,10 +84,10 @@ impl Conductor {
     }
 
     /// A container is about to be registered in a namespace.
-    pub(super) fn enter_container(&mut self, namespace: NamespaceId, name: &str, tenant: &str) {
+    pub(super) fn enter_container(&mut self, namespace: NamespaceId, said: &Registration) {
         if !self.tenants.policy().networks.is_empty() {
             let places = self.look_at_places();
-            if let Some(network) = self.network_of_container(&places, namespace, name, tenant) {
+            if let Some(network) = self.network_of_container(&places, namespace, said) {
                 self.move_to(namespace, network);
             }
         }
@@ -88,61 +95,170 @@ impl Conductor {
 
     fn move_to(&mut self, namespace: NamespaceId, network: NetworkId) {
         if self.names.set_network(namespace, network) {
+            self.tell_of_space(namespace);
             let cut = self.cut_apart();
             Metrics::add(&self.metrics.connections_cut, cut);
         }
     }
 
+    /// Networks of namespaces by a policy, of those that it puts into one, by name.
+    fn network_names<'a>(&self, policy: &'a Policy) -> BTreeMap<NamespaceId, &'a str> {
+        let mut found = BTreeMap::new();
+        if policy.networks.is_empty() {
+            return found;
+        }
+        let (tenants, files) = (places(policy), NetworkPlaces::look(&policy.networks));
+        let tenant = |facts: &Facts<'_>| self.tenants.name(self.tenants.find_by(policy, &tenants, facts));
+        let network = |member: &Member<'_>| Some(&*files.find(&policy.networks, member)?.name);
+        for (id, _, said) in self.names.known() {
+            let Some(said) = said else { continue };
+            let facts = Facts { namespace: id, cgroup: None, container: Some((&said.name, &said.tenant)) };
+            let member = Member {
+                namespace: id,
+                cgroup: None,
+                container: Some(&said.name),
+                tenant: tenant(&facts),
+                network: said.network.as_deref(),
+            };
+            found.extend(network(&member).map(|network| (id, network)));
+        }
+        let clients = self.clients.iter().filter(|(_, client)| client.is_present() && !client.place.at_host);
+        let mut clients: Vec<_> = clients.collect();
+        clients.sort_unstable_by_key(|(_, client)| client.serial);
+        for (_, client) in clients {
+            let identity = &client.identity;
+            let (namespace, cgroup, home) =
+                (identity.namespace, identity.cgroup.as_deref(), self.home_of(identity));
+            if found.contains_key(&namespace) {
+                continue;
+            }
+            let container = self.names.registration(home).map(|r| (&*r.name, &*r.tenant));
+            let tenant = tenant(&Facts { namespace: home, cgroup, container });
+            let member = Member { namespace, cgroup, container: None, tenant, network: None };
+            found.extend(network(&member).map(|network| (namespace, network)));
+        }
+        found
+    }
+
+    /// Networks of namespaces by a policy, of those that it puts into one.
+    pub(super) fn networks_by(&mut self, policy: &Policy) -> BTreeMap<NamespaceId, NetworkId> {
+        let names = self.network_names(policy);
+        names.into_iter().map(|(id, name)| (id, self.networks.number(name))).collect()
+    }
+
+    /// Numbers of a policy's networks, by name.
+    pub(super) fn number_networks<'a>(&mut self, policy: &'a Policy) -> HashMap<&'a str, u32> {
+        let names = policy.networks.iter().map(|network| &*network.name);
+        names.map(|name| (name, self.networks.number(name).number())).collect()
+    }
+
     /// Finds out anew which networks namespaces are in.
     pub(super) fn place_namespaces(&mut self) {
-        let mut found = BTreeMap::new();
-        if !self.tenants.policy().networks.is_empty() {
-            let places = self.look_at_places();
-            let containers: Vec<_> =
-                self.names.known().filter_map(|(id, _, said)| Some((id, said?.clone()))).collect();
-            for (id, said) in containers {
-                found.extend(
-                    self.network_of_container(&places, id, &said.name, &said.tenant)
-                        .map(|network| (id, network)),
-                );
-            }
-            let mut clients: Vec<_> = self.clients.iter().filter(|(_, client)| client.is_present()).collect();
-            clients.sort_unstable_by_key(|(_, client)| client.serial);
-            let ids: Vec<_> =
-                clients.into_iter().filter(|(_, c)| !c.place.at_host).map(|(id, _)| id).collect();
-            for id in ids {
-                let Some(client) = self.clients.get(id) else { continue };
-                let namespace = client.identity.namespace;
-                if found.contains_key(&namespace) {
-                    continue;
-                }
-                let (cgroup, tenant) = (client.identity.cgroup.clone(), client.tenant);
-                let (cgroup, tenant) = (cgroup.as_deref(), self.tenants.name(tenant).to_owned());
-                let member = Member { namespace, cgroup, container: None, tenant: &tenant };
-                found.extend(self.network_by(&places, &member).map(|network| (namespace, network)));
-            }
-        }
+        let policy = self.tenants.policy();
+        let names = self.network_names(policy);
+        let found: BTreeMap<_, _> =
+            names.into_iter().map(|(id, name)| (id, self.networks.number(name))).collect();
+        let maps = Maps::new(&policy.maps, |name| self.networks.number(name));
         let known: Vec<_> = self.names.known().map(|(id, ..)| id).collect();
         for id in known {
-            self.names.set_network(id, found.get(&id).copied().unwrap_or_default());
+            if self.names.set_network(id, found.get(&id).copied().unwrap_or_default()) {
+                self.tell_of_space(id);
+            }
+        }
+        self.names.set_maps(maps);
+    }
+
+    /// Tells whether the two names of an open connection no longer mean its two ends: its namespaces are in different networks, or a map
+    /// has come or gone.
+    pub(super) fn is_astray(&self, index: ConnectionId) -> bool {
+        let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else {
+            return false;
+        };
+        let [from, to] = connection.sides.map(|side| Some(self.client(side?.0)?.identity.namespace));
+        let (Some(from), Some(to)) = (from, to) else { return false };
+        if from == to {
+            return false;
+        }
+        let reached = canonical(connection.reached.ip());
+        let [there, back] = [from, to].map(|id| self.names.network(id));
+        let means = |id, name| {
+            let (network, ip) = self.names.place(id, name);
+            (network, canonical(ip))
+        };
+        match connection.mapped {
+            None => means(from, reached) != (back, reached),
+            Some(Mapped { name, own, seen }) => {
+                means(from, name) != (back, reached) || means(to, seen) != (there, canonical(own))
+            }
         }
     }
 
-    /// Tells whether two namespaces are in different networks.
-    pub(super) fn are_apart(&self, a: NamespaceId, b: NamespaceId) -> bool {
-        a != b && self.names.network(a) != self.names.network(b)
+    /// How the two ends of a connection to `to` know each other, if that is in another network.
+    ///
+    /// # Errors
+    /// `EHOSTUNREACH` if the other network has no address for the connecting side.
+    pub(super) fn mapped(&self, from: NamespaceId, to: IpAddr, own: IpAddr) -> Result<Option<Mapped>, Errno> {
+        if !self.names.is_mapped(from, to) {
+            return Ok(None);
+        }
+        let (network, _) = self.names.place(from, to);
+        let seen = self.names.seen_in(network, from, own).ok_or(Errno::HOSTUNREACH)?;
+        Ok(Some(Mapped { name: to, own, seen }))
     }
 
-    /// Ends connections between different networks. Returns how many.
+    /// Ends connections between different networks that no map makes one. Returns how many.
     pub(super) fn cut_apart(&mut self) -> u64 {
-        let spans = |this: &Self, index: ConnectionId| {
-            let connection = this.connection(index).filter(|connection| !connection.cut)?;
-            let [from, to] = connection.sides.map(|side| this.client(side?.0));
-            Some(this.are_apart(from?.identity.namespace, to?.identity.namespace))
-        };
-        let ends: Vec<_> = self.connections.ids().filter(|&id| spans(self, id) == Some(true)).collect();
+        let ends: Vec<_> = self.connections.ids().filter(|&id| self.is_astray(id)).collect();
         ends.iter().for_each(|&index| self.cut(index));
         ends.len() as u64
+    }
+
+    /// Fails if the policy has no network of the name that a container was run in, or that network no such address.
+    ///
+    /// # Errors
+    /// A sentence that names the remedy.
+    pub(super) fn check_network(&self, said: &Registration) -> Result<(), String> {
+        let Some(name) = &said.network else { return Ok(()) };
+        let ranges = &self.network_of_policy(name)?.ranges;
+        let outside = |ip: &IpAddr| match ip {
+            IpAddr::V4(ip) => !ranges.iter().any(|range| range.contains(ip)),
+            // It follows from the other one.
+            IpAddr::V6(_) => false,
+        };
+        match said.addresses.iter().find(|ip| outside(ip)) {
+            Some(ip) => Err(format!("{ip} is not in a range of network {name}")),
+            None => Ok(()),
+        }
+    }
+
+    fn network_of_policy(&self, name: &str) -> Result<&Network, String> {
+        let networks = &self.tenants.policy().networks;
+        networks.iter().find(|network| network.name == name).ok_or_else(|| {
+            let known = networks.iter().map(|network| &*network.name).collect::<Vec<_>>().join(", ");
+            let known = if known.is_empty() { "none".to_owned() } else { known };
+            format!("the policy in force has no network '{name}'; add [[network]] name = \"{name}\" with a range (it has: {known})")
+        })
+    }
+
+    /// What `pd run --network` needs to know of a network.
+    ///
+    /// # Errors
+    /// A sentence that names the remedy.
+    pub(super) fn network_report(&self, name: &str) -> Result<NetworkReport, String> {
+        let network = self.network_of_policy(name)?;
+        if network.ranges.is_empty() {
+            return Err(format!(
+                "network {name} has no range; add one to its [[network]], like range = \"10.0.0.0/24\""
+            ));
+        }
+        let maps = self.tenants.policy().maps.iter().filter(|map| map.from == name);
+        let maps = maps.map(|map| MapReport {
+            prefix: map.prefix.to_string(),
+            to: map.to.clone(),
+            at: map.at.to_string(),
+        });
+        let ranges = network.ranges.iter().map(ToString::to_string).collect();
+        Ok(NetworkReport { ranges, maps: maps.collect() })
     }
 
     /// The name of a client's network; none: the common one.

@@ -6,6 +6,7 @@ use crate::door::{Asked, Registering, ToDoor};
 use crate::ids::{ClientId, Side};
 use crate::policy::Path;
 use pd_abi::counters::Gauges;
+use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -22,6 +23,10 @@ impl Conductor {
             }
             Asked::Plain(Ask::Kernel) => Answer::Kernel(Box::new(self.kernel_report())),
             Asked::Plain(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
+            Asked::Plain(Ask::Network { name }) => match self.network_report(&name) {
+                Ok(report) => Answer::Network(Box::new(report)),
+                Err(why) => Answer::Error(why),
+            },
             Asked::Apply(_)
             | Asked::Register(_)
             | Asked::AddPort { .. }
@@ -42,13 +47,20 @@ impl Conductor {
     pub(super) fn register(&mut self, registering: Registering) -> Result<(), String> {
         let Registering { registration, pidfd, namespace: id, namespace_fd, cgroup } = registering;
         let name = registration.name.clone();
+        self.check_network(&registration).map_err(|why| format!("container {name}: {why}"))?;
         self.tenants.enroll(&registration.tenant)?;
         self.tell_pipes();
         self.names.enter(id, &Arc::new(namespace_fd));
-        self.enter_container(id, &name, &registration.tenant);
+        self.enter_container(id, &registration);
         if let Err(errno) = self.names.register(id, registration) {
             self.names.leave(id);
-            return Err(format!("container {name}: an address is held by another namespace ({errno})"));
+            // It may have been told of the network.
+            self.tell_of_space(id);
+            let why = match errno {
+                Errno::ADDRNOTAVAIL => "a map of the policy gives an address to another network",
+                _ => "an address is held by another namespace",
+            };
+            return Err(format!("container {name}: {why} ({errno})"));
         }
         // The registration ends with the process.
         self.door.send(ToDoor::Watch { pidfd: Arc::clone(&pidfd) });

@@ -162,13 +162,15 @@ impl Conductor {
         let Some(chain) = self.chains.of(rule) else { return (Way::Straight, None) };
         let (own, numbers, mut skipped) = (chain.slot, chain.hops.clone(), None);
         for (hop, slot) in via.hops.iter().zip(numbers).skip(first) {
-            let at = self.place_of(&hop.at, asked.ip().to_canonical().is_ipv4());
+            let at = self.place_of(Some(namespace), &hop.at, asked.ip().to_canonical().is_ipv4());
             let at = at.map(|ip| SocketAddr::new(ip, hop.port.unwrap_or(asked.port())));
             if at == Some(SocketAddr::new(asked.ip().to_canonical(), asked.port())) {
                 // It is the destination.
                 return (Way::Straight, skipped);
             }
-            let on_kernel = self.gate.is_in_force() && !self.services.slots.slot(slot).is(NO_LISTENER);
+            let on_kernel = self.gate.is_in_force()
+                && !self.services.slots.slot(slot).is(NO_LISTENER)
+                && self.is_near(namespace, &hop.at, at.map(|at| at.ip()));
             let led = |reached| {
                 let (service, backend, slots) = (usize::MAX, usize::MAX, [own, slot]);
                 Way::Led(Chosen { service, backend, slots, asked, reached, led: Some(target) }, decision)
@@ -201,13 +203,14 @@ impl Conductor {
         }
         let to = self.tenant_there(there);
         let own = self.own_proxies(namespace);
-        let reached = Reached { at: target, asked: is_service.then_some(asked) };
+        let at = SocketAddr::new(self.names.place(namespace, target.ip()).1, target.port());
+        let reached = Reached { at, asked: is_service.then_some(asked) };
         Some(self.tenants.decide_leg(from, to, reached, |hop| own.contains(&hop.at)))
     }
 
     /// The tenant of a namespace; the default one where there is none.
     fn tenant_there(&self, there: Option<NamespaceId>) -> TenantId {
-        there.and_then(|there| self.standing(there)).map(|(tenant, _)| tenant).unwrap_or_default()
+        there.and_then(|there| self.standing(there)).map(|(tenant, ..)| tenant).unwrap_or_default()
     }
 
     /// Proxies that are in a network namespace.
@@ -220,14 +223,25 @@ impl Conductor {
         proxies.iter().filter(is_there).cloned().collect()
     }
 
-    /// The address of a proxy in a family, if it has one.
-    fn place_of(&self, at: &At, is_v4: bool) -> Option<IpAddr> {
+    /// Tells whether the kernel's programs lead connections of a namespace to a proxy: to one of the same network, or at an address of
+    /// the common one. `ip`: where it is.
+    fn is_near(&self, namespace: NamespaceId, at: &At, ip: Option<IpAddr>) -> bool {
+        match at {
+            At::Container(_) => ip.is_some_and(|ip| !self.names.is_mapped(namespace, ip)),
+            At::Address(_) => self.names.network(namespace).is_common(),
+        }
+    }
+
+    /// The address of a proxy in a family, if it has one that `viewer` can name. Without a viewer: its own.
+    fn place_of(&self, viewer: Option<NamespaceId>, at: &At, is_v4: bool) -> Option<IpAddr> {
         match at {
             At::Container(name) => {
-                let registered = self.names.known().filter_map(|(_, _, registration)| registration);
-                let container = registered.into_iter().find(|registration| registration.name == *name)?;
+                let known = self.names.known().filter_map(|(id, _, registration)| Some((id, registration?)));
+                let (owner, container) =
+                    known.into_iter().find(|(_, registration)| registration.name == *name)?;
                 let mut addresses = container.addresses.iter().map(IpAddr::to_canonical);
-                addresses.find(|ip| ip.is_ipv4() == is_v4)
+                let own = addresses.find(|ip| ip.is_ipv4() == is_v4)?;
+                viewer.map_or(Some(own), |viewer| self.names.seen(viewer, owner, own))
             }
             // Tells whether anyone there listens, the fabric's names and the gate know.
             At::Address(ip) => Some(*ip).filter(|ip| ip.is_ipv4() == is_v4),
@@ -261,21 +275,23 @@ impl Conductor {
     pub(super) fn may_stay(
         &mut self,
         id: ClientId,
-        to: TenantId,
+        (to, peer): (TenantId, NamespaceId),
         reached: SocketAddr,
         through: Option<Chosen>,
     ) -> bool {
         let Some(client) = self.client(id) else { return true };
         let (namespace, from) = (client.identity.namespace, client.tenant);
         let led = through.filter(|chosen| chosen.led.is_some());
-        let target = led.and_then(|chosen| chosen.led).unwrap_or(reached);
         let asked = through.map_or(reached, |chosen| chosen.asked);
-        let there = self.names.namespace_of(namespace, target.ip()).ok();
-        let to = match led {
-            None => to,
-            Some(_) => self.tenant_there(there),
+        let (target, there, to, is_service) = match led.and_then(|chosen| chosen.led) {
+            None => (reached, Some(peer), to, through.is_some()),
+            Some(target) => {
+                let there = self.names.namespace_of(namespace, target.ip()).ok();
+                let real = SocketAddr::new(self.names.place(namespace, target.ip()).1, target.port());
+                (real, there, self.tenant_there(there), asked != target)
+            }
         };
-        let at = Reached { at: target, asked: (asked != target).then_some(asked) };
+        let at = Reached { at: target, asked: is_service.then_some(asked) };
         if there == Some(namespace) {
             return self.tenants.decide(from, to, true, at).0 == Action::Allow;
         }
@@ -289,7 +305,7 @@ impl Conductor {
             return true;
         };
         let has_passed = via.hops[first..].iter().any(|hop| {
-            let at = self.place_of(&hop.at, reached.ip().to_canonical().is_ipv4());
+            let at = self.place_of(None, &hop.at, reached.ip().to_canonical().is_ipv4());
             at == Some(reached.ip().to_canonical()) && hop.port.unwrap_or(asked.port()) == reached.port()
         });
         has_passed || via.on_failure == OnFailure::Bypass
@@ -305,7 +321,7 @@ impl Conductor {
             let (own, numbers) = (chain.slot, chain.hops.clone());
             let mut proxies = Vec::new();
             for (hop, number) in via.hops.iter().zip(numbers) {
-                let addresses = [true, false].map(|is_v4| self.place_of(&hop.at, is_v4));
+                let addresses = [true, false].map(|is_v4| self.place_of(None, &hop.at, is_v4));
                 let port = |ip: IpAddr| hop.port.map(|port| SocketAddr::new(ip, port));
                 let mut at = addresses.into_iter().flatten().filter_map(port);
                 let on_fabric = at.any(|at| self.names.has_listener(NamespaceId::NONE, at));

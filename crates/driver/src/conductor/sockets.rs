@@ -1,5 +1,6 @@
 //! Requests other than sends: sockets, addresses, connections.
 use super::client::{Connected, Listener, Socket, SocketState};
+use super::connections::Mapped;
 use super::connections::NewConnection;
 use super::ending::Ending;
 use super::names::{canonical, Wish};
@@ -33,6 +34,7 @@ struct Call {
     /// As the connecting side sees it, and that of the listener.
     remote: SocketAddr,
     reached: SocketAddr,
+    mapped: Option<Mapped>,
     through: Option<Chosen>,
     peer: ClientId,
     listener: Slot,
@@ -242,7 +244,7 @@ impl Conductor {
 
     fn connect(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Answer {
         let call = self.call(id, socket, request)?;
-        let Call { slot, v6, local, remote, reached, through, peer, listener, tenants, .. } = call;
+        let Call { slot, v6, local, remote, reached, mapped, through, peer, listener, tenants, .. } = call;
         let reserved = self.connections.reserve();
         let index = reserved.id();
         let accepted = self.accepted_socket(&call, index)?;
@@ -278,6 +280,7 @@ impl Conductor {
             serial,
             tenants,
             reached,
+            mapped,
             through,
             twin: None,
             direct,
@@ -312,6 +315,14 @@ impl Conductor {
         let through = led.map(|(led, _)| led).or(chosen);
         let reached = through.map_or(to, |chosen| chosen.reached);
         let (peer, listener) = self.names.listener(namespace, reached)?;
+        let local = match bound {
+            Some(bound) if !bound.ip().is_unspecified() => bound,
+            Some(bound) => SocketAddr::new(self.names.local_for(namespace, reached.ip()).ip(), bound.port()),
+            None => self.names.local_for(namespace, reached.ip()),
+        };
+        let mapped = self.mapped(namespace, reached.ip(), local.ip())?;
+        // Rules are about the address that the listener has.
+        let reached = SocketAddr::new(self.names.place(namespace, reached.ip()).1, reached.port());
         let tenants = match led {
             Some((_, decision)) => self.admit_led(id, peer, decision, true)?,
             None => {
@@ -320,18 +331,25 @@ impl Conductor {
             }
         };
         self.check_room(peer)?;
-        let local = match bound {
-            Some(bound) if !bound.ip().is_unspecified() => bound,
-            Some(bound) => SocketAddr::new(self.names.local_for(namespace, reached.ip()).ip(), bound.port()),
-            None => self.names.local_for(namespace, reached.ip()),
-        };
         // The connecting side sees the address that it asked for, the other its own.
         let own = |at: SocketAddr| match at.ip().is_unspecified() {
             true => SocketAddr::new(local.ip(), at.port()),
             false => at,
         };
         let (remote, reached) = (own(to), own(reached));
-        Ok(Call { slot, v6, send_ring_bytes, local, remote, reached, through, peer, listener, tenants })
+        Ok(Call {
+            slot,
+            v6,
+            send_ring_bytes,
+            local,
+            remote,
+            reached,
+            mapped,
+            through,
+            peer,
+            listener,
+            tenants,
+        })
     }
 
     /// The socket that the listener gets.
@@ -349,7 +367,9 @@ impl Conductor {
             return Err(Errno::AGAIN);
         }
         let (side, v6) = (Side::Accepting, listening.v6);
-        let (local, remote) = (dressed(call.reached, v6), dressed(call.local, v6));
+        let from =
+            SocketAddr::new(call.mapped.map_or(call.local.ip(), |mapped| mapped.seen), call.local.port());
+        let (local, remote) = (dressed(call.reached, v6), dressed(from, v6));
         let connected = Connected { connection, side, local, remote };
         Ok(Socket {
             send_ring_bytes: listening.send_ring_bytes,

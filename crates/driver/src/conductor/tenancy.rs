@@ -178,12 +178,16 @@ impl Conductor {
         let Some(connection) = self.connection(index).filter(|c| !c.cut) else { return false };
         let [from, to] = connection.sides.map(|side| self.client(side?.0));
         let (Some(from), Some(to)) = (from, to) else { return false };
-        if self.are_apart(from.identity.namespace, to.identity.namespace) {
+        if self.is_astray(index) {
             return true;
         }
         let is_led = connection.through.is_some_and(|chosen| chosen.led.is_some());
         if is_led || !self.chains.is_empty() {
-            let (Some((id, _)), to) = (connection.sides[Side::Connecting], to.tenant) else { return false };
+            let (Some((id, _)), to) =
+                (connection.sides[Side::Connecting], (to.tenant, to.identity.namespace))
+            else {
+                return false;
+            };
             let (reached, through) = (connection.reached, connection.through);
             return !self.may_stay(id, to, reached, through);
         }

@@ -281,6 +281,10 @@ impl Conductor {
         let led = self.lead(id, asked_for, chosen.as_ref(), Plane::Kernel)?;
         let through = led.map(|(led, _)| led).or(chosen);
         let to = through.map_or(asked_for, |chosen| dressed(chosen.reached, asked_for.is_ipv6()));
+        if self.names.is_mapped(namespace, to.ip()) {
+            // The kernel has no way between networks.
+            return Err(Errno::HOSTUNREACH);
+        }
         let there = self.names.namespace_of(namespace, to.ip())?;
         let place = Place::Tcp(there, to.port());
         let speakers = self.twins.speakers_at(place, to.ip());
@@ -366,6 +370,7 @@ impl Conductor {
             serial: self.serial,
             tenants,
             reached,
+            mapped: None,
             through,
             twin: Some(Box::new(Twin {
                 key,

@@ -139,8 +139,8 @@ impl Desk {
         let asked = match ask {
             Ask::Counters => return Ok(Answer::Counters),
             Ask::Apply { text } => Asked::Apply(Policy::parse(&text).map_err(|why| why.to_string())?),
-            Ask::Register { name, tenant, pid, addresses } => {
-                Asked::Register(look_up(pid, Registration { name, tenant, addresses })?)
+            Ask::Register { name, tenant, pid, addresses, network } => {
+                Asked::Register(look_up(pid, Registration { name, tenant, addresses, network })?)
             }
             ask => Asked::Plain(ask),
         };

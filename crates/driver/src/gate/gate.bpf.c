@@ -47,10 +47,14 @@ static struct bpf_sock *(*full_socket)(struct bpf_sock *) = (void *)BPF_FUNC_sk_
 #define RATED 1
 #define VIAS 2
 #define ORIGINS 4
+// In the key of a place: any network, for what rules name; the only network that has an address.
+#define ANY 0xffffffffu
+#define ONLY 0xfffffffeu
 #define SO_ORIGINAL_DST 80
 #define SOL_IP 0
 #define SOL_IPV6 41
 #define EACCES 13
+#define EHOSTUNREACH 113
 #define EMFILE 24
 #define ECONNREFUSED 111
 #define AF_INET 2
@@ -67,7 +71,10 @@ struct whom {
     __u32 class;
     // Its network namespace; 0: none that the driver knows.
     __u32 space;
+    // Of one that connects: its network. Of an address: FAR if it means one of another network, which the kernel has no way to.
+    __u32 network;
 };
+#define FAR 1
 
 struct config {
     // Of the entries in force; 0: there are none.
@@ -101,19 +108,21 @@ struct tenant {
 };
 
 struct source { __u64 id; __u32 generation; __u32 is_group; };
-struct place { __u32 prefix; __u32 generation; __u32 address[4]; };
+struct place { __u32 prefix; __u32 generation, network; __u32 address[4]; };
 struct pair { __u32 prefix; __u32 generation, from, to; __u16 port, zero; };
 
 // A connection, kept with its socket. `since`: the epoch of one that is counted, the generation of one that was only seen.
-// If it leads elsewhere than was asked: what was, and the slots of service and backend, or of rule and proxy.
-struct record { __u32 from, to, state, since; __u64 spent_until_ns; __u32 service[4]; __u16 port, is_through, slots[2]; };
+// `home`: the network namespace, 0: it is not known. If it leads elsewhere than was asked: what was, and the slots of service and backend, or of rule and
+// proxy.
+struct record { __u32 from, to, state, since; __u64 spent_until_ns, home; __u32 service[4]; __u16 port, is_through, slots[2]; };
 enum { ASKED = 1, OPEN, SEEN, MADE };
 
 struct service_key { __u32 generation; __u16 port, zero; __u32 address[4]; };
 struct member { __u16 slot, weight; };
 struct service { __u32 number; __u16 slot, count; __u32 is_least, zero; __u64 affinity_ms; struct member list[BACKENDS]; };
-// `part`: a backend's number, or that of a piece of the table.
+// `part`: a backend's number, or that of a piece of the table. `network`: where the backend's address is; ANY: wherever it has no entry of its own.
 struct part_key { __u32 generation; __u16 service, part; };
+struct backend_key { __u32 generation; __u16 service, part; __u32 network; };
 // `class`: of rules that name the service's address.
 struct backend { __u32 address[4]; __u16 port, slot; __u32 class; };
 struct chunk { __u16 entries[CHUNK]; };
@@ -121,7 +130,7 @@ struct choice { __u32 generation; __u16 service, backend; };
 // As `service/slots.rs` has it.
 struct slot { __u64 state, made, active, failed, sent, received, active_on_kernel, bypassed; };
 // A proxy: its addresses of each family, if it has them, its network namespace, and its port, 0 for that which was asked for.
-struct hop { __u32 v4[4], v6[4]; __u32 space; __u16 port, slot; __u32 has_v4, has_v6; };
+struct hop { __u32 v4[4], v6[4]; __u32 space; __u16 port, slot; __u32 has_v4, has_v6, network; };
 struct via_key { __u32 generation, rule; };
 struct via { __u32 count, bypass; __u16 slot, zero[3]; struct hop hops[HOPS]; };
 // A network namespace that a proxy is in; the class of the rules that lead through it.
@@ -141,7 +150,7 @@ struct { __uint(type, BPF_MAP_TYPE_LPM_TRIE); __uint(max_entries, ENTRIES); __ui
 struct { __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct record); } records SEC(".maps");
 
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, SERVICES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct service_key); __type(value, struct service); } services SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 15); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct part_key); __type(value, struct backend); } backends SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 17); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct backend_key); __type(value, struct backend); } backends SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 15); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct part_key); __type(value, struct chunk); } tables SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 1 << 14); __type(key, __u64); __type(value, struct choice); } choices SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SLOTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct slot); } slots SEC(".maps");
@@ -170,9 +179,18 @@ INLINE void add(__u64 *counter, __u64 count) { __sync_fetch_and_add(counter, cou
 
 INLINE struct tenant *tenant_of(__u32 id) { return map_lookup(&tenants, &id); }
 
-INLINE struct whom *party(__u32 generation, const __u32 address[4]) {
-    struct place key = {160, generation, {address[0], address[1], address[2], address[3]}};
+INLINE struct whom *party(__u32 generation, __u32 network, const __u32 address[4]) {
+    struct place key = {192, generation, network, {address[0], address[1], address[2], address[3]}};
+    struct whom *found = map_lookup(&places, &key);
+    // The common network has what rules name, too.
+    if (found || !network) return found;
+    key.network = ANY;
     return map_lookup(&places, &key);
+}
+
+INLINE struct whom *space_of(__u32 generation, __u64 cookie) {
+    struct source key = {cookie, generation, 0};
+    return map_lookup(&sources, &key);
 }
 
 INLINE struct config *in_force(void) {
@@ -318,7 +336,7 @@ INLINE __u32 number_of(__u32 verdict) { return verdict == NONE ? NONE : verdict 
 
 // The proxy that a connect is led to, if there is one; false: one that it needs is not there. `own`: the number of the namespace that connects, if that
 // is a proxy's. As `conductor/sidecars.rs` leads.
-INLINE bool lead(struct via *via, __u32 own, const __u32 asked[4], __u16 port, struct hop **found) {
+INLINE bool lead(struct via *via, __u32 own, __u32 network, const __u32 asked[4], __u16 port, struct hop **found) {
     bool is_v4 = is_mapped(asked), is_skipped = false;
     __u32 first = 0;
     if (own) {
@@ -332,7 +350,7 @@ INLINE bool lead(struct via *via, __u32 own, const __u32 asked[4], __u16 port, s
         struct hop *hop = &via->hops[i];
         if (i < first || i >= via->count) continue;
         __u32 *address = is_v4 ? hop->v4 : hop->v6;
-        bool is_there = hop->space && (is_v4 ? hop->has_v4 : hop->has_v6);
+        bool is_there = hop->space && hop->network == network && (is_v4 ? hop->has_v4 : hop->has_v6);
         bool is_same = is_there && (!hop->port || hop->port == port) && address[0] == asked[0] && address[1] == asked[1] && address[2] == asked[2] && address[3] == asked[3];
         // It is the destination.
         if (is_same) break;
@@ -368,15 +386,17 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     struct service_key asked = {generation, (__u16)*port, 0, {address[0], address[1], address[2], address[3]}};
     struct service *service = map_lookup(&services, &asked);
     struct whom *to = 0;
+    struct source key = {netns_cookie(ctx), generation, 0};
+    __u64 home = key.id;
+    struct whom *space = map_lookup(&sources, &key), *from = space;
+    __u32 network = space ? space->network : 0;
     if (!service) {
         // Connected anew, and elsewhere.
         struct record *before = sk ? storage_get(&records, sk, 0, 0) : 0;
         if (before) before->is_through = 0;
-        to = party(generation, address);
+        to = party(generation, network, address);
         if (!to) return 1;
     }
-    struct source key = {netns_cookie(ctx), generation, 0};
-    struct whom *space = map_lookup(&sources, &key), *from = space;
     key.is_group = 1;
 #pragma clang loop unroll(full)
     for (int level = LEVELS; level > 0; level--) {
@@ -399,13 +419,17 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
             set_retval(-ECONNREFUSED);
             return 0;
         }
-        struct part_key part = {generation, service->number, chosen};
+        struct backend_key part = {generation, service->number, chosen, network};
         backend = map_lookup(&backends, &part);
-        if (!backend) return 1;
+        if (!backend) {
+            part.network = ANY;
+            backend = map_lookup(&backends, &part);
+            if (!backend) return 1;
+        }
 #pragma clang loop unroll(full)
         for (int i = 0; i < 4; i++) address[i] = backend->address[i];
         *port = backend->port;
-        to = party(generation, address);
+        to = party(generation, network, address);
     }
     // Within a namespace the driver cannot tell who listens.
     bool is_home = space && to && space->space == to->space, is_judged = false, is_proxy = false;
@@ -455,7 +479,7 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     if (leads != NONE) {
         struct via_key key = {generation, number_of(leads)};
         via = map_lookup(&vias, &key);
-        if (via && !lead(via, is_proxy ? space->space : 0, asked.address, asked.port, &hop)) {
+        if (via && !lead(via, is_proxy ? space->space : 0, network, asked.address, asked.port, &hop)) {
             set_retval(-ECONNREFUSED);
             return 0;
         }
@@ -464,8 +488,12 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
 #pragma clang loop unroll(full)
             for (int i = 0; i < 4; i++) address[i] = is_v4 ? hop->v4[i] : hop->v6[i];
             *port = hop->port ? hop->port : asked.port;
-            to = party(generation, address);
+            to = party(generation, network, address);
         }
+    }
+    if (to && to->network == FAR) {
+        set_retval(-EHOSTUNREACH);
+        return 0;
     }
     bool is_counted = to && !is_home;
     if (is_counted && tenant->open + tenant->open_on_fabric >= tenant->max) {
@@ -477,7 +505,7 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     struct record *record = storage_get(&records, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
     if (!record) return 1;
     // Who is not counted has a tenant that there is not.
-    *record = (struct record){is_counted ? from->tenant : TENANTS, is_counted ? to->tenant : TENANTS, ASKED, c->epoch, 0};
+    *record = (struct record){is_counted ? from->tenant : TENANTS, is_counted ? to->tenant : TENANTS, ASKED, c->epoch, 0, home};
     if (service || hop) {
 #pragma clang loop unroll(full)
         for (int i = 0; i < 4; i++) record->service[i] = asked.address[i];
@@ -541,7 +569,8 @@ SEC("cgroup/getpeername6") int pd_peer6(struct bpf_sock_addr *ctx) {
 INLINE void depart(struct bpf_sock_ops *ops, struct record *record, __u32 generation) {
     ADDRESS(ops, local_ip4, local_ip6, own);
     ADDRESS(ops, remote_ip4, remote_ip6, peer);
-    struct whom *to = party(generation, peer);
+    struct whom *space = space_of(generation, record->home);
+    struct whom *to = party(generation, space ? space->network : 0, peer);
     struct journey key = {to ? to->space : 0, FIELD(ops, local_port), __builtin_bswap32(FIELD(ops, remote_port)), {own[0], own[1], own[2], own[3]}, {peer[0], peer[1], peer[2], peer[3]}};
     struct origin origin = {{record->service[0], record->service[1], record->service[2], record->service[3]}, record->port, 0};
     map_update(&journeys, &key, &origin, BPF_ANY);
@@ -550,7 +579,7 @@ INLINE void depart(struct bpf_sock_ops *ops, struct record *record, __u32 genera
 INLINE void arrive(struct bpf_sock_ops *ops, struct bpf_sock *sk, __u32 generation) {
     ADDRESS(ops, local_ip4, local_ip6, own);
     ADDRESS(ops, remote_ip4, remote_ip6, peer);
-    struct whom *self = party(generation, own);
+    struct whom *self = space_of(generation, netns_cookie(ops));
     struct journey key = {self ? self->space : 0, __builtin_bswap32(FIELD(ops, remote_port)), FIELD(ops, local_port), {peer[0], peer[1], peer[2], peer[3]}, {own[0], own[1], own[2], own[3]}};
     struct origin *found = map_lookup(&journeys, &key);
     if (!found) return;
@@ -572,6 +601,11 @@ SEC("sockops") int pd_events(struct bpf_sock_ops *ops) {
     bool has_origins = c && (c->of[c->generation & 1].flags & ORIGINS);
     if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
         if (has_origins) arrive(ops, sk, c->generation);
+        if (c && (c->of[c->generation & 1].flags & RATED)) {
+            // Packets do not tell in which network they are.
+            struct record *accepted = storage_get(&records, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+            if (accepted) *accepted = (struct record){TENANTS, TENANTS, SEEN, 0, 0, netns_cookie(ops)};
+        }
         return 1;
     }
     struct record *record = storage_get(&records, sk, 0, 0);
@@ -670,11 +704,20 @@ SEC("cgroup_skb/egress") int pd_egress(struct __sk_buff *skb) {
         // Accepted, or older than the policy.
         ADDRESS(sk, src_ip4, src_ip6, own);
         ADDRESS(sk, dst_ip4, dst_ip6, peer);
-        struct whom *self = party(c->generation, own), *other = party(c->generation, peer);
+        __u64 home = record ? record->home : 0;
+        struct whom *self, *other;
+        struct whom *space = home ? space_of(c->generation, home) : 0;
+        if (space) {
+            self = party(c->generation, space->network, own);
+            other = party(c->generation, space->network, peer);
+        } else {
+            self = party(c->generation, ONLY, own);
+            other = party(c->generation, ONLY, peer);
+        }
         record = storage_get(&records, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
         if (!record) return 1;
         bool is_apart = self && other && self->space != other->space;
-        *record = (struct record){is_apart ? self->tenant : TENANTS, TENANTS, SEEN, c->generation, 0};
+        *record = (struct record){is_apart ? self->tenant : TENANTS, TENANTS, SEEN, c->generation, 0, home};
     }
     struct tenant *tenant = tenant_of(record->from);
     if (!tenant || (!tenant->ns_per_mib && !tenant->one_ns_per_mib)) return 1;

@@ -1,17 +1,21 @@
 //! The entries of one generation in the kernel's maps. Programs look for those of the generation in force alone.
-use super::known::Change;
+use super::known::{Change, Whose};
 use super::plan::{Party, Plan, Verdicts};
 use super::program::Maps;
 use super::services::Services;
 use super::sidecars::{Sidecars, There};
-use super::table::Table;
+use super::table::{Table, ANY};
 use crate::bpf::Plain;
 use crate::ids::TenantId;
 use crate::policy::via::At;
 use crate::policy::{Policy, DEFAULT_TENANT};
 use rustix::io::Errno;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
+
+/// Addresses of one network that mean those of another one, by number.
+type Names = crate::policy::Maps<u32>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
@@ -26,6 +30,7 @@ struct SourceKey {
 struct PlaceKey {
     prefix: u32,
     generation: u32,
+    network: u32,
     address: [u8; 16],
 }
 
@@ -46,6 +51,7 @@ struct Whom {
     tenant: u32,
     class: u32,
     space: u32,
+    network: u32,
 }
 
 // SAFETY: structures of numbers without padding, as `gate.bpf.c` has them.
@@ -57,13 +63,23 @@ unsafe impl Plain for PairKey {}
 // SAFETY: see above.
 unsafe impl Plain for Whom {}
 
+/// In the network of a place: the only one that has an address.
+const ONLY: u32 = u32::MAX - 1;
+/// Of a place: it means one of another network.
+const FAR: u32 = 1;
+/// A class that no rule names.
+const NO_CLASS: u32 = u32::MAX;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Generation {
     number: u32,
     hits: u32,
     policy: Arc<Policy>,
+    maps: Arc<Names>,
     plan: Plan,
+    /// Networks that have an address, for packets that do not tell theirs.
+    holders: HashMap<IpAddr, BTreeMap<u32, Whom>>,
     sources: Table<SourceKey, Whom>,
     places: Table<PlaceKey, Whom>,
     verdicts: Table<PairKey, u32>,
@@ -78,8 +94,16 @@ impl Generation {
     ///
     /// # Errors
     /// A sentence; nothing is left then.
-    pub fn new(number: u32, policy: Arc<Policy>, hits: u32, maps: Option<&Maps>) -> Result<Self, String> {
+    pub fn new(
+        number: u32,
+        policy: Arc<Policy>,
+        names: Arc<Names>,
+        hits: u32,
+        maps: Option<&Maps>,
+    ) -> Result<Self, String> {
         let mut this = Self {
+            maps: names,
+            holders: HashMap::new(),
             number,
             hits,
             plan: Plan::new(Arc::clone(&policy))?,
@@ -92,9 +116,15 @@ impl Generation {
             is_short: false,
         };
         let networks: Vec<_> = this.plan.networks().collect();
-        for (net, party) in networks {
-            let key = this.place(net.addr(), net.prefix_len());
-            if let Err(errno) = this.places.put(key, whom(party, 0)) {
+        // The common network is asked once.
+        let named =
+            networks.into_iter().flat_map(|(net, party)| [0, ANY].map(|of| (of, net, whom(party, 0))));
+        let nobody = Party { tenant: TenantId::default(), class: NO_CLASS };
+        let far = Whom { network: FAR, ..whom(nobody, 0) };
+        let mapped: Vec<_> = this.maps.prefixes().map(|(of, prefix)| (of, prefix, far)).collect();
+        for (of, net, whom) in named.chain(mapped) {
+            let key = this.place(of, net.addr(), net.prefix_len());
+            if let Err(errno) = this.places.put(key, whom) {
                 this.clear();
                 return Err(full(errno));
             }
@@ -118,16 +148,19 @@ impl Generation {
                     self.sources.take(self.source(*id, *is_group));
                     Ok(())
                 }
-                Change::Place { ip, is: None } => self.free(*ip),
+                Change::Place { network, ip, is: None } => self.free(*network, *ip),
                 Change::Container { name, is } => {
-                    let is = is.clone().map(|(space, addresses)| There { space, addresses });
+                    let is =
+                        is.clone().map(|(space, network, addresses)| There { space, network, addresses });
                     self.move_proxy(At::Container(name.clone()), is)
                 }
                 _ if self.is_short => Ok(()),
-                Change::Source { id, is_group, is: Some((tenant, space)) } => {
-                    self.connect(self.source(*id, *is_group), *tenant, *space, names)
+                Change::Source { id, is_group, is: Some(whose) } => {
+                    self.connect(self.source(*id, *is_group), *whose, names)
                 }
-                Change::Place { ip, is: Some((tenant, space)) } => self.hold(*ip, *tenant, *space, names),
+                Change::Place { network, ip, is: Some((tenant, space)) } => {
+                    self.hold(*ip, Whose { tenant: *tenant, space: *space, network: *network }, names)
+                }
             };
             if let Err(why) = done {
                 self.is_short = true;
@@ -140,23 +173,57 @@ impl Generation {
     fn connect(
         &mut self,
         key: SourceKey,
-        tenant: TenantId,
-        space: u32,
+        Whose { tenant, space, network }: Whose,
         names: &[String],
     ) -> Result<(), String> {
         let (party, new) = self.plan.connects(tenant, name(names, tenant))?;
         // Nothing finds a class before somebody is of it.
         self.add(new)?;
-        self.sources.put(key, whom(party, space)).map_err(full)
+        self.sources.put(key, Whom { network, ..whom(party, space) }).map_err(full)
     }
 
-    fn hold(&mut self, ip: IpAddr, tenant: TenantId, space: u32, names: &[String]) -> Result<(), String> {
-        self.lead(ip, name(names, tenant))?;
-        let (party, new) = self.plan.holds(tenant, name(names, tenant), ip)?;
+    fn hold(
+        &mut self,
+        ip: IpAddr,
+        Whose { tenant, space, network }: Whose,
+        names: &[String],
+    ) -> Result<(), String> {
+        if self.maps.real(network, ip).is_some() {
+            // It means another one there, whoever has it.
+            return Ok(());
+        }
+        let called = name(names, tenant);
+        self.lead(network, ip, called)?;
+        let (party, new) = self.plan.holds(tenant, called, network, ip)?;
         self.add(new)?;
-        let key = self.place(ip, if ip.is_ipv4() { 32 } else { 128 });
-        self.places.put(key, whom(party, space)).map_err(full)?;
-        self.move_proxy(At::Address(ip), Some(There { space, addresses: vec![ip] }))
+        let is = whom(party, space);
+        self.places.put(self.place(network, ip, bits(ip)), is).map_err(full)?;
+        self.holders.entry(ip).or_default().insert(network, is);
+        self.tell_only(ip)?;
+        for (viewer, alias) in self.maps.aliases(network, ip).collect::<Vec<_>>() {
+            // Rules are about what it means.
+            self.plan.means(viewer, alias, party);
+            self.lead(viewer, alias, called)?;
+            let key = self.place(viewer, alias, bits(alias));
+            self.places.put(key, Whom { network: FAR, ..is }).map_err(full)?;
+        }
+        if network != 0 {
+            return Ok(());
+        }
+        self.move_proxy(At::Address(ip), Some(There { space, network, addresses: vec![ip] }))
+    }
+
+    /// An address may be one network's alone, or no longer.
+    fn tell_only(&mut self, ip: IpAddr) -> Result<(), String> {
+        let key = self.place(ONLY, ip, bits(ip));
+        let holders = self.holders.get(&ip);
+        match holders.filter(|of| of.len() == 1).and_then(|of| of.values().next()).copied() {
+            Some(one) => self.places.put(key, one).map_err(full),
+            None => {
+                self.places.take(key);
+                Ok(())
+            }
+        }
     }
 
     /// A proxy that the policy may name is there from now on, or nowhere. Its own connections are known before others are led to it.
@@ -186,23 +253,42 @@ impl Generation {
         Ok(())
     }
 
-    fn free(&mut self, ip: IpAddr) -> Result<(), String> {
-        self.move_proxy(At::Address(ip), None)?;
-        let key = self.place(ip, if ip.is_ipv4() { 32 } else { 128 });
-        match self.plan.frees(ip) {
-            // A rule names this very address.
-            Some(party) => self.places.put(key, whom(party, 0)).map_err(full)?,
-            None => self.places.take(key),
+    fn free(&mut self, network: u32, ip: IpAddr) -> Result<(), String> {
+        if self.maps.real(network, ip).is_some() {
+            return Ok(());
         }
-        // Adds no class: that of nobody's backend is there from the start.
-        self.lead(ip, DEFAULT_TENANT)
+        if network == 0 {
+            self.move_proxy(At::Address(ip), None)?;
+        }
+        if let Some(of) = self.holders.get_mut(&ip) {
+            of.remove(&network);
+            if of.is_empty() {
+                self.holders.remove(&ip);
+            }
+        }
+        self.tell_only(ip)?;
+        let aliases: Vec<_> = self.maps.aliases(network, ip).collect();
+        for (network, ip) in [(network, ip)].into_iter().chain(aliases) {
+            let key = self.place(network, ip, bits(ip));
+            match self.plan.frees(network, ip).filter(|_| network == 0) {
+                // A rule names this very address.
+                Some(party) => self.places.put(key, whom(party, 0)).map_err(full)?,
+                None => self.places.take(key),
+            }
+            for backend in self.plan.backends(ip) {
+                self.services.free(backend, network);
+            }
+        }
+        Ok(())
     }
 
-    /// Services lead to an address, which is of the tenant that is called `name`: what rules for them say may be another thing from now on.
-    fn lead(&mut self, ip: IpAddr, name: &str) -> Result<(), String> {
+    /// Services lead to an address of a network, which is of the tenant that is called `name`: what rules for them say may be another thing from now
+    /// on.
+    fn lead(&mut self, network: u32, ip: IpAddr, name: &str) -> Result<(), String> {
         let (led, new) = self.plan.leads(ip, name)?;
         self.add(new)?;
-        led.into_iter().try_for_each(|(backend, class)| self.services.classify(backend, class)).map_err(full)
+        let mut led = led.into_iter();
+        led.try_for_each(|(backend, class)| self.services.classify(backend, network, class)).map_err(full)
     }
 
     fn add(&mut self, new: Verdicts) -> Result<(), String> {
@@ -227,12 +313,12 @@ impl Generation {
         SourceKey { id, generation: self.number, is_group: u32::from(is_group) }
     }
 
-    fn place(&self, ip: IpAddr, bits: u8) -> PlaceKey {
+    fn place(&self, network: u32, ip: IpAddr, bits: u8) -> PlaceKey {
         let (address, bits) = match ip {
             IpAddr::V4(v4) => (v4.to_ipv6_mapped(), u32::from(bits) + 96),
             IpAddr::V6(v6) => (v6, u32::from(bits)),
         };
-        PlaceKey { prefix: 32 + bits, generation: self.number, address: address.octets() }
+        PlaceKey { prefix: 64 + bits, generation: self.number, network, address: address.octets() }
     }
 
     /// Its number.
@@ -271,7 +357,16 @@ fn name(names: &[String], tenant: TenantId) -> &str {
 }
 
 fn whom(party: Party, space: u32) -> Whom {
-    Whom { tenant: u32::from(party.tenant.get()), class: party.class, space }
+    Whom { tenant: u32::from(party.tenant.get()), class: party.class, space, network: 0 }
+}
+
+/// Bits of an address.
+fn bits(ip: IpAddr) -> u8 {
+    if ip.is_ipv4() {
+        32
+    } else {
+        128
+    }
 }
 
 fn full(errno: Errno) -> String {
@@ -327,18 +422,18 @@ mod tests {
     }
 
     fn fresh(number: u32) -> Generation {
-        Generation::new(number, Arc::new(Policy::parse(POLICY).unwrap()), 0, None).unwrap()
+        Generation::new(number, Arc::new(Policy::parse(POLICY).unwrap()), Arc::default(), 0, None).unwrap()
     }
 
     impl Generation {
         /// What `judge` in `gate.bpf.c` finds: tenants, and the verdict; nothing if it looks no further.
         fn judge(&self, cookie: u64, group: Option<u64>, to: IpAddr, port: u16) -> Option<(u32, u32, u32)> {
-            let address = self.place(to, if to.is_ipv4() { 32 } else { 128 });
+            let address = self.place(0, to, bits(to));
             let covers = |key: &&PlaceKey| {
-                let bits = key.prefix - 32;
+                let bits = key.prefix - 64;
                 let of =
                     |address: [u8; 16]| u128::from_be_bytes(address).checked_shr(128 - bits).unwrap_or(0);
-                of(key.address) == of(address.address)
+                key.network == 0 && of(key.address) == of(address.address)
             };
             let place = self.places.there.keys().filter(covers).max_by_key(|key| key.prefix)?;
             let to = self.places.there[place];
@@ -394,6 +489,7 @@ mod tests {
                     cookie: 100 + u64::from(number),
                     before: u64::from(number),
                     tenant: TenantId::at(tenant),
+                    network: 0,
                     container: None,
                     registered: registered.into_iter().map(ip).collect(),
                     held: held.into_iter().map(ip).collect(),
@@ -410,7 +506,7 @@ mod tests {
                 for cookie in 101..105 {
                     let found = generation.of_service(cookie, 80);
                     prop_assert_eq!(&found, &whole.of_service(cookie, 80));
-                    let is_blue = |last| known.owner(ip(last)).is_some_and(|(tenant, _)| tenant == TenantId::at(2));
+                    let is_blue = |last| known.owner(0, ip(last)).is_some_and(|(tenant, _)| tenant == TenantId::at(2));
                     let is_known = generation.sources.there.contains_key(&generation.source(cookie, false));
                     let expected = [1, 2, 3].map(|last| (is_known && is_blue(last)).then_some(4 << 1 | 1));
                     prop_assert_eq!(found, expected, "the rule for blue alone names the service");
@@ -429,6 +525,7 @@ mod tests {
             cookie: u64::from(number),
             before: u64::from(number),
             tenant: TenantId::at(1 + number as usize % 2),
+            network: 0,
             container: None,
             registered: Vec::new(),
             held: vec![IpAddr::from([10, 1, (number >> 8) as u8, number as u8])],

@@ -89,22 +89,26 @@ impl Health {
         next.map_or(longest, |next| next.saturating_duration_since(now).min(longest))
     }
 
-    /// Looks at all that are due. `place`: the number of the namespace that has an address.
+    /// Looks at all that are due. `places`: the numbers of the namespaces that have an address, one of each network. A listener in one of them is
+    /// enough.
     pub fn look(
         &mut self,
         now: Instant,
-        place: impl Fn(IpAddr) -> Option<u32>,
+        places: impl Fn(IpAddr) -> Vec<u32>,
         spaces: &Spaces,
         slots: &Slots,
     ) {
         let mut seen: HashMap<u32, Option<Vec<Found>>> = HashMap::new();
         for watched in self.watched.iter_mut().filter(|watched| watched.due <= now) {
             watched.due = now + watched.how.interval;
-            let there = place(watched.backend.ip().to_canonical()).and_then(|number| {
+            let mut found: Vec<Option<u64>> = Vec::new();
+            for number in places(watched.backend.ip().to_canonical()) {
                 let ask = || listeners(&spaces.by_number(number)?.diag).ok();
-                seen.entry(number).or_insert_with(ask).as_ref()
-            });
-            let found = there.and_then(|listeners| judge(watched.backend, listeners));
+                let there = seen.entry(number).or_insert_with(ask).as_ref();
+                found.push(there.and_then(|listeners| judge(watched.backend, listeners)));
+            }
+            let is_up = found.iter().any(Option::is_none);
+            let found = found.first().copied().flatten().filter(|_| !is_up);
             match watched.hear(found, slots) {
                 Some(true) => {
                     tracing::info!(service = %watched.service, backend = %watched.backend, "a backend is up")

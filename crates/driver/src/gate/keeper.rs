@@ -1,8 +1,8 @@
 //! The thread that keeps the kernel's half of the policy: see the module above.
 use super::generation::Generation;
 use super::health::Health;
-use super::known::Change;
-use super::plan::binds;
+use super::known::{Change, Whose};
+use super::plan::{binds, Verdict};
 use super::program::{self, hierarchy, Maps, Programs};
 use super::scene::{Changes, Scene, World};
 use super::services::Choice;
@@ -358,7 +358,8 @@ impl Keeper {
         beside: Option<u32>,
     ) -> Result<Generation, String> {
         self.number = following(self.number, beside);
-        let mut generation = Generation::new(self.number, policy, hits, Some(&self.maps))?;
+        let names = Arc::clone(scene.maps());
+        let mut generation = Generation::new(self.number, policy, names, hits, Some(&self.maps))?;
         if let Err(why) = generation.put(&scene.known().all(), &self.names) {
             generation.clear();
             return Err(why);
@@ -448,8 +449,7 @@ impl Keeper {
             self.proxies_at = now + sidecars::LOOK;
             generation.sidecars().look(generation.policy(), &self.spaces);
         }
-        let place = |ip| scene.known().owner(ip).map(|(_, number)| number);
-        self.health.look(now, place, &self.spaces, &self.slots);
+        self.health.look(now, |ip| scene.known().owners(ip), &self.spaces, &self.slots);
     }
 
     /// Ends open connections that are denied. How many, without those of `twins`; and how many the kernel would not end.
@@ -457,7 +457,7 @@ impl Keeper {
         let Some(Kept { scene, generation, .. }) = &self.in_force else { return (0, 0) };
         let policy = generation.policy();
         let allows = policy.rules.iter().all(|rule| rule.action == Action::Allow);
-        if policy.default == Action::Allow && allows && !leads(policy) {
+        if policy.default == Action::Allow && allows && !leads(policy) && scene.maps().is_empty() {
             return (0, 0);
         }
         // Control groups and their descendants.
@@ -466,7 +466,7 @@ impl Keeper {
             members.extend(spaces::below(&self.root, path).0.into_iter().map(|number| (number, tenant)));
         }
         let (mut ended, mut kept) = (0, 0);
-        for (number, cookie, tenant) in scene.known().spaces() {
+        for (cookie, Whose { tenant, space: number, network }) in scene.known().spaces() {
             let Some(seen) = self.spaces.by_cookie(cookie) else { continue };
             let (sockets, listened) = match sweep::sockets(&seen.diag) {
                 Ok(found) => found,
@@ -477,12 +477,16 @@ impl Keeper {
             };
             for socket in sockets.iter().filter(|socket| socket.connects(&listened)) {
                 let to = socket.peer.ip().to_canonical();
-                let is_home =
-                    to.is_loopback() || scene.known().owner(to).is_some_and(|(_, space)| space == number);
+                let is_home = to.is_loopback()
+                    || scene.known().owner(network, to).is_some_and(|(_, space)| space == number);
                 let from = members.get(&socket.group).copied().unwrap_or(tenant);
                 let (port, sidecars) = (socket.peer.port(), generation.sidecars());
-                let Some(verdict) = generation.plan().decide(from, to, port) else { continue };
+                // It has come to mean another one.
+                let is_far = scene.maps().real(network, to).is_some();
+                let verdict = generation.plan().decide(from, network, to, port);
+                let Some(verdict) = verdict.or(is_far.then_some(Verdict::DENIED)) else { continue };
                 let may_stay = || match verdict.is_denied() {
+                    _ if is_far => false,
                     true => sidecars.rules_at(policy, number).iter().any(|&rule| {
                         // It connects as one of the rule's proxies.
                         (rule as usize) < verdict.rule() && policy.rules[rule as usize].names(to, port)
@@ -592,7 +596,8 @@ mod tests {
         let (gate, mut keeper) = open();
         let (id, file) = network_namespace(rustix::process::getpid()).unwrap();
         let tenant = TenantId::default();
-        let space = Space { file: Arc::new(file), tenant, container: None, addresses: Vec::new() };
+        let space =
+            Space { file: Arc::new(file), tenant, network: 0, container: None, addresses: Vec::new() };
         let world = || World { spaces: HashMap::from([(id, space.clone())]), ..World::default() };
         let rules = |port: u16| {
             let text = format!("[[rule]]\naddress = \"{PLACE}\"\nport = {port}\naction = \"deny\"\n");

@@ -1,7 +1,7 @@
 //! Whose network namespaces, control groups and addresses are. Pure: each change tells what it changes of the whole, in the time of what
 //! has changed.
 //!
-//! An address belongs to the namespace that `pd run` registered it for, else to the one of those that hold it which was known first.
+//! Within a network an address belongs to the namespace that `pd run` registered it for, else to the one of those that hold it which was known first.
 use crate::ids::TenantId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -13,6 +13,8 @@ pub struct Holder {
     /// How many were known before.
     pub before: u64,
     pub tenant: TenantId,
+    /// The number of its network.
+    pub network: u32,
     /// The container that `pd run` registered there.
     pub container: Option<String>,
     /// Addresses that `pd run` registered.
@@ -24,24 +26,41 @@ pub struct Holder {
 /// A control group: number, depth, tenant.
 pub type Group = (u64, u32, TenantId);
 
+/// Whose a namespace or a control group is, the number of the namespace, and that of its network; 0: of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whose {
+    pub tenant: TenantId,
+    pub space: u32,
+    pub network: u32,
+}
+
 /// What has changed for the programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Whose a namespace or a control group is, and the number of the namespace; or nobody's.
-    Source { id: u64, is_group: bool, is: Option<(TenantId, u32)> },
-    /// Whose an address is, and in which namespace.
-    Place { ip: IpAddr, is: Option<(TenantId, u32)> },
-    /// Where a container is that `pd run` registered, and its addresses.
-    Container { name: String, is: Option<(u32, Vec<IpAddr>)> },
+    /// Whose a namespace or a control group is; or nobody's.
+    Source { id: u64, is_group: bool, is: Option<Whose> },
+    /// Whose an address of a network is, and in which namespace.
+    Place { network: u32, ip: IpAddr, is: Option<(TenantId, u32)> },
+    /// Where a container is that `pd run` registered: number and network of the namespace, and its addresses.
+    Container { name: String, is: Option<(u32, u32, Vec<IpAddr>)> },
 }
+
+impl Holder {
+    fn whose(&self, number: u32) -> Whose {
+        Whose { tenant: self.tenant, space: number, network: self.network }
+    }
+}
+
+/// A claim to an address: whether it is not registered, how many namespaces were known before, and the number of its own.
+type Claim = (bool, u64, u32);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Known {
     /// By number.
     spaces: BTreeMap<u32, Holder>,
-    /// Namespaces with a claim to an address, the owner first: whether it is not registered, how many were known before, and the number.
-    claims: HashMap<IpAddr, BTreeSet<(bool, u64, u32)>>,
+    /// By network, the owner's first.
+    claims: HashMap<IpAddr, BTreeMap<u32, BTreeSet<Claim>>>,
     /// By path.
     groups: BTreeMap<String, Group>,
 }
@@ -53,43 +72,50 @@ impl Known {
         if old == new {
             return Vec::new();
         }
+        let network = |holder: &Option<Holder>| holder.as_ref().map_or(0, |holder| holder.network);
         let addresses = |holder: &Option<Holder>| {
+            let network = network(holder);
             let lists = holder.iter().flat_map(|holder| {
                 [(false, holder.before, &holder.registered), (true, holder.before, &holder.held)]
             });
             let claims = lists.flat_map(|(is_held, before, list)| {
-                list.iter().map(move |ip| (ip.to_canonical(), (is_held, before, number)))
+                list.iter().map(move |ip| ((network, ip.to_canonical()), (is_held, before, number)))
             });
             claims.collect::<Vec<_>>()
         };
         let (before, after) = (addresses(&old), addresses(&new));
-        let touched: BTreeSet<IpAddr> = before.iter().chain(&after).map(|(ip, _)| *ip).collect();
-        let was: Vec<_> = touched.iter().map(|ip| (*ip, self.owner(*ip))).collect();
-        for (ip, claim) in before {
-            if let Some(claims) = self.claims.get_mut(&ip) {
+        let touched: BTreeSet<(u32, IpAddr)> = before.iter().chain(&after).map(|(at, _)| *at).collect();
+        let was: Vec<_> =
+            touched.iter().map(|&(network, ip)| (network, ip, self.owner(network, ip))).collect();
+        for ((network, ip), claim) in before {
+            let Some(networks) = self.claims.get_mut(&ip) else { continue };
+            if let Some(claims) = networks.get_mut(&network) {
                 claims.remove(&claim);
                 if claims.is_empty() {
-                    self.claims.remove(&ip);
+                    networks.remove(&network);
                 }
             }
+            if networks.is_empty() {
+                self.claims.remove(&ip);
+            }
         }
-        for (ip, claim) in after {
-            self.claims.entry(ip).or_default().insert(claim);
+        for ((network, ip), claim) in after {
+            self.claims.entry(ip).or_default().entry(network).or_default().insert(claim);
         }
         let mut changes = Vec::new();
-        let source = |holder: &Holder| (holder.cookie, holder.tenant);
+        let source = |holder: &Holder| (holder.cookie, holder.tenant, holder.network);
         if old.as_ref().map(source) != new.as_ref().map(source) {
             let gone = old.as_ref().filter(|old| new.as_ref().is_none_or(|new| new.cookie != old.cookie));
             changes.extend(gone.map(|old| Change::Source { id: old.cookie, is_group: false, is: None }));
             changes.extend(new.as_ref().map(|new| Change::Source {
                 id: new.cookie,
                 is_group: false,
-                is: Some((new.tenant, number)),
+                is: Some(new.whose(number)),
             }));
         }
         let called = |holder: &Option<Holder>| {
             let holder = holder.as_ref()?;
-            Some((holder.container.clone()?, holder.registered.clone()))
+            Some((holder.container.clone()?, (holder.network, holder.registered.clone())))
         };
         let (before, after) = (called(&old), called(&new));
         match new {
@@ -101,8 +127,9 @@ impl Known {
                 [before, after].into_iter().flatten().map(|(name, _)| name).collect();
             changes.extend(names.into_iter().map(|name| self.container(name)));
         }
-        let is = was.into_iter().map(|(ip, was)| (ip, was, self.owner(ip)));
-        changes.extend(is.filter(|(_, was, is)| was != is).map(|(ip, _, is)| Change::Place { ip, is }));
+        let is = was.into_iter().map(|(network, ip, was)| (network, ip, was, self.owner(network, ip)));
+        let news = is.filter(|(_, _, was, is)| was != is);
+        changes.extend(news.map(|(network, ip, _, is)| Change::Place { network, ip, is }));
         changes
     }
 
@@ -118,7 +145,10 @@ impl Known {
         let mut numbers: Vec<_> = [old, new].into_iter().flatten().map(|(number, ..)| number).collect();
         numbers.dedup();
         // Two paths may lead to one group.
-        let of = |id: u64| self.groups.values().find(|(number, ..)| *number == id).map(|found| (found.2, 0));
+        let of = |id: u64| {
+            let found = self.groups.values().find(|(number, ..)| *number == id);
+            found.map(|(.., tenant)| Whose { tenant: *tenant, space: 0, network: 0 })
+        };
         numbers.into_iter().map(|id| Change::Source { id, is_group: true, is: of(id) }).collect()
     }
 
@@ -127,20 +157,26 @@ impl Known {
         let mut named = self.spaces.iter().filter(|(_, holder)| holder.container.as_ref() == Some(&name));
         let is = named.next().map(|(number, holder)| {
             let canonical = holder.registered.iter().map(|ip| ip.to_canonical());
-            (*number, canonical.collect())
+            (*number, holder.network, canonical.collect())
         });
         Change::Container { name, is }
     }
 
-    /// Whose an address is, and in which namespace.
-    pub fn owner(&self, ip: IpAddr) -> Option<(TenantId, u32)> {
-        let (_, _, number) = self.claims.get(&ip)?.first()?;
+    /// Whose an address of a network is, and in which namespace.
+    pub fn owner(&self, network: u32, ip: IpAddr) -> Option<(TenantId, u32)> {
+        let (_, _, number) = self.claims.get(&ip)?.get(&network)?.first()?;
         Some((self.spaces.get(number)?.tenant, *number))
     }
 
-    /// Namespaces: number, cookie, tenant.
-    pub fn spaces(&self) -> impl Iterator<Item = (u32, u64, TenantId)> + '_ {
-        self.spaces.iter().map(|(number, holder)| (*number, holder.cookie, holder.tenant))
+    /// Numbers of the namespaces that have an address, of whichever network.
+    pub fn owners(&self, ip: IpAddr) -> Vec<u32> {
+        let networks = self.claims.get(&ip).into_iter().flat_map(|networks| networks.values());
+        networks.filter_map(|claims| Some(claims.first()?.2)).collect()
+    }
+
+    /// Namespaces: cookie, and whose they are.
+    pub fn spaces(&self) -> impl Iterator<Item = (u64, Whose)> + '_ {
+        self.spaces.iter().map(|(number, holder)| (holder.cookie, holder.whose(*number)))
     }
 
     /// Control groups: path, tenant.
@@ -158,7 +194,7 @@ impl Known {
         let spaces = self.spaces.iter().map(|(number, holder)| Change::Source {
             id: holder.cookie,
             is_group: false,
-            is: Some((holder.tenant, *number)),
+            is: Some(holder.whose(*number)),
         });
         let mut by_number = BTreeMap::new();
         for (id, _, tenant) in self.groups.values() {
@@ -167,9 +203,11 @@ impl Known {
         let groups = by_number.into_iter().map(|(id, tenant)| Change::Source {
             id,
             is_group: true,
-            is: Some((tenant, 0)),
+            is: Some(Whose { tenant, space: 0, network: 0 }),
         });
-        let places = self.claims.keys().map(|ip| Change::Place { ip: *ip, is: self.owner(*ip) });
+        let places =
+            self.claims.iter().flat_map(|(ip, networks)| networks.keys().map(move |network| (*ip, *network)));
+        let places = places.map(|(ip, network)| Change::Place { network, ip, is: self.owner(network, ip) });
         let names: BTreeSet<_> = self.spaces.values().filter_map(|holder| holder.container.clone()).collect();
         let containers = names.into_iter().map(|name| self.container(name));
         spaces.chain(groups).chain(places).chain(containers).collect()
@@ -192,31 +230,38 @@ mod tests {
             let list = |of: &[u8]| of.iter().map(|last| ip(*last)).collect();
             let (registered, held) = (list(registered), list(held));
             let (cookie, before) = (70 + tenant as u64, tenant as u64);
-            Some(Holder { cookie, before, tenant: TenantId::at(tenant), container: None, registered, held })
+            let (tenant, network) = (TenantId::at(tenant), 0);
+            Some(Holder { cookie, before, tenant, network, container: None, registered, held })
         };
         known.set_space(12, holder(2, &[], &[1, 2]));
         assert_eq!(known.set_space(3, holder(3, &[], &[1, 3])).len(), 2, "itself and one address");
-        assert_eq!(known.owner(ip(1)), Some((TenantId::at(2), 12)), "the first, whatever the numbers");
+        assert_eq!(known.owner(0, ip(1)), Some((TenantId::at(2), 12)), "the first, whatever the numbers");
         known.set_space(4, holder(4, &[1], &[]));
-        assert_eq!(known.owner(ip(1)), Some((TenantId::at(4), 4)));
+        assert_eq!(known.owner(0, ip(1)), Some((TenantId::at(4), 4)));
         // The next one has it.
         let gone = known.set_space(4, None);
         let is = Some((TenantId::at(2), 12));
-        let expected =
-            [Change::Source { id: 74, is_group: false, is: None }, Change::Place { ip: ip(1), is }];
+        let expected = [
+            Change::Source { id: 74, is_group: false, is: None },
+            Change::Place { network: 0, ip: ip(1), is },
+        ];
         assert_eq!(gone, expected);
         assert_eq!(known.set_space(12, holder(2, &[], &[1, 2])), [], "nothing has changed");
+        // In another network it is an address of its own.
+        known.set_space(5, holder(1, &[1], &[]).map(|holder| Holder { network: 7, ..holder }));
+        assert_eq!((known.owner(0, ip(1)), known.owner(7, ip(1))), (is, Some((TenantId::at(1), 5))));
+        assert_eq!(known.owners(ip(1)), [12, 5]);
     }
 
     fn holders() -> impl Strategy<Value = Vec<(u32, Option<Holder>)>> {
         let list = || prop::collection::vec((0u8..5).prop_map(ip), 0..3);
-        let holder =
-            (0usize..3, list(), list()).prop_map(|(tenant, registered, held)| (tenant, registered, held));
+        let holder = (0usize..3, 0u32..3, list(), list());
         prop::collection::vec((0u32..4, prop::option::of(holder)), 0..20).prop_map(|steps| {
-            let made = |number: u32, (tenant, registered, held)| Holder {
+            let made = |number: u32, (tenant, network, registered, held)| Holder {
                 cookie: 100 + u64::from(number),
                 before: 100 - u64::from(number),
                 tenant: TenantId::at(tenant),
+                network,
                 container: None,
                 registered,
                 held,
@@ -243,8 +288,13 @@ mod tests {
                 changes.extend(known.set_group(["/a", "/a/b", "a"][path], group));
             }
             let key = |change: &Change| match change {
-                Change::Source { id, is_group, is } => ((Some((*id, *is_group)), None), *is),
-                Change::Place { ip, is } => ((None, Some(*ip)), *is),
+                Change::Source { id, is_group, is } => {
+                    let is = is.map(|is| (is.tenant, is.space, is.network));
+                    ((Some((*id, *is_group)), None), is)
+                }
+                Change::Place { network, ip, is } => {
+                    ((None, Some((*network, *ip))), is.map(|(tenant, space)| (tenant, space, *network)))
+                }
                 Change::Container { .. } => unreachable!("no container has a name"),
             };
             for change in &changes {

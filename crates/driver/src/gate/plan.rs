@@ -5,6 +5,7 @@
 //! first on, give disjoint ranges of ports, each with the rule that decides. A range is stored as prefixes of the port's 16 bits, and the longest one that matches
 //! counts: one look-up, however many rules there are. A pair that no rule names is not stored.
 use crate::ids::TenantId;
+use crate::policy::via::{At, Hop};
 use crate::policy::{Action, Limits, Policy, Rule, DEFAULT_TENANT};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,6 +29,9 @@ const LEADS: u32 = 1 << 31;
 pub struct Verdict(pub u32);
 
 impl Verdict {
+    /// A denial that is no rule's.
+    pub const DENIED: Self = Self(1);
+
     fn new(rule: usize, action: Action) -> Self {
         Self((rule as u32) << 1 | u32::from(action == Action::Deny))
     }
@@ -70,8 +74,8 @@ pub struct Plan {
     policy: Arc<Policy>,
     /// Tenants that connect.
     from: HashMap<TenantId, Party>,
-    /// Known addresses.
-    places: HashMap<IpAddr, Party>,
+    /// Known addresses, by network.
+    places: HashMap<(u32, IpAddr), Party>,
     /// Networks that rules name: whoever is there and is not known is of the default tenant.
     networks: BTreeMap<IpNet, Party>,
     nets: Nets,
@@ -98,6 +102,7 @@ pub fn binds(policy: &Policy) -> bool {
     policy.default == Action::Deny
         || !policy.rules.is_empty()
         || !policy.services.is_empty()
+        || !policy.maps.is_empty()
         || policy.tenants.iter().any(limits)
 }
 
@@ -121,10 +126,23 @@ pub fn unbound(policy: &Policy) -> Vec<String> {
             ));
         }
     }
-    if !policy.networks.is_empty() {
+    if !policy.networks.is_empty() && !policy.services.is_empty() {
         sentences.push(
-            "networks: on the kernel an address is known by one holder; where two networks have the same address, rules with `to` \
-             may take the one for the other there: give their tenants rules by `from`, or other addresses"
+            "networks: a backend that several networks have at one address counts as down only if it has a listener in none of them"
+                .to_owned(),
+        );
+    }
+    let is_placed = |hop: &Hop| matches!(hop.at, At::Address(_));
+    if !policy.networks.is_empty() && policy.chains().any(|(.., via)| via.hops.iter().any(is_placed)) {
+        sentences.push(
+            "networks: on the kernel a proxy named by an address is one of the common network; name a container instead"
+                .to_owned(),
+        );
+    }
+    if !policy.maps.is_empty() {
+        sentences.push(
+            "maps: the kernel has no way between networks: a connect to a mapped address fails there with EHOSTUNREACH; connect \
+             natively, or with --preload=short"
                 .to_owned(),
         );
     }
@@ -187,22 +205,33 @@ impl Plan {
         Ok((party, new))
     }
 
-    /// An address is the tenant's, which is called `name`. Returns what it is to the rules, and the verdicts that are new.
+    /// An address of a network is the tenant's, which is called `name`. Returns what it is to the rules, and the verdicts that are new.
     ///
     /// # Errors
     /// If these are too many, a sentence; then it is nobody's.
-    pub fn holds(&mut self, tenant: TenantId, name: &str, ip: IpAddr) -> Result<(Party, Verdicts), String> {
+    pub fn holds(
+        &mut self,
+        tenant: TenantId,
+        name: &str,
+        network: u32,
+        ip: IpAddr,
+    ) -> Result<(Party, Verdicts), String> {
         let ip = ip.to_canonical();
-        self.places.remove(&ip);
+        self.places.remove(&(network, ip));
         let (party, new) = self.party_at(tenant, name, ip.into())?;
-        self.places.insert(ip, party);
+        self.places.insert((network, ip), party);
         Ok((party, new))
     }
 
-    /// An address is nobody's. Returns what a network of that one address is to the rules, if they name it.
-    pub fn frees(&mut self, ip: IpAddr) -> Option<Party> {
+    /// In a network an address means one that is this to the rules.
+    pub fn means(&mut self, network: u32, ip: IpAddr, party: Party) {
+        self.places.insert((network, ip.to_canonical()), party);
+    }
+
+    /// An address of a network is nobody's. Returns what a prefix of that one address is to the rules, if they name it.
+    pub fn frees(&mut self, network: u32, ip: IpAddr) -> Option<Party> {
         let ip = ip.to_canonical();
-        self.places.remove(&ip);
+        self.places.remove(&(network, ip));
         self.networks.get(&IpNet::from(ip)).copied()
     }
 
@@ -224,6 +253,11 @@ impl Plan {
             all.extend(new);
         }
         Ok((led, all))
+    }
+
+    /// Backends of services at an address.
+    pub fn backends(&self, ip: IpAddr) -> Vec<(usize, usize)> {
+        self.backends.get(&ip.to_canonical()).cloned().unwrap_or_default()
     }
 
     /// The class of whatever connects as the proxy of these rules, and the verdicts that are new.
@@ -285,8 +319,8 @@ impl Plan {
     }
 
     /// The verdict on a connect, as the kernel's programs find it; nothing: no party of the policy's.
-    pub fn decide(&self, from: TenantId, to: IpAddr, port: u16) -> Option<Verdict> {
-        let (from, to) = (self.from.get(&from)?, self.place(to)?);
+    pub fn decide(&self, from: TenantId, network: u32, to: IpAddr, port: u16) -> Option<Verdict> {
+        let (from, to) = (self.from.get(&from)?, self.place(network, to)?);
         Some(self.named(from.class, to.class, port).unwrap_or(self.otherwise))
     }
 
@@ -305,7 +339,7 @@ impl Plan {
         if named.is_some_and(Verdict::is_denied) {
             return named;
         }
-        let Some(to) = self.place(reached.ip()) else { return named };
+        let Some(to) = self.place(0, reached.ip()) else { return named };
         self.named(from, to.class, reached.port()).or(named).or(Some(self.otherwise))
     }
 
@@ -317,14 +351,14 @@ impl Plan {
         })
     }
 
-    /// Whose an address is: its own, or the smallest network's around it.
-    fn place(&self, ip: IpAddr) -> Option<Party> {
+    /// Whose an address of a network is: its own, or the smallest prefix's around it.
+    fn place(&self, network: u32, ip: IpAddr) -> Option<Party> {
         let ip = ip.to_canonical();
         let around = || {
             let nets = self.networks.iter().filter(|(net, _)| net.contains(&ip));
             nets.max_by_key(|(net, _)| net.prefix_len()).map(|(_, party)| *party)
         };
-        self.places.get(&ip).copied().or_else(around)
+        self.places.get(&(network, ip)).copied().or_else(around)
     }
 
     /// The verdict where no rule is named.
@@ -512,11 +546,11 @@ mod tests {
             let mut plan = Plan::new(Arc::new(policy.clone())).unwrap();
             // In any order: an address may be another's before.
             for (tenant, name) in tenants.iter().zip(NAMES) {
-                plan.holds(*tenant, name, ips[0]).unwrap();
+                plan.holds(*tenant, name, 0, ips[0]).unwrap();
             }
-            plan.frees(ips[0]);
+            plan.frees(0, ips[0]);
             for (ip, tenant) in &places {
-                plan.holds(*tenant, NAMES[tenant.index()], *ip).unwrap();
+                plan.holds(*tenant, NAMES[tenant.index()], 0, *ip).unwrap();
             }
             for (tenant, name) in tenants.iter().zip(NAMES) {
                 plan.connects(*tenant, name).unwrap();
@@ -526,7 +560,7 @@ mod tests {
                     let known = places.iter().find(|(own, _)| *own == ip).map(|(_, tenant)| NAMES[tenant.index()]);
                     let is_named = policy.rules.iter().any(|rule| rule.addresses.iter().any(|net| net.contains(&ip)));
                     for &port in &ports {
-                        let found = plan.decide(*tenant, ip, port);
+                        let found = plan.decide(*tenant, 0, ip, port);
                         if known.is_none() && !is_named {
                             prop_assert_eq!(found, None);
                             continue;
@@ -564,7 +598,7 @@ mod tests {
             // An address may be another's before, and nobody's.
             for owners in [[3; 3].as_slice(), &[0; 3], &owners] {
                 for (backend, &owner) in service.backends.iter().zip(owners) {
-                    plan.holds(TenantId::at(owner), NAMES[owner], backend.address.ip()).unwrap();
+                    plan.holds(TenantId::at(owner), NAMES[owner], 0, backend.address.ip()).unwrap();
                     plan.leads(backend.address.ip(), NAMES[owner]).unwrap();
                 }
             }
@@ -600,7 +634,7 @@ mod tests {
         let mut entries = 0;
         for n in 0..100u8 {
             let (tenant, name) = (TenantId::at(n.into()), format!("t{n}"));
-            entries += plan.holds(tenant, &name, IpAddr::from([10, 0, 0, n])).unwrap().1.len();
+            entries += plan.holds(tenant, &name, 0, IpAddr::from([10, 0, 0, n])).unwrap().1.len();
             entries += plan.connects(tenant, &name).unwrap().1.len();
         }
         assert_eq!((entries, plan.verdicts.len()), (10_000, 10_000));

@@ -3,6 +3,7 @@ use super::known::{Change, Holder, Known};
 use super::spaces::{self, Spaces};
 use crate::identity::NamespaceId;
 use crate::ids::TenantId;
+use crate::policy::Maps;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -17,6 +18,8 @@ const LEVELS_MAX: u32 = 8;
 pub struct Space {
     pub file: Arc<OwnedFd>,
     pub tenant: TenantId,
+    /// The number of its network.
+    pub network: u32,
     /// The container that `pd run` registered there, and its addresses.
     pub container: Option<String>,
     pub addresses: Vec<IpAddr>,
@@ -30,6 +33,11 @@ pub struct World {
     pub files: Vec<(PathBuf, TenantId)>,
     /// Control groups, by path.
     pub groups: BTreeMap<String, TenantId>,
+    /// Namespaces that networks of the policy name, and the networks of tenants.
+    pub network_files: Vec<(PathBuf, u32)>,
+    pub tenant_networks: HashMap<TenantId, u32>,
+    /// Addresses of one network that mean those of another one.
+    pub maps: Arc<Maps<u32>>,
 }
 
 /// What has changed of a [`World`].
@@ -39,8 +47,8 @@ pub struct Changes {
     pub groups: Vec<(String, Option<TenantId>)>,
 }
 
-/// A namespace's file and tenant, and its container with the addresses that `pd run` registered.
-type Whose = (Arc<OwnedFd>, TenantId, (Option<String>, Vec<IpAddr>));
+/// A namespace's file, tenant and network, and its container with the addresses that `pd run` registered.
+type Whose = (Arc<OwnedFd>, (TenantId, u32), (Option<String>, Vec<IpAddr>));
 
 type Found = HashMap<NamespaceId, (Arc<OwnedFd>, TenantId)>;
 
@@ -51,6 +59,8 @@ pub struct Scene {
     /// Namespaces that the policy names, and those of processes in control groups, as of the last look.
     files: Found,
     below: Found,
+    /// Networks of namespaces that networks name.
+    networks: HashMap<NamespaceId, u32>,
     /// Numbers of namespaces that are known.
     numbers: HashMap<NamespaceId, u32>,
     /// Namespaces that are still to be entered.
@@ -62,8 +72,13 @@ impl Scene {
     /// Nothing is looked at yet.
     pub fn new(world: World) -> Self {
         let unentered = world.spaces.keys().copied().collect();
-        let (files, below, numbers, known) = Default::default();
-        Self { world, files, below, numbers, unentered, known }
+        let (files, below, networks, numbers, known) = Default::default();
+        Self { world, files, below, networks, numbers, unentered, known }
+    }
+
+    /// Addresses of one network that mean those of another one.
+    pub fn maps(&self) -> &Arc<Maps<u32>> {
+        &self.world.maps
     }
 
     /// The whole in the terms of the kernel's programs.
@@ -84,6 +99,13 @@ impl Scene {
                 files.entry(id).or_insert((file, *tenant));
             }
         }
+        let mut networks = HashMap::new();
+        for (path, network) in &self.world.network_files {
+            if let Ok((id, file)) = spaces::open_file(path) {
+                networks.entry(id).or_insert(*network);
+                files.entry(id).or_insert((file, TenantId::default()));
+            }
+        }
         for (path, tenant) in &self.world.groups {
             for (id, file) in spaces::below(root, path).1 {
                 below.entry(id).or_insert((file, *tenant));
@@ -91,6 +113,13 @@ impl Scene {
             changes.extend(self.known.set_group(path, group(root, path, *tenant)));
         }
         let mut changed = std::mem::take(&mut self.unentered);
+        changed.extend(
+            networks
+                .keys()
+                .chain(self.networks.keys())
+                .filter(|id| networks.get(id) != self.networks.get(id)),
+        );
+        self.networks = networks;
         for (old, new) in [(&mut self.files, files), (&mut self.below, below)] {
             let tenant = |found: &Found, id| found.get(&id).map(|(_, tenant)| *tenant);
             let ids: BTreeSet<_> = old.keys().chain(new.keys()).copied().collect();
@@ -128,7 +157,7 @@ impl Scene {
 
     /// A namespace may be another tenant's, hold other addresses, or be gone.
     pub fn refresh(&mut self, id: NamespaceId, spaces: &mut Spaces) -> Vec<Change> {
-        let holder = self.space(id).and_then(|(file, tenant, (container, registered))| {
+        let holder = self.space(id).and_then(|(file, (tenant, network), (container, registered))| {
             let seen = spaces.enter(id, &file);
             let seen = seen.inspect_err(|error| {
                 self.unentered.insert(id);
@@ -136,7 +165,7 @@ impl Scene {
             });
             let seen = seen.ok()?;
             let (cookie, before, held) = (seen.cookie, seen.before, seen.addresses.clone());
-            Some((seen.number, Holder { cookie, before, tenant, container, registered, held }))
+            Some((seen.number, Holder { cookie, before, tenant, network, container, registered, held }))
         });
         let mut changes = Vec::new();
         let number = holder.as_ref().map(|(number, _)| *number);
@@ -155,13 +184,15 @@ impl Scene {
     /// processes there.
     fn space(&self, id: NamespaceId) -> Option<Whose> {
         let file = self.files.get(&id);
-        if let Some(Space { file: open, tenant, container, addresses }) = self.world.spaces.get(&id) {
+        if let Some(Space { file: open, tenant, network, container, addresses }) = self.world.spaces.get(&id)
+        {
             let named = file.map(|(_, tenant)| *tenant).filter(|_| *tenant == TenantId::default());
             let registered = (container.clone(), addresses.clone());
-            return Some((Arc::clone(open), named.unwrap_or(*tenant), registered));
+            return Some((Arc::clone(open), (named.unwrap_or(*tenant), *network), registered));
         }
         let (file, tenant) = file.or_else(|| self.below.get(&id))?;
-        Some((Arc::clone(file), *tenant, (None, Vec::new())))
+        let network = self.networks.get(&id).or_else(|| self.world.tenant_networks.get(tenant));
+        Some((Arc::clone(file), (*tenant, network.copied().unwrap_or(0)), (None, Vec::new())))
     }
 }
 

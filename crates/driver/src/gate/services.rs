@@ -1,7 +1,7 @@
 //! Services as the kernel's programs look them up: an entry for each service, one for each backend, and the service's table in pieces.
 //!
 //! The structures are those of `gate.bpf.c`.
-use super::table::Table;
+use super::table::{Table, ANY};
 use crate::bpf::{self, Plain};
 use crate::policy::Balance;
 use crate::policy::Service as OfPolicy;
@@ -61,6 +61,14 @@ struct PartKey {
     part: u16,
 }
 
+/// Of a backend, in the network with a holder of its address, or [`ANY`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+struct BackendKey {
+    part: PartKey,
+    network: u32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 struct Backend {
@@ -90,6 +98,8 @@ unsafe impl Plain for Service {}
 // SAFETY: see above.
 unsafe impl Plain for PartKey {}
 // SAFETY: see above.
+unsafe impl Plain for BackendKey {}
+// SAFETY: see above.
 unsafe impl Plain for Backend {}
 // SAFETY: see above.
 unsafe impl Plain for Chunk {}
@@ -103,7 +113,7 @@ pub struct Services {
     /// None in tests of what would be there.
     maps: Option<ServiceMaps>,
     services: Vec<ServiceKey>,
-    backends: Table<PartKey, Backend>,
+    backends: Table<BackendKey, Backend>,
     tables: Vec<PartKey>,
 }
 
@@ -134,7 +144,7 @@ impl Services {
                 list[part] = Member { slot, weight: backend.weight as u16 };
                 let (address, port) = name(backend.address);
                 let value = Backend { address, port, slot, class: *class };
-                self.backends.put(self.part(number, part), value)?;
+                self.backends.put(self.backend((number, part), ANY), value)?;
             }
             let slot = self.slot(service, None)?;
             let Some(maps) = &self.maps else { continue };
@@ -163,20 +173,25 @@ impl Services {
         Ok(())
     }
 
-    /// A backend is of another class from now on, if it is not of that one yet.
+    /// In a network a backend is of this class from now on.
     ///
     /// # Errors
     /// Those of bpf(2).
-    pub fn classify(&mut self, (service, backend): (usize, usize), class: u32) -> Result<(), Errno> {
-        let key = self.part(service, backend);
-        let Some(&known) = self.backends.there.get(&key) else { return Ok(()) };
-        self.backends.put(key, Backend { class, ..known })
+    pub fn classify(&mut self, backend: (usize, usize), network: u32, class: u32) -> Result<(), Errno> {
+        let Some(&known) = self.backends.there.get(&self.backend(backend, ANY)) else { return Ok(()) };
+        self.backends.put(self.backend(backend, network), Backend { class, ..known })
     }
 
-    /// The class of a backend.
+    /// In a network nobody has the address of a backend from now on.
+    pub fn free(&mut self, backend: (usize, usize), network: u32) {
+        self.backends.take(self.backend(backend, network));
+    }
+
+    /// The class of a backend in the common network.
     #[cfg(test)]
-    pub fn class(&self, (service, backend): (usize, usize)) -> Option<u32> {
-        self.backends.there.get(&self.part(service, backend)).map(|known| known.class)
+    pub fn class(&self, backend: (usize, usize)) -> Option<u32> {
+        let in_network = |network| self.backends.there.get(&self.backend(backend, network));
+        in_network(0).or_else(|| in_network(ANY)).map(|known| known.class)
     }
 
     /// Removes all of them.
@@ -195,6 +210,10 @@ impl Services {
     fn slot(&self, service: &OfPolicy, backend: Option<SocketAddr>) -> Result<u16, Errno> {
         let Some(maps) = &self.maps else { return Ok(0) };
         maps.slots.number(service.address, backend).ok_or(Errno::NOSPC)
+    }
+
+    fn backend(&self, (service, backend): (usize, usize), network: u32) -> BackendKey {
+        BackendKey { part: self.part(service, backend), network }
     }
 
     fn part(&self, service: usize, part: usize) -> PartKey {

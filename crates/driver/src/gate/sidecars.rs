@@ -45,6 +45,7 @@ struct Hop {
     slot: u16,
     has_v4: u32,
     has_v6: u32,
+    network: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,10 +72,11 @@ unsafe impl Plain for Via {}
 // SAFETY: see above.
 unsafe impl Plain for ProxyKey {}
 
-/// The namespace that a proxy is in, by number, and its addresses.
+/// The namespace that a proxy is in and its network, by number, and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct There {
     pub space: u32,
+    pub network: u32,
     pub addresses: Vec<IpAddr>,
 }
 
@@ -152,7 +154,7 @@ impl Sidecars {
                 let Some(there) = self.there.get(&hop.at) else { continue };
                 let first = |is_v4: bool| there.addresses.iter().find(|ip| ip.is_ipv4() == is_v4);
                 let (v4, v6) = (first(true), first(false));
-                place.space = there.space;
+                (place.space, place.network) = (there.space, there.network);
                 (place.has_v4, place.has_v6) = (u32::from(v4.is_some()), u32::from(v6.is_some()));
                 (place.v4, place.v6) = (octets(v4), octets(v6));
             }

@@ -6,6 +6,9 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
+/// In keys with a network: any one that has no entry of its own.
+pub const ANY: u32 = u32::MAX;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Table<K, V> {

@@ -43,6 +43,13 @@
 //! cgroups = ["/red.slice"]
 //! namespaces = ["/run/netns/red"]
 //! tenants = ["red"]
+//! range = "10.0.0.0/24"               # addresses of `pd run --network red`
+//!
+//! [[map]]                             # in this network these addresses mean those of another one
+//! from = "red"
+//! prefix = "10.9.0.0/24"
+//! to = "blue"
+//! at = "10.0.0.0/24"
 //!
 //! [attach]                            # which processes may attach; deny, allow, default
 //! default = "containers"              # or "anyone", or "nobody"
@@ -53,6 +60,8 @@
 //! `[[bind]]` is about pipes: [`super::bind`].
 use super::attach::AttachTable;
 use super::bind::{BindTable, Binds, BINDS_MAX};
+use super::many::Many;
+use super::map::{self, MapTable};
 use super::network::{NetworkTable, Taken};
 use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
 use super::service::{fits, loops, ServiceTable};
@@ -61,11 +70,8 @@ use super::{Action, Limits, Path, Policy, Rule, Tenant, DEFAULT_TENANT, WEIGHT_M
 use crate::memory::{Cap, Caps};
 use crate::size::Bytes;
 use ipnet::IpNet;
-use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::fmt;
-use std::marker::PhantomData;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -102,6 +108,7 @@ struct File {
     attach: AttachTable,
     bind: Vec<Spanned<BindTable>>,
     network: Vec<Spanned<NetworkTable>>,
+    map: Vec<Spanned<MapTable>>,
 }
 
 #[derive(Deserialize)]
@@ -156,46 +163,6 @@ struct RuleTable {
     trust: Option<bool>,
     via: Option<Many<Hop>>,
     on_failure: Option<OnFailure>,
-}
-
-/// One word, or a list of them.
-struct Many<T>(Vec<T>);
-
-impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Many<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ManyVisitor(PhantomData))
-    }
-}
-
-struct ManyVisitor<T>(PhantomData<T>);
-
-impl<'de, T: FromStr<Err: fmt::Display>> Visitor<'de> for ManyVisitor<T> {
-    type Value = Many<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a word or a list of words")
-    }
-
-    fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Many<T>, E> {
-        Ok(Many(vec![word.parse().map_err(E::custom)?]))
-    }
-
-    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Many<T>, E> {
-        self.visit_str(&number.to_string())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Many<T>, A::Error> {
-        let mut all = Vec::new();
-        while let Some(Many(some)) = list.next_element::<Many<T>>()? {
-            all.extend(some);
-        }
-        if all.is_empty() {
-            return Err(A::Error::custom(
-                "an empty list matches nothing; leave the key out to match everything",
-            ));
-        }
-        Ok(Many(all))
-    }
 }
 
 struct Network(IpNet);
@@ -280,6 +247,16 @@ impl Policy {
             let start = table.span().start;
             let network = table.into_inner().check(&mut named, |name| policy.tenant(name).is_some());
             policy.networks.push(network.map_err(|why| at(start, why))?);
+        }
+        let mut of_maps = Vec::new();
+        for table in file.map {
+            let start = table.span().start;
+            let map = table.into_inner().check(&policy.networks, &policy.maps);
+            policy.maps.push(map.map_err(|why| at(start, why))?);
+            of_maps.push(start);
+        }
+        for (map, start) in policy.maps.iter().zip(of_maps) {
+            map::fits(map, &policy.maps).map_err(|why| at(start, why))?;
         }
         let attach = file.attach.check(|name| policy.tenant(name).is_some());
         policy.attach = attach.map_err(|(start, why)| at(start, why))?;

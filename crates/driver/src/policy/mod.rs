@@ -8,6 +8,8 @@ pub mod bind;
 pub mod budget;
 mod file;
 mod glob;
+mod many;
+mod map;
 mod network;
 pub mod rate;
 mod service;
@@ -16,6 +18,7 @@ pub mod via;
 pub use crate::memory::{Cap, Caps};
 pub use attach::{Attach, Entry as AttachEntry, Newcomer, Otherwise};
 pub use file::PolicyError;
+pub use map::{moved, AddressMap, Maps};
 pub use network::{Member, Network, NetworkPlaces};
 pub use service::{Backend, Balance, Health, Service, BACKENDS_MAX, BACKENDS_TOTAL_MAX, SERVICES_MAX};
 
@@ -55,6 +58,8 @@ pub struct Policy {
     pub binds: bind::Binds,
     /// Networks, within which addresses count. The first that has a member's namespace is that namespace's.
     pub networks: Vec<Network>,
+    /// Addresses of one network that mean those of another one.
+    pub maps: Vec<AddressMap>,
 }
 
 /// How a connection's bytes travel.
@@ -342,6 +347,9 @@ impl fmt::Display for Policy {
         }
         for network in &self.networks {
             writeln!(f, "network {network}")?;
+        }
+        for map in &self.maps {
+            writeln!(f, "map {map}")?;
         }
         writeln!(f, "{}", self.attach)
     }

@@ -1,7 +1,9 @@
 //! `[[network]]` of the policy file: network namespaces among which addresses count, so that two networks may use the same ones.
 use super::glob::Glob;
+use super::many::Many;
 use super::{list, DEFAULT_TENANT};
 use crate::identity::{namespace_of_file, NamespaceId};
+use ipnet::Ipv4Net;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::fmt;
@@ -9,6 +11,8 @@ use std::path::PathBuf;
 
 /// Networks of a policy.
 const NETWORKS_MAX: usize = 1024;
+/// Lengths of ranges: the smallest one has two addresses beside that of the network and that of all.
+const RANGE_BITS: std::ops::RangeInclusive<u8> = 8..=30;
 
 /// A network: its members' addresses mean its members to its members.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,6 +27,8 @@ pub struct Network {
     pub namespaces: Vec<PathBuf>,
     /// Tenants whose containers are in it.
     pub tenants: Vec<String>,
+    /// Addresses of containers of `pd run --network`.
+    pub ranges: Vec<Ipv4Net>,
 }
 
 /// Facts about somebody in a network namespace.
@@ -36,6 +42,8 @@ pub struct Member<'a> {
     pub container: Option<&'a str>,
     /// The tenant.
     pub tenant: &'a str,
+    /// The network that `pd run --network` registered it for, which goes before all else.
+    pub network: Option<&'a str>,
 }
 
 impl Network {
@@ -66,6 +74,9 @@ impl NetworkPlaces {
 
     /// The first network that has somebody.
     pub fn find<'a>(&self, networks: &'a [Network], member: &Member<'_>) -> Option<&'a Network> {
+        if let Some(name) = member.network {
+            return networks.iter().find(|network| network.name == name);
+        }
         let by_file = self.0.get(&member.namespace).copied();
         let before = &networks[..by_file.unwrap_or(networks.len()).min(networks.len())];
         before.iter().find(|network| network.has(member)).or_else(|| networks.get(by_file?))
@@ -84,6 +95,7 @@ pub(super) struct NetworkTable {
     namespaces: Vec<PathBuf>,
     #[serde(default)]
     tenants: Vec<String>,
+    range: Option<Many<String>>,
 }
 
 /// Networks that were read so far, and what they name.
@@ -103,7 +115,7 @@ impl NetworkTable {
         taken: &mut Taken,
         is_tenant: impl Fn(&str) -> bool,
     ) -> Result<Network, String> {
-        let Self { name, containers, cgroups, namespaces, tenants } = self;
+        let Self { name, containers, cgroups, namespaces, tenants, range } = self;
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if !(1..=63).contains(&name.len()) || !name.chars().all(good) {
             return Err(format!(
@@ -115,8 +127,20 @@ impl NetworkTable {
         if taken.count > NETWORKS_MAX {
             return Err(of(format!("more than {NETWORKS_MAX} networks; join some")));
         }
-        if containers.is_empty() && cgroups.is_empty() && namespaces.is_empty() && tenants.is_empty() {
-            return Err(of("it has no members; add containers, cgroups, namespaces or tenants".into()));
+        let is_empty = containers.is_empty() && cgroups.is_empty() && namespaces.is_empty();
+        if is_empty && tenants.is_empty() && range.is_none() {
+            return Err(of("it has no members; add containers, cgroups, namespaces or tenants, \
+                 or a range for `pd run --network`"
+                .into()));
+        }
+        let mut ranges: Vec<Ipv4Net> = Vec::new();
+        for text in range.iter().flat_map(|Many(texts)| texts) {
+            let range = read_range(text).map_err(of)?;
+            let shares = |other: &&Ipv4Net| other.contains(&range.addr()) || range.contains(&other.addr());
+            if let Some(other) = ranges.iter().find(shares) {
+                return Err(of(format!("range {range} overlaps its range {other}; take one of them out")));
+            }
+            ranges.push(range);
         }
         if let Some(path) = namespaces.iter().find(|path| !path.is_absolute()) {
             return Err(of(format!("namespace \"{}\" is no absolute path", path.display())));
@@ -135,8 +159,28 @@ impl NetworkTable {
             }
         }
         let cgroups = cgroups.iter().map(|text| Glob::parse(text)).collect::<Result<_, _>>().map_err(of)?;
-        Ok(Network { name, containers, cgroups, namespaces, tenants })
+        Ok(Network { name, containers, cgroups, namespaces, tenants, ranges })
     }
+}
+
+fn read_range(text: &str) -> Result<Ipv4Net, String> {
+    let range: Ipv4Net = text
+        .parse()
+        .map_err(|_| format!("range \"{text}\" is no IPv4 network; write one like 10.0.0.0/24"))?;
+    if range != range.trunc() {
+        return Err(format!("range \"{text}\" has bits beyond its length; write {}", range.trunc()));
+    }
+    if range.prefix_len() > *RANGE_BITS.end() {
+        return Err(format!("range {range} is too small for two containers; use /30 or larger"));
+    }
+    if !RANGE_BITS.contains(&range.prefix_len()) {
+        return Err(format!("range {range} is too large; use /8 or smaller"));
+    }
+    let first = range.addr();
+    if first.is_loopback() || first.octets()[0] == 0 || first.octets()[0] >= 224 {
+        return Err(format!("range {range} is no container's; use one like 10.0.0.0/24"));
+    }
+    Ok(range)
 }
 
 impl fmt::Display for Network {
@@ -146,6 +190,9 @@ impl fmt::Display for Network {
         members.extend(self.cgroups.iter().map(|glob| format!("cgroup {}", glob.as_str())));
         members.extend(self.namespaces.iter().map(|path| format!("namespace {}", path.display())));
         members.extend(self.tenants.iter().map(|name| format!("tenant {name}")));
+        if !self.ranges.is_empty() {
+            members.push(format!("`pd run --network {}` in {}", self.name, list(&self.ranges)));
+        }
         write!(f, "{}: {}", self.name, list(members))
     }
 }
@@ -163,8 +210,13 @@ mod tests {
              [[network]]\nname = \"b\"\nnamespaces = [\"/proc/self/ns/net\"]\ntenants = [\"red\"]",
         )
         .unwrap();
-        let nobody =
-            Member { namespace: NamespaceId::NONE, cgroup: None, container: None, tenant: "default" };
+        let nobody = Member {
+            namespace: NamespaceId::NONE,
+            cgroup: None,
+            container: None,
+            tenant: "default",
+            network: None,
+        };
         let own = namespace_of_file("/proc/self/ns/net".as_ref()).unwrap();
         let places = NetworkPlaces::look(&policy.networks);
         for (member, expected) in [
@@ -174,6 +226,9 @@ mod tests {
             (Member { cgroup: Some("/a.slice"), ..nobody }, None),
             (Member { namespace: own, ..nobody }, Some("b")),
             (Member { tenant: "red", ..nobody }, Some("b")),
+            // What `pd run` said.
+            (Member { network: Some("b"), container: Some("web"), ..nobody }, Some("b")),
+            (Member { network: Some("c"), container: Some("web"), ..nobody }, None),
             // The first that has it.
             (Member { tenant: "red", container: Some("web"), ..nobody }, Some("a")),
             (Member { namespace: own, container: Some("web"), ..nobody }, Some("a")),
@@ -203,6 +258,15 @@ mod tests {
                 &["line 4", "name \"a\"", "take it out"],
             ),
             ("[[network]]\nname = \"a\"\nmembers = []", &["line 3", "members", "expected"]),
+            ("[[network]]\nname = \"a\"\nrange = \"x\"", &["line 1", "network a", "\"x\"", "10.0.0.0/24"]),
+            ("[[network]]\nname = \"a\"\nrange = \"10.0.0.1/24\"", &["line 1", "write 10.0.0.0/24"]),
+            ("[[network]]\nname = \"a\"\nrange = \"10.0.0.0/31\"", &["line 1", "too small", "use /30"]),
+            ("[[network]]\nname = \"a\"\nrange = \"10.0.0.0/7\"", &["line 1", "too large", "use /8"]),
+            ("[[network]]\nname = \"a\"\nrange = \"127.0.0.0/24\"", &["line 1", "127.0.0.0/24", "use one like"]),
+            (
+                "[[network]]\nname = \"a\"\nrange = [\"10.0.0.0/24\", \"10.0.0.64/26\"]",
+                &["line 1", "range 10.0.0.64/26 overlaps its range 10.0.0.0/24", "take one"],
+            ),
         ] {
             let error = Policy::parse(text).unwrap_err().to_string();
             for part in parts {

@@ -372,7 +372,7 @@ fn register(record: &Record) -> Result<()> {
     });
     let addresses = addresses.into_iter().collect::<Result<Vec<_>>>()?;
     let (name, tenant, pid) = (record.name.clone(), record.tenant.clone(), record.init.pid);
-    match ask(&admin_socket, &Ask::Register { name, tenant, pid, addresses }) {
+    match ask(&admin_socket, &Ask::Register { name, tenant, pid, addresses, network: None }) {
         Ok(_) => Ok(()),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             bail!(

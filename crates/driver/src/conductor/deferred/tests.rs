@@ -335,6 +335,7 @@ fn a_container_is_registered_when_the_holders_list_is_there() {
     stage.pass(Duration::from_secs(1));
     let registering = |name: &str| Registering {
         registration: crate::conductor::Registration {
+            network: None,
             name: name.into(),
             tenant: "t".into(),
             addresses: vec!["10.0.0.1".parse().unwrap()],
