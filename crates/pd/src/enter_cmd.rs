@@ -1,10 +1,12 @@
 //! `pd exec` and `pd stop`: what is done to a container that runs.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use pd_harness::container::enter;
+use pd_harness::container::state::{self, Record};
 
 use crate::run_cmd::Setting;
 
@@ -32,8 +34,14 @@ pub struct StopArgs {
     /// Seconds until SIGKILL
     #[arg(short, long, value_name = "SECONDS", default_value_t = 10)]
     time: u32,
+    /// All containers of this network of the policy
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
+    /// Admin socket of the driver that has the network
+    #[arg(long, default_value = pd_harness::config::DEFAULT_ADMIN_SOCKET)]
+    admin_socket: PathBuf,
     /// Names of the containers
-    #[arg(required = true)]
+    #[arg(required_unless_present = "network")]
     names: Vec<String>,
 }
 
@@ -46,7 +54,15 @@ pub fn exec(args: ExecArgs) -> Result<i32> {
 /// Runs `pd stop`; returns the status to exit with.
 pub fn stop(args: &StopArgs) -> Result<i32> {
     let mut status = 0;
-    for name in &args.names {
+    let mut names = args.names.clone();
+    if let Some(network) = &args.network {
+        let runs = |record: &Record| record.owner.is_alive() && record.is_of(&args.admin_socket);
+        let records = state::records()?.into_iter().filter(runs);
+        let inside = records.filter(|record| record.network.as_ref() == Some(network));
+        names.extend(inside.map(|record| record.name));
+        ensure!(!names.is_empty(), "no container runs in network '{network}'; `pd ls` shows which run");
+    }
+    for name in &names {
         let stopped =
             enter::find(name).and_then(|record| enter::stop(&record, Duration::from_secs(args.time.into())));
         match stopped {

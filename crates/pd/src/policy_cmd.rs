@@ -103,6 +103,8 @@ fn apply(file: Option<&Path>, admin_socket: &Path) -> Result<()> {
             if let Some(why) = not_on_kernel {
                 println!("connections on the kernel are not bound: {why}");
             }
+            pd_harness::container::hosts::renew(admin_socket)
+                .context("names of containers stay as they were")?;
             sidecars::absent(&report(admin_socket)?.sidecars).iter().for_each(|line| println!("{line}"));
         }
         _ => bail!("the driver at {} is of another version", admin_socket.display()),

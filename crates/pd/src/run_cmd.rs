@@ -18,6 +18,7 @@ use rustix::process::Signal;
 use pd_harness::container::address::InterfaceAddress;
 use pd_harness::container::cgroup::Limits;
 use pd_harness::container::jobs::Terminal;
+use pd_harness::container::overlay::Overlay;
 use pd_harness::container::state::RUN_DIR;
 use pd_harness::container::{check_name, Container, Invocation, Spec};
 use pd_harness::signals::{Signals, Wake};
@@ -29,14 +30,14 @@ use crate::program;
 /// Runs a command in a container of its own.
 ///
 /// The command gets the driver's socket in PD_SOCKET, its own name in PD_CONTAINER and its own IPv4
-/// address in PD_ADDRESS; names of containers on its bridge are in its /etc/hosts. Exits with the command's status (128 + n
+/// address in PD_ADDRESS; names of containers on its bridge, or in its network, are in its /etc/hosts. Exits with the command's status (128 + n
 /// if signal n ended it), or 125 if the container could not be started.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// Name and host name of the container: letters, digits and '-'
     #[arg(long)]
     name: String,
-    /// Address on the bridge, as 10.88.0.2/24 [default: the lowest free one]
+    /// Address on the bridge, as 10.88.0.2/24, or in the network [default: the lowest free one]
     #[arg(long)]
     ip: Option<InterfaceAddress>,
     /// Tenant that the container belongs to, for policy and accounting
@@ -45,6 +46,9 @@ pub struct RunArgs {
     /// Bridge, created if absent and removed again with its last container
     #[arg(long, default_value = "pd0")]
     bridge: String,
+    /// Network of the policy, which has addresses of its own and a bridge of its own
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["bridge", "no_driver"])]
+    network: Option<String>,
     /// Socket of the driver; it is told of the container on admin.sock in the same directory
     #[arg(long, default_value = pd_harness::config::DEFAULT_SOCKET)]
     socket: PathBuf,
@@ -170,11 +174,15 @@ fn start(args: RunArgs, stdin: Stdio, terminal: Terminal) -> Result<Container> {
         environment.push(("PD_PIPES".to_owned(), args.pipes.join(",")));
     }
     environment.extend(args.env.into_iter().filter_map(Setting::pair));
+    let admin_socket = args.socket.with_file_name("admin.sock");
+    let overlay =
+        args.network.map(|name| Overlay::ask(&admin_socket, &name)).transpose().context("--network")?;
     let spec = Spec {
         name: args.name,
         address: args.ip,
         tenant: args.tenant,
-        bridge: args.bridge,
+        bridge: overlay.as_ref().map_or(args.bridge, |overlay| overlay.bridge(&admin_socket)),
+        overlay,
         socket: args.socket,
         driver: !args.no_driver,
         privileged: args.privileged,

@@ -273,6 +273,7 @@ pub(super) fn spec(tenant: &str, name: String, dir: &Path, tcp: &Tuning) -> Spec
         tenant: tenant.to_owned(),
         network: tcp.network.clone(),
         bridge: "pd0".to_owned(),
+        overlay: None,
         socket: dir.join("driver.sock"),
         driver: dir.join("driver.sock").exists(),
         // Measurements set what they measure.

@@ -41,6 +41,14 @@ impl FromStr for InterfaceAddress {
     }
 }
 
+impl FromStr for Subnet {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Subnet, String> {
+        Ok(text.parse::<InterfaceAddress>()?.subnet)
+    }
+}
+
 impl std::fmt::Display for InterfaceAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.address, self.subnet.prefix)
@@ -66,6 +74,16 @@ impl Subnet {
 
     fn host(self, number: u32) -> InterfaceAddress {
         InterfaceAddress { address: Ipv4Addr::from(u32::from(self.network) + number), subnet: self }
+    }
+
+    /// Its addresses but for that of the network and that of all.
+    pub fn usable(self) -> impl Iterator<Item = InterfaceAddress> {
+        (1..self.hosts() - 1).map(move |number| self.host(number))
+    }
+
+    /// The first address of the IPv6 network beside it.
+    pub fn network6(self) -> Ipv6Addr {
+        self.address6(self.network)
     }
 
     fn number_of(self, address: Ipv4Addr) -> u32 {

@@ -112,7 +112,8 @@ pub fn confine(inside: &Inside) -> Result<()> {
         }
     }
     let hidden = HIDDEN.iter().map(PathBuf::from);
-    let own = ["bridges", "containers", "hosts", "logs", "lock"].map(|name| Path::new(RUN_DIR).join(name));
+    let own = ["bridges", "containers", "hosts", "logs", "networks", "lock"]
+        .map(|name| Path::new(RUN_DIR).join(name));
     for path in hidden.chain(own).chain([inside.admin_socket.clone()]) {
         hide(&path).with_context(|| format!("cannot hide {}", path.display()))?;
     }

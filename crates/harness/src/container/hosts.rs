@@ -1,5 +1,6 @@
 //! Names of containers: each bridge has a file of the form of hosts(5) with those that are on it, which every one of
-//! them sees as its `/etc/hosts`. So a container finds itself and the others by name.
+//! them sees as its `/etc/hosts`. So a container finds itself and the others by name, and those of other networks that have an
+//! address in its own.
 //!
 //! Containers hold the file itself, not its name. It is changed in place, by one write: who reads meanwhile finds the
 //! old text or the new.
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::overlay;
 use super::state::{self, Lock, Record, RUN_DIR};
 
 const LOCALHOST: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
@@ -33,12 +35,49 @@ fn text(records: &[Record], bridge: &str) -> String {
             let _ = writeln!(text, "{address}\t{}", record.name);
         }
     }
+    if let Some(network) = overlay::placed(bridge) {
+        for (address, name) in network.others(records) {
+            let _ = writeln!(text, "{address}\t{name}");
+        }
+    }
     text
 }
 
-/// Writes down who is on `bridge` now; removes the file of a bridge that nobody is on.
+/// Writes down who is on `bridge` now; removes the file of a bridge that nobody is on. Containers of a network have names in other
+/// networks, too.
 pub fn refresh(bridge: &str, _lock: &Lock) -> Result<()> {
     let records = state::records()?;
+    let networks = overlay::bridges();
+    if !networks.iter().any(|other| other == bridge) {
+        return rewrite(bridge, &records);
+    }
+    networks.iter().try_for_each(|bridge| rewrite(bridge, &records))
+}
+
+/// Has the names that containers see be those of the policy in force, after a change.
+///
+/// # Errors
+/// If they cannot be written.
+pub fn renew(admin_socket: &Path) -> Result<()> {
+    if overlay::bridges().is_empty() || !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let lock = Lock::acquire()?;
+    for bridge in overlay::bridges() {
+        let Some(placed) = overlay::placed(&bridge).filter(|placed| placed.admin_socket == admin_socket)
+        else {
+            continue;
+        };
+        // A network that the policy has no more sees nobody.
+        let maps =
+            overlay::Overlay::ask(admin_socket, &placed.name).map(|overlay| overlay.maps).unwrap_or_default();
+        overlay::write(&bridge, &overlay::Placed { maps, ..placed })?;
+        refresh(&bridge, &lock)?;
+    }
+    Ok(())
+}
+
+fn rewrite(bridge: &str, records: &[Record]) -> Result<()> {
     let path = file(bridge);
     if !records.iter().any(|record| record.bridge == bridge) {
         let _ = fs::remove_file(&path);
@@ -49,7 +88,7 @@ pub fn refresh(bridge: &str, _lock: &Lock) -> Result<()> {
         .mode(0o755)
         .create(folder())
         .and_then(|()| File::options().create(true).truncate(false).write(true).mode(0o644).open(&path))
-        .and_then(|file| replace(&file, &text(&records, bridge)))
+        .and_then(|file| replace(&file, &text(records, bridge)))
         .with_context(|| format!("cannot write {}", path.display()))
 }
 

@@ -111,6 +111,25 @@ pub fn ensure_bridge(bridge: &str, wanted: Subnet) -> Result<(Subnet, bool)> {
     Ok((wanted, true))
 }
 
+/// Has a bridge be there on which the host has no address. Returns whether it was made.
+pub fn ensure_bare_bridge(bridge: &str) -> Result<bool> {
+    if exists(bridge) {
+        return Ok(false);
+    }
+    let made = batch(&[
+        format!("link add {bridge} type bridge stp_state 0 forward_delay 0"),
+        format!("link set {bridge} addrgenmode none"),
+        format!("link set {bridge} up"),
+    ]);
+    match made {
+        Ok(()) => Ok(true),
+        Err(e) => {
+            delete(bridge);
+            Err(e.context(format!("cannot create bridge {bridge}")))
+        }
+    }
+}
+
 /// Makes a veth pair: `host` on `bridge`, the other end `eth0` in the namespace of process `pid`.
 pub fn create_pair(host: &str, bridge: &str, pid: u32) -> Result<()> {
     batch(&[
@@ -125,13 +144,15 @@ pub fn set_mtu(link: &str, mtu: u32) -> Result<()> {
     batch(&[format!("link set {link} mtu {mtu}")])
 }
 
-/// Brings up loopback and `eth0` of the caller's own namespace, with both addresses.
-pub fn configure_inside(address: &str, address6: &str) -> Result<()> {
+/// Brings up loopback and `eth0` of the caller's own namespace, with both addresses. `routes`: what else is there on its bridge.
+pub fn configure_inside(address: &str, address6: &str, routes: &[String]) -> Result<()> {
     let mut lines = vec!["link set lo up".to_owned(), format!("addr add {address} dev eth0")];
     if has_ipv6() {
         lines.push(format!("addr add {address6} dev eth0 nodad"));
     }
     lines.push("link set eth0 up".to_owned());
+    let usable = routes.iter().filter(|route| has_ipv6() || !route.contains(':'));
+    lines.extend(usable.map(|route| format!("route add {route} dev eth0")));
     batch(&lines)
 }
 

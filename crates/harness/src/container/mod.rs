@@ -17,6 +17,7 @@ pub mod init;
 pub mod jobs;
 pub mod links;
 pub mod netlink;
+pub mod overlay;
 pub mod stage;
 pub mod state;
 pub mod sweep;
@@ -40,6 +41,7 @@ use cgroup::{Cgroup, Limits};
 use confine::Inside;
 use control::{Channel, Message};
 use jobs::{Lent, Terminal};
+use overlay::Overlay;
 use state::{Lock, ProcessId, Record};
 
 use crate::tuning::Network;
@@ -55,8 +57,10 @@ pub struct Spec {
     pub address: Option<InterfaceAddress>,
     /// The tenant it belongs to.
     pub tenant: String,
-    /// The bridge it is on, made if absent.
+    /// The bridge it is on, made if absent. A network has one of its own.
     pub bridge: String,
+    /// The network of the policy that it is in.
+    pub overlay: Option<Overlay>,
     /// The driver's socket, passed to the command as `PD_SOCKET`.
     pub socket: PathBuf,
     /// Tells whether there is to be a driver. Without one the container runs on kernel TCP.
@@ -117,8 +121,16 @@ impl Container {
                 other.owner.pid
             );
         }
-        let wanted = spec.address.map_or(DEFAULT_SUBNET, |a| a.subnet);
-        let (subnet, created) = links::ensure_bridge(&spec.bridge, wanted)?;
+        let created;
+        let mut subnet = spec.address.map_or(DEFAULT_SUBNET, |a| a.subnet);
+        match &spec.overlay {
+            Some(overlay) => {
+                overlay::check(&spec.bridge)?;
+                created = links::ensure_bare_bridge(&spec.bridge)?;
+                overlay.note(&spec.bridge, &spec.socket.with_file_name("admin.sock"), &lock)?;
+            }
+            None => (subnet, created) = links::ensure_bridge(&spec.bridge, subnet)?,
+        }
         if created {
             state::claim_bridge(&spec.bridge, &lock)?;
         }
@@ -127,8 +139,11 @@ impl Container {
             .filter(|r| r.bridge == spec.bridge)
             .filter_map(|r| Some((r.ipv4()?, r.name.clone())))
             .collect();
-        let started = address::choose(subnet, &spec.bridge, spec.address, &taken)
-            .and_then(|address| Container::start_at(spec, address, invocation, &lock));
+        let chosen = match &spec.overlay {
+            Some(overlay) => overlay.choose(spec.address.map(|wanted| wanted.address), &taken),
+            None => address::choose(subnet, &spec.bridge, spec.address, &taken),
+        };
+        let started = chosen.and_then(|address| Container::start_at(spec, address, invocation, &lock));
         if started.is_err() {
             state::release_bridges(&lock);
         }
@@ -154,6 +169,7 @@ impl Container {
             name: spec.name.clone(),
             tenant: spec.tenant.clone(),
             bridge: spec.bridge.clone(),
+            network: spec.overlay.as_ref().map(|overlay| overlay.name.clone()),
             address: address.to_string(),
             address6: format!("{address6}/64"),
             link: links::host_name(&spec.name),
@@ -294,6 +310,8 @@ impl Starting {
         let _ = std::fs::remove_file(&control);
         let listener = UnixListener::bind(&control)
             .with_context(|| format!("cannot make the control socket {}", control.display()))?;
+        let own = record.address.parse::<InterfaceAddress>().map_err(anyhow::Error::msg)?.subnet;
+        let routes = spec.overlay.as_ref().map(|overlay| overlay.routes(own)).unwrap_or_default();
         let mut stage = Command::new(crate::own_exe())
             .arg("internal-container")
             .args(["--name", &record.name, "--address", &record.address, "--address6", &record.address6])
@@ -301,6 +319,7 @@ impl Starting {
             .arg(&control)
             .arg("--network")
             .arg(serde_json::to_string(&spec.network)?)
+            .args(routes.iter().flat_map(|route| ["--route", route]))
             .arg("--")
             .args(&invocation.command)
             .stdin(invocation.stdin)
@@ -372,7 +391,8 @@ fn register(record: &Record) -> Result<()> {
     });
     let addresses = addresses.into_iter().collect::<Result<Vec<_>>>()?;
     let (name, tenant, pid) = (record.name.clone(), record.tenant.clone(), record.init.pid);
-    match ask(&admin_socket, &Ask::Register { name, tenant, pid, addresses, network: None }) {
+    let network = record.network.clone();
+    match ask(&admin_socket, &Ask::Register { name, tenant, pid, addresses, network }) {
         Ok(_) => Ok(()),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
             bail!(

@@ -31,6 +31,9 @@ pub struct StageArgs {
     /// IPv6 address and prefix.
     #[arg(long)]
     pub address6: String,
+    /// Destinations on the bridge beside those of its addresses.
+    #[arg(long = "route")]
+    pub routes: Vec<String>,
     /// Settings of the network namespace, as JSON.
     #[arg(long, default_value = "{}")]
     pub network: String,
@@ -64,8 +67,8 @@ fn prepare(args: &StageArgs, channel: &mut Channel) -> Result<()> {
     rustix::system::sethostname(args.name.as_bytes()).context("cannot set the host name")?;
     let network: Network =
         serde_json::from_str(&args.network).context("the container's network is no JSON")?;
-    let set_up =
-        links::configure_inside(&args.address, &args.address6).and_then(|()| network.apply_inside(&outside));
+    let set_up = links::configure_inside(&args.address, &args.address6, &args.routes)
+        .and_then(|()| network.apply_inside(&outside));
     set_up.context("cannot set up the container's network")
 }
 

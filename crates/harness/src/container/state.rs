@@ -71,6 +71,9 @@ pub struct Record {
     pub tenant: String,
     /// The bridge it is on.
     pub bridge: String,
+    /// The network of the policy that it was run in.
+    #[serde(default)]
+    pub network: Option<String>,
     /// Its IPv4 address and prefix.
     pub address: String,
     /// Its IPv6 address and prefix.
@@ -145,6 +148,11 @@ fn bridges_dir() -> PathBuf {
     Path::new(RUN_DIR).join("bridges")
 }
 
+/// Where it is written which network of a policy is on a bridge.
+pub(super) fn networks_dir() -> PathBuf {
+    Path::new(RUN_DIR).join("networks")
+}
+
 fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     let fresh = path.with_extension("tmp");
     fs::write(&fresh, serde_json::to_vec_pretty(value)?)
@@ -207,6 +215,7 @@ pub fn release_bridges(_lock: &Lock) {
         let Some(bridge) = path.file_stem().and_then(|s| s.to_str()) else { continue };
         if !used.iter().any(|u| u == bridge) {
             links::delete(bridge);
+            let _ = fs::remove_file(networks_dir().join(format!("{bridge}.json")));
             let _ = fs::remove_file(&path);
         }
     }

@@ -57,6 +57,7 @@ pub struct ContainerView {
     /// The container's name; `pid N` without one.
     pub name: String,
     pub tenant: String,
+    pub network: Option<String>,
     pub image: Option<String>,
     pub pod: Option<String>,
     pub clients: u64,
@@ -174,6 +175,7 @@ fn containers(now: &Sample, before: &BTreeMap<u64, &ClientCounters>, seconds: f6
         let entry = all.entry(name.clone()).or_insert_with(|| ContainerView {
             name,
             tenant: names.tenant.clone().unwrap_or_default(),
+            network: names.network.clone(),
             image: names.image.clone(),
             pod: names.pod.clone(),
             ..ContainerView::default()

@@ -111,10 +111,11 @@ fn table<const N: usize>(header: [&str; N]) -> Table {
 }
 
 fn print_containers(containers: Vec<Record>) {
-    let mut rows = table(["CONTAINER", "TENANT", "BRIDGE", "ADDRESS", "IPV6", "PID", "COMMAND"]);
+    let mut rows = table(["CONTAINER", "TENANT", "NETWORK", "BRIDGE", "ADDRESS", "IPV6", "PID", "COMMAND"]);
     for c in containers {
         let pid = c.init.pid.to_string();
-        rows.add_row([c.name, c.tenant, c.bridge, c.address, c.address6, pid, c.command.join(" ")]);
+        let network = c.network.unwrap_or_default();
+        rows.add_row([c.name, c.tenant, network, c.bridge, c.address, c.address6, pid, c.command.join(" ")]);
     }
     println!("{rows}");
 }

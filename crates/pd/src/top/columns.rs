@@ -22,7 +22,7 @@ pub struct Column<T> {
 pub const SORT_AT_FIRST: (usize, usize, usize) = (2, 3, 3);
 
 /// Containers.
-pub const CONTAINERS: [Column<ContainerView>; 11] = [
+pub const CONTAINERS: [Column<ContainerView>; 12] = [
     Column {
         title: "CONTAINER",
         width: 16,
@@ -36,6 +36,13 @@ pub const CONTAINERS: [Column<ContainerView>; 11] = [
         rank: 10,
         text: |c| c.tenant.clone(),
         order: |a, b| a.tenant.cmp(&b.tenant),
+    },
+    Column {
+        title: "NETWORK",
+        width: 10,
+        rank: 11,
+        text: |c| c.network.clone().unwrap_or_default(),
+        order: |a, b| a.network.cmp(&b.network),
     },
     Column {
         title: "OUT Gbit/s",
