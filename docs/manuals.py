@@ -11,7 +11,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 PAGES = {
     "pd.toml.5": (["configuration.md"], "PD.TOML", "configuration of the PipeDevice driver", "pd 1 , pd-run 1 , pd-policy 5"),
-    "pd-policy.5": (["policy.md", "services.md"], "PD-POLICY", "who may connect to whom, how fast, over which path", "pd 1 , pd.toml 5"),
+    "pd-policy.5": (["policy.md", "services.md", "networks.md"], "PD-POLICY", "who may connect to whom, how fast, over which path", "pd 1 , pd.toml 5"),
 }
 
 
