@@ -1,10 +1,16 @@
 //! Time as the driver sees it, passed in so that tests can turn the hands.
+use rustix::time::{clock_gettime, ClockId};
 use std::time::{Duration, Instant};
 
 /// A monotonic clock.
 pub trait Clock: Send + Sync {
     /// Time since some fixed moment.
     fn now(&self) -> Duration;
+
+    /// Processor time of the calling thread. A clock whose hands tests turn has no other time.
+    fn thread_time(&self) -> Duration {
+        self.now()
+    }
 }
 
 /// The machine's clock.
@@ -20,5 +26,10 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> Duration {
         self.0.elapsed()
+    }
+
+    fn thread_time(&self) -> Duration {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
     }
 }

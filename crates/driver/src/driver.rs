@@ -348,7 +348,11 @@ impl Lead {
         let mover = conductor.mover();
         let mut worked = mover.step();
         let watched = mover.take_watched();
+        let begun = mover.begin_controls();
         worked |= conductor.step();
+        if let Some(begun) = begun {
+            conductor.mover().settle_controls(begun);
+        }
         worked |= conductor.balance();
         if watched {
             conductor.poll(Some(Duration::ZERO));

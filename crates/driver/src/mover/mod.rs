@@ -18,6 +18,7 @@ mod flows;
 pub mod load;
 mod migration;
 mod outbox;
+mod price;
 mod requests;
 mod scheduler;
 mod serve;
@@ -47,6 +48,7 @@ use migration::Drains;
 use outbox::Outbox;
 use pd_engine::Engine;
 use pd_shm::Spin;
+use price::Stopwatch;
 use scheduler::Scheduler;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -84,6 +86,8 @@ pub struct Mover {
     flows: Flows,
     /// Whose turn it is: channels that are looked at, and flows with something to copy.
     scheduler: Scheduler,
+    /// What turns take.
+    stopwatch: Stopwatch,
     /// Rates, and flows without tokens.
     throttle: Throttle,
     /// What receive rings may have.
@@ -136,6 +140,7 @@ impl Mover {
             clients: Clients::default(),
             flows: Flows::default(),
             scheduler: Scheduler::default(),
+            stopwatch: Stopwatch::default(),
             throttle: Throttle::default(),
             division: Division::default(),
             drains: Drains::default(),

@@ -1,6 +1,6 @@
 //! What clients ask for: requests copied once, checked, taken.
 use super::flow::Flow;
-use super::scheduler::{PayerId, CONTROL_BYTES, REQUEST_BYTES};
+use super::scheduler::{PayerId, REQUEST_BYTES};
 use super::Mover;
 use crate::calls::simulated;
 use crate::ids::{ClientId, Slot};
@@ -218,7 +218,7 @@ impl Mover {
                 let (channel, request) = (index, *request);
                 let _forwarded = match self.outbox.kept() {
                     Some(_) => {
-                        self.scheduler.owe(CONTROL_BYTES);
+                        self.scheduler.owe_control();
                         None
                     }
                     None => self.forwarded(client),

@@ -5,13 +5,18 @@
 //! less. Credit that is left is kept only by who was interrupted. A payer without others has the step to itself and keeps no
 //! debt.
 //!
+//! Bytes stand for time. A turn that was measured is charged by what it took ([`Price`]): the difference to its bytes is charged on top,
+//! or added to the credit of the next turn. What a conductor carries out in the mover's thread is measured likewise.
+//!
 //! Every operation takes the same time however many payers, channels and flows there are, but for [`Scheduler::set_weight`] and
 //! [`Scheduler::drop_channels`]. Nothing is allocated once the queues have grown. This never touches a flow or a ring.
+use super::price::Price;
 use crate::ids::{ClientId, FlowId, TenantId};
 use crate::messages::{Payer, DRIVER};
 use crate::policy::WEIGHT_DEFAULT;
 use foldhash::{HashMap, HashMapExt};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Credit of a payer of weight 1 for a turn: what one flow moves in its turn.
 pub const TURN_BYTES: u64 = 256 << 10;
@@ -23,6 +28,15 @@ pub const REQUEST_BYTES: u64 = 512;
 /// Charge beside that for a request that a conductor carries out in the mover's thread: to bind, to connect. The shortest, a
 /// bind that is refused, takes 700 ns, in which a core copies about as much from its own cache.
 pub const CONTROL_BYTES: u64 = 8 << 10;
+/// A payer without flows that are ready is measured after a turn that was charged more: two looks at the clock would be a good part
+/// of what a shorter one takes.
+const TIMED_BYTES: u64 = 4 << 10;
+/// Requests for the conductor by which the time of carrying them out is measured.
+const TIMED_CONTROLS: u64 = 8;
+/// Most that one measurement adds to a charge. The machine may have stood still meanwhile.
+const TIME_BYTES_MAX: u64 = 4 * STEP_BYTES;
+/// Most that a payer has on top of a turn's credit because its bytes take little time, in such turns.
+const REFUND_TURNS_MAX: i64 = 8;
 
 /// All of a payer's weight; a power of two.
 pub const WHOLE: u32 = 256;
@@ -55,6 +69,14 @@ pub struct Scheduler {
     spent: u64,
     /// What the requests that are being taken cost beside the taking. Not charged yet.
     owed: u64,
+    /// Requests for the conductor among those that are being taken. Not charged yet.
+    owed_controls: u64,
+    /// Requests for the conductor in this step, and whose. Charged, and to be measured.
+    controls: Vec<(PayerId, u64)>,
+    /// Charged since the turn began, but for requests for the conductor.
+    charged: u64,
+    /// What a byte takes.
+    price: Price,
     /// Flows with a full receive ring, which are looked at again and again.
     blocked: Vec<FlowId>,
 }
@@ -69,6 +91,12 @@ struct Entry {
     holders: usize,
     /// Bytes that it may still spend in this turn; negative: owes.
     credit: i64,
+    /// Credit that the next turn has on top: the last ones took less time than their bytes stand for.
+    refund: i64,
+    /// Goes on with the credit of the turn in which it was interrupted.
+    resumes: bool,
+    /// Its last turn was long enough to be measured.
+    is_busy: bool,
     /// In `order`, or having its turn.
     is_present: bool,
     /// Looked at in its turns.
@@ -88,6 +116,10 @@ impl Default for Scheduler {
             ready: 0,
             spent: 0,
             owed: 0,
+            owed_controls: 0,
+            controls: Vec::new(),
+            charged: 0,
+            price: Price::default(),
             blocked: Vec::new(),
         };
         let nobody = this.enter(DRIVER);
@@ -105,8 +137,19 @@ impl Scheduler {
         }
         let weight = self.weights.get(&payer.0).copied().unwrap_or(WEIGHT_DEFAULT);
         let (channels, flows) = Default::default();
-        let entry =
-            Entry { payer, weight, part: WHOLE, holders: 1, credit: 0, is_present: false, channels, flows };
+        let entry = Entry {
+            payer,
+            weight,
+            part: WHOLE,
+            holders: 1,
+            credit: 0,
+            refund: 0,
+            resumes: false,
+            is_busy: false,
+            is_present: false,
+            channels,
+            flows,
+        };
         let id = match self.free.pop() {
             Some(id) => {
                 self.entries[id as usize] = entry;
@@ -242,6 +285,7 @@ impl Scheduler {
     /// A step begins. Returns how many payers may have a turn in it.
     pub fn begin_step(&mut self) -> usize {
         self.spent = 0;
+        self.controls.clear();
         self.order.len()
     }
 
@@ -254,22 +298,65 @@ impl Scheduler {
     pub fn begin(&mut self) -> Option<Turn> {
         let payer = self.order.pop_front()?;
         let alone = self.order.is_empty();
+        self.charged = 0;
         let entry = &mut self.entries[payer as usize];
+        let resumes = std::mem::take(&mut entry.resumes);
         if alone {
-            entry.credit = STEP_BYTES as i64;
-        } else if entry.credit <= 0 {
-            entry.credit += entry.turn_bytes();
+            (entry.credit, entry.refund) = (STEP_BYTES as i64, 0);
+        } else if !resumes {
+            entry.credit += entry.turn_bytes() + std::mem::take(&mut entry.refund);
         }
         // Neither its channels nor its flows hold up the others.
         let channels_to = if entry.flows.is_empty() { 0 } else { entry.credit / 2 };
-        Some(Turn { payer, alone, channels_to })
+        let is_timed = !alone && (entry.is_busy || !entry.flows.is_empty());
+        Some(Turn { payer, alone, is_timed, channels_to })
+    }
+
+    /// The turn took so long. To be told before its end.
+    pub fn settle(&mut self, turn: &Turn, took: Duration) {
+        let charged = self.charged;
+        if took.is_zero() {
+            return;
+        }
+        let due = self.price.bytes_of(took);
+        self.price.add(took, charged);
+        self.correct(turn.payer, charged, due);
+    }
+
+    /// Requests for the conductor in this step that are worth measuring what they take together.
+    pub fn has_controls(&self) -> bool {
+        self.controls.iter().map(|(_, count)| count).sum::<u64>() >= TIMED_CONTROLS
+    }
+
+    /// The conductor has carried them out, which took so long.
+    pub fn settle_controls(&mut self, took: Duration) {
+        let controls = std::mem::take(&mut self.controls);
+        let all = controls.iter().map(|(_, count)| count).sum::<u64>();
+        if !took.is_zero() && all > 0 {
+            let each = self.price.bytes_of(took) / all;
+            for &(payer, count) in &controls {
+                self.correct(payer, count * CONTROL_BYTES, count.saturating_mul(each));
+            }
+        }
+        self.controls = controls;
+        self.controls.clear();
+    }
+
+    /// Replaces a charge by another.
+    fn correct(&mut self, id: PayerId, charged: u64, due: u64) {
+        if due > charged {
+            self.charge(id, (due - charged).min(TIME_BYTES_MAX));
+        } else {
+            let entry = &mut self.entries[id as usize];
+            entry.refund = (entry.refund + (charged - due) as i64).min(REFUND_TURNS_MAX * entry.turn_bytes());
+        }
     }
 
     /// Payers whose channels may be read while no flow can be served; those in debt by a whole turn wait.
     pub fn waiting(&self, at: usize) -> Option<Turn> {
         let &payer = self.order.get(at)?;
         let channels_to = -self.entries[payer as usize].turn_bytes();
-        Some(Turn { payer, alone: false, channels_to })
+        Some(Turn { payer, alone: false, is_timed: false, channels_to })
     }
 
     /// The next of the payer's channels, and how many there are. To be added again if it is to be looked at in the next turn, too.
@@ -314,6 +401,7 @@ impl Scheduler {
     #[inline]
     pub fn charge(&mut self, id: PayerId, bytes: u64) {
         self.spent += bytes;
+        self.charged += bytes;
         self.entries[id as usize].credit -= bytes as i64;
     }
 
@@ -323,11 +411,25 @@ impl Scheduler {
         self.owed += bytes;
     }
 
+    /// A request that is being taken is one that the conductor carries out in the mover's thread.
+    pub fn owe_control(&mut self) {
+        self.owed_controls += 1;
+    }
+
     /// So many requests of the payer's were taken.
     #[inline]
     pub fn charge_requests(&mut self, id: PayerId, taken: u64) {
         let owed = std::mem::take(&mut self.owed);
         self.charge(id, taken * REQUEST_BYTES + owed);
+        let controls = std::mem::take(&mut self.owed_controls);
+        if controls > 0 {
+            self.charge(id, controls * CONTROL_BYTES);
+            self.charged -= controls * CONTROL_BYTES;
+            match self.controls.last_mut() {
+                Some((last, count)) if *last == id => *count += controls,
+                _ => self.controls.push((id, controls)),
+            }
+        }
     }
 
     /// A flow's receive ring is full: it is looked at again and again. Says whether it is; if not, there are too many.
@@ -360,11 +462,13 @@ impl Scheduler {
         let id = turn.payer;
         let over = self.is_step_over();
         let entry = &mut self.entries[id as usize];
+        entry.is_busy = self.charged >= TIMED_BYTES;
         if entry.channels.is_empty() && entry.flows.is_empty() {
             entry.is_present = false;
-            entry.credit = entry.credit.min(0);
+            (entry.credit, entry.refund) = (entry.credit.min(0), 0);
             self.reclaim(id);
         } else if (interrupted || over) && entry.credit > 0 && !turn.alone {
+            entry.resumes = true;
             self.order.push_front(id);
         } else {
             entry.credit = if turn.alone { 0 } else { entry.credit.min(0) };
@@ -385,6 +489,8 @@ pub struct Turn {
     pub payer: PayerId,
     /// There is no other.
     pub alone: bool,
+    /// It is to be measured ([`Scheduler::settle`]).
+    pub is_timed: bool,
     /// Channels are read as long as more credit is left.
     channels_to: i64,
 }

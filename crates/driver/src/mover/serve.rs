@@ -8,19 +8,26 @@ use super::Mover;
 use crate::ids::{ClientId, FlowId};
 use crate::messages::Payer;
 use crate::metrics::Metrics;
+use std::time::Duration;
 
 impl Mover {
     /// Each payer's turn, as long as the step lasts. Says whether there was anything to do.
     pub(super) fn serve(&mut self) -> bool {
         let mut worked = false;
         let turns = self.scheduler.begin_step();
+        self.stopwatch.reset();
         for _ in 0..turns {
             if self.engines.is_full() || self.scheduler.is_step_over() {
                 break;
             }
             let Some(turn) = self.scheduler.begin() else { break };
+            let begun = turn.is_timed.then(|| self.stopwatch.begin(&*self.clock));
             worked |= self.poll_channels(&turn);
             worked |= self.run_flows(&turn);
+            if let Some(begun) = begun {
+                let took = self.stopwatch.end(begun, &*self.clock);
+                self.scheduler.settle(&turn, took);
+            }
             let interrupted = self.engines.is_full();
             self.scheduler.end(&turn, interrupted);
         }
@@ -122,6 +129,17 @@ impl Mover {
             self.publish();
         }
         used.bytes + (1 + used.messages) * REQUEST_BYTES
+    }
+
+    /// The conductor is about to carry out what was asked of it in this step. Returns the moment if that is worth measuring.
+    pub fn begin_controls(&mut self) -> Option<Duration> {
+        self.scheduler.has_controls().then(|| self.stopwatch.begin(&*self.clock))
+    }
+
+    /// It has done so since `begun`: clients that asked are charged for the time.
+    pub fn settle_controls(&mut self, begun: Duration) {
+        let took = self.stopwatch.end(begun, &*self.clock);
+        self.scheduler.settle_controls(took);
     }
 
     /// A flow that is in no queue has something to copy: its payer gets a turn.

@@ -9,6 +9,16 @@ struct Load {
     weight: u32,
     flows: Vec<u64>,
     channels: Vec<u64>,
+    /// Picoseconds that a charged byte of it takes; 0 if nothing is measured.
+    byte_ps: u64,
+    /// Requests that each look finds beside those are for the conductor, and take so many nanoseconds there.
+    controls: (u64, u64),
+}
+
+impl Load {
+    fn new(flows: Vec<u64>, channels: Vec<u64>) -> Self {
+        Self { weight: 1, flows, channels, byte_ps: 0, controls: (0, 0) }
+    }
 }
 
 struct World {
@@ -17,6 +27,8 @@ struct World {
     /// Charged, by payer, and turns of each flow.
     charged: Vec<u64>,
     turns: Vec<Vec<u64>>,
+    /// Time that each has taken.
+    took: Vec<Duration>,
 }
 
 impl World {
@@ -34,21 +46,28 @@ impl World {
         }
         let (charged, turns) =
             (vec![0; world.len()], world.iter().map(|(_, load)| vec![0; load.flows.len()]).collect());
-        Self { scheduler, loads: world, charged, turns }
+        let took = vec![Duration::ZERO; world.len()];
+        Self { scheduler, loads: world, charged, turns, took }
     }
 
     /// A step of a mover that copies by itself. Returns the bytes that it was charged.
     fn step(&mut self) -> u64 {
         let before = self.charged.iter().sum::<u64>();
+        let mut asked = vec![0; self.loads.len()];
         for _ in 0..self.scheduler.begin_step() {
             if self.scheduler.is_step_over() {
                 break;
             }
             let Some(turn) = self.scheduler.begin() else { break };
             let at = self.loads.iter().position(|(id, _)| *id == turn.payer).unwrap();
+            let charged_before = self.charged[at];
             for _ in 0..self.scheduler.channel_count(turn.payer) {
                 let Some(place) = self.scheduler.next_channel(&turn) else { break };
                 self.charge(at, self.loads[at].1.channels[place.1].max(1) * REQUEST_BYTES);
+                let controls = self.loads[at].1.controls.0;
+                (0..controls).for_each(|_| self.scheduler.owe_control());
+                self.scheduler.charge_requests(turn.payer, 0);
+                asked[at] += controls;
                 self.scheduler.add_channel(turn.payer, place);
             }
             let ready = self.scheduler.flow_count(turn.payer);
@@ -65,9 +84,29 @@ impl World {
                 self.charge(at, moved + (messages + 1) * REQUEST_BYTES);
                 self.scheduler.add_flow(turn.payer, flow);
             }
+            let took = (self.charged[at] - charged_before) * self.loads[at].1.byte_ps / 1000;
+            let took = Duration::from_nanos(took);
+            self.took[at] += took;
+            if turn.is_timed {
+                self.scheduler.settle(&turn, took);
+            }
             self.scheduler.end(&turn, false);
         }
+        self.carry_out(&asked);
         self.charged.iter().sum::<u64>() - before
+    }
+
+    /// The conductor's part of a step.
+    fn carry_out(&mut self, asked: &[u64]) {
+        let mut all = Duration::ZERO;
+        for (at, (count, (_, load))) in asked.iter().zip(&self.loads).enumerate() {
+            let took = Duration::from_nanos(count * load.controls.1);
+            self.took[at] += took;
+            all += took;
+        }
+        if self.scheduler.has_controls() {
+            self.scheduler.settle_controls(all);
+        }
     }
 
     fn steps(&mut self, count: usize) {
@@ -79,11 +118,19 @@ impl World {
         self.scheduler.charge(self.loads[at].0, bytes);
     }
 
-    /// Jain's index of what payers got for their weights: 1 if all got the same.
+    /// Jain's index of the bytes that payers were charged for their weights: 1 if all got the same.
     fn jain(&self) -> f64 {
-        let shares = self.charged.iter().zip(&self.loads);
-        let shares: Vec<f64> =
-            shares.map(|(&charged, (_, load))| charged as f64 / f64::from(load.weight)).collect();
+        self.jain_of(self.charged.iter().map(|&charged| charged as f64))
+    }
+
+    /// The same of their time.
+    fn jain_of_time(&self) -> f64 {
+        self.jain_of(self.took.iter().map(Duration::as_secs_f64))
+    }
+
+    fn jain_of(&self, amounts: impl Iterator<Item = f64>) -> f64 {
+        let shares = amounts.zip(&self.loads);
+        let shares: Vec<f64> = shares.map(|(amount, (_, load))| amount / f64::from(load.weight)).collect();
         let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|x| x * x).sum::<f64>());
         sum * sum / (shares.len() as f64 * squares)
     }
@@ -93,7 +140,13 @@ fn load() -> impl Strategy<Value = Load> {
     let message = prop_oneof![1u64..4096, 4096u64..262_144, 262_144u64..4_000_000];
     let requests = prop_oneof![Just(0u64), 1u64..=64];
     let (flows, channels) = (prop::collection::vec(message, 1..40), prop::collection::vec(requests, 0..80));
-    (1u32..=10, flows, channels).prop_map(|(weight, flows, channels)| Load { weight, flows, channels })
+    (1u32..=10, flows, channels)
+        .prop_map(|(weight, flows, channels)| Load { weight, ..Load::new(flows, channels) })
+}
+
+/// The same, of which a byte takes from a tenth of the usual time to five times.
+fn timed_load() -> impl Strategy<Value = Load> {
+    (load(), 20u64..1000).prop_map(|(load, byte_ps)| Load { byte_ps, ..load })
 }
 
 proptest! {
@@ -117,13 +170,50 @@ proptest! {
             prop_assert!(*least > 0 && most - least <= 1, "{turns:?}");
         }
     }
+
+    /// Payers get time by weight, whatever a byte of theirs takes: up to six times as long as another's.
+    #[test]
+    fn payers_get_the_time_that_they_weigh(loads in prop::collection::vec(timed_load(), 2..8)) {
+        let least = loads.iter().map(|load| load.byte_ps).min().unwrap();
+        let loads: Vec<_> =
+            loads.into_iter().map(|load| Load { byte_ps: load.byte_ps.min(least * 6), ..load }).collect();
+        let weights: u64 = loads.iter().map(|load| u64::from(load.weight)).sum();
+        let mut world = World::new(loads);
+        let mut left = 2000 * weights * TURN_BYTES;
+        // Until a price is known all may be in debt by some turns at once.
+        let (mut steps, mut without) = (0, 0);
+        while left > 0 {
+            let did = world.step();
+            (steps, without) = (steps + 1, without + u64::from(did == 0));
+            prop_assert!(without <= 64 + steps / 20, "{without} of {steps} steps do nothing");
+            left = left.saturating_sub(did);
+        }
+        prop_assert!(world.jain_of_time() >= 0.99, "{} {:?}", world.jain_of_time(), world.took);
+        for turns in &world.turns {
+            let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+            prop_assert!(*least > 0 && most - least <= 1, "{turns:?}");
+        }
+    }
+}
+
+/// What a conductor does in the mover's thread is charged by the time that it takes.
+#[test]
+fn requests_that_take_the_conductor_long_are_few() {
+    let busy = Load { byte_ps: 200, ..Load::new(vec![1 << 20], vec![]) };
+    for ns in [500, 5_000, 50_000] {
+        let asking = Load { byte_ps: 200, controls: (64, ns), ..Load::new(vec![], vec![0; 8]) };
+        let mut world = World::new(vec![busy.clone(), asking]);
+        world.steps(6000);
+        let shares = world.took.iter().map(Duration::as_secs_f64).collect::<Vec<_>>();
+        assert!(shares[0] >= 0.47 * (shares[0] + shares[1]), "{ns} ns each: {shares:?}");
+    }
 }
 
 #[test]
 fn a_payer_with_channels_only_pays_for_requests_and_looks() {
-    let busy = Load { weight: 1, flows: vec![1 << 20], channels: vec![] };
+    let busy = Load::new(vec![1 << 20], vec![]);
     for requests in [0, 64] {
-        let idle = Load { weight: 1, flows: vec![], channels: vec![requests; 4096] };
+        let idle = Load::new(vec![], vec![requests; 4096]);
         let mut world = World::new(vec![busy.clone(), idle]);
         world.steps(4000);
         assert!(world.charged[0] * 100 >= world.charged[1] * 99, "{:?}", world.charged);
@@ -132,7 +222,7 @@ fn a_payer_with_channels_only_pays_for_requests_and_looks() {
 
 #[test]
 fn debts_are_paid_before_the_next_turn_and_forgiven_to_who_is_alone() {
-    let load = Load { weight: 1, flows: vec![1 << 20], channels: vec![] };
+    let load = Load::new(vec![1 << 20], vec![]);
     let mut world = World::new(vec![load.clone(), load.clone()]);
     world.charge(0, 100 * TURN_BYTES);
     world.steps(90);
