@@ -58,7 +58,7 @@ pub use agent::{
 pub use agent::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 pub use client::{Frame, Frames, Messages, Pipe, Prefix};
 pub use flow::{Flow, Net};
-pub use memory::{Files, Made, Offer};
+pub use memory::{Files, Made, Mapped, Offer};
 pub use port::{
     Check, Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN, GEN_FLOWS_MAX,
 };

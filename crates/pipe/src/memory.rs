@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 use rustix::io::Result;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// What a program maps to use a pipe: descriptors to be passed to it, with the shape.
 #[derive(Debug)]
@@ -99,8 +100,19 @@ pub struct Files {
 #[derive(Debug)]
 pub struct Made {
     pub(crate) shape: Shape,
-    pub(crate) memory: AgentMemory,
+    pub(crate) memory: Arc<AgentMemory>,
     pub(crate) doorbell: OwnedFd,
+}
+
+/// The agent's mappings of a pipe, held beside the agent: to unmap them takes time, which is then the holder's and not the agent's.
+#[derive(Debug)]
+pub struct Mapped(Arc<AgentMemory>);
+
+impl Mapped {
+    /// Returns whether the agent has them still.
+    pub fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
 }
 
 /// A memory file with all its pages: the descriptor to keep, and one to pass on.
@@ -135,7 +147,12 @@ impl Made {
         let doorbell = rustix::io::fcntl_dupfd_cloexec(&own_doorbell, 0)?;
         let files = Files { shape, status: own_status, control: own_control, ring: own_ring };
         let offer = Offer { shape, status, control, ring, doorbell };
-        Ok((Self { shape, memory, doorbell: own_doorbell }, files, offer))
+        Ok((Self { shape, memory: Arc::new(memory), doorbell: own_doorbell }, files, offer))
+    }
+
+    /// Returns its mappings, to be held until the agent has closed the pipe.
+    pub fn mapped(&self) -> Mapped {
+        Mapped(Arc::clone(&self.memory))
     }
 
     /// Direction, unit and size.

@@ -49,6 +49,8 @@ pub enum ToDoor {
     Watch { pidfd: Arc<OwnedFd> },
     /// From the agent of pipes: what the client is to map, or why it gets nothing.
     PipeOpened { client: ClientId, serial: u64, number: u32, opened: Result<Box<Offer>, (Errno, String)> },
+    /// From the agent of pipes: what had this memory is closed, and the payer's helper lets it go.
+    PipesClosed { payer: Payer, memory: Vec<Arc<dyn Lent>> },
     /// From a helper.
     Made { client: ClientId, serial: u64, made: Made },
 }

@@ -284,6 +284,7 @@ impl Door {
             ToDoor::PipeOpened { client, serial, number, opened } => {
                 self.pipe_opened(client, serial, number, opened);
             }
+            ToDoor::PipesClosed { payer, memory } => self.pipes_closed(payer, memory),
             ToDoor::Made { client, serial, made } => self.made(client, serial, made),
         }
     }

@@ -5,7 +5,7 @@ use super::Door;
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
 use crate::memory::{Amounts, Lent};
-use crate::messages::Violation;
+use crate::messages::{Payer, Violation};
 use crate::pipes::{NewPipe, Opening, PipeMemory, ToNic};
 use pd_abi::pipe::{PipeDirection, PipeUnit};
 use pd_abi::{Frame, FrameKind};
@@ -155,12 +155,18 @@ impl Door {
         self.let_go(id, [pipe.memory]);
     }
 
+    /// Memory goes by way of the agent, which has closed its pipes by then: the helper is the last that has it mapped.
     fn let_go(&mut self, id: ClientId, memory: impl IntoIterator<Item = Arc<PipeMemory>>) {
         let memory: Vec<Arc<dyn Lent>> = memory.into_iter().map(|memory| memory as Arc<dyn Lent>).collect();
         let payer = self.guests.get(id).map(|guest| guest.payer());
         if let Some(payer) = payer.filter(|_| !memory.is_empty()) {
-            self.helpers.give(payer, NOBODY, Job::LetGo(memory));
+            self.pipes.send(ToNic::LetGo { payer, memory });
         }
+    }
+
+    /// The agent has closed the pipes of this memory.
+    pub(super) fn pipes_closed(&mut self, payer: Payer, memory: Vec<Arc<dyn Lent>>) {
+        self.helpers.give(payer, NOBODY, Job::LetGo(memory));
     }
 
     /// A guest is leaving: its pipes end.

@@ -8,10 +8,10 @@ use crate::messages::Payer;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use pd_abi::pipe::PipeRequest;
-use pd_pipe::{Files, Made, Offer, Shape};
+use pd_pipe::{Files, Made, Mapped, Offer, Shape};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A tenant as it stands, in the order of their numbers.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub enum NewPort {
 #[derive(Debug)]
 pub struct PipeMemory {
     files: Files,
+    /// Unmapped here, by the payer's helper, and not by the agent.
+    mapped: Mutex<Option<Mapped>>,
     _lease: Lease,
 }
 
@@ -51,6 +53,11 @@ impl PipeMemory {
 
 impl Lent for PipeMemory {
     fn is_let_go(&self) -> bool {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if mapped.as_ref().is_some_and(Mapped::is_in_use) {
+            return false;
+        }
+        *mapped = None;
         self.files.are_let_go()
     }
 }
@@ -72,7 +79,8 @@ impl NewPipe {
     pub fn make(lease: Lease, shape: Shape, request: PipeRequest) -> Result<Self, Exhausted> {
         may(Call::MakeMemory).map_err(Exhausted::Memory)?;
         let (made, files, offer) = Made::new(shape).map_err(Exhausted::Memory)?;
-        Ok(Self { request, made, offer, memory: PipeMemory { files, _lease: lease } })
+        let memory = PipeMemory { files, mapped: Mutex::new(Some(made.mapped())), _lease: lease };
+        Ok(Self { request, made, offer, memory })
     }
 }
 
@@ -145,6 +153,11 @@ pub enum ToNic {
     Close {
         client: ClientId,
         number: u32,
+    },
+    /// Pass on to the door what pipes that were closed before had of memory.
+    LetGo {
+        payer: Payer,
+        memory: Vec<Arc<dyn Lent>>,
     },
     /// All pipes of a client that is gone.
     Left {

@@ -202,6 +202,7 @@ impl Nic {
                 }
             }
             ToNic::Close { client, number } => self.close(client, number),
+            ToNic::LetGo { payer, memory } => self.door.send(ToDoor::PipesClosed { payer, memory }),
             ToNic::Left { client } => {
                 self.of(client).into_iter().for_each(|number| self.close(client, number))
             }

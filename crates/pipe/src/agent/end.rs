@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 /// Bytes of a frame that are looked at: Ethernet, IPv4 without options or ARP, and ports.
 pub const HEADER_BYTES: usize = 64;
@@ -67,7 +68,7 @@ impl IntakeCells for Cells<'_> {
 #[derive(Debug)]
 pub struct End {
     shape: Shape,
-    memory: AgentMemory,
+    memory: Arc<AgentMemory>,
     announcer: Announcer,
     intake: Intake,
     recv_waker: Waker,
@@ -84,7 +85,7 @@ pub struct End {
 
 impl End {
     /// The end of a pipe whose verdicts may name `ports` ports. Nothing moves before [`Self::start`].
-    pub fn new(shape: Shape, memory: AgentMemory, ports: u16) -> Self {
+    pub fn new(shape: Shape, memory: Arc<AgentMemory>, ports: u16) -> Self {
         Self {
             shape,
             memory,
