@@ -168,6 +168,8 @@ fn conditions() -> Vec<Condition> {
         (libc::SYS_prlimit64, 2, Qword, Eq, 0),
         // The calling thread's own.
         (libc::SYS_sched_setaffinity, 0, Dword, Eq, 0),
+        // The same: helpers take less of the processors.
+        (libc::SYS_setpriority, 1, Dword, Eq, 0),
         (libc::SYS_setns, 1, Dword, Eq, libc::CLONE_NEWNET as u64),
         (libc::SYS_socket, 0, Dword, Eq, libc::AF_NETLINK as u64),
         (libc::SYS_socket, 0, Dword, Eq, libc::AF_UNIX as u64),

@@ -15,6 +15,7 @@ use pd_pipe::Shape;
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use rustix::process::setpriority_process;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -22,6 +23,9 @@ use std::time::{Duration, Instant};
 
 /// How long a helper waits for more to do.
 const IDLE: Duration = Duration::from_secs(1);
+
+/// The nice value of a helper: a third of the weight of movers and programs. What it does is slow anyway, and of an attacker's choosing.
+const NICE: i32 = 5;
 
 /// Held regions that are looked at in one sweep.
 const HELD_LOOKS: usize = 256;
@@ -201,6 +205,9 @@ impl Queue {
     }
 
     fn run(&self, pool: &Pool, door: &Mailbox<ToDoor>) {
+        if let Err(error) = setpriority_process(None, NICE) {
+            tracing::debug!(%error, "a helper has the weight of other threads");
+        }
         let mut state = self.lock();
         loop {
             match state.jobs.pop_front() {
