@@ -38,7 +38,7 @@ pub struct BenchArgs {
     /// Schemes to run [default: all of the benchmark]
     #[arg(long, value_delimiter = ',', value_enum)]
     schemes: Vec<Scheme>,
-    /// Only rows with this parameter, as the results name it; may be repeated
+    /// Only rows with this parameter, as the results name it; may be repeated, with a name for several values
     #[arg(long, value_name = "NAME=VALUE", value_parser = parameter)]
     only: Vec<(String, String)>,
     /// PipeDevice's engine

@@ -14,7 +14,7 @@ pub struct Settings {
     pub round_s: f64,
     /// Schemes; all of a benchmark if empty.
     pub schemes: Vec<Scheme>,
-    /// Parameters that rows have to have, and their values; all rows if empty.
+    /// Parameters that rows have to have, and their values, of which a name may have several; all rows if empty.
     pub only: Vec<(String, String)>,
     /// PipeDevice's engine.
     pub engine: String,
@@ -29,7 +29,10 @@ impl Settings {
                 .iter()
                 .any(|(n, v)| *n == name && v.as_str().map_or_else(|| v.to_string(), str::to_owned) == value)
         };
-        self.only.iter().all(|(name, value)| has(name, value))
+        // Of several values of one name, any.
+        self.only
+            .iter()
+            .all(|(name, _)| self.only.iter().any(|(other, value)| other == name && has(name, value)))
     }
 
     /// Returns the wanted ones of a benchmark's schemes.
