@@ -159,6 +159,13 @@ pub enum Request {
     },
     /// An attacker alone: say what it has done so far. Answered with [`Reply::Attacked`].
     Attacked,
+    /// An attacker alone: say how many bytes came through between two moments. Answered with [`Reply::Carried`].
+    Carried {
+        /// Monotonic clock.
+        from_ns: u64,
+        /// The same.
+        to_ns: u64,
+    },
     /// Both: close. Answered with [`Reply::Done`].
     Close,
     /// Both: end. Answered with [`Reply::Done`].
@@ -187,6 +194,11 @@ pub enum Reply {
     },
     /// The work of the attack so far.
     Attacked(Done),
+    /// To [`Request::Carried`].
+    Carried {
+        /// Bytes.
+        bytes: f64,
+    },
     /// Bytes that each connection carried.
     Shares {
         /// In the order of the connections.

@@ -156,7 +156,7 @@ fn receive(scene: &Scene, receivers: Vec<Stream>, look: impl Fn(&[u8]) + Send + 
                 bytes += received.len() as u64;
             }
         }
-        tally.bytes.fetch_add(bytes, Ordering::Relaxed);
+        tally.came(bytes);
         if bytes == 0 {
             sleep(PAUSE);
         }

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{channel, Sender};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use anyhow::{anyhow, bail, Context, Result};
@@ -149,9 +149,39 @@ struct Tally {
     tries: AtomicU64,
     refused: AtomicU64,
     bytes: AtomicU64,
+    /// Moments, and the bytes until then; a millisecond apart or more.
+    marks: Mutex<Vec<(u64, u64)>>,
+}
+
+/// The least time between two marks.
+const MARK_NS: u64 = 1_000_000;
+
+/// Returns the bytes at `at_ns` by marks around it: as if they came evenly between two marks.
+fn bytes_at(marks: &[(u64, u64)], at_ns: u64) -> f64 {
+    let after = marks.partition_point(|mark| mark.0 <= at_ns);
+    match (after.checked_sub(1).and_then(|at| marks.get(at)), marks.get(after)) {
+        (Some(&(from, before)), Some(&(to, then))) => {
+            before as f64 + (then - before) as f64 * (at_ns - from) as f64 / (to - from) as f64
+        }
+        (Some(mark), None) | (None, Some(mark)) => mark.1 as f64,
+        (None, None) => 0.0,
+    }
 }
 
 impl Tally {
+    fn marks(&self) -> MutexGuard<'_, Vec<(u64, u64)>> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// More bytes have come through. To be called by one thread, also when there are none.
+    fn came(&self, bytes: u64) {
+        let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let (now, mut marks) = (now_ns(), self.marks());
+        if marks.last().is_none_or(|mark| now >= mark.0 + MARK_NS) {
+            marks.push((now, all));
+        }
+    }
+
     fn tried(&self, taken: bool) {
         self.tries.fetch_add(1, Ordering::Relaxed);
         self.refused.fetch_add(u64::from(!taken), Ordering::Relaxed);
@@ -224,6 +254,12 @@ impl Running {
         })
     }
 
+    /// Returns the bytes that came through between two moments.
+    pub fn carried(&self, from_ns: u64, to_ns: u64) -> f64 {
+        let marks = self.tally.marks();
+        bytes_at(&marks, to_ns) - bytes_at(&marks, from_ns)
+    }
+
     fn why_ended(&mut self) -> anyhow::Error {
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(Err(error))) => error.context("the attack ended"),
@@ -243,4 +279,20 @@ fn give_up_root() -> Result<()> {
         bail!("still root");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_between_two_moments_come_evenly_between_marks() {
+        let marks = [(100, 0), (200, 1000), (400, 1000), (500, 3000)];
+        let at = |ns| bytes_at(&marks, ns);
+        assert_eq!(
+            [at(0), at(100), at(150), at(300), at(450), at(900)],
+            [0.0, 0.0, 500.0, 1000.0, 2000.0, 3000.0]
+        );
+        assert_eq!(bytes_at(&[], 5), 0.0);
+    }
 }

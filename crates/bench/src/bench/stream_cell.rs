@@ -43,6 +43,8 @@ pub struct StreamCell {
     pub bytes_min: u64,
     /// Messages of a round, known once it is open.
     pub messages: u64,
+    /// When the last round's stream began and ended, by the monotonic clock.
+    pub span_ns: (u64, u64),
     /// The receiver's checksum of the last round.
     pub checksum: String,
 }
@@ -63,6 +65,7 @@ impl StreamCell {
             content: Content::Memory,
             bytes_min: 0,
             messages: 0,
+            span_ns: (0, 0),
             checksum: String::new(),
         }
     }
@@ -161,6 +164,7 @@ impl Cell for StreamCell {
         }
         let driver = self.scheme.has_driver();
         pair::cpu(&mut metrics, gb, (&sent, &received), (before, after), driver);
+        self.span_ns = (sent.start_ns, received.end_ns);
         self.checksum = received.checksum;
         Ok(metrics)
     }

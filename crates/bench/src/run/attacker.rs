@@ -39,6 +39,20 @@ impl Attacker {
         }
     }
 
+    /// Returns the bytes of its connections that came through between two moments of the monotonic clock.
+    pub fn carried(&mut self, (from_ns, to_ns): (u64, u64), signals: &Signals) -> Result<f64> {
+        self.0.ask(&Request::Carried { from_ns, to_ns })?;
+        match self.0.answer(signals)? {
+            Reply::Carried { bytes } => Ok(bytes),
+            other => bail!("a peer answered {other:?}"),
+        }
+    }
+
+    /// Returns the CPU time that it has used so far; `None` where nothing counts it.
+    pub fn cpu_usage(&self) -> Option<Duration> {
+        self.0.container()?.cpu_usage()
+    }
+
     /// Returns what it has done so far.
     pub fn done(&mut self, signals: &Signals) -> Result<Done> {
         self.0.ask(&Request::Attacked)?;

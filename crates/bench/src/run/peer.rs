@@ -117,6 +117,10 @@ impl Peer {
             Request::Attacked => {
                 return Ok(Reply::Attacked(self.attack.as_mut().context("no attack was ordered")?.done()?));
             }
+            Request::Carried { from_ns, to_ns } => {
+                let attack = self.attack.as_ref().context("no attack was ordered")?;
+                return Ok(Reply::Carried { bytes: attack.carried(from_ns, to_ns) });
+            }
             Request::Close | Request::Quit => {
                 self.server = None;
                 self.listening = None;
