@@ -348,6 +348,14 @@ def isolation(results):
     def gap(row):
         return number(row.get("longest_gap_ms")) + missed(row.get("longest_gap_ms", 0) >= 20)
 
+    has_cores = any("driver_cores" in row for row in results.of("isolation"))
+
+    def cores(row):
+        if not has_cores:
+            return []
+        alone = number(row.get("driver_cores_alone"))
+        return [f"{number(row.get('driver_cores'))} ({alone})", number(row.get("mover_wait_cores")), number(row.get("attacker_cores"))]
+
     def lines(scheme):
         for row in results.of("isolation", scheme=scheme):
             if "kept" in row:
@@ -355,14 +363,18 @@ def isolation(results):
                 yield [
                     named(row), kept(row, "kept", 0.45), kept(row, "kept_below_share", 0.9), gap(row),
                     f"{number(row['latency_us_p99'])} ({number(row['latency_us_p99_alone'])})", jain, number(row.get("attacks_per_s")),
+                    *cores(row),
                 ]
 
     heading = ["keeps, busy", "below its share", "longest gap, ms", "round trip P99, µs (alone)", "Jain", "attacks/s"]
+    heading += ["cores: driver (alone)", "its mover waits", "attacker"] if has_cores else []
     paths = [(title, list(lines(scheme))) for title, scheme in (("offloaded", OFFLOADED), ("direct", DIRECT))]
     tables = [table([title] + heading, rows) for title, rows in paths if rows]
     ended = [[LABELS[s], number(r.get("ended_ms")), number(r.get("ended_ms_max"))] for s in (OFFLOADED, DIRECT)
              for r in [results.one("isolation", s, attack="denied")]]
-    return "\n\n".join(tables + [table(["a connection that a policy denies ends after", "ms", "at most"], ended)])
+    if any(row.get("attack") == "denied" and "ended_ms" in row for row in results.of("isolation")):
+        tables.append(table(["a connection that a policy denies ends after", "ms", "at most"], ended))
+    return "\n\n".join(tables)
 
 
 def demo(results):

@@ -12,7 +12,7 @@ use rustix::process::{kill_process, Pid, Signal};
 use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 
 use crate::config::{Config, LogLevel};
-use crate::container::cgroup::Cgroup;
+use crate::container::cgroup::{limit, Cgroup, Limits};
 use crate::container::stage::exit_code;
 use crate::container::state::Lock;
 use crate::signals::Signals;
@@ -26,6 +26,8 @@ pub struct ChildDriver {
     socket: PathBuf,
     admin_socket: PathBuf,
     cgroup: Option<Cgroup>,
+    /// Groups of version 1 that hold its weight.
+    limits: Vec<Cgroup>,
 }
 
 impl ChildDriver {
@@ -49,8 +51,9 @@ impl ChildDriver {
             .stdout(Stdio::null())
             .spawn()
             .context("cannot start the driver")?;
+        let (cgroup, limits) = Default::default();
         let mut driver =
-            ChildDriver { child, socket: config.socket, admin_socket: config.admin_socket, cgroup: None };
+            ChildDriver { child, socket: config.socket, admin_socket: config.admin_socket, cgroup, limits };
         // Its first process comes while the lock is held, or a sweep might take an empty group.
         let _ = lock;
         if let Some(cgroup) = Cgroup::create(&format!(".driver-{}", std::process::id())) {
@@ -103,6 +106,28 @@ impl ChildDriver {
             sched_setaffinity(id, &cores).context("cannot place the driver's threads")?;
         }
         Ok(())
+    }
+
+    /// Gives it a weight among the groups that want CPU time ([`Limits::weight`]).
+    ///
+    /// # Errors
+    /// Where no control group has weights.
+    pub fn weigh(&mut self, weight: u64) -> Result<()> {
+        let name = format!(".driver-{}", std::process::id());
+        let limits = Limits { weight: Some(weight), ..Limits::default() };
+        self.limits = limit(self.cgroup.as_ref(), &name, limits)?;
+        self.limits.iter().try_for_each(|group| group.add(self.child.id()))
+    }
+
+    /// How long its first mover was ready and waited for a core so far; `None` where the kernel does not count that.
+    pub fn mover_wait(&self) -> Option<Duration> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
+        tasks.flatten().find_map(|task| {
+            let comm = fs::read_to_string(task.path().join("comm")).ok()?;
+            let stat =
+                (comm.trim() == "pd-driver").then(|| fs::read_to_string(task.path().join("schedstat")));
+            Some(Duration::from_nanos(stat?.ok()?.split(' ').nth(1)?.parse().ok()?))
+        })
     }
 
     /// Its CPU time so far; `None` where nothing counts it.

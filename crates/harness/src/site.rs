@@ -38,6 +38,11 @@ impl Site {
         Ok(Site { driver: started.transpose()?, _hugepages: hugepages, dir })
     }
 
+    /// The same, to be changed.
+    pub fn driver_mut(&mut self) -> Option<&mut ChildDriver> {
+        self.driver.as_mut()
+    }
+
     /// The driver, if there is one.
     pub fn driver(&self) -> Option<&ChildDriver> {
         self.driver.as_ref()

@@ -187,7 +187,7 @@ fn start(args: RunArgs, stdin: Stdio, terminal: Terminal) -> Result<Container> {
         driver: !args.no_driver,
         privileged: args.privileged,
         environment,
-        limits: Limits { cpus: args.cpus, memory_bytes: args.memory.map(|bytes| bytes.0) },
+        limits: Limits { cpus: args.cpus, memory_bytes: args.memory.map(|bytes| bytes.0), weight: None },
         // A container's network is its user's: only measurements set it.
         network: Network::default(),
     };

@@ -34,6 +34,8 @@ const ATTACKER: u32 = 65_534;
 pub enum Kind {
     /// None to the driver: keeps one core busy. What the other rows are compared with.
     Spin,
+    /// The same with two threads, as many as attackers by traffic have.
+    Spins,
     /// Sends a TCP socket with unsent bytes and `SO_LINGER` at the attach socket, before it is accepted.
     Descriptors,
     /// The same at the admin socket, as root of its container.
@@ -89,6 +91,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Spin => "spin",
+            Kind::Spins => "spins",
             Kind::Descriptors => "descriptors",
             Kind::AdminDescriptors => "admin-descriptors",
             Kind::Connects => "connects",

@@ -81,6 +81,7 @@ pub(super) fn prepare(attack: &Attack) -> Result<Prepared> {
 pub(super) fn attack(scene: &Scene, prepared: Prepared) -> Result<Infallible> {
     match (scene.attack.kind, prepared) {
         (Kind::Spin, _) => spin(scene),
+        (Kind::Spins, _) => spins(scene),
         (Kind::Descriptors, _) => descriptors(scene),
         (Kind::AdminDescriptors, _) => admin_descriptors(scene),
         (Kind::Connects, _) => connects(scene),
@@ -107,6 +108,12 @@ pub(super) fn attack(scene: &Scene, prepared: Prepared) -> Result<Infallible> {
         (Kind::Bulk, _) => crowd::bulk(scene),
         (Kind::Tiny, _) => crowd::tiny(scene),
     }
+}
+
+fn spins(scene: &Scene) -> Result<Infallible> {
+    let other = scene.clone();
+    std::thread::spawn(move || spin(&other));
+    spin(scene)
 }
 
 fn spin(scene: &Scene) -> Result<Infallible> {

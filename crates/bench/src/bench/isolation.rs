@@ -13,6 +13,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::Result;
+use pd_harness::container::cgroup::Limits;
 use pd_harness::measure::stats::jain_index;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
@@ -51,6 +52,9 @@ const GAP_MS: f64 = 20.0;
 const JAIN: f64 = 0.99;
 /// How long a connection may go on that a policy denies.
 const ENDED_MS: f64 = 200.0;
+/// Weight of a tenant among those that want CPU time, of which the victim's two containers have a half each, and of the driver.
+const TENANT_WEIGHT: u64 = 200;
+const DRIVER_WEIGHT: u64 = 200;
 /// The part of its rate alone that a victim asks for whose demand is below its share.
 const DEMAND: f64 = 0.2;
 
@@ -60,15 +64,21 @@ struct Case {
     kind: Kind,
     /// Connections of the attacker; 0 if it needs none.
     connections: usize,
+    /// Tells whether tenants and the driver have the same weight where processors are short. The kernel divides them by threads otherwise.
+    weighs: bool,
 }
 
 impl Case {
     const fn new(kind: Kind) -> Case {
-        Case { kind, connections: 0 }
+        Case { kind, connections: 0, weighs: false }
     }
 
     const fn traffic(kind: Kind, connections: usize) -> Case {
-        Case { kind, connections }
+        Case { kind, connections, weighs: false }
+    }
+
+    const fn weighed(self) -> Case {
+        Case { weighs: true, ..self }
     }
 
     /// Returns whether it is measured with `--quick`. Of many connections there is less and more of the same. On the direct path, whose
@@ -82,8 +92,9 @@ impl Case {
     }
 }
 
-const CASES: [Case; 29] = [
+const CASES: [Case; 33] = [
     Case::new(Kind::Spin),
+    Case::new(Kind::Spins),
     Case::new(Kind::Descriptors),
     Case::new(Kind::AdminDescriptors),
     Case::new(Kind::Connects),
@@ -112,6 +123,9 @@ const CASES: [Case; 29] = [
     Case::traffic(Kind::Bulk, 8),
     Case::traffic(Kind::Bulk, 100),
     Case::traffic(Kind::Bulk, 1000),
+    Case::new(Kind::Spins).weighed(),
+    Case::traffic(Kind::Bulk, 1).weighed(),
+    Case::traffic(Kind::Bulk, 100).weighed(),
 ];
 
 struct IsolationCell {
@@ -144,11 +158,20 @@ impl IsolationCell {
     }
 
     /// The victim's stream that could use all.
-    fn busy(&self, stand: &mut Stand<'_>) -> Result<Metrics> {
+    fn busy(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         // Rings of a victim that has waited are taken back.
-        let mut stream = self.stream.clone();
-        stream.touch(stand)?;
-        stream.measure(stand)
+        self.stream.touch(stand)?;
+        let before = stand.clocks()?;
+        let mut metrics = self.stream.measure(stand)?;
+        let after = stand.clocks()?;
+        let seconds = metrics["round_s"];
+        let cores = |before: Option<Duration>, after: Option<Duration>| {
+            Some(after?.saturating_sub(before?).as_secs_f64() / seconds)
+        };
+        let driver = cores(before.driver, after.driver).map(|cores| ("driver_cores", cores));
+        metrics.extend(driver);
+        metrics.extend(cores(before.mover_wait, after.mover_wait).map(|cores| ("mover_wait_cores", cores)));
+        Ok(metrics)
     }
 
     /// Adds its stream below its share, and its questions.
@@ -171,22 +194,27 @@ impl IsolationCell {
         Ok(())
     }
 
-    fn alone(&self, stand: &mut Stand<'_>) -> Result<Metrics> {
+    fn alone(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let mut metrics = self.busy(stand)?;
         self.below_share(&mut metrics, stand)?;
         Ok(metrics)
     }
 
     /// The same beside an attacker, with what the attacker has done and left.
-    fn attacked(&self, stand: &mut Stand<'_>) -> Result<Metrics> {
+    fn attacked(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let signals = stand.signals;
         let Case { kind, connections, .. } = self.case;
         let attack = Attack { kind, connections, victim: self.listener, quick: self.quick };
-        let mut attacker = Attacker::start(attack, stand.dir(), signals)?;
+        let limits = Limits { weight: self.case.weighs.then_some(TENANT_WEIGHT), ..Limits::default() };
+        let mut attacker = Attacker::start(attack, stand.dir(), limits, signals)?;
         sleep(SETTLE);
-        let before = attacker.done(signals)?;
+        let (before, used) = (attacker.done(signals)?, attacker.cpu_usage());
         let mut metrics = self.busy(stand)?;
-        let after = attacker.done(signals)?;
+        let (after, used_after) = (attacker.done(signals)?, attacker.cpu_usage());
+        let carried = match kind {
+            Kind::Bulk => Some(attacker.carried(self.stream.span_ns, signals)?),
+            _ => None,
+        };
         self.below_share(&mut metrics, stand)?;
         drop(attacker);
         let seconds = after.at_ns.saturating_sub(before.at_ns).max(1) as f64 / 1e9;
@@ -195,8 +223,13 @@ impl IsolationCell {
             ("attacks_per_s", per_s(before.tries, after.tries)),
             ("refused_per_s", per_s(before.refused, after.refused)),
         ]);
-        if kind == Kind::Bulk {
-            let gbit_per_s = per_s(before.bytes, after.bytes) * 8e-9;
+        if let (Some(used), Some(used_after)) = (used, used_after) {
+            metrics.insert("attacker_cores", used_after.saturating_sub(used).as_secs_f64() / seconds);
+        }
+        if let Some(bytes) = carried {
+            // During the victim's stream, and not while that is told to begin and to end.
+            let (from_ns, to_ns) = self.stream.span_ns;
+            let gbit_per_s = bytes * 8.0 / to_ns.saturating_sub(from_ns).max(1) as f64;
             metrics.insert("attacker_gbit_per_s", gbit_per_s);
             // Of tenants that share a mover and both could use all of it.
             if self.stream.scheme == Scheme::Pipedevice {
@@ -223,6 +256,9 @@ impl Cell for IsolationCell {
         let mut params: Params = vec![("attack", json!(self.case.kind.name()))];
         if self.case.connections > 0 {
             params.push(("connections", json!(self.case.connections)));
+        }
+        if self.case.weighs {
+            params.push(("weights", json!("equal")));
         }
         params
     }
@@ -271,6 +307,7 @@ impl Cell for IsolationCell {
             ("latency_us_worst_alone", alone["latency_us_worst"]),
             ("cpu_cores_alone", alone["cpu_cores"]),
         ]);
+        metrics.extend(alone.get("driver_cores").map(|cores| ("driver_cores_alone", *cores)));
         Ok(metrics)
     }
 
@@ -291,25 +328,37 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     if schemes.is_empty() {
         return Ok(Vec::new());
     }
-    let mut stand = Stand::set_up(&schemes, Memory::PROGRAMS, &settings.engine, signals)?;
-    // Attackers that are not root attach, too.
-    set_permissions(stand.dir(), Permissions::from_mode(0o711))?;
-    let cells = |case: Case| {
-        let wanted = schemes.iter().filter(move |scheme| !settings.quick || case.is_quick(**scheme));
-        wanted.map(move |&scheme| -> Box<dyn Cell> { Box::new(IsolationCell::of(scheme, case, settings)) })
+    let wanted = |case: Case| {
+        let wanted = schemes.iter().copied().filter(move |scheme| !settings.quick || case.is_quick(*scheme));
+        wanted.collect::<Vec<_>>()
     };
-    let count = CASES.into_iter().flat_map(cells).count() + schemes.len();
+    let count = CASES.into_iter().flat_map(wanted).count() + schemes.len();
     let bar = progress::bar((count * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
-    for case in CASES {
-        let name = Bench::Isolation.name();
-        rows.extend(interleave::run(name, cells(case).collect(), settings, &mut stand, &bar)?);
+    for weighs in [false, true] {
+        let mut stand = Stand::set_up(&schemes, Memory::PROGRAMS, &settings.engine, signals)?;
+        // Attackers that are not root attach, too.
+        set_permissions(stand.dir(), Permissions::from_mode(0o711))?;
+        if weighs {
+            if let Err(error) = stand.weigh(DRIVER_WEIGHT, TENANT_WEIGHT / 2) {
+                eprintln!("pd: warning: no rows of tenants with equal weights: {error:#}");
+                break;
+            }
+        }
+        let mut measure = |cells: Vec<Box<dyn Cell>>| -> Result<()> {
+            rows.extend(interleave::run(Bench::Isolation.name(), cells, settings, &mut stand, &bar)?);
+            Ok(())
+        };
+        for case in CASES.into_iter().filter(|case| case.weighs == weighs) {
+            let cell = |scheme| -> Box<dyn Cell> { Box::new(IsolationCell::of(scheme, case, settings)) };
+            measure(wanted(case).into_iter().map(cell).collect())?;
+        }
+        if !weighs {
+            measure(
+                schemes.iter().map(|&scheme| -> Box<dyn Cell> { Box::new(DeniedCell(scheme)) }).collect(),
+            )?;
+        }
     }
-    let cells = schemes.iter().map(|&scheme| {
-        let cell: Box<dyn Cell> = Box::new(DeniedCell(scheme));
-        cell
-    });
-    rows.extend(interleave::run(Bench::Isolation.name(), cells.collect(), settings, &mut stand, &bar)?);
     bar.finish_and_clear();
     Ok(rows)
 }

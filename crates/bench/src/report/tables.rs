@@ -48,6 +48,10 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("refused_per_s", "refused/s", 0),
             ("cpu_cores", "cores", 2),
             ("cpu_cores_alone", "alone", 2),
+            ("driver_cores", "driver", 2),
+            ("driver_cores_alone", "alone", 2),
+            ("mover_wait_cores", "mover waits", 2),
+            ("attacker_cores", "attacker", 2),
         ],
         "memory" => &[
             ("memory_bytes", "bytes", 0),

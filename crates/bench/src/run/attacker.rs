@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Result};
 use pd_driver::admin::{Answer, Ask, HoldingReport};
+use pd_harness::container::cgroup::Limits;
+use pd_harness::container::Spec;
 use pd_harness::driver::ChildDriver;
 use pd_harness::peer::Peer;
 use pd_harness::signals::Signals;
@@ -25,9 +27,9 @@ pub struct Attacker(Peer);
 
 impl Attacker {
     /// Starts it and its attack; returns once the attack is set up. `dir` is where the driver is.
-    pub fn start(attack: Attack, dir: &Path, signals: &Signals) -> Result<Attacker> {
+    pub fn start(attack: Attack, dir: &Path, limits: Limits, signals: &Signals) -> Result<Attacker> {
         let name = format!("bench-{}-attacker", std::process::id());
-        let spec = pair::spec(TENANT, name, dir, &Tuning::linux());
+        let spec = Spec { limits, ..pair::spec(TENANT, name, dir, &Tuning::linux()) };
         let library =
             if attack.kind == Kind::Twins { pair::environment(Scheme::Preload)? } else { Vec::new() };
         let command = [library, pair::command(dir, Waiting::Shipped)].concat();

@@ -34,13 +34,23 @@ pub struct Pair {
 
 impl Pair {
     /// Starts the peers where the scheme has them, with kernel TCP set up like that.
-    pub fn start(scheme: Scheme, number: usize, dir: &Path, tcp: &Tuning, under: Conditions) -> Result<Pair> {
+    pub fn start(
+        scheme: Scheme,
+        number: usize,
+        dir: &Path,
+        tcp: &Tuning,
+        under: Conditions,
+        limits: Limits,
+    ) -> Result<Pair> {
         let peer = |role: &str| -> Result<Peer> {
             let name = format!("{}-{}-{}-{number}-{role}", under.prefix, std::process::id(), scheme.name());
             let name = name.replace('_', "-");
             let command = [environment(scheme)?, command(dir, under.waiting)].concat();
             let mut peer = match scheme.place() {
-                Place::Containers => Peer::in_container(&spec(tenant(scheme), name, dir, tcp), command)?,
+                Place::Containers => {
+                    let spec = Spec { limits, ..spec(tenant(scheme), name, dir, tcp) };
+                    Peer::in_container(&spec, command)?
+                }
                 Place::Host | Place::Local => Peer::on_host(&name, command)?,
             };
             peer.set_patience(PATIENCE);

@@ -9,6 +9,7 @@ use anyhow::{bail, Context, Result};
 use pd_driver::admin::{Answer, Ask, PortSpec};
 use pd_driver::{Bytes, HugepageUse};
 use pd_harness::config::Config;
+use pd_harness::container::cgroup::Limits;
 use pd_harness::driver::ChildDriver;
 use pd_harness::measure::cpu::MachineTimes;
 use pd_harness::signals::Signals;
@@ -71,6 +72,8 @@ path = "direct"
 pub struct Stand<'a> {
     pairs: BTreeMap<(Scheme, usize), Pair>,
     conditions: Conditions,
+    /// What pairs may use.
+    limits: Limits,
     site: Site,
     /// How kernel TCP of pairs with a number of their own is set up, from number 1.
     tunings: Vec<Tuning>,
@@ -93,6 +96,8 @@ pub struct Clocks {
     pub machine: MachineTimes,
     /// The driver.
     pub driver: Option<Duration>,
+    /// Time that the driver's first mover waited for a core.
+    pub mover_wait: Option<Duration>,
 }
 
 impl<'a> Stand<'a> {
@@ -134,6 +139,7 @@ impl<'a> Stand<'a> {
         Ok(Stand {
             pairs: BTreeMap::new(),
             conditions,
+            limits: Limits::default(),
             tunings: Vec::new(),
             site: Site::set_up(config.map(|config| (config, POLICY)), signals)?,
             signals,
@@ -148,6 +154,13 @@ impl<'a> Stand<'a> {
     /// The driver.
     pub fn driver(&self) -> Result<&ChildDriver> {
         self.site.driver().context("this benchmark has no driver")
+    }
+
+    /// Gives the driver and each container of pairs that are started from now on a weight among those that want CPU time.
+    pub fn weigh(&mut self, driver: u64, container: u64) -> Result<()> {
+        self.site.driver_mut().map_or(Ok(()), |known| known.weigh(driver))?;
+        self.limits.weight = Some(container);
+        Ok(())
     }
 
     /// Keeps the driver's threads on a core; on any if there is none. Does nothing without a driver.
@@ -212,7 +225,7 @@ impl<'a> Stand<'a> {
         if !self.pairs.contains_key(&(scheme, number)) {
             let own = number.checked_sub(1).and_then(|n| self.tunings.get(n)).cloned();
             let tcp = own.unwrap_or_else(|| scheme.tcp());
-            let pair = Pair::start(scheme, number, self.site.dir(), &tcp, self.conditions)
+            let pair = Pair::start(scheme, number, self.site.dir(), &tcp, self.conditions, self.limits)
                 .with_context(|| format!("cannot start the peers of {}", scheme.name()))?;
             self.pairs.insert((scheme, number), pair);
         }
@@ -232,6 +245,7 @@ impl<'a> Stand<'a> {
     /// CPU time so far.
     pub fn clocks(&self) -> Result<Clocks> {
         let driver = self.site.driver().and_then(ChildDriver::cpu_usage);
-        Ok(Clocks { machine: MachineTimes::now()?, driver })
+        let mover_wait = self.site.driver().and_then(ChildDriver::mover_wait);
+        Ok(Clocks { machine: MachineTimes::now()?, driver, mover_wait })
     }
 }

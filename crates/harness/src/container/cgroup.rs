@@ -63,10 +63,16 @@ pub struct Limits {
     pub cpus: Option<f64>,
     /// Memory in bytes.
     pub memory_bytes: Option<u64>,
+    /// Share of the CPU time that several groups want, as in `cpu.weight`: 100 is what container engines give each container.
+    pub weight: Option<u64>,
 }
 
 /// The period in which CPU time is given out.
 const PERIOD_US: u64 = 100_000;
+
+/// The usual weight of a group in version 2, and in version 1.
+const WEIGHT_DEFAULT: u64 = 100;
+const SHARES_DEFAULT: u64 = 1024;
 
 /// Sets limits on `group`, or where version 2 has not the controllers, on new groups of version 1, which are returned: the
 /// container's processes are to be added to them, too.
@@ -84,6 +90,12 @@ pub fn limit(group: Option<&Cgroup>, name: &str, limits: Limits) -> Result<Vec<C
                 name,
                 &[("cpu.cfs_period_us", period), ("cpu.cfs_quota_us", quota)],
             )?);
+        }
+    }
+    if let Some(weight) = limits.weight {
+        if !set(group, "cpu", &[("cpu.weight", weight.to_string())])? {
+            let shares = weight * SHARES_DEFAULT / WEIGHT_DEFAULT;
+            more.push(of_version_1("cpu", name, &[("cpu.shares", shares.to_string())])?);
         }
     }
     if let Some(bytes) = limits.memory_bytes {
