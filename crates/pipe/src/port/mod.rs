@@ -9,8 +9,8 @@ mod gen;
 mod memif;
 mod pcap;
 mod sink;
-mod trace;
 mod tap;
+mod trace;
 mod xsk;
 
 pub use device::{Device, Taken};
@@ -18,8 +18,8 @@ pub use gen::{Gen, GenCounts, Recipe, GEN_BYTES_MIN, GEN_FLOWS_MAX};
 pub use memif::Memif;
 pub use pcap::{Pcap, PcapCounts};
 pub use sink::Sink;
-pub use trace::{Check, Trace};
 pub use tap::Tap;
+pub use trace::{Check, Trace};
 pub use xsk::{Steer, Xsk, XSK_FRAME_BYTES, XSK_MEMORY_BYTES, XSK_RING_ENTRIES};
 
 /// The next frame of a source, if it has one.
