@@ -67,8 +67,25 @@ impl Drop for Cable {
     }
 }
 
-/// Runs in a network namespace, on a thread of its own.
+/// Waits until the kernel has noticed that the interfaces of a cable are up. Until then it drops what is sent.
+fn settle(namespace: &str) {
+    let cable = &namespace[..namespace.len() - 1];
+    let until = Instant::now() + PATIENCE;
+    for namespace in [format!("{cable}n"), format!("{cable}f")] {
+        let settled = || {
+            let shown = Command::new("ip").args(["-n", &namespace, "link", "show", "up"]).output().unwrap();
+            !String::from_utf8_lossy(&shown.stdout).contains("qdisc noop ")
+        };
+        while !settled() {
+            assert!(Instant::now() < until, "an interface in {namespace} does not come up");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Runs in a network namespace of a cable, on a thread of its own.
 fn inside<T: Send>(namespace: &str, run: impl FnOnce() -> T + Send) -> T {
+    settle(namespace);
     let file = std::fs::File::open(namespace_file(namespace)).unwrap();
     std::thread::scope(|scope| {
         let run = || {
@@ -410,6 +427,35 @@ fn add_tap(stand: &Stand, namespace: &str) {
 }
 
 #[test]
+fn a_program_answers_at_the_other_end_of_a_tap() {
+    if !is_root("making network namespaces") {
+        return;
+    }
+    let (stand, cable) = (Stand::new(), Cable::without_interfaces());
+    if let Err(why) = pd_driver::openers::check("tap") {
+        return println!("SKIPPED: {why}");
+    }
+    add_tap(&stand, &cable.near());
+    let echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
+    inside(&cable.near(), || exchange(&udp("10.78.0.1:0", "10.78.0.2:7"), 200));
+    let report = stand.wait_for("all is counted", |report| report.ports[0].frames_sent == 200);
+    assert_eq!((report.ports[0].kind.as_str(), report.ports[0].frames_received), ("tap", 200));
+    // The interface is down: what is sent cannot leave, and the sender does not wait.
+    let mut sender = stand.open(Direction::Send, "up", Flow::default()).unwrap();
+    assert!(ip(&format!("-n {} link set tap0 down", cable.near())));
+    sender.pipe.send(&[2; 64], 0).unwrap();
+    sender.pipe.flush();
+    sender.pipe.wait_room(RING, PATIENCE).unwrap();
+    stand.wait_for("it is lost", |report| report.ports[0].frames_unsent == 1);
+    let again =
+        stand.add("other", PortSpec::Tap { interface: "tap0".to_owned() }, &cable.near()).unwrap_err();
+    assert!(again.to_string().contains("in use"), "{again}");
+    stand.driver.tell(&Ask::PortRemove { name: "up".to_owned() });
+    assert_eq!(echo.ended(), Errno::NODEV);
+    assert!(!ip(&format!("-n {} link show tap0", cable.near())), "the interface stays");
+}
+
+#[test]
 fn a_mirror_has_all_frames_of_its_port_and_holds_up_none() {
     if !is_root("making network namespaces") {
         return;
@@ -466,6 +512,100 @@ fn a_mirror_has_all_frames_of_its_port_and_holds_up_none() {
     assert_eq!(ended, Errno::ACCESS);
     stand.driver.tell(&Ask::PortRemove { name: "eye".to_owned() });
     stand.driver.tell(&Ask::PortRemove { name: "up".to_owned() });
+}
+
+/// testpmd with memif, which exchanges the MAC addresses of what comes and sends it back; killed when dropped.
+struct Testpmd {
+    child: Child,
+    _input: std::process::ChildStdin,
+}
+
+const TESTPMD: &str = "dpdk-testpmd";
+
+impl Testpmd {
+    fn start(socket: &std::path::Path) -> Option<Self> {
+        let device = format!("net_memif0,role=client,id=3,socket={},socket-abstract=no", socket.display());
+        let prefix = format!("pd-ports-{}", std::process::id());
+        let mut command = Command::new(TESTPMD);
+        command.args([
+            "--no-huge",
+            "-m",
+            "256",
+            "--no-pci",
+            "--no-telemetry",
+            "--no-shconf",
+            "--file-prefix",
+            &prefix,
+            "--lcores",
+            "0@0,1@0",
+        ]);
+        command.args([
+            "--vdev",
+            &device,
+            "--",
+            "--forward-mode=macswap",
+            "--auto-start",
+            "--total-num-mbufs=4096",
+        ]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().ok()?;
+        let input = child.stdin.take().unwrap();
+        Some(Self { child, _input: input })
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a frame until it has come back, and the frames behind it.
+fn round(sender: &mut Pipe, receiver: &mut Pipe, number: u8, count: usize) {
+    let until = Instant::now() + PATIENCE;
+    let frame = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0][..], &[number; 200]].concat();
+    let back = [&frame[6..12], &frame[..6], &frame[12..]].concat();
+    let mut came = 0;
+    while came < count {
+        assert!(Instant::now() < until, "{came} frames of {count} came back");
+        sender.send(&frame, 0).unwrap();
+        sender.flush();
+        sender.wait_room(RING, PATIENCE).unwrap();
+        if receiver.wait(Duration::from_millis(20)).is_ok() {
+            let mut frames = receiver.frames().unwrap();
+            while let Some(frame) = frames.next() {
+                // Of an earlier round.
+                if frame.bytes() == back {
+                    came += 1;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_program_of_dpdk_has_frames_by_memif_and_may_die() {
+    let stand = Stand::new();
+    let path = stand.driver.folder().join("memif.sock");
+    stand.add("dpdk", PortSpec::Memif { socket: path.clone(), id: 3 }, "").unwrap();
+    let mut sender = stand.open(Direction::Send, "dpdk", Flow::default()).unwrap();
+    let mut receiver = stand.open(Direction::Receive, "dpdk", Flow::default()).unwrap();
+    // Nobody is there: what is sent is lost, and the sender goes on.
+    sender.pipe.send(&[1; 64], 0).unwrap();
+    sender.pipe.flush();
+    sender.pipe.wait_room(RING, PATIENCE).unwrap();
+    stand.wait_for("it is lost", |report| report.ports[0].frames_unsent == 1);
+    for number in 0..2 {
+        let Some(testpmd) = Testpmd::start(&path) else {
+            return println!("SKIPPED: there is no {TESTPMD}: install dpdk-dev");
+        };
+        round(&mut sender.pipe, &mut receiver.pipe, number, 200);
+        // By SIGKILL, with frames on their way.
+        drop(testpmd);
+    }
+    let report = stand.report();
+    assert!(report.ports[0].kind == "memif" && report.ports[0].frames_received >= 400, "{report:?}");
 }
 
 /// A message of memif of a type, with bytes behind it.
