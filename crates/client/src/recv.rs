@@ -45,6 +45,8 @@ pub(crate) struct RecvSide {
     pub(crate) kernel: Option<Box<Inbox>>,
     /// See [`Socket::set_receives_shared`].
     pub(crate) receives_shared: bool,
+    /// Another process may take the socket.
+    pub(crate) may_move: bool,
     /// Of a socket whose bytes are copied: those that were peeked at, which is what they stay.
     pub(crate) peeked: Vec<u8>,
     space_answered: u64,
@@ -107,6 +109,7 @@ impl RecvSide {
             incoming: Incoming::default(),
             kernel: None,
             receives_shared,
+            may_move: false,
             peeked: Vec::new(),
             space_answered: 0,
             early: Vec::new(),
@@ -198,6 +201,10 @@ impl RecvSide {
     pub(crate) fn take(&mut self, max: usize) -> Result<Option<(u64, u64)>> {
         let mut there = self.producer - self.cursor;
         let mut end = 0;
+        // What is known to be there may be the taker's by now.
+        if self.may_move && self.link.recv_end() == MOVED {
+            return Err(moved());
+        }
         if there < self.lowat.max(max as u64) {
             if self.kernel.is_some() {
                 (end, there) = self.take_from_kernel()?;

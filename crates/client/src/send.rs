@@ -305,9 +305,10 @@ impl Socket {
         self.send.lock().looks = true;
     }
 
-    /// Other processes may take the socket over while it sends.
+    /// Other processes may take the socket over while it sends, or has bytes to receive.
     pub(crate) fn expect_moves(&self) {
         self.send.lock().may_move = true;
+        self.recv.lock().may_move = true;
     }
 
     /// Checks that something can be sent.
