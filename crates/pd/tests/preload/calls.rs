@@ -29,14 +29,14 @@ fn calls_that_need_no_sleep_make_no_system_calls() {
     let program = site.compiled("steady", &[]);
     // Of 1,000 calls. On a busy machine a peer is late now and then, and is waited for.
     let kinds = [
-        ("send", 10),
-        ("count", 10),
-        ("peek", 10),
-        ("message", 10),
-        ("pieces", 10),
-        ("poll", 10),
-        ("select", 10),
-        ("epoll", 140),
+        ("send", 50),
+        ("count", 50),
+        ("peek", 50),
+        ("message", 50),
+        ("pieces", 50),
+        ("poll", 50),
+        ("select", 50),
+        ("epoll", 300),
         // Now and then it is looked whether somebody waits unseen, by the clock.
         ("nothing", 100),
     ];
