@@ -19,7 +19,7 @@ pub struct Column<T> {
 }
 
 /// Column of [`CONTAINERS`], of [`CONNECTIONS`] and of [`TRAFFIC`] that rows are sorted by at the start: what moves most.
-pub const SORT_AT_FIRST: (usize, usize, usize) = (2, 3, 3);
+pub const SORT_AT_FIRST: (usize, usize, usize) = (3, 3, 3);
 
 /// Containers.
 pub const CONTAINERS: [Column<ContainerView>; 12] = [
