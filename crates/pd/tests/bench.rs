@@ -139,7 +139,7 @@ fn frames_come_back_unchanged_over_a_pipe_and_over_a_packetised_interface() {
             };
             let row = rows.iter().find(own).unwrap();
             check(row, "over_packetised");
-            check(row, "packets_per_s");
+            check(row, "program_ns_per_packet");
         }
     }
 }

@@ -176,11 +176,15 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
                     for _ in 1..SAMPLED {
                         program();
                     }
-                    let start = Instant::now();
-                    let count = program();
-                    if count > 0 {
-                        busy += start.elapsed();
-                        frames += count;
+                    // A turn without frames says nothing.
+                    while !stop.load(Ordering::Relaxed) {
+                        let start = Instant::now();
+                        let count = program();
+                        if count > 0 {
+                            busy += start.elapsed();
+                            frames += count;
+                            break;
+                        }
                     }
                 }
             };
