@@ -82,7 +82,7 @@ pub fn fold(sum: u32) -> u16 {
     fold_once(fold_once(sum)) as u16
 }
 
-/// What is added to the complement of a checksum when `old` becomes `new` (RFC 1624, equation 3).
+/// Difference added to the complement of a checksum when `old` becomes `new` (RFC 1624, equation 3).
 #[inline]
 pub fn difference(old: u32, new: u32) -> u16 {
     let halves = |word: u32| (word >> 16) + (word & 0xffff);

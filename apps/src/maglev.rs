@@ -43,7 +43,7 @@ struct Flow {
     backend: u16,
 }
 
-/// What was counted.
+/// Counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Frames led to a backend.
@@ -108,7 +108,7 @@ impl Maglev {
         self.backends = backends.to_vec();
     }
 
-    /// What was counted so far.
+    /// Counters so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }

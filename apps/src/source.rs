@@ -3,18 +3,18 @@ use pd_pipe::packetised::Packets;
 use pd_pipe::Pipe;
 use rustix::io::{Errno, Result};
 
-/// What becomes of a frame.
+/// Destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes back to where it came from.
+    /// Back to the port that the frame came from.
     Back,
-    /// Its first bytes go back.
+    /// Its first bytes, back to that port.
     Cut(usize),
-    /// It goes to a port of the pipe, by its number there. The packetised twin has one port.
+    /// To a port of the pipe, by its number there. The packetised twin has one port.
     To(u16),
-    /// It ends here.
+    /// Nowhere.
     Drop,
-    /// It ends here, and [`App::answer`] is sent in its place: an answer longer than its frame.
+    /// Nowhere; [`App::answer`] is sent in its place: an answer longer than its frame.
     Answer,
 }
 

@@ -11,12 +11,12 @@ pub struct Client {
     number: u32,
 }
 
-/// What an answer says.
+/// Contents of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer<'a> {
     /// Number of the request.
     pub number: u32,
-    /// What became of it.
+    /// Outcome of the request.
     pub status: Status,
     /// The value, of a request to get it.
     pub value: &'a [u8],

@@ -34,7 +34,7 @@ pub fn partition_of(key: &[u8], count: usize) -> usize {
     ((u128::from(hash) * count as u128) >> 64) as usize
 }
 
-/// What was counted.
+/// Counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests served.
@@ -67,7 +67,7 @@ impl Kv {
         &self.store
     }
 
-    /// What was counted so far.
+    /// Counters so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -20,7 +20,7 @@ pub const MAGIC: u8 = 0xd7;
 /// Bytes before key and value.
 pub const HEADER: usize = 12;
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
@@ -32,7 +32,7 @@ pub enum Op {
     Delete = 3,
 }
 
-/// What an answer says.
+/// Contents of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
@@ -60,7 +60,7 @@ impl Status {
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// What is asked for.
+    /// Operation asked for.
     pub op: Op,
     /// A number that the answer has, too.
     pub number: u32,

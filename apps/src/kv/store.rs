@@ -39,7 +39,7 @@ pub enum Set {
     TooLong,
 }
 
-/// What was counted.
+/// Counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Bytes appended to the log.
@@ -80,7 +80,7 @@ impl Store {
         }
     }
 
-    /// What was counted so far.
+    /// Counters so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -37,7 +37,7 @@ impl Filters {
     /// Reads filters: lines of a name, a text and an expression, with tabs between them.
     ///
     /// # Errors
-    /// What is wrong, and in which line.
+    /// Error, with its line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (mut names, mut texts, mut patterns) = (Vec::new(), Vec::new(), Vec::new());
         for (number, line) in text.lines().enumerate() {
@@ -78,7 +78,7 @@ impl Filters {
     }
 }
 
-/// What was counted.
+/// Counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Bytes of lines.
@@ -110,7 +110,7 @@ impl Logmon {
         Self { filters, watch, skipping: false, begun: Vec::new(), counts: Counts::default() }
     }
 
-    /// What was counted so far.
+    /// Counters so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
