@@ -13,7 +13,6 @@ use std::str::FromStr;
 use anyhow::{anyhow, bail, Context, Result};
 use pd_driver::admin::{ask, Ask};
 use pd_driver::Bytes;
-use rustix::process::Signal;
 
 use pd_harness::container::address::InterfaceAddress;
 use pd_harness::container::cgroup::Limits;
@@ -217,14 +216,7 @@ fn hold(mut container: Container, signals: &Signals) -> Result<i32> {
                     return Ok(status);
                 }
             }
-            Wake::Signal(caught) => {
-                // Fails only when the command is ending already.
-                let _ = match Signal::from_named_raw(caught.signal) {
-                    Some(signal) if caught.from_terminal => container.kill_group(signal),
-                    Some(signal) => container.kill(signal),
-                    None => Ok(()),
-                };
-            }
+            Wake::Signal(caught) => container.pass_on(caught),
             Wake::TimedOut => {}
         }
     }

@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::process::{
-    kill_process, kill_process_group, pidfd_open, pidfd_send_signal, waitpid, Pid, PidfdFlags, Signal,
-    WaitOptions,
-};
+use rustix::process::{pidfd_open, pidfd_send_signal, waitpid, Pid, PidfdFlags, Signal, WaitOptions};
 use rustix::thread::{move_into_thread_name_spaces, ThreadNameSpaceType};
 
 use super::jobs::{self, Lent, Terminal};
@@ -81,14 +78,7 @@ pub fn execute(record: &Record, environment: Vec<(String, String)>, command: &[O
                     return Ok(status);
                 }
             }
-            Wake::Signal(caught) => {
-                // Fails only when the command has ended.
-                let _ = match Signal::from_named_raw(caught.signal) {
-                    Some(signal) if caught.from_terminal => kill_process_group(child, signal),
-                    Some(signal) => kill_process(child, signal),
-                    None => Ok(()),
-                };
-            }
+            Wake::Signal(caught) => jobs::signal(child, caught.signal, caught.from_terminal),
             Wake::TimedOut => {}
         }
     }
@@ -107,8 +97,7 @@ fn turn(child: Pid, lent: &mut Lent) -> Result<Option<i32>> {
         }
         return Ok(None);
     }
-    let signalled = status.terminating_signal().map(|signal| 128 + signal);
-    Ok(Some(status.exit_status().or(signalled).unwrap_or(1)))
+    Ok(Some(jobs::exit_code(status)))
 }
 
 /// Asks a container's command to end (`SIGTERM`), and after `patience` kills what is left. Returns once nothing of the

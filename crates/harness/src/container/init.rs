@@ -8,9 +8,7 @@ use std::process::Command;
 
 use anyhow::{bail, Context, Result};
 use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
-use rustix::process::{
-    kill_process, kill_process_group, set_parent_process_death_signal, wait, Pid, Signal, WaitOptions,
-};
+use rustix::process::{set_parent_process_death_signal, wait, Pid, Signal, WaitOptions};
 
 use super::confine::{self, Inside};
 use super::control::{Channel, Message};
@@ -75,14 +73,7 @@ fn start(args: &InitArgs, inside: Inside) -> Result<Pid> {
 fn obey(mut channel: Channel, child: Pid) {
     while let Ok(Some(message)) = channel.receive() {
         match message {
-            Message::Signal { signal, group } => {
-                // Fails only when the command is ending already.
-                let _ = match Signal::from_named_raw(signal) {
-                    Some(signal) if group => kill_process_group(child, signal),
-                    Some(signal) => kill_process(child, signal),
-                    None => Ok(()),
-                };
-            }
+            Message::Signal { signal, group } => jobs::signal(child, signal, group),
             Message::Continue { terminal } => jobs::resume(child, terminal),
             _ => {}
         }
@@ -99,10 +90,7 @@ fn reap_until(child: Pid, holder: &Channel) -> Result<i32> {
                     holder.send(&Message::Stopped { signal })?;
                 }
             }
-            Ok(Some((pid, status))) if pid == child => {
-                let signalled = status.terminating_signal().map(|signal| 128 + signal);
-                return Ok(status.exit_status().or(signalled).unwrap_or(1));
-            }
+            Ok(Some((pid, status))) if pid == child => return Ok(jobs::exit_code(status)),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(e).context("cannot wait for the command"),
         }

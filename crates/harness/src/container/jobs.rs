@@ -3,7 +3,9 @@
 
 use std::process::Command;
 
-use rustix::process::{getpgrp, kill_current_process_group, kill_process_group, Pid, Signal};
+use rustix::process::{
+    getpgrp, kill_current_process_group, kill_process, kill_process_group, Pid, Signal, WaitStatus,
+};
 use rustix::termios::{isatty, tcgetpgrp};
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +39,22 @@ impl Terminal {
 /// Has `command` begin in a process group of its own, without blocked signals.
 pub fn in_own_group(command: &mut Command, terminal: Terminal) -> &mut Command {
     sys::in_own_group(command, terminal == Terminal::Foreground)
+}
+
+/// Passes a signal on to a command, or to all of its process group.
+pub fn signal(command: Pid, signal: i32, group: bool) {
+    // Fails only when the command is ending already.
+    let _ = match Signal::from_named_raw(signal) {
+        Some(signal) if group => kill_process_group(command, signal),
+        Some(signal) => kill_process(command, signal),
+        None => Ok(()),
+    };
+}
+
+/// The status that a shell would report of a command that has ended: 128 + n if signal n ended it.
+pub fn exit_code(status: WaitStatus) -> i32 {
+    let signalled = status.terminating_signal().map(|signal| 128 + signal);
+    status.exit_status().or(signalled).unwrap_or(1)
 }
 
 /// Has a stopped process group go on, with the terminal if that is its now.

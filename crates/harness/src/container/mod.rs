@@ -44,6 +44,7 @@ use jobs::{Lent, Terminal};
 use overlay::Overlay;
 use state::{Lock, ProcessId, Record};
 
+use crate::signals::Caught;
 use crate::tuning::Network;
 
 const START_TIMEOUT_S: i64 = 10;
@@ -224,20 +225,10 @@ impl Container {
         }
     }
 
-    /// Sends a signal to the command's process group, as a terminal does.
-    pub fn kill_group(&self, signal: Signal) -> Result<()> {
-        self.channel.send(&Message::Signal { signal: signal.as_raw(), group: true })
-    }
-
-    /// Sends a signal to the command; `SIGKILL` ends the whole container.
-    pub fn kill(&self, signal: Signal) -> Result<()> {
-        if signal == Signal::KILL {
-            return match pidfd_send_signal(&self.init_fd, signal) {
-                Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
-                Err(e) => Err(e).context("cannot kill the container"),
-            };
-        }
-        self.channel.send(&Message::Signal { signal: signal.as_raw(), group: false })
+    /// Passes a signal on to the command; one from the terminal to its process group, as the terminal does.
+    pub fn pass_on(&self, caught: Caught) {
+        // Fails only when the command is ending already.
+        let _ = self.channel.send(&Message::Signal { signal: caught.signal, group: caught.from_terminal });
     }
 
     /// CPU time of all its processes so far; `None` where nothing counts it.
@@ -275,7 +266,8 @@ impl AsFd for Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
-        let _ = self.kill(Signal::KILL);
+        // Fails only if its first process has ended, and all others with it.
+        let _ = pidfd_send_signal(&self.init_fd, Signal::KILL);
         let _ = self.stage.wait();
         match Lock::acquire() {
             Ok(lock) => self.parts.remove(&lock),
