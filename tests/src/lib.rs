@@ -69,15 +69,16 @@ impl TestDriver {
         what: &str,
         wished: impl Fn(&pd_driver::admin::Report) -> bool,
     ) -> pd_driver::admin::Report {
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        loop {
-            let report = self.report();
-            if wished(&report) {
-                return report;
-            }
-            assert!(std::time::Instant::now() < until, "{what} never came true: {report:?}");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        await_report(what, || self.report(), wished)
+    }
+
+    /// Waits until its report of ports and pipes is as wished, and returns it.
+    pub fn wait_for_pipes(
+        &self,
+        what: &str,
+        wished: impl Fn(&pd_driver::admin::PipesReport) -> bool,
+    ) -> pd_driver::admin::PipesReport {
+        await_report(what, || self.pipes(), wished)
     }
 
     /// Starts it again after [`Self::stop`].
@@ -112,6 +113,15 @@ impl TestDriver {
         use pd_driver::admin::{ask, Answer, Ask};
         match ask(&self.settings.admin_socket, &Ask::List).expect("report") {
             Answer::Report(report) => *report,
+            other => panic!("no report but {other:?}"),
+        }
+    }
+
+    /// What it says of ports and pipes.
+    pub fn pipes(&self) -> pd_driver::admin::PipesReport {
+        use pd_driver::admin::{Answer, Ask};
+        match self.tell(&Ask::Pipes) {
+            Answer::Pipes(report) => *report,
             other => panic!("no report but {other:?}"),
         }
     }
@@ -183,6 +193,19 @@ impl Default for TestDriver {
 fn is_called(name: &str) -> bool {
     let binary = std::env::current_exe().expect("path of the test");
     binary.file_name().and_then(|own| own.to_str()).is_some_and(|own| own.contains(name))
+}
+
+/// Asks for reports until one is as wished, and returns it.
+fn await_report<T: std::fmt::Debug>(what: &str, report: impl Fn() -> T, wished: impl Fn(&T) -> bool) -> T {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        let report = report();
+        if wished(&report) {
+            return report;
+        }
+        assert!(std::time::Instant::now() < until, "{what} never came true: {report:?}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
 }
 
 /// The path that connections of this test binary take: directly in those called `direct...`.

@@ -42,10 +42,7 @@ impl Stand {
     }
 
     fn report(&self) -> PipesReport {
-        match self.driver.tell(&Ask::Pipes) {
-            Answer::Pipes(report) => *report,
-            other => panic!("{other:?}"),
-        }
+        self.driver.pipes()
     }
 
     fn port(&self, name: &str) -> PortReport {
@@ -55,15 +52,7 @@ impl Stand {
 
     /// Waits until the report is as wished.
     fn wait_for(&self, what: &str, wished: impl Fn(&PipesReport) -> bool) -> PipesReport {
-        let until = Instant::now() + Duration::from_secs(20);
-        loop {
-            let report = self.report();
-            if wished(&report) {
-                return report;
-            }
-            assert!(Instant::now() < until, "{what} never came true: {report:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.driver.wait_for_pipes(what, wished)
     }
 
     /// Waits until no pipe is left but `pipes`, and no memory of others.

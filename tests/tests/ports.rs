@@ -1,7 +1,7 @@
 //! Ports that lead out of the driver: interfaces of the kernel in real namespaces.
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit};
 use pd_abi::{Frame, FrameKind};
-use pd_driver::admin::{add_port, Answer, Ask, PipesReport, PortSpec};
+use pd_driver::admin::{add_port, Ask, PipesReport, PortSpec};
 use pd_driver::openers::namespace_file;
 use pd_pipe::{Direction, Flow, Net, Offer, Pipe, Shape, Unit};
 use pd_tests::{alone, ip, is_root, program_path, Raw, TestDriver};
@@ -113,22 +113,11 @@ impl Stand {
     }
 
     fn report(&self) -> PipesReport {
-        match self.driver.tell(&Ask::Pipes) {
-            Answer::Pipes(report) => *report,
-            other => panic!("{other:?}"),
-        }
+        self.driver.pipes()
     }
 
     fn wait_for(&self, what: &str, wished: impl Fn(&PipesReport) -> bool) -> PipesReport {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let report = self.report();
-            if wished(&report) {
-                return report;
-            }
-            assert!(Instant::now() < until, "{what} never came true: {report:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.driver.wait_for_pipes(what, wished)
     }
 
     fn open(&self, direction: Direction, port: &str, flow: Flow) -> Result<Held, i32> {
@@ -237,19 +226,28 @@ fn to_port(port: u16) -> Flow {
     Flow { protocol: 17, ports: [0, port], ..Flow::default() }
 }
 
+/// A driver and a cable for ports of a kind; none where they cannot be, with the reason printed.
+fn stand_with(kind: &str, cable: impl FnOnce() -> Cable) -> Option<(Stand, Cable)> {
+    if !is_root("making network namespaces") {
+        return None;
+    }
+    let both = (Stand::new(), cable());
+    match pd_driver::openers::check(kind) {
+        Ok(()) => Some(both),
+        Err(why) => {
+            println!("SKIPPED: {why}");
+            None
+        }
+    }
+}
+
 fn veth() -> PortSpec {
     PortSpec::Veth { interface: "wan".to_owned() }
 }
 
 #[test]
 fn a_program_answers_for_its_flow_and_the_kernel_for_all_others() {
-    if !is_root("making network namespaces") {
-        return;
-    }
-    let (stand, cable) = (Stand::new(), Cable::new());
-    if let Err(why) = pd_driver::openers::check("veth") {
-        return println!("SKIPPED: {why}");
-    }
+    let Some((stand, cable)) = stand_with("veth", Cable::new) else { return };
     stand.add("up", veth(), &cable.far()).unwrap();
     assert!(cable.has_program());
     let echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
@@ -299,13 +297,7 @@ fn a_program_answers_for_its_flow_and_the_kernel_for_all_others() {
 
 #[test]
 fn frames_that_a_program_has_no_room_for_are_lost_and_hold_up_no_other() {
-    if !is_root("making network namespaces") {
-        return;
-    }
-    let (stand, cable) = (Stand::new(), Cable::new());
-    if let Err(why) = pd_driver::openers::check("veth") {
-        return println!("SKIPPED: {why}");
-    }
+    let Some((stand, cable)) = stand_with("veth", Cable::new) else { return };
     stand.add("up", veth(), &cable.far()).unwrap();
     // One that never reads, and one beside it.
     let idle = stand.open(Direction::Receive, "up", to_port(5)).unwrap();
@@ -333,13 +325,7 @@ fn frames_that_a_program_has_no_room_for_are_lost_and_hold_up_no_other() {
 
 #[test]
 fn what_is_sent_has_the_addresses_of_the_policy() {
-    if !is_root("making network namespaces") {
-        return;
-    }
-    let (stand, cable) = (Stand::new(), Cable::new());
-    if let Err(why) = pd_driver::openers::check("veth") {
-        return println!("SKIPPED: {why}");
-    }
+    let Some((stand, cable)) = stand_with("veth", Cable::new) else { return };
     stand.add("up", veth(), &cable.far()).unwrap();
     stand.driver.apply("[[bind]]\nport = \"up\"\nprotocol = \"udp\"\naddress = \"10.78.0.2\"\nl4_port = 7\nmac = \"02:00:00:00:00:02\"\nipv4 = \"10.78.0.2\"");
     assert_eq!(stand.open(Direction::Receive, "up", to_port(8)).map(drop).unwrap_err(), libc::EACCES);
@@ -428,13 +414,7 @@ fn add_tap(stand: &Stand, namespace: &str) {
 
 #[test]
 fn a_program_answers_at_the_other_end_of_a_tap() {
-    if !is_root("making network namespaces") {
-        return;
-    }
-    let (stand, cable) = (Stand::new(), Cable::without_interfaces());
-    if let Err(why) = pd_driver::openers::check("tap") {
-        return println!("SKIPPED: {why}");
-    }
+    let Some((stand, cable)) = stand_with("tap", Cable::without_interfaces) else { return };
     add_tap(&stand, &cable.near());
     let echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
     inside(&cable.near(), || exchange(&udp("10.78.0.1:0", "10.78.0.2:7"), 200));
@@ -457,13 +437,7 @@ fn a_program_answers_at_the_other_end_of_a_tap() {
 
 #[test]
 fn a_mirror_has_all_frames_of_its_port_and_holds_up_none() {
-    if !is_root("making network namespaces") {
-        return;
-    }
-    let (stand, cable) = (Stand::new(), Cable::without_interfaces());
-    if let Err(why) = pd_driver::openers::check("tap") {
-        return println!("SKIPPED: {why}");
-    }
+    let Some((stand, cable)) = stand_with("tap", Cable::without_interfaces) else { return };
     add_tap(&stand, &cable.near());
     let mirror = |of: &str| PortSpec::Mirror { of: of.to_owned() };
     stand.add("eye", mirror("up"), "").unwrap();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 mod jobs;
 #[path = "containers/names.rs"]
 mod names;
+mod pty;
 
 /// A bridge of one test, with the third number of its subnet.
 struct Net {

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use pd_driver::{Driver, HugepageUse, Namespaces, Settings, SystemClock};
-use rustix::pty::{grantpt, openpt, ptsname, unlockpt, OpenptFlags};
 use rustix::termios::{tcgetattr, tcsetwinsize, LocalModes, Winsize};
+
+mod pty;
 
 const ENTER: &str = "\x1b[?1049h";
 const LEAVE: &str = "\x1b[?1049l";
@@ -30,11 +30,7 @@ impl Drop for Session {
 
 impl Session {
     fn start(admin_socket: &Path) -> Session {
-        let master: OwnedFd = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap();
-        let open = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let (master, open) = pty::open();
         let terminal = open();
         tcsetwinsize(&terminal, Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_pd"))
@@ -46,7 +42,7 @@ impl Session {
             .stderr(Stdio::from(open()))
             .spawn()
             .unwrap();
-        Session { master: master.into(), terminal, child, seen: String::new() }
+        Session { master, terminal, child, seen: String::new() }
     }
 
     /// Reads until `part` has come.

@@ -1,10 +1,8 @@
 //! Process groups and terminals of containers' commands.
 
 use super::{await_true, pd, stderr, stdout, Net};
-use rustix::pty::{grantpt, openpt, ptsname, unlockpt, OpenptFlags};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -34,11 +32,7 @@ struct Shell {
 
 impl Shell {
     fn start(script: &str) -> Shell {
-        let master: OwnedFd = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap();
-        let open = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let (master, open) = super::pty::open();
         let child = Command::new("setsid")
             .args(["--ctty", "--wait", "bash", "-m", "-c", script])
             .stdin(open())
@@ -46,7 +40,7 @@ impl Shell {
             .stderr(open())
             .spawn()
             .unwrap();
-        Shell { master: master.into(), child, seen: String::new() }
+        Shell { master, child, seen: String::new() }
     }
 
     /// Reads until `part` has come, and forgets what came up to there.
