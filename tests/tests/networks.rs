@@ -238,7 +238,9 @@ fn a_mapped_address_reaches_the_other_network() {
     let (mut server, mut client) =
         (two.red("b", Way::Library("short")), two.blue("a", Way::Library("short")));
     server.ok("listen 7412");
-    // The library listens on the fabric once the program accepts.
+    // The library listens on the fabric once the program has accepted a connection of its own network.
+    let mut neighbour = two.red("a", Way::Library("short"));
+    assert_eq!(connect(&mut neighbour, Way::Library("short"), 0, "10.77.0.2", 7412), 0);
     let end = Instant::now() + Duration::from_secs(20);
     while connect(&mut client, Way::Library("short"), 0, "10.9.0.2", 7412) != 0 {
         assert!(Instant::now() < end, "never on the fabric");
