@@ -465,20 +465,20 @@ fn who_steps_aside_knows_what_still_comes() {
     b.receive(0, 1000);
     assert!(!a.socket.sends_elsewhere() && !b.socket.sends_elsewhere());
     let left = b.socket.step_aside(Departure::Unmarked).unwrap();
-    assert_eq!(left, Left { owed: 1000, first: true, marks: true });
+    assert_eq!(left, Left { owed: 1000, unmarked: true, marks: true });
     assert!(a.socket.sends_elsewhere());
     let elsewhere = |side: &TwinSide| side.socket.recv(1).unwrap_err().errno();
     let refused = |side: &TwinSide| side.socket.send_filled(1, &mut |_, _| Ok(1)).unwrap_err().errno();
     assert_eq!([refused(&a), refused(&b)], [pd_client::core::ELSEWHERE; 2]);
     // The first to leave says what the other one does, whose own wish comes too late.
     let left = a.socket.step_aside(Departure::Unmarked).unwrap();
-    assert_eq!(left, Left { owed: 70_000, first: false, marks: false });
+    assert_eq!(left, Left { owed: 70_000, unmarked: false, marks: false });
     a.receive(0, 70_000);
     assert_eq!([elsewhere(&a), elsewhere(&b)], [pd_client::core::ELSEWHERE; 2]);
     assert_eq!([a.socket.take_error().unwrap(), b.socket.take_error().unwrap()], [0; 2]);
     // Nobody is to be waited for who still holds the kernel's sockets.
-    a.socket.close().unwrap();
-    b.socket.close().unwrap();
+    a.socket.close_left().unwrap();
+    b.socket.close_left().unwrap();
     driver().wait_for("the connection is over", |report| report.connections.is_empty());
     drop((fd, accepted));
 }

@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 12ull
+#define PD_ABI_VERSION 13ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -98,14 +98,24 @@
 /* Values of requests. */
 /* value of Operation::Close: the peer's stream ends with ECONNRESET, after what was sent. */
 #define PD_ABI_CLOSE_RESETS 1ull
+/* value of Operation::Close: the connection goes on in the kernel in both directions, for all processes that hold it. */
+#define PD_ABI_CLOSE_LEFT 2ull
 /* value of Operation::StepAside: the kernel would only be faster. Refused with EACCES where the policy has the driver move the connection's bytes. */
 #define PD_ABI_STEP_ASIDE_BY_CHOICE 1ull
 /* value of Operation::StepAside: the socket's process looks at both streams, so that a peer that follows sends no mark over the kernel's connection. Without effect if the peer has left before. */
 #define PD_ABI_STEP_ASIDE_UNMARKED 2ull
+/* value of Operation::StepAside: the peer's mark has been taken off the kernel's connection, so that whichever process has the socket later looks for none. */
+#define PD_ABI_STEP_ASIDE_MARK_TAKEN 4ull
 /* In the answer to Operation::StepAside: the peer has left before. */
 #define PD_ABI_PEER_LEFT 9223372036854775808ull
 /* The same: it wants no mark. */
 #define PD_ABI_PEER_UNMARKED 4611686018427387904ull
+/* The same: this side has left before, by another process perhaps, and sends no mark again. */
+#define PD_ABI_LEFT_BEFORE 2305843009213693952ull
+/* The same: no mark of the peer's is to be taken off. */
+#define PD_ABI_UNMARKED 1152921504606846976ull
+/* In the answer to TwinOperation::Take, beside the bytes of the rings: the side has left. */
+#define PD_ABI_TAKEN_ASIDE 9223372036854775808ull
 /* value of Operation::Left: all of the peer's ring was read. */
 #define PD_ABI_LEFT_RECEIVING 1ull
 /* value of Operation::Left: nothing more is written into this side's ring. */
@@ -178,7 +188,7 @@
 #define PD_ABI_OP_CONNECT 6ull
 /* Take one connection from the backlog. Answered with the new socket's id and the peer's address, or EAGAIN. */
 #define PD_ABI_OP_ACCEPT 7ull
-/* End of the socket; bytes that it has sent are still delivered. value may be CLOSE_RESETS. Unanswered. */
+/* End of the socket; bytes that it has sent are still delivered. value may be CLOSE_RESETS or CLOSE_LEFT. Unanswered. */
 #define PD_ABI_OP_CLOSE 8ull
 /* Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered. */
 #define PD_ABI_OP_SHUTDOWN 9ull
@@ -198,7 +208,7 @@
 #define PD_ABI_OP_OPEN_FILE 16ull
 /* Move a piece of a file to the peer: tag is a FileId, the numbers are its first byte and its length (at most MESSAGE_BYTES_MAX). Counted as a send. Unanswered. */
 #define PD_ABI_OP_SEND_FILE 17ull
-/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know, and PEER_LEFT and PEER_UNMARKED. value may be STEP_ASIDE_BY_CHOICE or STEP_ASIDE_UNMARKED. */
+/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know, and PEER_LEFT, PEER_UNMARKED, LEFT_BEFORE and UNMARKED. value is a sum of STEP_ASIDE_BY_CHOICE and STEP_ASIDE_UNMARKED, or STEP_ASIDE_MARK_TAKEN. */
 #define PD_ABI_OP_STEP_ASIDE 18ull
 
 /* Socket options. */
@@ -278,7 +288,7 @@
 #define PD_ABI_TWIN_CONNECT 2ull
 /* The twin of this accepted socket. ENOENT if the peer has made none. */
 #define PD_ABI_TWIN_CLAIM 3ull
-/* The twin of this connected socket, which another process uses or used: it becomes the client's, with the bytes that were not read. ENOENT if there is none. */
+/* The twin of this connected socket, which another process uses or used: it becomes the client's, with the bytes that were not read. ENOENT if there is none, EREMCHG if the connection has gone on in the kernel. With the bytes of its rings comes TAKEN_ASIDE if it is about to. */
 #define PD_ABI_TWIN_TAKE 4ull
 /* The client claims none of the listening socket's connections any more. */
 #define PD_ABI_TWIN_UNLISTEN 5ull

@@ -55,15 +55,16 @@ pub use frame::{Frame, FrameKind};
 pub use passed::PassedFile;
 pub use reason::{KernelReason, KERNEL_REASONS};
 pub use request::{
-    FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, CLOSE_RESETS, LEFT_RECEIVING,
-    LEFT_SENDING, PEER_LEFT, PEER_UNMARKED, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_UNMARKED,
+    FileId, Operation, Request, SocketId, SocketOption, Span, BESIDE_KERNEL, CLOSE_LEFT, CLOSE_RESETS,
+    LEFT_BEFORE, LEFT_RECEIVING, LEFT_SENDING, PEER_LEFT, PEER_UNMARKED, RECEIVES_SHARED,
+    STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN, STEP_ASIDE_UNMARKED, TAKEN_ASIDE, UNMARKED,
 };
 pub use twin::{twin_request, TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 
 declare::constants! {
     IDENTITY:
     /// Version of everything in this crate. A driver refuses a client of another version.
-    VERSION: u32 = 12;
+    VERSION: u32 = 13;
     /// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
     MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");
 }

@@ -125,7 +125,7 @@ kinds! {
         /// Take one connection from the backlog. Answered with the new socket's id and the peer's
         /// address, or `EAGAIN`.
         Accept = 7,
-        /// End of the socket; bytes that it has sent are still delivered. `value` may be [`CLOSE_RESETS`]. Unanswered.
+        /// End of the socket; bytes that it has sent are still delivered. `value` may be [`CLOSE_RESETS`] or [`CLOSE_LEFT`]. Unanswered.
         Close = 8,
         /// Stop sending and/or receiving; numbers: a mask, 1 receive, 2 send. Answered.
         Shutdown = 9,
@@ -153,7 +153,8 @@ kinds! {
         /// Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with
         /// [`ELSEWHERE`](crate::layout::ELSEWHERE) after what was sent, and its peer's sending at once. Answered, as a number, with the
         /// position in the stream up to which the driver delivers what the peer has sent before it could know, and
-        /// [`PEER_LEFT`] and [`PEER_UNMARKED`]. `value` may be [`STEP_ASIDE_BY_CHOICE`] or [`STEP_ASIDE_UNMARKED`].
+        /// [`PEER_LEFT`], [`PEER_UNMARKED`], [`LEFT_BEFORE`] and [`UNMARKED`]. `value` is a sum of [`STEP_ASIDE_BY_CHOICE`] and
+        /// [`STEP_ASIDE_UNMARKED`], or [`STEP_ASIDE_MARK_TAKEN`].
         StepAside = 18,
     }
 }
@@ -162,16 +163,27 @@ constants! {
     VALUES:
     /// `value` of [`Operation::Close`]: the peer's stream ends with `ECONNRESET`, after what was sent.
     CLOSE_RESETS: u32 = 1;
+    /// `value` of [`Operation::Close`]: the connection goes on in the kernel in both directions, for all processes that hold it.
+    CLOSE_LEFT: u32 = 2;
     /// `value` of [`Operation::StepAside`]: the kernel would only be faster. Refused with `EACCES` where the policy has the driver
     /// move the connection's bytes.
     STEP_ASIDE_BY_CHOICE: u32 = 1;
     /// `value` of [`Operation::StepAside`]: the socket's process looks at both streams, so that a peer that follows sends no mark
     /// over the kernel's connection. Without effect if the peer has left before.
     STEP_ASIDE_UNMARKED: u32 = 2;
+    /// `value` of [`Operation::StepAside`]: the peer's mark has been taken off the kernel's connection, so that whichever process has
+    /// the socket later looks for none.
+    STEP_ASIDE_MARK_TAKEN: u32 = 4;
     /// In the answer to [`Operation::StepAside`]: the peer has left before.
     PEER_LEFT: u64 = 1 << 63;
     /// The same: it wants no mark.
     PEER_UNMARKED: u64 = 1 << 62;
+    /// The same: this side has left before, by another process perhaps, and sends no mark again.
+    LEFT_BEFORE: u64 = 1 << 61;
+    /// The same: no mark of the peer's is to be taken off.
+    UNMARKED: u64 = 1 << 60;
+    /// In the answer to [`TwinOperation::Take`](crate::TwinOperation::Take), beside the bytes of the rings: the side has left.
+    TAKEN_ASIDE: u64 = 1 << 63;
     /// `value` of [`Operation::Left`]: all of the peer's ring was read.
     LEFT_RECEIVING: u32 = 1;
     /// `value` of [`Operation::Left`]: nothing more is written into this side's ring.

@@ -35,7 +35,8 @@ kinds! {
         /// The twin of this accepted socket. `ENOENT` if the peer has made none.
         Claim = 3,
         /// The twin of this connected socket, which another process uses or used: it becomes the client's, with the bytes that
-        /// were not read. `ENOENT` if there is none.
+        /// were not read. `ENOENT` if there is none, `EREMCHG` if the connection has gone on in the kernel. With the bytes of its
+        /// rings comes [`TAKEN_ASIDE`](crate::TAKEN_ASIDE) if it is about to.
         Take = 4,
         /// The client claims none of the listening socket's connections any more.
         Unlisten = 5,

@@ -8,8 +8,8 @@ use crate::socket::{Control, Socket, State};
 use crate::turn::{lock, Deadline};
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
-    Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, PEER_LEFT, PEER_UNMARKED,
-    RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_UNMARKED,
+    Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, LEFT_BEFORE, PEER_LEFT, PEER_UNMARKED,
+    RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN, STEP_ASIDE_UNMARKED, UNMARKED,
 };
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -42,8 +42,8 @@ pub enum Departure {
 pub struct Left {
     /// Position up to which the driver brings bytes that the peer has sent before it could know.
     pub owed: u64,
-    /// The peer has not left before.
-    pub first: bool,
+    /// No mark of the peer's comes.
+    pub unmarked: bool,
     /// This side marks the kernel's stream.
     pub marks: bool,
 }
@@ -400,9 +400,29 @@ impl Socket {
         drop(control);
         self.watch.notify();
         answer.map(|answer| {
-            let (number, bits) = (answer.number(), PEER_LEFT | PEER_UNMARKED);
-            Left { owed: number & !bits, first: number & PEER_LEFT == 0, marks: number & PEER_UNMARKED == 0 }
+            let (number, bits) = (answer.number(), PEER_LEFT | PEER_UNMARKED | LEFT_BEFORE | UNMARKED);
+            Left {
+                owed: number & !bits,
+                unmarked: number & UNMARKED != 0,
+                marks: number & (PEER_UNMARKED | LEFT_BEFORE) == 0,
+            }
         })
+    }
+
+    /// Of one that has left, or whose peer has: says to the driver that the peer's mark has been taken off the kernel's connection.
+    ///
+    /// # Errors
+    /// `ESTALE` if another process has the socket by now; those of [`Self::step_aside`].
+    pub fn mark_taken(&self) -> Result<()> {
+        self.check_present()?;
+        let control = lock(&self.control);
+        let request = Request { value: STEP_ASIDE_MARK_TAKEN, ..control.link.request(Operation::StepAside) };
+        let said = control.call(request, || "cannot say that the mark is off".to_owned());
+        drop(control);
+        match said {
+            Ok(_) => Ok(()),
+            Err(error) => self.check_present().and(Err(error)),
+        }
     }
 
     /// Ends receiving on this side alone, as TCP does: what comes can still be received, a receive that finds nothing says that

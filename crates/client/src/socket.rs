@@ -14,7 +14,7 @@ use crate::send::SendSide;
 use crate::turn::{lock, HasTurn};
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::ANSWERS_MAX;
-use pd_abi::{Operation, Request, CLOSE_RESETS};
+use pd_abi::{Operation, Request, CLOSE_LEFT, CLOSE_RESETS};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -29,6 +29,8 @@ pub struct Socket {
     serial: u64,
     pub(crate) nonblocking: AtomicBool,
     closed: AtomicBool,
+    /// Its side had left for the kernel when this process took it.
+    taken_aside: AtomicBool,
     pub(crate) control: Mutex<Control>,
     /// Of a listener, once something has come.
     #[allow(clippy::box_collection, reason = "most sockets never listen: they have a word for it, not five")]
@@ -213,6 +215,7 @@ impl Socket {
             serial,
             nonblocking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            taken_aside: AtomicBool::new(false),
             accepting: Mutex::default(),
             copying: Lock::new(()),
             send: Lock::new(SendSide::new(
@@ -326,6 +329,23 @@ impl Socket {
     /// `EBADF` if it was closed before.
     pub fn reset(self: &Arc<Self>) -> Result<()> {
         self.end(CLOSE_RESETS)
+    }
+
+    pub(crate) fn set_taken_aside(&self) {
+        self.taken_aside.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a twin's side had left for the kernel when this process took it: [`Self::step_aside`] tells how far it is.
+    pub fn is_taken_aside(&self) -> bool {
+        self.taken_aside.load(Ordering::Relaxed)
+    }
+
+    /// [`Self::close`] of a twin whose connection goes on in the kernel, in both directions.
+    ///
+    /// # Errors
+    /// `EBADF` if it was closed before.
+    pub fn close_left(self: &Arc<Self>) -> Result<()> {
+        self.end(CLOSE_LEFT)
     }
 
     fn end(self: &Arc<Self>, value: u32) -> Result<()> {

@@ -12,7 +12,9 @@ use crate::process::process;
 use crate::send::copied::WINDOW_BYTES_MAX;
 use crate::socket::{Control, Socket, State};
 use crate::turn::lock;
-use pd_abi::{Address, Event, Frame, FrameKind, Operation, SocketId, TwinOperation, TwinRequest};
+use pd_abi::{
+    Address, Event, Frame, FrameKind, Operation, SocketId, TwinOperation, TwinRequest, TAKEN_ASIDE,
+};
 use rustix::io::Errno;
 use rustix::net::{getpeername, getsockname, sockopt, AddressFamily, SocketAddrUnix};
 use std::ffi::OsStr;
@@ -96,7 +98,7 @@ pub fn claim_again(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
 /// and had not given back comes (again) to this one; what it sent is delivered first.
 ///
 /// # Errors
-/// `EALREADY` if the twin is this process's own; `EOPNOTSUPP` if the driver's movers cannot pass it on;
+/// `EALREADY` if the twin is this process's own; `EREMCHG` if its connection has gone on in the kernel; `EOPNOTSUPP` if the driver's movers cannot pass it on;
 /// `ENETDOWN`.
 pub fn take(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
     found(twin(fd, TwinOperation::Take, None))
@@ -172,7 +174,8 @@ fn twin_of(
     }
     let answer = ask(&attachment, fd, operation, ends)?;
     let peer = to.or_else(|| peer_address(fd));
-    let ring_bytes = answer.number();
+    let number = answer.number();
+    let ring_bytes = number & !TAKEN_ASIDE;
     let control = Control {
         link: Arc::new(Link::new(attachment, SocketId(answer.socket), channel).connected()),
         state: State::Connected,
@@ -194,6 +197,9 @@ fn twin_of(
     };
     let socket = Socket::assemble(control, true);
     socket.expect_moves();
+    if number & TAKEN_ASIDE != 0 {
+        socket.set_taken_aside();
+    }
     Ok(socket)
 }
 

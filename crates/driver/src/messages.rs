@@ -170,6 +170,8 @@ pub struct Parted {
     pub held: bool,
     /// Of the source: the other end leaves the direct path, too.
     pub leave: Option<Leave>,
+    /// How the peer's stream has ended, if it has: `ENDED`, or `ELSEWHERE` if the peer has left for the kernel. 0: nobody knows.
+    pub end: u32,
     /// Of the source: nobody has claimed the other end, so that no flow brings the former owner bytes, which could tell it.
     pub unclaimed: bool,
 }

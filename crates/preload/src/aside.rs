@@ -14,6 +14,7 @@
 use crate::away::{self, Counts};
 use crate::call::{errno, interrupts, Failure, Outcome};
 use crate::entry::{lock, Entry};
+use crate::file_lock::FileLock;
 use crate::hooks::poll::kernel_poll;
 use crate::log::note;
 use crate::twin::{Stands, Twin};
@@ -21,7 +22,7 @@ use crate::{address, closed, epoll_set, fabric, real, unclaimed, unseen};
 use libc::c_int;
 use pd_client::core::{Departure, KernelReason, Pause, Socket, ELSEWHERE};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The first byte over the kernel's connection: of who stays there...
@@ -54,6 +55,8 @@ pub(crate) struct Aside {
     marking: Mutex<()>,
     /// Why the mark cannot be taken off, which the kernel tells once; 0: nothing that the program has still to hear.
     failed: AtomicI32,
+    /// It is off, and the driver does not know.
+    mark_untold: AtomicBool,
     /// This side may come back, and so may the peer.
     may_return: [AtomicBool; 2],
     /// What has gone over the kernel since the marks.
@@ -89,6 +92,11 @@ impl Progress {
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
         self.has(OVER)
+    }
+
+    /// Another process has had it go on in the kernel, in both directions.
+    pub(crate) fn is_over_elsewhere(&self) {
+        self.set(SENDS | OVER);
     }
 
     /// Becomes another's.
@@ -128,9 +136,11 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         if twin.progress().sends() {
             return Ok(());
         }
+        // Another image that has the socket, too, may take it before the mark is sent: it waits for this then.
+        let _marking = (!closed::is_closed()).then(|| FileLock::new(fd));
         let departure = departure(twin, why);
         let left = end.step_aside(departure)?;
-        if left.first && departure == Departure::Unmarked {
+        if left.unmarked {
             // Before anybody looks for a mark: a byte of the program's is none.
             twin.progress().set(UNMARKED);
         }
@@ -174,6 +184,7 @@ fn departure(twin: &Twin, why: KernelReason) -> Departure {
     };
     match why {
         KernelReason::SmallTalk => Departure::ByChoice,
+        _ if twin.is_passed() && twin.window().is_none() && !waits_in_kernel() => Departure::Unmarked,
         // Of AF_UNIX an unread mark is what resets the connection.
         _ if twin.unix || twin.window().is_some() || waits_in_kernel() => Departure::Marked,
         _ => Departure::Unmarked,
@@ -202,6 +213,8 @@ enum Mark {
 /// Takes the peer's mark off the kernel's stream, if it is there.
 fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     let _one = lock(&twin.aside.marking);
+    // Nor does another process.
+    let _alone = twin.slot().map(|slot| slot.lock_mark());
     if twin.progress().has(MARKED) {
         return Ok(Mark::Off);
     }
@@ -229,6 +242,7 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     };
     match taken {
         1 => {
+            twin.aside.mark_untold.store(true, Ordering::Relaxed);
             twin.aside.may_return[1].store(byte[0] == MARK_BRIEF, Ordering::Relaxed);
             twin.progress().set(MARKED);
             Ok(Mark::Off)
@@ -245,6 +259,29 @@ fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
     }
 }
 
+/// Says to the driver that the mark is off, if this side stays on the fabric for now: another image may get the socket.
+fn tell_mark(entry: &Arc<Entry>, twin: &Twin) {
+    if twin.aside.mark_untold.swap(false, Ordering::Relaxed) && !closed::is_closed() {
+        let _ = twin.with(entry, |end| end.mark_taken());
+    }
+}
+
+/// This process has taken an end that had left by another one's doing.
+#[cold]
+pub(crate) fn taken_aside(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> pd_client::Result<()> {
+    if let Some(fd) = entry.any_fd().filter(|_| !closed::is_closed()) {
+        // What this process sends comes behind the mark.
+        drop(FileLock::new(fd));
+    }
+    let left = end.step_aside(Departure::Marked)?;
+    if left.unmarked {
+        twin.progress().set(UNMARKED);
+    }
+    twin.progress().owed.store(left.owed, Ordering::Relaxed);
+    twin.progress().set(SENDS);
+    Ok(())
+}
+
 /// Whether the kernel's stream has bytes, an end or a failure.
 fn is_readable(fd: c_int) -> bool {
     let mut poll = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
@@ -252,7 +289,7 @@ fn is_readable(fd: c_int) -> bool {
 }
 
 /// The kernel says that the descriptor of one that leaves is ready so: without what is there for the mark alone, which is taken off.
-pub(crate) fn told_by_kernel(twin: &Twin, fd: c_int, told: u32) -> u32 {
+pub(crate) fn told_by_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, told: u32) -> u32 {
     const READABLE: u32 = (libc::POLLIN | libc::POLLRDNORM) as u32;
     const FAILED: u32 = (libc::POLLERR | libc::POLLHUP) as u32;
     if twin.window().is_some_and(|back| !back.receives()) {
@@ -262,9 +299,22 @@ pub(crate) fn told_by_kernel(twin: &Twin, fd: c_int, told: u32) -> u32 {
     if told & READABLE == 0 || told & FAILED != 0 || twin.progress().has(MARKED | UNMARKED) {
         return told;
     }
-    match take_mark(twin, fd) {
+    ask_for_mark(entry, twin);
+    let mark = take_mark(twin, fd);
+    tell_mark(entry, twin);
+    match mark {
         Ok(Mark::Off) if !is_readable(fd) => told & !READABLE,
         _ => told,
+    }
+}
+
+/// Of an end that several processes have, only the driver knows whether a mark comes.
+fn ask_for_mark(entry: &Arc<Entry>, twin: &Twin) {
+    if !twin.progress().sends()
+        && twin.is_passed()
+        && twin.with_present(entry, |end| Ok(end.sends_elsewhere())) == Ok(true)
+    {
+        leave(entry, twin, KernelReason::PeerLeft);
     }
 }
 
@@ -316,7 +366,9 @@ pub(crate) fn kernels_part(
 ) -> Outcome<c_int> {
     leave(entry, twin, KernelReason::PeerLeft);
     let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-    await_mark(twin, fd, waits, until).map(|_| fd)
+    let found = await_mark(twin, fd, waits, until);
+    tell_mark(entry, twin);
+    found.map(|_| fd)
 }
 
 /// Takes the mark off; waits for it as said. Where none comes the kernel's stream begins at once.
@@ -347,10 +399,21 @@ fn await_mark(twin: &Twin, fd: c_int, waits: bool, until: Option<Instant>) -> Ou
 
 /// Nothing of the connection is the fabric's any more.
 pub(crate) fn settle(entry: &Arc<Entry>, twin: &Twin) {
+    let one = lock(&twin.aside.leaving);
+    settle_locked(entry, twin, &one);
+}
+
+/// The same, unless a thread has it leave just now, which may be this one: then a later call does it.
+pub(crate) fn settle_if_free(entry: &Arc<Entry>, twin: &Twin) {
+    if let Ok(one) = twin.aside.leaving.try_lock() {
+        settle_locked(entry, twin, &one);
+    }
+}
+
+fn settle_locked(entry: &Arc<Entry>, twin: &Twin, _leaving: &MutexGuard<'_, ()>) {
     if !twin.progress().sends() {
         return;
     }
-    let _one = lock(&twin.aside.leaving);
     if !twin.is_abandoned() {
         twin.progress().set(OVER);
         let may = twin.aside.may_return.iter().all(|may| may.load(Ordering::Relaxed));
@@ -373,7 +436,9 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
         end.position() < twin.progress().owed.load(Ordering::Relaxed)
             || take_mark(twin, fd) != Ok(Mark::NotYet)
     };
-    if !is_due() {
+    let due = is_due();
+    tell_mark(entry, twin);
+    if !due {
         return false;
     }
     let until = Instant::now() + COMES_WITHIN;
@@ -429,8 +494,10 @@ pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
 }
 
 /// The last number is about to be closed: a mark that is left unread would have the kernel reset the connection.
-pub(crate) fn before_close(fd: c_int, twin: &Twin) {
+pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {
     if twin.names.is_none() && twin.current().is_some_and(|end| end.sends_elsewhere()) {
+        ask_for_mark(entry, twin);
         let _ = take_mark(twin, fd);
+        tell_mark(entry, twin);
     }
 }

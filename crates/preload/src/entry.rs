@@ -166,7 +166,7 @@ impl Entry {
         match self.socket().and_then(|socket| socket.state.get()) {
             Some(State::Listener(_)) => fabric::unlisten(fd),
             Some(State::Twin(twin)) => {
-                twin.note_reset(fd);
+                twin.note_reset(self, fd);
                 if !twin.is_shared() {
                     unclaimed::settle_before_close(self);
                     short::keep(fd, self, twin);
@@ -266,7 +266,8 @@ impl Socket {
     }
 
     /// It listens: tells the driver, once in each process. Without a driver it is tried again with
-    /// later calls. Says whether the driver knows.
+    /// later calls. Says whether the driver
+    /// knows.
     pub(crate) fn join_listener(&self, fd: c_int) -> bool {
         let State::Listener(listener) = self.state.get_or_init(|| State::Listener(Listener::default()))
         else {
@@ -453,12 +454,15 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
         Some(true) => {}
     }
     match fabric::take(fd, false) {
-        Taken::None if connected.is_none() => return adopt(fd, None),
-        Taken::None => return None,
+        Taken::None | Taken::Departed if connected.is_none() => return adopt(fd, None),
+        Taken::None | Taken::Departed => return None,
         Taken::Twin(socket) => {
             // Another program may have wanted it.
             twin::may_linger();
-            attach_twin(fd, Twin::new(fd, socket, false).taken());
+            attach_twin(fd, Twin::new(fd, socket.clone(), false).taken());
+            if let Some(entry) = table::entry(fd).filter(|_| socket.is_taken_aside()) {
+                entry.twin().map(|twin| twin.go_on_aside(&entry, &socket));
+            }
         }
         // It came back to where it was sent from.
         Taken::Own => table::set(fd, &table::find_twin(address::cookie(fd)?)?).then_some(())?,

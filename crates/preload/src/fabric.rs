@@ -268,6 +268,8 @@ pub(crate) enum Taken {
     Twin(Arc<Socket>),
     /// It is this process's already.
     Own,
+    /// The connection has gone on in the kernel.
+    Departed,
     /// The connection has none, or none that can be had.
     None,
 }
@@ -304,6 +306,7 @@ fn take_now(fd: c_int, at_once: bool) -> Result<Taken, c_int> {
         }
         Ok(None) => Ok(Taken::None),
         Err(error) if error.errno() == libc::EALREADY => Ok(Taken::Own),
+        Err(error) if error.errno() == libc::EREMCHG => Ok(Taken::Departed),
         Err(error) => {
             note!("descriptor {fd}: the connection cannot be taken over: {error}");
             Err(error.errno())

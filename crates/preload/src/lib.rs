@@ -23,6 +23,7 @@ mod entry;
 mod epoll_set;
 mod fabric;
 mod fallback_cache;
+mod file_lock;
 mod gain;
 mod heap;
 mod hooks;

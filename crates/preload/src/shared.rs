@@ -20,6 +20,8 @@ const LOOK_AFTER_NS: i64 = 50_000_000;
 pub(crate) struct Slot {
     /// 0: free; otherwise the process that holds it, and [`WAITED`].
     lock: AtomicU32,
+    /// The same of who takes the mark off the kernel's connection.
+    marking: AtomicU32,
     owner: AtomicU32,
     /// Whether it is taken.
     taken: AtomicU32,
@@ -147,6 +149,7 @@ impl Slot {
             }
             if free || slot.inherit() {
                 slot.lock.store(0, Ordering::Relaxed);
+                slot.marking.store(0, Ordering::Relaxed);
                 slot.progress.copy(&Progress::default());
                 slot.owner.store(own_id(), Ordering::Release);
                 NEXT.store((first + step + 1) as u32, Ordering::Relaxed);
@@ -214,39 +217,48 @@ impl Slot {
         self.owner.store(own_id(), Ordering::Release);
     }
 
-    /// Locks it for this process, whose threads exclude each other on other grounds.
+    /// Locks it for this thread.
     pub(crate) fn lock(&self) -> Held<'_> {
-        let mut me = own_id();
-        let mut looks = 0;
-        loop {
-            match self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Held(self),
-                Err(holder) => self.wait_for(holder, &mut looks),
-            }
-            // Others may wait, too.
-            me |= WAITED;
-        }
+        hold(&self.lock)
     }
 
-    fn wait_for(&self, holder: u32, looks: &mut u32) {
-        let waited = holder | WAITED;
-        if holder != waited
-            && self.lock.compare_exchange(holder, waited, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
-            return;
+    /// The same for taking the mark off the kernel's connection, which may be done with or without the other lock.
+    pub(crate) fn lock_mark(&self) -> Held<'_> {
+        hold(&self.marking)
+    }
+}
+
+fn hold(word: &AtomicU32) -> Held<'_> {
+    let mut me = own_id();
+    let mut looks = 0;
+    loop {
+        match word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return Held(word),
+            Err(holder) => wait_for(word, holder, &mut looks),
         }
-        let limit = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AFTER_NS };
-        let word = self.lock.as_ptr() as usize;
-        let arguments = [word, libc::FUTEX_WAIT as usize, waited as usize, (&raw const limit) as usize, 0, 0];
-        // SAFETY: the word lives for good; the time is read only.
-        let result = unsafe { real::system_call(libc::SYS_futex, arguments) };
-        if result != -(libc::ETIMEDOUT as isize) {
-            return;
-        }
-        *looks += 1;
-        if !is_alive(holder & !WAITED) || is_foreign(holder & !WAITED) && *looks >= LOOKS_MAX {
-            let _ = self.lock.compare_exchange(waited, 0, Ordering::AcqRel, Ordering::Relaxed);
-        }
+        // Others may wait, too.
+        me |= WAITED;
+    }
+}
+
+fn wait_for(word: &AtomicU32, holder: u32, looks: &mut u32) {
+    let waited = holder | WAITED;
+    if holder != waited
+        && word.compare_exchange(holder, waited, Ordering::Relaxed, Ordering::Relaxed).is_err()
+    {
+        return;
+    }
+    let limit = libc::timespec { tv_sec: 0, tv_nsec: LOOK_AFTER_NS };
+    let place = word.as_ptr() as usize;
+    let arguments = [place, libc::FUTEX_WAIT as usize, waited as usize, (&raw const limit) as usize, 0, 0];
+    // SAFETY: the word lives for good; the time is read only.
+    let result = unsafe { real::system_call(libc::SYS_futex, arguments) };
+    if result != -(libc::ETIMEDOUT as isize) {
+        return;
+    }
+    *looks += 1;
+    if !is_alive(holder & !WAITED) || is_foreign(holder & !WAITED) && *looks >= LOOKS_MAX {
+        let _ = word.compare_exchange(waited, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
@@ -262,16 +274,16 @@ fn is_alive(process: u32) -> bool {
     is_foreign(process) || unsafe { libc::kill(number as i32, 0) == 0 || crate::call::errno() != libc::ESRCH }
 }
 
-/// A slot locked.
-pub(crate) struct Held<'a>(&'a Slot);
+/// One of a slot's locks, held.
+pub(crate) struct Held<'a>(&'a AtomicU32);
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if self.0.lock.swap(0, Ordering::Release) & WAITED == 0 {
+        if self.0.swap(0, Ordering::Release) & WAITED == 0 {
             return;
         }
-        let word = self.0.lock.as_ptr() as usize;
+        let place = self.0.as_ptr() as usize;
         // SAFETY: the word lives for good.
-        unsafe { real::system_call(libc::SYS_futex, [word, libc::FUTEX_WAKE as usize, 1, 0, 0, 0]) };
+        unsafe { real::system_call(libc::SYS_futex, [place, libc::FUTEX_WAKE as usize, 1, 0, 0, 0]) };
     }
 }

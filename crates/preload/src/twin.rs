@@ -80,6 +80,8 @@ pub(crate) struct Twin {
     lost: bool,
     /// Another process's, which may have had it in the middle of that.
     unsure: AtomicBool,
+    /// Another process had it that this one knows nothing of.
+    passed: AtomicBool,
     /// Received bytes that are lent to a pipe.
     pub(crate) lender: Arc<Lender>,
 }
@@ -185,13 +187,14 @@ impl Twin {
             times: 0,
             lost: false,
             unsure: AtomicBool::new(false),
+            passed: AtomicBool::new(false),
             lender: Arc::default(),
         }
     }
 
     /// One that a process has taken over which knows nothing of it.
     pub(crate) fn taken(self) -> Self {
-        Self { unsure: AtomicBool::new(true), ..self }
+        Self { unsure: AtomicBool::new(true), passed: AtomicBool::new(true), ..self }
     }
 
     /// One that comes back, and was away so often.
@@ -235,6 +238,7 @@ impl Twin {
             times: 0,
             lost: self.lost || self.window().is_some(),
             unsure: flag(&self.unsure),
+            passed: flag(&self.passed),
             lender: Arc::default(),
         }
     }
@@ -389,6 +393,16 @@ impl Twin {
         self.slot.get().is_some()
     }
 
+    /// Other processes hold it, or have held it.
+    pub(crate) fn is_passed(&self) -> bool {
+        self.is_shared() || self.passed.load(Ordering::Relaxed)
+    }
+
+    /// What the family of processes shares of it.
+    pub(crate) fn slot(&self) -> Option<&'static Slot> {
+        self.slot.get().copied()
+    }
+
     /// Now that it is in the table.
     pub(crate) fn register(&self, entry: &Arc<Entry>) {
         if lock(&self.unclaimed).is_some() {
@@ -403,6 +417,10 @@ impl Twin {
 
     /// The peer never came: the connection is the kernel's.
     pub(crate) fn abandon(&self) {
+        self.give_up(Socket::close);
+    }
+
+    fn give_up(&self, close: fn(&Arc<Socket>) -> pd_client::Result<()>) {
         self.lender.settle();
         self.abandoned.store(true, Ordering::Release);
         if let Some(socket) = self.socket.swap(None) {
@@ -411,7 +429,7 @@ impl Twin {
                 std::mem::forget(socket);
                 return;
             }
-            let _ = socket.close();
+            let _ = close(&socket);
         }
     }
 
@@ -425,7 +443,7 @@ impl Twin {
         if let Some(slot) = self.slot.get() {
             slot.let_go();
         }
-        self.abandon();
+        self.give_up(Socket::close_left);
     }
 
     /// The process has closed its last descriptor. If another process still holds one, the driver keeps
@@ -444,7 +462,7 @@ impl Twin {
     }
 
     /// Its last descriptor is about to be closed: who lingers for no time at all resets it, and so does who has not read all.
-    pub(crate) fn note_reset(&self, fd: c_int) {
+    pub(crate) fn note_reset(&self, entry: &Arc<Entry>, fd: c_int) {
         let lingers = || LINGERS.load(Ordering::Relaxed) && !self.unix && address::lingers_never(fd);
         if let (Some(back), Some(end)) = (self.window(), self.current()) {
             back.finish_receiving(&end);
@@ -455,7 +473,7 @@ impl Twin {
         if unread {
             aside::reset_with(fd, self);
         } else {
-            aside::before_close(fd, self);
+            aside::before_close(entry, fd, self);
         }
         if unread || lingers() {
             self.resets.store(true, Ordering::Relaxed);
@@ -496,7 +514,7 @@ impl Twin {
         if self.progress().is_over() {
             // Another process has had it go on in the kernel.
             drop(held);
-            aside::settle(entry, self);
+            aside::settle_if_free(entry, self);
             return Err(Failure::Kernel);
         }
         loop {
@@ -515,7 +533,15 @@ impl Twin {
                 Ok(result) => return Ok(result),
                 Err(_) if self.abandoned.load(Ordering::Acquire) => {}
                 // Another process has taken it that this one did not fork: it got the descriptor.
-                Err(error) if error.errno() == libc::ESTALE => self.take(entry, Some(socket))?,
+                Err(error) if error.errno() == libc::ESTALE => {
+                    self.passed.store(true, Ordering::Relaxed);
+                    self.take(entry, Some(socket))?;
+                    if self.progress().is_over() {
+                        drop(held);
+                        aside::settle_if_free(entry, self);
+                        return Err(Failure::Kernel);
+                    }
+                }
                 Err(error) => return Err(Failure::from(error)),
             }
         }
@@ -544,8 +570,13 @@ impl Twin {
             return Ok(());
         }
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-        let Taken::Twin(socket) = fabric::take(fd, true) else {
-            return Err(Failure::Errno(libc::ECONNRESET));
+        let socket = match fabric::take(fd, true) {
+            Taken::Twin(socket) => socket,
+            Taken::Departed => {
+                self.progress().is_over_elsewhere();
+                return Ok(());
+            }
+            _ => return Err(Failure::Errno(libc::ECONNRESET)),
         };
         note!("descriptor {fd}: took the connection over");
         if self.recv_shut.load(Ordering::Relaxed) {
@@ -559,6 +590,16 @@ impl Twin {
             let _ = earlier.close();
         }
         epoll_set::register_again(entry, &socket);
+        if socket.is_taken_aside() {
+            self.go_on_aside(entry, &socket)?;
+        }
+        Ok(())
+    }
+
+    /// Another process has had it leave, and this one has its end now.
+    pub(crate) fn go_on_aside(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
+        aside::taken_aside(entry, self, end)?;
+        epoll_set::stand(entry, end, self.stands());
         Ok(())
     }
 

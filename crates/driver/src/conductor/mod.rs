@@ -401,7 +401,9 @@ impl Conductor {
             self.services.close(chosen, connection.moved(), connection.twin.is_none());
         }
         Metrics::add(&self.metrics.connections_closed, 1);
-        let Some(Connection { sides, direct, twin, .. }) = self.connections.remove(index) else { return };
+        let Some(Connection { sides, direct, twin, tenants, .. }) = self.connections.remove(index) else {
+            return;
+        };
         if let Some(direct) = direct {
             self.close_direct(*direct);
         }
@@ -409,6 +411,7 @@ impl Conductor {
             self.release_slot(client, slot);
         }
         if let Some(mut twin) = twin {
+            self.twins.remember_departed(tenants, &twin);
             self.twins.forget(index, &mut twin);
         }
     }

@@ -14,8 +14,8 @@ use crate::service::Chosen;
 use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
-    Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_RESETS, RECEIVES_SHARED,
-    STEP_ASIDE_BY_CHOICE, STEP_ASIDE_UNMARKED,
+    Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_LEFT, CLOSE_RESETS,
+    RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN, STEP_ASIDE_UNMARKED,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -61,6 +61,9 @@ impl Conductor {
             }
             Operation::Close => {
                 if live {
+                    if request.value == CLOSE_LEFT {
+                        self.left_for_good(id, Slot::of(socket));
+                    }
                     let resets = request.value == CLOSE_RESETS;
                     self.close_socket(
                         id,
@@ -472,6 +475,14 @@ impl Conductor {
         Ok(done(socket))
     }
 
+    /// The connection of a twin has gone on in the kernel, in both directions.
+    fn left_for_good(&mut self, id: ClientId, slot: Slot) {
+        let Ok(Connected { connection, side, .. }) = self.connected(id, slot) else { return };
+        if let Some(twin) = self.connections.get_mut(connection).and_then(|entry| entry.twin.as_mut()) {
+            twin.is_over(side);
+        }
+    }
+
     /// The connection of a twin goes on in the kernel, unless that is its client's choice and not the policy's.
     fn step_aside(
         &mut self,
@@ -481,7 +492,7 @@ impl Conductor {
     ) -> Result<(), Errno> {
         let mover = self.client(client).ok_or(Errno::BADF)?.mover_of(channel);
         let Connected { connection, side, .. } = self.connected(client, Slot::of(socket))?;
-        if request.value == STEP_ASIDE_BY_CHOICE && self.is_mediated_by_policy(connection) {
+        if request.value & STEP_ASIDE_BY_CHOICE != 0 && self.is_mediated_by_policy(connection) {
             return Err(Errno::ACCESS);
         }
         let Some(entry) = self.connections.get_mut(connection) else {
@@ -489,7 +500,12 @@ impl Conductor {
         };
         let movers = entry.movers;
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
-        let unmarked = request.value == STEP_ASIDE_UNMARKED;
+        if request.value == STEP_ASIDE_MARK_TAKEN {
+            twin.mark_taken(side);
+            self.answer((client, channel), socket, request.tag, Ok(done(socket)));
+            return Ok(());
+        }
+        let unmarked = request.value & STEP_ASIDE_UNMARKED != 0;
         let learnt = twin.step_aside(side, unmarked).ok_or(Errno::NOTCONN)?;
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let finish =

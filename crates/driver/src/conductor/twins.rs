@@ -32,8 +32,9 @@ use crate::metrics::Metrics;
 use crate::service::Chosen;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
-use pd_abi::{PEER_LEFT, PEER_UNMARKED};
+use pd_abi::{LEFT_BEFORE, PEER_LEFT, PEER_UNMARKED, UNMARKED};
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,11 +51,16 @@ pub struct Twins {
     /// Network namespace of each TCP socket of a claimed connection, by cookie.
     namespaces: HashMap<u64, NamespaceId>,
     parked: Vec<(ConnectionId, Side)>,
+    /// Sockets whose connections have gone on in the kernel, where several clients have had them: the last ones of each tenant.
+    departed: HashMap<TenantId, VecDeque<End>>,
     look_at: Option<Duration>,
     diags: HashMap<NamespaceId, SocketDiag>,
     /// Lines that nobody reads: the other end of connections that nobody has claimed.
     nobody: Arc<ClientMemory>,
 }
+
+/// Sockets of a tenant that are remembered after their twins.
+const DEPARTED_MAX: usize = 256;
 
 /// What both sides know of a connection before they know each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,10 +91,14 @@ pub struct Twin {
     claimed: bool,
     /// Its connection is the kernel's alone.
     withdrawn: bool,
-    /// Sides that go on in the kernel: nobody will want them any more.
+    /// Sides that go on in the kernel.
     aside: [bool; 2],
-    /// The one that left first wants no mark over the kernel's connection.
-    unmarked: bool,
+    /// The same, and they have received all: nobody will want them any more.
+    over: [bool; 2],
+    /// Sides to which no mark comes over the kernel's connection.
+    unmarked: [bool; 2],
+    /// Sides that more than one client has had. Their processes know nothing of each other.
+    passed: [bool; 2],
     /// What the claimer learns if the other side has ended: its sends reach nobody.
     send_end: Option<u32>,
 }
@@ -134,21 +144,43 @@ impl Twin {
         sides.map(|(held, _)| held.inode).filter(|&inode| inode != 0)
     }
 
-    /// One side goes on in the kernel; `unmarked`: it wants no mark, if it is the first. Returns what it learns of the other one
-    /// ([`PEER_LEFT`], [`PEER_UNMARKED`]); none: it cannot, for the two are not both here.
+    /// One side goes on in the kernel; `unmarked`: it wants no mark, if it is the first. Returns what it learns of the two
+    /// ([`PEER_LEFT`] and others); none: it cannot, for the two are not both here.
+    ///
+    /// A mark is taken off once. Of processes that know nothing of each other none could tell whether it was, so a side that several
+    /// have had gets none.
     pub(super) fn step_aside(&mut self, side: Side, unmarked: bool) -> Option<u64> {
         if !self.claimed {
             return None;
         }
-        if !self.aside[side.other()] {
-            self.unmarked = unmarked;
+        let other = side.other();
+        let again = std::mem::replace(&mut self.aside[side], true);
+        if !again && !self.aside[other] {
+            self.unmarked[side] = unmarked;
+            self.unmarked[other] = self.passed[other];
         }
-        self.aside[side] = true;
-        Some(match (self.aside[side.other()], self.unmarked) {
-            (false, _) => 0,
-            (true, false) => PEER_LEFT,
-            (true, true) => PEER_LEFT | PEER_UNMARKED,
-        })
+        let learnt = [
+            (again, LEFT_BEFORE),
+            (self.aside[other], PEER_LEFT),
+            (self.unmarked[other], PEER_UNMARKED),
+            (self.unmarked[side], UNMARKED),
+        ];
+        Some(learnt.into_iter().filter(|(is, _)| *is).fold(0, |all, (_, bit)| all | bit))
+    }
+
+    /// The mark has been taken off on a side.
+    pub(super) fn mark_taken(&mut self, side: Side) {
+        self.unmarked[side] = true;
+    }
+
+    /// Whether the flow that starts at a side ends with its going on in the kernel.
+    pub(super) fn is_aside(&self, side: Side) -> bool {
+        self.aside[side]
+    }
+
+    /// A side has received all, and is the kernel's.
+    pub(super) fn is_over(&mut self, side: Side) {
+        self.over[side] = self.aside[side];
     }
 }
 
@@ -176,6 +208,7 @@ impl Twins {
             ends: HashMap::default(),
             namespaces: HashMap::default(),
             parked: Vec::new(),
+            departed: HashMap::default(),
             look_at: None,
             diags: HashMap::default(),
             nobody: Arc::new(nobody),
@@ -211,6 +244,23 @@ impl Twins {
     /// The oldest unclaimed connection of a name that is one's own.
     pub(super) fn first_unclaimed(&self, key: &Key) -> Option<ConnectionId> {
         self.unclaimed.get(key)?.first().copied()
+    }
+
+    /// Remembers which sides of a connection that is over have gone on in the kernel, for clients that had them before.
+    pub(super) fn remember_departed(&mut self, tenants: [TenantId; 2], twin: &Twin) {
+        for side in Side::BOTH {
+            if twin.over[side] && twin.passed[side] {
+                let list = self.departed.entry(tenants[side]).or_default();
+                if list.len() == DEPARTED_MAX {
+                    list.pop_front();
+                }
+                list.push_back(twin.sides[side].end());
+            }
+        }
+    }
+
+    fn has_departed(&self, tenant: TenantId, end: End) -> bool {
+        self.departed.get(&tenant).is_some_and(|list| list.contains(&end))
     }
 
     /// A connection is over.
@@ -380,7 +430,9 @@ impl Conductor {
                 claimed: false,
                 withdrawn: false,
                 aside: [false; 2],
-                unmarked: false,
+                over: [false; 2],
+                unmarked: [false; 2],
+                passed: [false; 2],
                 send_end: None,
             })),
             // Perhaps when both ends are there.

@@ -16,7 +16,7 @@ use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
 use crate::memory::Remainder;
 use crate::messages::{Endpoint, Former, Gone, Leave, Parted, Ring, ToConductor, ToMover};
-use pd_abi::layout::{direct, moved, socket_status, ENDED};
+use pd_abi::layout::{direct, moved, socket_status, ELSEWHERE, ENDED};
 use pd_shm::wait::Waker;
 use pd_shm::Mapping;
 use rustix::io::Errno;
@@ -293,12 +293,12 @@ impl Mover {
 
     /// Flow `id` delivers to another client's socket from now on.
     pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Parted) {
-        let Parted { former, left, remainder, .. } = parted;
+        let Parted { former, left, remainder, end, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
             self.let_go(former);
             // It is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
-            memory.publish_u32(slot, socket_status::RECV_END, ENDED);
+            memory.publish_u32(slot, socket_status::RECV_END, if end == 0 { ENDED } else { end });
             Waker::default().wake_always(&memory.recv_wait(slot));
             self.ready_at((destination.mover, destination.client, slot));
             return;
@@ -384,11 +384,19 @@ impl Mover {
         let Some(flow) = self.flows.get(id) else {
             self.let_go(parted.former);
             let (memory, slot) = (&source.memory, source.slot);
-            memory.publish_u32(slot, socket_status::SEND_END, ENDED);
+            memory.publish_u32(
+                slot,
+                socket_status::SEND_END,
+                if parted.end == 0 { ENDED } else { parted.end },
+            );
             Waker::default().wake_always(&memory.send_wait(slot));
             return;
         };
         let former = flow.last_sender().clone();
+        if parted.end == ELSEWHERE {
+            // As the former one has learnt, or would have with its next send.
+            source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
+        }
         let stale = Errno::STALE.raw_os_error() as u16;
         // It sees the word before it posts, or what it has posted is seen here.
         former.memory.publish_u32(former.slot, socket_status::SEND_END, moved::word(stale, None));

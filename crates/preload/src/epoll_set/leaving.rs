@@ -45,7 +45,8 @@ pub(super) fn told(instance: Option<&Arc<Entry>>, event: epoll_event) -> Told {
     else {
         return Told::Other;
     };
-    let told = entry.twin().map_or(event.events, |twin| aside::told_by_kernel(twin, fd, event.events));
+    let told =
+        entry.twin().map_or(event.events, |twin| aside::told_by_kernel(&entry, twin, fd, event.events));
     if told != 0 {
         return Told::Program(epoll_event { events: told, u64: data });
     }

@@ -180,7 +180,7 @@ impl Member {
     fn of_kernel(&self, kernel: &mut pollfd) {
         if let Some(twin) = self.entry.twin().filter(|_| kernel.fd >= 0 && kernel.revents != 0) {
             let told = u32::from(kernel.revents as u16);
-            kernel.revents = aside::told_by_kernel(twin, kernel.fd, told) as i16;
+            kernel.revents = aside::told_by_kernel(&self.entry, twin, kernel.fd, told) as i16;
         }
     }
 }

@@ -5,9 +5,10 @@
 //! The driver gives a connection to one of the processes that share a listener, and it waits there until that process accepts. So
 //! such a process takes connections from when it has accepted one while it had another: it does not serve one after the other.
 use super::{open_to_new, Names, Spare};
-use crate::call::{errno, interrupts, set_errno, Failure, Outcome, AGAIN};
+use crate::call::{errno, interrupts, Failure, Outcome, AGAIN};
 use crate::entry::{self, Entry, State};
 use crate::epoll_set;
+use crate::file_lock::FileLock;
 use crate::hooks::poll::sleep_on;
 use crate::log::note;
 use crate::twin::Twin;
@@ -326,34 +327,6 @@ unsafe fn accept_kernel(
     match errno() {
         libc::EAGAIN => Ok(None),
         failed => Err(Failure::Errno(failed)),
-    }
-}
-
-/// A lock between processes that share a descriptor, which ends with its holder.
-struct FileLock(c_int);
-
-impl FileLock {
-    fn new(fd: c_int) -> Self {
-        // Refused only where the kernel has no memory for it; then there is none.
-        while Self::set(fd, libc::F_WRLCK) < 0 && errno() == libc::EINTR {}
-        Self(fd)
-    }
-
-    fn set(fd: c_int, kind: c_int) -> c_int {
-        // SAFETY: zeroes are a value of the type; the call reads it.
-        unsafe {
-            let mut lock: libc::flock = std::mem::zeroed();
-            lock.l_type = kind as libc::c_short;
-            real::fcntl(fd, libc::F_SETLKW, (&raw const lock).expose_provenance() as libc::c_ulong)
-        }
-    }
-}
-
-impl Drop for FileLock {
-    fn drop(&mut self) {
-        let before = errno();
-        Self::set(self.0, libc::F_UNLCK);
-        set_errno(before);
     }
 }
 

@@ -56,7 +56,7 @@ impl Conductor {
         let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
             return false;
         };
-        if twin.withdrawn || twin.aside[side] {
+        if twin.withdrawn || twin.over[side] {
             return false;
         }
         let Held { namespace, wanted, inode, unix } = twin.sides[side];

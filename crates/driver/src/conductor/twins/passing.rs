@@ -7,7 +7,8 @@ use crate::conductor::Conductor;
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::kernel_socket::Wanted;
 use crate::messages::{Endpoint, Former, Parted, ToMover};
-use pd_abi::TwinRequest;
+use pd_abi::layout::{ELSEWHERE, ENDED};
+use pd_abi::{TwinRequest, TAKEN_ASIDE};
 use rustix::io::Errno;
 
 impl Conductor {
@@ -17,9 +18,18 @@ impl Conductor {
             true => self.unix_held(id, asked)?,
             false => self.tcp_held(id, asked)?,
         };
-        let &(index, side) = self.twins.ends.get(&held.end()).ok_or(Errno::NOENT)?;
+        let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
+        let none = match self.twins.has_departed(tenant, held.end()) {
+            true => Errno::REMCHG,
+            false => Errno::NOENT,
+        };
+        let &(index, side) = self.twins.ends.get(&held.end()).ok_or(none)?;
         let Some(connection) = self.connections.get(index) else { return Err(Errno::NOENT) };
-        let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
+        let twin = connection.twin.as_ref().ok_or(Errno::NOENT)?;
+        let (known, is_aside) = (twin.sides[side], twin.aside[side]);
+        if twin.over[side] {
+            return Err(Errno::REMCHG);
+        }
         if (known.end(), known.inode) != (held.end(), held.inode) {
             return Err(Errno::NOENT);
         }
@@ -48,6 +58,9 @@ impl Conductor {
         let (slot, generation) = self.open_slot(id, socket)?;
         let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
         self.befall(index, side, Event::Taken);
+        if let Some(twin) = self.connections.get_mut(index).and_then(|connection| connection.twin.as_mut()) {
+            twin.passed[side] = true;
+        }
         self.move_side(index, side, endpoint, Some((id, slot)));
         self.twins.parked.retain(|parked| *parked != (index, side));
         if let Some((owner, slot)) = former {
@@ -56,7 +69,8 @@ impl Conductor {
                 socket.state = SocketState::Closing(None);
             }
         }
-        Ok(done(slot.socket(generation)).with_number(send_ring_bytes))
+        let aside = if is_aside { TAKEN_ASIDE } else { 0 };
+        Ok(done(slot.socket(generation)).with_number(send_ring_bytes | aside))
     }
 
     /// The kernel's TCP socket that the client holds, if it has a twin. The process may have gone into another network namespace since it
@@ -66,7 +80,12 @@ impl Conductor {
         let own = self.namespace(id)?;
         let end_in = |namespace| self.twins.ends.get(&End::Tcp(namespace, asked.cookie));
         let found = end_in(own).or_else(|| end_in(*self.twins.namespaces.get(&asked.cookie)?));
-        let &(index, side) = found.ok_or(Errno::NOENT)?;
+        let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
+        let &(index, side) =
+            found.ok_or(match self.twins.has_departed(tenant, End::Tcp(own, asked.cookie)) {
+                true => Errno::REMCHG,
+                false => Errno::NOENT,
+            })?;
         let connection = self.connection(index).ok_or(Errno::NOENT)?;
         let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
         let tenant = connection.tenants[side];
@@ -93,6 +112,8 @@ impl Conductor {
         let owned = std::mem::replace(&mut connection.sides[side], owner);
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.claimed);
+        let peer_is_aside = connection.twin.as_ref().is_some_and(|twin| twin.is_aside(side.other()));
+        let end = if peer_is_aside { ELSEWHERE } else { ENDED };
         let former = owned.and_then(|(client, slot)| {
             let state = self.client_mut(client)?;
             state.socket_mut(slot)?.flows_left = 1 + u8::from(claimed);
@@ -106,7 +127,7 @@ impl Conductor {
                 ToMover::Retarget {
                     flow: incoming,
                     destination: to.clone(),
-                    parted: Some(Box::new(Parted { former, left, remainder, ..Parted::default() })),
+                    parted: Some(Box::new(Parted { former, left, remainder, end, ..Parted::default() })),
                 },
             );
         }
@@ -115,7 +136,14 @@ impl Conductor {
             ToMover::HandOver {
                 flow: outgoing,
                 source: to,
-                parted: Box::new(Parted { former, held, leave, unclaimed: !claimed, ..Parted::default() }),
+                parted: Box::new(Parted {
+                    former,
+                    held,
+                    leave,
+                    unclaimed: !claimed,
+                    end,
+                    ..Parted::default()
+                }),
             },
         );
     }
