@@ -362,6 +362,8 @@
 #define PD_ABI_REASON_SANDBOX 22ull
 /* the driver did not let the process in ([attach] of its policy) */
 #define PD_ABI_REASON_NOT_LET_IN 23ull
+/* several processes use it in turn */
+#define PD_ABI_REASON_SHARED 24ull
 
 /* Commands of an engine. */
 /* Copy data_len bytes from src_addr to dst_addr. */

@@ -98,6 +98,8 @@ reasons! {
     Sandbox = 22, "sandbox", "the program has forbidden itself system calls";
     /// `EACCES` when the process attached.
     NotLetIn = 23, "not_let_in", "the driver did not let the process in ([attach] of its policy)";
+    /// Several processes use the connection, and each move to another costs more than it gains.
+    Shared = 24, "shared", "several processes use it in turn";
 }
 
 impl KernelReason {

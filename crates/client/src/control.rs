@@ -35,6 +35,8 @@ pub enum Departure {
     ByChoice,
     /// This side looks at both streams by itself: a peer that follows marks nothing.
     Unmarked,
+    /// The same, and the kernel would only be faster.
+    UnmarkedByChoice,
 }
 
 /// Answer to a departure.
@@ -389,6 +391,7 @@ impl Socket {
             Departure::Marked => 0,
             Departure::ByChoice => STEP_ASIDE_BY_CHOICE,
             Departure::Unmarked => STEP_ASIDE_UNMARKED,
+            Departure::UnmarkedByChoice => STEP_ASIDE_UNMARKED | STEP_ASIDE_BY_CHOICE,
         };
         let request = Request { value, ..control.link.request(Operation::StepAside) };
         let answer = control.call(request, || "cannot leave the fabric".to_owned());

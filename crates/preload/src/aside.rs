@@ -119,7 +119,7 @@ pub(crate) fn lacks_means(failure: Failure) -> bool {
 
 /// Has a connection leave, for a reason. What is sent after this is the kernel's. False: it has to stay.
 pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool {
-    let by_choice = why == KernelReason::SmallTalk;
+    let by_choice = matches!(why, KernelReason::SmallTalk | KernelReason::Shared);
     if twin.names.is_some() || by_choice && twin.window().is_some() {
         return false;
     }
@@ -154,7 +154,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         // What goes over the kernel already goes on there.
         let marks = left.marks && twin.back.as_ref().is_none_or(|back| back.sends());
         if marks && !twin.send_shut.load(Ordering::Relaxed) && !fails {
-            let returns = (by_choice || why == KernelReason::PeerLeft) && twin.is_sole();
+            let returns = (why == KernelReason::SmallTalk || why == KernelReason::PeerLeft) && twin.is_sole();
             let mark = [if returns { MARK_BRIEF } else { MARK }];
             // Nothing was sent there before: there is room. One that fails tells the next call.
             // SAFETY: sends from a slice.
@@ -184,6 +184,8 @@ fn departure(twin: &Twin, why: KernelReason) -> Departure {
     };
     match why {
         KernelReason::SmallTalk => Departure::ByChoice,
+        KernelReason::Shared if waits_in_kernel() => Departure::ByChoice,
+        KernelReason::Shared => Departure::UnmarkedByChoice,
         _ if twin.is_passed() && twin.window().is_none() && !waits_in_kernel() => Departure::Unmarked,
         // Of AF_UNIX an unread mark is what resets the connection.
         _ if twin.unix || twin.window().is_some() || waits_in_kernel() => Departure::Marked,

@@ -23,6 +23,8 @@ pub(crate) struct Slot {
     /// The same of who takes the mark off the kernel's connection.
     marking: AtomicU32,
     owner: AtomicU32,
+    /// Times in a row that it went to another process for little.
+    turns: AtomicU32,
     /// Whether it is taken.
     taken: AtomicU32,
     /// Children that are being forked and do not stand in `holders` yet.
@@ -150,6 +152,7 @@ impl Slot {
             if free || slot.inherit() {
                 slot.lock.store(0, Ordering::Relaxed);
                 slot.marking.store(0, Ordering::Relaxed);
+                slot.turns.store(0, Ordering::Relaxed);
                 slot.progress.copy(&Progress::default());
                 slot.owner.store(own_id(), Ordering::Release);
                 NEXT.store((first + step + 1) as u32, Ordering::Relaxed);
@@ -225,6 +228,11 @@ impl Slot {
     /// The same for taking the mark off the kernel's connection, which may be done with or without the other lock.
     pub(crate) fn lock_mark(&self) -> Held<'_> {
         hold(&self.marking)
+    }
+
+    /// Counts of moves to other processes.
+    pub(crate) fn turns(&self) -> &AtomicU32 {
+        &self.turns
     }
 }
 

@@ -29,6 +29,11 @@ const PEEK_EVERY: Duration = Duration::from_micros(50);
 /// How long a process waits for one that has the end before it takes it.
 const TAKE_EVERY: Duration = Duration::from_millis(5);
 
+/// Moves of a connection to another process, each after few bytes, after which it goes on in the kernel.
+const TURNS_MAX: u32 = 8;
+/// As many bytes are worth a move.
+const TURN_BYTES: u64 = 512 << 10;
+
 /// Who asks for buffers smaller than this gets small rings, and so learns early that the peer is slow. The
 /// kernel cuts larger wishes to less than rings are by default.
 const BUFFER_BYTES_SMALL: c_int = 128 << 10;
@@ -82,6 +87,10 @@ pub(crate) struct Twin {
     unsure: AtomicBool,
     /// Another process had it that this one knows nothing of.
     passed: AtomicBool,
+    /// Times in a row that it went to another process for little, where there is no slot.
+    turns: AtomicU32,
+    /// That was too often.
+    turns_too_often: AtomicBool,
     /// Received bytes that are lent to a pipe.
     pub(crate) lender: Arc<Lender>,
 }
@@ -188,6 +197,8 @@ impl Twin {
             lost: false,
             unsure: AtomicBool::new(false),
             passed: AtomicBool::new(false),
+            turns: AtomicU32::new(0),
+            turns_too_often: AtomicBool::new(false),
             lender: Arc::default(),
         }
     }
@@ -239,6 +250,8 @@ impl Twin {
             lost: self.lost || self.window().is_some(),
             unsure: flag(&self.unsure),
             passed: flag(&self.passed),
+            turns: AtomicU32::new(0),
+            turns_too_often: AtomicBool::new(false),
             lender: Arc::default(),
         }
     }
@@ -586,7 +599,9 @@ impl Twin {
             socket.look_always();
         }
         // The earlier end, if there was one, has passed on.
-        if let Some(earlier) = self.socket.swap(Some(socket.clone())) {
+        let earlier = self.socket.swap(Some(socket.clone()));
+        self.count_turn(earlier.as_deref());
+        if let Some(earlier) = earlier {
             let _ = earlier.close();
         }
         epoll_set::register_again(entry, &socket);
@@ -601,6 +616,32 @@ impl Twin {
         aside::taken_aside(entry, self, end)?;
         epoll_set::stand(entry, end, self.stands());
         Ok(())
+    }
+
+    /// It has come from another process; this one had it before as `earlier`.
+    fn count_turn(&self, earlier: Option<&Socket>) {
+        let turns = self.slot.get().map_or(&self.turns, |slot| slot.turns());
+        if earlier.is_some_and(|earlier| earlier.carried().1 >= TURN_BYTES) {
+            turns.store(0, Ordering::Relaxed);
+        } else if turns.fetch_add(1, Ordering::Relaxed) + 1 >= TURNS_MAX {
+            self.turns_too_often.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A call has used the fabric end: one that goes from process to process too often leaves for good. One that the policy keeps is asked
+    /// about again after as many moves.
+    #[inline]
+    fn used_in_turn(&self, entry: &Arc<Entry>) {
+        if self.turns_too_often.load(Ordering::Relaxed) {
+            self.leave_turns(entry);
+        }
+    }
+
+    #[cold]
+    fn leave_turns(&self, entry: &Arc<Entry>) {
+        self.turns_too_often.store(false, Ordering::Relaxed);
+        self.slot.get().map_or(&self.turns, |slot| slot.turns()).store(0, Ordering::Relaxed);
+        aside::leave(entry, self, KernelReason::Shared);
     }
 
     /// Waits once, at most until the socket's time is over.
@@ -820,6 +861,7 @@ impl Twin {
                     received += part;
                     if part == 0 || received >= least {
                         unseen::used(entry, self);
+                        self.used_in_turn(entry);
                         // An AF_UNIX message with descriptors is received by a call of its own.
                         let joins = part > 0 && received < wanted && !self.unix;
                         if joins && self.progress().sends() && self.ends_elsewhere(0) {
@@ -1030,6 +1072,7 @@ impl Twin {
     /// After a send: the peer may have left the fabric.
     #[inline]
     fn follow(&self, entry: &Arc<Entry>) {
+        self.used_in_turn(entry);
         if let Some(socket) = self.socket.load().as_ref() {
             aside::follow(entry, self, socket);
         }

@@ -23,3 +23,68 @@ fn heirs_of_a_connection_go_on_with_it() {
         assert!(site.connections() > before, "{preload}: none on the fabric");
     }
 }
+
+/// Echoes what comes in capitals, by two processes in turn; a process that ends serves the last part of some.
+const IN_TURN: &str = "
+import os, socket, sys
+turns = int(sys.argv[2])
+listener = socket.create_server(('', int(sys.argv[1])))
+print('ready', flush=True)
+while True:
+    connection = listener.accept()[0]
+    there, back = os.pipe(), os.pipe()
+    child = os.fork()
+    mine, other = (there[0], back[1]) if child == 0 else (back[0], there[1])
+    for turn in range(turns):
+        if child == 0 or turn > 0: os.read(mine, 1)
+        connection.sendall(connection.recv(100).upper())
+        os.write(other, b'x')
+    if child == 0: os._exit(0)
+    os.waitpid(child, 0)
+    connection.close()
+    for end in there + back: os.close(end)
+";
+
+const ASKS_IN_TURN: &str = "
+import socket, sys
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+for turn in range(2 * int(sys.argv[3])):
+    connection.sendall(b'turn %d' % turn)
+    assert connection.recv(100) == b'TURN %d' % turn, turn
+assert connection.recv(100) == b''
+print('all turns', flush=True)
+";
+
+/// Each move is a request to the driver, so that the kernel is sooner; where the policy has the driver move the bytes it stays.
+#[test]
+fn a_connection_that_processes_use_in_turn_goes_on_in_the_kernel() {
+    let site = Site::new(179);
+    let ip = site.address(2);
+    for (with, is_left) in [(With::Library, true), (With::Mediated, false)] {
+        let _ = std::fs::remove_file(site.log());
+        let running = site.serve(with, &["python3", "-c", IN_TURN, PORT, "40"]);
+        let answer = site.answer(with, &["python3", "-c", ASKS_IN_TURN, &ip, PORT, "40"]);
+        drop(running);
+        assert_eq!(answer, "all turns\n");
+        let said = std::fs::read_to_string(site.log()).unwrap();
+        let moves = said.matches("took the connection over").count();
+        assert_eq!(
+            said.matches("leaves the fabric: several processes use it in turn").count() > 0,
+            is_left,
+            "{said}"
+        );
+        assert_eq!(moves < 20, is_left, "{moves} moves\n{said}");
+    }
+}
+
+/// Few turns are no reason.
+#[test]
+fn a_connection_that_a_child_takes_over_stays_on_the_fabric() {
+    let site = Site::new(180);
+    let running = site.serve(With::Library, &["python3", "-c", IN_TURN, PORT, "2"]);
+    let answer = site.answer(With::Library, &["python3", "-c", ASKS_IN_TURN, &site.address(2), PORT, "2"]);
+    drop(running);
+    assert_eq!(answer, "all turns\n");
+    let said = std::fs::read_to_string(site.log()).unwrap();
+    assert!(said.contains("took the connection over") && !said.contains("leaves the fabric"), "{said}");
+}
