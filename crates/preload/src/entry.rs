@@ -58,6 +58,8 @@ pub(crate) enum State {
 pub(crate) struct Listener {
     /// This process has told the driver.
     joined: AtomicBool,
+    /// The driver has refused that. Another process may speak for the same socket, so that twins may come all the same.
+    refused: AtomicBool,
     /// Whether anybody is seen to wait for it.
     pub(crate) attention: Attention,
     /// What of it is the fabric's own.
@@ -266,8 +268,7 @@ impl Socket {
     }
 
     /// It listens: tells the driver, once in each process. Without a driver it is tried again with
-    /// later calls. Says whether the driver
-    /// knows.
+    /// later calls. Says whether what is accepted may have a twin.
     pub(crate) fn join_listener(&self, fd: c_int) -> bool {
         let State::Listener(listener) = self.state.get_or_init(|| State::Listener(Listener::default()))
         else {
@@ -282,10 +283,20 @@ impl Socket {
             // Some may have been made towards it.
             return true;
         }
-        if !joined && fabric::listen(fd) {
-            listener.joined.store(true, Ordering::Relaxed);
+        if !joined {
+            let (joined, refused) = match fabric::listen(fd) {
+                Ok(joined) => (joined, false),
+                Err(_) => (false, true),
+            };
+            listener.joined.store(joined, Ordering::Relaxed);
+            listener.refused.store(refused, Ordering::Relaxed);
         }
-        listener.joined.load(Ordering::Relaxed)
+        listener.joined.load(Ordering::Relaxed) || listener.refused.load(Ordering::Relaxed)
+    }
+
+    /// Of a listener that this process may not speak for: twins of what it accepts are to be asked for one by one.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.state(), Some(State::Listener(listener)) if listener.refused.load(Ordering::Relaxed))
     }
 }
 

@@ -176,18 +176,15 @@ pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog:
     }
 }
 
-/// The kernel listener also takes connections with twins. False if that cannot be, for now.
-pub(crate) fn listen(fd: c_int) -> bool {
+/// The kernel listener also takes connections with twins. False if that cannot be, for now; the driver's errno if it refuses.
+pub(crate) fn listen(fd: c_int) -> Result<bool, c_int> {
     if unavailable().is_some() {
-        return false;
+        return Ok(false);
     }
-    match twin::listen(borrow(fd)) {
-        Ok(()) => true,
-        Err(error) => {
-            note!("descriptor {fd} listens on kernel TCP only: {error}");
-            false
-        }
-    }
+    twin::listen(borrow(fd)).map(|()| true).map_err(|error| {
+        note!("descriptor {fd} listens on kernel TCP only: {error}");
+        error.errno()
+    })
 }
 
 /// The listener is about to be closed in this process.
@@ -244,12 +241,13 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>, NoTwin> 
     }
 }
 
-/// The twin that came with an accepted connection, if one did.
-pub(crate) fn claim(fd: c_int) -> Result<Arc<Socket>, KernelReason> {
+/// The twin that came with an accepted connection, if one did. `is_told`: the driver tells when there may be one.
+pub(crate) fn claim(fd: c_int, is_told: bool) -> Result<Arc<Socket>, KernelReason> {
     if heap::is_low() {
         return Err(KernelReason::NoMemory);
     }
-    match twin::claim(borrow(fd)) {
+    let claimed = if is_told { twin::claim(borrow(fd)) } else { twin::claim_again(borrow(fd)) };
+    match claimed {
         Ok(socket) => {
             let socket = socket.ok_or(KernelReason::PeerPlain)?;
             socket.set_nonblocking(true);

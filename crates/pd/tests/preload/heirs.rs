@@ -88,3 +88,35 @@ fn a_connection_that_a_child_takes_over_stays_on_the_fabric() {
     let said = std::fs::read_to_string(site.log()).unwrap();
     assert!(said.contains("took the connection over") && !said.contains("leaves the fabric"), "{said}");
 }
+
+/// A process may speak for 1,024 listeners. Of a further one that another process speaks for it claims what it accepts all the same.
+#[test]
+fn who_may_not_speak_for_a_listener_takes_its_connections_at_once() {
+    const SERVER: &str = "
+import os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+listener = socket.create_server(('', int(sys.argv[1])))
+if os.fork(): os.wait()
+more = [socket.create_server(('', 0), backlog=1) for number in range(1030)]
+print('ready', flush=True)
+while True:
+    connection = listener.accept()[0]
+    connection.sendall(connection.recv(100).upper())
+    connection.close()
+";
+    const CLIENT: &str = "
+import socket, sys
+for number in range(5):
+    connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+    connection.sendall(b'right')
+    print(connection.recv(100).decode(), flush=True)
+";
+    let site = Site::new(183);
+    let _server = site.serve(With::Library, &["python3", "-c", SERVER, PORT]);
+    let answer = site.answer(With::Library, &["python3", "-c", CLIENT, &site.address(2), PORT]);
+    assert_eq!(answer, "RIGHT\n".repeat(5));
+    let said = std::fs::read_to_string(site.log()).unwrap();
+    assert!(said.contains("listens on kernel TCP only"), "{said}");
+    assert!(!said.contains("nobody took the connection"), "{said}");
+    assert_eq!(said.matches("accepted on the fabric").count(), 5, "{said}");
+}

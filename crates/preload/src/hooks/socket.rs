@@ -323,7 +323,7 @@ fn listens(fd: c_int, entry: &Arc<Entry>) {
     socket.join_listener(fd);
 }
 
-/// Before a listener is used: a forked child tells the driver for itself. Says whether the driver knows.
+/// Before a listener is used: a forked child tells the driver for itself. Says whether what is accepted may have a twin.
 pub(crate) fn look_at_listener(fd: c_int) -> bool {
     let Some(entry) = entry::find(fd) else { return false };
     let Some(socket) = entry.socket() else { return false };
@@ -335,7 +335,8 @@ pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
     if !joined {
         return;
     }
-    match fabric::claim(fd) {
+    let is_refused = table::entry(from).is_some_and(|it| it.socket().is_some_and(|it| it.is_refused()));
+    match fabric::claim(fd, !is_refused) {
         Ok(socket) => {
             note!("descriptor {fd}: accepted on the fabric");
             attach_twin(fd, Twin::new(fd, socket, false));
