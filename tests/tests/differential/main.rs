@@ -1,10 +1,11 @@
 //! Programs that come from a seed, under the preload library: two processes each, on the loopback address or a file.
 //! [`calls`] makes calls of all kinds, whose results have to be the kernel's. [`restless`] only ever makes calls that do
-//! not wait; all that it sends has to arrive. [`tides`] has connections that leave the fabric and come back. Needs gcc.
+//! not wait; all that it sends has to arrive. [`tides`] has connections that leave the fabric and come back, [`family`] some that go from process to process. Needs gcc.
 //!
 //! A seed that fails is printed with the command that runs it alone. `PD_SEEDS=FIRST+COUNT` says which are run.
 
 mod calls;
+mod family;
 mod restless;
 mod tides;
 
