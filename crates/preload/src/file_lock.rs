@@ -1,5 +1,4 @@
 //! A lock in the kernel's file of a socket.
-use crate::call::{errno, set_errno};
 use crate::real;
 use libc::c_int;
 
@@ -9,7 +8,9 @@ pub(crate) struct FileLock(c_int);
 impl FileLock {
     pub(crate) fn new(fd: c_int) -> Self {
         // Refused only where the kernel has no memory for it; then there is none.
-        while Self::set(fd, libc::F_WRLCK) < 0 && errno() == libc::EINTR {}
+        while Self::set(fd, libc::F_WRLCK) < 0
+            && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR)
+        {}
         Self(fd)
     }
 
@@ -25,8 +26,12 @@ impl FileLock {
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        let before = errno();
-        Self::set(self.0, libc::F_UNLCK);
-        set_errno(before);
+        // SAFETY: the thread's own errno.
+        unsafe {
+            let errno = libc::__errno_location();
+            let before = *errno;
+            Self::set(self.0, libc::F_UNLCK);
+            *errno = before;
+        }
     }
 }
