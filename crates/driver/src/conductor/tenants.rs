@@ -10,12 +10,12 @@ use crate::memory::{Caps, Resource};
 use crate::pipes::TenantNow;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
-use crate::policy::rate::{Bucket, Rate};
 use crate::policy::via::{Decision, Hop};
 use crate::policy::{
     is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT, WEIGHT_DEFAULT,
 };
+#[cfg(any(test, fuzzing, feature = "hostile"))]
+use crate::policy::{rate::Bucket, Rate};
 use pd_abi::counters::FlowCounters;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;

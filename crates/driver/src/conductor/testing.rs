@@ -5,7 +5,7 @@ use crate::ids::{MoverId, TenantId};
 use crate::memory::{Amounts, Resource};
 use crate::messages::{Payer, ToConductor};
 use crate::mover::Mover;
-use crate::policy::rate::Rate;
+use crate::policy::Rate;
 use pd_abi::layout::{path, socket_status};
 
 impl Conductor {

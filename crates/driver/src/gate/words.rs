@@ -3,8 +3,7 @@
 //! Only the kernel's programs and the driver can write it.
 use crate::array::Array;
 use crate::ids::TenantId;
-use crate::policy::rate::Rate;
-use crate::policy::Limits;
+use crate::policy::{Limits, Rate};
 use rustix::fd::AsFd;
 use rustix::io::Result;
 use std::sync::atomic::AtomicU64;

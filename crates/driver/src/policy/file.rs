@@ -60,10 +60,10 @@
 //! `[[bind]]` is about pipes: [`super::bind`].
 use super::attach::AttachTable;
 use super::bind::{BindTable, Binds, BINDS_MAX};
+use super::limits::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
 use super::many::Many;
 use super::map::{self, MapTable};
 use super::network::{NetworkTable, Taken};
-use super::rate::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
 use super::service::{fits, loops, ServiceTable};
 use super::via::{self, Hop, OnFailure};
 use super::{Action, Limits, Path, Policy, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};

@@ -8,6 +8,7 @@ pub mod bind;
 pub mod budget;
 mod file;
 mod glob;
+mod limits;
 mod many;
 mod map;
 mod network;
@@ -18,13 +19,13 @@ pub mod via;
 pub use crate::memory::{Cap, Caps};
 pub use attach::{Attach, Entry as AttachEntry, Newcomer, Otherwise};
 pub use file::PolicyError;
+pub use limits::{Limits, Rate, Rates};
 pub use map::{moved, AddressMap, Maps};
 pub use network::{Member, Network, NetworkPlaces};
 pub use service::{Backend, Balance, Health, Service, BACKENDS_MAX, BACKENDS_TOTAL_MAX, SERVICES_MAX};
 
 use crate::memory::{Amounts, Resource};
 use ipnet::IpNet;
-use rate::{Rate, Rates};
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -104,15 +105,6 @@ pub struct Tenant {
     pub weight: Option<u32>,
     /// What its clients may hold of the driver, and what is kept for them; of the default one: each user's.
     pub caps: Caps,
-}
-
-/// What may be sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// By all clients of the tenant together.
-    pub tenant: Rates,
-    /// By each end of each connection.
-    pub connection: Rates,
 }
 
 /// A rule. An empty list matches everything.

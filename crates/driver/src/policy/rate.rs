@@ -4,6 +4,7 @@
 //! the burst. A mover takes them in leases of 1/256 of a second's worth through its own [`Meter`] and spends the
 //! lease message by message, so the word is touched once per lease. In any time T a bucket gives at most
 //! `burst + rate * T`; what a mover holds and has not spent is one lease at most.
+use super::limits::{Rate, BURST_SECONDS_MAX};
 use crate::gate::Words;
 use crate::ids::TenantId;
 use std::fmt;
@@ -11,53 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Leases in a second's worth.
-const LEASES_PER_SECOND: u64 = 256;
-/// Longest burst, in seconds' worth of the rate.
-pub const BURST_SECONDS_MAX: u64 = 3600;
-/// Shortest burst: a mover sleeps for a millisecond or more between two looks at the clock.
-pub const BURSTS_PER_SECOND_MAX: u64 = 100;
 /// Added to the clock, so that a bucket is full at its beginning.
 pub(crate) const EPOCH_NS: u64 = 2 * BURST_SECONDS_MAX * 1_000_000_000;
-
-/// Tokens per second.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
-    /// Tokens that come in a second.
-    pub per_second: u64,
-    /// Tokens that wait at most.
-    pub burst: u64,
-    /// Tokens worth waiting for.
-    pub least: u64,
-}
-
-/// Rates of bytes and of messages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rates {
-    /// Bytes.
-    pub bytes: Option<Rate>,
-    /// Messages.
-    pub messages: Option<Rate>,
-}
-
-impl Rates {
-    /// Whether there is any.
-    pub fn any(&self) -> bool {
-        self.bytes.is_some() || self.messages.is_some()
-    }
-}
-
-impl Rate {
-    /// Tokens that a mover takes at once.
-    pub fn lease(&self) -> u64 {
-        (self.per_second / LEASES_PER_SECOND).clamp(self.least.min(self.burst), self.burst)
-    }
-
-    /// Nanoseconds in which so many tokens come, rounded up.
-    fn cost_ns(&self, count: u64) -> u64 {
-        (u128::from(count) * 1_000_000_000).div_ceil(self.per_second.into()) as u64
-    }
-}
 
 /// A bucket. Any mover may take from it.
 pub struct Bucket {

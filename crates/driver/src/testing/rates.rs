@@ -2,8 +2,7 @@
 //! rates let them.
 use super::*;
 use crate::policy::budget::Budget;
-use crate::policy::rate::{Rate, Rates};
-use crate::policy::Limits;
+use crate::policy::{Limits, Rate, Rates};
 
 const MS: Duration = Duration::from_millis(1);
 
