@@ -95,7 +95,7 @@ fn socket_address(address: *const libc::sockaddr) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::network_namespace;
+    use crate::process::network_namespace;
 
     #[test]
     fn own_namespace_holds_loopback() {

@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_held_socket_is_found_and_others_are_not() {
-        let (_, namespace) = crate::identity::network_namespace(rustix::process::getpid()).unwrap();
+        let (_, namespace) = crate::process::network_namespace(rustix::process::getpid()).unwrap();
         let diag = SocketDiag::new(&namespace).unwrap();
         for at in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(at) else { continue }; // without IPv6

@@ -36,6 +36,7 @@ pub mod openers;
 mod peer;
 mod pipes;
 pub mod policy;
+mod process;
 mod reader;
 mod refusal;
 pub mod rights;

@@ -7,13 +7,15 @@
 //!
 //! Before Linux 6.5 a pidfd is opened by number and counts only if the process that has it also has the user and group that the
 //! kernel noted at `connect`.
-use crate::calls::simulated;
-use crate::identity::{has_exited, NamespaceId};
+use crate::calls::{may, simulated, Call};
+use crate::identity::{Identity, NamespaceId};
+use crate::process::{control_groups, has_exited};
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::{fstat, open, stat, Mode, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::net::sockopt;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
+use std::sync::Arc;
 
 /// `SO_PEERPIDFD` of every architecture but parisc and sparc.
 const SO_PEERPIDFD: libc::c_int = 77;
@@ -25,6 +27,7 @@ const PIDFD_GET_NET_NAMESPACE: libc::Ioctl = 0xff04;
 /// See the module.
 #[derive(Debug)]
 pub struct Peer {
+    /// In this process's namespace: its own as long as [`Self::check_alive`] succeeds afterwards.
     pid: Pid,
     /// User and group at the time of `connect`.
     uid: u32,
@@ -57,26 +60,28 @@ impl Peer {
         Ok(this)
     }
 
-    /// Its process id in this process's namespace: its own as long as [`Self::check_alive`] succeeds afterwards.
-    pub fn pid(&self) -> Pid {
-        self.pid
-    }
-
     /// Its user.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Its pidfd.
-    pub fn into_pidfd(self) -> OwnedFd {
-        self.pidfd
+    /// All that a client is known by.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has died by now; those of the calls.
+    fn identity(self) -> Result<Identity> {
+        let (namespace, namespace_fd) = self.network_namespace()?;
+        let (cgroup, container) = control_groups(self.pid);
+        self.check_alive()?;
+        let (pid, uid) = (self.pid.as_raw_nonzero().get().unsigned_abs(), self.uid);
+        Ok(Identity { pid, uid, pidfd: Arc::new(self.pidfd), namespace, namespace_fd, cgroup, container })
     }
 
     /// Fails if it has died: what was read by its number since [`Self::of`] may be another process's.
     ///
     /// # Errors
     /// `ESRCH`; those of `poll`.
-    pub fn check_alive(&self) -> Result<()> {
+    fn check_alive(&self) -> Result<()> {
         match has_exited(&self.pidfd)? {
             true => Err(Errno::SRCH),
             false => Ok(()),
@@ -113,6 +118,15 @@ impl Peer {
         self.check_alive()?;
         Ok(NamespaceId::of(&theirs) == NamespaceId::of(&ours))
     }
+}
+
+/// The identity of the process that connected `socket`.
+///
+/// # Errors
+/// Those of [`Peer::of`]; `ESRCH` if it has died by now.
+pub fn identify(socket: &OwnedFd) -> Result<Identity> {
+    may(Call::Identify)?;
+    simulated::identity(socket).unwrap_or_else(|| Peer::of(socket).and_then(Peer::identity))
 }
 
 /// Process id and user of the process that connected `socket`, as they were then.
@@ -187,7 +201,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let _own = UnixStream::connect(&path).unwrap();
         let peer = Peer::of(listener.accept().unwrap().0).unwrap();
-        assert_eq!(peer.pid(), rustix::process::getpid());
+        assert_eq!(peer.pid, rustix::process::getpid());
         assert!(peer.shares_pid_namespace().unwrap());
         let own = stat("/proc/self/ns/net").unwrap();
         assert_eq!(peer.network_namespace().unwrap().0, NamespaceId::of(&own));
@@ -237,7 +251,7 @@ mod tests {
         assert!(is_reused || !rustix::process::geteuid().is_root(), "the number was not to be had");
         let socket = listener.accept().unwrap().0;
         assert_eq!(sockopt::socket_peercred(&socket).unwrap().pid.as_raw_nonzero().get() as u32, pid);
-        let found = Peer::of(&socket).map(|peer| peer.pid());
+        let found = Peer::of(&socket).map(|peer| peer.pid);
         for mut other in others {
             other.kill().unwrap();
             other.wait().unwrap();

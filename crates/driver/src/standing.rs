@@ -146,7 +146,7 @@ fn further_groups(socket: &OwnedFd) -> Option<Vec<libc::gid_t>> {
 mod tests {
     use super::*;
     use crate::containers::container_of;
-    use crate::identity::network_namespace;
+    use crate::process::network_namespace;
     use std::os::unix::net::UnixStream;
 
     fn host(uid: u32, gid: u32) -> Host {

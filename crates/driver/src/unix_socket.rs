@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn two_ends_of_a_connection_know_each_other() {
-        let (_, namespace) = crate::identity::network_namespace(rustix::process::getpid()).unwrap();
+        let (_, namespace) = crate::process::network_namespace(rustix::process::getpid()).unwrap();
         let diag = SocketDiag::new(&namespace).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");

@@ -1,8 +1,8 @@
 //! Which mover a new client gets. A process and those that it forks or becomes have the same one: they may pass
 //! connections on to each other, and a flow stays with its mover.
 use crate::hash::HashMap;
-use crate::identity;
 use crate::ids::MoverId;
+use crate::process;
 use std::collections::VecDeque;
 
 /// Generations between a client and the one that it descends from.
@@ -30,7 +30,7 @@ pub struct Families {
 impl Families {
     /// The family of a new client, and its mover: of a new family one of `movers`, in turn.
     pub fn enter(&mut self, pid: u32, movers: &[MoverId]) -> (Family, MoverId) {
-        let ancestors = std::iter::successors(Some(pid), |&pid| identity::parent(pid));
+        let ancestors = std::iter::successors(Some(pid), |&pid| process::parent(pid));
         let known = ancestors.take(GENERATIONS_MAX).find_map(|pid| self.known.get(&pid));
         let family = known.map(|&(family, _)| family).unwrap_or_else(|| {
             let mover = movers.get(self.dealt % movers.len().max(1)).copied().unwrap_or_default();

@@ -36,7 +36,6 @@ mod unix;
 pub use kernel::Refused;
 pub use movers::{Crew, Movers};
 pub use names::Registration;
-pub use tenants::container_group;
 
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};

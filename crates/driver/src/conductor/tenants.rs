@@ -4,7 +4,7 @@ use super::Connection;
 use crate::admin::{Account, HoldingReport, KernelHalf, PolicyReport, RuleReport, TenantReport};
 use crate::gate::{TenantWords, Words};
 use crate::hash::HashMap;
-use crate::identity::{control_group, has_exited, namespace_of_file, NamespaceId};
+use crate::identity::NamespaceId;
 use crate::ids::{ConnectionId, Side, TenantId};
 use crate::memory::{Caps, Resource};
 use crate::pipes::TenantNow;
@@ -16,10 +16,10 @@ use crate::policy::{
 };
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 use crate::policy::{rate::Bucket, Rate};
+use crate::process::{has_exited, namespace_of_file};
 use pd_abi::counters::FlowCounters;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
-use rustix::process::Pid;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -69,11 +69,6 @@ impl Containers {
         let ended: Vec<_> = self.0.iter().filter(|(_, entry)| has_ended(entry)).map(|(id, _)| *id).collect();
         ended.into_iter().filter_map(|id| Some((id, self.0.remove(&id)?.cgroup))).collect()
     }
-}
-
-/// The control group that `pd run` made for the container of this name, if the process is in it.
-pub fn container_group(pid: Pid, name: &str) -> Option<String> {
-    control_group(pid).filter(|path| path.ends_with(&format!("/pipedevice/{name}")))
 }
 
 /// Bytes and messages.

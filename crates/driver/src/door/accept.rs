@@ -186,7 +186,7 @@ impl Door {
     }
 
     fn look_at(&mut self, socket: OwnedFd) {
-        let identified = Identity::of_socket(&socket).and_then(|identity| {
+        let identified = peer::identify(&socket).and_then(|identity| {
             may(Call::Duplicate)?;
             let fd = rustix::io::fcntl_dupfd_cloexec(&identity.namespace_fd, 0)?;
             Ok((identity, fd))

@@ -311,7 +311,7 @@ impl Door {
         let epoll = &self.epoll;
         let before = self.watched.len();
         self.watched.retain(|pidfd| {
-            let ended = crate::identity::has_exited(pidfd).unwrap_or(false);
+            let ended = crate::process::has_exited(pidfd).unwrap_or(false);
             if ended {
                 let _ = epoll::delete(epoll, &**pidfd);
             }

@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_listener_is_found_by_its_address_and_its_port() {
-        let (_, namespace) = crate::identity::network_namespace(rustix::process::getpid()).unwrap();
+        let (_, namespace) = crate::process::network_namespace(rustix::process::getpid()).unwrap();
         let diag = crate::SocketDiag::new(&namespace).unwrap();
         let one = std::net::TcpListener::bind("127.0.0.78:0").unwrap();
         let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();

@@ -547,7 +547,7 @@ fn following(mut number: u32, beside: Option<u32>) -> u32 {
 mod tests {
     use super::super::scene::Space;
     use super::*;
-    use crate::identity::network_namespace;
+    use crate::process::network_namespace;
     use crate::SystemClock;
     use std::net::TcpStream;
 

@@ -4,7 +4,8 @@
 //! tenants the policy's own.
 use super::glob::Glob;
 use super::{list, DEFAULT_TENANT};
-use crate::identity::{namespace_of_file, NamespaceId};
+use crate::identity::NamespaceId;
+use crate::process::namespace_of_file;
 use crate::refusal::Refusal;
 use crate::standing::{Place, Standing};
 use serde::Deserialize;

@@ -2,7 +2,8 @@
 use super::glob::Glob;
 use super::many::Many;
 use super::{list, DEFAULT_TENANT};
-use crate::identity::{namespace_of_file, NamespaceId};
+use crate::identity::NamespaceId;
+use crate::process::namespace_of_file;
 use ipnet::Ipv4Net;
 use serde::Deserialize;
 use std::collections::HashMap;

@@ -1,0 +1,59 @@
+//! What the kernel says of a process by its pidfd or its number: its end, its parent, its control groups, its network namespace.
+//! A number may be another process's by now, which the caller rules out.
+use crate::calls::simulated;
+use crate::containers::{self, Container};
+use crate::identity::NamespaceId;
+use rustix::fd::OwnedFd;
+use rustix::fs::{fstat, open, Mode, OFlags};
+use rustix::io::Result;
+use rustix::process::Pid;
+
+/// Whether the process has died.
+///
+/// # Errors
+/// Those of `poll`.
+pub fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
+    let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
+    let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
+}
+
+/// The control group that `pd run` made for the container of this name, if the process is in it.
+pub fn container_group(pid: Pid, name: &str) -> Option<String> {
+    control_groups(pid).0.filter(|path| path.ends_with(&format!("/pipedevice/{name}")))
+}
+
+/// The control group of a process, if it can be read, and the container that its control groups name.
+pub fn control_groups(pid: Pid) -> (Option<String>, Option<Container>) {
+    let text = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
+    let (path, container) = containers::read(&text);
+    (path.map(str::to_owned), container)
+}
+
+/// The process that made a process, or took it in.
+pub fn parent(pid: u32) -> Option<u32> {
+    if simulated::is_on() {
+        return None;
+    }
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let number = text.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    number.trim().parse().ok().filter(|&parent| parent != 0)
+}
+
+/// The network namespace that a file stands for.
+///
+/// # Errors
+/// Those of `stat`.
+pub fn namespace_of_file(path: &std::path::Path) -> Result<NamespaceId> {
+    Ok(NamespaceId::of(&rustix::fs::stat(path)?))
+}
+
+/// The network namespace of a process.
+///
+/// # Errors
+/// Those of opening its file in `/proc`.
+pub fn network_namespace(pid: Pid) -> Result<(NamespaceId, OwnedFd)> {
+    let path = format!("/proc/{}/ns/net", pid.as_raw_nonzero());
+    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok((NamespaceId::of(&fstat(&fd)?), fd))
+}
