@@ -1,4 +1,5 @@
-//! Why a process was not let in.
+//! Why a process was not let in, and who it was.
+use rustix::io::Errno;
 
 macro_rules! refusals {
     ($($(#[$doc:meta])* $name:ident, $label:literal, $text:literal, $remedy:literal;)+) => {
@@ -72,6 +73,19 @@ impl Refusal {
     pub fn from_label(label: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|refusal| refusal.label() == label)
     }
+}
+
+/// A process that was refused.
+#[derive(Debug)]
+pub struct Refused {
+    /// Its number, in the driver's namespace, and its user.
+    pub pid: u32,
+    pub uid: u32,
+    /// The errno that it was told, and why.
+    pub errno: Errno,
+    pub why: String,
+    /// Why it was not let in; none: it was, and was cut off.
+    pub refusal: Option<Refusal>,
 }
 
 // A client reads no more of the text than a frame holds.

@@ -1,5 +1,4 @@
 //! Admission of clients: `[attach]` of the policy, asked when one arrives, and again of all when a policy changes.
-use super::kernel::Refused;
 use super::Conductor;
 use crate::door::ToDoor;
 use crate::identity::Identity;
@@ -7,7 +6,7 @@ use crate::ids::{ClientId, Side, TenantId};
 use crate::messages::{payer, Violation};
 use crate::metrics::Metrics;
 use crate::policy::Newcomer;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Refused};
 use crate::standing::Place;
 use rustix::io::Errno;
 use std::collections::BTreeMap;

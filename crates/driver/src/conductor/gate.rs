@@ -3,8 +3,9 @@
 //! Who comes and goes is told as it happens, each in the time of its own: the gate is never told all of it but with a policy.
 use super::names::NetworkId;
 use super::tenants::{places, Facts};
-use super::{Conductor, Registration};
+use super::Conductor;
 use crate::admin::{Answer, KernelHalf};
+use crate::door::Registration;
 use crate::gate::{binds, unbound, Changes, Gate, InForce, Sealed, Space, Staged, ToGate, Words, World};
 use crate::hash::HashMap;
 use crate::identity::NamespaceId;

@@ -1,6 +1,5 @@
 //! Clients as they come by the door: who they are, what they get, what they say, and when they leave.
 use super::client::{Client, Phase};
-use super::kernel::Refused;
 use super::Conductor;
 use crate::admin::Ask;
 use crate::door::{Asked, FromDoor, ToDoor};
@@ -9,7 +8,7 @@ use crate::ids::ClientId;
 use crate::memory::Space;
 use crate::messages::{payer, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Refused};
 use crate::standing::Place;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};

@@ -4,10 +4,9 @@ use super::Conductor;
 use crate::admin::{KernelClient, KernelReport, RefusedReport};
 use crate::ids::ClientId;
 use crate::memory::ClientMemory;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, Refused};
 use pd_abi::limits::KERNEL_CONNECTIONS_MAX;
 use pd_abi::{KernelReason, KERNEL_REASONS};
-use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -37,19 +36,6 @@ impl Counts {
             .map(|(reason, count)| (reason.label().to_owned(), count))
             .collect()
     }
-}
-
-/// A process that was refused.
-#[derive(Debug)]
-pub struct Refused {
-    /// Its number, in the driver's namespace, and its user.
-    pub pid: u32,
-    pub uid: u32,
-    /// The errno that it was told, and why.
-    pub errno: Errno,
-    pub why: String,
-    /// Why it was not let in; none: it was, and was cut off.
-    pub refusal: Option<Refusal>,
 }
 
 /// See the module.
@@ -139,6 +125,7 @@ impl Conductor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
 
     fn one(pid: u32, uid: u32) -> Refused {
         Refused { pid, uid, errno: Errno::USERS, why: "too many".to_owned(), refusal: Some(Refusal::Full) }

@@ -33,9 +33,7 @@ mod testing;
 mod twins;
 mod unix;
 
-pub use kernel::Refused;
 pub use movers::{Crew, Movers};
-pub use names::Registration;
 
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
@@ -48,6 +46,7 @@ use crate::messages::{Endpoint, Former, Gone, Payer, ToConductor, ToMover, Viola
 use crate::metrics::Metrics;
 use crate::mover::Mover;
 use crate::pipes::Pipes;
+use crate::refusal::Refused;
 use crate::service::{Services, Slots};
 use crate::settings::Settings;
 use crate::StartError;

@@ -8,6 +8,7 @@
 mod ports;
 
 use crate::addresses::{self, Addresses};
+use crate::door::Registration;
 use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Slot};
@@ -49,20 +50,6 @@ impl NetworkId {
     pub fn is_common(self) -> bool {
         self == Self::default()
     }
-}
-
-/// What `pd run` says of a namespace.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Registration {
-    /// The container's name.
-    pub name: String,
-    /// Its tenant.
-    pub tenant: String,
-    /// Its addresses.
-    pub addresses: Vec<IpAddr>,
-    /// The network that it was run in, by name.
-    #[serde(default)]
-    pub network: Option<String>,
 }
 
 #[derive(Default)]

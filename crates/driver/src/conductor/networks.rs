@@ -3,10 +3,11 @@
 //! A namespace is in the network of the container registered in it, or of the first of its clients that the policy puts into one. The host's
 //! namespace is in none by its clients. Numbers of networks are kept by name, so that another policy moves nobody whose network has the same name.
 use super::connections::Mapped;
-use super::names::{canonical, NetworkId, Registration};
+use super::names::{canonical, NetworkId};
 use super::tenants::{places, Facts};
 use super::Conductor;
 use crate::admin::{MapReport, NetworkReport};
+use crate::door::Registration;
 use crate::hash::HashMap;
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ConnectionId, TenantId};

@@ -1,9 +1,9 @@
 //! Policy applied to clients and connections: whose they are, and what becomes of them when it changes.
 use super::sidecars::Chains;
 use super::tenants::{Facts, Reached};
-use super::{Conductor, Registration};
+use super::Conductor;
 use crate::admin::PolicyReport;
-use crate::door::ToDoor;
+use crate::door::{Registration, ToDoor};
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, ConnectionId, Side, TenantId};
 use crate::messages::ToMover;

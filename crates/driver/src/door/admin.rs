@@ -1,10 +1,9 @@
 //! Administrators: who they are is seen before anything is read; then a thread of its own reads the question, looks up what it
 //! names, and writes the answer to a reader who may be slow. The conductor only decides.
 use super::bucket::{Bucket, Flow};
-use super::messages::{Asked, FromDoor, Registering};
+use super::messages::{Asked, FromDoor, Registering, Registration};
 use super::{Door, TOKEN_ADMIN};
 use crate::admin::{self, Answer, Ask, PortSpec, TapOf};
-use crate::conductor::Registration;
 use crate::mailbox::Mailbox;
 use crate::peer::{accept_descriptors, Peer};
 use crate::pipes::{NewPort, NewTap};

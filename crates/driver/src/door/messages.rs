@@ -1,17 +1,18 @@
 //! What the door, its helpers and the conductor tell each other.
 use crate::addresses::Addresses;
 use crate::admin::{Answer, Ask};
-use crate::conductor::{Refused, Registration};
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Lent, Region};
 use crate::messages::{NewChannel, Payer, Violation};
 use crate::pipes::{NewPipe, NewPort, NewTap};
+use crate::refusal::Refused;
 use crate::standing::Place;
 use pd_abi::Frame;
 use pd_pipe::Offer;
 use pd_shm::Mapping;
 use rustix::io::Errno;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
@@ -143,6 +144,20 @@ pub enum Asked {
     AddPort { name: String, kind: &'static str, port: NewPort },
     /// [`Ask::Tap`], made and mapped.
     AddTap(Box<NewTap>),
+}
+
+/// What `pd run` says of a namespace.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Registration {
+    /// The container's name.
+    pub name: String,
+    /// Its tenant.
+    pub tenant: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The network that it was run in, by name.
+    #[serde(default)]
+    pub network: Option<String>,
 }
 
 /// A container to be registered, by a process in it.

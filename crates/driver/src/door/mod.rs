@@ -24,7 +24,7 @@ mod testing;
 mod turns;
 
 pub use listen::{listen, Sockets};
-pub use messages::{Asked, FromDoor, Reading, Registering, ToDoor};
+pub use messages::{Asked, FromDoor, Reading, Registering, Registration, ToDoor};
 
 use crate::calls::{may, Call};
 use crate::clock::Clock;

@@ -334,7 +334,7 @@ fn a_container_is_registered_when_the_holders_list_is_there() {
     stage.answers();
     stage.pass(Duration::from_secs(1));
     let registering = |name: &str| Registering {
-        registration: crate::conductor::Registration {
+        registration: crate::door::Registration {
             network: None,
             name: name.into(),
             tenant: "t".into(),
