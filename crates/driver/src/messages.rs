@@ -3,10 +3,11 @@ pub use crate::ids::{payer, Payer, DRIVER};
 
 use crate::gate::Staged;
 use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
+use crate::mailbox::Mailbox;
 use crate::memory::{Account, ClientMemory, Events, Lease, Remainder, Requests};
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
-use crate::reader::{Asker, OpenFile};
+use crate::reader::{Asker, OpenFile, Replies};
 use crate::refusal::Refusal;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Event, Request};
@@ -283,6 +284,16 @@ pub enum ToMover {
     FileOpened(Option<Box<(Asker, rustix::io::Result<Arc<OpenFile>>)>>),
     /// From a reader: the piece of a file is where it belongs, whole or not.
     FileRead { flow: FlowId, entry_seq: u16, whole: bool },
+}
+
+impl Replies for Mailbox<ToMover> {
+    fn file_opened(&self, asker: Asker, file: rustix::io::Result<Arc<OpenFile>>) {
+        self.send(ToMover::FileOpened(Some(Box::new((asker, file)))));
+    }
+
+    fn file_read(&self, flow: FlowId, entry_seq: u16, whole: bool) {
+        self.send(ToMover::FileRead { flow, entry_seq, whole });
+    }
 }
 
 /// Mover to conductor.

@@ -76,7 +76,7 @@ impl Mover {
         let memory = Arc::downgrade(state.memory());
         let asker = Asker { client, memory, slot, channel, tag: request.tag };
         // What was passed is received also if the request is refused.
-        if let Err(errno) = socket.open(Wanted { serial, lease }, asker, &self.inbox) {
+        if let Err(errno) = socket.open(Wanted { serial, lease }, asker, self.inbox.clone()) {
             self.answer_file(client, channel, request.tag, Err(errno));
         }
     }
@@ -169,7 +169,7 @@ impl Mover {
     pub(super) fn read_cold(&mut self, id: FlowId) {
         if let Some(read) = self.flows.get(id).and_then(Flow::take_cold) {
             Metrics::add(&self.metrics.files_cold, 1);
-            read.start(id, &self.inbox);
+            read.start(id, self.inbox.clone());
         }
     }
 

@@ -8,7 +8,7 @@
 //! - The reader reads what movers found to be on a disk ([`ColdRead`]), and closes files that the driver has open ([`OpenFile`]).
 //!   It waits for disks alone: flows have a place in the ring of somebody else while they wait for it.
 //!
-//! Neither looks at a process: a client passes what it can read, and nothing has a number.
+//! Neither looks at a process: a client passes what it can read, and nothing has a number. They know movers by [`Replies`] alone.
 mod apart;
 mod open;
 mod socket;
@@ -23,12 +23,11 @@ pub use threads::Readers;
 
 use crate::calls::{may, simulated, Call};
 use crate::ids::{ClientId, FlowId};
-use crate::mailbox::Mailbox;
 use crate::memory::{ClientMemory, Lease};
-use crate::messages::ToMover;
 use apart::Side;
 use pd_shm::Mapping;
 use rustix::io::{Errno, Result};
+use std::fmt::Debug;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use threads::Handle;
@@ -67,6 +66,15 @@ pub struct Asker {
     pub tag: u32,
 }
 
+/// Where a mover learns what came of its requests. Called by the threads of opener and reader, once for each request.
+pub trait Replies: Debug + Send + Sync {
+    /// The file of `asker` is open, or is not opened for this reason.
+    fn file_opened(&self, asker: Asker, file: Result<Arc<OpenFile>>);
+
+    /// The piece `entry_seq` of a flow is where it belongs, whole or not.
+    fn file_read(&self, flow: FlowId, entry_seq: u16, whole: bool);
+}
+
 /// A piece of a file that is on a disk.
 #[derive(Debug)]
 pub struct ColdRead {
@@ -91,7 +99,7 @@ enum Job {
     /// The reader's, who takes from the opener what it has opened.
     Opened(Box<Opening>, Result<()>),
     /// The reader's.
-    Read { read: ColdRead, flow: FlowId, to: Arc<Mailbox<ToMover>> },
+    Read { read: ColdRead, flow: FlowId, to: Arc<dyn Replies> },
     /// The reader's. The descriptor is charged until it is closed.
     Close(OwnedFd, Lease),
     #[cfg(test)]
@@ -100,7 +108,7 @@ enum Job {
     Say(std::sync::mpsc::Sender<()>),
 }
 
-/// A request on its way. The opener passes it on as a whole: the mailbox has a descriptor of the near side.
+/// A request on its way. The opener passes it on as a whole: the mover's mailbox has a descriptor of the near side.
 #[derive(Debug)]
 struct Opening {
     socket: Arc<FileSocket>,
@@ -108,7 +116,7 @@ struct Opening {
     key: u64,
     wanted: Wanted,
     asker: Asker,
-    to: Arc<Mailbox<ToMover>>,
+    to: Arc<dyn Replies>,
 }
 
 impl OpenFile {
@@ -138,10 +146,10 @@ impl Drop for OpenFile {
 }
 
 impl ColdRead {
-    /// Has the piece read by its file's reader; `to` gets a [`ToMover::FileRead`].
-    pub fn start(self, flow: FlowId, to: &Arc<Mailbox<ToMover>>) {
+    /// Has the piece read by its file's reader, which replies with [`Replies::file_read`].
+    pub fn start(self, flow: FlowId, to: Arc<dyn Replies>) {
         let reader = self.file.reader.clone();
-        reader.give(Job::Read { read: self, flow, to: Arc::clone(to) });
+        reader.give(Job::Read { read: self, flow, to });
     }
 
     /// Whether all of it could be read.
@@ -195,11 +203,11 @@ impl Job {
                     Ok(Arc::new(OpenFile { fd, lease: Some(lease), reader: socket.reader_of_files() }))
                 };
                 let file = wanted.lease.and_then(take);
-                to.send(ToMover::FileOpened(Some(Box::new((asker, file)))));
+                to.file_opened(asker, file);
             }
             Self::Read { read, flow, to } => {
                 let whole = read.carry_out();
-                to.send(ToMover::FileRead { flow, entry_seq: read.entry_seq, whole });
+                to.file_read(flow, read.entry_seq, whole);
             }
             Self::Close(fd, _lease) => drop(fd),
             #[cfg(test)]

@@ -4,10 +4,9 @@
 //! this way may be anything, and may take as long to close as whoever made it likes. So only the payer's opener receives.
 use super::apart::{new_key, Side};
 use super::threads::{Handle, Reader, Readers};
-use super::{Asker, Job, Opening, Wanted};
-use crate::mailbox::Mailbox;
+use super::{Asker, Job, Opening, Replies, Wanted};
+use crate::ids::Payer;
 use crate::memory::Lease;
-use crate::messages::{Payer, ToMover};
 use pd_shm::passed;
 use rustix::io::{Errno, Result};
 use std::os::fd::{AsFd, OwnedFd};
@@ -54,12 +53,12 @@ impl FileSocket {
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = reader;
     }
 
-    /// Has the file opened that was passed for this request, or the descriptor let go if the request is refused; `to` gets
-    /// a [`ToMover::FileOpened`]. Never waits.
+    /// Has the file opened that was passed for this request, or the descriptor let go if the request is refused. The reader
+    /// replies with [`Replies::file_opened`]. Never waits.
     ///
     /// # Errors
     /// Why the request is refused, while another one's refusal is still under way: there is no other answer then.
-    pub fn open(self: &Arc<Self>, wanted: Wanted, asker: Asker, to: &Arc<Mailbox<ToMover>>) -> Result<()> {
+    pub fn open(self: &Arc<Self>, wanted: Wanted, asker: Asker, to: Arc<dyn Replies>) -> Result<()> {
         if let Err(errno) = wanted.lease {
             if self.is_refusing.swap(true, Ordering::Relaxed) {
                 return Err(errno);
@@ -71,7 +70,7 @@ impl FileSocket {
             key: new_key(),
             wanted,
             asker,
-            to: Arc::clone(to),
+            to,
         })));
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Openers and readers of the simulation: it has their turns in its own thread.
 use super::threads::{Kind, Readers};
 use super::Job;
-use crate::messages::Payer;
+use crate::ids::Payer;
 
 impl Readers {
     /// Threads that have something to do.

@@ -6,7 +6,7 @@
 use super::apart::{Apart, Side};
 use super::Job;
 use crate::calls::{may, simulated, Call};
-use crate::messages::Payer;
+use crate::ids::Payer;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -270,8 +270,7 @@ impl Drop for Handle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::TenantId;
-    use crate::messages::payer;
+    use crate::ids::{payer, TenantId};
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
