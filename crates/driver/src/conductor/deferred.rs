@@ -4,10 +4,10 @@
 //! Requests of one channel are carried out in the order in which they were taken from its ring: behind one that waits, others wait, too.
 //! A list counts for a request if it was begun when the request was there, or shortly before: so each waits for few lists, however
 //! long they take. What a list does not come for fails with `ETIMEDOUT`.
+use super::answer::Answer as Event;
 use super::queues::Queues;
 use super::sidecars::Plane;
-use super::sockets::Answer as Event;
-use super::unix::is_unix;
+use super::twins::is_unix;
 use super::Conductor;
 use crate::admin::Answer;
 use crate::door::{Reading, Registering, ToDoor};

@@ -3,6 +3,7 @@
 //! It never touches payload. It learns of requests and flows from the movers, of new and dead clients
 //! from the kernel, and answers through the movers, so that an answer never overtakes the command that
 //! makes it true.
+mod answer;
 mod attaching;
 mod balance;
 mod client;

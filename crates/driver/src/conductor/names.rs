@@ -522,6 +522,14 @@ pub fn canonical(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
+/// The address in the clothes of the socket's family.
+pub fn dressed(address: SocketAddr, v6: bool) -> SocketAddr {
+    match (v6, canonical(address.ip())) {
+        (true, IpAddr::V4(ip)) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        (_, ip) => SocketAddr::new(ip, address.port()),
+    }
+}
+
 /// The ephemeral port to be tried after `port`.
 fn following(port: u16) -> u16 {
     if port >= EPHEMERAL_PORT_LAST {

@@ -1,9 +1,9 @@
 //! Requests other than sends: sockets, addresses, connections.
+use super::answer::{done, Answer};
 use super::client::{Connected, Listener, Socket, SocketState};
-use super::connections::Mapped;
-use super::connections::NewConnection;
+use super::connections::{Mapped, NewConnection};
 use super::ending::Ending;
-use super::names::{canonical, Wish};
+use super::names::{dressed, Wish};
 use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
@@ -21,9 +21,6 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// An answer without its tag.
-pub(super) type Answer = Result<Event, Errno>;
-
 /// A `connect` whose listener is found.
 #[derive(Clone, Copy)]
 struct Call {
@@ -39,10 +36,6 @@ struct Call {
     peer: ClientId,
     listener: Slot,
     tenants: [TenantId; 2],
-}
-
-pub(super) fn done(socket: SocketId) -> Event {
-    Event::answer(socket, 0, 0)
 }
 
 impl Conductor {
@@ -123,20 +116,6 @@ impl Conductor {
             self.post((client, channel), event);
         }
         Ok(last)
-    }
-
-    /// Answers a request on a client's channel.
-    pub(super) fn answer(&self, asker: (ClientId, usize), socket: SocketId, tag: u32, answer: Answer) {
-        let refused = |errno: Errno| Event::answer(socket, 0, errno.raw_os_error() as u32);
-        let event = Event { tag, ..answer.unwrap_or_else(refused) };
-        self.post(asker, event);
-    }
-
-    /// By the mover that serves the channel now.
-    fn post(&self, (client, channel): (ClientId, usize), event: Event) {
-        if let Some(mover) = self.client(client).map(|client| client.mover_of(channel)) {
-            self.movers.send(mover, ToMover::Post { client, channel, event });
-        }
     }
 
     fn open(&mut self, id: ClientId, channel: usize, request: &Request) -> Answer {
@@ -479,7 +458,7 @@ impl Conductor {
     fn left_for_good(&mut self, id: ClientId, slot: Slot) {
         let Ok(Connected { connection, side, .. }) = self.connected(id, slot) else { return };
         if let Some(twin) = self.connections.get_mut(connection).and_then(|entry| entry.twin.as_mut()) {
-            twin.is_over(side);
+            twin.leave_for_good(side);
         }
     }
 
@@ -594,13 +573,5 @@ fn family_of(socket: &Socket, address: SocketAddr) -> Result<SocketAddr, Errno> 
             Err(Errno::NETUNREACH)
         }
         _ => Ok(address),
-    }
-}
-
-/// The address in the clothes of the socket's family.
-pub(super) fn dressed(address: SocketAddr, v6: bool) -> SocketAddr {
-    match (v6, canonical(address.ip())) {
-        (true, IpAddr::V4(ip)) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
-        (_, ip) => SocketAddr::new(ip, address.port()),
     }
 }

@@ -9,18 +9,20 @@
 mod listeners;
 mod parked;
 mod passing;
+mod twin;
 
-pub(super) use listeners::Place;
+pub(super) use twin::{is_unix, Held, Key, Place, Twin};
+
 use listeners::{Listening, Speaker};
+use twin::End;
 
+use super::answer::{done, Answer};
 use super::client::{Connected, SocketState};
 use super::connections::{NewConnection, Reservation};
-use super::ending::{Ending, Event};
-use super::names::canonical;
+use super::ending::Event;
+use super::names::{canonical, dressed};
 use super::sidecars::Plane;
-use super::sockets::{done, dressed, Answer};
 use super::tenants::Reached;
-use super::unix::is_unix;
 use super::Conductor;
 use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
@@ -32,7 +34,6 @@ use crate::metrics::Metrics;
 use crate::service::Chosen;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
-use pd_abi::{LEFT_BEFORE, PEER_LEFT, PEER_UNMARKED, UNMARKED};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -62,58 +63,6 @@ pub struct Twins {
 /// Sockets of a tenant that are remembered after their twins.
 const DEPARTED_MAX: usize = 256;
 
-/// What both sides know of a connection before they know each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Key {
-    /// Port and namespace of the listener and of the one who connects.
-    Tcp([(NamespaceId, u16); 2]),
-    /// Inode of the socket that connects.
-    Unix(u32),
-}
-
-/// What a kernel's socket is known by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum End {
-    /// Namespace and cookie.
-    Tcp(NamespaceId, u64),
-    /// Inode.
-    Unix(u32),
-}
-
-/// What a connection remembers of the kernel's.
-#[derive(Debug)]
-pub struct Twin {
-    key: Key,
-    /// What it was made towards, and who may find it there, by number and serial: as long as nobody has claimed it.
-    place: Place,
-    told: Vec<(ClientId, u64)>,
-    sides: [Held; 2],
-    claimed: bool,
-    /// Its connection is the kernel's alone.
-    withdrawn: bool,
-    /// Sides that go on in the kernel.
-    aside: [bool; 2],
-    /// The same, and they have received all: nobody will want them any more.
-    over: [bool; 2],
-    /// Sides to which no mark comes over the kernel's connection.
-    unmarked: [bool; 2],
-    /// Sides that more than one client has had. Their processes know nothing of each other.
-    passed: [bool; 2],
-    /// What the claimer learns if the other side has ended: its sends reach nobody.
-    send_end: Option<u32>,
-}
-
-/// The kernel's socket of one side.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
-    pub(super) namespace: NamespaceId,
-    pub(super) wanted: Wanted,
-    /// When it was first heard of.
-    pub(super) inode: u32,
-    /// Of AF_UNIX: the inode names it, and there are no addresses.
-    pub(super) unix: bool,
-}
-
 /// A twin that nobody has claimed.
 pub(super) struct NewTwin {
     pub(super) id: ClientId,
@@ -130,67 +79,6 @@ pub(super) struct NewTwin {
     pub(super) through: Option<Chosen>,
     /// See [`super::Connection::counted`].
     pub(super) counted: bool,
-}
-
-impl Twin {
-    /// Where a side's socket is.
-    pub(super) fn namespace(&self, side: Side) -> NamespaceId {
-        self.sides[side].namespace
-    }
-
-    /// The kernel's sockets whose bytes go by this.
-    pub(super) fn inodes(&self) -> impl Iterator<Item = u32> + '_ {
-        let sides = self.sides.iter().zip(self.aside).filter(|(_, aside)| !aside && !self.withdrawn);
-        sides.map(|(held, _)| held.inode).filter(|&inode| inode != 0)
-    }
-
-    /// One side goes on in the kernel; `unmarked`: it wants no mark, if it is the first. Returns what it learns of the two
-    /// ([`PEER_LEFT`] and others); none: it cannot, for the two are not both here.
-    ///
-    /// A mark is taken off once. Of processes that know nothing of each other none could tell whether it was, so a side that several
-    /// have had gets none.
-    pub(super) fn step_aside(&mut self, side: Side, unmarked: bool) -> Option<u64> {
-        if !self.claimed {
-            return None;
-        }
-        let other = side.other();
-        let again = std::mem::replace(&mut self.aside[side], true);
-        if !again && !self.aside[other] {
-            self.unmarked[side] = unmarked;
-            self.unmarked[other] = self.passed[other];
-        }
-        let learnt = [
-            (again, LEFT_BEFORE),
-            (self.aside[other], PEER_LEFT),
-            (self.unmarked[other], PEER_UNMARKED),
-            (self.unmarked[side], UNMARKED),
-        ];
-        Some(learnt.into_iter().filter(|(is, _)| *is).fold(0, |all, (_, bit)| all | bit))
-    }
-
-    /// The mark has been taken off on a side.
-    pub(super) fn mark_taken(&mut self, side: Side) {
-        self.unmarked[side] = true;
-    }
-
-    /// Whether the flow that starts at a side ends with its going on in the kernel.
-    pub(super) fn is_aside(&self, side: Side) -> bool {
-        self.aside[side]
-    }
-
-    /// A side has received all, and is the kernel's.
-    pub(super) fn is_over(&mut self, side: Side) {
-        self.over[side] = self.aside[side];
-    }
-}
-
-impl Held {
-    fn end(&self) -> End {
-        match self.unix {
-            true => End::Unix(self.inode),
-            false => End::Tcp(self.namespace, self.wanted.cookie),
-        }
-    }
 }
 
 impl Twins {
@@ -248,14 +136,12 @@ impl Twins {
 
     /// Remembers which sides of a connection that is over have gone on in the kernel, for clients that had them before.
     pub(super) fn remember_departed(&mut self, tenants: [TenantId; 2], twin: &Twin) {
-        for side in Side::BOTH {
-            if twin.over[side] && twin.passed[side] {
-                let list = self.departed.entry(tenants[side]).or_default();
-                if list.len() == DEPARTED_MAX {
-                    list.pop_front();
-                }
-                list.push_back(twin.sides[side].end());
+        for (side, end) in twin.departed() {
+            let list = self.departed.entry(tenants[side]).or_default();
+            if list.len() == DEPARTED_MAX {
+                list.pop_front();
             }
+            list.push_back(end);
         }
     }
 
@@ -265,7 +151,7 @@ impl Twins {
 
     /// A connection is over.
     pub fn forget(&mut self, connection: ConnectionId, twin: &mut Twin) {
-        for (side, held) in Side::BOTH.into_iter().zip(&twin.sides) {
+        for (side, held) in twin.sides() {
             if self.ends.get(&held.end()) == Some(&(connection, side)) {
                 self.ends.remove(&held.end());
                 if self.namespaces.get(&held.wanted.cookie) == Some(&held.namespace) && !held.unix {
@@ -279,10 +165,10 @@ impl Twins {
 
     fn no_longer_unclaimed(&mut self, connection: ConnectionId, twin: &mut Twin) {
         self.take_back_told(twin);
-        if let Some(list) = self.unclaimed.get_mut(&twin.key) {
+        if let Some(list) = self.unclaimed.get_mut(twin.key()) {
             list.retain(|unclaimed| *unclaimed != connection);
             if list.is_empty() {
-                self.unclaimed.remove(&twin.key);
+                self.unclaimed.remove(twin.key());
             }
         }
     }
@@ -422,19 +308,7 @@ impl Conductor {
             reached,
             mapped: None,
             through,
-            twin: Some(Box::new(Twin {
-                key,
-                place,
-                told: self.twins.tell_of_twin(&speakers),
-                sides,
-                claimed: false,
-                withdrawn: false,
-                aside: [false; 2],
-                over: [false; 2],
-                unmarked: [false; 2],
-                passed: [false; 2],
-                send_end: None,
-            })),
+            twin: Some(Box::new(Twin::new(key, place, self.twins.tell_of_twin(&speakers), sides))),
             // Perhaps when both ends are there.
             direct: None,
             counted,
@@ -485,10 +359,9 @@ impl Conductor {
         let (movers, serial, first) =
             (connection.movers, connection.serial, connection.sides[Side::Connecting]);
         let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
-        (twin.claimed, twin.sides[Side::Accepting]) = (true, held);
-        let send_end = twin.send_end;
+        let send_end = twin.claim(held);
         self.twins.no_longer_unclaimed(index, twin);
-        for (side, held) in Side::BOTH.into_iter().zip(&twin.sides) {
+        for (side, held) in twin.sides() {
             self.twins.ends.insert(held.end(), (index, side));
             if !held.unix {
                 self.twins.namespaces.insert(held.wanted.cookie, held.namespace);
@@ -530,8 +403,10 @@ impl Conductor {
         let Some(entry) = self.connections.get_mut(connection) else {
             return Err(Errno::NOTCONN);
         };
-        let Some(twin) = entry.twin.as_mut().filter(|twin| !twin.claimed) else { return Err(Errno::ISCONN) };
-        twin.withdrawn = true;
+        let Some(twin) = entry.twin.as_mut().filter(|twin| !twin.is_claimed()) else {
+            return Err(Errno::ISCONN);
+        };
+        twin.withdraw();
         // Nor takes it anybody who holds the kernel's socket.
         self.twins.forget(connection, twin);
         Ok(done(socket))
@@ -541,8 +416,8 @@ impl Conductor {
     /// it.
     pub(super) fn detach_unclaimed(&mut self, index: ConnectionId, send_end: u32) -> bool {
         let Some(connection) = self.connections.get_mut(index) else { return false };
-        let Some(twin) = connection.twin.as_mut().filter(|twin| !twin.claimed) else { return false };
-        twin.send_end = Some(send_end);
+        let Some(twin) = connection.twin.as_mut().filter(|twin| !twin.is_claimed()) else { return false };
+        twin.detach(send_end);
         true
     }
 
@@ -550,7 +425,7 @@ impl Conductor {
     fn unclaimed_at(&mut self, key: &Key, local: SocketAddr, remote: SocketAddr) -> Option<ConnectionId> {
         for index in self.twins.unclaimed.get(key)?.clone() {
             let Some(twin) = self.connection(index).and_then(|c| c.twin.as_ref()) else { continue };
-            let Held { namespace, wanted, inode, .. } = twin.sides[Side::Connecting];
+            let &Held { namespace, wanted, inode, .. } = twin.side(Side::Connecting);
             let same = |a: SocketAddr, b: SocketAddr| canonical(a.ip()) == canonical(b.ip());
             if !same(wanted.peer, local) {
                 continue;
@@ -564,7 +439,7 @@ impl Conductor {
             }
             if let Some(connection) = self.connections.get_mut(index) {
                 if let Some(twin) = &mut connection.twin {
-                    twin.sides[Side::Connecting].wanted = wanted;
+                    twin.set_wanted(Side::Connecting, wanted);
                 }
             }
             return Some(index);

@@ -1,15 +1,15 @@
 //! Twins of AF_UNIX connections. As those of TCP ([`super::twins`]), but the names are other ones: a listener is
 //! the file that it is bound to, a socket its inode, and the kernel says which two sockets are one connection. The
 //! containers' network namespaces do not matter: who sees the file may connect, unless the policy denies it.
+use super::answer::Answer;
 use super::client::Connected;
-use super::sockets::Answer;
 use super::twins::{Held, Key, NewTwin, Place};
 use super::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Side};
 use crate::kernel_socket::{inode_of_descriptor, Wanted};
 use crate::unix_socket::UnixSocket;
-use pd_abi::{Address, TwinRequest};
+use pd_abi::TwinRequest;
 use rustix::io::Errno;
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -93,9 +93,4 @@ impl Conductor {
         let look = |namespace| Some((namespace, self.twins.diag(namespace)?.unix(inode).ok()?));
         namespaces.into_iter().find_map(look)
     }
-}
-
-/// Whether a question is about a socket of this family.
-pub(super) fn is_unix(asked: &TwinRequest) -> bool {
-    asked.local.family == Address::FILE.family
 }

@@ -1,10 +1,9 @@
 //! Listening sockets of the kernel, the clients that speak for them, and what these may find there.
-use super::{Twin, Twins};
+use super::twin::{is_unix, Place, Twin};
+use super::Twins;
+use crate::conductor::answer::{done, Answer};
 use crate::conductor::names::canonical;
-use crate::conductor::sockets::{done, Answer};
-use crate::conductor::unix::is_unix;
 use crate::conductor::Conductor;
-use crate::identity::NamespaceId;
 use crate::ids::ClientId;
 use crate::memory::ClientMemory;
 use pd_abi::{SocketId, TwinRequest};
@@ -34,15 +33,6 @@ pub(super) struct Speaker {
     claimable: u32,
 }
 
-/// What a listening socket is found by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::conductor) enum Place {
-    /// Namespace and port.
-    Tcp(NamespaceId, u16),
-    /// Device and inode.
-    Unix(u64, u64),
-}
-
 impl Twins {
     /// A twin was made that these may find. Returns who they are.
     pub(super) fn tell_of_twin(&mut self, speakers: &[ClientId]) -> Vec<(ClientId, u64)> {
@@ -58,7 +48,7 @@ impl Twins {
 
     /// Who was told of a twin may find it no more.
     pub(super) fn take_back_told(&mut self, twin: &mut Twin) {
-        for (client, serial) in std::mem::take(&mut twin.told) {
+        for (client, serial) in twin.take_told() {
             if let Some(speaker) = self.speakers.get_mut(&client).filter(|speaker| speaker.serial == serial) {
                 speaker.may_claim(speaker.claimable - 1);
             }
@@ -187,9 +177,7 @@ impl Conductor {
         let mut claimable = speaker.claimable;
         for index in self.twins.unclaimed.values().flatten() {
             let Some(connection) = self.connections.get_mut(*index) else { continue };
-            let here = connection.twin.as_mut().filter(|twin| twin.place == place);
-            if let Some(twin) = here.filter(|twin| !twin.told.contains(&(id, serial))) {
-                twin.told.push((id, serial));
+            if connection.twin.as_mut().is_some_and(|twin| twin.tell(place, (id, serial))) {
                 claimable += 1;
             }
         }

@@ -1,6 +1,7 @@
 //! Sides of twins that belong to no client, while somebody still holds the kernel's socket.
-use super::{Conductor, Ending, Event, Held};
-use crate::conductor::GRACE;
+use super::twin::Held;
+use crate::conductor::ending::{Ending, Event};
+use crate::conductor::{Conductor, GRACE};
 use crate::ids::{ConnectionId, Side};
 use std::time::Duration;
 
@@ -56,24 +57,25 @@ impl Conductor {
         let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
             return false;
         };
-        if twin.withdrawn || twin.over[side] {
+        if !twin.may_be_wanted(side) {
             return false;
         }
-        let Held { namespace, wanted, inode, unix } = twin.sides[side];
+        let &Held { namespace, wanted, inode, unix } = twin.side(side);
         if unix {
             return inode != 0
                 && self.twins.diags.get(&namespace).is_some_and(|diag| diag.unix(inode).is_ok());
         }
-        let accepted = side == Side::Connecting || twin.claimed;
+        let accepted = side == Side::Connecting || twin.is_claimed();
         let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
         matches!(found, Some(Ok(inode)) if inode != 0 || !accepted)
     }
 
     /// Lets go of network namespaces that nobody is in any more.
     pub(in crate::conductor) fn drop_diags(&mut self) {
-        let parked = self.twins.parked.iter().filter_map(|(index, side)| {
-            Some(self.connections.get(*index)?.twin.as_ref()?.sides[*side].namespace)
-        });
+        let parked =
+            self.twins.parked.iter().filter_map(|(index, side)| {
+                Some(self.connections.get(*index)?.twin.as_ref()?.namespace(*side))
+            });
         let parked: Vec<_> = parked.collect();
         self.twins.diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));
     }

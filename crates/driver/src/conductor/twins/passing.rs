@@ -1,8 +1,9 @@
 //! Sides of twins that go from one client to another, or to nobody.
-use super::{is_unix, End, Event, Held};
+use super::twin::{is_unix, End, Held};
+use crate::conductor::answer::{done, Answer};
 use crate::conductor::client::{Connected, Socket, SocketState};
 use crate::conductor::direct::Parting;
-use crate::conductor::sockets::{done, Answer};
+use crate::conductor::ending::Event;
 use crate::conductor::Conductor;
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::kernel_socket::Wanted;
@@ -26,8 +27,8 @@ impl Conductor {
         let &(index, side) = self.twins.ends.get(&held.end()).ok_or(none)?;
         let Some(connection) = self.connections.get(index) else { return Err(Errno::NOENT) };
         let twin = connection.twin.as_ref().ok_or(Errno::NOENT)?;
-        let (known, is_aside) = (twin.sides[side], twin.aside[side]);
-        if twin.over[side] {
+        let (known, is_aside) = (*twin.side(side), twin.is_aside(side));
+        if twin.is_over(side) {
             return Err(Errno::REMCHG);
         }
         if (known.end(), known.inode) != (held.end(), held.inode) {
@@ -59,7 +60,7 @@ impl Conductor {
         let endpoint = self.endpoint(id, slot).ok_or(Errno::BADF)?;
         self.befall(index, side, Event::Taken);
         if let Some(twin) = self.connections.get_mut(index).and_then(|connection| connection.twin.as_mut()) {
-            twin.passed[side] = true;
+            twin.pass(side);
         }
         self.move_side(index, side, endpoint, Some((id, slot)));
         self.twins.parked.retain(|parked| *parked != (index, side));
@@ -87,7 +88,7 @@ impl Conductor {
                 false => Errno::NOENT,
             })?;
         let connection = self.connection(index).ok_or(Errno::NOENT)?;
-        let known = connection.twin.as_ref().ok_or(Errno::NOENT)?.sides[side];
+        let known = *connection.twin.as_ref().ok_or(Errno::NOENT)?.side(side);
         let tenant = connection.tenants[side];
         let by_service = connection.through.is_some() && side == Side::Connecting;
         let proved = match known.namespace == own {
@@ -111,7 +112,7 @@ impl Conductor {
         let Some(connection) = self.connections.get_mut(index) else { return };
         let owned = std::mem::replace(&mut connection.sides[side], owner);
         let movers = connection.movers;
-        let claimed = connection.twin.as_ref().is_none_or(|twin| twin.claimed);
+        let claimed = connection.twin.as_ref().is_none_or(|twin| twin.is_claimed());
         let peer_is_aside = connection.twin.as_ref().is_some_and(|twin| twin.is_aside(side.other()));
         let end = if peer_is_aside { ELSEWHERE } else { ENDED };
         let former = owned.and_then(|(client, slot)| {
