@@ -1,26 +1,11 @@
 //! What has been moved, for whom: in the lines of the counter region that are this mover's.
-use super::flow::Flow;
+use super::flow::{Flow, Moved};
 use crate::ids::{FlowId, MoverId};
 use crate::messages::{Endpoint, NewFlow};
 use crate::metrics::Metrics;
 use pd_abi::counters::{ClientCounters, FlowCounters, Shape};
 use pd_shm::counters::{CLIENT_WORDS, FLOW_WORDS};
 use std::mem::offset_of;
-
-/// News of a flow, in numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Bytes delivered.
-    pub bytes: u64,
-    /// Sends completed.
-    pub messages: u64,
-    /// Times that the receive ring was full.
-    pub rings_full: u64,
-    /// Times that the sender was woken.
-    pub source_woken: u64,
-    /// Times that the receiver was woken.
-    pub destination_woken: u64,
-}
 
 /// A flow begins: lines for it and for both of its clients.
 pub fn open(metrics: &Metrics, mover: MoverId, flow: &NewFlow) {

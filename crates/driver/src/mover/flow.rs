@@ -1,19 +1,23 @@
 //! One direction of a connection: from the sends of one socket to the receive ring of another
 //! (paper, section III-E).
+mod allowance;
 mod copying;
 mod file;
+mod migration;
 mod schedule;
 mod sink;
 mod source;
 
-use super::counting::Moved;
+pub use allowance::Allowance;
+pub use migration::Impossible;
+
 use super::fit::Shares;
-use super::migration::Migration;
 use super::scheduler::PayerId;
-use super::throttle::Own;
 use crate::ids::{ClientId, FlowId, Slot, TenantId};
 use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, Finish, NewFlow, Ring, Violation};
+use allowance::Own;
+use migration::Migration;
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use rustix::io::Errno;
 use schedule::Schedule;
@@ -39,7 +43,7 @@ pub struct Flow {
     /// In the mover's list of those that have something to tell.
     pub touched: bool,
     /// Its own rates, if any.
-    pub own: Option<Box<Own>>,
+    own: Option<Box<Own>>,
     finish: Option<Finish>,
     aborted: bool,
     /// What the two sides were told when it was aborted.
@@ -74,6 +78,21 @@ pub struct News {
     pub source: bool,
     pub destination: bool,
     pub moved: Moved,
+}
+
+/// News of a flow, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes delivered.
+    pub bytes: u64,
+    /// Sends completed.
+    pub messages: u64,
+    /// Times that the receive ring was full.
+    pub rings_full: u64,
+    /// Times that the sender was woken.
+    pub source_woken: u64,
+    /// Times that the receiver was woken.
+    pub destination_woken: u64,
 }
 
 impl Flow {

@@ -1,9 +1,8 @@
 //! A step's work: payers in turn, of each its channels and then its flows ([`super::scheduler`]).
-use super::counting::{self, Moved};
+use super::counting;
 use super::engines::COMMANDS_PER_TURN;
-use super::flow::{Flow, Pump};
+use super::flow::{Allowance, Flow, Moved, Pump};
 use super::scheduler::{Turn, REQUEST_BYTES};
-use super::throttle::Allowance;
 use super::Mover;
 use crate::ids::{ClientId, FlowId};
 use crate::messages::Payer;

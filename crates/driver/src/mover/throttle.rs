@@ -3,12 +3,12 @@
 //! A flow without tokens is parked like one whose receive ring is full, and an alarm resumes it. Flows of a tenant
 //! wait in one queue: its first is woken by the alarm, and each that had its turn wakes the next, so that they take
 //! turns and a thousand of them cost no more than one. An alarm is set as long as the queue holds anybody.
-use super::flow::Flow;
+use super::flow::{Allowance, Flow};
 use super::Mover;
 use crate::ids::{FlowId, TenantId};
 use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter};
-use crate::policy::{Limits, Rate, Rates};
+use crate::policy::Limits;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -17,42 +17,6 @@ use std::time::Duration;
 
 /// How long the next in a queue waits if the one woken before it has no turn: it may have ended.
 const NEXT_AFTER: Duration = Duration::from_millis(4);
-
-/// What a flow may put under way in its turn.
-#[derive(Clone, Copy, Debug)]
-pub struct Allowance {
-    pub bytes: u64,
-    pub messages: u64,
-}
-
-impl Allowance {
-    pub const ALL: Self = Self { bytes: u64::MAX, messages: u64::MAX };
-
-    /// No more than `other`.
-    pub fn limit_to(&mut self, other: Self) {
-        *self = Self { bytes: self.bytes.min(other.bytes), messages: self.messages.min(other.messages) };
-    }
-
-    /// What is gone of it.
-    pub fn less(self, left: Self) -> Self {
-        Self { bytes: self.bytes - left.bytes, messages: self.messages - left.messages }
-    }
-}
-
-/// Buckets of one flow, made from its tenant's limits for each connection.
-#[derive(Debug)]
-pub struct Own {
-    of: Rates,
-    bytes: Option<(Bucket, Meter)>,
-    messages: Option<(Bucket, Meter)>,
-}
-
-impl Own {
-    fn new(of: Rates) -> Box<Self> {
-        let make = |rate: Option<Rate>| rate.map(|rate| (Bucket::new(rate), Meter::default()));
-        Box::new(Self { of, bytes: make(of.bytes), messages: make(of.messages) })
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Waiter {
@@ -115,11 +79,7 @@ impl Throttle {
             tenant.waiting.push_back(flow.id);
         } else {
             let want = (flow.pending().min(bytes), flow.messages_wanted());
-            let of = tenant.budget.limits.connection;
-            if flow.own.as_ref().map_or(Rates::default(), |own| own.of) != of {
-                flow.own = of.any().then(|| Own::new(of));
-            }
-            match flow.own.as_mut().map_or(Ok(Allowance::ALL), |own| own.ready(want, now)) {
+            match flow.ready(tenant.budget.limits.connection, want, now) {
                 Ok(mut own) => match tenant.ready(want, now) {
                     Ok(all) => {
                         own.limit_to(all);
@@ -144,23 +104,10 @@ impl Throttle {
     /// Takes note of what a flow has put under way. The next one that may have tokens.
     pub fn spend(&mut self, flow: &mut Flow, spent: Allowance) -> Option<FlowId> {
         let tenant = self.tenants.get_mut(flow.tenant.index())?.as_mut()?;
-        let own = flow.own.as_deref_mut();
-        let (own_bytes, own_messages) = own.map_or((None, None), |o| (o.bytes.as_mut(), o.messages.as_mut()));
-        own_bytes.map(|(_, meter)| meter).into_iter().for_each(|m| m.spend(spent.bytes));
-        own_messages.map(|(_, meter)| meter).into_iter().for_each(|m| m.spend(spent.messages));
+        flow.spend(spent);
         tenant.bytes.spend(spent.bytes);
         tenant.messages.spend(spent.messages);
         tenant.waiting.pop_front()
-    }
-}
-
-impl Own {
-    fn ready(&mut self, (bytes, messages): (u64, u64), now: Duration) -> Result<Allowance, Duration> {
-        let of = |part: &mut Option<(Bucket, Meter)>, want| match part {
-            Some((bucket, meter)) => meter.ready(bucket, want, now),
-            None => Ok(u64::MAX),
-        };
-        Ok(Allowance { bytes: of(&mut self.bytes, bytes)?, messages: of(&mut self.messages, messages)? })
     }
 }
 

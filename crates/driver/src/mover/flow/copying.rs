@@ -2,9 +2,8 @@
 //! of the stream (paper, section III-E).
 use super::sink::Place;
 use super::source::{Next, Piece};
-use super::{Flow, Pump};
+use super::{Allowance, Flow, Pump};
 use crate::messages::Violation;
-use crate::mover::throttle::Allowance;
 use pd_abi::{Command, CommandType, TableId};
 use pd_engine::Cpu;
 
