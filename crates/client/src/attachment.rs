@@ -2,11 +2,12 @@
 //! the receive regions. The attach socket serves slow paths only, one thread at a time.
 use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
+use crate::forks::forks;
 use crate::kept::Kept;
 use crate::own::{self, OwnFd};
-use crate::process::{forks, setting};
 use crate::reasons::Reasons;
 use crate::send::file::Files;
+use crate::setting::known_socket_path;
 use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, RING_BYTES_MAX};
@@ -19,29 +20,9 @@ use rustix::net::{
 };
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
-
-/// Where the driver listens unless `PD_SOCKET` says otherwise.
-pub const SOCKET_PATH_DEFAULT: &str = "/run/pipedevice/driver.sock";
-/// The first value: programs may clear their environment later.
-static SOCKET_PATH: OnceLock<PathBuf> = OnceLock::new();
-
-fn socket_path() -> PathBuf {
-    setting("PD_SOCKET").map_or_else(|| SOCKET_PATH_DEFAULT.into(), PathBuf::from)
-}
-
-/// Where the driver is.
-pub(crate) fn known_socket_path() -> &'static Path {
-    SOCKET_PATH.get_or_init(socket_path)
-}
-
-/// Looks where the driver is, now and for good.
-pub(crate) fn remember_socket_path() {
-    SOCKET_PATH.get_or_init(socket_path);
-}
 
 /// How long an answer on the attach socket may take.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);

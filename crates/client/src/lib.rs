@@ -37,6 +37,7 @@ mod direct;
 mod due;
 mod epoll;
 mod error;
+mod forks;
 mod forward;
 mod handlers;
 mod kept;
@@ -52,6 +53,7 @@ mod process;
 mod reasons;
 mod recv;
 mod send;
+mod setting;
 mod sids;
 mod socket;
 mod turn;
@@ -60,11 +62,11 @@ mod twin;
 pub use api::{
     poll, Epoll, Event, Incoming, Interest, Listener, ListenerOptions, PollFd, Received, SendBuffer, Stream,
 };
-pub use attachment::SOCKET_PATH_DEFAULT;
 pub use control::Shutdown;
 pub use copying::Reading;
 pub use direct::Path;
 pub use error::{Error, Result};
+pub use setting::SOCKET_PATH_DEFAULT;
 
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
@@ -84,11 +86,10 @@ pub mod core {
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
     pub use crate::poll::{poll, Target};
-    pub use crate::process::{
-        attach, in_child, is_attached, is_driver_near, prepare, setting, stays_on_kernel,
-    };
+    pub use crate::process::{attach, in_child, is_attached, is_driver_near, prepare, stays_on_kernel};
     pub use crate::recv::Handout;
     pub use crate::send::Fill;
+    pub use crate::setting::setting;
     pub use crate::sids::{insert, remove, with, with_socket, Named, FIRST_SID};
     pub use crate::socket::Socket;
     pub use pd_abi::KernelReason;

@@ -4,8 +4,8 @@
 //! Such a program may have used up its numbers when the library needs one. Then the soft limit is raised for the moment,
 //! if the hard one is higher; else one of a few descriptors that were kept for this is given away. Without either the
 //! library does without, or the program gets what it asked for from somebody else.
+use crate::forks::forks;
 use crate::handlers::Inside;
-use crate::process::forks;
 use crate::turn::lock;
 use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};

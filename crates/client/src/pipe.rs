@@ -22,7 +22,8 @@
 //! its parent's pipes.
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
-use crate::process::{forks, process};
+use crate::forks::forks;
+use crate::process::process;
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit, PIPE_RING_BYTES_DEFAULT};
 pub use pd_abi::pipe::{BACK, DROP};
 use pd_abi::{Frame as Message, FrameKind};

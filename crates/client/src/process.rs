@@ -1,9 +1,11 @@
 //! The objects of one process: its attachment, its sockets, its memory. A forked child starts with
 //! nothing: the parent's objects are unreachable from it.
 use crate::arena::Arenas;
-use crate::attachment::{known_socket_path, remember_socket_path, Attachment};
+use crate::attachment::Attachment;
 use crate::error::Result;
+use crate::forks::{count_fork, forks};
 use crate::kept::{self, Kept};
+use crate::setting::{known_socket_path, remember_socket_path};
 use crate::sids::Sids;
 use crate::socket::Socket;
 use crate::turn::lock;
@@ -12,16 +14,14 @@ use pd_abi::KernelReason;
 use pd_shm::barrier;
 use rustix::fs::{accessat, Access, AtFlags, CWD};
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a normal exit waits for what was sent.
 const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
 
-static FORKS: AtomicU32 = AtomicU32::new(0);
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 static HOOKED: AtomicBool = AtomicBool::new(false);
 static FORKS_SEEN: AtomicBool = AtomicBool::new(false);
@@ -49,13 +49,6 @@ struct Found {
 thread_local! {
     /// The socket found last: threads that use different sockets do not meet in looking for them.
     static LAST: Kept<Option<Found>> = const { Kept::new(None, || LAST.with(Kept::release)) };
-}
-
-/// How often this process is a child of one that used the library. Objects remember it: theirs
-/// differing from this means that they belong to the parent.
-#[inline]
-pub(crate) fn forks() -> u32 {
-    FORKS.load(Ordering::Relaxed)
 }
 
 /// The process's state, made at first use.
@@ -108,13 +101,6 @@ pub fn prepare() {
     barrier::register_early();
 }
 
-/// Returns the environment variable `name`. None in a set-id program, whose environment another user sets.
-pub fn setting(name: &str) -> Option<OsString> {
-    // SAFETY: reads what the kernel told this process at its start.
-    let is_set_id = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    std::env::var_os(name).filter(|_| !is_set_id)
-}
-
 /// Attaches to the driver, unless the process is attached.
 ///
 /// # Errors
@@ -150,7 +136,7 @@ pub extern "C" fn in_child() {
     crate::own::close_inherited();
     crate::kernel::close_inherited();
     crate::handlers::in_child();
-    FORKS.fetch_add(1, Ordering::Relaxed);
+    count_fork();
     PROCESS.store(ptr::null_mut(), Ordering::Release);
 }
 

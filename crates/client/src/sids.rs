@@ -3,7 +3,8 @@
 //! and reaches nothing. Looking one up takes no lock in the usual case: each thread remembers the few it used last.
 use crate::epoll::Epoll;
 use crate::error::{Error, Result};
-use crate::process::{forks, process};
+use crate::forks::forks;
+use crate::process::process;
 use crate::socket::Socket;
 use crate::turn::lock;
 use rustix::io::Errno;

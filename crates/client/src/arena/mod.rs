@@ -9,8 +9,9 @@ pub(crate) use blocks::Block;
 
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
+use crate::forks::forks;
 use crate::kept::Kept;
-use crate::process::{forks, process};
+use crate::process::process;
 use crate::turn::lock;
 use blocks::{Freed, States};
 use heap::Heap;

@@ -13,7 +13,7 @@ pub(crate) use watch::Watch;
 
 use crate::channel::Channel;
 use crate::error::{bad_socket, Error, Result};
-use crate::process::forks;
+use crate::forks::forks;
 use crate::socket::Socket;
 use crate::turn::{lock, SLEEP_MAX};
 use bells::Bells;

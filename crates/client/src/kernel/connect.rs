@@ -4,7 +4,7 @@ use super::carrier::{anywhere, failed};
 use super::{Carrier, Inbox};
 use crate::control::Shutdown;
 use crate::error::{Error, Result};
-use crate::process::setting;
+use crate::setting::setting;
 use crate::socket::{Control, Socket, State};
 use crate::turn::{lock, Deadline};
 use libc::c_int;

@@ -3,9 +3,9 @@
 use super::{stale, SendSide};
 use crate::arena;
 use crate::error::{Error, Result};
+use crate::forks::forks;
 use crate::kept::Kept;
 use crate::lock::Guard;
-use crate::process::forks;
 use crate::socket::{would_block, Socket};
 use libc::iovec;
 use pd_shm::copy::copy;
