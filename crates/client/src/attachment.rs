@@ -2,11 +2,11 @@
 //! the receive regions. The attach socket serves slow paths only, one thread at a time.
 use crate::channel::Channel;
 use crate::error::{dead, Error, Result};
+use crate::files::Files;
 use crate::forks::forks;
 use crate::kept::Kept;
 use crate::own::{self, OwnFd};
 use crate::reasons::Reasons;
-use crate::send::file::Files;
 use crate::setting::known_socket_path;
 use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};

@@ -1,7 +1,7 @@
 //! Control calls: bind, listen, connect, shutdown, options, addresses. Each is one request and one
 //! answer on the calling thread's channel (or the socket's, where order with sends matters).
 use crate::direct::Path;
-use crate::error::{check, Error, Result};
+use crate::error::{check, not_connected, Error, Result};
 use crate::link::Link;
 use crate::process::process;
 use crate::socket::{Control, Socket, State};
@@ -631,8 +631,4 @@ impl Control {
 /// Size of a ring that is wished for, as the driver takes it.
 fn ring_bytes_near(bytes: u64) -> u64 {
     bytes.clamp(RING_BYTES_MIN, RING_BYTES_MAX).next_power_of_two()
-}
-
-pub(crate) fn not_connected() -> Error {
-    Error::new(Errno::NOTCONN, "the socket is not connected")
 }

@@ -1,7 +1,7 @@
 //! Receiving into and sending from memory of the program's, as the BSD calls do: one copy more than lending, and nothing to
 //! give back or to wait for afterwards. [`Socket::recv_copied`] and [`Socket::send_copied`], of which they are made, do not wait.
-use crate::error::{Error, Result};
-use crate::socket::{would_block, Socket};
+use crate::error::{would_block, Error, Result};
+use crate::socket::Socket;
 use crate::turn::Deadline;
 use libc::iovec;
 use rustix::io::Errno;

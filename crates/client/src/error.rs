@@ -112,6 +112,22 @@ pub(crate) fn elsewhere() -> Error {
     Error::new(Errno::REMCHG, "the connection goes on in the kernel")
 }
 
+pub(crate) fn not_connected() -> Error {
+    Error::new(Errno::NOTCONN, "the socket is not connected")
+}
+
+pub(crate) fn would_block() -> Error {
+    Error::new(
+        Errno::AGAIN,
+        "the call would have to wait, and the socket is non-blocking or its time is over",
+    )
+}
+
+#[cold]
+pub(crate) fn moved() -> Error {
+    Error::new(Errno::STALE, "another process has taken the socket over")
+}
+
 #[cold]
 pub(crate) fn lent() -> Error {
     Error::new(Errno::BUSY, "received bytes are lent out; give them back with pd_recv_done first")

@@ -1,8 +1,8 @@
 //! Forwarding: bytes that one socket has received go out by another, copied once, from ring to ring or into a block of send
 //! memory. What the other has no room for stays received here.
-use crate::error::{lent, Result};
+use crate::error::{lent, would_block, Result};
 use crate::recv::{Handout, RecvSide, IDLE_CALLS};
-use crate::socket::{would_block, Socket};
+use crate::socket::Socket;
 use crate::turn::Deadline;
 use libc::iovec;
 use rustix::io::Errno;

@@ -37,6 +37,7 @@ mod direct;
 mod due;
 mod epoll;
 mod error;
+mod files;
 mod forks;
 mod forward;
 mod handlers;

@@ -4,12 +4,22 @@ use crate::attachment::Attachment;
 use crate::channel::Channel;
 use crate::direct::{Direct, Half};
 use crate::error::Result;
-use pd_abi::layout::{moved, path, socket_control as control, socket_offset, socket_status as status};
+use pd_abi::layout::{
+    moved, path, socket_control as control, socket_offset, socket_status as status, ELSEWHERE, ENDED,
+};
 use pd_abi::{Operation, Request, SocketId, Span};
 use pd_shm::wait::SharedCells;
 use pd_shm::{Own, Theirs};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
+
+/// The end of a socket that another process has taken: what is unread here it reads there.
+pub(crate) const MOVED: u32 = libc::ESTALE as u32;
+
+/// Tells whether a direction has ended neither in order nor because the connection goes on elsewhere.
+pub(crate) fn has_failed(end: u32) -> bool {
+    ![0, ENDED, ELSEWHERE, MOVED].contains(&end)
+}
 
 /// A live id and where its words are.
 #[derive(Clone, Debug)]

@@ -1,9 +1,9 @@
 //! Accepting, and listening on through a restart of the driver.
-use crate::error::{check, Error, Result};
+use crate::error::{check, would_block, Error, Result};
 use crate::link::Link;
 use crate::process::process;
 use crate::recv::IDLE_CALLS;
-use crate::socket::{would_block, Control, Socket};
+use crate::socket::{Control, Socket};
 use crate::turn::{lock, Deadline, SLEEP_MAX};
 use pd_abi::limits::ANSWERS_MAX;
 use pd_abi::{Address, Operation, SocketId, SocketOption};

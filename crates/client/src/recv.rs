@@ -2,12 +2,11 @@
 pub(crate) mod copied;
 
 use crate::attachment::RingWords;
-use crate::control::not_connected;
 use crate::direct::Incoming;
-use crate::error::{elsewhere, Error, Result};
+use crate::error::{elsewhere, moved, not_connected, would_block, Error, Result};
 use crate::kernel::Inbox;
-use crate::link::Link;
-use crate::socket::{would_block, Socket};
+use crate::link::{Link, MOVED};
+use crate::socket::Socket;
 use crate::turn::{Deadline, HasTurn, Turn};
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::Operation;
@@ -82,14 +81,6 @@ pub struct Handout {
     pub len: usize,
     /// Position of the first byte in the stream.
     pub start: u64,
-}
-
-/// The end of a socket that another process has taken: what is unread here it reads there.
-pub(crate) const MOVED: u32 = libc::ESTALE as u32;
-
-#[cold]
-pub(crate) fn moved() -> Error {
-    Error::new(Errno::STALE, "another process has taken the socket over")
 }
 
 impl RecvSide {

@@ -7,13 +7,12 @@ mod placed;
 pub use copied::Fill;
 
 use crate::arena::{self, Block};
-use crate::control::not_connected;
 use crate::direct::Outgoing;
-use crate::error::{elsewhere, Error, Result};
-use crate::link::Link;
+use crate::error::{elsewhere, moved, not_connected, would_block, Error, Result};
+use crate::link::{Link, MOVED};
 use crate::lock::Guard;
 use crate::process::process;
-use crate::socket::{would_block, Socket};
+use crate::socket::Socket;
 use crate::turn::{Deadline, HasTurn, Turn, SLEEP_MAX};
 use libc::iovec;
 use pd_abi::layout::{ELSEWHERE, ENDED};
@@ -266,7 +265,7 @@ impl SendSide {
     fn check_taken(&self) -> Result<()> {
         match !self.may_move || self.link.is_last_taken(self.posted)? {
             true => Ok(()),
-            false => Err(crate::recv::moved()),
+            false => Err(moved()),
         }
     }
 
@@ -294,8 +293,8 @@ impl Socket {
     /// # Errors
     /// That one.
     pub fn check_present(&self) -> Result<()> {
-        match self.send.lock().link.send_end() == crate::recv::MOVED {
-            true => Err(crate::recv::moved()),
+        match self.send.lock().link.send_end() == MOVED {
+            true => Err(moved()),
             false => Ok(()),
         }
     }

@@ -3,20 +3,19 @@
 use crate::attachment::Attachment;
 use crate::direct::{Incoming, Outgoing};
 use crate::epoll::{Epoll, Watch};
-use crate::error::{bad_socket, Error, Result};
+use crate::error::{bad_socket, Result};
 use crate::forks::forks;
 use crate::kernel::Carrier;
-use crate::link::Link;
+use crate::link::{has_failed, Link};
 use crate::listen::Arrived;
 use crate::lock::Lock;
 use crate::process::process;
-use crate::recv::{RecvSide, MOVED};
+use crate::recv::RecvSide;
 use crate::send::SendSide;
 use crate::turn::{lock, HasTurn};
-use pd_abi::layout::{ELSEWHERE, ENDED};
+use pd_abi::layout::ENDED;
 use pd_abi::limits::ANSWERS_MAX;
 use pd_abi::{Operation, Request, CLOSE_LEFT, CLOSE_RESETS};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU8, Ordering};
@@ -478,16 +477,4 @@ impl Socket {
     pub(crate) fn serial(&self) -> u64 {
         self.serial
     }
-}
-
-/// Tells whether a direction has ended neither in order nor because the connection goes on elsewhere.
-pub(crate) fn has_failed(end: u32) -> bool {
-    ![0, ENDED, ELSEWHERE, MOVED].contains(&end)
-}
-
-pub(crate) fn would_block() -> Error {
-    Error::new(
-        Errno::AGAIN,
-        "the call would have to wait, and the socket is non-blocking or its time is over",
-    )
 }

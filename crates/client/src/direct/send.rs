@@ -1,11 +1,11 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
 use super::wait::{AsymmetricFence, Doorbells, Noticing, Waker, RECV, SEND};
 use super::{Half, ALIVE_BYTES};
-use crate::error::Result;
+use crate::error::{would_block, Result};
 use crate::link::Link;
 use crate::lock::Guard;
 use crate::send::{partial, Fill, SendSide};
-use crate::socket::{would_block, Socket};
+use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, Deadline, HasTurn};
 use pd_abi::layout::direct;
 use pd_abi::limits::LINE_BYTES;

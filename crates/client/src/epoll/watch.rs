@@ -1,9 +1,9 @@
 //! A socket as a source of an epoll instance.
 use super::ready::{Item, Source, ASIDE, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use super::rest::Rest;
+use crate::link::{has_failed, MOVED};
 use crate::own::OwnFd;
-use crate::recv::MOVED;
-use crate::socket::{has_failed, Control, Socket};
+use crate::socket::{Control, Socket};
 use crate::turn::lock;
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,10 +3,10 @@
 use super::carrier::failed;
 use super::{Carrier, Inbox};
 use crate::copying::{so_far, total, Reading, Rest};
-use crate::error::{bad_socket, lent, Error, Result};
+use crate::error::{bad_socket, lent, would_block, Error, Result};
 use crate::lock::Guard;
 use crate::recv::{RecvSide, Ring};
-use crate::socket::{would_block, Socket};
+use crate::socket::Socket;
 use crate::turn::{Deadline, SLEEP_MAX};
 use libc::iovec;
 use pd_abi::layout::ENDED;

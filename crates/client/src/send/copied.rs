@@ -2,11 +2,11 @@
 //! once and free themselves when they are delivered; on the direct path into the own ring. Never waits.
 use super::{stale, SendSide};
 use crate::arena;
-use crate::error::{Error, Result};
+use crate::error::{would_block, Error, Result};
 use crate::forks::forks;
 use crate::kept::Kept;
 use crate::lock::Guard;
-use crate::socket::{would_block, Socket};
+use crate::socket::Socket;
 use libc::iovec;
 use pd_shm::copy::copy;
 use std::ptr;

@@ -3,85 +3,19 @@
 //! for nobody.
 use super::{partial, SendSide, Socket};
 use crate::attachment::Attachment;
-use crate::error::{Error, Result};
+use crate::error::{would_block, Error, Result};
+use crate::files::Name;
 use crate::lock::Guard;
-use crate::own::OwnFd;
-use crate::socket::would_block;
 use crate::turn::lock;
-use pd_abi::layout::{control_header, header};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use pd_abi::{FileId, Operation, Request, SocketId};
-use pd_shm::passed;
 use rustix::fs::{fcntl_getfl, fstat, FileType, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Less of a file is copied: that is done before the driver has looked.
 const FILE_BYTES_MIN: u64 = 64 << 10;
-/// How long the driver is not asked for files after it has refused one for a reason that may pass.
-const REFUSED: Duration = Duration::from_millis(100);
-
-/// Files that the driver has open for this process.
-#[derive(Debug, Default)]
-pub(crate) struct Files {
-    /// By the slot of their ids.
-    known: Vec<Option<Known>>,
-    /// Devices whose files the driver does not open.
-    refused: Vec<u64>,
-    again: Option<Instant>,
-    /// Where descriptors are passed, from the first file on.
-    socket: Option<OwnFd>,
-    /// Of the last one passed.
-    serial: u64,
-}
-
-#[derive(Debug)]
-struct Known {
-    name: Name,
-    id: FileId,
-    /// Sends so far.
-    uses: u32,
-}
-
-/// Device and inode.
-type Name = (u64, u64);
-
-impl Files {
-    fn find(&self, name: Name) -> Option<FileId> {
-        self.known.iter().flatten().find(|known| known.name == name).map(|known| known.id)
-    }
-
-    /// Returns whether the driver does not open this file, or not now.
-    fn is_refused(&self, name: Name) -> bool {
-        let now = || self.again.is_some_and(|again| Instant::now() < again);
-        self.find(name).is_none() && (self.refused.contains(&name.0) || now())
-    }
-
-    fn add(&mut self, name: Name, id: FileId) {
-        let slot = usize::from(id.slot());
-        if self.known.len() <= slot {
-            self.known.resize_with(slot + 1, || None);
-        }
-        self.known[slot] = Some(Known { name, id, uses: 0 });
-    }
-
-    /// Passes a file to the driver. Returns the serial to ask for it by. Never waits.
-    fn pass(&mut self, fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
-        let socket = self.socket.as_ref().ok_or(Errno::NOTCONN)?;
-        // Used up, whether it goes or not.
-        self.serial += 1;
-        passed::send(socket, self.serial, fd)?;
-        Ok(self.serial)
-    }
-
-    /// The driver is not asked for a while.
-    fn pause(&mut self) {
-        self.again = Some(Instant::now() + REFUSED);
-    }
-}
 
 impl Attachment {
     /// The file, which the driver opens if it has not. None: it does not.
@@ -95,9 +29,9 @@ impl Attachment {
         if let Some(id) = files.find(name) {
             return Ok(Some(id));
         }
-        if files.socket.is_none() {
+        if !files.has_socket() {
             match self.file_socket() {
-                Ok(socket) => files.socket = Some(socket),
+                Ok(socket) => files.pass_on(socket),
                 Err(error) if !self.alive() => return Err(error),
                 Err(_) => {
                     files.pause();
@@ -111,17 +45,12 @@ impl Attachment {
         };
         match ask(Request::new(Operation::OpenFile, SocketId(0), 0).with_numbers(serial, 0))? {
             Ok(id) => {
-                self.control.store_u32(
-                    control_header::FILE_USES + 4 * usize::from(id.slot()),
-                    0,
-                    Ordering::Release,
-                );
-                files.add(name, id);
+                files.add(name, id, &self.control);
                 Ok(Some(id))
             }
             // Of no file of that file system, or of none at all.
             Err(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS | Errno::NOSYS) => {
-                files.refused.push(name.0);
+                files.refuse(name);
                 Ok(None)
             }
             Err(_) => {
@@ -133,22 +62,7 @@ impl Attachment {
 
     /// Counts a send of the file, which has to follow. False: the driver has closed it.
     fn count_file(&self, id: FileId) -> bool {
-        let mut files = lock(&self.files);
-        let slot = usize::from(id.slot());
-        let Some(place) = files.known.get_mut(slot) else { return false };
-        let Some(known) = place.as_mut().filter(|known| known.id == id) else { return false };
-        let uses = control_header::FILE_USES + 4 * slot;
-        self.control.store_u32(uses, known.uses.wrapping_add(1), Ordering::Release);
-        // SYNC POINT: file-dekker
-        fence(Ordering::SeqCst);
-        if self.status.load_u32(header::FILES + 4 * slot, Ordering::Acquire) == id.0 {
-            known.uses = known.uses.wrapping_add(1);
-            return true;
-        }
-        // Or is about to: it may find that it need not, and then shall later.
-        self.control.store_u32(uses, known.uses, Ordering::Release);
-        *place = None;
-        false
+        lock(&self.files).count(id, &self.control, &self.status)
     }
 }
 

@@ -3,9 +3,9 @@
 //! (section 3.2 of the text on it and Nagare).
 use super::copied::Place;
 use super::SendSide;
-use crate::error::{Error, Result};
+use crate::error::{would_block, Error, Result};
 use crate::lock::Guard;
-use crate::socket::{would_block, Socket};
+use crate::socket::Socket;
 use crate::turn::Deadline;
 use std::slice;
 
