@@ -2,7 +2,7 @@
 //! one thread may send while another receives; no lock is held while a thread sleeps.
 use crate::attachment::Attachment;
 use crate::direct::{Incoming, Outgoing};
-use crate::epoll::{Epoll, Watch};
+use crate::epoll::{Epoll, Registration, Watch};
 use crate::error::{bad_socket, Result};
 use crate::forks::forks;
 use crate::kernel::Carrier;
@@ -40,6 +40,8 @@ pub struct Socket {
     pub(crate) send: Lock<SendSide>,
     pub(crate) recv: Lock<RecvSide>,
     pub(crate) watch: Arc<Watch>,
+    /// In epoll instances. Changes with the items of `watch`.
+    pub(crate) registrations: Mutex<Vec<Registration>>,
     /// Of a connection that the kernel carries.
     pub(crate) kernel: OnceLock<Arc<Carrier>>,
     /// Of a listener: what listens in the kernel.
@@ -228,6 +230,7 @@ impl Socket {
             recv: Lock::new(RecvSide::new(control.link.clone(), connected, control.receives_shared)),
             control: Mutex::new(control),
             watch: Arc::default(),
+            registrations: Mutex::default(),
             kernel: OnceLock::new(),
             ear: OnceLock::new(),
             acceptor: OnceLock::new(),

@@ -3,7 +3,7 @@ use super::wait::{
     back_off, AsymmetricFence, Doorbells, LockedSpin, Noticing, PollBackoff, Waker, RECV, SEND,
 };
 use super::{Half, ALIVE_BYTES};
-use crate::epoll::rest::Rest;
+use crate::epoll::Rest;
 use crate::error::Result;
 use crate::link::Link;
 use crate::lock::Guard;

@@ -2,7 +2,7 @@
 //! on the direct path. So a peer wakes a thread in epoll without the driver.
 //!
 //! A doorbell stands for all connections of the instance with one peer process. The peer may ring in vain: then they are looked at.
-use super::ready::Item;
+use super::item::Item;
 use super::Epoll;
 use crate::own::OwnFd;
 use crate::turn::lock;
@@ -63,7 +63,7 @@ impl Epoll {
             bells.instance
         };
         // Threads that sleep on a futex hear no bell. Without descriptors the driver goes on waking them.
-        if self.kernel.get().is_none() && self.kernel().is_err() {
+        if self.ready.kernel.get().is_none() && self.kernel().is_err() {
             return;
         }
         let unasked = items.filter(|item| !item.bell_asked.load(Ordering::Relaxed));
@@ -85,7 +85,7 @@ impl Epoll {
 
     /// Makes the instance's threads sleep on it, too. False: the item's peer is not to ring it.
     pub(super) fn add_bell(&self, number: u64, fd: Arc<OwnFd>, item: &Arc<Item>) -> bool {
-        let Some(kernel) = self.kernel.get() else { return false };
+        let Some(kernel) = self.ready.kernel.get() else { return false };
         let mut bells = lock(&self.bells);
         if let Some(bell) = bells.by_number.get_mut(&number) {
             let fits = bell.items.len() < ITEMS_MAX;
@@ -100,7 +100,7 @@ impl Epoll {
         bells.by_number.insert(number, Bell { fd, items: vec![item.clone()] });
         drop(bells);
         // Threads that sleep on a futex are to sleep in the kernel's instance from now on.
-        self.changes.fetch_add(1, Ordering::Release);
+        self.ready.changes.fetch_add(1, Ordering::Release);
         self.wake_all();
         true
     }
@@ -115,7 +115,7 @@ impl Epoll {
             let used = !bell.items.is_empty();
             if !used {
                 // The peer has the same eventfd: that it is closed here does not take it out.
-                self.kernel.get().iter().for_each(|kernel| kernel.remove_bell(&bell.fd));
+                self.ready.kernel.get().iter().for_each(|kernel| kernel.remove_bell(&bell.fd));
             }
             used
         });
@@ -131,6 +131,6 @@ impl Epoll {
             let rung = numbers.iter().filter_map(|number| bells.by_number.get(number));
             rung.flat_map(|bell| bell.items.iter().cloned()).collect()
         };
-        items.iter().for_each(|item| self.queue(item));
+        items.iter().for_each(|item| self.ready.push(item));
     }
 }

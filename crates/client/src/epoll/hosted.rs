@@ -2,7 +2,7 @@
 //! [`Epoll::host_fd`] is a member of. Looking costs no system call. Only while a thread sleeps does the
 //! driver write to the wake pipes, and do changes of this process write to the eventfd.
 use super::kernel::{Found, Kernel};
-use super::ready::{collect, sift, Queue};
+use super::look::{collect, sift};
 use super::Epoll;
 use crate::channel::Channel;
 use crate::error::{bad_socket, Result};
@@ -29,10 +29,10 @@ impl Epoll {
     /// `EMFILE`.
     pub fn host_fd(&self) -> Result<RawFd> {
         self.check_usable()?;
-        if self.kernel.get().is_none() {
-            let _ = self.kernel.set(Kernel::new(true)?);
+        if self.ready.kernel.get().is_none() {
+            let _ = self.ready.kernel.set(Kernel::new(true)?);
         }
-        Ok(self.kernel.get().ok_or_else(bad_socket)?.raw_fd())
+        Ok(self.ready.kernel.get().ok_or_else(bad_socket)?.raw_fd())
     }
 
     /// Reports at most `max` events, `(events, data)` each, without waiting. Returns how many.
@@ -48,7 +48,7 @@ impl Epoll {
         if lost {
             self.lose();
         }
-        Ok(collect(&self.queue, &self.resting, max, report))
+        Ok(collect(&self.ready.queue, &self.resting, max, report))
     }
 
     /// Call before sleeping on the descriptor, after a look found nothing.
@@ -58,19 +58,18 @@ impl Epoll {
     pub fn arm(&self) -> Result<Armed> {
         self.check_usable()?;
         self.host_fd()?;
-        let kernel = self.kernel.get().ok_or_else(bad_socket)?;
+        let kernel = self.ready.kernel.get().ok_or_else(bad_socket)?;
         let mut channels = Vec::new();
         {
             let mut homes = lock(&self.homes);
             for home in homes.iter_mut() {
                 if !home.registered {
-                    kernel.add(&home.channel)?;
-                    home.registered = true;
+                    home.register(kernel)?;
                 }
                 channels.push(home.channel.clone());
             }
         }
-        self.armed.fetch_add(1, Ordering::SeqCst);
+        self.ready.armed.fetch_add(1, Ordering::SeqCst);
         let mut lost = false;
         for channel in &channels {
             lost |= channel.use_pipe().is_err();
@@ -81,10 +80,10 @@ impl Epoll {
         }
         self.begin_sleep();
         fence(Ordering::SeqCst);
-        let mut queue = lock(&self.queue);
+        let mut queue = lock(&self.ready.queue);
         let ready = lost || !queue.is_empty();
         // Not every thread that arms sleeps: for some the descriptor only has to be right.
-        self.signal_armed(kernel, &mut queue);
+        self.ready.signal_armed(kernel, &mut queue);
         drop(queue);
         Ok(Armed { channels, ready })
     }
@@ -105,11 +104,11 @@ impl Epoll {
         if lost {
             self.lose();
         }
-        sift(&self.queue);
-        let mut queue = lock(&self.queue);
+        sift(&self.ready.queue);
+        let mut queue = lock(&self.ready.queue);
         if queue.signalled && queue.is_empty() {
             queue.signalled = false;
-            self.kernel.get().iter().for_each(|kernel| kernel.clear_signal());
+            self.ready.kernel.get().iter().for_each(|kernel| kernel.clear_signal());
         }
         drop(queue);
         Ok(armed)
@@ -133,13 +132,13 @@ impl Epoll {
         if lost {
             self.lose();
         }
-        self.armed.fetch_sub(1, Ordering::SeqCst);
-        super::rest::end_sleep(&self.resting, &self.queue);
-        let mut queue = lock(&self.queue);
+        self.ready.armed.fetch_sub(1, Ordering::SeqCst);
+        super::rest::end_sleep(&self.resting, &self.ready.queue);
+        let mut queue = lock(&self.ready.queue);
         if queue.signalled {
             queue.signalled = false;
             found = true;
-            if let Some(kernel) = self.kernel.get() {
+            if let Some(kernel) = self.ready.kernel.get() {
                 kernel.clear_signal();
             }
         }
@@ -160,33 +159,24 @@ impl Epoll {
         if lock(&self.bells).is_empty() {
             return None;
         }
-        let found = self.kernel.get()?.poll(Duration::ZERO);
+        let found = self.ready.kernel.get()?.poll(Duration::ZERO);
         self.rung(&found.bells);
         Some(found)
     }
 
     /// Call at the end of a wait: what it leaves in the queue is news to another thread that sleeps, as in the kernel's instances.
     pub fn pass_on(&self) {
-        let Some(kernel) = self.kernel.get() else { return };
+        let Some(kernel) = self.ready.kernel.get() else { return };
         fence(Ordering::SeqCst);
-        if self.armed.load(Ordering::SeqCst) > 0 {
-            self.signal_armed(kernel, &mut lock(&self.queue));
+        if self.ready.armed.load(Ordering::SeqCst) > 0 {
+            self.ready.signal_armed(kernel, &mut lock(&self.ready.queue));
         }
     }
 
     /// Makes the descriptor readable once, for threads that sleep on its host without having armed.
     pub fn poke(&self) {
-        if let Some(kernel) = self.kernel.get() {
-            lock(&self.queue).signalled = true;
-            kernel.set_signal();
-        }
-    }
-
-    /// Something was queued: wakes those that sleep.
-    pub(super) fn signal_armed(&self, kernel: &Kernel, queue: &mut Queue) {
-        fence(Ordering::SeqCst);
-        if self.armed.load(Ordering::SeqCst) > 0 && !queue.is_empty() && !queue.signalled {
-            queue.signalled = true;
+        if let Some(kernel) = self.ready.kernel.get() {
+            lock(&self.ready.queue).signalled = true;
             kernel.set_signal();
         }
     }

@@ -1,14 +1,11 @@
 //! The descriptor of an epoll instance: a kernel epoll instance that holds the wake pipes of its
 //! channels, doorbells, an eventfd for what happens inside the process, and the attach sockets.
-use super::ready::Item;
-use crate::channel::Channel;
 use crate::error::{Error, Result};
 use crate::kernel::HeldFd;
 use crate::own::{self, OwnFd};
 use rustix::event::{epoll, eventfd, EventfdFlags, Timespec};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 const SIGNAL: u64 = u64::MAX;
@@ -24,13 +21,6 @@ pub(super) struct Kernel {
     signal: OwnFd,
     /// Waited for inside another instance: the pipes are used only while a thread sleeps.
     hosted: bool,
-}
-
-/// The descriptor of a kernel socket behind a native one, and what is to be looked at when it has news.
-#[derive(Debug)]
-pub(super) struct Member {
-    pub(super) fd: Arc<HeldFd>,
-    pub(super) items: Vec<Arc<Item>>,
 }
 
 /// The findings of a poll.
@@ -67,31 +57,24 @@ impl Kernel {
         self.hosted
     }
 
-    pub(super) fn add(&self, channel: &Channel) -> Result<()> {
-        let data = epoll::EventData::new_u64(channel.index().into());
-        self.add_fd(channel.pipe()?, data, epoll::EventFlags::IN)?;
-        if let Some(attachment) = channel.attachment() {
-            self.add_fd(attachment.fd(), epoll::EventData::new_u64(ATTACH), epoll::EventFlags::RDHUP)?;
-        }
-        if self.hosted {
-            return Ok(());
-        }
-        channel.use_pipe()
+    /// Adds the wake pipe of the channel of that number.
+    pub(super) fn add_pipe(&self, channel: u32, pipe: impl AsFd) -> Result<()> {
+        let data = epoll::EventData::new_u64(channel.into());
+        self.add_fd(pipe, data, epoll::EventFlags::IN)
+    }
+
+    pub(super) fn remove_pipe(&self, pipe: impl AsFd) {
+        let _ = epoll::delete(&self.epoll, pipe);
+    }
+
+    pub(super) fn add_attachment(&self, fd: impl AsFd) -> Result<()> {
+        self.add_fd(fd, epoll::EventData::new_u64(ATTACH), epoll::EventFlags::RDHUP)
     }
 
     fn add_fd(&self, fd: impl AsFd, data: epoll::EventData, events: epoll::EventFlags) -> Result<()> {
         match epoll::add(&self.epoll, fd, data, events) {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
             Err(errno) => Err(Error::new(errno, format!("cannot watch a channel: {errno}"))),
-        }
-    }
-
-    pub(super) fn remove(&self, channel: &Channel) {
-        if let Ok(pipe) = channel.pipe() {
-            let _ = epoll::delete(&self.epoll, pipe);
-        }
-        if !self.hosted {
-            channel.leave_pipe();
         }
     }
 

@@ -1,12 +1,18 @@
 //! Members: descriptors of kernel sockets behind native ones. The kernel says once that something has come; then their items are
 //! looked at.
-use super::kernel::Member;
-use super::ready::Item;
+use super::item::Item;
 use super::Epoll;
 use crate::error::Result;
 use crate::kernel::HeldFd;
 use crate::turn::lock;
 use std::sync::Arc;
+
+/// The descriptor of a kernel socket behind a native one, and what is to be looked at when it has news.
+#[derive(Debug)]
+pub(super) struct Member {
+    fd: Arc<HeldFd>,
+    items: Vec<Arc<Item>>,
+}
 
 impl Epoll {
     /// Makes a descriptor a member.
@@ -36,7 +42,7 @@ impl Epoll {
         let Some(member) = members.get_mut(&serial) else { return };
         member.items.retain(|known| !Arc::ptr_eq(known, item));
         if member.items.is_empty() {
-            self.kernel.get().iter().for_each(|kernel| kernel.remove_member(&member.fd));
+            self.ready.kernel.get().iter().for_each(|kernel| kernel.remove_member(&member.fd));
             members.remove(&serial);
         }
     }
@@ -51,6 +57,6 @@ impl Epoll {
             let called = serials.iter().filter_map(|serial| members.get(serial));
             called.flat_map(|member| member.items.iter().cloned()).collect()
         };
-        items.iter().for_each(|item| self.queue(item));
+        items.iter().for_each(|item| self.ready.push(item));
     }
 }

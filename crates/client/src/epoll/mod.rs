@@ -1,31 +1,36 @@
 //! Waiting for many sockets at once.
 mod bells;
 pub mod hosted;
+mod item;
 mod kernel;
+mod look;
 mod members;
 pub mod other;
 pub mod ready;
-pub(crate) mod rest;
+mod rest;
+mod sockets;
+mod source;
 mod watch;
 
-pub(crate) use ready::Item;
+pub(crate) use item::{Item, Rest};
 pub(crate) use watch::Watch;
 
 use crate::channel::Channel;
 use crate::error::{bad_socket, Error, Result};
 use crate::forks::forks;
-use crate::socket::Socket;
 use crate::turn::{lock, SLEEP_MAX};
 use bells::Bells;
 use foldhash::HashMap;
-use kernel::{Kernel, Member};
+use item::{Interest, ReadyQueue};
+use kernel::Kernel;
+use look::collect;
+use members::Member;
 use pd_shm::Spin;
-use ready::{collect, Interest, Queue, Source};
 use rest::Resting;
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// How often a change looks whether a waiting thread has noticed it.
@@ -38,7 +43,7 @@ pub struct Epoll {
     this: Weak<Self>,
     /// By a socket's serial and the registration's name.
     items: Mutex<HashMap<(u64, u64), Arc<Item>>>,
-    queue: Mutex<Queue>,
+    ready: Arc<ReadyQueue>,
     resting: Mutex<Resting>,
     /// [`Self::fd`] has been called.
     exported: AtomicBool,
@@ -47,15 +52,17 @@ pub struct Epoll {
     spin: Mutex<Spin>,
     /// Channels that events of its sockets come to, and how many of its sockets each has.
     homes: Mutex<Vec<Home>>,
-    kernel: OnceLock<Kernel>,
     bells: Mutex<Bells>,
     /// By the socket's serial.
     members: Mutex<HashMap<u64, Member>>,
-    /// Counts what was queued, so that a thread about to sleep notices.
-    changes: AtomicU32,
     sleepers: AtomicU32,
-    /// Threads that sleep on the descriptor (see [`hosted`]).
-    armed: AtomicU32,
+}
+
+/// An item, and the instance that it is in.
+#[derive(Clone, Debug)]
+pub(crate) struct Registration {
+    pub(crate) item: Arc<Item>,
+    pub(crate) epoll: Weak<Epoll>,
 }
 
 #[derive(Debug)]
@@ -66,6 +73,31 @@ struct Home {
     registered: bool,
 }
 
+impl Home {
+    /// Has the kernel's instance tell of the channel.
+    fn register(&mut self, kernel: &Kernel) -> Result<()> {
+        kernel.add_pipe(self.channel.index(), self.channel.pipe()?)?;
+        if let Some(attachment) = self.channel.attachment() {
+            kernel.add_attachment(attachment.fd())?;
+        }
+        if !kernel.hosted() {
+            self.channel.use_pipe()?;
+        }
+        self.registered = true;
+        Ok(())
+    }
+
+    /// Takes [`Self::register`] back.
+    fn leave(&self, kernel: &Kernel) {
+        if let Ok(pipe) = self.channel.pipe() {
+            kernel.remove_pipe(pipe);
+        }
+        if !kernel.hosted() {
+            self.channel.leave_pipe();
+        }
+    }
+}
+
 impl Epoll {
     /// A new instance, without sockets.
     pub fn new() -> Arc<Self> {
@@ -73,19 +105,21 @@ impl Epoll {
             forks: forks(),
             this: this.clone(),
             items: Mutex::default(),
-            queue: Mutex::default(),
+            ready: Arc::default(),
             resting: Mutex::default(),
             exported: AtomicBool::new(false),
             has_others: AtomicBool::new(false),
             spin: Mutex::default(),
             homes: Mutex::default(),
-            kernel: OnceLock::new(),
             bells: Mutex::default(),
             members: Mutex::default(),
-            changes: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
-            armed: AtomicU32::new(0),
         })
+    }
+
+    /// Names the instance, for the owner of an item.
+    fn registration(&self, item: &Arc<Item>) -> Registration {
+        Registration { item: item.clone(), epoll: self.this.clone() }
     }
 
     fn check_usable(&self) -> Result<()> {
@@ -96,119 +130,13 @@ impl Epoll {
         }
     }
 
-    /// Adds a socket: `events` of [`ready`], `data` comes back with them.
-    ///
-    /// # Errors
-    /// `EEXIST`, `EBADF`.
-    pub fn add(&self, socket: &Arc<Socket>, events: u32, data: u64) -> Result<()> {
-        self.add_as(socket, 0, events, data)
-    }
-
-    /// Adds a socket by a name: it may be in the instance once by each.
-    ///
-    /// # Errors
-    /// `EEXIST`, `EBADF`.
-    pub fn add_as(&self, socket: &Arc<Socket>, name: u64, events: u32, data: u64) -> Result<()> {
-        self.check_usable()?;
-        socket.check_usable()?;
-        socket.adopt()?;
-        let source: Arc<dyn Source> = socket.clone();
-        let (this, interest) = (self.this.clone(), Interest::new(events, data));
-        let item = Item::new(Arc::downgrade(&source), this, name, interest);
-        let control = lock(&socket.control);
-        let key = (socket.serial(), name);
-        {
-            let mut items = lock(&self.items);
-            if items.contains_key(&key) {
-                return Err(Error::new(
-                    Errno::EXIST,
-                    "the socket is in this epoll instance already; modify it",
-                ));
-            }
-            items.insert(key, item.clone());
-        }
-        // Of a connection of the kernel's no event comes from the driver.
-        let settled = match socket.kernel.get() {
-            None => self.settle(socket.serial(), &control.link.home),
-            Some(_) => Ok(()),
-        };
-        if let Err(error) = settled {
-            lock(&self.items).remove(&key);
-            return Err(error);
-        }
-        socket.watch(&control, item.clone());
-        drop(control);
-        if let Err(error) = socket.join(&item) {
-            self.forget(socket, name);
-            return Err(error);
-        }
-        self.queue(&item);
-        self.wake_all();
-        Ok(())
-    }
-
-    /// Changes what is wanted of a socket, and enables it again if it was one-shot.
-    ///
-    /// # Errors
-    /// `ENOENT`.
-    pub fn modify(&self, socket: &Socket, events: u32, data: u64) -> Result<()> {
-        self.modify_as(socket, 0, events, data)
-    }
-
-    /// The same of what was added by a name.
-    ///
-    /// # Errors
-    /// `ENOENT`.
-    pub fn modify_as(&self, socket: &Socket, name: u64, events: u32, data: u64) -> Result<()> {
-        self.modify_item((socket.serial(), name), events, data)
-    }
-
     fn modify_item(&self, key: (u64, u64), events: u32, data: u64) -> Result<()> {
         self.check_usable()?;
         let item = lock(&self.items).get(&key).cloned().ok_or_else(absent)?;
         *lock(&item.interest) = Interest::new(events, data);
-        self.queue(&item);
+        self.ready.push(&item);
         self.wake_all();
         Ok(())
-    }
-
-    /// Events wanted of a member, by its name: of a one-shot that has told, its flag alone. None: it is not in here.
-    pub fn wanted_as(&self, socket: &Socket, name: u64) -> Option<u32> {
-        let item = lock(&self.items).get(&(socket.serial(), name)).cloned()?;
-        let interest = lock(&item.interest);
-        Some(if interest.enabled { interest.events } else { ready::ONESHOT })
-    }
-
-    /// Takes a socket out. Closing it does so, too.
-    ///
-    /// # Errors
-    /// `ENOENT`.
-    pub fn remove(&self, socket: &Socket) -> Result<()> {
-        self.remove_as(socket, 0)
-    }
-
-    /// The same of what was added by a name.
-    ///
-    /// # Errors
-    /// `ENOENT`.
-    pub fn remove_as(&self, socket: &Socket, name: u64) -> Result<()> {
-        self.check_usable()?;
-        if self.forget(socket, name) {
-            Ok(())
-        } else {
-            Err(absent())
-        }
-    }
-
-    pub(crate) fn forget(&self, socket: &Socket, name: u64) -> bool {
-        let control = lock(&socket.control);
-        let Some(item) = lock(&self.items).remove(&(socket.serial(), name)) else { return false };
-        item.removed.store(true, Ordering::Release);
-        socket.unwatch(&control, &item);
-        self.leave_bell(&item);
-        self.part(socket.serial(), &item);
-        self.unsettle(socket.serial());
-        true
     }
 
     /// Takes all sockets out and ends the instance.
@@ -229,10 +157,10 @@ impl Epoll {
     }
 
     /// The socket's events now come to another channel.
-    pub(crate) fn rehome(&self, socket: &Socket, home: &Arc<Channel>) {
-        self.unsettle(socket.serial());
+    fn rehome(&self, serial: u64, home: &Arc<Channel>) {
+        self.unsettle(serial);
         // Without the pipe a wait still looks at the channel every 250 ms.
-        let _ = self.settle(socket.serial(), home);
+        let _ = self.settle(serial, home);
     }
 
     fn settle(&self, serial: u64, channel: &Arc<Channel>) -> Result<()> {
@@ -242,9 +170,9 @@ impl Epoll {
             return Ok(());
         }
         let mut home = Home { channel: channel.clone(), sockets: vec![serial], registered: false };
-        if let Some(kernel) = self.kernel.get() {
-            match kernel.add(channel) {
-                Ok(()) => home.registered = true,
+        if let Some(kernel) = self.ready.kernel.get() {
+            match home.register(kernel) {
+                Ok(()) => {}
                 // Before a thread sleeps on it, it is tried again.
                 Err(_) if kernel.hosted() => {}
                 Err(error) => return Err(error),
@@ -262,34 +190,12 @@ impl Epoll {
                 home.sockets.swap_remove(at);
                 if home.sockets.is_empty() {
                     let home = homes.swap_remove(place);
-                    if let Some(kernel) = self.kernel.get().filter(|_| home.registered) {
-                        kernel.remove(&home.channel);
+                    if let Some(kernel) = self.ready.kernel.get().filter(|_| home.registered) {
+                        home.leave(kernel);
                     }
                 }
                 return;
             }
-        }
-    }
-
-    /// Queues an item to be looked at in the next wait.
-    pub(crate) fn queue(&self, item: &Arc<Item>) {
-        let mut queue = lock(&self.queue);
-        queue.push(item);
-        self.changes.fetch_add(1, Ordering::Release);
-        self.signal(&mut queue);
-    }
-
-    fn signal(&self, queue: &mut Queue) {
-        if let Some(kernel) = self.kernel.get() {
-            if kernel.hosted() {
-                return self.signal_armed(kernel, queue);
-            }
-            match (queue.is_empty(), queue.signalled) {
-                (false, false) => kernel.set_signal(),
-                (true, true) => kernel.clear_signal(),
-                _ => return,
-            }
-            queue.signalled = !queue.signalled;
         }
     }
 
@@ -325,16 +231,15 @@ impl Epoll {
 
     fn kernel(&self) -> Result<&Kernel> {
         let mut homes = lock(&self.homes);
-        if self.kernel.get().is_none() {
-            let _ = self.kernel.set(Kernel::new(false)?);
+        if self.ready.kernel.get().is_none() {
+            let _ = self.ready.kernel.set(Kernel::new(false)?);
         }
-        let kernel = self.kernel.get().ok_or_else(bad_socket)?;
+        let kernel = self.ready.kernel.get().ok_or_else(bad_socket)?;
         for home in homes.iter_mut().filter(|home| !home.registered) {
-            kernel.add(&home.channel)?;
-            home.registered = true;
+            home.register(kernel)?;
         }
         drop(homes);
-        self.signal(&mut lock(&self.queue));
+        self.ready.signal(&mut lock(&self.ready.queue));
         Ok(kernel)
     }
 
@@ -358,13 +263,13 @@ impl Epoll {
         let asks = self.exported.load(Ordering::Acquire)
             || self.has_others.load(Ordering::Relaxed)
             || !lock(&self.members).is_empty();
-        let kernel = self.kernel.get().filter(|_| asks);
+        let kernel = self.ready.kernel.get().filter(|_| asks);
         let mut found = kernel.map(|kernel| kernel.poll(Duration::ZERO)).unwrap_or_default();
         loop {
-            let seen = self.changes.load(Ordering::Acquire);
+            let seen = self.ready.changes.load(Ordering::Acquire);
             self.take_events(&found);
-            let count = collect(&self.queue, &self.resting, max, report);
-            self.signal(&mut lock(&self.queue));
+            let count = collect(&self.ready.queue, &self.resting, max, report);
+            self.ready.signal(&mut lock(&self.ready.queue));
             if self.exported.load(Ordering::Relaxed) {
                 self.ask_when_exported();
             }
@@ -402,7 +307,7 @@ impl Epoll {
 
     /// A driver has gone: every socket tells for itself how it is.
     fn lose(&self) {
-        if let Some(kernel) = self.kernel.get() {
+        if let Some(kernel) = self.ready.kernel.get() {
             for attachment in lock(&self.homes).iter().filter_map(|home| home.channel.attachment()) {
                 if !attachment.alive() {
                     kernel.remove_attachment(attachment.fd());
@@ -411,7 +316,7 @@ impl Epoll {
         }
         let items: Vec<_> = lock(&self.items).values().cloned().collect();
         for item in items {
-            self.queue(&item);
+            self.ready.push(&item);
         }
     }
 
@@ -423,7 +328,7 @@ impl Epoll {
         let homes: Vec<_> = lock(&self.homes).iter().map(|home| home.channel.clone()).collect();
         let news = || {
             let events = homes.iter().any(|channel| channel.has_events());
-            events || self.changes.load(Ordering::Acquire) != seen || lock(&self.resting).has_news()
+            events || self.ready.changes.load(Ordering::Acquire) != seen || lock(&self.resting).has_news()
         };
         let mut spin = lock(&self.spin).clone();
         let found = spin.until(news);
@@ -438,7 +343,7 @@ impl Epoll {
     fn begin_sleep(&self) {
         let items = lock(&self.resting).begin_sleep();
         self.ask_for_bells(items.iter().map(|(_, item)| item));
-        items.iter().filter(|(rest, item)| item.arm_rested(rest)).for_each(|(_, item)| self.queue(item));
+        items.iter().filter(|(rest, item)| item.arm_rested(rest)).for_each(|(_, item)| self.ready.push(item));
     }
 
     fn sleep(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
@@ -447,7 +352,7 @@ impl Epoll {
         }
         self.begin_sleep();
         let found = self.sleep_for_events(timeout, seen);
-        rest::end_sleep(&self.resting, &self.queue);
+        rest::end_sleep(&self.resting, &self.ready.queue);
         found
     }
 
@@ -460,7 +365,7 @@ impl Epoll {
         };
         let Some(channel) = only else { return Ok(self.kernel()?.poll(timeout)) };
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let result = channel.wait_events(timeout, || self.changes.load(Ordering::Acquire) != seen);
+        let result = channel.wait_events(timeout, || self.ready.changes.load(Ordering::Acquire) != seen);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         // A broken channel is found out by the look at its attachment.
         Ok(kernel::Found { timed_out: result.unwrap_or(true), ..kernel::Found::default() })

@@ -2,8 +2,8 @@
 //!
 //! The descriptor becomes readable when the object may have become ready, as an edge; then it is asked. The object makes sure in each
 //! look that finds nothing that the descriptor tells of the next thing.
-use super::ready::{Interest, Item, Source};
-use super::{absent, Epoll};
+use super::item::{Interest, Item, Source};
+use super::{absent, Epoll, Registration};
 use crate::error::{Error, Result};
 use crate::own::OwnFd;
 use crate::turn::lock;
@@ -35,14 +35,14 @@ pub trait Readiness: Any + Send + Sync + Debug {
 pub struct Other {
     number: u64,
     object: Box<dyn Readiness>,
-    items: Mutex<Vec<Arc<Item>>>,
+    registrations: Mutex<Vec<Registration>>,
 }
 
 impl Other {
     /// Of an object.
     pub fn new(object: impl Readiness) -> Arc<Self> {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { number, object: Box::new(object), items: Mutex::default() })
+        Arc::new(Self { number, object: Box::new(object), registrations: Mutex::default() })
     }
 
     /// The object, if it is of this type.
@@ -57,9 +57,9 @@ impl Other {
 
     /// Takes it out of all instances.
     pub fn leave_all(&self) {
-        let items = std::mem::take(&mut *lock(&self.items));
-        for item in items {
-            if let Some(epoll) = item.epoll.upgrade() {
+        let registrations = std::mem::take(&mut *lock(&self.registrations));
+        for registration in registrations {
+            if let Some(epoll) = registration.epoll.upgrade() {
                 epoll.forget_other(self);
             }
         }
@@ -72,7 +72,7 @@ impl Source for Other {
     }
 
     fn leave(&self, item: &Arc<Item>) {
-        lock(&self.items).retain(|known| !Arc::ptr_eq(known, item));
+        lock(&self.registrations).retain(|known| !Arc::ptr_eq(&known.item, item));
     }
 }
 
@@ -84,7 +84,12 @@ impl Epoll {
     pub fn add_other(&self, other: &Arc<Other>, fd: OwnedFd, events: u32, data: u64) -> Result<()> {
         self.check_usable()?;
         let source: Arc<dyn Source> = other.clone();
-        let item = Item::new(Arc::downgrade(&source), self.this.clone(), NAME, Interest::new(events, data));
+        let item = Item::new(
+            Arc::downgrade(&source),
+            Arc::downgrade(&self.ready),
+            NAME,
+            Interest::new(events, data),
+        );
         {
             let mut items = lock(&self.items);
             if items.contains_key(&(other.number, NAME)) {
@@ -96,7 +101,7 @@ impl Epoll {
             items.insert((other.number, NAME), item.clone());
         }
         self.has_others.store(true, Ordering::Relaxed);
-        lock(&other.items).push(item.clone());
+        lock(&other.registrations).push(self.registration(&item));
         // It asks for no doorbell of a peer's: it has one.
         item.bell_asked.store(true, Ordering::Relaxed);
         let heard = self.kernel().map(|_| self.add_bell(other.number, Arc::new(OwnFd::new(fd)), &item));
@@ -106,7 +111,7 @@ impl Epoll {
                 Error::new(Errno::MFILE, "the pipe's descriptor cannot be watched: no descriptors left")
             }));
         }
-        self.queue(&item);
+        self.ready.push(&item);
         self.wake_all();
         Ok(())
     }
@@ -135,7 +140,7 @@ impl Epoll {
     fn forget_other(&self, other: &Other) -> bool {
         let Some(item) = lock(&self.items).remove(&(other.number, NAME)) else { return false };
         item.removed.store(true, Ordering::Release);
-        lock(&other.items).retain(|known| !Arc::ptr_eq(known, &item));
+        lock(&other.registrations).retain(|known| !Arc::ptr_eq(&known.item, &item));
         self.leave_bell(&item);
         true
     }

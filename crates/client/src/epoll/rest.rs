@@ -1,23 +1,8 @@
 //! Sources on the direct path that are looked at instead of asked for events, while nobody sleeps.
-use super::ready::{Item, Queue};
+use super::item::{Item, Queue, Rest};
 use crate::turn::lock;
-use pd_shm::{Region, Theirs};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-
-/// A source at rest: there is news when the word of a direct ring has reached a value.
-#[derive(Clone, Debug)]
-pub(crate) struct Rest {
-    pub(crate) map: Arc<Region<Theirs>>,
-    pub(crate) word: usize,
-    pub(crate) value: u64,
-}
-
-impl Rest {
-    pub(super) fn is_over(&self) -> bool {
-        self.map.load_u64(self.word, Ordering::Acquire) >= self.value
-    }
-}
 
 /// Items at rest, which are looked at in each look, and not one by one. There are none while a thread sleeps, or
 /// might: it would not notice.
@@ -108,7 +93,10 @@ pub(super) fn end_sleep(resting: &Mutex<Resting>, queue: &Mutex<Queue>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::epoll::ready::{collect, Interest, Source, EDGE, IN, OUT};
+    use crate::epoll::item::{Interest, Source};
+    use crate::epoll::look::collect;
+    use crate::epoll::ready::{EDGE, IN, OUT};
+    use pd_shm::{Region, Theirs};
     use std::sync::atomic::AtomicU32;
     use std::sync::Weak;
 

@@ -1,286 +1,31 @@
-//! A socket as a source of an epoll instance.
-use super::ready::{Item, Source, ASIDE, EDGE, ERR, HUP, IN, OUT, RDHUP};
-use super::rest::Rest;
-use crate::link::{has_failed, MOVED};
-use crate::own::OwnFd;
-use crate::socket::{Control, Socket};
+//! What is told when something may have happened to a socket: its items in epoll instances.
+use super::item::Item;
 use crate::turn::lock;
-use pd_abi::layout::{ELSEWHERE, ENDED};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The epoll items of one socket.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    items: Mutex<Vec<Arc<Item>>>,
-    subscribed: AtomicBool,
+    pub(super) items: Mutex<Vec<Arc<Item>>>,
+    pub(super) subscribed: AtomicBool,
     /// See [`Socket::hold_out`].
-    out_held: AtomicBool,
+    pub(super) out_held: AtomicBool,
 }
 
 impl Watch {
     /// Something may have happened to the socket.
     pub(crate) fn notify(&self) {
         for item in lock(&self.items).iter() {
-            if let Some(epoll) = item.epoll.upgrade() {
-                epoll.queue(item);
+            if let Some(queue) = item.queue.upgrade() {
+                queue.push(item);
             }
         }
-    }
-
-    /// Items of instances that the socket is in.
-    pub(crate) fn items(&self) -> Vec<Arc<Item>> {
-        lock(&self.items).clone()
     }
 
     /// Returns whether the driver posts `Ready` events for the socket.
     #[inline]
     pub(crate) fn subscribed(&self) -> bool {
         self.subscribed.load(Ordering::Relaxed)
-    }
-}
-
-impl Socket {
-    /// Adds an item; the first one subscribes to the driver's events. The caller holds the control
-    /// lock, so that items come and go one at a time.
-    pub(crate) fn watch(&self, control: &Control, item: Arc<Item>) {
-        let first = {
-            let mut items = lock(&self.watch.items);
-            items.push(item);
-            // Threads of the item's instance do not sleep on it yet.
-            control.link.sleep_on_bell(0);
-            items.len() == 1
-        };
-        if first && self.kernel.get().is_none() {
-            self.subscribe(control);
-        }
-    }
-
-    fn subscribe(&self, control: &Control) {
-        control.link.home.set_watch(control.link.id, Some(self.watch.clone()));
-        self.watch.subscribed.store(true, Ordering::Relaxed);
-        control.link.store_subscribed(true);
-    }
-
-    /// Takes an item away, and the subscription with the last one.
-    pub(crate) fn unwatch(&self, control: &Control, item: &Arc<Item>) {
-        let last = {
-            let mut items = lock(&self.watch.items);
-            items.retain(|known| !Arc::ptr_eq(known, item));
-            items.is_empty()
-        };
-        if last {
-            self.unsubscribe(control);
-        }
-    }
-
-    pub(crate) fn unsubscribe(&self, control: &Control) {
-        if self.watch.subscribed.swap(false, Ordering::Relaxed) {
-            control.link.store_subscribed(false);
-            control.link.home.set_watch(control.link.id, None);
-        }
-    }
-
-    /// Leaves all epoll instances.
-    pub(crate) fn unwatch_all(&self) {
-        let items = lock(&self.watch.items).clone();
-        for item in items {
-            if let Some(epoll) = item.epoll.upgrade() {
-                epoll.forget(self, item.name);
-            }
-        }
-    }
-
-    /// Subscribes again after the link was replaced.
-    pub(crate) fn rewatch(&self, control: &Control) {
-        let items = lock(&self.watch.items).clone();
-        if items.is_empty() {
-            return;
-        }
-        self.subscribe(control);
-        for epoll in items.iter().filter_map(|item| item.epoll.upgrade()) {
-            // Once for each item: so often does the instance know the former home.
-            epoll.rehome(self, &control.link.home);
-        }
-    }
-
-    fn listener_readiness(&self) -> u32 {
-        if self.kernel_has_arrived() {
-            return IN;
-        }
-        if !self.keep_listening() {
-            return 0;
-        }
-        if self.recv.lock().poll().0 > 0 {
-            IN
-        } else {
-            0
-        }
-    }
-
-    /// Returns whether the program may not send for now, for a reason that is not the connection's: then it is not writable.
-    /// When it is again, that is news to those who wait for edges.
-    pub fn hold_out(&self, held: bool) {
-        if self.watch.out_held.swap(held, Ordering::AcqRel) && !held {
-            self.watch.notify();
-        }
-    }
-
-    fn out_readiness(&self) -> u32 {
-        if self.watch.out_held.load(Ordering::Acquire) {
-            return 0;
-        }
-        let mut side = self.send.lock();
-        loop {
-            side.reap();
-            if side.writable() || side.end().is_err() {
-                return OUT;
-            }
-            // If something was done while asking to be told, look again instead.
-            if !side.arm() {
-                return 0;
-            }
-        }
-    }
-
-    /// True for what stands for TCP, where a peer's close is the end of its stream and no more: some programs read nothing
-    /// after a `HUP`. A twin of an AF_UNIX socket, which has no address here, does not.
-    fn stands_for_tcp(&self) -> bool {
-        lock(&self.control).local.is_some()
-    }
-}
-
-impl Source for Socket {
-    fn leave(&self, item: &Arc<Item>) {
-        self.unwatch(&lock(&self.control), item);
-    }
-
-    fn ask_for_bell(
-        &self,
-        item: &Arc<Item>,
-        instance: u64,
-        register: &dyn Fn(u64, Arc<OwnFd>) -> bool,
-    ) -> bool {
-        let link = lock(&self.control).link.clone();
-        let (number, fd) = match link.direct.as_ref().map(|direct| direct.bell(&link, instance)) {
-            Some(Ok(Some(bell))) => bell,
-            Some(Ok(None)) => return false,
-            None | Some(Err(_)) => return true,
-        };
-        // Another item would take it back.
-        let items = lock(&self.watch.items);
-        if items.len() == 1 && Arc::ptr_eq(&items[0], item) && register(number, fd) {
-            link.sleep_on_bell(number);
-        }
-        true
-    }
-
-    fn readiness(&self, wanted: u32) -> u32 {
-        self.look(wanted, News::Sent).0
-    }
-
-    fn glance(&self, wanted: u32) -> (u32, Option<Rest>) {
-        self.look(wanted, News::LookedFor)
-    }
-}
-
-/// How who looks hears that `IN` holds later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum News {
-    /// By an event.
-    Sent,
-    /// By looking at a word that tells when a rest is over, if there is one, and then nobody else is told; else by an
-    /// event.
-    LookedFor,
-    /// By looking again.
-    Nowhere,
-}
-
-impl Socket {
-    /// The events of [`crate::core::ready`] that hold now; of `OUT` only if `wanted`. No event need come of `IN`.
-    pub fn ready(&self, wanted: u32) -> u32 {
-        self.look(wanted, News::Nowhere).0
-    }
-
-    /// Returns the flags that hold now, and when a rest is over.
-    fn look(&self, wanted: u32, news: News) -> (u32, Option<Rest>) {
-        if self.check_usable().is_err() {
-            return (0, None);
-        }
-        let mut side = self.recv.lock();
-        if side.listening {
-            drop(side);
-            return (self.listener_readiness(), None);
-        }
-        if !side.connected {
-            return (if side.connecting { 0 } else { OUT | HUP }, None);
-        }
-        if side.kernel.is_some() {
-            drop(side);
-            return (self.kernel_readiness(wanted), None);
-        }
-        let edge = wanted & EDGE != 0;
-        let (there, recv_end, rest) = match news {
-            News::Sent => {
-                let (there, end) = side.poll_and_arm(edge);
-                (there, end, None)
-            }
-            News::LookedFor => {
-                // Whoever else wants an event adds its item before it takes the lock to ask for it.
-                if side.awaits_event() && lock(&self.watch.items).len() == 1 {
-                    side.disarm();
-                }
-                side.poll_and_rest(edge)
-            }
-            News::Nowhere => {
-                let (there, end) = side.poll();
-                (there, end, None)
-            }
-        };
-        let send_end = side.link.send_end();
-        let (shut, lowat) = (side.shut, side.lowat);
-        drop(side);
-        if recv_end == MOVED || send_end == MOVED {
-            // The connection goes on. Who reads takes it back.
-            return (IN, None);
-        }
-
-        // Of a connection that goes on in the kernel that tells how it ends.
-        let goes_on = |end: u32| if end == ELSEWHERE { 0 } else { end };
-        let mut ready = match there {
-            _ if recv_end != ELSEWHERE => 0,
-            0 if self.send.lock().aside => 0,
-            0 => ASIDE,
-            _ => IN,
-        };
-        let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
-        let received_all = recv_end != 0 || shut;
-        let failed = has_failed(recv_end) || has_failed(send_end);
-        if there >= lowat || received_all {
-            ready |= IN;
-        }
-        if received_all {
-            ready |= RDHUP;
-        }
-        let stands_for_tcp = (send_end != 0 || received_all) && self.stands_for_tcp();
-        if stands_for_tcp && send_end == ENDED && self.sends_in_flight() {
-            // The peer has closed without it.
-            self.come_back();
-        }
-        let (came_back, untold) = self.has_come_back();
-        let told = came_back && !untold;
-        if failed && !told || untold {
-            ready |= ERR;
-        }
-        if received_all {
-            let gone = came_back || failed || send_end != 0 && !stands_for_tcp;
-            if gone || self.send.lock().is_shut_by_program() {
-                ready |= HUP;
-            }
-        }
-        if wanted & OUT != 0 {
-            ready |= self.out_readiness();
-        }
-        (ready, rest)
     }
 }

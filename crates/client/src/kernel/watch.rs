@@ -1,8 +1,9 @@
 //! Waiting for sockets that the kernel carries or hears: their descriptors are members of the instances that the sockets are in.
 use crate::epoll::ready::{ERR, HUP, IN, OUT, RDHUP};
-use crate::epoll::Item;
+use crate::epoll::{Epoll, Item, Registration};
 use crate::error::Result;
 use crate::socket::Socket;
+use crate::turn::lock;
 use pd_abi::layout::ENDED;
 use rustix::event::PollFlags;
 use std::sync::Arc;
@@ -19,18 +20,19 @@ const BITS: [(PollFlags, u32); 5] = [
 
 impl Socket {
     /// Makes the kernel's descriptor a member of an item's instance, if there is one.
-    pub(crate) fn join(&self, item: &Arc<Item>) -> Result<()> {
-        let (Some(carrier), Some(epoll)) = (self.kernel.get().or(self.ear.get()), item.epoll.upgrade())
-        else {
-            return Ok(());
-        };
+    pub(crate) fn join(&self, item: &Arc<Item>, epoll: &Epoll) -> Result<()> {
+        let Some(carrier) = self.kernel.get().or(self.ear.get()) else { return Ok(()) };
         epoll.join(self.serial(), carrier.fd()?, item)
     }
 
     /// The same for all instances that the socket is in already.
     pub(super) fn join_all(&self) {
         // Items that cannot be members are looked at every 250 ms.
-        self.watch.items().iter().for_each(|item| drop(self.join(item)));
+        for Registration { item, epoll } in lock(&self.registrations).clone() {
+            if let Some(epoll) = epoll.upgrade() {
+                let _ = self.join(&item, &epoll);
+            }
+        }
     }
 
     /// The events that hold of a connection of the kernel's.
