@@ -1,8 +1,8 @@
 //! Control calls: bind, listen, connect, shutdown, options, addresses. Each is one request and one
 //! answer on the calling thread's channel (or the socket's, where order with sends matters).
-use crate::direct::Path;
 use crate::error::{check, not_connected, Error, Result};
 use crate::link::Link;
+use crate::path::Path;
 use crate::process::process;
 use crate::socket::{Control, Socket, State};
 use crate::turn::{lock, Deadline};

@@ -47,6 +47,7 @@ mod link;
 mod listen;
 mod lock;
 mod own;
+mod path;
 mod pause;
 pub mod pipe;
 mod poll;
@@ -65,8 +66,8 @@ pub use api::{
 };
 pub use control::Shutdown;
 pub use copying::Reading;
-pub use direct::Path;
 pub use error::{Error, Result};
+pub use path::Path;
 pub use setting::SOCKET_PATH_DEFAULT;
 
 /// The calls as the C API needs them: raw pointers, sockets by number.

@@ -2,14 +2,16 @@
 //! its requests go through.
 use crate::attachment::Attachment;
 use crate::channel::Channel;
-use crate::direct::{Direct, Half};
-use crate::error::Result;
+use crate::direct::half::Half;
+use crate::direct::setup::Direct;
+use crate::error::{Error, Result};
 use pd_abi::layout::{
     moved, path, socket_control as control, socket_offset, socket_status as status, ELSEWHERE, ENDED,
 };
 use pd_abi::{Operation, Request, SocketId, Span};
 use pd_shm::wait::SharedCells;
 use pd_shm::{Own, Theirs};
+use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
@@ -132,12 +134,29 @@ impl Link {
         Request::new(operation, self.id, 0)
     }
 
+    /// The rings of a direct connection, once the peer has made its own.
+    pub(crate) fn rings(&self) -> Result<Option<(Half<Own>, Half<Theirs>)>> {
+        match &self.direct {
+            Some(direct) => direct.both(&self.attachment, self.id, || self.peer_is_ready()),
+            None => Ok(None),
+        }
+    }
+
+    /// The peer's words in its direct ring cannot be: has the driver end the connection, which counts it.
+    #[cold]
+    pub(crate) fn break_direct(&self) -> Error {
+        if self.direct.as_ref().is_some_and(|direct| direct.set_broken()) {
+            let _ = self.submit(self.request(Operation::Broken));
+        }
+        Error::new(Errno::CONNRESET, "the peer wrote impossible words into its direct ring")
+    }
+
     /// Tells the peer of a direct connection of news that it has asked an event for.
     #[cold]
     pub(crate) fn announce(&self, peer: &Half<Theirs>) {
-        match &self.direct {
-            Some(direct) => direct.announce(self, peer),
-            None => self.nudge(),
+        let announced = |direct: &Arc<Direct>| direct.announce(&self.attachment, self.id, peer);
+        if !self.direct.as_ref().is_some_and(announced) {
+            self.nudge();
         }
     }
 

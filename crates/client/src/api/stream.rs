@@ -1,8 +1,8 @@
 use super::buffer::SendBuffer;
 use crate::control::Shutdown;
 use crate::copying::Reading;
-use crate::direct::Path;
 use crate::error::{Error, Result};
+use crate::path::Path;
 use crate::recv::Handout;
 use crate::socket::Socket;
 use libc::iovec;

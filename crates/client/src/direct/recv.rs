@@ -1,8 +1,9 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
+use super::half::Half;
 use super::wait::{
     back_off, AsymmetricFence, Doorbells, LockedSpin, Noticing, PollBackoff, Waker, RECV, SEND,
 };
-use super::{Half, ALIVE_BYTES};
+use super::ALIVE_BYTES;
 use crate::epoll::Rest;
 use crate::error::Result;
 use crate::link::Link;
@@ -59,12 +60,11 @@ impl RecvSide {
     }
 
     fn try_follow(&mut self) -> Result<bool> {
-        let Some(shared) = self.link.direct.as_ref().filter(|_| self.incoming.leaving != Leaving::Done)
-        else {
+        if self.link.direct.is_none() || self.incoming.leaving == Leaving::Done {
             return Ok(false);
-        };
+        }
         if self.incoming.pair.is_none() {
-            let Some(pair) = shared.both(&self.link)? else { return Ok(false) };
+            let Some(pair) = self.link.rings()? else { return Ok(false) };
             self.incoming.pair = Some(Box::new(pair));
         }
         if !self.peer_has_begun() {
@@ -72,7 +72,7 @@ impl RecvSide {
         }
         if !self.receives_shared && !self.link.trusts_peer() {
             // It was told that what it sends stays offloaded.
-            return Err(shared.end(&self.link));
+            return Err(self.link.break_direct());
         }
         // SYNC POINT: direct-begin (the peer has seen that all before was delivered, then stored its index)
         let delivered = self.link.recv_producer();
@@ -104,10 +104,12 @@ impl RecvSide {
     #[cold]
     fn leave(&mut self) -> Result<()> {
         if matches!(self.incoming.leaving, Leaving::Not | Leaving::Until(_)) {
-            let Some(shared) = &self.link.direct else { return Ok(()) };
+            if self.link.direct.is_none() {
+                return Ok(());
+            }
             // SYNC POINT: direct-left (the peer has written its last byte before the driver says so)
             let is_last = self.link.is_last();
-            let written = match shared.both(&self.link)? {
+            let written = match self.link.rings()? {
                 Some((_, peer)) => peer.load(direct::PRODUCER),
                 None => 0,
             };
@@ -205,7 +207,7 @@ impl RecvSide {
         };
         let producer = written.wrapping_add(origin);
         if producer.wrapping_sub(self.consumer.max(origin)) > peer.bytes || producer < self.producer {
-            return Err(shared.end(&self.link));
+            return Err(self.link.break_direct());
         }
         Ok(producer)
     }

@@ -1,6 +1,7 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
+use super::half::Half;
 use super::wait::{AsymmetricFence, Doorbells, Noticing, Waker, RECV, SEND};
-use super::{Half, ALIVE_BYTES};
+use super::ALIVE_BYTES;
 use crate::error::{would_block, Result};
 use crate::link::Link;
 use crate::lock::Guard;
@@ -142,7 +143,7 @@ impl SendSide {
         if self.in_flight() > 0 {
             return;
         }
-        match shared.own(&self.link) {
+        match shared.own(&self.link.attachment, self.link.id) {
             // A ring that came too late is not looked at.
             Ok(_) if !self.link.goes_direct() => {}
             Ok(own) => {
@@ -157,16 +158,18 @@ impl SendSide {
     /// Looks how much the peer has given back.
     #[inline]
     pub(crate) fn look_for_room(&mut self) -> Result<()> {
-        let Some(shared) = &self.link.direct else { return Ok(()) };
+        if self.link.direct.is_none() {
+            return Ok(());
+        }
         if self.out.peer.is_none() {
-            if let Some((own, peer)) = shared.both(&self.link)? {
+            if let Some((own, peer)) = self.link.rings()? {
                 (self.out.own, self.out.peer) = (Some(Box::new(own)), Some(Box::new(peer)));
             }
         }
         let Some(peer) = &self.out.peer else { return Ok(()) };
         let consumer = peer.load(direct::CONSUMER);
         if consumer.wrapping_sub(self.out.consumer) > self.out.written - self.out.consumer {
-            return Err(shared.end(&self.link));
+            return Err(self.link.break_direct());
         }
         self.out.consumer = consumer;
         Ok(())

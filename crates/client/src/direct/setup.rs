@@ -1,13 +1,13 @@
 //! Making, mapping and passing on direct rings, each once for a connection, by way of the attach socket.
 use super::bell::{OwnBell, PeerBell};
-use super::Half;
+use super::half::Half;
 use crate::attachment::{sent_region, Attachment};
 use crate::error::{Error, Result};
-use crate::link::Link;
+use crate::own::OwnFd;
 use crate::turn::lock;
 use pd_abi::layout::direct;
 use pd_abi::limits::RING_BYTES_MAX;
-use pd_abi::{Frame, FrameKind, Operation, SocketId};
+use pd_abi::{Frame, FrameKind, SocketId};
 use pd_shm::memfd::Pages;
 use pd_shm::{barrier, Own, Region, Theirs};
 use rustix::io::Errno;
@@ -18,53 +18,58 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// The rings of a connection, as far as they are there. The sides of the socket keep what they use of it.
 #[derive(Debug, Default)]
 pub(crate) struct Direct {
-    pub(super) own: OnceLock<Half<Own>>,
-    pub(super) peer: OnceLock<Half<Theirs>>,
+    own: OnceLock<Half<Own>>,
+    peer: OnceLock<Half<Theirs>>,
     making: Mutex<()>,
     broken: AtomicBool,
-    pub(super) own_bell: Mutex<OwnBell>,
-    pub(super) peer_bell: Mutex<PeerBell>,
+    own_bell: Mutex<OwnBell>,
+    peer_bell: Mutex<PeerBell>,
 }
 
 impl Direct {
     /// The ring that this side writes, made when it is first wanted.
-    pub(super) fn own(&self, link: &Link) -> Result<Half<Own>> {
+    pub(crate) fn own(&self, attachment: &Attachment, id: SocketId) -> Result<Half<Own>> {
         let _one = lock(&self.making);
-        self.own_locked(link)
+        self.own_locked(attachment, id)
     }
 
     /// Returns whether there is one: the peer's is of no use without.
     #[inline]
-    pub(super) fn has_own(&self) -> bool {
+    pub(crate) fn has_own(&self) -> bool {
         self.own.get().is_some()
     }
 
-    fn own_locked(&self, link: &Link) -> Result<Half<Own>> {
+    fn own_locked(&self, attachment: &Attachment, id: SocketId) -> Result<Half<Own>> {
         if let Some(own) = self.own.get() {
             return Ok(own.clone());
         }
-        let (fd, pages, bytes) = ask(&link.attachment, FrameKind::DirectRing, link.id)?;
+        let (fd, pages, bytes) = ask(attachment, FrameKind::DirectRing, id)?;
         let len = pages.bytes() + bytes as usize;
         let map = Region::<Own>::new(fd, len).map_err(unmapped)?;
         if barrier::register() {
             map.store_u32(direct::BARRIERS, 1, Ordering::Relaxed);
         }
-        let mapped = Frame::new(FrameKind::DirectMapped).with_id(link.id.0);
-        link.attachment.exchange(&mapped, FrameKind::Ready)?;
+        let mapped = Frame::new(FrameKind::DirectMapped).with_id(id.0);
+        attachment.exchange(&mapped, FrameKind::Ready)?;
         Ok(self.own.get_or_init(|| Half { map: Arc::new(map), ring_offset: pages.bytes(), bytes }).clone())
     }
 
-    /// The rings of both sides, once the peer has made its own.
-    pub(super) fn both(&self, link: &Link) -> Result<Option<(Half<Own>, Half<Theirs>)>> {
-        if self.peer.get().is_none() && !link.peer_is_ready() {
+    /// The rings of both sides, once the peer has made its own, as `is_ready` tells.
+    pub(crate) fn both(
+        &self,
+        attachment: &Attachment,
+        id: SocketId,
+        is_ready: impl FnOnce() -> bool,
+    ) -> Result<Option<(Half<Own>, Half<Theirs>)>> {
+        if self.peer.get().is_none() && !is_ready() {
             return Ok(None);
         }
         let _one = lock(&self.making);
-        let Some(own) = unless_left(self.own_locked(link))? else { return Ok(None) };
+        let Some(own) = unless_left(self.own_locked(attachment, id))? else { return Ok(None) };
         if let Some(peer) = self.peer.get() {
             return Ok(Some((own, peer.clone())));
         }
-        let asked = unless_left(ask(&link.attachment, FrameKind::PeerRing, link.id))?;
+        let asked = unless_left(ask(attachment, FrameKind::PeerRing, id))?;
         let Some((fd, pages, bytes)) = asked else { return Ok(None) };
         let map = Region::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes()).map_err(unmapped)?;
         let peer = self.peer.get_or_init(|| Half { map: Arc::new(map), ring_offset: pages.bytes(), bytes });
@@ -77,13 +82,41 @@ impl Direct {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// The peer's words cannot be: has the driver end the connection, which counts it.
+    /// The peer's words cannot be. Returns whether this is the first time, so that the driver is to be told.
     #[cold]
-    pub(super) fn end(&self, link: &Link) -> Error {
-        if !self.broken.swap(true, Ordering::Relaxed) {
-            let _ = link.submit(link.request(Operation::Broken));
+    pub(crate) fn set_broken(&self) -> bool {
+        !self.broken.swap(true, Ordering::Relaxed)
+    }
+
+    /// There is news that the peer has asked an event for. False: the driver has to post it.
+    #[cold]
+    pub(crate) fn announce(&self, attachment: &Attachment, id: SocketId, peer: &Half<Theirs>) -> bool {
+        // SYNC POINT: direct-dekker (loaded after the word that asks for the event, and after the same fence)
+        let number = peer.map.load_u64(direct::BELL, Ordering::Acquire);
+        number != 0 && lock(&self.peer_bell).ring(attachment, id, number)
+    }
+
+    /// The doorbell that this process is to sleep on with that epoll instance, and its number. Nothing before both rings are there.
+    ///
+    /// # Errors
+    /// The driver has no more, or the connection has begun too often.
+    pub(crate) fn bell(
+        &self,
+        attachment: &Attachment,
+        id: SocketId,
+        instance: u64,
+    ) -> Result<Option<(u64, Arc<OwnFd>)>> {
+        if self.peer.get().is_none() {
+            return Ok(None);
         }
-        Error::new(Errno::CONNRESET, "the peer wrote impossible words into its direct ring")
+        lock(&self.own_bell).begin(attachment, id, instance).map(Some)
+    }
+
+    /// Says which doorbell the peer is to ring; 0: none. Call before [`super::wait::AsymmetricFence::arm`], which makes the fence.
+    pub(crate) fn sleep_on(&self, number: u64) {
+        if let Some(own) = self.own.get() {
+            own.map.store_u64(direct::BELL, number, Ordering::Release);
+        }
     }
 }
 

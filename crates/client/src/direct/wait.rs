@@ -3,7 +3,7 @@
 //! Whoever publishes an index then looks whether the peer sleeps or has an event coming. Between the two lies a
 //! fence while the peer sleeps often; while it does not, the peer takes the fence over: it makes one on all cores
 //! before it sleeps ([`pd_shm::barrier`]), so that a stream needs none.
-use super::Half;
+use super::half::Half;
 use crate::due;
 use crate::turn::WaitTurn;
 use pd_abi::layout::direct;

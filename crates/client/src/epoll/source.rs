@@ -111,11 +111,12 @@ impl Source for Socket {
         register: &dyn Fn(u64, Arc<OwnFd>) -> bool,
     ) -> bool {
         let link = lock(&self.control).link.clone();
-        let (number, fd) = match link.direct.as_ref().map(|direct| direct.bell(&link, instance)) {
-            Some(Ok(Some(bell))) => bell,
-            Some(Ok(None)) => return false,
-            None | Some(Err(_)) => return true,
-        };
+        let (number, fd) =
+            match link.direct.as_ref().map(|direct| direct.bell(&link.attachment, link.id, instance)) {
+                Some(Ok(Some(bell))) => bell,
+                Some(Ok(None)) => return false,
+                None | Some(Err(_)) => return true,
+            };
         // Another item would take it back.
         let items = lock(&self.watch.items);
         if items.len() == 1 && Arc::ptr_eq(&items[0], item) && register(number, fd) {
