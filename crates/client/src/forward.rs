@@ -1,7 +1,7 @@
 //! Forwarding: bytes that one socket has received go out by another, copied once, from ring to ring or into a block of send
 //! memory. What the other has no room for stays received here.
 use crate::error::{lent, would_block, Result};
-use crate::recv::{Handout, RecvSide, IDLE_CALLS};
+use crate::recv::side::{Handout, RecvSide, IDLE_CALLS};
 use crate::socket::Socket;
 use crate::turn::Deadline;
 use libc::iovec;

@@ -89,8 +89,8 @@ pub mod core {
     pub use crate::pause::Pause;
     pub use crate::poll::{poll, Target};
     pub use crate::process::{attach, in_child, is_attached, is_driver_near, prepare, stays_on_kernel};
-    pub use crate::recv::Handout;
-    pub use crate::send::Fill;
+    pub use crate::recv::side::Handout;
+    pub use crate::send::side::Fill;
     pub use crate::setting::setting;
     pub use crate::sids::{insert, remove, with, with_socket, Named, FIRST_SID};
     pub use crate::socket::Socket;

@@ -2,7 +2,7 @@
 use crate::error::{check, would_block, Error, Result};
 use crate::link::Link;
 use crate::process::process;
-use crate::recv::IDLE_CALLS;
+use crate::recv::side::IDLE_CALLS;
 use crate::socket::{Control, Socket};
 use crate::turn::{lock, Deadline, SLEEP_MAX};
 use pd_abi::limits::ANSWERS_MAX;

@@ -1,7 +1,8 @@
 //! A socket: what control calls, sends and receives share. Each side has a lock of its own, so that
 //! one thread may send while another receives; no lock is held while a thread sleeps.
 use crate::attachment::Attachment;
-use crate::direct::{Incoming, Outgoing};
+use crate::direct::incoming::Incoming;
+use crate::direct::outgoing::Outgoing;
 use crate::epoll::{Epoll, Registration, Watch};
 use crate::error::{bad_socket, Result};
 use crate::forks::forks;
@@ -10,8 +11,8 @@ use crate::link::{has_failed, Link};
 use crate::listen::Arrived;
 use crate::lock::Lock;
 use crate::process::process;
-use crate::recv::RecvSide;
-use crate::send::SendSide;
+use crate::recv::side::RecvSide;
+use crate::send::side::SendSide;
 use crate::turn::{lock, HasTurn};
 use pd_abi::layout::ENDED;
 use pd_abi::limits::ANSWERS_MAX;

@@ -3,7 +3,7 @@ use crate::control::Shutdown;
 use crate::copying::Reading;
 use crate::error::{Error, Result};
 use crate::path::Path;
-use crate::recv::Handout;
+use crate::recv::side::Handout;
 use crate::socket::Socket;
 use libc::iovec;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};

@@ -10,15 +10,17 @@
 //! that the two trust each other or the program has asked for it ([`crate::core::Socket::set_receives_shared`]): for other
 //! programs what was received is copied first, once, also what was only peeked at. A connection that the driver has ended, or
 //! whose driver has gone, ends here, too, whatever the peer goes on writing.
+mod arrival;
 mod bell;
 pub(crate) mod half;
+pub(crate) mod incoming;
+pub(crate) mod outgoing;
 mod recv;
 mod send;
 pub(crate) mod setup;
+mod vacancy;
 mod wait;
 
-pub(crate) use recv::Incoming;
-pub(crate) use send::Outgoing;
 pub(crate) use wait::Noticing;
 
 /// How often, in bytes of a stream, one looks whether the driver is there: who always finds bytes or room never sleeps.

@@ -1,55 +1,15 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::half::Half;
-use super::wait::{
-    back_off, AsymmetricFence, Doorbells, LockedSpin, Noticing, PollBackoff, Waker, RECV, SEND,
-};
+use super::incoming::{Incoming, Leaving};
+use super::wait::{RECV, SEND};
 use super::ALIVE_BYTES;
 use crate::epoll::Rest;
 use crate::error::Result;
-use crate::link::Link;
-use crate::lock::Guard;
-use crate::recv::{RecvSide, Ring};
-use crate::socket::Socket;
-use crate::turn::{sleep_in_turn, HasTurn};
+use crate::recv::ring::Ring;
+use crate::recv::side::RecvSide;
+use crate::turn::HasTurn;
 use pd_abi::layout::{direct, ELSEWHERE, ENDED};
 use pd_abi::{Operation, Request, LEFT_RECEIVING};
-use pd_shm::{Own, Theirs};
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
-use std::time::Duration;
-
-/// The receiving half's view of the rings.
-#[derive(Debug, Default)]
-pub(crate) struct Incoming {
-    /// Own and peer's. Most sockets have none.
-    pair: Option<Box<(Half<Own>, Half<Theirs>)>>,
-    /// Position in the stream of the first byte in the peer's ring, once there is one: those before it came by the
-    /// driver.
-    origin: Option<u64>,
-    /// The receive ring of those, while some are lent.
-    before: Option<Ring>,
-    leaving: Leaving,
-    waker: Waker,
-    fence: AsymmetricFence,
-    /// The peer was asked to have an event sent.
-    armed: bool,
-    backoff: PollBackoff,
-    locked_spin: LockedSpin,
-}
-
-/// How far a connection is that leaves the direct path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Leaving {
-    #[default]
-    Not,
-    /// So many bytes had been written into the peer's ring. No more are read until the driver says that the peer writes
-    /// no more: if it goes on all the same, nobody hears of it.
-    Until(u64),
-    /// So many bytes were ever written into the peer's ring, and no more will be.
-    At(u64),
-    /// All that comes is from the driver.
-    Done,
-}
 
 impl RecvSide {
     /// Returns whether bytes come by the peer's ring by now. They do from the first one there, after all that the driver
@@ -309,94 +269,5 @@ impl RecvSide {
             value,
         });
         (there, end, rest)
-    }
-}
-
-/// The event that a receiver waits for, on either path.
-struct Arrival {
-    link: Arc<Link>,
-    pair: Option<(Half<Own>, Half<Theirs>)>,
-    origin: Option<u64>,
-    /// In the stream.
-    wake_at: u64,
-    /// In the peer's ring.
-    in_ring: u64,
-    /// The known stage of leaving the direct path: it is no news.
-    leaving: Leaving,
-}
-
-impl Arrival {
-    fn new(side: &RecvSide, wake_at: u64) -> Self {
-        let pair = side.incoming.pair.as_deref().cloned();
-        let origin = side.incoming.origin;
-        // Of the peer's ring no more than it holds, and its first byte whatever was waited for.
-        let given_back = side.consumer.max(origin.unwrap_or_default());
-        let most = pair.as_ref().filter(|_| origin.is_some()).map(|(_, peer)| given_back + peer.bytes);
-        let wake_at = wake_at.min(most.unwrap_or(u64::MAX));
-        let in_ring = origin.map_or(1, |origin| wake_at.saturating_sub(origin));
-        let leaving = side.incoming.leaving;
-        Self { link: side.link.clone(), pair, origin, wake_at, in_ring, leaving }
-    }
-
-    /// Returns whether it has come, or the stream has ended, or goes on elsewhere.
-    #[inline]
-    fn has_come(&self) -> bool {
-        let came = match (&self.pair, self.leaving) {
-            (_, Leaving::Until(written)) => written >= self.in_ring,
-            (Some((_, peer)), _) => peer.load(direct::PRODUCER) >= self.in_ring,
-            (None, Leaving::Not) => self.link.direct.is_some() && self.link.peer_is_ready(),
-            (None, _) => false,
-        };
-        let delivered = || self.origin.is_none() && self.link.recv_producer() >= self.wake_at;
-        let leaves = || match self.leaving {
-            Leaving::Not => self.link.has_left(),
-            Leaving::Until(_) => self.link.is_last(),
-            _ => false,
-        };
-        came || delivered() || self.link.recv_end() != 0 || leaves()
-    }
-}
-
-impl Socket {
-    /// Sleeps until the stream is delivered up to `wake_at`, or ends.
-    pub(crate) fn sleep_for_recv<'a>(
-        &'a self,
-        mut side: Guard<'a, RecvSide>,
-        wake_at: u64,
-        timeout: Duration,
-        noticing: Option<Noticing<'_>>,
-    ) -> Guard<'a, RecvSide> {
-        if side.kernel.is_some() {
-            return self.sleep_for_kernel(side, timeout);
-        }
-        let arrival = Arrival::new(&side, wake_at);
-        let (link, pair) = (&arrival.link, arrival.pair.as_ref());
-        let (cursor, backoff) = (side.cursor, &mut side.incoming.backoff);
-        let began =
-            pair.and_then(|(own, peer)| backoff.begin(own.load(direct::PRODUCER), cursor, peer.bytes));
-        let mut pause = pair.and_then(|_| backoff.time());
-        let sleeping = side.turn().is_sleeping();
-        let doorbells = Doorbells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);
-        let doorbells = if sleeping { doorbells } else { doorbells.with_fence(&mut side.incoming.fence) };
-        let (mut side, timed_out) =
-            sleep_in_turn(&self.recv, side, &doorbells, arrival.wake_at, timeout, || {
-                if let Some(time) = pause.take() {
-                    back_off(time);
-                }
-                arrival.has_come() || self.check_usable().is_err()
-            });
-        if !sleeping {
-            side.incoming.fence = doorbells.into_fence();
-        }
-        side.incoming.backoff.end(began);
-        if let Some(noticing) = noticing.filter(|_| arrival.has_come() || self.check_usable().is_err()) {
-            noticing.end();
-        }
-        if timed_out {
-            drop(side);
-            link.attachment.check_alive();
-            return self.recv.lock();
-        }
-        side
     }
 }

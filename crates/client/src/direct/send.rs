@@ -1,20 +1,14 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
-use super::half::Half;
-use super::wait::{AsymmetricFence, Doorbells, Noticing, Waker, RECV, SEND};
+use super::outgoing::Outgoing;
+use super::wait::{RECV, SEND};
 use super::ALIVE_BYTES;
-use crate::error::{would_block, Result};
-use crate::link::Link;
-use crate::lock::Guard;
-use crate::send::{partial, Fill, SendSide};
-use crate::socket::Socket;
-use crate::turn::{sleep_in_turn, Deadline, HasTurn};
+use crate::error::Result;
+use crate::send::side::{Fill, SendSide};
+use crate::turn::HasTurn;
 use pd_abi::layout::direct;
 use pd_abi::limits::LINE_BYTES;
 use pd_abi::{Operation, Request, LEFT_SENDING};
-use pd_shm::{Own, Theirs};
 use std::sync::atomic::{fence, Ordering};
-use std::sync::Arc;
-use std::time::Duration;
 
 /// A long message is shown to the receiver piece by piece, so that it reads while the rest is copied.
 const PIECE_BYTES: u64 = 32 << 10;
@@ -28,77 +22,6 @@ const AHEAD_BYTES: u64 = 512;
 const RING_DUE: u64 = 64;
 /// ...and its bytes go there from a moment on when the driver has delivered all before. There has to be one by then.
 const RING_OVERDUE: u64 = 2 * RING_DUE;
-const WEIGHT_BYTES: u64 = 4 << 10;
-
-/// The sending half's view of the rings.
-#[derive(Debug, Default)]
-pub(crate) struct Outgoing {
-    /// Bytes and sends before there was a ring, or since one could not be had.
-    weight: u64,
-    /// The connection has left the direct path.
-    left: bool,
-    /// Most sockets have none.
-    own: Option<Box<Half<Own>>>,
-    peer: Option<Box<Half<Theirs>>>,
-    /// Bytes written, and sends that they were.
-    written: u64,
-    messages: u64,
-    /// Bytes that the peer has given back, as last seen.
-    consumer: u64,
-    waker: Waker,
-    fence: AsymmetricFence,
-}
-
-impl Outgoing {
-    /// Returns whether what is sent goes into the own ring.
-    #[inline]
-    pub(crate) fn has_ring(&self) -> bool {
-        self.own.is_some()
-    }
-
-    /// So many bytes were sent by the driver.
-    #[inline]
-    pub(crate) fn weigh(&mut self, bytes: u64) {
-        self.weight += 1 + bytes / WEIGHT_BYTES;
-    }
-
-    fn bytes(&self) -> u64 {
-        self.own.as_ref().map_or(0, |own| own.bytes)
-    }
-
-    /// Free bytes of the own ring, as last seen.
-    #[inline]
-    pub(crate) fn room(&self) -> u64 {
-        self.bytes() - (self.written - self.consumer)
-    }
-
-    /// Sends that went into the ring, and their bytes.
-    pub(crate) fn carried(&self) -> (u64, u64) {
-        (self.messages, self.written)
-    }
-
-    /// Returns whether anything was written.
-    pub(crate) fn has_sent(&self) -> bool {
-        self.written > 0
-    }
-
-    /// Most that there ever is room for when a wait for room is over.
-    #[inline]
-    pub(crate) fn most_placed(&self) -> u64 {
-        self.bytes() / 2
-    }
-
-    /// Half of the ring is free.
-    pub(crate) fn is_writable(&self) -> bool {
-        self.room() >= self.most_placed()
-    }
-
-    /// The peer's index at which half of the ring is free.
-    fn half_free_at(&self) -> u64 {
-        self.written.saturating_sub(self.most_placed())
-    }
-}
-
 impl SendSide {
     /// Nothing more is sent by the driver: the connection waits to go on directly.
     #[inline]
@@ -190,7 +113,7 @@ impl SendSide {
     /// # Safety
     /// `len` readable bytes at `ptr`.
     #[inline]
-    unsafe fn write_direct(&mut self, ptr: *const u8, len: u64, splinters: bool) -> Result<u64> {
+    pub(super) unsafe fn write_direct(&mut self, ptr: *const u8, len: u64, splinters: bool) -> Result<u64> {
         let piece = len.min(PIECE_BYTES).min(self.out.most_placed());
         if self.out.room() < piece {
             self.look_for_room()?;
@@ -277,162 +200,7 @@ impl SendSide {
             self.link.announce(peer);
         }
     }
-}
 
-impl Socket {
-    /// Has a connection go on directly when it is time; waits, at most so long, for what has to be delivered first.
-    pub(crate) fn turn_direct<'a>(
-        &'a self,
-        mut side: Guard<'a, SendSide>,
-        deadline: &mut Option<Deadline>,
-    ) -> Result<Guard<'a, SendSide>> {
-        while !side.out.has_ring() && side.check_open().is_ok() {
-            side.try_ring();
-            if !side.is_overdue() {
-                break;
-            }
-            side.end()?;
-            side = self.await_room(side, deadline)?;
-        }
-        Ok(side)
-    }
-
-    /// [`Socket::send`] on the direct path.
-    ///
-    /// # Safety
-    /// `len` readable bytes at `ptr`.
-    pub(crate) unsafe fn send_direct<'a>(
-        &'a self,
-        mut side: Guard<'a, SendSide>,
-        ptr: *const u8,
-        len: usize,
-    ) -> Result<usize> {
-        let (mut left, mut deadline, mut slept) = (len as u64, None, false);
-        loop {
-            let at = ptr.wrapping_add(len - left as usize);
-            side.leave_if_asked();
-            if !side.out.has_ring() {
-                drop(side);
-                let rest = self.send(at, left as usize);
-                return rest
-                    .map_or_else(|error| partial(len, left, error), |sent| Ok(len - left as usize + sent));
-            }
-            // SAFETY: the rest of the caller's bytes.
-            let step =
-                side.end().and_then(|()| unsafe { side.write_direct(at, left, self.is_nonblocking()) });
-            match step {
-                Ok(0) => {}
-                Ok(part) => {
-                    left -= part;
-                    if left == 0 {
-                        if !slept {
-                            side.went_on();
-                        }
-                        return Ok(len);
-                    }
-                    continue;
-                }
-                Err(error) => return partial(len, left, error),
-            }
-            side = match self.await_room(side, &mut deadline) {
-                Ok(side) => side,
-                Err(error) => return partial(len, left, error),
-            };
-            slept = true;
-        }
-    }
-}
-
-/// The event that a sender waits for, on either path.
-struct Vacancy {
-    link: Arc<Link>,
-    /// By rings, of which the peer's may be missing yet.
-    direct: bool,
-    pair: Option<(Half<Own>, Half<Theirs>)>,
-    /// The peer's index, or the driver's count of sends done.
-    wake_at: u64,
-}
-
-impl Vacancy {
-    fn new(side: &SendSide) -> Self {
-        let (own, peer) = (side.out.own.as_deref(), side.out.peer.as_deref());
-        let direct = own.is_some();
-        Self {
-            link: side.link.clone(),
-            direct,
-            pair: own.cloned().zip(peer.cloned()),
-            wake_at: if direct { side.out.half_free_at().max(1) } else { side.wake_at() },
-        }
-    }
-
-    /// Returns whether there is room, or nothing can be sent any more, or not on this path.
-    #[inline]
-    fn has_come(&self) -> bool {
-        let room = match &self.pair {
-            Some((_, peer)) => peer.load(direct::CONSUMER) >= self.wake_at,
-            None if self.direct => self.link.peer_is_ready(),
-            None => self.link.send_consumer() >= self.wake_at,
-        };
-        room || self.link.send_end() != 0 || (self.direct && self.link.has_left())
-    }
-}
-
-impl Socket {
-    /// Waits for room to send, or for a reason to look again.
-    ///
-    /// # Errors
-    /// `EAGAIN` if the socket is non-blocking or the time is over; `EBADF` if it was closed meanwhile.
-    pub(crate) fn await_room<'a>(
-        &'a self,
-        mut side: Guard<'a, SendSide>,
-        deadline: &mut Option<Deadline>,
-    ) -> Result<Guard<'a, SendSide>> {
-        if self.is_nonblocking() {
-            // Somebody may wait for room in an epoll instance.
-            return if self.watch.subscribed() && side.arm() { Ok(side) } else { Err(would_block()) };
-        }
-        let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
-        let timeout = deadline.next_sleep().ok_or_else(would_block)?;
-        let side = self.sleep_for_send(side, timeout, None);
-        self.check_usable()?;
-        Ok(side)
-    }
-
-    /// Sleeps until there is room to send, or nothing can be sent any more.
-    pub(crate) fn sleep_for_send<'a>(
-        &'a self,
-        mut side: Guard<'a, SendSide>,
-        timeout: Duration,
-        noticing: Option<Noticing<'_>>,
-    ) -> Guard<'a, SendSide> {
-        let vacancy = Vacancy::new(&side);
-        let (link, pair, wake_at) = (&vacancy.link, vacancy.pair.as_ref(), vacancy.wake_at);
-        let sleeping = side.turn().is_sleeping();
-        let doorbells = Doorbells::new(link.send_cells(), pair, &SEND, wake_at, noticing);
-        let doorbells = if sleeping { doorbells } else { doorbells.with_fence(&mut side.out.fence) };
-        let (mut side, timed_out) = sleep_in_turn(&self.send, side, &doorbells, wake_at, timeout, || {
-            vacancy.has_come() || self.check_usable().is_err()
-        });
-        if !sleeping {
-            side.out.fence = doorbells.into_fence();
-        }
-        if let Some(noticing) = noticing.filter(|_| vacancy.has_come() || self.check_usable().is_err()) {
-            noticing.end();
-        }
-        if !vacancy.direct && self.watch.subscribed() {
-            // The sleep took back the request for a `Ready` event.
-            side.arm();
-        }
-        if timed_out {
-            drop(side);
-            link.attachment.check_alive();
-            return self.send.lock();
-        }
-        side
-    }
-}
-
-impl SendSide {
     /// There was room, without a sleep.
     #[inline]
     pub(crate) fn went_on(&mut self) {

@@ -5,12 +5,13 @@
 //! knows no listener for goes on in the kernel. These sockets belong to the process; the driver knows nothing of them. A call looks once
 //! for a carrier, and the fabric's calls go on as without one.
 //!
-//! Files: `carrier` owns the descriptor, `held` closes it in forked children, `connect` and `listen` make connections, `data` moves bytes, `watch` waits. None of them is
+//! Files: `carrier` owns the descriptor, `held` closes it in forked children, `connect` and `listen` make connections, `inbox` fills the ring that is lent from, `data` moves bytes, `watch` waits. None of them is
 //! used by sockets that stand beside a kernel socket of an unmodified program.
 mod carrier;
 mod connect;
 mod data;
 mod held;
+mod inbox;
 mod listen;
 mod watch;
 

@@ -3,7 +3,7 @@
 //!
 //! Each byte is read once. On the direct path its sender can change it until it is given back, so what a program has peeked at
 //! is kept here, and is what it receives later.
-use super::{RecvSide, IDLE_CALLS};
+use super::side::{RecvSide, IDLE_CALLS};
 use crate::error::{lent, would_block, Error, Result};
 use crate::socket::Socket;
 use libc::iovec;

@@ -1,6 +1,7 @@
 //! Sending from memory of the program's: one copy into blocks of send memory, which are given up at
 //! once and free themselves when they are delivered; on the direct path into the own ring. Never waits.
-use super::{stale, SendSide};
+use super::side::{foreign, Fill, SendSide};
+use super::stale;
 use crate::arena;
 use crate::error::{would_block, Error, Result};
 use crate::forks::forks;
@@ -70,10 +71,6 @@ impl Drop for Stage {
 thread_local! {
     static STAGE: Kept<Stage> = const { Kept::new(Stage::EMPTY, || STAGE.with(Kept::release)) };
 }
-
-/// Where bytes to be sent come from: called with a place and its size, writes there and says how many
-/// bytes it wrote; fewer than the size: there are no more.
-pub type Fill<'a> = dyn FnMut(*mut u8, usize) -> Result<usize> + 'a;
 
 impl SendSide {
     /// Bytes that may be sent now, of `wanted`: not a splinter of them.
@@ -206,7 +203,7 @@ impl Socket {
         if filled == 0 {
             return Ok(0);
         }
-        let (block, offset) = arena::find(place.start, filled).ok_or_else(super::foreign)?;
+        let (block, offset) = arena::find(place.start, filled).ok_or_else(foreign)?;
         let mut side = self.send.lock();
         if !block.is_of(&side.link.attachment) {
             side.end()?;

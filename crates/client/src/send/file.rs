@@ -1,11 +1,12 @@
 //! Sending a file without reading it: the driver reads it into the peer's receive ring. When a file is first sent, its
 //! descriptor is passed to the driver on a socket made for that, and the driver opens it; after that a send names it and waits
 //! for nobody.
-use super::{partial, SendSide, Socket};
+use super::side::{partial, SendSide};
 use crate::attachment::Attachment;
 use crate::error::{would_block, Error, Result};
 use crate::files::Name;
 use crate::lock::Guard;
+use crate::socket::Socket;
 use crate::turn::lock;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use pd_abi::{FileId, Operation, Request, SocketId};

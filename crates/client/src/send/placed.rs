@@ -2,7 +2,7 @@
 //! send memory on the offloaded path, where the driver does. Programs use Ensō's pipes to a network card likewise
 //! (section 3.2 of the text on it and Nagare).
 use super::copied::Place;
-use super::SendSide;
+use super::side::SendSide;
 use crate::error::{would_block, Error, Result};
 use crate::lock::Guard;
 use crate::socket::Socket;

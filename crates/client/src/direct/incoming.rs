@@ -1,0 +1,38 @@
+//! What the receiving half of a socket keeps of a direct connection.
+use super::half::Half;
+use super::wait::{AsymmetricFence, LockedSpin, PollBackoff, Waker};
+use crate::recv::ring::Ring;
+use pd_shm::{Own, Theirs};
+
+/// The receiving half's view of the rings.
+#[derive(Debug, Default)]
+pub(crate) struct Incoming {
+    /// Own and peer's. Most sockets have none.
+    pub(super) pair: Option<Box<(Half<Own>, Half<Theirs>)>>,
+    /// Position in the stream of the first byte in the peer's ring, once there is one: those before it came by the
+    /// driver.
+    pub(super) origin: Option<u64>,
+    /// The receive ring of those, while some are lent.
+    pub(super) before: Option<Ring>,
+    pub(super) leaving: Leaving,
+    pub(super) waker: Waker,
+    pub(super) fence: AsymmetricFence,
+    /// The peer was asked to have an event sent.
+    pub(super) armed: bool,
+    pub(super) backoff: PollBackoff,
+    pub(super) locked_spin: LockedSpin,
+}
+
+/// How far a connection is that leaves the direct path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Leaving {
+    #[default]
+    Not,
+    /// So many bytes had been written into the peer's ring. No more are read until the driver says that the peer writes
+    /// no more: if it goes on all the same, nobody hears of it.
+    Until(u64),
+    /// So many bytes were ever written into the peer's ring, and no more will be.
+    At(u64),
+    /// All that comes is from the driver.
+    Done,
+}

@@ -1,0 +1,76 @@
+//! What the sending half of a socket keeps of a direct connection.
+use super::half::Half;
+use super::wait::{AsymmetricFence, Waker};
+use pd_shm::{Own, Theirs};
+
+/// See [`Outgoing::weigh`].
+const WEIGHT_BYTES: u64 = 4 << 10;
+
+/// The sending half's view of the rings.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    /// Bytes and sends before there was a ring, or since one could not be had.
+    pub(super) weight: u64,
+    /// The connection has left the direct path.
+    pub(super) left: bool,
+    /// Most sockets have none.
+    pub(super) own: Option<Box<Half<Own>>>,
+    pub(super) peer: Option<Box<Half<Theirs>>>,
+    /// Bytes written, and sends that they were.
+    pub(super) written: u64,
+    pub(super) messages: u64,
+    /// Bytes that the peer has given back, as last seen.
+    pub(super) consumer: u64,
+    pub(super) waker: Waker,
+    pub(super) fence: AsymmetricFence,
+}
+
+impl Outgoing {
+    /// Returns whether what is sent goes into the own ring.
+    #[inline]
+    pub(crate) fn has_ring(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// So many bytes were sent by the driver.
+    #[inline]
+    pub(crate) fn weigh(&mut self, bytes: u64) {
+        self.weight += 1 + bytes / WEIGHT_BYTES;
+    }
+
+    fn bytes(&self) -> u64 {
+        self.own.as_ref().map_or(0, |own| own.bytes)
+    }
+
+    /// Free bytes of the own ring, as last seen.
+    #[inline]
+    pub(crate) fn room(&self) -> u64 {
+        self.bytes() - (self.written - self.consumer)
+    }
+
+    /// Sends that went into the ring, and their bytes.
+    pub(crate) fn carried(&self) -> (u64, u64) {
+        (self.messages, self.written)
+    }
+
+    /// Returns whether anything was written.
+    pub(crate) fn has_sent(&self) -> bool {
+        self.written > 0
+    }
+
+    /// Most that there ever is room for when a wait for room is over.
+    #[inline]
+    pub(crate) fn most_placed(&self) -> u64 {
+        self.bytes() / 2
+    }
+
+    /// Half of the ring is free.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.room() >= self.most_placed()
+    }
+
+    /// The peer's index at which half of the ring is free.
+    pub(super) fn half_free_at(&self) -> u64 {
+        self.written.saturating_sub(self.most_placed())
+    }
+}
