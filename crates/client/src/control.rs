@@ -3,7 +3,7 @@
 use crate::error::{check, not_connected, Error, Result};
 use crate::link::Link;
 use crate::path::Path;
-use crate::process::process;
+use crate::process;
 use crate::socket::{Control, Socket, State};
 use crate::turn::{lock, Deadline};
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
@@ -188,7 +188,7 @@ impl Socket {
             let refused = |error: &Error| Self::goes_by_kernel(&control, error);
             if waits
                 && Self::refusal(&answer).as_ref().is_some_and(refused)
-                && process().reattached_within(LISTENERS_RETURN_MAX)
+                && process::reattached_within(LISTENERS_RETURN_MAX)
             {
                 drop(control);
                 std::thread::sleep(BACKLOG_LOOK_LAST / 2);

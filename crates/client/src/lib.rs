@@ -31,6 +31,7 @@ mod api;
 mod arena;
 mod attachment;
 mod channel;
+mod close;
 mod control;
 mod copying;
 mod direct;
@@ -46,9 +47,12 @@ mod kernel;
 mod link;
 mod listen;
 mod lock;
+mod malloc;
+mod open;
 mod own;
 mod path;
 mod pause;
+mod per_process;
 pub mod pipe;
 mod poll;
 mod process;
@@ -58,6 +62,7 @@ mod send;
 mod setting;
 mod sids;
 mod socket;
+mod sockets;
 mod turn;
 mod twin;
 
@@ -72,7 +77,7 @@ pub use setting::SOCKET_PATH_DEFAULT;
 
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
-    pub use crate::arena::{free, malloc};
+    pub use crate::arena::free;
     pub use crate::control::{Departure, Left};
     pub use crate::due::{handler_flags, sleep_for};
     pub use crate::epoll::hosted::Armed;
@@ -85,6 +90,7 @@ pub mod core {
         Installed, Runs, SET_BYTES,
     };
     pub use crate::kept::Kept;
+    pub use crate::malloc::malloc;
     pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
     pub use crate::poll::{poll, Target};

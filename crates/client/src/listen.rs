@@ -1,9 +1,9 @@
 //! Accepting, and listening on through a restart of the driver.
 use crate::error::{check, would_block, Error, Result};
 use crate::link::Link;
-use crate::process::process;
+use crate::process;
 use crate::recv::side::IDLE_CALLS;
-use crate::socket::{Control, Socket};
+use crate::socket::{Arrived, Control, Socket};
 use crate::turn::{lock, Deadline, SLEEP_MAX};
 use pd_abi::limits::ANSWERS_MAX;
 use pd_abi::{Address, Operation, SocketId, SocketOption};
@@ -11,13 +11,6 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// A connection that the driver has handed over and nobody has accepted yet.
-#[derive(Debug)]
-pub(crate) struct Arrived {
-    link: Link,
-    peer: Address,
-}
 
 impl Socket {
     /// Takes a connection from the backlog; waits for one unless the socket is non-blocking. While
@@ -168,7 +161,7 @@ impl Socket {
     }
 
     fn listen_again(&self, control: &mut Control) -> Result<()> {
-        let attachment = process().attachment()?;
+        let attachment = process::attachment()?;
         let (link, _) = Socket::open(&attachment, control.v6)?;
         let link = Arc::new(link);
         let old = std::mem::replace(&mut control.link, link.clone());

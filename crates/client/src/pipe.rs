@@ -23,7 +23,7 @@
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::forks::forks;
-use crate::process::process;
+use crate::process;
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit, PIPE_RING_BYTES_DEFAULT};
 pub use pd_abi::pipe::{BACK, DROP};
 use pd_abi::{Frame as Message, FrameKind};
@@ -147,7 +147,7 @@ impl Pipe {
     pub fn open(options: &Options) -> Result<Self> {
         let request = options.pipe_request()?;
         let shape = Shape::new(options.direction, options.unit, options.ring_bytes)?;
-        let attachment = process().attachment()?;
+        let attachment = process::attachment()?;
         let ask = Message::new(FrameKind::Pipe).with_bytes(options.ring_bytes, 0).with_pipe_request(&request);
         let (frame, fds) = attachment.exchange(&ask, FrameKind::Pipe)?;
         let [status, control, ring, doorbell] = <[OwnedFd; 4]>::try_from(fds)

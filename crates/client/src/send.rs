@@ -9,8 +9,9 @@ use crate::arena::{self, Block};
 use crate::error::{moved, would_block, Error, Result};
 use crate::link::MOVED;
 use crate::lock::Guard;
-use crate::process::process;
+use crate::process;
 use crate::socket::Socket;
+use crate::sockets;
 use crate::turn::{Deadline, SLEEP_MAX};
 use libc::iovec;
 use pd_abi::layout::ELSEWHERE;
@@ -214,7 +215,7 @@ pub(crate) fn has_landed(block: &Block) -> bool {
     if !block.in_flight() {
         return true;
     }
-    if let Some(sender) = process().socket(block.sender()) {
+    if let Some(sender) = sockets::find(block.sender()) {
         let mut side = sender.send.lock();
         side.reap();
         if !block.in_flight() || side.in_flight() > 0 {
@@ -222,7 +223,7 @@ pub(crate) fn has_landed(block: &Block) -> bool {
         }
     }
     // Of a closed socket, or of an earlier one.
-    process().reap_all();
+    sockets::reap_all();
     !block.in_flight()
 }
 
@@ -231,17 +232,17 @@ pub(crate) fn wait_for_landing(block: &Block, deadline: &Deadline) -> Result<()>
     let mut landed = has_landed(block);
     while !landed {
         let Some(timeout) = deadline.next_sleep() else { return Err(would_block()) };
-        let sender = process().socket(block.sender());
+        let sender = sockets::find(block.sender());
         let waited = sender.map_or(Ok(false), |sender| sender.wait_for_some(timeout.min(SLEEP_MAX)))?;
         landed = has_landed(block);
         if !landed {
             // Another than the last sender may have it.
-            process().reap_all();
+            sockets::reap_all();
             landed = !block.in_flight();
         }
         if !landed && !waited {
             std::thread::sleep(Duration::from_micros(100));
-            process().check_driver();
+            process::check_driver();
         }
     }
     Ok(())

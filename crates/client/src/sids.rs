@@ -4,7 +4,8 @@
 use crate::epoll::Epoll;
 use crate::error::{Error, Result};
 use crate::forks::forks;
-use crate::process::process;
+use crate::per_process::PerProcess;
+use crate::process;
 use crate::socket::Socket;
 use crate::turn::lock;
 use rustix::io::Errno;
@@ -39,9 +40,11 @@ struct Place {
     named: Mutex<Option<Named>>,
 }
 
+static SIDS: PerProcess<Sids> = PerProcess::new();
+
 /// The numbers of a process.
 #[derive(Debug)]
-pub(crate) struct Sids {
+struct Sids {
     chunks: [OnceLock<Box<[Place]>>; CHUNKS],
     free: Mutex<Free>,
 }
@@ -65,6 +68,7 @@ impl Default for Sids {
 struct Remembered {
     sid: i32,
     forks: u32,
+    place: &'static Place,
     serial: u64,
     named: Named,
 }
@@ -83,7 +87,7 @@ impl Sids {
     ///
     /// # Errors
     /// `EMFILE`.
-    pub(crate) fn insert(&self, named: Named) -> Result<i32> {
+    fn insert(&self, named: Named) -> Result<i32> {
         let mut free = lock(&self.free);
         let index = match free.returned.pop() {
             Some(Reverse(index)) => index,
@@ -107,7 +111,7 @@ impl Sids {
     ///
     /// # Errors
     /// `EBADF`.
-    pub(crate) fn remove(&self, sid: i32) -> Result<Named> {
+    fn remove(&self, sid: i32) -> Result<Named> {
         let place = self.place(sid).ok_or_else(|| unknown(sid))?;
         let named = lock(&place.named).take().ok_or_else(|| unknown(sid))?;
         place.serial.fetch_add(1, Ordering::Release);
@@ -115,11 +119,11 @@ impl Sids {
         Ok(named)
     }
 
-    fn get(&self, sid: i32) -> Result<(u64, Named)> {
+    fn get(&'static self, sid: i32) -> Result<(&'static Place, u64, Named)> {
         let place = self.place(sid).ok_or_else(|| unknown(sid))?;
         let named = lock(&place.named);
         let serial = place.serial.load(Ordering::Acquire);
-        Ok((serial, named.clone().ok_or_else(|| unknown(sid))?))
+        Ok((place, serial, named.clone().ok_or_else(|| unknown(sid))?))
     }
 }
 
@@ -128,7 +132,8 @@ impl Sids {
 /// # Errors
 /// `EMFILE`.
 pub fn insert(named: Named) -> Result<i32> {
-    process().sids.insert(named)
+    process::begin();
+    SIDS.get().insert(named)
 }
 
 /// Takes a number back. What it named is not closed by that.
@@ -136,7 +141,7 @@ pub fn insert(named: Named) -> Result<i32> {
 /// # Errors
 /// `EBADF`.
 pub fn remove(sid: i32) -> Result<Named> {
-    process().sids.remove(sid)
+    SIDS.get().remove(sid)
 }
 
 /// Runs `call` on what `sid` names.
@@ -145,7 +150,6 @@ pub fn remove(sid: i32) -> Result<Named> {
 /// `EBADF`; those of `call`.
 #[inline]
 pub fn with<R>(sid: i32, call: impl FnOnce(&Named) -> Result<R>) -> Result<R> {
-    let sids = &process().sids;
     let mut call = Some(call);
     // Not available in a thread that ends, and not where this is called from within itself.
     let quick = REMEMBER.try_with(|table| {
@@ -154,7 +158,7 @@ pub fn with<R>(sid: i32, call: impl FnOnce(&Named) -> Result<R>) -> Result<R> {
         if known.sid != sid || known.forks != forks() {
             return None;
         }
-        if sids.place(sid)?.serial.load(Ordering::Acquire) != known.serial {
+        if known.place.serial.load(Ordering::Acquire) != known.serial {
             return None;
         }
         call.take().map(|call| call(&known.named))
@@ -162,8 +166,8 @@ pub fn with<R>(sid: i32, call: impl FnOnce(&Named) -> Result<R>) -> Result<R> {
     match (quick, call) {
         (Ok(Some(result)), _) => result,
         (_, Some(call)) => {
-            let (serial, named) = sids.get(sid)?;
-            remember(Remembered { sid, forks: forks(), serial, named: named.clone() });
+            let (place, serial, named) = SIDS.get().get(sid)?;
+            remember(Remembered { sid, forks: forks(), place, serial, named: named.clone() });
             call(&named)
         }
         // `call` is taken only together with a result.

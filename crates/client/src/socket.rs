@@ -1,22 +1,16 @@
 //! A socket: what control calls, sends and receives share. Each side has a lock of its own, so that
 //! one thread may send while another receives; no lock is held while a thread sleeps.
-use crate::attachment::Attachment;
-use crate::direct::incoming::Incoming;
-use crate::direct::outgoing::Outgoing;
 use crate::epoll::{Epoll, Registration, Watch};
 use crate::error::{bad_socket, Result};
 use crate::forks::forks;
 use crate::kernel::Carrier;
 use crate::link::{has_failed, Link};
-use crate::listen::Arrived;
 use crate::lock::Lock;
-use crate::process::process;
 use crate::recv::side::RecvSide;
 use crate::send::side::SendSide;
-use crate::turn::{lock, HasTurn};
+use crate::turn::lock;
 use pd_abi::layout::ENDED;
-use pd_abi::limits::ANSWERS_MAX;
-use pd_abi::{Operation, Request, CLOSE_LEFT, CLOSE_RESETS};
+use pd_abi::Address;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU8, Ordering};
@@ -54,6 +48,13 @@ pub struct Socket {
     came_back: AtomicU8,
     /// See [`Socket::set_close_resets`].
     close_resets: AtomicBool,
+}
+
+/// A connection that the driver has handed over and nobody has accepted yet.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub(crate) link: Link,
+    pub(crate) peer: Address,
 }
 
 /// Nothing came back; it did; the program knows.
@@ -133,87 +134,10 @@ impl Control {
 }
 
 impl Socket {
-    /// A new socket of the family given. Attaches the process if it is not.
-    ///
-    /// # Errors
-    /// `ENETDOWN` without a driver, `EMFILE` with too many sockets, `EACCES` by policy.
-    pub fn new(v6: bool) -> Result<Arc<Self>> {
-        Self::make(v6, false)
-    }
-
-    /// The same for a program that knows only the kernel's sockets, one of which stands beside this one. Such listeners
-    /// of one user and network namespace may share a port.
-    ///
-    /// # Errors
-    /// As for [`Self::new`].
-    pub fn beside_kernel(v6: bool) -> Result<Arc<Self>> {
-        Self::make(v6, true)
-    }
-
-    fn make(v6: bool, beside_kernel: bool) -> Result<Arc<Self>> {
-        let attachment = process().attachment()?;
-        Self::new_at(&attachment, v6, beside_kernel)
-    }
-
-    /// Several new sockets, with few round trips to the driver.
-    ///
-    /// # Errors
-    /// The errors of [`Self::new`]; then there is none.
-    pub fn new_several(v6: bool, count: usize) -> Result<Vec<Arc<Self>>> {
-        let attachment = process().attachment()?;
-        let channel = attachment.channel()?;
-        let mut sockets = Vec::with_capacity(count);
-        while sockets.len() < count {
-            let wanted = count - sockets.len();
-            if wanted > 1 && channel.pooled(v6) == 0 {
-                channel.fill_pool(&attachment, v6, wanted.min(ANSWERS_MAX as usize) as u32)?;
-            }
-            match Self::new_at(&attachment, v6, false) {
-                Ok(socket) => sockets.push(socket),
-                Err(error) => {
-                    sockets.iter().for_each(|socket| drop(socket.close()));
-                    return Err(error);
-                }
-            }
-        }
-        Ok(sockets)
-    }
-
-    fn new_at(attachment: &Arc<Attachment>, v6: bool, beside_kernel: bool) -> Result<Arc<Self>> {
-        let (link, ring_bytes) = Self::open(attachment, v6)?;
-        let control = Control {
-            link: Arc::new(link),
-            state: State::New,
-            v6,
-            v6_only: false,
-            beside_kernel,
-            receives_shared: beside_kernel,
-            local: None,
-            local_inexact: false,
-            peer: None,
-            backlog: 0,
-            send_ring_bytes: ring_bytes,
-            receive_ring_bytes: ring_bytes,
-            error: 0,
-            attach_tried: None,
-            bound: None,
-            kernel_options: Vec::new(),
-        };
-        Ok(Self::assemble(control, false))
-    }
-
-    /// Has the driver open a socket. Also returns the size of its rings.
-    pub(crate) fn open(attachment: &Arc<Attachment>, v6: bool) -> Result<(Link, u64)> {
-        let channel = attachment.channel()?;
-        let (id, ring_bytes) = channel.open(attachment, v6)?;
-        Ok((Link::new(attachment.clone(), id, channel), ring_bytes))
-    }
-
-    /// A socket object around a link.
-    pub(crate) fn assemble(control: Control, adoptable: bool) -> Arc<Self> {
+    /// A socket with its state and its serial.
+    pub(crate) fn with(control: Control, adoptable: bool, serial: u64) -> Self {
         let connected = control.state == State::Connected;
-        let serial = process().next_serial();
-        let socket = Arc::new(Self {
+        Self {
             forks: forks(),
             serial,
             nonblocking: AtomicBool::new(false),
@@ -238,9 +162,7 @@ impl Socket {
             accepts: AtomicU32::new(0),
             came_back: AtomicU8::new(NOT_BACK),
             close_resets: AtomicBool::new(false),
-        });
-        process().register(serial, &socket);
-        socket
+        }
     }
 
     /// Refuses closed sockets and those of a parent process.
@@ -309,14 +231,6 @@ impl Socket {
         control.link = link;
     }
 
-    /// Gives the socket up. What was sent is still delivered, unless [`Self::set_close_resets`] was called. Never blocks.
-    ///
-    /// # Errors
-    /// `EBADF` if it was closed before.
-    pub fn close(self: &Arc<Self>) -> Result<()> {
-        self.end(if self.close_resets() { CLOSE_RESETS } else { 0 })
-    }
-
     /// Makes [`Self::close`] a [`Self::reset`], as `SO_LINGER` with a time of 0 does, or what it was.
     pub fn set_close_resets(&self, resets: bool) {
         self.close_resets.store(resets, Ordering::Relaxed);
@@ -325,14 +239,6 @@ impl Socket {
     /// See [`Self::set_close_resets`].
     pub fn close_resets(&self) -> bool {
         self.close_resets.load(Ordering::Relaxed)
-    }
-
-    /// The same; the peer's stream ends with `ECONNRESET`.
-    ///
-    /// # Errors
-    /// `EBADF` if it was closed before.
-    pub fn reset(self: &Arc<Self>) -> Result<()> {
-        self.end(CLOSE_RESETS)
     }
 
     pub(crate) fn set_taken_aside(&self) {
@@ -344,59 +250,15 @@ impl Socket {
         self.taken_aside.load(Ordering::Relaxed)
     }
 
-    /// [`Self::close`] of a twin whose connection goes on in the kernel, in both directions.
+    /// Marks the socket closed.
     ///
     /// # Errors
-    /// `EBADF` if it was closed before.
-    pub fn close_left(self: &Arc<Self>) -> Result<()> {
-        self.end(CLOSE_LEFT)
-    }
-
-    fn end(self: &Arc<Self>, value: u32) -> Result<()> {
+    /// As for [`Self::check_usable`].
+    pub(crate) fn set_closed(&self) -> Result<()> {
         if self.forks != forks() || self.closed.swap(true, Ordering::AcqRel) {
             return Err(bad_socket());
         }
-        self.unwatch_all();
-        self.refuse_arrived();
-        let link = self.let_go();
-        self.close_kernel(value & CLOSE_RESETS != 0);
-        if self.kernel.get().is_some() {
-            // The driver has had its socket back, or never had one. Sleepers in the kernel are awake.
-            self.recv.lock().forget_ring();
-        } else if link.attachment.alive() {
-            // A driver that has gone has closed everything already.
-            let _ = link.submit(Request { value, ..link.request(Operation::Close) });
-        }
-        let sleeping = {
-            let mut side = self.recv.lock();
-            side.forget_ring();
-            side.turn().is_sleeping() || self.send.lock().turn().is_sleeping()
-        };
-        if sleeping {
-            // A thread that waits for its turn is told by the sleeper, or has not begun to wait and finds the socket closed.
-            link.wake_all();
-            self.send.notify_all();
-            self.recv.notify_all();
-        }
-        process().retire(self.serial, self);
         Ok(())
-    }
-
-    /// Unmaps direct rings: the driver takes them back when nobody holds them.
-    fn let_go(&self) -> Arc<Link> {
-        let mut control = lock(&self.control);
-        if let State::Connecting(tag) = control.state {
-            control.link.home.forget(tag);
-        }
-        if control.link.direct.is_some() {
-            let link = Arc::new(control.link.closed());
-            self.set_link(&mut control, link);
-            self.send.lock().out = Outgoing::default();
-            let mut recv = self.recv.lock();
-            recv.forget_ring();
-            recv.incoming = Incoming::default();
-        }
-        control.link.clone()
     }
 
     /// Returns whether sends of this socket are not yet done. Frees the memory of those that are.

@@ -8,7 +8,7 @@
 use crate::attachment::Attachment;
 use crate::error::{check, Error, Result};
 use crate::link::Link;
-use crate::process::process;
+use crate::process;
 use crate::send::copied::WINDOW_BYTES_MAX;
 use crate::socket::{Control, Socket, State};
 use crate::turn::lock;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// # Errors
 /// `ENETDOWN` without a driver; `EADDRNOTAVAIL` if another container owns the address.
 pub fn listen(fd: BorrowedFd<'_>) -> Result<()> {
-    let attachment = process().attachment()?;
+    let attachment = process::attachment()?;
     ask(&attachment, fd, TwinOperation::Listen, Ends::of(fd, TwinOperation::Listen, None)).map(drop)
 }
 
@@ -39,7 +39,7 @@ pub fn listen(fd: BorrowedFd<'_>) -> Result<()> {
 /// # Errors
 /// `ENOENT` if it was not said.
 pub fn unlisten(fd: BorrowedFd<'_>) -> Result<()> {
-    let attachment = process().attachment()?;
+    let attachment = process::attachment()?;
     ask(&attachment, fd, TwinOperation::Unlisten, Ends::of(fd, TwinOperation::Unlisten, None)).map(drop)
 }
 
@@ -67,7 +67,7 @@ pub fn connect_unix(fd: BorrowedFd<'_>, path: &Path) -> Result<Arc<Socket>> {
 /// # Errors
 /// `EACCES`, `EMFILE`, `ENETDOWN`.
 pub fn claim(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
-    match process().attachment()?.may_claim() {
+    match process::attachment()?.may_claim() {
         true => found(twin(fd, TwinOperation::Claim, None)),
         false => Ok(None),
     }
@@ -166,7 +166,7 @@ fn twin_of(
     ends: Ends,
     to: Option<SocketAddr>,
 ) -> Result<Arc<Socket>> {
-    let attachment = process().attachment()?;
+    let attachment = process::attachment()?;
     let channel = attachment.channel()?;
     if operation != TwinOperation::Take {
         // Without memory for its first bytes the connection has to be the kernel's.

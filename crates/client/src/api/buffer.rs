@@ -1,5 +1,6 @@
 use crate::arena;
 use crate::error::Result;
+use crate::malloc::malloc;
 use crate::send::{has_landed, wait_for_landing};
 use crate::turn::Deadline;
 use std::ptr::NonNull;
@@ -23,7 +24,7 @@ impl SendBuffer {
     /// # Errors
     /// `ENOMEM`, `EMSGSIZE`, `ENETDOWN`.
     pub fn new(len: usize) -> Result<Self> {
-        let ptr = arena::malloc(len)?;
+        let ptr = malloc(len)?;
         // SAFETY: the block has at least `len` bytes and is ours alone.
         unsafe { ptr.as_ptr().write_bytes(0, len) };
         Ok(Self { ptr, len })

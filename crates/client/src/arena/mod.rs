@@ -1,6 +1,6 @@
-//! Memory to send from: `pd_malloc`, `pd_free`, and finding the block that bytes lie in.
+//! Memory to send from: send regions with their blocks, `pd_free`, and finding the block that bytes lie in.
 //!
-//! Memory comes in send regions. Each thread allocates from arenas of its own, one per region; any
+//! Memory comes in send regions. Each thread allocates from arenas of its own ([`crate::malloc`]), one per region; any
 //! thread may free. A block is freed for real when the last of its sends is done.
 mod blocks;
 mod heap;
@@ -10,25 +10,16 @@ pub(crate) use blocks::Block;
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::forks::forks;
-use crate::kept::Kept;
-use crate::process::process;
+use crate::per_process::PerProcess;
 use crate::turn::lock;
 use blocks::{Freed, States};
 use heap::Heap;
-use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
+use pd_abi::limits::PAGE_BYTES;
 use pd_shm::{Own, Region};
-use rustix::io::Errno;
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-
-/// Smallest send region asked for: a thread that sends little ties up little.
-const REGION_BYTES_MIN: u64 = 256 << 10;
-/// Smallest send region for blocks of bulk data, of hugepages where there are some.
-const REGION_BYTES_BULK: u64 = 4 << 20;
-/// Blocks from here on are bulk data.
-const BLOCK_BYTES_BULK: usize = 32 << 10;
 
 /// One send region and what is allocated in it. Leaked; its memory is unmapped once the attachment is
 /// dead and the last block is freed.
@@ -48,6 +39,8 @@ pub(crate) struct Arena {
     released: AtomicBool,
 }
 
+static ARENAS: PerProcess<Arenas> = PerProcess::new();
+
 /// The arenas of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Arenas {
@@ -55,114 +48,23 @@ pub(crate) struct Arenas {
     all: RwLock<Vec<&'static Arena>>,
 }
 
-/// The calling thread's arenas. Given to other threads when this one ends.
-#[derive(Default)]
-struct ThreadArenas {
-    forks: u32,
-    arenas: Vec<&'static Arena>,
-}
-
-impl Drop for ThreadArenas {
-    fn drop(&mut self) {
-        for arena in &self.arenas {
-            arena.owned.store(false, Ordering::Release);
-        }
-    }
-}
-
 thread_local! {
-    static THREAD_ARENAS: Kept<ThreadArenas> = const {
-        Kept::new(ThreadArenas { forks: 0, arenas: Vec::new() }, || THREAD_ARENAS.with(Kept::release))
-    };
     /// The arena found last.
     static LAST: Cell<(u32, Option<&'static Arena>)> = const { Cell::new((0, None)) };
 }
 
-/// Allocates `bytes` bytes of memory that can be sent: aligned to 64 bytes, to a page from a page on.
-///
-/// # Errors
-/// `ENOMEM` with the driver's reason, `EMSGSIZE` above the longest message, `ENETDOWN` without a
-/// driver.
-pub fn malloc(bytes: usize) -> Result<NonNull<u8>> {
-    if bytes as u64 > MESSAGE_BYTES_MAX {
-        return Err(Error::new(
-            Errno::MSGSIZE,
-            format!("{bytes} bytes are more than one block can have ({MESSAGE_BYTES_MAX}); use several"),
-        ));
-    }
-    let bytes = bytes.max(1);
-    THREAD_ARENAS
-        .try_with(|local| {
-            let mut local =
-                local.try_borrow_mut().map_err(|_| Error::new(Errno::AGAIN, "called from within itself"))?;
-            if local.forks != forks() {
-                *local = ThreadArenas { forks: forks(), arenas: Vec::new() };
-            }
-            malloc_from(&mut local.arenas, bytes)
-        })
-        .unwrap_or_else(|_| malloc_from(&mut Vec::new(), bytes))
+/// The arenas of this process.
+pub(crate) fn arenas() -> &'static Arenas {
+    ARENAS.get()
 }
 
-fn malloc_from(arenas: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<u8>> {
-    if let Some(ptr) = arenas.last().and_then(|arena| arena.malloc(bytes)) {
-        return Ok(ptr);
-    }
-    malloc_slowly(arenas, bytes)
-}
-
-#[cold]
-fn malloc_slowly(arenas: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNull<u8>> {
-    arenas.retain(|arena| arena.attachment.alive());
-    let mut reaped = false;
-    loop {
-        // Latest first; the one that served goes last, where the quick path looks.
-        for place in (0..arenas.len()).rev() {
-            if let Some(ptr) = arenas[place].malloc(bytes) {
-                let last = arenas.len() - 1;
-                arenas.swap(place, last);
-                return Ok(ptr);
-            }
-        }
-        if reaped {
-            break;
-        }
-        process().reap_all();
-        reaped = true;
-    }
-    let attachment = process().attachment()?;
-    if let Some(arena) = process().arenas.take_over(&attachment) {
-        arenas.push(arena);
-        if let Some(ptr) = arena.malloc(bytes) {
-            return Ok(ptr);
-        }
-    }
-    let smallest =
-        if bytes < BLOCK_BYTES_BULK && arenas.is_empty() { REGION_BYTES_MIN } else { REGION_BYTES_BULK };
-    let wanted = (bytes.next_multiple_of(PAGE_BYTES) as u64).max(smallest);
-    let sent = attachment.send_region(wanted);
-    if sent.as_ref().is_err_and(|error| error.errno() == libc::EMFILE) {
-        // Another thread's will do, for once.
-        if let Some(ptr) = process().arenas.malloc(&attachment, bytes) {
-            return Ok(ptr);
-        }
-    }
-    let (region, map) = sent.map_err(|error| match error.errno() {
-        libc::ENOMEM => Error::new(Errno::NOMEM, format!("no memory to send from: {}", error.message())),
-        _ => error,
-    })?;
-    let arena = Arena::new(region as u16, map, attachment);
-    process().arenas.add(arena);
-    arenas.push(arena);
-    arena.malloc(bytes).ok_or_else(|| Error::new(Errno::NOMEM, "the driver sent too small a region"))
-}
-
-/// Frees what [`malloc`] returned, now or when its sends are done.
+/// Frees what [`malloc`](crate::core::malloc) returned, now or when its sends are done.
 ///
 /// # Errors
 /// `EINVAL` if `ptr` is not the start of an allocated block.
 pub fn free(ptr: *mut u8) -> Result<()> {
     let invalid = || Error::invalid("the pointer is not one of pd_malloc, or is freed already");
-    let arena = process().arenas.find(ptr).ok_or_else(invalid)?;
+    let arena = find_arena(ptr).ok_or_else(invalid)?;
     let (block, _) = arena.block(ptr as usize - arena.start).ok_or_else(invalid)?;
     if block.start() != ptr as usize {
         return Err(invalid());
@@ -176,24 +78,32 @@ pub fn free(ptr: *mut u8) -> Result<()> {
 /// The block that `len` bytes at `ptr` lie in, and the offset of `ptr` in its region.
 #[inline]
 pub(crate) fn find(ptr: *const u8, len: usize) -> Option<(Block, u64)> {
-    let arena = process().arenas.find(ptr)?;
+    let arena = find_arena(ptr)?;
     let offset = ptr as usize - arena.start;
     let (block, end) = arena.block(offset)?;
     (len <= end - offset).then_some((block, offset as u64))
 }
 
-impl Arenas {
-    #[inline]
-    fn find(&self, ptr: *const u8) -> Option<&'static Arena> {
-        // An arena of before a fork belongs to the parent.
-        if let Ok((known, Some(arena))) = LAST.try_with(Cell::get) {
-            if arena.contains(ptr as usize) && known == forks() {
-                return Some(arena);
-            }
+/// The arena that `ptr` lies in.
+#[inline]
+fn find_arena(ptr: *const u8) -> Option<&'static Arena> {
+    // An arena of before a fork belongs to the parent.
+    if let Ok((known, Some(arena))) = LAST.try_with(Cell::get) {
+        if arena.contains(ptr as usize) && known == forks() {
+            return Some(arena);
         }
-        self.find_slowly(ptr as usize)
     }
+    arenas().find_slowly(ptr as usize)
+}
 
+/// Unmaps the regions of dead attachments that hold no blocks.
+pub(crate) fn release_dead() {
+    if let Some(arenas) = ARENAS.made() {
+        arenas.release_dead();
+    }
+}
+
+impl Arenas {
     fn find_slowly(&self, address: usize) -> Option<&'static Arena> {
         let all = self.all.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let after = all.partition_point(|arena| arena.start <= address);
@@ -206,7 +116,8 @@ impl Arenas {
         Some(arena)
     }
 
-    fn add(&self, arena: &'static Arena) {
+    /// Takes in a new arena.
+    pub(crate) fn add(&self, arena: &'static Arena) {
         let mut all = self.all.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         // The region that was mapped there before is gone.
         all.retain(|known| !known.released.load(Ordering::Acquire));
@@ -215,7 +126,7 @@ impl Arenas {
     }
 
     /// An arena of this attachment whose thread has ended.
-    fn take_over(&self, attachment: &Arc<Attachment>) -> Option<&'static Arena> {
+    pub(crate) fn take_over(&self, attachment: &Arc<Attachment>) -> Option<&'static Arena> {
         let all = self.all.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let free = |arena: &&&Arena| {
             Arc::ptr_eq(&arena.attachment, attachment) && !arena.owned.swap(true, Ordering::AcqRel)
@@ -224,15 +135,13 @@ impl Arenas {
     }
 
     /// A block of any arena of this attachment.
-    fn malloc(&self, attachment: &Arc<Attachment>, bytes: usize) -> Option<NonNull<u8>> {
+    pub(crate) fn malloc(&self, attachment: &Arc<Attachment>, bytes: usize) -> Option<NonNull<u8>> {
         let all = self.all.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let of_it = |arena: &&&Arena| Arc::ptr_eq(&arena.attachment, attachment);
         all.iter().filter(of_it).find_map(|arena| arena.malloc(bytes))
     }
 
-    /// Unmaps the regions of dead attachments that hold no blocks.
-    pub(crate) fn release_dead(&self) {
-        process().reap_all();
+    fn release_dead(&self) {
         let mut all = self.all.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         all.retain(|arena| {
             arena.release_if_dead();
@@ -242,7 +151,8 @@ impl Arenas {
 }
 
 impl Arena {
-    fn new(region: u16, map: Region<Own>, attachment: Arc<Attachment>) -> &'static Self {
+    /// A new arena, which the calling thread owns.
+    pub(crate) fn new(region: u16, map: Region<Own>, attachment: Arc<Attachment>) -> &'static Self {
         let (start, bytes) = (map.address(0, map.len()).as_ptr() as usize, map.len());
         let pages = bytes / PAGE_BYTES;
         Box::leak(Box::new(Self {
@@ -264,8 +174,19 @@ impl Arena {
         address.wrapping_sub(self.start) < self.bytes && !self.released.load(Ordering::Acquire)
     }
 
+    /// Tells whether its driver is there.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.attachment.alive()
+    }
+
+    /// The owning thread ends.
+    pub(crate) fn disown(&self) {
+        self.owned.store(false, Ordering::Release);
+    }
+
+    /// Allocates a block here.
     #[inline]
-    fn malloc(&self, bytes: usize) -> Option<NonNull<u8>> {
+    pub(crate) fn malloc(&self, bytes: usize) -> Option<NonNull<u8>> {
         if !self.attachment.alive() {
             return None;
         }

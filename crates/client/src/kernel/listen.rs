@@ -3,8 +3,8 @@ use super::carrier::failed;
 use super::Carrier;
 use crate::epoll::{ready, Epoll};
 use crate::error::Result;
-use crate::process::process;
 use crate::socket::{Control, Socket, State};
+use crate::sockets;
 use crate::turn::lock;
 use pd_abi::KernelReason;
 use rustix::event::PollFlags;
@@ -111,7 +111,7 @@ impl Socket {
         let acceptor = match self.acceptor.get() {
             Some(acceptor) => acceptor,
             None => {
-                let Some(this) = process().socket(self.serial()) else { return Ok(true) };
+                let Some(this) = sockets::find(self.serial()) else { return Ok(true) };
                 let acceptor = Epoll::new();
                 acceptor.add(&this, ready::IN, 0)?;
                 self.acceptor.get_or_init(|| acceptor)

@@ -7,6 +7,7 @@ use crate::error::{would_block, Error, Result};
 use crate::forks::forks;
 use crate::kept::Kept;
 use crate::lock::Guard;
+use crate::malloc::malloc;
 use crate::socket::Socket;
 use libc::iovec;
 use pd_shm::copy::copy;
@@ -39,7 +40,7 @@ impl Stage {
         }
         if self.used + bytes > STAGE_BYTES {
             self.give_up();
-            self.start = arena::malloc(STAGE_BYTES)?.as_ptr();
+            self.start = malloc(STAGE_BYTES)?.as_ptr();
             self.used = 0;
         }
         let place = self.start.wrapping_add(self.used);
@@ -104,7 +105,7 @@ impl Place {
                 return Ok(Self { start, own: false });
             }
         }
-        Ok(Self { start: arena::malloc(bytes)?.as_ptr(), own: true })
+        Ok(Self { start: malloc(bytes)?.as_ptr(), own: true })
     }
 }
 
