@@ -1,5 +1,4 @@
-//! The count of forks between this process and the first process that used the library. Objects remember it, so that a forked
-//! child can tell its parent's objects from its own.
+//! The count of forks since the first process that used the library. A forked child tells its parent's objects by it.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);

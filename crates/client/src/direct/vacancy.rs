@@ -1,4 +1,4 @@
-//! Sleeping until there is room to send, on either path, and sends on the direct path, which do so.
+//! Sends on the direct path, and sleeping until there is room to send, on either path.
 use super::half::Half;
 use super::wait::{Doorbells, Noticing, SEND};
 use crate::error::{would_block, Result};

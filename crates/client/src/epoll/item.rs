@@ -1,4 +1,4 @@
-//! Sources that can be ready, items that stand for them in epoll instances, and the queue of an instance, which tells its sleepers of them.
+//! Items stand for sources in epoll instances. The queue of an instance holds those that may be ready, and wakes its sleepers.
 use super::kernel::Kernel;
 use super::ready::{ASIDE, EDGE, ERR, HUP, ONESHOT};
 use crate::own::OwnFd;
