@@ -199,3 +199,10 @@ pub(crate) fn timeout_ns(fd: c_int, name: c_int) -> u64 {
         time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000
     }
 }
+
+/// Whether calls on the descriptor do not wait.
+pub(crate) fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: only asks.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+    flags & libc::O_NONBLOCK != 0
+}

@@ -11,9 +11,10 @@
 //! What the driver says when it has told the peer is up to where bytes still come that the peer had sent before it could
 //! know. So whoever has left and finds nothing waits for those, and answers `EAGAIN` only when everything later comes by the
 //! kernel, mark first.
-use crate::away::{self, Counts};
-use crate::call::{errno, interrupts, Failure, Outcome};
-use crate::entry::{lock, Entry};
+use crate::away;
+use crate::call::{errno, interrupts, lock, Failure, Outcome};
+use crate::counts::Counts;
+use crate::entry::Entry;
 use crate::file_lock::FileLock;
 use crate::hooks::poll::kernel_poll;
 use crate::log::note;

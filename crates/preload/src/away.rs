@@ -7,14 +7,16 @@
 //! It comes back only where no call of another thread on it is under way in the kernel, and each time takes twice as much bulk. A process
 //! that forks, hands the connection on or asks for what only the kernel has leaves it there for good.
 use crate::back::Back;
-use crate::entry::{self, lock, Entry};
+use crate::call::{self, lock, Failure, Outcome};
+use crate::counts::{Counts, Moves};
+use crate::entry::{self, Entry};
 use crate::fallback_cache::{now_ns, Place};
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{call, fabric, table};
+use crate::{fabric, table};
 use libc::c_int;
 use pd_client::core::{Departure, Inside, Socket};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Bytes from one look to the next.
@@ -32,90 +34,6 @@ const TIMES_MAX: u32 = 10;
 const FAILS_MAX: u32 = 6;
 /// Registrations that tell once, or one process alone, cannot stand in two instances at a time.
 const SINGLE: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
-
-/// What a call moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moves {
-    Sends,
-    Receives,
-    /// It peeks, or is about what goes beside the stream.
-    Nothing,
-    /// Urgent bytes.
-    Urgent,
-}
-
-impl Moves {
-    /// A send with these flags.
-    pub(crate) fn sends(flags: c_int) -> Self {
-        if flags & libc::MSG_OOB != 0 {
-            Self::Urgent
-        } else {
-            Self::Sends
-        }
-    }
-
-    /// A receive with these flags.
-    pub(crate) fn receives(flags: c_int) -> Self {
-        if flags & libc::MSG_OOB != 0 {
-            Self::Urgent
-        } else if flags & (libc::MSG_PEEK | libc::MSG_ERRQUEUE) != 0 {
-            Self::Nothing
-        } else {
-            Self::Receives
-        }
-    }
-}
-
-/// How far the kernel's streams are, since each side's mark, and which calls are under way there.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    sent: AtomicU64,
-    received: AtomicU64,
-    /// Receives that found little.
-    small: AtomicU64,
-    /// Calls under way; [`CLOSED`]: none begins.
-    inside: AtomicU32,
-}
-
-const CLOSED: u32 = 1 << 31;
-
-impl Counts {
-    pub(crate) fn sent(&self) -> u64 {
-        self.sent.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn received(&self) -> u64 {
-        self.received.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn add(&self, what: Moves, bytes: usize) {
-        match what {
-            Moves::Sends => self.sent.fetch_add(bytes as u64, Ordering::AcqRel),
-            Moves::Receives => self.received.fetch_add(bytes as u64, Ordering::AcqRel),
-            Moves::Nothing | Moves::Urgent => 0,
-        };
-    }
-
-    fn enter(&self) {
-        while self.inside.fetch_add(1, Ordering::SeqCst) & CLOSED != 0 {
-            self.leave();
-            std::thread::yield_now();
-        }
-    }
-
-    fn leave(&self) {
-        self.inside.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Has no call begin. False: one is under way.
-    pub(crate) fn close(&self) -> bool {
-        self.inside.compare_exchange(0, CLOSED, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-    }
-
-    pub(crate) fn open(&self) {
-        self.inside.fetch_sub(CLOSED, Ordering::SeqCst);
-    }
-}
 
 /// One connection that is away.
 #[derive(Debug)]
@@ -192,7 +110,7 @@ impl Away {
 
     /// Whether the last megabytes were bulk.
     fn finds_bulk(&self, look: &mut Look) -> bool {
-        let (now, bytes, small) = (now_ns(), self.carried(), self.counts.small.load(Ordering::Relaxed));
+        let (now, bytes, small) = (now_ns(), self.carried(), self.counts.small());
         let moved = bytes - look.bytes;
         let is_bulk =
             now - look.since_ns < BULK_WITHIN_NS && (small - look.small).saturating_mul(SMALL_BYTES) <= moved;
@@ -310,7 +228,7 @@ pub(crate) fn moves<T: Copy>(
         counts.add(what, moved as usize);
     }
     if what == Moves::Receives && moved < LITTLE_BYTES {
-        counts.small.fetch_add(1, Ordering::Relaxed);
+        counts.add_small();
     }
     counts.leave();
     if let Some(away) = entry.socket().and_then(|socket| socket.away.get()) {
@@ -369,4 +287,39 @@ fn give_up_entry(entry: &Arc<Entry>) {
         away.end();
     }
     entry.give_up();
+}
+
+/// How often a call begins anew because its connection passes to and fro between the kernel and the fabric.
+const TRIES: u32 = 1000;
+
+/// [`call::call`] of a call that moves bytes of the connection `fd`.
+pub(crate) fn moving(
+    fd: i32,
+    what: Moves,
+    work: impl Fn() -> Outcome<isize>,
+    plain: impl Fn() -> isize,
+) -> isize {
+    moving_as(fd, what, work, plain, |bytes| bytes as i64)
+}
+
+/// The same where a result that is not negative stands for so many bytes.
+pub(crate) fn moving_as<T: From<i8> + Copy>(
+    fd: i32,
+    what: Moves,
+    work: impl Fn() -> Outcome<T>,
+    plain: impl Fn() -> T,
+    bytes: impl Fn(T) -> i64,
+) -> T {
+    for _ in 0..TRIES {
+        match call::begin(&work) {
+            Ok(result) => return result,
+            Err(Failure::Kernel) => {
+                if let Some(result) = moves(fd, what, &plain, &bytes) {
+                    return result;
+                }
+            }
+            Err(_) => return plain(),
+        }
+    }
+    plain()
 }

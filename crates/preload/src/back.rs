@@ -4,9 +4,8 @@
 //! of the kernel's stream it has sent there; and goes on behind that. Who receives reads the kernel's stream up to that byte,
 //! takes the head off, and goes on by the twin. The side that has offered the twin sends its head first: the other one looked at
 //! both when it claimed the twin. A head that has come says that its sender looks at both.
-use crate::away::{Counts, Moves};
-use crate::call::errno;
-use crate::entry::lock;
+use crate::call::{errno, lock};
+use crate::counts::{Counts, Moves};
 use crate::{address, real};
 use libc::{c_int, iovec};
 use pd_client::core::{outside, Socket, ELSEWHERE};

@@ -1,7 +1,7 @@
-//! What every hook does around its work: errno, panics, signals.
-use crate::away::{self, Moves};
+//! What every hook does around its work: errno, panics and the locks that they leave behind, signals.
 use pd_client::core::{are_put_off, handler_flags, let_run, runs, Inside};
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 extern "C-unwind" {
     fn pthread_testcancel();
@@ -17,9 +17,6 @@ pub(crate) enum Failure {
     /// The same of a connection that may come back: what the call moves is counted.
     Kernel,
 }
-
-/// How often a call begins anew because its connection passes to and fro between the kernel and the fabric.
-const TRIES: u32 = 1000;
 
 impl Failure {
     /// Whether the call is the kernel's.
@@ -44,40 +41,8 @@ pub(crate) fn call<T: From<i8>>(work: impl FnOnce() -> Outcome<T>, plain: impl F
     begin(work).unwrap_or_else(|_| plain())
 }
 
-/// The same of a call that moves bytes of the connection `fd`.
-pub(crate) fn moving(
-    fd: i32,
-    what: Moves,
-    work: impl Fn() -> Outcome<isize>,
-    plain: impl Fn() -> isize,
-) -> isize {
-    moving_as(fd, what, work, plain, |bytes| bytes as i64)
-}
-
-/// The same where a result that is not negative stands for so many bytes.
-pub(crate) fn moving_as<T: From<i8> + Copy>(
-    fd: i32,
-    what: Moves,
-    work: impl Fn() -> Outcome<T>,
-    plain: impl Fn() -> T,
-    bytes: impl Fn(T) -> i64,
-) -> T {
-    for _ in 0..TRIES {
-        match begin(&work) {
-            Ok(result) => return result,
-            Err(Failure::Kernel) => {
-                if let Some(result) = away::moves(fd, what, &plain, &bytes) {
-                    return result;
-                }
-            }
-            Err(_) => return plain(),
-        }
-    }
-    plain()
-}
-
 /// What a call is without the next function of its name; an error is that it is the kernel's.
-fn begin<T: From<i8>>(work: impl FnOnce() -> Outcome<T>) -> Result<T, Failure> {
+pub(crate) fn begin<T: From<i8>>(work: impl FnOnce() -> Outcome<T>) -> Result<T, Failure> {
     let before = errno();
     let inside = Inside::enter();
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Failure::Errno(libc::EIO)));
@@ -143,4 +108,9 @@ pub(crate) fn interrupts(never_restarts: bool) -> bool {
     let_run();
     let now = runs();
     now.interrupting != before.interrupting || never_restarts && now.all != before.all
+}
+
+/// Locks, whatever has become of the thread that had the lock last.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,8 @@
 //! What a descriptor stands for: a TCP socket, an epoll instance or a pipe. Descriptors made by `dup` share an
 //! entry, as they share the kernel's open file.
+use crate::address::is_nonblocking;
 use crate::away::Away;
-use crate::call::{self, Failure, Outcome};
+use crate::call::{self, lock, Failure, Outcome};
 use crate::epoll_set::{self, EpollSet};
 use crate::fabric::{self, Taken};
 use crate::pipe::Pipe;
@@ -12,7 +13,7 @@ use crate::{address, aside, confined, table, unclaimed, unix, unseen};
 use libc::c_int;
 use pd_client::core::KernelReason;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A TCP socket, an epoll instance, or a pipe that is spliced by.
 #[derive(Debug)]
@@ -83,10 +84,6 @@ impl Watcher {
     pub(crate) fn is(&self, instance: &Arc<Entry>, fd: c_int) -> bool {
         self.fd == fd && std::ptr::eq(self.instance.as_ptr(), Arc::as_ptr(instance))
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Listener {
@@ -343,12 +340,6 @@ pub(crate) fn move_watchers(entry: &Arc<Entry>) {
     for watcher in watchers {
         epoll_set::move_over(entry, watcher);
     }
-}
-
-pub(crate) fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: only asks.
-    let flags = unsafe { crate::real::fcntl(fd, libc::F_GETFL, 0) };
-    flags & libc::O_NONBLOCK != 0
 }
 
 /// The entry of a socket, looking at what it is if it was inherited.

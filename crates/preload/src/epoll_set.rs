@@ -16,9 +16,9 @@
 //! moment at a time, and looks.
 mod leaving;
 
-use crate::call::{errno, set_errno, Failure, Outcome};
+use crate::call::{errno, lock, set_errno, Failure, Outcome};
 use crate::carried::{self, Record};
-use crate::entry::{self, lock, Entry, State, Thing, Watcher};
+use crate::entry::{self, Entry, State, Thing, Watcher};
 use crate::twin::Twin;
 use crate::{aside, real, short, spin, start, table, unclaimed};
 use leaving::{in_kernel_too, Told as Leaves};

@@ -1,12 +1,8 @@
 //! What the library asks of the driver, all in one place.
-use crate::address;
 use crate::call::{Failure, Outcome};
-use crate::confined;
-use crate::fallback_cache::{self, now_ns, Place};
-use crate::heap;
+use crate::fallback_cache::{self, now_ns, File, Place};
 use crate::log::note;
-use crate::unix::File;
-use crate::unseen;
+use crate::{address, confined, heap, unseen};
 use libc::c_int;
 use pd_client::core::{sleep_for, twin, KernelReason, Socket};
 use std::net::SocketAddr;

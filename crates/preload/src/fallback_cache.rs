@@ -1,6 +1,5 @@
 //! Cache of places whose connections fall back to the kernel for a while: places without a listener on the fabric, and places with
 //! short-lived connections, for which a twin costs more than it saves.
-use crate::unix::File;
 use pd_client::core::KernelReason;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
@@ -28,6 +27,9 @@ const SHORT_LIVED_IN_A_ROW: u64 = 16;
 const SHORT_LIVED_WITHIN_MS: u64 = 1000;
 /// The same of a place that was one until lately.
 const SHORT_LIVED_AGAIN: u64 = 2;
+
+/// A file: device and inode.
+pub(crate) type File = (u64, u64);
 
 /// What a program connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

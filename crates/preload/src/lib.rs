@@ -19,6 +19,7 @@ mod call;
 mod carried;
 mod closed;
 mod confined;
+mod counts;
 mod entry;
 mod epoll_set;
 mod fabric;

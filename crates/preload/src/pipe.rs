@@ -9,13 +9,14 @@
 //! fabric): what is lent goes into the kernel's pipe. The pipe lends again when that was read.
 //!
 //! A pipe has bytes in the kernel or lent ones, never both. Nothing here waits.
+use crate::call::lock;
 use crate::real;
 use libc::{c_int, iovec};
 use pd_client::core::{this_thread, Socket};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Size that pipes get which lend, so that one splice moves more. Programs do not see it.
 const LENDING_BYTES: usize = 512 << 10;
@@ -30,10 +31,6 @@ static PRIVATE: AtomicUsize = AtomicUsize::new(0);
 #[inline]
 pub(crate) fn any() -> bool {
     PRIVATE.load(Ordering::Relaxed) > 0
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Of a connection: the pipe that its bytes are lent to.

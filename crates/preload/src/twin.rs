@@ -1,10 +1,11 @@
 //! The fabric end of one connection, and calls on it as BSD sockets have them: they wait or not, come
 //! back from signals, and send what they are given.
+use crate::address::is_nonblocking;
 use crate::aside::{self, Aside, Progress};
-use crate::away::Moves;
 use crate::back::{Back, Found};
-use crate::call::{interrupts, Failure, Outcome, AGAIN};
-use crate::entry::{is_nonblocking, lock, Entry};
+use crate::call::{interrupts, lock, Failure, Outcome, AGAIN};
+use crate::counts::Moves;
+use crate::entry::Entry;
 use crate::fabric::{self, Taken};
 use crate::fallback_cache::{self, Place};
 use crate::gain::{self, Gain};

@@ -1,13 +1,11 @@
 //! Connections whose peer has not yet been seen on the fabric. The peer may have accepted in a way that
 //! nothing can hook; then what was sent goes over TCP after all, as if there had never been a twin. So
 //! what is sent before the peer is there is kept.
-use crate::entry::{lock, Entry};
-use crate::epoll_set;
-use crate::fabric;
-use crate::fallback_cache;
+use crate::call::lock;
+use crate::entry::Entry;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{address, real};
+use crate::{address, epoll_set, fabric, fallback_cache, real};
 use libc::{c_int, iovec};
 use pd_client::core::{KernelReason, Socket};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -5,7 +5,7 @@
 use crate::call::{errno, Failure, Outcome};
 use crate::entry::{attach_twin, Entry};
 use crate::fabric::NoTwin;
-use crate::fallback_cache::Place;
+use crate::fallback_cache::{File, Place};
 use crate::log::note;
 use crate::twin::Twin;
 use crate::{address, fabric, real};
@@ -21,9 +21,6 @@ use std::sync::Arc;
 const SO_PASSPIDFD: c_int = 76;
 /// Where the path begins in an address.
 const PATH_AT: usize = size_of::<libc::sa_family_t>();
-
-/// A file: device and inode.
-pub(crate) type File = (u64, u64);
 
 /// Whether `socket` makes one that may get a twin.
 pub(crate) fn is_kind(domain: c_int, kind: c_int, protocol: c_int) -> bool {

@@ -3,12 +3,12 @@
 //! whom the library knows waits for. At the first calls on one, and when a later call finds nothing and would not wait, it is
 //! looked, which takes time and is hence bounded, whether the process has an epoll instance that the library does not know, or an io_uring.
 //! If so the connection leaves the fabric ([`crate::aside`]), and the process makes no more there.
-use crate::aside;
-use crate::entry::{is_nonblocking, Entry, State};
+use crate::address::is_nonblocking;
+use crate::entry::{Entry, State};
 use crate::fallback_cache::now_ns;
 use crate::log::note;
-use crate::table;
 use crate::twin::Twin;
+use crate::{aside, table};
 use libc::c_int;
 use pd_client::core::KernelReason;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -2,10 +2,10 @@
 //! the shadow epoll set for what is still to be read there. The kernel tells of it with a token that holds its number, for not all that makes
 //! its socket readable is the program's: the peer's mark is not ([`aside::told_by_kernel`]).
 use super::{instance_of, name, EpollSet, Events};
-use crate::aside;
-use crate::entry::{lock, Entry};
-use crate::real;
+use crate::call::lock;
+use crate::entry::Entry;
 use crate::twin::{Stands, Twin};
+use crate::{aside, real};
 use libc::{c_int, epoll_event};
 use pd_client::core::{KernelReason, Socket, ASIDE};
 use std::sync::Arc;

@@ -1,9 +1,8 @@
 //! Closing, duplicating, flags.
 use super::hooks;
-use crate::away;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::entry::Entry;
-use crate::{aside, entry, reach, real, short, table};
+use crate::{aside, away, entry, reach, real, short, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;

@@ -3,8 +3,7 @@ use super::hooks;
 use super::socket::look_at_listener;
 use crate::away::Stays;
 use crate::call::{aside, call, set_errno, Failure, Outcome};
-use crate::epoll_set;
-use crate::{entry, reach, real, short, start, table};
+use crate::{entry, epoll_set, reach, real, short, start, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use std::time::{Duration, Instant};
 

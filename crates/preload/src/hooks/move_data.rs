@@ -1,7 +1,8 @@
 //! `sendfile`.
 use super::hooks;
-use crate::away::Moves;
-use crate::call::{errno, moving, Failure, Outcome};
+use crate::away::moving;
+use crate::call::{errno, Failure, Outcome};
+use crate::counts::Moves;
 use crate::{entry, reach, real, table};
 use libc::{c_int, off_t, size_t, ssize_t};
 use pd_client::core::Socket;

@@ -1,7 +1,8 @@
 //! Receiving.
 use super::hooks;
-use crate::away::Moves;
-use crate::call::{moving, moving_as, Failure, Outcome};
+use crate::away::{moving, moving_as};
+use crate::call::{Failure, Outcome};
+use crate::counts::Moves;
 use crate::{entry, reach, real, start, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 

@@ -1,7 +1,8 @@
 //! Sending.
 use super::hooks;
-use crate::away::{self, Moves};
-use crate::call::{aside, moving, moving_as, set_errno, Failure, Outcome};
+use crate::away::{self, moving, moving_as};
+use crate::call::{aside, set_errno, Failure, Outcome};
+use crate::counts::Moves;
 use crate::{entry, epoll_set, reach, real, short, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 

@@ -1,13 +1,12 @@
 //! Making, listening, connecting, accepting, shutting down, options.
 use super::hooks;
-use crate::away;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, attach_twin, Entry};
 use crate::fabric::NoTwin;
 use crate::fallback_cache::Place;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{address, aside, fabric, port, reach, real, short, start, table, unix, unseen};
+use crate::{address, aside, away, fabric, port, reach, real, short, start, table, unix, unseen};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::core::{outside, KernelReason};
 use pd_client::Shutdown;

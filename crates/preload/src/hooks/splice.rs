@@ -1,8 +1,10 @@
 //! `splice` and its kin, and pipes ([`crate::pipe`]).
 use super::hooks;
-use crate::away::Moves;
-use crate::call::{aside, checked, errno, moving, Failure, Outcome, AGAIN};
-use crate::entry::{is_nonblocking, Entry, Thing};
+use crate::address::is_nonblocking;
+use crate::away::moving;
+use crate::call::{aside, checked, errno, Failure, Outcome, AGAIN};
+use crate::counts::Moves;
+use crate::entry::{Entry, Thing};
 use crate::pipe::{bytes_in, Found, Pipe};
 use crate::twin::Until;
 use crate::{entry, real, start, table};

@@ -1,7 +1,7 @@
 //! Streams of the C library on sockets: it reads and writes behind the hooks, so such a stream gets
 //! functions of its own.
 use super::hooks;
-use crate::entry::lock;
+use crate::call::lock;
 use crate::{address, entry, real, table};
 use libc::{c_char, c_int, c_void, size_t, ssize_t, FILE};
 use pd_client::core::Inside;

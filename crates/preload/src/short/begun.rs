@@ -4,12 +4,11 @@
 //! The driver may refuse, though somebody took such connections at the address before: then the kernel connects, which
 //! the program does not notice.
 use super::Names;
-use crate::entry::{lock, Entry};
-use crate::epoll_set;
-use crate::fabric;
+use crate::call::lock;
+use crate::entry::Entry;
 use crate::log::note;
-use crate::real;
 use crate::twin::Twin;
+use crate::{epoll_set, fabric, real};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use pd_client::core::this_thread;
 use std::collections::HashSet;

@@ -5,14 +5,13 @@
 //! The driver gives a connection to one of the processes that share a listener, and it waits there until that process accepts. So
 //! such a process takes connections from when it has accepted one while it had another: it does not serve one after the other.
 use super::{open_to_new, Names, Spare};
-use crate::call::{errno, interrupts, Failure, Outcome, AGAIN};
+use crate::call::{errno, interrupts, lock, Failure, Outcome, AGAIN};
 use crate::entry::{self, Entry, State};
-use crate::epoll_set;
 use crate::file_lock::FileLock;
 use crate::hooks::poll::sleep_on;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{address, fabric, real, table};
+use crate::{address, epoll_set, fabric, real, table};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, sockaddr, socklen_t};
 use pd_client::core::{ready, Socket};
@@ -111,7 +110,7 @@ impl Listening {
     /// A connection is accepted, by the kernel or on the fabric alone.
     pub(crate) fn has_accepted(&self, accepted: &Arc<Entry>) {
         if !self.multiplexes.load(Ordering::Relaxed) {
-            *entry::lock(&self.last) = Arc::downgrade(accepted);
+            *lock(&self.last) = Arc::downgrade(accepted);
             self.accepted.store(true, Ordering::Relaxed);
         }
     }
@@ -124,7 +123,7 @@ impl Listening {
         if !self.shared.load(Ordering::Relaxed) {
             return self.accepted.load(Ordering::Relaxed);
         }
-        let has_another = entry::lock(&self.last).upgrade().is_some_and(|last| last.any_fd().is_some());
+        let has_another = lock(&self.last).upgrade().is_some_and(|last| last.any_fd().is_some());
         self.multiplexes.store(has_another, Ordering::Relaxed);
         has_another
     }
@@ -152,7 +151,7 @@ impl Listening {
 
     #[cold]
     fn open(&self, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Socket>> {
-        let _opening = entry::lock(&self.opening);
+        let _opening = lock(&self.opening);
         if let Some(end) = self.end.load_full() {
             return Some(end);
         }
@@ -312,7 +311,7 @@ unsafe fn accept_kernel(
 ) -> Outcome<Option<c_int>> {
     let joined = crate::hooks::socket::look_at_listener(fd);
     // Of the threads of this process...
-    let _turn = entry::lock(&listening.opening);
+    let _turn = lock(&listening.opening);
     // ...and of the processes that accept here, of which none has to change what the others see of the socket.
     let _turn = FileLock::new(fd);
     if !is_ready(fd) {
