@@ -11,15 +11,14 @@
 //! What the driver says when it has told the peer is up to where bytes still come that the peer had sent before it could
 //! know. So whoever has left and finds nothing waits for those, and answers `EAGAIN` only when everything later comes by the
 //! kernel, mark first.
-use crate::away;
 use crate::call::{errno, interrupts, lock, Failure, Outcome};
 use crate::counts::Counts;
 use crate::entry::Entry;
 use crate::file_lock::FileLock;
-use crate::hooks::poll::kernel_poll;
 use crate::log::note;
+use crate::sleep::kernel_poll;
 use crate::twin::{Stands, Twin};
-use crate::{address, closed, epoll_set, fabric, real, unclaimed, unseen};
+use crate::{address, away, closed, epoll_set, fabric, real, unclaimed, unseen};
 use libc::c_int;
 use pd_client::core::{Departure, KernelReason, Pause, Socket, ELSEWHERE};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};

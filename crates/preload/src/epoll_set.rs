@@ -19,6 +19,7 @@ mod leaving;
 use crate::call::{errno, lock, set_errno, Failure, Outcome};
 use crate::carried::{self, Record};
 use crate::entry::{self, Entry, State, Thing, Watcher};
+use crate::sleep::LOOK_EVERY;
 use crate::twin::Twin;
 use crate::{aside, real, short, spin, start, table, unclaimed};
 use leaving::{in_kernel_too, Told as Leaves};
@@ -38,8 +39,6 @@ const TOKEN: u64 = 0xfdfa_b81c << 32;
 const KERNEL_EVERY: u32 = 8;
 /// Flags that mean nothing to the fabric: one socket is never in two processes' waits.
 const NOT_OURS: u32 = (libc::EPOLLEXCLUSIVE | libc::EPOLLWAKEUP) as u32;
-/// How long a wait sleeps that nothing on the fabric can end.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// So often a thread is told that there is something on the fabric now.
 const POKES_MAX: u32 = 200;
 /// Instances that were sent in messages and closed then, of which so many are remembered: they may come back.

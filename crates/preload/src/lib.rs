@@ -38,6 +38,7 @@ mod real;
 mod sandbox;
 mod shared;
 mod short;
+mod sleep;
 mod spin;
 mod start;
 mod table;
