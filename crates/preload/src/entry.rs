@@ -1,6 +1,7 @@
 //! What a descriptor stands for: a TCP socket, an epoll instance or a pipe. Descriptors made by `dup` share an
 //! entry, as they share the kernel's open file.
 use crate::address::is_nonblocking;
+use crate::aside::leaving;
 use crate::away::Away;
 use crate::call::{self, lock, Failure, Outcome};
 use crate::epoll_set::{self, EpollSet};
@@ -8,8 +9,9 @@ use crate::fabric::{self, Taken};
 use crate::pipe::Pipe;
 use crate::short::{self, Facts, Listening};
 use crate::twin::{self, Twin};
+use crate::unclaimed::settling;
 use crate::unseen::Attention;
-use crate::{address, aside, confined, table, unclaimed, unix, unseen};
+use crate::{address, confined, table, unix, unseen};
 use libc::c_int;
 use pd_client::core::KernelReason;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -167,7 +169,7 @@ impl Entry {
             Some(State::Twin(twin)) => {
                 twin.note_reset(self, fd);
                 if !twin.is_shared() {
-                    unclaimed::settle_before_close(self);
+                    settling::settle_before_close(self);
                     short::keep(fd, self, twin);
                 }
             }
@@ -225,7 +227,7 @@ impl Entry {
             socket.make_unfit(KernelReason::Signals);
         }
         if let Some(twin) = self.twin() {
-            aside::leave(self, twin, KernelReason::Signals);
+            leaving::leave(self, twin, KernelReason::Signals);
         }
     }
 }

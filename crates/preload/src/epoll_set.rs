@@ -16,12 +16,14 @@
 //! moment at a time, and looks.
 mod leaving;
 
+use crate::aside::leaving::leave;
 use crate::call::{errno, lock, set_errno, Failure, Outcome};
 use crate::carried::{self, Record};
 use crate::entry::{self, Entry, State, Thing, Watcher};
 use crate::sleep::LOOK_EVERY;
 use crate::twin::Twin;
-use crate::{aside, real, short, spin, start, table, unclaimed};
+use crate::unclaimed::settling;
+use crate::{real, short, spin, start, table, unclaimed};
 use leaving::{in_kernel_too, Told as Leaves};
 pub(crate) use leaving::{move_back, stand};
 use libc::{c_int, epoll_event, sigset_t, timespec};
@@ -131,7 +133,7 @@ pub(crate) fn passed(fd: c_int) {
 /// A member of an instance that was sent in a message leaves the fabric.
 fn leave_sent(member: &Arc<Entry>) {
     if let Some(twin) = member.twin() {
-        aside::leave(member, twin, KernelReason::UnseenWait);
+        leave(member, twin, KernelReason::UnseenWait);
     }
 }
 
@@ -985,7 +987,7 @@ fn wait_for(
     let mut all_is_left = true;
     loop {
         if unclaimed::any() {
-            unclaimed::look();
+            settling::look();
         } else if set.is_idle() {
             let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
             set.unaware.fetch_add(1, Ordering::SeqCst);

@@ -5,15 +5,13 @@
 //!   system call, and the thread one more. TCP keeps them: its way through the stack takes longer than that.
 //! - On the offloaded path all, for there the driver is woken before the thread is. The driver refuses where the policy has it move
 //!   the bytes.
-use crate::aside;
-use crate::entry::Entry;
-use crate::twin::Twin;
+use crate::call::lock;
 use libc::c_long;
-use pd_client::core::KernelReason;
+use pd_client::core::Socket;
 use pd_client::Path;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Calls that find nothing, for one look.
 const CALLS: u32 = 32;
@@ -69,25 +67,23 @@ impl Look {
     }
 }
 
-/// Notes a call that has found nothing, and whether it waits. True: the connection has left the fabric for that; look again.
-#[inline]
-pub(crate) fn found_nothing(entry: &Arc<Entry>, twin: &Twin, waits: bool) -> bool {
-    twin.gain.calls.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
-        && is_poor(twin, waits)
-        && aside::leave(entry, twin, KernelReason::SmallTalk)
-}
+impl Gain {
+    /// Notes a call that has found nothing. True: it is time to look.
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        self.calls.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
+    }
 
-#[cold]
-fn is_poor(twin: &Twin, waits: bool) -> bool {
-    if twin.names.is_some() || twin.progress().sends() {
-        return false;
+    /// Looks at a connection with the fabric end `end` after a call that has found nothing; `waits`: that call does. True: it had
+    /// better be the kernel's.
+    #[cold]
+    pub(crate) fn is_poor(&self, end: &Socket, waits: bool, unix: bool) -> bool {
+        if end.path() == Path::Direct && (waits || !unix) {
+            return false;
+        }
+        let Some(look) = Look::new(end.carried().1) else { return false };
+        let mut last = lock(&self.last);
+        *last = Look { poor: look.after(*last), ..look };
+        last.poor >= POOR_LOOKS && last.poor.is_power_of_two()
     }
-    let Some(socket) = twin.current() else { return false };
-    if socket.path() == Path::Direct && (waits || !twin.unix) {
-        return false;
-    }
-    let Some(look) = Look::new(socket.carried().1) else { return false };
-    let mut last = twin.gain.last.lock().unwrap_or_else(PoisonError::into_inner);
-    *last = Look { poor: look.after(*last), ..look };
-    last.poor >= POOR_LOOKS && last.poor.is_power_of_two()
 }

@@ -4,9 +4,10 @@
 //! Connections leave the fabric before the filter is there, while all calls are allowed. Afterwards the library attaches to
 //! no driver, serves no new socket, does not spin, and makes no call on a connection but `read`, `poll` and `ppoll`, until what
 //! lies in its ring has been received ([`crate::closed`]). Then the descriptor is the kernel's.
+use crate::aside::{leaving, receiving};
 use crate::entry::{self, Entry};
 use crate::twin::Twin;
-use crate::{aside, call, closed, confined, fabric, start, table};
+use crate::{call, closed, confined, fabric, start, table};
 use pd_client::core::{is_attached, KernelReason};
 use std::sync::Arc;
 
@@ -18,8 +19,8 @@ pub(crate) fn before() {
     }
     call::aside(|| {
         for_each_twin(|entry, twin| {
-            if aside::leave(entry, twin, KernelReason::Sandbox) {
-                aside::await_owed(entry, twin);
+            if leaving::leave(entry, twin, KernelReason::Sandbox) {
+                receiving::await_owed(entry, twin);
             }
         });
         start::disable();

@@ -1,8 +1,9 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
+use crate::unclaimed::settling;
 use crate::{
     away, call, carried, confined, epoll_set, fallback_cache, heap, local, log, pipe, real, shared, short,
-    table, unclaimed,
+    table,
 };
 use libc::c_int;
 use pd_client::core::setting;
@@ -165,7 +166,7 @@ extern "C" fn before_fork() {
             }
             if let Some(entry) = table::entry(fd) {
                 // What a child sends could not be told from what was kept before.
-                unclaimed::settle_now(&entry);
+                settling::settle_now(&entry);
                 if let Some(twin) = entry.twin().filter(|_| table::look(fd) == table::SOCKET) {
                     if seen.insert(Arc::as_ptr(&entry)) {
                         twin.share(&entry);
@@ -182,7 +183,7 @@ extern "C" fn in_child() {
     call::aside(|| {
         shared::in_child();
         table::set_process();
-        unclaimed::forget();
+        settling::forget();
         short::forget();
         epoll_set::forget_all();
         let mut made: HashMap<*const Entry, Arc<Entry>> = HashMap::new();

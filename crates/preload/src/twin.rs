@@ -1,21 +1,21 @@
 //! The fabric end of one connection, and calls on it as BSD sockets have them: they wait or not, come
 //! back from signals, and send what they are given.
 use crate::address::is_nonblocking;
-use crate::aside::{self, Aside, Progress};
+use crate::aside::{self, ending, leaving, receiving, Aside, Progress};
 use crate::back::{Back, Found};
 use crate::call::{interrupts, lock, Failure, Outcome, AGAIN};
 use crate::counts::Moves;
 use crate::entry::Entry;
 use crate::fabric::{self, Taken};
 use crate::fallback_cache::{self, Place};
-use crate::gain::{self, Gain};
+use crate::gain::Gain;
 use crate::log::note;
 use crate::pipe::Lender;
 use crate::shared::{Held, Slot};
 use crate::short::{self, Names};
 use crate::sleep::{kernel_poll, sleep_on};
-use crate::unclaimed::{self, Unclaimed};
-use crate::unseen::{self, Attention};
+use crate::unclaimed::{self, settling, Unclaimed};
+use crate::unseen::{looking, Attention};
 use crate::{address, closed, confined, epoll_set, heap, real};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
@@ -368,16 +368,16 @@ impl Twin {
         }
         if heap::is_low() {
             // The child could not take it.
-            aside::leave(entry, self, KernelReason::NoMemory);
+            leaving::leave(entry, self, KernelReason::NoMemory);
         } else if confined::is_barren() {
-            aside::leave(entry, self, KernelReason::NoDriver);
+            leaving::leave(entry, self, KernelReason::NoDriver);
         }
         if self.slot.get().is_none() {
             if let Some(slot) = Slot::new() {
                 slot.progress.copy(&self.aside.progress);
                 let _ = self.slot.set(slot);
             } else {
-                aside::leave(entry, self, KernelReason::NoMemory);
+                leaving::leave(entry, self, KernelReason::NoMemory);
             }
         }
         if let Some(slot) = self.slot.get() {
@@ -399,7 +399,7 @@ impl Twin {
     /// Finds out how it stands with a peer that has still to take its end; true: it was decided just now. Who never waits may
     /// make no other calls than this one.
     pub(crate) fn is_settled(&self, entry: &Arc<Entry>) -> bool {
-        self.waits_for_claim() && unclaimed::settle(entry)
+        self.waits_for_claim() && settling::settle(entry)
     }
 
     /// A forked process holds it, too.
@@ -420,7 +420,7 @@ impl Twin {
     /// Now that it is in the table.
     pub(crate) fn register(&self, entry: &Arc<Entry>) {
         if lock(&self.unclaimed).is_some() {
-            unclaimed::add(entry);
+            settling::add(entry);
         }
     }
 
@@ -482,12 +482,12 @@ impl Twin {
             back.finish_receiving(&end);
         }
         let head = self.window().map_or(0, Back::head_bytes);
-        let is_unread = |end: Arc<Socket>| end.received() > head || aside::has_unread(fd, self);
+        let is_unread = |end: Arc<Socket>| end.received() > head || receiving::has_unread(fd, self);
         let unread = self.is_sole() && self.current().is_some_and(is_unread);
         if unread {
-            aside::reset_with(fd, self);
+            receiving::reset_with(fd, self);
         } else {
-            aside::before_close(entry, fd, self);
+            receiving::before_close(entry, fd, self);
         }
         if unread || lingers() {
             self.resets.store(true, Ordering::Relaxed);
@@ -528,7 +528,7 @@ impl Twin {
         if self.progress().is_over() {
             // Another process has had it go on in the kernel.
             drop(held);
-            aside::settle_if_free(entry, self);
+            ending::settle_if_free(entry, self);
             return Err(Failure::Kernel);
         }
         loop {
@@ -552,7 +552,7 @@ impl Twin {
                     self.take(entry, Some(socket))?;
                     if self.progress().is_over() {
                         drop(held);
-                        aside::settle_if_free(entry, self);
+                        ending::settle_if_free(entry, self);
                         return Err(Failure::Kernel);
                     }
                 }
@@ -614,7 +614,7 @@ impl Twin {
 
     /// Another process has had it leave, and this one has its end now.
     pub(crate) fn go_on_aside(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
-        aside::taken_aside(entry, self, end)?;
+        ending::taken_aside(entry, self, end)?;
         epoll_set::stand(entry, end, self.stands());
         Ok(())
     }
@@ -642,7 +642,7 @@ impl Twin {
     fn leave_turns(&self, entry: &Arc<Entry>) {
         self.turns_too_often.store(false, Ordering::Relaxed);
         self.slot.get().map_or(&self.turns, |slot| slot.turns()).store(0, Ordering::Relaxed);
-        aside::leave(entry, self, KernelReason::Shared);
+        leaving::leave(entry, self, KernelReason::Shared);
     }
 
     /// Waits once, at most until the socket's time is over.
@@ -669,7 +669,7 @@ impl Twin {
             }
         }
         let mut full = false;
-        if unclaimed::any() && lock(&self.unclaimed).is_some() && !unclaimed::settle(entry) {
+        if unclaimed::any() && lock(&self.unclaimed).is_some() && !settling::settle(entry) {
             full = wait == Wait::Send && self.is_full();
             limit = limit.min(if full { unclaimed::LOOK_FOR_ROOM_EVERY } else { unclaimed::LOOK_EVERY });
         }
@@ -839,7 +839,7 @@ impl Twin {
                     let mut missing = Rest::new(pieces, false);
                     missing.advance(part);
                     let flags = if waits { flags } else { flags | libc::MSG_DONTWAIT };
-                    return match aside::kernels_part(entry, self, waits, until) {
+                    return match receiving::kernels_part(entry, self, waits, until) {
                         Ok(fd) => Ok(part + self.rest_by_kernel(fd, missing.pieces(), flags, true)),
                         Err(_) => Ok(part),
                     };
@@ -861,7 +861,7 @@ impl Twin {
                 Ok(part) => {
                     received += part;
                     if part == 0 || received >= least {
-                        unseen::used(entry, self);
+                        looking::used(entry, self);
                         self.used_in_turn(entry);
                         // An AF_UNIX message with descriptors is received by a call of its own.
                         let joins = part > 0 && received < wanted && !self.unix;
@@ -878,7 +878,7 @@ impl Twin {
                 }
                 Err(failure) if aside::is_elsewhere(failure) => {
                     let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
-                    match aside::received_all(entry, self, self.waits(flags), until) {
+                    match receiving::received_all(entry, self, self.waits(flags), until) {
                         Ok(Some(fd)) if received > 0 && !peek => {
                             let missing = first(rest.pieces(), least - received);
                             let flags = flags | libc::MSG_WAITALL;
@@ -890,12 +890,10 @@ impl Twin {
                     }
                 }
                 Err(AGAIN) if self.progress().sends() && self.rest_comes(entry) => continue,
-                Err(AGAIN) if received == 0 && !self.waits(flags) && unseen::is_waited_for(entry, self) => {
+                Err(AGAIN) if received == 0 && !self.waits(flags) && looking::is_waited_for(entry, self) => {
                     continue
                 }
-                Err(AGAIN) if received == 0 && gain::found_nothing(entry, self, self.waits(flags)) => {
-                    continue
-                }
+                Err(AGAIN) if received == 0 && self.is_no_gain(entry, self.waits(flags)) => continue,
                 Err(AGAIN) if self.is_settled(entry) => continue,
                 Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv(0), &mut waiting) {
                     Ok(()) => continue,
@@ -909,12 +907,28 @@ impl Twin {
                 AGAIN if wanted == 0 && !self.unix && self.waits(flags) => Ok(0),
                 Failure::Errno(libc::ECONNRESET) if !self.tells_failure() => Ok(0),
                 Failure::Errno(libc::ECONNRESET) => {
-                    aside::failure_is_told(entry, self);
+                    receiving::failure_is_told(entry, self);
                     Err(failure)
                 }
                 _ => Err(failure),
             };
         }
+    }
+
+    /// A call has found nothing, and waits, or does not. True: the connection has left the fabric for that; look again.
+    #[inline]
+    fn is_no_gain(&self, entry: &Arc<Entry>, waits: bool) -> bool {
+        self.gain.is_due()
+            && self.is_small_talk(waits)
+            && leaving::leave(entry, self, KernelReason::SmallTalk)
+    }
+
+    #[cold]
+    fn is_small_talk(&self, waits: bool) -> bool {
+        if self.names.is_some() || self.progress().sends() {
+            return false;
+        }
+        self.current().is_some_and(|end| self.gain.is_poor(&end, waits, self.unix))
     }
 
     /// Tells whether a failure is news to the program: the kernel tells of it once.
@@ -971,7 +985,7 @@ impl Twin {
                 Ok(part) => {
                     sent += part;
                     if sent == wanted || !self.waits(flags) {
-                        unseen::used(entry, self);
+                        looking::used(entry, self);
                         return Ok(sent);
                     }
                     rest.advance(part);
@@ -984,7 +998,7 @@ impl Twin {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
-                Err(AGAIN) if sent == 0 && unseen::is_waited_for(entry, self) => Failure::Kernel,
+                Err(AGAIN) if sent == 0 && looking::is_waited_for(entry, self) => Failure::Kernel,
                 Err(failure) => failure,
             };
             if sent > 0 {
@@ -1053,7 +1067,7 @@ impl Twin {
     /// What only the kernel can do is asked for. How the call ends if it cannot be the kernel's.
     #[cold]
     pub(crate) fn for_kernel(&self, entry: &Arc<Entry>, why: KernelReason, errno: c_int) -> Failure {
-        match aside::leave(entry, self, why) {
+        match leaving::leave(entry, self, why) {
             true => Failure::Kernel,
             false => Failure::Errno(errno),
         }
@@ -1075,14 +1089,14 @@ impl Twin {
     fn follow(&self, entry: &Arc<Entry>) {
         self.used_in_turn(entry);
         if let Some(socket) = self.socket.load().as_ref() {
-            aside::follow(entry, self, socket);
+            leaving::follow(entry, self, socket);
         }
     }
 
     /// One that has left finds nothing: whether something comes all the same, which it does before this returns.
     #[cold]
     fn rest_comes(&self, entry: &Arc<Entry>) -> bool {
-        self.current().is_some_and(|end| aside::await_rest(entry, self, &end))
+        self.current().is_some_and(|end| receiving::await_rest(entry, self, &end))
     }
 
     /// The end of the fabric's stream was received: what of the kernel's is there, too. Bytes to be thrown away are left to the next
@@ -1092,7 +1106,7 @@ impl Twin {
         if flags & libc::MSG_TRUNC != 0 || closed::is_closed() {
             return 0;
         }
-        let fd = aside::kernels_part(entry, self, false, None);
+        let fd = receiving::kernels_part(entry, self, false, None);
         fd.map_or(0, |fd| self.rest_by_kernel(fd, missing, flags & !libc::MSG_WAITALL, true))
     }
 

@@ -1,11 +1,13 @@
 //! Registrations of connections that leave the fabric. Such a connection is in the kernel's instance as the kernel's socket, and in
 //! the shadow epoll set for what is still to be read there. The kernel tells of it with a token that holds its number, for not all that makes
-//! its socket readable is the program's: the peer's mark is not ([`aside::told_by_kernel`]).
+//! its socket readable is the program's: the peer's mark is not ([`receiving::told_by_kernel`]).
 use super::{instance_of, name, EpollSet, Events};
+use crate::aside::leaving::leave;
+use crate::aside::receiving;
 use crate::call::lock;
 use crate::entry::Entry;
+use crate::real;
 use crate::twin::{Stands, Twin};
-use crate::{aside, real};
 use libc::{c_int, epoll_event};
 use pd_client::core::{KernelReason, Socket, ASIDE};
 use std::sync::Arc;
@@ -46,7 +48,7 @@ pub(super) fn told(instance: Option<&Arc<Entry>>, event: epoll_event) -> Told {
         return Told::Other;
     };
     let told =
-        entry.twin().map_or(event.events, |twin| aside::told_by_kernel(&entry, twin, fd, event.events));
+        entry.twin().map_or(event.events, |twin| receiving::told_by_kernel(&entry, twin, fd, event.events));
     if told != 0 {
         return Told::Program(epoll_event { events: told, u64: data });
     }
@@ -66,7 +68,7 @@ impl EpollSet {
         for (fd, entry) in members {
             let Some(twin) = entry.twin() else { continue };
             let strays = twin.current().is_some_and(|end| end.ready(0) & ASIDE != 0);
-            if !strays || aside::leave(&entry, twin, KernelReason::PeerLeft) || events.room() == 0 {
+            if !strays || leave(&entry, twin, KernelReason::PeerLeft) || events.room() == 0 {
                 continue;
             }
             if let Some((_, (wanted, data))) = registered(events.instance, fd) {

@@ -1,8 +1,9 @@
 //! Closing, duplicating, flags.
 use super::hooks;
+use crate::aside::receiving;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::entry::Entry;
-use crate::{aside, away, entry, reach, real, short, table};
+use crate::{away, entry, reach, real, short, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -136,7 +137,7 @@ hooks! {
                 twin.is_settled(&entry);
                 match request {
                     libc::FIONREAD => {
-                        let begun = aside::has_begun(twin);
+                        let begun = receiving::has_begun(twin);
                         if begun {
                             checked(plain())?;
                         }
@@ -145,7 +146,7 @@ hooks! {
                             twin.with_present(&entry, |end| back.there(end, in_kernel))? as c_int
                         } else {
                             let on_fabric = twin.with_present(&entry, |end| Ok(end.received()))? as c_int;
-                            on_fabric + if begun { aside::without_mark(twin, value.read()) } else { 0 }
+                            on_fabric + if begun { receiving::without_mark(twin, value.read()) } else { 0 }
                         };
                         value.write(there);
                     }

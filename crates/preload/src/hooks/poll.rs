@@ -1,11 +1,13 @@
 //! `poll` and `select`.
 use super::hooks;
+use crate::aside::{leaving, receiving};
 use crate::away::Stays;
 use crate::call::{call, Failure, Outcome};
 use crate::entry::{self, Entry, State};
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::twin::{Stands, Twin};
-use crate::{aside, epoll_set, reach, real, short, table, unclaimed};
+use crate::unclaimed::settling;
+use crate::{epoll_set, reach, real, short, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{KernelReason, Socket, ASIDE, SET_BYTES};
 use std::sync::Arc;
@@ -148,7 +150,7 @@ impl Member {
     /// Its peer has left the fabric: follows.
     #[cold]
     fn follow(&self) -> bool {
-        self.entry.twin().is_some_and(|twin| aside::leave(&self.entry, twin, KernelReason::PeerLeft))
+        self.entry.twin().is_some_and(|twin| leaving::leave(&self.entry, twin, KernelReason::PeerLeft))
     }
 
     /// What holds of it; none: the peer has left the fabric.
@@ -179,7 +181,7 @@ impl Member {
     fn of_kernel(&self, kernel: &mut pollfd) {
         if let Some(twin) = self.entry.twin().filter(|_| kernel.fd >= 0 && kernel.revents != 0) {
             let told = u32::from(kernel.revents as u16);
-            kernel.revents = aside::told_by_kernel(&self.entry, twin, kernel.fd, told) as i16;
+            kernel.revents = receiving::told_by_kernel(&self.entry, twin, kernel.fd, told) as i16;
         }
     }
 }
@@ -245,7 +247,7 @@ fn wait(
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         if unclaimed::any() {
-            unclaimed::look();
+            settling::look();
         }
         if members.iter().any(|it| it.has_moved(fds[it.place].fd)) {
             return again(fds, until, mask);

@@ -1,12 +1,14 @@
 //! Making, listening, connecting, accepting, shutting down, options.
 use super::hooks;
+use crate::aside::leaving;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, attach_twin, Entry};
 use crate::fabric::NoTwin;
 use crate::fallback_cache::Place;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{address, aside, away, fabric, port, reach, real, short, start, table, unix, unseen};
+use crate::unseen::looking;
+use crate::{address, away, fabric, port, reach, real, short, start, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::core::{outside, KernelReason};
 use pd_client::Shutdown;
@@ -340,7 +342,7 @@ pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
             note!("descriptor {fd}: accepted on the fabric");
             attach_twin(fd, Twin::new(fd, socket, false));
             if let Some(entry) = &table::entry(fd) {
-                unseen::accepted(from, entry);
+                looking::accepted(from, entry);
                 short::has_accepted(from, entry);
             }
         }
@@ -478,7 +480,7 @@ unsafe fn set_option(
         _ if is_of_tcp_alone(level, name) && number() != 0 => {
             socket.make_unfit(KernelReason::Option);
             if let Some(twin) = twin {
-                aside::leave(&entry, twin, KernelReason::Option);
+                leaving::leave(&entry, twin, KernelReason::Option);
             }
         }
         // A peer's process cannot know: from now on nobody has a twin here.

@@ -11,6 +11,7 @@ use crate::file_lock::FileLock;
 use crate::log::note;
 use crate::sleep::sleep_on;
 use crate::twin::Twin;
+use crate::unseen::looking;
 use crate::{address, epoll_set, fabric, real, table};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, sockaddr, socklen_t};
@@ -155,7 +156,7 @@ impl Listening {
         if let Some(end) = self.end.load_full() {
             return Some(end);
         }
-        if crate::unseen::unseen_waiter(&entry.fds(), false).is_some() {
+        if looking::unseen_waiter(&entry.fds(), false).is_some() {
             // Nobody would be told of connections that are the fabric's alone.
             self.barred.store(true, Ordering::Relaxed);
             return None;

@@ -1,0 +1,58 @@
+//! The end of a departure: all of the fabric's stream has been received, and the descriptor becomes the kernel's. Also what a
+//! process does that takes an end which another one has had leave.
+use super::{OVER, SENDS, UNMARKED};
+use crate::call::lock;
+use crate::entry::Entry;
+use crate::file_lock::FileLock;
+use crate::twin::Twin;
+use crate::{away, closed, epoll_set};
+use pd_client::core::{Departure, Socket};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+
+/// Nothing of the connection is the fabric's any more.
+pub(crate) fn settle(entry: &Arc<Entry>, twin: &Twin) {
+    let one = lock(&twin.aside.leaving);
+    settle_locked(entry, twin, &one);
+}
+
+/// The same, unless a thread has it leave just now, which may be this one: then a later call does it.
+pub(crate) fn settle_if_free(entry: &Arc<Entry>, twin: &Twin) {
+    if let Ok(one) = twin.aside.leaving.try_lock() {
+        settle_locked(entry, twin, &one);
+    }
+}
+
+fn settle_locked(entry: &Arc<Entry>, twin: &Twin, _leaving: &MutexGuard<'_, ()>) {
+    if !twin.progress().sends() {
+        return;
+    }
+    if !twin.is_abandoned() {
+        twin.progress().set(OVER);
+        let may = twin.aside.may_return.iter().all(|may| may.load(Ordering::Relaxed));
+        let shut = [&twin.send_shut, &twin.recv_shut].iter().any(|shut| shut.load(Ordering::Relaxed));
+        let away = if may && !shut && twin.is_sole() { away::entry_of(entry, twin) } else { None };
+        epoll_set::move_back(entry);
+        match away {
+            Some(away) => entry.hand_to(&away),
+            None => entry.give_up(),
+        }
+        twin.leave();
+    }
+}
+
+/// This process has taken an end that had left by another one's doing.
+#[cold]
+pub(crate) fn taken_aside(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> pd_client::Result<()> {
+    if let Some(fd) = entry.any_fd().filter(|_| !closed::is_closed()) {
+        // What this process sends comes behind the mark.
+        drop(FileLock::new(fd));
+    }
+    let left = end.step_aside(Departure::Marked)?;
+    if left.unmarked {
+        twin.progress().set(UNMARKED);
+    }
+    twin.progress().owed.store(left.owed, Ordering::Relaxed);
+    twin.progress().set(SENDS);
+    Ok(())
+}

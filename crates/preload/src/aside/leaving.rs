@@ -1,0 +1,99 @@
+//! Has a connection leave the fabric: tells the driver and the peer, and sends the mark.
+use super::mark::{MARK, MARK_BRIEF};
+use super::{SENDS, UNMARKED};
+use crate::call::{lock, Failure};
+use crate::entry::Entry;
+use crate::file_lock::FileLock;
+use crate::log::note;
+use crate::sleep::kernel_poll;
+use crate::twin::{Stands, Twin};
+use crate::unclaimed::settling;
+use crate::{closed, epoll_set, fabric, real, unclaimed, unseen};
+use pd_client::core::{Departure, KernelReason, Socket};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Has a connection leave, for a reason. What is sent after this is the kernel's. False: it has to stay.
+pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool {
+    let by_choice = matches!(why, KernelReason::SmallTalk | KernelReason::Shared);
+    if twin.names.is_some() || by_choice && twin.window().is_some() {
+        return false;
+    }
+    let _one = lock(&twin.aside.leaving);
+    if twin.progress().sends() || twin.is_abandoned() {
+        return true;
+    }
+    if unclaimed::any() && lock(&twin.unclaimed).is_some() {
+        settling::settle_now(entry);
+    }
+    let Some(fd) = entry.any_fd() else { return twin.is_abandoned() };
+    // As long as this has the end, no other process has it leave.
+    let left = twin.with_present(entry, |end| {
+        if twin.progress().sends() {
+            return Ok(());
+        }
+        // Another image that has the socket, too, may take it before the mark is sent: it waits for this then.
+        let _marking = (!closed::is_closed()).then(|| FileLock::new(fd));
+        let departure = departure(twin, why);
+        let left = end.step_aside(departure)?;
+        if left.unmarked {
+            // Before anybody looks for a mark: a byte of the program's is none.
+            twin.progress().set(UNMARKED);
+        }
+        note!("descriptor {fd}: leaves the fabric: {}", why.text());
+        fabric::stays_on_kernel(fd, why);
+        twin.progress().owed.store(left.owed, Ordering::Relaxed);
+        epoll_set::stand(entry, end, Stands::in_both());
+        // One that has failed needs none: what the kernel tells once is the program's.
+        let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
+        let fails = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0);
+        // What goes over the kernel already goes on there.
+        let marks = left.marks && twin.back.as_ref().is_none_or(|back| back.sends());
+        if marks && !twin.send_shut.load(Ordering::Relaxed) && !fails {
+            let returns = (why == KernelReason::SmallTalk || why == KernelReason::PeerLeft) && twin.is_sole();
+            let mark = [if returns { MARK_BRIEF } else { MARK }];
+            // Nothing was sent there before: there is room. One that fails tells the next call.
+            // SAFETY: sends from a slice.
+            let sent =
+                unsafe { real::send(fd, mark.as_ptr().cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+            twin.aside.may_return[0].store(returns && sent == 1, Ordering::Relaxed);
+        }
+        end.look_exactly();
+        twin.progress().set(SENDS);
+        Ok(())
+    });
+    match left {
+        Ok(()) | Err(Failure::Plain | Failure::Kernel) => true,
+        Err(Failure::Errno(errno)) => {
+            note!("descriptor {fd}: cannot leave the fabric ({}): errno {errno}", why.text());
+            false
+        }
+    }
+}
+
+/// How a connection leaves. A mark reaches programs that wait in the kernel alone. For others it is a byte too many: one that comes
+/// after the close would have the kernel reset the connection, and drop what is still on its way to the peer.
+fn departure(twin: &Twin, why: KernelReason) -> Departure {
+    let waits_in_kernel = || match why {
+        KernelReason::UnseenWait | KernelReason::Signals | KernelReason::Sandbox => true,
+        _ => unseen::is_found() || closed::is_closed(),
+    };
+    match why {
+        KernelReason::SmallTalk => Departure::ByChoice,
+        KernelReason::Shared if waits_in_kernel() => Departure::ByChoice,
+        KernelReason::Shared => Departure::UnmarkedByChoice,
+        _ if twin.is_passed() && twin.window().is_none() && !waits_in_kernel() => Departure::Unmarked,
+        // Of AF_UNIX an unread mark is what resets the connection.
+        _ if twin.unix || twin.window().is_some() || waits_in_kernel() => Departure::Marked,
+        _ => Departure::Unmarked,
+    }
+}
+
+/// After a send on the fabric: follows a peer that has left.
+#[inline]
+pub(crate) fn follow(entry: &Arc<Entry>, twin: &Twin, end: &Socket) {
+    if end.sends_elsewhere() {
+        leave(entry, twin, KernelReason::PeerLeft);
+    }
+}

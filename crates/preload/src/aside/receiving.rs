@@ -1,0 +1,186 @@
+//! Receiving on a connection one side of which has left: the fabric's stream to its end, then the kernel's. Also what is there, what
+//! is certain to come, and the last close.
+use super::ending::settle;
+use super::leaving::leave;
+use super::mark::{await_mark, is_readable, take_mark, Mark};
+use super::{MARKED, UNMARKED};
+use crate::call::{interrupts, Failure, Outcome};
+use crate::entry::Entry;
+use crate::sleep::kernel_poll;
+use crate::twin::Twin;
+use crate::{address, closed, real};
+use libc::c_int;
+use pd_client::core::{KernelReason, Pause, Socket};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long bytes are waited for that the driver has said are on their way.
+const COMES_WITHIN: Duration = Duration::from_secs(2);
+
+/// Time between looks of a process that makes few system calls.
+const SANDBOX_LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Says to the driver that the mark is off, if this side stays on the fabric for now: another image may get the socket.
+fn tell_mark(entry: &Arc<Entry>, twin: &Twin) {
+    if twin.aside.mark_untold.swap(false, Ordering::Relaxed) && !closed::is_closed() {
+        let _ = twin.with(entry, |end| end.mark_taken());
+    }
+}
+
+/// The kernel says that the descriptor of one that leaves is ready so: without what is there for the mark alone, which is taken off.
+pub(crate) fn told_by_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, told: u32) -> u32 {
+    const READABLE: u32 = (libc::POLLIN | libc::POLLRDNORM) as u32;
+    const FAILED: u32 = (libc::POLLERR | libc::POLLHUP) as u32;
+    if twin.window().is_some_and(|back| !back.receives()) {
+        return told;
+    }
+    // A failure, which the kernel tells once, is the program's.
+    if told & READABLE == 0 || told & FAILED != 0 || twin.progress().has(MARKED | UNMARKED) {
+        return told;
+    }
+    ask_for_mark(entry, twin);
+    let mark = take_mark(twin, fd);
+    tell_mark(entry, twin);
+    match mark {
+        Ok(Mark::Off) if !is_readable(fd) => told & !READABLE,
+        _ => told,
+    }
+}
+
+/// Of an end that several processes have, only the driver knows whether a mark comes.
+fn ask_for_mark(entry: &Arc<Entry>, twin: &Twin) {
+    if !twin.progress().sends()
+        && twin.is_passed()
+        && twin.with_present(entry, |end| Ok(end.sends_elsewhere())) == Ok(true)
+    {
+        leave(entry, twin, KernelReason::PeerLeft);
+    }
+}
+
+/// Tells whether one of the two has left, so that bytes may come in the kernel.
+pub(crate) fn has_begun(twin: &Twin) -> bool {
+    twin.progress().sends()
+        || twin.window().is_some()
+        || twin.current().is_some_and(|end| end.sends_elsewhere())
+}
+
+/// Number of the bytes that lie in the kernel and are the program's.
+pub(crate) fn without_mark(twin: &Twin, there: c_int) -> c_int {
+    let between = twin.window().is_some_and(|back| !back.receives());
+    let mark = c_int::from(!twin.progress().has(MARKED | UNMARKED) && !between);
+    (there - mark).max(0)
+}
+
+/// The stream of the fabric is read to its end by one that has left, or follows: takes the mark off and makes the descriptor the
+/// kernel's, which it returns. `waits`: for the mark, too, as the socket does; until then. None: this side receives no more, and
+/// nothing has come; a mark still may, so that the descriptor stays as it is.
+pub(crate) fn received_all(
+    entry: &Arc<Entry>,
+    twin: &Twin,
+    waits: bool,
+    until: Option<Instant>,
+) -> Outcome<Option<c_int>> {
+    leave(entry, twin, KernelReason::PeerLeft);
+    let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+    match await_mark(twin, fd, waits, until) {
+        // The kernel says that of every empty stream that is shut.
+        Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(None),
+        Ok(_) => settle(entry, twin),
+        Err(failure) => {
+            if twin.aside.failed.swap(0, Ordering::Relaxed) != 0 {
+                settle(entry, twin);
+            }
+            return Err(failure);
+        }
+    }
+    Ok(Some(fd))
+}
+
+/// All of the fabric's stream is there, and what comes next is to be had with it: the kernel's descriptor, once the mark is off.
+pub(crate) fn kernels_part(
+    entry: &Arc<Entry>,
+    twin: &Twin,
+    waits: bool,
+    until: Option<Instant>,
+) -> Outcome<c_int> {
+    leave(entry, twin, KernelReason::PeerLeft);
+    let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+    let found = await_mark(twin, fd, waits, until);
+    tell_mark(entry, twin);
+    found.map(|_| fd)
+}
+
+/// Nothing is there on the fabric for one that has left. Waits for what is certain to come: what the driver has spoken of, and the end
+/// of a stream that has begun, or ended, in the kernel. False: nothing comes that the kernel does not tell of.
+pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool {
+    let Some(fd) = entry.any_fd() else { return false };
+    let is_due = || {
+        end.position() < twin.progress().owed.load(Ordering::Relaxed)
+            || take_mark(twin, fd) != Ok(Mark::NotYet)
+    };
+    let due = is_due();
+    tell_mark(entry, twin);
+    if !due {
+        return false;
+    }
+    let until = Instant::now() + COMES_WITHIN;
+    while Instant::now() < until {
+        if end.look_exactly() {
+            return true;
+        }
+        if closed::is_closed() {
+            let _ = kernel_poll(&mut [], Some(SANDBOX_LOOK_EVERY), std::ptr::null());
+        } else if end.pause_recv(Duration::from_millis(50), 0) == Pause::Signal {
+            interrupts(false);
+        }
+    }
+    false
+}
+
+/// Waits, for a while, until all that is certain to come on the fabric to one that has left lies in its ring.
+pub(crate) fn await_owed(entry: &Arc<Entry>, twin: &Twin) {
+    let until = Instant::now() + COMES_WITHIN;
+    let _ = twin.with(entry, |end| {
+        let owed = twin.progress().owed.load(Ordering::Relaxed);
+        while end.position() + end.received() < owed && Instant::now() < until {
+            end.pause_recv(Duration::from_millis(5), 0);
+        }
+        Ok(())
+    });
+}
+
+/// Bytes of the program's lie unread in the kernel.
+pub(crate) fn has_unread(fd: c_int, twin: &Twin) -> bool {
+    if twin.names.is_some() || !has_begun(twin) {
+        return false;
+    }
+    let mut there = 0;
+    // SAFETY: room for a number.
+    let known = unsafe { real::ioctl(fd, libc::FIONREAD, (&raw mut there) as usize as _) } == 0;
+    known && without_mark(twin, there) > 0
+}
+
+/// The last number is about to be closed with bytes unread: so is the kernel's connection reset if the two go on there. Of AF_UNIX the
+/// mark does that, as long as it is unread.
+pub(crate) fn reset_with(fd: c_int, twin: &Twin) {
+    if twin.names.is_none() && !twin.unix && has_begun(twin) {
+        address::linger_never(fd);
+    }
+}
+
+/// The program has heard of a reset that the kernel knows of, too.
+pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
+    if twin.progress().sends() {
+        entry.any_fd().map(|fd| address::option(fd, libc::SOL_SOCKET, libc::SO_ERROR));
+    }
+}
+
+/// The last number is about to be closed: a mark that is left unread would have the kernel reset the connection.
+pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {
+    if twin.names.is_none() && twin.current().is_some_and(|end| end.sends_elsewhere()) {
+        ask_for_mark(entry, twin);
+        let _ = take_mark(twin, fd);
+        tell_mark(entry, twin);
+    }
+}
