@@ -1,5 +1,8 @@
 //! What a descriptor stands for: a TCP socket, an epoll instance or a pipe. Descriptors made by `dup` share an
 //! entry, as they share the kernel's open file.
+pub(crate) mod listener;
+
+use self::listener::Listener;
 use crate::address::is_nonblocking;
 use crate::aside::leaving;
 use crate::away::Away;
@@ -7,11 +10,11 @@ use crate::call::{self, lock, Failure, Outcome};
 use crate::epoll_set::{self, EpollSet};
 use crate::fabric::{self, Taken};
 use crate::pipe::Pipe;
-use crate::short::{self, Facts, Listening};
+use crate::short::facts::Facts;
+use crate::short::reuse;
 use crate::twin::{self, Twin};
 use crate::unclaimed::settling;
-use crate::unseen::Attention;
-use crate::{address, confined, table, unix, unseen};
+use crate::{address, table, unix};
 use libc::c_int;
 use pd_client::core::KernelReason;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -56,19 +59,6 @@ pub(crate) enum State {
     Twin(Box<Twin>),
 }
 
-/// A listener. It is the kernel's; the fabric knows of it.
-#[derive(Debug, Default)]
-pub(crate) struct Listener {
-    /// This process has told the driver.
-    joined: AtomicBool,
-    /// The driver has refused that. Another process may speak for the same socket, so that twins may come all the same.
-    refused: AtomicBool,
-    /// Whether anybody is seen to wait for it.
-    pub(crate) attention: Attention,
-    /// What of it is the fabric's own.
-    pub(crate) short: Listening,
-}
-
 /// One registration in an epoll instance.
 #[derive(Clone, Debug)]
 pub(crate) struct Watcher {
@@ -85,13 +75,6 @@ impl Watcher {
     /// Whether it is this registration, by whichever number of the instance.
     pub(crate) fn is(&self, instance: &Arc<Entry>, fd: c_int) -> bool {
         self.fd == fd && std::ptr::eq(self.instance.as_ptr(), Arc::as_ptr(instance))
-    }
-}
-
-impl Listener {
-    /// In a forked child.
-    pub(crate) fn again(&self, watched: bool) -> Self {
-        Self { short: self.short.again(watched), ..Self::default() }
     }
 }
 
@@ -170,7 +153,7 @@ impl Entry {
                 twin.note_reset(self, fd);
                 if !twin.is_shared() {
                     settling::settle_before_close(self);
-                    short::keep(fd, self, twin);
+                    reuse::keep(fd, self, twin);
                 }
             }
             _ => {}
@@ -266,36 +249,17 @@ impl Socket {
         self.state.get().is_none()
     }
 
-    /// It listens: tells the driver, once in each process. Without a driver it is tried again with
-    /// later calls. Says whether what is accepted may have a twin.
+    /// It listens: see [`Listener::join`]. Says whether what is accepted may have a twin.
     pub(crate) fn join_listener(&self, fd: c_int) -> bool {
-        let State::Listener(listener) = self.state.get_or_init(|| State::Listener(Listener::default()))
-        else {
-            return false;
-        };
-        let joined = listener.joined.load(Ordering::Relaxed);
-        if unseen::is_found() || confined::is_barren() {
-            if joined {
-                listener.joined.store(false, Ordering::Relaxed);
-                fabric::unlisten(fd);
-            }
-            // Some may have been made towards it.
-            return true;
+        match self.state.get_or_init(|| State::Listener(Listener::default())) {
+            State::Listener(listener) => listener.join(fd),
+            State::Twin(_) => false,
         }
-        if !joined {
-            let (joined, refused) = match fabric::listen(fd) {
-                Ok(joined) => (joined, false),
-                Err(_) => (false, true),
-            };
-            listener.joined.store(joined, Ordering::Relaxed);
-            listener.refused.store(refused, Ordering::Relaxed);
-        }
-        listener.joined.load(Ordering::Relaxed) || listener.refused.load(Ordering::Relaxed)
     }
 
     /// Of a listener that this process may not speak for: twins of what it accepts are to be asked for one by one.
     pub(crate) fn is_refused(&self) -> bool {
-        matches!(self.state(), Some(State::Listener(listener)) if listener.refused.load(Ordering::Relaxed))
+        matches!(self.state(), Some(State::Listener(listener)) if listener.is_refused())
     }
 }
 
@@ -417,7 +381,7 @@ pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
     if entry.twin().is_some() {
         Ok(entry)
     } else {
-        short::renew(&entry);
+        reuse::renew(&entry);
         Err(Failure::Plain)
     }
 }

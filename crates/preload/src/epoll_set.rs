@@ -19,11 +19,12 @@ mod leaving;
 use crate::aside::leaving::leave;
 use crate::call::{errno, lock, set_errno, Failure, Outcome};
 use crate::carried::{self, Record};
-use crate::entry::{self, Entry, State, Thing, Watcher};
+use crate::entry::{self, listener, Entry, State, Thing, Watcher};
+use crate::short::begun;
 use crate::sleep::LOOK_EVERY;
 use crate::twin::Twin;
 use crate::unclaimed::settling;
-use crate::{real, short, spin, start, table, unclaimed};
+use crate::{real, spin, start, table, unclaimed};
 use leaving::{in_kernel_too, Told as Leaves};
 pub(crate) use leaving::{move_back, stand};
 use libc::{c_int, epoll_event, sigset_t, timespec};
@@ -669,7 +670,7 @@ fn control_of(
     let (flags, data) = event.ok_or(Failure::Errno(libc::EFAULT))?;
     if !set.is_of_this_thread() {
         // Who waits already would hear nothing of how the connecting ends.
-        short::settle(entry);
+        begun::settle(entry);
     }
     let stands = twin.stands();
     if let Some(without) = stands.kernel_without {
@@ -770,7 +771,7 @@ pub(crate) fn control_listener(
     event: Option<(u32, u64)>,
 ) {
     let (Some(socket), Ok(instance)) = (entry.socket(), instance(epoll)) else { return };
-    let end = short::listening(entry);
+    let end = listener::listening(entry);
     let mut watchers = lock(&socket.watchers);
     watchers.retain(|watcher| !watcher.is(&instance, fd));
     if operation == libc::EPOLL_CTL_DEL {
@@ -962,8 +963,8 @@ pub(crate) unsafe fn wait(
     let set = instance.epoll().ok_or(Failure::Plain)?;
     set.note_waiter();
     set.take_members(&instance);
-    short::settle_all();
-    short::resume(|| lock(&set.members).values().cloned().collect());
+    begun::settle_all();
+    listener::resume(|| lock(&set.members).values().cloned().collect());
     let events = Events { instance: &instance, at, max: max as usize, len: 0 };
     let result = wait_for(epoll, set, events, timeout, mask);
     let before = errno();

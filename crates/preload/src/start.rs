@@ -1,5 +1,6 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
+use crate::short::passing;
 use crate::unclaimed::settling;
 use crate::{
     away, call, carried, confined, epoll_set, fallback_cache, heap, local, log, pipe, real, shared, short,
@@ -157,7 +158,7 @@ extern "C" fn before_fork() {
     call::aside(|| {
         expose_pipes();
         confined::before_fork();
-        short::before_fork();
+        passing::before_fork();
         let mut seen = HashSet::new();
         for fd in 0..table::end() {
             away::stays(fd);
@@ -184,7 +185,7 @@ extern "C" fn in_child() {
         shared::in_child();
         table::set_process();
         settling::forget();
-        short::forget();
+        passing::forget();
         epoll_set::forget_all();
         let mut made: HashMap<*const Entry, Arc<Entry>> = HashMap::new();
         let mut all = Vec::new();

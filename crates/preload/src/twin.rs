@@ -12,7 +12,8 @@ use crate::gain::Gain;
 use crate::log::note;
 use crate::pipe::Lender;
 use crate::shared::{Held, Slot};
-use crate::short::{self, Names};
+use crate::short::begun;
+use crate::short::names::Names;
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::unclaimed::{self, settling, Unclaimed};
 use crate::unseen::{looking, Attention};
@@ -501,7 +502,7 @@ impl Twin {
         work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,
     ) -> Outcome<T> {
         if self.names.as_ref().is_some_and(Names::is_begun) {
-            short::settle(entry);
+            begun::settle(entry);
         }
         self.with_begun(entry, work)
     }

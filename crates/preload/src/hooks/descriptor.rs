@@ -3,7 +3,8 @@ use super::hooks;
 use crate::aside::receiving;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::entry::Entry;
-use crate::{away, entry, reach, real, short, table};
+use crate::short::passing;
+use crate::{away, entry, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -118,7 +119,7 @@ hooks! {
             || {
                 let entry = entry::find(fd).ok_or(Failure::Plain)?;
                 if !is_known {
-                    short::alter(&entry);
+                    passing::alter(&entry);
                 }
                 if let Some(socket) = entry.socket() {
                     let place = argument as *const c_void;
@@ -229,7 +230,7 @@ fn before_fcntl(fd: c_int, command: c_int, argument: c_ulong) {
         _ => false,
     };
     if !known && table::look(fd) == table::SOCKET {
-        aside(|| table::entry(fd).iter().for_each(short::alter));
+        aside(|| table::entry(fd).iter().for_each(passing::alter));
     }
     let signals = command == libc::F_SETFL && argument as c_int & libc::O_ASYNC != 0;
     if signals || [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG].contains(&command) {

@@ -3,6 +3,7 @@ use super::hooks;
 use super::socket::look_at_listener;
 use crate::away::Stays;
 use crate::call::{aside, call, set_errno, Failure, Outcome};
+use crate::short::reuse;
 use crate::{entry, epoll_set, reach, real, short, start, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use std::time::{Duration, Instant};
@@ -147,7 +148,7 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         epoll_set::control(epoll, operation, fd, &entry, event_of())?;
         return Ok(0);
     }
-    short::renew(&entry);
+    reuse::renew(&entry);
     look_at_listener(fd);
     let socket = entry.socket().filter(|socket| socket.is_fresh() || short::wanted());
     let socket = socket.ok_or(Failure::Plain)?;

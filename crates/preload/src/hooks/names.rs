@@ -1,7 +1,8 @@
 //! Addresses.
 use super::hooks;
 use crate::call::{call, Failure, Outcome};
-use crate::{entry, real, short, table};
+use crate::short::passing;
+use crate::{entry, real, table};
 use libc::{c_int, sockaddr, socklen_t};
 
 hooks! {
@@ -13,7 +14,7 @@ hooks! {
             || {
                 let entry = entry::find(fd).ok_or(Failure::Plain)?;
                 entry.socket().inspect(|socket| socket.facts.touch());
-                short::alter(&entry);
+                passing::alter(&entry);
                 match entry.twin() {
                     Some(twin) if twin.names.is_some() => Err(Failure::Errno(libc::EINVAL)),
                     _ => Err(Failure::Plain),

@@ -3,11 +3,12 @@ use super::hooks;
 use crate::aside::{leaving, receiving};
 use crate::away::Stays;
 use crate::call::{call, Failure, Outcome};
-use crate::entry::{self, Entry, State};
+use crate::entry::{self, listener, Entry, State};
+use crate::short::begun;
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::twin::{Stands, Twin};
 use crate::unclaimed::settling;
-use crate::{epoll_set, reach, real, short, table, unclaimed};
+use crate::{epoll_set, reach, real, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{KernelReason, Socket, ASIDE, SET_BYTES};
 use std::sync::Arc;
@@ -198,7 +199,7 @@ fn wanted(events: i16) -> u32 {
 }
 
 fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
-    short::settle_all();
+    begun::settle_all();
     let mut members = Vec::new();
     // One more place for the fabric's descriptor.
     let mut kernel = Vec::with_capacity(fds.len() + 1);
@@ -210,7 +211,7 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
             Some(State::Listener(listener)) => listener.attention.is_polled(),
             None => {}
         }
-        let listening = entry.as_ref().and_then(short::listening);
+        let listening = entry.as_ref().and_then(listener::listening);
         entry = entry.filter(|entry| entry.twin().is_some() || listening.is_some());
         // One that leaves, or comes back, is in both.
         let stands = entry.as_ref().and_then(|entry| entry.twin().map(Twin::stands));

@@ -3,6 +3,7 @@ use super::hooks;
 use crate::away::{self, moving, moving_as};
 use crate::call::{aside, set_errno, Failure, Outcome};
 use crate::counts::Moves;
+use crate::short::passing;
 use crate::{entry, epoll_set, reach, real, short, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
@@ -100,7 +101,7 @@ unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
             each_passed(message, |fd| {
                 away::stays(fd);
                 entry::passes(fd);
-                refused |= short::wanted() && short::refuses_to_pass(fd);
+                refused |= short::wanted() && passing::refuses_to_pass(fd);
             });
             if refused {
                 set_errno(libc::EOPNOTSUPP);

@@ -6,6 +6,7 @@ use crate::entry::{self, attach_twin, Entry};
 use crate::fabric::NoTwin;
 use crate::fallback_cache::Place;
 use crate::log::note;
+use crate::short::{accepting, connecting, passing, reuse};
 use crate::twin::Twin;
 use crate::unseen::looking;
 use crate::{address, away, fabric, port, reach, real, short, start, table, unix};
@@ -27,7 +28,7 @@ const TIMEOUTS: [c_int; 4] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_
 
 hooks! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        let (fd, spare) = short::socket(domain, kind, protocol);
+        let (fd, spare) = connecting::socket(domain, kind, protocol);
         if fd >= 0 {
             table::is_new(fd);
             let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
@@ -84,7 +85,7 @@ hooks! {
             }
             return accepted;
         }
-        call(|| short::accept(fd, address, len, 0), || {
+        call(|| accepting::accept(fd, address, len, 0), || {
             let mut joined = false;
             aside(|| joined = look_at_listener(fd));
             let accepted = real::accept(fd, address, len);
@@ -103,7 +104,7 @@ hooks! {
             }
             return accepted;
         }
-        call(|| short::accept(fd, address, len, flags), || {
+        call(|| accepting::accept(fd, address, len, flags), || {
             let mut joined = false;
             aside(|| joined = look_at_listener(fd));
             let accepted = real::accept4(fd, address, len, flags);
@@ -245,7 +246,7 @@ unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
     if entry.twin().is_some_and(|twin| twin.names.is_some()) {
         return Err(Failure::Errno(libc::EINVAL));
     }
-    short::renew(&entry);
+    reuse::renew(&entry);
     // SAFETY: a number.
     let result = checked(unsafe { real::listen(fd, backlog) })?;
     if entry.socket().is_some_and(|socket| socket.unix.load(Ordering::Relaxed)) && !unix::may_listen(fd) {
@@ -343,7 +344,7 @@ pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
             attach_twin(fd, Twin::new(fd, socket, false));
             if let Some(entry) = &table::entry(fd) {
                 looking::accepted(from, entry);
-                short::has_accepted(from, entry);
+                has_accepted(from, entry);
             }
         }
         Err(reason) => fabric::stays_on_kernel(fd, reason),
@@ -367,7 +368,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
         if twin.names.is_some() {
             // SAFETY: the caller's promise.
             let family = unsafe { address::family(address, len) };
-            return short::connect_again(fd, &entry, twin, family);
+            return connecting::connect_again(fd, &entry, twin, family);
         }
         // SAFETY: the caller's promise.
         return unsafe { connect_again(fd, address, len) };
@@ -381,12 +382,12 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     let to = unsafe { address::parse(address, len) };
     let unfit = socket.unfit();
     if let Some(to) = to.filter(|_| socket.is_fresh() && unfit.is_none()) {
-        match short::connect(fd, &entry, to) {
+        match connecting::connect(fd, &entry, to) {
             Err(Failure::Plain) => socket.facts.leave_to_kernel(),
             connected => return connected,
         }
     }
-    short::renew(&entry);
+    reuse::renew(&entry);
     let to = to.filter(|_| socket.is_fresh()).ok_or(Failure::Plain)?;
     let end = match unfit.or_else(|| fabric::unreachable(to)) {
         Some(reason) => Err(reason),
@@ -469,7 +470,7 @@ unsafe fn set_option(
     let number = || if len as usize >= size_of::<c_int>() { unsafe { reach::number(value) } } else { 0 };
     match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => socket.facts.behind.set_nodelay(number() != 0),
-        _ => short::alter(&entry),
+        _ => passing::alter(&entry),
     }
     let twin = entry.twin().filter(|twin| !twin.is_abandoned());
     match (level, name) {
@@ -545,4 +546,15 @@ fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
         _ => {}
     }
     set_errno(0);
+}
+
+/// The kernel has accepted a connection, for which there is a twin.
+fn has_accepted(from: c_int, accepted: &Arc<Entry>) {
+    if !short::wanted() {
+        return;
+    }
+    let Some(listener) = table::entry(from) else { return };
+    if let Some(entry::State::Listener(listener)) = listener.socket().and_then(|socket| socket.state()) {
+        listener.short.has_accepted(accepted);
+    }
 }

@@ -3,7 +3,8 @@
 //!
 //! The driver may refuse, though somebody took such connections at the address before: then the kernel connects, which
 //! the program does not notice.
-use super::Names;
+use super::names::Names;
+use super::reuse::renew;
 use crate::call::lock;
 use crate::entry::Entry;
 use crate::log::note;
@@ -129,7 +130,7 @@ fn take_answer(entry: &Arc<Entry>) {
 
 fn leave_to_kernel(entry: &Arc<Entry>, twin: &Twin, names: &Names) {
     let Some(fd) = entry.any_fd() else { return };
-    super::renew(entry);
+    renew(entry);
     // SAFETY: room for any address, and its size.
     unsafe {
         let mut to: sockaddr_storage = std::mem::zeroed();

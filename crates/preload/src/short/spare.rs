@@ -3,15 +3,13 @@
 //!
 //! What the kernel itself connects, binds or listens on was nobody's before: another process may still have a used socket
 //! (a child of `vfork` or `posix_spawn` inherits what nobody has told the library), and would hold that connection open.
-use super::{open_to_new, settle};
-use crate::entry::Entry;
+use super::open_to_new;
 use crate::real;
-use crate::twin::Twin;
 use libc::{c_int, c_ulong, socklen_t};
 use pd_client::core::OwnFd;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// So many sockets have a second descriptor, at most.
 const SPARES_MAX: usize = 128;
@@ -88,6 +86,55 @@ impl Behind {
     pub(super) fn alter(&self) {
         self.unaltered.store(false, Ordering::Relaxed);
     }
+
+    /// Whether it was another connection's before.
+    pub(super) fn is_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The descriptor is about to be closed: keeps what is behind it, if that is worth it.
+    pub(super) fn keep(&self, fd: c_int, nonblocking: impl FnOnce() -> bool) {
+        if !self.unaltered.load(Ordering::Relaxed) {
+            return;
+        }
+        let (Ok(mut known), Ok(mut spares)) =
+            (self.spare.try_lock(), SPARES[usize::from(self.is_v6())].try_lock())
+        else {
+            return;
+        };
+        let Some(mut spare) = known.take().or_else(|| Spare::of(fd)) else { return };
+        if self.nodelay.load(Ordering::Relaxed) {
+            set_nodelay(fd, false);
+        }
+        spare.nonblocking = nonblocking();
+        spares.push(spare);
+    }
+
+    /// Puts a new socket in its place, by all numbers of the program's, if it was another connection's.
+    pub(super) fn renew(&self, nonblocking: impl FnOnce() -> bool, fds: impl FnOnce() -> Vec<c_int>) {
+        if !self.used.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        drop(self.spare.try_lock().map(|mut spare| spare.take()));
+        let domain = if self.is_v6() { libc::AF_INET6 } else { libc::AF_INET };
+        let flags = if nonblocking() { libc::SOCK_NONBLOCK } else { 0 };
+        // SAFETY: makes a descriptor and duplicates it; the numbers are the program's names of this very socket.
+        unsafe {
+            let new = real::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0);
+            if new < 0 {
+                // Then the used one will do.
+                return;
+            }
+            if self.nodelay.load(Ordering::Relaxed) {
+                set_nodelay(new, true);
+            }
+            for fd in fds() {
+                let closes = real::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC != 0;
+                real::dup3(new, fd, if closes { libc::O_CLOEXEC } else { 0 });
+            }
+            real::close(new);
+        }
+    }
 }
 
 /// Whether sockets of this kind are kept, and whether they are IPv6.
@@ -123,67 +170,6 @@ fn set_nodelay(fd: c_int, nodelay: bool) {
     let (nodelay, len) = (c_int::from(nodelay), size_of::<c_int>() as socklen_t);
     // SAFETY: an integer and its size.
     unsafe { real::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, (&raw const nodelay).cast(), len) };
-}
-
-/// The only descriptor of a connection is about to be closed: keeps what is behind it, if that is worth it.
-pub(crate) fn keep(fd: c_int, entry: &Entry, twin: &Twin) {
-    let (Some(socket), true) = (entry.socket(), twin.names.is_some() && open_to_new()) else { return };
-    let behind = &socket.facts.behind;
-    if !behind.unaltered.load(Ordering::Relaxed) || twin.is_abandoned() {
-        return;
-    }
-    let (Ok(mut known), Ok(mut spares)) =
-        (behind.spare.try_lock(), SPARES[usize::from(behind.is_v6())].try_lock())
-    else {
-        return;
-    };
-    let Some(mut spare) = known.take().or_else(|| Spare::of(fd)) else { return };
-    if behind.nodelay.load(Ordering::Relaxed) {
-        set_nodelay(fd, false);
-    }
-    spare.nonblocking = socket.facts.nonblocking();
-    spares.push(spare);
-}
-
-/// The program makes something else of a socket than the library knows to undo. One that is not connected may become the
-/// kernel's.
-pub(crate) fn alter(entry: &Arc<Entry>) {
-    let Some(socket) = entry.socket() else { return };
-    if socket.facts.behind.used.load(Ordering::Relaxed) {
-        settle(entry);
-        if entry.twin().is_none() {
-            renew(entry);
-        }
-    }
-    socket.facts.behind.alter();
-}
-
-/// The kernel is about to do something with the socket: one that was another connection's is replaced by a new one.
-pub(crate) fn renew(entry: &Entry) {
-    let Some(socket) = entry.socket() else { return };
-    let behind = &socket.facts.behind;
-    if !behind.used.swap(false, Ordering::Relaxed) {
-        return;
-    }
-    drop(behind.spare.try_lock().map(|mut spare| spare.take()));
-    let domain = if behind.is_v6() { libc::AF_INET6 } else { libc::AF_INET };
-    let flags = if socket.facts.nonblocking() { libc::SOCK_NONBLOCK } else { 0 };
-    // SAFETY: makes a descriptor and duplicates it; the numbers are the program's names of this very socket.
-    unsafe {
-        let new = real::socket(domain, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags, 0);
-        if new < 0 {
-            // Then the used one will do.
-            return;
-        }
-        if behind.nodelay.load(Ordering::Relaxed) {
-            set_nodelay(new, true);
-        }
-        for fd in entry.fds() {
-            let closes = real::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC != 0;
-            real::dup3(new, fd, if closes { libc::O_CLOEXEC } else { 0 });
-        }
-        real::close(new);
-    }
 }
 
 /// A forked child has none: its parent's are closed.

@@ -1,0 +1,251 @@
+//! A listener: the kernel's, of which the driver knows, and the fabric's part of it in the mode for short connections.
+//!
+//! That part begins when the process has accepted and accepts again: a process that waits, and leaves accepting to others, takes none,
+//! and one that forks for each connection is known by then. The driver gives a connection to one of the processes that share a listener,
+//! and it waits there until that process accepts. So such a process takes connections from when it has accepted one while it had
+//! another: it does not serve one after the other.
+use super::{Entry, State};
+use crate::call::lock;
+use crate::short::{open_to_new, wanted};
+use crate::unseen::Attention;
+use crate::{confined, fabric, unseen};
+use arc_swap::ArcSwapOption;
+use libc::c_int;
+use pd_client::core::Socket;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// One accept in so many looks at the kernel's listener first.
+const KERNEL_EVERY: u32 = 16;
+
+/// Listeners of the process that are paused.
+static PAUSED: AtomicU32 = AtomicU32::new(0);
+
+/// A listener. It is the kernel's; the fabric knows of it.
+#[derive(Debug, Default)]
+pub(crate) struct Listener {
+    /// This process has told the driver.
+    joined: AtomicBool,
+    /// The driver has refused that. Another process may speak for the same socket, so that twins may come all the same.
+    refused: AtomicBool,
+    /// Whether anybody is seen to wait for it.
+    pub(crate) attention: Attention,
+    /// What of it is the fabric's own.
+    pub(crate) short: Listening,
+}
+
+/// The fabric's part of a listener.
+#[derive(Debug, Default)]
+pub(crate) struct Listening {
+    end: ArcSwapOption<Socket>,
+    opening: Mutex<()>,
+    /// Takes no new connections until it is used again.
+    paused: AtomicBool,
+    /// Waits on it would go past the library, or it is shut down.
+    barred: AtomicBool,
+    /// Other processes may have it, too, for there was a fork.
+    shared: AtomicBool,
+    /// The process has accepted a connection of a process with the library.
+    accepted: AtomicBool,
+    /// The process has accepted a connection while it had another.
+    multiplexes: AtomicBool,
+    /// The connection that was accepted last.
+    last: Mutex<Weak<Entry>>,
+    backlog: AtomicU32,
+    v6: AtomicBool,
+    recv_timeout_ns: AtomicU64,
+    accepts: AtomicU32,
+}
+
+impl Listener {
+    /// In a forked child.
+    pub(crate) fn again(&self, watched: bool) -> Self {
+        Self { short: self.short.again(watched), ..Self::default() }
+    }
+
+    /// Tells the driver, once in each process. Without a driver it is tried again with later calls. Says whether what is accepted
+    /// may have a twin.
+    pub(super) fn join(&self, fd: c_int) -> bool {
+        let joined = self.joined.load(Ordering::Relaxed);
+        if unseen::is_found() || confined::is_barren() {
+            if joined {
+                self.joined.store(false, Ordering::Relaxed);
+                fabric::unlisten(fd);
+            }
+            // Some may have been made towards it.
+            return true;
+        }
+        if !joined {
+            let (joined, refused) = match fabric::listen(fd) {
+                Ok(joined) => (joined, false),
+                Err(_) => (false, true),
+            };
+            self.joined.store(joined, Ordering::Relaxed);
+            self.refused.store(refused, Ordering::Relaxed);
+        }
+        self.joined.load(Ordering::Relaxed) || self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Whether the driver has refused that, and this process may not speak for it.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl Listening {
+    /// The program has said how many may wait.
+    pub(crate) fn set_backlog(&self, backlog: c_int) {
+        self.backlog.store(backlog.max(0) as u32, Ordering::Relaxed);
+    }
+
+    /// For a forked child, which inherits the kernel's listener. The parent's registrations are not its own.
+    pub(crate) fn again(&self, watched: bool) -> Self {
+        Self {
+            backlog: AtomicU32::new(self.backlog.load(Ordering::Relaxed)),
+            barred: AtomicBool::new(watched || self.barred.load(Ordering::Relaxed)),
+            shared: AtomicBool::new(true),
+            ..Self::default()
+        }
+    }
+
+    /// It stays with the kernel.
+    pub(crate) fn bar(&self) {
+        self.barred.store(true, Ordering::Relaxed);
+        self.close();
+    }
+
+    /// The last descriptor is closed.
+    pub(crate) fn close(&self) {
+        if let Some(end) = self.end.swap(None) {
+            let _ = end.close();
+        }
+        if self.paused.swap(false, Ordering::Relaxed) {
+            PAUSED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Before a fork: nobody knows which of the two processes will accept.
+    pub(crate) fn pause(&self) {
+        self.shared.store(true, Ordering::Relaxed);
+        let Some(end) = self.end.load_full() else { return };
+        if !self.paused.swap(true, Ordering::Relaxed) {
+            PAUSED.fetch_add(1, Ordering::Relaxed);
+            if end.set_paused(true).is_err() {
+                self.close();
+            }
+        }
+    }
+
+    /// This process uses it.
+    fn resume(&self, end: &Arc<Socket>) {
+        if open_to_new() && self.may_take() && self.paused.swap(false, Ordering::Relaxed) {
+            PAUSED.fetch_sub(1, Ordering::Relaxed);
+            if end.set_paused(false).is_err() {
+                self.close();
+            }
+        }
+    }
+
+    /// A connection is accepted, by the kernel or on the fabric alone.
+    pub(crate) fn has_accepted(&self, accepted: &Arc<Entry>) {
+        if !self.multiplexes.load(Ordering::Relaxed) {
+            *lock(&self.last) = Arc::downgrade(accepted);
+            self.accepted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells whether connections may wait for this process.
+    fn may_take(&self) -> bool {
+        if self.multiplexes.load(Ordering::Relaxed) {
+            return true;
+        }
+        if !self.shared.load(Ordering::Relaxed) {
+            return self.accepted.load(Ordering::Relaxed);
+        }
+        let has_another = lock(&self.last).upgrade().is_some_and(|last| last.any_fd().is_some());
+        self.multiplexes.store(has_another, Ordering::Relaxed);
+        has_another
+    }
+
+    /// The fabric's end, if it is open.
+    pub(crate) fn opened(&self) -> Option<Arc<Socket>> {
+        let end = self.end.load_full()?;
+        if self.paused.load(Ordering::Relaxed) {
+            self.resume(&end);
+        }
+        Some(end)
+    }
+
+    /// The fabric's end, if there is one, in use or not.
+    pub(crate) fn current(&self) -> Option<Arc<Socket>> {
+        self.end.load_full()
+    }
+
+    /// Whether the fabric's end may be opened.
+    pub(crate) fn may_open(&self) -> bool {
+        !self.barred.load(Ordering::Relaxed) && open_to_new() && self.may_take()
+    }
+
+    /// One thread at a time opens it, or accepts from the kernel.
+    pub(crate) fn in_turn(&self) -> MutexGuard<'_, ()> {
+        lock(&self.opening)
+    }
+
+    /// The fabric's end is not to be opened.
+    pub(crate) fn keep_shut(&self) {
+        self.barred.store(true, Ordering::Relaxed);
+    }
+
+    /// The fabric's end, for a listener with this time-out for receiving, which accepted sockets inherit.
+    pub(crate) fn set_end(&self, end: &Arc<Socket>, v6: bool, recv_timeout_ns: u64) {
+        self.v6.store(v6, Ordering::Relaxed);
+        self.recv_timeout_ns.store(recv_timeout_ns, Ordering::Relaxed);
+        self.end.store(Some(end.clone()));
+    }
+
+    /// How many connections may wait, as the program has said.
+    pub(crate) fn backlog(&self) -> u32 {
+        self.backlog.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is an IPv6 socket.
+    pub(crate) fn is_v6(&self) -> bool {
+        self.v6.load(Ordering::Relaxed)
+    }
+
+    /// The time-out for receiving that accepted sockets inherit.
+    pub(crate) fn recv_timeout_ns(&self) -> u64 {
+        self.recv_timeout_ns.load(Ordering::Relaxed)
+    }
+
+    /// Counts an accept. True: it is to look at the kernel's listener first.
+    pub(crate) fn is_kernels_turn(&self) -> bool {
+        self.accepts.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == KERNEL_EVERY - 1
+    }
+}
+
+/// Listeners in an epoll instance that is waited for are in use again.
+#[inline]
+pub(crate) fn resume(members: impl FnOnce() -> Vec<Arc<Entry>>) {
+    if PAUSED.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    for entry in members() {
+        if let Some(State::Listener(listener)) = entry.socket().and_then(|socket| socket.state()) {
+            if let Some(end) = listener.short.end.load_full() {
+                listener.short.resume(&end);
+            }
+        }
+    }
+}
+
+/// The fabric end of a listener, for waits.
+pub(crate) fn listening(entry: &Arc<Entry>) -> Option<Arc<Socket>> {
+    if !wanted() {
+        return None;
+    }
+    match entry.socket()?.state()? {
+        State::Listener(listener) => listener.short.opened(),
+        State::Twin(_) => None,
+    }
+}

@@ -1,0 +1,246 @@
+//! Accepting from the kernel and from the fabric, on one address, by processes that share a listener.
+use super::connecting::socket;
+use super::names::Names;
+use super::spare::Spare;
+use super::wanted;
+use crate::call::{errno, interrupts, Failure, Outcome, AGAIN};
+use crate::entry::listener::Listening;
+use crate::entry::{self, Entry, State};
+use crate::file_lock::FileLock;
+use crate::log::note;
+use crate::sleep::sleep_on;
+use crate::twin::Twin;
+use crate::unseen::looking;
+use crate::{address, epoll_set, fabric, real, table};
+use libc::{c_int, sockaddr, socklen_t};
+use pd_client::core::{ready, Socket};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Of connections that wait to be accepted there are at least so many, for who finds no room goes to the
+/// kernel for a while.
+const BACKLOG_MIN: u32 = 128;
+
+/// Looks before a sleep.
+const SPINS: u32 = 20;
+
+/// The fabric's end of a listener, opened at first.
+fn end(listening: &Listening, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Socket>> {
+    if let Some(end) = listening.opened() {
+        return Some(end);
+    }
+    let unix = entry.socket().is_none_or(|socket| socket.unix.load(Ordering::Relaxed));
+    if unix || !listening.may_open() {
+        return None;
+    }
+    open(listening, fd, entry)
+}
+
+#[cold]
+fn open(listening: &Listening, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Socket>> {
+    let _opening = listening.in_turn();
+    if let Some(end) = listening.current() {
+        return Some(end);
+    }
+    if looking::unseen_waiter(&entry.fds(), false).is_some() {
+        // Nobody would be told of connections that are the fabric's alone.
+        listening.keep_shut();
+        return None;
+    }
+    let (family, local) = address::local(fd)?;
+    let backlog = listening.backlog().max(BACKLOG_MIN);
+    let v6_only = address::option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(1);
+    let end = fabric::listen_short(fd, local, v6_only, backlog)?;
+    note!("descriptor {fd}: listens on {local}, on the fabric, too");
+    listening.set_end(&end, family == libc::AF_INET6, address::timeout_ns(fd, libc::SO_RCVTIMEO));
+    if epoll_set::watch_listener(entry, &end) {
+        Some(end)
+    } else {
+        listening.bar();
+        None
+    }
+}
+
+/// `accept`: whichever of the two has a connection first. The kernel's if the fabric has no part in it.
+///
+/// # Safety
+/// As for `accept4`.
+pub(crate) unsafe fn accept(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Outcome<c_int> {
+    if !wanted() {
+        return Err(Failure::Plain);
+    }
+    let entry = entry::find(fd).ok_or(Failure::Plain)?;
+    let socket = entry.socket().ok_or(Failure::Plain)?;
+    let Some(State::Listener(listener)) = socket.state() else { return Err(Failure::Plain) };
+    let listening = &listener.short;
+    let end = end(listening, fd, &entry).ok_or(Failure::Plain)?;
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+        return Err(Failure::Plain);
+    }
+    if listening.is_kernels_turn() && is_ready(fd) {
+        // SAFETY: the caller's promise.
+        if let Some(accepted) = unsafe { accept_kernel(listening, fd, address, len, flags) }? {
+            return Ok(accepted);
+        }
+    }
+    let mut waits: Option<Option<Instant>> = None;
+    loop {
+        if let Some((accepted, twin, spare)) = take(listening, &end, flags)? {
+            // SAFETY: the caller's promise.
+            let written = unsafe { write_address(&twin, address, len) };
+            note!("descriptor {accepted}: accepted on the fabric alone");
+            let adopted = entry::adopt(accepted, Some(State::Twin(Box::new(twin))));
+            let Some(socket) = adopted.as_ref().and_then(|entry| entry.socket()) else {
+                // SAFETY: made just now.
+                unsafe { real::close(accepted) };
+                return Err(Failure::Errno(libc::EMFILE));
+            };
+            adopted.iter().for_each(|entry| listening.has_accepted(entry));
+            socket.facts.accepted(listening.is_v6(), flags, spare);
+            if let Err(errno) = written {
+                table::release(accepted);
+                // SAFETY: made just now.
+                unsafe { real::close(accepted) };
+                return Err(Failure::Errno(errno));
+            }
+            return Ok(accepted);
+        }
+        let until = match waits {
+            Some(until) => until,
+            None => {
+                if socket.facts.nonblocking() {
+                    return Err(Failure::Plain);
+                }
+                let timeout_ns = address::timeout_ns(fd, libc::SO_RCVTIMEO);
+                *waits.insert((timeout_ns != 0).then(|| Instant::now() + Duration::from_nanos(timeout_ns)))
+            }
+        };
+        if (0..SPINS).any(|_| {
+            std::hint::spin_loop();
+            has_come(&end)
+        }) {
+            continue;
+        }
+        // SAFETY: the caller's promise.
+        if let Some(accepted) = unsafe { wait(listening, fd, &end, until, (address, len), flags) }? {
+            return Ok(accepted);
+        }
+    }
+}
+
+fn has_come(end: &Socket) -> bool {
+    end.ready(ready::IN) & ready::IN != 0
+}
+
+/// Waits for either; a connection of the kernel's is accepted at once.
+unsafe fn wait(
+    listening: &Listening,
+    fd: c_int,
+    end: &Arc<Socket>,
+    until: Option<Instant>,
+    (address, len): (*mut sockaddr, *mut socklen_t),
+    flags: c_int,
+) -> Outcome<Option<c_int>> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    if left == Some(Duration::ZERO) {
+        return Err(AGAIN);
+    }
+    let mut kernel = vec![libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null()) {
+        Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => return Ok(None),
+        other => other?,
+    }
+    if kernel[0].revents == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { accept_kernel(listening, fd, address, len, flags) }
+}
+
+fn is_ready(fd: c_int) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor.
+    unsafe { real::poll(&mut poll, 1, 0) > 0 }
+}
+
+/// The kernel's `accept` without waiting, though the socket may be one that waits, and though another process may have taken
+/// what was there: those that share a listener take turns.
+unsafe fn accept_kernel(
+    listening: &Listening,
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Outcome<Option<c_int>> {
+    let joined = crate::hooks::socket::look_at_listener(fd);
+    // Of the threads of this process...
+    let _turn = listening.in_turn();
+    // ...and of the processes that accept here, of which none has to change what the others see of the socket.
+    let _turn = FileLock::new(fd);
+    if !is_ready(fd) {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let accepted = unsafe { real::accept4(fd, address, len, flags) };
+    if accepted >= 0 {
+        crate::hooks::socket::claim(fd, accepted, joined);
+        return Ok(Some(accepted));
+    }
+    match errno() {
+        libc::EAGAIN => Ok(None),
+        failed => Err(Failure::Errno(failed)),
+    }
+}
+
+/// A connection of the fabric's, if one has come, and a descriptor for it, of a spare socket if there is one.
+fn take(
+    listening: &Listening,
+    end: &Arc<Socket>,
+    flags: c_int,
+) -> Outcome<Option<(c_int, Twin, Option<Spare>)>> {
+    if !has_come(end) {
+        return Ok(None);
+    }
+    let v6 = listening.is_v6();
+    let domain = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    // SAFETY: makes a descriptor.
+    let (fd, spare) = unsafe { socket(domain, libc::SOCK_STREAM | flags, 0) };
+    if fd < 0 {
+        return Err(Failure::Errno(errno()));
+    }
+    table::is_new(fd);
+    let taken = end.accept().and_then(|accepted| Ok((accepted.peer_addr()?, accepted)));
+    let (peer, accepted) = match taken {
+        Ok(taken) => taken,
+        Err(error) => {
+            // SAFETY: made just now.
+            unsafe { real::close(fd) };
+            if error.errno() != libc::EAGAIN {
+                note!("cannot accept on the fabric: {error}");
+            }
+            return Ok(None);
+        }
+    };
+    accepted.set_nonblocking(true);
+    let timeouts = [listening.recv_timeout_ns(), 0];
+    let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+    let twin = Twin::alone(accepted, nonblocking, timeouts, Names::new(v6, peer, false));
+    Ok(Some((fd, twin, spare)))
+}
+
+unsafe fn write_address(twin: &Twin, at: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
+    if at.is_null() {
+        return Ok(());
+    }
+    match &twin.names {
+        // SAFETY: the caller's promise.
+        Some(names) => unsafe { names.write_peer(at, len) },
+        None => Ok(()),
+    }
+}

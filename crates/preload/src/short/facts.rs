@@ -1,0 +1,50 @@
+//! What is known of a socket that may become a short connection, without asking the kernel.
+use super::spare::{Behind, Spare};
+use libc::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What is known of a socket without asking the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    /// Made here, not bound and without time-outs.
+    pub(super) untouched: AtomicBool,
+    /// The kernel was asked to connect it.
+    pub(super) tried: AtomicBool,
+    nonblocking: AtomicBool,
+    pub(crate) behind: Behind,
+}
+
+impl Facts {
+    /// It is made just now, with a spare socket of the kernel's or a new one.
+    pub(crate) fn made(&self, domain: c_int, kind: c_int, spare: Option<Spare>) {
+        self.nonblocking.store(kind & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
+        self.behind.made(domain == libc::AF_INET6, spare);
+        self.untouched.store(true, Ordering::Relaxed);
+    }
+
+    /// It stands for a connection that was accepted with these flags.
+    pub(super) fn accepted(&self, v6: bool, flags: c_int, spare: Option<Spare>) {
+        self.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
+        self.behind.made(v6, spare);
+    }
+
+    /// The program makes calls wait, or not. What the kernel says of a listener's is not always that: see
+    /// [`super::accepting`].
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// It gets an address or a time-out: ask the kernel from now on.
+    pub(crate) fn touch(&self) {
+        self.untouched.store(false, Ordering::Relaxed);
+    }
+
+    /// The kernel is asked to connect it, and may not be done when the call returns.
+    pub(crate) fn leave_to_kernel(&self) {
+        self.tried.store(true, Ordering::Relaxed);
+    }
+}
