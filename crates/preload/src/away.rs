@@ -10,6 +10,7 @@ use crate::back::Back;
 use crate::call::{self, lock, Failure, Outcome};
 use crate::counts::{Counts, Moves};
 use crate::entry::{self, Entry};
+use crate::epoll_set::registering;
 use crate::fallback_cache::{now_ns, Place};
 use crate::log::note;
 use crate::twin::Twin;
@@ -163,8 +164,8 @@ impl Away {
         let Some(socket) = entry.socket() else { return };
         note!("descriptor {fd}: comes back to the fabric");
         let back = Back::new(self.counts.clone(), fd, &end);
-        socket.set_twin(Twin::new(fd, end, false).back(back, self.towards, self.times));
-        entry::move_watchers(entry);
+        socket.set_twin(Box::new(Twin::new(fd, end, false).back(back, self.towards, self.times)));
+        registering::move_watchers(entry);
         entry.fds().into_iter().for_each(table::come_back);
         if let (Some(twin), true) = (entry.twin(), self.towards.is_some()) {
             // The other side looks at both by now.
@@ -286,7 +287,7 @@ fn give_up_entry(entry: &Arc<Entry>) {
     if let Some(away) = socket.away.get() {
         away.end();
     }
-    entry.give_up();
+    table::give_up(entry);
 }
 
 /// How often a call begins anew because its connection passes to and fro between the kernel and the fabric.

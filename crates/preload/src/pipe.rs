@@ -9,6 +9,8 @@
 //! fabric): what is lent goes into the kernel's pipe. The pipe lends again when that was read.
 //!
 //! A pipe has bytes in the kernel or lent ones, never both. Nothing here waits.
+pub(crate) mod numbers;
+
 use crate::call::lock;
 use crate::real;
 use libc::{c_int, iovec};

@@ -5,16 +5,16 @@
 //! no driver, serves no new socket, does not spin, and makes no call on a connection but `read`, `poll` and `ppoll`, until what
 //! lies in its ring has been received ([`crate::closed`]). Then the descriptor is the kernel's.
 use crate::aside::{leaving, receiving};
-use crate::entry::{self, Entry};
+use crate::entry::Entry;
 use crate::twin::Twin;
-use crate::{call, closed, confined, fabric, start, table};
+use crate::{call, closed, confined, fabric, lookup, table};
 use pd_client::core::{is_attached, KernelReason};
 use std::sync::Arc;
 
 /// The program is about to install a filter, or to give up its right to descriptors.
 #[cold]
 pub(crate) fn before() {
-    if !start::enabled() || closed::is_closed() {
+    if !table::enabled() || closed::is_closed() {
         return;
     }
     call::aside(|| {
@@ -23,7 +23,7 @@ pub(crate) fn before() {
                 receiving::await_owed(entry, twin);
             }
         });
-        start::disable();
+        table::disable();
         closed::close();
     });
 }
@@ -31,7 +31,7 @@ pub(crate) fn before() {
 /// The program is about to change its root or its user, after which the driver's socket may be out of its reach: takes over
 /// what it has from its parent. A process that is attached needs the socket no more: some change their user for each request.
 pub(crate) fn before_loss_of_reach() {
-    if start::enabled() && !closed::is_closed() && !is_attached() {
+    if table::enabled() && !closed::is_closed() && !is_attached() {
         call::aside(|| {
             for_each_twin(|entry, twin| {
                 // Of one that fails the next call tells why.
@@ -44,7 +44,7 @@ pub(crate) fn before_loss_of_reach() {
 /// The same of its root alone. A child of a process that is attached attaches: it may get connections of its parent's later, by a message,
 /// and could not take them from there.
 pub(crate) fn before_loss_of_root() {
-    if start::enabled() && !closed::is_closed() && confined::take_of_attached() {
+    if table::enabled() && !closed::is_closed() && confined::take_of_attached() {
         call::aside(|| {
             fabric::reaches_driver();
         });
@@ -55,7 +55,7 @@ pub(crate) fn before_loss_of_root() {
 
 fn for_each_twin(mut work: impl FnMut(&Arc<Entry>, &Twin)) {
     for fd in 0..table::end() {
-        if let Some(entry) = entry::find_any(fd) {
+        if let Some(entry) = lookup::find_any(fd) {
             if let Some(twin) = entry.twin() {
                 work(&entry, twin);
             }

@@ -1,9 +1,11 @@
 //! Start of the library in a program, and of a forked child.
 use crate::entry::{self, Entry, State, Thing};
+use crate::epoll_set::{carrying, instances};
+use crate::pipe::numbers;
 use crate::short::passing;
 use crate::unclaimed::settling;
 use crate::{
-    away, call, carried, confined, epoll_set, fallback_cache, heap, local, log, pipe, real, shared, short,
+    away, call, carried, confined, fallback_cache, heap, inherited, local, log, pipe, real, shared, short,
     table,
 };
 use libc::c_int;
@@ -11,25 +13,12 @@ use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// Lowest number of the library's own descriptors where the limit permits. The kernel's table of
 /// descriptors grows up to the highest, and a fork copies it.
 const OWN_FDS_FROM: c_int = 4096;
-
-static ENABLED: AtomicBool = AtomicBool::new(false);
-
-/// Whether the library does anything.
-#[inline]
-pub(crate) fn enabled() -> bool {
-    ENABLED.load(Ordering::Relaxed)
-}
-
-/// Leaves everything that is new to the kernel from now on.
-pub(crate) fn disable() {
-    ENABLED.store(false, Ordering::Relaxed);
-}
 
 /// Called by the loader (`loader/loader.c`) once this library is there, before the program begins. `next` finds the next
 /// function of a name that ends with a zero byte; the rest is for [`local::set`]. Returns whether hooks are to be put in place.
@@ -43,7 +32,7 @@ pub extern "C" fn pd_preload_start(next: real::Next, local_offset: isize, local_
     let _ = (local_offset, local_bytes);
     real::set_next(next);
     call::aside(start);
-    enabled().into()
+    table::enabled().into()
 }
 
 fn start() {
@@ -62,18 +51,18 @@ fn start() {
     heap::see_forks();
     pd_client::core::set_floor(floor());
     pd_client::core::prepare();
-    let (instances, files) = mark_inherited();
+    let (instances, files) = inherited::mark_all();
     crate::hooks::stdio::replace_standard_streams();
     crate::hooks::signal::take_over();
     // SAFETY: functions that live as long as the program.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
-    ENABLED.store(true, Ordering::Relaxed);
+    table::enable();
     for &fd in &instances {
-        epoll_set::received(fd);
+        instances::received(fd);
         let is_socket = |record: &carried::Record| table::look(record.fd) == table::INHERITED;
-        epoll_set::inherited(carried::in_kernel(fd).into_iter().filter(is_socket).collect());
+        carrying::inherited(carried::in_kernel(fd).into_iter().filter(is_socket).collect());
     }
-    files.into_iter().for_each(|fd| epoll_set::inherited(carried::read(fd)));
+    files.into_iter().for_each(|fd| carrying::inherited(carried::read(fd)));
 }
 
 /// Numbers that programs hardly get to: the last eighth, or [`OWN_FDS_FROM`].
@@ -85,57 +74,13 @@ fn floor() -> c_int {
     c_int::try_from(most - most / 8).unwrap_or(OWN_FDS_FROM).min(OWN_FDS_FROM)
 }
 
-/// Sockets that the program was started with may have twins. Returns what may be an epoll instance, and what may be a memory file.
-fn mark_inherited() -> (Vec<c_int>, Vec<c_int>) {
-    let (mut others, mut files) = (Vec::new(), Vec::new());
-    let Ok(fds) = std::fs::read_dir("/proc/self/fd") else { return (others, files) };
-    for fd in fds.flatten() {
-        let Some(fd) = fd.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        match kind_of(fd) {
-            Some(libc::S_IFSOCK) => table::mark_inherited(fd),
-            Some(NO_FILE) => others.push(fd),
-            Some(libc::S_IFREG) => files.push(fd),
-            _ => {}
-        }
-    }
-    (others, files)
-}
-
-/// A descriptor has come in a message.
-pub(crate) fn received(fd: c_int) {
-    table::is_new(fd);
-    match kind_of(fd) {
-        Some(libc::S_IFSOCK) => table::mark_inherited(fd),
-        Some(NO_FILE) => call::aside(|| epoll_set::received(fd)),
-        _ => {}
-    }
-}
-
-/// The kind of what is no file and no socket: an epoll instance, an eventfd and so on.
-const NO_FILE: libc::mode_t = 0;
-
-fn kind_of(fd: c_int) -> Option<libc::mode_t> {
-    // SAFETY: room for what the call writes.
-    unsafe {
-        let mut status: libc::stat = std::mem::zeroed();
-        (libc::fstat(fd, &mut status) == 0).then_some(status.st_mode & libc::S_IFMT)
-    }
-}
-
-/// Pipes are the kernel's from now on: another process will have them.
-fn expose_pipes() {
-    if pipe::any() {
-        (0..table::end()).filter(|&fd| table::look(fd) == table::PIPE).for_each(entry::expose);
-    }
-}
-
 /// Called by the loader before each call by which a process gets another one's descriptors, other than `fork`, or another image.
 #[no_mangle]
 pub extern "C" fn pd_preload_leaving() {
     if pipe::any() && !table::is_borrowed() {
-        call::aside(expose_pipes);
+        call::aside(numbers::expose_all);
     }
-    call::aside(epoll_set::carry);
+    call::aside(carrying::carry);
 }
 
 /// Does what is done before a fork that the C library tells nobody of.
@@ -156,7 +101,7 @@ pub(crate) fn after_fork(is_child: bool) {
 /// The child will have all twins, too: from now on they are shared.
 extern "C" fn before_fork() {
     call::aside(|| {
-        expose_pipes();
+        numbers::expose_all();
         confined::before_fork();
         passing::before_fork();
         let mut seen = HashSet::new();
@@ -186,7 +131,7 @@ extern "C" fn in_child() {
         table::set_process();
         settling::forget();
         passing::forget();
-        epoll_set::forget_all();
+        instances::forget_all();
         let mut made: HashMap<*const Entry, Arc<Entry>> = HashMap::new();
         let mut all = Vec::new();
         for (fd, old) in table::forget_all() {
@@ -199,7 +144,7 @@ extern "C" fn in_child() {
         let mut seen = HashSet::new();
         for (_, old, new) in all {
             if seen.insert(Arc::as_ptr(&old)) {
-                epoll_set::inherit(&old, &new, |known| made.get(&known).cloned());
+                carrying::inherit(&old, &new, |known| made.get(&known).cloned());
             }
             std::mem::forget(old);
         }

@@ -3,8 +3,7 @@
 use crate::entry::{Entry, Thing};
 use arc_swap::ArcSwapOption;
 use libc::c_int;
-use pd_client::core::Inside;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::Arc;
 
 /// Numbers beyond are never looked after.
@@ -39,6 +38,25 @@ static END: AtomicI32 = AtomicI32::new(0);
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// The last such child that has copied a number.
 static COPIED_BY: AtomicI32 = AtomicI32::new(0);
+
+/// The library looks after new descriptors.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the library does anything.
+#[inline]
+pub(crate) fn enabled() -> bool {
+    ENABLED.load(Ordering::Relaxed)
+}
+
+/// Looks after new descriptors from now on.
+pub(crate) fn enable() {
+    ENABLED.store(true, Ordering::Relaxed);
+}
+
+/// Leaves everything that is new to the kernel from now on.
+pub(crate) fn disable() {
+    ENABLED.store(false, Ordering::Relaxed);
+}
 
 /// What the number is.
 #[inline]
@@ -153,42 +171,11 @@ pub(crate) fn clear(fd: c_int) -> Option<Arc<Entry>> {
     slot.swap(None)
 }
 
-/// The number is closed already: another descriptor has it, or had it when it was closed.
-pub(crate) fn release(fd: c_int) {
-    if let Some(entry) = clear(fd) {
-        entry.drop_fd(fd);
-    }
-}
-
 /// The entry of the connection whose kernel socket has this cookie.
 pub(crate) fn find_twin(cookie: u64) -> Option<Arc<Entry>> {
     (0..end()).filter(|&fd| look(fd) == SOCKET).find_map(|fd| {
         entry(fd).filter(|entry| entry.twin().is_some() && crate::address::cookie(fd) == Some(cookie))
     })
-}
-
-/// A call has returned a new descriptor: what was known of the number is of an earlier one, which was
-/// closed in a way that the library does not see.
-#[inline]
-pub(crate) fn is_new(fd: c_int) {
-    if look(fd) != PLAIN {
-        let _inside = Inside::enter();
-        release(fd);
-    }
-}
-
-/// After `dup`: the new number names the same thing.
-pub(crate) fn duplicate(from: c_int, to: c_int) {
-    release(to);
-    let entry = match look(from) {
-        PLAIN => None,
-        INHERITED => return mark_inherited(to),
-        FRESH | PIPE => crate::entry::find(from),
-        _ => entry(from),
-    };
-    if let Some(entry) = entry {
-        set(to, &entry);
-    }
 }
 
 /// Remembers which process this is.
@@ -229,4 +216,18 @@ pub(crate) fn forget_all() -> Vec<(c_int, Arc<Entry>)> {
         }
     }
     all
+}
+
+/// It has left the fabric, and may come back: its numbers are `away`'s.
+pub(crate) fn hand_to(entry: &Entry, away: &Arc<Entry>) {
+    for fd in entry.take_fds() {
+        set(fd, away);
+    }
+}
+
+/// It is plain from now on: all its numbers are, and nobody looks at it any more.
+pub(crate) fn give_up(entry: &Entry) {
+    for fd in entry.take_fds() {
+        clear(fd);
+    }
 }

@@ -6,6 +6,7 @@ use crate::back::{Back, Found};
 use crate::call::{interrupts, lock, Failure, Outcome, AGAIN};
 use crate::counts::Moves;
 use crate::entry::Entry;
+use crate::epoll_set::standing;
 use crate::fabric::{self, Taken};
 use crate::fallback_cache::{self, Place};
 use crate::gain::Gain;
@@ -17,7 +18,7 @@ use crate::short::names::Names;
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::unclaimed::{self, settling, Unclaimed};
 use crate::unseen::{looking, Attention};
-use crate::{address, closed, confined, epoll_set, heap, real};
+use crate::{address, closed, confined, heap, real, table};
 use arc_swap::ArcSwapOption;
 use libc::{c_int, iovec};
 use pd_client::core::{outside, sleep_for, Handout, KernelReason, Pause, Socket};
@@ -303,15 +304,15 @@ impl Twin {
 
     fn stand_again(&self, entry: &Arc<Entry>) {
         if let Some(end) = self.current() {
-            epoll_set::stand(entry, &end, self.stands());
+            standing::stand(entry, &end, self.stands());
         }
     }
 
     /// The peer has given the twin up before it used it: the connection stays in the kernel.
     #[cold]
     fn stay_away(&self, entry: &Arc<Entry>) {
-        epoll_set::move_back(entry);
-        entry.give_up();
+        standing::move_back(entry);
+        table::give_up(entry);
         self.abandon();
     }
 
@@ -606,7 +607,7 @@ impl Twin {
         if let Some(earlier) = earlier {
             let _ = earlier.close();
         }
-        epoll_set::register_again(entry, &socket);
+        standing::register_again(entry, &socket);
         if socket.is_taken_aside() {
             self.go_on_aside(entry, &socket)?;
         }
@@ -616,7 +617,7 @@ impl Twin {
     /// Another process has had it leave, and this one has its end now.
     pub(crate) fn go_on_aside(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
         ending::taken_aside(entry, self, end)?;
-        epoll_set::stand(entry, end, self.stands());
+        standing::stand(entry, end, self.stands());
         Ok(())
     }
 

@@ -3,12 +3,13 @@
 //!
 //! Sockets without a file (abstract names, socket pairs) are the kernel's alone.
 use crate::call::{errno, Failure, Outcome};
-use crate::entry::{attach_twin, Entry};
+use crate::entry::Entry;
 use crate::fabric::NoTwin;
 use crate::fallback_cache::{File, Place};
 use crate::log::note;
+use crate::lookup::attach_twin;
 use crate::twin::Twin;
-use crate::{address, fabric, real};
+use crate::{address, fabric, real, table};
 use libc::{c_int, c_void, msghdr, sockaddr, sockaddr_un, socklen_t};
 use pd_client::core::{outside, KernelReason};
 use std::ffi::OsStr;
@@ -104,7 +105,7 @@ pub(crate) unsafe fn connect(
         }
         (Err(reason), 0) => {
             fabric::stays_on_kernel(fd, reason);
-            entry.give_up();
+            table::give_up(entry);
         }
         (Err(_), _) => {}
     }

@@ -3,9 +3,10 @@
 use super::{OVER, SENDS, UNMARKED};
 use crate::call::lock;
 use crate::entry::Entry;
+use crate::epoll_set::standing;
 use crate::file_lock::FileLock;
 use crate::twin::Twin;
-use crate::{away, closed, epoll_set};
+use crate::{away, closed, table};
 use pd_client::core::{Departure, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -32,10 +33,10 @@ fn settle_locked(entry: &Arc<Entry>, twin: &Twin, _leaving: &MutexGuard<'_, ()>)
         let may = twin.aside.may_return.iter().all(|may| may.load(Ordering::Relaxed));
         let shut = [&twin.send_shut, &twin.recv_shut].iter().any(|shut| shut.load(Ordering::Relaxed));
         let away = if may && !shut && twin.is_sole() { away::entry_of(entry, twin) } else { None };
-        epoll_set::move_back(entry);
+        standing::move_back(entry);
         match away {
-            Some(away) => entry.hand_to(&away),
-            None => entry.give_up(),
+            Some(away) => table::hand_to(entry, &away),
+            None => table::give_up(entry),
         }
         twin.leave();
     }

@@ -3,12 +3,13 @@ use super::mark::{MARK, MARK_BRIEF};
 use super::{SENDS, UNMARKED};
 use crate::call::{lock, Failure};
 use crate::entry::Entry;
+use crate::epoll_set::standing;
 use crate::file_lock::FileLock;
 use crate::log::note;
 use crate::sleep::kernel_poll;
 use crate::twin::{Stands, Twin};
 use crate::unclaimed::settling;
-use crate::{closed, epoll_set, fabric, real, unclaimed, unseen};
+use crate::{closed, fabric, real, unclaimed, unseen};
 use pd_client::core::{Departure, KernelReason, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         note!("descriptor {fd}: leaves the fabric: {}", why.text());
         fabric::stays_on_kernel(fd, why);
         twin.progress().owed.store(left.owed, Ordering::Relaxed);
-        epoll_set::stand(entry, end, Stands::in_both());
+        standing::stand(entry, end, Stands::in_both());
         // One that has failed needs none: what the kernel tells once is the program's.
         let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
         let fails = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0);

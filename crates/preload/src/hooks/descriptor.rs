@@ -1,11 +1,15 @@
 //! Closing, duplicating, flags.
 use super::hooks;
-use crate::aside::receiving;
+use crate::aside::{leaving, receiving};
 use crate::call::{aside, call, checked, set_errno, Failure};
+use crate::closing::before_close;
+use crate::ending::drop_fd;
 use crate::entry::Entry;
+use crate::pipe::numbers;
 use crate::short::passing;
-use crate::{away, entry, reach, real, table};
+use crate::{away, lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
+use pd_client::core::KernelReason;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -59,7 +63,7 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
-        entry::replaced(to);
+        numbers::replaced(to);
         let new = real::dup2(fd, to);
         if fd != to {
             duplicated(fd, new);
@@ -72,7 +76,7 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
-        entry::replaced(to);
+        numbers::replaced(to);
         let new = real::dup3(fd, to, flags);
         duplicated(fd, new);
         new
@@ -117,7 +121,7 @@ hooks! {
         }
         call(
             || {
-                let entry = entry::find(fd).ok_or(Failure::Plain)?;
+                let entry = lookup::find(fd).ok_or(Failure::Plain)?;
                 if !is_known {
                     passing::alter(&entry);
                 }
@@ -127,7 +131,7 @@ hooks! {
                         socket.facts.set_nonblocking(reach::number(place) != 0);
                     }
                     if request == FIOASYNC && reach::number(place) != 0 {
-                        entry.wants_signals();
+                        wants_signals(&entry);
                     }
                 }
                 let twin = entry.twin().ok_or(Failure::Plain)?;
@@ -171,7 +175,7 @@ fn fcntl_of_pipe(fd: c_int, command: c_int, argument: c_ulong) -> Option<c_int> 
     if ![libc::F_GETPIPE_SZ, libc::F_SETPIPE_SZ].contains(&command) {
         return None;
     }
-    let pipe = entry::pipe(fd)?;
+    let pipe = numbers::find(fd)?;
     if command == libc::F_GETPIPE_SZ {
         let mut size = 0;
         aside(|| size = pipe.size());
@@ -193,7 +197,7 @@ fn about_to_close(fd: c_int) -> Option<Arc<Entry>> {
         aside(|| {
             entry = table::clear(fd);
             if let Some(entry) = &entry {
-                entry.before_close(fd);
+                before_close(entry, fd);
             }
         });
     }
@@ -208,14 +212,14 @@ fn all_about_to_close(first: c_uint, last: c_uint) -> Vec<(c_int, Option<Arc<Ent
 
 fn closed(fd: c_int, entry: Option<Arc<Entry>>) {
     if let Some(entry) = entry {
-        aside(|| entry.drop_fd(fd));
+        aside(|| drop_fd(&entry, fd));
     }
 }
 
 fn duplicated(from: c_int, to: c_int) {
     if to >= 0 && (table::look(from) != table::PLAIN || table::look(to) != table::PLAIN) {
         if !table::is_borrowed() {
-            aside(|| table::duplicate(from, to));
+            aside(|| lookup::duplicate(from, to));
         } else if table::look(from) != table::PLAIN {
             table::note_copy();
         }
@@ -238,7 +242,7 @@ fn before_fcntl(fd: c_int, command: c_int, argument: c_ulong) {
     }
     let owned = [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG].contains(&command);
     if owned && [table::SOCKET, table::INHERITED, table::FRESH].contains(&table::look(fd)) {
-        aside(|| entry::find(fd).iter().for_each(|entry| entry.wants_signals()));
+        aside(|| lookup::find(fd).iter().for_each(wants_signals));
     }
 }
 
@@ -250,12 +254,12 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
         libc::F_SETFL if table::look(fd) == table::FRESH && argument as c_int & libc::O_ASYNC == 0 => {}
         libc::F_SETFL if table::look(fd) != table::PLAIN => aside(|| {
-            let Some(entry) = entry::find(fd) else { return };
+            let Some(entry) = lookup::find(fd) else { return };
             let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
             if let Some(socket) = entry.socket() {
                 socket.facts.set_nonblocking(nonblocking);
                 if argument as c_int & libc::O_ASYNC != 0 {
-                    entry.wants_signals();
+                    wants_signals(&entry);
                 }
             }
             entry.twin().inspect(|twin| twin.nonblocking.store(nonblocking, Ordering::Relaxed));
@@ -283,5 +287,15 @@ fn around_own(mut first: c_uint, last: c_uint, mut each: impl FnMut(c_uint, c_ui
         each(first, last)
     } else {
         0
+    }
+}
+
+/// The program wants a signal for each event: only the kernel sends those.
+fn wants_signals(entry: &Arc<Entry>) {
+    if let Some(socket) = entry.socket().filter(|socket| socket.is_fresh()) {
+        socket.make_unfit(KernelReason::Signals);
+    }
+    if let Some(twin) = entry.twin() {
+        leaving::leave(entry, twin, KernelReason::Signals);
     }
 }

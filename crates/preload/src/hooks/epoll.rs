@@ -3,8 +3,9 @@ use super::hooks;
 use super::socket::look_at_listener;
 use crate::away::Stays;
 use crate::call::{aside, call, set_errno, Failure, Outcome};
+use crate::epoll_set::{carrying, instances, registering, tokens, waiting};
 use crate::short::reuse;
-use crate::{entry, epoll_set, reach, real, short, start, table};
+use crate::{lookup, reach, real, short, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use std::time::{Duration, Instant};
 
@@ -54,8 +55,8 @@ hooks! {
 }
 
 fn made(fd: c_int) -> c_int {
-    if fd >= 0 && start::enabled() {
-        aside(|| epoll_set::made(fd));
+    if fd >= 0 && table::enabled() {
+        aside(|| instances::made(fd));
     }
     fd
 }
@@ -90,35 +91,35 @@ unsafe fn wait(
         set_errno(libc::EFAULT);
         return -1;
     }
-    if table::look(epoll) == table::PLAIN && start::enabled() {
+    if table::look(epoll) == table::PLAIN && table::enabled() {
         // Its number came in a way that the library does not see.
-        aside(|| epoll_set::received(epoll));
+        aside(|| instances::received(epoll));
     }
     // SAFETY: the caller's array.
-    let on_fabric = |left| call(|| unsafe { epoll_set::wait(epoll, events, max, left, mask) }, &plain);
+    let on_fabric = |left| call(|| unsafe { waiting::wait(epoll, events, max, left, mask) }, &plain);
     if table::look(epoll) == table::EPOLL {
         return on_fabric(timeout());
     }
     // Who does not sleep needs no waking.
     let since = (time.ends && !time.is_now).then(Instant::now);
-    let sleeper = if !time.is_now { epoll_set::unaware(epoll) } else { None };
+    let sleeper = if !time.is_now { waiting::unaware(epoll) } else { None };
     // It may have got its first member since it was looked at.
     let is_bare = !table::is_active(epoll);
     let found = if is_bare { plain() } else { 0 };
     if let Some(sleeper) = sleeper {
         // SAFETY: once.
-        aside(|| unsafe { epoll_set::aware(sleeper) });
+        aside(|| unsafe { waiting::aware(sleeper) });
     }
     if found < 0 {
         return found;
     }
     // SAFETY: the kernel has written so many.
-    if is_bare && !unsafe { epoll_set::has_tokens(events, found as usize) } {
+    if is_bare && !unsafe { tokens::has_tokens(events, found as usize) } {
         return found;
     }
     let instance = table::epoll(epoll);
     // SAFETY: the kernel has written so many.
-    let (left, _) = unsafe { epoll_set::take_tokens(events, found as usize, 0, instance.as_ref()) };
+    let (left, _) = unsafe { tokens::take_tokens(events, found as usize, 0, instance.as_ref()) };
     if left > 0 || instance.is_none() {
         return left as c_int;
     }
@@ -136,16 +137,16 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         let entry = table::entry(fd).ok_or(Failure::Plain)?;
         // SAFETY: the caller's event, if any.
         let result = crate::call::checked(unsafe { real::epoll_ctl(epoll, operation, fd, event) })?;
-        epoll_set::control_fresh(epoll, operation, fd, &entry, event_of());
+        registering::control_fresh(epoll, operation, fd, &entry, event_of());
         return Ok(result);
     }
-    let entry = entry::find_any(fd).ok_or(Failure::Plain)?;
+    let entry = lookup::find_any(fd).ok_or(Failure::Plain)?;
     if entry.epoll().is_some() {
-        epoll_set::expose(&entry);
+        carrying::expose(&entry);
         return Err(Failure::Plain);
     }
     if entry.twin().is_some() {
-        epoll_set::control(epoll, operation, fd, &entry, event_of())?;
+        carrying::control(epoll, operation, fd, &entry, event_of())?;
         return Ok(0);
     }
     reuse::renew(&entry);
@@ -159,9 +160,9 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
     }
     aside(|| {
         if !socket.is_fresh() {
-            return epoll_set::control_listener(epoll, operation, fd, &entry, event_of());
+            return registering::control_listener(epoll, operation, fd, &entry, event_of());
         }
-        epoll_set::control_fresh(epoll, operation, fd, &entry, event_of());
+        registering::control_fresh(epoll, operation, fd, &entry, event_of());
     });
     Ok(0)
 }

@@ -3,7 +3,7 @@ use super::hooks;
 use crate::away::moving;
 use crate::call::{errno, Failure, Outcome};
 use crate::counts::Moves;
-use crate::{entry, reach, real, table};
+use crate::{lookup, reach, real, table};
 use libc::{c_int, off_t, size_t, ssize_t};
 use pd_client::core::Socket;
 use pd_client::Error;
@@ -27,7 +27,7 @@ hooks! {
 }
 
 unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -> Outcome<ssize_t> {
-    let entry = entry::twinned(out)?;
+    let entry = lookup::twinned(out)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     if table::look(from) != table::PLAIN {
         // No file: the kernel says what is wrong, and moves nothing.

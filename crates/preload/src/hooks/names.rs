@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::call::{call, Failure, Outcome};
 use crate::short::passing;
-use crate::{entry, real, table};
+use crate::{lookup, real, table};
 use libc::{c_int, sockaddr, socklen_t};
 
 hooks! {
@@ -12,7 +12,7 @@ hooks! {
         }
         call(
             || {
-                let entry = entry::find(fd).ok_or(Failure::Plain)?;
+                let entry = lookup::find(fd).ok_or(Failure::Plain)?;
                 entry.socket().inspect(|socket| socket.facts.touch());
                 passing::alter(&entry);
                 match entry.twin() {
@@ -41,7 +41,7 @@ hooks! {
 
 /// The name of a connection that the kernel does not know of.
 unsafe fn write_name(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, peer: bool) -> Outcome<c_int> {
-    let entry = entry::twinned(fd)?;
+    let entry = lookup::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     if peer && twin.is_gone() {
         return Err(Failure::Errno(libc::ENOTCONN));

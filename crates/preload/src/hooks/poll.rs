@@ -3,12 +3,13 @@ use super::hooks;
 use crate::aside::{leaving, receiving};
 use crate::away::Stays;
 use crate::call::{call, Failure, Outcome};
-use crate::entry::{self, listener, Entry, State};
+use crate::entry::{listener, Entry, State};
+use crate::epoll_set::carrying;
 use crate::short::begun;
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::twin::{Stands, Twin};
 use crate::unclaimed::settling;
-use crate::{epoll_set, reach, real, table, unclaimed};
+use crate::{lookup, reach, real, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{KernelReason, Socket, ASIDE, SET_BYTES};
 use std::sync::Arc;
@@ -204,8 +205,8 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
     // One more place for the fabric's descriptor.
     let mut kernel = Vec::with_capacity(fds.len() + 1);
     for (place, poll) in fds.iter().enumerate() {
-        let mut entry = entry::find_any(poll.fd);
-        entry.iter().for_each(epoll_set::expose);
+        let mut entry = lookup::find_any(poll.fd);
+        entry.iter().for_each(carrying::expose);
         match entry.as_ref().and_then(|entry| entry.socket()?.state()) {
             Some(State::Twin(twin)) => twin.attention.is_polled(),
             Some(State::Listener(listener)) => listener.attention.is_polled(),

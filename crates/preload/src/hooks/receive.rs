@@ -3,7 +3,7 @@ use super::hooks;
 use crate::away::{moving, moving_as};
 use crate::call::{Failure, Outcome};
 use crate::counts::Moves;
-use crate::{entry, reach, real, start, table, unix};
+use crate::{inherited, lookup, reach, real, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 hooks! {
@@ -141,7 +141,7 @@ fn dont_wait(flags: c_int) -> c_int {
 }
 
 unsafe fn receive(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = entry::twinned(fd)?;
+    let entry = lookup::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let piece = match flags & libc::MSG_TRUNC {
         0 => super::send::piece(buffer, len)?,
@@ -152,7 +152,7 @@ unsafe fn receive(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> O
 }
 
 unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = entry::twinned(fd)?;
+    let entry = lookup::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
     let pieces = unsafe { super::send::pieces(pieces, count, flags & libc::MSG_TRUNC == 0) }?;
@@ -161,7 +161,7 @@ unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c
 }
 
 unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    entry::twinned(fd)?;
+    lookup::twinned(fd)?;
     // SAFETY: the caller's promise.
     let list = unsafe { super::send::pieces(pieces, count, true) }?;
     if list.iter().all(|piece| piece.iov_len == 0) {
@@ -173,7 +173,7 @@ unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_in
 
 /// Writes who has sent: the kernel's TCP names nobody, AF_UNIX a peer that has a name.
 unsafe fn sender(fd: c_int, received: ssize_t, at: *mut c_void, room: socklen_t) -> socklen_t {
-    match entry::twinned(fd) {
+    match lookup::twinned(fd) {
         // SAFETY: the caller's room.
         Ok(entry) if received > 0 && entry.twin().is_some_and(|twin| twin.unix) => unsafe {
             unix::write_sender(fd, at, room)
@@ -183,7 +183,7 @@ unsafe fn sender(fd: c_int, received: ssize_t, at: *mut c_void, room: socklen_t)
 }
 
 unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
-    entry::twinned(fd)?;
+    lookup::twinned(fd)?;
     reach::checked(message, size_of::<msghdr>())?;
     // SAFETY: the caller's promise.
     unsafe {
@@ -197,7 +197,7 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outc
             if name.is_null() { 0 } else { sender(fd, received, name, (*message).msg_namelen) };
         (*message).msg_controllen = 0;
         (*message).msg_flags = 0;
-        if entry::twinned(fd).is_ok_and(|entry| entry.twin().is_some_and(|twin| twin.unix)) {
+        if lookup::twinned(fd).is_ok_and(|entry| entry.twin().is_some_and(|twin| twin.unix)) {
             unix::add_credentials(fd, message, room);
         }
         Ok(received)
@@ -206,7 +206,7 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outc
 
 unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
     let mut done = 0;
-    entry::twinned(fd)?;
+    lookup::twinned(fd)?;
     while done < count {
         let message = messages.wrapping_add(done);
         if !reach::may_be(message, size_of::<mmsghdr>()) {
@@ -245,8 +245,8 @@ unsafe fn plain_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_
 unsafe fn note_passed(message: *const msghdr) {
     // SAFETY: the caller's message, which the kernel has written.
     unsafe {
-        if (*message).msg_controllen > 0 && start::enabled() {
-            super::send::each_passed(message, start::received);
+        if (*message).msg_controllen > 0 && table::enabled() {
+            super::send::each_passed(message, inherited::received);
         }
     }
 }

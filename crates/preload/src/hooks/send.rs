@@ -3,8 +3,10 @@ use super::hooks;
 use crate::away::{self, moving, moving_as};
 use crate::call::{aside, set_errno, Failure, Outcome};
 use crate::counts::Moves;
+use crate::epoll_set::registering;
+use crate::pipe::numbers;
 use crate::short::passing;
-use crate::{entry, epoll_set, reach, real, short, table, unix};
+use crate::{lookup, reach, real, short, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 hooks! {
@@ -100,7 +102,7 @@ unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
             let mut refused = false;
             each_passed(message, |fd| {
                 away::stays(fd);
-                entry::passes(fd);
+                numbers::passes(fd);
                 refused |= short::wanted() && passing::refuses_to_pass(fd);
             });
             if refused {
@@ -121,7 +123,7 @@ unsafe fn note_passed(message: *const msghdr) {
     // SAFETY: the caller's message, which the kernel has read.
     unsafe {
         if (*message).msg_controllen > 0 {
-            aside(|| each_passed(message, epoll_set::passed));
+            aside(|| each_passed(message, registering::passed));
         }
     }
 }
@@ -171,7 +173,7 @@ pub(super) unsafe fn pieces<'a>(list: *const iovec, count: usize, moved: bool) -
 }
 
 unsafe fn transmit(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = entry::twinned(fd)?;
+    let entry = lookup::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let piece = piece(buffer.cast_mut(), len)?;
     // SAFETY: the caller's promise.
@@ -179,7 +181,7 @@ unsafe fn transmit(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -
 }
 
 unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = entry::twinned(fd)?;
+    let entry = lookup::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
     let pieces = unsafe { pieces(list, count, true) }?;
@@ -189,7 +191,7 @@ unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_
 
 /// Writing nothing in pieces is no call on a socket.
 unsafe fn write_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    entry::twinned(fd)?;
+    lookup::twinned(fd)?;
     // SAFETY: the caller's promise.
     let all = unsafe { pieces(list, count, true) }?;
     if all.iter().all(|piece| piece.iov_len == 0) {
@@ -200,7 +202,7 @@ unsafe fn write_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int
 }
 
 unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<ssize_t> {
-    entry::twinned(fd)?;
+    lookup::twinned(fd)?;
     reach::checked(message, size_of::<msghdr>())?;
     // SAFETY: the caller's message.
     unsafe {
@@ -216,7 +218,7 @@ unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> O
 
 /// What the fabric cannot carry, on a connection of AF_UNIX, the kernel does.
 fn leave_for_control(fd: c_int) -> Outcome<()> {
-    let entry = entry::twinned(fd)?;
+    let entry = lookup::twinned(fd)?;
     match entry.twin().filter(|twin| twin.unix) {
         Some(twin) => unix::leave_for_control(&entry, twin),
         None => Ok(()),
@@ -225,7 +227,7 @@ fn leave_for_control(fd: c_int) -> Outcome<()> {
 
 unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
     let mut done = 0;
-    entry::twinned(fd)?;
+    lookup::twinned(fd)?;
     while done < count {
         let message = messages.wrapping_add(done);
         if !reach::may_be(message, size_of::<mmsghdr>()) {

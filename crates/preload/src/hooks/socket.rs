@@ -2,14 +2,15 @@
 use super::hooks;
 use crate::aside::leaving;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
-use crate::entry::{self, attach_twin, Entry};
+use crate::entry::{self, Entry};
 use crate::fabric::NoTwin;
 use crate::fallback_cache::Place;
 use crate::log::note;
+use crate::lookup::attach_twin;
 use crate::short::{accepting, connecting, passing, reuse};
 use crate::twin::Twin;
 use crate::unseen::looking;
-use crate::{address, away, fabric, port, reach, real, short, start, table, unix};
+use crate::{address, away, ending, fabric, lookup, port, reach, real, short, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::core::{outside, KernelReason};
 use pd_client::Shutdown;
@@ -30,15 +31,15 @@ hooks! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let (fd, spare) = connecting::socket(domain, kind, protocol);
         if fd >= 0 {
-            table::is_new(fd);
+            ending::is_new(fd);
             let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
             let unix = unix::is_kind(domain, kind, protocol);
             let inet = stream && (domain == libc::AF_INET || domain == libc::AF_INET6);
-            if inet && !short::wanted() && start::enabled() {
+            if inet && !short::wanted() && table::enabled() {
                 table::mark_fresh(fd);
-            } else if (inet || unix) && start::enabled() {
+            } else if (inet || unix) && table::enabled() {
                 aside(|| {
-                    if let Some(entry) = entry::adopt(fd, None) {
+                    if let Some(entry) = lookup::adopt(fd, None) {
                         if let Some(socket) = entry.socket() {
                             socket.facts.made(domain, kind, spare);
                             socket.unix.store(unix, Ordering::Relaxed);
@@ -81,7 +82,7 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             let accepted = real::accept(fd, address, len);
             if accepted >= 0 {
-                table::is_new(accepted);
+                ending::is_new(accepted);
             }
             return accepted;
         }
@@ -100,7 +101,7 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             let accepted = real::accept4(fd, address, len, flags);
             if accepted >= 0 {
-                table::is_new(accepted);
+                ending::is_new(accepted);
             }
             return accepted;
         }
@@ -122,10 +123,10 @@ hooks! {
         }
         call(
             || {
-                if let Some(entry::State::Listener(listener)) = entry::find(fd).as_ref().and_then(|e| e.socket()?.state()) {
+                if let Some(entry::State::Listener(listener)) = lookup::find(fd).as_ref().and_then(|e| e.socket()?.state()) {
                     listener.short.bar();
                 }
-                let entry = entry::twinned(fd)?;
+                let entry = lookup::twinned(fd)?;
                 let twin = entry.twin().ok_or(Failure::Plain)?;
                 let direction = match how {
                     libc::SHUT_RD => Shutdown::Read,
@@ -221,7 +222,7 @@ const ORIGINAL_DST: c_int = 80;
 
 /// Address that the peer of a connection without the kernel asked for, where that is not what it reached.
 unsafe fn original(fd: c_int, v6: bool, value: *mut c_void, len: *mut socklen_t) -> Outcome<c_int> {
-    let entry = entry::twinned(fd)?;
+    let entry = lookup::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     if twin.names.is_none() {
         return Err(Failure::Plain);
@@ -242,7 +243,7 @@ unsafe fn original(fd: c_int, v6: bool, value: *mut c_void, len: *mut socklen_t)
 }
 
 unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
-    let entry = entry::find(fd).ok_or(Failure::Plain)?;
+    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
     if entry.twin().is_some_and(|twin| twin.names.is_some()) {
         return Err(Failure::Errno(libc::EINVAL));
     }
@@ -250,7 +251,7 @@ unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
     // SAFETY: a number.
     let result = checked(unsafe { real::listen(fd, backlog) })?;
     if entry.socket().is_some_and(|socket| socket.unix.load(Ordering::Relaxed)) && !unix::may_listen(fd) {
-        entry.give_up();
+        table::give_up(&entry);
         return Ok(result);
     }
     listens(fd, &entry);
@@ -265,7 +266,7 @@ unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
 /// The error of a connection with a twin: the kernel's first, if that has the connection, too.
 unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outcome<c_int> {
     const BYTES: socklen_t = size_of::<c_int>() as socklen_t;
-    let entry = entry::twinned(fd)?;
+    let entry = lookup::twinned(fd)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's, if any.
     if !reach::is_readable(value, 1) || unsafe { reach::number(len.cast()) } < BYTES as c_int {
@@ -301,7 +302,7 @@ unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outc
 /// Whether a connection without one of the kernel's is there, where a program asks the kernel.
 unsafe fn short_state(fd: c_int, value: *mut c_void, len: socklen_t) {
     const ESTABLISHED: u8 = 1;
-    let Ok(entry) = entry::twinned(fd) else { return };
+    let Ok(entry) = lookup::twinned(fd) else { return };
     if entry.twin().is_some_and(|twin| twin.names.is_some()) && len > 0 && !value.is_null() {
         // SAFETY: the kernel has written `len` bytes; the first is the state.
         unsafe { value.cast::<u8>().write(ESTABLISHED) };
@@ -327,13 +328,13 @@ fn listens(fd: c_int, entry: &Arc<Entry>) {
 
 /// Before a listener is used: a forked child tells the driver for itself. Says whether what is accepted may have a twin.
 pub(crate) fn look_at_listener(fd: c_int) -> bool {
-    let Some(entry) = entry::find(fd) else { return false };
+    let Some(entry) = lookup::find(fd) else { return false };
     let Some(socket) = entry.socket() else { return false };
     matches!(socket.state(), Some(entry::State::Listener(_))) && socket.join_listener(fd)
 }
 
 pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
-    table::is_new(fd);
+    ending::is_new(fd);
     if !joined {
         return;
     }
@@ -363,7 +364,7 @@ unsafe fn unreachable(address: *const sockaddr, len: socklen_t) -> Option<Kernel
 }
 
 unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
-    let entry = entry::find(fd).ok_or(Failure::Plain)?;
+    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
     if let Some(twin) = entry.twin() {
         if twin.names.is_some() {
             // SAFETY: the caller's promise.
@@ -425,7 +426,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
             if result == 0 || errno == libc::EINPROGRESS {
                 fabric::stays_on_kernel(fd, reason);
                 // Nothing to do with the library any more.
-                entry.give_up();
+                table::give_up(&entry);
             }
         }
     }
@@ -440,8 +441,8 @@ unsafe fn connect_again(fd: c_int, address: *const sockaddr, len: socklen_t) -> 
     // SAFETY: the caller's promise.
     let result = checked(outside(|| unsafe { real::connect(fd, address, len) }))?;
     if address::peer(fd).is_none() {
-        table::release(fd);
-        entry::adopt(fd, None);
+        ending::release(fd);
+        lookup::adopt(fd, None);
     }
     Ok(result)
 }
@@ -461,7 +462,7 @@ unsafe fn set_option(
     value: *const c_void,
     len: socklen_t,
 ) -> Outcome<c_int> {
-    let entry = entry::find(fd).ok_or(Failure::Plain)?;
+    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
     let socket = entry.socket().ok_or(Failure::Plain)?;
     if level == libc::SOL_SOCKET && TIMEOUTS.contains(&name) {
         socket.facts.touch();
@@ -489,7 +490,7 @@ unsafe fn set_option(
             socket.make_unfit(KernelReason::Option);
             if matches!(socket.state(), Some(entry::State::Listener(_))) {
                 fabric::unlisten(fd);
-                entry.give_up();
+                table::give_up(&entry);
             }
         }
         // A hint only. See `listens`.

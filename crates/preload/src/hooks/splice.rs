@@ -5,9 +5,9 @@ use crate::away::moving;
 use crate::call::{aside, checked, errno, Failure, Outcome, AGAIN};
 use crate::counts::Moves;
 use crate::entry::{Entry, Thing};
-use crate::pipe::{bytes_in, Found, Pipe};
+use crate::pipe::{bytes_in, numbers, Found, Pipe};
 use crate::twin::Until;
-use crate::{entry, real, start, table};
+use crate::{ending, lookup, real, table};
 use libc::{c_int, c_uint, iovec, loff_t, size_t, ssize_t};
 use pd_client::core::outside;
 use pd_client::Error;
@@ -47,10 +47,10 @@ hooks! {
         if !is_bare && (is_socket(from) || is_socket(to)) {
             return kernels();
         }
-        match (entry::pipe(from), entry::pipe(to)) {
+        match (numbers::find(from), numbers::find(to)) {
             (None, None) => by_kernels_pipe(from, to, len, flags, kernels),
             (Some(_), Some(_)) => {
-                aside(|| [from, to].into_iter().for_each(entry::expose));
+                aside(|| [from, to].into_iter().for_each(numbers::expose));
                 kernels()
             }
             (Some(pipe), None) if is_bare && table::look(to) != table::PLAIN && from == pipe.ends[0] => {
@@ -66,12 +66,12 @@ hooks! {
     }
 
     fn tee(from: c_int, to: c_int, len: size_t, flags: c_uint) -> ssize_t {
-        [from, to].into_iter().for_each(entry::passes);
+        [from, to].into_iter().for_each(numbers::passes);
         real::tee(from, to, len, flags)
     }
 
     fn vmsplice(fd: c_int, pieces: *const iovec, count: size_t, flags: c_uint) -> ssize_t {
-        entry::passes(fd);
+        numbers::passes(fd);
         real::vmsplice(fd, pieces, count, flags)
     }
 }
@@ -81,16 +81,16 @@ const KNOWN_FLAGS: c_uint =
     libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
 unsafe fn made(result: c_int, ends: *const c_int) -> c_int {
-    if result == 0 && start::enabled() && !table::is_borrowed() {
+    if result == 0 && table::enabled() && !table::is_borrowed() {
         // SAFETY: the kernel has written two numbers.
         let ends = unsafe { ends.cast::<[c_int; 2]>().read_unaligned() };
         aside(|| {
             let entry = Entry::new(Thing::Pipe(Arc::new(Pipe::new(ends))));
             for fd in ends {
-                table::is_new(fd);
+                ending::is_new(fd);
                 if !table::set(fd, &entry) {
                     entry.pipe().inspect(|pipe| pipe.expose());
-                    entry.give_up();
+                    table::give_up(&entry);
                     break;
                 }
             }
@@ -112,7 +112,7 @@ unsafe fn by_kernels_pipe(
     moving(
         fd,
         what,
-        || match entry::twinned(to) {
+        || match lookup::twinned(to) {
             Ok(_) if !is_end(from, libc::O_RDONLY) => Err(Failure::Plain),
             Ok(_) => from_pipe(from, to, len, flags),
             Err(Failure::Kernel) => Err(Failure::Kernel),
@@ -125,7 +125,7 @@ unsafe fn by_kernels_pipe(
 
 /// Bytes that a connection has received go to a private pipe.
 fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outcome<ssize_t> {
-    let entry = entry::twinned(from)?;
+    let entry = lookup::twinned(from)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let by_kernel = || pipe.used_by_kernel(|| to_pipe(from, pipe.ends[1], len, flags));
     if !twin.may_lend() {
@@ -172,7 +172,7 @@ fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outco
 
 /// What a private pipe has goes out by a connection.
 fn from_private(pipe: &Arc<Pipe>, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
-    let entry = entry::twinned(to)?;
+    let entry = lookup::twinned(to)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let by_kernel = || pipe.used_by_kernel(|| from_pipe(pipe.ends[0], to, len, flags));
     let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
@@ -237,7 +237,7 @@ fn wait_for(fd: c_int, events: i16, wait: bool) -> Outcome<()> {
 }
 
 fn from_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
-    let entry = entry::twinned(to)?;
+    let entry = lookup::twinned(to)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     wait_for(from, libc::POLLIN, wait)?;
@@ -253,7 +253,7 @@ fn from_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize
 }
 
 fn to_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
-    let entry = entry::twinned(from)?;
+    let entry = lookup::twinned(from)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     wait_for(to, libc::POLLOUT, wait)?;

@@ -2,7 +2,8 @@
 //! functions of its own.
 use super::hooks;
 use crate::call::lock;
-use crate::{address, entry, real, table};
+use crate::pipe::numbers;
+use crate::{address, real, table};
 use libc::{c_char, c_int, c_void, size_t, ssize_t, FILE};
 use pd_client::core::Inside;
 use std::ffi::CStr;
@@ -29,7 +30,7 @@ extern "C" {
 hooks! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         if ![table::SOCKET, table::INHERITED, table::FRESH].contains(&table::look(fd)) {
-            entry::passes(fd);
+            numbers::passes(fd);
             return real::fdopen(fd, mode);
         }
         open_stream(fd, mode)

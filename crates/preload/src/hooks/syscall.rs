@@ -37,7 +37,7 @@ unsafe fn any(number: c_long, [a, b, c, d, e, f]: Arguments) -> Option<c_long> {
     let done = unsafe {
         match number {
             // Its waits would be for the kernel's sockets. Containers often do without it, so programs can.
-            libc::SYS_io_uring_setup if start::enabled() => {
+            libc::SYS_io_uring_setup if table::enabled() => {
                 set_errno(libc::ENOSYS);
                 -1
             }

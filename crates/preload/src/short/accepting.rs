@@ -5,13 +5,14 @@ use super::spare::Spare;
 use super::wanted;
 use crate::call::{errno, interrupts, Failure, Outcome, AGAIN};
 use crate::entry::listener::Listening;
-use crate::entry::{self, Entry, State};
+use crate::entry::{Entry, State};
+use crate::epoll_set::registering;
 use crate::file_lock::FileLock;
 use crate::log::note;
 use crate::sleep::sleep_on;
 use crate::twin::Twin;
 use crate::unseen::looking;
-use crate::{address, epoll_set, fabric, real, table};
+use crate::{address, ending, fabric, lookup, real};
 use libc::{c_int, sockaddr, socklen_t};
 use pd_client::core::{ready, Socket};
 use std::sync::atomic::Ordering;
@@ -54,7 +55,7 @@ fn open(listening: &Listening, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Sock
     let end = fabric::listen_short(fd, local, v6_only, backlog)?;
     note!("descriptor {fd}: listens on {local}, on the fabric, too");
     listening.set_end(&end, family == libc::AF_INET6, address::timeout_ns(fd, libc::SO_RCVTIMEO));
-    if epoll_set::watch_listener(entry, &end) {
+    if registering::watch_listener(entry, &end) {
         Some(end)
     } else {
         listening.bar();
@@ -75,7 +76,7 @@ pub(crate) unsafe fn accept(
     if !wanted() {
         return Err(Failure::Plain);
     }
-    let entry = entry::find(fd).ok_or(Failure::Plain)?;
+    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
     let socket = entry.socket().ok_or(Failure::Plain)?;
     let Some(State::Listener(listener)) = socket.state() else { return Err(Failure::Plain) };
     let listening = &listener.short;
@@ -95,7 +96,7 @@ pub(crate) unsafe fn accept(
             // SAFETY: the caller's promise.
             let written = unsafe { write_address(&twin, address, len) };
             note!("descriptor {accepted}: accepted on the fabric alone");
-            let adopted = entry::adopt(accepted, Some(State::Twin(Box::new(twin))));
+            let adopted = lookup::adopt(accepted, Some(State::Twin(Box::new(twin))));
             let Some(socket) = adopted.as_ref().and_then(|entry| entry.socket()) else {
                 // SAFETY: made just now.
                 unsafe { real::close(accepted) };
@@ -104,7 +105,7 @@ pub(crate) unsafe fn accept(
             adopted.iter().for_each(|entry| listening.has_accepted(entry));
             socket.facts.accepted(listening.is_v6(), flags, spare);
             if let Err(errno) = written {
-                table::release(accepted);
+                ending::release(accepted);
                 // SAFETY: made just now.
                 unsafe { real::close(accepted) };
                 return Err(Failure::Errno(errno));
@@ -214,7 +215,7 @@ fn take(
     if fd < 0 {
         return Err(Failure::Errno(errno()));
     }
-    table::is_new(fd);
+    ending::is_new(fd);
     let taken = end.accept().and_then(|accepted| Ok((accepted.peer_addr()?, accepted)));
     let (peer, accepted) = match taken {
         Ok(taken) => taken,

@@ -7,9 +7,10 @@ use super::names::Names;
 use super::reuse::renew;
 use crate::call::lock;
 use crate::entry::Entry;
+use crate::epoll_set::standing;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{epoll_set, fabric, real};
+use crate::{fabric, real, table};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use pd_client::core::this_thread;
 use std::collections::HashSet;
@@ -141,7 +142,7 @@ fn leave_to_kernel(entry: &Arc<Entry>, twin: &Twin, names: &Names) {
             let _: c_int = real::connect(fd, at, len);
         }
     }
-    epoll_set::move_back(entry);
-    entry.give_up();
+    standing::move_back(entry);
+    table::give_up(entry);
     twin.abandon();
 }

@@ -5,10 +5,11 @@ use super::reuse::renew;
 use super::spare::{self, Spare};
 use super::{open_to_new, wanted};
 use crate::call::{Failure, Outcome};
-use crate::entry::{self, attach_twin, Entry};
+use crate::entry::Entry;
 use crate::log::note;
+use crate::lookup::attach_twin;
 use crate::twin::Twin;
-use crate::{address, fabric, real, table};
+use crate::{address, ending, fabric, lookup, real};
 use libc::c_int;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -76,8 +77,8 @@ pub(crate) fn connect_again(fd: c_int, entry: &Arc<Entry>, twin: &Twin, family: 
     let names = twin.names.as_ref().filter(|_| !twin.is_abandoned()).ok_or(Failure::Plain)?;
     if family == libc::AF_UNSPEC {
         renew(entry);
-        table::release(fd);
-        entry::adopt(fd, None);
+        ending::release(fd);
+        lookup::adopt(fd, None);
         return Ok(0);
     }
     if names.connecting.swap(false, Ordering::Relaxed) {

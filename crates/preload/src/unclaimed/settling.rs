@@ -2,9 +2,10 @@
 use super::{any, COUNT};
 use crate::call::{self, lock};
 use crate::entry::Entry;
+use crate::epoll_set::standing;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{epoll_set, fabric, fallback_cache, real};
+use crate::{fabric, fallback_cache, real, table};
 use libc::c_int;
 use pd_client::core::{KernelReason, Socket};
 use std::sync::atomic::Ordering;
@@ -135,8 +136,8 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     fabric::stays_on_kernel(fd, if patient { KernelReason::PeerSlow } else { KernelReason::Settled });
     replay(fd, &sent);
     shut_as_the_twin(entry);
-    epoll_set::move_back(entry);
-    entry.give_up();
+    standing::move_back(entry);
+    table::give_up(entry);
     twin.abandon();
     true
 }

@@ -1,0 +1,106 @@
+//! Takes tokens out of what the kernel has told: of the shadow epoll set, and of connections that leave the fabric.
+use super::is_token;
+use super::standing::{self, in_kernel_too};
+use crate::aside::receiving;
+use crate::call::lock;
+use crate::entry::Entry;
+use libc::{c_int, epoll_event};
+use std::sync::Arc;
+
+const ONCE: u32 = libc::EPOLLONESHOT as u32;
+
+/// What an event of the kernel's is.
+enum Leaves {
+    /// The program's.
+    Program(epoll_event),
+    Nothing,
+    /// Another process's.
+    Other,
+}
+
+/// Which tokens were among what the kernel told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// The instance's own.
+    pub(super) own: bool,
+    /// Another process's.
+    pub(super) other: bool,
+}
+
+/// What a connection that leaves the fabric has registered in an instance.
+pub(super) fn registered(instance: &Arc<Entry>, fd: c_int) -> Option<(Arc<Entry>, (u32, u64))> {
+    let entry = lock(&instance.epoll()?.members).get(&fd)?.clone();
+    let event = lock(&entry.socket()?.watchers).iter().find(|it| it.is(instance, fd))?.event;
+    Some((entry, event))
+}
+
+/// Translates an event of the kernel's.
+fn told_of_leaving(instance: Option<&Arc<Entry>>, event: epoll_event) -> Leaves {
+    if !standing::is_token(event.u64) {
+        return Leaves::Program(event);
+    }
+    let fd = event.u64 as u32 as c_int;
+    let Some((instance, (entry, (wanted, data)))) = instance.and_then(|it| Some((it, registered(it, fd)?)))
+    else {
+        return Leaves::Other;
+    };
+    let told =
+        entry.twin().map_or(event.events, |twin| receiving::told_by_kernel(&entry, twin, fd, event.events));
+    if told != 0 {
+        return Leaves::Program(epoll_event { events: told, u64: data });
+    }
+    if wanted & ONCE != 0 {
+        // It has told nothing yet.
+        if let Some(epoll) = instance.any_fd() {
+            in_kernel_too(epoll, libc::EPOLL_CTL_MOD, fd, wanted);
+        }
+    }
+    Leaves::Nothing
+}
+
+/// Tells whether tokens are among what the kernel has told.
+///
+/// # Safety
+/// `at` has so many events.
+pub(crate) unsafe fn has_tokens(at: *const epoll_event, found: usize) -> bool {
+    // SAFETY: the caller's promise.
+    (0..found).any(|place| unsafe {
+        let data = at.add(place).read_unaligned().u64;
+        is_token(data) || standing::is_token(data)
+    })
+}
+
+/// Takes tokens out of what the kernel has told of `instance`. Returns how much is left.
+///
+/// # Safety
+/// `at` has so many events.
+pub(crate) unsafe fn take_tokens(
+    at: *mut epoll_event,
+    found: usize,
+    own: u64,
+    instance: Option<&Arc<Entry>>,
+) -> (usize, Told) {
+    let (mut left, mut told) = (0, Told::default());
+    for place in 0..found {
+        // SAFETY: the caller's promise; `left` is at most `place`.
+        unsafe {
+            let mut event = at.add(place).read_unaligned();
+            if is_token(event.u64) {
+                told.own |= event.u64 == own;
+                told.other |= event.u64 != own;
+                continue;
+            }
+            match told_of_leaving(instance, event) {
+                Leaves::Program(theirs) => event = theirs,
+                Leaves::Nothing => continue,
+                Leaves::Other => {
+                    told.other = true;
+                    continue;
+                }
+            }
+            at.add(left).write_unaligned(event);
+        }
+        left += 1;
+    }
+    (left, told)
+}

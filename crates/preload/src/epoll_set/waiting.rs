@@ -1,0 +1,295 @@
+//! Waiting on an instance: looks at the fabric first, and sleeps in the kernel.
+use super::tokens::{registered, take_tokens, Told};
+use super::EpollSet;
+use crate::aside::leaving;
+use crate::call::{errno, lock, set_errno, Failure, Outcome};
+use crate::entry::{listener, Entry};
+use crate::short::begun;
+use crate::sleep::LOOK_EVERY;
+use crate::unclaimed::settling;
+use crate::{real, spin, table, unclaimed};
+use libc::{c_int, epoll_event, sigset_t, timespec};
+use pd_client::core::{interruptible, sleep_for, Inside, KernelReason, ASIDE, SET_BYTES};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One wait in so many looks at the kernel's members although the fabric has something.
+const KERNEL_EVERY: u32 = 8;
+
+/// The program's array of events.
+struct Events<'a> {
+    instance: &'a Arc<Entry>,
+    at: *mut epoll_event,
+    max: usize,
+    len: usize,
+}
+
+impl Events<'_> {
+    fn room(&self) -> usize {
+        self.max - self.len
+    }
+
+    fn push(&mut self, events: u32, data: u64) {
+        // SAFETY: the program's array has room for `max`, and `len` is less.
+        unsafe { self.at.add(self.len).write_unaligned(epoll_event { events, u64: data }) };
+        self.len += 1;
+    }
+
+    /// Waits in the kernel; takes tokens out. Says which there were.
+    fn wait(
+        &mut self,
+        epoll: c_int,
+        own: u64,
+        limit: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Outcome<Told> {
+        // SAFETY: room as said.
+        let found = unsafe { kernel_wait(epoll, self.at.add(self.len), self.room() as c_int, limit, mask) };
+        if found < 0 {
+            return Err(Failure::Errno(errno()));
+        }
+        // SAFETY: the kernel has written so many.
+        let (left, told) =
+            unsafe { take_tokens(self.at.add(self.len), found as usize, own, Some(self.instance)) };
+        self.len += left;
+        Ok(told)
+    }
+}
+
+impl EpollSet {
+    /// Tells what the fabric has, and what of the kernel's members that follow their peers there have found: `in_kernel` asks it.
+    fn look(
+        &self,
+        events: &mut Events<'_>,
+        in_kernel: impl FnOnce(&mut Events<'_>) -> Outcome<Told>,
+    ) -> Outcome<()> {
+        if events.room() == 0 {
+            return Ok(());
+        }
+        let mut exposed = self.is_exposed.load(Ordering::Acquire).then(|| lock(&self.exposed));
+        if let Some(armed) = exposed.as_mut().and_then(|armed| armed.take()) {
+            self.fabric.disarm(armed, true);
+        }
+        let (room, mut strays) = (events.room(), false);
+        let found = self.fabric.look(room, &mut |flags, data| {
+            // What else holds of one that follows the kernel tells with the rest.
+            match flags & ASIDE {
+                0 => events.push(flags, data),
+                _ => strays = true,
+            }
+        });
+        if let Some(exposed) = exposed.as_mut() {
+            **exposed = self.arm_exposed();
+        }
+        drop(exposed);
+        found?;
+        if strays {
+            self.follow(events);
+            if events.room() > 0 {
+                in_kernel(events)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Members go on in the kernel, and follow. The program is told that those which cannot are ready, and hears why.
+    fn follow(&self, events: &mut Events<'_>) {
+        let members: Vec<_> = lock(&self.members).iter().map(|(&fd, entry)| (fd, entry.clone())).collect();
+        for (fd, entry) in members {
+            let Some(twin) = entry.twin() else { continue };
+            let strays = twin.current().is_some_and(|end| end.ready(0) & ASIDE != 0);
+            if !strays || leaving::leave(&entry, twin, KernelReason::PeerLeft) || events.room() == 0 {
+                continue;
+            }
+            if let Some((_, (wanted, data))) = registered(events.instance, fd) {
+                events.push((libc::EPOLLIN as u32) | (wanted & libc::EPOLLOUT as u32), data);
+            }
+        }
+    }
+
+    /// A token has come, and nothing else.
+    fn hear(&self, told: Told) {
+        let armed =
+            if told.own && self.hosted.load(Ordering::Relaxed) { self.fabric.arm().ok() } else { None };
+        match armed {
+            Some(armed) => self.fabric.disarm(armed, true),
+            // What has happened is another process's business, which may take its time.
+            None => drop(sleep_for(LOOK_EVERY)),
+        }
+    }
+}
+
+/// `epoll_pwait` for a time; a signal ends it whichever instant it comes.
+unsafe fn kernel_wait(
+    epoll: c_int,
+    at: *mut epoll_event,
+    room: c_int,
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+) -> c_int {
+    let in_ms = |ms: c_int| {
+        let arguments = [epoll as usize, at as usize, room as usize, ms as usize, mask as usize, SET_BYTES];
+        // SAFETY: the caller's array and mask.
+        unsafe { interruptible(libc::SYS_epoll_pwait, arguments, mask) }
+    };
+    let rounded_up =
+        |limit: Duration| c_int::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+    let found = match limit {
+        // SAFETY: the caller's array and mask.
+        Some(Duration::ZERO) => return unsafe { real::epoll_pwait(epoll, at, room, 0, mask) },
+        None => in_ms(-1),
+        Some(limit) if limit.subsec_nanos() % 1_000_000 == 0 => in_ms(rounded_up(limit)),
+        Some(limit) => {
+            let time = timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+            let time = (&raw const time) as usize;
+            let arguments = [epoll as usize, at as usize, room as usize, time, mask as usize, SET_BYTES];
+            // SAFETY: the caller's array and mask, and the time.
+            match unsafe { interruptible(libc::SYS_epoll_pwait2, arguments, mask) } {
+                failed if failed == -(libc::ENOSYS as isize) => in_ms(rounded_up(limit)),
+                found => found,
+            }
+        }
+    };
+    if found < 0 {
+        set_errno(-found as c_int);
+        return -1;
+    }
+    found as c_int
+}
+
+/// `epoll_wait` on an instance that has a shadow epoll set. `timeout` of none: for ever.
+///
+/// # Safety
+/// `at` has room for `max` events, more than 0.
+pub(crate) unsafe fn wait(
+    epoll: c_int,
+    at: *mut epoll_event,
+    max: c_int,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<c_int> {
+    let instance = table::epoll(epoll).ok_or(Failure::Plain)?;
+    let instance = match instance.epoll() {
+        Some(set) if set.is_active() => EpollSet::activate(epoll, instance),
+        _ => instance,
+    };
+    let set = instance.epoll().ok_or(Failure::Plain)?;
+    set.note_waiter();
+    set.take_members(&instance);
+    begun::settle_all();
+    listener::resume(|| lock(&set.members).values().cloned().collect());
+    let events = Events { instance: &instance, at, max: max as usize, len: 0 };
+    let result = wait_for(epoll, set, events, timeout, mask);
+    let before = errno();
+    set.fabric.pass_on();
+    set_errno(before);
+    result
+}
+
+/// The wait of [`wait`], into `events`.
+fn wait_for(
+    epoll: c_int,
+    set: &EpollSet,
+    mut events: Events<'_>,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Outcome<c_int> {
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
+    let (zero, own) = (Some(Duration::ZERO), set.token);
+    let in_kernel = |events: &mut Events<'_>| events.wait(epoll, own, zero, mask);
+    let mut all_is_left = true;
+    loop {
+        if unclaimed::any() {
+            settling::look();
+        } else if set.is_idle() {
+            let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
+            set.unaware.fetch_add(1, Ordering::SeqCst);
+            let told = set.is_idle().then(|| events.wait(epoll, own, left, mask));
+            set.unaware.fetch_sub(1, Ordering::SeqCst);
+            let Some(told) = told.transpose()? else { continue };
+            if told == Told::default() || events.len > 0 || left == zero {
+                return Ok(events.len as c_int);
+            }
+            set.hear(told);
+            continue;
+        }
+        all_is_left = false;
+        let tick = set.waits.fetch_add(1, Ordering::Relaxed) % KERNEL_EVERY == 0;
+        if tick || timeout == zero {
+            in_kernel(&mut events)?;
+        }
+        set.look(&mut events, in_kernel)?;
+        if events.len > 0 || timeout == zero {
+            return Ok(events.len as c_int);
+        }
+        // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
+        let found = !set.is_empty()
+            && spin::until(|| {
+                in_kernel(&mut events)?;
+                set.look(&mut events, in_kernel)?;
+                Ok(events.len > 0)
+            })?;
+        if found {
+            return Ok(events.len as c_int);
+        }
+        let left = left();
+        if left == zero {
+            return Ok(0);
+        }
+        let limit = if unclaimed::any() {
+            Some(left.map_or(unclaimed::LOOK_EVERY, |left| left.min(unclaimed::LOOK_EVERY)))
+        } else {
+            left
+        };
+        let armed = if set.hosted.load(Ordering::Acquire) { set.fabric.arm().ok() } else { None };
+        let slept = match armed {
+            Some(armed) if armed.ready => {
+                set.fabric.disarm(armed, false);
+                continue;
+            }
+            Some(armed) => {
+                let slept = events.wait(epoll, own, limit, mask);
+                let before = errno();
+                set.fabric.disarm(armed, slept.is_ok_and(|told| told.own));
+                set_errno(before);
+                slept
+            }
+            None => {
+                let limit = limit.map_or(LOOK_EVERY, |limit| limit.min(LOOK_EVERY));
+                events.wait(epoll, own, Some(limit), mask)
+            }
+        };
+        spin::slept();
+        let told = slept?;
+        set.look(&mut events, in_kernel)?;
+        if events.len > 0 {
+            return Ok(events.len as c_int);
+        }
+        if told.other || told.own && set.is_empty() {
+            set.hear(told);
+        }
+    }
+}
+
+/// A thread is about to sleep in the kernel's instance as if there was nothing on the fabric; to be given to [`aware`].
+/// It has no destructor, for the thread may be cancelled.
+pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {
+    let _inside = Inside::enter();
+    let entry = table::epoll(epoll)?;
+    entry.epoll()?.unaware.fetch_add(1, Ordering::SeqCst);
+    Some(Arc::into_raw(entry))
+}
+
+/// It has slept.
+///
+/// # Safety
+/// Once for each [`unaware`].
+pub(crate) unsafe fn aware(entry: *const Entry) {
+    // SAFETY: made from one, and not used again.
+    let entry = unsafe { Arc::from_raw(entry) };
+    if let Some(set) = entry.epoll() {
+        set.unaware.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,146 @@
+//! Entries by number: finds them, makes them, and looks at what came from another image or process.
+use crate::address::is_nonblocking;
+use crate::call::{Failure, Outcome};
+use crate::ending::release;
+use crate::entry::{make, Entry, State};
+use crate::epoll_set::registering;
+use crate::fabric::Taken;
+use crate::pipe::numbers::expose;
+use crate::short::reuse;
+use crate::twin::{self, Twin};
+use crate::{address, fabric, table, unix};
+use libc::c_int;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// Gives a number that has none an entry as a socket. None if that cannot be.
+pub(crate) fn adopt(fd: c_int, state: Option<State>) -> Option<Arc<Entry>> {
+    let entry = make(state);
+    table::set(fd, &entry).then_some(entry)
+}
+
+/// The connection of a socket that has an entry, or of one that gets one, has a twin from now on.
+pub(crate) fn attach_twin(fd: c_int, twin: Twin) {
+    let twin = Box::new(twin);
+    let entry = match table::entry(fd) {
+        Some(entry) => {
+            if let Some(socket) = entry.socket() {
+                socket.set_twin(twin);
+            }
+            entry
+        }
+        None => match adopt(fd, Some(State::Twin(twin))) {
+            Some(entry) => entry,
+            None => return,
+        },
+    };
+    if let Some(twin) = entry.twin() {
+        registering::move_watchers(&entry);
+        twin.register(&entry);
+    }
+}
+
+/// The entry of a socket, looking at what it is if it was inherited.
+pub(crate) fn find(fd: c_int) -> Option<Arc<Entry>> {
+    match table::look(fd) {
+        table::SOCKET => table::entry(fd),
+        table::INHERITED => resolve(fd),
+        table::PIPE => {
+            expose(fd);
+            None
+        }
+        table::FRESH => {
+            let entry = make(None);
+            entry.socket()?.facts.set_nonblocking(is_nonblocking(fd));
+            table::set_fresh(fd, entry)
+        }
+        _ => None,
+    }
+}
+
+/// The same of an epoll instance, too.
+pub(crate) fn find_any(fd: c_int) -> Option<Arc<Entry>> {
+    match table::look(fd) {
+        table::EPOLL | table::BARE => table::epoll(fd),
+        _ => find(fd),
+    }
+}
+
+/// The entry of a connection with a twin; the call is the kernel's otherwise.
+pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
+    let Some(entry) = find(fd) else {
+        return Err(if table::look(fd) == table::AWAY { Failure::Kernel } else { Failure::Plain });
+    };
+    if entry.twin().is_some() {
+        Ok(entry)
+    } else {
+        reuse::renew(&entry);
+        Err(Failure::Plain)
+    }
+}
+
+/// Whether a TCP socket has a port.
+fn is_bound(fd: c_int) -> bool {
+    address::local(fd).is_some_and(|(_, local)| local.port() != 0)
+}
+
+/// Looks at a socket that came from another image or process.
+#[cold]
+fn resolve(fd: c_int) -> Option<Arc<Entry>> {
+    table::clear(fd);
+    let unix = !address::is_tcp(fd);
+    if unix && !unix::is_unix(fd) {
+        return None;
+    }
+    if address::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1) {
+        if unix && !unix::may_listen(fd) {
+            return None;
+        }
+        let entry = adopt(fd, None)?;
+        entry.socket()?.unix.store(unix, Ordering::Relaxed);
+        entry.socket()?.facts.set_nonblocking(is_nonblocking(fd));
+        entry.socket()?.join_listener(fd);
+        return Some(entry);
+    }
+    let connected = if unix { unix::connected(fd) } else { address::peer(fd).map(|_| true) };
+    match connected {
+        // One whose connection has ended in both directions has no peer either, but perhaps bytes on the fabric.
+        None if !unix && is_bound(fd) => {}
+        None => {
+            let entry = adopt(fd, None)?;
+            entry.socket()?.unix.store(unix, Ordering::Relaxed);
+            return Some(entry);
+        }
+        Some(false) => return None,
+        Some(true) => {}
+    }
+    match fabric::take(fd, false) {
+        Taken::None | Taken::Departed if connected.is_none() => return adopt(fd, None),
+        Taken::None | Taken::Departed => return None,
+        Taken::Twin(socket) => {
+            // Another program may have wanted it.
+            twin::may_linger();
+            attach_twin(fd, Twin::new(fd, socket.clone(), false).taken());
+            if let Some(entry) = table::entry(fd).filter(|_| socket.is_taken_aside()) {
+                entry.twin().map(|twin| twin.go_on_aside(&entry, &socket));
+            }
+        }
+        // It came back to where it was sent from.
+        Taken::Own => table::set(fd, &table::find_twin(address::cookie(fd)?)?).then_some(())?,
+    }
+    table::entry(fd)
+}
+
+/// After `dup`: the new number names the same thing.
+pub(crate) fn duplicate(from: c_int, to: c_int) {
+    release(to);
+    let entry = match table::look(from) {
+        table::PLAIN => None,
+        table::INHERITED => return table::mark_inherited(to),
+        table::FRESH | table::PIPE => find(from),
+        _ => table::entry(from),
+    };
+    if let Some(entry) = entry {
+        table::set(to, &entry);
+    }
+}
