@@ -11,6 +11,7 @@
 //! into the program, prints (unless `PD_PRELOAD_LOG` says where to), or keeps a descriptor where the
 //! program looks.
 
+mod accepting;
 mod address;
 mod aside;
 mod away;

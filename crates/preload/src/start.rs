@@ -1,12 +1,12 @@
 //! Start of the library in a program, and of a forked child.
+use crate::away::calls;
 use crate::entry::{self, Entry, State, Thing};
 use crate::epoll_set::{carrying, instances};
 use crate::pipe::numbers;
 use crate::short::passing;
 use crate::unclaimed::settling;
 use crate::{
-    away, call, carried, confined, fallback_cache, heap, inherited, local, log, pipe, real, shared, short,
-    table,
+    call, carried, confined, fallback_cache, heap, inherited, local, log, pipe, real, shared, short, table,
 };
 use libc::c_int;
 use pd_client::core::setting;
@@ -106,7 +106,7 @@ extern "C" fn before_fork() {
         passing::before_fork();
         let mut seen = HashSet::new();
         for fd in 0..table::end() {
-            away::stays(fd);
+            calls::stays(fd);
             if table::look(fd) != table::SOCKET {
                 continue;
             }

@@ -1,12 +1,13 @@
 //! The end of a departure: all of the fabric's stream has been received, and the descriptor becomes the kernel's. Also what a
 //! process does that takes an end which another one has had leave.
 use super::{OVER, SENDS, UNMARKED};
+use crate::away::Away;
 use crate::call::lock;
-use crate::entry::Entry;
+use crate::entry::{make, Entry};
 use crate::epoll_set::standing;
 use crate::file_lock::FileLock;
 use crate::twin::Twin;
-use crate::{away, closed, table};
+use crate::{closed, table};
 use pd_client::core::{Departure, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -32,7 +33,7 @@ fn settle_locked(entry: &Arc<Entry>, twin: &Twin, _leaving: &MutexGuard<'_, ()>)
         twin.progress().set(OVER);
         let may = twin.aside.may_return.iter().all(|may| may.load(Ordering::Relaxed));
         let shut = [&twin.send_shut, &twin.recv_shut].iter().any(|shut| shut.load(Ordering::Relaxed));
-        let away = if may && !shut && twin.is_sole() { away::entry_of(entry, twin) } else { None };
+        let away = if may && !shut && twin.is_sole() { away_entry(entry, twin) } else { None };
         standing::move_back(entry);
         match away {
             Some(away) => table::hand_to(entry, &away),
@@ -56,4 +57,16 @@ pub(crate) fn taken_aside(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> pd_c
     twin.progress().owed.store(left.owed, Ordering::Relaxed);
     twin.progress().set(SENDS);
     Ok(())
+}
+
+/// The entry of a connection that has left by choice. None: it stays where it is for good.
+fn away_entry(entry: &Entry, twin: &Twin) -> Option<Arc<Entry>> {
+    let old = entry.socket()?;
+    let away = Away::new(twin.aside.counts.clone(), twin.towards, twin.times.saturating_add(1));
+    let new = make(None);
+    let socket = new.socket()?;
+    socket.unix.store(twin.unix, Ordering::Relaxed);
+    socket.away.set(away).ok()?;
+    lock(&socket.watchers).extend(lock(&old.watchers).iter().cloned());
+    Some(new)
 }

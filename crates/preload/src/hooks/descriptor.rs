@@ -1,13 +1,14 @@
 //! Closing, duplicating, flags.
 use super::hooks;
 use crate::aside::{leaving, receiving};
+use crate::away::calls;
 use crate::call::{aside, call, checked, set_errno, Failure};
 use crate::closing::before_close;
 use crate::ending::drop_fd;
 use crate::entry::Entry;
 use crate::pipe::numbers;
 use crate::short::passing;
-use crate::{away, lookup, reach, real, table};
+use crate::{lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use pd_client::core::KernelReason;
 use std::sync::atomic::Ordering;
@@ -107,7 +108,7 @@ hooks! {
             return real::ioctl(fd, request, argument);
         }
         if request == FIOASYNC {
-            away::stays(fd);
+            calls::stays(fd);
         }
         let plain = || real::ioctl(fd, request, argument);
         if table::look(fd) == table::PIPE && [libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request) {
@@ -238,7 +239,7 @@ fn before_fcntl(fd: c_int, command: c_int, argument: c_ulong) {
     }
     let signals = command == libc::F_SETFL && argument as c_int & libc::O_ASYNC != 0;
     if signals || [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG].contains(&command) {
-        away::stays(fd);
+        calls::stays(fd);
     }
     let owned = [libc::F_SETOWN, F_SETOWN_EX, F_SETSIG].contains(&command);
     if owned && [table::SOCKET, table::INHERITED, table::FRESH].contains(&table::look(fd)) {

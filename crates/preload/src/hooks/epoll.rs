@@ -1,7 +1,7 @@
 //! Epoll instances.
 use super::hooks;
-use super::socket::look_at_listener;
-use crate::away::Stays;
+use crate::accepting::look_at_listener;
+use crate::away::calls::Stays;
 use crate::call::{aside, call, set_errno, Failure, Outcome};
 use crate::epoll_set::{carrying, instances, registering, tokens, waiting};
 use crate::short::reuse;

@@ -1,6 +1,6 @@
 //! `sendfile`.
 use super::hooks;
-use crate::away::moving;
+use crate::away::calls::moving;
 use crate::call::{errno, Failure, Outcome};
 use crate::counts::Moves;
 use crate::{lookup, reach, real, table};

@@ -1,7 +1,7 @@
 //! `poll` and `select`.
 use super::hooks;
 use crate::aside::{leaving, receiving};
-use crate::away::Stays;
+use crate::away::calls::Stays;
 use crate::call::{call, Failure, Outcome};
 use crate::entry::{listener, Entry, State};
 use crate::epoll_set::carrying;

@@ -1,6 +1,6 @@
 //! Receiving.
 use super::hooks;
-use crate::away::{moving, moving_as};
+use crate::away::calls::{moving, moving_as};
 use crate::call::{Failure, Outcome};
 use crate::counts::Moves;
 use crate::{inherited, lookup, reach, real, table, unix};

@@ -1,12 +1,13 @@
 //! Sending.
 use super::hooks;
-use crate::away::{self, moving, moving_as};
+use crate::away::calls::{self, moving, moving_as};
 use crate::call::{aside, set_errno, Failure, Outcome};
 use crate::counts::Moves;
 use crate::epoll_set::registering;
 use crate::pipe::numbers;
 use crate::short::passing;
-use crate::{lookup, reach, real, short, table, unix};
+use crate::unix::connecting;
+use crate::{lookup, reach, real, short, table};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 hooks! {
@@ -98,10 +99,10 @@ unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
             && (*message).msg_controllen > 0;
         if is_known {
             // The peer, or whoever gets a connection, may not count.
-            away::stays(fd);
+            calls::stays(fd);
             let mut refused = false;
             each_passed(message, |fd| {
-                away::stays(fd);
+                calls::stays(fd);
                 numbers::passes(fd);
                 refused |= short::wanted() && passing::refuses_to_pass(fd);
             });
@@ -220,7 +221,7 @@ unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> O
 fn leave_for_control(fd: c_int) -> Outcome<()> {
     let entry = lookup::twinned(fd)?;
     match entry.twin().filter(|twin| twin.unix) {
-        Some(twin) => unix::leave_for_control(&entry, twin),
+        Some(twin) => connecting::leave_for_control(&entry, twin),
         None => Ok(()),
     }
 }

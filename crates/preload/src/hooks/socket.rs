@@ -1,6 +1,8 @@
 //! Making, listening, connecting, accepting, shutting down, options.
 use super::hooks;
+use crate::accepting::{claim, look_at_listener};
 use crate::aside::leaving;
+use crate::away::calls;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, Entry};
 use crate::fabric::NoTwin;
@@ -9,8 +11,8 @@ use crate::log::note;
 use crate::lookup::attach_twin;
 use crate::short::{accepting, connecting, passing, reuse};
 use crate::twin::Twin;
-use crate::unseen::looking;
-use crate::{address, away, ending, fabric, lookup, port, reach, real, short, table, unix};
+use crate::unix::connecting::connect_to_file;
+use crate::{address, ending, fabric, lookup, port, reach, real, short, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::core::{outside, KernelReason};
 use pd_client::Shutdown;
@@ -59,7 +61,7 @@ hooks! {
     }
 
     fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-        away::stays(fd);
+        calls::stays(fd);
         let bytes = len as usize;
         // The kernel says what is wrong with an address.
         let wrong = || bytes > size_of::<libc::sockaddr_storage>() || !reach::is_readable(address, bytes);
@@ -117,7 +119,7 @@ hooks! {
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
-        away::stays(fd);
+        calls::stays(fd);
         if table::look(fd) == table::PLAIN {
             return real::shutdown(fd, how);
         }
@@ -188,7 +190,7 @@ hooks! {
             crate::twin::may_linger();
         }
         if may_make_unfit(level, name) || (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) {
-            away::stays(fd);
+            calls::stays(fd);
         }
         if table::look(fd) == table::FRESH && !may_make_unfit(level, name) {
             return real::setsockopt(fd, level, name, value, len);
@@ -326,32 +328,6 @@ fn listens(fd: c_int, entry: &Arc<Entry>) {
     socket.join_listener(fd);
 }
 
-/// Before a listener is used: a forked child tells the driver for itself. Says whether what is accepted may have a twin.
-pub(crate) fn look_at_listener(fd: c_int) -> bool {
-    let Some(entry) = lookup::find(fd) else { return false };
-    let Some(socket) = entry.socket() else { return false };
-    matches!(socket.state(), Some(entry::State::Listener(_))) && socket.join_listener(fd)
-}
-
-pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
-    ending::is_new(fd);
-    if !joined {
-        return;
-    }
-    let is_refused = table::entry(from).is_some_and(|it| it.socket().is_some_and(|it| it.is_refused()));
-    match fabric::claim(fd, !is_refused) {
-        Ok(socket) => {
-            note!("descriptor {fd}: accepted on the fabric");
-            attach_twin(fd, Twin::new(fd, socket, false));
-            if let Some(entry) = &table::entry(fd) {
-                looking::accepted(from, entry);
-                has_accepted(from, entry);
-            }
-        }
-        Err(reason) => fabric::stays_on_kernel(fd, reason),
-    }
-}
-
 /// Why a connection to the address, if it is one of an IP socket, is not worth a look. Errno stays as it is.
 ///
 /// # Safety
@@ -377,7 +353,7 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     let socket = entry.socket().ok_or(Failure::Plain)?;
     if socket.unix.load(Ordering::Relaxed) && socket.is_fresh() {
         // SAFETY: the caller's promise.
-        return unsafe { unix::connect(fd, &entry, address, len) };
+        return unsafe { connect_to_file(fd, &entry, address, len) };
     }
     // SAFETY: the caller's promise.
     let to = unsafe { address::parse(address, len) };
@@ -547,15 +523,4 @@ fn set_timeouts(fd: c_int, name: c_int, entry: &Arc<Entry>, twin: &Twin) {
         _ => {}
     }
     set_errno(0);
-}
-
-/// The kernel has accepted a connection, for which there is a twin.
-fn has_accepted(from: c_int, accepted: &Arc<Entry>) {
-    if !short::wanted() {
-        return;
-    }
-    let Some(listener) = table::entry(from) else { return };
-    if let Some(entry::State::Listener(listener)) = listener.socket().and_then(|socket| socket.state()) {
-        listener.short.has_accepted(accepted);
-    }
 }

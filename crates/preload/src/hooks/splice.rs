@@ -1,12 +1,12 @@
 //! `splice` and its kin, and pipes ([`crate::pipe`]).
 use super::hooks;
 use crate::address::is_nonblocking;
-use crate::away::moving;
+use crate::away::calls::moving;
 use crate::call::{aside, checked, errno, Failure, Outcome, AGAIN};
 use crate::counts::Moves;
 use crate::entry::{Entry, Thing};
 use crate::pipe::{bytes_in, numbers, Found, Pipe};
-use crate::twin::Until;
+use crate::twin::waiting::Until;
 use crate::{ending, lookup, real, table};
 use libc::{c_int, c_uint, iovec, loff_t, size_t, ssize_t};
 use pd_client::core::outside;

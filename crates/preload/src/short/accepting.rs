@@ -12,7 +12,7 @@ use crate::log::note;
 use crate::sleep::sleep_on;
 use crate::twin::Twin;
 use crate::unseen::looking;
-use crate::{address, ending, fabric, lookup, real};
+use crate::{accepting, address, ending, fabric, lookup, real};
 use libc::{c_int, sockaddr, socklen_t};
 use pd_client::core::{ready, Socket};
 use std::sync::atomic::Ordering;
@@ -179,7 +179,7 @@ unsafe fn accept_kernel(
     len: *mut socklen_t,
     flags: c_int,
 ) -> Outcome<Option<c_int>> {
-    let joined = crate::hooks::socket::look_at_listener(fd);
+    let joined = accepting::look_at_listener(fd);
     // Of the threads of this process...
     let _turn = listening.in_turn();
     // ...and of the processes that accept here, of which none has to change what the others see of the socket.
@@ -190,7 +190,7 @@ unsafe fn accept_kernel(
     // SAFETY: the caller's promise.
     let accepted = unsafe { real::accept4(fd, address, len, flags) };
     if accepted >= 0 {
-        crate::hooks::socket::claim(fd, accepted, joined);
+        accepting::claim(fd, accepted, joined);
         return Ok(Some(accepted));
     }
     match errno() {

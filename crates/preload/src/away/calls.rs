@@ -1,0 +1,157 @@
+//! Calls of the kernel's on connections that are away: they are counted, and what ends the way back for good.
+use super::returning::look;
+use super::LITTLE_BYTES;
+use crate::call::{self, Failure, Outcome};
+use crate::counts::{Counts, Moves};
+use crate::entry::Entry;
+use crate::table;
+use crate::twin::Twin;
+use libc::c_int;
+use pd_client::core::Inside;
+use std::sync::Arc;
+
+/// How often a call begins anew because its connection passes to and fro between the kernel and the fabric.
+const TRIES: u32 = 1000;
+
+/// [`call::call`] of a call that moves bytes of the connection `fd`.
+pub(crate) fn moving(
+    fd: i32,
+    what: Moves,
+    work: impl Fn() -> Outcome<isize>,
+    plain: impl Fn() -> isize,
+) -> isize {
+    moving_as(fd, what, work, plain, |bytes| bytes as i64)
+}
+
+/// The same where a result that is not negative stands for so many bytes.
+pub(crate) fn moving_as<T: From<i8> + Copy>(
+    fd: i32,
+    what: Moves,
+    work: impl Fn() -> Outcome<T>,
+    plain: impl Fn() -> T,
+    bytes: impl Fn(T) -> i64,
+) -> T {
+    for _ in 0..TRIES {
+        match call::begin(&work) {
+            Ok(result) => return result,
+            Err(Failure::Kernel) => {
+                if let Some(result) = moves(fd, what, &plain, &bytes) {
+                    return result;
+                }
+            }
+            Err(_) => return plain(),
+        }
+    }
+    plain()
+}
+
+/// Does a call in the kernel on a connection that is the kernel's by now, and counts what it moves. None: it is the kernel's no more.
+fn moves<T: Copy>(fd: c_int, what: Moves, plain: &impl Fn() -> T, bytes: impl Fn(T) -> i64) -> Option<T> {
+    if table::look(fd) == table::PLAIN {
+        return Some(plain());
+    }
+    let entered = {
+        let _inside = Inside::enter();
+        match table::entry(fd) {
+            None => return Some(plain()),
+            Some(entry) => {
+                if what == Moves::Urgent {
+                    give_up_entry(&entry);
+                    return Some(plain());
+                }
+                if entry.twin().is_some_and(Twin::is_abandoned) {
+                    return Some(plain());
+                }
+                let counts = counts_of(&entry, what)?;
+                counts.enter();
+                // It may have come back just now.
+                if counts_of(&entry, what).is_none_or(|now| !Arc::ptr_eq(&now, &counts)) {
+                    counts.leave();
+                    return None;
+                }
+                (entry, counts)
+            }
+        }
+    };
+    let result = plain();
+    let (entry, counts) = entered;
+    let moved = bytes(result);
+    if moved > 0 {
+        counts.add(what, moved as usize);
+    }
+    if what == Moves::Receives && moved < LITTLE_BYTES {
+        counts.add_small();
+    }
+    counts.leave();
+    if let Some(away) = entry.socket().and_then(|socket| socket.away.get()) {
+        if away.is_due() {
+            call::aside(|| look(away, fd, &entry));
+        }
+    }
+    Some(result)
+}
+
+/// The counts of a connection whose calls of this kind are the kernel's.
+fn counts_of(entry: &Entry, what: Moves) -> Option<Arc<Counts>> {
+    let socket = entry.socket()?;
+    if let Some(away) = socket.away.get().filter(|_| socket.is_away()) {
+        return Some(away.counts.clone());
+    }
+    let twin = entry.twin()?;
+    match twin.window() {
+        _ if what == Moves::Receives => None,
+        _ if twin.progress().sends() => Some(twin.aside.counts.clone()),
+        Some(back) if !back.sends() => Some(back.counts.clone()),
+        _ => None,
+    }
+}
+
+/// Sleeps in the kernel that may be for such connections: they do not come back meanwhile.
+pub(crate) struct Stays(Vec<Arc<Counts>>);
+
+impl Stays {
+    /// Those of the numbers that are away.
+    pub(crate) fn all(fds: impl Iterator<Item = c_int>) -> Self {
+        let mut all = Vec::new();
+        for fd in fds.filter(|&fd| table::look(fd) == table::AWAY) {
+            let Some(entry) = table::entry(fd) else { continue };
+            let Some(counts) = counts_of(&entry, Moves::Nothing).filter(|_| is_away(&entry)) else {
+                continue;
+            };
+            counts.enter();
+            all.push(counts);
+        }
+        Self(all)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Drop for Stays {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|counts| counts.leave());
+    }
+}
+
+fn is_away(entry: &Entry) -> bool {
+    entry.socket().is_some_and(|socket| socket.is_away())
+}
+
+/// The connection, if it is one, stays in the kernel for good.
+#[inline]
+pub(crate) fn stays(fd: c_int) {
+    if table::look(fd) == table::AWAY {
+        call::aside(|| table::entry(fd).iter().for_each(give_up_entry));
+    }
+}
+
+#[cold]
+fn give_up_entry(entry: &Arc<Entry>) {
+    let Some(socket) = entry.socket().filter(|socket| socket.is_away()) else { return };
+    if let Some(away) = socket.away.get() {
+        away.end();
+    }
+    table::give_up(entry);
+}

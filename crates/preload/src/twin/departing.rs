@@ -1,0 +1,166 @@
+//! Why calls on a twin have its connection go on in the kernel, and what is left of a call for there.
+use super::{Twin, LINGERS};
+use crate::aside::{self, leaving, receiving};
+use crate::back::Back;
+use crate::call::Failure;
+use crate::counts::Moves;
+use crate::entry::Entry;
+use crate::shared::Slot;
+use crate::{address, closed, confined, heap, real};
+use libc::{c_int, iovec};
+use pd_client::core::{outside, KernelReason, Socket};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+impl Twin {
+    /// What only the kernel can do is asked for. How the call ends if it cannot be the kernel's.
+    #[cold]
+    pub(crate) fn for_kernel(&self, entry: &Arc<Entry>, why: KernelReason, errno: c_int) -> Failure {
+        match leaving::leave(entry, self, why) {
+            true => Failure::Kernel,
+            false => Failure::Errno(errno),
+        }
+    }
+
+    /// A send failed in a way that the kernel's would not: the kernel does it, if it can.
+    #[cold]
+    pub(super) fn go_on_in_kernel(&self, entry: &Arc<Entry>, failure: Failure) -> Failure {
+        match failure {
+            Failure::Errno(errno) if aside::lacks_means(failure) => {
+                self.for_kernel(entry, KernelReason::of_errno(errno), errno)
+            }
+            _ => self.for_kernel(entry, KernelReason::PeerLeft, libc::ECONNRESET),
+        }
+    }
+
+    /// After a send: the peer may have left the fabric.
+    #[inline]
+    pub(super) fn follow(&self, entry: &Arc<Entry>) {
+        self.used_in_turn(entry);
+        if let Some(socket) = self.socket.load().as_ref() {
+            leaving::follow(entry, self, socket);
+        }
+    }
+
+    /// A call has used the fabric end: one that goes from process to process too often leaves for good. One that the policy keeps is asked
+    /// about again after as many moves.
+    #[inline]
+    pub(super) fn used_in_turn(&self, entry: &Arc<Entry>) {
+        if self.turns_too_often.load(Ordering::Relaxed) {
+            self.leave_turns(entry);
+        }
+    }
+
+    #[cold]
+    pub(super) fn leave_turns(&self, entry: &Arc<Entry>) {
+        self.turns_too_often.store(false, Ordering::Relaxed);
+        self.slot.get().map_or(&self.turns, |slot| slot.turns()).store(0, Ordering::Relaxed);
+        leaving::leave(entry, self, KernelReason::Shared);
+    }
+
+    /// A call has found nothing, and waits, or does not. True: the connection has left the fabric for that; look again.
+    #[inline]
+    pub(super) fn is_no_gain(&self, entry: &Arc<Entry>, waits: bool) -> bool {
+        self.gain.is_due()
+            && self.is_small_talk(waits)
+            && leaving::leave(entry, self, KernelReason::SmallTalk)
+    }
+
+    #[cold]
+    pub(super) fn is_small_talk(&self, waits: bool) -> bool {
+        if self.names.is_some() || self.progress().sends() {
+            return false;
+        }
+        self.current().is_some_and(|end| self.gain.is_poor(&end, waits, self.unix))
+    }
+
+    /// Before a fork: the child will hold it, too.
+    pub(crate) fn share(&self, entry: &Arc<Entry>) {
+        if self.names.is_some() {
+            // It stays with this process.
+            return;
+        }
+        if heap::is_low() {
+            // The child could not take it.
+            leaving::leave(entry, self, KernelReason::NoMemory);
+        } else if confined::is_barren() {
+            leaving::leave(entry, self, KernelReason::NoDriver);
+        }
+        if self.slot.get().is_none() {
+            if let Some(slot) = Slot::new() {
+                slot.progress.copy(&self.aside.progress);
+                let _ = self.slot.set(slot);
+            } else {
+                leaving::leave(entry, self, KernelReason::NoMemory);
+            }
+        }
+        if let Some(slot) = self.slot.get() {
+            slot.expect();
+        }
+    }
+
+    /// Its last descriptor is about to be closed: who lingers for no time at all resets it, and so does who has not read all.
+    pub(crate) fn note_reset(&self, entry: &Arc<Entry>, fd: c_int) {
+        let lingers = || LINGERS.load(Ordering::Relaxed) && !self.unix && address::lingers_never(fd);
+        if let (Some(back), Some(end)) = (self.window(), self.current()) {
+            back.finish_receiving(&end);
+        }
+        let head = self.window().map_or(0, Back::head_bytes);
+        let is_unread = |end: Arc<Socket>| end.received() > head || receiving::has_unread(fd, self);
+        let unread = self.is_sole() && self.current().is_some_and(is_unread);
+        if unread {
+            receiving::reset_with(fd, self);
+        } else {
+            receiving::before_close(entry, fd, self);
+        }
+        if unread || lingers() {
+            self.resets.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// One that has left finds nothing: whether something comes all the same, which it does before this returns.
+    #[cold]
+    pub(super) fn rest_comes(&self, entry: &Arc<Entry>) -> bool {
+        self.current().is_some_and(|end| receiving::await_rest(entry, self, &end))
+    }
+
+    /// The end of the fabric's stream was received: what of the kernel's is there, too. Bytes to be thrown away are left to the next
+    /// call.
+    #[cold]
+    pub(super) fn rest_now(&self, entry: &Arc<Entry>, missing: &[iovec], flags: c_int) -> usize {
+        if flags & libc::MSG_TRUNC != 0 || closed::is_closed() {
+            return 0;
+        }
+        let fd = receiving::kernels_part(entry, self, false, None);
+        fd.map_or(0, |fd| self.rest_by_kernel(fd, missing, flags & !libc::MSG_WAITALL, true))
+    }
+
+    /// What is left of a call that began on the fabric goes over the kernel. Returns bytes.
+    pub(super) fn rest_by_kernel(&self, fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> usize {
+        let rest: Vec<iovec> =
+            pieces.iter().copied().filter(|piece| piece.iov_len > 0 && !piece.iov_base.is_null()).collect();
+        // SAFETY: zeroes are a message without pieces; those of the caller are memory as it says.
+        let moved = outside(|| unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (rest.as_ptr().cast_mut(), rest.len() as _);
+            match receives {
+                true => real::recvmsg(fd, &mut message, flags),
+                false => real::sendmsg(fd, &message, flags),
+            }
+        });
+        let moved = usize::try_from(moved).unwrap_or(0);
+        let what = if receives { Moves::receives(flags) } else { Moves::sends(flags) };
+        self.aside.counts.add(what, moved);
+        moved
+    }
+
+    /// Goes on with a call that waits and has begun here by `work` in the kernel, if the connection has left meanwhile. Returns the bytes
+    /// that `work` has moved.
+    pub(crate) fn finish_by_kernel(&self, entry: &Entry, work: impl FnOnce(c_int) -> isize) -> usize {
+        let is_kernels = (self.progress().sends() || self.is_abandoned()) && self.waits(0);
+        let Some(fd) = entry.kernels_fd().filter(|_| is_kernels) else { return 0 };
+        let moved = usize::try_from(outside(|| work(fd))).unwrap_or(0);
+        self.aside.counts.add(Moves::Sends, moved);
+        moved
+    }
+}

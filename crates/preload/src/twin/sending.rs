@@ -1,0 +1,240 @@
+//! Sending as sockets do, from memory or from what a function reads, to a peer that may not be there yet or any more.
+use super::pieces::{first, total, Rest};
+use super::waiting::{Until, Wait};
+use super::Twin;
+use crate::call::{lock, Failure, Outcome, AGAIN};
+use crate::entry::Entry;
+use crate::unseen::looking;
+use crate::{address, aside, unclaimed};
+use libc::{c_int, iovec};
+use pd_client::core::{KernelReason, Socket};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// Has the driver read what is to be sent, at most so many bytes. None: it does not.
+pub(crate) type ByDriver<'a> = dyn FnMut(&Socket, usize) -> pd_client::Result<Option<usize>> + 'a;
+
+/// Whether the kernel tells the program when memory of zero-copy sends is free: otherwise it takes no notice of
+/// `MSG_ZEROCOPY`.
+#[cold]
+fn is_told_of_sends(entry: &Entry) -> bool {
+    let told = entry.any_fd().and_then(|fd| address::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY));
+    told.is_some_and(|told| told != 0)
+}
+
+impl Twin {
+    /// `sendmsg` of `pieces`.
+    ///
+    /// # Safety
+    /// Each piece is memory that may be read.
+    pub(crate) unsafe fn transmit(
+        &self,
+        entry: &Arc<Entry>,
+        pieces: &[iovec],
+        flags: c_int,
+    ) -> Outcome<usize> {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(self.for_kernel(entry, KernelReason::Urgent, libc::EOPNOTSUPP));
+        }
+        if self.is_kernels_to_send(entry) {
+            return Err(Failure::Kernel);
+        }
+        if flags & libc::MSG_ZEROCOPY != 0 && is_told_of_sends(entry) {
+            // A program without a notification left sends by copy.
+            return Err(self.for_kernel(entry, KernelReason::ZeroCopy, libc::ENOBUFS));
+        }
+        let wanted = total(pieces);
+        let mut rest = Rest::new(pieces, false);
+        let (mut sent, mut waiting) = (0, Until::default());
+        loop {
+            let part = match wanted {
+                0 => self.transmit_nothing(entry),
+                // SAFETY: the caller's promise.
+                _ => unsafe { self.transmit_some(entry, rest.pieces()) },
+            };
+            let failure = match part {
+                Ok(part) => {
+                    sent += part;
+                    if sent == wanted || !self.waits(flags) {
+                        looking::used(entry, self);
+                        return Ok(sent);
+                    }
+                    rest.advance(part);
+                    continue;
+                }
+                Err(failure) if aside::is_elsewhere(failure) || aside::lacks_means(failure) => {
+                    self.go_on_in_kernel(entry, failure)
+                }
+                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Send, &mut waiting) {
+                    Ok(()) => continue,
+                    Err(failure) => failure,
+                },
+                Err(AGAIN) if sent == 0 && looking::is_waited_for(entry, self) => Failure::Kernel,
+                Err(failure) => failure,
+            };
+            if sent > 0 {
+                // A call that waits sends all, whatever carries it.
+                let goes_on = failure == Failure::Kernel && self.waits(flags);
+                let fd = entry.kernels_fd().filter(|_| goes_on);
+                let rest = |fd| self.rest_by_kernel(fd, rest.pieces(), flags, false);
+                return Ok(sent + fd.map_or(0, rest));
+            }
+            return match failure {
+                Failure::Errno(libc::EPIPE) if self.unix => Err(Failure::Plain),
+                Failure::Errno(libc::EPIPE) => self.closed_by_peer(flags).map(|()| wanted),
+                Failure::Errno(libc::ECONNRESET)
+                    if self.unix || self.has_ended() || !self.tells_failure() =>
+                {
+                    self.sent_in_vain.store(true, Ordering::Relaxed);
+                    self.closed_by_peer(flags).map(|()| wanted)
+                }
+                _ => Err(failure),
+            };
+        }
+    }
+
+    /// Sends nothing, which may say that nothing can be sent.
+    pub(super) fn transmit_nothing(&self, entry: &Arc<Entry>) -> Outcome<usize> {
+        match self.with_present(entry, |socket| socket.check_sendable()) {
+            // The peer's close alone is no reason for TCP.
+            Err(Failure::Errno(libc::EPIPE)) if !self.unix && !self.send_shut.load(Ordering::Relaxed) => {
+                let gone = self.current().is_some_and(|socket| socket.is_gone());
+                if gone {
+                    Err(Failure::Errno(libc::EPIPE))
+                } else {
+                    Ok(0)
+                }
+            }
+            other => other.map(|()| 0),
+        }
+    }
+
+    pub(super) unsafe fn transmit_some(&self, entry: &Arc<Entry>, pieces: &[iovec]) -> Outcome<usize> {
+        if unclaimed::any() {
+            self.is_settled(entry);
+            let mut state = lock(&self.unclaimed);
+            if let Some(unclaimed) = state.as_mut() {
+                let limited = first(pieces, unclaimed.room());
+                if total(&limited) == 0 && total(pieces) > 0 {
+                    return Err(AGAIN);
+                }
+                // SAFETY: the caller's promise.
+                let sent = self.with(entry, |socket| unsafe { socket.send_copied(&limited) })?;
+                unclaimed.keep(&limited, sent);
+                self.hold_if_full(unclaimed);
+                return Ok(sent);
+            }
+        }
+        // SAFETY: the caller's promise.
+        let sent = self.with(entry, |socket| unsafe { socket.send_copied(pieces) })?;
+        self.follow(entry);
+        Ok(sent)
+    }
+
+    /// Sends at most `len` bytes that `fill` reads from somewhere; waits as the socket does.
+    pub(crate) fn transmit_from(
+        &self,
+        entry: &Arc<Entry>,
+        len: usize,
+        waits: bool,
+        fill: &mut pd_client::core::Fill<'_>,
+        by_driver: &mut ByDriver<'_>,
+    ) -> Outcome<usize> {
+        if self.is_kernels_to_send(entry) {
+            return Err(Failure::Kernel);
+        }
+        let (mut sent, mut waiting) = (0, Until::default());
+        let waits = waits && self.waits(0);
+        while sent < len {
+            self.is_settled(entry);
+            let mut state = unclaimed::any().then(|| lock(&self.unclaimed));
+            let mut kept = state.as_mut().and_then(|state| state.as_mut());
+            let most = kept.as_ref().map_or(usize::MAX, |unclaimed| unclaimed.room()).min(len - sent);
+            let mut ended = false;
+            let part = if most > 0 {
+                self.with(entry, |socket| {
+                    if kept.is_none() {
+                        if let Some(sent) = by_driver(socket, most)? {
+                            return Ok(sent);
+                        }
+                    }
+                    socket.send_filled(most, &mut |place, room| {
+                        let filled = fill(place, room)?;
+                        ended |= filled < room;
+                        if let Some(unclaimed) = kept.as_mut() {
+                            // They cannot be read a second time.
+                            let piece = iovec { iov_base: place.cast(), iov_len: filled };
+                            unclaimed.keep(&[piece], filled);
+                        }
+                        Ok(filled)
+                    })
+                })
+            } else {
+                Err(AGAIN)
+            };
+            if let Some(unclaimed) = kept {
+                self.hold_if_full(unclaimed);
+            }
+            drop(state);
+            let failure = match part {
+                Ok(part) => {
+                    self.follow(entry);
+                    sent += part;
+                    if ended || !waits {
+                        return Ok(sent);
+                    }
+                    continue;
+                }
+                Err(failure) if aside::is_elsewhere(failure) || aside::lacks_means(failure) => {
+                    self.go_on_in_kernel(entry, failure)
+                }
+                Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut waiting) {
+                    Ok(()) => continue,
+                    Err(failure) => failure,
+                },
+                Err(failure) => failure,
+            };
+            if sent == 0 && failure == Failure::Errno(libc::EPIPE) {
+                if self.unix {
+                    return Err(Failure::Plain);
+                }
+                // Nothing is read for a send that goes nowhere.
+                return self.closed_by_peer(0).and(Err(failure));
+            }
+            return if sent > 0 { Ok(sent) } else { Err(failure) };
+        }
+        Ok(sent)
+    }
+
+    /// A send found the peer gone. Over TCP one only learns it from the answer to the first such send,
+    /// which succeeds; programs that send last words rely on that.
+    pub(super) fn closed_by_peer(&self, flags: c_int) -> Outcome<()> {
+        let socket = self.current();
+        if !self.send_shut.load(Ordering::Relaxed) && !self.sent_in_vain.swap(true, Ordering::Relaxed) {
+            socket.iter().for_each(|socket| socket.come_back());
+            return Ok(());
+        }
+        // What is told by this call is told.
+        let error = socket.filter(|_| !self.unix).and_then(|socket| socket.take_error().ok());
+        if let Some(error) = error.filter(|&error| error != 0 && error != libc::EPIPE) {
+            return Err(Failure::Errno(error));
+        }
+        if flags & libc::MSG_NOSIGNAL == 0 {
+            // SAFETY: what the kernel would do.
+            unsafe { libc::raise(libc::SIGPIPE) };
+        }
+        Err(Failure::Errno(libc::EPIPE))
+    }
+
+    /// Whether what is sent now goes over the kernel.
+    #[inline]
+    pub(super) fn is_kernels_to_send(&self, entry: &Arc<Entry>) -> bool {
+        if self.progress().sends() {
+            return true;
+        }
+        self.window().is_some_and(|back| {
+            self.go_back(entry, back);
+            !back.sends()
+        })
+    }
+}

@@ -1,0 +1,156 @@
+//! Doing something with the fabric end, which another process may have: then this one takes it over first.
+use super::Twin;
+use crate::aside::ending;
+use crate::call::{lock, Failure, Outcome};
+use crate::entry::Entry;
+use crate::epoll_set::standing;
+use crate::fabric::{self, Taken};
+use crate::log::note;
+use crate::shared::{Held, Slot};
+use crate::short::begun;
+use crate::short::names::Names;
+use pd_client::core::Socket;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+/// Moves of a connection to another process, each after few bytes, after which it goes on in the kernel.
+const TURNS_MAX: u32 = 8;
+/// As many bytes are worth a move.
+const TURN_BYTES: u64 = 512 << 10;
+
+impl Twin {
+    /// Does something with the end, taking it over first if another process has it.
+    pub(crate) fn with<T>(
+        &self,
+        entry: &Arc<Entry>,
+        work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,
+    ) -> Outcome<T> {
+        if self.names.as_ref().is_some_and(Names::is_begun) {
+            begun::settle(entry);
+        }
+        self.with_begun(entry, work)
+    }
+
+    /// The same of calls that move no bytes, and would not notice that another process has the end.
+    pub(crate) fn with_present<T>(
+        &self,
+        entry: &Arc<Entry>,
+        mut work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,
+    ) -> Outcome<T> {
+        self.with(entry, |end| {
+            end.check_present()?;
+            work(end)
+        })
+    }
+
+    /// The same with one that may not yet be connected.
+    pub(crate) fn with_begun<T>(
+        &self,
+        entry: &Arc<Entry>,
+        mut work: impl FnMut(&Arc<Socket>) -> pd_client::Result<T>,
+    ) -> Outcome<T> {
+        let held = self.slot.get().map(|slot| self.take_over(entry, slot)).transpose()?;
+        if self.progress().is_over() {
+            // Another process has had it go on in the kernel.
+            drop(held);
+            ending::settle_if_free(entry, self);
+            return Err(Failure::Kernel);
+        }
+        loop {
+            if self.abandoned.load(Ordering::Acquire) {
+                return Err(Failure::Kernel);
+            }
+            if self.lost {
+                return Err(Failure::Errno(libc::ECONNRESET));
+            }
+            let socket = self.socket.load();
+            let Some(socket) = socket.as_ref() else {
+                let elsewhere = if self.names.is_some() { libc::ENOTCONN } else { libc::EBADF };
+                return Err(Failure::Errno(elsewhere));
+            };
+            match work(socket) {
+                Ok(result) => return Ok(result),
+                Err(_) if self.abandoned.load(Ordering::Acquire) => {}
+                // Another process has taken it that this one did not fork: it got the descriptor.
+                Err(error) if error.errno() == libc::ESTALE => {
+                    self.passed.store(true, Ordering::Relaxed);
+                    self.take(entry, Some(socket))?;
+                    if self.progress().is_over() {
+                        drop(held);
+                        ending::settle_if_free(entry, self);
+                        return Err(Failure::Kernel);
+                    }
+                }
+                Err(error) => return Err(Failure::from(error)),
+            }
+        }
+    }
+
+    #[cold]
+    pub(super) fn take_over(&self, entry: &Arc<Entry>, slot: &'static Slot) -> Outcome<Held<'static>> {
+        let held = slot.lock();
+        if slot.progress.is_over() {
+            // There is no end any more.
+            return Ok(held);
+        }
+        if slot.is_mine() && self.socket.load().is_some() {
+            return Ok(held);
+        }
+        self.take(entry, self.current().as_ref())?;
+        slot.make_mine();
+        Ok(held)
+    }
+
+    /// Takes the end from another process, in place of `stale`, unless another thread has done so.
+    #[cold]
+    pub(super) fn take(&self, entry: &Arc<Entry>, stale: Option<&Arc<Socket>>) -> Outcome<()> {
+        let _taking = lock(&self.taking);
+        if self.current().as_ref().map(Arc::as_ptr) != stale.map(Arc::as_ptr) {
+            return Ok(());
+        }
+        let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+        let socket = match fabric::take(fd, true) {
+            Taken::Twin(socket) => socket,
+            Taken::Departed => {
+                self.progress().is_over_elsewhere();
+                return Ok(());
+            }
+            _ => return Err(Failure::Errno(libc::ECONNRESET)),
+        };
+        note!("descriptor {fd}: took the connection over");
+        if self.recv_shut.load(Ordering::Relaxed) {
+            socket.end_receiving()?;
+        }
+        if self.unix {
+            socket.look_always();
+        }
+        // The earlier end, if there was one, has passed on.
+        let earlier = self.socket.swap(Some(socket.clone()));
+        self.count_turn(earlier.as_deref());
+        if let Some(earlier) = earlier {
+            let _ = earlier.close();
+        }
+        standing::register_again(entry, &socket);
+        if socket.is_taken_aside() {
+            self.go_on_aside(entry, &socket)?;
+        }
+        Ok(())
+    }
+
+    /// Another process has had it leave, and this one has its end now.
+    pub(crate) fn go_on_aside(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
+        ending::taken_aside(entry, self, end)?;
+        standing::stand(entry, end, self.stands());
+        Ok(())
+    }
+
+    /// It has come from another process; this one had it before as `earlier`.
+    pub(super) fn count_turn(&self, earlier: Option<&Socket>) {
+        let turns = self.slot.get().map_or(&self.turns, |slot| slot.turns());
+        if earlier.is_some_and(|earlier| earlier.carried().1 >= TURN_BYTES) {
+            turns.store(0, Ordering::Relaxed);
+        } else if turns.fetch_add(1, Ordering::Relaxed) + 1 >= TURNS_MAX {
+            self.turns_too_often.store(true, Ordering::Relaxed);
+        }
+    }
+}

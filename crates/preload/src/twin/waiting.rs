@@ -1,0 +1,141 @@
+//! Waiting for bytes, for room and for a peer that has still to take its end. A signal ends each wait.
+use super::Twin;
+use crate::address::is_nonblocking;
+use crate::call::{interrupts, lock, Failure, Outcome, AGAIN};
+use crate::closed;
+use crate::entry::Entry;
+use crate::sleep::{kernel_poll, sleep_on};
+use crate::unclaimed::{self, settling};
+use pd_client::core::{sleep_for, Pause};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a process waits for one that has the end before it takes it.
+const TAKE_EVERY: Duration = Duration::from_millis(5);
+
+/// Time between looks at a ring of a process that makes few system calls.
+const CLOSED_LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// What a wait is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// More than so many bytes.
+    Recv(usize),
+    Send,
+}
+
+/// When the socket's time is over, if ever; known after the first wait of a call.
+pub(crate) type Until = Option<Option<Instant>>;
+
+impl Twin {
+    /// Finds out how it stands with a peer that has still to take its end; true: it was decided just now. Who never waits may
+    /// make no other calls than this one.
+    pub(crate) fn is_settled(&self, entry: &Arc<Entry>) -> bool {
+        self.waits_for_claim() && settling::settle(entry)
+    }
+
+    /// Now that it is in the table.
+    pub(crate) fn register(&self, entry: &Arc<Entry>) {
+        if lock(&self.unclaimed).is_some() {
+            settling::add(entry);
+        }
+    }
+
+    /// Waits once, at most until the socket's time is over.
+    pub(super) fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: &mut Until) -> Outcome<()> {
+        let until = *until.get_or_insert_with(|| match wait {
+            Wait::Recv(_) => Self::until(&self.recv_timeout_ns),
+            Wait::Send => Self::until(&self.send_timeout_ns),
+        });
+        if closed::is_closed() {
+            return Self::wait_in_kernel(entry, wait, until);
+        }
+        // The program may have changed it by a system call of its own.
+        if self.waits.fetch_add(1, Ordering::Relaxed).wrapping_add(1).is_power_of_two()
+            && entry.any_fd().is_some_and(is_nonblocking)
+        {
+            self.nonblocking.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        let mut limit = Duration::MAX;
+        if let Some(until) = until {
+            limit = until.saturating_duration_since(Instant::now());
+            if limit.is_zero() {
+                return Err(AGAIN);
+            }
+        }
+        let mut full = false;
+        if unclaimed::any() && lock(&self.unclaimed).is_some() && !settling::settle(entry) {
+            full = wait == Wait::Send && self.is_full();
+            limit = limit.min(if full { unclaimed::LOOK_FOR_ROOM_EVERY } else { unclaimed::LOOK_EVERY });
+        }
+        if self.abandoned.load(Ordering::Acquire) {
+            return Err(Failure::Kernel);
+        }
+        let between = self.window().filter(|back| matches!(wait, Wait::Recv(_)) && !back.receives());
+        if let (Some(_), Some(end), Some(fd)) = (between, self.current(), entry.any_fd()) {
+            let mut kernel = vec![libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+            let wanted = vec![(end, libc::POLLIN as u32)];
+            let limit = (limit < Duration::MAX).then_some(limit);
+            return match sleep_on(wanted, &mut kernel, limit, std::ptr::null()) {
+                Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => Ok(()),
+                slept => slept,
+            };
+        }
+        let socket = self.current().filter(|_| !full && self.slot.get().is_none_or(|slot| slot.is_mine()));
+        let pause = match socket {
+            Some(socket) => match wait {
+                Wait::Recv(known) => socket.pause_recv(limit, known as u64),
+                Wait::Send => socket.pause_send(limit),
+            },
+            None if sleep_for(limit.min(TAKE_EVERY)) => Pause::Signal,
+            None => Pause::Look,
+        };
+        // As the kernel has it: with a time-out a handler always ends the call.
+        if pause == Pause::Signal && interrupts(until.is_some()) {
+            return Err(Failure::Errno(libc::EINTR));
+        }
+        Ok(())
+    }
+
+    /// Waits a while for what a connection that leaves receives or sends. The peer writes to the kernel's connection when it
+    /// follows, after its next bytes on the fabric.
+    #[cold]
+    pub(super) fn wait_in_kernel(entry: &Arc<Entry>, wait: Wait, until: Option<Instant>) -> Outcome<()> {
+        let left = until.map_or(CLOSED_LOOK_EVERY, |until| until.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return Err(AGAIN);
+        }
+        let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+        // A full ring is no matter of the kernel's.
+        let events = if wait == Wait::Send { 0 } else { libc::POLLIN };
+        let mut poll = [libc::pollfd { fd, events, revents: 0 }];
+        match kernel_poll(&mut poll, Some(left.min(CLOSED_LOOK_EVERY)), std::ptr::null()) {
+            Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => Ok(()),
+            waited => waited.map(drop),
+        }
+    }
+
+    pub(super) fn until(timeout_ns: &AtomicU64) -> Option<Instant> {
+        match timeout_ns.load(Ordering::Relaxed) {
+            0 => None,
+            timeout_ns => Instant::now().checked_add(Duration::from_nanos(timeout_ns)),
+        }
+    }
+
+    /// Waits once for bytes to receive, at most until the socket's time is over.
+    pub(crate) fn wait_for_bytes(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
+        self.wait(entry, Wait::Recv(0), until)
+    }
+
+    /// The same for room to send.
+    pub(crate) fn wait_for_room(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
+        self.wait(entry, Wait::Send, until)
+    }
+
+    /// The events of `poll` and `epoll` that hold.
+    pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
+        self.with_present(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
+    }
+}
