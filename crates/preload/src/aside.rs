@@ -1,8 +1,8 @@
 //! Leaving the fabric: a connection that both ends have taken up goes on in the kernel's connection beside it, at any
 //! time, in both directions and without loss.
 //!
-//! Who leaves says so to the driver ([`Socket::step_aside`]): what it sends on the fabric has an end from then on, and its peer
-//! hears, before its next send is over, that it shall leave, too. Each side then sends a *mark* of one byte over the
+//! Who leaves says so to the driver ([`pd_client::core::Socket::step_aside`]): what it sends on the fabric has an end from then on,
+//! and its peer hears, before its next send is over, that it shall leave, too. Each side then sends a *mark* of one byte over the
 //! kernel's connection, and after it what it sends from now on. Who receives reads the fabric's stream to its end, takes the
 //! mark off the kernel's, and goes on there. The mark is more than a boundary: it makes the kernel's socket readable, so that
 //! whoever waits there in ways that the library cannot see comes and reads what lies on the fabric. Where nobody does, the side that

@@ -10,6 +10,21 @@
 //! and either calls the next one of that name ([`real`]) or works on the twin. Nothing here unwinds
 //! into the program, prints (unless `PD_PRELOAD_LOG` says where to), or keeps a descriptor where the
 //! program looks.
+//!
+//! # Floors
+//!
+//! A file uses files of lower floors. Entries and epoll instances hold each other, and are the one exception. From the lowest up:
+//!
+//! 1. The system: the C library, errno and signals, pointers, addresses, memory (`real`, `call`, `reach`, `address`, `heap`).
+//! 2. The driver, and what speaks against connections on the fabric (`fabric`, `fallback_cache`, `confined`, `unseen`).
+//! 3. What is known of one connection: its parts (`aside`, `unclaimed`, `gain`, `back`, `short::names`), what processes share of it
+//!    (`shared`), and the twin that has them (`twin`).
+//! 4. Entries, epoll instances, and the table by which numbers lead to them (`entry`, `epoll_set`, `table`).
+//! 5. Steps of one connection: where it is waited for, its end, taking it over, leaving, coming back; then the calls on it (`ending`,
+//!    `epoll_set::standing`, `short::begun`, `short::reuse`, and the files within `aside`, `unclaimed`, `unseen` and `twin`).
+//! 6. What is done by number: registering, finding, accepting, closing (`lookup`, `accepting`, `closing`, and the other files within
+//!    `epoll_set`, `away`, `short` and `unix`).
+//! 7. The hooks, and the start.
 
 mod accepting;
 mod address;
