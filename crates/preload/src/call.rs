@@ -42,6 +42,7 @@ pub(crate) fn call<T: From<i8>>(work: impl FnOnce() -> Outcome<T>, plain: impl F
 }
 
 /// What a call is without the next function of its name; an error is that it is the kernel's.
+#[inline]
 pub(crate) fn begin<T: From<i8>>(work: impl FnOnce() -> Outcome<T>) -> Result<T, Failure> {
     let before = errno();
     let inside = Inside::enter();

@@ -245,6 +245,7 @@ impl Twin {
     }
 
     /// The peer has still to take its end.
+    #[inline]
     pub(crate) fn waits_for_claim(&self) -> bool {
         unclaimed::any() && lock(&self.unclaimed).is_some()
     }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 const TRIES: u32 = 1000;
 
 /// [`call::call`] of a call that moves bytes of the connection `fd`.
+#[inline]
 pub(crate) fn moving(
     fd: i32,
     what: Moves,
@@ -24,6 +25,7 @@ pub(crate) fn moving(
 }
 
 /// The same where a result that is not negative stands for so many bytes.
+#[inline]
 pub(crate) fn moving_as<T: From<i8> + Copy>(
     fd: i32,
     what: Moves,
