@@ -86,6 +86,11 @@ impl Progress {
         self.set(SENDS | OVER);
     }
 
+    /// Position up to which the driver brings what the peer has sent, if this side has left or is about to; 0 else.
+    pub(crate) fn owed(&self) -> u64 {
+        self.owed.load(Ordering::Relaxed)
+    }
+
     /// Becomes another's.
     pub(crate) fn copy(&self, other: &Self) {
         self.owed.store(other.owed.load(Ordering::Relaxed), Ordering::Relaxed);

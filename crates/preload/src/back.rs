@@ -209,7 +209,8 @@ impl Back {
         }
     }
 
-    /// Receives what is there: of the kernel's part, and after that by the twin.
+    /// Receives what is there: of the kernel's part, and after that by the twin. `owed`: up to where the driver brings what the peer has
+    /// sent there, if this side has left; 0 before.
     ///
     /// # Safety
     /// Each piece is memory that may be written, or null: its bytes are thrown away.
@@ -219,6 +220,7 @@ impl Back {
         end: &Socket,
         pieces: &[iovec],
         peek: bool,
+        owed: impl Fn() -> u64,
     ) -> Result<Found> {
         let _one = lock(&self.receiving);
         // SAFETY: the caller's promise.
@@ -238,6 +240,10 @@ impl Back {
                         // A message with descriptors may have come, which is for another call.
                         std::thread::yield_now();
                         continue;
+                    }
+                    if end.position() + end.received() < owed() {
+                        // The head may be on its way still, and the peer, which follows, has perhaps marked the kernel's stream.
+                        return Err(Error::with_errno(libc::EAGAIN, "the peer's head has not come"));
                     }
                     let there = there?;
                     if peek || there == 0 {

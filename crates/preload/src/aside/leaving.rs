@@ -37,7 +37,10 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         // Another image that has the socket, too, may take it before the mark is sent: it waits for this then.
         let _marking = (!closed::is_closed()).then(|| FileLock::new(fd));
         let departure = departure(twin, why);
-        let left = end.step_aside(departure)?;
+        // Until the driver has said how much comes, other threads take it that more does.
+        twin.progress().owed.store(u64::MAX, Ordering::Relaxed);
+        let left =
+            end.step_aside(departure).inspect_err(|_| twin.progress().owed.store(0, Ordering::Relaxed))?;
         if left.unmarked {
             // Before anybody looks for a mark: a byte of the program's is none.
             twin.progress().set(UNMARKED);

@@ -151,8 +151,18 @@ hooks! {
                             let in_kernel = value.read() as u64;
                             twin.with_present(&entry, |end| back.there(end, in_kernel))? as c_int
                         } else {
-                            let on_fabric = twin.with_present(&entry, |end| Ok(end.received()))? as c_int;
-                            on_fabric + if begun { receiving::without_mark(twin, value.read()) } else { 0 }
+                            if begun {
+                                // A receive joins the two from now on.
+                                leaving::leave(&entry, twin, KernelReason::PeerLeft);
+                            }
+                            let (on_fabric, is_all) = twin.with_present(&entry, |end| {
+                                let there = end.received();
+                                Ok((there as c_int, end.ends_elsewhere(there)))
+                            })?;
+                            match begun && is_all {
+                                true => on_fabric + receiving::without_mark(twin, value.read()),
+                                false => on_fabric,
+                            }
                         };
                         value.write(there);
                     }

@@ -177,7 +177,8 @@ impl Twin {
         };
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
         // SAFETY: the caller's promise.
-        let found = self.with(entry, |end| unsafe { back.receive(fd, end, pieces, peek) });
+        let found =
+            self.with(entry, |end| unsafe { back.receive(fd, end, pieces, peek, || self.progress().owed()) });
         self.go_back(entry, back);
         match found? {
             Found::Bytes(bytes) => Ok(bytes),
