@@ -16,6 +16,11 @@ pub fn state(backend: &BackendReport) -> &'static str {
     }
 }
 
+/// Tells whether a backend gets new connections.
+pub fn is_up(backend: &BackendReport) -> bool {
+    state(backend).starts_with("up")
+}
+
 /// A row for each service, and one for each of its backends below.
 pub fn table(services: &[ServiceReport]) -> Table {
     let mut table = Table::new();

@@ -3,9 +3,11 @@
 //! Numbers change all the time and are read from shared memory, which costs the driver nothing. Names change when
 //! clients and connections come and go; the driver is asked for them then, and not more often than it likes.
 
+mod services;
 mod traffic;
 mod view;
 
+pub use services::ServiceView;
 pub use traffic::TrafficView;
 pub use view::{ConnectionView, ContainerView, DriverView, View};
 
@@ -22,7 +24,8 @@ use pd_harness::measure::cpu::of_process;
 
 /// Names are asked for at most this often, though they have changed,
 const NAMES_PAUSE: Duration = Duration::from_millis(500);
-/// and at least this often, for what changes without a trace in the counters: listeners, memory of a client.
+/// and at least this often, for what changes without a trace in the counters: listeners, memory of a client. Counts of services
+/// change so, too, and are asked for at each pause.
 const NAMES_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// The driver at a moment.
@@ -42,6 +45,8 @@ pub struct Sample {
     pub gauges: Gauges,
     /// Names of clients and connections.
     pub names: Arc<Report>,
+    /// The names before these, and the seconds from those to these.
+    pub names_before: Option<(Arc<Report>, f64)>,
     /// For each client of `names`.
     pub clients: Vec<ClientCounters>,
     /// For each connection of `names`, there and back.
@@ -63,6 +68,7 @@ pub struct Source {
 struct Link {
     counters: Counters,
     names: Arc<Report>,
+    names_before: Option<(Arc<Report>, f64)>,
     asked: Instant,
     /// Of the counters, when the names were asked for.
     news: [u64; 4],
@@ -93,13 +99,15 @@ impl Link {
         let counters = counters(socket).map_err(|error| anyhow!(no_answer(socket, &error)))?;
         let news = news(&counters.view.total());
         let names = names(socket, containers)?;
-        Ok(Link { counters, names, asked: Instant::now(), news, pipes: Arc::default() })
+        Ok(Link { counters, names, names_before: None, asked: Instant::now(), news, pipes: Arc::default() })
     }
 
     fn refresh(&mut self, socket: &Path, containers: &mut Names) -> Result<()> {
         let (news, age) = (news(&self.counters.view.total()), self.asked.elapsed());
-        if age >= NAMES_AGE_MAX || (age >= NAMES_PAUSE && news != self.news) {
-            self.names = names(socket, containers)?;
+        let may_differ = news != self.news || !self.names.services.is_empty();
+        if age >= NAMES_AGE_MAX || (age >= NAMES_PAUSE && may_differ) {
+            let before = std::mem::replace(&mut self.names, names(socket, containers)?);
+            self.names_before = Some((before, self.asked.elapsed().as_secs_f64()));
             (self.asked, self.news) = (Instant::now(), news);
         }
         // They have no counters in memory. The agent of pipes answers, or the conductor where there are no ports.
@@ -127,6 +135,7 @@ impl Link {
                 .map(|c| [0, 1].map(|at| flow(c.connection, at, c.serial)))
                 .collect(),
             names: Arc::clone(&self.names),
+            names_before: self.names_before.clone(),
             pipes: Arc::clone(&self.pipes),
         }
     }

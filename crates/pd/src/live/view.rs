@@ -8,6 +8,7 @@ use pd_driver::admin::{ClientReport, ConnectionReport};
 use pd_driver::policy::Path as BytesPath;
 use serde::Serialize;
 
+use super::services::{services, ServiceView};
 use super::traffic::{traffic, TrafficView};
 use super::Sample;
 
@@ -24,6 +25,8 @@ pub struct View {
     pub connections: Vec<ConnectionView>,
     /// Ports, and pipes by tenant.
     pub traffic: Vec<TrafficView>,
+    /// Services of the policy.
+    pub services: Vec<ServiceView>,
 }
 
 /// The driver as a whole.
@@ -123,6 +126,11 @@ impl View {
             containers: containers(now, &clients, seconds),
             connections: connections.collect(),
             traffic: traffic(before.map(|before| &*before.pipes), &now.pipes, seconds),
+            // The names are older than this look, and of the same age as their counts.
+            services: match now.names_before.as_ref().filter(|_| before.is_some()) {
+                Some((names, seconds)) => services(Some(names), &now.names, *seconds),
+                None => services(None, &now.names, 0.0),
+            },
         }
     }
 }
@@ -261,7 +269,7 @@ pub mod tests {
     }
 
     fn service(n: u64) -> ServiceReport {
-        let counts = ServiceCounts { connections_made: n, ..ServiceCounts::default() };
+        let counts = ServiceCounts { connections_made: n, bytes_sent: 100 * n, ..ServiceCounts::default() };
         let backend = BackendReport {
             address: SocketAddr::from(([10, 88, 0, 2], 7000)),
             weight: 1,
@@ -271,12 +279,18 @@ pub mod tests {
             backlog_full: false,
             counts,
         };
+        let drained = BackendReport {
+            address: SocketAddr::from(([10, 88, 0, 3], 7000)),
+            drain: true,
+            counts: ServiceCounts::default(),
+            ..backend.clone()
+        };
         ServiceReport {
             address: SocketAddr::from(([10, 96, 0, 1], 80)),
             balance: Balance::Maglev,
             affinity_seconds: None,
             counts,
-            backends: vec![backend],
+            backends: vec![backend, drained],
         }
     }
 
@@ -343,14 +357,41 @@ pub mod tests {
             clients: vec![moved(1000 * n, 0), moved(0, 1500 * n), moved(500 * n, 0)],
             flows: vec![[flow(4, 1000 * n, n), flow(4, 0, 0)], [flow(5, 500 * n, 2 * n), flow(5, 0, 0)]],
             names: Arc::new(names),
+            names_before: None,
             pipes: Arc::new(super::super::traffic::tests::report(n)),
         }
     }
 
-    /// Two looks at it, half a second apart.
+    /// Two looks at it, half a second apart. Its names were asked for a second apart.
     pub fn view() -> View {
         let start = Instant::now();
-        View::between(Some(&sample(start, 1000, 1_000_000)), &sample(start, 1500, 2_000_000))
+        let before = sample(start, 1000, 1_000_000);
+        let mut now = sample(start, 1500, 2_000_000);
+        now.names_before = Some((Arc::clone(&before.names), 1.0));
+        View::between(Some(&before), &now)
+    }
+
+    #[test]
+    fn rates_of_services_are_those_between_two_reports() {
+        let view = view();
+        let service = &view.services[0];
+        assert_eq!((service.backends_up, service.backends), (1, 2));
+        assert_eq!((service.connections_made, service.connections_made_per_second), (2_000_000, 1e6));
+        assert!((service.sent_gbit_per_second - 100e6 * 8e-9).abs() < 1e-9);
+
+        let start = Instant::now();
+        let (before, mut now) = (sample(start, 0, 9), sample(start, 1000, 5));
+        let rates = |view: View| view.services[0].connections_made_per_second;
+        assert_eq!(rates(View::between(Some(&before), &now)), 0.0, "the same report as before");
+        now.names_before = Some((Arc::clone(&before.names), 1.0));
+        assert_eq!(rates(View::between(Some(&before), &now)), 0.0, "it has become less");
+        now.names_before = Some((Arc::clone(&sample(start, 0, 1).names), 2.0));
+        assert_eq!(rates(View::between(Some(&before), &now)), 2.0);
+        assert_eq!(rates(View::between(None, &now)), 0.0, "the first look");
+        let mut other = sample(start, 0, 1);
+        Arc::get_mut(&mut other.names).unwrap().services[0].address.set_port(1);
+        now.names_before = Some((other.names, 1.0));
+        assert_eq!(rates(View::between(Some(&before), &now)), 0.0, "another service");
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::columns::{Column, CONNECTIONS, CONTAINERS, SORT_AT_FIRST, TRAFFIC};
-use crate::live::{ConnectionView, ContainerView, TrafficView, View};
+use super::columns::{Column, CONNECTIONS, CONTAINERS, SERVICES, SORT_AT_FIRST, TRAFFIC};
+use crate::live::{ConnectionView, ContainerView, ServiceView, TrafficView, View};
 
 /// Shortest and longest time between two looks.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -18,6 +18,8 @@ pub enum Focus {
     Containers,
     /// The lower one.
     Connections,
+    /// Services, in place of the lower one.
+    Services,
     /// Ports and pipes, in place of the lower one.
     Traffic,
 }
@@ -58,7 +60,9 @@ pub struct App {
     pub containers: TableState,
     /// The lower table.
     pub connections: TableState,
-    /// The table in its place.
+    /// The tables in its place.
+    pub services: TableState,
+    /// See [`Self::services`].
     pub traffic: TableState,
     /// It is time to end.
     pub done: bool,
@@ -67,6 +71,7 @@ pub struct App {
 impl App {
     /// The state at the start.
     pub fn new(interval: Duration) -> App {
+        let table = TableState { sort: SORT_AT_FIRST, ..TableState::default() };
         App {
             view: None,
             problem: None,
@@ -77,9 +82,10 @@ impl App {
             typing: false,
             filter: String::new(),
             focus: Focus::Containers,
-            containers: TableState { sort: SORT_AT_FIRST.0, ..TableState::default() },
-            connections: TableState { sort: SORT_AT_FIRST.1, ..TableState::default() },
-            traffic: TableState { sort: SORT_AT_FIRST.2, ..TableState::default() },
+            containers: table,
+            connections: table,
+            services: table,
+            traffic: table,
             done: false,
         }
     }
@@ -123,22 +129,27 @@ impl App {
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Char('+') => self.interval = (self.interval * 2).min(INTERVAL_MAX),
             KeyCode::Char('-') => self.interval = (self.interval / 2).max(INTERVAL_MIN),
-            KeyCode::Tab => {
-                self.focus = match self.focus {
-                    Focus::Containers => Focus::Connections,
-                    Focus::Connections if self.has_traffic() => Focus::Traffic,
-                    Focus::Connections | Focus::Traffic => Focus::Containers,
-                }
-            }
-            KeyCode::BackTab => {
-                self.focus = match self.focus {
-                    Focus::Containers if self.has_traffic() => Focus::Traffic,
-                    Focus::Containers | Focus::Traffic => Focus::Connections,
-                    Focus::Connections => Focus::Containers,
-                }
-            }
+            KeyCode::Tab => self.focus = self.beside(1),
+            KeyCode::BackTab => self.focus = self.beside(-1),
             code => self.press_table(code),
         }
+    }
+
+    /// Returns the table that is `step` further in the round of those that are there.
+    fn beside(&self, step: isize) -> Focus {
+        let all = [
+            (Focus::Containers, true),
+            (Focus::Connections, true),
+            (Focus::Services, self.has_services()),
+            (Focus::Traffic, self.has_traffic()),
+        ];
+        let round: Vec<Focus> = all
+            .into_iter()
+            .filter(|(focus, is_there)| *is_there || *focus == self.focus)
+            .map(|(focus, _)| focus)
+            .collect();
+        let at = round.iter().position(|focus| *focus == self.focus).unwrap_or_default() as isize;
+        round[(at + step).rem_euclid(round.len() as isize) as usize]
     }
 
     fn press_typing(&mut self, code: KeyCode) {
@@ -155,6 +166,7 @@ impl App {
         let (table, columns) = match self.focus {
             Focus::Containers => (&mut self.containers, CONTAINERS.len()),
             Focus::Connections => (&mut self.connections, CONNECTIONS.len()),
+            Focus::Services => (&mut self.services, SERVICES.len()),
             Focus::Traffic => (&mut self.traffic, TRAFFIC.len()),
         };
         match code {
@@ -180,6 +192,17 @@ impl App {
     pub fn connection_rows(&self) -> Vec<&ConnectionView> {
         let all = self.view.as_ref().map_or(&[][..], |view| &view.connections);
         rows(all, &CONNECTIONS, self.connections, &self.filter)
+    }
+
+    /// The services to show, in order.
+    pub fn service_rows(&self) -> Vec<&ServiceView> {
+        let all = self.view.as_ref().map_or(&[][..], |view| &view.services);
+        rows(all, &SERVICES, self.services, &self.filter)
+    }
+
+    /// Tells whether the policy has services.
+    pub fn has_services(&self) -> bool {
+        self.view.as_ref().is_some_and(|view| !view.services.is_empty())
     }
 
     /// Ports and tenants to show, in order.
@@ -250,18 +273,41 @@ mod tests {
     fn the_tab_key_goes_round_and_leaves_out_what_is_not_there() {
         let mut app = app();
         let mut round = Vec::new();
-        for _ in 0..3 {
+        for _ in 0..4 {
             press(&mut app, "\t");
             round.push(app.focus);
         }
-        assert_eq!(round, [Focus::Connections, Focus::Traffic, Focus::Containers]);
+        assert_eq!(round, [Focus::Connections, Focus::Services, Focus::Traffic, Focus::Containers]);
         app.press(KeyEvent::new(KeyCode::BackTab, KeyModifiers::NONE));
         assert_eq!(app.focus, Focus::Traffic);
         assert_eq!(app.traffic_rows().iter().map(|row| &*row.kind).collect::<Vec<_>>(), ["gen", "tenant"]);
         app.focus = Focus::Connections;
+        app.view.as_mut().unwrap().services.clear();
+        press(&mut app, "\t");
+        assert_eq!(app.focus, Focus::Traffic);
         app.view.as_mut().unwrap().traffic.clear();
         press(&mut app, "\t");
-        assert_eq!(app.focus, Focus::Containers);
+        assert_eq!(app.focus, Focus::Containers, "from a table that has gone");
+        app.press(KeyEvent::new(KeyCode::BackTab, KeyModifiers::NONE));
+        assert_eq!(app.focus, Focus::Connections);
+    }
+
+    #[test]
+    fn services_are_sorted_by_new_connections_and_filtered() {
+        let mut app = app();
+        let mut second = app.view.as_ref().unwrap().services[0].clone();
+        second.address.set_port(81);
+        (second.backends_up, second.connections_made_per_second) = (0, 9e9);
+        app.view.as_mut().unwrap().services.push(second);
+        let ports = |app: &App| app.service_rows().iter().map(|s| s.address.port()).collect::<Vec<_>>();
+        app.focus = Focus::Services;
+        assert_eq!(ports(&app), [81, 80]);
+        press(&mut app, "r");
+        assert_eq!(ports(&app), [80, 81]);
+        press(&mut app, "rSS");
+        assert_eq!(ports(&app), [81, 80], "by the part of backends that is up");
+        press(&mut app, "/0/2\n");
+        assert_eq!(ports(&app), [81]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::live::{ConnectionView, ContainerView, TrafficView};
+use crate::live::{ConnectionView, ContainerView, ServiceView, TrafficView};
 
 /// A column of a table of `T`.
 pub struct Column<T> {
@@ -18,8 +18,8 @@ pub struct Column<T> {
     pub order: fn(&T, &T) -> Ordering,
 }
 
-/// Column of [`CONTAINERS`], of [`CONNECTIONS`] and of [`TRAFFIC`] that rows are sorted by at the start: what moves most.
-pub const SORT_AT_FIRST: (usize, usize, usize) = (3, 3, 3);
+/// Column of all tables that rows are sorted by at the start: what moves most.
+pub const SORT_AT_FIRST: usize = 3;
 
 /// Containers.
 pub const CONTAINERS: [Column<ContainerView>; 12] = [
@@ -234,6 +234,80 @@ pub const TRAFFIC: [Column<TrafficView>; 9] = [
         rank: 8,
         text: |t| count(t.frames_dropped as f64),
         order: |a, b| b.frames_dropped.cmp(&a.frames_dropped),
+    },
+];
+
+/// Services. What clients send is in. Bytes count when their connection is over.
+pub const SERVICES: [Column<ServiceView>; 10] = [
+    Column {
+        title: "SERVICE",
+        width: 22,
+        rank: 0,
+        text: |s| s.address.to_string(),
+        order: |a, b| a.address.cmp(&b.address),
+    },
+    Column {
+        title: "UP",
+        width: 7,
+        rank: 1,
+        text: |s| format!("{}/{}", s.backends_up, s.backends),
+        order: |a, b| (a.backends_up * b.backends).cmp(&(b.backends_up * a.backends)),
+    },
+    Column {
+        title: "OPEN",
+        width: 6,
+        rank: 2,
+        text: |s| count(s.connections_open as f64),
+        order: |a, b| b.connections_open.cmp(&a.connections_open),
+    },
+    Column {
+        title: "NEW/s",
+        width: 7,
+        rank: 3,
+        text: |s| count(s.connections_made_per_second),
+        order: |a, b| b.connections_made_per_second.total_cmp(&a.connections_made_per_second),
+    },
+    Column {
+        title: "FAILED/s",
+        width: 9,
+        rank: 4,
+        text: |s| count(s.connections_failed_per_second),
+        order: |a, b| b.connections_failed_per_second.total_cmp(&a.connections_failed_per_second),
+    },
+    Column {
+        title: "IN Gbit/s",
+        width: 10,
+        rank: 5,
+        text: |s| gbit(s.sent_gbit_per_second),
+        order: |a, b| b.sent_gbit_per_second.total_cmp(&a.sent_gbit_per_second),
+    },
+    Column {
+        title: "OUT Gbit/s",
+        width: 11,
+        rank: 6,
+        text: |s| gbit(s.received_gbit_per_second),
+        order: |a, b| b.received_gbit_per_second.total_cmp(&a.received_gbit_per_second),
+    },
+    Column {
+        title: "MADE",
+        width: 7,
+        rank: 7,
+        text: |s| count(s.connections_made as f64),
+        order: |a, b| b.connections_made.cmp(&a.connections_made),
+    },
+    Column {
+        title: "FAILED",
+        width: 7,
+        rank: 8,
+        text: |s| count(s.connections_failed as f64),
+        order: |a, b| b.connections_failed.cmp(&a.connections_failed),
+    },
+    Column {
+        title: "BALANCE",
+        width: 17,
+        rank: 9,
+        text: |s| s.balance.to_string(),
+        order: |a, b| a.balance.to_string().cmp(&b.balance.to_string()),
     },
 ];
 

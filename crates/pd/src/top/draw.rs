@@ -7,7 +7,7 @@ use ratatui::widgets::{Block, Clear, Paragraph, Row, Table};
 use ratatui::Frame;
 
 use super::app::{App, Focus, TableState};
-use super::columns::{bytes, count, fitting, gbit, Column, CONNECTIONS, CONTAINERS, TRAFFIC};
+use super::columns::{bytes, count, fitting, gbit, Column, CONNECTIONS, CONTAINERS, SERVICES, TRAFFIC};
 use crate::live::DriverView;
 
 /// With fewer lines than this, only the table in focus is shown.
@@ -15,7 +15,7 @@ const LINES_FOR_BOTH: u16 = 14;
 
 const HELP: [&str; 11] = [
     "q, Esc, Ctrl-C   end",
-    "Tab              the next table: containers, connections, ports and pipes",
+    "Tab              the next table: containers, connections, services, ports and pipes",
     "s, S             sort by the next, the previous column",
     "r                the other way round",
     "arrows, PgUp/Dn  scroll",
@@ -52,13 +52,15 @@ pub fn draw(frame: &mut Frame, app: &App) {
     }
 }
 
-/// Connections, or ports and pipes where those are in focus.
+/// Connections, or the table in their place that is in focus.
 fn draw_lower(frame: &mut Frame, area: Rect, app: &App) {
-    if app.focus == Focus::Traffic {
-        draw_table(frame, area, &TRAFFIC, &app.traffic_rows(), app.traffic, true);
-    } else {
-        let focused = app.focus == Focus::Connections;
-        draw_table(frame, area, &CONNECTIONS, &app.connection_rows(), app.connections, focused);
+    match app.focus {
+        Focus::Traffic => draw_table(frame, area, &TRAFFIC, &app.traffic_rows(), app.traffic, true),
+        Focus::Services => draw_table(frame, area, &SERVICES, &app.service_rows(), app.services, true),
+        Focus::Containers | Focus::Connections => {
+            let focused = app.focus == Focus::Connections;
+            draw_table(frame, area, &CONNECTIONS, &app.connection_rows(), app.connections, focused);
+        }
     }
 }
 
@@ -231,6 +233,20 @@ mod tests {
     }
 
     #[test]
+    fn services_take_the_place_of_connections() {
+        let mut app = app();
+        app.focus = Focus::Services;
+        for (width, height) in [(140, 30), (60, 8)] {
+            let text = screen(&app, width, height).join("\n");
+            for part in ["SERVICE", "vNEW/s", "10.96.0.1:80", "1/2", "1.00M"] {
+                assert!(text.contains(part), "'{part}' is missing in:\n{text}");
+            }
+            assert!(!text.contains("FROM"), "{text}");
+        }
+        assert!(screen(&app, 140, 30).join("\n").contains("maglev"));
+    }
+
+    #[test]
     fn any_state_fits_any_terminal() {
         for prepare in [
             |_: &mut App| {},
@@ -238,6 +254,7 @@ mod tests {
             |app: &mut App| (app.typing, app.filter) = (true, "pid".into()),
             |app: &mut App| app.connections.offset = usize::MAX,
             |app: &mut App| app.focus = Focus::Traffic,
+            |app: &mut App| app.focus = Focus::Services,
             |app: &mut App| app.view = None,
             |app: &mut App| app.problem = Some("no driver answers".into()),
         ] {

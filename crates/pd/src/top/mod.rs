@@ -15,7 +15,7 @@ use ratatui::DefaultTerminal;
 
 use crate::live::{Sample, Source, View};
 use app::App;
-use columns::{Column, CONNECTIONS, CONTAINERS, TRAFFIC};
+use columns::{Column, CONNECTIONS, CONTAINERS, SERVICES, TRAFFIC};
 use pd_harness::signals::Signals;
 
 /// How soon a signal is noticed.
@@ -96,6 +96,9 @@ fn print(view: View) {
         table(&CONTAINERS, &app.container_rows()),
         table(&CONNECTIONS, &app.connection_rows())
     );
+    if app.has_services() {
+        println!("\n{}", table(&SERVICES, &app.service_rows()));
+    }
     if app.has_traffic() {
         println!("\n{}", table(&TRAFFIC, &app.traffic_rows()));
     }
