@@ -1,7 +1,8 @@
 //! Service addresses with several backends, as programs of all kinds see them: native, unmodified, static, without the library.
 use pd_driver::admin::{Answer, Ask, BackendReport, ServiceReport};
 use pd_tests::talker::{self, tenant, Scene, Way, WAYS};
-use pd_tests::Puppet;
+use pd_tests::{program_path, Puppet};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Connections of one client: so many that no backend of three is left out by chance.
@@ -37,6 +38,16 @@ impl Stage {
 
     fn service(&self) -> ServiceReport {
         self.0.driver.policy().services.remove(0)
+    }
+
+    /// The row of the service in `pd top`.
+    fn top(&self) -> serde_json::Value {
+        let mut command = Command::new(program_path("pd"));
+        command.args(["top", "--once", "--json", "--interval", "0.1", "--admin-socket"]);
+        let output = command.arg(self.0.driver.admin_socket()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let view: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        view["services"][0].clone()
     }
 
     /// Connections that each backend has had.
@@ -237,6 +248,9 @@ fn a_backend_without_a_listener_is_avoided() {
     let before = stage.made();
     connect_all(MANY);
     assert_eq!(stage.made()[2], before[2]);
+    let row = stage.top();
+    assert_eq!((&row["backends_up"], &row["backends"]), (&2.into(), &3.into()), "{row}");
+    assert_eq!(row["connections_made"], stage.service().counts.connections_made);
     let third = stage.serve(Way::Static, &ports[2..]);
     stage.wait_for("it is up again", |backends| !backends[2].no_listener);
     connect_all(MANY);
