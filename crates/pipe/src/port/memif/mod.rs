@@ -62,6 +62,8 @@ pub struct Memif {
     turns: u32,
     /// Frames came or went in this turn.
     is_busy: bool,
+    /// Frames were passed over in this turn, and more may lie behind them.
+    has_skipped: bool,
     missed: u64,
     /// Closes descriptors whose closing may take as long as a client likes.
     closer: SyncSender<OwnedFd>,
@@ -98,6 +100,7 @@ impl Memif {
             len: None,
             turns: 0,
             is_busy: false,
+            has_skipped: false,
             missed: 0,
             closer,
             unclosed: Vec::new(),
@@ -303,7 +306,10 @@ impl Device for Memif {
             self.frame = frame;
             match got? {
                 Ok(Got::Frame(len)) => (self.len, self.is_busy) = (Some(len), true),
-                Ok(Got::Skipped) => self.missed += 1,
+                Ok(Got::Skipped) => {
+                    self.missed += 1;
+                    (self.is_busy, self.has_skipped) = (true, true);
+                }
                 Ok(Got::Nothing) => return None,
                 Err(why) => {
                     self.refuse(why);
@@ -340,7 +346,8 @@ impl Device for Memif {
         }
         self.turns = self.turns.wrapping_add(1);
         let is_busy = std::mem::take(&mut self.is_busy);
-        (!is_busy || self.turns % LOOK_TURNS == 0) && self.look()
+        let is_due = std::mem::take(&mut self.has_skipped);
+        (!is_busy || self.turns % LOOK_TURNS == 0) && self.look() || is_due
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
