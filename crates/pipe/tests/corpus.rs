@@ -1,12 +1,19 @@
-//! The fuzz target `pipes` with the kept programs and mutations of them, on a stable compiler.
+//! The fuzz targets `pipes` and `memif` with the kept programs and mutations of them, on a stable compiler.
 #![cfg(not(loom))]
 
 #[path = "../../shm/tests/oracle/corpus.rs"]
 mod corpus;
 #[path = "oracle/hostile.rs"]
 mod hostile;
+#[path = "oracle/memif.rs"]
+mod memif;
 
 #[test]
 fn pipes_from_the_corpus() {
     corpus::run(include_str!("../../../fuzz/seeds/pipes"), hostile::run);
+}
+
+#[test]
+fn clients_of_memif_from_the_corpus() {
+    corpus::run(include_str!("../../../fuzz/seeds/memif"), memif::run);
 }
