@@ -24,7 +24,7 @@ const COOKIE: u32 = 0x03e3_1f20;
 const RINGS: [usize; 2] = [0, 4096];
 /// Entries of these, as a logarithm.
 const LOG: u8 = 6;
-const BUFFERS: usize = 16 << 10;
+pub const BUFFERS: usize = 16 << 10;
 const ID: u32 = 3;
 /// Frames that an agent takes of a device in a turn.
 const BURST: usize = 256;
@@ -60,13 +60,13 @@ impl Program<'_> {
 }
 
 /// A port, and the address of its socket.
-struct Stand {
-    port: Memif,
-    address: SocketAddrUnix,
+pub struct Stand {
+    pub port: Memif,
+    pub address: SocketAddrUnix,
 }
 
 impl Stand {
-    fn new() -> Self {
+    pub fn new() -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("pd-memif-{}-{number}", std::process::id());
@@ -75,6 +75,12 @@ impl Stand {
         bind(&listener, &address).unwrap();
         listen(&listener, 1).unwrap();
         Self { port: Memif::new(listener, ID).unwrap(), address }
+    }
+
+    pub fn client(address: &SocketAddrUnix) -> Option<Client> {
+        let socket = seqpacket();
+        connect(&socket, address).ok()?;
+        Some(Client { socket })
     }
 
     /// A turn as an agent takes it. Returns whether another is due.
@@ -91,10 +97,10 @@ impl Stand {
     }
 
     fn connect(&mut self) -> Option<Client> {
-        let socket = seqpacket();
-        connect(&socket, &self.address).ok()?;
+        let client = Self::client(&self.address);
+        // Also where the queue of the socket is full, which a turn empties.
         self.turn(|_| {});
-        Some(Client { socket })
+        client
     }
 }
 
@@ -103,7 +109,7 @@ fn seqpacket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-struct Client {
+pub struct Client {
     socket: OwnedFd,
 }
 
@@ -133,24 +139,43 @@ impl Client {
     }
 
     /// Type of the next message that comes while the port takes turns.
-    fn wait(&self, stand: &mut Stand) -> Option<u8> {
+    fn wait(&self, mut turn: impl FnMut()) -> Option<u8> {
         (0..TURNS_MAX).find_map(|_| {
-            stand.turn(|_| {});
+            turn();
             std::thread::yield_now();
             self.hear()
         })
     }
+
+    /// Connects as the protocol has it.
+    pub fn shake(&self, own: &Things, mut turn: impl FnMut()) {
+        assert_eq!(self.wait(&mut turn), Some(2), "it is greeted");
+        let steps = [
+            (init(0x0200, ID, 0), None),
+            (add_region(0, BYTES as u64), Some(own.memory.as_fd())),
+            (add_ring(1, 0, 0, RINGS[0] as u32, LOG), Some(own.far_bell.as_fd())),
+            (add_ring(0, 0, 0, RINGS[1] as u32, LOG), Some(own.bell.as_fd())),
+        ];
+        for (message, fd) in &steps {
+            self.say(message, fd.as_slice());
+            assert_eq!(self.wait(&mut turn), Some(1));
+        }
+        self.say(&message(6, &[]), &[]);
+        assert_eq!(self.wait(&mut turn), Some(7));
+    }
 }
 
 /// What a client owns.
-struct Things {
+pub struct Things {
     memory: OwnedFd,
     region: Region<Own>,
-    bell: OwnedFd,
+    /// The port's, and its own.
+    far_bell: OwnedFd,
+    pub bell: OwnedFd,
 }
 
 impl Things {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let memory = memfd_create("memif", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&memory, BYTES as u64).unwrap();
         fcntl_add_seals(&memory, SealFlags::SHRINK).unwrap();
@@ -158,22 +183,23 @@ impl Things {
         for ring in RINGS {
             region.store_u32(ring, COOKIE, Ordering::Relaxed);
         }
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        Self { memory, region, bell }
+        let [far_bell, bell] =
+            [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        Self { memory, region, far_bell, bell }
     }
 
-    fn set(&self, ring: usize, index: usize, first: u64, offset: u32) {
+    pub fn set(&self, ring: usize, index: usize, first: u64, offset: u32) {
         let entry = RINGS[ring] + 128 + index % (1 << LOG) * 16;
         self.region.store_u64(entry, first, Ordering::Relaxed);
         self.region.store_u32(entry + 8, offset, Ordering::Relaxed);
     }
 
-    fn head(&self, ring: usize, head: u16, flags: u16) {
+    pub fn head(&self, ring: usize, head: u16, flags: u16) {
         let word = u32::from(flags) | u32::from(head) << 16;
         self.region.store_u32(RINGS[ring] + 4, word, Ordering::Release);
     }
 
-    fn tail(&self, ring: usize) -> u16 {
+    pub fn tail(&self, ring: usize) -> u16 {
         self.region.load_u32(RINGS[ring] + 64, Ordering::Acquire) as u16
     }
 }
@@ -264,11 +290,6 @@ pub fn run(program: &[u8]) {
         }
     }
     drop(client);
-    // What it left blocks nobody.
-    let _ = rustix::io::retry_on_intr(|| {
-        fcntl_setfl(&own.bell, OFlags::NONBLOCK)?;
-        rustix::io::read(&own.bell, &mut [0; 8])
-    });
     honest(&mut stand);
 }
 
@@ -349,19 +370,9 @@ fn spoil(program: &mut Program<'_>, own: &Things) {
 fn honest(stand: &mut Stand) {
     let own = Things::new();
     let client = (0..TURNS_MAX).find_map(|_| stand.connect()).expect("the socket has room");
-    assert_eq!(client.wait(stand), Some(2), "it is greeted");
-    let steps = [
-        (init(0x0200, ID, 0), None),
-        (add_region(0, BYTES as u64), Some(own.memory.as_fd())),
-        (add_ring(1, 0, 0, RINGS[0] as u32, LOG), Some(own.bell.as_fd())),
-        (add_ring(0, 0, 0, RINGS[1] as u32, LOG), Some(own.bell.as_fd())),
-    ];
-    for (message, fd) in &steps {
-        client.say(message, fd.as_slice());
-        assert_eq!(client.wait(stand), Some(1));
-    }
-    client.say(&message(6, &[]), &[]);
-    assert_eq!(client.wait(stand), Some(7));
+    client.shake(&own, || {
+        stand.turn(|_| {});
+    });
     // Sixty that are too short, and three frames behind them.
     let word = |number: usize| u32::from_ne_bytes([number as u8 | 0x40; 4]);
     for number in 0..63 {
