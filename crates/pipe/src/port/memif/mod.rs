@@ -5,13 +5,15 @@
 //! a turn, and its descriptors are looked at before anything is done with them. No program of a pipe sees its memory: each frame is
 //! copied out of the region, and looked at afterwards.
 //!
-//! One client at a time; another waits in the socket's queue. The device writes to no description that a client shares, so that it
-//! wakes no client that sleeps: a client polls, as those of DPDK do. A frame for which the client has no buffer is lost.
+//! One client at a time; another waits in the socket's queue. A frame for which the client has no buffer is lost. The agent writes to no
+//! eventfd of a client: a client that sleeps is woken by a thread ([`waker`]).
 mod message;
 mod rings;
+mod waker;
 
 use self::message::{ack, connected, disconnect, hello, Message, Refused, MESSAGE_BYTES};
 use self::rings::{Got, Ring, Shared};
+use self::waker::{Blocked, Waker};
 use super::device::{Device, Taken};
 use pd_abi::pipe::FRAME_BYTES_MAX;
 use rustix::event::epoll;
@@ -34,6 +36,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 const SKIPPED_MAX: usize = 16;
 /// Foreign descriptors that wait to be closed.
 const CLOSING_MAX: usize = 8;
+/// Threads of clients that have gone which still write to an eventfd. While all are there, no client is heard.
+const BLOCKED_MAX: usize = 8;
 
 /// A client.
 #[derive(Debug)]
@@ -45,7 +49,9 @@ struct Client {
     /// From the client, to the client.
     rings: [Option<Ring>; 2],
     /// Edges of it say that frames have come.
-    _bell: Option<OwnedFd>,
+    bell: Option<OwnedFd>,
+    /// Wakes it when frames are in its receive ring.
+    waker: Option<Waker>,
     is_connected: bool,
 }
 
@@ -69,6 +75,7 @@ pub struct Memif {
     closer: SyncSender<OwnedFd>,
     /// Those for which it has no room. Until it has, no client is heard.
     unclosed: Vec<OwnedFd>,
+    blocked: Vec<Blocked>,
 }
 
 /// Returns whether closing a descriptor takes no time that a client chooses: memory, or an eventfd.
@@ -104,6 +111,7 @@ impl Memif {
             missed: 0,
             closer,
             unclosed: Vec::new(),
+            blocked: Vec::new(),
         };
         this.watch(&this.listener)?;
         Ok(this)
@@ -129,7 +137,8 @@ impl Memif {
         for fd in std::mem::take(&mut self.unclosed) {
             self.close(fd);
         }
-        if !self.unclosed.is_empty() {
+        self.blocked.retain(Blocked::free);
+        if !self.unclosed.is_empty() || self.blocked.len() >= BLOCKED_MAX {
             return false;
         }
         if self.client.is_none() {
@@ -146,7 +155,8 @@ impl Memif {
                 greeted: false,
                 memory: None,
                 rings,
-                _bell: None,
+                bell: None,
+                waker: None,
                 is_connected: false,
             });
         }
@@ -213,13 +223,16 @@ impl Memif {
                 }
                 let memory = client.memory.as_ref().ok_or(Refused("a region comes before its rings"))?;
                 *place = Some(Ring::new(memory, offset, log)?);
+                let bell = fd.take_if(|fd| is_bell(fd));
                 if is_ours_to_read {
-                    client._bell = fd.take_if(|fd| is_bell(fd));
-                    if let Some(bell) = &client._bell {
+                    client.bell = bell;
+                    if let Some(bell) = &client.bell {
                         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
                         let watched = epoll::add(&self.watched, bell, epoll::EventData::new_u64(0), edge);
                         watched.map_err(|_| Refused("its eventfd cannot be watched"))?;
                     }
+                } else {
+                    client.waker = bell.map(Waker::new);
                 }
             }
             Message::Connect => {
@@ -250,9 +263,10 @@ impl Memif {
         if let Some(client) = self.client.take() {
             // Descriptors of the client's own would keep them in the set.
             let _ = epoll::delete(&self.watched, &client.socket);
-            if let Some(bell) = &client._bell {
+            if let Some(bell) = &client.bell {
                 let _ = epoll::delete(&self.watched, bell);
             }
+            self.blocked.extend(client.waker.and_then(Waker::end));
         }
     }
 
@@ -339,10 +353,14 @@ impl Device for Memif {
     }
 
     fn flush(&mut self) -> bool {
-        for to_client in [false, true] {
-            if let Some((memory, ring)) = self.ring(to_client) {
-                ring.publish(memory);
-            }
+        if let Some((memory, ring)) = self.ring(false) {
+            ring.publish(memory);
+        }
+        let is_asleep =
+            self.ring(true).is_some_and(|(memory, ring)| ring.publish(memory) && ring.wants_wakeup(memory));
+        let waker = self.client.as_mut().and_then(|client| client.waker.as_mut());
+        if let Some(Err(why)) = waker.filter(|_| is_asleep).map(Waker::wake) {
+            self.refuse(why);
         }
         self.turns = self.turns.wrapping_add(1);
         let is_busy = std::mem::take(&mut self.is_busy);
@@ -362,5 +380,6 @@ impl Device for Memif {
 impl Drop for Memif {
     fn drop(&mut self) {
         self.refuse(Refused("the port was removed"));
+        self.blocked.retain(Blocked::free);
     }
 }

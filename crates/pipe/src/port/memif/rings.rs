@@ -8,7 +8,7 @@ use pd_shm::copy::copy;
 use pd_shm::{Mapping, Protection};
 use rustix::fs::{fcntl_get_seals, fstat, fstatfs, SealFlags};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{fence, Ordering};
 
 /// Largest region: its pages are given back in some milliseconds.
 pub const REGION_BYTES_MAX: u64 = 64 << 20;
@@ -22,6 +22,8 @@ const HEAD: usize = 4;
 const TAIL: usize = 64;
 const ENTRIES: usize = 128;
 const ENTRY_BYTES: usize = 16;
+/// Flag of a ring, in the word of the head: the client polls (`MEMIF_RING_FLAG_MASK_INT`).
+const MASK_INT: u32 = 1;
 /// Flag of a descriptor: the frame goes on in the next one.
 const NEXT: u16 = 1;
 /// `TMPFS_MAGIC`: memory of ordinary pages.
@@ -184,13 +186,22 @@ impl Ring {
         Ok(true)
     }
 
-    /// Tells the client of what was taken or put.
-    pub fn publish(&mut self, memory: &Shared) {
-        if self.published != self.tail {
+    /// Tells the client of what was taken or put. Returns whether anything was.
+    pub fn publish(&mut self, memory: &Shared) -> bool {
+        let is_news = self.published != self.tail;
+        if is_news {
             self.published = self.tail;
             // Nothing else lies in the other half of the word.
             memory.0.store_u32(self.at + TAIL, self.tail.into(), Ordering::Release);
         }
+        is_news
+    }
+
+    /// Returns whether the client is to be woken after [`Self::publish`]. A client that is about to sleep clears the flag, and then looks at
+    /// the tail once more.
+    pub fn wants_wakeup(&self, memory: &Shared) -> bool {
+        fence(Ordering::SeqCst);
+        memory.0.load_u32(self.at + HEAD, Ordering::Relaxed) & MASK_INT == 0
     }
 }
 
