@@ -12,6 +12,9 @@ const REPEATS: u32 = 2;
 /// The pause before a disturbed round is repeated.
 const DISTURBANCE: Duration = Duration::from_millis(500);
 
+/// The kernel counts stolen time in ticks of this length. One for each core may be of nearly nothing.
+const TICK_S: f64 = 0.01;
+
 /// The machine around a round.
 #[derive(Debug)]
 pub struct Around {
@@ -29,7 +32,8 @@ pub fn undisturbed<T>(watch: &mut Watch, mut work: impl FnMut() -> Result<T>) ->
         let before = Cores::measure();
         let (times, begun) = (MachineTimes::now()?, Instant::now());
         let done = work()?;
-        let stolen = (MachineTimes::now()? - times).steal_s / (begun.elapsed().as_secs_f64() * count);
+        let stolen_s = (MachineTimes::now()? - times).steal_s - TICK_S * count;
+        let stolen = stolen_s.max(0.0) / (begun.elapsed().as_secs_f64() * count);
         let cores: Vec<Cores> = before.into_iter().chain(Cores::measure()).collect();
         let is_disturbed = watch.is_disturbed(&cores, stolen);
         if is_disturbed && repeats < REPEATS {
