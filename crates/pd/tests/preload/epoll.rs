@@ -31,7 +31,7 @@ fn two_processes_use_one_connection_at_once() {
     let (program, address) = (program.as_str(), site.address(2));
     for preload in ["--preload=all", "--preload"] {
         site.preload = preload;
-        site.compare(&[program, "server", PORT], &[program, "client", &address, PORT]);
+        site.compare_moving(&[program, "server", PORT], &[program, "client", &address, PORT]);
     }
 }
 
