@@ -20,7 +20,7 @@ const MUST_RUN: [&str; 9] = [
 ];
 
 /// Most runs of a benchmark while the machine's time is stolen.
-const TRIES: u32 = 4;
+const TRIES: u32 = 2;
 
 /// Rows of a benchmark, run again if the machine was disturbed.
 fn bench(dir: &Path, arguments: &[&str]) -> Vec<Value> {
