@@ -42,6 +42,14 @@ static void say(const struct sockaddr_storage *address, char *into) {
     sprintf(into, "%s %d", ip, ntohs(is6 ? six->sin6_port : four->sin_port));
 }
 
+/* Notes an address without its port, where several threads may. */
+static void note(const struct sockaddr_storage *address, char *into) {
+    char own[96];
+    say(address, own);
+    *strchr(own, ' ') = 0;
+    memcpy(into, own, sizeof own);
+}
+
 /* Who connected to a listener last. */
 static char last_peer[96] = "-";
 
@@ -52,8 +60,7 @@ static void *swallow(void *arg) {
     struct sockaddr_storage peer;
     socklen_t len = sizeof peer;
     if (!getpeername(fd, (struct sockaddr *)&peer, &len)) {
-        say(&peer, last_peer);
-        *strchr(last_peer, ' ') = 0;
+        note(&peer, last_peer);
     }
     if (write(fd, "h", 1) == 1) {
         while (read(fd, bytes, sizeof bytes) > 0) {}
@@ -108,8 +115,7 @@ static void *pass(void *arg) {
     socklen_t len = sizeof peer;
     pthread_t there, back;
     getpeername(fd, (struct sockaddr *)&peer, &len);
-    say(&peer, seen_peer);
-    *strchr(seen_peer, ' ') = 0;
+    note(&peer, seen_peer);
     int is4 = peer.ss_family == AF_INET;
     len = sizeof asked;
     /* SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST are the same number. */
