@@ -219,9 +219,9 @@ impl App {
 
 fn rows<'a, T>(all: &'a [T], columns: &[Column<T>], state: TableState, filter: &str) -> Vec<&'a T> {
     let filter = filter.to_lowercase();
-    let matches = |row: &&T| columns.iter().any(|column| (column.text)(row).to_lowercase().contains(&filter));
+    let matches = |row: &&T| columns.iter().any(|column| column.text(row).to_lowercase().contains(&filter));
     let mut rows: Vec<&T> = all.iter().filter(matches).collect();
-    rows.sort_by(|a, b| (columns[state.sort].order)(a, b));
+    rows.sort_by(|a, b| columns[state.sort].order(a, b));
     if state.reverse {
         rows.reverse();
     }

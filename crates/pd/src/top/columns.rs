@@ -12,10 +12,53 @@ pub struct Column<T> {
     pub width: u16,
     /// The order in which columns go when the terminal is narrow: the highest first.
     pub rank: u8,
+    cell: Cell<T>,
+}
+
+/// A row's part in a column.
+enum Cell<T> {
+    /// A row's text, and rows in the order that sorting by it gives.
+    Words(fn(&T) -> String, fn(&T, &T) -> Ordering),
+    /// A row's number, and how it is written. The largest comes first.
+    Number(fn(&T) -> f64, fn(f64) -> String),
+}
+
+impl<T> Column<T> {
     /// A row's text.
-    pub text: fn(&T) -> String,
+    pub fn text(&self, row: &T) -> String {
+        match self.cell {
+            Cell::Words(text, _) => text(row),
+            Cell::Number(value, written) => written(value(row)),
+        }
+    }
+
     /// Rows in the order that sorting by this column gives.
-    pub order: fn(&T, &T) -> Ordering,
+    pub fn order(&self, a: &T, b: &T) -> Ordering {
+        match self.cell {
+            Cell::Words(_, order) => order(a, b),
+            Cell::Number(value, _) => value(b).total_cmp(&value(a)),
+        }
+    }
+}
+
+const fn words<T>(
+    title: &'static str,
+    width: u16,
+    rank: u8,
+    text: fn(&T) -> String,
+    order: fn(&T, &T) -> Ordering,
+) -> Column<T> {
+    Column { title, width, rank, cell: Cell::Words(text, order) }
+}
+
+const fn number<T>(
+    title: &'static str,
+    width: u16,
+    rank: u8,
+    value: fn(&T) -> f64,
+    written: fn(f64) -> String,
+) -> Column<T> {
+    Column { title, width, rank, cell: Cell::Number(value, written) }
 }
 
 /// Column of all tables that rows are sorted by at the start: what moves most.
@@ -23,292 +66,70 @@ pub const SORT_AT_FIRST: usize = 3;
 
 /// Containers.
 pub const CONTAINERS: [Column<ContainerView>; 12] = [
-    Column {
-        title: "CONTAINER",
-        width: 16,
-        rank: 0,
-        text: |c| c.name.clone(),
-        order: |a, b| a.name.cmp(&b.name),
-    },
-    Column {
-        title: "TENANT",
-        width: 10,
-        rank: 10,
-        text: |c| c.tenant.clone(),
-        order: |a, b| a.tenant.cmp(&b.tenant),
-    },
-    Column {
-        title: "NETWORK",
-        width: 10,
-        rank: 11,
-        text: |c| c.network.clone().unwrap_or_default(),
-        order: |a, b| a.network.cmp(&b.network),
-    },
-    Column {
-        title: "OUT Gbit/s",
-        width: 11,
-        rank: 1,
-        text: |c| gbit(c.sent_gbit_per_second),
-        order: |a, b| b.sent_gbit_per_second.total_cmp(&a.sent_gbit_per_second),
-    },
-    Column {
-        title: "IN Gbit/s",
-        width: 10,
-        rank: 2,
-        text: |c| gbit(c.received_gbit_per_second),
-        order: |a, b| b.received_gbit_per_second.total_cmp(&a.received_gbit_per_second),
-    },
-    Column {
-        title: "MSG/s",
-        width: 7,
-        rank: 3,
-        text: |c| count(c.messages_per_second),
-        order: |a, b| b.messages_per_second.total_cmp(&a.messages_per_second),
-    },
-    Column {
-        title: "FULL/s",
-        width: 7,
-        rank: 5,
-        text: |c| count(c.rings_full_per_second),
-        order: |a, b| b.rings_full_per_second.total_cmp(&a.rings_full_per_second),
-    },
-    Column {
-        title: "WAKES/s",
-        width: 8,
-        rank: 6,
-        text: |c| count(c.wake_ups_per_second),
-        order: |a, b| b.wake_ups_per_second.total_cmp(&a.wake_ups_per_second),
-    },
-    Column {
-        title: "MEMORY",
-        width: 7,
-        rank: 4,
-        text: |c| bytes(c.memory_bytes),
-        order: |a, b| b.memory_bytes.cmp(&a.memory_bytes),
-    },
-    Column {
-        title: "RINGS",
-        width: 7,
-        rank: 9,
-        text: |c| bytes(c.ring_bytes),
-        order: |a, b| b.ring_bytes.cmp(&a.ring_bytes),
-    },
-    Column {
-        title: "CONNS",
-        width: 6,
-        rank: 7,
-        text: |c| c.connections.to_string(),
-        order: |a, b| b.connections.cmp(&a.connections),
-    },
-    Column {
-        title: "CLIENTS",
-        width: 8,
-        rank: 8,
-        text: |c| c.clients.to_string(),
-        order: |a, b| b.clients.cmp(&a.clients),
-    },
+    words("CONTAINER", 16, 0, |c| c.name.clone(), |a, b| a.name.cmp(&b.name)),
+    words("TENANT", 10, 10, |c| c.tenant.clone(), |a, b| a.tenant.cmp(&b.tenant)),
+    words("NETWORK", 10, 11, |c| c.network.clone().unwrap_or_default(), |a, b| a.network.cmp(&b.network)),
+    number("OUT Gbit/s", 11, 1, |c| c.sent_gbit_per_second, gbit),
+    number("IN Gbit/s", 10, 2, |c| c.received_gbit_per_second, gbit),
+    number("MSG/s", 7, 3, |c| c.messages_per_second, count),
+    number("FULL/s", 7, 5, |c| c.rings_full_per_second, count),
+    number("WAKES/s", 8, 6, |c| c.wake_ups_per_second, count),
+    number("MEMORY", 7, 4, |c| c.memory_bytes as f64, |n| bytes(n as u64)),
+    number("RINGS", 7, 9, |c| c.ring_bytes as f64, |n| bytes(n as u64)),
+    number("CONNS", 6, 7, |c| c.connections as f64, |n| n.to_string()),
+    number("CLIENTS", 8, 8, |c| c.clients as f64, |n| n.to_string()),
 ];
 
 /// Connections.
 pub const CONNECTIONS: [Column<ConnectionView>; 9] = [
-    Column {
-        title: "FROM",
-        width: 26,
-        rank: 0,
-        text: |c| end(&c.from_container, c.from),
-        order: |a, b| a.from.cmp(&b.from),
-    },
-    Column {
-        title: "TO",
-        width: 26,
-        rank: 2,
-        text: |c| end(&c.to_container, c.to),
-        order: |a, b| a.to.cmp(&b.to),
-    },
-    Column {
-        title: "PATH",
-        width: 9,
-        rank: 5,
-        text: |c| c.path.to_string(),
-        order: |a, b| a.path.to_string().cmp(&b.path.to_string()),
-    },
-    Column {
-        title: "Gbit/s",
-        width: 8,
-        rank: 1,
-        text: |c| gbit(c.gbit_per_second[0]),
-        order: |a, b| total(b).total_cmp(&total(a)),
-    },
-    Column {
-        title: "BACK",
-        width: 8,
-        rank: 3,
-        text: |c| gbit(c.gbit_per_second[1]),
-        order: |a, b| b.gbit_per_second[1].total_cmp(&a.gbit_per_second[1]),
-    },
-    Column {
-        title: "MSG/s",
-        width: 7,
-        rank: 4,
-        text: |c| count(c.messages_per_second),
-        order: |a, b| b.messages_per_second.total_cmp(&a.messages_per_second),
-    },
-    Column {
-        title: "FULL/s",
-        width: 7,
-        rank: 6,
-        text: |c| count(c.rings_full_per_second),
-        order: |a, b| b.rings_full_per_second.total_cmp(&a.rings_full_per_second),
-    },
-    Column {
-        title: "WAKES/s",
-        width: 8,
-        rank: 7,
-        text: |c| count(c.wake_ups_per_second),
-        order: |a, b| b.wake_ups_per_second.total_cmp(&a.wake_ups_per_second),
-    },
-    Column {
-        title: "BYTES",
-        width: 7,
-        rank: 8,
-        text: |c| bytes(c.bytes[0].saturating_add(c.bytes[1])),
-        order: |a, b| b.bytes.iter().sum::<u64>().cmp(&a.bytes.iter().sum()),
-    },
+    words("FROM", 26, 0, |c| end(&c.from_container, c.from), |a, b| a.from.cmp(&b.from)),
+    words("TO", 26, 2, |c| end(&c.to_container, c.to), |a, b| a.to.cmp(&b.to)),
+    words("PATH", 9, 5, |c| c.path.to_string(), |a, b| a.path.to_string().cmp(&b.path.to_string())),
+    words("Gbit/s", 8, 1, |c| gbit(c.gbit_per_second[0]), |a, b| total(b).total_cmp(&total(a))),
+    number("BACK", 8, 3, |c| c.gbit_per_second[1], gbit),
+    number("MSG/s", 7, 4, |c| c.messages_per_second, count),
+    number("FULL/s", 7, 6, |c| c.rings_full_per_second, count),
+    number("WAKES/s", 8, 7, |c| c.wake_ups_per_second, count),
+    number("BYTES", 7, 8, |c| c.bytes[0].saturating_add(c.bytes[1]) as f64, |n| bytes(n as u64)),
 ];
 
 /// Ports, and pipes by tenant. What pipes receive is in.
 pub const TRAFFIC: [Column<TrafficView>; 9] = [
-    Column {
-        title: "PORT OR TENANT",
-        width: 16,
-        rank: 0,
-        text: |t| t.name.clone(),
-        order: |a, b| a.name.cmp(&b.name),
-    },
-    Column { title: "KIND", width: 7, rank: 3, text: |t| t.kind.clone(), order: |a, b| a.kind.cmp(&b.kind) },
-    Column {
-        title: "PIPES",
-        width: 6,
-        rank: 6,
-        text: |t| t.pipes.to_string(),
-        order: |a, b| b.pipes.cmp(&a.pipes),
-    },
-    Column {
-        title: "IN pps",
-        width: 7,
-        rank: 1,
-        text: |t| count(t.received_frames_per_second),
-        order: |a, b| b.received_frames_per_second.total_cmp(&a.received_frames_per_second),
-    },
-    Column {
-        title: "IN Gbit/s",
-        width: 10,
-        rank: 4,
-        text: |t| gbit(t.received_gbit_per_second),
-        order: |a, b| b.received_gbit_per_second.total_cmp(&a.received_gbit_per_second),
-    },
-    Column {
-        title: "OUT pps",
-        width: 8,
-        rank: 2,
-        text: |t| count(t.sent_frames_per_second),
-        order: |a, b| b.sent_frames_per_second.total_cmp(&a.sent_frames_per_second),
-    },
-    Column {
-        title: "OUT Gbit/s",
-        width: 11,
-        rank: 5,
-        text: |t| gbit(t.sent_gbit_per_second),
-        order: |a, b| b.sent_gbit_per_second.total_cmp(&a.sent_gbit_per_second),
-    },
-    Column {
-        title: "DROPS/s",
-        width: 8,
-        rank: 7,
-        text: |t| count(t.dropped_frames_per_second),
-        order: |a, b| b.dropped_frames_per_second.total_cmp(&a.dropped_frames_per_second),
-    },
-    Column {
-        title: "DROPPED",
-        width: 8,
-        rank: 8,
-        text: |t| count(t.frames_dropped as f64),
-        order: |a, b| b.frames_dropped.cmp(&a.frames_dropped),
-    },
+    words("PORT OR TENANT", 16, 0, |t| t.name.clone(), |a, b| a.name.cmp(&b.name)),
+    words("KIND", 7, 3, |t| t.kind.clone(), |a, b| a.kind.cmp(&b.kind)),
+    number("PIPES", 6, 6, |t| t.pipes as f64, |n| n.to_string()),
+    number("IN pps", 7, 1, |t| t.received_frames_per_second, count),
+    number("IN Gbit/s", 10, 4, |t| t.received_gbit_per_second, gbit),
+    number("OUT pps", 8, 2, |t| t.sent_frames_per_second, count),
+    number("OUT Gbit/s", 11, 5, |t| t.sent_gbit_per_second, gbit),
+    number("DROPS/s", 8, 7, |t| t.dropped_frames_per_second, count),
+    number("DROPPED", 8, 8, |t| t.frames_dropped as f64, count),
 ];
 
 /// Services. What clients send is in. Bytes count when their connection is over.
 pub const SERVICES: [Column<ServiceView>; 10] = [
-    Column {
-        title: "SERVICE",
-        width: 22,
-        rank: 0,
-        text: |s| s.address.to_string(),
-        order: |a, b| a.address.cmp(&b.address),
-    },
-    Column {
-        title: "UP",
-        width: 7,
-        rank: 1,
-        text: |s| format!("{}/{}", s.backends_up, s.backends),
-        order: |a, b| (a.backends_up * b.backends).cmp(&(b.backends_up * a.backends)),
-    },
-    Column {
-        title: "OPEN",
-        width: 6,
-        rank: 2,
-        text: |s| count(s.connections_open as f64),
-        order: |a, b| b.connections_open.cmp(&a.connections_open),
-    },
-    Column {
-        title: "NEW/s",
-        width: 7,
-        rank: 3,
-        text: |s| count(s.connections_made_per_second),
-        order: |a, b| b.connections_made_per_second.total_cmp(&a.connections_made_per_second),
-    },
-    Column {
-        title: "FAILED/s",
-        width: 9,
-        rank: 4,
-        text: |s| count(s.connections_failed_per_second),
-        order: |a, b| b.connections_failed_per_second.total_cmp(&a.connections_failed_per_second),
-    },
-    Column {
-        title: "IN Gbit/s",
-        width: 10,
-        rank: 5,
-        text: |s| gbit(s.sent_gbit_per_second),
-        order: |a, b| b.sent_gbit_per_second.total_cmp(&a.sent_gbit_per_second),
-    },
-    Column {
-        title: "OUT Gbit/s",
-        width: 11,
-        rank: 6,
-        text: |s| gbit(s.received_gbit_per_second),
-        order: |a, b| b.received_gbit_per_second.total_cmp(&a.received_gbit_per_second),
-    },
-    Column {
-        title: "MADE",
-        width: 7,
-        rank: 7,
-        text: |s| count(s.connections_made as f64),
-        order: |a, b| b.connections_made.cmp(&a.connections_made),
-    },
-    Column {
-        title: "FAILED",
-        width: 7,
-        rank: 8,
-        text: |s| count(s.connections_failed as f64),
-        order: |a, b| b.connections_failed.cmp(&a.connections_failed),
-    },
-    Column {
-        title: "BALANCE",
-        width: 17,
-        rank: 9,
-        text: |s| s.balance.to_string(),
-        order: |a, b| a.balance.to_string().cmp(&b.balance.to_string()),
-    },
+    words("SERVICE", 22, 0, |s| s.address.to_string(), |a, b| a.address.cmp(&b.address)),
+    words(
+        "UP",
+        7,
+        1,
+        |s| format!("{}/{}", s.backends_up, s.backends),
+        |a, b| (a.backends_up * b.backends).cmp(&(b.backends_up * a.backends)),
+    ),
+    number("OPEN", 6, 2, |s| s.connections_open as f64, count),
+    number("NEW/s", 7, 3, |s| s.connections_made_per_second, count),
+    number("FAILED/s", 9, 4, |s| s.connections_failed_per_second, count),
+    number("IN Gbit/s", 10, 5, |s| s.sent_gbit_per_second, gbit),
+    number("OUT Gbit/s", 11, 6, |s| s.received_gbit_per_second, gbit),
+    number("MADE", 7, 7, |s| s.connections_made as f64, count),
+    number("FAILED", 7, 8, |s| s.connections_failed as f64, count),
+    words(
+        "BALANCE",
+        17,
+        9,
+        |s| s.balance.to_string(),
+        |a, b| a.balance.to_string().cmp(&b.balance.to_string()),
+    ),
 ];
 
 /// The columns that fit into `width`, the more important ones first to be kept, in their order.

@@ -132,7 +132,7 @@ fn draw_table<T>(
     };
     let room = usize::from(area.height.saturating_sub(1));
     let first = state.offset.min(rows.len().saturating_sub(room));
-    let cells = |row: &&T| Row::new(shown.iter().map(|&at| (columns[at].text)(row)).collect::<Vec<_>>());
+    let cells = |row: &&T| Row::new(shown.iter().map(|&at| columns[at].text(row)).collect::<Vec<_>>());
     let style = Style::new().add_modifier(if focused { Modifier::REVERSED } else { Modifier::UNDERLINED });
     let table = Table::new(
         rows.iter().skip(first).take(room).map(cells).collect::<Vec<_>>(),

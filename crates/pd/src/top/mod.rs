@@ -108,7 +108,7 @@ fn table<T>(columns: &[Column<T>], rows: &[&T]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(columns.iter().map(|column| column.title));
     for row in rows {
-        table.add_row(columns.iter().map(|column| (column.text)(row)));
+        table.add_row(columns.iter().map(|column| column.text(row)));
     }
     table
 }
