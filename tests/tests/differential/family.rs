@@ -1,36 +1,15 @@
 //! Connections that processes hand to each other: by fork, in another image, in messages. Members of a family take turns, at random,
 //! and some of their connections leave the fabric meanwhile. Half of the families have hardly any memory.
-use super::{compile, seeds, shared_file, Way};
+use super::{compile, run_both, seeds, Way};
 use pd_driver::policy::Path as BytesPath;
 use pd_tests::TestDriver;
-use std::path::Path;
-use std::process::Child;
+use std::fmt::Display;
 
 /// Each direction. `PD_SEEDS=0+1000` is the long form.
 const BYTES: u64 = 300_000;
 const SEEDS: u64 = 3;
 /// Memory of all, for seeds that are odd.
 const SCARCE_BYTES: u64 = 14 << 20;
-
-fn run(way: Way, driver: &TestDriver, program: &Path, family: &str, seed: u64) {
-    let file = shared_file(driver.folder(), &format!("family-{seed}"), 4096);
-    let log = driver.folder().join(format!("log-{seed}"));
-    let sides: Vec<Child> = (0..2)
-        .map(|side| {
-            let words = [&file.display() as &dyn std::fmt::Display, &family, &seed, &side, &BYTES, &0, &-1];
-            way.spawn_with_log(driver, program, &words.map(ToString::to_string), Some(&log))
-        })
-        .collect();
-    let said =
-        sides.into_iter().map(|side| String::from_utf8(side.wait_with_output().unwrap().stdout).unwrap());
-    let said: Vec<_> = said.collect();
-    let log = std::fs::read_to_string(&log).unwrap_or_default();
-    assert!(
-        said.iter().all(|said| said == "done\n"),
-        "{way:?} {family}: {said:?}\n{log}\nPD_SEEDS={seed} cargo test -p pd-tests --test differential families"
-    );
-    std::fs::remove_file(file).unwrap();
-}
 
 fn all(way: Way, kinds: &[&str]) {
     let drivers = [u64::MAX, SCARCE_BYTES].map(|most| {
@@ -44,7 +23,8 @@ fn all(way: Way, kinds: &[&str]) {
     let program = compile("family", drivers[0].folder());
     for seed in seeds(SEEDS) {
         for kind in kinds {
-            run(way, &drivers[seed as usize % 2], &program, kind, seed);
+            let more = [&BYTES as &dyn Display, &0, &-1];
+            run_both(way, &drivers[seed as usize % 2], &program, (kind, seed), &more, "families", None);
         }
     }
     for driver in drivers {

@@ -11,8 +11,10 @@ mod tides;
 
 use pd_driver::policy::Path as BytesPath;
 use pd_tests::{program_path, TestDriver};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// What carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +92,42 @@ fn compile(name: &str, folder: &Path) -> PathBuf {
     gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
     assert!(gcc.status().unwrap().success());
     program
+}
+
+/// Runs both sides of `program`, which is called with a file that they share, `family`, `seed`, the side, and `more`, and does something
+/// again and again `meanwhile`. Each side has to say that it is done. Returns what the library has decided. `name` is the test's.
+fn run_both(
+    way: Way,
+    driver: &TestDriver,
+    program: &Path,
+    (family, seed): (&str, u64),
+    more: &[&dyn Display],
+    name: &str,
+    meanwhile: Option<&dyn Fn(&TestDriver)>,
+) -> String {
+    let file = shared_file(driver.folder(), &format!("{name}-{seed}"), 4096);
+    let log = driver.folder().join(format!("log-{seed}"));
+    let mut sides: Vec<Child> = (0..2)
+        .map(|side| {
+            let words = [&file.display() as &dyn Display, &family, &seed, &side];
+            let words: Vec<_> = words.iter().chain(more).map(ToString::to_string).collect();
+            way.spawn_with_log(driver, program, &words, Some(&log))
+        })
+        .collect();
+    while sides.iter_mut().any(|side| side.try_wait().unwrap().is_none()) {
+        meanwhile.into_iter().for_each(|change| change(driver));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let said =
+        sides.into_iter().map(|side| String::from_utf8(side.wait_with_output().unwrap().stdout).unwrap());
+    let said: Vec<_> = said.collect();
+    let log = std::fs::read_to_string(&log).unwrap_or_default();
+    assert!(
+        said.iter().all(|said| said == "done\n"),
+        "{way:?} {family}: {said:?}\n{log}\nPD_SEEDS={seed} cargo test -p pd-tests --test differential {name}"
+    );
+    std::fs::remove_file(file).unwrap();
+    log
 }
 
 /// An empty file for two processes to map.

@@ -1,56 +1,20 @@
 //! Connections whose sides only ever look, send and receive without waiting: at every hand-over (kernel to fabric, offloaded
 //! to direct, ring to ring, process to process, fabric to kernel) the calls themselves have to do what is to be done.
-use super::{compile, seeds, shared_file, Way};
+use super::{compile, run_both, seeds, Way};
 use pd_tests::TestDriver;
-use std::path::Path;
-use std::process::Child;
+use std::fmt::Display;
 use std::time::Duration;
 
 /// Each direction: past the first bytes, which are kept, and past the beginning of the direct path.
 const BYTES: u64 = 1_500_000;
 const SEEDS: u64 = 40;
 
-fn run(
-    way: Way,
-    driver: &TestDriver,
-    program: &Path,
-    family: &str,
-    seed: u64,
-    meanwhile: Option<&dyn Fn(&TestDriver)>,
-) {
-    let file = shared_file(driver.folder(), &format!("restless-{seed}"), 4096);
-    let mut sides: Vec<Child> = (0..2)
-        .map(|side| {
-            let words = [
-                &file.display() as &dyn std::fmt::Display,
-                &family,
-                &seed,
-                &side,
-                &BYTES,
-                &u8::from(meanwhile.is_some()),
-            ];
-            way.spawn(driver, program, &words.map(ToString::to_string))
-        })
-        .collect();
-    while sides.iter_mut().any(|side| side.try_wait().unwrap().is_none()) {
-        meanwhile.into_iter().for_each(|change| change(driver));
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let said =
-        sides.into_iter().map(|side| String::from_utf8(side.wait_with_output().unwrap().stdout).unwrap());
-    let said: Vec<_> = said.collect();
-    assert!(
-        said.iter().all(|said| said == "done\n"),
-        "{way:?} {family}: {said:?}\nPD_SEEDS={seed} cargo test -p pd-tests --test differential restless"
-    );
-    std::fs::remove_file(file).unwrap();
-}
-
 fn all(way: Way, family: &str, meanwhile: Option<&dyn Fn(&TestDriver)>) {
     let driver = way.driver();
     let program = compile("restless", driver.folder());
     for seed in seeds(SEEDS) {
-        run(way, &driver, &program, family, seed, meanwhile);
+        let more = [&BYTES as &dyn Display, &u8::from(meanwhile.is_some())];
+        run_both(way, &driver, &program, (family, seed), &more, "restless", meanwhile);
     }
     assert!(way == Way::Kernel || driver.metrics().connections_made > 0);
     driver.wait_for("nothing is left", |report| report.clients.is_empty());
