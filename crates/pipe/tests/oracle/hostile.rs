@@ -2,6 +2,10 @@
 //!
 //! The agent must neither panic nor believe it, and two honest programs of the same agent go on without loss. The property test
 //! `crates/pipe/tests/hostile.rs` and the fuzz target `pipes` run this.
+#[path = "../../../shm/tests/oracle/program.rs"]
+mod program;
+
+use self::program::Program;
 use pd_abi::pipe::{entry, entry_offset, pipe_control, table_bytes, BACK, FRAME_TABLE_OFFSET};
 use pd_pipe::{Agent, Direction, Gen, Offer, Pipe, Port, Recipe, Shape, Sink, Unit};
 use pd_shm::{Own, Region};
@@ -10,25 +14,6 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 const RING_BYTES: u64 = 32 << 10;
-
-/// Bytes of the program, zeros at its end.
-struct Program<'a>(&'a [u8]);
-
-impl Program<'_> {
-    fn byte(&mut self) -> u8 {
-        match self.0 {
-            [first, rest @ ..] => {
-                self.0 = rest;
-                *first
-            }
-            [] => 0,
-        }
-    }
-
-    fn number(&mut self, bytes: usize) -> u64 {
-        (0..bytes).fold(0, |number, at| number | u64::from(self.byte()) << (8 * at))
-    }
-}
 
 /// The memory of the hostile program, with nothing that holds it back.
 struct Raw {

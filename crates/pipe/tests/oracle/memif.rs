@@ -3,6 +3,10 @@
 //! The port must neither panic nor lend a frame that no pipe carries, and the next client exchanges frames as if there had been none
 //! before. The property test `crates/pipe/tests/memif.rs` and the fuzz target `memif` run this. A zero in a program is a valid value
 //! wherever there is one, so that short programs are whole sessions.
+#[path = "../../../shm/tests/oracle/program.rs"]
+mod program;
+
+use self::program::Program;
 use pd_pipe::{Device, Memif, Taken};
 use pd_shm::{Own, Region};
 use rustix::event::{eventfd, EventfdFlags};
@@ -30,34 +34,6 @@ const ID: u32 = 3;
 const BURST: usize = 256;
 /// Turns in which a port has to hear a message: it may wait for descriptors to be closed.
 const TURNS_MAX: usize = 100_000;
-
-/// Bytes of the program, zeros at its end.
-struct Program<'a>(&'a [u8]);
-
-impl Program<'_> {
-    fn byte(&mut self) -> u8 {
-        match self.0 {
-            [first, rest @ ..] => {
-                self.0 = rest;
-                *first
-            }
-            [] => 0,
-        }
-    }
-
-    fn number(&mut self, bytes: usize) -> u64 {
-        (0..bytes).fold(0, |number, at| number | u64::from(self.byte()) << (8 * at))
-    }
-
-    /// Mostly `usual`, which a zero stands for.
-    fn or(&mut self, usual: u64, bytes: usize) -> u64 {
-        if self.byte() == 0 {
-            usual
-        } else {
-            self.number(bytes)
-        }
-    }
-}
 
 /// A port, and the address of its socket.
 pub struct Stand {

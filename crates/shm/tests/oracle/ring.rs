@@ -3,6 +3,9 @@
 //! A byte string is a program: honest operations of both sides, and counters forged by either. What
 //! the ring does is compared with a model that computes in 128 bits and keeps what was written in
 //! plain containers.
+mod program;
+
+use self::program::Program;
 use pd_abi::{Event, EventKind};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::ring::{Broken, Cells, Consumer, ConsumerCells, Producer, ProducerCells, SharedCells};
@@ -208,23 +211,6 @@ impl Place for Shared {
     }
 }
 
-/// A byte string, taken piece by piece; zeros after its end.
-struct Program<'a>(&'a [u8]);
-
-impl Program<'_> {
-    fn is_over(&self) -> bool {
-        self.0.is_empty()
-    }
-    fn byte(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        first
-    }
-    fn word(&mut self) -> u64 {
-        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
-    }
-}
-
 struct Model {
     capacity: i128,
     /// What each slot holds.
@@ -283,7 +269,7 @@ impl Model {
             4 => near(self.believed_producer + self.capacity, program),
             5 => near(0, program),
             6 => near(1 << 63, program),
-            _ => program.word(),
+            _ => program.number(8),
         }
     }
 }
