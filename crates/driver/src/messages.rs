@@ -9,6 +9,7 @@ use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile, Replies};
 use crate::refusal::Refusal;
+use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Event, Request};
 use pd_shm::Mapping;
@@ -171,10 +172,21 @@ pub struct Parted {
     pub held: bool,
     /// Of the source: the other end leaves the direct path, too.
     pub leave: Option<Leave>,
-    /// How the peer's stream has ended, if it has: `ENDED`, or `ELSEWHERE` if the peer has left for the kernel. 0: nobody knows.
-    pub end: u32,
+    /// The peer has left for the kernel.
+    pub elsewhere: bool,
     /// Of the source: nobody has claimed the other end, so that no flow brings the former owner bytes, which could tell it.
     pub unclaimed: bool,
+}
+
+impl Parted {
+    /// The end of the peer's stream, if it has ended.
+    pub fn peers_end(&self) -> u32 {
+        if self.elsewhere {
+            ELSEWHERE
+        } else {
+            ENDED
+        }
+    }
 }
 
 /// How a flow's sending side ends.

@@ -145,8 +145,12 @@ impl Twins {
         }
     }
 
-    fn has_departed(&self, tenant: TenantId, end: End) -> bool {
-        self.departed.get(&tenant).is_some_and(|list| list.contains(&end))
+    /// Why a tenant's socket has no twin: its connection has gone on in the kernel, or there never was one.
+    fn no_twin(&self, tenant: TenantId, end: End) -> Errno {
+        match self.departed.get(&tenant).is_some_and(|list| list.contains(&end)) {
+            true => Errno::REMCHG,
+            false => Errno::NOENT,
+        }
     }
 
     /// A connection is over.

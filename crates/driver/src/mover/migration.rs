@@ -15,7 +15,7 @@ use super::flow::{Flow, Impossible};
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
 use crate::messages::{Endpoint, Former, Gone, Leave, Parted, ToConductor, ToMover};
-use pd_abi::layout::{moved, socket_status, ELSEWHERE, ENDED};
+use pd_abi::layout::{moved, socket_status, ELSEWHERE};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
@@ -60,12 +60,13 @@ impl Mover {
 
     /// Flow `id` delivers to another client's socket from now on.
     pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Parted) {
-        let Parted { former, left, remainder, end, .. } = parted;
+        let end = parted.peers_end();
+        let Parted { former, left, remainder, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
             self.let_go(former);
             // It is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
-            memory.publish_u32(slot, socket_status::RECV_END, if end == 0 { ENDED } else { end });
+            memory.publish_u32(slot, socket_status::RECV_END, end);
             Waker::default().wake_always(&memory.recv_wait(slot));
             self.ready_at((destination.mover, destination.client, slot));
             return;
@@ -139,19 +140,16 @@ impl Mover {
     /// The sends of another client's socket are this flow's from now on, after those of its present one.
     pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, parted: &Parted) {
         self.read_on(id, true);
+        let end = parted.peers_end();
         let Some(flow) = self.flows.get(id) else {
             self.let_go(parted.former);
             let (memory, slot) = (&source.memory, source.slot);
-            memory.publish_u32(
-                slot,
-                socket_status::SEND_END,
-                if parted.end == 0 { ENDED } else { parted.end },
-            );
+            memory.publish_u32(slot, socket_status::SEND_END, end);
             Waker::default().wake_always(&memory.send_wait(slot));
             return;
         };
         let former = flow.last_sender().clone();
-        if parted.end == ELSEWHERE {
+        if parted.elsewhere {
             // As the former one has learnt, or would have with its next send.
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
         }

@@ -8,7 +8,6 @@ use crate::conductor::Conductor;
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::kernel_socket::Wanted;
 use crate::messages::{Endpoint, Former, Parted, ToMover};
-use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::{TwinRequest, TAKEN_ASIDE};
 use rustix::io::Errno;
 
@@ -20,11 +19,8 @@ impl Conductor {
             false => self.tcp_held(id, asked)?,
         };
         let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
-        let none = match self.twins.has_departed(tenant, held.end()) {
-            true => Errno::REMCHG,
-            false => Errno::NOENT,
-        };
-        let &(index, side) = self.twins.ends.get(&held.end()).ok_or(none)?;
+        let found = self.twins.ends.get(&held.end());
+        let &(index, side) = found.ok_or_else(|| self.twins.no_twin(tenant, held.end()))?;
         let Some(connection) = self.connections.get(index) else { return Err(Errno::NOENT) };
         let twin = connection.twin.as_ref().ok_or(Errno::NOENT)?;
         let (known, is_aside) = (*twin.side(side), twin.is_aside(side));
@@ -82,11 +78,8 @@ impl Conductor {
         let end_in = |namespace| self.twins.ends.get(&End::Tcp(namespace, asked.cookie));
         let found = end_in(own).or_else(|| end_in(*self.twins.namespaces.get(&asked.cookie)?));
         let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
-        let &(index, side) =
-            found.ok_or(match self.twins.has_departed(tenant, End::Tcp(own, asked.cookie)) {
-                true => Errno::REMCHG,
-                false => Errno::NOENT,
-            })?;
+        let none = || self.twins.no_twin(tenant, End::Tcp(own, asked.cookie));
+        let &(index, side) = found.ok_or_else(none)?;
         let connection = self.connection(index).ok_or(Errno::NOENT)?;
         let known = *connection.twin.as_ref().ok_or(Errno::NOENT)?.side(side);
         let tenant = connection.tenants[side];
@@ -113,8 +106,7 @@ impl Conductor {
         let owned = std::mem::replace(&mut connection.sides[side], owner);
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.is_claimed());
-        let peer_is_aside = connection.twin.as_ref().is_some_and(|twin| twin.is_aside(side.other()));
-        let end = if peer_is_aside { ELSEWHERE } else { ENDED };
+        let elsewhere = connection.twin.as_ref().is_some_and(|twin| twin.is_aside(side.other()));
         let former = owned.and_then(|(client, slot)| {
             let state = self.client_mut(client)?;
             state.socket_mut(slot)?.flows_left = 1 + u8::from(claimed);
@@ -128,7 +120,13 @@ impl Conductor {
                 ToMover::Retarget {
                     flow: incoming,
                     destination: to.clone(),
-                    parted: Some(Box::new(Parted { former, left, remainder, end, ..Parted::default() })),
+                    parted: Some(Box::new(Parted {
+                        former,
+                        left,
+                        remainder,
+                        elsewhere,
+                        ..Parted::default()
+                    })),
                 },
             );
         }
@@ -142,7 +140,7 @@ impl Conductor {
                     held,
                     leave,
                     unclaimed: !claimed,
-                    end,
+                    elsewhere,
                     ..Parted::default()
                 }),
             },
