@@ -19,16 +19,11 @@ const MUST_RUN: [&str; 9] = [
     "engine-pipeline",
 ];
 
-/// Most runs of a benchmark while the machine's time is stolen.
-const TRIES: u32 = 2;
-
-/// Rows of a benchmark, run again if the machine was disturbed.
+/// Rows of a benchmark, run once more if the machine was disturbed.
 fn bench(dir: &Path, arguments: &[&str]) -> Vec<Value> {
-    let mut rows = bench_once(dir, arguments);
-    for _ in 1..TRIES {
-        if rows.iter().any(is_disturbed) {
-            rows = bench_once(dir, arguments);
-        }
+    let rows = bench_once(dir, arguments);
+    if rows.iter().any(is_disturbed) {
+        return bench_once(dir, arguments);
     }
     rows
 }
