@@ -93,7 +93,7 @@ impl Progress {
 
     /// Becomes another's.
     pub(crate) fn copy(&self, other: &Self) {
-        self.owed.store(other.owed.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.owed.store(other.owed(), Ordering::Relaxed);
         self.done.store(other.done.load(Ordering::Relaxed), Ordering::Release);
     }
 }

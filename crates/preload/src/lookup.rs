@@ -122,6 +122,7 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
             twin::may_linger();
             attach_twin(fd, Twin::new(fd, socket.clone(), false).taken());
             if let Some(entry) = table::entry(fd).filter(|_| socket.is_taken_aside()) {
+                // The next call finds a failure again.
                 entry.twin().map(|twin| twin.go_on_aside(&entry, &socket));
             }
         }

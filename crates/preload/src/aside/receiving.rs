@@ -115,10 +115,7 @@ pub(crate) fn kernels_part(
 /// of a stream that has begun, or ended, in the kernel. False: nothing comes that the kernel does not tell of.
 pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool {
     let Some(fd) = entry.any_fd() else { return false };
-    let is_due = || {
-        end.position() < twin.progress().owed.load(Ordering::Relaxed)
-            || take_mark(twin, fd) != Ok(Mark::NotYet)
-    };
+    let is_due = || end.position() < twin.progress().owed() || take_mark(twin, fd) != Ok(Mark::NotYet);
     let due = is_due();
     tell_mark(entry, twin);
     if !due {
@@ -142,7 +139,7 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
 pub(crate) fn await_owed(entry: &Arc<Entry>, twin: &Twin) {
     let until = Instant::now() + COMES_WITHIN;
     let _ = twin.with(entry, |end| {
-        let owed = twin.progress().owed.load(Ordering::Relaxed);
+        let owed = twin.progress().owed();
         while end.position() + end.received() < owed && Instant::now() < until {
             end.pause_recv(Duration::from_millis(5), 0);
         }
