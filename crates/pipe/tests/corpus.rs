@@ -1,6 +1,6 @@
 //! The fuzz targets `pipes` and `memif` with the kept programs and mutations of them, on a stable compiler.
 #![cfg(not(loom))]
-
+#![allow(clippy::duplicate_mod, reason = "each oracle brings the reader of its program along")]
 #[path = "../../shm/tests/oracle/corpus.rs"]
 mod corpus;
 #[path = "oracle/hostile.rs"]
